@@ -1,0 +1,55 @@
+# Two commands for a fresh machine with make and Python 3.10 or newer: `make demo` and `make test`.
+# Another interpreter: `make demo PYTHON=python3.12`; another place for the environment: `VENV=...`.
+
+PYTHON ?= python3
+VENV ?= .venv
+OUT ?= out
+TRACE ?= traces/cpu-small
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
+
+setup: $(INSTALLED)  ## create the virtual environment and install foretrace into it
+
+demo: $(INSTALLED)  ## inspect, break down and replay the recorded trace, write a timeline
+	@mkdir -p $(OUT)
+	@echo '$$ foretrace inspect $(TRACE)'
+	@$(BIN)/foretrace inspect $(TRACE)
+	@echo && echo '$$ foretrace breakdown $(TRACE)'
+	@$(BIN)/foretrace breakdown $(TRACE)
+	@echo && echo '$$ foretrace replay $(TRACE) --timeline $(OUT)/timeline.json'
+	@$(BIN)/foretrace replay $(TRACE) --timeline $(OUT)/timeline.json
+	@echo && echo 'Measured and replayed timeline: $(OUT)/timeline.json (open it in ui.perfetto.dev or chrome://tracing)'
+
+test: lint  ## linters, type check and the whole test suite
+	$(BIN)/python -m pytest -q
+
+lint: $(INSTALLED)  ## ruff, import rules, mypy
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/mypy
+
+bench: $(INSTALLED)  ## what the command line costs to start; benchmarks/ has more, each says how to run it
+	$(BIN)/python benchmarks/startup.py
+
+clean:  ## remove the environment, caches and outputs
+	rm -rf $(VENV) $(OUT) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+
+# Done once, and again when the dependencies change.
+$(INSTALLED): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo 'foretrace needs Python 3.10 or newer, and there is no $(PYTHON): name one with PYTHON=...' >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+		echo "foretrace needs Python 3.10 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>&1): name another with PYTHON=..." >&2; exit 1; }
+	@echo 'Installing foretrace into $(VENV), once ...'
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { \
+		echo 'No virtual environment could be made: on Debian and Ubuntu install the package python3-venv' >&2; rm -rf $(VENV); exit 1; }
+	@$(PIP) install -qq 'pip>=22.3'
+	@$(PIP) install -qq -c constraints.txt -e '.[test]'
+	@touch $@

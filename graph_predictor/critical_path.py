@@ -1,0 +1,187 @@
+"""The critical path of a simulated step: which work its time consists of, back from the step's end.
+
+Each nanosecond between a step's simulated begin and end is in exactly one segment, so the segments add up to the step
+time. The path stays in the step's own rank: where a collective waited for a later rank, that is a segment of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from graph_predictor.engine import EndCause, KernelCause, Simulated, StartCause
+from graph_predictor.program import Anchor, Int8, Int64, ItemKind, Program
+from tracer.graph import ExecutionGraph, KernelKind
+
+
+class Bound(IntEnum):
+    """What a microsecond of the step was spent on."""
+
+    HOST = 0
+    LAUNCH = 1
+    COMPUTE = 2
+    MEMORY_COPY = 3
+    EXPOSED_COMMUNICATION = 4
+    WAITING_FOR_RANK = 5
+    DATA_LOADING = 6
+    SYNC = 7
+
+    @property
+    def label(self) -> str:
+        """The name people read."""
+        return self.name.lower().replace("_", " ")
+
+
+@dataclass(slots=True)
+class Path:
+    """Segments in time order (ns of the simulated clock). ``item`` or ``kernel`` is what ran (the other is -1)."""
+
+    start_ns: Int64
+    end_ns: Int64
+    bound: Int8
+    item: Int64
+    kernel: Int64
+    is_work: np.ndarray
+    """True where the segment is host work before ``item`` rather than ``item`` itself."""
+
+    @property
+    def total_ns(self) -> int:
+        """Sum of the segments, equal to the step's simulated time."""
+        return int((self.end_ns - self.start_ns).sum())
+
+    def by_bound(self) -> dict[str, int]:
+        """Nanoseconds by bound; every bound is present."""
+        sums = np.bincount(self.bound, weights=(self.end_ns - self.start_ns).astype(np.float64), minlength=len(Bound))
+        return {b.label: int(sums[b]) for b in Bound}
+
+
+def critical_path(program: Program, simulated: Simulated, graphs: list[ExecutionGraph], begin: int, end: int) -> Path:
+    """Walk back from item ``end`` to the time of item ``begin`` (both items of one thread).
+
+    Args:
+        program: What was simulated.
+        simulated: Its times.
+        graphs: The job's graphs, one a rank of the program.
+        begin: Item of the step's begin.
+        end: Item of the step's end.
+    """
+    walk = _Walk(program, simulated, graphs, int(simulated.item_end[begin]), int(simulated.item_end[end]))
+    return walk.run(end)
+
+
+class _Walk:
+    """State of one walk: the current time and the segments found so far, last first."""
+
+    def __init__(self, program: Program, simulated: Simulated, graphs: list[ExecutionGraph], stop: int,
+                 time: int) -> None:
+        self.p, self.s, self.stop, self.time = program, simulated, stop, time
+        self.kinds = [g.kernels.kind for g in graphs]
+        self.rank_of_kernel = program.kernel_rank()
+        self.first_item = set(program.thread_ptr[:-1].tolist())
+        self.segments: list[tuple[int, int, int, int, int, bool]] = []
+
+    def run(self, item: int) -> Path:
+        """Follow the causes until the stop time."""
+        at: tuple[str, int] | None = ("item", item)
+        while at is not None and self.time > self.stop:
+            at = self._item(at[1]) if at[0] == "item" else self._kernel(at[1])
+        if self.time > self.stop:
+            # Nothing before: the window opened here with this already under way.
+            self._segment(self.stop, Bound.HOST)
+        columns = list(zip(*reversed(self.segments), strict=True)) if self.segments else [()] * 6
+        return Path(
+            start_ns=np.array(columns[0], np.int64), end_ns=np.array(columns[1], np.int64),
+            bound=np.array(columns[2], np.int8), item=np.array(columns[3], np.int64),
+            kernel=np.array(columns[4], np.int64), is_work=np.array(columns[5], np.bool_),
+        )
+
+    def _segment(self, start: int, bound: Bound, item: int = -1, kernel: int = -1, is_work: bool = False) -> None:
+        """Close [start, current time) with ``bound``; clipped to the step."""
+        start = max(start, self.stop)
+        if start < self.time:
+            self.segments.append((start, self.time, int(bound), item, kernel, is_work))
+            self.time = start
+
+    def _item(self, n: int) -> tuple[str, int] | None:
+        p, s = self.p, self.s
+        cause = s.item_end_cause[n]
+        if cause in (EndCause.KERNEL, EndCause.QUEUE):
+            k = int(s.item_end_source[n])
+            self._segment(int(s.kernel_end[k]), Bound.SYNC if cause == EndCause.KERNEL else Bound.LAUNCH, item=n)
+            return ("kernel", k)
+        if cause == EndCause.EXTERNAL:
+            self._segment(int(s.item_start[n]), Bound.DATA_LOADING, item=n)
+        else:
+            launches = p.item_queue[n] >= 0
+            self._segment(int(s.item_start[n]), Bound.LAUNCH if launches else Bound.HOST, item=n)
+        if s.item_start_cause[n] == StartCause.OTHER_THREAD:
+            other = int(p.after_item[s.item_start_source[n]])
+            self._segment(int(s.item_end[other]), Bound.HOST, item=n, is_work=True)
+            return ("item", other)
+        if n in self.first_item:
+            return None
+        self._segment(int(s.item_end[n - 1]), Bound.HOST, item=n, is_work=True)
+        return ("item", n - 1)
+
+    def _kernel(self, k: int) -> tuple[str, int] | None:
+        p, s = self.p, self.s
+        bound = self._bound(k)
+        group = int(p.kernel_group[k])
+        if group >= 0:
+            last = int(s.group_last[group])
+            self._segment(int(s.kernel_start[last]), bound, kernel=k)
+            self._segment(int(s.kernel_start[k]), Bound.WAITING_FOR_RANK, kernel=k)
+        cause, source = s.kernel_cause[k], int(s.kernel_source[k])
+        if cause == KernelCause.LAUNCH and p.kernel_anchor[k] == Anchor.STAGED:
+            self._segment(int(s.item_end[source]), bound, kernel=k)
+            return ("item", source)
+        self._segment(int(s.kernel_start[k]), bound, kernel=k)
+        if cause == KernelCause.LAUNCH:
+            if p.kernel_anchor[k] == Anchor.CALL_START:
+                return self._from_call_start(k, source)
+            self._segment(int(s.item_end[source]), Bound.LAUNCH, kernel=k)
+            return ("item", source)
+        if cause == KernelCause.STREAM:
+            self._segment(int(s.kernel_end[source]), Bound.LAUNCH, kernel=k)
+            return ("kernel", source)
+        if cause == KernelCause.EDGE:
+            other = int(p.edge_kernel[source])
+            if p.edge_fraction[source] == 1.0:
+                self._segment(int(s.kernel_end[other]), Bound.SYNC, kernel=k)
+                return ("kernel", other)
+            # Held back for lack of room: the time since the blocker began is the blocker's.
+            self._segment(int(s.kernel_start[other]), self._bound(other), kernel=other)
+            return self._kernel(other)
+        return None
+
+    def _from_call_start(self, k: int, n: int) -> tuple[str, int] | None:
+        """A copy its own call waits for: the latency lies inside the call; go on before the call."""
+        self._segment(int(self.s.item_start[n]), Bound.LAUNCH, kernel=k)
+        if self.s.item_start_cause[n] == StartCause.OTHER_THREAD:
+            other = int(self.p.after_item[self.s.item_start_source[n]])
+            self._segment(int(self.s.item_end[other]), Bound.HOST, item=n, is_work=True)
+            return ("item", other)
+        if n in self.first_item:
+            return None
+        self._segment(int(self.s.item_end[n - 1]), Bound.HOST, item=n, is_work=True)
+        return ("item", n - 1)
+
+    def _bound(self, k: int) -> Bound:
+        rank = int(self.rank_of_kernel[k])
+        kind = self.kinds[rank][k - int(self.p.kernel_ptr[rank])]
+        if kind == KernelKind.COLLECTIVE:
+            return Bound.EXPOSED_COMMUNICATION
+        return Bound.COMPUTE if kind == KernelKind.COMPUTE else Bound.MEMORY_COPY
+
+
+def step_items(program: Program) -> list[tuple[int, int, int, int]]:
+    """(rank, step row, begin item, end item) of every step of every rank, in order."""
+    thread = program.item_thread()
+    begins = np.nonzero(program.item_kind == ItemKind.STEP_BEGIN)[0]
+    ends = {(int(thread[i]), int(program.item_row[i])): int(i)
+            for i in np.nonzero(program.item_kind == ItemKind.STEP_END)[0]}
+    found = [(int(program.thread_rank[thread[i]]), int(program.item_row[i]), int(i),
+              ends[int(thread[i]), int(program.item_row[i])]) for i in begins]
+    return sorted(found)

@@ -1,0 +1,134 @@
+"""The simulator's input: one job as flat arrays, durations separated from dependencies.
+
+A program holds *host items* (calls and markers, in program order per thread) and *kernels* (device work, in stream
+order), of all ranks. Waiting is nowhere in it: a blocked call has its unblocked cost and edges to what it waited for.
+
+::
+
+    host thread   ──work──[ item ]──work──[ item: waits for a kernel ]──work──[ marker: end of step ]
+                             │ latency            ▲ return lag
+    stream            ──────[ kernel ]──gap──[ kernel ]─────
+
+Times are int64 nanoseconds on the job's clock; ``NEVER`` stands for "no external event".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+Int64 = npt.NDArray[np.int64]
+Int32 = npt.NDArray[np.int32]
+Int8 = npt.NDArray[np.int8]
+Float64 = npt.NDArray[np.float64]
+
+NEVER = np.int64(-(2**62))
+"""Time of an external event that does not exist."""
+
+
+class ItemKind(IntEnum):
+    """What a host item is."""
+
+    CALL = 0
+    STEP_BEGIN = 1
+    STEP_END = 2
+    HAND_OVER = 3
+    """The point another thread's work starts from."""
+    RESUME = 4
+    """The point where a thread goes on after another thread's work."""
+    DATA_READY = 5
+    """The end of a multi-process data loader's wait: an external event."""
+
+
+class Anchor(IntEnum):
+    """From where a kernel's launch latency counts."""
+
+    CALL_END = 0
+    CALL_START = 1
+    STAGED = 2
+    """Counts from the call's end to the *end* of the copy, which the call feeds piece by piece."""
+
+
+@dataclass(slots=True)
+class Program:
+    """All arrays of one job. CSR pairs are named ``x_ptr`` and ``x_*``; indices are global over ranks.
+
+    Host items, thread by thread (``thread_ptr``): ``item_work`` is host work before the item since the previous item
+    of its thread, ``item_cost`` the item's own unblocked duration, ``item_external`` the time before which it cannot
+    return. ``after_*`` are host-to-host edges into the item's start; ``wait_*`` are kernel-to-host edges into its end.
+    ``item_queue`` counts the launch-queue entries of its rank submitted before it (-1: not a launch), and ``item_return`` is the lag after
+    a full queue frees a slot.
+
+    Kernels: ``kernel_item`` launches it (-1: not recorded), ``kernel_latency`` later it can start, and
+    ``kernel_gap`` after its stream's previous kernel. ``edge_*`` are kernel-to-kernel edges: the kernel starts no
+    earlier than ``start + fraction * duration + lag`` of the other. ``kernel_group`` is a rendezvous (-1: none).
+    """
+
+    # threads
+    thread_ptr: Int64
+    thread_rank: Int32
+    thread_start: Int64
+    # host items
+    item_kind: Int8
+    item_row: Int32
+    """Row of ``launches`` (calls) or ``steps`` (step markers) of the item's rank, else -1."""
+    item_work: Int64
+    item_cost: Int64
+    item_external: Int64
+    item_queue: Int64
+    item_return: Int64
+    after_ptr: Int64
+    after_item: Int64
+    after_lag: Int64
+    wait_ptr: Int64
+    wait_kernel: Int64
+    wait_lag: Int64
+    # kernels
+    kernel_ptr: Int64
+    """Kernels of rank r are rows ``kernel_ptr[r]`` to ``kernel_ptr[r + 1]``, in the order of ``graph.kernels``."""
+    kernel_item: Int64
+    kernel_anchor: Int8
+    kernel_latency: Int64
+    kernel_previous: Int64
+    kernel_gap: Int64
+    kernel_duration: Int64
+    kernel_external: Int64
+    edge_ptr: Int64
+    edge_kernel: Int64
+    edge_fraction: Float64
+    edge_lag: Int64
+    kernel_group: Int64
+    group_size: Int64
+    # launch queue, per rank
+    queue_ptr: Int64
+    queue_kernel: Int64
+    queue_depth: Int64
+    # what was recorded, for comparison only: the simulator never reads these
+    recorded_item_start: Int64
+    recorded_item_end: Int64
+    recorded_kernel_start: Int64
+    recorded_kernel_end: Int64
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks in the program."""
+        return len(self.kernel_ptr) - 1
+
+    def kernel_rank(self) -> Int64:
+        """Rank index (position in the job) of every kernel."""
+        return np.repeat(np.arange(self.ranks, dtype=np.int64), np.diff(self.kernel_ptr))
+
+    def item_thread(self) -> Int64:
+        """Thread index of every host item."""
+        return np.repeat(np.arange(len(self.thread_rank), dtype=np.int64), np.diff(self.thread_ptr))
+
+    def with_durations(self, kernel_duration: Int64) -> Program:
+        """The same program with other kernel durations (ns)."""
+        return replace(self, kernel_duration=np.ascontiguousarray(kernel_duration, dtype=np.int64))
+
+    def copy(self) -> Program:
+        """A deep copy, for edits."""
+        return Program(**{f.name: getattr(self, f.name).copy() for f in fields(self)})

@@ -1,0 +1,82 @@
+"""Which collective kernels of different ranks are one collective.
+
+A collective starts when its last rank arrives and ends together; only then does the intrinsic transfer time pass.
+The intrinsic time is the shortest recorded duration over the ranks: the last to arrive waited least.
+Ranks are matched by process group and order within it where the trace has them, else by the order of their
+collective kernels on the stream; a match whose recorded ends disagree is dropped and told.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from graph_predictor.program import Int64
+from graph_predictor.rank_view import RankView
+from tracer.graph import KernelKind
+
+ENDS_AGREE_NS = 1_000_000
+"""Recorded ends of one collective agree within 1–7 µs; clocks of different hosts may add up to this."""
+
+
+@dataclass(slots=True)
+class Rendezvous:
+    """Groups of kernels, as (rank position, kernel row) lists; ``intrinsic_ns`` one a group."""
+
+    groups: list[list[tuple[int, int]]] = field(default_factory=list)
+    intrinsic_ns: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def match_collectives(views: list[RankView], clock_ns: list[int]) -> Rendezvous:
+    """Match the collective kernels of all ranks; ``clock_ns`` is each window's start on the job's clock."""
+    result = Rendezvous()
+    if len(views) < 2:
+        return result
+    buckets: dict[tuple[str, ...], dict[int, list[int]]] = defaultdict(dict)
+    for position, view in enumerate(views):
+        for key, rows in _sequences(view).items():
+            buckets[key][position] = rows
+    for key, by_rank in sorted(buckets.items()):
+        if len(by_rank) < 2:
+            continue
+        lengths = {len(rows) for rows in by_rank.values()}
+        if len(lengths) > 1:
+            result.notes.append(
+                f"The ranks recorded different numbers of {key[-1]} collectives ({sorted(lengths)}): "
+                "they are replayed with their recorded durations, not as rendezvous.")
+            continue
+        for order in range(lengths.pop()):
+            members = [(position, rows[order]) for position, rows in sorted(by_rank.items())]
+            ends = [int(views[p].k_end[k]) + clock_ns[p] for p, k in members]
+            if max(ends) - min(ends) > ENDS_AGREE_NS:
+                result.notes.append(
+                    f"Collective {order} ({key[-1]}) ends {(max(ends) - min(ends)) / 1e6:.1f} ms apart on different "
+                    "ranks: it is replayed with its recorded durations, not as a rendezvous.")
+                continue
+            result.groups.append(members)
+            result.intrinsic_ns.append(min(int(views[p].graph.kernels.duration_ns[k]) for p, k in members))
+    return result
+
+
+def _sequences(view: RankView) -> dict[tuple[str, ...], list[int]]:
+    """Collective kernels of one rank in launch order, by what identifies their sequence across ranks."""
+    graph = view.graph
+    kernels, table = graph.kernels, graph.collectives
+    described: dict[int, tuple[str, ...]] = {}
+    for i in range(len(table)):
+        # A group of one name can differ by rank (a row and a column of a mesh): its ranks tell them apart.
+        if table.kernel[i] >= 0 and table.group[i] >= 0:
+            described[int(table.kernel[i])] = (
+                "group", graph.string(int(table.group[i])), graph.string(int(table.ranks[i])),
+                graph.string(int(table.kind[i])))
+    rows = np.nonzero((kernels.kind == KernelKind.COLLECTIVE) & (view.k_call >= 0))[0]
+    rows = rows[np.argsort(view.k_order[rows], kind="stable")]
+    named = all(int(k) in described for k in rows)
+    sequences: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for k in rows.tolist():
+        key = described[k] if named else ("name", graph.string(int(kernels.name[k])))
+        sequences[key].append(k)
+    return sequences

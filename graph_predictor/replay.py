@@ -1,0 +1,172 @@
+"""Replay: simulate a recorded job with its own durations and compare with what was measured.
+
+In *constants* mode (the default) waiting is never a stored duration, and launch latencies and kernel gaps are a few
+constants per trace: only kernel durations and unblocked host time are as recorded. Closing in this mode is the ground
+every prediction stands on.
+
+Where only some ranks of a job were recorded, its collectives keep their recorded durations: the other ranks' late
+arrival is an external part of them, and is not scaled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from graph_predictor.build import Built, build_program
+from graph_predictor.critical_path import step_items
+from graph_predictor.engine import Simulated, simulate
+from graph_predictor.program import Int64, Program
+from graph_predictor.residuals import with_residuals
+from tracer.errors import ForetraceError
+from tracer.graph import ExecutionGraph, KernelKind
+
+REPRODUCIBLE_SHARE = 0.005
+"""Above this share of unexplained delay, the GPU timeline is said not to be reproducible."""
+WINDOW = "whole window"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedStep:
+    """One step of one rank, ns. ``free_kernels_ns`` is the step with all kernel durations at zero."""
+
+    rank: int
+    name: str
+    measured_ns: int
+    replayed_ns: int
+    free_kernels_ns: int
+    begin_item: int
+    end_item: int
+
+    @property
+    def error(self) -> float:
+        """Replayed over measured, less one."""
+        return self.replayed_ns / self.measured_ns - 1.0 if self.measured_ns else 0.0
+
+
+@dataclass(slots=True)
+class Replay:
+    """The result of a replay; ``program`` and ``simulated`` hold every time behind it."""
+
+    steps: list[ReplayedStep]
+    built: Built
+    program: Program
+    simulated: Simulated
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def graphs(self) -> list[ExecutionGraph]:
+        """The replayed graphs, one a rank of ``program``."""
+        return self.built.graphs
+
+    @property
+    def median_abs_error(self) -> float:
+        """Median of the steps' absolute errors (a fraction)."""
+        return float(np.median([abs(s.error) for s in self.steps])) if self.steps else 0.0
+
+    @property
+    def max_abs_error(self) -> float:
+        """Largest absolute error of a step (a fraction)."""
+        return max((abs(s.error) for s in self.steps), default=0.0)
+
+    @property
+    def unexplained_share(self) -> float:
+        """The worst rank's delay that no rule explains, as a share of its window."""
+        return max((r.unexplained_share for r in self.built.reports), default=0.0)
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether the rules explain the GPU timeline."""
+        return self.unexplained_share <= REPRODUCIBLE_SHARE
+
+    def kernel_end_errors_ns(self) -> Int64:
+        """Simulated less recorded end of every kernel (ns)."""
+        return self.simulated.kernel_end - self.program.recorded_kernel_end
+
+
+def replay(
+    graphs: ExecutionGraph | Sequence[ExecutionGraph],
+    *,
+    residuals: bool = False,
+    scale_kernels: float = 1.0,
+    built: Built | None = None,
+) -> Replay:
+    """Simulate a job with its recorded durations.
+
+    Args:
+        graphs: One rank's graph, or the graphs of a job.
+        residuals: Add the per-event residuals (a playback).
+        scale_kernels: Factor on the durations of device work other than collectives: a what-if.
+        built: An already built program of the same graphs, to save the work.
+
+    Returns:
+        The replayed steps. A window without steps is replayed as a whole.
+
+    Raises:
+        ForetraceError: There is nothing to simulate, or the factor is negative or not finite.
+    """
+    if isinstance(graphs, ExecutionGraph):
+        graphs = [graphs]
+    if not np.isfinite(scale_kernels) or scale_kernels < 0:
+        raise ForetraceError(f"Kernel durations cannot be scaled by {scale_kernels}: give a factor of zero or more.")
+    built = built or build_program(list(graphs))
+    program = with_residuals(built.program) if residuals else built.program
+    if not len(program.item_kind) and not len(program.kernel_item):
+        raise ForetraceError(
+            "There is nothing to replay: the trace holds neither calls nor device work. It was probably recorded "
+            "without activities; profile with ProfilerActivity.CPU and CUDA.")
+    program = program.with_durations(scaled_durations(program, built.graphs, scale_kernels))
+    simulated = simulate(program)
+    free = simulate(program.with_durations(scaled_durations(program, built.graphs, 0.0)))
+    steps = [
+        ReplayedStep(
+            rank=_rank_number(built.graphs[rank], rank), name=built.graphs[rank].string(
+                int(built.graphs[rank].steps.name[row])),
+            measured_ns=int(program.recorded_item_end[end] - program.recorded_item_end[begin]),
+            replayed_ns=int(simulated.item_end[end] - simulated.item_end[begin]),
+            free_kernels_ns=int(free.item_end[end] - free.item_end[begin]), begin_item=begin, end_item=end)
+        for rank, row, begin, end in step_items(program)
+    ]
+    notes = list(built.rendezvous.notes)
+    with_steps = {s.rank for s in steps}
+    for rank, graph in enumerate(built.graphs):
+        if _rank_number(graph, rank) not in with_steps:
+            steps.append(_whole_window(built, program, simulated, free, rank))
+    if any(s.name == WINDOW for s in steps):
+        notes.append("No steps were found: the whole window is replayed as one. Call prof.step() after each "
+                     "iteration to mark them.")
+    return Replay(steps=steps, built=built, program=program, simulated=simulated, notes=notes)
+
+
+def scaled_durations(program: Program, graphs: Sequence[ExecutionGraph], factor: float) -> Int64:
+    """Kernel durations (ns) with everything but collectives scaled by ``factor``."""
+    kinds = np.concatenate([g.kernels.kind for g in graphs]) if graphs else np.zeros(0, np.int8)
+    scaled = np.rint(program.kernel_duration * factor).astype(np.int64)
+    return np.where(kinds == KernelKind.COLLECTIVE, program.kernel_duration, scaled)
+
+
+def _rank_number(graph: ExecutionGraph, position: int) -> int:
+    """The rank the trace names, or its place in the job."""
+    return graph.meta.rank if graph.meta.rank >= 0 else position
+
+
+def _whole_window(built: Built, program: Program, simulated: Simulated, free: Simulated, rank: int) -> ReplayedStep:
+    """From a rank's first host item or kernel to its last."""
+    thread_rank = program.thread_rank[program.item_thread()]
+    items = np.nonzero(thread_rank == rank)[0]
+    low, high = int(program.kernel_ptr[rank]), int(program.kernel_ptr[rank + 1])
+
+    def span(item_start: Int64, item_end: Int64, kernel_start: Int64, kernel_end: Int64) -> int:
+        starts = np.concatenate([item_start[items], kernel_start[low:high]])
+        ends = np.concatenate([item_end[items], kernel_end[low:high]])
+        return int(ends.max() - starts.min()) if len(starts) else 0
+
+    return ReplayedStep(
+        rank=_rank_number(built.graphs[rank], rank), name=WINDOW,
+        measured_ns=span(program.recorded_item_start, program.recorded_item_end,
+                         program.recorded_kernel_start, program.recorded_kernel_end),
+        replayed_ns=span(simulated.item_start, simulated.item_end, simulated.kernel_start, simulated.kernel_end),
+        free_kernels_ns=span(free.item_start, free.item_end, free.kernel_start, free.kernel_end),
+        begin_item=int(items[0]) if len(items) else -1, end_item=int(items[-1]) if len(items) else -1)

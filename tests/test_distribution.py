@@ -1,0 +1,235 @@
+"""What a user installs: metadata, pins, the two commands, the recorded trace, and that torch stays out of it."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("tracer", "kernel_models", "graph_predictor")
+RECORDED = ROOT / "traces" / "cpu-small"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+RUN_COMMAND = "import sys; sys.argv[0] = 'foretrace'; from graph_predictor.cli import main; sys.exit(main())"
+
+
+def committed_files() -> list[Path]:
+    """Files of the project: git's list where there is a repository, else all that is not built or cached."""
+    try:
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT, check=True, capture_output=True, text=True,
+        ).stdout.split("\0")
+        files = [ROOT / name for name in listed if name]
+    except (OSError, subprocess.CalledProcessError):
+        skipped = {"build", "dist", "out", "__pycache__"}
+        files = [
+            path for path in ROOT.rglob("*")
+            if not any(part in skipped or part.startswith(".") or part.endswith(".egg-info")
+                       for part in path.relative_to(ROOT).parts)
+        ]
+    return [path for path in files if path.is_file()]
+
+
+class TorchWatch:
+    """Runs Python with a `torch` first on the path that notes each attempt to import it, and then fails."""
+
+    def __init__(self, directory: Path) -> None:
+        self.note = directory / "imported"
+        package = directory / "site" / "torch"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text(
+            f"open({str(self.note)!r}, 'w').close()\nraise ImportError('torch was imported')\n", encoding="utf-8"
+        )
+        paths = [str(package.parent), str(ROOT), os.environ.get("PYTHONPATH", "")]
+        self.environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+
+    def python(self, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            env=self.environment, capture_output=True, text=True, encoding="utf-8", timeout=300,
+        )
+
+    def foretrace(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self.python(RUN_COMMAND, *arguments)
+
+    @property
+    def torch_imported(self) -> bool:
+        return self.note.exists()
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> TorchWatch:
+    return TorchWatch(tmp_path)
+
+
+# --- torch stays out ---------------------------------------------------------------------------------------------
+
+
+def test_the_watch_sees_even_a_guarded_import(watch: TorchWatch) -> None:
+    assert watch.python("try:\n    import torch\nexcept ImportError:\n    pass").returncode == 0
+    assert watch.torch_imported
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_importing_a_package_leaves_torch_alone(watch: TorchWatch, package: str) -> None:
+    result = watch.python(f"import {package}")
+    assert result.returncode == 0, result.stderr
+    assert not watch.torch_imported
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--help",),
+        ("inspect", str(RECORDED), "--json"),
+        ("breakdown", str(RECORDED), "--json"),
+        ("replay", str(RECORDED), "--json"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_the_command_leaves_torch_alone(watch: TorchWatch, arguments: tuple[str, ...]) -> None:
+    result = watch.foretrace(*arguments)
+    assert result.returncode == 0, result.stderr
+    assert not watch.torch_imported
+    if "--json" in arguments:
+        json.loads(result.stdout)
+    else:
+        assert "inspect" in result.stdout
+
+
+def test_help_needs_none_of_the_heavy_libraries(watch: TorchWatch) -> None:
+    """`foretrace --help` answers in well under half a second only if it imports none of them."""
+    heavy = ("numba", "pandas", "pyarrow", "networkx")
+    result = watch.python(
+        "import sys; sys.argv = ['foretrace', '--help']\n"
+        "from graph_predictor.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        f"sys.stderr.write(' '.join(name for name in {heavy} if name in sys.modules))"
+    )
+    assert result.returncode == 0
+    assert result.stderr == ""
+
+
+def test_torch_is_an_extra_and_no_dependency() -> None:
+    names = {canonicalize_name(Requirement(text).name) for text in PROJECT["dependencies"]}
+    assert "torch" not in names
+    assert [Requirement(text).name for text in PROJECT["optional-dependencies"]["capture"]] == ["torch"]
+
+
+# --- metadata and pins -------------------------------------------------------------------------------------------
+
+
+def test_installed_command_and_packages() -> None:
+    (command,) = importlib.metadata.entry_points(group="console_scripts", name="foretrace")
+    assert command.value == "graph_predictor.cli:main"
+    assert importlib.metadata.version("foretrace") == PROJECT["version"]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_say_that_they_are_typed(package: str) -> None:
+    assert (ROOT / package / "py.typed").is_file()
+    assert (ROOT / package / "__init__.py").is_file()
+
+
+def test_every_folder_of_modules_is_a_package_and_so_gets_installed() -> None:
+    folders = {path.parent for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    assert [str(folder.relative_to(ROOT)) for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
+
+
+def test_every_dependency_has_a_lower_bound_that_its_pin_meets() -> None:
+    pins = {}
+    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            pin = Requirement(line)  # an option or a bare address is no requirement and fails here
+            assert pin.url is None
+            (specifier,) = pin.specifier
+            assert specifier.operator == "==", line
+            pins[canonicalize_name(pin.name)] = specifier.version
+    extras = PROJECT["optional-dependencies"]
+    for text in [*PROJECT["dependencies"], *extras["capture"], *extras["test"]]:
+        requirement = Requirement(text)
+        assert any(specifier.operator == ">=" for specifier in requirement.specifier), text
+        assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), text
+
+
+def test_licence_is_apache_2() -> None:
+    assert PROJECT["license"] == "Apache-2.0"
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert "Apache License" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_readme_shows_the_two_commands_and_make_knows_them() -> None:
+    first_screen = "\n".join((ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:40])
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in ("demo", "test"):
+        assert f"make {target}" in first_screen
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+    assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+# --- what is committed -------------------------------------------------------------------------------------------
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    silent = [
+        str(path.relative_to(ROOT))
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert silent == []
+
+
+def test_no_file_names_a_place_on_someones_machine() -> None:
+    roots = "|".join(("root", "work", r"home/\w+", r"Users/\w+"))
+    pattern = re.compile(rf"(?<![\w.>}})/])/(?:{roots})/[\w.]".encode())
+    found = []
+    for path in committed_files():
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+        found += [f"{path.relative_to(ROOT)}: {match.group().decode()}" for match in pattern.finditer(content)]
+    assert found == []
+
+
+def test_the_recorded_trace_is_small_complete_and_anonymous() -> None:
+    assert sum(path.stat().st_size for path in RECORDED.iterdir()) < 1_000_000
+    context = json.loads((RECORDED / "context.json").read_text(encoding="utf-8"))
+    assert context["hardware"]["cpu"]
+    assert context["software"]["torch"]
+    assert context["torch_threads"] >= 1
+    assert len(context["unprofiled_step_ns"]) >= 10
+    assert all(1_000_000 < step < 10_000_000_000 for step in context["unprofiled_step_ns"])
+
+    kineto = json.loads(gzip.decompress((RECORDED / "kineto.json.gz").read_bytes()))
+    assert not kineto["host_name"]
+    assert kineto["traceName"] == "kineto.json.gz"
+    steps = [event["name"] for event in kineto["traceEvents"] if event["name"].startswith("ProfilerStep#")]
+    assert len(steps) == len(context["profiled_step_ns"]) == 5
+    assert not any(event.get("cat") == "python_function" for event in kineto["traceEvents"])
+
+    execution_trace = json.loads(gzip.decompress((RECORDED / "et.json.gz").read_bytes()))
+    record_ids = {
+        attribute["value"]
+        for node in execution_trace["nodes"] for attribute in node["attrs"] if attribute["name"] == "rf_id"
+    }
+    recorded = {event["args"]["Record function id"] for event in kineto["traceEvents"] if event.get("cat") == "cpu_op"}
+    assert recorded <= record_ids

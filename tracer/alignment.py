@@ -1,0 +1,147 @@
+"""Alignment of two long token sequences that show the same program, possibly over different windows.
+
+The sequences are op names in program order. They agree almost everywhere, but one may cover one iteration and the
+other forty, and a few tokens may be missing, extra or renamed. A general longest-common-subsequence is quadratic;
+this is near-linear: find the diagonal most short runs of tokens agree on, then walk it in both directions,
+resynchronising at each difference.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Int64 = npt.NDArray[np.int64]
+
+# Runs of 24 operations rarely repeat within an iteration; shorter sequences use shorter runs.
+_RUN = 24
+# After a difference, six equal tokens in a row count as "in step again".
+_RESYNC = 6
+# A difference longer than this many tokens ends the walk (windows of 1.3 M events have ops by the 100,000).
+_MAX_SKIP = 1 << 14
+# Bounds the work on periodic sequences, where each run occurs in every iteration.
+_MAX_PAIRS = 2_000_000
+# Diagonals compared by their marks, best voted first: more than the iterations of any window seen.
+_MAX_DIAGONALS = 512
+# Diagonals this close show the same alignment with a few tokens missing.
+_DRIFT = 8
+
+
+def align(left: Int64, right: Int64, left_marks: Int64, right_marks: Int64) -> Int64:
+    """Positions in ``right`` of each token of ``left``, -1 where it has no partner.
+
+    Partners have equal tokens and keep their order. Marks are numbers that identify a token's iteration where both
+    sequences come from one run (autograd's sequence number; -1 for none): they choose the diagonal of a periodic
+    program, whose iterations all look alike. Marks that agree nowhere are ignored; then the earliest of the best
+    diagonals is taken.
+    """
+    partner = np.full(len(left), -1, dtype=np.int64)
+    start = _start(left, right, left_marks, right_marks)
+    if start is None:
+        return partner
+    i, j = start
+    _walk(left[i:].tolist(), right[j:].tolist(), i, j, 1, partner)
+    _walk(left[:i][::-1].tolist(), right[:j][::-1].tolist(), i - 1, j - 1, -1, partner)
+    return partner
+
+
+def _start(left: Int64, right: Int64, left_marks: Int64, right_marks: Int64) -> tuple[int, int] | None:
+    """A pair of positions on the best diagonal (left - right position); ``None`` where no tokens agree."""
+    run = min(_RUN, len(left), len(right))
+    while run > 0:
+        at_left, at_right = _equal_runs(left, right, run)
+        if len(at_left):
+            break
+        run //= 2
+    else:
+        return None
+    diagonals, counts = np.unique(at_left - at_right, return_counts=True)
+    # A missing token moves the rest of the program to a neighbouring diagonal: let those vote together.
+    total = np.concatenate(([0], np.cumsum(counts)))
+    votes = (total[np.searchsorted(diagonals, diagonals + _DRIFT, side="right")]
+             - total[np.searchsorted(diagonals, diagonals - _DRIFT)])
+    best = _marked(diagonals[np.argsort(-votes, kind="stable")[:_MAX_DIAGONALS]], left_marks, right_marks)
+    if best is None:
+        first = diagonals[np.argmax(votes)]
+        inside = np.abs(diagonals - first) <= _DRIFT
+        best = int(diagonals[inside][np.argmax(counts[inside])])
+    first = np.flatnonzero(at_left - at_right == best)[0]
+    return int(at_left[first]), int(at_right[first])
+
+
+def _marked(diagonals: Int64, left_marks: Int64, right_marks: Int64) -> int | None:
+    """The diagonal on which most marks agree, if at least a quarter of those that face each other do."""
+    best, best_agree = None, 0
+    for diagonal in diagonals.tolist():
+        low = max(diagonal, 0)
+        high = min(len(left_marks), len(right_marks) + diagonal)
+        ours, theirs = left_marks[low:high], right_marks[low - diagonal: high - diagonal]
+        both = (ours >= 0) & (theirs >= 0)
+        agree = int(np.count_nonzero(both & (ours == theirs)))
+        if agree > best_agree and agree * 4 >= np.count_nonzero(both):
+            best, best_agree = diagonal, agree
+    return best
+
+
+def _equal_runs(left: Int64, right: Int64, run: int) -> tuple[Int64, Int64]:
+    """All (left, right) positions at which ``run`` tokens agree, thinned out on periodic sequences."""
+    keys_left, keys_right = _hashes(left, run), _hashes(right, run)
+    order = np.argsort(keys_left, kind="stable")
+    ordered = keys_left[order]
+    low = np.searchsorted(ordered, keys_right, side="left")
+    count = np.searchsorted(ordered, keys_right, side="right") - low
+    positions = np.flatnonzero(count)
+    pairs = int(count[positions].sum())
+    if pairs > _MAX_PAIRS:
+        positions = positions[:: pairs // _MAX_PAIRS + 1]
+    count = count[positions]
+    at_right = np.repeat(positions, count)
+    within = np.arange(len(at_right)) - np.repeat(np.cumsum(count) - count, count)
+    return order[np.repeat(low[positions], count) + within], at_right
+
+
+def _hashes(tokens: Int64, run: int) -> npt.NDArray[np.uint64]:
+    """A 64-bit hash of each run of tokens; collisions only cost a wrong vote."""
+    mixed = (tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(29)
+    result = np.zeros(len(tokens) - run + 1, dtype=np.uint64)
+    for offset in range(run):
+        result = result * np.uint64(0x100000001B3) + mixed[offset: offset + len(result)]
+    return result
+
+
+def _walk(left: list[int], right: list[int], left_at: int, right_at: int, sign: int, partner: Int64) -> None:
+    """Pair tokens from the start of both lists on; at a difference skip as few tokens as bring them in step."""
+    i = j = 0
+    while i < len(left) and j < len(right):
+        if left[i] == right[j]:
+            partner[left_at + sign * i] = right_at + sign * j
+            i += 1
+            j += 1
+            continue
+        skip = _resync(left, right, i, j)
+        if skip is None:
+            return
+        i += skip[0]
+        j += skip[1]
+
+
+def _resync(left: list[int], right: list[int], i: int, j: int) -> tuple[int, int] | None:
+    """The smallest (tokens of left, tokens of right) to skip; ``None`` where they never get in step again."""
+    reach = 64
+    while True:
+        need = min(_RESYNC, len(left) - i, len(right) - j)
+        places: dict[tuple[int, ...], int] = {}
+        for b in range(min(reach, len(right) - j)):
+            places.setdefault(tuple(right[j + b: j + b + need]), b)
+        best: tuple[int, int] | None = None
+        for a in range(min(reach, len(left) - i)):
+            if best is not None and a >= sum(best):
+                break
+            b = places.get(tuple(left[i + a: i + a + need]), -1)
+            if b >= 0 and (best is None or a + b < sum(best)):
+                best = (a, b)
+        # A partner found late in this reach is the nearest only if nothing nearer lies beyond it.
+        if best is not None or reach >= max(len(left) - i, len(right) - j) or reach >= _MAX_SKIP:
+            return best
+        reach *= 4

@@ -1,0 +1,19 @@
+"""The errors a user can cause, each one sentence: what happened, the likely cause, what to do."""
+
+from __future__ import annotations
+
+
+class ForetraceError(Exception):
+    """Base of every error foretrace raises on purpose; the command line prints it and exits with code 2."""
+
+
+class TraceError(ForetraceError):
+    """A trace file cannot be read, or does not hold what was asked of it."""
+
+
+class GraphFileError(ForetraceError):
+    """A saved graph file is corrupt, incomplete or of a newer version."""
+
+
+class JobError(ForetraceError):
+    """Several ranks' files do not form one job."""

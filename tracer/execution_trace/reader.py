@@ -1,0 +1,252 @@
+"""Typed decoding of PyTorch execution traces, schemas 1.0.1 to 1.1.1, with or without the Chakra suffix."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tracer.errors import TraceError
+from tracer.execution_trace.comms import comm_node, process_groups
+from tracer.execution_trace.model import COMM_NODE, NONE, PROCESS_GROUP_NODE, ExecutionTrace
+from tracer.kineto.source import Source
+
+KNOWN_SCHEMAS = frozenset({"1.0.1", "1.0.2", "1.0.3", "1.0.4", "1.1.0", "1.1.1"})
+
+_HEAD = re.compile(rb'^\s*\{\s*"schema"\s*:\s*"')
+# Infinity and NaN as older PyTorch wrote them: bare, which is no JSON.
+_BARE_NUMBER = re.compile(rb"(?<=[\[,:\s])(-?(?:inf|nan|Infinity|NaN))(?=\s*[,\]}])")
+# One node is a few kB at most (a process-group list is longer, but rarely a megabyte).
+_SNIFF_BYTES = 1 << 20
+
+_EMPTY_LIST = msgspec.Raw(b"[]")
+_ABSENT = msgspec.Raw()
+
+
+class _File(msgspec.Struct):
+    nodes: msgspec.Raw
+    schema: str = ""
+    pid: int = 0
+    time: str = ""
+    start_ts: int = 0
+    finish_ts: int = 0
+
+
+class _Values(msgspec.Struct):
+    values: msgspec.Raw = _EMPTY_LIST
+    shapes: msgspec.Raw = _EMPTY_LIST
+    types: msgspec.Raw = _EMPTY_LIST
+    strides: msgspec.Raw = _ABSENT
+
+
+class _Attribute(msgspec.Struct):
+    name: str
+    value: Any = None
+
+
+class _Node(msgspec.Struct):
+    """A node of schema 1.0.2 and later: arguments in objects, numbers in an attribute list."""
+
+    id: int
+    name: str
+    inputs: _Values
+    outputs: _Values
+    attrs: list[_Attribute]
+    ctrl_deps: int = NONE
+
+
+class _FlatNode(msgspec.Struct):
+    """A node of schema 1.0.1: everything at one level."""
+
+    id: int
+    name: str
+    parent: int = NONE
+    rf_id: int = NONE
+    fw_parent: int = 0
+    seq_id: int = NONE
+    scope: int = NONE
+    tid: int = NONE
+    fw_tid: int = 0
+    op_schema: str = ""
+    inputs: msgspec.Raw = _EMPTY_LIST
+    input_shapes: msgspec.Raw = _EMPTY_LIST
+    input_types: msgspec.Raw = _EMPTY_LIST
+    outputs: msgspec.Raw = _EMPTY_LIST
+    output_shapes: msgspec.Raw = _EMPTY_LIST
+    output_types: msgspec.Raw = _EMPTY_LIST
+
+
+_NUMBERS = ("rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid")
+_MISSING = {"rf_id": NONE, "fw_parent": 0, "seq_id": NONE, "scope": NONE, "tid": NONE, "fw_tid": 0}
+
+
+def is_execution_trace(head: bytes) -> bool:
+    """Whether a file's first (uncompressed) bytes are those of an execution trace; 64 bytes are enough.
+
+    Execution traces begin with their ``schema``; Kineto files begin with a list or with ``schemaVersion``.
+    """
+    return _HEAD.match(head) is not None
+
+
+def read_execution_trace(path: str | os.PathLike[str]) -> ExecutionTrace:
+    """Read an execution trace.
+
+    Args:
+        path: a local path or fsspec URL of a JSON file, gzipped or plain.
+
+    Raises:
+        TraceError: the file is missing, empty, truncated, not JSON, not an execution trace, or of a schema whose
+            fields this version cannot read.
+    """
+    source = Source(path)
+    label = source.name
+    data = b"".join(source.blocks())
+    if source.damage:
+        raise TraceError(f"{label} is damaged: {source.damage}; copy or record it again.")
+    if not data.strip():
+        raise TraceError(f"{label} is empty; record the execution trace again.")
+    notes: list[str] = []
+    try:
+        file, nodes = _decode(data, label)
+    except msgspec.DecodeError as error:
+        mended, count = _BARE_NUMBER.subn(rb'"\1"', data)
+        if not count:
+            raise _broken(label, error) from None
+        notes.append(f"{count} bare inf or nan values are no JSON and were read as texts.")
+        try:
+            file, nodes = _decode(mended, label)
+        except msgspec.DecodeError as second:
+            raise _broken(label, second) from None
+    if not nodes:
+        raise TraceError(f"{label} has no nodes; the observer was probably stopped before anything ran.")
+    if file.schema.split("-")[0] not in KNOWN_SCHEMAS:
+        notes.append(f"schema {file.schema or "unknown"} is newer than 1.1.1; the fields known from 1.1.1 were read.")
+    return _build(file, nodes, notes)
+
+
+def _broken(label: str, error: msgspec.DecodeError) -> TraceError:
+    return TraceError(
+        f"{label} is not a readable execution trace ({error}); it is probably truncated because the observer was "
+        "not stopped, so record it again."
+    )
+
+
+def _decode(data: bytes, label: str) -> tuple[_File, list[Any]]:
+    try:
+        file = msgspec.json.decode(data, type=_File)
+    except (msgspec.ValidationError, RecursionError):
+        raise TraceError(
+            f"{label} is not an execution trace: it has no list of nodes; give a file written by "
+            "torch.profiler.ExecutionTraceObserver."
+        ) from None
+    nested = b'"attrs"' in bytes(memoryview(file.nodes)[:_SNIFF_BYTES])
+    try:
+        if nested:
+            return file, msgspec.json.decode(file.nodes, type=list[_Node])
+        return file, msgspec.json.decode(file.nodes, type=list[_FlatNode])
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise TraceError(
+            f"{label} has schema {file.schema or 'unknown'}, whose nodes this version cannot read ({error}); "
+            "record with a PyTorch that writes schema 1.0.1 to 1.1.1."
+        ) from None
+
+
+class _Interner:
+    """Codes of texts, in order of first appearance."""
+
+    def __init__(self) -> None:
+        self.codes: dict[bytes, int] = {}
+
+    def column(self, texts: Iterable[bytes | msgspec.Raw]) -> np.ndarray:
+        """Codes of texts; an empty one is "none"."""
+        codes = self.codes
+        return np.array(
+            [codes.setdefault(text, len(codes)) if text else NONE for text in map(bytes, texts)], dtype=np.int32
+        )
+
+    def strings(self) -> list[str]:
+        return [text.decode("utf-8", "replace") for text in self.codes]
+
+
+def _build(file: _File, nodes: list[Any], notes: list[str]) -> ExecutionTrace:
+    nodes.sort(key=lambda node: node.id)
+    intern = _Interner()
+    attributes: list[dict[str, Any]] = []
+    columns: dict[str, Any] = {}
+    flat = isinstance(nodes[0], _FlatNode)
+    if flat:
+        numbers = {name: [getattr(node, name) for node in nodes] for name in _NUMBERS}
+        schemas: list[str] = [node.op_schema for node in nodes]
+        parents = [node.parent for node in nodes]
+        for side in ("input", "output"):
+            for column, part in ((f"{side}s", f"{side}s"), *((f"{side}_{p}",) * 2 for p in ("shapes", "types"))):
+                columns[column] = intern.column(getattr(node, part) for node in nodes)
+            columns[f"{side}_strides"] = np.full(len(nodes), NONE, np.int32)
+    else:
+        attributes = [{a.name: a.value for a in node.attrs} for node in nodes]
+        numbers = {name: [_int(found.get(name), _MISSING[name]) for found in attributes] for name in _NUMBERS}
+        schemas = [str(found.get("op_schema", "")) for found in attributes]
+        parents = [node.ctrl_deps for node in nodes]
+        for side in ("input", "output"):
+            groups = [getattr(node, f"{side}s") for node in nodes]
+            columns[f"{side}s"] = intern.column(group.values for group in groups)
+            for part in ("shapes", "types", "strides"):
+                columns[f"{side}_{part}"] = intern.column(getattr(group, part) for group in groups)
+    columns["name"] = intern.column(node.name.encode() for node in nodes)
+    columns["op_schema"] = intern.column(schema.encode() for schema in schemas)
+    trace = ExecutionTrace(
+        schema=file.schema, pid=file.pid, time=file.time, start_ts=file.start_ts, finish_ts=file.finish_ts,
+        strings=intern.strings(),
+        id=_int64(node.id for node in nodes),
+        parent=_int64(parents),
+        forward_parent=_positive(numbers["fw_parent"]),
+        record_id=_int64(numbers["rf_id"]),
+        sequence=_int64(numbers["seq_id"]),
+        scope=_int64(numbers["scope"]),
+        thread=_int64(numbers["tid"]),
+        forward_thread=_positive(numbers["fw_tid"]),
+        notes=notes,
+        **columns,
+    )
+    for row, node in enumerate(nodes):
+        if node.name == COMM_NODE:
+            _add_comm(trace, row, attributes[row] if attributes else {})
+        elif node.name == PROCESS_GROUP_NODE:
+            groups_found, whole = process_groups(trace.string(int(trace.inputs[row])))
+            trace.process_groups.extend(groups_found)
+            if not whole:
+                notes.append(f"the list of process groups was cut off when recorded; {len(groups_found)} were read.")
+    return trace
+
+
+def _add_comm(trace: ExecutionTrace, row: int, attributes: dict[str, Any]) -> None:
+    texts = [trace.string(int(getattr(trace, column)[row]))
+             for column in ("inputs", "input_shapes", "input_types", "output_shapes")]
+    try:
+        comm = comm_node(row, texts[0], texts[1], texts[2], texts[3], attributes)
+    except (msgspec.MsgspecError, TypeError, ValueError):
+        comm = None
+    if comm is not None:
+        trace.comms.append(comm)
+    else:
+        trace.notes.append(f"communication node {int(trace.id[row])} does not name its collective and was skipped.")
+
+
+def _int(value: object, missing: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else missing
+
+
+def _int64(values: Iterable[int]) -> np.ndarray:
+    # Ids are uint64 in the format; anything beyond int64 is a "-1" PyTorch printed as unsigned.
+    return np.array([value if -(1 << 63) <= value < 1 << 63 else NONE for value in values], dtype=np.int64)
+
+
+def _positive(values: list[int]) -> np.ndarray:
+    """The format's 0 for "no forward parent" and "no forward thread" becomes -1."""
+    column = _int64(values)
+    column[column <= 0] = NONE
+    return column

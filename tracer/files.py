@@ -1,0 +1,146 @@
+"""Finding a job's files and telling what each one is from its first bytes."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import zlib
+from dataclasses import dataclass
+from enum import Enum
+from typing import IO, Any
+
+from tracer.errors import TraceError
+
+_SUFFIXES = (".json", ".json.gz", ".foretrace", ".pt.trace.gz", ".trace.gz", ".trace")
+_HEAD_BYTES = 1 << 16
+_GLOB = re.compile(r"[*?\[]")
+_EXECUTION_TRACE = re.compile(rb'"schema"\s*:\s*"\d')
+_NODES = re.compile(rb'"nodes"\s*:\s*\[')
+_EVENTS = re.compile(rb'"traceEvents"\s*:')
+
+
+class FileKind(Enum):
+    """What a file's first bytes say it is."""
+
+    TRACE = "profiler trace"
+    EXECUTION_TRACE = "execution trace"
+    GRAPH = "saved graph"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """A file to read. ``named`` files were asked for by name; the others were found in a directory or by a glob."""
+
+    path: str
+    kind: FileKind
+    size: int
+    named: bool
+
+
+def find_files(paths: list[str], notes: list[str]) -> list[FoundFile]:
+    """Expand files, directories, globs and URLs of these, each file once, in order of name.
+
+    Empty files found in a directory are noted and left out; one asked for by name is kept (reading it tells why it
+    is an error), unless others remain.
+
+    Raises:
+        TraceError: a path does not exist, or a directory or glob holds no trace.
+    """
+    found: list[FoundFile] = []
+    seen: set[str] = set()
+    for path in paths:
+        members, named = _expand(path)
+        for member in members:
+            if member in seen:
+                continue
+            seen.add(member)
+            file = _look_at(member, named)
+            if file.size == 0 and (not named or len(paths) > 1):
+                notes.append(f"{member} is empty (0 bytes): that rank's profiler probably died; it was left out.")
+            else:
+                found.append(file)
+    return found
+
+
+def _expand(path: str) -> tuple[list[str], bool]:
+    """The files a path stands for, and whether it named a file itself."""
+    remote = "://" in path
+    system: Any = _Local() if not remote else None
+    local = path
+    if remote:
+        try:
+            import fsspec
+
+            system, local = fsspec.core.url_to_fs(path)
+        except Exception as error:  # a back end's own types: unknown protocol, missing package
+            raise TraceError(f"{path} could not be opened ({str(error)[:200]}); check the URL and that the fsspec "
+                             "back end of its protocol is installed.") from error
+    try:
+        if system.isdir(local):
+            entries = [e if isinstance(e, str) else e["name"] for e in system.ls(local, detail=False)]
+            members = sorted(e for e in entries if e.endswith(_SUFFIXES) and not os.path.basename(e).startswith("."))
+            if not members:
+                deeper = [e for e in entries if system.isdir(e)]
+                hint = f"it has {len(deeper)} subdirectories; name one of them" if deeper else "check the path"
+                raise TraceError(f"The directory {path} holds no trace file ({', '.join(_SUFFIXES[:3])}); {hint}.")
+        elif _GLOB.search(local) and not system.exists(local):
+            members = sorted(system.glob(local))
+            if not members:
+                raise TraceError(f"No file matches {path}; check the pattern.")
+        else:
+            return [path], True
+    except OSError as error:
+        raise TraceError(f"{path} could not be listed ({error}); check the path and its permissions.") from error
+    return [system.unstrip_protocol(m) if remote else m for m in members], False
+
+
+class _Local:
+    """The few calls needed of fsspec's file systems, without importing it for local paths."""
+
+    isdir = staticmethod(os.path.isdir)
+    exists = staticmethod(os.path.exists)
+    glob = staticmethod(glob.glob)
+
+    @staticmethod
+    def ls(path: str, detail: bool = False) -> list[str]:
+        return [os.path.join(path, name) for name in os.listdir(path)]
+
+
+def _look_at(path: str, named: bool) -> FoundFile:
+    try:
+        handle, size = _open(path)
+        with handle:
+            stored = handle.read(_HEAD_BYTES)
+    except FileNotFoundError as error:
+        raise TraceError(f"{path} does not exist; check the path.") from error
+    except TraceError:
+        raise
+    except Exception as error:  # fsspec's back ends raise types of their own
+        raise TraceError(f"{path} could not be opened ({str(error)[:200]}); check the path and its permissions.") \
+            from error
+    head = stored
+    if stored.startswith(b"\x1f\x8b"):
+        try:
+            head = zlib.decompressobj(wbits=31).decompress(stored, _HEAD_BYTES)
+        except zlib.error:
+            head = b""
+    return FoundFile(path, _kind(path, stored, head), size or len(stored), named)
+
+
+def _kind(path: str, stored: bytes, head: bytes) -> FileKind:
+    if path.endswith(".foretrace") or stored.startswith(b"PK\x03\x04"):
+        return FileKind.GRAPH
+    if not _EVENTS.search(head) and (_EXECUTION_TRACE.search(head) or _NODES.search(head)) \
+            and head.lstrip().startswith(b"{"):
+        return FileKind.EXECUTION_TRACE
+    return FileKind.TRACE
+
+
+def _open(path: str) -> tuple[IO[bytes], int]:
+    if "://" in path:
+        import fsspec
+
+        system, local = fsspec.core.url_to_fs(path)
+        return system.open(local, "rb"), int(system.size(local) or 0)
+    return open(path, "rb"), os.path.getsize(path)

@@ -1,0 +1,418 @@
+"""The ``ExecutionGraph``: one rank's recorded window as columns, and the ``Job`` of several ranks.
+
+Nothing here is a Python object per event. Each table is a small dataclass of equally long NumPy arrays;
+``graph.ops[i]`` gives a thin row view for people, code works on the columns. Strings are stored once in
+``graph.strings``; a column of strings holds int32 codes into it, -1 for "none". Times are int64 nanoseconds
+from the window's start (``meta.base_time_ns`` is that start on the job's shared clock).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import networkx
+    import pandas
+
+Int64 = npt.NDArray[np.int64]
+Int32 = npt.NDArray[np.int32]
+Int8 = npt.NDArray[np.int8]
+Float64 = npt.NDArray[np.float64]
+
+NONE = -1
+"""Code of a missing string, parent, step, launch, op or number in every integer column."""
+
+
+class Phase(IntEnum):
+    """What part of a training step an operation belongs to."""
+
+    OTHER = 0
+    FORWARD = 1
+    BACKWARD = 2
+    OPTIMIZER = 3
+    DATA = 4
+
+
+class OpKind(IntEnum):
+    """Whether a row of ``ops`` was computed by the framework or only annotates a range."""
+
+    OPERATION = 0
+    ANNOTATION = 1
+
+
+class LaunchKind(IntEnum):
+    """What a runtime or driver call does."""
+
+    OTHER = 0
+    KERNEL = 1
+    MEMCPY = 2
+    MEMSET = 3
+    GRAPH = 4
+    EVENT_RECORD = 5
+    STREAM_WAIT = 6
+    BLOCKING_SYNC = 7
+
+
+class KernelKind(IntEnum):
+    """What a piece of device work is."""
+
+    COMPUTE = 0
+    MEMCPY = 1
+    MEMSET = 2
+    COLLECTIVE = 3
+
+
+class SyncKind(IntEnum):
+    """What a recorded synchronisation waits for."""
+
+    STREAM_WAIT_EVENT = 0
+    EVENT_SYNC = 1
+    STREAM_SYNC = 2
+    DEVICE_SYNC = 3
+
+
+class GapKind(IntEnum):
+    """Why a host thread ran no operation and no call."""
+
+    PYTHON = 0
+    DATA_LOADING = 1
+    ALLOCATOR = 2
+    PROFILER = 3
+    BLOCKED = 4
+
+
+class StepSource(IntEnum):
+    """How the steps of a window were found, best first."""
+
+    PROFILER_STEP = 0
+    OPTIMIZER = 1
+    DATA_LOADER = 2
+    ANNOTATION = 3
+    PERIOD = 4
+
+
+@dataclass(slots=True)
+class Table:
+    """Equally long NumPy columns. Subclasses only list their columns."""
+
+    DTYPES: ClassVar[dict[str, Any]] = {}
+    STRING_COLUMNS: ClassVar[frozenset[str]] = frozenset()
+    """Columns whose values are codes into ``graph.strings``."""
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))
+
+    @classmethod
+    def column_names(cls) -> tuple[str, ...]:
+        """Names of the columns, in order."""
+        return tuple(f.name for f in fields(cls))
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """Name → array, without copying."""
+        return {name: getattr(self, name) for name in self.column_names()}
+
+    @classmethod
+    def empty(cls, rows: int = 0) -> Any:
+        """A table of ``rows`` rows, every value ``NONE`` (floats: NaN)."""
+        return cls(**{
+            name: np.full(rows, np.nan if np.issubdtype(cls.column_dtype(name), np.floating) else NONE, cls.column_dtype(name))
+            for name in cls.column_names()
+        })
+
+    @classmethod
+    def column_dtype(cls, column: str) -> np.dtype:
+        """The NumPy type of a column."""
+        return np.dtype(cls.DTYPES[column])
+
+    def take(self, rows: np.ndarray) -> Any:
+        """A new table of the given rows (indices or mask), in that order."""
+        return type(self)(**{name: column[rows] for name, column in self.columns().items()})
+
+
+_I64, _I32, _I8, _F64 = np.int64, np.int32, np.int8, np.float64
+
+
+@dataclass(slots=True)
+class OpTable(Table):
+    """One framework operation or annotation a row, sorted by (thread, start, -duration, event index).
+
+    ``parent`` is a row of this table. ``sequence`` is autograd's sequence number, ``forward_thread`` the
+    profiler's number of the thread that ran the forward op. ``shapes``, ``dtypes``, ``strides`` and ``scalars``
+    are the codes of the JSON texts the profiler wrote (decode with ``graph.arguments``).
+    """
+
+    name: Int32
+    kind: Int8
+    parent: Int32
+    thread: Int32
+    start_ns: Int64
+    duration_ns: Int64
+    sequence: Int64
+    forward_thread: Int64
+    external_id: Int64
+    record_id: Int64
+    shapes: Int32
+    dtypes: Int32
+    strides: Int32
+    scalars: Int32
+    module: Int32
+    phase: Int8
+    step: Int32
+    et_node: Int64
+
+    DTYPES: ClassVar[dict[str, Any]] = {
+        "name": _I32, "kind": _I8, "parent": _I32, "thread": _I32, "start_ns": _I64, "duration_ns": _I64,
+        "sequence": _I64, "forward_thread": _I64, "external_id": _I64, "record_id": _I64, "shapes": _I32,
+        "dtypes": _I32, "strides": _I32, "scalars": _I32, "module": _I32, "phase": _I8, "step": _I32, "et_node": _I64,
+    }
+    STRING_COLUMNS: ClassVar[frozenset[str]] = frozenset({"name", "shapes", "dtypes", "strides", "scalars", "module"})
+
+
+@dataclass(slots=True)
+class LaunchTable(Table):
+    """One runtime or driver call a row (launches, syncs and all others), sorted by (thread, start).
+
+    ``op`` is the innermost enclosing operation on the same thread. ``parent`` is the enclosing call when calls
+    nest (a driver call inside a runtime call), else ``NONE``.
+    """
+
+    name: Int32
+    kind: Int8
+    op: Int32
+    parent: Int32
+    thread: Int32
+    start_ns: Int64
+    duration_ns: Int64
+    correlation: Int64
+    step: Int32
+
+    DTYPES: ClassVar[dict[str, Any]] = {
+        "name": _I32, "kind": _I8, "op": _I32, "parent": _I32, "thread": _I32, "start_ns": _I64,
+        "duration_ns": _I64, "correlation": _I64, "step": _I32,
+    }
+    STRING_COLUMNS: ClassVar[frozenset[str]] = frozenset({"name"})
+
+
+@dataclass(slots=True)
+class KernelTable(Table):
+    """One piece of device work a row, sorted by start. ``launch`` is ``NONE`` for orphans.
+
+    ``step`` is the step of the *launch*. Grid and block are in blocks and threads, ``bytes`` of copies and sets.
+    """
+
+    name: Int32
+    kind: Int8
+    launch: Int32
+    op: Int32
+    device: Int32
+    stream: Int64
+    start_ns: Int64
+    duration_ns: Int64
+    correlation: Int64
+    grid_x: Int32
+    grid_y: Int32
+    grid_z: Int32
+    block_x: Int32
+    block_y: Int32
+    block_z: Int32
+    registers: Int32
+    shared_bytes: Int32
+    bytes: Int64
+    step: Int32
+
+    DTYPES: ClassVar[dict[str, Any]] = {
+        "name": _I32, "kind": _I8, "launch": _I32, "op": _I32, "device": _I32, "stream": _I64, "start_ns": _I64,
+        "duration_ns": _I64, "correlation": _I64, "grid_x": _I32, "grid_y": _I32, "grid_z": _I32, "block_x": _I32,
+        "block_y": _I32, "block_z": _I32, "registers": _I32, "shared_bytes": _I32, "bytes": _I64, "step": _I32,
+    }
+    STRING_COLUMNS: ClassVar[frozenset[str]] = frozenset({"name"})
+
+
+@dataclass(slots=True)
+class CollectiveTable(Table):
+    """One collective as this rank saw it. ``order`` counts within its process group, from 0.
+
+    ``elements_in`` and ``elements_out`` are per rank; ``kernel`` is ``NONE`` where no device work was recorded
+    (gloo). ``kind`` is a code of "all_reduce", "all_to_all", "all_gather", "reduce_scatter", "broadcast",
+    "reduce", "send", "recv", "send_recv", "barrier" or "unknown".
+    """
+
+    kernel: Int32
+    op: Int32
+    kind: Int32
+    group: Int32
+    ranks: Int32
+    dtype: Int32
+    elements_in: Int64
+    elements_out: Int64
+    group_size: Int32
+    order: Int32
+    is_async: Int8
+
+    DTYPES: ClassVar[dict[str, Any]] = {
+        "kernel": _I32, "op": _I32, "kind": _I32, "group": _I32, "ranks": _I32, "dtype": _I32,
+        "elements_in": _I64, "elements_out": _I64, "group_size": _I32, "order": _I32, "is_async": _I8,
+    }
+    STRING_COLUMNS: ClassVar[frozenset[str]] = frozenset({"kind", "group", "ranks", "dtype"})
+
+
+@dataclass(slots=True)
+class SyncTable(Table):
+    """One recorded CUDA synchronisation (``cuda_sync`` events), sorted by start.
+
+    ``launch`` is the call that synchronised; ``wait_stream`` and ``record_correlation`` say what it waited for
+    (the stream of the event, the correlation of the call that recorded it) where known.
+    """
+
+    kind: Int8
+    launch: Int32
+    stream: Int64
+    start_ns: Int64
+    duration_ns: Int64
+    correlation: Int64
+    wait_stream: Int64
+    record_correlation: Int64
+
+    DTYPES: ClassVar[dict[str, Any]] = {
+        "kind": _I8, "launch": _I32, "stream": _I64, "start_ns": _I64, "duration_ns": _I64, "correlation": _I64,
+        "wait_stream": _I64, "record_correlation": _I64,
+    }
+
+
+@dataclass(slots=True)
+class GapTable(Table):
+    """Host time outside any operation and any call, between two neighbours of one thread."""
+
+    thread: Int32
+    start_ns: Int64
+    duration_ns: Int64
+    kind: Int8
+    step: Int32
+
+    DTYPES: ClassVar[dict[str, Any]] = {
+        "thread": _I32, "start_ns": _I64, "duration_ns": _I64, "kind": _I8, "step": _I32,
+    }
+
+
+@dataclass(slots=True)
+class StepTable(Table):
+    """One training step a row, in time order; ``thread`` is the one that ran it."""
+
+    name: Int32
+    start_ns: Int64
+    duration_ns: Int64
+    thread: Int32
+
+    DTYPES: ClassVar[dict[str, Any]] = {"name": _I32, "start_ns": _I64, "duration_ns": _I64, "thread": _I32}
+    STRING_COLUMNS: ClassVar[frozenset[str]] = frozenset({"name"})
+
+
+@dataclass(slots=True)
+class OverheadTable(Table):
+    """The profiler's own work (buffer flushes and the like), to be kept out of predictions."""
+
+    name: Int32
+    thread: Int32
+    start_ns: Int64
+    duration_ns: Int64
+
+    DTYPES: ClassVar[dict[str, Any]] = {"name": _I32, "thread": _I32, "start_ns": _I64, "duration_ns": _I64}
+    STRING_COLUMNS: ClassVar[frozenset[str]] = frozenset({"name"})
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """A host thread as the trace names it."""
+
+    pid: str
+    tid: str
+    name: str = ""
+
+
+@dataclass(slots=True)
+class LossReport:
+    """What a trace lacks or what reading it had to mend; every count is of events."""
+
+    events_read: int = 0
+    orphan_kernels: int = 0
+    """Device work whose launch was not recorded (launched before the window, or lost)."""
+    leading_orphans: int = 0
+    """Those of them that start before any launched work of their stream."""
+    launches_without_kernels: int = 0
+    """Launch calls whose device work was not recorded (zero-size memsets excluded)."""
+    clamped_children: int = 0
+    """Host events that stuck out of their parent and were cut to it."""
+    dropped_events: int = 0
+    """Events without usable times (NaN, negative, missing) or too broken to decode."""
+    repaired_events: int = 0
+    """Events whose JSON was invalid and could be mended."""
+    truncated_bytes: int = 0
+    """Bytes of an unfinished tail that had to be thrown away."""
+    notes: list[str] = field(default_factory=list)
+    """One sentence for each thing worth telling."""
+
+
+@dataclass(slots=True)
+class Meta:
+    """Context of one rank's window. Empty strings and ``NONE`` mean "the trace does not say"."""
+
+    source: str = ""
+    era: str = ""
+    """Which trace format was detected: "list-2020", "kineto-2021", "kineto-2022" or "kineto"."""
+    device: str = ""
+    device_count: int = 0
+    device_memory_bytes: int = NONE
+    sm_count: int = NONE
+    compute_capability: str = ""
+    rank: int = NONE
+    world_size: int = NONE
+    backend: str = ""
+    torch_version: str = ""
+    base_time_ns: int = 0
+    window_ns: int = 0
+    step_source: int = NONE
+    """A ``StepSource``, or ``NONE`` where the window has no steps."""
+    profiler_flags: dict[str, bool] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    process_groups: list[dict[str, Any]] = field(default_factory=list)
+    unprofiled_step_ns: list[int] = field(default_factory=list)
+    et_schema: str = ""
+    et_joined: int = 0
+    """Operations joined to a node of the execution trace."""
+    et_candidates: int = 0
+    """Operations of the windows both traces cover, which should have been joined."""
+    python_events: int = 0
+    """``python_function`` events seen; they give modules and gaps and are not kept as rows."""
+    loss: LossReport = field(default_factory=LossReport)
+
+
+@dataclass(slots=True)
+class ExecutionGraph:
+    """One rank's recorded window. See the module's text for the conventions."""
+
+    strings: list[str]
+    threads: list[Thread]
+    ops: OpTable
+    launches: LaunchTable
+    kernels: KernelTable
+    collectives: CollectiveTable
+    syncs: SyncTable
+    gaps: GapTable
+    steps: StepTable
+    overheads: OverheadTable
+    meta: Meta
+
+    TABLES: ClassVar[dict[str, type[Table]]] = {
+        "ops": OpTable, "launches": LaunchTable, "kernels": KernelTable, "collectives": CollectiveTable,
+        "syncs": SyncTable, "gaps": GapTable, "steps": StepTable, "overheads": OverheadTable,
+    }
+
+    def string(self, code: int) -> str:
+        """The text of a string code; empty for ``NONE``."""
+        return "" if code < 0 else self.strings[code]

@@ -1,0 +1,234 @@
+"""``read_job``: the files of one run's ranks → a ``Job``.
+
+Takes a file, several files, a directory, a glob or fsspec URLs; profiler traces, saved graphs and execution traces
+may lie side by side. What belongs to another job is refused, what is merely missing is told in ``Job.notes``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from tracer.errors import JobError, TraceError
+from tracer.files import FileKind, FoundFile, find_files
+from tracer.graph import NONE, ExecutionGraph
+from tracer.kineto import read_kineto
+
+PathLike = str | os.PathLike[str]
+
+APART_NS = 10_000_000_000
+APART_WINDOWS = 10
+"""Two ranks' windows belong to different jobs if they lie more than 10 s *and* ten window lengths apart. Ranks of
+one job start their windows together: up to 7.5 ms apart in the eight-rank DLRM recording."""
+
+_EPOCH_NS = 10**17
+"""Smaller absolute times (before 1973) are not on the epoch clock and say nothing about when a window was."""
+
+_RANK_IN_NAME = re.compile(r"(?:rank|worker|trainer|node)[-_.]?(\d+)", re.IGNORECASE)
+
+
+@dataclass
+class Job:
+    """The recorded ranks of one run.
+
+    Attributes:
+        graphs: one per rank, sorted by rank. ``graph.meta.base_time_ns`` puts each on the job's common clock.
+        world_size: ranks of the job, recorded here or not.
+        notes: one sentence for each thing that was left out or assumed.
+        missing_ranks: ranks of the job without a graph.
+    """
+
+    graphs: list[ExecutionGraph]
+    world_size: int = NONE
+    notes: list[str] = field(default_factory=list)
+    missing_ranks: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.graphs)
+
+    def rank(self, number: int) -> ExecutionGraph:
+        """The graph of a rank. Raises ``JobError`` if it was not recorded."""
+        for graph in self.graphs:
+            if graph.meta.rank == number:
+                return graph
+        have = ", ".join(str(graph.meta.rank) for graph in self.graphs)
+        raise JobError(f"Rank {number} is not in this job (it has {have}); choose one of those or add its trace.")
+
+
+def read_job(paths: PathLike | Sequence[PathLike], *, progress: Callable[[int, int], None] | None = None) -> Job:
+    """Read all ranks of one run.
+
+    Args:
+        paths: a trace or saved graph, several, a directory of them (not searched deeper), a glob, or fsspec URLs
+            of these. Execution traces found or given are joined to the profiler trace of their rank.
+        progress: called with (bytes done, bytes in all) of the stored files.
+
+    Returns:
+        The job; missing ranks and skipped files are named in its notes.
+
+    Raises:
+        TraceError: a file that was asked for cannot be read, or nothing readable was found.
+        JobError: the files are not ranks of one run (a rank twice, different world sizes, windows far apart).
+    """
+    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not given:
+        raise TraceError("No trace was named; give a file, a directory or a glob.")
+    notes: list[str] = []
+    files = find_files([os.fspath(path) for path in given], notes)
+    saved = [file for file in files if file.kind is FileKind.GRAPH]
+    if saved and len(files) == 1:
+        return _load_saved(saved[0].path)
+    graphs: list[ExecutionGraph] = []
+    total, done = sum(file.size for file in files if file.kind is not FileKind.EXECUTION_TRACE), 0
+    for file in files:
+        if file.kind is FileKind.EXECUTION_TRACE:
+            continue
+        if file.kind is FileKind.GRAPH:
+            graphs += _load_saved(file.path).graphs
+        else:
+            graph = _read_member(file, notes, _shifted(progress, done, total))
+            if graph is not None:
+                graphs.append(graph)
+        done += file.size
+    if not graphs:
+        raise TraceError(f"No profiler trace could be read from {_listed(os.fspath(path) for path in given)}"
+                         f"{_why_none(files, notes)} Give the .json or .json.gz files of the profiler.")
+    _number_ranks(graphs, notes)
+    graphs.sort(key=lambda graph: graph.meta.rank)
+    _check_one_job(graphs)
+    _join_execution_traces(graphs, [file for file in files if file.kind is FileKind.EXECUTION_TRACE], notes)
+    return assemble_job(graphs, notes)
+
+
+def assemble_job(graphs: list[ExecutionGraph], notes: Iterable[str] = ()) -> Job:
+    """A ``Job`` of graphs already read: sorted by rank, with world size and missing ranks worked out."""
+    graphs = sorted(graphs, key=lambda graph: graph.meta.rank)
+    ranks = {graph.meta.rank for graph in graphs}
+    size = max([len(graphs), *(graph.meta.world_size for graph in graphs), *(rank + 1 for rank in ranks)])
+    missing = [] if ranks == {NONE} else sorted(set(range(size)) - ranks)
+    job = Job(graphs, size, list(notes), missing)
+    if missing:
+        job.notes.append(f"{len(missing)} of {size} ranks were not recorded ({_listed(map(str, missing))}): what they "
+                         "did is known only from the recorded ranks' waiting.")
+    return job
+
+
+def _load_saved(path: str) -> Job:
+    from tracer.store import load_job
+
+    return load_job(path)
+
+
+def _read_member(file: FoundFile, notes: list[str], progress: Callable[[int, int], None] | None) -> \
+        ExecutionGraph | None:
+    """A member's graph; one found in a directory that is no trace is noted, one asked for by name is an error."""
+    try:
+        return read_kineto(file.path, progress=progress)
+    except TraceError as error:
+        if file.named:
+            raise
+        notes.append(f"Skipped: {error}")
+        return None
+
+
+def _shifted(progress: Callable[[int, int], None] | None, done: int, total: int) -> Callable[[int, int], None] | None:
+    if progress is None:
+        return None
+    return lambda now, _: progress(done + now, total)
+
+
+def rank_in_name(path: str) -> int:
+    """The rank a file's name gives ("rank3.json", "worker3_step_12…"), ``NONE`` if it gives none."""
+    match = _RANK_IN_NAME.search(path.rstrip("/").rsplit("/", 1)[-1])
+    return int(match.group(1)) if match and len(match.group(1)) < 9 else NONE
+
+
+def _number_ranks(graphs: list[ExecutionGraph], notes: list[str]) -> None:
+    unknown = [graph for graph in graphs if graph.meta.rank == NONE]
+    for graph in unknown:
+        graph.meta.rank = rank_in_name(graph.meta.source)
+        if graph.meta.rank != NONE:
+            notes.append(f"{graph.meta.source} does not record its rank; {graph.meta.rank} was taken from its name.")
+    nameless = [graph.meta.source for graph in graphs if graph.meta.rank == NONE]
+    if nameless and len(graphs) > 1:
+        raise JobError(f"{_listed(nameless)} record no rank and have none in their names, so that they cannot be told "
+                       "apart as ranks of one job; read them one at a time, or name them rank0…, rank1….")
+
+
+def _check_one_job(graphs: list[ExecutionGraph]) -> None:
+    for first, second in pairwise(graphs):
+        if first.meta.rank == second.meta.rank:
+            raise JobError(f"Rank {first.meta.rank} is there twice ({first.meta.source}, {second.meta.source}): files "
+                           "of two jobs, or two windows of one, are mixed; give one file for each rank.")
+    sizes = {graph.meta.world_size: graph.meta.source for graph in graphs if graph.meta.world_size > 0}
+    if len(sizes) > 1:
+        (size_a, file_a), (size_b, file_b) = list(sizes.items())[:2]
+        raise JobError(f"{file_a} is of a job with {size_a} ranks, {file_b} of one with {size_b}: files of different "
+                       "jobs are mixed; give those of one job.")
+    for size in sizes:
+        last = graphs[-1].meta
+        if last.rank >= size:
+            raise JobError(f"{last.source} is rank {last.rank}, but the job has only {size} ranks: files of different jobs are mixed; give those of one job.")
+    windows = sorted((g.meta.base_time_ns, g.meta.base_time_ns + g.meta.window_ns, g.meta.source) for g in graphs
+                     if g.meta.base_time_ns > _EPOCH_NS)
+    longest = max((end - start for start, end, _ in windows), default=0)
+    reached, reached_by = (windows[0][1], windows[0][2]) if windows else (0, "")
+    for start, end, source in windows:
+        if start - reached > max(APART_NS, APART_WINDOWS * longest):
+            raise JobError(f"{source} was recorded {(start - reached) / 1e9:,.0f} s after {reached_by} ended: files of "
+                           "different runs are mixed; give those of one run.")
+        if end > reached:
+            reached, reached_by = end, source
+
+
+def _join_execution_traces(graphs: list[ExecutionGraph], files: list[FoundFile], notes: list[str]) -> None:
+    """Join each rank's first execution trace; pairs go by the rank in the file names, else by order."""
+    if not files:
+        return
+    from tracer.join import join_execution_trace
+
+    by_rank: dict[int, list[FoundFile]] = {}
+    for file in files:
+        by_rank.setdefault(rank_in_name(file.path), []).append(file)
+    nameless = by_rank.pop(NONE, [])
+    open_graphs = [graph for graph in graphs if graph.meta.rank not in by_rank]
+    if nameless and (len(nameless) == len(open_graphs) or len(open_graphs) == 1):
+        for graph, file in zip(open_graphs, nameless, strict=False):
+            by_rank.setdefault(graph.meta.rank, []).append(file)
+        if len(open_graphs) == 1:
+            by_rank[open_graphs[0].meta.rank] = nameless
+    elif nameless:
+        notes.append(f"{_listed(file.path for file in nameless)}: execution traces without a rank in their names, "
+                     "which could not be told apart; name them like the profiler traces.")
+    for graph in graphs:
+        candidates = sorted(by_rank.pop(graph.meta.rank, []), key=lambda file: (not file.named, file.path))
+        if not candidates:
+            continue
+        if len(candidates) > 1:
+            notes.append(f"Rank {graph.meta.rank} has {len(candidates)} execution traces; {candidates[0].path} was "
+                         f"joined, not {_listed(file.path for file in candidates[1:])}.")
+        try:
+            join_execution_trace(graph, candidates[0].path)
+        except TraceError as error:
+            if candidates[0].named:
+                raise
+            notes.append(f"An execution trace was not joined: {error}")
+    notes += [f"{_listed(file.path for file in left)}: no profiler trace of that rank to join it to."
+              for left in by_rank.values()]
+
+
+def _why_none(files: list[FoundFile], notes: list[str]) -> str:
+    if notes:
+        return ": " + " ".join(notes)
+    if any(file.kind is FileKind.EXECUTION_TRACE for file in files):
+        return ": only execution traces are there, which have no times."
+    return "."
+
+
+def _listed(texts: Iterable[str], most: int = 8) -> str:
+    shown = list(texts)
+    more = f" and {len(shown) - most} more" if len(shown) > most else ""
+    return ", ".join(shown[:most]) + more

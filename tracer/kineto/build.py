@@ -1,0 +1,223 @@
+"""Columns of raw events → the linked tables of an ``ExecutionGraph``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tracer.graph import (
+    NONE,
+    ExecutionGraph,
+    KernelKind,
+    KernelTable,
+    LaunchTable,
+    Meta,
+    OpKind,
+    OpTable,
+    OverheadTable,
+    SyncTable,
+    Thread,
+)
+from tracer.kineto.collectives import find_collectives
+from tracer.kineto.columns import Collector
+from tracer.kineto.devices import base_time_ns, fill_meta
+from tracer.kineto.events import Args
+from tracer.kineto.gaps import find_gaps
+from tracer.kineto.linking import DeviceWork, classify, count_losses, link
+from tracer.kineto.modules import module_paths
+from tracer.kineto.names import ANNOTATION_NAME, COLLECTIVE_KERNEL, Group, sync_kind
+from tracer.kineto.nesting import Nesting, host_order, innermost, nest
+from tracer.kineto.phases import phases
+from tracer.kineto.steps import find_steps, step_of
+
+
+def build_graph(collected: Collector, metadata: dict[str, Any], is_list: bool, source: str) -> ExecutionGraph:
+    """Sort, nest, link and describe the collected events. ``collected`` is used up."""
+    loss = collected.loss
+    first = collected.first_ns or 0
+    meta = Meta(source=source, loss=loss, python_events=collected.python_events)
+    meta.base_time_ns = first + base_time_ns(metadata)
+    meta.window_ns = collected.last_ns - first
+
+    ops, nesting, op_rank = _operations(collected, first)
+    calls = _calls(collected, first, ops, nesting)
+    kernels, kernel_rank = _device_work(collected, first)
+    fill_meta(meta, metadata, is_list, collected.categories, kernels.device)
+    _infer_era(meta, collected)
+
+    texts = list(collected.strings)
+    work = DeviceWork(kernels.kind, kernels.device, kernels.stream, kernels.start_ns, kernels.correlation)
+    kernels.launch = link(work, calls, _process_numbers(collected, calls.thread))
+    calls.kind = classify(calls, texts, kernels.launch, kernels.kind)
+    count_losses(loss, work, calls, texts, kernels.launch, bool((kernels.launch >= 0).any()))
+    launch = np.maximum(kernels.launch, 0)
+    linked = kernels.launch >= 0
+    if linked.any():
+        kernels.op = np.where(linked, calls.op[launch], NONE).astype(np.int32)
+
+    steps, meta.step_source = find_steps(ops, nesting.end, collected.strings)
+    meta.step_source = int(meta.step_source)
+    ops.step = step_of(steps, ops.thread, ops.start_ns)
+    calls.step = step_of(steps, calls.thread, calls.start_ns)
+    if linked.any():
+        kernels.step = np.where(linked, calls.step[launch], NONE).astype(np.int32)
+
+    modules = collected.finish(Group.PYTHON)
+    modules["start"] = modules["start"] - first
+    paths = module_paths(modules, collected.strings, ops.thread, ops.start_ns, nesting.end)
+    ops.module = np.where(paths >= 0, paths, ops.module).astype(np.int32)
+    texts = list(collected.strings)
+    ops.phase = phases(ops, nesting, texts)
+    overheads = _overheads(collected, first)
+    gaps = find_gaps(ops, nesting.end, calls, steps, overheads, texts)
+    gaps.step = step_of(steps, gaps.thread, gaps.start_ns)
+    syncs = _syncs(collected, first, calls, texts)
+    collectives = find_collectives(ops, kernels, _by_row(collected.operation_comms, op_rank),
+                                   _by_row(collected.device_comms, kernel_rank), collected.strings)
+    graph = ExecutionGraph(
+        strings=list(collected.strings), threads=_threads(collected), ops=ops, launches=calls, kernels=kernels,
+        collectives=collectives, syncs=syncs, gaps=gaps, steps=steps, overheads=overheads, meta=meta)
+    _note_absences(graph)
+    return graph
+
+
+def _rank_of(order: np.ndarray) -> np.ndarray:
+    """Collected row → row of the sorted table."""
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    return rank
+
+
+def _by_row(comms: list[tuple[int, Args]], rank: np.ndarray) -> dict[int, Args]:
+    return {int(rank[row]): args for row, args in comms}
+
+
+def _operations(collected: Collector, first: int) -> tuple[OpTable, Nesting, np.ndarray]:
+    raw = collected.finish(Group.OPERATION)
+    raw["start"] -= first
+    order = host_order(raw["thread"], raw["start"], raw["duration"], raw["order"])
+    rows = {name: column[order] for name, column in raw.items()}
+    raw.clear()
+    nesting = nest(rows["thread"], rows["start"], rows["duration"])
+    collected.loss.clamped_children += nesting.clamped
+    ops = OpTable.empty(len(order))
+    for name in ("name", "thread", "sequence", "forward_thread", "external_id", "record_id", "shapes", "dtypes",
+                 "strides", "scalars", "module"):
+        setattr(ops, name, rows[name])
+    ops.start_ns = rows["start"]
+    ops.duration_ns = nesting.end - rows["start"]
+    ops.parent = nesting.parent
+    texts = list(collected.strings)
+    named = [code for code in np.unique(ops.name).tolist() if ANNOTATION_NAME.match(texts[code])]
+    ops.kind = np.where(rows["annotation"] | np.isin(ops.name, named), OpKind.ANNOTATION,
+                        OpKind.OPERATION).astype(np.int8)
+    return ops, nesting, _rank_of(order)
+
+
+def _calls(collected: Collector, first: int, ops: OpTable, nesting: Nesting) -> LaunchTable:
+    raw = collected.finish(Group.CALL)
+    raw["start"] -= first
+    order = host_order(raw["thread"], raw["start"], raw["duration"], None)
+    calls = LaunchTable.empty(len(order))
+    calls.name, calls.thread, calls.correlation = (raw[key][order] for key in ("name", "thread", "correlation"))
+    calls.start_ns = raw["start"][order]
+    nested = nest(calls.thread, calls.start_ns, raw["duration"][order])
+    collected.loss.clamped_children += nested.clamped
+    calls.parent = nested.parent
+    calls.duration_ns = nested.end - calls.start_ns
+    # The call's middle decides: calls and operations are recorded by different clocks and borders differ slightly.
+    middle = calls.start_ns + calls.duration_ns // 2
+    calls.op = innermost(calls.thread, calls.start_ns, middle, ops.thread, ops.start_ns, nesting)
+    lost = np.flatnonzero(calls.op == NONE)
+    if len(lost):
+        calls.op[lost] = innermost(calls.thread[lost], middle[lost], middle[lost], ops.thread, ops.start_ns, nesting)
+    return calls
+
+
+def _device_work(collected: Collector, first: int) -> tuple[KernelTable, np.ndarray]:
+    raw = collected.finish(Group.DEVICE)
+    raw["start"] -= first
+    order = np.lexsort((raw["stream"], raw["device"], raw["start"]))
+    kernels = KernelTable.empty(len(order))
+    for name in ("name", "kind", "stream", "correlation", "registers", "shared_bytes", "bytes"):
+        setattr(kernels, name, raw[name][order])
+    kernels.device = raw["device"][order].astype(np.int32)
+    kernels.start_ns, kernels.duration_ns = raw["start"][order], raw["duration"][order]
+    extents = np.array([_extent(text) for text in collected.extents], np.int64).reshape(-1, 3)
+    for name in ("grid", "block"):
+        codes = raw[name][order]
+        for axis, letter in enumerate("xyz"):
+            values = np.where(codes >= 0, extents[np.maximum(codes, 0), axis], NONE) if len(extents) else codes
+            setattr(kernels, f"{name}_{letter}", values.astype(np.int32))
+    texts = list(collected.strings)
+    collective = [code for code in np.unique(kernels.name).tolist() if COLLECTIVE_KERNEL.search(texts[code])]
+    kernels.kind[(kernels.kind == KernelKind.COMPUTE) & np.isin(kernels.name, collective)] = KernelKind.COLLECTIVE
+    return kernels, _rank_of(order)
+
+
+def _extent(text: str) -> tuple[int, int, int]:
+    try:
+        values = msgspec.json.decode(text, type=list[int])
+    except msgspec.DecodeError:
+        values = []
+    if len(values) > 3 or any(not 0 <= v < 2**31 for v in values):
+        values = []
+    x, y, z = ([*values, 1, 1, 1] if values else [NONE] * 3)[:3]
+    return x, y, z
+
+
+def _syncs(collected: Collector, first: int, calls: LaunchTable, texts: list[str]) -> SyncTable:
+    raw = collected.finish(Group.SYNC)
+    order = np.argsort(raw["start"], kind="stable")
+    syncs = SyncTable.empty(len(order))
+    syncs.start_ns, syncs.duration_ns = raw["start"][order] - first, raw["duration"][order]
+    for name in ("stream", "correlation", "wait_stream", "record_correlation"):
+        setattr(syncs, name, raw[name][order])
+    kinds = {code: int(sync_kind(texts[code])) for code in np.unique(raw["kind_text"]).tolist()}
+    syncs.kind = np.array([kinds[code] for code in raw["kind_text"][order].tolist()], np.int8)
+    rows = np.flatnonzero(calls.correlation >= 0)
+    rows = rows[np.argsort(calls.correlation[rows], kind="stable")]
+    if len(rows) and len(order):
+        at = np.minimum(np.searchsorted(calls.correlation[rows], syncs.correlation), len(rows) - 1)
+        syncs.launch = np.where(calls.correlation[rows[at]] == syncs.correlation, rows[at], NONE).astype(np.int32)
+    return syncs
+
+
+def _overheads(collected: Collector, first: int) -> OverheadTable:
+    raw = collected.finish(Group.OVERHEAD)
+    order = np.argsort(raw["start"], kind="stable")
+    return OverheadTable(raw["name"][order], raw["thread"][order], raw["start"][order] - first, raw["duration"][order])
+
+
+def _process_numbers(collected: Collector, thread: np.ndarray) -> np.ndarray:
+    pids: dict[str, int] = {}
+    numbers = np.array([pids.setdefault(pid, len(pids)) for pid, _ in collected.threads.keys_in_order] or [0], np.int32)
+    return numbers[thread]
+
+
+def _threads(collected: Collector) -> list[Thread]:
+    return [Thread(pid, tid, collected.thread_names.get((pid, tid), "")) for pid, tid in
+            collected.threads.keys_in_order]
+
+
+def _infer_era(meta: Meta, collected: Collector) -> None:
+    if meta.era == "kineto" and "async_cpu_to_gpu" in collected.flow_categories:
+        meta.era = "kineto-2022"
+    flags = meta.profiler_flags
+    flags.setdefault("with_stack", collected.python_events > 0)
+
+
+def _note_absences(graph: ExecutionGraph) -> None:
+    loss = graph.meta.loss
+    if len(graph.kernels) == 0:
+        loss.notes.append("The trace has no GPU work: a CPU run, or the profiler was not allowed to trace the device.")
+    if len(graph.ops) == 0:
+        loss.notes.append("The trace has no host operations: nothing can be tied to operations, modules or phases.")
+    if len(graph.steps) == 0:
+        loss.notes.append("The trace marks no steps (no ProfilerStep, Optimizer.step, data loader or execute ranges): "
+                          "the window counts as a whole.")
+    if loss.orphan_kernels:
+        loss.notes.append(f"{loss.orphan_kernels} pieces of GPU work have no recorded launch, {loss.leading_orphans} "
+                          "of them before their stream's first launched work (launched before the window).")

@@ -1,0 +1,221 @@
+"""Cutting a trace's text into pieces at event boundaries, and each piece into decoded events.
+
+The text is never held whole: blocks come in, everything up to the last event boundary of a block is decoded at once
+as ``[`` piece ``]``, the rest waits for the next block. Only a piece that does not decode is looked at event by event
+(see ``salvage``), so valid files pay nothing for the care invalid ones need.
+
+    { "metadata": ..., "traceEvents": [ {event} , {event} , {event} ], "more": ... }
+      \\_____ header _____/               \\__ piece __/^ boundary      \\_ footer _/
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from tracer.errors import TraceError
+from tracer.graph import LossReport
+from tracer.kineto.events import EVENTS, Event
+from tracer.kineto.salvage import BOUNDARY, salvage
+
+DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+_EVENTS_KEY = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
+_ARRAY_END = re.compile(rb"\}\s*\]")
+_EMPTY_ARRAY = re.compile(rb"\s*\]")
+_HEADER_LIMIT = 256 << 20
+_EVENT_LIMIT = 128 << 20
+_CANDIDATES = 256
+_WINDOWS = (1 << 14, 1 << 18, 1 << 62)
+
+
+class EventStream:
+    """Iterate once: yields lists of ``Event``. Afterwards ``metadata`` holds the top-level fields of the file."""
+
+    def __init__(self, blocks: Iterable[bytes], name: str, loss: LossReport) -> None:
+        self.metadata: dict[str, Any] = {}
+        self.is_list = False
+        self.complete = False
+        """Whether the end of the event array was found."""
+        self._blocks = iter(blocks)
+        self._name = name
+        self._loss = loss
+        self._footer: list[bytes] = []
+
+    def __iter__(self) -> Iterator[list[Event]]:
+        carry = self._read_header()
+        while not self.complete:
+            block = next(self._blocks, None)
+            if block is None:
+                yield self._last_piece(carry)
+                break
+            text = carry + block
+            cut = last_boundary(text)
+            if cut < 0:
+                if len(text) > _EVENT_LIMIT:
+                    raise TraceError(f"{self._name} has {len(text) >> 20} MiB of text without the start of an event: "
+                                     "it is damaged or no profiler trace; record or copy it again.")
+                carry = text
+                continue
+            carry = text[cut + 1:]
+            events, rest = decode_piece(memoryview(text)[:cut], self._loss)
+            yield events
+            if rest is not None:
+                self.complete = True
+                self._footer += [rest, b",", carry]
+        self._read_footer()
+
+    def _read_header(self) -> bytes:
+        """Read up to the first event; returns the text after the opening bracket of the event array."""
+        text = b""
+        for block in self._blocks:
+            searched = max(0, len(text) - 64)
+            text = (text + block) if text else block.removeprefix(b"\xef\xbb\xbf")
+            head = text[:4096].lstrip()
+            if not head:
+                text = b""
+                continue
+            if head.startswith(b"["):
+                self.is_list = True
+                return text[text.index(b"[") + 1:]
+            if not head.startswith(b"{"):
+                raise TraceError(f"{self._name} is not JSON: it starts with {head[:20]!r}; "
+                                 "give the .json or .json.gz file written by the PyTorch profiler.")
+            found = _EVENTS_KEY.search(text, searched)
+            if found:
+                self._parse_metadata(text[:found.start()].rstrip().rstrip(b",") + b"}", "before")
+                return text[found.end():]
+            if len(text) > _HEADER_LIMIT:
+                break
+        raise TraceError(self._why_no_events(text))
+
+    def _why_no_events(self, text: bytes) -> str:
+        if not text.strip():
+            return f"{self._name} is empty: the profiler probably died before it wrote anything; record it again."
+        try:
+            value = msgspec.json.decode(text)
+        except RecursionError:
+            return f"{self._name} is nested too deeply to be a trace; it is damaged or was not written by a profiler."
+        except DECODE_ERRORS as error:
+            if "truncated" in str(error):
+                return (f"{self._name} ends before its first event: the file was cut off while it was written or "
+                        "copied; copy or record it again.")
+            return f"{self._name} is not valid JSON ({error}) and holds no events; record or copy the trace again."
+        if isinstance(value, dict) and "nodes" in value and "schema" in value:
+            return (f"{self._name} is a PyTorch execution trace, not a profiler trace: it has no times; "
+                    "give the profiler's Kineto file, or the directory that holds both.")
+        return (f"{self._name} is JSON but no profiler trace (it has no \"traceEvents\"): "
+                "check that it is the right file.")
+
+    def _last_piece(self, text: bytes) -> list[Event]:
+        end, footer = find_array_end(text, self.is_list)
+        if end >= 0:
+            self.complete = True
+            self._footer.append(footer)
+            events, rest = decode_piece(memoryview(text)[:end], self._loss)
+            if rest is not None:
+                self._footer.insert(0, rest)
+            return events
+        events, rest = salvage(text, self._loss, at_end=True)
+        if rest is not None:
+            self.complete = True
+            self._footer.append(rest)
+        return events
+
+    def _read_footer(self) -> None:
+        if self.is_list:
+            return
+        held = 0
+        for block in self._blocks:
+            held += len(block)
+            if held <= _HEADER_LIMIT:
+                self._footer.append(block)
+        text = b"".join(self._footer).strip().lstrip(b",").rstrip()
+        if text in (b"", b"}"):
+            return
+        self._parse_metadata(b"{" + text, "after")
+
+    def _parse_metadata(self, text: bytes, where: str) -> None:
+        try:
+            self.metadata.update(msgspec.json.decode(text, type=dict[str, Any]))
+        except DECODE_ERRORS:
+            if text.strip() in (b"{}", b"}", b"{"):
+                return
+            kept = _fields_one_by_one(text)
+            self.metadata.update(kept)
+            self._loss.notes.append(f"The metadata {where} the events is invalid JSON; {len(kept)} of its fields "
+                                    "could be read.")
+
+
+def last_boundary(text: bytes) -> int:
+    """Position of the comma of the last event boundary of ``text``, -1 if there is none."""
+    for window in _WINDOWS:
+        start = max(0, len(text) - window)
+        last = None
+        for last in BOUNDARY.finditer(text, start):  # noqa: B007  (the last match is what is wanted)
+            pass
+        if last is not None:
+            return last.start("comma")
+        if start == 0:
+            break
+    return -1
+
+
+def decode_piece(text: bytes | memoryview, loss: LossReport) -> tuple[list[Event], bytes | None]:
+    """Decode whole events. The second value is the text after the event array if its end lies in the piece."""
+    try:
+        return EVENTS.decode(b"".join((b"[", text, b"]"))), None
+    except DECODE_ERRORS:
+        return salvage(bytes(text), loss, at_end=False)
+
+
+def find_array_end(text: bytes, is_list: bool) -> tuple[int, bytes]:
+    """Where the event array ends in the file's last text: (position of its bracket or -1, the text after it).
+
+    Of the brackets whose following text completes the top-level object, the first is the right one: later ones
+    close arrays of the metadata.
+    """
+    if is_list:
+        stripped = text.rstrip()
+        return (len(stripped) - 1, b"") if stripped.endswith(b"]") else (-1, b"")
+    if _EMPTY_ARRAY.match(text):
+        return text.index(b"]"), text[text.index(b"]") + 1:]
+    best, failures = -1, 0
+    for match in reversed(list(_ARRAY_END.finditer(text))):
+        footer = text[match.end():].strip()
+        if footer == b"}" or (footer.startswith(b",") and _completes(footer)):
+            best, failures = match.end() - 1, 0
+            continue
+        failures += 1
+        if failures > (_CANDIDATES if best < 0 else _CANDIDATES // 16):
+            break
+    return (best, text[best + 1:]) if best >= 0 else (-1, b"")
+
+
+def _completes(footer: bytes) -> bool:
+    try:
+        msgspec.json.decode(b'{"":0' + footer)
+    except DECODE_ERRORS:
+        return False
+    return True
+
+
+_FIELD = re.compile(rb'"(baseTimeNanoseconds|schemaVersion|displayTimeUnit|traceName|record_shapes|with_stack|'
+                    rb'profile_memory|with_flops|with_modules)"\s*:\s*(-?\d+|"[^"\\]*")')
+_OBJECT = re.compile(rb'"(distributedInfo|deviceProperties)"\s*:\s*')
+
+
+def _fields_one_by_one(text: bytes) -> dict[str, Any]:
+    """The fields that matter most, from metadata that is not valid as a whole."""
+    found: dict[str, Any] = {m.group(1).decode(): msgspec.json.decode(m.group(2)) for m in _FIELD.finditer(text)}
+    for match in _OBJECT.finditer(text):
+        for end in re.finditer(rb"[}\]]", text[match.end():match.end() + (1 << 20)]):
+            try:
+                found[match.group(1).decode()] = msgspec.json.decode(text[match.end():match.end() + end.end()])
+                break
+            except DECODE_ERRORS:
+                continue
+    return found

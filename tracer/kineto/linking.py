@@ -1,0 +1,142 @@
+"""Device work → the call that launched it, by correlation; and what kind of call each one is.
+
+Joining on `External id` is wrong in many eras; correlation → call → innermost enclosing operation is right in all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracer.graph import NONE, KernelKind, LaunchKind, LaunchTable, LossReport
+from tracer.kineto.names import call_kind, is_blocking_copy
+
+_KIND_OF_WORK = {
+    KernelKind.COMPUTE: LaunchKind.KERNEL, KernelKind.COLLECTIVE: LaunchKind.KERNEL,
+    KernelKind.MEMCPY: LaunchKind.MEMCPY, KernelKind.MEMSET: LaunchKind.MEMSET,
+}
+
+
+@dataclass(slots=True)
+class DeviceWork:
+    """The columns of device work that linking needs, in one row order (times in nanoseconds from the window)."""
+
+    kind: np.ndarray
+    device: np.ndarray
+    stream: np.ndarray
+    start: np.ndarray
+    correlation: np.ndarray
+
+
+def link(work: DeviceWork, calls: LaunchTable, processes: np.ndarray) -> np.ndarray:
+    """The launching call of each piece of device work, ``NONE`` for orphans.
+
+    Correlation ids are unique within one process. Where several calls share one (several processes in a file, a
+    driver call inside a runtime call), the call is taken from the process that owns the device, the latest one not
+    after the work's start, and of nested ones the outermost.
+
+    Args:
+        processes: for each call, a number of its process.
+    """
+    launch = np.full(len(work.start), NONE, np.int32)
+    rows = np.flatnonzero(calls.correlation >= 0)
+    if len(rows) == 0 or len(launch) == 0:
+        return launch
+    rows = rows[np.lexsort((calls.start_ns[rows], calls.correlation[rows]))]
+    ids = calls.correlation[rows]
+    low = np.searchsorted(ids, work.correlation, side="left")
+    high = np.searchsorted(ids, work.correlation, side="right")
+    matched = (high > low) & (work.correlation >= 0)
+    single = matched & (high - low == 1)
+    launch[single] = rows[low[single]]
+    several = np.flatnonzero(matched & ~single)
+    if len(several):
+        owners = _device_owners(work.device[single], processes[launch[single]])
+        for row in several.tolist():
+            launch[row] = _choose(rows[low[row]:high[row]], int(work.start[row]), owners.get(int(work.device[row])),
+                                  calls, processes)
+    return launch
+
+
+def _device_owners(devices: np.ndarray, processes: np.ndarray) -> dict[int, int]:
+    """Process that launched most of each device's unambiguous work."""
+    owners: dict[int, int] = {}
+    for device in np.unique(devices).tolist():
+        found, counts = np.unique(processes[devices == device], return_counts=True)
+        owners[device] = int(found[counts.argmax()])
+    return owners
+
+
+def _choose(candidates: np.ndarray, start: int, owner: int | None, calls: LaunchTable, processes: np.ndarray) -> int:
+    if owner is not None and (mine := candidates[processes[candidates] == owner]).size:
+        candidates = mine
+    earlier = candidates[calls.start_ns[candidates] <= start]
+    best = int(earlier[-1] if len(earlier) else candidates[0])
+    group = set(candidates.tolist())
+    while int(calls.parent[best]) in group:
+        best = int(calls.parent[best])
+    return best
+
+
+def classify(calls: LaunchTable, strings: list[str], launch: np.ndarray, kind: np.ndarray) -> np.ndarray:
+    """``LaunchKind`` of each call: by the device work it launched, else by its name.
+
+    Of two nested calls only the one that has the device work counts as a launch; the other is OTHER.
+    """
+    kinds = np.zeros(len(calls), np.int8)
+    blocking = np.zeros(len(calls), bool)
+    for code in np.unique(calls.name).tolist():
+        same = calls.name == code
+        kinds[same] = call_kind(strings[code])
+        blocking[same] = is_blocking_copy(strings[code])
+    has_work = np.zeros(len(calls), bool)
+    linked = launch >= 0
+    has_work[launch[linked]] = True
+    graph = kinds == LaunchKind.GRAPH
+    for work_kind, launch_kind in _KIND_OF_WORK.items():  # COMPUTE first: a copy inside wins, as it is never mixed
+        of_kind = np.zeros(len(calls), bool)
+        of_kind[launch[linked & (kind == work_kind)]] = True
+        kinds[of_kind & ~graph] = launch_kind
+    launches = np.isin(kinds, (LaunchKind.KERNEL, LaunchKind.MEMCPY, LaunchKind.MEMSET, LaunchKind.GRAPH))
+    nested = np.flatnonzero(calls.parent >= 0)
+    outer = calls.parent[nested]
+    kinds[outer[launches[outer] & ~has_work[outer] & has_work[nested]]] = LaunchKind.OTHER
+    kinds[nested[launches[nested] & ~has_work[nested] & launches[outer]]] = LaunchKind.OTHER
+    # AMD records no device work for some copies; what remains of them is a wait.
+    kinds[(kinds == LaunchKind.MEMCPY) & blocking & ~has_work] = LaunchKind.BLOCKING_SYNC
+    return kinds
+
+
+def count_losses(loss: LossReport, work: DeviceWork, calls: LaunchTable, strings: list[str], launch: np.ndarray,
+                 window_has_calls: bool) -> None:
+    """Fill the counts of orphans and of launches without device work."""
+    orphan = launch < 0
+    loss.orphan_kernels = int(orphan.sum())
+    if len(work.start):
+        stream = work.device * np.int64(1 << 32) + work.stream
+        _, group = np.unique(stream, return_inverse=True)
+        first = np.full(int(group.max()) + 1, np.iinfo(np.int64).max, np.int64)
+        np.minimum.at(first, group[~orphan], work.start[~orphan])
+        loss.leading_orphans = int((orphan & (work.start < first[group])).sum())
+    if not window_has_calls:
+        return
+    has_work = np.zeros(len(calls), bool)
+    has_work[launch[~orphan]] = True
+    wanted = np.isin(calls.kind, (LaunchKind.KERNEL, LaunchKind.MEMCPY, LaunchKind.GRAPH)) & ~has_work
+    wanted &= ~_while_capturing(calls, strings)
+    loss.launches_without_kernels = int(wanted.sum())
+
+
+def _while_capturing(calls: LaunchTable, strings: list[str]) -> np.ndarray:
+    """Calls between StreamBeginCapture and StreamEndCapture of their thread: recorded into a graph, not run."""
+    inside = np.zeros(len(calls), bool)
+    begin = [code for code, text in enumerate(strings) if text.endswith("StreamBeginCapture")]
+    if not begin:
+        return inside
+    end = [code for code, text in enumerate(strings) if text.endswith("StreamEndCapture")]
+    change = np.isin(calls.name, begin).astype(np.int64) - np.isin(calls.name, end)
+    for thread in np.unique(calls.thread).tolist():
+        rows = np.flatnonzero(calls.thread == thread)
+        inside[rows] = np.cumsum(change[rows]) > 0
+    return inside

@@ -1,0 +1,84 @@
+"""What the categories and names in a trace mean, for every era and vendor, in one place."""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+
+from tracer.graph import KernelKind, LaunchKind, SyncKind
+
+
+class Group(IntEnum):
+    """Which table an event's category feeds."""
+
+    IGNORED = 0
+    OPERATION = 1
+    ANNOTATION = 2
+    CALL = 3
+    DEVICE = 4
+    SYNC = 5
+    OVERHEAD = 6
+    PYTHON = 7
+
+
+CATEGORY_GROUPS: dict[str | None, Group] = {
+    "cpu_op": Group.OPERATION, "Operator": Group.OPERATION, "mtia_op": Group.OPERATION,
+    "user_annotation": Group.ANNOTATION,
+    "cuda_runtime": Group.CALL, "cuda_driver": Group.CALL, "Runtime": Group.CALL, "hip_runtime": Group.CALL,
+    "hip_driver": Group.CALL, "xpu_runtime": Group.CALL, "xpu_driver": Group.CALL, "mtia_runtime": Group.CALL,
+    "privateuse1_runtime": Group.CALL, "privateuse1_driver": Group.CALL, "glow_runtime": Group.CALL,
+    "kernel": Group.DEVICE, "Kernel": Group.DEVICE, "gpu_memcpy": Group.DEVICE, "Memcpy": Group.DEVICE,
+    "gpu_memset": Group.DEVICE, "Memset": Group.DEVICE, "concurrent_kernel": Group.DEVICE,
+    "cuda_sync": Group.SYNC, "overhead": Group.OVERHEAD, "python_function": Group.PYTHON,
+}
+"""`gpu_user_annotation` echoes the host's annotations on the device and is left out on purpose."""
+
+DEVICE_KINDS: dict[str | None, KernelKind] = {
+    "gpu_memcpy": KernelKind.MEMCPY, "Memcpy": KernelKind.MEMCPY,
+    "gpu_memset": KernelKind.MEMSET, "Memset": KernelKind.MEMSET,
+}
+
+ANNOTATION_NAME = re.compile(
+    r"ProfilerStep#|ProfilerStep\*|Optimizer\.|enumerate\(DataLoader\)#|enumerate\(DataPipe\)#|"
+    r"DistributedDataParallel\.|nccl:|gloo:|## .* ##$")
+"""Names that mark a range although the 2020–21 category `Operator` does not tell it from an operation."""
+
+COLLECTIVE_KERNEL = re.compile(
+    r"^nccl(?:Dev)?Kernel|^rccl|ncclKern|multimem_all_reduce|multimem_one_shot_all_reduce|two_shot_all_reduce|"
+    r"one_shot_all_reduce|cross_device_reduce|allreduce_fusion_kernel|oneShotAllReduce|twoShotAllReduce|"
+    r"all_reduce_one_shot|all_reduce_two_shot|quickreduce|allreduce_prototype", re.IGNORECASE)
+
+_CALLS: tuple[tuple[re.Pattern[str], LaunchKind], ...] = (
+    (re.compile(r"GraphLaunch"), LaunchKind.GRAPH),
+    (re.compile(r"LaunchHostFunc|LaunchDevice"), LaunchKind.OTHER),
+    (re.compile(r"^(?:cuda|cu|hip|ze|ur)\w*Launch|LaunchKernel"), LaunchKind.KERNEL),
+    (re.compile(r"EventRecord"), LaunchKind.EVENT_RECORD),
+    (re.compile(r"StreamWaitEvent"), LaunchKind.STREAM_WAIT),
+    (re.compile(r"(?:Stream|Device|Event|Ctx|Context)Synchronize"), LaunchKind.BLOCKING_SYNC),
+    (re.compile(r"^(?:cuda|cu|hip)\w*Memcpy|^hip\w*MemcpyWithStream"), LaunchKind.MEMCPY),
+    (re.compile(r"^(?:cuda|cu|hip)\w*Memset"), LaunchKind.MEMSET),
+)
+_BLOCKING_COPY = re.compile(r"^(?:cuda|cu|hip)Memcpy(?!.*Async)")
+
+
+def call_kind(name: str) -> LaunchKind:
+    """What a runtime or driver call does, by its name (of any vendor)."""
+    for pattern, kind in _CALLS:
+        if pattern.search(name):
+            return kind
+    return LaunchKind.OTHER
+
+
+def is_blocking_copy(name: str) -> bool:
+    """Whether a copy call returns only when the copy is done whatever its memory is (no `Async` in its name)."""
+    return bool(_BLOCKING_COPY.match(name))
+
+
+def sync_kind(text: str) -> SyncKind:
+    """The kind of a `cuda_sync` event from its name or `cuda_sync_kind`."""
+    lowered = text.lower()
+    if "wait" in lowered:
+        return SyncKind.STREAM_WAIT_EVENT
+    if "event" in lowered:
+        return SyncKind.EVENT_SYNC
+    return SyncKind.STREAM_SYNC if "stream" in lowered else SyncKind.DEVICE_SYNC

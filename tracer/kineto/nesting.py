@@ -1,0 +1,112 @@
+"""Parents of host events from their times alone: within a thread, an event's parent is the innermost one around it.
+
+    thread 1   |--------- aten::linear ---------|      |-- aten::relu --|
+                  |- aten::t -|  |- aten::addmm -|..      sticks out: cut to its parent and counted
+
+Recorded times are rounded (whole microseconds until 2023, a quarter in float64 epochs), so two neighbours can seem to
+overlap by less than a microsecond. Then the earlier one is cut, not the later one swallowed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from tracer.graph import NONE
+
+ROUNDING_NS = 1000
+"""Overlap that rounding of timestamps alone explains: one microsecond."""
+
+
+_NEVER = 2**63 - 1
+
+
+@dataclass(slots=True)
+class Nesting:
+    """Result of ``nest``; all arrays in the order of the input rows."""
+
+    parent: np.ndarray
+    end: np.ndarray
+    depth: np.ndarray
+    clamped: int
+
+
+def host_order(thread: np.ndarray, start: np.ndarray, duration: np.ndarray, order: np.ndarray | None) -> np.ndarray:
+    """Row order (thread, start, −duration, event index): an enclosing event comes before what it encloses."""
+    keys = (-duration, start, thread)
+    return np.lexsort(keys if order is None else (order, *keys))
+
+
+def nest(thread: np.ndarray, start: np.ndarray, duration: np.ndarray) -> Nesting:
+    """Parents of rows that are in ``host_order``. Times in nanoseconds.
+
+    Returns:
+        Parent rows (``NONE`` at top level), ends after clamping (int64), depths and the number of clamped events.
+    """
+    ends = (start + duration).tolist()
+    parents: list[int] = []
+    depths: list[int] = []
+    # The open events, innermost last, and their ends; the first entry stands for "no parent" and never ends.
+    open_rows, open_ends = [NONE], [_NEVER]
+    clamped = 0
+    current = None
+    for row, (where, begin, end) in enumerate(zip(thread.tolist(), start.tolist(), ends, strict=True)):
+        if where != current:
+            current = where
+            open_rows, open_ends = [NONE], [_NEVER]
+        while open_ends[-1] <= begin:
+            open_ends.pop()
+            open_rows.pop()
+        while end > open_ends[-1]:
+            clamped += 1
+            inside, outside = open_ends[-1] - begin, end - open_ends[-1]
+            if inside <= ROUNDING_NS and outside > inside and begin > start[open_rows[-1]]:
+                ends[open_rows.pop()] = begin  # neighbours that overlap by rounding
+                open_ends.pop()
+            else:
+                end = ends[row] = open_ends[-1]
+        parents.append(open_rows[-1])
+        depths.append(len(open_rows) - 1)
+        open_rows.append(row)
+        open_ends.append(end)
+    return Nesting(np.array(parents, np.int32), np.array(ends, np.int64), np.array(depths, np.int32), clamped)
+
+
+def innermost(thread: np.ndarray, at: np.ndarray, until: np.ndarray, rows_thread: np.ndarray, rows_start: np.ndarray,
+              nesting: Nesting) -> np.ndarray:
+    """For each query, the innermost nested row of its thread that starts by ``at`` and lasts to ``until`` (else NONE).
+
+    Args:
+        thread, at, until: the queries; nanoseconds from the window's start.
+        rows_thread, rows_start, nesting: the nested rows, in ``host_order``.
+    """
+    if len(rows_start) == 0 or len(at) == 0:
+        return np.full(len(at), NONE, np.int32)
+    # One sortable number for (thread, time); times are non-negative and far below the span.
+    span = np.int64(max(int(rows_start.max()), int(at.max())) + 1)
+    keys = rows_thread.astype(np.int64) * span + rows_start
+    found = np.searchsorted(keys, thread.astype(np.int64) * span + at, side="right") - 1
+    found[(found >= 0) & (rows_thread[np.maximum(found, 0)] != thread)] = NONE
+    active = np.flatnonzero(found >= 0)
+    active = active[nesting.end[found[active]] < until[active]]
+    while len(active):
+        found[active] = nesting.parent[found[active]]
+        active = active[found[active] >= 0]
+        active = active[nesting.end[found[active]] < until[active]]
+    return found.astype(np.int32)
+
+
+def inherit(values: np.ndarray, nesting: Nesting, unset: int) -> np.ndarray:
+    """Fill rows whose value is ``unset`` from their nearest ancestor that has one (level by level, from the top)."""
+    out = values.copy()
+    if len(out) == 0:
+        return out
+    by_depth = np.argsort(nesting.depth, kind="stable")
+    borders = np.searchsorted(nesting.depth[by_depth], np.arange(1, int(nesting.depth.max()) + 2))
+    for low, high in pairwise(borders.tolist()):
+        rows = by_depth[low:high]
+        rows = rows[out[rows] == unset]
+        out[rows] = out[nesting.parent[rows]]
+    return out

@@ -1,0 +1,99 @@
+"""``read_kineto``: a profiler JSON file → an ``ExecutionGraph``."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tracer.errors import TraceError
+from tracer.graph import ExecutionGraph, LossReport
+from tracer.kineto.build import build_graph
+from tracer.kineto.chunks import EventStream
+from tracer.kineto.columns import Collector
+from tracer.kineto.source import Source
+
+
+def read_kineto(source: str | os.PathLike[str], *,
+                progress: Callable[[int, int], None] | None = None) -> ExecutionGraph:
+    """Read one rank's profiler trace (Kineto JSON of any era, plain or gzip).
+
+    The text is streamed: memory grows with the number of events, not with the length of the text.
+
+    Args:
+        source: a path or any fsspec URL (``s3://…``, ``https://…``).
+        progress: called with (bytes done, bytes in all) of the stored file; the second is 0 if unknown.
+
+    Returns:
+        The graph. Times are int64 nanoseconds from the earliest event, which is at ``meta.base_time_ns``;
+        what was missing, mended or lost is in ``meta.loss``.
+
+    Raises:
+        TraceError: the file is missing, empty, no profiler trace, or too damaged to hold a single event.
+    """
+    loss = LossReport()
+    opened = Source(source, progress)
+    stream = EventStream(opened.blocks(), opened.name, loss)
+    collector = Collector(loss)
+    with _collection_paused():
+        try:
+            for events in stream:
+                collector.add(events)
+        except TraceError as error:
+            if opened.damage and not loss.events_read:
+                raise TraceError(f"{opened.name}: {opened.damage} before its first event; "
+                                 "copy or record it again.") from error
+            raise
+        _check(collector, stream, opened)
+        _note_damage(stream, opened, loss)
+        return build_graph(collector, stream.metadata, stream.is_list, opened.name)
+
+
+def _check(collector: Collector, stream: EventStream, source: Source) -> None:
+    loss = collector.loss
+    if collector.first_ns is not None:
+        return
+    if loss.dropped_events:
+        why = f"none of its {loss.dropped_events} timed events has usable times"
+    elif source.damage:
+        why = source.damage
+    elif loss.truncated_bytes:
+        why = "it ends within its first event"
+    elif loss.events_read == 0:
+        why = "its list of events is empty; the profiler was stopped before it recorded a step" \
+            if not stream.is_list else "it is a JSON list without events"
+    else:
+        why = "it has no timed event (ph \"X\") of a known category"
+    raise TraceError(f"{source.name} holds nothing to read: {why}. Check that it is a profiler trace, or record again.")
+
+
+def _note_damage(stream: EventStream, source: Source, loss: LossReport) -> None:
+    lost = f"{loss.events_read} events before that were recovered"
+    if source.damage:
+        loss.notes.append(f"The file is damaged: {source.damage}; {lost}, "
+                          f"{loss.truncated_bytes} bytes of an unfinished event were lost.")
+    elif not stream.complete:
+        loss.notes.append(f"The file ends before its list of events does: it was cut off; {lost}, "
+                          f"{loss.truncated_bytes} bytes of an unfinished event were lost.")
+    if not stream.complete and not stream.is_list and "baseTimeNanoseconds" not in stream.metadata:
+        loss.notes.append("The metadata after the events is lost with the tail: the window's absolute start may be "
+                          "unknown, so that this rank cannot be aligned with others.")
+    if loss.repaired_events:
+        loss.notes.append(f"{loss.repaired_events} events were invalid JSON (unescaped quotes, backslashes, control "
+                          "bytes, NaN or stray commas) and were mended.")
+    if loss.dropped_events:
+        loss.notes.append(f"{loss.dropped_events} events were dropped: their times are missing, negative or no "
+                          "numbers, or their JSON could not be mended.")
+
+
+@contextmanager
+def _collection_paused() -> Iterator[None]:
+    """Python's cycle collector would walk every decoded event again and again; there are no cycles among them."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

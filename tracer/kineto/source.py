@@ -1,0 +1,125 @@
+"""Opening a trace: a local path or any fsspec URL, plain or gzip, as a stream of decompressed blocks."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+
+from tracer.errors import TraceError
+
+BLOCK_BYTES = 8 << 20
+"""Decompressed bytes handed on at a time. 8 MiB keeps the decoded objects of one block near 40 MB."""
+
+_COMPRESSED_READ = 1 << 20
+_GZIP = b"\x1f\x8b"
+_OTHER_FORMATS = {
+    b"PK\x03\x04": "a zip archive", b"\x28\xb5\x2f\xfd": "compressed with zstd", b"\xfd7zXZ": "compressed with xz",
+    b"BZh": "compressed with bzip2", b"PAR1": "a Parquet file", b"\x80\x04\x95": "a Python pickle",
+}
+
+Progress = Callable[[int, int], None]
+
+
+class Source:
+    """One trace file. ``blocks()`` yields its text in pieces of at most ``BLOCK_BYTES``.
+
+    ``damage`` says afterwards, in words, what was wrong with the compressed stream; empty when nothing was.
+    ``progress(done, total)`` is called with bytes of the stored (compressed) file; ``total`` is 0 if unknown.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], progress: Progress | None = None) -> None:
+        self.name = os.fspath(path)
+        self.damage = ""
+        self.bytes_read = 0
+        self._progress = progress
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the decompressed text. Raises ``TraceError`` if the file cannot be opened or is another format."""
+        handle, total = self._open()
+        with handle:
+            try:
+                first = handle.read(_COMPRESSED_READ)
+                for magic, what in _OTHER_FORMATS.items():
+                    if first.startswith(magic):
+                        raise TraceError(f"{self.name} is {what}, which is not read as a profiler trace; "
+                                         "give the profiler's .json or .json.gz file.")
+                if first.startswith(_GZIP):
+                    yield from self._gunzip(handle, first, total)
+                else:
+                    yield from self._plain(handle, first, total)
+            except OSError as error:
+                raise TraceError(f"{self.name} could not be read to its end ({error}); "
+                                 "check the disk or the connection and try again.") from error
+
+    def _open(self) -> tuple[IO[bytes], int]:
+        try:
+            if "://" in self.name:
+                import fsspec
+
+                filesystem, path = fsspec.core.url_to_fs(self.name)
+                return filesystem.open(path, "rb"), int(filesystem.size(path) or 0)
+            return open(self.name, "rb"), os.path.getsize(self.name)
+        except FileNotFoundError as error:
+            raise TraceError(f"{self.name} does not exist; check the path.") from error
+        except IsADirectoryError as error:
+            raise TraceError(f"{self.name} is a directory; use read_job to read all ranks in it.") from error
+        except Exception as error:  # fsspec's back ends raise types of their own (missing package, bad credentials)
+            raise TraceError(f"{self.name} could not be opened ({_one_line(error)}); "
+                             "check the path, its permissions and the fsspec back end of its protocol.") from error
+
+    def _report(self, done: int, total: int) -> None:
+        if self._progress is not None:
+            self._progress(done, total)
+
+    def _plain(self, handle: IO[bytes], first: bytes, total: int) -> Iterator[bytes]:
+        block = first + handle.read(BLOCK_BYTES - len(first)) if len(first) == _COMPRESSED_READ else first
+        while block:
+            self.bytes_read += len(block)
+            self._report(self.bytes_read, total)
+            yield block
+            block = handle.read(BLOCK_BYTES)
+
+    def _gunzip(self, handle: IO[bytes], data: bytes, total: int) -> Iterator[bytes]:
+        inflater: Any = zlib.decompressobj(wbits=31)
+        done = len(data)
+        parts: list[bytes] = []
+        held = 0
+        while True:
+            if not data:
+                data = handle.read(_COMPRESSED_READ)
+                done += len(data)
+            ended = not data
+            try:
+                piece = inflater.decompress(data, BLOCK_BYTES - held)  # bounded: a gzip bomb costs time, not memory
+            except zlib.error as error:
+                self.damage = f"its gzip stream is corrupt ({error})"
+                break
+            data = inflater.unconsumed_tail
+            parts.append(piece)
+            held += len(piece)
+            if held >= BLOCK_BYTES:
+                self._report(done, total)
+                self.bytes_read += held
+                yield b"".join(parts)
+                parts, held = [], 0
+            if inflater.eof:
+                # A file may be several gzip members after one another; zero bytes after the last one are padding.
+                data = inflater.unused_data.lstrip(b"\0") or handle.read(_COMPRESSED_READ).lstrip(b"\0")
+                done = min(done + len(data), total) if total else done
+                if not data.startswith(_GZIP):
+                    break
+                inflater = zlib.decompressobj(wbits=31)
+            elif ended and not piece:
+                self.damage = "its gzip stream ends too early"
+                break
+        self._report(total or done, total)
+        if held:
+            self.bytes_read += held
+            yield b"".join(parts)
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text[:200]

@@ -1,0 +1,164 @@
+"""Finding the training steps of a window, best evidence first.
+
+1. `ProfilerStep#N` annotations: the step is the annotation.
+2. `Optimizer.step#...` ends: a step runs from the end of the previous optimizer step to the end of its own, so the
+   steps tile the window. The first starts at the first `zero_grad`, if in later steps `zero_grad` also comes first,
+   else with the thread's first operation; it is left out if it holds fewer than half of the operations of a median
+   step (the window then began in its middle).
+3. `enumerate(DataLoader)#...` starts: from one to the next; the last one is treated like the first above.
+4. `execute_*` annotations (inference servers): the step is the annotation.
+5. Periodicity: the thread's top-level operations repeat exactly, at least three times.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import numpy as np
+
+from tracer.graph import NONE, OpKind, OpTable, StepSource, StepTable
+from tracer.kineto.columns import Interner
+
+_PROFILER_STEP = re.compile(r"ProfilerStep#\d+$")
+_OPTIMIZER = re.compile(r"Optimizer\.step#")
+_ZERO_GRAD = re.compile(r"Optimizer\.zero_grad#")
+_LOADER = re.compile(r"enumerate\(Data(?:Loader|Pipe)\)#")
+_EXECUTE = re.compile(r"execute_")
+
+WHOLE_STEP_SHARE = 0.5
+"""A step at the window's border counts as whole with at least this share of a median step's operations."""
+
+MAX_PERIOD_ROWS = 20_000
+"""Periodicity is sought among at most this many top-level operations."""
+
+
+def find_steps(ops: OpTable, op_end: np.ndarray, strings: Interner) -> tuple[StepTable, int]:
+    """The steps of a window and their ``StepSource`` (``NONE`` and an empty table when there are none)."""
+    if len(ops):
+        texts = list(strings)
+        names = {code: texts[code] for code in np.unique(ops.name).tolist()}
+        for source, search in (
+            (StepSource.PROFILER_STEP, lambda: _marked(ops, op_end, _rows(ops, names, _PROFILER_STEP))),
+            (StepSource.OPTIMIZER, lambda: _optimizer(ops, op_end, names, strings)),
+            (StepSource.DATA_LOADER, lambda: _data_loader(ops, op_end, names, strings)),
+            (StepSource.ANNOTATION, lambda: _marked(ops, op_end, _rows(ops, names, _EXECUTE))),
+            (StepSource.PERIOD, lambda: _periodic(ops, op_end, strings)),
+        ):
+            steps = search()
+            if len(steps):
+                return steps, source
+    return StepTable.empty(), NONE
+
+
+def step_of(steps: StepTable, thread: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """The step each event starts in: by time, the same for the step's thread and all others (they overlap none)."""
+    if len(steps) == 0:
+        return np.full(len(start), NONE, np.int32)
+    found = np.searchsorted(steps.start_ns, start, side="right") - 1
+    inside = (found >= 0) & (start < (steps.start_ns + steps.duration_ns)[np.maximum(found, 0)])
+    return np.where(inside, found, NONE).astype(np.int32)
+
+
+def _rows(ops: OpTable, names: dict[int, str], pattern: re.Pattern[str]) -> np.ndarray:
+    codes = [code for code, text in names.items() if pattern.match(text)]
+    return np.flatnonzero(np.isin(ops.name, codes)) if codes else np.zeros(0, np.int64)
+
+
+def _table(name: np.ndarray, start: np.ndarray, end: np.ndarray, thread: np.ndarray) -> StepTable:
+    return StepTable(name.astype(np.int32), start.astype(np.int64), (end - start).astype(np.int64),
+                     thread.astype(np.int32))
+
+
+def _busiest(ops: OpTable, rows: np.ndarray) -> np.ndarray:
+    """Of the rows, those on the thread that has most of all operations (ranges may repeat on helper threads)."""
+    if len(rows) == 0:
+        return rows
+    counts = Counter(ops.thread[ops.kind == OpKind.OPERATION].tolist())
+    thread = max(set(ops.thread[rows].tolist()), key=lambda t: (counts[t], -t))
+    return rows[ops.thread[rows] == thread]
+
+
+def _marked(ops: OpTable, op_end: np.ndarray, rows: np.ndarray) -> StepTable:
+    """Steps that are annotations themselves; one inside another (a nested `execute_*`) is left out."""
+    rows = _busiest(ops, rows)
+    rows = rows[np.argsort(ops.start_ns[rows], kind="stable")]
+    kept: list[int] = []
+    for row in rows.tolist():
+        if not kept or ops.start_ns[row] >= op_end[kept[-1]]:
+            kept.append(row)
+    chosen = np.array(kept, np.int64)
+    return _table(ops.name[chosen], ops.start_ns[chosen], op_end[chosen], ops.thread[chosen])
+
+
+def _counts(ops: OpTable, thread: int, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Operations of a thread that start in each interval."""
+    starts = ops.start_ns[(ops.thread == thread) & (ops.kind == OpKind.OPERATION)]
+    return np.searchsorted(starts, end) - np.searchsorted(starts, start)
+
+
+def _whole(counts: np.ndarray, index: int) -> bool:
+    others = np.delete(counts, index)
+    return len(others) == 0 or counts[index] >= WHOLE_STEP_SHARE * np.median(others)
+
+
+def _numbered(strings: Interner, start: np.ndarray, end: np.ndarray, thread: int) -> StepTable:
+    names = strings.codes(f"step {number}" for number in range(len(start)))
+    return _table(names, start, end, np.full(len(start), thread))
+
+
+def _optimizer(ops: OpTable, op_end: np.ndarray, names: dict[int, str], strings: Interner) -> StepTable:
+    rows = _busiest(ops, _rows(ops, names, _OPTIMIZER))
+    if len(rows) == 0:
+        return StepTable.empty()
+    # Several optimizers take turns in one step: the one that ends last closes it.
+    last = rows[np.argmax(op_end[rows])]
+    rows = rows[ops.name[rows] == ops.name[last]]
+    thread = int(ops.thread[last])
+    ends = np.sort(op_end[rows])
+    first_op = int(ops.start_ns[ops.thread == thread].min())
+    starts = np.concatenate([[first_op], ends[:-1]])
+    zero = _rows(ops, names, _ZERO_GRAD)
+    zero_starts = np.sort(ops.start_ns[zero[ops.thread[zero] == thread]])
+    counts = _counts(ops, thread, starts, ends)
+    if len(zero_starts) and len(ends) > 1:
+        position = np.searchsorted(zero_starts, starts[1:])
+        if (position < len(zero_starts)).all():
+            before = _counts(ops, thread, starts[1:], zero_starts[position])
+            if np.median(before) <= 0.1 * np.median(counts[1:]):  # zero_grad opens the step; data may come first
+                starts[0] = min(int(zero_starts[0]), int(ends[0]))
+                counts = _counts(ops, thread, starts, ends)
+    if len(counts) > 1 and not _whole(counts, 0):
+        starts, ends = starts[1:], ends[1:]
+    return _numbered(strings, starts, ends, thread)
+
+
+def _data_loader(ops: OpTable, op_end: np.ndarray, names: dict[int, str], strings: Interner) -> StepTable:
+    rows = _busiest(ops, _rows(ops, names, _LOADER))
+    if len(rows) == 0:
+        return StepTable.empty()
+    thread = int(ops.thread[rows[0]])
+    starts = np.sort(ops.start_ns[rows])
+    ends = np.append(starts[1:], int(op_end[ops.thread == thread].max()))
+    counts = _counts(ops, thread, starts, ends)
+    if len(counts) > 1 and not _whole(counts, len(counts) - 1):
+        starts, ends = starts[:-1], ends[:-1]
+    return _numbered(strings, starts, ends, thread)
+
+
+def _periodic(ops: OpTable, op_end: np.ndarray, strings: Interner) -> StepTable:
+    top = np.flatnonzero((ops.parent == NONE) & (ops.kind == OpKind.OPERATION))
+    top = _busiest(ops, top)
+    if not 6 <= len(top) <= MAX_PERIOD_ROWS:
+        return StepTable.empty()
+    names = ops.name[top]
+    for period in np.flatnonzero(names == names[0])[1:]:
+        if len(names) < 3 * period:
+            break
+        # A period of one or two operations is a loop inside a step, not a step.
+        if period >= 3 and (names[period:] == names[:-period]).all():
+            first = np.arange(0, len(names) - period + 1, period)
+            starts = ops.start_ns[top[first]]
+            ends = np.append(starts[1:], op_end[top[min(first[-1] + period, len(names)) - 1]])
+            return _numbered(strings, starts, ends, int(ops.thread[top[0]]))
+    return StepTable.empty()

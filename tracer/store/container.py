@@ -1,0 +1,163 @@
+"""The container: a zip whose comment carries the format's version and a checksum of everything before it.
+
+Every byte of the file is covered: zip's own CRCs leave headers and directory unchecked. Parquet members are stored
+as they are (they compress themselves), the manifest is deflated.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import secrets
+import zipfile
+import zlib
+from pathlib import Path
+
+from tracer.errors import GraphFileError
+
+VERSION = 1
+"""Version of the file format. Raise it when an older reader would misread a new file."""
+
+MANIFEST = "manifest.json"
+
+_COMMENT = re.compile(rb"foretrace (\d+) crc32 ([0-9a-f]{8})\Z")
+_COMMENT_BYTES = 64  # more than the longest comment
+_ZIP_HEAD = b"PK\x03\x04"
+_OWN_HEAD = 30  # bytes of a zip member's header before its name
+# A manifest holds no per-event data beyond small tables; a bigger one is an attack, not a graph.
+_MAX_MANIFEST_BYTES = 256 << 20
+_FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the same graph gives the same bytes
+
+
+def is_graph_file(head: bytes) -> bool:
+    """Whether a file's first bytes (64 are enough) are those of a saved graph or job."""
+    return head.startswith(_ZIP_HEAD) and head[_OWN_HEAD: _OWN_HEAD + len(MANIFEST)] == MANIFEST.encode()
+
+
+def pack(members: dict[str, bytes]) -> bytes:
+    """The container's bytes. The manifest must be the first member."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, content in members.items():
+            info = zipfile.ZipInfo(name, _FIXED_TIME)
+            info.compress_type = zipfile.ZIP_DEFLATED if name == MANIFEST else zipfile.ZIP_STORED
+            archive.writestr(info, content, compresslevel=9)
+        archive.comment = _comment(0)
+    body = stream.getvalue()[: -len(_comment(0))]
+    return body + _comment(zlib.crc32(body))
+
+
+def _comment(checksum: int) -> bytes:
+    return f"foretrace {VERSION} crc32 {checksum:08x}".encode()
+
+
+def unpack(data: bytes, label: str) -> dict[str, bytes]:
+    """The members of a container, after checking its version and checksum.
+
+    Raises:
+        GraphFileError: another format, a newer version, or a damaged file.
+    """
+    comment = _COMMENT.search(data[-_COMMENT_BYTES:])
+    if comment is None:
+        raise GraphFileError(_why_no_comment(data, label))
+    version = int(comment.group(1))
+    if version > VERSION:
+        raise GraphFileError(
+            f"{label} is of format version {version}, newer than this foretrace reads (up to {VERSION}); "
+            "update foretrace or convert the traces again."
+        )
+    if zlib.crc32(memoryview(data)[: -len(comment.group())]) != int(comment.group(2), 16):
+        raise corrupt(label, "its checksum does not match")
+    members: dict[str, bytes] = {}
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            for info in archive.infolist():
+                limit = _MAX_MANIFEST_BYTES if info.filename == MANIFEST else len(data)
+                stored = info.compress_type == zipfile.ZIP_STORED
+                if info.filename in members or info.file_size > limit or not (stored or info.filename == MANIFEST):
+                    raise corrupt(label, f"its member {info.filename[:80]!r} is not as foretrace writes it")
+                members[info.filename] = archive.read(info)
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
+        raise corrupt(label, str(error)) from None
+    return members
+
+
+def corrupt(label: str, reason: str) -> GraphFileError:
+    """The error for a damaged file."""
+    return GraphFileError(f"{label} is corrupt ({reason}); copy it again or convert the traces again.")
+
+
+def _why_no_comment(data: bytes, label: str) -> str:
+    if not data:
+        return f"{label} is empty; convert the traces again."
+    if is_graph_file(data[:64]):
+        return f"{label} is truncated or damaged at its end; copy it again or convert the traces again."
+    what = "is a zip archive but no saved graph" if data.startswith(_ZIP_HEAD) else "is no saved graph"
+    return f"{label} {what}; give a file written by foretrace convert, or a trace."
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """All bytes of a local file or fsspec URL.
+
+    Raises:
+        GraphFileError: it cannot be read.
+    """
+    name = os.fspath(path)
+    try:
+        if "://" in name:
+            import fsspec  # slow to import, and needed for remote files only
+
+            with fsspec.open(name, "rb") as stream:
+                return bytes(stream.read())
+        return Path(name).read_bytes()
+    except FileNotFoundError:
+        raise GraphFileError(f"{name} does not exist; check the path.") from None
+    except Exception as error:  # fsspec's back ends raise types of their own (missing package, bad credentials)
+        raise GraphFileError(f"{name} cannot be read ({_one_line(error)}); check the path and permissions.") from None
+
+
+def write_file(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a local file or fsspec URL so that readers see the old content or the new one, never a part.
+
+    Locally through a temporary file beside it, flushed to disk and renamed. Remote object stores publish an upload
+    when it is complete.
+
+    Raises:
+        GraphFileError: it cannot be written; an existing file is left as it was.
+    """
+    name = os.fspath(path)
+    try:
+        if "://" in name:
+            import fsspec
+
+            filesystem, remote = fsspec.core.url_to_fs(name)
+            filesystem.pipe_file(remote, data)
+        else:
+            _replace(Path(name), data)
+    except Exception as error:  # as in read_file
+        reason = _one_line(error)
+        raise GraphFileError(f"{name} cannot be written ({reason}); check the folder and its free space.") from None
+
+
+def _replace(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        with open(temporary, "xb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if hasattr(os, "O_DIRECTORY"):  # POSIX: the rename itself is on disk only once the folder is
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

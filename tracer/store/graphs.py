@@ -1,0 +1,215 @@
+"""Graphs and jobs to one file and back."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+import msgspec
+
+from tracer.errors import GraphFileError
+from tracer.graph import NONE, ExecutionGraph, Meta, Thread
+from tracer.store.container import MANIFEST, VERSION, corrupt, pack, read_file, unpack, write_file
+from tracer.store.tables import (
+    MAX_ROWS,
+    StringsRecord,
+    TableRecord,
+    decode_strings,
+    decode_table,
+    decoded_bytes,
+    encode_strings,
+    encode_table,
+    layout,
+)
+
+if TYPE_CHECKING:
+    from tracer.job import Job
+
+SUFFIX = ".foretrace"
+
+# Real traces unpack to 10-40 times their file. A file that claims far more is refused before memory is taken.
+_MAX_EXPANSION = 1000
+_FREE_BYTES = 256 << 20
+
+# Row numbers a column holds, and of what. Checked on save and load, so that no later lookup leaves its table.
+_REFERENCES: dict[str, dict[str, str]] = {
+    "ops": {"parent": "ops", "thread": "threads", "step": "steps"},
+    "launches": {"op": "ops", "parent": "launches", "thread": "threads", "step": "steps"},
+    "kernels": {"launch": "launches", "op": "ops", "step": "steps"},
+    "collectives": {"kernel": "kernels", "op": "ops"},
+    "syncs": {"launch": "launches"},
+    "gaps": {"thread": "threads", "step": "steps"},
+    "steps": {"thread": "threads"},
+    "overheads": {"thread": "threads"},
+}
+
+
+class _GraphRecord(msgspec.Struct):
+    meta: Meta
+    threads: list[Thread]
+    strings: StringsRecord
+    tables: dict[str, TableRecord]
+
+
+class _Manifest(msgspec.Struct):
+    format: str
+    version: int
+    kind: str
+    """"graph" or "job"."""
+    foretrace: str
+    graphs: list[_GraphRecord]
+    job: dict[str, Any] = {}
+
+
+def save_graph(graph: ExecutionGraph, path: str | os.PathLike[str]) -> None:
+    """Save one rank's graph as one file, conventionally named ``*.foretrace``.
+
+    Args:
+        path: a local path or fsspec URL. An existing file is replaced, and only once the new one is complete.
+
+    Raises:
+        GraphFileError: the file cannot be written, or the graph's columns contradict each other.
+    """
+    write_file(path, _pack("graph", [graph], {}, os.fspath(path)))
+
+
+def load_graph(path: str | os.PathLike[str]) -> ExecutionGraph:
+    """Load what ``save_graph`` wrote; every column, string and field is as it was saved.
+
+    Raises:
+        GraphFileError: the file is missing, damaged, truncated, of another format or a newer version, implausibly
+            large, or holds a job.
+    """
+    name = os.fspath(path)
+    manifest, graphs = _load(name)
+    if len(graphs) != 1 or manifest.kind != "graph":
+        raise GraphFileError(f"{name} holds a job of {len(graphs)} ranks, not one graph; load it with load_job.")
+    return graphs[0]
+
+
+def save_job(job: Job, path: str | os.PathLike[str]) -> None:
+    """Save a job, all its ranks, as one file. As ``save_graph`` otherwise."""
+    others = {part.name: getattr(job, part.name) for part in fields(job) if part.name != "graphs"}
+    write_file(path, _pack("job", list(job.graphs), others, os.fspath(path)))
+
+
+def load_job(path: str | os.PathLike[str]) -> Job:
+    """Load a saved job; a file with one graph gives a job of its rank.
+
+    Raises:
+        GraphFileError: as ``load_graph``.
+    """
+    from tracer.job import Job, assemble_job  # job.py reads graph files too
+
+    name = os.fspath(path)
+    manifest, graphs = _load(name)
+    if manifest.kind == "graph":
+        return assemble_job(graphs)
+    hints = get_type_hints(Job)
+    try:
+        others = {
+            part.name: msgspec.convert(manifest.job[part.name], hints[part.name])
+            for part in fields(Job) if part.name in manifest.job
+        }
+    except msgspec.ValidationError as error:
+        raise corrupt(name, f"its manifest cannot be read: {error}") from None
+    return Job(graphs, **others)
+
+
+def _pack(kind: str, graphs: list[ExecutionGraph], job: dict[str, Any], label: str) -> bytes:
+    members: dict[str, bytes] = {MANIFEST: b""}
+    records = []
+    for index, graph in enumerate(graphs):
+        _check_columns(graph, label)
+        _check_references(graph, label)
+        strings, content = encode_strings(graph.strings)
+        if content:
+            members[_member(kind, index, "strings")] = content
+        tables = {}
+        for name in ExecutionGraph.TABLES:
+            tables[name], content = encode_table(getattr(graph, name))
+            if content:
+                members[_member(kind, index, name)] = content
+        records.append(_GraphRecord(graph.meta, graph.threads, strings, tables))
+    members[MANIFEST] = msgspec.json.encode(_Manifest("foretrace", VERSION, kind, _own_version(), records, job))
+    return pack(members)
+
+
+def _member(kind: str, index: int, table: str) -> str:
+    """Name of a Parquet member: ``ops.parquet``, in a job ``3/ops.parquet`` for its fourth graph."""
+    return f"{table}.parquet" if kind == "graph" else f"{index}/{table}.parquet"
+
+
+def _own_version() -> str:
+    try:
+        return metadata.version("foretrace")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _load(label: str) -> tuple[_Manifest, list[ExecutionGraph]]:
+    data = read_file(label)
+    members = unpack(data, label)
+    try:
+        manifest = msgspec.json.decode(members.get(MANIFEST, b""), type=_Manifest)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise corrupt(label, f"its manifest cannot be read: {error}") from None
+    if manifest.format != "foretrace" or manifest.version != VERSION or manifest.kind not in ("graph", "job"):
+        raise corrupt(label, "its manifest is not one of this format")
+    _check_sizes(manifest, len(data), label)
+    return manifest, [_decode(record, members, manifest.kind, i, label) for i, record in enumerate(manifest.graphs)]
+
+
+def _check_sizes(manifest: _Manifest, file_bytes: int, label: str) -> None:
+    total = 0
+    for record in manifest.graphs:
+        rows = [record.strings.rows, record.strings.bytes, *(table.rows for table in record.tables.values())]
+        if set(record.tables) != set(ExecutionGraph.TABLES):
+            raise corrupt(label, "its tables are not those of a graph")
+        if min(rows) < 0 or max(rows) > MAX_ROWS:
+            raise corrupt(label, "it claims an impossible number of rows")
+        total += record.strings.bytes + 64 * record.strings.rows
+        total += sum(decoded_bytes(ExecutionGraph.TABLES[name], table.rows) for name, table in record.tables.items())
+    if total > max(_FREE_BYTES, _MAX_EXPANSION * file_bytes):
+        raise corrupt(label, f"it claims to unpack to {total / 1e9:.1f} GB from {file_bytes / 1e3:.0f} kB")
+
+
+def _decode(record: _GraphRecord, members: dict[str, bytes], kind: str, index: int, label: str) -> ExecutionGraph:
+    strings = decode_strings(record.strings, members.get(_member(kind, index, "strings")), label)
+    tables: dict[str, Any] = {
+        name: decode_table(table, record.tables[name], members.get(_member(kind, index, name)), f"{label} ({name})")
+        for name, table in ExecutionGraph.TABLES.items()
+    }
+    graph = ExecutionGraph(strings=strings, threads=record.threads, meta=record.meta, **tables)
+    _check_references(graph, label)
+    return graph
+
+
+def _check_columns(graph: ExecutionGraph, label: str) -> None:
+    """Refuse to store a graph whose columns differ in length or have another type than their table says."""
+    for name, kind in ExecutionGraph.TABLES.items():
+        table = getattr(graph, name)
+        columns = table.columns()
+        if any(columns[c].shape != (len(table),) or columns[c].dtype != dtype for c, dtype in layout(kind)):
+            raise GraphFileError(f"{label}: the columns of {name} differ in length or type; it cannot be stored.")
+
+
+def _check_references(graph: ExecutionGraph, label: str) -> None:
+    """Refuse a graph whose codes and row numbers point nowhere."""
+    sizes = {name: len(getattr(graph, name)) for name in ExecutionGraph.TABLES} | {"threads": len(graph.threads)}
+    for name, kind in ExecutionGraph.TABLES.items():
+        if not sizes[name]:
+            continue
+        limits = {column: sizes[target] for column, target in _REFERENCES[name].items()}
+        limits.update(dict.fromkeys(kind.STRING_COLUMNS, len(graph.strings)))
+        table = getattr(graph, name)
+        for column, limit in limits.items():
+            values = getattr(table, column)
+            low, high = int(values.min()), int(values.max())
+            if low < NONE or high >= limit:
+                raise GraphFileError(
+                    f"{label}: column {name}.{column} points to row {low if low < NONE else high} of {limit}; "
+                    "the file or the graph is damaged, so convert the traces again."
+                )

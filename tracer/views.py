@@ -1,0 +1,169 @@
+"""Views of a graph for people: rows with decoded strings, pandas frames, decoded arguments, a networkx graph.
+
+Code that computes works on the columns; nothing here is used by the simulator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from tracer.graph import (
+    NONE,
+    ExecutionGraph,
+    GapKind,
+    Int64,
+    KernelKind,
+    LaunchKind,
+    OpKind,
+    Phase,
+    SyncKind,
+)
+
+if TYPE_CHECKING:
+    import networkx
+    import pandas
+
+# Integer columns that are members of an enumeration, by table.
+_ENUMS: dict[str, dict[str, type]] = {
+    "ops": {"kind": OpKind, "phase": Phase},
+    "launches": {"kind": LaunchKind},
+    "kernels": {"kind": KernelKind},
+    "syncs": {"kind": SyncKind},
+    "gaps": {"kind": GapKind},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of an operation as far as it was recorded.
+
+    ``dtype`` is the profiler's type name ("float", "c10::BFloat16", "Scalar", "TensorList", or "" for other
+    things). ``shape`` and ``stride`` are in elements, nested for a list of tensors, ``None`` where not recorded;
+    ``value`` is the text of a number or list of numbers, "" where not recorded.
+    """
+
+    dtype: str
+    shape: tuple[Any, ...] | None = None
+    stride: tuple[Any, ...] | None = None
+    value: str = ""
+
+
+class Row(SimpleNamespace):
+    """One row of a table: an attribute a column, strings and enumerations decoded, ``None`` for "none".
+
+    Read-only; ``row.index`` is its number in the table.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("rows are read-only views; change the table's columns instead")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError("rows are read-only views; change the table's columns instead")
+
+
+def row(graph: ExecutionGraph, table: str, index: int) -> Row:
+    """Row ``index`` (negative counts from the end) of a table such as ``"ops"``.
+
+    Raises:
+        IndexError: the table has no such row.
+        KeyError: the graph has no such table.
+    """
+    kind = ExecutionGraph.TABLES[table]
+    columns = getattr(graph, table).columns()
+    size = len(getattr(graph, table))
+    if not -size <= index < size:
+        raise IndexError(f"row {index} of {table}, which has {size}")
+    index %= size
+    values: dict[str, Any] = {"index": index}
+    for name, column in columns.items():
+        value = column[index].item()
+        if name in kind.STRING_COLUMNS:
+            value = graph.strings[value] if value >= 0 else None
+        elif name in _ENUMS.get(table, {}):
+            value = _ENUMS[table][name](value) if value >= 0 else None
+        elif value == NONE and not name.endswith("_ns"):
+            value = None
+        values[name] = value
+    return Row(**values)
+
+
+def to_pandas(graph: ExecutionGraph, table: str) -> pandas.DataFrame:
+    """A table as a DataFrame: strings and enumerations as categoricals (missing ones null), numbers as stored.
+
+    Raises:
+        KeyError: the graph has no such table.
+    """
+    import pandas
+
+    kind = ExecutionGraph.TABLES[table]
+    frame: dict[str, Any] = {}
+    for name, column in getattr(graph, table).columns().items():
+        if name in kind.STRING_COLUMNS:
+            used = np.unique(column[column >= 0])
+            # A string may have been stored twice; categories must differ.
+            texts, position = np.unique([graph.strings[code] for code in used.tolist()], return_inverse=True)
+            codes = _categorical_codes(column, used, position) if len(used) else column
+            frame[name] = pandas.Categorical.from_codes(codes, categories=texts.astype(object))
+        elif name in _ENUMS.get(table, {}):
+            members = list(_ENUMS[table][name])  # type: ignore[call-overload]
+            frame[name] = pandas.Categorical.from_codes(column, categories=[member.name.lower() for member in members])
+        else:
+            frame[name] = column
+    return pandas.DataFrame(frame)
+
+
+def arguments(graph: ExecutionGraph, op: int) -> list[Argument]:
+    """The arguments of operation ``op``, in order; empty where the trace recorded none.
+
+    Raises:
+        IndexError: there is no such operation.
+    """
+    ops = graph.ops
+    dtypes, shapes, strides, scalars = (
+        _decode(graph.string(int(column[op]))) for column in (ops.dtypes, ops.shapes, ops.strides, ops.scalars)
+    )
+    count = max(len(part) for part in (dtypes, shapes, strides, scalars))
+    return [
+        Argument(
+            dtype=str(_at(dtypes, i, "")),
+            shape=_tuple(_at(shapes, i, None)),
+            stride=_tuple(_at(strides, i, None)),
+            value=str(_at(scalars, i, "")),
+        )
+        for i in range(count)
+    ]
+
+
+def to_networkx(graph: ExecutionGraph) -> networkx.DiGraph:
+    """The dependencies as a directed acyclic graph, to explore; see ``tracer.dependencies``."""
+    from tracer.dependencies import dependency_graph
+
+    return dependency_graph(graph)
+
+
+def _categorical_codes(column: Int64, used: Int64, position: Int64) -> Int64:
+    """Codes into the sorted texts for a column of string codes, -1 for none."""
+    at = np.minimum(np.searchsorted(used, column), len(used) - 1)
+    return np.where(column >= 0, position[at], NONE)
+
+
+def _decode(text: str) -> list[Any]:
+    """A list the profiler wrote; empty if it wrote none or something that is no list."""
+    try:
+        value = msgspec.json.decode(text) if text else []
+    except msgspec.DecodeError:
+        return []
+    return value if isinstance(value, list) else []
+
+
+def _at(values: list[Any], index: int, missing: Any) -> Any:
+    return values[index] if index < len(values) else missing
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(_tuple(part) for part in value) if isinstance(value, list) else value
