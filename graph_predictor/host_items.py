@@ -67,7 +67,7 @@ class _Marker:
 def build_host_items(view: RankView) -> HostItems:
     """Lay out one rank's host threads as items (see the module's text)."""
     graph = view.graph
-    calls, ops = graph.launches, graph.ops
+    calls = graph.launches
     threads = _taking_part(view)
     markers = [
         marker

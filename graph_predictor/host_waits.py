@@ -16,6 +16,8 @@ from graph_predictor.rank_view import LONG_AGO, RankView
 from kernel_models.launch_constants import RETURN_DEFAULT_NS, LaunchConstants
 from tracer.graph import NONE, KernelKind, LaunchKind, SyncKind
 
+_IMPLICIT_SYNCS = ("cudaFree", "hipFree")
+"""Freeing device memory waits for all work of the device (CUDA programming guide, implicit synchronization)."""
 RETURNS_WITHIN_NS = 30_000
 """A call that returns at most this long after a kernel's end can have waited for that kernel."""
 CLOCKS_DIFFER_NS = 20_000
@@ -42,14 +44,18 @@ class HostWaits:
 
 def infer_host_waits(view: RankView, constants: LaunchConstants) -> HostWaits:
     """Find what every blocking call waits for; fits ``constants.returns`` and ``constants.base_cost``."""
-    calls, kernels = view.graph.launches, view.graph.kernels
+    calls = view.graph.launches
     waits: dict[int, list[int]] = {}
     for k in np.nonzero(view.k_in_call)[0].tolist():
         call = int(view.k_call[k])
         if view.k_end[k] <= view.c_end[call] + CLOCKS_DIFFER_NS:
             waits.setdefault(call, []).append(k)
     index = _StreamIndex(view)
-    for call in np.nonzero((calls.kind == LaunchKind.BLOCKING_SYNC) & (calls.parent == NONE))[0].tolist():
+    implicit = np.array([text in _IMPLICIT_SYNCS for text in view.graph.strings], np.bool_)
+    syncs = calls.kind == LaunchKind.BLOCKING_SYNC
+    if implicit.any():
+        syncs = syncs | implicit[calls.name]
+    for call in np.nonzero(syncs & (calls.parent == NONE))[0].tolist():
         found = [k for k in _awaited(view, index, call) if view.k_end[k] <= view.c_end[call] + CLOCKS_DIFFER_NS]
         if found:
             waits.setdefault(call, []).extend(found)
@@ -118,7 +124,7 @@ def _awaited(view: RankView, index: _StreamIndex, call: int) -> list[int]:
     name, begin, returned = view.call_name(call), int(calls.start_ns[call]), int(view.c_end[call])
     row = np.nonzero(graph.syncs.launch == call)[0]
     streams = range(len(view.streams))
-    if "Device" in name or "Ctx" in name:
+    if "Device" in name or "Ctx" in name or name in _IMPLICIT_SYNCS:
         return [k for s in streams if (k := index.last(s, begin, returned)) >= 0]
     if "Stream" in name:
         stream = _sync_stream(view, call, row)

@@ -105,11 +105,12 @@ def infer_kernel_edges(view: RankView, constants: LaunchConstants) -> KernelEdge
             unexplained.append((k, start - int(explained[k])))
 
     ordered = sorted(edges)
-    target = np.array([t for t, _ in ordered] + [c[0] for c in contention], np.int64)
-    source = np.array([s for _, s in ordered] + [c[1] for c in contention], np.int64)
-    fraction = np.array([1.0] * len(ordered) + [c[2] for c in contention], np.float64)
+    targets = np.array([t for t, _ in ordered] + [c[0] for c in contention], np.int64)
+    origins = np.array([s for _, s in ordered] + [c[1] for c in contention], np.int64)
+    fractions = np.array([1.0] * len(ordered) + [c[2] for c in contention], np.float64)
     return KernelEdges(
-        target=target, source=source, fraction=fraction, lag=_edge_lags(view, explained, target, source, fraction),
+        target=targets, source=origins, fraction=fractions,
+        lag=_edge_lags(view, explained, targets, origins, fractions),
         external=external, counts=counts, unexplained_ns=sum(ns for _, ns in unexplained), unexplained=unexplained,
     )
 
@@ -162,7 +163,7 @@ def _recorded(view: RankView) -> list[tuple[int, int]]:
 
 def _structural(view: RankView) -> list[tuple[int, int]]:
     """Edges from StreamWaitEvent calls: next kernel launched on that thread ← last kernel of every other stream."""
-    calls, kernels = view.graph.launches, view.graph.kernels
+    calls = view.graph.launches
     launched = np.nonzero((view.k_call >= 0) & ~view.k_in_graph)[0]
     waits = np.nonzero(calls.kind == LaunchKind.STREAM_WAIT)[0]
     recorded = view.graph.syncs.launch[view.graph.syncs.record_correlation >= 0]

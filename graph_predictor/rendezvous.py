@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from graph_predictor.program import Int64
 from graph_predictor.rank_view import RankView
 from tracer.graph import KernelKind
 

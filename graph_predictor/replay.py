@@ -129,7 +129,7 @@ def replay(
             free_kernels_ns=int(free.item_end[end] - free.item_end[begin]), begin_item=begin, end_item=end)
         for rank, row, begin, end in step_items(program)
     ]
-    notes = list(built.rendezvous.notes)
+    notes = list(built.rendezvous.notes) + _partial_job(built)
     with_steps = {s.rank for s in steps}
     for rank, graph in enumerate(built.graphs):
         if _rank_number(graph, rank) not in with_steps:
@@ -138,6 +138,16 @@ def replay(
         notes.append("No steps were found: the whole window is replayed as one. Call prof.step() after each "
                      "iteration to mark them.")
     return Replay(steps=steps, built=built, program=program, simulated=simulated, notes=notes)
+
+
+def _partial_job(built: Built) -> list[str]:
+    """What to say when collectives wait for ranks that were not recorded."""
+    world = max((g.meta.world_size for g in built.graphs), default=1)
+    collective = any((g.kernels.kind == KernelKind.COLLECTIVE).any() for g in built.graphs)
+    if world <= len(built.graphs) or not collective:
+        return []
+    return [f"{len(built.graphs)} of {world} ranks were recorded: the late arrival of the others is an external event, "
+            "kept as part of the collectives' recorded durations, which a what-if does not scale."]
 
 
 def scaled_durations(program: Program, graphs: Sequence[ExecutionGraph], factor: float) -> Int64:

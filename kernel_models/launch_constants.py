@@ -51,7 +51,6 @@ class LaunchConstants:
     latency: Int64
     latency_in_call: Int64
     gap: Int64
-    edge_lag: dict[str, int] = field(default_factory=dict)
     returns: dict[str, int] = field(default_factory=dict)
     base_cost: dict[str, int] = field(default_factory=dict)
     staged_tail: int = STAGED_TAIL_DEFAULT_NS
@@ -96,7 +95,7 @@ def fit_launch_constants(samples: LaunchSamples) -> LaunchConstants:
     gap_value = s.start - s.previous_end
     queued = (s.previous_kind >= 0) & (gap_value < GAP_CEILING_NS) & (
         s.in_graph | (s.previous_end > s.call_end + QUEUED_MARGIN_NS))
-    pooled = int(round(float(gap_value[queued].mean()))) if queued.sum() >= FEW else GAP_DEFAULT_NS
+    pooled = round(float(gap_value[queued].mean())) if queued.sum() >= FEW else GAP_DEFAULT_NS
     gap = np.full((KINDS, KINDS, 2), pooled, np.int64)
     for before in range(KINDS):
         for kind in range(KINDS):
@@ -104,7 +103,7 @@ def fit_launch_constants(samples: LaunchSamples) -> LaunchConstants:
                 rows = queued & (s.previous_kind == before) & (s.kind == kind) & (s.in_graph == bool(in_graph))
                 n = int(rows.sum())
                 if n >= FEW:
-                    gap[before, kind, in_graph] = int(round(float(gap_value[rows].mean())))
+                    gap[before, kind, in_graph] = round(float(gap_value[rows].mean()))
                     counts[f"gap/{KernelKind(before).name}/{KernelKind(kind).name}/{'graph' if in_graph else ''}"] = n
     tail = STAGED_TAIL_DEFAULT_NS
     if s.staged.any():

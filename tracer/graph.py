@@ -1,16 +1,16 @@
 """The ``ExecutionGraph``: one rank's recorded window as columns, and the ``Job`` of several ranks.
 
 Nothing here is a Python object per event. Each table is a small dataclass of equally long NumPy arrays;
-``graph.ops[i]`` gives a thin row view for people, code works on the columns. Strings are stored once in
+``graph.row("ops", i)`` gives a thin row view for people, code works on the columns. Strings are stored once in
 ``graph.strings``; a column of strings holds int32 codes into it, -1 for "none". Times are int64 nanoseconds
 from the window's start (``meta.base_time_ns`` is that start on the job's shared clock).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
+from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -19,6 +19,8 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import networkx
     import pandas
+
+    from tracer.views import Argument, Row
 
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
@@ -120,8 +122,9 @@ class Table:
     @classmethod
     def empty(cls, rows: int = 0) -> Any:
         """A table of ``rows`` rows, every value ``NONE`` (floats: NaN)."""
+        missing = {True: np.nan, False: NONE}
         return cls(**{
-            name: np.full(rows, np.nan if np.issubdtype(cls.column_dtype(name), np.floating) else NONE, cls.column_dtype(name))
+            name: np.full(rows, missing[np.issubdtype(cls.column_dtype(name), np.floating)], cls.column_dtype(name))
             for name in cls.column_names()
         })
 
@@ -416,3 +419,53 @@ class ExecutionGraph:
     def string(self, code: int) -> str:
         """The text of a string code; empty for ``NONE``."""
         return "" if code < 0 else self.strings[code]
+
+    def row(self, table: str, index: int) -> Row:
+        """One row of a table with its strings decoded, for people and for debugging.
+
+        Raises:
+            KeyError: There is no such table.
+            IndexError: There is no such row.
+        """
+        from tracer.views import row
+
+        return row(self, table, index)
+
+    def arguments(self, op: int) -> list[Argument]:
+        """Shapes, dtypes, strides and scalar values of the inputs of a row of ``ops``."""
+        from tracer.views import arguments
+
+        return arguments(self, op)
+
+    def to_pandas(self, table: str) -> pandas.DataFrame:
+        """A table as a DataFrame; string columns are categoricals. Times in ns from the window's start."""
+        from tracer.views import to_pandas
+
+        return to_pandas(self, table)
+
+    def to_networkx(self) -> networkx.DiGraph:
+        """The dependency graph of operations, calls and device work, for exploring (see ``tracer.views``)."""
+        from tracer.views import to_networkx
+
+        return to_networkx(self)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the one-file form, atomically. Local paths and fsspec URLs.
+
+        Raises:
+            GraphFileError: The file cannot be written.
+        """
+        from tracer.store import save_graph
+
+        save_graph(self, path)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> ExecutionGraph:
+        """Read the one-file form of a single graph; nothing in it is executed.
+
+        Raises:
+            GraphFileError: The file is corrupt, holds another thing, or is of a newer version.
+        """
+        from tracer.store import load_graph
+
+        return load_graph(path)

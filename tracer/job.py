@@ -171,7 +171,8 @@ def _check_one_job(graphs: list[ExecutionGraph]) -> None:
     for size in sizes:
         last = graphs[-1].meta
         if last.rank >= size:
-            raise JobError(f"{last.source} is rank {last.rank}, but the job has only {size} ranks: files of different jobs are mixed; give those of one job.")
+            raise JobError(f"{last.source} is rank {last.rank}, but the job has only {size} ranks: files of "
+                           "different jobs are mixed; give those of one job.")
     windows = sorted((g.meta.base_time_ns, g.meta.base_time_ns + g.meta.window_ns, g.meta.source) for g in graphs
                      if g.meta.base_time_ns > _EPOCH_NS)
     longest = max((end - start for start, end, _ in windows), default=0)

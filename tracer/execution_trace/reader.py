@@ -124,7 +124,7 @@ def read_execution_trace(path: str | os.PathLike[str]) -> ExecutionTrace:
     if not nodes:
         raise TraceError(f"{label} has no nodes; the observer was probably stopped before anything ran.")
     if file.schema.split("-")[0] not in KNOWN_SCHEMAS:
-        notes.append(f"schema {file.schema or "unknown"} is newer than 1.1.1; the fields known from 1.1.1 were read.")
+        notes.append(f"schema {file.schema or 'unknown'} is newer than 1.1.1; the fields known from 1.1.1 were read.")
     return _build(file, nodes, notes)
 
 

@@ -6,6 +6,7 @@ the `record_param_comms` operation around its launch, the `nccl:*` annotation ar
 
 from __future__ import annotations
 
+import math
 import re
 
 import msgspec
@@ -30,6 +31,7 @@ _DTYPES = {
     "long": "int64", "long int": "int64", "byte": "uint8", "unsigned char": "uint8", "char": "int8",
     "signed char": "int8", "bool": "bool", "short": "int16", "float8_e4m3fn": "float8_e4m3fn",
 }
+_SAME_SIZE = {"all_reduce", "broadcast", "reduce"}
 _TEXTS = msgspec.json.Decoder(list[str])
 
 
@@ -107,9 +109,10 @@ def _fill(table: CollectiveTable, index: int, kernel: int, op: int, ops: OpTable
     table.op[index] = op
     sources = [args for args in (kernel_args.get(kernel), op_args.get(op)) if args is not None]
     names = [args.collective for args in sources] + [annotations.get(op, "")]
-    names.append(texts[int(kernels.name[kernel])].split("(")[0] if kernel >= 0 else "")
+    names.append(_function(texts[int(kernels.name[kernel])]) if kernel >= 0 else "")
     kinds = [kind for kind in map(collective_kind, filter(None, names)) if kind != "unknown"]
-    table.kind[index] = strings[kinds[0] if kinds else "unknown"]
+    kind = kinds[0] if kinds else "unknown"
+    table.kind[index] = strings[kind]
     for args in sources:
         for column, value in (("elements_in", args.elements_in), ("elements_out", args.elements_out),
                               ("group_size", integer(args.group_size))):
@@ -125,21 +128,32 @@ def _fill(table: CollectiveTable, index: int, kernel: int, op: int, ops: OpTable
             table.dtype[index] = strings[_DTYPES.get(args.dtype.lower(), args.dtype.lower())]
         if table.is_async[index] == NONE and args.is_async is not None:
             table.is_async[index] = int(str(args.is_async).lower() in ("1", "true"))
-    if op >= 0 and op in annotations:
-        _from_shapes(table, index, op, ops, strings, texts)
+    if op >= 0:
+        _from_shapes(table, index, op, op in annotations, ops, strings, texts)
+    if kind in _SAME_SIZE and table.elements_out[index] == NONE:
+        table.elements_out[index] = table.elements_in[index]
 
 
-def _from_shapes(table: CollectiveTable, index: int, op: int, ops: OpTable, strings: Interner,
+def _function(kernel: str) -> str:
+    """The bare function's name of a kernel's signature."""
+    return re.split(r"[<(]", kernel.replace("(anonymous namespace)::", ""), maxsplit=1)[0]
+
+
+def _from_shapes(table: CollectiveTable, index: int, op: int, is_annotation: bool, ops: OpTable, strings: Interner,
                  texts: list[str]) -> None:
-    """Elements and dtype from the annotation's recorded inputs (2023 traces have nothing else)."""
+    """Elements and dtype from recorded inputs: of a `nccl:*` annotation all, of another operation the first tensor.
+
+    2023 traces and custom all-reduces have nothing else.
+    """
     shapes, types = int(ops.shapes[op]), int(ops.dtypes[op])
     if table.elements_in[index] == NONE and shapes >= 0:
         try:
             value = msgspec.json.decode(texts[shapes], type=list[list[int]])
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             value = []
-        if value:
-            table.elements_in[index] = sum(int(np.prod(shape, dtype=np.int64)) for shape in value if shape)
+        tensors = [shape for shape in value if shape][:None if is_annotation else 1]
+        if tensors:
+            table.elements_in[index] = min(sum(math.prod(shape) for shape in tensors), np.iinfo(np.int64).max)
     if table.dtype[index] == NONE and types >= 0:
         try:
             names = _TEXTS.decode(texts[types])

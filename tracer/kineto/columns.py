@@ -173,6 +173,10 @@ class Collector:
         """The columns of a group (times in absolute nanoseconds of the trace's clock)."""
         return self._columns[group].finish(GROUP_COLUMNS[group])
 
+    def restore(self, group: Group, columns: dict[str, np.ndarray]) -> None:
+        """Put columns back that ``finish`` handed over."""
+        self._columns[group].extend(**columns)
+
     def _name_thread(self, event: Event) -> None:
         if event.args is not None and event.args.name:
             key = (_text(event.pid), _text(event.tid))

@@ -78,7 +78,7 @@ def nanoseconds(texts: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
     value[~valid] = 0
     rows = np.flatnonzero(slow)
     if len(rows):
-        value[rows], valid[rows] = _one_by_one([texts[row] for row in rows])
+        value[rows], valid[rows] = _one_by_one([texts[row] for row in rows.tolist()])
     return value, valid
 
 

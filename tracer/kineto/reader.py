@@ -12,6 +12,7 @@ from tracer.graph import ExecutionGraph, LossReport
 from tracer.kineto.build import build_graph
 from tracer.kineto.chunks import EventStream
 from tracer.kineto.columns import Collector
+from tracer.kineto.outliers import drop_outliers
 from tracer.kineto.source import Source
 
 
@@ -45,6 +46,7 @@ def read_kineto(source: str | os.PathLike[str], *,
                 raise TraceError(f"{opened.name}: {opened.damage} before its first event; "
                                  "copy or record it again.") from error
             raise
+        drop_outliers(collector)
         _check(collector, stream, opened)
         _note_damage(stream, opened, loss)
         return build_graph(collector, stream.metadata, stream.is_list, opened.name)

@@ -22,6 +22,7 @@ VERSION = 1
 MANIFEST = "manifest.json"
 
 _COMMENT = re.compile(rb"foretrace (\d+) crc32 ([0-9a-f]{8})\Z")
+_CHECKSUM_BYTES = 8
 _COMMENT_BYTES = 64  # more than the longest comment
 _ZIP_HEAD = b"PK\x03\x04"
 _OWN_HEAD = 30  # bytes of a zip member's header before its name
@@ -43,13 +44,14 @@ def pack(members: dict[str, bytes]) -> bytes:
             info = zipfile.ZipInfo(name, _FIXED_TIME)
             info.compress_type = zipfile.ZIP_DEFLATED if name == MANIFEST else zipfile.ZIP_STORED
             archive.writestr(info, content, compresslevel=9)
-        archive.comment = _comment(0)
-    body = stream.getvalue()[: -len(_comment(0))]
-    return body + _comment(zlib.crc32(body))
+        archive.comment = f"foretrace {VERSION} crc32 ".encode() + b"0" * _CHECKSUM_BYTES
+    return seal(stream.getvalue())
 
 
-def _comment(checksum: int) -> bytes:
-    return f"foretrace {VERSION} crc32 {checksum:08x}".encode()
+def seal(data: bytes) -> bytes:
+    """The same container with its last bytes, the checksum, set right."""
+    body = data[:-_CHECKSUM_BYTES]
+    return body + f"{zlib.crc32(body):08x}".encode()
 
 
 def unpack(data: bytes, label: str) -> dict[str, bytes]:
@@ -67,7 +69,7 @@ def unpack(data: bytes, label: str) -> dict[str, bytes]:
             f"{label} is of format version {version}, newer than this foretrace reads (up to {VERSION}); "
             "update foretrace or convert the traces again."
         )
-    if zlib.crc32(memoryview(data)[: -len(comment.group())]) != int(comment.group(2), 16):
+    if zlib.crc32(memoryview(data)[:-_CHECKSUM_BYTES]) != int(comment.group(2), 16):
         raise corrupt(label, "its checksum does not match")
     members: dict[str, bytes] = {}
     try:

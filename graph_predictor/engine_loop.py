@@ -1,0 +1,368 @@
+# mypy: disable-error-code="no-untyped-def"
+"""The simulator's inner loop, compiled with numba. Plain arrays in, plain arrays filled; see ``engine.simulate``."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+FAR = np.int64(2**62)
+
+
+@numba.njit(cache=True)
+def _push(heap, size, kernel, key):
+    """Append a kernel to a binary min-heap of kernels ordered by ``key``; returns the new size."""
+    i = size
+    while i > 0:
+        parent = (i - 1) >> 1
+        if key[heap[parent]] <= key[kernel]:
+            break
+        heap[i] = heap[parent]
+        i = parent
+    heap[i] = kernel
+    return size + 1
+
+
+@numba.njit(cache=True)
+def _pop(heap, size, key):
+    """Remove the kernel with the least key; returns (it, the new size)."""
+    least = heap[0]
+    size -= 1
+    moved = heap[size]
+    i = 0
+    while True:
+        child = 2 * i + 1
+        if child >= size:
+            break
+        if child + 1 < size and key[heap[child + 1]] < key[heap[child]]:
+            child += 1
+        if key[moved] <= key[heap[child]]:
+            break
+        heap[i] = heap[child]
+        i = child
+    heap[i] = moved
+    return least, size
+
+
+@numba.njit(cache=True)
+def _count_up_to(heap, size, key, limit, enough):
+    """How many kernels of the heap have a key of at most ``limit``, counting no further than ``enough``."""
+    todo = np.empty(enough + 64, np.int64)
+    todo[0] = 0
+    left, found = 1, 0
+    while left > 0 and found < enough:
+        left -= 1
+        i = todo[left]
+        if i >= size or key[heap[i]] > limit:
+            continue
+        found += 1
+        # Depth first: at most one sibling a level stays behind, and a heap of 2**64 elements has 64 levels.
+        todo[left] = 2 * i + 2
+        todo[left + 1] = 2 * i + 1
+        left += 2
+    return found
+
+
+@numba.njit(cache=True)
+def run(
+    thread_ptr, thread_rank, thread_start, item_work, item_cost, item_external, item_queue,
+    after_ptr, after_item, after_lag, wait_ptr, wait_kernel, wait_lag,
+    kernel_item, kernel_anchor, kernel_latency, kernel_previous, kernel_gap, kernel_duration,
+    kernel_external, edge_ptr, edge_kernel, edge_fraction, edge_lag, kernel_group, group_size,
+    queue_ptr, queue_kernel, queue_depth, item_return, intrinsic,
+    launched_ptr, launched, successor_ptr, successor, out_ptr, out_edge, owner, member_ptr, member,
+    item_start, item_end, item_start_cause, item_start_source, item_end_cause,
+    item_end_source, kernel_start, kernel_end, kernel_cause, kernel_source, group_last,
+):  # fmt: skip
+    """Returns how many items and kernels were resolved. See ``simulate``; all arrays as in ``Program``."""
+    threads, items, kernels = thread_rank.shape[0], item_work.shape[0], kernel_item.shape[0]
+    ranks = queue_depth.shape[0]
+    done = 0
+    item_done = np.zeros(items, np.bool_)
+    kernel_done = np.zeros(kernels, np.bool_)
+    pending = np.zeros(kernels, np.int64)
+    group_left = group_size.copy()
+    for k in range(kernels):
+        n = edge_ptr[k + 1] - edge_ptr[k]
+        if kernel_item[k] >= 0:
+            n += 1
+        if kernel_previous[k] >= 0:
+            n += 1
+        pending[k] = n
+        kernel_start[k] = kernel_external[k]
+        kernel_cause[k] = 3
+    # A stack of kernels whose inputs are all known; each enters once.
+    stack = np.empty(kernels + 1, np.int64)
+    depth = 0
+    for k in range(kernels):
+        if pending[k] == 0:
+            stack[depth] = k
+            depth += 1
+
+    # Threads that can run, ordered by the time of their next item. Keys and threads move together in the heap.
+    heap_key = np.empty(threads + 1, np.int64)
+    heap_thread = np.empty(threads + 1, np.int64)
+    heap = 0
+    position = thread_ptr[:-1].copy()
+    clock = thread_start.copy()
+    # A parked thread waits for one item or one kernel; chains by array links.
+    parked_on_item = np.full(items, -1, np.int64)
+    parked_on_kernel = np.full(kernels, -1, np.int64)
+    next_parked = np.full(threads, -1, np.int64)
+    runnable = np.empty(threads, np.int64)
+    runnable_count = 0
+    for t in range(threads):
+        if position[t] < thread_ptr[t + 1]:
+            runnable[runnable_count] = t
+            runnable_count += 1
+
+    # Launch queue of each rank: the largest (depth - 1) ends so far; what falls out is the last freed slot.
+    queue_at = queue_ptr[:-1].copy()
+    queue_base = np.zeros(ranks + 1, np.int64)
+    for r in range(ranks):
+        queue_base[r + 1] = queue_base[r] + max(queue_depth[r], 1) + 1
+    queue_heap = np.empty(queue_base[ranks] + 1, np.int64)
+    queue_size = np.zeros(ranks, np.int64)
+    slot_free = np.full(ranks, -FAR, np.int64)
+    slot_kernel = np.full(ranks, -1, np.int64)
+    unsettled = np.empty(queue_kernel.shape[0] + 1, np.int64)
+    unsettled_count = np.zeros(ranks, np.int64)
+
+    while True:
+        # 1. settle every kernel whose inputs are known
+        while depth > 0:
+            depth -= 1
+            k = stack[depth]
+            g = kernel_group[k]
+            first, last = k, k + 1
+            resolved_group = False
+            if g >= 0:
+                if group_last[g] < 0 or kernel_start[k] > kernel_start[group_last[g]]:
+                    group_last[g] = k
+                group_left[g] -= 1
+                if group_left[g] > 0:
+                    continue
+                resolved_group = True
+                first, last = member_ptr[g], member_ptr[g + 1]
+            for m in range(first, last):
+                if resolved_group:
+                    k = member[m]
+                    kernel_end[k] = kernel_start[group_last[g]] + intrinsic[k]
+                else:
+                    kernel_end[k] = kernel_start[k] + kernel_duration[k]
+                kernel_done[k] = True
+                done += 1
+                for j in range(successor_ptr[k], successor_ptr[k + 1]):
+                    s = successor[j]
+                    t_ready = kernel_end[k] + kernel_gap[s]
+                    if t_ready > kernel_start[s]:
+                        kernel_start[s] = t_ready
+                        kernel_cause[s] = 1
+                        kernel_source[s] = k
+                    pending[s] -= 1
+                    if pending[s] == 0:
+                        stack[depth] = s
+                        depth += 1
+                for j in range(out_ptr[k], out_ptr[k + 1]):
+                    e = out_edge[j]
+                    s = owner[e]
+                    if edge_fraction[e] == 1.0:
+                        t_ready = kernel_end[k] + edge_lag[e]
+                    else:
+                        t_ready = (kernel_start[k]
+                                   + np.int64(edge_fraction[e] * (kernel_end[k] - kernel_start[k])) + edge_lag[e])
+                    if t_ready > kernel_start[s]:
+                        kernel_start[s] = t_ready
+                        kernel_cause[s] = 2
+                        kernel_source[s] = e
+                    pending[s] -= 1
+                    if pending[s] == 0:
+                        stack[depth] = s
+                        depth += 1
+                t = parked_on_kernel[k]
+                parked_on_kernel[k] = -1
+                while t >= 0:
+                    following = next_parked[t]
+                    runnable[runnable_count] = t
+                    runnable_count += 1
+                    t = following
+
+        # 2. put threads that may go on into the heap, keyed by their clock
+        while runnable_count > 0:
+            runnable_count -= 1
+            t = runnable[runnable_count]
+            i = heap
+            heap += 1
+            key = clock[t] + item_work[position[t]]
+            while i > 0:
+                parent = (i - 1) >> 1
+                if heap_key[parent] < key or (heap_key[parent] == key and heap_thread[parent] <= t):
+                    break
+                heap_key[i] = heap_key[parent]
+                heap_thread[i] = heap_thread[parent]
+                i = parent
+            heap_key[i] = key
+            heap_thread[i] = t
+        if heap == 0:
+            break
+
+        # 3. the earliest thread's next item
+        t = heap_thread[0]
+        heap -= 1
+        if heap > 0:
+            key = heap_key[heap]
+            moved = heap_thread[heap]
+            i = 0
+            while True:
+                child = 2 * i + 1
+                if child >= heap:
+                    break
+                if child + 1 < heap and (heap_key[child + 1] < heap_key[child] or (
+                        heap_key[child + 1] == heap_key[child] and heap_thread[child + 1] < heap_thread[child])):
+                    child += 1
+                if key < heap_key[child] or (key == heap_key[child] and moved <= heap_thread[child]):
+                    break
+                heap_key[i] = heap_key[child]
+                heap_thread[i] = heap_thread[child]
+                i = child
+            heap_key[i] = key
+            heap_thread[i] = moved
+        n = position[t]
+        r = thread_rank[t]
+
+        start = clock[t] + item_work[n]
+        cause, source = 0, np.int64(-1)
+        parked = False
+        for j in range(after_ptr[n], after_ptr[n + 1]):
+            other = after_item[j]
+            if not item_done[other]:
+                next_parked[t] = parked_on_item[other]
+                parked_on_item[other] = t
+                parked = True
+                break
+            ready = item_end[other] + after_lag[j]
+            if ready > start:
+                start, cause, source = ready, 1, j
+        if parked:
+            continue
+
+        # Kernels that hang on this call's start (a blocking copy works while the call waits for it).
+        begins_here = False
+        for j in range(launched_ptr[n], launched_ptr[n + 1]):
+            if kernel_anchor[launched[j]] == 1:
+                begins_here = True
+        end = start + item_cost[n]
+        end_cause, end_source = 0, np.int64(-1)
+        wanted = item_queue[n]
+        # Only once the queue can be full do the ends of earlier entries matter.
+        if wanted >= queue_depth[r] and queue_depth[r] > 0:
+            room = queue_depth[r] - 1
+            view = queue_heap[queue_base[r]:queue_base[r + 1]]
+            low = queue_ptr[r]
+            still = 0
+            for j in range(low, low + unsettled_count[r]):
+                k = unsettled[j]
+                if kernel_done[k]:
+                    queue_size[r] = _push(view, queue_size[r], k, kernel_end)
+                else:
+                    unsettled[low + still] = k
+                    still += 1
+                if queue_size[r] > room:
+                    k, queue_size[r] = _pop(view, queue_size[r], kernel_end)
+                    if kernel_end[k] > slot_free[r]:
+                        slot_free[r] = kernel_end[k]
+                        slot_kernel[r] = k
+            while queue_at[r] < low + wanted:
+                k = queue_kernel[queue_at[r]]
+                queue_at[r] += 1
+                if not kernel_done[k]:
+                    unsettled[low + still] = k
+                    still += 1
+                    continue
+                queue_size[r] = _push(view, queue_size[r], k, kernel_end)
+                if queue_size[r] > room:
+                    k, queue_size[r] = _pop(view, queue_size[r], kernel_end)
+                    if kernel_end[k] > slot_free[r]:
+                        slot_free[r] = kernel_end[k]
+                        slot_kernel[r] = k
+            unsettled_count[r] = still
+            # Work that is not settled yet may hold its slot for ever: enough others must have ended in time.
+            excess = queue_size[r] + still - room
+            if excess > 0 and _count_up_to(view, queue_size[r], kernel_end, end - item_return[n],
+                                           excess) < excess:
+                k = unsettled[low]
+                next_parked[t] = parked_on_kernel[k]
+                parked_on_kernel[k] = t
+                continue
+            ready = slot_free[r] + item_return[n]
+            if ready > end:
+                end, end_cause, end_source = ready, 2, slot_kernel[r]
+        if begins_here:
+            # Submitted when the queue lets it in; the wait for its own end comes below.
+            submitted = start if end_cause == 0 else end - item_cost[n]
+            for j in range(launched_ptr[n], launched_ptr[n + 1]):
+                k = launched[j]
+                if kernel_anchor[k] == 1 and not kernel_done[k] and item_start_cause[n] >= 0:
+                    ready = submitted + kernel_latency[k]
+                    if ready > kernel_start[k]:
+                        kernel_start[k] = ready
+                        kernel_cause[k] = 0
+                        kernel_source[k] = n
+                    pending[k] -= 1
+                    if pending[k] == 0:
+                        stack[depth] = k
+                        depth += 1
+            # Mark as submitted, so that coming back to this item after parking does not submit twice.
+            item_start_cause[n] = -1
+        for j in range(wait_ptr[n], wait_ptr[n + 1]):
+            k = wait_kernel[j]
+            if not kernel_done[k]:
+                next_parked[t] = parked_on_kernel[k]
+                parked_on_kernel[k] = t
+                parked = True
+                break
+            ready = kernel_end[k] + wait_lag[j]
+            if ready > end:
+                end, end_cause, end_source = ready, 1, k
+        if parked:
+            continue
+        if item_external[n] > end:
+            end, end_cause, end_source = item_external[n], 3, np.int64(-1)
+
+        item_start[n] = start
+        item_end[n] = end
+        item_start_cause[n] = cause
+        item_start_source[n] = source
+        item_end_cause[n] = end_cause
+        item_end_source[n] = end_source
+        item_done[n] = True
+        done += 1
+        clock[t] = end
+        position[t] = n + 1
+        for j in range(launched_ptr[n], launched_ptr[n + 1]):
+            k = launched[j]
+            if kernel_anchor[k] != 1:
+                ready = end + kernel_latency[k]
+                if kernel_anchor[k] == 2:
+                    ready -= kernel_duration[k]
+                if ready < start:
+                    ready = start
+                if ready > kernel_start[k]:
+                    kernel_start[k] = ready
+                    kernel_cause[k] = 0
+                    kernel_source[k] = n
+                pending[k] -= 1
+                if pending[k] == 0:
+                    stack[depth] = k
+                    depth += 1
+        waiting = parked_on_item[n]
+        parked_on_item[n] = -1
+        while waiting >= 0:
+            following = next_parked[waiting]
+            runnable[runnable_count] = waiting
+            runnable_count += 1
+            waiting = following
+        if position[t] < thread_ptr[t + 1]:
+            runnable[runnable_count] = t
+            runnable_count += 1
+    return done

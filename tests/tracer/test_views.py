@@ -1,0 +1,150 @@
+"""Views for people: rows, frames, arguments and the networkx graph."""
+
+from __future__ import annotations
+
+import networkx
+import numpy as np
+import pytest
+from et_support import empty_graph, graph_of, real
+
+from tracer.dependencies import forward_backward_pairs
+from tracer.graph import (
+    NONE,
+    ExecutionGraph,
+    KernelKind,
+    KernelTable,
+    LaunchKind,
+    LaunchTable,
+    OpKind,
+    SyncKind,
+    SyncTable,
+    Thread,
+)
+from tracer.kineto import read_kineto
+from tracer.views import Argument, arguments, row, to_networkx, to_pandas
+
+
+def test_row_decodes_strings_enumerations_and_nothing() -> None:
+    graph = graph_of([(0, "aten::mm"), (0, "ProfilerStep#1")])
+    first = row(graph, "ops", 0)
+    assert (first.index, first.name, first.kind, first.parent, first.shapes) == \
+        (0, "aten::mm", OpKind.OPERATION, None, None)
+    assert (first.start_ns, first.duration_ns) == (0, 1000)
+    assert row(graph, "ops", -1).name == "ProfilerStep#1"
+    with pytest.raises(IndexError):
+        row(graph, "ops", 2)
+    with pytest.raises(KeyError):
+        row(graph, "nonsense", 0)
+    with pytest.raises(AttributeError):
+        first.name = "other"
+
+
+def test_pandas_frames_of_every_table() -> None:
+    graph = graph_of([(0, "aten::mm"), (0, "aten::relu"), (0, "aten::mm")])
+    frame = to_pandas(graph, "ops")
+    assert frame["name"].tolist() == ["aten::mm", "aten::relu", "aten::mm"]
+    assert frame["shapes"].isna().all()
+    assert frame["kind"].tolist() == ["operation"] * 3
+    for name, kind in ExecutionGraph.TABLES.items():
+        assert tuple(to_pandas(graph, name).columns) == kind.column_names()
+        assert len(to_pandas(empty_graph(), name)) == 0
+
+
+def test_pandas_with_a_string_stored_twice() -> None:
+    graph = graph_of([(0, "aten::mm"), (0, "aten::relu")])
+    graph.strings.append("aten::mm")
+    graph.ops.name[1] = 2
+    assert to_pandas(graph, "ops")["name"].tolist() == ["aten::mm", "aten::mm"]
+
+
+def test_arguments() -> None:
+    graph = graph_of([(0, "aten::cat"), (0, "aten::mm")])
+    graph.strings += ["[[[2, 3], [4, 5]], [], []]", '["TensorList", "Scalar", ""]', "[[[3, 1], [5, 1]], [], []]",
+                      '["", "1", ""]', "no JSON at all"]
+    graph.ops.shapes[0], graph.ops.dtypes[0], graph.ops.strides[0], graph.ops.scalars[0] = 2, 3, 4, 5
+    assert arguments(graph, 0) == [
+        Argument("TensorList", ((2, 3), (4, 5)), ((3, 1), (5, 1)), ""), Argument("Scalar", (), (), "1"),
+        Argument("", (), (), ""),
+    ]
+    assert arguments(graph, 1) == []
+    graph.ops.shapes[1] = 6
+    assert arguments(graph, 1) == []
+
+
+def _two_streams() -> ExecutionGraph:
+    """One op launching a kernel on stream 1; stream 2 waits for it; a second op on another thread runs backward."""
+    graph = graph_of([(0, "aten::mm"), (0, "aten::t"), (1, "MmBackward0")], parents=[NONE, 0, NONE],
+                     sequence=[5, 5, 5], forward_thread=[NONE, NONE, 1])
+    graph.ops.start_ns[:] = [0, 10, 900]
+    graph.threads = [Thread("7", "0"), Thread("7", "1")]
+    graph.strings += ["cudaLaunchKernel", "cudaEventRecord", "cudaStreamWaitEvent", "cudaStreamSynchronize", "k"]
+    launches = LaunchTable.empty(6)
+    launches.name[:] = [3, 4, 5, 3, 6, 4]
+    launches.kind[:] = [LaunchKind.KERNEL, LaunchKind.EVENT_RECORD, LaunchKind.STREAM_WAIT, LaunchKind.KERNEL,
+                        LaunchKind.BLOCKING_SYNC, LaunchKind.EVENT_RECORD]
+    launches.op[:] = [0, 0, 0, 0, NONE, NONE]
+    launches.thread[:] = 0
+    launches.start_ns[:] = [20, 40, 60, 80, 100, 700]
+    launches.correlation[:] = [1, 2, 3, 4, 5, 6]
+    kernels = KernelTable.empty(2)
+    kernels.name[:] = 7
+    kernels.kind[:] = KernelKind.COMPUTE
+    kernels.launch[:] = [0, 3]
+    kernels.device[:], kernels.stream[:] = 0, [1, 2]
+    kernels.start_ns[:], kernels.duration_ns[:] = [50, 400], [300, 200]
+    syncs = SyncTable.empty(2)
+    syncs.kind[:] = [SyncKind.STREAM_WAIT_EVENT, SyncKind.STREAM_SYNC]
+    syncs.launch[:], syncs.stream[:] = [2, 4], [2, 2]
+    syncs.wait_stream[:], syncs.record_correlation[:] = [1, NONE], [2, NONE]
+    graph.launches, graph.kernels, graph.syncs = launches, kernels, syncs
+    return graph
+
+
+def test_edges_of_a_graph_known_on_paper() -> None:
+    found = {(a, b, kind) for a, b, kind in to_networkx(_two_streams()).edges(data="kind")}
+    assert found == {
+        (("op", 0), ("op", 1), "nesting"),
+        (("op", 1), ("op", 2), "forward_backward"),  # the innermost forward operation of the number
+        *((("op", 0), ("launch", i), "calls") for i in range(4)),
+        *((("launch", i), ("launch", i + 1), "program_order") for i in range(5)),
+        (("launch", 0), ("kernel", 0), "launches"), (("launch", 3), ("kernel", 1), "launches"),
+        (("kernel", 0), ("kernel", 1), "sync"),   # stream 2 waits for the event recorded behind kernel 0
+        (("kernel", 1), ("launch", 5), "sync"),   # what follows cudaStreamSynchronize waits for kernel 1
+    }
+
+
+def test_attributes_of_nodes() -> None:
+    nodes = to_networkx(_two_streams()).nodes
+    assert nodes["op", 2]["name"] == "MmBackward0"
+    assert nodes["launch", 4]["kind"] == "blocking_sync"
+    assert nodes["kernel", 1]["stream"] == 2
+
+
+@pytest.mark.parametrize(("trace", "kinds"), [
+    ("dlrm-8xV100-2023/rank0.kineto.json.gz", {"forward_backward"}),
+    ("resnet50-V100/rank0.kineto.json.gz", {"forward_backward"}),
+    ("cuda-sync-A100/alexnet/benchmark_result_2869224_1695835535_trace.json.gz", {"sync"}),
+    ("cuda-sync-A100/cuda_event_sync_multi_stream/event_sync_trace.json.gz", {"sync"}),
+    ("linear-2080Ti/kineto.json.gz", {"forward_backward"}),
+    ("vllm-cuda-graph/graph-execution.json.gz", set()),
+    ("resnet50-V100-2021/list-form-2020.json.gz", set()),
+    ("gpu-only-MI210/rank0.json.gz", set()),
+])
+def test_real_graphs_are_acyclic(trace: str, kinds: set[str]) -> None:
+    graph = read_kineto(real(trace))
+    result = to_networkx(graph)
+    assert networkx.is_directed_acyclic_graph(result)
+    assert len(result) == len(graph.ops) + len(graph.launches) + len(graph.kernels)
+    found = {kind for _, _, kind in result.edges(data="kind")}
+    assert {"launches", "stream_order", "program_order"} | kinds <= found
+    launched = np.count_nonzero(graph.kernels.launch >= 0)
+    assert sum(kind == "launches" for _, _, kind in result.edges(data="kind")) == launched
+
+
+def test_backward_pairs_of_a_real_step() -> None:
+    graph = read_kineto(real("resnet50-V100/rank0.kineto.json.gz"))
+    pairs = forward_backward_pairs(graph)
+    names = {(graph.string(int(graph.ops.name[a])), graph.string(int(graph.ops.name[b]))) for a, b in pairs}
+    assert ("aten::cudnn_convolution", "autograd::engine::evaluate_function: CudnnConvolutionBackward0") in names or any(
+        "conv" in a.lower() and "Convolution" in b for a, b in names)
+    assert all(graph.ops.start_ns[a] < graph.ops.start_ns[b] for a, b in pairs)
