@@ -63,8 +63,8 @@ def main() -> None:
             stored, saved, parse, load = result
             name = "/".join(trace.parts[-2:])
             name = name if len(name) <= 50 else "…" + name[-49:]
-            print(f"{name:<50} {stored:>10,} {saved:>10,} {saved / stored:>6.2f} {parse * 1e3:>9.1f} {load * 1e3:>8.2f} "
-                  f"{parse / load:>6.1f}x")
+            print(f"{name:<50} {stored:>10,} {saved:>10,} {saved / stored:>6.2f} {parse * 1e3:>9.1f} "
+                  f"{load * 1e3:>8.2f} {parse / load:>6.1f}x")
 
 
 if __name__ == "__main__":

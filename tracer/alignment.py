@@ -23,6 +23,7 @@ _MAX_SKIP = 1 << 14
 _MAX_PAIRS = 2_000_000
 # Diagonals compared by their marks, best voted first: more than the iterations of any window seen.
 _MAX_DIAGONALS = 512
+_GOOD_VOTES = 0.8
 # Diagonals this close show the same alignment with a few tokens missing.
 _DRIFT = 8
 
@@ -62,8 +63,11 @@ def _start(left: Int64, right: Int64, left_marks: Int64, right_marks: Int64) -> 
              - total[np.searchsorted(diagonals, diagonals - _DRIFT)])
     best = _marked(diagonals[np.argsort(-votes, kind="stable")[:_MAX_DIAGONALS]], left_marks, right_marks)
     if best is None:
-        first = diagonals[np.argmax(votes)]
-        inside = np.abs(diagonals - first) <= _DRIFT
+        # In a periodic program many diagonals do about as well near one place; the longest overlap does so overall.
+        good = votes >= _GOOD_VOTES * votes.max()
+        overlap = np.minimum(len(left), len(right) + diagonals) - np.maximum(diagonals, 0)
+        middle = diagonals[np.argmax(np.where(good, overlap, -1))]
+        inside = np.abs(diagonals - middle) <= _DRIFT
         best = int(diagonals[inside][np.argmax(counts[inside])])
     first = np.flatnonzero(at_left - at_right == best)[0]
     return int(at_left[first]), int(at_right[first])

@@ -118,7 +118,8 @@ def by_sequence(graph: ExecutionGraph, trace: ExecutionTrace, names: Names) -> M
     ops = graph.ops
     match = Match("sequence", np.full(len(ops), NONE, np.int64), np.zeros(len(ops), dtype=bool))
     ours = {
-        t: _program_order(graph, np.flatnonzero((ops.thread == t) & names.op_usable)) for t in present_values(ops.thread)
+        thread: _program_order(graph, np.flatnonzero((ops.thread == thread) & names.op_usable))
+        for thread in present_values(ops.thread)
     }
     theirs = {t: np.flatnonzero((trace.thread == t) & names.node_usable) for t in present_values(trace.thread)}
     size = int(max(names.ops.max(initial=0), names.nodes.max(initial=0))) + 1

@@ -13,8 +13,8 @@ from tracer.errors import TraceError
 from tracer.execution_trace import TensorRef, is_execution_trace, read_execution_trace
 
 FLAT = {
-    "name": "aten::mm", "id": 5, "rf_id": 3, "parent": 2, "fw_parent": 0, "seq_id": 9, "scope": 0, "tid": 1, "fw_tid": 0,
-    "op_schema": "aten::mm(Tensor self, Tensor mat2) -> Tensor",
+    "name": "aten::mm", "id": 5, "rf_id": 3, "parent": 2, "fw_parent": 0, "seq_id": 9, "scope": 0, "tid": 1,
+    "fw_tid": 0, "op_schema": "aten::mm(Tensor self, Tensor mat2) -> Tensor",
     "inputs": [[1, 2, 0, 6, 4, "cuda:0"], [[3, 4, 8, 6, 4, "cuda:0"]]], "input_shapes": [[2, 3], [[3, 2]]],
     "input_types": ["Tensor(float)", "GenericList[Tensor(float)]"], "outputs": [], "output_shapes": [],
     "output_types": [],

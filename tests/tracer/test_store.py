@@ -118,7 +118,7 @@ def random_graphs(draw) -> ExecutionGraph:
         profiler_flags=st.dictionaries(st.text(max_size=5), st.booleans(), max_size=3),
         unprofiled_step_ns=st.lists(st.integers(0, 2**62), max_size=3),
         process_groups=st.just([{"pg_name": "0", "ranks": [0, 1], "nested": {"a": None}}]),
-        loss=st.builds(LossReport, orphan_kernels=st.integers(0, 2**40), notes=st.lists(st.text(max_size=9), max_size=2)),
+        loss=st.builds(LossReport, orphan_kernels=st.integers(0, 2**40), notes=st.lists(st.text(max_size=9))),
     ))
     return graph
 

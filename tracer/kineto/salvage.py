@@ -3,23 +3,51 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 import msgspec
 
 from tracer.graph import LossReport
 from tracer.kineto.events import EVENT, Event, coerce_event
-from tracer.kineto.repair import repair_event
+from tracer.kineto.repair import MAX_EVENT_BYTES, repair_event
 
 # An event starts with one of these keys in every writer seen; other objects after `}, {` (device properties: "id",
 # process groups: "pg_name") do not, so the metadata is not mistaken for events.
 BOUNDARY = re.compile(rb'\}\s*(?P<comma>,)\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|s|bp)"\s*:)')
 
-_ARRAY_END = re.compile(rb"\}\s*\]")
+_ARRAY_END = re.compile(rb"\}\s*,?\s*\]")
+_RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
 _JOINS = 16
 _ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def salvage(text: bytes, loss: LossReport, at_end: bool) -> tuple[list[Event], bytes | None]:
+class Salvaged(NamedTuple):
+    """What came out of a piece of text."""
+
+    events: list[Event]
+    rest: bytes | None = None
+    """The text after the event array, if its end lay in the piece."""
+    pending: bytes = b""
+    """An unfinished event at the piece's end, to be put before the text that follows."""
+
+
+def elements(text: bytes, loss: LossReport) -> list[Event] | None:
+    """Decode a piece that is valid JSON but whose fields have unexpected types; None if it is not valid."""
+    try:
+        found = _RAW_LIST.decode(b"".join((b"[", text, b"]")))
+    except _ERRORS:
+        return None
+    events = []
+    for raw in found:
+        event = _decode(bytes(raw))
+        if event is None:
+            loss.dropped_events += 1
+        else:
+            events.append(event)
+    return events
+
+
+def salvage(text: bytes, loss: LossReport, at_end: bool) -> Salvaged:
     """Decode the events of ``text`` one at a time, repairing or dropping (and counting) those that are invalid.
 
     Args:
@@ -27,9 +55,9 @@ def salvage(text: bytes, loss: LossReport, at_end: bool) -> tuple[list[Event], b
         loss: counts repairs, drops and truncated bytes.
         at_end: the file ends here, so an unfinished last event is a truncation.
 
-    Returns:
-        The events, and the text after the event array if its end was found (else None).
     """
+    if (valid := elements(text, loss)) is not None:
+        return Salvaged(valid)
     cuts = [match.start("comma") for match in BOUNDARY.finditer(text)]
     starts = [0, *(cut + 1 for cut in cuts)]
     ends = [*cuts, len(text)]
@@ -51,16 +79,18 @@ def salvage(text: bytes, loss: LossReport, at_end: bool) -> tuple[list[Event], b
                 event = _decode(fragment[:end.start() + 1])
                 if event is not None:
                     events.append(event)
-                    return events, text[starts[index] + end.end():]
+                    return Salvaged(events, rest=text[starts[index] + end.end():])
         if event is None and at_end and index == len(starts) - 1:
             _truncated_tail(fragment, events, loss)
-            return events, None
+            return Salvaged(events)
+        if event is None and index == len(starts) - 1 and len(fragment) < MAX_EVENT_BYTES and _is_unfinished(fragment):
+            return Salvaged(events, pending=fragment)
         if event is None:
             event = _mend(fragment, loss)
         if event is not None:
             events.append(event)
         index += used
-    return events, None
+    return Salvaged(events)
 
 
 def _decode(fragment: bytes) -> Event | None:

@@ -13,6 +13,7 @@ BLOCK_BYTES = 8 << 20
 """Decompressed bytes handed on at a time. 8 MiB keeps the decoded objects of one block near 40 MB."""
 
 _COMPRESSED_READ = 1 << 20
+_SMALL_READ = 128
 _GZIP = b"\x1f\x8b"
 _OTHER_FORMATS = {
     b"PK\x03\x04": "a zip archive", b"\x28\xb5\x2f\xfd": "compressed with zstd", b"\xfd7zXZ": "compressed with xz",
@@ -91,10 +92,13 @@ class Source:
                 data = handle.read(_COMPRESSED_READ)
                 done += len(data)
             ended = not data
+            before = inflater.copy()
             try:
                 piece = inflater.decompress(data, BLOCK_BYTES - held)  # bounded: a gzip bomb costs time, not memory
             except zlib.error as error:
                 self.damage = f"its gzip stream is corrupt ({error})"
+                parts.append(_until_error(before, data))
+                held += len(parts[-1])
                 break
             data = inflater.unconsumed_tail
             parts.append(piece)
@@ -118,6 +122,17 @@ class Source:
         if held:
             self.bytes_read += held
             yield b"".join(parts)
+
+
+def _until_error(inflater: Any, data: bytes) -> bytes:
+    """What can be decompressed before the damage, fed in small pieces as a failing call returns nothing."""
+    parts: list[bytes] = []
+    try:
+        for at in range(0, len(data), _SMALL_READ):
+            parts.append(inflater.decompress(data[at:at + _SMALL_READ]))
+    except zlib.error:
+        pass
+    return b"".join(parts)
 
 
 def _one_line(error: BaseException) -> str:
