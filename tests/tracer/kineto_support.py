@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from tracer.graph import ExecutionGraph
 
 DATA = Path(os.environ.get("FORETRACE_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data") / "traces"
@@ -38,7 +39,8 @@ def decoded(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 def event(category: str, name: str, start: Any, duration: Any, *, pid: Any = 1, tid: Any = 1, **args: Any) -> \
         dict[str, Any]:
     """One "X" event; argument names take underscores for spaces only through ``**{"Ev Idx": 1}``."""
-    return {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": start, "dur": duration, "args": args}
+    return {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": start, "dur": duration,
+            "args": args}
 
 
 def op(name: str, start: Any, duration: Any, **more: Any) -> dict[str, Any]:

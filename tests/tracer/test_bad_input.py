@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from kineto_support import call, event, kernel, names, op, real, small_step, write
+
 from tracer.errors import ForetraceError, TraceError
 from tracer.graph import NONE
 from tracer.kineto import chunks, read_kineto, source
@@ -178,7 +179,8 @@ def test_kernels_at_time_zero_are_dropped_and_counted(tmp_path: Path) -> None:
 
 def test_a_time_decades_away_does_not_stretch_the_window(tmp_path: Path) -> None:
     events = [{**e, "ts": e["ts"] + 1_700_000_000_000_000} for e in small_step()]
-    graph = read_kineto(write(tmp_path, [*events, op("aten::odd", 3, 1), op("aten::long", 1_700_000_000_000_150, 10**15)]))
+    events += [op("aten::odd", 3, 1), op("aten::long", 1_700_000_000_000_150, 10**15)]
+    graph = read_kineto(write(tmp_path, events))
     assert graph.meta.window_ns == 100_000 and graph.meta.loss.dropped_events == 2
     assert "half a week" in " ".join(graph.meta.loss.notes)
 
@@ -295,5 +297,6 @@ def test_a_truncated_real_trace(tmp_path: Path) -> None:
 
 
 def test_an_odd_category_is_no_error(tmp_path: Path) -> None:
-    graph = read_kineto(write(tmp_path, [*small_step(), event("mystery", "?", 1, 2), {"ph": "B"}, {"ph": "i", "ts": {}}]))
+    odd = [event("mystery", "?", 1, 2), {"ph": "B"}, {"ph": "i", "ts": {}}]
+    graph = read_kineto(write(tmp_path, [*small_step(), *odd]))
     assert len(graph.ops) == 4

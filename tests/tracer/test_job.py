@@ -7,6 +7,7 @@ from pathlib import Path
 import fsspec
 import pytest
 from kineto_support import real, small_step, write
+
 from tracer.errors import JobError, TraceError
 from tracer.job import Job, rank_in_name, read_job
 
@@ -75,7 +76,7 @@ def test_a_member_that_is_no_trace_is_skipped_in_a_directory_but_not_by_name(tmp
     rank(tmp_path, 0, size=1)
     (tmp_path / "config.json").write_text('{"lr": 0.1}')
     assert any("config.json" in note for note in read_job(tmp_path).notes)
-    with pytest.raises(TraceError, match="config.json"):
+    with pytest.raises(TraceError, match=r"config.json"):
         read_job([tmp_path / "rank0.json", tmp_path / "config.json"])
 
 

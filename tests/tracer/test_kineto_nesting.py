@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tracer.graph import NONE
 from tracer.kineto.nesting import host_order, inherit, innermost, nest
 
@@ -32,7 +33,9 @@ def test_neighbours_that_overlap_by_rounding_stay_neighbours() -> None:
 
 
 def test_zero_duration_events() -> None:
-    assert nested((0, 0, 10), (0, 5, 0), (0, 5, 0), (0, 10, 0)) == ([NONE, 0, 0, NONE], [10, 5, 5, 10], 0)
+    # whole microseconds: what began and ended within the one its neighbour ended in was called by that neighbour
+    assert nested((0, 0, 10), (0, 5, 0), (0, 5, 0), (0, 10, 0)) == ([NONE, 0, 1, 0], [10, 5, 5, 10], 0)
+    assert nested((0, 0, 10), (0, 10, 5)) == ([NONE, NONE], [10, 15], 0)
 
 
 def test_event_index_breaks_ties() -> None:

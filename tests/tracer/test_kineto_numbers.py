@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tracer.kineto.numbers import MAX_US, int64_column, nanoseconds
 
 

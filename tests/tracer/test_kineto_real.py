@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kineto_support import KINETO, decoded, names, real
+
 from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind, OpKind, Phase, StepSource, SyncKind
 from tracer.kineto import read_kineto
 
@@ -140,7 +141,8 @@ def test_gaps_operations_and_calls_do_not_overlap(name: str) -> None:
         starts = gaps.start_ns[mine]
         ends = starts + gaps.duration_ns[mine]
         assert (starts[1:] >= ends[:-1]).all() and (ends > starts).all()
-        for begin, length in ((ops.start_ns[work & (ops.thread == thread)], ops.duration_ns[work & (ops.thread == thread)]),
+        run = work & (ops.thread == thread)
+        for begin, length in ((ops.start_ns[run], ops.duration_ns[run]),
                               (calls.start_ns[calls.thread == thread], calls.duration_ns[calls.thread == thread])):
             at = np.searchsorted(ends, begin, side="right")  # the first gap that ends after the event begins
             inside = at < len(starts)
@@ -195,7 +197,7 @@ def test_dlrm_collectives() -> None:
     found = graph.collectives
     assert names(graph, found.kind) == ["all_to_all"] * 4 + ["all_reduce", "all_to_all", "all_reduce", "all_reduce"]
     assert found.elements_in.tolist() == [6144, 24, 384, 3392, 394241, 6144, 112, 226960]
-    assert names(graph, found.dtype) == ["float32", "int64", "int32", "int32", "float32", "float32", "float32", "float32"]
+    assert names(graph, found.dtype) == ["float32", "int64", "int32", "int32", *["float32"] * 4]
     assert found.order.tolist() == list(range(8))
     assert (graph.kernels.kind[found.kernel] == KernelKind.COLLECTIVE).all()
 

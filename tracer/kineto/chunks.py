@@ -135,7 +135,12 @@ class EventStream:
             if held <= _HEADER_LIMIT:
                 self._footer.append(block)
         text = b"".join(self._footer).strip().lstrip(b",").rstrip()
-        if text in (b"", b"}"):
+        if text == b"":
+            if self.complete:
+                self._loss.notes.append("The file ends right after its events, without the closing brace: metadata "
+                                        "that followed may be lost.")
+            return
+        if text == b"}":
             return
         self._parse_metadata(b"{" + text, "after")
 

@@ -78,7 +78,7 @@ def _string(source: str, at: int) -> tuple[str, int]:
 
 
 def _body(parts: list[str], escapes: list[int], raw_backslashes: bool) -> str:
-    """Join a string's parts. If one backslash of it was unescaped, so were the others: `C:\\qath\\file` has no form feed."""
+    """Join a string's parts. If one backslash was unescaped, so were the others: `C:\\qath\\file` has no form feed."""
     if raw_backslashes:
         for index in escapes:
             if parts[index][1].isalpha():

@@ -39,10 +39,8 @@ def elements(text: bytes, loss: LossReport) -> list[Event] | None:
         return None
     events = []
     for raw in found:
-        event = _decode(bytes(raw))
-        if event is None:
-            loss.dropped_events += 1
-        else:
+        event = _decode(bytes(raw)) or _mend(bytes(raw), loss)
+        if event is not None:
             events.append(event)
     return events
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
 from collections.abc import Callable, Iterator
@@ -126,13 +127,11 @@ class Source:
 
 def _until_error(inflater: Any, data: bytes) -> bytes:
     """What can be decompressed before the damage, fed in small pieces as a failing call returns nothing."""
-    parts: list[bytes] = []
-    try:
+    out = bytearray()
+    with contextlib.suppress(zlib.error):
         for at in range(0, len(data), _SMALL_READ):
-            parts.append(inflater.decompress(data[at:at + _SMALL_READ]))
-    except zlib.error:
-        pass
-    return b"".join(parts)
+            out += inflater.decompress(data[at:at + _SMALL_READ])
+    return bytes(out)
 
 
 def _one_line(error: BaseException) -> str:

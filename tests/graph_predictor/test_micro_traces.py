@@ -1,0 +1,810 @@
+"""Hand-made traces whose answers are worked out on paper: each docstring has the drawing and the arithmetic.
+
+Times are microseconds. ``calibrate`` precedes most traces and pins two constants: a kernel starts 5 after its call
+returns on an idle stream, and 1 after its predecessor on a busy one. A drawing's ``#`` is device work.
+
+Every test asserts three things: the replay closes, a what-if changes by the amount derived on paper, and, where a
+mutation is easy to state, that a simulator without the rule gives another answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace as with_fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+from micro import Micro, closes, read_ranks, step_us
+
+from graph_predictor import launch_queue
+from graph_predictor.build import Built, build_program
+from graph_predictor.critical_path import Bound, critical_path
+from graph_predictor.edits import delay_rank
+from graph_predictor.engine import simulate
+from graph_predictor.program import ItemKind, Program
+from graph_predictor.replay import Replay, ReplayedStep, replay
+from tracer.graph import ExecutionGraph, KernelKind, LaunchKind
+
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def edited(result: Replay, program: Program) -> Replay:
+    """The replay of an edited program of the same job."""
+    simulated = simulate(program)
+    steps = [with_fields(s, replayed_ns=int(simulated.item_end[s.end_item] - simulated.item_end[s.begin_item]))
+             for s in result.steps]
+    return Replay(steps=steps, built=result.built, program=program, simulated=simulated)
+
+
+def with_kernels(result: Replay, durations: dict[int, float]) -> Replay:
+    """The what-if of other durations (us) of some kernels, named by their rows (order of recorded start)."""
+    changed = result.program.kernel_duration.copy()
+    for row, duration in durations.items():
+        changed[row] = round(duration * 1000)
+    return edited(result, result.program.with_durations(changed))
+
+
+def kernel_row(graph: ExecutionGraph, start: float, base: float = 0.0) -> int:
+    """Row of the kernel that starts at ``start`` of the drawing (the window opens at its first event)."""
+    rows = np.nonzero(graph.kernels.start_ns + graph.meta.base_time_ns == round((start + base) * 1000))[0]
+    assert len(rows) == 1, (start, graph.kernels.start_ns.tolist())
+    return int(rows[0])
+
+
+def item_at(result: Replay, start: float, rank: int = 0) -> int:
+    """The call that begins at ``start`` of the drawing."""
+    p = result.program
+    first = min(g.meta.base_time_ns for g in result.graphs)
+    rows = np.nonzero((p.recorded_item_start + first == round(start * 1000)) & (p.item_kind == ItemKind.CALL)
+                      & (p.thread_rank[p.item_thread()] == rank))[0]
+    assert len(rows) == 1
+    return int(rows[0])
+
+
+def slower_call(result: Replay, start: float, by: float) -> Replay:
+    """The what-if of one call costing more (us)."""
+    cost = result.program.item_cost.copy()
+    cost[item_at(result, start)] += round(by * 1000)
+    return edited(result, with_fields(result.program, item_cost=cost))
+
+
+def without_edges(result: Replay) -> Replay:
+    """A mutant: no waits across streams."""
+    p = result.program
+    none = np.zeros(0, np.int64)
+    return edited(result, with_fields(p, edge_ptr=np.zeros_like(p.edge_ptr), edge_kernel=none, edge_lag=none,
+                                      edge_fraction=none.astype(np.float64)))
+
+
+def without_waits(result: Replay) -> Replay:
+    """A mutant: no call waits for device work."""
+    p = result.program
+    none = np.zeros(0, np.int64)
+    return edited(result, with_fields(p, wait_ptr=np.zeros_like(p.wait_ptr), wait_kernel=none, wait_lag=none))
+
+
+def without_hand_over(result: Replay) -> Replay:
+    """A mutant: threads do not wait for each other."""
+    p = result.program
+    none = np.zeros(0, np.int64)
+    return edited(result, with_fields(p, after_ptr=np.zeros_like(p.after_ptr), after_item=none, after_lag=none))
+
+
+def step_of(result: Replay, number: int, rank: int = 0) -> ReplayedStep:
+    found = [s for s in result.steps if s.name == f"ProfilerStep#{number}"]
+    return found[rank]
+
+
+# The launch queue
+
+
+def full_queue() -> Micro:
+    trace = Micro().calibrate()
+    t0, end = 1000, 1000
+    for n in range(4000):
+        start = end + 55
+        end = max(start + 5, t0 + 165 + 101 * (n - 1022) + 6)
+        trace.launch(start, end - start, (7, t0 + 65 + 101 * n, 100))
+    trace.step(1000, 121000, 1).step(121000, end + 5, 2)
+    return trace
+
+
+def test_full_queue(tmp_path: Path) -> None:
+    """Calls every 60 (55 Python + 5), kernels of 100 every 101: the queue fills, and call n waits for entry n - 1022.
+
+        calls     |5|  55  |5|  55  |5|  ...      |5| 55 |=== blocked 46 ===| 55 |...
+        stream 7       #####100#####.#####100#####.   .   .   .   .   .   .   .
+
+    Kernel i ends at 165 + 101 i; unblocked, call n begins at 60 n + 55. It is blocked once the end of kernel n - 1022
+    lies later, 165 + 101 (n - 1022) > 60 n + 55, so from n = 2515 on, and returns 6 after that end. Hence
+
+    * step 1, calls 0 to 1999: 2000 * 60 = 120,000, unblocked;
+    * step 2 ends 5 after call 3999 returns, at 171 + 101 * 2977 = 300,848: it takes 180,853;
+    * kernels x 0.5: 51 an entry against calls every 60: never full, step 2 takes 2000 * 60 + 5 = 120,005;
+    * kernels x 2: 201 an entry: call 1999 returns at 265 + 201 * 977 + 6 = 196,648, call 3999 at
+      265 + 201 * 2977 + 6 = 598,648: steps of 196,648 and 402,005.
+    """
+    graph = full_queue().read(tmp_path)
+    result = closes(graph)
+    report = result.built.reports[0]
+    assert (report.queue_depth, report.queue_source) == (1022, "measured")
+    assert report.blocked_launches == 4000 - 2515
+    assert result.program.item_cost[result.program.item_queue >= 0].max() == 5000, "blocking stayed in a call's cost"
+    assert (step_us(result, "1"), step_us(result, "2")) == (120_000, 180_853)
+    half, double = replay(graph, scale_kernels=0.5), replay(graph, scale_kernels=2)
+    assert (step_us(half, "1"), step_us(half, "2")) == (120_000, 120_005)
+    assert (step_us(double, "1"), step_us(double, "2")) == (196_648, 402_005)
+    # A queue two entries too deep lets the last call return two kernels earlier.
+    deeper = edited(result, with_fields(result.program, queue_depth=result.program.queue_depth + 2))
+    assert step_us(deeper, "2") == 180_853 - 2 * 101
+
+
+def test_full_queue_with_graphs_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eleven graphs in flight take 9 entries each, so launches block at 1022 - 99 = 923.
+
+        streams 20-30   ################ two graph kernels of 150,000 each ################
+        stream 7             #100#.#100#.#100#. ...
+        calls    GGGGGGGGGGG |5| 55 |5| ...               |=== blocked: entry n - 923 ===|
+
+    Launch n follows the graphs from t1 = 1100 of the step; kernel i ends at t1 + 165 + 101 i. The last call, 3499,
+    returns at 171 + 101 * (3499 - 923) = 260,347 after t1; the step ends 4 later: 261,451.
+    Were the graphs done at once, their 99 entries would be free: the call waits for entry 3499 - 1022, 99 kernels
+    earlier: 261,451 - 99 * 101 = 251,452.
+    """
+    trace = Micro().calibrate()
+    t0, t1 = 1000, 2100
+    for g in range(11):
+        at = t0 + 100 * g
+        trace.launch(at, 20, kernels=[(20 + g, at + 25, 150_000), (20 + g, at + 150_026, 150_000)],
+                     call="cudaGraphLaunch", name="graph_node")
+    end = t1
+    for n in range(3500):
+        start = end + 55
+        end = max(start + 5, t1 + 171 + 101 * (n - 923))
+        trace.launch(start, end - start, (7, t1 + 65 + 101 * n, 100))
+    trace.step(t0, end + 4, 1)
+    graph = trace.read(tmp_path)
+    result = closes(graph)
+    assert result.built.reports[0].queue_depth == 1022
+    assert step_us(result, "1") == 261_451
+    graph_kernels = {int(k): 1.0 for k in np.nonzero(graph.kernels.stream >= 20)[0]}
+    assert step_us(with_kernels(result, graph_kernels), "1") == 251_452
+    # With one entry a graph the replay closes just as well, at a depth of 934: a playback. The what-if tells.
+    monkeypatch.setattr(launch_queue, "ENTRIES_PER_GRAPH", 1)
+    mutant = closes(graph)
+    assert mutant.built.reports[0].queue_depth == 923 + 11
+    assert step_us(with_kernels(mutant, graph_kernels), "1") == 261_451 - 11 * 101
+
+
+def test_zero_size_memset(tmp_path: Path) -> None:
+    """A memset of no bytes is a call that leaves no device work: host time, no loss, no queue entry.
+
+        calls     |memset 10|  |launch|              |=== sync ===|
+        stream 7                       ####100####
+    """
+    trace = Micro().calibrate().step(1000, 1160)
+    trace.launch(1010, 10, call="cudaMemsetAsync")
+    trace.launch(1025, 5, (7, 1035, 100))
+    trace.call("cudaDeviceSynchronize", 1040, 105)
+    graph = trace.read(tmp_path)
+    assert graph.meta.loss.launches_without_kernels == 0
+    result = closes(graph)
+    assert len(result.program.queue_kernel) == len(graph.kernels) == 8
+    assert step_us(result, "1") == 160
+    assert step_us(slower_call(result, 1010, 30), "1") == 190
+
+
+# Waits across streams
+
+
+def wait_across_streams(how: str, first: float = 500, second_start: float = 1523, era: str = "kineto") -> Micro:
+    end = second_start + 100
+    trace = Micro(era=era).calibrate().step(1000, end + 17)
+    trace.launch(1010, 5, (7, 1020, first))
+    if how != "timeline":
+        record = trace.call("cudaEventRecord", 1020, 2)
+        wait = trace.call("cudaStreamWaitEvent", 1030, 2)
+        if how == "recorded":
+            trace.cuda_sync("Stream Wait Event", 1030, 1, wait, stream=20, wait_on=7, record=record)
+    trace.launch(1040, 5, (20, second_start, 100))
+    trace.call("cudaDeviceSynchronize", 1060, end + 10 - 1060)
+    return trace
+
+
+@pytest.mark.parametrize(("how", "era"), [
+    ("recorded", "kineto"), ("structural", "kineto"), ("timeline", "kineto"), ("structural", "kineto-2021"),
+    ("timeline", "list-2020")])
+def test_event_wait(how: str, era: str, tmp_path: Path) -> None:
+    """B on stream 20 waits for A on stream 7 and starts 3 after its end.
+
+        calls      |A| rec wait |B|  |=============== sync ===============|  step end
+        stream 7     ######## A 500 ########
+        stream 20                           ..## B 100 ##
+                   1020                 1520 1523       1623            1633    1640
+
+    Step: 640. A x 2: 1,140. A of 50 ends at 1070, B runs 1073-1173: 190. A of 10 ends at 1030; now B's launch binds,
+    1050-1150: 167.
+    """
+    graph = wait_across_streams(how, era=era).read(tmp_path)
+    assert graph.meta.era == era
+    result = closes(graph)
+    counts = result.built.reports[0].edges
+    assert {name: counts[name] for name in ("recorded", "structural", "timeline")} == {
+        name: int(name == how) for name in ("recorded", "structural", "timeline")}
+    a = kernel_row(graph, 1020)
+    assert step_us(result, "1") == 640
+    assert step_us(with_kernels(result, {a: 1000}), "1") == 1140
+    assert step_us(with_kernels(result, {a: 50}), "1") == 190
+    assert step_us(with_kernels(result, {a: 10}), "1") == 167
+    # Without the edge B runs at once, and the step waits for A alone: 1520 + 10 + 7.
+    assert step_us(without_edges(result), "1") == 537
+
+
+@pytest.mark.parametrize("how", ["recorded", "structural"])
+def test_event_wait_that_did_not_bind(how: str, tmp_path: Path) -> None:
+    """The same, but A takes 10 and had ended when B was launched. A wait that was placed binds when A grows.
+
+        stream 7     ## A 1020-1030
+        stream 20           ####### B 1050-1150 #######
+
+    With A of 510, ending at 1530, B starts 2 later (no edge bound in the recording: the default lag): the step takes
+    532 + 100 + 10 + 7 = 649. Without the edge it would take 530 + 10 + 7 = 547.
+    """
+    graph = wait_across_streams(how, first=10, second_start=1050).read(tmp_path)
+    result = closes(graph)
+    longer = with_kernels(result, {kernel_row(graph, 1020): 510})
+    assert step_us(result, "1") == 167
+    assert step_us(longer, "1") == 649
+    assert step_us(without_edges(longer), "1") == 547
+
+
+def test_recorded_wait_names_its_record(tmp_path: Path) -> None:
+    """B waits for what was on stream 7 when the event was recorded (A), not for C launched after it.
+
+        calls      |A| rec |C| wait |B|
+        stream 7     #### A 500 ####.####### C 400 #######
+        stream 20                    ..## B 100 ##
+                   1020          1520 1521,1523            1921
+
+    The sync returns at 1931, the step ends at 1935. C x 2 moves the end by 400 and leaves B at 1523.
+    """
+    trace = Micro().calibrate().step(1000, 1935)
+    trace.launch(1010, 5, (7, 1020, 500))
+    record = trace.call("cudaEventRecord", 1017, 2)
+    trace.launch(1022, 5, (7, 1521, 400))
+    wait = trace.call("cudaStreamWaitEvent", 1030, 2)
+    trace.cuda_sync("Stream Wait Event", 1030, 1, wait, stream=20, wait_on=7, record=record)
+    trace.launch(1040, 5, (20, 1523, 100))
+    trace.call("cudaDeviceSynchronize", 1060, 871)
+    graph = trace.read(tmp_path)
+    result = closes(graph)
+    longer = with_kernels(result, {kernel_row(graph, 1521): 800})
+    b = kernel_row(graph, 1523)
+    assert longer.simulated.kernel_start[b] == result.simulated.kernel_start[b]
+    assert step_us(longer, "1") == 935 + 400
+    assert step_us(with_kernels(result, {kernel_row(graph, 1020): 600}), "1") == 935 + 100
+
+
+def test_contention(tmp_path: Path) -> None:
+    """B is ready at 1040 but finds no room until A's last blocks leave, at nine tenths of A: not a wait for its end.
+
+        stream 7     ############# A 1020-2020 #############
+        stream 20                                   #### B 1920-2120 ####
+        calls      |A| |B| |====================== sync =======================| 2130, step end 2135
+
+    A x 2 ends at 3020, B starts at 1020 + 0.9 * 2000 = 2820 and ends at 3020 too: 2,035. B x 2 ends at 2320: 1,335.
+    """
+    trace = Micro().calibrate().step(1000, 2135)
+    trace.launch(1010, 5, (7, 1020, 1000))
+    trace.launch(1030, 5, (20, 1920, 200))
+    trace.call("cudaDeviceSynchronize", 1050, 1080)
+    graph = trace.read(tmp_path)
+    result = closes(graph)
+    assert result.built.reports[0].edges["contention"] == 1
+    assert step_us(with_kernels(result, {kernel_row(graph, 1020): 2000}), "1") == pytest.approx(2035, abs=0.01)
+    assert step_us(with_kernels(result, {kernel_row(graph, 1920): 400}), "1") == pytest.approx(1335, abs=0.01)
+    assert step_us(without_edges(result), "1") == 1035, "B hidden behind A"
+
+
+def test_graph_launch(tmp_path: Path) -> None:
+    """One correlation, four kernels, two streams; inside the graph stream 20 waits for the first kernel (3 after).
+
+        call       |graph launch 20|  |============ sync ============| 1347, step end 1350
+        stream 7                  ## K1 100 ##.## K2 100 ##.## K3 100 ##
+        stream 20                              ..# L 50 #
+                               1035        1135 1136,1138   1237     1337
+
+    x 2: K1 1035-1235, K2 -1436, K3 1437-1637, L 1238-1338: the step takes 650.
+    """
+    trace = Micro().calibrate().step(1000, 1350)
+    trace.launch(1010, 20, kernels=[(7, 1035, 100), (7, 1136, 100), (7, 1237, 100), (20, 1138, 50)],
+                 call="cudaGraphLaunch")
+    trace.call("cudaDeviceSynchronize", 1040, 307)
+    graph = trace.read(tmp_path)
+    assert (graph.launches.kind == LaunchKind.GRAPH).sum() == 1
+    assert graph.meta.loss.orphan_kernels == 0
+    result = closes(graph)
+    double = replay(graph, scale_kernels=2)
+    # Step 0 is twice as long too: its queued kernels end after it, at 320 + 4 * 100 + 3 * 1, long before step 1.
+    assert step_us(double, "1") == 650
+    first = int(double.simulated.kernel_start[kernel_row(graph, 1035)])
+    ends = [(int(double.simulated.kernel_end[kernel_row(graph, at)]) - first) / 1000 for at in (1035, 1136, 1237, 1138)]
+    assert ends == [200, 401, 602, 303]
+    assert step_us(result, "1") == 350
+
+
+# Blocking calls
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("era", ["kineto", "list-2020"])
+def test_stream_sync(recorded: bool, era: str, tmp_path: Path) -> None:
+    """A stream sync waits for its own stream only: the one recorded, else that of the launch of the same operation.
+
+        calls      |A|  [ op: |B| |=== sync stream 20 ===| ]  step end
+        stream 7     ######################## A 1020-2020 ########################
+        stream 20            ###### B 1040-1240 ######       1250 1255
+
+    Step: 255. B + 300: 555. A + 300: 255. B of 1 ends at 1041, before the sync begins at 1050; the sync then costs
+    its unblocked 3: 58.
+    """
+    if recorded and era != "kineto":
+        pytest.skip("2020 traces have no cuda_sync events")
+    trace = Micro(era=era).calibrate().step(1000, 1255)
+    trace.launch(1010, 5, (7, 1020, 1000))
+    trace.op("aten::_local_scalar_dense", 1025, 1252)
+    trace.launch(1030, 5, (20, 1040, 200))
+    sync = trace.call("cudaStreamSynchronize", 1050, 200)
+    if recorded:
+        trace.cuda_sync("Stream Sync", 1050, 199, sync, stream=20)
+    graph = trace.read(tmp_path)
+    result = closes(graph)
+    a, b = kernel_row(graph, 1020), kernel_row(graph, 1040)
+    assert step_us(with_kernels(result, {b: 500}), "1") == 555
+    assert step_us(with_kernels(result, {a: 1300}), "1") == 255
+    assert step_us(with_kernels(result, {b: 1}), "1") == 58
+    assert step_us(without_waits(result), "1") == 58
+
+
+def test_device_sync(tmp_path: Path) -> None:
+    """A device sync waits for every stream.
+
+        calls      |A| |B| |============== device sync ==============| 2030, step end 2035
+        stream 7     ################ A 1020-2020 ################
+        stream 20        ## B 1040-1240 ##
+
+    A + 300: 1,335. B + 300: 1,035, as before. B + 1000 ends at 2240: 1,255.
+    """
+    trace = Micro().calibrate().step(1000, 2035)
+    trace.launch(1010, 5, (7, 1020, 1000))
+    trace.launch(1030, 5, (20, 1040, 200))
+    trace.call("cudaDeviceSynchronize", 1050, 980)
+    graph = trace.read(tmp_path)
+    result = closes(graph)
+    a, b = kernel_row(graph, 1020), kernel_row(graph, 1040)
+    assert step_us(with_kernels(result, {a: 1300}), "1") == 1335
+    assert step_us(with_kernels(result, {b: 500}), "1") == 1035
+    assert step_us(with_kernels(result, {b: 1200}), "1") == 1255
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_event_sync(recorded: bool, tmp_path: Path) -> None:
+    """An event sync waits for what its stream held when the event was recorded: A, not the later C.
+
+        calls      |A| rec |C| |=== event sync ===| 1230, step end 1235
+        stream 7     #### A 1020-1220 ####.####### C 1221-2221 #######
+
+    A + 300: 535. C + 300: 235.
+    """
+    trace = Micro().calibrate().step(1000, 1235)
+    trace.launch(1010, 5, (7, 1020, 200))
+    record = trace.call("cudaEventRecord", 1020, 2)
+    trace.launch(1030, 5, (7, 1221, 1000))
+    sync = trace.call("cudaEventSynchronize", 1040, 190)
+    if recorded:
+        trace.cuda_sync("Event Sync", 1040, 190, sync, wait_on=7, record=record)
+    graph = trace.read(tmp_path)
+    result = closes(graph)
+    assert step_us(with_kernels(result, {kernel_row(graph, 1020): 500}), "1") == 535
+    assert step_us(with_kernels(result, {kernel_row(graph, 1221): 1300}), "1") == 235
+    assert step_us(without_waits(result), "1") == 48, "1040 + 3 unblocked, + 5"
+
+
+def test_implicit_sync(tmp_path: Path) -> None:
+    """Freeing device memory waits for the device.
+
+        calls      |A|  |======= cudaFree =======| 1530, step end 1535
+        stream 7     ####### A 1020-1520 #######
+    """
+    trace = Micro().calibrate().step(1000, 1535)
+    trace.launch(1010, 5, (7, 1020, 500))
+    trace.call("cudaFree", 1030, 500)
+    graph = trace.read(tmp_path)
+    result = closes(graph)
+    assert step_us(with_kernels(result, {kernel_row(graph, 1020): 1000}), "1") == 1035
+
+
+@pytest.mark.parametrize(("call", "direction"), [
+    ("cudaMemcpyAsync", "DtoH (Device -> Pageable)"), ("hipMemcpyWithStream", "HtoD (Host -> Device)"),
+    ("cudaMemcpy", "DtoH (Device -> Pinned)")])
+def test_copy_its_call_waits_for(call: str, direction: str, tmp_path: Path) -> None:
+    """A copy to pageable memory (or any of these calls) returns when the copy is done, here 10 later.
+
+        calls      |A|  |====== copy call ======|  1541, step end 1546
+        stream 7     ##### A 1020-1520 #####.# copy 10 #
+                                          1521      1531
+
+    Three such copies on an idle stream before the step show that a copy starts 8 after its call begins.
+    Step: 546. A + 200: 746. A of 1 ends at 1021: the copy starts at 1030 + 8, the call returns at 1058: 63.
+    """
+    trace = Micro().calibrate().step(1000, 1546)
+    for at in (610, 710, 810):
+        trace.copy(at, 28, (7, at + 8, 10), direction, 4096, call=call)
+    trace.launch(1010, 5, (7, 1020, 500))
+    trace.copy(1030, 511, (7, 1521, 10), direction, 4096, call=call)
+    graph = trace.read(tmp_path)
+    result = closes(graph)
+    a = kernel_row(graph, 1020)
+    assert step_us(with_kernels(result, {a: 700}), "1") == 746
+    assert step_us(with_kernels(result, {a: 1}), "1") == 63
+    assert step_us(without_waits(result), "1") < 60, "the copy does not block: its call's wait must not be its cost"
+
+
+def test_pinned_copy_does_not_block(tmp_path: Path) -> None:
+    """From or to pinned memory the same call returns at once, whatever its stream is doing."""
+    trace = Micro().calibrate().step(1000, 1050)
+    trace.launch(1010, 5, (7, 1020, 500))
+    trace.copy(1030, 6, (7, 1521, 10), "DtoH (Device -> Pinned)", 4096)
+    graph = trace.read(tmp_path)
+    result = closes(graph)
+    assert step_us(with_kernels(result, {kernel_row(graph, 1020): 5000}), "1") == 50
+
+
+def test_staged_copy(tmp_path: Path) -> None:
+    """A large copy from pageable memory ends 100 after its call, which feeds it piece by piece.
+
+        calls      |===== copy call 500 =====| 1530   |B|  |=== sync ===| 1741, step end 1746
+        stream 7              ######### copy 1280-1630 #########.### B 1631-1731 ###
+
+    A copy of half the length still ends at 1630: the call feeds it until 1530. One of 700 cannot have begun before
+    its call did, at 1030: it ends at 1730, and the step is 100 longer.
+    """
+    trace = Micro().calibrate().step(1000, 1746)
+    trace.copy(1030, 500, (7, 1280, 350), "HtoD (Pageable -> Device)", 1 << 20)
+    trace.launch(1540, 5, (7, 1631, 100))
+    trace.call("cudaDeviceSynchronize", 1550, 191)
+    graph = trace.read(tmp_path)
+    result = closes(graph)
+    copy = kernel_row(graph, 1280)
+    assert step_us(with_kernels(result, {copy: 175}), "1") == 746
+    assert step_us(with_kernels(result, {copy: 700}), "1") == 846
+    assert step_us(slower_call(result, 1030, 40), "1") == 786
+
+
+# The window's start, data, step borders
+
+
+def test_leading_orphans_are_per_stream(tmp_path: Path) -> None:
+    """Work launched before the window holds each stream back on its own.
+
+        stream 7   ## O1 5-205 ##.## O2 206-406 ##.# A 407-507 #
+        stream 20   ### P 8-308 ###.# B 309-409 #
+        calls     |A| |B| |============== sync =============| 517, step end 520
+
+    O1 and P start when they were seen to start; O2 follows O1. x 0.5: O1 -105, O2 106-206, A 207-257: 270.
+    x 2: O1 -405, O2 406-806, A 807-1007: 1,020.
+    """
+    trace = Micro().step(0, 520).calibrate(at=5000)
+    trace.orphan(7, 5, 200).orphan(7, 206, 200).orphan(20, 8, 300)
+    trace.launch(10, 5, (7, 407, 100))
+    trace.launch(30, 5, (20, 309, 100))
+    trace.call("cudaDeviceSynchronize", 50, 467)
+    graph = trace.read(tmp_path)
+    assert graph.meta.loss.leading_orphans == 3
+    result = closes(graph)
+    assert result.built.reports[0].edges["external"] == 2, "O1 and P; O2 follows from its duration"
+    assert step_us(replay(graph, scale_kernels=0.5), "1") == 270
+    assert step_us(replay(graph, scale_kernels=2), "1") == 1020
+    orphan = graph.kernels.launch < 0
+    previous = result.program.kernel_previous.copy()
+    previous[np.isin(previous, np.nonzero(orphan)[0])] = -1
+    assert step_us(edited(result, with_fields(result.program, kernel_previous=previous)), "1") != 520
+
+
+def test_stream_busy_at_the_window_start(tmp_path: Path) -> None:
+    """A starts 280 late on a stream of which nothing was recorded before: an external event, told as one.
+
+        calls     |A| |==================== sync ====================| 410, step end 415
+        stream 7   (work that left no record)    ##### A 300-400 #####
+
+    A x 2 ends at 500: 515. Its start stays at 300.
+    """
+    trace = Micro().step(0, 415).calibrate(at=5000, stream=20)
+    trace.launch(10, 5, (7, 300, 100))
+    trace.call("cudaDeviceSynchronize", 30, 380)
+    graph = trace.read(tmp_path)
+    result = closes(graph)
+    assert result.built.reports[0].edges["external"] == 1
+    assert step_us(with_kernels(result, {kernel_row(graph, 300): 200}), "1") == 515
+
+
+def loader_trace(iterator: str) -> Micro:
+    trace = Micro().calibrate().step(1000, 5175)
+    trace.launch(1010, 5, (7, 1020, 1000))
+    trace.call("cudaDeviceSynchronize", 1030, 1000)
+    trace.op(f"enumerate(DataLoader)#{iterator}.__next__", 2040, 5040)
+    trace.launch(5050, 5, (7, 5060, 100))
+    trace.call("cudaDeviceSynchronize", 5070, 100)
+    return trace
+
+
+def test_multi_process_loader(tmp_path: Path) -> None:
+    """The batch arrives at 5040 whatever this process does: worker processes made it.
+
+        calls      |A| |== sync ==|  [===== __next__ waits 3000 =====] |B| |= sync =|  step end 5175
+        stream 7     ### A 1000 ###                                      # B 100 #
+                   1020       2020 2030 2040                     5040    5060   5160 5170
+
+    Step: 4,175. A of 1 or of 2000 changes nothing: the wait only gets longer or shorter. A of 5000 ends at 6020, the
+    sync returns at 6030, `__next__` is asked at 6040 and has the batch at once: everything after is 1000 later, 5,175.
+    """
+    graph = loader_trace("_MultiProcessingDataLoaderIter").read(tmp_path)
+    result = closes(graph)
+    a = kernel_row(graph, 1020)
+    for duration, expected in ((1000, 4175), (1, 4175), (2000, 4175), (5000, 5175)):
+        assert step_us(with_kernels(result, {a: duration}), "1") == expected
+    path = critical_path(result.program, result.simulated, result.graphs, step_of(result, 1).begin_item,
+                         step_of(result, 1).end_item)
+    assert path.by_bound()[Bound.DATA_LOADING.label] >= 3_000_000
+
+
+def test_single_process_loader_is_work(tmp_path: Path) -> None:
+    """The same shape, but the batch is made by this thread: its 3000 are host work and move with what is before."""
+    graph = loader_trace("_SingleProcessDataLoaderIter").read(tmp_path)
+    result = closes(graph)
+    a = kernel_row(graph, 1020)
+    assert step_us(with_kernels(result, {a: 2000}), "1") == 5175
+    assert step_us(with_kernels(result, {a: 1}), "1") == 4175 - (2030 - 1033), "the unblocked sync returns at 1033"
+
+
+@pytest.mark.parametrize("era", ["kineto", "kineto-2021", "list-2020"])
+def test_step_border_is_no_sync(era: str, tmp_path: Path) -> None:
+    """Work launched in step 1 runs on into step 2, which waits for it.
+
+        steps      |  1: 100  |            2: 935                     |
+        calls        |A|        |=========== sync ===========| 2030
+        stream 7       ############## A 1020-2020 ##############
+
+    x 0.5: step 1 still 100, step 2 ends at 1520 + 10 + 5: 435. x 2: 1,935.
+    """
+    trace = Micro(era=era).calibrate().step(1000, 1100, 1).step(1100, 2035, 2)
+    trace.launch(1010, 5, (7, 1020, 1000))
+    trace.call("cudaDeviceSynchronize", 1110, 920)
+    graph = trace.read(tmp_path)
+    assert (step_us(closes(graph), "1"), step_us(closes(graph), "2")) == (100, 935)
+    for factor, expected in ((0.5, 435), (2, 1935)):
+        result = replay(graph, scale_kernels=factor)
+        assert (step_us(result, "1"), step_us(result, "2")) == (100, expected)
+
+
+def test_overlap_within_a_stream(tmp_path: Path) -> None:
+    """Programmatic dependent launch: each kernel starts 0.9 before its predecessor ends.
+
+        calls      |0|1|2|3|4|5| |===================== sync =====================| step end
+        stream 7     ## K0 100 ##
+                              ## K1 100 ##  ...   K_i starts at 1020 + 99.1 i
+
+    K5 ends at 1020 + 5 * 99.1 + 100 = 1615.5, the sync returns 10 later, the step ends 4.5 later: 630.
+    x 2: 1020 + 5 * 199.1 + 200 = 2215.5: 1,230. At x 0 each kernel starts with its launch, in launch order.
+    """
+    trace = Micro().step(0, 600, 0).step(1000, 1630, 1)
+    for at in (10, 110, 210):
+        trace.launch(at, 5, (7, at + 10, 20))
+    for i in range(6):
+        trace.launch(1010 + 10 * i, 5, (7, 1020 + 99.1 * i, 100))
+    trace.call("cudaDeviceSynchronize", 1070, 555.5)
+    graph = trace.read(tmp_path)
+    result = closes(graph)
+    burst = slice(3, 9)
+    starts, ends = result.simulated.kernel_start[burst], result.simulated.kernel_end[burst]
+    assert (starts[1:] - ends[:-1]).tolist() == [-900] * 5
+    assert step_us(result, "1") == 630
+    assert step_us(replay(graph, scale_kernels=2), "1") == 1230
+    free = replay(graph, scale_kernels=0).simulated.kernel_start[burst]
+    assert (np.diff(free) == 10_000).all()
+
+
+# Threads
+
+
+def two_threads(forward_end: float = 1100) -> Micro:
+    trace = Micro().calibrate().step(1000, 1710)
+    trace.op("aten::linear", 1010, forward_end).launch(1020, 5, (7, 1030, 100))
+    trace.op("autograd::engine::evaluate_function: AddmmBackward0", 1150, 1580, thread=2)
+    trace.launch(1200, 5, (7, 1210, 200), thread=2)
+    trace.call("cudaStreamSynchronize", 1220, 200, thread=2)
+    trace.op("Optimizer.step#SGD.step", 1600, 1700)
+    return trace
+
+
+def test_forward_backward(tmp_path: Path) -> None:
+    """The autograd thread starts 50 after the forward, the caller goes on 20 after the autograd thread.
+
+        main      [ forward 1010-1100 ]                                          [ optimizer 1600-1700 ] 1710
+        autograd                       [ backward 1150 |B| |== sync ==|     1580 ]
+        stream 7        # A 100 #                        ### B 200 ###
+                      1030   1130                        1210    1410 1420
+
+    Step: 710. B + 100 delays the autograd thread's sync, hence main: 810. The forward's launch + 30: 740. The
+    backward's launch + 70: 780. B of 1: the sync begins at 1220 and costs 3 instead of 200: 513.
+    """
+    graph = two_threads().read(tmp_path)
+    result = closes(graph)
+    b = kernel_row(graph, 1210)
+    assert result.built.reports[0].hand_overs == 2
+    assert step_us(with_kernels(result, {b: 300}), "1") == 810
+    assert step_us(slower_call(result, 1020, 30), "1") == 740
+    assert step_us(slower_call(result, 1200, 70), "1") == 780
+    assert step_us(with_kernels(result, {b: 1}), "1") == 710 - 197
+    # Without the hand-over nothing holds the optimizer back.
+    assert step_us(without_hand_over(with_kernels(result, {b: 300})), "1") < 710
+
+
+def test_caller_still_busy_after_the_hand_over(tmp_path: Path) -> None:
+    """The caller works on until 1400, 250 longer than the autograd thread needs to start; that work is not waiting.
+
+        main      [ forward with one launch  1010 ------------- 1400 ]      [ optimizer 1600-1700 ] 1710
+        autograd                       [ backward 1150 |B| |== sync ==|     1580 ]
+
+    B of 1 shortens the backward by 197, to 1383: then main's own work ends last, at 1400, and the optimizer starts
+    there: 510 (not 1403 - 1000 + 110 = 513 - 197 + ...: main cannot go on before its own operation is over).
+    """
+    graph = two_threads(forward_end=1400).read(tmp_path)
+    result = closes(graph)
+    shorter = slower_call(with_kernels(result, {kernel_row(graph, 1210): 1}), 1200, 0)
+    # Backward ends at 1580 - 197 = 1383, + 20 = 1403.
+    assert step_us(shorter, "1") == 513
+    # Another 60 less work in the backward: it ends at 1323, + 20 = 1343, but main is busy until 1400.
+    work = shorter.program.item_work.copy()
+    last = int(np.nonzero(shorter.program.item_kind == ItemKind.HAND_OVER)[0][-1])
+    work[last] -= 60_000
+    assert step_us(edited(shorter, with_fields(shorter.program, item_work=work)), "1") == 510
+
+
+def test_two_backward_threads(tmp_path: Path) -> None:
+    """Main waits for the later of two autograd threads; the earlier one's slack is waiting, not a hand-over's cost.
+
+        main        [ forward -1100 ]                                   [ optimizer 1600-1700 ] 1710
+        autograd 2                    [ 1150 |B| -- 1400 ]    (slack 180)
+        autograd 3                    [ 1150 |C| ------------ 1580 ]
+
+    B's launch + 100: autograd 2 ends at 1500, no change. + 250: it ends at 1650, + 20: main goes on at 1670: 780.
+    C's launch + 100: 810.
+    """
+    trace = Micro().calibrate().step(1000, 1710)
+    trace.op("aten::linear", 1010, 1100).launch(1020, 5, (7, 1030, 20))
+    trace.op("autograd::engine::evaluate_function: AddmmBackward0", 1150, 1400, thread=2)
+    trace.launch(1200, 5, (7, 1210, 20), thread=2)
+    trace.op("autograd::engine::evaluate_function: AddmmBackward0", 1150, 1580, thread=3)
+    trace.launch(1250, 5, (20, 1260, 20), thread=3)
+    trace.op("Optimizer.step#SGD.step", 1600, 1700)
+    graph = trace.read(tmp_path)
+    result = closes(graph)
+    assert step_us(slower_call(result, 1200, 100), "1") == 710
+    assert step_us(slower_call(result, 1200, 250), "1") == 780
+    assert step_us(slower_call(result, 1250, 100), "1") == 810
+
+
+def test_hand_over_inside_a_call(tmp_path: Path) -> None:
+    """The autograd thread starts while the caller is inside a long call: it must not wait for that call's return.
+
+        main      [ forward 1010 |========= cudaStreamCreate 1100-1500 =========| 1500 ]        [ optimizer ] 1710
+        autograd                        [ backward 1250 |B|               1580 ]
+    """
+    trace = Micro().calibrate().step(1000, 1710)
+    trace.op("aten::linear", 1010, 1500).launch(1020, 5, (7, 1030, 20))
+    trace.call("cudaStreamCreateWithPriority", 1100, 400)
+    trace.op("autograd::engine::evaluate_function: AddmmBackward0", 1250, 1580, thread=2)
+    trace.launch(1300, 5, (7, 1310, 20), thread=2)
+    trace.op("Optimizer.step#SGD.step", 1600, 1700)
+    graph = trace.read(tmp_path)
+    result = closes(graph)
+    assert step_us(slower_call(result, 1300, 50), "1") == 760
+
+
+# Several ranks
+
+
+def late_rank() -> list[Micro]:
+    early = Micro(rank=0, world_size=2).calibrate().step(1000, 1545)
+    early.launch(1010, 5, (20, 1020, 510), name=NCCL)
+    early.call("cudaDeviceSynchronize", 1025, 515)
+    late = Micro(rank=1, world_size=2).calibrate().step(1000, 1545)
+    late.launch(1500, 5, (20, 1510, 20), name=NCCL)
+    late.call("cudaDeviceSynchronize", 1515, 25)
+    return [early, late]
+
+
+def test_late_rank(tmp_path: Path) -> None:
+    """Rank 1 arrives 490 later; the transfer takes the 20 that the last to arrive measured.
+
+        rank 0   |L|   ############ all-reduce 1020-1530 ############| sync 1540, step end 1545
+        rank 1                                         |L|  ## 1510-1530 ##| sync 1540, step end 1545
+
+    Rank 1 later by 100: rank 0 takes 645; rank 1's step, which began 100 later, still 545. Earlier by 600: now rank 0
+    arrives last, at 1020: both end at 1040, and rank 0 takes 1040 + 10 + 5 = 55. Rank 0 later by 300: no change of
+    any end, its step is 300 shorter; by 500 it arrives at 1520, the ends move by 10.
+    """
+    graphs = read_ranks(late_rank(), tmp_path)
+    result = closes(graphs)
+    kernels = [int(k) for k in np.nonzero(result.program.kernel_group >= 0)[0]]
+    assert len(kernels) == 2
+    assert result.program.kernel_duration[kernels].tolist() == [20_000, 20_000]
+
+    def steps(rank: int, by: float) -> tuple[float, float]:
+        moved = edited(result, delay_rank(result.program, rank, round(by * 1000)))
+        return step_us(moved, "1", 0), step_us(moved, "1", 1)
+
+    assert steps(1, 0) == (545, 545)
+    assert steps(1, 100) == (645, 545)
+    assert steps(1, -600) == (55, 545 + 600 - 490)
+    assert steps(0, 300) == (245, 545)
+    assert steps(0, 500) == (55, 555)
+    path = critical_path(result.program, result.simulated, result.graphs, step_of(result, 1).begin_item,
+                         step_of(result, 1).end_item)
+    assert path.total_ns == 545_000
+    assert path.by_bound()[Bound.WAITING_FOR_RANK.label] == 490_000
+    assert path.by_bound()[Bound.EXPOSED_COMMUNICATION.label] == 20_000
+    # Kernels do not scale collectives: the what-if of a faster GPU leaves them.
+    assert step_us(replay(graphs, scale_kernels=0.1), "1", 0) == 545
+    # A mutant that keeps recorded durations instead of a rendezvous does not notice a late rank 0.
+    alone = with_fields(result.program, kernel_group=np.full_like(result.program.kernel_group, -1),
+                        group_size=np.zeros(0, np.int64), kernel_duration=(
+                            result.program.recorded_kernel_end - result.program.recorded_kernel_start))
+    assert step_us(edited(result, delay_rank(alone, 1, 100_000)), "1", 0) == 545
+
+
+def two_collectives(named: bool) -> list[Micro]:
+    def group(name: str) -> dict[str, object]:
+        return {"Collective name": "allreduce", "Process Group Name": name, "Process Group Ranks": "[0, 1]",
+                "Group size": 2, "In msg nelems": 1024, "Out msg nelems": 1024, "dtype": "Float"} if named else {}
+
+    first = Micro(rank=0, world_size=2).calibrate().step(1000, 1335)
+    first.launch(1010, 5, (20, 1020, 300), name=NCCL, **group("tp"))
+    first.launch(1030, 5, (24, 1040, 200), name=NCCL, **group("dp"))
+    first.call("cudaDeviceSynchronize", 1050, 280)
+    second = Micro(rank=1, world_size=2).calibrate().step(1000, 1335)
+    second.launch(1210, 5, (24, 1220, 20), name=NCCL, **group("dp"))
+    second.launch(1270, 5, (20, 1280, 40), name=NCCL, **group("tp"))
+    second.call("cudaDeviceSynchronize", 1290, 40)
+    return [first, second]
+
+
+def test_two_overlapping_collectives(tmp_path: Path) -> None:
+    """Two groups on two streams, entered in opposite order on the two ranks, overlapping on both.
+
+        rank 0   tp  ########### 1020-1320 ###########        intrinsic 40
+                 dp    ####### 1040-1240 #######              intrinsic 20
+        rank 1   dp                 # 1220-1240 #
+                 tp                          ## 1280-1320 ##   sync returns 1330, step end 1335
+
+    Rank 1 later by 50: every end + 50. Earlier by 1000: rank 0 arrives last in both; dp ends at 1060, tp at 1060:
+    rank 0 takes 1060 + 10 + 5 = 75.
+    """
+    graphs = read_ranks(two_collectives(named=True), tmp_path)
+    result = closes(graphs)
+    assert len(result.program.group_size) == 2
+    grouped = result.program.kernel_group >= 0
+    assert sorted(result.program.kernel_duration[grouped].tolist()) == [20_000, 20_000, 40_000, 40_000]
+    later = edited(result, delay_rank(result.program, 1, 50_000))
+    moved = later.simulated.kernel_end[grouped] - result.simulated.kernel_end[grouped]
+    assert moved.tolist() == [50_000] * 4
+    assert step_us(edited(result, delay_rank(result.program, 1, -1_000_000)), "1", 0) == 75
+
+
+def test_built_is_reused(tmp_path: Path) -> None:
+    """A program built once serves several replays."""
+    graph = wait_across_streams("timeline").read(tmp_path)
+    built: Built = build_program([graph])
+    assert step_us(replay(graph, built=built), "1") == step_us(replay(graph), "1") == 640
+    assert (graph.kernels.kind == KernelKind.COMPUTE).all()

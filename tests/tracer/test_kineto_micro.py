@@ -1,0 +1,243 @@
+"""Hand-made traces whose graph is known on paper."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kineto_support import call, event, kernel, names, op, small_step, write
+
+from tracer.graph import NONE, ExecutionGraph, GapKind, KernelKind, LaunchKind, OpKind, Phase, StepSource, SyncKind
+from tracer.kineto import read_kineto
+from tracer.kineto.collectives import collective_kind
+from tracer.kineto.names import COLLECTIVE_KERNEL, call_kind, is_blocking_copy
+
+
+def graph_of(folder: Path, events: list[dict[str, Any]], **metadata: Any) -> ExecutionGraph:
+    return read_kineto(write(folder, events, **metadata))
+
+
+def test_one_step(tmp_path: Path) -> None:
+    graph = graph_of(tmp_path, small_step(), baseTimeNanoseconds=1_700_000_000_000_000_000)
+    assert graph.meta.base_time_ns == 1_700_000_000_000_100_000 and graph.meta.window_ns == 100_000
+    assert names(graph, graph.ops.name) == ["ProfilerStep#3", "aten::linear", "aten::addmm", "aten::relu"]
+    assert graph.ops.parent.tolist() == [NONE, 0, 1, 0]
+    assert graph.ops.kind.tolist() == [OpKind.ANNOTATION] + [OpKind.OPERATION] * 3
+    assert graph.string(int(graph.ops.shapes[1])) == "[[2,3],[4,3]]" or graph.ops.shapes[1] >= 0
+    assert graph.launches.op.tolist() == [2] and graph.launches.kind.tolist() == [LaunchKind.KERNEL]
+    kernels = graph.kernels
+    assert (kernels.launch[0], kernels.op[0], kernels.step[0], kernels.start_ns[0]) == (0, 2, 0, 30_000)
+    assert (kernels.grid_x[0], kernels.grid_y[0], kernels.grid_z[0], kernels.block_x[0]) == (2, 3, 1, 128)
+    gaps = graph.gaps
+    assert list(zip(gaps.start_ns.tolist(), gaps.duration_ns.tolist(), strict=True)) == [
+        (0, 10_000), (40_000, 20_000), (70_000, 30_000)]
+    assert set(gaps.kind.tolist()) == {GapKind.PYTHON} and set(gaps.step.tolist()) == {0}
+
+
+def test_data_loading_and_profiler_gaps(tmp_path: Path) -> None:
+    graph = graph_of(tmp_path, [
+        op("a", 0, 10), event("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 20, 30),
+        op("b", 30, 5), op("c", 60, 10), event("overhead", "Buffer Flush", 71, 8, pid=-1, tid=0), op("d", 80, 1)])
+    gaps = graph.gaps
+    found = list(zip(gaps.start_ns.tolist(), gaps.duration_ns.tolist(), gaps.kind.tolist(), strict=True))
+    assert found == [(10_000, 10_000, GapKind.PYTHON), (20_000, 10_000, GapKind.DATA_LOADING),
+                     (35_000, 15_000, GapKind.DATA_LOADING), (50_000, 10_000, GapKind.PYTHON),
+                     (70_000, 10_000, GapKind.PROFILER)]
+    assert Phase.DATA in graph.ops.phase[names(graph, graph.ops.name).index("b"):][:1]
+
+
+def test_a_driver_call_inside_a_runtime_call(tmp_path: Path) -> None:
+    events = [op("triton", 0, 100), call("cudaLaunchKernelExC", 10, 20, 5), call("cuLaunchKernelEx", 12, 10, 6),
+              kernel("k", 40, 5, 6)]
+    graph = graph_of(tmp_path, events)
+    assert graph.launches.parent.tolist() == [NONE, 0] and graph.launches.op.tolist() == [0, 0]
+    assert graph.launches.kind.tolist() == [LaunchKind.OTHER, LaunchKind.KERNEL]
+    assert graph.kernels.launch.tolist() == [1] and graph.meta.loss.launches_without_kernels == 0
+    events[2]["args"]["correlation"] = events[3]["args"]["correlation"] = 5
+    graph = graph_of(tmp_path, events)
+    assert graph.kernels.launch.tolist() == [0]
+    assert graph.launches.kind.tolist() == [LaunchKind.KERNEL, LaunchKind.OTHER]
+
+
+def test_a_graph_launch_and_its_kernels(tmp_path: Path) -> None:
+    graph = graph_of(tmp_path, [op("replay", 0, 50), call("cudaGraphLaunch", 5, 20, 9),
+                                *(kernel(f"k{i}", 30 + 5 * i, 4, 9) for i in range(6))])
+    assert graph.launches.kind.tolist() == [LaunchKind.GRAPH] and graph.kernels.launch.tolist() == [0] * 6
+
+
+def test_two_processes_with_equal_correlations(tmp_path: Path) -> None:
+    events = []
+    for process, device in ((100, 0), (200, 1)):
+        for i in range(3):
+            events += [op(f"p{process}", 100 * i, 50, pid=process, tid=process),
+                       call("cudaLaunchKernel", 100 * i + 10, 5, i + 1 + (device and i == 0) * 50, pid=process,
+                            tid=process),
+                       kernel("k", 100 * i + 30 - device, 5, i + 1 + (device and i == 0) * 50, device=device)]
+    graph = graph_of(tmp_path, events)
+    for row in range(len(graph.kernels)):
+        thread = graph.threads[graph.launches.thread[graph.kernels.launch[row]]]
+        assert thread.pid == ("100" if graph.kernels.device[row] == 0 else "200")
+
+
+def test_orphans_leading_and_not_per_stream(tmp_path: Path) -> None:
+    graph = graph_of(tmp_path, [
+        op("a", 50, 50), call("cudaLaunchKernel", 55, 5, 1), call("cudaLaunchKernel", 62, 5, 2),
+        kernel("early", 10, 5, 900), kernel("linked", 70, 5, 1), kernel("late orphan", 80, 5, 901),
+        kernel("other stream", 90, 5, 902, stream=8)])
+    assert graph.meta.loss.orphan_kernels == 3 and graph.meta.loss.leading_orphans == 2
+    assert graph.meta.loss.launches_without_kernels == 1
+    assert any("no recorded launch" in note for note in graph.meta.loss.notes)
+
+
+def test_zero_size_memsets_and_captured_launches_are_no_losses(tmp_path: Path) -> None:
+    graph = graph_of(tmp_path, [
+        op("a", 0, 100), call("cudaMemsetAsync", 1, 2, 1), call("cudaStreamBeginCapture", 5, 1, 2),
+        call("cudaLaunchKernel", 10, 2, 3), call("cudaStreamEndCapture", 15, 1, 4),
+        call("cudaLaunchKernel", 20, 2, 5), kernel("k", 30, 1, 5)])
+    assert graph.meta.loss.launches_without_kernels == 0
+
+
+def test_backward_thread_phases_and_steps_by_time(tmp_path: Path) -> None:
+    engine = "autograd::engine::evaluate_function: MmBackward0"
+    graph = graph_of(tmp_path, [
+        event("user_annotation", "ProfilerStep#0", 0, 100), op("aten::mm", 5, 10, **{"Sequence number": 4}),
+        op(engine, 30, 20, tid=2, **{"Sequence number": 4, "Fwd thread id": 1}), op("aten::mm", 32, 10, tid=2),
+        event("user_annotation", "Optimizer.step#SGD.step", 60, 20), op("aten::add_", 62, 5), op("after", 120, 5)])
+    phase = dict(zip(zip(names(graph, graph.ops.name), graph.ops.thread.tolist(), strict=True),
+                     graph.ops.phase.tolist(), strict=True))
+    assert phase[("aten::mm", 0)] == Phase.FORWARD and phase[("aten::mm", 1)] == phase[(engine, 1)] == Phase.BACKWARD
+    assert phase[("aten::add_", 0)] == Phase.OPTIMIZER and phase[("after", 0)] == Phase.OTHER
+    assert graph.ops.step[graph.ops.thread == 1].tolist() == [0, 0]
+
+
+def test_a_profiler_step_among_python_functions_counts_once(tmp_path: Path) -> None:
+    graph = graph_of(tmp_path, [*small_step(), event("python_function", "ProfilerStep#3", 100, 100)])
+    assert len(graph.steps) == 1 and graph.meta.python_events == 1
+
+
+def test_steps_between_optimizer_steps(tmp_path: Path) -> None:
+    events = []
+    for i in range(4):
+        events += [event("user_annotation", "Optimizer.zero_grad#SGD.zero_grad", 100 * i, 5),
+                   op("aten::mm", 100 * i + 10, 5), op("aten::mm", 100 * i + 20, 5),
+                   event("user_annotation", "Optimizer.step#SGD.step", 100 * i + 80, 10)]
+    graph = graph_of(tmp_path, events)
+    assert graph.meta.step_source == StepSource.OPTIMIZER
+    assert graph.steps.start_ns.tolist() == [0, 90_000, 190_000, 290_000]
+    assert graph.steps.duration_ns.tolist() == [90_000, 100_000, 100_000, 100_000]
+    cut = graph_of(tmp_path, events[3:])  # the window begins in the middle of the first step
+    assert len(cut.steps) == 3
+
+
+def test_steps_from_the_data_loader_and_from_a_period(tmp_path: Path) -> None:
+    events = []
+    for i in range(4):
+        events += [event("user_annotation", "enumerate(DataLoader)#_SingleProcess.__next__", 100 * i, 5),
+                   *(op(f"aten::op{k}", 100 * i + 10 * k, 5) for k in range(1, 5))]
+    graph = graph_of(tmp_path, events)
+    assert graph.meta.step_source == StepSource.DATA_LOADER and len(graph.steps) == 4
+    graph = graph_of(tmp_path, [e for e in events if e["cat"] == "cpu_op"])
+    assert graph.meta.step_source == StepSource.PERIOD and len(graph.steps) == 4
+    assert graph.steps.start_ns.tolist() == [0, 100_000, 200_000, 300_000]
+    graph = graph_of(tmp_path, [op(f"aten::op{i}", 10 * i, 5) for i in range(20)])
+    assert len(graph.steps) == 0
+
+
+def test_module_paths(tmp_path: Path) -> None:
+    graph = graph_of(tmp_path, [
+        event("python_function", "nn.Module: Net_0", 0, 100), event("python_function", "forward", 1, 98),
+        event("python_function", "nn.Module: Linear_3", 10, 30), op("aten::mm", 12, 5), op("aten::add", 50, 5),
+        op("outside", 120, 5)])
+    assert names(graph, graph.ops.module) == ["Net_0/Linear_3", "Net_0", ""]
+    assert graph.meta.python_events == 3 and graph.meta.profiler_flags["with_stack"]
+
+
+def test_2020_categories_and_streams(tmp_path: Path) -> None:
+    events = [
+        event("Operator", "ProfilerStep#1", 0, 100, tid="77", **{"External id": 1}),
+        event("Operator", "aten::mm", 5, 20, tid="77", **{"Input dims": [[1, 2]]}),
+        event("Runtime", "cudaLaunchKernel", 8, 5, tid="77", correlation=3, **{"external id": 2}),
+        event("Kernel", "gemm", 20, 5, pid=0, tid="stream 7", correlation=3),
+        event("Memset", "Memset (Device)", 30, 1, pid=0, tid="stream 9", correlation=4, bytes=16)]
+    graph = read_kineto(write(tmp_path, json.dumps(events).encode()))
+    assert graph.meta.era == "list-2020" and graph.meta.step_source == StepSource.PROFILER_STEP
+    assert graph.kernels.stream.tolist() == [7, 9] and graph.kernels.device.tolist() == [0, 0]
+    assert graph.kernels.kind.tolist() == [KernelKind.COMPUTE, KernelKind.MEMSET] and graph.kernels.bytes[1] == 16
+    assert graph.ops.kind.tolist() == [OpKind.ANNOTATION, OpKind.OPERATION] and graph.ops.shapes[1] >= 0
+    assert graph.kernels.op.tolist() == [1, NONE]
+
+
+def test_synchronisations(tmp_path: Path) -> None:
+    graph = graph_of(tmp_path, [
+        op("a", 0, 50), call("cudaStreamWaitEvent", 5, 2, 8),
+        event("cuda_sync", "Stream Wait Event", 6, 1, pid=0, tid=20, stream=20, correlation=8, wait_on_stream=7,
+              wait_on_cuda_event_record_corr_id=4),
+        event("cuda_sync", "Context Sync", 9, 1, pid=0, tid=0, correlation=99, stream=4294967295)])
+    assert graph.syncs.kind.tolist() == [SyncKind.STREAM_WAIT_EVENT, SyncKind.DEVICE_SYNC]
+    assert graph.syncs.launch.tolist() == [0, NONE] and graph.syncs.stream.tolist() == [20, NONE]
+    assert graph.syncs.wait_stream.tolist() == [7, NONE] and graph.syncs.record_correlation.tolist() == [4, NONE]
+
+
+def test_a_collective_described_in_four_places_counts_once(tmp_path: Path) -> None:
+    known = {"Collective name": "allreduce", "In msg nelems": 64, "Out msg nelems": 64, "dtype": "BFloat16",
+             "Group size": 8, "Process Group Name": "3", "Process Group Ranks": "[0, 1, ...]"}
+    graph = graph_of(tmp_path, [
+        op("c10d::allreduce_", 0, 100), op("record_param_comms", 5, 80, **known),
+        event("user_annotation", "nccl:all_reduce", 10, 60, **{"Input Dims": [[64]], "Input type": ["c10::BFloat16"]}),
+        call("cudaLaunchKernelExC", 20, 5, 1), kernel("ncclDevKernel_Generic(x)", 50, 9, 1, **known),
+        op("record_param_comms", 110, 5, **{"Collective name": "wait"}),
+        op("record_param_comms", 120, 5, **{**known, "Collective name": "broadcast"})])
+    found = graph.collectives
+    assert names(graph, found.kind) == ["all_reduce", "broadcast"] and found.kernel.tolist() == [0, NONE]
+    assert found.order.tolist() == [0, 1] and names(graph, found.group) == ["3", "3"]
+    assert found.elements_in.tolist() == [64, 64] and names(graph, found.dtype) == ["bfloat16"] * 2
+    assert names(graph, found.ranks) == ["[0, 1, ...]"] * 2 and found.group_size.tolist() == [8, 8]
+
+
+@pytest.mark.parametrize(("name", "kind"), [
+    ("ncclKernel_AllReduce_RING_LL_Sum_float", "all_reduce"), ("ncclDevKernel_SendRecv", "send_recv"),
+    ("_allgather_base", "all_gather"), ("reduce_scatter_tensor_coalesced", "reduce_scatter"),
+    ("all_to_allv", "all_to_all"), ("cross_device_reduce_1stage", "all_reduce"), ("ncclDevKernel_Generic", "unknown"),
+    ("reduce", "reduce"), ("recv", "recv")])
+def test_names_of_collectives(name: str, kind: str) -> None:
+    assert collective_kind(name) == kind
+
+
+@pytest.mark.parametrize(("name", "collective"), [
+    ("ncclDevKernel_Generic(ncclDevComm*)", True), ("void multimem_all_reduce_kernel<c10::BFloat16>", True),
+    ("void vllm::cross_device_reduce_2stage<float, 8>", True), ("void at::native::reduce_kernel<512>", False)])
+def test_names_of_collective_kernels(name: str, collective: bool) -> None:
+    assert bool(COLLECTIVE_KERNEL.search(name)) == collective
+
+
+@pytest.mark.parametrize(("name", "kind"), [
+    ("cudaLaunchKernel", LaunchKind.KERNEL), ("cuLaunchKernelEx", LaunchKind.KERNEL),
+    ("hipExtModuleLaunchKernel", LaunchKind.KERNEL), ("cudaLaunchCooperativeKernel", LaunchKind.KERNEL),
+    ("hipGraphLaunch", LaunchKind.GRAPH), ("cudaMemcpyAsync", LaunchKind.MEMCPY),
+    ("hipMemcpyWithStream", LaunchKind.MEMCPY),
+    ("cudaMemsetAsync", LaunchKind.MEMSET), ("cudaEventRecordWithFlags", LaunchKind.EVENT_RECORD),
+    ("cudaStreamWaitEvent", LaunchKind.STREAM_WAIT), ("hipDeviceSynchronize", LaunchKind.BLOCKING_SYNC),
+    ("cudaEventSynchronize", LaunchKind.BLOCKING_SYNC), ("cudaEventQuery", LaunchKind.OTHER),
+    ("INVALID", LaunchKind.OTHER), ("cudaLaunchHostFunc", LaunchKind.OTHER)])
+def test_names_of_calls(name: str, kind: LaunchKind) -> None:
+    assert call_kind(name) == kind
+
+
+def test_blocking_copies() -> None:
+    assert is_blocking_copy("hipMemcpyWithStream") and is_blocking_copy("cudaMemcpy")
+    assert not is_blocking_copy("cudaMemcpyAsync")
+
+
+def test_float_epoch_times_keep_parents(tmp_path: Path) -> None:
+    text = (b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "outer", "pid": 1, "tid": 1, '
+            b'"ts": 1712195495519761.132, "dur": 10.100}, {"ph": "X", "cat": "cpu_op", "name": "inner", "pid": 1, '
+            b'"tid": "1", "ts": 1712195495519761.133, "dur": 10.099}]}')
+    path = tmp_path / "t.json"
+    path.write_bytes(text)
+    graph = read_kineto(path)
+    assert graph.ops.parent.tolist() == [NONE, 0] and graph.ops.start_ns.tolist() == [0, 1]
+    assert graph.meta.loss.clamped_children == 0 and graph.ops.duration_ns.tolist() == [10_100, 10_099]
+    assert np.issubdtype(graph.ops.start_ns.dtype, np.int64)
