@@ -25,7 +25,7 @@ from tracer.kineto.columns import Collector
 from tracer.kineto.devices import base_time_ns, fill_meta
 from tracer.kineto.events import Args
 from tracer.kineto.gaps import find_gaps
-from tracer.kineto.linking import DeviceWork, classify, count_losses, link
+from tracer.kineto.linking import DeviceWork, adopt_gradient_sums, classify, count_losses, link
 from tracer.kineto.modules import module_paths
 from tracer.kineto.names import ANNOTATION_NAME, COLLECTIVE_KERNEL, Group, sync_kind
 from tracer.kineto.nesting import Nesting, host_order, innermost, nest
@@ -70,6 +70,10 @@ def build_graph(collected: Collector, metadata: dict[str, Any], is_list: bool, s
     ops.module = np.where(paths >= 0, paths, ops.module).astype(np.int32)
     texts = list(collected.strings)
     ops.phase = phases(ops, nesting, texts)
+    if adopted := adopt_gradient_sums(calls, ops):
+        kernels.op = np.where(linked, calls.op[launch], NONE).astype(np.int32)
+        loss.notes.append(f"{adopted} launches lie in no operation, between two of the autograd engine: they are "
+                          "gradient sums and count for the backward function before them.")
     overheads = _overheads(collected, first)
     gaps = find_gaps(ops, nesting.end, calls, steps, overheads, texts)
     gaps.step = step_of(steps, gaps.thread, gaps.start_ns)

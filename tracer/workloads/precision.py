@@ -33,8 +33,8 @@ def tf32(enabled: bool) -> Iterator[None]:
     it is guarded and both are restored, older first.
     """
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    newer = [(part, part.fp32_precision) for part in (matmul, getattr(cudnn, "conv", None), getattr(cudnn, "rnn", None))
-             if hasattr(part, "fp32_precision")]
+    parts: list[Any] = [matmul, getattr(cudnn, "conv", None), getattr(cudnn, "rnn", None)]
+    newer = [(part, part.fp32_precision) for part in parts if hasattr(part, "fp32_precision")]
     try:
         precision, convolutions = torch.get_float32_matmul_precision(), cudnn.allow_tf32
     except RuntimeError:  # the caller set them through the newer interface, which alone is then to be restored

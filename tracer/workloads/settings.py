@@ -139,9 +139,9 @@ class Settings:
                 for item in sorted(fields(self), key=lambda item: item.name) if item.metadata["role"] is Role.SIZE}
 
     @classmethod
-    def type_of(cls, name: str) -> type:
+    def type_of(cls, name: str) -> type[Any]:
         """The type of a setting: int, float, bool, str or an enum."""
-        found: type = _types(cls)[name]
+        found: type[Any] = _types(cls)[name]
         return found
 
     @classmethod
@@ -197,10 +197,10 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
     return found
 
 
-_TYPES: dict[type, dict[str, type]] = {}
+_TYPES: dict[type, dict[str, type[Any]]] = {}
 
 
-def _types(cls: type[Settings]) -> dict[str, type]:
+def _types(cls: type[Settings]) -> dict[str, type[Any]]:
     if cls not in _TYPES:
         _TYPES[cls] = get_type_hints(cls)
     return _TYPES[cls]
@@ -210,7 +210,7 @@ _TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no"
 _WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
-def _checked(workload: str, name: str, kind: type, value: Any) -> Any:
+def _checked(workload: str, name: str, kind: type[Any], value: Any) -> Any:
     """The value as the field's type, from that type or from text."""
     given = value.value if isinstance(value, Enum) else value
     wanted = f"one of {', '.join(member.value for member in kind)}" if issubclass(kind, Enum) else _WANTED[kind]
