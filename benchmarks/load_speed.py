@@ -38,7 +38,7 @@ def measure(trace: Path, folder: Path, repeats: int) -> tuple[int, int, float, f
     """Bytes of the trace and of the saved graph, seconds to parse and to load; ``None`` for execution traces."""
     stored = trace.read_bytes()
     text = gzip.decompress(stored) if stored[:2] == b"\x1f\x8b" else stored
-    if is_execution_trace(text[:64]):
+    if is_execution_trace(text[:65536]):
         return None
     saved = folder / "graph.foretrace"
     save_graph(read_kineto(trace), saved)

@@ -11,13 +11,11 @@ from enum import Enum
 from typing import IO, Any
 
 from tracer.errors import TraceError
+from tracer.execution_trace import is_execution_trace
 
 _SUFFIXES = (".json", ".json.gz", ".foretrace", ".pt.trace.gz", ".trace.gz", ".trace")
 _HEAD_BYTES = 1 << 16
 _GLOB = re.compile(r"[*?\[]")
-_EXECUTION_TRACE = re.compile(rb'"schema"\s*:\s*"\d')
-_NODES = re.compile(rb'"nodes"\s*:\s*\[')
-_EVENTS = re.compile(rb'"traceEvents"\s*:')
 
 
 class FileKind(Enum):
@@ -131,8 +129,7 @@ def _look_at(path: str, named: bool) -> FoundFile:
 def _kind(path: str, stored: bytes, head: bytes) -> FileKind:
     if path.endswith(".foretrace") or stored.startswith(b"PK\x03\x04"):
         return FileKind.GRAPH
-    if not _EVENTS.search(head) and (_EXECUTION_TRACE.search(head) or _NODES.search(head)) \
-            and head.lstrip().startswith(b"{"):
+    if is_execution_trace(head):
         return FileKind.EXECUTION_TRACE
     return FileKind.TRACE
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from tracer.errors import JobError, TraceError
+from tracer.errors import GraphFileError, JobError, TraceError
 from tracer.files import FileKind, FoundFile, find_files
 from tracer.graph import NONE, ExecutionGraph
 from tracer.kineto import read_kineto
@@ -87,7 +87,7 @@ def read_job(paths: PathLike | Sequence[PathLike], *, progress: Callable[[int, i
         if file.kind is FileKind.EXECUTION_TRACE:
             continue
         if file.kind is FileKind.GRAPH:
-            graphs += _load_saved(file.path).graphs
+            graphs += _saved_member(file, notes)
         else:
             graph = _read_member(file, notes, _shifted(progress, done, total))
             if graph is not None:
@@ -120,6 +120,17 @@ def _load_saved(path: str) -> Job:
     from tracer.store import load_job
 
     return load_job(path)
+
+
+def _saved_member(file: FoundFile, notes: list[str]) -> list[ExecutionGraph]:
+    """A saved file's graphs; one found in a directory that cannot be read is noted."""
+    try:
+        return _load_saved(file.path).graphs
+    except GraphFileError as error:
+        if file.named:
+            raise
+        notes.append(f"Skipped: {error}")
+        return []
 
 
 def _read_member(file: FoundFile, notes: list[str], progress: Callable[[int, int], None] | None) -> \
@@ -212,7 +223,8 @@ def _join_execution_traces(graphs: list[ExecutionGraph], files: list[FoundFile],
             notes.append(f"Rank {graph.meta.rank} has {len(candidates)} execution traces; {candidates[0].path} was "
                          f"joined, not {_listed(file.path for file in candidates[1:])}.")
         try:
-            join_execution_trace(graph, candidates[0].path)
+            report = join_execution_trace(graph, candidates[0].path)
+            notes += [f"{candidates[0].path}: {note}" for note in report.notes]
         except TraceError as error:
             if candidates[0].named:
                 raise

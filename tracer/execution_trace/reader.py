@@ -17,7 +17,9 @@ from tracer.kineto.source import Source
 
 KNOWN_SCHEMAS = frozenset({"1.0.1", "1.0.2", "1.0.3", "1.0.4", "1.1.0", "1.1.1"})
 
-_HEAD = re.compile(rb'^\s*\{\s*"schema"\s*:\s*"')
+_SCHEMA = re.compile(rb'"schema"\s*:\s*"\d')
+_NODES = re.compile(rb'"nodes"\s*:\s*\[')
+_EVENTS = re.compile(rb'"traceEvents"\s*:')
 # Infinity and NaN as older PyTorch wrote them: bare, which is no JSON.
 _BARE_NUMBER = re.compile(rb"(?<=[\[,:\s])(-?(?:inf|nan|Infinity|NaN))(?=\s*[,\]}])")
 # One node is a few kB at most (a process-group list is longer, but rarely a megabyte).
@@ -85,11 +87,13 @@ _MISSING = {"rf_id": NONE, "fw_parent": 0, "seq_id": NONE, "scope": NONE, "tid":
 
 
 def is_execution_trace(head: bytes) -> bool:
-    """Whether a file's first (uncompressed) bytes are those of an execution trace; 64 bytes are enough.
+    """Whether a file's first (uncompressed) bytes are those of an execution trace; the more, the surer.
 
-    Execution traces begin with their ``schema``; Kineto files begin with a list or with ``schemaVersion``.
+    Execution traces begin with their ``schema``; Kineto files are a list, or have ``schemaVersion`` and events.
     """
-    return _HEAD.match(head) is not None
+    if _EVENTS.search(head) or not head.lstrip().startswith(b"{"):
+        return False
+    return _SCHEMA.search(head) is not None or _NODES.search(head) is not None
 
 
 def read_execution_trace(path: str | os.PathLike[str]) -> ExecutionTrace:
