@@ -49,6 +49,8 @@ class Built:
     clock_ns: list[int]
     """Start of each rank's window on the job's clock (ns from the earliest window's start)."""
     item_offset: list[int]
+    thread_number: list[int] = field(default_factory=list)
+    """Row of its rank's ``graph.threads`` for every thread of the program."""
 
 
 @dataclass(slots=True)
@@ -81,7 +83,8 @@ def build_program(graphs: list[ExecutionGraph]) -> Built:
         )
         for p in parts
     ]
-    return Built(program, graphs, reports, rendezvous, clock, item_offset)
+    numbers = [number for p in parts for number in p.items.threads]
+    return Built(program, graphs, reports, rendezvous, clock, item_offset, numbers)
 
 
 def _rank_parts(graph: ExecutionGraph) -> _RankParts:

@@ -68,7 +68,27 @@ def critical_path(program: Program, simulated: Simulated, graphs: list[Execution
         end: Item of the step's end.
     """
     walk = _Walk(program, simulated, graphs, int(simulated.item_end[begin]), int(simulated.item_end[end]))
-    return walk.run(end)
+    return walk.run(("item", end))
+
+
+def window_path(program: Program, simulated: Simulated, graphs: list[ExecutionGraph], rank: int) -> Path:
+    """The path of a rank's whole window, back from its last simulated event to its first one.
+
+    Args:
+        program: What was simulated.
+        simulated: Its times.
+        graphs: The job's graphs, one a rank of the program.
+        rank: Position of the rank in the program.
+    """
+    items = np.nonzero(program.thread_rank[program.item_thread()] == rank)[0]
+    kernels = np.arange(program.kernel_ptr[rank], program.kernel_ptr[rank + 1])
+    starts = np.concatenate([simulated.item_start[items], simulated.kernel_start[kernels]])
+    ends = np.concatenate([simulated.item_end[items], simulated.kernel_end[kernels]])
+    if not len(ends):
+        return _Walk(program, simulated, graphs, 0, 0).run(None)
+    last = int(np.argmax(ends))
+    at = ("item", int(items[last])) if last < len(items) else ("kernel", int(kernels[last - len(items)]))
+    return _Walk(program, simulated, graphs, int(starts.min()), int(ends[last])).run(at)
 
 
 class _Walk:
@@ -82,9 +102,8 @@ class _Walk:
         self.first_item = set(program.thread_ptr[:-1].tolist())
         self.segments: list[tuple[int, int, int, int, int, bool]] = []
 
-    def run(self, item: int) -> Path:
-        """Follow the causes until the stop time."""
-        at: tuple[str, int] | None = ("item", item)
+    def run(self, at: tuple[str, int] | None) -> Path:
+        """Follow the causes from an item or kernel until the stop time."""
         while at is not None and self.time > self.stop:
             at = self._item(at[1]) if at[0] == "item" else self._kernel(at[1])
         if self.time > self.stop:

@@ -47,16 +47,19 @@ def match_collectives(views: list[RankView], clock_ns: list[int]) -> Rendezvous:
                 f"The ranks recorded different numbers of {key[-1]} collectives ({sorted(lengths)}): "
                 "they are replayed with their recorded durations, not as rendezvous.")
             continue
+        apart: list[float] = []
         for order in range(lengths.pop()):
             members = [(position, rows[order]) for position, rows in sorted(by_rank.items())]
             ends = [int(views[p].k_end[k]) + clock_ns[p] for p, k in members]
             if max(ends) - min(ends) > ENDS_AGREE_NS:
-                result.notes.append(
-                    f"Collective {order} ({key[-1]}) ends {(max(ends) - min(ends)) / 1e6:.1f} ms apart on different "
-                    "ranks: it is replayed with its recorded durations, not as a rendezvous.")
+                apart.append((max(ends) - min(ends)) / 1e6)
                 continue
             result.groups.append(members)
             result.intrinsic_ns.append(min(int(views[p].graph.kernels.duration_ns[k]) for p, k in members))
+        if apart:
+            result.notes.append(
+                f"{len(apart)} collectives ({key[-1]}) end up to {max(apart):.1f} ms apart on different ranks: they "
+                "are replayed with their recorded durations, not as rendezvous.")
     return result
 
 

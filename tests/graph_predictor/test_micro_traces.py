@@ -424,6 +424,26 @@ def test_implicit_sync(tmp_path: Path) -> None:
     assert step_us(with_kernels(result, {kernel_row(graph, 1020): 1000}), "1") == 1035
 
 
+def test_sync_that_returns_before_its_work_ends(tmp_path: Path) -> None:
+    """Host and device clocks disagree by 8 (seen on an MI300X): no duration may come out negative.
+
+        calls      |A|  |====== hipDeviceSynchronize ======| 1512, step end 1516
+        stream 7     ########## A 1020-1520 ##########
+
+    A + 300: 816. A of 1 ends before the sync begins at 1030: it costs nothing, 1030 + 4.
+    """
+    trace = Micro().calibrate().step(1000, 1516)
+    trace.launch(1010, 5, (7, 1020, 500))
+    trace.call("hipDeviceSynchronize", 1030, 482)
+    graph = trace.read(tmp_path)
+    result = closes(graph)
+    a = kernel_row(graph, 1020)
+    assert step_us(with_kernels(result, {a: 800}), "1") == 816
+    faster = with_kernels(result, {a: 1})
+    assert step_us(faster, "1") == 34
+    assert (faster.simulated.item_end >= faster.simulated.item_start).all()
+
+
 @pytest.mark.parametrize(("call", "direction"), [
     ("cudaMemcpyAsync", "DtoH (Device -> Pageable)"), ("hipMemcpyWithStream", "HtoD (Host -> Device)"),
     ("cudaMemcpy", "DtoH (Device -> Pinned)")])
@@ -479,6 +499,26 @@ def test_staged_copy(tmp_path: Path) -> None:
     assert step_us(with_kernels(result, {copy: 175}), "1") == 746
     assert step_us(with_kernels(result, {copy: 700}), "1") == 846
     assert step_us(slower_call(result, 1030, 40), "1") == 786
+
+
+def test_staged_copy_behind_a_kernel(tmp_path: Path) -> None:
+    """The call cannot feed the copy before its stream is free: that part of the call is waiting.
+
+        calls      |A| |=========== copy call 1030-2270 ===========|       |= sync =| 2380, step end 2385
+        stream 7     ####### A 1020-2020 #######.######### copy 2021-2370 #########
+
+    The call returns 250 after A's end, the copy ends 100 after the call: the step takes 1,385. A + 500: 1,885.
+    A of 1 ends before the call: it feeds for 250, until 1280, the copy ends at 1380: 395.
+    """
+    trace = Micro().calibrate().step(1000, 2385)
+    trace.launch(1010, 5, (7, 1020, 1000))
+    trace.copy(1030, 1240, (7, 2021, 349), "HtoD (Pageable -> Device)", 1 << 20)
+    trace.call("cudaDeviceSynchronize", 2280, 100)
+    graph = trace.read(tmp_path)
+    result = closes(graph)
+    a = kernel_row(graph, 1020)
+    assert step_us(with_kernels(result, {a: 1500}), "1") == 1885
+    assert step_us(with_kernels(result, {a: 1}), "1") == 395
 
 
 # The window's start, data, step borders
@@ -623,7 +663,7 @@ def two_threads(forward_end: float = 1100) -> Micro:
     trace.op("autograd::engine::evaluate_function: AddmmBackward0", 1150, 1580, thread=2)
     trace.launch(1200, 5, (7, 1210, 200), thread=2)
     trace.call("cudaStreamSynchronize", 1220, 200, thread=2)
-    trace.op("Optimizer.step#SGD.step", 1600, 1700)
+    trace.op("Optimizer.step#SGD.step", 1600, 1700).op("aten::_foreach_add_", 1600, 1700)
     return trace
 
 
@@ -687,7 +727,7 @@ def test_two_backward_threads(tmp_path: Path) -> None:
     trace.launch(1200, 5, (7, 1210, 20), thread=2)
     trace.op("autograd::engine::evaluate_function: AddmmBackward0", 1150, 1580, thread=3)
     trace.launch(1250, 5, (20, 1260, 20), thread=3)
-    trace.op("Optimizer.step#SGD.step", 1600, 1700)
+    trace.op("Optimizer.step#SGD.step", 1600, 1700).op("aten::_foreach_add_", 1600, 1700)
     graph = trace.read(tmp_path)
     result = closes(graph)
     assert step_us(slower_call(result, 1200, 100), "1") == 710
@@ -706,7 +746,7 @@ def test_hand_over_inside_a_call(tmp_path: Path) -> None:
     trace.call("cudaStreamCreateWithPriority", 1100, 400)
     trace.op("autograd::engine::evaluate_function: AddmmBackward0", 1250, 1580, thread=2)
     trace.launch(1300, 5, (7, 1310, 20), thread=2)
-    trace.op("Optimizer.step#SGD.step", 1600, 1700)
+    trace.op("Optimizer.step#SGD.step", 1600, 1700).op("aten::_foreach_add_", 1600, 1700)
     graph = trace.read(tmp_path)
     result = closes(graph)
     assert step_us(slower_call(result, 1300, 50), "1") == 760

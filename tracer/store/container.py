@@ -143,6 +143,8 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def _replace(path: Path, data: bytes) -> None:
+    if path.exists() and not path.is_file():
+        raise OSError("it is not a regular file")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         with open(temporary, "xb") as stream:

@@ -1,0 +1,341 @@
+"""Where a step's time goes: by bound, by operation, by module, by kernel, and along the critical path.
+
+Times by bound and the critical path come from the simulated timeline and add up to the simulated step exactly. Host
+time by operation is as recorded, exclusive (an operation's own, not that of operations it calls) and with waiting
+taken out; GPU time is the simulated duration of the work an operation launched.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from graph_predictor.critical_path import Bound, critical_path, window_path
+from graph_predictor.host_time import exclusive_time, operation_of, split, waits
+from graph_predictor.path_attribution import attribute_path, bound_sums
+from graph_predictor.program import Int64
+from graph_predictor.replay import WINDOW, Replay, ReplayedStep
+from tracer.errors import ForetraceError
+from tracer.graph import NONE, ExecutionGraph, OpKind
+
+OUTSIDE = "outside any op"
+"""Name of host time in no operation: Python, the framework's own code, the profiler; and of what it launched."""
+NO_LAUNCH = "launch not recorded"
+"""Name of GPU work whose launch the window does not hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathEntry:
+    """Critical-path time of one operation in one module and bound, ns.
+
+    ``operation`` is the kernel's name where the operation that launched a kernel was not recorded.
+    """
+
+    operation: str
+    module: str
+    bound: Bound
+    time_ns: int
+    segments: int
+
+
+@dataclass(frozen=True, slots=True)
+class OperationTime:
+    """One operation name: calls, own host time without waiting, waiting, and GPU time it launched (ns)."""
+
+    operation: str
+    calls: int
+    host_ns: int
+    waiting_ns: int
+    gpu_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleTime:
+    """The same of one module path; empty for operations in no module."""
+
+    module: str
+    calls: int
+    host_ns: int
+    waiting_ns: int
+    gpu_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """One kernel name; ``share`` is of the GPU time of the same step or mean."""
+
+    kernel: str
+    count: int
+    total_ns: int
+    share: float
+
+    @property
+    def mean_ns(self) -> float:
+        """Mean duration."""
+        return self.total_ns / self.count if self.count else 0.0
+
+
+@dataclass(slots=True)
+class Totals:
+    """The five views of one step, or of several added up; each list begins with its largest entry."""
+
+    bounds: dict[Bound, int]
+    path: list[PathEntry] = field(default_factory=list)
+    operations: list[OperationTime] = field(default_factory=list)
+    modules: list[ModuleTime] = field(default_factory=list)
+    kernels: list[KernelTime] = field(default_factory=list)
+
+    def to_json(self, top: int | None = None) -> dict[str, Any]:
+        """Plain values for JSON, microseconds; at most ``top`` entries a list."""
+        total = sum(self.bounds.values())
+        return {
+            "bounds_us": {bound.label: ns / 1e3 for bound, ns in self.bounds.items()},
+            "critical_path": [
+                {"operation": e.operation, "module": e.module or None, "bound": e.bound.label,
+                 "time_us": e.time_ns / 1e3, "share": e.time_ns / total if total else 0.0, "segments": e.segments}
+                for e in self.path[:top]],
+            "operations": [{"operation": e.operation, **_host_json(e)} for e in self.operations[:top]],
+            "modules": [{"module": e.module or None, **_host_json(e)} for e in self.modules[:top]],
+            "kernels": [
+                {"kernel": e.kernel, "count": e.count, "total_us": e.total_ns / 1e3, "mean_us": e.mean_ns / 1e3,
+                 "share": e.share} for e in self.kernels[:top]],
+        }
+
+
+@dataclass(slots=True)
+class StepBreakdown:
+    """One step of one rank, ns. The bounds, and the path's entries, add up to ``simulated_ns``."""
+
+    rank: int
+    name: str
+    measured_ns: int
+    simulated_ns: int
+    totals: Totals
+
+
+@dataclass(slots=True)
+class Breakdown:
+    """The steps asked for, in the order of the replay, and what to know when reading them."""
+
+    steps: list[StepBreakdown]
+    notes: list[str] = field(default_factory=list)
+
+    def total(self) -> Totals:
+        """All steps of all ranks added up."""
+        return _added(step.totals for step in self.steps)
+
+    def to_json(self, top: int | None = None) -> dict[str, Any]:
+        """Plain values for JSON, microseconds; at most ``top`` entries a list."""
+        return {
+            "steps": [
+                {"rank": s.rank, "step": s.name, "measured_us": s.measured_ns / 1e3,
+                 "simulated_us": s.simulated_ns / 1e3, **s.totals.to_json(top)} for s in self.steps],
+            "notes": self.notes,
+        }
+
+
+def breakdown(replay: Replay, *, step: str | None = None) -> Breakdown:
+    """Break the replayed steps down.
+
+    Args:
+        replay: A replay.
+        step: Only this step of every rank: its name, or its number within the rank (from 0; negative from the end).
+
+    Raises:
+        ForetraceError: No rank has such a step.
+    """
+    graphs = replay.graphs
+    positions = {(g.meta.rank if g.meta.rank >= 0 else i): i for i, g in enumerate(graphs)}
+    chosen = _choose(replay.steps, step)
+    ranks: dict[int, _Rank] = {}
+    steps = []
+    for one in chosen:
+        position = positions[one.rank]
+        if position not in ranks:
+            ranks[position] = _Rank(replay, position)
+        steps.append(ranks[position].step(one))
+    notes = list(replay.notes)
+    if not len(replay.program.kernel_item):
+        notes.append("The trace has no GPU work: all time is the host's, and the step is a playback of it.")
+    if replay.graphs and not any((g.ops.module >= 0).any() for g in graphs):
+        notes.append("The trace names no modules: record with with_modules=True (or with_stack=True) to have them.")
+    return Breakdown(steps, notes)
+
+
+def _choose(steps: list[ReplayedStep], wanted: str | None) -> list[ReplayedStep]:
+    if wanted is None:
+        return list(steps)
+    named = [s for s in steps if s.name == wanted]
+    if named:
+        return named
+    by_rank: dict[int, list[ReplayedStep]] = {}
+    for s in steps:
+        by_rank.setdefault(s.rank, []).append(s)
+    try:
+        number = int(wanted)
+    except ValueError:
+        number = None
+    if number is not None:
+        found = [own[number] for own in by_rank.values() if -len(own) <= number < len(own)]
+        if found:
+            return found
+    names = list(dict.fromkeys(s.name for s in steps))
+    listed = ", ".join(names[:6]) + (f" … {names[-1]}" if len(names) > 6 else "")
+    most = max((len(own) for own in by_rank.values()), default=0)
+    raise ForetraceError(f"There is no step {wanted!r}: the trace has {listed}; give one of these names, or a number "
+                         f"from 0 to {most - 1}.")
+
+
+class _Rank:
+    """What all steps of one rank share."""
+
+    def __init__(self, replay: Replay, position: int) -> None:
+        built = replay.built
+        self.replay, self.position = replay, position
+        self.graph: ExecutionGraph = built.graphs[position]
+        self.host = exclusive_time(self.graph)
+        self.waits = waits(built.program, position, built.thread_number, built.clock_ns[position])
+        self.operation = np.append(operation_of(self.graph), NONE)
+        low, high = int(replay.program.kernel_ptr[position]), int(replay.program.kernel_ptr[position + 1])
+        self.kernel_ns = (replay.simulated.kernel_end - replay.simulated.kernel_start)[low:high]
+
+    def step(self, step: ReplayedStep) -> StepBreakdown:
+        replay, graph = self.replay, self.graph
+        if step.name == WINDOW:
+            row, start, end, thread = NONE, 0, max(graph.meta.window_ns, 1), NONE
+            path = window_path(replay.program, replay.simulated, replay.graphs, self.position)
+        else:
+            row = int(replay.program.item_row[step.begin_item])
+            start = int(graph.steps.start_ns[row])
+            end, thread = start + int(graph.steps.duration_ns[row]), int(graph.steps.thread[row])
+            path = critical_path(replay.program, replay.simulated, replay.graphs, step.begin_item, step.end_item)
+        pieces = attribute_path(replay, path, self.position, self.host)
+        entries = self._path_entries(pieces.bound, pieces.op, pieces.kernel, pieces.ns)
+        operations, modules = self._host_views(row, start, end, thread)
+        totals = Totals(bound_sums(path), entries, operations, modules, self._kernels(row, start, end))
+        return StepBreakdown(step.rank, step.name, step.measured_ns, step.replayed_ns, totals)
+
+    def _path_entries(self, bound: np.ndarray, op: Int64, kernel: Int64, ns: Int64) -> list[PathEntry]:
+        graph = self.graph
+        name = np.full(len(op), NONE, np.int64)
+        module = np.full(len(op), NONE, np.int64)
+        known = op >= 0
+        name[known], module[known] = graph.ops.name[op[known]], graph.ops.module[op[known]]
+        alone = ~known & (kernel >= 0)
+        name[alone] = graph.kernels.name[kernel[alone]]
+        keys, place, count = np.unique(
+            np.stack([name, module, bound.astype(np.int64)]), axis=1, return_inverse=True, return_counts=True)
+        sums = np.zeros(keys.shape[1], np.int64)
+        np.add.at(sums, place.reshape(-1), ns)
+        return _largest_path([
+            PathEntry(graph.string(n) or OUTSIDE, graph.string(m), Bound(b), int(total), int(c))
+            for (n, m, b), total, c in zip(keys.T.tolist(), sums, count, strict=True)])
+
+    def _host_views(self, row: int, start: int, end: int, thread: int) -> tuple[list[OperationTime], list[ModuleTime]]:
+        graph, ops = self.graph, self.graph.ops
+        own = self.host.between(start, end)
+        waiting = self.waits.between(start, end)
+        blocked = split(own, waiting.thread, waiting.start_ns, waiting.end_ns)
+        # Two more slots: one for what is in no operation, one for device work whose launch is unknown.
+        nowhere, unknown = len(ops), len(ops) + 1
+        calls, host_ns, waiting_ns, gpu_ns = (np.zeros(len(ops) + 2, np.int64) for _ in range(4))
+        np.add.at(host_ns, own.op, own.end_ns - own.start_ns)
+        inside = blocked.op >= 0
+        np.add.at(host_ns, blocked.op[inside], -blocked.ns[inside])
+        np.add.at(waiting_ns, blocked.op[inside], blocked.ns[inside])
+        if thread >= 0:
+            # Outside any operation only the step's own thread counts: others are idle there.
+            mine = own.thread == thread
+            outside = (waiting.thread[blocked.query] == thread) & ~inside
+            waiting_ns[nowhere] = blocked.ns[outside].sum()
+            host_ns[nowhere] = end - start - (own.end_ns - own.start_ns)[mine].sum() - waiting_ns[nowhere]
+        kernels = self._in_step(row, start, end)
+        launched_by = self.operation[graph.kernels.op[kernels]]
+        launched_by[launched_by < 0] = nowhere
+        launched_by[graph.kernels.launch[kernels] < 0] = unknown
+        np.add.at(gpu_ns, launched_by, self.kernel_ns[kernels])
+        calls[:nowhere] = (ops.kind == OpKind.OPERATION) & ((ops.step == row) | (row < 0))
+        tables: list[list[tuple[str, list[int]]]] = []
+        for column in (ops.name, ops.module):
+            keys, place = np.unique(np.append(column, [NONE, NONE - 1]), return_inverse=True)
+            sums = np.zeros((4, len(keys)), np.int64)
+            for values, into in zip((calls, host_ns, waiting_ns, gpu_ns), sums, strict=True):
+                np.add.at(into, place.reshape(-1), values)
+            used = sums.any(axis=0)
+            tables.append([(graph.string(k) if k >= 0 else {NONE: "", NONE - 1: NO_LAUNCH}[k], values)
+                           for k, values in zip(keys[used].tolist(), sums[:, used].T.tolist(), strict=True)])
+        by_name, by_module = tables
+        modules = [ModuleTime(n, *values) for n, values in by_module] if (ops.module >= 0).any() else []
+        return _largest([OperationTime(n or OUTSIDE, *values) for n, values in by_name]), _largest(modules)
+
+    def _in_step(self, row: int, start: int, end: int) -> Int64:
+        """Device work launched in a step; orphans count where they started."""
+        kernels = self.graph.kernels
+        if row < 0:
+            return np.arange(len(kernels))
+        orphan = (kernels.launch < 0) & (kernels.start_ns >= start) & (kernels.start_ns < end)
+        return np.nonzero((kernels.step == row) | orphan)[0]
+
+    def _kernels(self, row: int, start: int, end: int) -> list[KernelTime]:
+        rows = self._in_step(row, start, end)
+        keys, place, count = np.unique(self.graph.kernels.name[rows], return_inverse=True, return_counts=True)
+        sums = np.zeros(len(keys), np.int64)
+        np.add.at(sums, place.reshape(-1), self.kernel_ns[rows])
+        return _largest_kernels(
+            (self.graph.string(k), int(c), int(s)) for k, c, s in zip(keys.tolist(), count, sums, strict=True))
+
+
+def _host_json(entry: OperationTime | ModuleTime) -> dict[str, Any]:
+    return {"calls": entry.calls, "host_us": entry.host_ns / 1e3, "waiting_us": entry.waiting_ns / 1e3,
+            "gpu_us": entry.gpu_ns / 1e3}
+
+
+def _largest_path(entries: list[PathEntry]) -> list[PathEntry]:
+    return sorted(entries, key=lambda e: (-e.time_ns, e.operation, e.module, e.bound))
+
+
+def _largest(entries: list[Any]) -> list[Any]:
+    """Largest host and GPU time together first; what only waited comes last."""
+    return sorted(entries, key=lambda e: (-(e.host_ns + e.gpu_ns), -e.waiting_ns))
+
+
+def _largest_kernels(entries: Iterable[tuple[str, int, int]]) -> list[KernelTime]:
+    found = list(entries)
+    total = sum(ns for _, _, ns in found)
+    made = [KernelTime(name, count, ns, ns / total if total else 0.0) for name, count, ns in found]
+    return sorted(made, key=lambda e: (-e.total_ns, e.kernel))
+
+
+def _added(steps: Iterable[Totals]) -> Totals:
+    bounds = Counter(dict.fromkeys(Bound, 0))
+    path: dict[tuple[str, str, Bound], list[int]] = {}
+    operations: dict[str, list[int]] = {}
+    modules: dict[str, list[int]] = {}
+    kernels: dict[str, list[int]] = {}
+
+    def add(table: dict[Any, list[int]], key: Any, *values: int) -> None:
+        known = table.setdefault(key, [0] * len(values))
+        for i, value in enumerate(values):
+            known[i] += value
+
+    for one in steps:
+        bounds.update(one.bounds)
+        for e in one.path:
+            add(path, (e.operation, e.module, e.bound), e.time_ns, e.segments)
+        for o in one.operations:
+            add(operations, o.operation, o.calls, o.host_ns, o.waiting_ns, o.gpu_ns)
+        for m in one.modules:
+            add(modules, m.module, m.calls, m.host_ns, m.waiting_ns, m.gpu_ns)
+        for k in one.kernels:
+            add(kernels, k.kernel, k.count, k.total_ns)
+    return Totals(
+        dict(bounds),
+        _largest_path([PathEntry(*key, *values) for key, values in path.items()]),
+        _largest([OperationTime(name, *values) for name, values in operations.items()]),
+        _largest([ModuleTime(name, *values) for name, values in modules.items()]),
+        _largest_kernels((name, count, ns) for name, (count, ns) in kernels.items()),
+    )

@@ -1,0 +1,56 @@
+"""The command ``foretrace``. One module a command; what is slow to import is imported when a command runs."""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from graph_predictor.cli.breakdown import breakdown
+from graph_predictor.cli.capture import capture
+from graph_predictor.cli.convert import convert
+from graph_predictor.cli.inspect import inspect
+from graph_predictor.cli.replay import replay
+
+app = typer.Typer(
+    name="foretrace", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]},
+    help="Read recorded PyTorch steps, see where their time goes, and replay them. PATH is a profiler trace, a file "
+         "of 'foretrace convert', a directory or glob of a job's ranks, or a URL of these.",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        try:
+            number = metadata.version("foretrace")
+        except metadata.PackageNotFoundError:
+            number = "unknown (not installed)"
+        typer.echo(f"foretrace {number}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option(
+        "--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
+) -> None:
+    """Options before the command."""
+
+
+for command in (inspect, breakdown, replay, convert, capture):
+    app.command()(command)
+
+
+def main() -> None:
+    """Run the command line; ends the process with 0, or 2 for bad input (see ``errors.one_sentence``)."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show µ gets a question mark, not a crash.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    app()
+
+
+__all__ = ["app", "main"]

@@ -1,0 +1,192 @@
+"""Tables, sentences and progress bars. What a command reports goes to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from tracer.job import Job
+
+PLAIN_WIDTH = 100
+"""Columns of tables in a file or pipe, and the most on a terminal that is wider."""
+_PIECE = 1 << 14
+NARROWEST = 12
+"""A name is cut to no less than this."""
+
+
+class _Output(Console):
+    """Rich's console without its own way of ending the process when the reader has gone."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A table's column. Numbers are set right and never cut; names give way where the line gets too long.
+
+    Of a ``path`` the end is kept, of other names the beginning.
+    """
+
+    title: str
+    name: bool = False
+    path: bool = False
+
+
+class Report:
+    """Writes a command's tables and sentences to stdout."""
+
+    def __init__(self) -> None:
+        self.console = _Output(file=sys.stdout, markup=False, highlight=False, emoji=False)
+        self.width = min(self.console.width, 160) if self.console.is_terminal else PLAIN_WIDTH
+
+    def table(self, title: str, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
+        """Print a table under its title; one without rows is left out."""
+        cells = [[printable(cell) for cell in row] for row in rows]
+        if not cells:
+            return
+        cells = _fitted(columns, cells, self.width)
+        # Two spaces between columns: one of padding, one of the (invisible) divider.
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        for column in columns:
+            table.add_column(column.title, justify="left" if column.name else "right", vertical="bottom")
+        for row in cells:
+            table.add_row(*(Text(cell, no_wrap=True) for cell in row))
+        self.line()
+        self.line(title, style="bold")
+        # Rather a line too long for a narrow terminal than a number cut in two.
+        self.console.width = max(self.width, _table_width(columns, cells))
+        self.console.print(table, crop=False)
+
+    def line(self, text: str = "", *, indent: int = 0, style: str = "") -> None:
+        """Print one sentence, wrapped; lines after the first are indented by ``indent`` spaces."""
+        lines = textwrap.wrap(printable(text), self.width, subsequent_indent=" " * indent, break_long_words=False,
+                              break_on_hyphens=False) or [""]
+        self.console.width = max(self.width, *map(len, lines))
+        self.console.print(Text("\n".join(lines), style=style))
+
+    def notes(self, notes: Iterable[str]) -> None:
+        """Print sentences, each once, as a list."""
+        for i, note in enumerate(dict.fromkeys(notes)):
+            if i == 0:
+                self.line()
+            self.line(f"Note: {note}", indent=6)
+
+
+def _title_width(column: Column) -> int:
+    return max(len(word) for word in column.title.split("\n"))
+
+
+def _widths(columns: Sequence[Column], cells: list[list[str]]) -> list[int]:
+    return [max(_title_width(column), *(len(row[i]) for row in cells)) for i, column in enumerate(columns)]
+
+
+def _table_width(columns: Sequence[Column], cells: list[list[str]]) -> int:
+    return sum(_widths(columns, cells)) + 2 * (len(columns) - 1)
+
+
+def _fitted(columns: Sequence[Column], cells: list[list[str]], width: int) -> list[list[str]]:
+    """Cut names, the longest columns first, until the table is no wider than ``width``."""
+    widths = _widths(columns, cells)
+    names = [i for i, column in enumerate(columns) if column.name]
+    excess = sum(widths) + 2 * (len(columns) - 1) - width
+    while excess > 0 and names:
+        longest = max(names, key=lambda i: widths[i])
+        others = [widths[i] for i in names if i != longest]
+        # Down to the next longest name column, then those share what is left.
+        cut = min(excess, max(1, widths[longest] - max(others, default=0)))
+        target = max(widths[longest] - cut, NARROWEST, _title_width(columns[longest]))
+        if target == widths[longest]:
+            break
+        excess -= widths[longest] - target
+        widths[longest] = target
+    return [[shortened(cell, widths[i], keep_end=columns[i].path) if columns[i].name else cell
+             for i, cell in enumerate(row)] for row in cells]
+
+
+def shortened(text: str, width: int, *, keep_end: bool = False) -> str:
+    """At most ``width`` characters: the end of a name gives way, a kernel's leading ``void`` first."""
+    if len(text) > width:
+        text = text.removeprefix("void ")
+    if len(text) <= width:
+        return text
+    kept = max(width - 1, 0)
+    return "…" + text[len(text) - kept:] if keep_end else text[:kept] + "…"
+
+
+def printable(text: str) -> str:
+    """The text without what would steer a terminal: names come from files others wrote."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text) if not text.isprintable() else text
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON (NaN and infinities as null)."""
+    import msgspec
+
+    text = msgspec.json.format(msgspec.json.encode(_encodable(value)), indent=2).decode("utf-8") + "\n"
+    # In pieces: an unbuffered stdout hides that the reader left in the middle of a long write.
+    for at in range(0, len(text), _PIECE):
+        sys.stdout.write(text[at:at + _PIECE])
+
+
+def _encodable(value: Any) -> Any:
+    """The value with every text valid Unicode: half of a surrogate pair in a trace's name is replaced."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(part) for key, part in value.items()}
+    return [_encodable(part) for part in value] if isinstance(value, list) else value
+
+
+def read(paths: list[str]) -> Job:
+    """Read the job with a progress bar on a terminal."""
+    from tracer.job import read_job
+
+    if not sys.stderr.isatty():
+        return read_job(paths)
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    with Progress(TextColumn("Reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn(),
+                  console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("Reading", total=None)
+        return read_job(paths, progress=lambda done, total: bar.update(task, completed=done, total=total or None))
+
+
+@contextmanager
+def working(text: str) -> Iterator[None]:
+    """Show on a terminal that something is being done."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    with Console(stderr=True).status(text):
+        yield
+
+
+def milliseconds(ns: float) -> str:
+    """A time in ms with three decimals."""
+    return f"{ns / 1e6:,.3f}"
+
+
+def microseconds(ns: float) -> str:
+    """A time in µs with one decimal."""
+    return f"{ns / 1e3:,.1f}"
+
+
+def percent(share: float | None, decimals: int = 1) -> str:
+    """A share in percent; a dash if it is not known."""
+    return "–" if share is None else f"{share * 100:.{decimals}f}%"
+
+
+def count(number: float) -> str:
+    """A count; means over steps may have one decimal."""
+    return f"{number:,.0f}" if float(number).is_integer() else f"{number:,.1f}"

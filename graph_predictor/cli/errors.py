@@ -1,0 +1,66 @@
+"""Every failure of a command as one sentence on stderr and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from tracer.errors import ForetraceError
+
+BAD_INPUT = 2
+"""Something the user can mend: a file, an option, a full disk."""
+FAILED = 1
+"""A bug, or too little memory."""
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+"""What a shell reports for a program ended by SIGPIPE (128 + 13)."""
+
+
+@contextmanager
+def one_sentence(debug: bool) -> Iterator[None]:
+    """Turn what a command raises into one sentence and ``typer.Exit``; with ``debug`` the traceback comes first."""
+    try:
+        yield
+        sys.stdout.flush()
+    except typer.Exit:
+        raise
+    except BrokenPipeError:
+        # The reader of stdout has gone (`| head`); nothing more can be said, and Python must not try at exit.
+        _forget_stdout()
+        raise typer.Exit(BROKEN_PIPE) from None
+    except (Exception, KeyboardInterrupt) as error:
+        if debug:
+            traceback.print_exc()
+        code, sentence = _told(error)
+        hint = "" if debug or code != FAILED else " The option --debug prints where."
+        typer.echo(f"foretrace: {' '.join(sentence.split())}{hint}", err=True)
+        raise typer.Exit(code) from None
+
+
+def _told(error: BaseException) -> tuple[int, str]:
+    """Exit code and sentence of an exception."""
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED, "Interrupted."
+    if isinstance(error, ForetraceError):
+        return BAD_INPUT, str(error)
+    if isinstance(error, MemoryError):
+        return FAILED, "There is not enough memory for this trace; give fewer ranks at a time, or use a larger machine."
+    if isinstance(error, OSError):
+        where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+        return BAD_INPUT, f"{where}{error.strerror or error}; check the path, its permissions and the free space."
+    return FAILED, (f"An unexpected error, which is a bug of foretrace: {type(error).__name__}: {str(error)[:300]}. "
+                    "Please report it with the trace.")
+
+
+def _forget_stdout() -> None:
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+    except (OSError, ValueError):  # stdout is no real file (a test's buffer)
+        pass

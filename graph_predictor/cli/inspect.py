@@ -1,0 +1,117 @@
+"""``foretrace inspect``: what the traces hold and what they lack."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from graph_predictor.cli.console import Column, Report, count, milliseconds, percent, print_json, read
+from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.options import Debug, Json, Paths
+
+if TYPE_CHECKING:
+    from graph_predictor.inspection import Inspection, RankInspection
+
+
+def inspect(paths: Paths, json: Json = False, debug: Debug = False) -> None:
+    """Show what traces hold and what they lack.
+
+    Device, ranks, steps, counts, how busy the GPU was, host time outside operations, and the loss report.
+    """
+    with one_sentence(debug):
+        from graph_predictor.inspection import inspect_job
+
+        found = inspect_job(read(paths))
+        if json:
+            print_json(found.to_json())
+        else:
+            _report(found)
+
+
+def _report(found: Inspection) -> None:
+    report = Report()
+    first = found.ranks[0]
+    known = found.world_size if found.world_size > 0 else len(found.ranks)
+    facts = {
+        "device": ", ".join(found.devices) or "not named in the trace",
+        "ranks": f"{len(found.ranks)} recorded of {known}",
+        "steps": _steps(found),
+        "operations": count(found.total("ops")),
+        "launches": f"{count(found.total('launches'))} of {count(found.total('calls'))} runtime calls",
+        "kernels": _kernels(found),
+        "collectives": count(found.total("collectives")),
+        "GPU busy": "no GPU work recorded" if found.gpu_busy_share is None else (
+            f"{percent(found.gpu_busy_share)} of the window"),
+        "host outside ops": _outside(found),
+        "profiler": _flags(first),
+        "execution trace": _join(found),
+        "PyTorch": ", ".join(sorted({r.torch_version for r in found.ranks if r.torch_version})) or "not named",
+        "trace format": ", ".join(sorted({r.era for r in found.ranks if r.era})),
+    }
+    width = max(map(len, facts))
+    for name, text in facts.items():
+        report.line(f"{name:<{width}}  {text}", indent=width + 2)
+    if len(found.ranks) > 1:
+        report.table(
+            "By rank (host outside ops: share of the steps, on their thread)",
+            [Column("rank"), Column("steps"), Column("window ms"), Column("operations"), Column("kernels"),
+             Column("collectives"), Column("GPU busy"), Column("host outside\nops")],
+            ([str(r.rank), count(r.steps), milliseconds(r.window_ns), count(r.ops), count(r.kernels),
+              count(r.collectives), percent(r.gpu_busy_share), percent(r.host_outside_ops_share)]
+             for r in found.ranks))
+    loss = found.loss()
+    report.table(
+        "Loss report (events)", [Column("what", name=True), Column("events")],
+        [[text, count(getattr(loss, name))] for name, text in (
+            ("events_read", "read"), ("orphan_kernels", "GPU work without a recorded launch"),
+            ("leading_orphans", "  of these, before their stream's first launched work"),
+            ("launches_without_kernels", "launches whose GPU work was not recorded"),
+            ("clamped_children", "host events cut to the one around them"),
+            ("dropped_events", "dropped: no usable times, or broken beyond repair"),
+            ("repaired_events", "repaired: invalid JSON"))]
+        + ([["bytes of an unfinished tail thrown away", count(loss.truncated_bytes)]] if loss.truncated_bytes else []))
+    report.notes([*loss.notes, *found.notes])
+
+
+def _steps(found: Inspection) -> str:
+    if not found.steps:
+        return "none found: the window counts as a whole"
+    sources = {r.step_source.replace("_", " ") for r in found.ranks if r.step_source}
+    return f"{count(found.steps)} (from: {', '.join(sorted(sources))})"
+
+
+def _kernels(found: Inspection) -> str:
+    kinds: dict[str, int] = {}
+    for rank in found.ranks:
+        for kind, number in rank.kernels_by_kind.items():
+            kinds[kind] = kinds.get(kind, 0) + number
+    parts = ", ".join(f"{count(number)} {kind}" for kind, number in kinds.items() if number)
+    return f"{count(found.total('kernels'))}{f' ({parts})' if parts else ''}"
+
+
+def _outside(found: Inspection) -> str:
+    if found.host_outside_ops_share is None:
+        return "unknown (no steps)"
+    kinds: dict[str, int] = {}
+    for rank in found.ranks:
+        for kind, ns in rank.gaps_ns.items():
+            kinds[kind] = kinds.get(kind, 0) + ns
+    total = sum(kinds.values())
+    parts = [f"{percent(ns / total, 0)} {kind.replace('_', ' ')}" for kind, ns in kinds.items()] if total else []
+    why = f" ({', '.join(parts)})" if parts else ""
+    return f"{percent(found.host_outside_ops_share)} of the steps on their thread{why}"
+
+
+def _flags(rank: RankInspection) -> str:
+    on = [name for name, value in rank.profiler_flags.items() if value]
+    off = [name for name, value in rank.profiler_flags.items() if not value]
+    parts = ([", ".join(on)] if on else []) + ([f"without {', '.join(off)}"] if off else [])
+    return "; ".join(parts) or "options not recorded"
+
+
+def _join(found: Inspection) -> str:
+    schemas = sorted({r.et_schema for r in found.ranks if r.et_schema})
+    if not schemas:
+        return "none"
+    joined, candidates = found.total("et_joined"), found.total("et_candidates")
+    share = percent(joined / candidates, 2) if candidates else "nothing in common"
+    return f"schema {', '.join(schemas)}, {count(joined)} of {count(candidates)} events joined ({share})"

@@ -1,0 +1,13 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Paths = Annotated[list[str], typer.Argument(
+    metavar="PATH", help="Traces or converted files, a directory or glob of a job's ranks, or URLs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, to stdout.")]
+Debug = Annotated[bool, typer.Option(
+    "--debug", envvar="FORETRACE_DEBUG", show_envvar=False, help="Print the traceback of an error.")]

@@ -1,0 +1,217 @@
+"""``foretrace replay``: measured and replayed time of every step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from graph_predictor.cli.console import (
+    Column,
+    Report,
+    count,
+    microseconds,
+    milliseconds,
+    percent,
+    print_json,
+    read,
+    working,
+)
+from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.options import Debug, Json, Paths
+from graph_predictor.cli.output import check_output
+
+if TYPE_CHECKING:
+    from graph_predictor.build import RankReport
+    from graph_predictor.replay import Replay, ReplayedStep
+
+HOST_BOUND_SHARE = 0.99
+"""A step that keeps this share of its time when kernels take none is bound by the host."""
+
+
+def replay(
+    paths: Paths,
+    timeline: Annotated[str | None, typer.Option(
+        metavar="OUT.json[.gz]", help="Write measured and replayed timelines, for ui.perfetto.dev.")] = None,
+    residuals: Annotated[bool, typer.Option(
+        "--residuals", help="Add each event's own residual: an exact playback, not a test of the model.")] = False,
+    scale_kernels: Annotated[float, typer.Option(
+        metavar="FACTOR", help="What if kernels took FACTOR times as long (collectives excepted).")] = 1.0,
+    constants: Annotated[bool, typer.Option("--constants", help="Show the constants that were fitted.")] = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Replay the steps and compare with what was measured.
+
+    Waiting is never a stored duration: it comes back only from the dependencies. Launch latencies and kernel gaps
+    are a few constants a trace.
+    """
+    with one_sentence(debug):
+        from graph_predictor.replay import replay as simulate_again
+
+        if timeline is not None:
+            check_output(timeline, paths, device_allowed=True)
+        job = read(paths)
+        with working("Replaying"):
+            result = simulate_again(job.graphs, residuals=residuals, scale_kernels=scale_kernels)
+        notes = [*job.notes, *_notes(result, residuals, scale_kernels), *result.notes]
+        if timeline is not None:
+            from graph_predictor.timeline import write_timeline
+
+            with working("Writing the timeline"):
+                write_timeline(result, timeline)
+        if json:
+            print_json(_to_json(result, residuals, scale_kernels, notes, timeline, constants))
+        else:
+            _report(result, residuals, scale_kernels, notes, timeline, constants)
+
+
+def kernel_end_p95_share(result: Replay, scale_kernels: float) -> float | None:
+    """95th percentile of the kernels' absolute end errors over the median measured step; ``None`` for a what-if."""
+    import numpy as np
+
+    errors = result.kernel_end_errors_ns()
+    step = float(np.median([s.measured_ns for s in result.steps])) if result.steps else 0.0
+    if scale_kernels != 1.0 or not len(errors) or step <= 0:
+        return None
+    return float(np.percentile(np.abs(errors), 95)) / step
+
+
+def host_bound(step: ReplayedStep) -> bool:
+    """Whether the step takes as long with free kernels."""
+    return step.free_kernels_ns >= HOST_BOUND_SHARE * step.replayed_ns
+
+
+def _notes(result: Replay, residuals: bool, scale_kernels: float) -> list[str]:
+    notes = []
+    if not len(result.program.kernel_item):
+        notes.append("The trace has no GPU work. The replay is a playback of the host's own recorded time: it closes "
+                     "by construction, says nothing about a GPU, and kernel durations change nothing.")
+    elif result.steps and all(host_bound(s) for s in result.steps):
+        notes.append("Host-bound: unchanged with free kernels. If kernels other than collectives took no time at all, "
+                     "every step would last as long: host work, and waiting for other ranks, decide it.")
+    elif host := [s for s in result.steps if host_bound(s)]:
+        notes.append(f"Host-bound: unchanged with free kernels in {count(len(host))} of {count(len(result.steps))} "
+                     "steps (see the table).")
+    if not result.reproducible:
+        notes.append(f"GPU timeline not reproducible: no rule explains {percent(result.unexplained_share)} of a "
+                     "window, so the times of kernels, and what-ifs, are not to be trusted here.")
+    if residuals:
+        notes.append("With residuals the replay is a playback: its errors show that the bookkeeping is right, "
+                     "nothing about the model.")
+    if scale_kernels != 1.0:
+        notes.append(f"What-if: kernel durations × {scale_kernels:g}, collectives as recorded. The error is the "
+                     "change against the measured step.")
+    return notes
+
+
+def _to_json(result: Replay, residuals: bool, scale_kernels: float, notes: list[str], timeline: str | None,
+             constants: bool) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "steps": [
+            {"rank": s.rank, "step": s.name, "measured_us": s.measured_ns / 1e3, "replayed_us": s.replayed_ns / 1e3,
+             "error": s.error, "free_kernels_us": s.free_kernels_ns / 1e3, "host_bound": host_bound(s)}
+            for s in result.steps],
+        "median_abs_error": result.median_abs_error, "max_abs_error": result.max_abs_error,
+        "unexplained_share": result.unexplained_share, "reproducible": result.reproducible,
+        "kernel_end_p95_share": kernel_end_p95_share(result, scale_kernels), "scale_kernels": scale_kernels,
+        "residuals": residuals, "gpu_work": bool(len(result.program.kernel_item)),
+        "ranks": [
+            {"rank": rank, "unexplained_share": r.unexplained_share, "launch_queue_depth": r.queue_depth or None,
+             "launch_queue_source": r.queue_source, "blocked_calls": r.blocked_calls,
+             "blocked_launches": r.blocked_launches, "hand_overs": r.hand_overs, "edges": r.edges}
+            for rank, r in _by_rank(result)],
+        "timeline": timeline, "notes": list(dict.fromkeys(notes)),
+    }
+    if constants:
+        values["constants"] = [
+            {"rank": rank, **{name: ns / 1e3 for name, ns, _ in _constants(r)}} for rank, r in _by_rank(result)]
+    return values
+
+
+def _by_rank(result: Replay) -> list[tuple[int, RankReport]]:
+    return [(g.meta.rank if g.meta.rank >= 0 else i, report)
+            for i, (g, report) in enumerate(zip(result.graphs, result.built.reports, strict=True))]
+
+
+def _report(result: Replay, residuals: bool, scale_kernels: float, notes: list[str], timeline: str | None,
+            constants: bool) -> None:
+    report = Report()
+    mode = "with per-event residuals" if residuals else "constants mode"
+    has_kernels = bool(len(result.program.kernel_item))
+    what = f", kernels × {scale_kernels:g}" if scale_kernels != 1.0 else ""
+    report.table(
+        f"Measured and replayed steps ({mode}{what})",
+        [Column("rank"), Column("step", name=True), Column("measured ms"), Column("replayed ms"),
+         Column("change" if what else "error"),
+         *([Column("with free\nkernels ms"), Column("host-\nbound")] if has_kernels else [])],
+        ([str(s.rank), s.name, milliseconds(s.measured_ns), milliseconds(s.replayed_ns), f"{s.error * 100:+.3f}%",
+          *([milliseconds(s.free_kernels_ns), "yes" if host_bound(s) else "no"] if has_kernels else [])]
+         for s in result.steps))
+    report.line()
+    what = "change" if scale_kernels != 1.0 else "error"
+    report.line(f"median |{what}| {percent(result.median_abs_error, 3)}, max {percent(result.max_abs_error, 3)}")
+    p95 = kernel_end_p95_share(result, scale_kernels)
+    if p95 is not None:
+        report.line(f"kernel ends: 95% within {percent(p95, 3)} of a step of their recorded time")
+    if has_kernels:
+        _report_ranks(report, result)
+    if constants:
+        _report_constants(report, result)
+    report.notes(notes)
+    if timeline is not None:
+        report.line()
+        report.line(f"Timeline written to {timeline}: open it in ui.perfetto.dev or chrome://tracing.")
+
+
+def _report_ranks(report: Report, result: Replay) -> None:
+    ranks = _by_rank(result)
+    if len(ranks) == 1:
+        one = ranks[0][1]
+        report.line(f"unexplained delay: {percent(one.unexplained_share, 3)} of the window")
+        report.line(f"launch queue: {_queue(one)}; {count(one.blocked_launches)} launches and "
+                    f"{count(one.blocked_calls)} other calls were blocked")
+        return
+    report.table(
+        "By rank (unexplained delay: share of the window)",
+        [Column("rank"), Column("unexplained"), Column("launch queue", name=True), Column("blocked\nlaunches"),
+         Column("blocked\ncalls")],
+        ([str(rank), percent(r.unexplained_share, 3), _queue(r), count(r.blocked_launches), count(r.blocked_calls)]
+         for rank, r in ranks))
+
+
+def _queue(rank: RankReport) -> str:
+    return f"{count(rank.queue_depth)} deep ({rank.queue_source})" if rank.queue_depth else rank.queue_source
+
+
+def _report_constants(report: Report, result: Replay) -> None:
+    for rank, r in _by_rank(result):
+        report.table(
+            f"Constants of rank {rank} (n: samples they rest on; none for a default)",
+            [Column("constant", name=True), Column("µs"), Column("n")],
+            ([name, microseconds(ns), count(n) if n else "–"] for name, ns, n in _constants(r)))
+
+
+def _constants(rank: RankReport) -> list[tuple[str, int, int]]:
+    """(name, ns, samples) of every constant, defaults that nothing was measured for included."""
+    from tracer.graph import KernelKind
+
+    c = rank.constants
+    found = []
+    for kind in KernelKind:
+        for name, values in (("latency", c.latency), ("latency_in_call", c.latency_in_call)):
+            key = f"{name}/{kind.name}"
+            if name == "latency" or key in c.samples:
+                found.append((f"{name}/{kind.name.lower()}", int(values[kind]), c.samples.get(key, 0)))
+    for before in KernelKind:
+        for kind in KernelKind:
+            for in_graph, suffix in enumerate(("", "graph")):
+                key = f"gap/{before.name}/{kind.name}/{suffix}"
+                if key in c.samples:
+                    found.append((key.lower().rstrip("/"), int(c.gap[before, kind, in_graph]), c.samples[key]))
+    for table, values_by_name in (("returns", c.returns), ("base_cost", c.base_cost)):
+        found += [(f"{table}/{name}", ns, c.samples.get(f"{table}/{name}", 0)) for name, ns in values_by_name.items()]
+    found.append(("queue_return", c.queue_return, c.samples.get("queue_return", 0)))
+    if "staged_tail" in c.samples:
+        found.append(("staged_tail", c.staged_tail, c.samples["staged_tail"]))
+    return found

@@ -1,0 +1,181 @@
+"""Where a step's time goes: on paper for a hand-made step, and adding up on every real trace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from micro import Micro
+from report_support import CPU_SMALL, REAL, real_trace, worked_step
+
+from graph_predictor.breakdown import OUTSIDE, Breakdown, breakdown
+from graph_predictor.critical_path import Bound, critical_path
+from graph_predictor.host_time import HostTime, exclusive_time, split
+from graph_predictor.path_attribution import attribute_path
+from graph_predictor.replay import WINDOW, Replay, replay
+from tracer.errors import ForetraceError
+from tracer.graph import OpKind
+from tracer.job import read_job
+
+
+def replayed(path: Path) -> Replay:
+    return replay(read_job(path).graphs)
+
+
+@pytest.fixture
+def worked(tmp_path: Path) -> Breakdown:
+    return breakdown(replay(worked_step().read(tmp_path)), step="ProfilerStep#1")
+
+
+def test_bounds_of_the_worked_step(worked: Breakdown) -> None:
+    """Host 40 to the launch and 240 after the sync; launch 5 in the call and 5 of latency; sync returns 10 late."""
+    (step,) = worked.steps
+    assert step.simulated_ns == step.measured_ns == 400_000
+    assert {b: ns for b, ns in step.totals.bounds.items() if ns} == {
+        Bound.HOST: 280_000, Bound.LAUNCH: 10_000, Bound.COMPUTE: 100_000, Bound.SYNC: 10_000}
+
+
+def test_path_entries_of_the_worked_step(worked: Breakdown) -> None:
+    entries = {(e.operation, e.bound): e.time_ns for e in worked.steps[0].totals.path}
+    assert entries == {
+        (OUTSIDE, Bound.HOST): 10_000 + 35_000 + 190_000,  # 1000-1010, 1165-1200, 1210-1400
+        ("aten::outer", Bound.HOST): 20_000, ("aten::inner", Bound.HOST): 10_000,
+        ("aten::inner", Bound.LAUNCH): 10_000, ("aten::inner", Bound.COMPUTE): 100_000,
+        ("aten::item", Bound.SYNC): 10_000, ("aten::item", Bound.HOST): 5_000, ("aten::after", Bound.HOST): 10_000,
+    }
+
+
+def test_operations_of_the_worked_step(worked: Breakdown) -> None:
+    """The sync takes 35, of which 3 are its cost when nothing blocks; the rest is waiting, not the operation's work."""
+    rows = {e.operation: (e.calls, e.host_ns, e.waiting_ns, e.gpu_ns) for e in worked.steps[0].totals.operations}
+    assert rows == {
+        "aten::outer": (1, 70_000, 0, 0), "aten::inner": (1, 30_000, 0, 100_000), "aten::item": (1, 13_000, 32_000, 0),
+        "aten::after": (1, 10_000, 0, 0), OUTSIDE: (0, 245_000, 0, 0),
+    }
+    assert sum(host + waiting for _, host, waiting, _ in rows.values()) == 400_000
+
+
+def test_kernels_of_the_worked_step(worked: Breakdown) -> None:
+    (kernel,) = worked.steps[0].totals.kernels
+    assert (kernel.kernel, kernel.count, kernel.total_ns, kernel.mean_ns, kernel.share) == (
+        "void [red]mul<4>(float*)", 1, 100_000, 100_000, 1.0)
+
+
+def test_what_if_moves_only_the_gpu_part(tmp_path: Path) -> None:
+    graph = worked_step().read(tmp_path)
+    (step,) = breakdown(replay(graph, scale_kernels=2.0), step="1").steps
+    assert step.simulated_ns == 500_000
+    assert step.totals.bounds[Bound.COMPUTE] == 200_000
+    assert step.totals.bounds[Bound.HOST] == 280_000
+    assert sum(e.time_ns for e in step.totals.path) == 500_000
+
+
+@pytest.mark.parametrize(("wanted", "names"), [
+    (None, ["ProfilerStep#0", "ProfilerStep#1"]), ("ProfilerStep#0", ["ProfilerStep#0"]), ("0", ["ProfilerStep#0"]),
+    ("-1", ["ProfilerStep#1"]),
+])
+def test_choosing_a_step(tmp_path: Path, wanted: str | None, names: list[str]) -> None:
+    result = breakdown(replay(worked_step().read(tmp_path)), step=wanted)
+    assert [s.name for s in result.steps] == names
+
+
+@pytest.mark.parametrize("wanted", ["nonsense", "2", "-3", "", "1.5"])
+def test_a_step_that_is_not_there(tmp_path: Path, wanted: str) -> None:
+    with pytest.raises(ForetraceError, match="ProfilerStep#0, ProfilerStep#1"):
+        breakdown(replay(worked_step().read(tmp_path)), step=wanted)
+
+
+def test_orphans_are_named_as_such(tmp_path: Path) -> None:
+    trace = worked_step()
+    trace.orphan(9, 1210, 7)
+    (step,) = breakdown(replay(trace.read(tmp_path)), step="1").steps
+    assert {e.operation: e.gpu_ns for e in step.totals.operations if e.gpu_ns} == {
+        "aten::inner": 100_000, "launch not recorded": 7_000}
+
+
+def test_totals_add_steps_up_and_json_holds_them(tmp_path: Path) -> None:
+    result = breakdown(replay(worked_step().read(tmp_path)))
+    total = result.total()
+    assert sum(total.bounds.values()) == sum(s.simulated_ns for s in result.steps) == 1_000_000
+    assert sum(e.time_ns for e in total.path) == 1_000_000
+    document = json.loads(json.dumps(result.to_json(top=2)))
+    step = document["steps"][1]
+    assert step["bounds_us"]["compute"] == 100.0
+    assert set(step["bounds_us"]) == {bound.label for bound in Bound}
+    assert [len(step[name]) for name in ("critical_path", "operations", "kernels")] == [2, 2, 1]
+    assert step["critical_path"][0] == {"operation": OUTSIDE, "module": None, "bound": "host", "time_us": 235.0,
+                                        "share": 0.5875, "segments": 2}
+
+
+def test_exclusive_time_by_hand(tmp_path: Path) -> None:
+    """Touching, nested, zero-length and simultaneous operations; annotations are looked through."""
+    trace = Micro().step(0, 100)
+    trace.op("a", 0, 40).op("b", 0, 10).op("c", 10, 40).op("empty", 20, 20).op("d", 40, 50).op("e", 60, 70, thread=2)
+    graph = trace.read(tmp_path)
+    host = exclusive_time(graph)
+    found = [(graph.string(int(graph.ops.name[op])), int(start), int(end))
+             for op, start, end in zip(host.op, host.start_ns, host.end_ns, strict=True)]
+    assert found == [("b", 0, 10_000), ("c", 10_000, 40_000), ("d", 40_000, 50_000), ("e", 60_000, 70_000)]
+
+
+def test_split_adds_up_by_hand() -> None:
+    host = HostTime(*(np.array(c, np.int64) for c in ([0, 0, 1], [10, 30, 0], [20, 50, 100], [5, 6, 7])))
+    pieces = split(host, np.array([0, 0, 1, -1, 3, 0]), np.array([15, 20, -10, 0, 0, 12]),
+                   np.array([40, 30, 10, 9, 9, 12]))
+    found = sorted(zip(pieces.query.tolist(), pieces.op.tolist(), pieces.ns.tolist(), strict=True))
+    assert found == [(0, -1, 10), (0, 5, 5), (0, 6, 10), (1, -1, 10), (2, -1, 10), (2, 7, 10), (3, -1, 9), (4, -1, 9)]
+
+
+@pytest.mark.real_traces
+@pytest.mark.parametrize("name", ["cpu-small", *REAL])
+def test_every_step_adds_up_on_real_traces(name: str) -> None:
+    result = replayed(CPU_SMALL if name == "cpu-small" else real_trace(name))
+    found = breakdown(result)
+    assert len(found.steps) == len(result.steps)
+    graphs = {(g.meta.rank if g.meta.rank >= 0 else i): g for i, g in enumerate(result.graphs)}
+    for step, replayed_step in zip(found.steps, result.steps, strict=True):
+        assert step.simulated_ns == replayed_step.replayed_ns
+        assert sum(step.totals.bounds.values()) == step.simulated_ns
+        assert sum(e.time_ns for e in step.totals.path) == step.simulated_ns
+        by_bound = dict.fromkeys(Bound, 0)
+        for e in step.totals.path:
+            by_bound[e.bound] += e.time_ns
+            assert e.time_ns > 0
+            assert e.operation
+        assert by_bound == step.totals.bounds
+        assert all(min(o.host_ns, o.waiting_ns, o.gpu_ns) >= 0 for o in step.totals.operations)
+        graph = graphs[step.rank]
+        if step.name == WINDOW:
+            assert sum(o.calls for o in step.totals.operations) == int((graph.ops.kind == OpKind.OPERATION).sum())
+        gpu = sum(o.gpu_ns for o in step.totals.operations)
+        assert gpu == sum(k.total_ns for k in step.totals.kernels)
+
+
+@pytest.mark.real_traces
+def test_attributed_pieces_keep_every_segment_whole() -> None:
+    result = replayed(real_trace("rank3-of-8xA100-6steps"))
+    host = exclusive_time(result.graphs[0])
+    for step in result.steps:
+        path = critical_path(result.program, result.simulated, result.graphs, step.begin_item, step.end_item)
+        pieces = attribute_path(result, path, 0, host)
+        assert (pieces.ns > 0).all()
+        sums = np.zeros(len(path.bound), np.int64)
+        np.add.at(sums, pieces.segment, pieces.ns)
+        assert np.array_equal(sums, path.end_ns - path.start_ns)
+
+
+@pytest.mark.real_traces
+def test_modules_are_named_where_the_trace_has_them() -> None:
+    result = breakdown(replayed(real_trace("h100-vs-mi300/h100-gaunernst_bert-small-uncased.json.gz")))
+    modules = {m.module for m in result.steps[0].totals.modules}
+    assert any("BertEncoder_0/BertLayer_0" in module for module in modules)
+    assert any(e.module for e in result.steps[0].totals.path)
+
+
+@pytest.mark.real_traces
+def test_a_gpu_bound_trace_is_compute() -> None:
+    (step,) = breakdown(replayed(real_trace("resnet50-V100")), step="ProfilerStep#104").steps
+    assert step.totals.bounds[Bound.COMPUTE] > 0.9 * step.simulated_ns
+    assert step.totals.path[0].operation == "aten::convolution_backward"

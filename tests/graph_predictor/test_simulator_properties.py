@@ -1,0 +1,216 @@
+"""Invariants of the simulator over random programs, against an independent slow solver of the same equations."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from dataclasses import replace as with_fields
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from reference_simulator import Draft, _Item, _Kernel, programs, solve
+
+from graph_predictor.critical_path import critical_path
+from graph_predictor.engine import Simulated, SimulationStuck, simulate
+from graph_predictor.program import NEVER, Anchor, ItemKind, Program
+from graph_predictor.residuals import with_residuals
+from tracer.graph import ExecutionGraph, KernelKind, Meta
+
+RANDOM = settings(max_examples=300, deadline=None,
+                  suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
+
+def two_threads_share_a_queue() -> Program:
+    """Thread 0 runs ahead of thread 1 although its second call was recorded after thread 1's.
+
+        entry     0: long kernel of thread 0     1: thread 1's     2: thread 0's
+        depth 1: an entry may only be submitted when all earlier ones have ended.
+    """
+    draft = Draft([0, 0], [0, 50], [1], queues=[[0, 1, 2]])
+    draft.items = [_Item(0, 0, 1, 0), _Item(1, 0, 1, 1), _Item(0, 0, 1, 2)]
+    draft.kernels = [_Kernel(0, 0, n, Anchor.CALL_END, 1, n - 1, 0, 10, int(NEVER)) for n in range(3)]
+    return draft.program()
+
+
+@RANDOM
+@given(programs())
+@example(two_threads_share_a_queue())
+def test_reference_solver_agrees(program: Program) -> None:
+    expected = solve(program)
+    assert expected.unknown == 0
+    simulated = simulate(program)
+    assert simulated.kernel_start.tolist() == expected.kernel_start
+    assert simulated.kernel_end.tolist() == expected.kernel_end
+    assert simulated.item_start.tolist() == expected.item_start
+    assert simulated.item_end.tolist() == expected.item_end
+
+
+@RANDOM
+@given(programs())
+def test_deterministic(program: Program) -> None:
+    first, second = simulate(program), simulate(program.copy())
+    for f in fields(Simulated):
+        assert np.array_equal(getattr(first, f.name), getattr(second, f.name)), f.name
+
+
+def grows(program: Program, data: st.DataObject) -> None:
+    """Lengthen some durations; no end of anything may come earlier."""
+    before = simulate(program)
+    larger = program.copy()
+    for name in ("kernel_duration", "item_work", "item_cost", "kernel_latency", "kernel_gap", "item_return", "wait_lag",
+                 "after_lag", "edge_lag", "kernel_external", "item_external", "thread_start"):
+        column = getattr(larger, name)
+        if len(column) and data.draw(st.booleans(), label=name):
+            row = data.draw(st.integers(0, len(column) - 1), label="row")
+            column[row] = max(column[row], 0) + data.draw(st.integers(1, 150), label="by") if column[row] != NEVER else (
+                data.draw(st.integers(0, 400), label="at"))
+    after = simulate(larger)
+    assert (after.kernel_end >= before.kernel_end).all()
+    assert (after.item_end >= before.item_end).all()
+    assert (after.item_start >= before.item_start).all()
+
+
+@RANDOM
+@given(programs(negative_gaps=False), st.data())
+def test_nothing_ends_earlier_when_something_grows(program: Program, data: st.DataObject) -> None:
+    grows(program, data)
+
+
+@RANDOM
+@given(programs(staged=False), st.data())
+def test_nothing_ends_earlier_with_overlap_in_streams(program: Program, data: st.DataObject) -> None:
+    grows(program, data)
+
+
+@RANDOM
+@given(programs(negative_gaps=False))
+def test_no_overlap_in_a_stream(program: Program) -> None:
+    simulated = simulate(program)
+    follows = np.nonzero(program.kernel_previous >= 0)[0]
+    assert (simulated.kernel_start[follows] >= simulated.kernel_end[program.kernel_previous[follows]]).all()
+
+
+@RANDOM
+@given(programs())
+def test_overlap_only_as_recorded(program: Program) -> None:
+    simulated = simulate(program)
+    follows = np.nonzero(program.kernel_previous >= 0)[0]
+    previous = program.kernel_previous[follows]
+    overlap = simulated.kernel_end[previous] - simulated.kernel_start[follows]
+    assert (overlap <= np.maximum(-program.kernel_gap[follows], 0)).all()
+    assert (simulated.kernel_start[follows] >= simulated.kernel_start[previous]).all(), "a stream keeps its order"
+
+
+@RANDOM
+@given(programs())
+def test_ranks_leave_a_rendezvous_together(program: Program) -> None:
+    simulated = simulate(program)
+    for group in range(len(program.group_size)):
+        members = np.nonzero(program.kernel_group == group)[0]
+        left = simulated.kernel_end[members] - program.kernel_duration[members]
+        assert (left == simulated.kernel_start[members].max()).all()
+        assert simulated.kernel_start[simulated.group_last[group]] == simulated.kernel_start[members].max()
+
+
+def graphs_for(program: Program) -> list[ExecutionGraph]:
+    """Graphs with the right number of kernels, which is all a critical path reads of them."""
+    graphs = []
+    for count in np.diff(program.kernel_ptr).tolist():
+        tables = {name: table.empty() for name, table in ExecutionGraph.TABLES.items()}
+        tables["kernels"] = ExecutionGraph.TABLES["kernels"].empty(count)
+        tables["kernels"].kind[:] = KernelKind.COMPUTE
+        graphs.append(ExecutionGraph(strings=[], threads=[], meta=Meta(), **tables))
+    return graphs
+
+
+@RANDOM
+@given(programs(), st.data())
+def test_critical_path_adds_up(program: Program, data: st.DataObject) -> None:
+    simulated = simulate(program)
+    sizes = np.diff(program.thread_ptr)
+    if not len(program.item_kind):
+        return
+    thread = data.draw(st.sampled_from(np.nonzero(sizes)[0].tolist()))
+    low, high = int(program.thread_ptr[thread]), int(program.thread_ptr[thread + 1])
+    begin = data.draw(st.integers(low, high - 1))
+    end = data.draw(st.integers(begin, high - 1))
+    path = critical_path(program, simulated, graphs_for(program), begin, end)
+    expected = int(simulated.item_end[end] - simulated.item_end[begin])
+    assert path.total_ns == expected
+    assert sum(path.by_bound().values()) == expected
+    if expected:
+        assert (path.start_ns[1:] == path.end_ns[:-1]).all()
+        assert (path.end_ns > path.start_ns).all()
+        assert (int(path.start_ns[0]), int(path.end_ns[-1])) == (simulated.item_end[begin], simulated.item_end[end])
+
+
+@RANDOM
+@given(programs(), st.data())
+def test_residuals_play_the_recording_back(program: Program, data: st.DataObject) -> None:
+    """Record a program with other durations and lags; with residuals the first program gives those times again."""
+    recorded = program.copy()
+    for name in ("kernel_duration", "item_cost", "kernel_latency", "kernel_gap", "edge_lag", "wait_lag"):
+        column = getattr(recorded, name)
+        if len(column):
+            noise = data.draw(st.lists(st.integers(0, 20), min_size=len(column), max_size=len(column)), label=name)
+            column += np.array(noise, np.int64)
+    times = simulate(recorded)
+    played = with_residuals(with_fields(
+        program, kernel_duration=recorded.kernel_duration, recorded_item_start=times.item_start,
+        recorded_item_end=times.item_end, recorded_kernel_start=times.kernel_start,
+        recorded_kernel_end=times.kernel_end))
+    again = simulate(played)
+    assert again.kernel_start.tolist() == times.kernel_start.tolist()
+    assert again.kernel_end.tolist() == times.kernel_end.tolist()
+    assert again.item_end.tolist() == times.item_end.tolist()
+
+
+def test_cycle_is_an_error() -> None:
+    """Two kernels of two streams that wait for each other; two threads that hand over to each other."""
+    draft = Draft([0], [0], [0], queues=[[]])
+    draft.items = [_Item(0, 0, 1, -1), _Item(0, 0, 1, -1)]
+    draft.kernels = [_Kernel(0, n, n, Anchor.CALL_END, 1, -1, 0, 10, int(NEVER)) for n in range(2)]
+    draft.kernels[0].edges.append((1, 1.0, 0))
+    simulate(draft.program())
+    draft.kernels[1].edges.append((0, 1.0, 0))
+    with pytest.raises(SimulationStuck, match="2 of 4 events left"):
+        simulate(draft.program())
+
+    threads = Draft([0, 0], [0, 0], [0], queues=[[]])
+    threads.items = [_Item(0, 0, 1, -1, after=[(1, 0)]), _Item(1, 0, 1, -1, after=[(0, 0)])]
+    with pytest.raises(SimulationStuck, match="cycle"):
+        simulate(threads.program())
+
+
+def test_call_that_waits_for_later_work_is_a_cycle() -> None:
+    draft = Draft([0], [0], [0], queues=[[]])
+    draft.items = [_Item(0, 0, 1, -1, waits=[(0, 0)]), _Item(0, 0, 1, -1)]
+    draft.kernels = [_Kernel(0, 0, 1, Anchor.CALL_END, 1, -1, 0, 10, int(NEVER))]
+    with pytest.raises(SimulationStuck):
+        simulate(draft.program())
+
+
+def test_empty_and_lopsided_programs() -> None:
+    """No events at all; threads without items; only kernels; only items."""
+    empty = Draft([0, 0], [0, 0], [0], queues=[[]])
+    assert len(simulate(empty.program()).item_end) == 0
+    only_kernels = Draft([], [], [1022], queues=[[0, 1]])
+    only_kernels.kernels = [_Kernel(0, 0, -1, Anchor.CALL_END, 0, n - 1, 1, 10, 5) for n in range(2)]
+    assert simulate(only_kernels.program()).kernel_end.tolist() == [15, 26]
+    only_items = Draft([0, 0, 0], [0, 7, 9], [1022], queues=[[]])
+    only_items.items = [_Item(1, 2, 3, 0)]
+    simulated = simulate(only_items.program())
+    assert (simulated.item_start.tolist(), simulated.item_end.tolist()) == ([9], [12])
+    assert ItemKind.CALL == only_items.program().item_kind[0]
+
+
+def test_times_far_from_zero() -> None:
+    """Absolute epoch nanoseconds and days of duration fit; negative times (a rank moved earlier) are times too."""
+    for origin in (1_800_000_000_000_000_000, -10_000):
+        draft = Draft([0], [origin], [1], queues=[[0, 1]])
+        draft.items = [_Item(0, 1, 2, 0), _Item(0, 1, 2, 1)]
+        draft.kernels = [_Kernel(0, 0, n, Anchor.CALL_END, 3, n - 1, 1, 10**15, int(NEVER)) for n in range(2)]
+        simulated = simulate(draft.program())
+        assert (simulated.kernel_start - origin).tolist() == [6, 6 + 10**15 + 3]
+        assert (simulated.item_end - origin).tolist() == [3, 6 + 10**15]
