@@ -9,6 +9,7 @@ TRACE ?= traces/cpu-small
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
+TESTABLE := $(VENV)/.testable
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint bench clean
@@ -31,7 +32,7 @@ demo: $(INSTALLED)  ## inspect, break down and replay the recorded trace, write 
 test: lint  ## linters, type check and the whole test suite
 	$(BIN)/python -m pytest -q
 
-lint: $(INSTALLED)  ## ruff, import rules, mypy
+lint: $(TESTABLE)  ## ruff, import rules, mypy
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
@@ -51,5 +52,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { \
 		echo 'No virtual environment could be made: on Debian and Ubuntu install the package python3-venv' >&2; rm -rf $(VENV); exit 1; }
 	@$(PIP) install -qq 'pip>=22.3'
-	@$(PIP) install -qq -c constraints.txt -e '.[test]'
+	@$(PIP) install -qq -c constraints.txt -e .
+	@touch $@
+
+# The tests also capture real training runs, which needs PyTorch.
+$(TESTABLE): $(INSTALLED)
+	@echo 'Installing what the tests need, PyTorch among it, once ...'
+	@$(PIP) install -qq -c constraints.txt -e '.[dev]'
 	@touch $@

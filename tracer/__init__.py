@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tracer.errors import ForetraceError, GraphFileError, JobError, TraceError
+from tracer.errors import CaptureError, ForetraceError, GraphFileError, JobError, TraceError
 
 if TYPE_CHECKING:
+    from tracer.capture import capture
     from tracer.execution_trace import read_execution_trace
     from tracer.graph import ExecutionGraph, LossReport, Meta
     from tracer.job import Job, read_job
@@ -15,16 +16,16 @@ if TYPE_CHECKING:
     from tracer.store import load_graph, load_job, save_graph, save_job
 
 _HOMES = {
-    "ExecutionGraph": "graph", "LossReport": "graph", "Meta": "graph",
+    "capture": "capture", "ExecutionGraph": "graph", "LossReport": "graph", "Meta": "graph",
     "Job": "job", "read_job": "job",
     "join_execution_trace": "join", "read_execution_trace": "execution_trace", "read_kineto": "kineto",
     "load_graph": "store", "load_job": "store", "save_graph": "store", "save_job": "store",
 }
 
 __all__ = [
-    "ExecutionGraph", "ForetraceError", "GraphFileError", "Job", "JobError", "LossReport", "Meta", "TraceError",
-    "join_execution_trace", "load_graph", "load_job", "read_execution_trace", "read_job", "read_kineto", "save_graph",
-    "save_job",
+    "CaptureError", "ExecutionGraph", "ForetraceError", "GraphFileError", "Job", "JobError", "LossReport", "Meta",
+    "TraceError", "capture", "join_execution_trace", "load_graph", "load_job", "read_execution_trace", "read_job",
+    "read_kineto", "save_graph", "save_job",
 ]
 
 

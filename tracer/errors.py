@@ -17,3 +17,7 @@ class GraphFileError(ForetraceError):
 
 class JobError(ForetraceError):
     """Several ranks' files do not form one job."""
+
+
+class CaptureError(ForetraceError):
+    """A capture cannot start, or cannot write what it recorded."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import IO, Any
 
+from tracer.capture_layout import SIDE_FILES
 from tracer.errors import TraceError
 from tracer.execution_trace import is_execution_trace
 
@@ -77,7 +78,8 @@ def _expand(path: str) -> tuple[list[str], bool]:
     try:
         if system.isdir(local):
             entries = [e if isinstance(e, str) else e["name"] for e in system.ls(local, detail=False)]
-            members = sorted(e for e in entries if e.endswith(_SUFFIXES) and not os.path.basename(e).startswith("."))
+            members = sorted(e for e in entries if e.endswith(_SUFFIXES) and not os.path.basename(e).startswith(".")
+                             and os.path.basename(e) not in SIDE_FILES)
             if not members:
                 deeper = [e for e in entries if system.isdir(e)]
                 hint = f"it has {len(deeper)} subdirectories; name one of them" if deeper else "check the path"

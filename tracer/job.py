@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from tracer.capture_layout import find_parts, read_capture
 from tracer.errors import GraphFileError, JobError, TraceError
 from tracer.files import FileKind, FoundFile, find_files
 from tracer.graph import NONE, ExecutionGraph
@@ -62,8 +63,9 @@ def read_job(paths: PathLike | Sequence[PathLike], *, progress: Callable[[int, i
     """Read all ranks of one run.
 
     Args:
-        paths: a trace or saved graph, several, a directory of them (not searched deeper), a glob, or fsspec URLs
-            of these. Execution traces found or given are joined to the profiler trace of their rank.
+        paths: a directory ``tracer.capture`` wrote; or a trace or saved graph, several, a directory of them (not
+            searched deeper), a glob, or fsspec URLs of these. Execution traces found or given are joined to the
+            profiler trace of their rank.
         progress: called with (bytes done, bytes in all) of the stored files.
 
     Returns:
@@ -76,6 +78,8 @@ def read_job(paths: PathLike | Sequence[PathLike], *, progress: Callable[[int, i
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not given:
         raise TraceError("No trace was named; give a file, a directory or a glob.")
+    if len(given) == 1 and find_parts(given[0]):
+        return read_capture(given[0], progress=progress)
     notes: list[str] = []
     files = find_files([os.fspath(path) for path in given], notes)
     saved = [file for file in files if file.kind is FileKind.GRAPH]
@@ -114,6 +118,13 @@ def assemble_job(graphs: list[ExecutionGraph], notes: Iterable[str] = ()) -> Job
         job.notes.append(f"{len(missing)} of {size} ranks were not recorded ({_listed(map(str, missing))}): what they "
                          "did is known only from the recorded ranks' waiting.")
     return job
+
+
+def assemble_captured(graphs: list[ExecutionGraph], notes: Iterable[str] = ()) -> Job:
+    """``assemble_job`` of the ranks of a capture, checked to be of one job. Raises ``JobError`` if they are not."""
+    graphs = sorted(graphs, key=lambda graph: graph.meta.rank)
+    _check_one_job(graphs)
+    return assemble_job(graphs, notes)
 
 
 def _load_saved(path: str) -> Job:

@@ -116,7 +116,8 @@ def _drop_wrong_threads(graph: ExecutionGraph, trace: ExecutionTrace, names: Nam
     for thread in present_values(ops.thread[rows]):
         mine = ops.thread[rows] == thread
         compared = int(np.count_nonzero(comparable & mine))
-        if np.count_nonzero(agrees & mine) < _PARENT_AGREEMENT * compared:
+        # Record ids with equal names are no guess, even where a range ends on another thread (gloo's) than it began.
+        if match.method == "sequence" and np.count_nonzero(agrees & mine) < _PARENT_AGREEMENT * compared:
             match.node[rows[mine]] = NONE
             keep &= ~mine
     compared = int(np.count_nonzero(comparable & keep))

@@ -37,13 +37,16 @@ class DlrmSettings(Settings):
     width: int = size(256, "hidden features of both MLPs")
     depth: int = size(3, "linear layers of each MLP")
     skew: float = size(1.05, "exponent of the Zipf law that rows are looked up by; 0 is uniform", 0)
-    sparse: bool = mode(False, "sparse gradients for the tables (optimizer=sgd only; their momentum is 0)")
+    sparse: bool = mode(False, "sparse gradients for the tables (optimizer=sgd, eager; their momentum is 0)")
 
     def check(self) -> None:
-        """Sparse gradients need plain SGD."""
+        """Sparse gradients need SGD and eager mode."""
         if self.sparse and self.optimizer is not OptimizerKind.SGD:
             raise WorkloadError(f"dlrm: sparse=true does not go with optimizer={self.optimizer.value}; AdamW takes no "
                                 "sparse gradients, so set sparse=false or optimizer=sgd.")
+        if self.sparse and self.compile:  # seen with torch 2.13: "Cannot access storage of SparseTensorImpl"
+            raise WorkloadError("dlrm: sparse=true does not go with compile=true; torch.compile takes no sparse "
+                                "gradients, so set one of them to false.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,21 +25,39 @@ def autocast(mode: DtypeMode, device_type: str) -> AbstractContextManager[Any]:
 
 
 @contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """New floating-point tensors are of this type. (Casting a finished model fails at times under fake tensors.)"""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
 def tf32(enabled: bool) -> Iterator[None]:
     """TF32 on or off for matrix products, convolutions and RNNs; every switch is put back at the end.
 
-    The switches are set through ``allow_tf32``, which all supported versions have and which sets the newer
-    ``fp32_precision`` too (torch 2.9 on). Mixing both interfaces makes reading the older one an error, so reading
-    it is guarded and both are restored, older first.
+    The switches are set through the older interface, which all supported versions have and which keeps the newer
+    ``fp32_precision`` (torch 2.9 on) in step. Reading the older one is an error where a caller has used the newer,
+    so reading is guarded and both are restored, older first. Where the switches stand right already nothing is
+    touched: a caller for whom 10 µs a step matter holds ``tf32`` around the whole loop.
     """
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    parts: list[Any] = [matmul, getattr(cudnn, "conv", None), getattr(cudnn, "rnn", None)]
-    newer = [(part, part.fp32_precision) for part in parts if hasattr(part, "fp32_precision")]
+    cudnn = torch.backends.cudnn
+    wanted = "high" if enabled else "highest"
     try:
         precision, convolutions = torch.get_float32_matmul_precision(), cudnn.allow_tf32
-    except RuntimeError:  # the caller set them through the newer interface, which alone is then to be restored
+    except RuntimeError:  # set through the newer interface, which alone is then to be restored
         precision, convolutions = "highest", True
-    matmul.allow_tf32 = cudnn.allow_tf32 = enabled
+    else:
+        if (precision, convolutions) == (wanted, enabled):
+            yield
+            return
+    parts = [(backend, name) for backend, name in _PARTS if hasattr(getattr(backend, name, None), "fp32_precision")]
+    newer = [(getattr(backend, name), getattr(backend, name).fp32_precision) for backend, name in parts]
+    torch.set_float32_matmul_precision(wanted)  # not `allow_tf32`, which leaves the CPU's switch behind
+    cudnn.allow_tf32 = enabled
     try:
         yield
     finally:
@@ -47,3 +65,10 @@ def tf32(enabled: bool) -> Iterator[None]:
         cudnn.allow_tf32 = convolutions
         for part, value in newer:
             part.fp32_precision = value
+
+
+_PARTS: list[tuple[Any, str]] = [
+    (torch.backends.cuda, "matmul"), (torch.backends.cudnn, "conv"), (torch.backends.cudnn, "rnn"),
+    (torch.backends.mkldnn, "matmul"),
+]
+"""Where the newer interface keeps a precision that the older one sets."""

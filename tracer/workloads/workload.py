@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tracer.workloads.data import Batch, StepBatch, serve
 from tracer.workloads.optimizers import make_optimizer, parameter_count
-from tracer.workloads.precision import autocast, parameter_dtype, tf32
+from tracer.workloads.precision import autocast, default_dtype, parameter_dtype, tf32
 from tracer.workloads.settings import DtypeMode, Settings, WorkloadError
 
 MODULES = {"resnet50": "resnet"}
@@ -129,11 +129,13 @@ def create(settings: Settings) -> Workload:
     device = _device(settings.device)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(settings.seed)
-        with device:
-            model = definition.model(settings).to(parameter_dtype(settings.dtype))
+        with device, default_dtype(parameter_dtype(settings.dtype)):
+            model = definition.model(settings)
     if getattr(settings, "channels_last", False):
-        model = model.to(memory_format=torch.channels_last)
-    return Workload(settings, definition, model.train())
+        for parameter in model.parameters():
+            if parameter.dim() == 4:
+                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+    return Workload(settings, definition, model)
 
 
 def _device(text: str) -> torch.device:

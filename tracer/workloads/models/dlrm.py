@@ -101,7 +101,8 @@ def zipf_rows(rows: int, count: int, skew: float, generator: torch.Generator) ->
 
 def bag_starts(batch: int, count: int, generator: torch.Generator) -> Tensor:
     """``count`` look-ups dealt to the samples at random: where each sample's bag begins, int64 ``[batch]``."""
-    lengths = torch.randint(batch, (count,), generator=generator).bincount(minlength=batch)
+    samples = torch.randint(batch, (count,), generator=generator)
+    lengths = samples.new_zeros(batch).scatter_add(0, samples, torch.ones_like(samples))
     return lengths.cumsum(0) - lengths
 
 

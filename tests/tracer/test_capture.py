@@ -1,0 +1,502 @@
+"""The capture hook in one process: what it records, in which order, and what it leaves when things go wrong."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tracer  # noqa: E402
+from graph_predictor import replay  # noqa: E402
+from tracer.capture import CaptureWarning  # noqa: E402
+from tracer.capture.options import PROFILER_WARMUP  # noqa: E402
+from tracer.capture_layout import apply_context, find_parts, read_capture, read_context, read_window  # noqa: E402
+from tracer.errors import CaptureError, TraceError  # noqa: E402
+from tracer.execution_trace import read_execution_trace  # noqa: E402
+from tracer.graph import ExecutionGraph, GapKind, OpKind  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+SHORT = {"steps": 2, "warmup": 1, "timed": 3}
+SHORT_STEPS = 1 + 3 + PROFILER_WARMUP + 2
+STEP_ERROR = 0.03
+"""The issue's target for a replay against the profiled steps."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Training:
+    """A tiny training step with what real scripts have: autocast, checkpointing, accumulation, where asked for."""
+
+    def __init__(self, forward: Callable[..., Any] | None = None, *, accumulate: int = 1, checkpoint: bool = False,
+                 autocast: bool = False) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 16))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, foreach=True)
+        self.forward = forward(self.model) if forward else self.model
+        self.accumulate, self.checkpoint, self.autocast = accumulate, checkpoint, autocast
+        self.profiled: list[bool] = []
+
+    def step(self, batch: Any = None) -> None:
+        self.profiled.append(torch.autograd._profiler_enabled())
+        batch = torch.randn(8, 16) if batch is None else batch
+        self.optimizer.zero_grad()
+        for _ in range(self.accumulate):
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+                if self.checkpoint:
+                    out = torch.utils.checkpoint.checkpoint(self.forward, batch, use_reentrant=False)
+                else:
+                    out = self.forward(batch)
+                loss = out.float().square().mean()
+            loss.backward()
+        self.optimizer.step()
+
+
+def record(out: Path, training: Training, **options: Any) -> Any:
+    with tracer.capture(out, **{**SHORT, **options}) as capture:
+        while not capture.finished:
+            training.step()
+            capture.step()
+    return capture
+
+
+def step_names(graph: ExecutionGraph) -> list[str]:
+    return [graph.string(code) for code in graph.steps.name.tolist()]
+
+
+def assert_joined_both_ways(graph: ExecutionGraph, part: Path) -> None:
+    """Every operation has its node and every node of that window its operation, steps themselves apart."""
+    steps = np.array([name.startswith("ProfilerStep#") for name in graph.strings])[graph.ops.name]
+    assert graph.meta.et_joined == graph.meta.et_candidates == int((~steps).sum()) > 0
+    assert ((graph.ops.et_node >= 0) == ~steps).all()
+    trace = read_execution_trace(part / "et.json.gz")
+    ids = graph.ops.record_id[graph.ops.record_id > 0]
+    inside = (trace.record_id >= ids.min()) & (trace.record_id <= ids.max())
+    assert np.isin(trace.record_id[inside], ids).all()
+    by_node = dict(zip(trace.id.tolist(), trace.record_id.tolist(), strict=True))
+    joined = graph.ops.et_node >= 0
+    assert [by_node[node] for node in graph.ops.et_node[joined].tolist()] == graph.ops.record_id[joined].tolist()
+
+
+def assert_replays(graphs: list[ExecutionGraph], steps: int) -> None:
+    result = replay(graphs)
+    assert len(result.steps) == steps * len(graphs)
+    assert result.max_abs_error <= STEP_ERROR
+    for graph, profiled in ((g, read_profiled(g)) for g in graphs):
+        mine = [step.replayed_ns for step in result.steps if step.rank == max(graph.meta.rank, 0)]
+        # The annotation's borders lie a few microseconds inside the two clock readings.
+        assert mine == pytest.approx(profiled[:steps], rel=STEP_ERROR, abs=200_000)
+
+
+def read_profiled(graph: ExecutionGraph) -> list[int]:
+    return read_context(Path(graph.meta.source).parent)["profiled_step_ns"]
+
+
+@pytest.fixture(scope="module")
+def eager(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Training]:
+    torch.set_num_threads(1)
+    training = Training()
+    out = tmp_path_factory.mktemp("capture") / "a"
+    record(out, training)
+    return out, training
+
+
+# --- what is recorded --------------------------------------------------------------------------------------------
+
+
+def test_truth_comes_before_the_profile(eager: tuple[Path, Training]) -> None:
+    out, training = eager
+    assert training.profiled == [False] * (4 + PROFILER_WARMUP) + [True] * 2
+    context = read_context(out / "rank0")
+    assert context["complete"] is True
+    assert len(context["unprofiled_step_ns"]) == 3
+    assert len(context["profiled_step_ns"]) == 2
+    assert context["unprofiled_median_ns"] == sorted(context["unprofiled_step_ns"])[1]
+    assert context["profiler_slowdown"] == pytest.approx(
+        np.median(context["profiled_step_ns"]) / context["unprofiled_median_ns"], rel=1e-3)
+    assert context["hardware"]["cpu"] and context["hardware"]["cores"] >= 1
+    assert context["software"]["torch"] == torch.__version__
+    assert context["torch_threads"] == 1
+    assert context["peak_memory"]["host_bytes"] > 10_000_000
+    assert context["switches"]["cudnn_benchmark"] is False
+
+
+def test_reading_gives_the_job_with_its_context(eager: tuple[Path, Training]) -> None:
+    out, _ = eager
+    job = tracer.read_job(out)
+    (graph,) = job.graphs
+    assert (graph.meta.rank, graph.meta.world_size, job.missing_ranks, job.notes) == (0, 1, [], [])
+    assert step_names(graph) == ["ProfilerStep#2", "ProfilerStep#3"]
+    assert graph.meta.unprofiled_step_ns == read_context(out / "rank0")["unprofiled_step_ns"]
+    assert graph.meta.profiler_flags["record_shapes"] and not graph.meta.profiler_flags["with_stack"]
+    assert graph.meta.versions["torch"] == torch.__version__
+    operations = graph.ops.kind == OpKind.OPERATION
+    names = np.array(graph.strings)[graph.ops.name]
+    matmul = np.flatnonzero(operations & (names == "aten::addmm"))[0]
+    assert [argument.shape for argument in graph.arguments(int(matmul))][:3] == [(32,), (8, 16), (16, 32)]
+    assert graph.string(int(graph.ops.strides[matmul]))
+    one_rank = tracer.read_job(out / "rank0")
+    assert one_rank.graphs[0].meta.unprofiled_step_ns == graph.meta.unprofiled_step_ns
+
+
+@pytest.mark.parametrize("cycles", [1, 2])
+def test_join_and_replay_eager(tmp_path: Path, cycles: int) -> None:
+    record(tmp_path, Training(accumulate=2, autocast=True), cycles=cycles)
+    check_windows(tmp_path, cycles)
+
+
+def test_checkpointing(tmp_path: Path) -> None:
+    """Recomputation ends early by an exception out of its last operation, which the execution trace then leaves out."""
+    record(tmp_path, Training(checkpoint=True))
+    (graph,) = tracer.read_job(tmp_path).graphs
+    interrupted = np.flatnonzero((graph.ops.et_node < 0) & (graph.ops.kind == OpKind.OPERATION))
+    names = [graph.string(int(code)) for code in graph.ops.name[interrupted]]
+    assert names in ([], ["aten::linear", "aten::addmm"] * 2)
+    assert graph.meta.et_joined == graph.meta.et_candidates - len(names)
+    assert_replays([graph], 2)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_join_and_replay_compiled_one_cycle_and_two(tmp_path: Path) -> None:
+    training = Training(torch.compile)
+    for cycles in (1, 2):
+        record(tmp_path / str(cycles), training, cycles=cycles)
+        check_windows(tmp_path / str(cycles), cycles)
+        names = read_window(tmp_path / str(cycles) / "rank0").strings
+        assert any("Compiled" in name or "cpp_fused" in name for name in names)
+
+
+def check_windows(out: Path, cycles: int) -> None:
+    (part,) = find_parts(out)
+    assert len(part.windows) == cycles
+    for window in range(cycles):
+        job = read_capture(out, window=window)
+        first = window * (PROFILER_WARMUP + 2) + PROFILER_WARMUP
+        assert step_names(job.graphs[0]) == [f"ProfilerStep#{first}", f"ProfilerStep#{first + 1}"]
+        assert_joined_both_ways(job.graphs[0], part.path)
+        if window == 0:
+            assert_replays(job.graphs, 2)
+    with pytest.raises(TraceError, match=f"has {cycles} windows"):
+        read_capture(out, window=cycles)
+
+
+def test_execution_trace_in_the_last_window_only(tmp_path: Path) -> None:
+    record(tmp_path, Training(), cycles=2, execution_trace="last")
+    assert_joined_both_ways(read_window(tmp_path / "rank0", 1), tmp_path / "rank0")
+    first = tracer.read_job(tmp_path).graphs[0]
+    assert first.meta.et_joined == first.meta.et_candidates > 0  # by sequence
+    record(tmp_path / "none", Training(), execution_trace="none")
+    assert not (tmp_path / "none" / "rank0" / "et.json.gz").exists()
+
+
+def test_one_file_form_holds_the_same_graph(tmp_path: Path) -> None:
+    record(tmp_path, Training(), form="foretrace")
+    assert sorted(path.name for path in (tmp_path / "rank0").iterdir()) == ["context.json", "graph.foretrace"]
+    (graph,) = tracer.read_job(tmp_path).graphs
+    assert graph.meta.et_joined == graph.meta.et_candidates > 0
+    assert graph.meta.source == "rank0/kineto.json.gz"
+    assert len(graph.meta.unprofiled_step_ns) == 3
+    assert_replays_alone(graph)
+
+
+def assert_replays_alone(graph: ExecutionGraph) -> None:
+    assert replay(graph).max_abs_error <= STEP_ERROR
+
+
+def test_no_names_of_people_machines_or_places(eager: tuple[Path, Training]) -> None:
+    out, _ = eager
+    text = b"".join(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+                    for path in (out / "rank0").iterdir())
+    for name in (socket.gethostname(), str(out), os.path.expanduser("~") + "/", os.path.dirname(sys.executable)):
+        assert name.encode() not in text
+    assert not list((out / "rank0").glob(".*"))
+
+
+def test_any_loader_shows_as_data_loading(tmp_path: Path) -> None:
+    training = Training()
+    with tracer.capture(tmp_path, **SHORT) as capture:
+        loader = capture.wrap([torch.randn(8, 16)] * 20)
+        assert len(loader) == 20
+        for batch in loader:
+            training.step(batch)
+            capture.step()
+        assert capture.finished
+    graph = tracer.read_job(tmp_path).graphs[0]
+    assert any(name.startswith("enumerate(DataLoader)#list") for name in graph.strings)
+    assert (graph.gaps.kind == GapKind.DATA_LOADING).any()
+    torch_loader = torch.utils.data.DataLoader([1])
+    assert capture.wrap(torch_loader) is torch_loader
+
+
+def test_decorator_and_what_is_left_of_it(tmp_path: Path) -> None:
+    training = Training()
+    decorated = tracer.capture(tmp_path, **SHORT)(training.step)
+    for _ in range(SHORT_STEPS + 3):
+        decorated()
+    assert training.profiled == [False] * (4 + PROFILER_WARMUP) + [True] * 2 + [False] * 3
+    assert read_context(tmp_path / "rank0")["complete"] is True
+
+
+def test_capture_is_callable_however_it_is_imported() -> None:
+    code = ("import sys, tracer\nfrom tracer.capture.script import run_script\nfrom tracer import capture\n"
+            "assert tracer.capture('x').finished is False and capture('x') is not None\n"
+            "assert 'torch' not in sys.modules")
+    assert run([sys.executable, "-c", code]).returncode == 0
+
+
+# --- when things go wrong ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("at", "windows", "timed"), [(2, 0, 1), (SHORT_STEPS - 1, 1, 3)])
+def test_a_crash_leaves_its_exception_and_what_was_recorded(tmp_path: Path, at: int, windows: int, timed: int) -> None:
+    training, crash = Training(), ValueError("mine")
+    with pytest.raises(ValueError) as caught, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with tracer.capture(tmp_path, **SHORT) as capture:
+            for number in range(100):
+                training.step()
+                if number == at:
+                    raise crash
+                capture.step()
+    assert caught.value is crash and crash.__cause__ is None and crash.__context__ is None
+    assert not torch.autograd._profiler_enabled()
+    context = read_context(tmp_path / "rank0")
+    assert (context["complete"], context["ended"]) == (False, "the step raised ValueError.")
+    assert len(context["unprofiled_step_ns"]) == timed
+    assert len(find_parts(tmp_path)[0].windows) == windows
+    if not windows:
+        with pytest.raises(TraceError, match=r"1 timed steps and no trace.*ValueError"):
+            tracer.read_job(tmp_path)
+        return
+    job = tracer.read_job(tmp_path)
+    assert step_names(job.graphs[0]) == ["ProfilerStep#2"]  # the one that crashed is no step
+    assert "UnfinishedStep#3" in job.graphs[0].strings
+    assert any("not complete" in note for note in job.notes)
+    assert_joined_both_ways(job.graphs[0], tmp_path / "rank0")
+    record(tmp_path, Training())  # an incomplete one may be replaced
+
+
+@pytest.mark.parametrize("steps", [0, 2, 4, SHORT_STEPS - 1])
+def test_too_few_steps_warn_and_stay_readable(tmp_path: Path, steps: int) -> None:
+    training = Training()
+    with pytest.warns(CaptureWarning, match=f"after {steps} of the {SHORT_STEPS} steps it needs"), \
+            tracer.capture(tmp_path, **SHORT) as capture:
+        for _ in range(steps):
+            training.step()
+            capture.step()
+    assert read_context(tmp_path / "rank0")["complete"] is False
+    if steps == SHORT_STEPS - 1:
+        assert step_names(tracer.read_job(tmp_path).graphs[0]) == ["ProfilerStep#2"]
+    else:
+        with pytest.raises(TraceError, match="no trace"):
+            tracer.read_job(tmp_path)
+
+
+def test_wrong_arguments_one_sentence_each(tmp_path: Path) -> None:
+    for wrong in ({"steps": 0}, {"warmup": -1}, {"timed": 1.5}, {"cycles": True}, {"form": "pickle"},
+                  {"execution_trace": "some"}):
+        with pytest.raises(CaptureError, match=next(iter(wrong))):
+            tracer.capture(tmp_path, **wrong)
+    with pytest.raises(CaptureError, match="give a path"):
+        tracer.capture(None)  # type: ignore[arg-type]
+    with pytest.raises(CaptureError, match="before the capture began"):
+        tracer.capture(tmp_path).step()
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_second_capture_inside_the_first(tmp_path: Path) -> None:
+    with pytest.warns(CaptureWarning), tracer.capture(tmp_path / "outer") as outer:
+        with pytest.raises(CaptureError, match=r"outer is already running.*do not nest"), \
+                tracer.capture(tmp_path / "inner"):
+            pass
+        assert not outer.finished and not (tmp_path / "inner").exists()
+    with pytest.raises(CaptureError, match="runs once"):
+        outer.__enter__()
+
+
+def test_another_profiler_is_running(tmp_path: Path) -> None:
+    training = Training()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]), \
+            pytest.raises(CaptureError, match="Another torch profiler"), tracer.capture(tmp_path, **SHORT) as capture:
+        for _ in range(20):
+            training.step()
+            capture.step()
+    record(tmp_path, Training())
+
+
+def test_an_unwritable_directory_is_told_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CaptureError, match=r"cannot be written to .*file.*Not a directory"), \
+            tracer.capture(tmp_path / "file"):
+        raise AssertionError("the loop was entered")
+
+
+def test_a_complete_capture_is_not_overwritten_unasked(eager: tuple[Path, Training], tmp_path: Path) -> None:
+    shutil.copytree(eager[0], tmp_path / "a")
+    (tmp_path / "a" / "rank0" / "mine.txt").write_text("keep")
+    with pytest.raises(CaptureError, match="already holds a complete capture"), tracer.capture(tmp_path / "a"):
+        pass
+    with pytest.warns(CaptureWarning), tracer.capture(tmp_path / "a", replace=True):
+        pass
+    assert sorted(path.name for path in (tmp_path / "a" / "rank0").iterdir()) == ["context.json", "mine.txt"]
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
+    pytest.importorskip("resource")
+    (tmp_path / "train.py").write_text(
+        "import resource, torch, tracer\n"
+        "model = torch.nn.Linear(8, 8)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))  # a file can grow no further, as on a full disk\n"
+        f"with tracer.capture({str(tmp_path / 'out')!r}, steps=2, warmup=0, timed=1) as capture:\n"
+        "    while not capture.finished:\n"
+        "        model(torch.randn(4, 8)).sum().backward(); capture.step()\n")
+    result = run([sys.executable, str(tmp_path / "train.py")])
+    assert result.returncode == 1
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("tracer.errors.CaptureError: ") and "free space" in last
+    assert read_context(tmp_path / "out" / "rank0")["complete"] is False
+    assert not list((tmp_path / "out" / "rank0").glob(".*"))
+
+
+def test_damaged_side_files_are_told(eager: tuple[Path, Training], tmp_path: Path) -> None:
+    part = tmp_path / "rank0"
+    shutil.copytree(eager[0] / "rank0", part)
+    (part / "collectives.json").write_text('{"rows": [{"op": 1}]}')
+    with pytest.raises(TraceError, match=r"collectives\.json cannot be read"):
+        tracer.read_job(tmp_path)
+    (part / "collectives.json").unlink()
+    (part / "context.json").write_text('{"complete": tr')
+    with pytest.raises(TraceError, match=r"context\.json cannot be read"):
+        tracer.read_job(tmp_path)
+
+
+def test_the_committed_trace_is_a_part_too() -> None:
+    graph = tracer.read_job(ROOT / "traces" / "cpu-small").graphs[0]
+    assert len(graph.meta.unprofiled_step_ns) == 30
+    assert graph.meta.versions["torch"].startswith("2.13")
+    graph.meta.unprofiled_step_ns = []
+    assert apply_context(graph, ROOT / "traces" / "cpu-small") and not apply_context(graph, ROOT / "tests")
+
+
+# --- programs without a line for it ------------------------------------------------------------------------------
+
+SCRIPT = '''
+import argparse
+import torch
+from torch import nn
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--updates", type=int, default=1000)
+    parser.add_argument("--fail-at", type=int, default=-1)
+    arguments = parser.parse_args()
+    net, head = nn.Sequential(nn.Linear(16, 16), nn.ReLU()), nn.Linear(16, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    other = torch.optim.Adam(head.parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    data = torch.utils.data.TensorDataset(torch.randn(8192, 16))
+    for number, (batch,) in enumerate(torch.utils.data.DataLoader(data, batch_size=4)):
+        if number == 2 * arguments.updates:
+            break
+        if number == arguments.fail_at:
+            raise KeyError("the script's own")
+        head(net(batch)).square().mean().backward()
+        if number % 2:
+            optimizer.step()
+            other.step()
+            optimizer.zero_grad()
+            other.zero_grad()
+            schedule.step()
+    print("ran to its end")
+
+
+if __name__ == "__main__":
+    main()
+'''
+
+
+def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False,
+                          env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **environment})
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def foretrace(*arguments: str) -> subprocess.CompletedProcess[str]:
+    code = "import sys; sys.argv[0] = 'foretrace'; from graph_predictor.cli import main; sys.exit(main())"
+    return run([sys.executable, "-c", code, "capture", "--warmup", "1", "--timed", "2", "--steps", "2", *arguments])
+
+
+def test_an_unmodified_script_from_the_command_line(script: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = foretrace("--out", str(out), str(script), "--", "--updates", "500")
+    assert result.returncode == 0, result.stderr
+    assert "Recorded 2 steps" in result.stdout and "ran to its end" not in result.stdout
+    assert "lr_scheduler" not in result.stderr
+    (graph,) = tracer.read_job(out).graphs
+    assert step_names(graph) == ["ProfilerStep#2", "ProfilerStep#3"]
+    names = np.array(graph.strings)[graph.ops.name]
+    for step in range(2):
+        inside = names[graph.ops.step == step]
+        assert (inside == "Optimizer.step#SGD.step").sum() == (inside == "Optimizer.step#Adam.step").sum() == 1
+        assert sum(name.startswith("enumerate(DataLoader)#") for name in inside) == 2  # both micro-batches
+    assert graph.meta.loss.clamped_children == 0
+    assert_joined_both_ways(graph, out / "rank0")
+    assert_replays([graph], 2)
+
+
+def test_a_script_too_short_and_one_that_fails(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> \
+        None:
+    from tracer.capture import CaptureOptions
+    from tracer.capture.script import ScriptOptions, run_script
+
+    options = CaptureOptions(steps=2, warmup=1, timed=2)
+    with pytest.raises(CaptureError, match=r"after 2 of the 7 steps it needs \(in the timed steps\)"):
+        run_script(script, ["--updates", "3"], ScriptOptions(tmp_path / "short", options))
+    assert capsys.readouterr().out == "ran to its end\n"
+    with pytest.raises(KeyError, match="the script's own"):
+        run_script(script, ["--fail-at", "15"], ScriptOptions(tmp_path / "failed", options))
+    assert read_context(tmp_path / "failed" / "rank0")["ended"] == "the step raised KeyError."
+    assert step_names(tracer.read_job(tmp_path / "failed").graphs[0]) == ["ProfilerStep#2"]
+    done = run_script(script, ["--updates", "12"], ScriptOptions(tmp_path / "on", options, "continue"))
+    assert done.finished and capsys.readouterr().out == "ran to its end\n"
+    (tmp_path / "no.py").write_text("print('no training here')")
+    with pytest.raises(CaptureError, match="without a single optimizer step"):
+        run_script(tmp_path / "no.py", [], ScriptOptions(tmp_path / "no", options))
+    with pytest.raises(CaptureError, match="There is no script"):
+        run_script(tmp_path / "absent.py", [], ScriptOptions(tmp_path / "no", options))
+
+
+def test_a_workload_of_the_suite(tmp_path: Path) -> None:
+    result = foretrace("--out", str(tmp_path / "w"), "--workload", "llama", "--preset", "tiny")
+    assert result.returncode == 0, result.stderr
+    context = json.loads((tmp_path / "w" / "rank0" / "context.json").read_text())
+    assert context["workload"]["name"] == "llama" and context["workload"]["split"] in ("fit", "held-out")
+    assert_replays(tracer.read_job(tmp_path / "w").graphs, 2)
+    refused = foretrace("--out", str(tmp_path / "x"))
+    assert refused.returncode == 2 and "Name what to capture" in refused.stderr

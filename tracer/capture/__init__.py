@@ -1,0 +1,62 @@
+"""The capture hook: one line in a training script records everything a prediction needs.
+
+    with tracer.capture("runs/a", steps=3) as capture:
+        for batch in capture.wrap(loader):
+            ...                     # the script's own step
+            capture.step()
+
+Order of a capture: warm-up steps, then steps timed with nothing watching (the truth a prediction is compared with),
+then the profiler's own warm-up, then the profiled steps. Importing this package does not import torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from os import PathLike
+from types import ModuleType
+from typing import Any, Literal
+
+from tracer.capture.options import CaptureOptions, CaptureWarning
+from tracer.capture.session import Capture
+from tracer.errors import CaptureError
+
+__all__ = ["Capture", "CaptureError", "CaptureOptions", "CaptureWarning", "capture"]
+
+
+def capture(out: str | PathLike[str], *, steps: int = 3, warmup: int = 3, timed: int = 10, cycles: int = 1,
+            execution_trace: Literal["all", "last", "none"] = "all", form: Literal["json", "foretrace"] = "json",
+            stacks: bool = False, replace: bool = False) -> Capture:
+    """Record a training run: a context manager, or a decorator of a function whose every call is one step.
+
+    Args:
+        out: directory of the job; every rank writes its own part, ``OUT/rank<r>``.
+        steps: profiled steps of each cycle, at least 1.
+        warmup: steps run before anything is measured.
+        timed: steps timed without the profiler, the device synchronised at each border.
+        cycles: windows of ``steps`` profiled steps, each after a warm-up of the profiler; at least 1.
+        execution_trace: "all" records PyTorch's execution trace in every window, at some 10 µs of host time for each
+            operation (the profiler itself takes 1; measured on one AMD EPYC core, torch 2.13). With ``cycles=2`` and
+            "last" the first window, which is the one read, is free of that; its operations are then joined by their
+            sequence. "none" records none.
+        form: "json" keeps the profiler's own files, "foretrace" writes the one-file form of the graph instead.
+        stacks: also record Python stacks. Gives the module path of each operation and slows the host down a lot.
+        replace: replace a complete capture that is already there.
+
+    Returns:
+        The capture, not started yet. It needs ``capture.options.total_steps`` steps.
+
+    Raises:
+        CaptureError: an argument is wrong. Entering raises it if the directory cannot be written, holds a complete
+            capture, or another capture is running; ``step`` raises it if the files cannot be written.
+    """
+    return Capture(out, CaptureOptions(steps, warmup, timed, cycles, execution_trace, form, stacks, replace))
+
+
+class _CallableModule(ModuleType):
+    """``tracer.capture`` is this package and the function alike, in whichever order they are imported."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Capture:
+        return capture(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallableModule

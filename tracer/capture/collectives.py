@@ -1,0 +1,129 @@
+"""Notes the collectives of one step: the profiler records no group, ranks or element counts under gloo and fake groups.
+
+A ``TorchDispatchMode`` sees every collective, in the reducer's C++ code too, but it also sees every other operation:
+it costs microseconds each, and compiled code runs eagerly under it. It therefore watches one step only, a step of the
+profiler's warm-up that is thrown away, and never a timed or profiled one. The steps of the profile have the same
+collectives in the same order, which reading checks (``tracer.capture.merge``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tracer.kineto.collectives import collective_kind
+
+_NAMESPACES = ("c10d", "_c10d_functional")
+_NOT_COLLECTIVES = {"wait_tensor", "check_for_nan", "batch_p2p_ops", "_wrap_tensor_autograd"}
+
+
+def profiler_lacks_collectives() -> bool:
+    """Whether there are process groups whose collectives the profiler does not describe (all but pure NCCL)."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return False
+    groups = dist.distributed_c10d._world.pg_map.values()
+    return any(str(backend).lower() not in ("nccl", "cuda:nccl") for backend, _ in groups)
+
+
+class CollectiveNotes:
+    """Collectives in program order while ``start`` to ``stop``; ``rows`` is what ``collectives.json`` stores."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.started = False
+        self._order: dict[str, int] = {}
+        self._mode: Any = None
+
+    def start(self) -> None:
+        """Watch from now on, in this thread and those its backward passes run in."""
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        self.started = True
+        notes = self
+
+        class Watch(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                result = func(*args, **(kwargs or {}))
+                if func.namespace in _NAMESPACES:
+                    notes.note(func, args, kwargs or {}, result)
+                return result
+
+        self._mode = Watch()
+        self._mode.__enter__()
+
+    def stop(self) -> None:
+        """Stop watching; harmless if not started."""
+        mode, self._mode = self._mode, None
+        if mode is not None:
+            mode.__exit__(None, None, None)
+
+    def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Add the row of one call of a collective operator."""
+        schema = func._schema
+        name = schema.name.partition("::")[2]
+        if name in _NOT_COLLECTIVES:
+            return
+        values = {a.name: args[i] if i < len(args) else kwargs.get(a.name, a.default_value)
+                  for i, a in enumerate(schema.arguments)}
+        group, ranks = _group_of(values)
+        sent, received = _tensors_of(values, result)
+        row = {
+            "op": schema.name,
+            "kind": collective_kind(name),
+            "group": group,
+            "ranks": ranks,
+            "dtype": str((sent or received)[0].dtype).removeprefix("torch.") if sent or received else "",
+            "elements_in": sum(t.numel() for t in sent),
+            "elements_out": sum(t.numel() for t in received),
+            "async": _is_async(values),
+            "order": self._order.get(group, 0),
+        }
+        self._order[group] = row["order"] + 1
+        self.rows.append(row)
+
+
+def _group_of(values: dict[str, Any]) -> tuple[str, list[int]]:
+    import torch.distributed as dist
+
+    given = values.get("process_group", values.get("group_name"))
+    try:
+        if isinstance(given, str):
+            given = dist.distributed_c10d._resolve_process_group(given)
+        elif not isinstance(given, dist.ProcessGroup):
+            given = dist.ProcessGroup.unbox(given)
+        return str(given.group_name), list(dist.get_process_group_ranks(given))
+    except Exception:  # an older torch, or a group of another kind: where there is only one, it is that one
+        names = dist.distributed_c10d._world.pg_names
+        if len(names) != 1:
+            return "", []
+        group, name = next(iter(names.items()))
+        return str(name), list(dist.get_process_group_ranks(group))
+
+
+def _tensors_of(values: dict[str, Any], result: Any) -> tuple[list[Any], list[Any]]:
+    """Tensors a collective sends and receives on this rank."""
+    sent = [t for name, value in values.items() if name.startswith("input") for t in _flat(value)]
+    received = [t for name, value in values.items() if name.startswith("out") and "split" not in name
+                for t in _flat(value)]
+    both = [t for name, value in values.items() if name in ("tensor", "tensors") for t in _flat(value)]
+    if both:
+        return both, both
+    return sent, received or _flat(result)
+
+
+def _flat(value: Any) -> list[Any]:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [tensor for item in value for tensor in _flat(item)]
+    return []
+
+
+def _is_async(values: dict[str, Any]) -> bool | None:
+    if "group_name" in values:
+        return True  # a functional collective: wait_tensor waits for it
+    given = values.get("async_op", values.get("asyncOp"))
+    return given if isinstance(given, bool) else None

@@ -1,0 +1,202 @@
+"""What a prediction must know about the machine and the process, beside the trace. No host, user or path names."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+SWITCHES = (
+    "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING",
+    "MKL_NUM_THREADS", "NCCL_ALGO", "NCCL_MAX_NCHANNELS", "NCCL_MIN_NCHANNELS", "NCCL_NVLS_ENABLE", "NCCL_PROTO",
+    "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING", "TORCHDYNAMO_DISABLE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_COMPILE_DISABLE",
+    "TORCH_NCCL_AVOID_RECORD_STREAMS", "TORCH_NCCL_BLOCKING_WAIT",
+)
+"""Environment variables that change performance; none of them holds a path or a name."""
+
+_DEVICE_PROPERTIES = ("total_memory", "multi_processor_count", "L2_cache_size", "max_threads_per_multi_processor",
+                      "shared_memory_per_multiprocessor", "regs_per_multiprocessor", "warp_size", "clock_rate",
+                      "memory_clock_rate", "memory_bus_width", "gcnArchName")
+_CLOCKS = ("clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "clocks.applications.graphics", "power.limit",
+           "pstate", "persistence_mode")
+_NVIDIA_SMI_SECONDS = 10
+
+
+def rank_and_world() -> tuple[int, int]:
+    """This process's rank and the number of ranks: torch.distributed's, else torchrun's, else 0 of 1."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    try:
+        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except (KeyError, ValueError):
+        return 0, 1
+
+
+def collect_context() -> dict[str, Any]:
+    """Everything but the measurements. A part that cannot be found out is left out, never an error."""
+    rank, world = rank_and_world()
+    found: dict[str, Any] = {"recorded": datetime.date.today().isoformat(), "rank": rank, "world_size": world}
+    for name, part in (("hardware", _hardware), ("software", _software), ("switches", _switches),
+                       ("process_groups", _process_groups), ("backend", _backend)):
+        value = _try(part)
+        if value:
+            found[name] = value
+    found["torch_threads"] = _try(_threads)
+    return found
+
+
+def measurements(unprofiled_ns: list[int], profiled_ns: list[int], slowdown: float | None) -> dict[str, Any]:
+    """The step times, nanoseconds: all of them, their median, and their spread (interquartile range over median)."""
+    import numpy as np
+
+    found: dict[str, Any] = {"unprofiled_step_ns": unprofiled_ns, "profiled_step_ns": profiled_ns}
+    if unprofiled_ns:
+        low, middle, high = np.percentile(unprofiled_ns, (25, 50, 75))
+        found["unprofiled_median_ns"] = int(middle)
+        found["unprofiled_spread"] = round(float((high - low) / middle), 4) if middle else 0.0
+    if slowdown is not None:
+        found["profiler_slowdown"] = round(slowdown, 4)
+    return found
+
+
+def peak_memory() -> dict[str, int]:
+    """Peak bytes since the process started: the device allocator's and the host's resident memory."""
+    import torch
+
+    found: dict[str, int] = {}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        found["allocated_bytes"] = int(torch.cuda.max_memory_allocated())
+        found["reserved_bytes"] = int(torch.cuda.max_memory_reserved())
+    with contextlib.suppress(ImportError):  # not on Windows
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        found["host_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return found
+
+
+def _try(part: Callable[[], Any]) -> Any:
+    try:
+        return part()
+    except Exception:  # drivers and tools fail in ways of their own, and the context is a courtesy
+        return None
+
+
+def _hardware() -> dict[str, Any]:
+    import torch
+
+    found: dict[str, Any] = {"device": "CPU", "cpu": _cpu_model(), "cores": os.cpu_count(),
+                             "architecture": platform.machine()}
+    with contextlib.suppress(AttributeError):  # Linux only
+        found["cores_usable"] = len(os.sched_getaffinity(0))
+    if torch.cuda.is_available():
+        index = torch.cuda.current_device()
+        properties = torch.cuda.get_device_properties(index)
+        found["device"] = properties.name
+        found["device_count"] = torch.cuda.device_count()
+        found["compute_capability"] = f"{properties.major}.{properties.minor}"
+        for name in _DEVICE_PROPERTIES:
+            if hasattr(properties, name):
+                found[name.lower()] = getattr(properties, name)
+        found["clocks"] = _try(lambda: _clocks(str(getattr(properties, "uuid", index))))
+    return found
+
+
+def _cpu_model() -> str:
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        for line in information.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _clocks(device: str) -> dict[str, str]:
+    """Clocks (MHz) and power limit (W) as nvidia-smi gives them, and the driver's version."""
+    fields = (*_CLOCKS, "driver_version")
+    chosen = device if device.isdigit() or device.startswith("GPU-") else f"GPU-{device}"
+    answer = subprocess.run(
+        ["nvidia-smi", f"--id={chosen}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"],
+        check=True, capture_output=True, text=True, timeout=_NVIDIA_SMI_SECONDS,
+    ).stdout.strip().splitlines()[0]
+    values = dict(zip(fields, (value.strip() for value in answer.split(",")), strict=True))
+    return {name: value for name, value in values.items() if not value.startswith("[")}
+
+
+def _software() -> dict[str, str]:
+    import torch
+
+    found = {"python": platform.python_version(), "torch": str(torch.__version__), "system": platform.system()}
+    for name, part in (("foretrace", lambda: metadata.version("foretrace")), ("cuda", lambda: torch.version.cuda),
+                       ("hip", lambda: torch.version.hip), ("triton", lambda: metadata.version("triton")),
+                       ("cudnn", torch.backends.cudnn.version),
+                       ("nccl", lambda: ".".join(map(str, torch.cuda.nccl.version())))):
+        value = _try(part)
+        if value:
+            found[name] = str(value)
+    return found
+
+
+def _switches() -> dict[str, Any]:
+    import torch
+
+    cuda, cudnn, dynamo = torch.backends.cuda, torch.backends.cudnn, sys.modules.get("torch._dynamo")
+    parts: dict[str, Callable[[], Any]] = {
+        "matmul_tf32": lambda: cuda.matmul.allow_tf32,
+        "float32_matmul_precision": torch.get_float32_matmul_precision,
+        "reduced_precision_bf16": lambda: bool(cuda.matmul.allow_bf16_reduced_precision_reduction),
+        "reduced_precision_fp16": lambda: bool(cuda.matmul.allow_fp16_reduced_precision_reduction),
+        "cudnn_tf32": lambda: cudnn.allow_tf32,
+        "cudnn_benchmark": lambda: cudnn.benchmark,
+        "cudnn_deterministic": lambda: cudnn.deterministic,
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
+        "flash_sdp": cuda.flash_sdp_enabled,
+        "memory_efficient_sdp": cuda.mem_efficient_sdp_enabled,
+        "math_sdp": cuda.math_sdp_enabled,
+        "mkldnn": lambda: torch.backends.mkldnn.is_available(),
+        "allocator": lambda: torch.cuda.memory.get_allocator_backend() if torch.cuda.is_available() else None,
+    }
+    found = {name: value for name, part in parts.items() if (value := _try(part)) is not None}
+    if dynamo is not None:
+        found["compiled_graphs"] = _try(lambda: int(dynamo.utils.counters["stats"]["unique_graphs"])) or 0
+        found["inductor_cudagraphs"] = _try(lambda: bool(sys.modules["torch._inductor.config"].triton.cudagraphs))
+    found["environment"] = {name: os.environ[name] for name in SWITCHES if name in os.environ}
+    return found
+
+
+def _threads() -> int:
+    import torch
+
+    return int(torch.get_num_threads())
+
+
+def _backend() -> str:
+    import torch.distributed as dist
+
+    return str(dist.get_backend()) if dist.is_available() and dist.is_initialized() else ""
+
+
+def _process_groups() -> list[dict[str, Any]]:
+    """Name, description, backend and ranks of every group this rank is in, in order of creation."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return []
+    world = dist.distributed_c10d._world
+    return [
+        {"pg_name": str(name), "pg_desc": str(getattr(group, "group_desc", "")),
+         "backend_config": str(world.pg_map[group][0]) if group in world.pg_map else "",
+         "pg_size": len(ranks), "ranks": ranks}
+        for group, name in world.pg_names.items() if (ranks := dist.get_process_group_ranks(group))
+    ]

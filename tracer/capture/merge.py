@@ -1,0 +1,171 @@
+"""Puts ``collectives.json`` into a graph's collectives. Needs no torch.
+
+The notes are of one step. Every profiled step has the same collectives, so that the n-th call of an operator in a step
+is described by the n-th note of that operator. A functional collective and the ``c10d`` call inside it are one: the
+notes have the outer one, the row names the inner one. In steps whose calls are others, only the kind is known.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tracer.errors import TraceError
+from tracer.graph import NONE, CollectiveTable, ExecutionGraph, OpKind
+from tracer.kineto.collectives import collective_kind
+
+_OPERATORS = ("c10d::", "_c10d_functional::")
+_NOT_COLLECTIVES = ("::wait_tensor", "::check_for_nan", "::batch_p2p_ops", "::_wrap_tensor_autograd")
+
+
+def merge_collectives(graph: ExecutionGraph, path: Path) -> list[str]:
+    """Add or complete the graph's collectives, in place; sentences for what does not fit. A missing file is fine.
+
+    Raises:
+        TraceError: the file is damaged.
+    """
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        noted = [_checked(row) for row in stored["rows"]]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TraceError(f"{path} cannot be read ({error!r}); copy or record it again.") from error
+    calls = _calls(graph)
+    described, unlike = _described(graph, calls, noted)
+    _fill(graph, calls, described)
+    if unlike:
+        return [f"{unlike} of {len(graph.steps)} steps have other collectives than the step in which they were noted: "
+                "their process groups are unknown."]
+    return []
+
+
+def _checked(row: Any) -> dict[str, Any]:
+    return {
+        "op": str(row["op"]), "kind": str(row["kind"]), "group": str(row["group"]),
+        "ranks": [int(rank) for rank in row["ranks"]], "dtype": str(row["dtype"]),
+        "elements_in": int(row["elements_in"]), "elements_out": int(row["elements_out"]),
+        "async": None if row["async"] is None else bool(row["async"]),
+    }
+
+
+def _calls(graph: ExecutionGraph) -> list[tuple[int, str]]:
+    """(row of ops, operator) of the outermost collective calls, in time order."""
+    ops = graph.ops
+    names = {code: text for code in np.unique(ops.name).tolist() if code >= 0
+             and (text := graph.strings[code]).startswith(_OPERATORS) and not text.endswith(_NOT_COLLECTIVES)}
+    found = np.flatnonzero(np.isin(ops.name, list(names)) & (ops.kind == OpKind.OPERATION))
+    rows: list[int] = found[np.argsort(ops.start_ns[found], kind="stable")].tolist()
+    calls = set(rows)
+    return [(row, names[int(ops.name[row])]) for row in rows if _enclosing(ops.parent, row, calls) == NONE]
+
+
+def _enclosing(parent: np.ndarray, row: int, wanted: set[int]) -> int:
+    row = int(parent[row])
+    while row >= 0 and row not in wanted:
+        row = int(parent[row])
+    return row
+
+
+def _described(graph: ExecutionGraph, calls: list[tuple[int, str]], noted: list[dict[str, Any]]) -> \
+        tuple[list[dict[str, Any] | None], int]:
+    """The note of each call, and the number of steps whose calls are not those noted."""
+    by_operator: dict[str, list[dict[str, Any]]] = {}
+    for row in noted:
+        by_operator.setdefault(row["op"], []).append(row)
+    steps = [int(graph.ops.step[row]) for row, _ in calls]
+    counts: dict[tuple[int, str], int] = {}
+    places = []
+    for step, (_, operator) in zip(steps, calls, strict=True):
+        places.append(counts.get((step, operator), 0))
+        counts[step, operator] = places[-1] + 1
+    expected = {operator: len(rows) for operator, rows in by_operator.items()}
+    seen = {step: {o: n for (s, o), n in counts.items() if s == step} for step in {*steps, *range(len(graph.steps))}}
+    alike = {step for step, found in seen.items() if step != NONE and found == expected}
+    found = [by_operator[operator][place] if step in alike else None
+             for step, place, (_, operator) in zip(steps, places, calls, strict=True)]
+    return found, len(graph.steps) - len(alike)
+
+
+def _fill(graph: ExecutionGraph, calls: list[tuple[int, str]], described: list[dict[str, Any] | None]) -> None:
+    """Device work keeps its row and gains what it lacks; other rows are replaced by the calls."""
+    old = graph.collectives
+    codes = {text: code for code, text in reversed(list(enumerate(graph.strings)))}
+
+    def code_of(text: str) -> int:
+        if not text:
+            return NONE
+        if text not in codes:
+            codes[text] = len(graph.strings)
+            graph.strings.append(text)
+        return codes[text]
+
+    call_rows = {row: index for index, (row, _) in enumerate(calls)}
+    launched: dict[int, list[int]] = {}
+    for row in np.flatnonzero(old.kernel >= 0).tolist():
+        op = int(old.op[row])
+        outer = op if op in call_rows else _enclosing(graph.ops.parent, op, set(call_rows)) if op >= 0 else NONE
+        if outer != NONE:
+            launched.setdefault(call_rows[outer], []).append(row)
+    # A row without device work is gloo's own annotation of a call (or of a part of one): the call takes its place.
+    keep = old.kernel >= 0 if calls else np.ones(len(old), bool)
+    added = [index for index in range(len(calls)) if index not in launched]
+    table = CollectiveTable(**{
+        name: np.concatenate([column, np.full(len(added), NONE, column.dtype)])
+        for name, column in old.take(np.flatnonzero(keep)).columns().items()
+    })
+    place = np.cumsum(keep) - 1
+    inner = _innermost_calls(graph, call_rows)
+    first_added = int(np.count_nonzero(keep))
+    for index, (row, operator) in enumerate(calls):
+        targets = [int(place[r]) for r in launched.get(index, [])]
+        if index not in launched:
+            targets = [first_added + int(np.searchsorted(added, index))]
+            table.op[targets[0]] = inner.get(row, row)
+        for target in targets:
+            _describe(table, target, described[index] or {"kind": collective_kind(operator)}, code_of)
+    table = table.take(np.argsort(_times(graph, table), kind="stable"))
+    order: dict[int, int] = {}
+    for index, group in enumerate(table.group.tolist()):
+        table.order[index] = order[group] = order.get(group, -1) + 1
+    graph.collectives = table
+
+
+def _innermost_calls(graph: ExecutionGraph, call_rows: dict[int, int]) -> dict[int, int]:
+    """Outer call → the first ``c10d`` call inside it."""
+    ops = graph.ops
+    codes = [code for code in np.unique(ops.name).tolist() if code >= 0 and graph.strings[code].startswith("c10d::")]
+    inner: dict[int, int] = {}
+    outers = set(call_rows)
+    for row in np.flatnonzero(np.isin(ops.name, codes)).tolist() if codes else []:
+        if row not in outers and (outer := _enclosing(ops.parent, row, outers)) != NONE:
+            inner.setdefault(outer, row)
+    return inner
+
+
+def _describe(table: CollectiveTable, row: int, note: dict[str, Any], code_of: Any) -> None:
+    values = {
+        "kind": code_of(note["kind"]),
+        "group": code_of(note.get("group", "")),
+        "ranks": code_of(json.dumps(note["ranks"])) if note.get("ranks") else NONE,
+        "dtype": code_of(note.get("dtype", "")),
+        "elements_in": note.get("elements_in", NONE),
+        "elements_out": note.get("elements_out", NONE),
+        "group_size": len(note["ranks"]) if note.get("ranks") else NONE,
+        "is_async": NONE if note.get("async") is None else int(note["async"]),
+    }
+    for name, value in values.items():
+        column = getattr(table, name)
+        if column[row] == NONE:
+            column[row] = value
+
+
+def _times(graph: ExecutionGraph, table: CollectiveTable) -> np.ndarray:
+    """When each collective began: its device work, else its operation."""
+    def at(starts: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        return starts[np.maximum(rows, 0)] if len(starts) else np.zeros(len(rows), np.int64)
+
+    return np.where(table.kernel >= 0, at(graph.kernels.start_ns, table.kernel), at(graph.ops.start_ns, table.op))

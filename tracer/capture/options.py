@@ -1,0 +1,62 @@
+"""What a capture is asked to do, checked before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal, get_args
+
+from tracer.errors import CaptureError
+
+Form = Literal["json", "foretrace"]
+Observed = Literal["all", "last", "none"]
+"""In which cycles' windows the execution trace is recorded too."""
+
+PROFILER_WARMUP = 2
+"""Discarded steps under the running profiler before each window: the first steps initialise CUPTI and its buffers."""
+
+
+class CaptureWarning(UserWarning):
+    """A capture ended without everything it was asked for."""
+
+
+class Phase(Enum):
+    """Where a capture is."""
+
+    NEW = "not entered"
+    WARMUP = "the warm-up steps"
+    TIMED = "the timed steps"
+    PROFILED = "the profiled steps"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureOptions:
+    """See ``tracer.capture.capture``.
+
+    Raises:
+        CaptureError: a value is wrong.
+    """
+
+    steps: int = 3
+    warmup: int = 3
+    timed: int = 10
+    cycles: int = 1
+    execution_trace: Observed = "all"
+    form: Form = "json"
+    stacks: bool = False
+    replace: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("warmup", 0), ("timed", 0), ("cycles", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise CaptureError(f"{name}={value!r} is not possible: give a whole number, {least} or more.")
+        for name, known in (("execution_trace", get_args(Observed)), ("form", get_args(Form))):
+            if getattr(self, name) not in known:
+                raise CaptureError(f"{name}={getattr(self, name)!r} is not known: choose one of {', '.join(known)}.")
+
+    @property
+    def total_steps(self) -> int:
+        """Steps the script must run until everything is recorded."""
+        return self.warmup + self.timed + self.cycles * (PROFILER_WARMUP + self.steps)

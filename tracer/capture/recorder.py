@@ -1,0 +1,149 @@
+"""The profiler and the execution-trace observer, run over the same steps."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from tracer.capture.options import PROFILER_WARMUP, CaptureOptions
+from tracer.errors import CaptureError
+
+STEP = "ProfilerStep#"
+
+
+def synchronize() -> None:
+    """Wait for the device, where one is in use."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+class Recorder:
+    """Records ``cycles`` windows of ``steps`` steps, each after discarded steps of the profiler's warm-up.
+
+    Files go to a scratch directory: one Kineto export for each window, one execution trace for all of them.
+    """
+
+    def __init__(self, scratch: Path, options: CaptureOptions) -> None:
+        self.windows: list[Path] = []
+        """Kineto exports so far."""
+        self.execution_trace = scratch / "et.json"
+        self.flags: dict[str, Any] = {}
+        self._scratch = scratch
+        self._options = options
+        self._number = 0
+        self._observer: Any = None
+        self._profiler: Any = None
+
+    @property
+    def cycle_steps(self) -> int:
+        """Steps of one cycle, warm-up included."""
+        return PROFILER_WARMUP + self._options.steps
+
+    @property
+    def steps_done(self) -> int:
+        """Steps ended so far, warm-up included."""
+        return self._number
+
+    @property
+    def is_active_step(self) -> bool:
+        """Whether the current step is recorded."""
+        return self._number % self.cycle_steps >= PROFILER_WARMUP
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all steps of all cycles are done."""
+        return self._number >= self.cycle_steps * self._options.cycles
+
+    @property
+    def step_name(self) -> str:
+        """The annotation of the current step."""
+        return f"{STEP}{self._number}"
+
+    def start(self) -> None:
+        """Begin the first discarded step. Raises ``CaptureError`` if another profiler is running."""
+        import torch
+        from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, schedule
+
+        if torch.autograd._profiler_enabled():
+            raise CaptureError("Another torch profiler is already running, and there can be only one: stop it around "
+                               "the capture.")
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        if self._options.execution_trace != "none":
+            self._observer = _observer_class(ExecutionTraceObserver)(self)
+        self.flags = {"record_shapes": True, "with_stack": self._options.stacks, "with_modules": True,
+                      "profile_memory": False, "with_flops": False,
+                      "execution_trace": self._options.execution_trace == "all"}
+        experimental = _experimental_config() if len(activities) > 1 else None
+        self.flags["cuda_sync_events"] = experimental is not None
+        self._profiler = profile(
+            activities=activities,
+            schedule=schedule(wait=0, warmup=PROFILER_WARMUP, active=self._options.steps, repeat=self._options.cycles),
+            on_trace_ready=self._export,
+            record_shapes=True,
+            with_stack=self._options.stacks,
+            with_modules=True,
+            experimental_config=experimental,
+            execution_trace_observer=self._observer,
+        )
+        self._profiler.start()
+
+    def step(self) -> None:
+        """End the current step and begin the next; at the end of a window, write its trace."""
+        with warnings.catch_warnings():
+            # Each window is exported before the next begins, so nothing is lost.
+            warnings.filterwarnings("ignore", message=".*Profiler clears events", category=UserWarning)
+            self._profiler.step()
+        self._number += 1
+
+    def stop(self) -> None:
+        """Stop, wherever it is; a window under way is written as far as it went. Harmless if not started."""
+        profiler, self._profiler = self._profiler, None
+        observer, self._observer = self._observer, None
+        try:
+            if profiler is not None:
+                profiler.__exit__(None, None, None)
+        finally:
+            if observer is not None:
+                observer.unregister_callback()
+
+    @property
+    def observes(self) -> bool:
+        """Whether the window that begins or runs now gets an execution trace."""
+        return self._options.execution_trace == "all" or len(self.windows) == self._options.cycles - 1
+
+    def _export(self, profiler: Any) -> None:
+        path = self._scratch / f"kineto-{len(self.windows)}.json"
+        profiler.export_chrome_trace(str(path))
+        self.windows.append(path)
+
+
+def _observer_class(base: type) -> type:
+    """An execution-trace observer that runs only in the windows it is wanted in; ``base`` is torch's."""
+
+    class Observer(base):  # type: ignore[misc]
+        def __init__(self, recorder: Recorder) -> None:
+            super().__init__()
+            self._recorder = recorder
+
+        def start(self) -> None:
+            if self._recorder.observes:
+                # Registered no earlier: being called costs time, even while it records nothing.
+                self.register_callback(str(self._recorder.execution_trace))
+                super().start()
+
+    return Observer
+
+
+def _experimental_config() -> Any:
+    """Synchronisation events on CUDA, where this torch has them."""
+    try:
+        from torch._C._profiler import _ExperimentalConfig
+
+        return _ExperimentalConfig(enable_cuda_sync_events=True)
+    except (ImportError, TypeError):
+        return None

@@ -1,0 +1,301 @@
+"""``Capture``: the course of one capture, from the first warm-up step to the last file."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from tracer.capture.options import CaptureOptions, CaptureWarning, Phase
+from tracer.capture.recorder import Recorder, synchronize
+from tracer.capture_layout import COLLECTIVES, EXECUTION_TRACE, window_name
+from tracer.errors import CaptureError
+
+if TYPE_CHECKING:
+    from tracer.capture.collectives import CollectiveNotes
+    from tracer.capture.output import Part
+
+Result = TypeVar("Result")
+Batch = TypeVar("Batch")
+
+_running: Capture | None = None
+"""The one capture of this process: the profiler is the process's too."""
+
+
+class Capture:
+    """See ``tracer.capture.capture``, which makes one.
+
+    Attributes:
+        finished: whether everything is recorded; a loop may end then. From there on ``step`` costs one comparison.
+        recording: whether the profiler is running now.
+        ended: why the capture ended before everything was recorded; empty if it did not.
+        facts: what else ``context.json`` shall hold, ready for JSON.
+        unprofiled_step_ns, profiled_step_ns: the steps measured so far, nanoseconds.
+    """
+
+    def __init__(self, out: str | os.PathLike[str], options: CaptureOptions) -> None:
+        try:
+            self.out = Path(out)
+        except TypeError as error:
+            raise CaptureError(f"{out!r} is no directory for a capture: give a path.") from error
+        self.options = options
+        self.finished = False
+        self.recording = False
+        self.unprofiled_step_ns: list[int] = []
+        self.profiled_step_ns: list[int] = []
+        self._phase = Phase.NEW
+        self._warm = 0
+        self._started_ns = 0
+        self._output: Part | None = None
+        self._recorder: Recorder | None = None
+        self._notes: CollectiveNotes | None = None
+        self.facts: dict[str, Any] = {}
+        self.ended = ""
+        self._memory: dict[str, int] = {}
+        self._machine: dict[str, Any] = {}
+
+    @property
+    def part(self) -> Path | None:
+        """This rank's directory, once entered."""
+        return self._output.path if self._output else None
+
+    @property
+    def slowdown(self) -> float | None:
+        """Median step of the first window over median unprofiled step; ``None`` where either was not measured."""
+        window = self.profiled_step_ns[:self.options.steps]
+        if not self.unprofiled_step_ns or not window:
+            return None
+        return float(np.median(window) / np.median(self.unprofiled_step_ns))
+
+    def check(self) -> None:
+        """Raise ``CaptureError`` now if the directory could not be written later."""
+        self._part().remove()
+
+    def __enter__(self) -> Capture:
+        global _running
+        if self._phase is not Phase.NEW:
+            raise CaptureError("A capture runs once; make another with tracer.capture(…).")
+        if _running is not None:
+            raise CaptureError(f"A capture into {_running.out} is already running in this process, and captures do not "
+                               f"nest: end it before the one into {self.out}.")
+        try:
+            import torch  # noqa: F401
+        except ImportError as error:
+            raise CaptureError("Capturing needs PyTorch; install it with: pip install 'foretrace[capture]'.") from error
+        self._output = self._part()
+        self._phase = Phase.WARMUP
+        _running = self
+        try:
+            self._next_phase()
+            synchronize()
+        except BaseException:
+            self._close()
+            raise
+        self._started_ns = time.perf_counter_ns()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:
+        if self.finished or self._phase is Phase.NEW:
+            return
+        ended = f"the step raised {kind.__name__}." if kind is not None else self._too_few_steps()
+        try:
+            self._finish(ended)
+        except Exception as failure:  # the script's own exception matters more than this one
+            if kind is None:
+                raise
+            warnings.warn(f"The partial capture could not be written: {failure}", CaptureWarning, stacklevel=2)
+        if kind is None:
+            warnings.warn(f"The capture into {self.out} is not complete: {ended}", CaptureWarning, stacklevel=2)
+
+    def step(self) -> None:
+        """Say that a step has ended and the next begins.
+
+        Raises:
+            CaptureError: the capture was not entered, or its files cannot be written (it is over then).
+        """
+        if self.finished:
+            return
+        if self._phase is Phase.NEW:
+            raise CaptureError("capture.step() was called before the capture began: use it inside "
+                               "`with tracer.capture(…) as capture:`.")
+        try:
+            self._end_step()
+        except CaptureError as error:
+            self.ended = self.ended or str(error)
+            self._close()
+            raise
+        if not self.finished:
+            self._started_ns = time.perf_counter_ns()
+
+    def wrap(self, loader: Iterable[Batch]) -> Iterable[Batch]:
+        """The loader, with each fetch marked as data loading in the trace (torch's own DataLoader marks them itself).
+
+        Does not count steps and does not end the loop: call ``step``, and break when ``finished`` if you like.
+        """
+        from torch.utils.data import DataLoader
+
+        from tracer.capture.loader import AnnotatedLoader
+
+        return loader if isinstance(loader, DataLoader) else AnnotatedLoader(self, loader)
+
+    def __call__(self, function: Callable[..., Result]) -> Callable[..., Result]:
+        """Decorate a function whose every call is one step; the first call enters the capture.
+
+        Time between two calls counts to the later one's step, as data loading often is there. If the program ends
+        before enough calls, what there is gets written then, with a warning.
+        """
+
+        @functools.wraps(function)
+        def step_function(*args: Any, **kwargs: Any) -> Result:
+            if self.finished:
+                return function(*args, **kwargs)
+            if self._phase is Phase.NEW:
+                self.__enter__()
+                atexit.register(self._at_exit, os.getpid())
+            try:
+                result = function(*args, **kwargs)
+            except BaseException as error:
+                self.__exit__(type(error), error, error.__traceback__)
+                raise
+            self.step()
+            return result
+
+        return step_function
+
+    def _at_exit(self, pid: int) -> None:
+        if pid == os.getpid():  # not in a forked data loader
+            self.__exit__(None, None, None)
+
+    def _part(self) -> Part:
+        from tracer.capture.context import rank_and_world
+        from tracer.capture.output import Part
+
+        return Part(self.out, rank_and_world()[0], self.options.replace)
+
+    def _end_step(self) -> None:
+        if self._phase is Phase.WARMUP:
+            self._warm += 1
+            if self._warm < self.options.warmup:
+                return
+            synchronize()
+        else:
+            synchronize()
+            elapsed = time.perf_counter_ns() - self._started_ns
+            if self._phase is Phase.TIMED:
+                self.unprofiled_step_ns.append(elapsed)
+            else:
+                self._end_profiled_step(elapsed)
+        self._next_phase()
+
+    def _next_phase(self) -> None:
+        """Go on to the next phase if the present one has all its steps (it may have none)."""
+        options = self.options
+        if self._phase is Phase.WARMUP and self._warm >= options.warmup:
+            self._phase = Phase.TIMED
+        if self._phase is Phase.TIMED and len(self.unprofiled_step_ns) >= options.timed:
+            self._begin_profile()
+        elif self._phase is Phase.PROFILED and self._recorder is not None and self._recorder.is_over:
+            self._finish("")
+
+    def _begin_profile(self) -> None:
+        from tracer.capture.collectives import CollectiveNotes, profiler_lacks_collectives
+        from tracer.capture.context import peak_memory, rank_and_world
+        from tracer.capture_layout import part_name
+
+        assert self._output is not None
+        if self._output.path.name != part_name(rank_and_world()[0]):  # torch.distributed has come up meanwhile
+            self._output.remove()
+            self._output = self._part()
+        self._memory = peak_memory()  # before the profiler takes its own
+        self._phase = Phase.PROFILED
+        # Written now too, so that even a killed process leaves its measured steps.
+        self._output.write_context(self._context("it was stopped from outside during the profiled steps."))
+        self._recorder = Recorder(self._output.scratch, self.options)
+        self._recorder.start()
+        self.recording = True
+        if profiler_lacks_collectives():
+            self._notes = CollectiveNotes()
+            # Never the process's first step: what is compiled in it would be compiled under the watching mode.
+            if self._warm + len(self.unprofiled_step_ns) > 0:
+                self._notes.start()
+
+    def _end_profiled_step(self, elapsed: int) -> None:
+        assert self._recorder is not None
+        if self._notes is not None:
+            self._notes.stop()
+        if self._recorder.is_active_step:
+            self.profiled_step_ns.append(elapsed)
+        self._recorder.step()
+        if self._notes is not None and not self._notes.started and not self._recorder.is_active_step:
+            self._notes.start()
+
+    def _finish(self, ended: str) -> None:
+        """Write everything. ``ended`` says why the capture is not complete; empty if it is."""
+        output, recorder = self._output, self._recorder
+        assert output is not None
+        self.ended = ended
+        unfinished = recorder.step_name if recorder is not None and not recorder.is_over else ""
+        try:
+            if self._notes is not None:
+                self._notes.stop()
+            if recorder is not None:
+                recorder.stop()
+                for index, source in enumerate(recorder.windows):
+                    output.store_trace(source, window_name(index, "json"), unfinished)
+                if recorder.windows and recorder.execution_trace.exists():
+                    output.store_trace(recorder.execution_trace, EXECUTION_TRACE, unfinished)
+            if self._notes is not None and self._notes.rows:
+                output.write_json(COLLECTIVES, {"rows": self._notes.rows})
+            context = self._context(ended)
+            output.write_context({**context, "complete": False})
+            if self.options.form == "foretrace" and recorder is not None and recorder.windows:
+                output.convert(len(recorder.windows))
+            output.write_context(context)
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        """Leave nothing running and nothing in the way, whatever happened. Safe to repeat."""
+        global _running
+        if _running is self:
+            _running = None
+        self.finished, self.recording = True, False
+        self._phase = Phase.DONE
+        if self._notes is not None:
+            self._notes.stop()
+        if self._recorder is not None:
+            try:
+                self._recorder.stop()
+            except Exception as error:  # closing up after another error, which is the one to tell
+                warnings.warn(f"The profiler did not stop cleanly: {error}", CaptureWarning, stacklevel=2)
+        if self._output is not None:
+            self._output.remove_scratch()
+        atexit.unregister(self._at_exit)
+
+    def _context(self, ended: str) -> dict[str, Any]:
+        from tracer.capture.context import collect_context, measurements, peak_memory
+
+        # Once, right after the timed steps: clocks are then those of a device at work.
+        self._machine = self._machine or collect_context()
+        found = {**self.facts, **self._machine, "capture": asdict(self.options),
+                 "profiler": self._recorder.flags if self._recorder else {},
+                 **measurements(self.unprofiled_step_ns, self.profiled_step_ns, self.slowdown),
+                 "peak_memory": self._memory or peak_memory(), "complete": not ended}
+        return {**found, "ended": ended} if ended else found
+
+    def _too_few_steps(self) -> str:
+        done = self._warm + len(self.unprofiled_step_ns)
+        if self._recorder is not None:
+            done += self._recorder.steps_done
+        return (f"the script ended after {done} of the {self.options.total_steps} steps it needs (in "
+                f"{self._phase.value}); run more steps, or ask for fewer.")

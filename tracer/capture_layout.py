@@ -1,0 +1,248 @@
+"""The directory of a captured job, and its ``context.json`` read into ``Meta``. Needs no torch.
+
+    OUT/rank0/context.json        hardware, versions, step times; its "complete" marks a whole capture
+    OUT/rank0/kineto.json.gz      the profiler's trace; a second window is kineto-1.json.gz, and so on
+    OUT/rank0/et.json.gz          the execution trace of all windows
+    OUT/rank0/collectives.json    what the profiler does not record about collectives (absent where it does)
+    OUT/rank0/graph.foretrace     instead of the three others, in the one-file form (graph-1.foretrace, …)
+    OUT/rank1/…
+
+A directory with these files itself, without ``rank<r>``, is a part too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tracer.errors import ForetraceError, TraceError
+from tracer.graph import NONE, ExecutionGraph
+
+if TYPE_CHECKING:
+    from tracer.job import Job
+
+CONTEXT = "context.json"
+COLLECTIVES = "collectives.json"
+EXECUTION_TRACE = "et.json.gz"
+SIDE_FILES = frozenset({CONTEXT, COLLECTIVES})
+"""Files of a part that are no traces."""
+
+_PART = re.compile(r"rank(\d{1,8})$")
+_WINDOW = re.compile(r"(?:kineto(?:-(\d+))?\.json\.gz|graph(?:-(\d+))?\.foretrace)$")
+PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class CapturePart:
+    """What one rank wrote. ``windows`` are the profiler's traces or saved graphs, one a cycle, in order."""
+
+    path: Path
+    rank: int
+    """``NONE`` for a directory that is a part itself."""
+    windows: list[Path] = field(default_factory=list)
+    execution_trace: Path | None = None
+
+
+def part_name(rank: int) -> str:
+    """Directory of a rank's part in the job's directory."""
+    return f"rank{rank}"
+
+
+def window_name(index: int, form: str) -> str:
+    """File name of a window's trace, ``form`` "json" or "foretrace"."""
+    number = f"-{index}" if index else ""
+    return f"graph{number}.foretrace" if form == "foretrace" else f"kineto{number}.json.gz"
+
+
+def is_part_file(name: str) -> bool:
+    """Whether a file of this name in a part is a capture's."""
+    return name in SIDE_FILES or name == EXECUTION_TRACE or _WINDOW.match(name) is not None
+
+
+def find_parts(directory: PathLike) -> list[CapturePart]:
+    """The parts of a captured job, by rank; empty if the directory is no capture (or on another file system)."""
+    root = Path(directory)
+    if "://" in os.fspath(directory) or not root.is_dir():
+        return []
+    if (root / CONTEXT).is_file():
+        own = _part(root, NONE)
+        return [own] if own.windows or "complete" in read_context(root) else []
+    found = []
+    for path in root.iterdir():
+        match = _PART.match(path.name)
+        if match and (path / CONTEXT).is_file():
+            found.append(_part(path, int(match.group(1))))
+    return sorted(found, key=lambda part: part.rank)
+
+
+def _part(path: Path, rank: int) -> CapturePart:
+    windows = {int(match.group(1) or match.group(2) or 0): path / name for name in os.listdir(path)
+               if (match := _WINDOW.match(name))}
+    trace = path / EXECUTION_TRACE
+    return CapturePart(path, rank, [windows[i] for i in sorted(windows)], trace if trace.is_file() else None)
+
+
+def read_context(directory: PathLike) -> dict[str, Any]:
+    """``context.json`` of a part; empty where there is none. Raises ``TraceError`` if it is damaged."""
+    path = Path(directory) / CONTEXT
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise TraceError(f"{path} cannot be read ({error}); copy or record it again.") from error
+    if not isinstance(value, dict):
+        raise TraceError(f"{path} is not a capture's context (a JSON object); record it again.")
+    return value
+
+
+def is_complete(part: PathLike) -> bool:
+    """Whether a rank's part is there and was written to its end."""
+    try:
+        return read_context(part).get("complete") is True
+    except TraceError:
+        return False
+
+
+def apply_context(graph: ExecutionGraph, directory: PathLike) -> bool:
+    """Put what ``context.json`` knows into ``graph.meta``; whether there is such a file.
+
+    Measured step times and flags are the file's; what the trace says about device, rank and groups stands.
+
+    Raises:
+        TraceError: the file is damaged.
+    """
+    context = read_context(directory)
+    if not context:
+        return False
+    meta = graph.meta
+    hardware, software = _mapping(context, "hardware"), _mapping(context, "software")
+    times = context.get("unprofiled_step_ns")
+    if isinstance(times, list) and all(isinstance(t, int) and t >= 0 for t in times):
+        meta.unprofiled_step_ns = list(times)
+    meta.profiler_flags.update({str(name): bool(value) for name, value in _mapping(context, "profiler").items()})
+    meta.versions.update({str(name): str(value) for name, value in software.items()})
+    meta.torch_version = meta.torch_version or str(software.get("torch", ""))
+    if hardware.get("device") not in (None, "CPU"):
+        meta.device = meta.device or str(hardware["device"])
+        meta.compute_capability = meta.compute_capability or str(hardware.get("compute_capability", ""))
+        meta.device_count = meta.device_count or _whole(hardware, "device_count", 0)
+        if meta.device_memory_bytes == NONE:
+            meta.device_memory_bytes = _whole(hardware, "total_memory")
+        if meta.sm_count == NONE:
+            meta.sm_count = _whole(hardware, "multi_processor_count")
+    if meta.rank == NONE:
+        meta.rank = _whole(context, "rank")
+    if meta.world_size == NONE:
+        meta.world_size = _whole(context, "world_size")
+    meta.backend = meta.backend or str(context.get("backend", ""))
+    groups = context.get("process_groups")
+    if isinstance(groups, list) and not meta.process_groups:
+        meta.process_groups = [group for group in groups if isinstance(group, dict)]
+    return True
+
+
+def _mapping(context: dict[str, Any], name: str) -> dict[str, Any]:
+    value = context.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _whole(values: dict[str, Any], name: str, default: int = NONE) -> int:
+    value = values.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def read_capture(directory: PathLike, *, window: int = 0,
+                 progress: Callable[[int, int], None] | None = None) -> Job:
+    """Read a captured job: every rank's graph with its execution trace, context and collectives.
+
+    Args:
+        directory: what ``tracer.capture`` wrote, or one rank's part of it.
+        window: which cycle's window, from 0.
+        progress: called with (bytes done, bytes in all) of the traces.
+
+    Raises:
+        TraceError: the directory is no capture, no rank recorded that window, or a file is damaged.
+        JobError: the parts are of different jobs.
+    """
+    from tracer.job import assemble_captured  # job.py reads captures through this module
+
+    parts = find_parts(directory)
+    if not parts:
+        raise TraceError(f"{os.fspath(directory)} is not a capture: it holds no {part_name(0)}/{CONTEXT}.")
+    recorded = [part for part in parts if window < len(part.windows)]
+    if not recorded:
+        raise TraceError(_nothing_recorded(os.fspath(directory), parts, window))
+    notes = [f"{part.path.name}: {_state(part)}" for part in parts if part not in recorded]
+    total, done = sum(part.windows[window].stat().st_size for part in recorded), 0
+    graphs = []
+    for part in recorded:
+        try:
+            graphs.append(_read_part(part, window, notes, _shifted(progress, done, total)))
+        except ForetraceError as error:
+            if len(recorded) == 1:
+                raise
+            notes.append(f"Skipped: {error}")
+        done += part.windows[window].stat().st_size
+    if not graphs:
+        raise TraceError(f"No rank of {os.fspath(directory)} could be read. {' '.join(notes)}")
+    most = max(len(part.windows) for part in parts)
+    if most > 1:
+        notes.append(f"The capture has {most} windows; this is number {window}. "
+                     "tracer.capture_layout.read_capture reads the others.")
+    return assemble_captured(graphs, notes)
+
+
+def read_window(part: PathLike, window: int = 0) -> ExecutionGraph:
+    """One window of one rank's part, complete with execution trace, context and collectives. Raises ``TraceError``."""
+    return _read_part(_part(Path(part), NONE), window, [], None)
+
+
+def _shifted(progress: Callable[[int, int], None] | None, done: int, total: int) -> Callable[[int, int], None] | None:
+    return None if progress is None else lambda now, _: progress(done + now, total)
+
+
+def _read_part(part: CapturePart, window: int, notes: list[str],
+               progress: Callable[[int, int], None] | None) -> ExecutionGraph:
+    from tracer.capture.merge import merge_collectives
+
+    path = part.windows[window]
+    if path.suffix == ".foretrace":
+        from tracer.store import load_graph
+
+        graph = load_graph(path)
+    else:
+        from tracer.kineto import read_kineto
+
+        graph = read_kineto(path, progress=progress)
+        if part.execution_trace is not None:
+            from tracer.join import join_execution_trace
+
+            try:
+                join_execution_trace(graph, part.execution_trace)
+            except TraceError as error:
+                notes.append(f"An execution trace was not joined: {error}")
+        notes += merge_collectives(graph, part.path / COLLECTIVES)
+    apply_context(graph, part.path)
+    if read_context(part.path).get("complete") is False:
+        notes.append(f"{part.path.name}: {_state(part)}")
+    return graph
+
+
+def _state(part: CapturePart) -> str:
+    context = read_context(part.path)
+    why = str(context.get("ended") or "it ended early")
+    return f"the capture is not complete: {why}"
+
+
+def _nothing_recorded(directory: str, parts: list[CapturePart], window: int) -> str:
+    most = max(len(part.windows) for part in parts)
+    if most:
+        return f"{directory} has {most} windows, so there is no window {window}; choose one from 0 to {most - 1}."
+    times = max(len(read_context(part.path).get("unprofiled_step_ns") or []) for part in parts)
+    return f"{directory} holds {times} timed steps and no trace: {_state(parts[0])}"
