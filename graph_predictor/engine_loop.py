@@ -6,8 +6,6 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-FAR = np.int64(2**62)
-
 
 @numba.njit(cache=True)
 def _push(heap, size, kernel, key):
@@ -61,6 +59,38 @@ def _count_up_to(heap, size, key, limit, enough):
         todo[left + 1] = 2 * i + 1
         left += 2
     return found
+
+
+@numba.njit(cache=True)
+def _enter(heap, rank, room, kernel, key, size, slot_kernel):
+    """Put a finished entry into a rank's queue; the earliest of more than ``room`` of them has left its slot."""
+    size[rank] = _push(heap, size[rank], kernel, key)
+    if size[rank] > room:
+        left, size[rank] = _pop(heap, size[rank], key)
+        if slot_kernel[rank] < 0 or key[left] > key[slot_kernel[rank]]:
+            slot_kernel[rank] = left
+
+
+@numba.njit(cache=True)
+def _overtaken(entries, room, kernel_done, kernel_end, in_time):
+    """The queue for a call whose entries a call of another thread, recorded later, has passed already.
+
+    Returns (the entry whose end frees the call's slot or -1, an unsettled entry to wait for or -1).
+    """
+    heap = np.empty(room + 2, np.int64)
+    size, slot = np.zeros(1, np.int64), np.full(1, -1, np.int64)
+    still, first = 0, np.int64(-1)
+    for k in entries:
+        if kernel_done[k]:
+            _enter(heap, 0, room, k, kernel_end, size, slot)
+        else:
+            still += 1
+            if first < 0:
+                first = k
+    excess = size[0] + still - room
+    if still > 0 and excess > 0 and _count_up_to(heap, size[0], kernel_end, in_time, excess) < excess:
+        return np.int64(-1), first
+    return slot[0], np.int64(-1)
 
 
 @numba.njit(cache=True)
@@ -123,7 +153,6 @@ def run(
         queue_base[r + 1] = queue_base[r] + max(queue_depth[r], 1) + 1
     queue_heap = np.empty(queue_base[ranks] + 1, np.int64)
     queue_size = np.zeros(ranks, np.int64)
-    slot_free = np.full(ranks, -FAR, np.int64)
     slot_kernel = np.full(ranks, -1, np.int64)
     unsettled = np.empty(queue_kernel.shape[0] + 1, np.int64)
     unsettled_count = np.zeros(ranks, np.int64)
@@ -154,7 +183,8 @@ def run(
                 done += 1
                 for j in range(successor_ptr[k], successor_ptr[k + 1]):
                     s = successor[j]
-                    t_ready = kernel_end[k] + kernel_gap[s]
+                    # With overlap (a negative gap) a kernel still does not start before its predecessor did.
+                    t_ready = max(kernel_end[k] + kernel_gap[s], kernel_start[k])
                     if t_ready > kernel_start[s]:
                         kernel_start[s] = t_ready
                         kernel_cause[s] = 1
@@ -253,53 +283,66 @@ def run(
                 begins_here = True
         end = start + item_cost[n]
         end_cause, end_source = 0, np.int64(-1)
+        slot = np.int64(-1)
         wanted = item_queue[n]
         # Only once the queue can be full do the ends of earlier entries matter.
         if wanted >= queue_depth[r] and queue_depth[r] > 0:
             room = queue_depth[r] - 1
-            view = queue_heap[queue_base[r]:queue_base[r + 1]]
-            low = queue_ptr[r]
-            still = 0
-            for j in range(low, low + unsettled_count[r]):
-                k = unsettled[j]
-                if kernel_done[k]:
-                    queue_size[r] = _push(view, queue_size[r], k, kernel_end)
-                else:
-                    unsettled[low + still] = k
-                    still += 1
-                if queue_size[r] > room:
-                    k, queue_size[r] = _pop(view, queue_size[r], kernel_end)
-                    if kernel_end[k] > slot_free[r]:
-                        slot_free[r] = kernel_end[k]
-                        slot_kernel[r] = k
-            while queue_at[r] < low + wanted:
-                k = queue_kernel[queue_at[r]]
-                queue_at[r] += 1
-                if not kernel_done[k]:
-                    unsettled[low + still] = k
-                    still += 1
-                    continue
-                queue_size[r] = _push(view, queue_size[r], k, kernel_end)
-                if queue_size[r] > room:
-                    k, queue_size[r] = _pop(view, queue_size[r], kernel_end)
-                    if kernel_end[k] > slot_free[r]:
-                        slot_free[r] = kernel_end[k]
-                        slot_kernel[r] = k
-            unsettled_count[r] = still
-            # Work that is not settled yet may hold its slot for ever: enough others must have ended in time.
-            excess = queue_size[r] + still - room
-            if excess > 0 and _count_up_to(view, queue_size[r], kernel_end, end - item_return[n],
-                                           excess) < excess:
-                k = unsettled[low]
-                next_parked[t] = parked_on_kernel[k]
-                parked_on_kernel[k] = t
+            low, high = queue_ptr[r], queue_ptr[r] + wanted
+            # A slot that is free by then delays nothing: neither the call's return nor what the call itself waits for.
+            in_time = end - item_return[n]
+            if begins_here and start < in_time:
+                in_time = start
+            blocker = np.int64(-1)
+            if high < queue_at[r]:
+                slot, blocker = _overtaken(queue_kernel[low:high], room, kernel_done, kernel_end, in_time)
+            else:
+                view = queue_heap[queue_base[r]:queue_base[r + 1]]
+                still = 0
+                for j in range(low, low + unsettled_count[r]):
+                    k = unsettled[j]
+                    if kernel_done[k]:
+                        _enter(view, r, room, k, kernel_end, queue_size, slot_kernel)
+                    else:
+                        unsettled[low + still] = k
+                        still += 1
+                unsettled_count[r] = still
+                if still > 0:
+                    blocker = unsettled[low]
+                ended = 0
+                for j in range(queue_at[r], high):
+                    k = queue_kernel[j]
+                    if not kernel_done[k]:
+                        if blocker < 0:
+                            blocker = k
+                    elif kernel_end[k] <= in_time:
+                        ended += 1
+                # Work that is not settled yet may hold its slot for ever: enough others must have ended in time.
+                if blocker >= 0:
+                    excess = queue_size[r] + still + high - queue_at[r] - room
+                    if excess <= ended or ended + _count_up_to(view, queue_size[r], kernel_end, in_time,
+                                                               excess) >= excess:
+                        blocker = -1
+                if blocker < 0:
+                    while queue_at[r] < high:
+                        k = queue_kernel[queue_at[r]]
+                        queue_at[r] += 1
+                        if kernel_done[k]:
+                            _enter(view, r, room, k, kernel_end, queue_size, slot_kernel)
+                        else:
+                            unsettled[low + still] = k
+                            still += 1
+                    unsettled_count[r] = still
+                    slot = slot_kernel[r]
+            if blocker >= 0:
+                next_parked[t] = parked_on_kernel[blocker]
+                parked_on_kernel[blocker] = t
                 continue
-            ready = slot_free[r] + item_return[n]
-            if ready > end:
-                end, end_cause, end_source = ready, 2, slot_kernel[r]
+            if slot >= 0 and kernel_end[slot] + item_return[n] > end:
+                end, end_cause, end_source = kernel_end[slot] + item_return[n], 2, slot
         if begins_here:
             # Submitted when the queue lets it in; the wait for its own end comes below.
-            submitted = start if end_cause == 0 else end - item_cost[n]
+            submitted = start if slot < 0 else max(start, kernel_end[slot])
             for j in range(launched_ptr[n], launched_ptr[n + 1]):
                 k = launched[j]
                 if kernel_anchor[k] == 1 and not kernel_done[k] and item_start_cause[n] >= 0:

@@ -62,6 +62,8 @@ class _Marker:
     after: int = NONE
     """Index of the marker it follows."""
     lag: int = 0
+    since: int = NONE
+    """Where a wait began: the thread's own work lasts until then."""
 
 
 def build_host_items(view: RankView) -> HostItems:
@@ -107,7 +109,8 @@ def build_host_items(view: RankView) -> HostItems:
     work = shifted - previous_end
     external = np.full(len(order), NEVER, np.int64)
     is_resume = kind == ItemKind.RESUME
-    work[is_resume] = 0
+    since = np.concatenate([np.full(len(top), NONE), np.array([m.since for m in markers], np.int64)])[order]
+    work[is_resume] = np.maximum(since[is_resume] - previous_end[is_resume], 0)
     for (_, begin, finish), marker in zip(waits, range(len(markers) - len(waits), len(markers)), strict=True):
         at = int(place[len(top) + marker])
         external[at] = finish
@@ -181,7 +184,32 @@ def _hand_overs(view: RankView, threads: list[int], markers: list[_Marker]) -> i
                 continue
             found += _worker_resumes(caller, worker, (caller_start, caller_end), (start, end), markers)
             found += _caller_resumes(caller, worker, (caller_start, caller_end), (start, end), markers)
+        _share_lags(caller, markers)
+        _keep_out_of_calls(view, caller, markers)
     return found
+
+
+def _share_lags(caller: int, markers: list[_Marker]) -> None:
+    """Of several threads the caller waited for, the last to finish shows the lag; the others' slack is waiting."""
+    lags: dict[int, int] = {}
+    resumes = [m for m in markers if m.kind == ItemKind.RESUME and m.thread == caller]
+    for marker in resumes:
+        lags[marker.time] = min(marker.lag, lags.get(marker.time, marker.lag))
+    for marker in resumes:
+        marker.lag = lags[marker.time]
+
+
+def _keep_out_of_calls(view: RankView, caller: int, markers: list[_Marker]) -> None:
+    """Move a hand-over from inside a call to the call's begin: another thread's start does not wait for its return."""
+    calls = view.graph.launches
+    mine = np.nonzero((calls.thread == caller) & (calls.parent == NONE))[0]
+    begin, end = calls.start_ns[mine], view.c_end[mine]
+    for resume in [m for m in markers if m.kind == ItemKind.RESUME and m.after >= 0]:
+        marker = markers[resume.after]
+        at = int(np.searchsorted(begin, marker.time, side="left")) - 1
+        if marker.thread == caller and at >= 0 and marker.time < end[at]:
+            resume.lag += marker.time - int(begin[at])
+            marker.time = int(begin[at])
 
 
 def _worker_resumes(caller: int, worker: int, caller_busy: tuple[Int64, Int64], busy: tuple[Int64, Int64],
@@ -201,7 +229,8 @@ def _worker_resumes(caller: int, worker: int, caller_busy: tuple[Int64, Int64], 
             continue
         trigger = min(int(caller_busy[1][at]), when)
         markers.append(_Marker(caller, trigger, ItemKind.HAND_OVER))
-        markers.append(_Marker(worker, when, ItemKind.RESUME, after=len(markers) - 1, lag=when - trigger))
+        markers.append(_Marker(worker, when, ItemKind.RESUME, after=len(markers) - 1, lag=when - trigger,
+                               since=int(end[b - 1]) if b else NONE))
         found += 1
     return found
 
@@ -221,7 +250,8 @@ def _caller_resumes(caller: int, worker: int, caller_busy: tuple[Int64, Int64], 
             continue
         finished = int(busy[1][at])
         markers.append(_Marker(worker, finished, ItemKind.HAND_OVER))
-        markers.append(_Marker(caller, when, ItemKind.RESUME, after=len(markers) - 1, lag=when - finished))
+        markers.append(_Marker(caller, when, ItemKind.RESUME, after=len(markers) - 1, lag=when - finished,
+                               since=int(pause_from[w])))
         found += 1
     return found
 

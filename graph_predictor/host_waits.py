@@ -75,7 +75,7 @@ def infer_host_waits(view: RankView, constants: LaunchConstants) -> HostWaits:
         if name not in constants.base_cost:
             peers = np.nonzero(calls.name == calls.name[call])[0]
             free = [int(calls.duration_ns[p]) for p in peers.tolist() if p not in blocked]
-            ceiling = constants.returns[name]
+            ceiling = max(constants.returns[name], 0)
             constants.base_cost[name] = min(int(np.median(free)), ceiling) if free else min(
                 BLOCKED_COST_DEFAULT_NS, ceiling)
         cost[call] = min(constants.base_cost[name], int(calls.duration_ns[call]))
@@ -87,12 +87,33 @@ def infer_host_waits(view: RankView, constants: LaunchConstants) -> HostWaits:
     if len(call_of):
         lag_of = np.where(np.isin(call_of, list(blocked)), lag_of,
                           np.minimum(lag_of, view.c_end[call_of] - view.k_end[kernel_of]))
+    behind = _behind_the_stream(view)
+    cost[view.k_call[behind]] = feeding = (view.k_call_end - view.k_end[view.k_previous])[behind]
+    call_of = np.concatenate([call_of, view.k_call[behind]])
+    kernel_of = np.concatenate([kernel_of, view.k_previous[behind]])
+    lag_of = np.concatenate([lag_of, feeding])
     long_syncs = (calls.kind == LaunchKind.BLOCKING_SYNC) & (calls.parent == NONE) & (
         calls.duration_ns > FREE_SYNC_NS)
     alone = [int(c) for c in np.nonzero(long_syncs)[0] if int(c) not in blocked]
     beyond = calls.duration_ns[alone] - FREE_SYNC_NS if alone else np.zeros(0, np.int64)
-    return HostWaits(call=call_of, kernel=kernel_of, lag=lag_of, cost=cost, blocked=len(blocked),
+    return HostWaits(call=call_of, kernel=kernel_of, lag=lag_of, cost=cost, blocked=len(blocked) + len(behind),
                      unexplained_ns=int(beyond.sum()))
+
+
+def _behind_the_stream(view: RankView) -> Int64:
+    """Staged copies whose call waited for its stream: what was there before ended during the call.
+
+    ::
+
+        call      |== waits ==|== feeds the copy ==|
+        stream    ## before ##.######## copy ########
+    """
+    if not len(view.k_staged):
+        return np.zeros(0, np.int64)
+    before = view.k_end[view.k_previous]
+    starts = view.graph.kernels.start_ns
+    return np.nonzero(view.k_staged & (view.k_previous >= 0) & (before > view.k_call_start)
+                      & (before < view.k_call_end) & (starts >= before - CLOCK_NS))[0]
 
 
 class _StreamIndex:

@@ -2,8 +2,8 @@
 
 A collective starts when its last rank arrives and ends together; only then does the intrinsic transfer time pass.
 The intrinsic time is the shortest recorded duration over the ranks: the last to arrive waited least.
-Ranks are matched by process group and order within it where the trace has them, else by the order of their
-collective kernels on the stream; a match whose recorded ends disagree is dropped and told.
+Ranks are matched by process group and order within it where the trace has them, else by the order in which kernels
+of one name end; a match whose recorded ends disagree is dropped and told.
 """
 
 from __future__ import annotations
@@ -77,6 +77,10 @@ def _sequences(view: RankView) -> dict[tuple[str, ...], list[int]]:
     rows = np.nonzero((kernels.kind == KernelKind.COLLECTIVE) & (view.k_call >= 0))[0]
     rows = rows[np.argsort(view.k_order[rows], kind="stable")]
     named = all(int(k) in described for k in rows)
+    if not named:
+        # Without groups, two overlapping collectives can have been launched in another order on another rank. They
+        # end together everywhere, so the order of their ends is the one to go by.
+        rows = rows[np.argsort(view.k_end[rows], kind="stable")]
     sequences: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for k in rows.tolist():
         key = described[k] if named else ("name", graph.string(int(kernels.name[k])))

@@ -26,6 +26,8 @@ from tracer.graph import ExecutionGraph, KernelKind
 REPRODUCIBLE_SHARE = 0.005
 """Above this share of unexplained delay, the GPU timeline is said not to be reproducible."""
 WINDOW = "whole window"
+LONGEST_NS = 2.0**60
+"""36 years: sums of simulated times stay far from int64's end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +107,24 @@ def replay(
         The replayed steps. A window without steps is replayed as a whole.
 
     Raises:
-        ForetraceError: There is nothing to simulate, or the factor is negative or not finite.
+        ForetraceError: There is nothing to simulate, or the factor is negative, not finite or beyond what int64
+            nanoseconds hold.
     """
     if isinstance(graphs, ExecutionGraph):
         graphs = [graphs]
     if not np.isfinite(scale_kernels) or scale_kernels < 0:
         raise ForetraceError(f"Kernel durations cannot be scaled by {scale_kernels}: give a factor of zero or more.")
+    if not graphs:
+        raise ForetraceError("There is nothing to replay: no graph was given. Read a trace or a job first.")
     built = built or build_program(list(graphs))
     program = with_residuals(built.program) if residuals else built.program
     if not len(program.item_kind) and not len(program.kernel_item):
         raise ForetraceError(
             "There is nothing to replay: the trace holds neither calls nor device work. It was probably recorded "
             "without activities; profile with ProfilerActivity.CPU and CUDA.")
+    if float(program.kernel_duration.sum(dtype=np.float64)) * scale_kernels > LONGEST_NS:
+        raise ForetraceError(f"Kernel durations cannot be scaled by {scale_kernels}: they would last for years. "
+                             "Give a smaller factor.")
     program = program.with_durations(scaled_durations(program, built.graphs, scale_kernels))
     simulated = simulate(program)
     free = simulate(program.with_durations(scaled_durations(program, built.graphs, 0.0)))

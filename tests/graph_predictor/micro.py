@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from graph_predictor.program import ItemKind
 from graph_predictor.replay import Replay, replay
 from tracer.graph import ExecutionGraph
 from tracer.job import read_job
@@ -164,8 +165,16 @@ def step_us(result: Replay, name: str, rank: int = 0) -> float:
 
 
 def closes(graphs: ExecutionGraph | list[ExecutionGraph], tolerance_us: float = 0.001) -> Replay:
-    """Replay in constants mode; assert that every step and every kernel's end is as recorded, within the tolerance."""
+    """Replay in constants mode; assert that every step and every kernel's end is as recorded, within the tolerance.
+
+    Beside it the playback with residuals, which must be exact for every kernel and every call.
+    """
     result = replay(graphs)
+    played = replay(graphs, residuals=True, built=result.built)
+    assert not played.kernel_end_errors_ns().any()
+    # Of several threads a caller waited for, only the last one's resume has a recorded time of its own.
+    timed = played.program.item_kind != ItemKind.RESUME
+    assert (played.simulated.item_end == played.program.recorded_item_end)[timed].all()
     for step in result.steps:
         assert abs(step.replayed_ns - step.measured_ns) <= 1000 * tolerance_us, (step, step.error)
     late = abs(result.kernel_end_errors_ns())

@@ -69,8 +69,8 @@ def _item(p: Program, out: ReferenceTimes, submitted: list[int | None], n: int, 
         if None in ends:
             return
         # At most depth - 1 of the earlier entries may be unfinished.
-        freed = sorted(ends)[queued - depth] + int(p.item_return[n])
-        end, enters = max(end, freed), max(start, freed - cost)
+        freed = sorted(ends)[queued - depth]
+        end, enters = max(end, freed + int(p.item_return[n])), max(start, freed)
     submitted[n] = enters
     waits = range(int(p.wait_ptr[n]), int(p.wait_ptr[n + 1]))
     if any(out.kernel_end[p.wait_kernel[j]] is None for j in waits):
@@ -193,8 +193,8 @@ class Draft:
             kernel_group=column(groups), group_size=column([groups.count(g) for g in range(self.groups)]),
             queue_ptr=pointer([len(q) for q in self.queues]),
             queue_kernel=column([kernel_at[k] for q in self.queues for k in q]), queue_depth=column(self.depths),
-            recorded_item_start=np.zeros(len(items), np.int64), recorded_item_end=np.zeros(len(items), np.int64),
-            recorded_kernel_start=np.zeros(len(kernels), np.int64), recorded_kernel_end=np.zeros(len(kernels), np.int64),
+            recorded_item_start=column([0] * len(items)), recorded_item_end=column([0] * len(items)),
+            recorded_kernel_start=column([0] * len(kernels)), recorded_kernel_end=column([0] * len(kernels)),
         ) if items or kernels else Program(**{
             f.name: {"edge_fraction": nothing.astype(np.float64)}.get(f.name, nothing) for f in fields(Program)})
 
@@ -207,7 +207,8 @@ def programs(draw: st.DrawFn, *, negative_gaps: bool = True, staged: bool = True
     """Random acyclic programs: threads, streams, waits, edges, queues, graphs' repeated entries, rendezvous."""
     ranks = draw(st.integers(1, 2))
     threads = [r for r in range(ranks) for _ in range(draw(st.integers(1, 3)))]
-    draft = Draft(threads, [draw(SMALL) for _ in threads], [draw(st.sampled_from([0, 1, 2, 3, 5])) for _ in range(ranks)])
+    depths = [draw(st.sampled_from([0, 1, 2, 3, 5])) for _ in range(ranks)]
+    draft = Draft(threads, [draw(SMALL) for _ in threads], depths)
     draft.queues = [[] for _ in range(ranks)]
     gaps = st.integers(-3 if negative_gaps else 0, 4)
     anchors = [Anchor.CALL_END, *([Anchor.STAGED] if staged else [])]

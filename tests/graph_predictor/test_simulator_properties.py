@@ -13,11 +13,11 @@ from reference_simulator import Draft, _Item, _Kernel, programs, solve
 
 from graph_predictor.critical_path import critical_path
 from graph_predictor.engine import Simulated, SimulationStuck, simulate
-from graph_predictor.program import NEVER, Anchor, ItemKind, Program
+from graph_predictor.program import NEVER, Anchor, Program
 from graph_predictor.residuals import with_residuals
 from tracer.graph import ExecutionGraph, KernelKind, Meta
 
-RANDOM = settings(max_examples=300, deadline=None,
+RANDOM = settings(max_examples=150, deadline=None, derandomize=True,
                   suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
@@ -63,8 +63,8 @@ def grows(program: Program, data: st.DataObject) -> None:
         column = getattr(larger, name)
         if len(column) and data.draw(st.booleans(), label=name):
             row = data.draw(st.integers(0, len(column) - 1), label="row")
-            column[row] = max(column[row], 0) + data.draw(st.integers(1, 150), label="by") if column[row] != NEVER else (
-                data.draw(st.integers(0, 400), label="at"))
+            by = data.draw(st.integers(1, 150), label="by")
+            column[row] = by if column[row] == NEVER else column[row] + by
     after = simulate(larger)
     assert (after.kernel_end >= before.kernel_end).all()
     assert (after.item_end >= before.item_end).all()
@@ -202,7 +202,6 @@ def test_empty_and_lopsided_programs() -> None:
     only_items.items = [_Item(1, 2, 3, 0)]
     simulated = simulate(only_items.program())
     assert (simulated.item_start.tolist(), simulated.item_end.tolist()) == ([9], [12])
-    assert ItemKind.CALL == only_items.program().item_kind[0]
 
 
 def test_times_far_from_zero() -> None:

@@ -1,0 +1,91 @@
+"""Real traces and golden results, for every test.
+
+Real traces are recorded by others and lie beside the checkout or where FORETRACE_DATA says; tests that need them skip
+where they are absent. Golden results change only on request, with a reason:
+
+    pytest tests/graph_predictor/test_replay_real.py --update-golden --reason "why the numbers moved"
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+DATA = Path(os.environ.get("FORETRACE_DATA") or HERE.parents[1] / "shared" / "data")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite the golden results; needs --reason")
+    parser.addoption("--reason", default="", help="why the golden results change; kept in the file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--update-golden") and not config.getoption("--reason").strip():
+        raise pytest.UsageError("--update-golden needs --reason \"...\": say why the results changed.")
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The folder of the shared data (it holds `traces/`); skips where it is absent."""
+    if not (DATA / "traces").is_dir():
+        pytest.skip(f"{DATA / 'traces'} is absent: set FORETRACE_DATA to the folder that holds traces/")
+    return DATA
+
+
+@pytest.fixture(scope="session")
+def real_trace(data_folder: Path) -> Callable[[str], Path]:
+    """A function from a name below `traces/` to its path; skips where that file is absent."""
+    def find(name: str) -> Path:
+        path = data_folder / "traces" / name
+        if not path.exists():
+            pytest.skip(f"{path} is absent")
+        return path
+    return find
+
+
+class Golden:
+    """A JSON file of expected results: ``{"reasons": [...], "results": {key: value}}``."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.path, self.reason = path, reason
+        self.stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {
+            "reasons": [], "results": {}}
+        self.changed = False
+
+    @property
+    def updating(self) -> bool:
+        """Whether new results are taken over instead of compared."""
+        return bool(self.reason)
+
+    def expected(self, key: str, result: Any) -> Any:
+        """The stored result of a key; when updating, ``result`` becomes it. Fails for a key never stored."""
+        results = self.stored["results"]
+        if self.updating:
+            self.changed |= results.get(key) != result
+            results[key] = result
+        elif key not in results:
+            pytest.fail(f"{self.path.name} has no {key!r}: run pytest --update-golden --reason \"...\"")
+        return results[key]
+
+    def save(self) -> None:
+        """Write the file if anything changed."""
+        if self.changed:
+            self.stored["reasons"].append(self.reason)
+            self.stored["results"] = dict(sorted(self.stored["results"].items()))
+            self.path.parent.mkdir(exist_ok=True)
+            self.path.write_text(json.dumps(self.stored, indent=1) + "\n", encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def replay_golden(request: pytest.FixtureRequest) -> Any:
+    """Expected replayed step times of the real traces, `golden/replay.json`."""
+    reason = request.config.getoption("--reason").strip() if request.config.getoption("--update-golden") else ""
+    golden = Golden(HERE / "golden" / "replay.json", reason)
+    yield golden
+    golden.save()
