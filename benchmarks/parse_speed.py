@@ -32,8 +32,10 @@ READERS = {
                  "def read(path): return read_kineto(path).meta.loss.events_read",
     "json.loads": "import json\n"
                   "def read(path): return len(json.loads(open(path, 'rb').read())['traceEvents'])",
-    "HolisticTraceAnalysis": "from hta.common.trace_parser import parse_trace_file\n"
-                             "def read(path): return len(parse_trace_file(path)[1])",
+    "HolisticTraceAnalysis": "from hta.common.trace_parser import parse_trace_dataframe\n"
+                             "from hta.configs.parser_config import ParserConfig\n"
+                             "def read(path): return len(parse_trace_dataframe(path, "
+                             "ParserConfig.get_default_cfg())[1])",
     "TraceLens": "from TraceLens import TreePerfAnalyzer\n"
                  "def read(path): return len(TreePerfAnalyzer.from_file(path).tree.events)",
 }
