@@ -11,7 +11,8 @@ from enum import IntEnum
 
 import numpy as np
 
-from graph_predictor.engine import EndCause, KernelCause, Simulated, StartCause
+from graph_predictor.causes import EndCause, KernelCause, StartCause
+from graph_predictor.engine import Simulated
 from graph_predictor.program import Anchor, Int8, Int64, ItemKind, Program
 from tracer.graph import ExecutionGraph, KernelKind
 

@@ -8,36 +8,10 @@ a stored duration of waiting, so every time is a maximum of sums of durations: i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 
 from graph_predictor.program import Int8, Int64, Program
-
-
-class StartCause(IntEnum):
-    """What decided when a host item could start."""
-
-    PROGRAM_ORDER = 0
-    OTHER_THREAD = 1
-
-
-class EndCause(IntEnum):
-    """What decided when a host item ended."""
-
-    OWN_COST = 0
-    KERNEL = 1
-    QUEUE = 2
-    EXTERNAL = 3
-
-
-class KernelCause(IntEnum):
-    """What decided when a kernel started."""
-
-    LAUNCH = 0
-    STREAM = 1
-    EDGE = 2
-    EXTERNAL = 3
 
 
 @dataclass(slots=True)

@@ -6,6 +6,18 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from graph_predictor.causes import EndCause, KernelCause, StartCause
+from graph_predictor.program import Anchor
+
+# Compiled code knows plain numbers only.
+PROGRAM_ORDER, OTHER_THREAD = int(StartCause.PROGRAM_ORDER), int(StartCause.OTHER_THREAD)
+OWN_COST, KERNEL, QUEUE, EXTERNAL = (int(EndCause[n]) for n in ("OWN_COST", "KERNEL", "QUEUE", "EXTERNAL"))
+BY_LAUNCH, BY_STREAM, BY_EDGE, BY_EXTERNAL = (int(KernelCause[n]) for n in ("LAUNCH", "STREAM", "EDGE", "EXTERNAL"))
+CALL_START, STAGED = int(Anchor.CALL_START), int(Anchor.STAGED)
+SUBMITTED = -1
+"""Stands in an item's start cause while the item is parked with its own work submitted already."""
+
+
 
 @numba.njit(cache=True)
 def _push(heap, size, kernel, key):
@@ -94,6 +106,79 @@ def _overtaken(entries, room, kernel_done, kernel_end, in_time):
 
 
 @numba.njit(cache=True)
+def _offer(kernel, ready, cause, source, start, causes, sources, pending, stack, depth):
+    """One input of a kernel is known: it starts no earlier than ``ready``. Returns the stack's new depth."""
+    if ready > start[kernel]:
+        start[kernel] = ready
+        causes[kernel] = cause
+        sources[kernel] = source
+    pending[kernel] -= 1
+    if pending[kernel] == 0:
+        stack[depth] = kernel
+        depth += 1
+    return depth
+
+
+@numba.njit(cache=True)
+def _park(thread, parked, on, next_parked):
+    """A thread waits for item or kernel ``on``; threads that wait for the same one are a chain."""
+    next_parked[thread] = parked[on]
+    parked[on] = thread
+
+
+@numba.njit(cache=True)
+def _wake(parked, on, next_parked, runnable, count):
+    """Threads that waited for ``on`` may go on; returns how many are runnable now."""
+    thread = parked[on]
+    parked[on] = -1
+    while thread >= 0:
+        runnable[count] = thread
+        count += 1
+        thread = next_parked[thread]
+    return count
+
+
+@numba.njit(cache=True)
+def _put_thread(keys, threads, size, thread, key):
+    """Add a thread to the heap of those that can run, by (time of its next item, thread); returns its size."""
+    i = size
+    while i > 0:
+        parent = (i - 1) >> 1
+        if keys[parent] < key or (keys[parent] == key and threads[parent] <= thread):
+            break
+        keys[i] = keys[parent]
+        threads[i] = threads[parent]
+        i = parent
+    keys[i] = key
+    threads[i] = thread
+    return size + 1
+
+
+@numba.njit(cache=True)
+def _take_thread(keys, threads, size):
+    """Remove the earliest thread; returns (it, the heap's new size)."""
+    earliest = threads[0]
+    size -= 1
+    key, moved = keys[size], threads[size]
+    i = 0
+    while size > 0:
+        child = 2 * i + 1
+        if child >= size:
+            break
+        if child + 1 < size and (keys[child + 1] < keys[child] or (
+                keys[child + 1] == keys[child] and threads[child + 1] < threads[child])):
+            child += 1
+        if key < keys[child] or (key == keys[child] and moved <= threads[child]):
+            break
+        keys[i] = keys[child]
+        threads[i] = threads[child]
+        i = child
+    keys[i] = key
+    threads[i] = moved
+    return earliest, size
+
+
+@numba.njit(cache=True)
 def run(
     thread_ptr, thread_rank, thread_start, item_work, item_cost, item_external, item_queue,
     after_ptr, after_item, after_lag, wait_ptr, wait_kernel, wait_lag,
@@ -120,7 +205,7 @@ def run(
             n += 1
         pending[k] = n
         kernel_start[k] = kernel_external[k]
-        kernel_cause[k] = 3
+        kernel_cause[k] = BY_EXTERNAL
     # A stack of kernels whose inputs are all known; each enters once.
     stack = np.empty(kernels + 1, np.int64)
     depth = 0
@@ -185,14 +270,8 @@ def run(
                     s = successor[j]
                     # With overlap (a negative gap) a kernel still does not start before its predecessor did.
                     t_ready = max(kernel_end[k] + kernel_gap[s], kernel_start[k])
-                    if t_ready > kernel_start[s]:
-                        kernel_start[s] = t_ready
-                        kernel_cause[s] = 1
-                        kernel_source[s] = k
-                    pending[s] -= 1
-                    if pending[s] == 0:
-                        stack[depth] = s
-                        depth += 1
+                    depth = _offer(s, t_ready, BY_STREAM, k, kernel_start, kernel_cause, kernel_source, pending,
+                                   stack, depth)
                 for j in range(out_ptr[k], out_ptr[k + 1]):
                     e = out_edge[j]
                     s = owner[e]
@@ -201,88 +280,45 @@ def run(
                     else:
                         t_ready = (kernel_start[k]
                                    + np.int64(edge_fraction[e] * (kernel_end[k] - kernel_start[k])) + edge_lag[e])
-                    if t_ready > kernel_start[s]:
-                        kernel_start[s] = t_ready
-                        kernel_cause[s] = 2
-                        kernel_source[s] = e
-                    pending[s] -= 1
-                    if pending[s] == 0:
-                        stack[depth] = s
-                        depth += 1
-                t = parked_on_kernel[k]
-                parked_on_kernel[k] = -1
-                while t >= 0:
-                    following = next_parked[t]
-                    runnable[runnable_count] = t
-                    runnable_count += 1
-                    t = following
+                    depth = _offer(s, t_ready, BY_EDGE, e, kernel_start, kernel_cause, kernel_source, pending,
+                                   stack, depth)
+                runnable_count = _wake(parked_on_kernel, k, next_parked, runnable, runnable_count)
 
         # 2. put threads that may go on into the heap, keyed by their clock
         while runnable_count > 0:
             runnable_count -= 1
             t = runnable[runnable_count]
-            i = heap
-            heap += 1
-            key = clock[t] + item_work[position[t]]
-            while i > 0:
-                parent = (i - 1) >> 1
-                if heap_key[parent] < key or (heap_key[parent] == key and heap_thread[parent] <= t):
-                    break
-                heap_key[i] = heap_key[parent]
-                heap_thread[i] = heap_thread[parent]
-                i = parent
-            heap_key[i] = key
-            heap_thread[i] = t
+            heap = _put_thread(heap_key, heap_thread, heap, t, clock[t] + item_work[position[t]])
         if heap == 0:
             break
 
         # 3. the earliest thread's next item
-        t = heap_thread[0]
-        heap -= 1
-        if heap > 0:
-            key = heap_key[heap]
-            moved = heap_thread[heap]
-            i = 0
-            while True:
-                child = 2 * i + 1
-                if child >= heap:
-                    break
-                if child + 1 < heap and (heap_key[child + 1] < heap_key[child] or (
-                        heap_key[child + 1] == heap_key[child] and heap_thread[child + 1] < heap_thread[child])):
-                    child += 1
-                if key < heap_key[child] or (key == heap_key[child] and moved <= heap_thread[child]):
-                    break
-                heap_key[i] = heap_key[child]
-                heap_thread[i] = heap_thread[child]
-                i = child
-            heap_key[i] = key
-            heap_thread[i] = moved
+        t, heap = _take_thread(heap_key, heap_thread, heap)
         n = position[t]
         r = thread_rank[t]
 
         start = clock[t] + item_work[n]
-        cause, source = 0, np.int64(-1)
+        cause, source = PROGRAM_ORDER, np.int64(-1)
         parked = False
         for j in range(after_ptr[n], after_ptr[n + 1]):
             other = after_item[j]
             if not item_done[other]:
-                next_parked[t] = parked_on_item[other]
-                parked_on_item[other] = t
+                _park(t, parked_on_item, other, next_parked)
                 parked = True
                 break
             ready = item_end[other] + after_lag[j]
             if ready > start:
-                start, cause, source = ready, 1, j
+                start, cause, source = ready, OTHER_THREAD, j
         if parked:
             continue
 
         # Kernels that hang on this call's start (a blocking copy works while the call waits for it).
         begins_here = False
         for j in range(launched_ptr[n], launched_ptr[n + 1]):
-            if kernel_anchor[launched[j]] == 1:
+            if kernel_anchor[launched[j]] == CALL_START:
                 begins_here = True
         end = start + item_cost[n]
-        end_cause, end_source = 0, np.int64(-1)
+        end_cause, end_source = OWN_COST, np.int64(-1)
         slot = np.int64(-1)
         wanted = item_queue[n]
         # Only once the queue can be full do the ends of earlier entries matter.
@@ -335,42 +371,33 @@ def run(
                     unsettled_count[r] = still
                     slot = slot_kernel[r]
             if blocker >= 0:
-                next_parked[t] = parked_on_kernel[blocker]
-                parked_on_kernel[blocker] = t
+                _park(t, parked_on_kernel, blocker, next_parked)
                 continue
             if slot >= 0 and kernel_end[slot] + item_return[n] > end:
-                end, end_cause, end_source = kernel_end[slot] + item_return[n], 2, slot
+                end, end_cause, end_source = kernel_end[slot] + item_return[n], QUEUE, slot
         if begins_here:
             # Submitted when the queue lets it in; the wait for its own end comes below.
             submitted = start if slot < 0 else max(start, kernel_end[slot])
             for j in range(launched_ptr[n], launched_ptr[n + 1]):
                 k = launched[j]
-                if kernel_anchor[k] == 1 and not kernel_done[k] and item_start_cause[n] >= 0:
-                    ready = submitted + kernel_latency[k]
-                    if ready > kernel_start[k]:
-                        kernel_start[k] = ready
-                        kernel_cause[k] = 0
-                        kernel_source[k] = n
-                    pending[k] -= 1
-                    if pending[k] == 0:
-                        stack[depth] = k
-                        depth += 1
+                if kernel_anchor[k] == CALL_START and not kernel_done[k] and item_start_cause[n] != SUBMITTED:
+                    depth = _offer(k, submitted + kernel_latency[k], BY_LAUNCH, n, kernel_start, kernel_cause,
+                                   kernel_source, pending, stack, depth)
             # Mark as submitted, so that coming back to this item after parking does not submit twice.
-            item_start_cause[n] = -1
+            item_start_cause[n] = SUBMITTED
         for j in range(wait_ptr[n], wait_ptr[n + 1]):
             k = wait_kernel[j]
             if not kernel_done[k]:
-                next_parked[t] = parked_on_kernel[k]
-                parked_on_kernel[k] = t
+                _park(t, parked_on_kernel, k, next_parked)
                 parked = True
                 break
             ready = kernel_end[k] + wait_lag[j]
             if ready > end:
-                end, end_cause, end_source = ready, 1, k
+                end, end_cause, end_source = ready, KERNEL, k
         if parked:
             continue
         if item_external[n] > end:
-            end, end_cause, end_source = item_external[n], 3, np.int64(-1)
+            end, end_cause, end_source = item_external[n], EXTERNAL, np.int64(-1)
 
         item_start[n] = start
         item_end[n] = end
@@ -384,27 +411,13 @@ def run(
         position[t] = n + 1
         for j in range(launched_ptr[n], launched_ptr[n + 1]):
             k = launched[j]
-            if kernel_anchor[k] != 1:
+            if kernel_anchor[k] != CALL_START:
                 ready = end + kernel_latency[k]
-                if kernel_anchor[k] == 2:
+                if kernel_anchor[k] == STAGED:
                     ready -= kernel_duration[k]
-                if ready < start:
-                    ready = start
-                if ready > kernel_start[k]:
-                    kernel_start[k] = ready
-                    kernel_cause[k] = 0
-                    kernel_source[k] = n
-                pending[k] -= 1
-                if pending[k] == 0:
-                    stack[depth] = k
-                    depth += 1
-        waiting = parked_on_item[n]
-        parked_on_item[n] = -1
-        while waiting >= 0:
-            following = next_parked[waiting]
-            runnable[runnable_count] = waiting
-            runnable_count += 1
-            waiting = following
+                depth = _offer(k, max(ready, start), BY_LAUNCH, n, kernel_start, kernel_cause, kernel_source, pending,
+                               stack, depth)
+        runnable_count = _wake(parked_on_item, n, next_parked, runnable, runnable_count)
         if position[t] < thread_ptr[t + 1]:
             runnable[runnable_count] = t
             runnable_count += 1

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from graph_predictor.causes import StartCause
 from graph_predictor.critical_path import Bound, Path
-from graph_predictor.engine import StartCause
 from graph_predictor.host_time import HostTime, operation_of, split
 from graph_predictor.program import Int8, Int64, ItemKind
 from graph_predictor.replay import Replay

@@ -15,7 +15,7 @@ from typing import BinaryIO
 import msgspec
 import numpy as np
 
-from graph_predictor.engine import KernelCause
+from graph_predictor.causes import KernelCause
 from graph_predictor.output_file import whole_file
 from graph_predictor.program import Int64, ItemKind
 from graph_predictor.replay import WINDOW, Replay
