@@ -9,10 +9,12 @@ from typing import Annotated
 import typer
 
 from graph_predictor.cli.breakdown import breakdown
+from graph_predictor.cli.campaign import campaign
 from graph_predictor.cli.capture import capture
 from graph_predictor.cli.convert import convert
 from graph_predictor.cli.inspect import inspect
 from graph_predictor.cli.replay import replay
+from graph_predictor.cli.workloads import workloads
 
 app = typer.Typer(
     name="foretrace", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
@@ -40,8 +42,9 @@ def _options(
     """Options before the command."""
 
 
-for command in (inspect, breakdown, replay, convert, capture):
+for command in (inspect, breakdown, replay, convert, capture, workloads):
     app.command()(command)
+app.add_typer(campaign, name="campaign")
 
 
 def main() -> None:

@@ -1,0 +1,594 @@
+"""The recording campaign: plans, order, split and grids without torch; runs, kills and resumes in real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tracer import campaign
+from tracer.campaign import tables
+from tracer.campaign.families import FAMILIES
+from tracer.campaign.grid import spread
+from tracer.campaign.items import rehearsed
+from tracer.campaign.plan import WorkloadEntry
+from tracer.campaign.record import is_unsupported, sentence
+from tracer.campaign.results import ItemResult, Results
+from tracer.store import load_graph
+from tracer.workloads import configure, names, size_text, split
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = "import sys; sys.argv[0] = 'foretrace'; from graph_predictor.cli import main; sys.exit(main())"
+H200 = ("h200-workloads", "h200-kernels")
+
+PLAN = """
+name = "mine"
+description = "for a test"
+device = "cpu"
+threads = 1
+"""
+QUICK = PLAN + """
+[[kernel]]
+family = "gemm"
+product = { m = [16, 32], n = [16], k = [16, 48], dtype = ["fp32"] }
+[[kernel]]
+family = "softmax"
+product = { rows = [8], width = [16, 32], dtype = ["fp32"] }
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "plan.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    return subprocess.Popen([sys.executable, "-c", COMMAND, *arguments], env=environment, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, **options)
+
+
+def foretrace(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    process = start(*arguments)
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+
+def check_sound(out: Path) -> Results:
+    """Every file of a campaign can be read, each line's file is there, and nothing names this machine."""
+    results = Results.read(out)
+    for line in results.lines.values():
+        if line.content == "graph":
+            graph = load_graph(out / line.file)
+            assert graph.meta.unprofiled_step_ns == line.unprofiled_step_ns
+            assert len(graph.steps)
+        if line.content == "kernels":
+            frame = campaign.read_kernels(out, line.name)
+            assert line.id in set(frame["id"])
+    listed = {line.file for line in results.lines.values()}
+    for path in out.rglob("*"):
+        if path.is_file() and path.parent.name in ("graphs", "tables"):
+            assert str(path.relative_to(out)) in listed
+    text = (out / "items.jsonl").read_text(encoding="utf-8") + (out / "campaign.json").read_text(encoding="utf-8")
+    assert str(ROOT) not in text
+    assert os.uname().nodename not in text or len(os.uname().nodename) < 4
+    return results
+
+
+# --- plans, without torch ------------------------------------------------------------------------------------------
+
+
+def test_reading_and_expanding_imports_no_torch() -> None:
+    code = ("import sys; from tracer import campaign as c; [c.expand(c.read_plan(n)) for n in c.packaged_plans()];"
+            "sys.exit(any(name.partition('.')[0] == 'torch' for name in sys.modules))")
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=60).returncode == 0
+
+
+def test_the_package_has_the_three_plans() -> None:
+    assert set(campaign.packaged_plans()) == {"smoke", *H200}
+    assert (ROOT / "tracer" / "plans" / "__init__.py").is_file()  # so that the folder is installed
+
+
+@pytest.mark.parametrize("name", H200)
+def test_parts_of_the_h200_plans_fit_and_cover_all_items_in_order(name: str) -> None:
+    plan = campaign.read_plan(name)
+    items = campaign.expand(plan)
+    cut = campaign.parts(items, plan.parts)
+    assert [item for part in cut for item in part] == items
+    assert plan.minutes <= 9
+    for part in cut:
+        assert part and sum(item.seconds for item in part) <= plan.minutes * 60
+    assert campaign.expand(plan) == items  # deterministic
+
+
+def test_the_h200_workloads_cover_what_is_asked_for() -> None:
+    items = campaign.expand(campaign.read_plan("h200-workloads"))
+    assert len(items) >= 60
+    assert {item.name for item in items} == set(names())
+    for name in names():
+        own = [item for item in items if item.name == name]
+        assert {item.split for item in own} == {"fit", "held-out"}
+        sizes = {size_text(configure(name, **item.settings)) for item in own}
+        assert len(sizes) >= 4
+        assert len({item.settings["dtype"] for item in own}) >= 2
+        assert {item.settings["compile"] for item in own} == {True, False}
+    assert {item.settings["dtype"] for item in items} == {"fp32", "tf32", "bf16-autocast", "bf16"}
+    assert {"adamw-foreach", "adamw-fused"} <= {item.settings["optimizer"] for item in items}
+    assert any(item.settings["checkpointing"] for item in items)
+    assert all(item.counts["timed"] >= 30 and item.counts["steps"] == 3 for item in items)
+    assert all(item.settings["device"] == "cuda" for item in items)
+    # The extremes of all nine workloads come first, in turn.
+    assert [item.name for item in items[:9]] == [item.name for item in items[9:18]]
+    assert {item.name for item in items[:9]} == set(names())
+
+
+def test_every_family_with_sizes_has_both_sides_in_the_h200_kernels() -> None:
+    sides: dict[str, set[str]] = {}
+    for item in campaign.expand(campaign.read_plan("h200-kernels")):
+        sides.setdefault(item.name, set()).add(item.split)
+    assert set(sides) == set(FAMILIES)
+    assert {name for name, found in sides.items() if found != {"fit", "held-out"}} == {"overheads"}
+
+
+def test_the_side_follows_the_written_rule(tmp_path: Path) -> None:
+    items = campaign.expand(campaign.read_plan(write(tmp_path, QUICK)))
+    for item in items:
+        if item.name == "gemm":
+            s = item.settings
+            text = f"gemm batch=1 k={s['k']} m={s['m']} n={s['n']}"
+            held_out = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % 3 == 0
+            assert item.split == ("held-out" if held_out else "fit")
+    modes = PLAN + """
+[[kernel]]
+family = "gemm"
+draw = { m = [16, 4096, 16], n = [16, 4096, 16], k = [16, 4096, 16] }
+count = 20
+product = { layout = ["nn", "nt", "tn", "tt"], dtype = ["bf16", "fp32", "tf32", "fp16"], op = ["mm", "addmm"] }
+"""
+    by_shape: dict[tuple[int, ...], set[str]] = {}
+    for item in campaign.expand(campaign.read_plan(write(tmp_path, modes))):
+        by_shape.setdefault(tuple(item.settings[n] for n in ("m", "n", "k")), set()).add(item.split)
+    assert len(by_shape) == 20
+    assert all(len(found) == 1 for found in by_shape.values())
+    assert {side for found in by_shape.values() for side in found} == {"fit", "held-out"}
+
+
+def test_the_side_of_a_capture_is_the_suites(tmp_path: Path) -> None:
+    for item in campaign.expand(campaign.read_plan("h200-workloads"))[:20]:
+        assert item.split == split(configure(item.name, **item.settings))
+
+
+def test_ids_depend_on_the_content_alone(tmp_path: Path) -> None:
+    one = campaign.expand(campaign.read_plan(write(tmp_path, QUICK)))
+    turned = QUICK.replace("m = [16, 32]", "m = [32, 16]").replace('"mine"', '"other"')
+    two = campaign.expand(campaign.read_plan(write(tmp_path, turned)))
+    assert {item.id: item.settings for item in one} == {item.id: item.settings for item in two}
+    assert len({item.id for item in one}) == len(one) == 6
+    # The same configuration twice runs once.
+    assert len(campaign.expand(campaign.read_plan(write(tmp_path, QUICK + QUICK[len(PLAN):])))) == 6
+
+
+def test_any_beginning_of_a_grid_is_spread_over_it() -> None:
+    for count in (0, 1, 2, 3, 7, 100):
+        assert sorted(spread(count)) == list(range(count))
+    assert spread(101)[:5] == [0, 100, 50, 25, 75]
+
+
+def test_a_rehearsal_changes_sizes_and_device_and_nothing_else() -> None:
+    for name in H200:
+        for item in campaign.expand(campaign.read_plan(name)):
+            tiny = rehearsed(item)
+            same = msgspec.structs.replace(tiny, settings=item.settings)
+            assert same == item
+            if item.kind == "workload":
+                assert tiny.settings["device"] == "cpu"
+                for mode in ("dtype", "optimizer", "compile", "checkpointing", "accumulation"):
+                    assert tiny.settings[mode] == item.settings[mode]
+            else:
+                family = FAMILIES[item.name]
+                assert {k: tiny.settings[k] for k in family.choices} == {k: item.settings[k] for k in family.choices}
+                assert family.checked(tiny.settings) == tiny.settings
+
+
+MISTAKES = {
+    "no TOML": ("name = ", "no TOML"),
+    "an unknown key": (PLAN + "colour = 1\n", "`colour`"),
+    "an unknown key of an entry": (PLAN + '[[workload]]\nworkload = "llama"\nbatch = [1]\n', "`batch`"),
+    "a value of the wrong type": (PLAN + '[[workload]]\nworkload = "llama"\ntimed = "many"\n', "workload[0].timed"),
+    "no device": (PLAN.replace('device = "cpu"', ""), "device"),
+    "another device": (PLAN.replace('"cpu"', '"tpu"'), "tpu"),
+    "nothing to record": (PLAN, "nothing to record"),
+    "an unknown workload": (PLAN + '[[workload]]\nworkload = "alexnet"\n', "alexnet"),
+    "an unknown preset": (PLAN + '[[workload]]\nworkload = "llama"\npreset = "huge"\n', "huge"),
+    "an unknown setting": (PLAN + '[[workload]]\nworkload = "llama"\nproduct = { rows = [3] }\n', "rows"),
+    "a bad value": (PLAN + '[[workload]]\nworkload = "llama"\nproduct = { dtype = ["int4"] }\n', "int4"),
+    "an unknown family": (PLAN + '[[kernel]]\nfamily = "fft"\n', "fft"),
+    "a missing size": (PLAN + '[[kernel]]\nfamily = "gemm"\nproduct = { m = [1], n = [1] }\n', "needs k"),
+    "a size too small": (PLAN + '[[kernel]]\nfamily = "copy"\nproduct = { bytes = [0] }\n', "bytes=0"),
+    "settings that do not go together": (
+        PLAN + '[[kernel]]\nfamily = "gemm"\nproduct = { m = [1], n = [8], k = [8], dtype = ["fp8"] }\n', "16"),
+    "a short row": (PLAN + '[[workload]]\nworkload = "llama"\ncolumns = ["batch", "seq"]\nrows = [[1]]\n', "2 columns"),
+    "columns without rows": (PLAN + '[[workload]]\nworkload = "llama"\ncolumns = ["batch"]\n', "no rows"),
+    "an empty list": (PLAN + '[[workload]]\nworkload = "llama"\nproduct = { batch = [] }\n', "empty"),
+    "a setting twice": (
+        PLAN + '[[workload]]\nworkload = "bert"\ncolumns = ["seq"]\nrows = [[8]]\nproduct = { seq = [16] }\n', "twice"),
+    "a draw without count": (PLAN + '[[kernel]]\nfamily = "copy"\ndraw = { bytes = [1, 10, 1] }\n', "count"),
+    "a draw upside down": (PLAN + '[[kernel]]\nfamily = "copy"\ndraw = { bytes = [10, 1, 1] }\ncount = 1\n', "least"),
+    "a part too long": (PLAN + 'minutes = 0.1\n[[workload]]\nworkload = "llama"\nseconds = 20\n', "more parts"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_a_plan_is_one_sentence(tmp_path: Path, mistake: str) -> None:
+    text, told = MISTAKES[mistake]
+    with pytest.raises(campaign.CampaignError) as error:
+        campaign.expand(campaign.read_plan(write(tmp_path, text)))
+    assert told in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_mistakes_end_the_command_with_2(tmp_path: Path) -> None:
+    bad = write(tmp_path, MISTAKES["an unknown key"][0])
+    for arguments in ((str(bad),), ("nowhere.toml",), ("smoke", "--part", "2"), ("smoke", "--minutes", "0")):
+        ran = foretrace("campaign", "run", *arguments, "--out", str(tmp_path / "out"))
+        assert ran.returncode == 2
+        assert ran.stderr.startswith("foretrace: ") and ran.stderr.count("\n") == 1
+    ran = foretrace("campaign", "status", str(tmp_path))
+    assert ran.returncode == 2 and "holds no campaign" in ran.stderr
+
+
+def test_the_list_command(tmp_path: Path) -> None:
+    rows = json.loads(foretrace("campaign", "list", "--json").stdout)
+    assert Counter(row["plan"] for row in rows) == {"smoke": 1, "h200-kernels": 3, "h200-workloads": 3}
+    assert all(row["expected_minutes"] <= 9 and row["held_out"] for row in rows)
+    assert "h200-workloads" in foretrace("campaign", "list").stdout
+
+
+def test_the_workloads_command() -> None:
+    found = json.loads(foretrace("workloads", "--json").stdout)
+    assert [info["name"] for info in found] == names()
+    text = foretrace("workloads").stdout
+    for name in [*names(), "bf16-autocast", "kv_heads=", "preset real"]:
+        assert name in text
+
+
+# --- tables and directories ----------------------------------------------------------------------------------------
+
+
+def row(item: str, variant: str, p50: float) -> dict[str, Any]:
+    return {"id": item, "session": 0, "split": "fit", "rows": 1, "width": 2, "log": False, "op": "forward",
+            "dtype": "fp32", "variant": variant, "runs": 3, "min_us": p50, "p50_us": p50, "kernels": ["a"]}
+
+
+def test_parts_merge_and_a_later_measurement_replaces_the_earlier(tmp_path: Path) -> None:
+    folder = tmp_path / tables.KERNELS
+    tables.write_part(folder, tmp_path, "softmax", "000-00001", [row("a", "warm", 1.0), row("b", "warm", 2.0)])
+    tables.write_part(folder, tmp_path, "softmax", "001-00001", [row("a", "warm", 3.0)])
+    before = campaign.read_kernels(tmp_path, "softmax")
+    tables.merge_parts(folder, tmp_path)
+    after = campaign.read_kernels(tmp_path, "softmax")
+    assert [path.name for path in folder.iterdir()] == ["softmax.parquet"]
+    assert sorted(zip(after["id"], after["p50_us"], strict=True)) == [("a", 3.0), ("b", 2.0)]
+    assert before.equals(after)
+    tables.write_part(folder, tmp_path, "softmax", "002-00001", [row("b", "warm", 4.0)])
+    assert sorted(campaign.read_kernels(tmp_path, "softmax")["p50_us"]) == [3.0, 4.0]
+
+
+def test_each_column_says_what_it_is(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    path = tables.write_part(tmp_path / "k", tmp_path, "softmax", "1", [row("a", "warm", 1.0)])
+    for field in pyarrow.parquet.read_schema(path):
+        assert field.metadata[b"description"]
+
+
+def test_a_damaged_directory_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "campaign.json").write_text("{", encoding="utf-8")
+    with pytest.raises(campaign.CampaignError, match="changed or damaged"):
+        Results.read(tmp_path)
+    (tmp_path / "campaign.json").write_text('{"version": 99}', encoding="utf-8")
+    with pytest.raises(campaign.CampaignError, match="newer"):
+        Results.read(tmp_path)
+
+
+def test_failures_are_told_without_paths() -> None:
+    told = sentence(RuntimeError("CUDA out of memory.\nSee /some/where/deep/file.py, line 3\nmore"))
+    assert told == "RuntimeError: CUDA out of memory. See file.py, line 3."
+    assert is_unsupported(RuntimeError("No available kernel. Aborting execution."))
+    assert not is_unsupported(RuntimeError("CUDA out of memory"))
+
+
+# --- runs, in real processes ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def torch() -> Any:
+    return pytest.importorskip("torch", reason="recording needs torch")
+
+
+def test_smoke_is_killed_half_way_resumed_and_sound(torch: Any, tmp_path: Path) -> None:
+    out = tmp_path / "smoke"
+    items = campaign.expand(campaign.read_plan("smoke"))
+    process = start("campaign", "run", "smoke", "--out", str(out), "--minutes", "1")
+    deadline = time.monotonic() + 60
+    try:
+        while time.monotonic() < deadline:
+            lines = out / "items.jsonl"
+            if lines.exists() and lines.read_text(encoding="utf-8").count("\n") >= 3:
+                break
+            time.sleep(0.02)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    half = check_sound(out)
+    assert 3 <= len(half.lines) < len(items)
+    kept = {line.id: line for line in half.lines.values()}
+
+    refused = foretrace("campaign", "run", "smoke", "--out", str(out))
+    assert refused.returncode == 2 and "--resume" in refused.stderr
+    mixed = foretrace("campaign", "run", "smoke", "--out", str(out), "--resume", "--rehearse")
+    assert mixed.returncode == 2 and "do not mix" in mixed.stderr
+
+    ran = foretrace("campaign", "run", "smoke", "--out", str(out), "--minutes", "5", "--resume", timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    whole = check_sound(out)
+    assert set(whole.lines) == {item.id for item in items}
+    assert all(line.status == "ok" for line in whole.lines.values())
+    assert all(msgspec.structs.asdict(whole.lines[name]) == msgspec.structs.asdict(line) for name, line in kept.items())
+    assert not list(out.glob("kernels/*.part.parquet"))
+    assert sorted(path.name for path in out.iterdir()) == ["campaign.json", "graphs", "items.jsonl", "kernels"]
+    assert len(whole.index.sessions) == 2 and whole.index.sessions[0]["software"]["torch"]
+    for line in whole.lines.values():
+        if line.kind == "workload":
+            assert len(line.unprofiled_step_ns) == 10 and len(line.profiled_step_ns) == 3
+            assert line.median_ns and line.profiler_slowdown and line.peak_memory
+
+    again = foretrace("campaign", "run", "smoke", "--out", str(out), "--resume")
+    assert again.returncode == 0 and "31 of 31 were there before" in " ".join(again.stdout.split())
+    status = foretrace("campaign", "status", str(out))
+    assert status.returncode == 0 and "Captures" in status.stdout
+    told = json.loads(foretrace("campaign", "status", str(out), "--json").stdout)
+    assert told["index"]["ok"] == len(items) == len(told["items"])
+
+
+def test_micro_benchmarks_say_what_ran_and_how_long(torch: Any, tmp_path: Path) -> None:
+    said: list[str] = []
+    outcome = campaign.run(campaign.read_plan(write(tmp_path, QUICK)), tmp_path / "out",
+                           campaign.RunOptions(minutes=1, say=said.append))
+    assert [result.status for result in outcome.results] == ["ok"] * 6
+    assert outcome.left == 0 and said
+    gemm = campaign.read_kernels(tmp_path / "out", "gemm")
+    assert len(gemm) == 8 and set(gemm["variant"]) == {"warm", "cold"}
+    assert (gemm["runs"] >= 3).all() and (gemm["min_us"] <= gemm["p50_us"]).all()
+    assert (gemm["p10_us"] <= gemm["p90_us"]).all()
+    assert all("aten::mm" in kernels for kernels in gemm["kernels"])
+    assert (gemm["flops"] == 2.0 * gemm["m"] * gemm["n"] * gemm["k"]).all()
+    assert (gemm["bytes"] == 4.0 * (gemm["m"] * gemm["k"] + gemm["n"] * gemm["k"] + gemm["m"] * gemm["n"])).all()
+    with pytest.raises(campaign.CampaignError, match="no family"):
+        campaign.read_kernels(tmp_path / "out", "fft")
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "fused"])
+def test_each_family_of_the_h200_plan_is_measured_in_rehearsal(torch: Any, name: str) -> None:
+    """Through the same code as on a GPU; ``HostMachine`` stands in for its clock and streams."""
+    from tracer.campaign.lab import Lab
+    from tracer.campaign.micro import measure
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        lab = Lab("cpu")
+        seen: set[Any] = set()
+        for item in campaign.expand(campaign.read_plan("h200-kernels")):
+            modes = tuple(item.settings[choice] for choice in FAMILIES[name].choices) if item.name == name else None
+            if modes is None or modes in seen or len(seen) >= 12:
+                continue
+            seen.add(modes)
+            tiny = rehearsed(item).settings
+            if name == "attention" and tiny["backend"] in ("cudnn", "efficient"):
+                with pytest.raises(RuntimeError) as error:
+                    measure(name, tiny, lab)
+                assert is_unsupported(error.value)
+                continue
+            if tiny.get("case") == "queue_depth":  # a host queues nothing, but may be held up for that long
+                with contextlib.suppress(RuntimeError):
+                    measure(name, tiny, lab)
+                continue
+            rows = measure(name, tiny, lab)
+            assert rows and all(row["p50_us"] >= 0 and row["runs"] for row in rows)
+            assert set(rows[0]) <= set(tables.describe(FAMILIES[name]))
+        assert seen
+    finally:
+        torch.set_num_threads(threads)
+
+
+class SimulatedGpu:
+    """A stand-in for ``torch`` with one stream whose clock only work on it moves; launches are free."""
+
+    def __init__(self) -> None:
+        self.now_us, self.flushes, self.int32 = 0.0, 0, None
+        self.cuda = self
+
+    def get_device_properties(self, index: int) -> Any:
+        return type("Properties", (), {"L2_cache_size": 60 << 20})
+
+    def empty(self, count: int, **options: Any) -> Any:
+        assert count * 4 == 240 << 20
+        return self
+
+    def zero_(self) -> None:
+        self.now_us += 60.0
+        self.flushes += 1
+
+    def _sleep(self, cycles: int) -> None:
+        self.now_us += cycles / 1500.0  # 1.5 GHz, not the value assumed
+
+    def synchronize(self) -> None:
+        pass
+
+    def Event(self, enable_timing: bool) -> Any:
+        gpu = self
+
+        class Event:
+            def record(self) -> None:
+                self.at_us = gpu.now_us
+
+            def elapsed_time(self, later: Any) -> float:
+                return (later.at_us - self.at_us) / 1e3
+
+        return Event()
+
+
+def test_device_times_hold_the_work_alone() -> None:
+    """The GPU path through a simulated clock: neither what keeps the stream busy nor the flush is in the times."""
+    from tracer.campaign.families import Bench
+    from tracer.campaign.machine import CudaMachine
+    from tracer.campaign.micro import _repeat
+
+    gpu = SimulatedGpu()
+    machine = CudaMachine(gpu)
+    before = gpu.now_us
+    machine.hold(100.0)
+    assert gpu.now_us - before == pytest.approx(100.0, rel=1e-3)  # the calibration found the clock
+    lab = type("Lab", (), {"machine": machine, "is_cuda": True})()
+
+    def work() -> None:
+        gpu.now_us += 7.0
+
+    for flush in (False, True):
+        flushes = gpu.flushes
+        times = _repeat(Bench(work), lab, hold_us=20.0, run_us=50.0, flush=flush)
+        assert times == pytest.approx([7.0] * len(times))
+        assert len(times) == 10  # steady at once
+        assert gpu.flushes - flushes == (10 if flush else 0)
+
+
+def test_the_beginning_of_the_h200_workloads_is_rehearsed(torch: Any, tmp_path: Path) -> None:
+    out = tmp_path / "rehearsal"
+    ran = foretrace("campaign", "run", "h200-workloads", "--part", "1", "--out", str(out), "--rehearse",
+                    "--minutes", "0.25", timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    results = check_sound(out)
+    assert results.index.rehearsal and results.index.ok
+    first = campaign.expand(campaign.read_plan("h200-workloads"))
+    assert set(results.lines) <= {item.id for item in first}
+    assert "Go on with --resume" in " ".join(ran.stdout.split())
+    line = results.lines[first[0].id]
+    assert line.settings["device"] == "cpu" and line.settings["dtype"] == first[0].settings["dtype"]
+    assert len(line.unprofiled_step_ns) == 30
+    assert not line.notes
+
+
+def test_the_directory_stays_below_its_size(torch: Any, tmp_path: Path) -> None:
+    """A graph's share too small for the second keeps its tables instead; too small for those, its times."""
+    plan = PLAN + '[[workload]]\nworkload = "lstm"\npreset = "tiny"\ntimed = 3\nproduct = { batch = [2, 3] }\n'
+    for megabytes, contents in ((0.2, {"summary"}), (0.0012, {"times"})):
+        out = tmp_path / f"{megabytes}"
+        done = campaign.run(campaign.read_plan(write(tmp_path, plan)), out,
+                            campaign.RunOptions(minutes=1, max_mb=megabytes))
+        assert {result.content for result in done.results} == contents
+        check_sound(out)
+        if contents == {"summary"}:
+            import pandas
+
+            table = pandas.read_parquet(out / done.results[0].file)
+            assert {"op"} <= set(table["table"]) and (table["count"] > 0).all()
+            assert "aten::lstm" in set(table["name"])
+    assert "reached" in done.stopped or len(done.results) == 2
+
+
+def test_a_failing_item_is_a_result_and_the_run_goes_on(torch: Any, tmp_path: Path) -> None:
+    plan = QUICK + """
+[[workload]]
+workload = "lstm"
+preset = "tiny"
+timed = 2
+product = { batch = [1000000000000] }
+"""
+    outcome = campaign.run(campaign.read_plan(write(tmp_path, plan)), tmp_path / "out", campaign.RunOptions(minutes=1))
+    statuses = Counter((result.kind, result.status) for result in outcome.results)
+    assert statuses == {("kernel", "ok"): 6, ("workload", "failed"): 1}
+    failed = next(result for result in outcome.results if result.status == "failed")
+    assert failed.reason.endswith(".") and str(ROOT) not in failed.reason
+    # It alone is tried again.
+    again = campaign.run(campaign.read_plan(write(tmp_path, plan)), tmp_path / "out",
+                         campaign.RunOptions(minutes=1, resume=True))
+    assert [result.id for result in again.results] == [failed.id]
+    assert again.done_before == 6
+
+
+def test_a_hanging_and_a_dying_worker_cost_one_item_each(torch: Any, tmp_path: Path,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    from tracer.campaign import runner
+
+    # What a driver fault does: the process goes; what a dead-lock does: nothing comes.
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if any('campaign.worker' in a for a in sys.orig_argv):\n"
+        "    import os, time\n"
+        "    import tracer.campaign.micro as micro\n"
+        "    real = micro.measure\n"
+        "    def measure(family, settings, lab):\n"
+        "        if settings.get('k') == 48 and settings['m'] == 16: os.abort()\n"
+        "        if settings.get('k') == 48: time.sleep(60)\n"
+        "        return real(family, settings, lab)\n"
+        "    micro.measure = measure\n", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(ROOT)]))
+    monkeypatch.setattr(runner, "LEAST_TIMEOUT_S", 4.0)
+    monkeypatch.setattr(runner, "TIMEOUT_FACTOR", 1.0)
+    outcome = campaign.run(campaign.read_plan(write(tmp_path, QUICK)), tmp_path / "out",
+                           campaign.RunOptions(minutes=2))
+    reasons = {result.settings["m"]: result.reason for result in outcome.results if result.status == "failed"}
+    assert set(reasons) == {16, 32}
+    assert "signal 6" in reasons[16]
+    assert "longer than 4 s" in reasons[32]
+    assert sum(result.status == "ok" for result in outcome.results) == 4
+
+
+def test_nothing_is_started_that_would_overrun_the_box(torch: Any, tmp_path: Path) -> None:
+    plan = QUICK.replace('family = "gemm"', 'family = "gemm"\nseconds = 500').replace("[[kernel]]", "[[kernel]]", 1)
+    plan = plan.replace("threads = 1", "threads = 1\nminutes = 60")
+    outcome = campaign.run(campaign.read_plan(write(tmp_path, plan)), tmp_path / "out", campaign.RunOptions(minutes=1))
+    assert {result.name for result in outcome.results} == {"softmax"}
+    assert outcome.left == 4 and "time box" in outcome.stopped
+
+
+def test_a_plan_for_a_gpu_without_one_says_so(torch: Any, tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(campaign.CampaignError, match=r"sees no CUDA device.*--rehearse"):
+        campaign.run(campaign.read_plan("h200-kernels"), tmp_path / "out", campaign.RunOptions(minutes=1))
+
+
+def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
+    first = Results(tmp_path)
+    first.open("mine", "", resume=False, rehearsal=False)
+    with pytest.raises(campaign.CampaignError, match="Another campaign"):
+        Results(tmp_path).open("mine", "", resume=True, rehearsal=False)
+    first.save([ItemResult(id="a", kind="kernel", name="gemm", settings={}, split="fit", status="ok")])
+    first.close()
+    assert list(Results.read(tmp_path).lines) == ["a"]
+
+
+def test_an_entry_has_the_captures_defaults() -> None:
+    entry = WorkloadEntry(workload="llama")
+    assert (entry.timed, entry.steps, entry.cycles) == (30, 3, 1)

@@ -1,0 +1,165 @@
+"""The items of a plan: what each records, its stable id, its side of the split, and the order they run in."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import msgspec
+
+from tracer.campaign.errors import CampaignError
+from tracer.campaign.families import FAMILIES, Family
+from tracer.campaign.grid import combinations, spread
+from tracer.campaign.plan import KernelEntry, Plan, WorkloadEntry
+from tracer.errors import ForetraceError
+from tracer.workloads import Settings, as_plain, configure, split
+from tracer.workloads.registry import HELD_OUT_ONE_IN
+from tracer.workloads.settings import Role
+
+Split = Literal["fit", "held-out"]
+_ID_LETTERS = 12
+
+
+class Item(msgspec.Struct, frozen=True):
+    """One thing to record.
+
+    Attributes:
+        id: hash of the content: kind, name, all settings, counts. The same for the same content in any plan.
+        kind: "workload" (a capture) or "kernel" (a micro-benchmark).
+        name: the workload or the family.
+        settings: every setting, defaults included, as plain values.
+        counts: arguments of ``tracer.capture``; empty for a micro-benchmark.
+        split: the side it is on, decided by its sizes alone.
+        seconds: what the plan expects it to take.
+    """
+
+    id: str
+    kind: Literal["workload", "kernel"]
+    name: str
+    settings: dict[str, Any]
+    counts: dict[str, Any]
+    split: Split
+    priority: int
+    seconds: float
+
+    @property
+    def alike(self) -> str:
+        """Items of the same text take comparable multiples of their estimates."""
+        return f"{self.kind} {self.name}{' compiled' if self.settings.get('compile') is True else ''}"
+
+    @property
+    def needs_fresh_process(self) -> bool:
+        """Whether its host times are the point: a profiler that ran before in the process would lengthen them."""
+        return self.kind == "workload" or self.name == "overheads"
+
+    @property
+    def file_stem(self) -> str:
+        """Name of its own file, without the ending."""
+        return f"{self.name}-{self.id}"
+
+
+def expand(plan: Plan) -> list[Item]:
+    """All items of a plan in the order they run: by priority, and within one in turn over workloads and families.
+
+    A workload's items keep the order of the plan (its author puts the extremes first); a family's are taken from
+    all over its grid. A configuration that is there twice runs once, at its first place.
+
+    Raises:
+        CampaignError: a workload, family or setting does not exist, a value cannot be used, or the estimates of a
+            part exceed the plan's minutes.
+    """
+    queues: dict[tuple[int, str, str], list[Item]] = {}
+    for number, workload in enumerate(plan.workload, start=1):
+        where = f"The plan {plan.name}, workload {number} ({workload.workload})"
+        queues.setdefault((workload.priority, "workload", workload.workload), []).extend(
+            _captures(workload, where, plan.device))
+    for number, kernel in enumerate(plan.kernel, start=1):
+        where = f"The plan {plan.name}, kernel {number} ({kernel.family})"
+        queues.setdefault((kernel.priority, "kernel", kernel.family), []).extend(_benchmarks(kernel, where))
+    found: dict[str, Item] = {}
+    for priority in sorted({key[0] for key in queues}):
+        turns = [items for key, items in queues.items() if key[0] == priority]
+        for place in range(max(map(len, turns))):
+            for items in turns:
+                if place < len(items):
+                    found.setdefault(items[place].id, items[place])
+    items = list(found.values())
+    for number, part in enumerate(parts(items, plan.parts), start=1):
+        seconds = sum(item.seconds for item in part)
+        if seconds > plan.minutes * 60:
+            raise CampaignError(f"The plan {plan.name}: part {number} of {plan.parts} is expected to take "
+                                f"{seconds / 60:.1f} minutes and may take {plan.minutes:g}; give it more parts.")
+    return items
+
+
+def parts(items: list[Item], count: int) -> list[list[Item]]:
+    """The items in order, cut into ``count`` runs of about equal expected time."""
+    total = sum(item.seconds for item in items)
+    found: list[list[Item]] = [[] for _ in range(count)]
+    before = 0.0
+    for item in items:
+        found[min(count - 1, int((before + item.seconds / 2) / total * count))].append(item)
+        before += item.seconds
+    return found
+
+
+def rehearsed(item: Item) -> Item:
+    """The item with tiny sizes on the CPU: its id, order, modes and counts stay."""
+    if item.kind == "kernel":
+        return msgspec.structs.replace(item, settings=FAMILIES[item.name].tiny(item.settings))
+    settings = configure(item.name, **item.settings)
+    modes = {setting.name: item.settings[setting.name] for setting in settings.listed() if setting.role is Role.MODE}
+    tiny = configure(item.name, preset="tiny", **{**modes, "device": "cpu"})
+    return msgspec.structs.replace(item, settings=as_plain(tiny))
+
+
+def side(family: Family, settings: dict[str, Any]) -> Split:
+    """The side of a micro-benchmark: that of its *shape group*.
+
+    The rule of ``tracer.workloads.split`` on the text ``gemm batch=1 k=64 …``: the family and its sizes, sorted;
+    every layout, dtype, direction and operator of a shape is on the same side. A family without sizes (``overheads``)
+    is fitted on.
+    """
+    sizes = sorted(name for name in family.sizes if name in settings)
+    if not sizes:
+        return "fit"
+    text = " ".join([family.name, *(f"{name}={settings[name]}" for name in sizes)])
+    digest = hashlib.sha256(text.encode()).digest()
+    return "held-out" if int.from_bytes(digest[:8], "big") % HELD_OUT_ONE_IN == 0 else "fit"
+
+
+def _captures(entry: WorkloadEntry, where: str, device: str) -> Iterable[Item]:
+    for values in combinations(entry, where):
+        try:
+            settings = configure(entry.workload, preset=entry.preset, **{"device": device, **values})
+        except ForetraceError as error:
+            raise CampaignError(f"{where}: {error}") from error
+        yield _capture(entry, settings)
+
+
+def _capture(entry: WorkloadEntry, settings: Settings) -> Item:
+    counts = {name: getattr(entry, name) for name in ("warmup", "timed", "steps", "cycles", "execution_trace")}
+    plain = as_plain(settings)
+    return Item(_identity("workload", entry.workload, plain, counts), "workload", entry.workload, plain, counts,
+                split(settings), entry.priority, entry.seconds)
+
+
+def _benchmarks(entry: KernelEntry, where: str) -> list[Item]:
+    family = FAMILIES.get(entry.family)
+    if family is None:
+        raise CampaignError(f"{where}: there is no family {entry.family!r}; choose one of {', '.join(FAMILIES)}.")
+    found = []
+    for values in combinations(entry, where):
+        try:
+            settings = family.checked(values)
+        except ForetraceError as error:
+            raise CampaignError(f"{where}: {error}") from error
+        found.append(Item(_identity("kernel", family.name, settings, {}), "kernel", family.name, settings, {},
+                          side(family, settings), entry.priority, entry.seconds))
+    return [found[place] for place in spread(len(found))]
+
+
+def _identity(kind: str, name: str, settings: dict[str, Any], counts: dict[str, Any]) -> str:
+    content = msgspec.json.encode([kind, name, sorted(settings.items()), sorted(counts.items())])
+    return hashlib.sha256(content).hexdigest()[:_ID_LETTERS]

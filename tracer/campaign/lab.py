@@ -1,0 +1,89 @@
+"""The laboratory of a worker: torch, one device, fresh random data, and settings put back after each benchmark."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack
+from types import TracebackType
+from typing import Any
+
+from tracer.campaign.machine import CudaMachine, HostMachine, Machine
+
+ZIPF_EXPONENT = 1.05
+"""As the DLRM workload's look-ups."""
+
+
+class Lab:
+    """What the families prepare their benchmarks with. As a context manager it undoes what one benchmark set.
+
+    Attributes:
+        torch: the module.
+        device: "cuda" or "cpu".
+        machine: its clock and streams.
+    """
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self.torch: Any = torch
+        self.device = device
+        self.machine: Machine = CudaMachine(torch) if self.is_cuda else HostMachine(torch)
+        self._generator = torch.Generator(device).manual_seed(0)
+        self._stack = ExitStack()
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the device is a GPU."""
+        return self.device == "cuda"
+
+    def __enter__(self) -> Lab:
+        self._stack = ExitStack()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:
+        self._stack.close()
+
+    def enter(self, context: AbstractContextManager[Any]) -> None:
+        """Stay in a context until the benchmark is over."""
+        self._stack.enter_context(context)
+
+    def tf32(self, enabled: bool) -> None:
+        """Switch TF32 for the rest of the benchmark."""
+        from tracer.workloads.precision import tf32
+
+        self.enter(tf32(enabled))
+
+    def dtype(self, name: str) -> Any:
+        """torch's type of a name ("tf32" is stored as fp32)."""
+        torch = self.torch
+        return {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
+
+    def random(self, *shape: int, dtype: str = "fp32", grad: bool = False) -> Any:
+        """Normal random numbers; zeros would run faster than real data."""
+        x = self.torch.randn(shape, generator=self._generator, device=self.device, dtype=self.torch.float32)
+        return x.to(self.dtype(dtype)).requires_grad_(grad)
+
+    def random_like(self, other: Any) -> Any:
+        """Normal random numbers of a tensor's shape, type and memory layout."""
+        return self.torch.empty_like(other).normal_()
+
+    def indices(self, count: int, *, high: int, law: str = "uniform") -> Any:
+        """``count`` numbers below ``high``, int64; ``law`` "zipf" prefers few of them, which lie anywhere."""
+        torch = self.torch
+        if law == "uniform":
+            return torch.randint(high, (count,), generator=self._generator, device=self.device)
+        # The inverse of the continuous Zipf law's distribution, as good as exact for the tables here.
+        u = torch.rand(count, generator=self._generator, device=self.device, dtype=torch.float64)
+        power = 1.0 - ZIPF_EXPONENT
+        rank = ((u * (float(high + 1) ** power - 1.0) + 1.0) ** (1.0 / power) - 1.0).long().clamp_(0, high - 1)
+        places = torch.randperm(high, generator=self._generator, device=self.device)
+        return places[rank]
+
+    def pinned(self, tensor: Any) -> Any:
+        """The host tensor in page-locked memory, where there is a GPU."""
+        return tensor.pin_memory() if self.is_cuda else tensor
+
+    def tidy(self) -> None:
+        """Give cached device memory back."""
+        if self.is_cuda:
+            self.torch.cuda.empty_cache()

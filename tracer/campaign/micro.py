@@ -1,0 +1,157 @@
+"""Measuring one micro-benchmark: warm and L2-flushed times by events, and which kernels really ran.
+
+    hold | flush | event  run  event       cold: the data comes from device memory
+    hold |         event  run  event       warm: what fits is still in L2
+
+``hold`` keeps the stream busy until the host has queued the rest, so that launch costs stay out of the times. An
+event pair itself takes a little; its median is stored beside the times (``event_overhead_us``), not taken off.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tracer.campaign.families import FAMILIES, Bench
+
+if TYPE_CHECKING:
+    from tracer.campaign.lab import Lab
+
+WARM_UP_RUNS = 3
+LEAST_RUNS, MOST_RUNS = 10, 200
+SLOW_RUNS = 3
+"""Runs of something so slow that the least number of runs would exceed the budget."""
+STEADY = 0.005
+"""Stop once the median's standard error, from the interquartile range, is below this share of it."""
+CUDA_BUDGET_S, HOST_BUDGET_S = 0.1, 0.02
+"""Longest a variant is repeated, seconds."""
+PROFILED_RUNS = 3
+HOLD_FACTOR, HOLD_US = 1.5, 30.0
+"""The stream is held for this multiple of the host's time to queue a run, plus so many microseconds."""
+_QUANTILES = (10, 25, 50, 75, 90)
+
+
+class Ran(NamedTuple):
+    """What a profiled run showed, for one run: kernel names in order, how many, and their time together.
+
+    None where the profiler showed no device work (it may not be allowed to look).
+    """
+
+    kernels: list[str] | None
+    number: float | None
+    time_us: float | None
+
+
+def measure(family: str, settings: dict[str, Any], lab: Lab) -> list[dict[str, Any]]:
+    """Run one micro-benchmark: one row for each variant, as ``tracer.campaign.tables`` describes them."""
+    with lab:
+        bench = FAMILIES[family].prepare(settings, lab)
+        if bench.samples is not None:
+            rows = [{"variant": name, **_quantiles(times)} for name, times in bench.samples().items() if times]
+            if not rows:
+                raise RuntimeError("This measurement is not supported here: it took no sample.")
+            return rows
+        hold_us, run_us = _warm_up(bench, lab)
+        rows = []
+        for variant, flush in (("warm", False), ("cold", True)):
+            times = _repeat(bench, lab, hold_us, run_us, flush)
+            rows.append({"variant": variant, **_quantiles(times)})
+        overhead = _empty_pair_us(lab)
+        clock = lab.machine.clock_mhz()
+        ran = which_kernels(bench.run, lab)
+        common = {"flops": bench.flops, "bytes": float(bench.bytes), "kernels": ran.kernels,
+                  "kernel_count": ran.number, "kernel_us": ran.time_us, "event_overhead_us": overhead,
+                  "sm_clock_mhz": clock}
+        return [{**row, **common} for row in rows]
+
+
+def _warm_up(bench: Bench, lab: Lab) -> tuple[float, float]:
+    """Run a few times; microseconds the host takes to queue one run (0 where it waits), and until it has ended."""
+    queued, ended = [], []
+    for _ in range(WARM_UP_RUNS):
+        lab.machine.synchronize()
+        start = time.perf_counter_ns()
+        bench.run()
+        queued.append((time.perf_counter_ns() - start) / 1e3)
+        lab.machine.synchronize()
+        ended.append((time.perf_counter_ns() - start) / 1e3)
+    return min(queued) if bench.asynchronous else 0.0, min(ended)
+
+
+def _repeat(bench: Bench, lab: Lab, hold_us: float, run_us: float, flush: bool) -> list[float]:
+    """Microseconds of each run, as many as give a steady median within the budget."""
+    machine, budget_s = lab.machine, CUDA_BUDGET_S if lab.is_cuda else HOST_BUDGET_S
+    batch = LEAST_RUNS if LEAST_RUNS * run_us < 1e6 * budget_s else SLOW_RUNS
+    times: list[float] = []
+    started = time.perf_counter()
+    while len(times) < MOST_RUNS:
+        pairs = []
+        for _ in range(batch):
+            first, second = machine.event(), machine.event()
+            if hold_us:
+                machine.hold(HOLD_FACTOR * hold_us + HOLD_US)
+            if flush:
+                machine.flush()
+            first.record()
+            bench.run()
+            second.record()
+            pairs.append((first, second))
+        machine.synchronize()
+        times += [first.elapsed_time(second) * 1e3 for first, second in pairs]
+        if time.perf_counter() - started > budget_s or _is_steady(times):
+            break
+    return times
+
+
+def _is_steady(times: Sequence[float]) -> bool:
+    if len(times) < LEAST_RUNS:
+        return False
+    low, middle, high = statistics.quantiles(times, n=4)
+    return 0.93 * (high - low) / len(times) ** 0.5 <= STEADY * middle  # 1.253 σ/√n, σ = range / 1.349
+
+
+def _is_operation(event: Any) -> bool:
+    return event is not None and event.name.startswith("aten::")
+
+
+def _quantiles(times: Sequence[float]) -> dict[str, Any]:
+    import numpy as np
+
+    values = np.percentile(times, _QUANTILES)
+    return {"runs": len(times), "min_us": float(min(times)),
+            **{f"p{share}_us": float(value) for share, value in zip(_QUANTILES, values, strict=True)}}
+
+
+def _empty_pair_us(lab: Lab) -> float:
+    found = []
+    for _ in range(5):
+        first, second = lab.machine.event(), lab.machine.event()
+        lab.machine.hold(HOLD_US)
+        first.record()
+        second.record()
+        lab.machine.synchronize()
+        found.append(first.elapsed_time(second) * 1e3)
+    return statistics.median(found)
+
+
+def which_kernels(run: Callable[[], Any], lab: Lab) -> Ran:
+    """Profile a few runs: the device's kernels and copies, on a CPU the outermost operations."""
+    from torch.profiler import ProfilerActivity, profile
+
+    activity = ProfilerActivity.CUDA if lab.is_cuda else ProfilerActivity.CPU
+    with profile(activities=[activity]) as profiler:
+        for _ in range(PROFILED_RUNS):
+            run()
+        lab.machine.synchronize()
+    if lab.is_cuda:
+        events = [event for event in profiler.events() if event.device_type.name == "CUDA"]
+    else:
+        events = [event for event in profiler.events() if _is_operation(event) and not _is_operation(event.cpu_parent)]
+    events.sort(key=lambda event: event.time_range.start)
+    if not events:
+        return Ran(None, None, None)
+    total = sum(event.time_range.elapsed_us() for event in events)
+    names = list(dict.fromkeys(str(event.name) for event in events))
+    return Ran(names, len(events) / PROFILED_RUNS, total / PROFILED_RUNS)

@@ -1,0 +1,136 @@
+"""The plan of a campaign: a TOML file of workload captures and micro-benchmarks, read and checked. Imports no torch.
+
+    name = "smoke"
+    description = "…"
+    device = "cpu"              # or "cuda": what the plan is for
+    parts = 2                   # the items in order, cut into so many runs …
+    minutes = 9                 # … of at most so many minutes each, by the estimates below
+
+    [[workload]]                # captures: tracer.workloads
+    workload = "llama"
+    preset = "real"             # start from this preset; whatever is named below is put over it
+    priority = 1                # 1 runs first
+    columns = ["batch", "seq"]  # settings that change together, one row a configuration …
+    rows = [[1, 128], [8, 2048]]
+    product = { dtype = ["bf16", "tf32"] }  # … times every combination of these
+    timed = 30                  # unprofiled steps, then `steps` profiled ones
+    seconds = 8                 # what one takes on the plan's device, process and files included
+
+    [[kernel]]                  # micro-benchmarks: tracer.campaign.families
+    family = "gemm"
+    draw = { m = [16, 8192, 16], n = [64, 8192, 64], k = [64, 8192, 64] }  # least, most, multiple of
+    count = 40                  # log-uniform random sizes, the same ones each time
+    product = { dtype = ["bf16"], layout = ["nt", "nn"] }
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from tracer.campaign.errors import CampaignError
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Value = str | int | float | bool
+
+
+class Grid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Combinations of settings: ``rows`` (values of ``columns``) times the product of ``product``'s lists.
+
+    ``draw`` adds ``count`` rows of log-uniform random sizes: name → (least, most, multiple of).
+    """
+
+    priority: Count = 1
+    columns: list[str] = []
+    rows: list[list[Value]] = []
+    draw: dict[str, tuple[int, int, int]] = {}
+    count: int = 0
+    product: dict[str, list[Value]] = {}
+
+
+class WorkloadEntry(Grid, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Captures of one workload. ``warmup``, ``timed``, ``steps``, … are those of ``tracer.capture``."""
+
+    workload: str
+    preset: str = "default"
+    warmup: Annotated[int, msgspec.Meta(ge=0)] = 5
+    timed: Count = 30
+    steps: Count = 3
+    cycles: Count = 1
+    execution_trace: Literal["all", "last", "none"] = "all"
+    seconds: Positive = 8.0
+
+
+class KernelEntry(Grid, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Micro-benchmarks of one family."""
+
+    family: str
+    seconds: Positive = 0.3
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a campaign records, as its file says; ``tracer.campaign.expand`` makes items of it."""
+
+    name: str
+    description: str
+    device: Literal["cpu", "cuda"]
+    parts: Count = 1
+    minutes: Positive = 9.0
+    threads: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Threads of torch on the CPU; 0 leaves torch's own choice."""
+    workload: list[WorkloadEntry] = []
+    kernel: list[KernelEntry] = []
+
+
+def packaged_plans() -> dict[str, Path]:
+    """The plans that come with the package, by name."""
+    folder = Path(__file__).resolve().parents[1] / "plans"
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def read_plan(plan: str | Path) -> Plan:
+    """Read and check a plan: one of the package by its name, or a TOML file. Settings are checked by ``expand``.
+
+    Raises:
+        CampaignError: it does not exist, is no TOML, or has an unknown or missing key or a value of the wrong type.
+    """
+    known = packaged_plans()
+    path = known.get(str(plan), Path(plan))
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise CampaignError(f"The plan {plan} cannot be read ({error.strerror or error}); give a TOML file, or one of "
+                            f"the package's plans: {', '.join(known)}.") from error
+    try:
+        found = msgspec.convert(_toml(text), Plan)
+    except (UnicodeDecodeError, ValueError) as error:
+        if isinstance(error, msgspec.ValidationError):
+            raise CampaignError(f"The plan {plan} cannot be used: {_explained(error)}") from error
+        raise CampaignError(f"The plan {plan} is no TOML: {error}.") from error
+    if not found.workload and not found.kernel:
+        raise CampaignError(f"The plan {plan} has nothing to record: give it a [[workload]] or a [[kernel]].")
+    return found
+
+
+def _toml(content: bytes) -> dict[str, Any]:
+    reader = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    found: dict[str, Any] = reader.loads(content.decode("utf-8"))
+    return found
+
+
+def _explained(error: msgspec.ValidationError) -> str:
+    """msgspec's sentence with what would be right: the keys there are."""
+    text = str(error)
+    what, _, where = text.partition(" - at ")
+    place = where.strip("`").removeprefix("$.") or "the top"
+    kind: type[Grid] | type[Plan] = (
+        WorkloadEntry if place.startswith("workload[") else KernelEntry if place.startswith("kernel[") else Plan)
+    if "unknown field" in what:
+        what = what.replace("Object contains unknown field", "there is no key")
+        return f"{what} at {place}; the keys are {', '.join(kind.__struct_fields__)}."
+    return f"{what[:1].lower()}{what[1:]} at {place}."

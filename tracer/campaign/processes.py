@@ -1,0 +1,160 @@
+"""Worker processes: started ahead, asked with a timeout, killed with all they started."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from tracer.campaign.errors import CampaignError
+from tracer.campaign.record import Answer, Task
+
+START_S = 180.0
+"""Longest a worker may take to import torch and wake the device."""
+_LOG_BYTES = 2000
+
+
+class WorkerDied(Exception):
+    """The worker ended, or did not answer in time; the text says how."""
+
+
+class Worker:
+    """One worker process."""
+
+    def __init__(self, device: str, threads: int, log: Path) -> None:
+        task_read, self._tasks = os.pipe()
+        self._answers, answer_write = os.pipe()
+        root = str(Path(__file__).resolve().parents[2])
+        paths = [root, *filter(None, [os.environ.get("PYTHONPATH", "")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+        self._log = log
+        with open(log, "wb") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tracer.campaign.worker", str(task_read), str(answer_write), device,
+                 str(threads)],
+                pass_fds=(task_read, answer_write), stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                env=environment, start_new_session=True)
+        os.close(task_read)
+        os.close(answer_write)
+        self._buffer = b""
+        self.tasks_done = 0
+        self.context: dict[str, object] | None = None
+
+    def wait_ready(self) -> None:
+        """Wait until it can take a task; its ``context`` is known then.
+
+        Raises:
+            CampaignError: torch or the device cannot be used.
+        """
+        if self.context is not None:
+            return
+        try:
+            answer = self.answer(START_S)
+        except WorkerDied as error:
+            raise CampaignError(f"The process that records could not start: {error}") from error
+        if answer.phase != "ready":
+            raise CampaignError(f"The process that records could not start ({answer.reason}) It needs torch (pip "
+                                "install 'foretrace[capture]') and the plan's device; --rehearse runs on the CPU.")
+        self.context = answer.values
+
+    def ask(self, task: Task) -> None:
+        """Send a task. Raises ``WorkerDied``."""
+        self.tasks_done += 1
+        line = msgspec.json.encode(task) + b"\n"
+        try:
+            while line:
+                line = line[os.write(self._tasks, line):]
+        except OSError as error:
+            raise WorkerDied(self._how_it_ended()) from error
+
+    def answer(self, seconds: float) -> Answer:
+        """Its next answer. Raises ``WorkerDied`` if it ends first or does not answer in time."""
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self._buffer:
+            left = deadline - time.monotonic()
+            ready, _, _ = select.select([self._answers], [], [], max(0.0, left))
+            if not ready:
+                raise WorkerDied(f"it took longer than {seconds:.0f} s and was stopped.")
+            piece = os.read(self._answers, 1 << 16)
+            if not piece:
+                raise WorkerDied(self._how_it_ended())
+            self._buffer += piece
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return msgspec.json.decode(line, type=Answer)
+
+    def kill(self) -> None:
+        """End it and all it started, and wait for that. Safe to repeat."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):  # a process stuck in the driver is left to the system
+            self._process.wait(10)
+        for descriptor in (self._tasks, self._answers):
+            with suppress(OSError):
+                os.close(descriptor)
+        self._tasks = self._answers = -1
+        self._log.unlink(missing_ok=True)
+
+    def _how_it_ended(self) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+        code = self._process.returncode
+        how = "ended" if code is None else f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
+        return f"the process {how}{_last_line(self._log)}."
+
+
+def _last_line(log: Path) -> str:
+    from tracer.campaign.record import sentence
+
+    try:
+        lines = [line for line in log.read_bytes()[-_LOG_BYTES:].decode(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return ""
+    return f" ({sentence(RuntimeError(lines[-1])).removeprefix('RuntimeError: ').rstrip('.')})" if lines else ""
+
+
+class Workers:
+    """The worker in use and, while one writes its files, the next one starting."""
+
+    def __init__(self, device: str, threads: int, scratch: Path) -> None:
+        self._device, self._threads, self._scratch = device, threads, scratch
+        self._current: Worker | None = None
+        self._next: Worker | None = None
+        self._started = 0
+
+    def take(self, *, fresh: bool) -> Worker:
+        """A ready worker; ``fresh``: one that has done nothing yet. Raises ``CampaignError``."""
+        if self._current is not None and fresh and self._current.tasks_done:
+            self.drop()
+        if self._current is None:
+            self._current, self._next = self._next or self._new(), None
+        self._current.wait_ready()
+        return self._current
+
+    def prepare_next(self) -> None:
+        """Start the next worker now, so that it is ready when it is needed."""
+        if self._next is None:
+            self._next = self._new()
+
+    def drop(self) -> None:
+        """End the current worker."""
+        if self._current is not None:
+            self._current.kill()
+            self._current = None
+
+    def close(self) -> None:
+        """End them all."""
+        self.drop()
+        if self._next is not None:
+            self._next.kill()
+            self._next = None
+
+    def _new(self) -> Worker:
+        self._started += 1
+        return Worker(self._device, self._threads, self._scratch / f"worker-{self._started}.log")

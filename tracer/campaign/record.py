@@ -1,0 +1,120 @@
+"""What a worker process does with an item: capture a workload, or measure a micro-benchmark."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tracer.campaign.items import Item
+
+if TYPE_CHECKING:
+    from tracer.campaign.lab import Lab
+
+UNSUPPORTED = ("no available kernel", "not implemented for", "not supported", "not compiled", "is only supported",
+               "requires compute capability", "could not find an engine", "no viable backend")
+"""What torch says (in lower case) of work this device or build cannot do."""
+_PATHS = re.compile(r"(?:/[\w.+-]+){2,}/([\w.+-]+)")
+
+
+class Task(msgspec.Struct):
+    """What a worker is asked for. ``graph_bytes``: the most a full graph may take, else its summary is kept."""
+
+    item: Item
+    folder: str
+    graph_bytes: int = 0
+
+
+class Answer(msgspec.Struct):
+    """What a worker says: ``phase`` "ready" (with its context), "measured" (files follow), "done" or "failed".
+
+    ``values`` are fields of an ``ItemResult``; ``rows`` a micro-benchmark's; ``file`` lies in the task's folder.
+    """
+
+    phase: str
+    values: dict[str, Any] = {}
+    rows: list[dict[str, Any]] = []
+    file: str = ""
+    reason: str = ""
+
+
+def sentence(error: BaseException) -> str:
+    """An exception as one sentence without paths of this machine."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = _PATHS.sub(r"\1", " ".join(lines[:2]))[:300] or "no message"
+    return f"{type(error).__name__}: {text}{'' if text.endswith('.') else '.'}"
+
+
+def is_unsupported(error: BaseException) -> bool:
+    """Whether torch says that it cannot do this here, rather than that it failed."""
+    text = str(error).lower()
+    return isinstance(error, (NotImplementedError, RuntimeError)) and any(part in text for part in UNSUPPORTED)
+
+
+def capture_workload(task: Task) -> tuple[dict[str, Any], Path]:
+    """Capture a workload into the task's folder: fields of its result, and the capture's part to convert.
+
+    The model is gone when this returns; the files are not converted yet, so that the next worker can start meanwhile.
+    """
+    from tracer import workloads
+    from tracer.capture import CaptureOptions, CaptureWarning
+    from tracer.capture.script import run_workload
+    from tracer.capture_layout import read_context
+
+    item = task.item
+    out = Path(task.folder) / item.id
+    settings = workloads.configure(item.name, **item.settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
+        capture = run_workload(settings, out, CaptureOptions(**item.counts))
+    part = capture.part
+    assert part is not None
+    context = read_context(part)
+    values: dict[str, Any] = {
+        "unprofiled_step_ns": capture.unprofiled_step_ns, "profiled_step_ns": capture.profiled_step_ns,
+        "median_ns": context.get("unprofiled_median_ns"), "spread": context.get("unprofiled_spread"),
+        "profiler_slowdown": capture.slowdown, "peak_memory": context.get("peak_memory", {}),
+        "parameters": capture.facts["workload"]["parameters"],
+        "clocks": context.get("hardware", {}).get("clocks") or {},
+    }
+    if capture.ended:
+        values["notes"] = [f"The capture is not complete: {capture.ended}"]
+    return values, part
+
+
+def convert(task: Task, part: Path) -> dict[str, Any]:
+    """The capture as one file in the task's folder: ``{"file": …, "content": …, "notes": […]}``."""
+    from tracer.campaign.summary import save_summary
+    from tracer.capture_layout import read_capture
+
+    job = read_capture(part)
+    graph = job.graphs[0]
+    # That there are more windows than the one kept is the plan's choice, not news.
+    notes = [note for note in job.notes if not note.startswith("The capture has")]
+    graph.meta.source = task.item.file_stem
+    path = Path(task.folder) / f"{task.item.file_stem}.foretrace"
+    graph.save(path)
+    if path.stat().st_size <= task.graph_bytes:
+        return {"file": path.name, "content": "graph", "notes": notes}
+    path.unlink()
+    table = save_summary(graph, Path(task.folder) / f"{task.item.file_stem}.parquet")
+    return {"file": table.name, "content": "summary", "notes": notes}
+
+
+def measure_kernel(task: Task, lab: Lab) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Measure a micro-benchmark: fields of its result, and its rows."""
+    from tracer.campaign.micro import measure
+
+    try:
+        rows = measure(task.item.name, task.item.settings, lab)
+    finally:
+        lab.tidy()
+        if task.item.name == "fused":
+            lab.torch._dynamo.reset()
+    first = rows[0]
+    values = {"content": "kernels", "median_ns": round(first["p50_us"] * 1e3),
+              "spread": round((first["p75_us"] - first["p25_us"]) / first["p50_us"], 4) if first["p50_us"] else None}
+    return values, rows

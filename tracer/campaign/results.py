@@ -1,0 +1,253 @@
+"""A campaign's directory: one line for each item that ended, and an index, each file replaced as a whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from tracer.campaign.errors import CampaignError
+from tracer.campaign.items import Item
+
+INDEX = "campaign.json"
+LINES = "items.jsonl"
+SCRATCH = ".work"
+_LOCK = ".lock"
+VERSION = 1
+
+Status = Literal["ok", "unsupported", "failed"]
+Content = Literal["graph", "summary", "times", "kernels", "none"]
+
+
+class ItemResult(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """How one item ended: a line of ``items.jsonl``.
+
+    Attributes:
+        id, kind, name, settings, split: the item's; in a rehearsal ``settings`` are the tiny ones.
+        status: "ok"; "unsupported" if this device or torch cannot do it; "failed".
+        reason: one sentence why, if not "ok".
+        seconds: what the item took, files included.
+        session: which of the index's sessions, from 0.
+        file: its file below the campaign's directory; a micro-benchmark's rows are in its family's.
+        content: "graph" (one-file form), "summary" (operation and kernel table), "times" (no file), "kernels".
+        unprofiled_step_ns, profiled_step_ns: every step's time, nanoseconds.
+        median_ns, spread: of the unprofiled steps (spread: interquartile range over median); of a
+            micro-benchmark the warm variant's.
+        profiler_slowdown: median profiled over median unprofiled step.
+        peak_memory: bytes: "allocated_bytes", "reserved_bytes" of the device, "host_bytes" resident.
+        parameters: trainable numbers of the model.
+        clocks: MHz and the like right after the unprofiled steps, as nvidia-smi names them.
+        notes: what the capture wants said.
+    """
+
+    id: str
+    kind: Literal["workload", "kernel"]
+    name: str
+    settings: dict[str, Any]
+    split: Literal["fit", "held-out"]
+    status: Status
+    reason: str = ""
+    seconds: float = 0.0
+    session: int = 0
+    file: str = ""
+    content: Content = "none"
+    unprofiled_step_ns: list[int] = []
+    profiled_step_ns: list[int] = []
+    median_ns: int | None = None
+    spread: float | None = None
+    profiler_slowdown: float | None = None
+    peak_memory: dict[str, int] = {}
+    parameters: int | None = None
+    clocks: dict[str, str] = {}
+    notes: list[str] = []
+
+
+def ended(item: Item, status: Status, **values: Any) -> ItemResult:
+    """A result of an item."""
+    return ItemResult(id=item.id, kind=item.kind, name=item.name, settings=item.settings, split=item.split,
+                      status=status, **values)
+
+
+class Index(msgspec.Struct, kw_only=True):
+    """``campaign.json``. ``sessions`` are the runs, each with its machine and software as a capture's context."""
+
+    version: int = VERSION
+    plan: str = ""
+    description: str = ""
+    rehearsal: bool = False
+    sessions: list[dict[str, Any]] = []
+    items: int = 0
+    ok: int = 0
+    unsupported: int = 0
+    failed: int = 0
+    bytes: int = 0
+
+
+class Results:
+    """Reads and writes a campaign's directory. Nothing is ever half written: files are made aside and renamed.
+
+    Attributes:
+        path: the directory.
+        index: what ``campaign.json`` holds.
+        lines: the result of each item, by its id.
+    """
+
+    def __init__(self, out: str | os.PathLike[str]) -> None:
+        self.path = Path(out)
+        self.index = Index()
+        self.lines: dict[str, ItemResult] = {}
+        self._lock: Any = None
+
+    @classmethod
+    def read(cls, out: str | os.PathLike[str]) -> Results:
+        """What is there; nothing is changed.
+
+        Raises:
+            CampaignError: it is no campaign's directory, or a file is damaged or of a newer version.
+        """
+        results = cls(out)
+        if not (results.path / INDEX).is_file():
+            raise CampaignError(f"{out} holds no campaign (no {INDEX}); name the directory given to --out.")
+        results._load()
+        return results
+
+    @property
+    def scratch(self) -> Path:
+        """Where files are made."""
+        return self.path / SCRATCH
+
+    def open(self, plan: str, description: str, *, resume: bool, rehearsal: bool) -> None:
+        """Make the directory ready for a run: checks it, reads what is there, clears what a kill left.
+
+        Raises:
+            CampaignError: it cannot be written, another run uses it, or what it holds does not fit.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._take_lock()
+            self._clear_scratch()
+            self.scratch.mkdir()
+        except OSError as error:
+            self.close()
+            raise CampaignError(f"The campaign cannot be written to {self.path} ({error.strerror or error}): choose a "
+                                "directory that can be written.") from error
+        try:
+            self._adopt(plan, description, resume, rehearsal)
+        except BaseException:
+            self.close()
+            raise
+
+    def _adopt(self, plan: str, description: str, resume: bool, rehearsal: bool) -> None:
+        if (self.path / INDEX).exists():
+            if not resume:
+                raise CampaignError(f"{self.path} already holds a campaign; add --resume to go on with it, or choose "
+                                    "another directory.")
+            self._load()
+            if self.index.rehearsal != rehearsal:
+                one, other = ("a rehearsal", "none") if self.index.rehearsal else ("no rehearsal", "one")
+                raise CampaignError(f"{self.path} holds {one} and this is {other}: they do not mix, so choose another "
+                                    "directory.")
+            for name, line in list(self.lines.items()):
+                if line.content in ("graph", "summary") and not (self.path / line.file).is_file():
+                    del self.lines[name]
+        self.index.plan, self.index.description, self.index.rehearsal = plan, description, rehearsal
+
+    def close(self) -> None:
+        """Leave nothing behind but results. Safe to repeat."""
+        with suppress(OSError):
+            self._clear_scratch()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+            with suppress(OSError):
+                (self.path / _LOCK).unlink()
+
+    def begin_session(self, context: dict[str, Any]) -> int:
+        """Note the machine and software of this run; returns the session's number."""
+        self.index.sessions.append(context)
+        self.save([])
+        return len(self.index.sessions) - 1
+
+    def save(self, results: Iterable[ItemResult]) -> None:
+        """Add results and write lines and index, each atomically.
+
+        Raises:
+            CampaignError: they cannot be written.
+        """
+        for result in results:
+            self.lines[result.id] = result
+        encoder = msgspec.json.Encoder()
+        try:
+            self._replace(LINES, b"".join(encoder.encode(line) + b"\n" for line in self.lines.values()))
+            self._count()
+            self._replace(INDEX, msgspec.json.format(encoder.encode(self.index), indent=1) + b"\n")
+        except OSError as error:
+            raise CampaignError(f"Results cannot be written to {self.path} ({error.strerror or error}): free space, "
+                                "and go on with --resume.") from error
+
+    def adopt_file(self, source: Path, folder: str, name: str) -> str:
+        """Move a finished file out of the scratch directory; returns its path below the campaign's directory."""
+        (self.path / folder).mkdir(exist_ok=True)
+        os.replace(source, self.path / folder / name)
+        return f"{folder}/{name}"
+
+    def bytes_used(self) -> int:
+        """Bytes of all files but the scratch directory's."""
+        return sum((Path(folder) / name).stat().st_size for folder, _, names in os.walk(self.path) for name in names
+                   if SCRATCH not in Path(folder).relative_to(self.path).parts)
+
+    def graph_bytes(self) -> int:
+        """Bytes of the full graphs."""
+        return sum(path.stat().st_size for path in (self.path / "graphs").glob("*"))
+
+    def _count(self) -> None:
+        statuses = [line.status for line in self.lines.values()]
+        self.index.items, self.index.ok = len(statuses), statuses.count("ok")
+        self.index.unsupported, self.index.failed = statuses.count("unsupported"), statuses.count("failed")
+        self.index.bytes = self.bytes_used()
+
+    def _load(self) -> None:
+        try:
+            self.index = msgspec.json.decode((self.path / INDEX).read_bytes(), type=Index)
+            lines = self.path / LINES
+            self.lines = {}
+            for text in lines.read_bytes().splitlines() if lines.exists() else []:
+                line = msgspec.json.decode(text, type=ItemResult)
+                self.lines[line.id] = line
+        except (OSError, msgspec.MsgspecError) as error:
+            raise CampaignError(f"The campaign in {self.path} cannot be read ({error}); its {INDEX} or {LINES} was "
+                                "changed or damaged.") from error
+        if self.index.version > VERSION:
+            raise CampaignError(f"{self.path} was written by a newer foretrace (version {self.index.version} of the "
+                                f"directory; this one knows {VERSION}); update foretrace.")
+
+    def _replace(self, name: str, content: bytes) -> None:
+        temporary = self.scratch / name
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self.path / name)
+
+    def _clear_scratch(self) -> None:
+        if self.scratch.exists():
+            shutil.rmtree(self.scratch)
+
+    def _take_lock(self) -> None:
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            return
+        lock = open(self.path / _LOCK, "w")  # noqa: SIM115 -- held until close
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise CampaignError(f"Another campaign is writing to {self.path}; wait for it, or choose another "
+                                "directory.") from None
+        self._lock = lock

@@ -1,0 +1,292 @@
+"""Running a plan: within its minutes and megabytes, item by item, so that it may be killed and resumed anywhere."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tracer.campaign.errors import CampaignError
+from tracer.campaign.items import Item, expand, parts, rehearsed
+from tracer.campaign.plan import Plan
+from tracer.campaign.processes import WorkerDied, Workers
+from tracer.campaign.record import Answer, Task
+from tracer.campaign.results import ItemResult, Results, ended
+from tracer.campaign.tables import KERNELS, merge_parts, write_part
+
+GRACE_S = 30.0
+"""An item still running so long after the box has ended is stopped."""
+LEAST_TIMEOUT_S, TIMEOUT_FACTOR = 60.0, 8.0
+"""An item may take this multiple of what is expected of it, and never less than the seconds."""
+GRAPH_SHARE, LEAST_GRAPHS = 0.75, 12
+"""Full graphs may take this share of the size together, and one no more than makes room for a dozen."""
+FLUSH_S, FLUSH_ITEMS = 2.0, 64
+"""Micro-benchmarks are written in batches; a kill loses those of the last seconds."""
+MOST_FAILURES = 10
+"""So many items that fail in a row mean that the device or the machine is broken."""
+_MB = 1_000_000
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a plan is run.
+
+    Attributes:
+        minutes: time box. No item is started that is expected to end after it.
+        max_mb: most megabytes (10⁶ bytes) of the directory.
+        part: which part of the plan, from 1; None for all.
+        resume: go on in a directory that holds results; failed items are tried again, after all others.
+        rehearse: tiny sizes, on the CPU; all else is the same.
+        say: called with a line about each step forward.
+    """
+
+    minutes: float = 9.0
+    max_mb: float = 30.0
+    part: int | None = None
+    resume: bool = False
+    rehearse: bool = False
+    say: Callable[[str], None] = field(default=lambda line: None)
+
+
+@dataclass
+class Outcome:
+    """What a run did. ``left`` items did not fit into its time, ``unwritten`` ones not into its megabytes."""
+
+    results: list[ItemResult]
+    planned: int
+    done_before: int
+    left: int
+    seconds: float
+    stopped: str = ""
+
+
+def run(plan: Plan, out: str | os.PathLike[str], options: RunOptions) -> Outcome:
+    """Run a plan, or go on with it.
+
+    Raises:
+        CampaignError: the plan or an option has a mistake, the directory does not fit, torch or the device cannot be
+            used, or not one item worked.
+    """
+    return _Run(plan, out, options).go()
+
+
+def chosen(plan: Plan, part: int | None) -> list[Item]:
+    """The items of a part (all for None), in order. Raises ``CampaignError`` if there is no such part."""
+    items = expand(plan)
+    if part is None:
+        return items
+    if not 1 <= part <= plan.parts:
+        raise CampaignError(f"The plan {plan.name} has {plan.parts} parts, so there is no part {part}; choose one from "
+                            f"1 to {plan.parts}.")
+    return parts(items, plan.parts)[part - 1]
+
+
+class _Run:
+    def __init__(self, plan: Plan, out: str | os.PathLike[str], options: RunOptions) -> None:
+        if options.minutes <= 0 or options.max_mb <= 0:
+            raise CampaignError("The minutes and the megabytes of a campaign must be above 0.")
+        self._started = time.monotonic()
+        self._deadline = self._started + options.minutes * 60
+        self._plan, self._options = plan, options
+        self._items = chosen(plan, options.part)
+        self._results = Results(out)
+        self._device = "cpu" if options.rehearse else plan.device
+        self._threads = 1 if options.rehearse and not plan.threads else plan.threads
+        self._factors: dict[str, list[float]] = {}
+        self._batch: list[tuple[ItemResult, list[dict[str, Any]]]] = []
+        self._flushed, self._batches = time.monotonic(), 0
+        self._session = 0
+        self._new: list[ItemResult] = []
+
+    def go(self) -> Outcome:
+        results = self._results
+        results.open(self._plan.name, self._plan.description, resume=self._options.resume,
+                     rehearsal=self._options.rehearse)
+        workers = Workers(self._device, self._threads, results.scratch)
+        try:
+            todo = self._todo()
+            before = len(self._items) - len(todo)
+            stopped, left = "", 0
+            if todo:
+                self._begin(workers)
+                stopped, left = self._run_all(todo, workers)
+            return Outcome(self._new, len(self._items), before, left, time.monotonic() - self._started, stopped)
+        finally:
+            workers.close()
+            try:
+                self._finish()
+            finally:
+                results.close()
+
+    def _todo(self) -> list[Item]:
+        """Items without a result; then those that failed."""
+        lines = self._results.lines
+        estimates = {item.id: item for item in self._items}
+        for line in lines.values():
+            if line.id in estimates and line.status == "ok":
+                self._learn(estimates[line.id], line.seconds)
+        fresh = [item for item in self._items if item.id not in lines]
+        return fresh + [item for item in self._items if item.id in lines and lines[item.id].status == "failed"]
+
+    def _begin(self, workers: Workers) -> None:
+        context = dict(workers.take(fresh=True).context or {})
+        known = {"part": self._options.part or 0, "parts": self._plan.parts, "minutes": self._options.minutes}
+        self._session = self._results.begin_session({**known, **context})
+
+    def _run_all(self, todo: list[Item], workers: Workers) -> tuple[str, int]:
+        """Why it stopped early (empty if not), and how many items are left."""
+        left, failures = 0, 0
+        for number, item in enumerate(todo):
+            if time.monotonic() + self._expected(item) > self._deadline:
+                left += 1  # a shorter one may still fit
+                continue
+            if self._room() <= 0:
+                return f"the directory has reached {self._options.max_mb:g} MB.", left + len(todo) - number
+            start = time.monotonic()
+            result, rows = self._one(item, workers)
+            result.seconds = round(time.monotonic() - start, 3)
+            if result.status == "ok":
+                self._learn(item, result.seconds)
+            failures = failures + 1 if result.status == "failed" else 0
+            self._keep(result, rows)
+            if result.kind == "workload" or result.status != "ok":
+                self._options.say(_line(result, number + 1, len(todo)))
+            if failures >= MOST_FAILURES and number + 1 < len(todo):
+                self._flush()
+                return f"the last {failures} items all failed.", left + len(todo) - number - 1
+        self._flush()
+        if self._new and all(result.status != "ok" for result in self._new) and not self._results.index.ok:
+            raise CampaignError(f"Not one of {len(self._new)} items worked; the first, {self._new[0].name}: "
+                                f"{self._new[0].reason}")
+        return ("the time box has ended." if left else ""), left
+
+    def _one(self, item: Item, workers: Workers) -> tuple[ItemResult, list[dict[str, Any]]]:
+        """Have one item recorded; whatever happens to the worker is the item's result."""
+        asked = rehearsed(item) if self._options.rehearse else item
+        expected = self._expected(item)
+        timeout = min(max(LEAST_TIMEOUT_S, TIMEOUT_FACTOR * expected), self._deadline + GRACE_S - time.monotonic())
+        until = time.monotonic() + timeout
+        values: dict[str, Any] = {}
+        try:
+            worker = workers.take(fresh=item.needs_fresh_process)
+            worker.ask(Task(asked, str(self._results.scratch), self._graph_room()))
+            answer = worker.answer(timeout)
+            if answer.phase == "measured":
+                values = answer.values
+                workers.prepare_next()
+                answer = worker.answer(max(1.0, until - time.monotonic()))
+        except WorkerDied as error:
+            workers.drop()
+            if values:  # the steps were measured; only the trace is lost
+                notes = [*values.pop("notes", []), f"The trace could not be kept: {error}"]
+                return ended(asked, "ok", session=self._session, content="times", notes=notes, **values), []
+            return ended(asked, "failed", reason=str(error)[:1].upper() + str(error)[1:], session=self._session), []
+        if answer.phase != "done":
+            if "CUDA error" in answer.reason or "CUDA out of memory" in answer.reason or item.kind == "workload":
+                workers.drop()  # a device in error stays so for its process
+            return ended(asked, answer.values.get("status", "failed"), reason=answer.reason,
+                         session=self._session), []
+        return self._done(asked, answer), answer.rows
+
+    def _done(self, item: Item, answer: Answer) -> ItemResult:
+        result = ended(item, "ok", session=self._session, **{**answer.values, "file": ""})
+        if answer.file:
+            source = self._results.scratch / answer.file
+            if source.stat().st_size > self._room():
+                source.unlink()
+                result.content = "times"
+                result.notes.append("The directory is full, so that only the times were kept.")
+            else:
+                folder = "graphs" if result.content == "graph" else "tables"
+                result.file = self._results.adopt_file(source, folder, source.name)
+        return result
+
+    def _keep(self, result: ItemResult, rows: list[dict[str, Any]]) -> None:
+        self._new.append(result)
+        if not rows and result.kind == "workload":
+            self._results.save([result])
+            return
+        if rows:
+            result.file = f"{KERNELS}/{result.name}.parquet"
+        common = {"id": result.id, "session": self._session, "split": result.split, **result.settings}
+        self._batch.append((result, [{**common, **row} for row in rows]))
+        if time.monotonic() - self._flushed > FLUSH_S or len(self._batch) >= FLUSH_ITEMS:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Write the batch's rows, then its lines: a line is never there without its rows."""
+        batch, self._batch = self._batch, []
+        self._flushed = time.monotonic()
+        if not batch:
+            return
+        folder = self._results.path / KERNELS
+        for family in sorted({result.name for result, rows in batch if rows}):
+            self._batches += 1
+            rows = [row for result, rows in batch if result.name == family for row in rows]
+            with _disk(folder):
+                write_part(folder, self._results.scratch, family, f"{self._session:03d}-{self._batches:05d}", rows)
+        self._results.save(result for result, _ in batch)
+        worked = Counter(result.name for result, rows in batch if rows)
+        self._options.say(f"{time.monotonic() - self._started:.0f} s: micro-benchmarks: "
+                          f"{', '.join(f'{number} {name}' for name, number in worked.items())}")
+
+    def _finish(self) -> None:
+        if not self._results.scratch.is_dir():
+            return
+        self._flush()
+        with _disk(self._results.path):
+            merge_parts(self._results.path / KERNELS, self._results.scratch)
+        if self._results.index.sessions:
+            self._results.save([])
+
+    def _learn(self, item: Item, seconds: float) -> None:
+        for key in (item.alike, item.kind):
+            self._factors.setdefault(key, []).append(seconds / item.seconds)
+
+    def _expected(self, item: Item) -> float:
+        """The plan's seconds times what alike items (else the same kind's) took of theirs: the upper quartile."""
+        factors = self._factors.get(item.alike) or self._factors.get(item.kind) or [1.0]
+        upper = statistics.quantiles(factors, n=4)[2] if len(factors) > 2 else max(factors)
+        return item.seconds * upper
+
+    def _room(self) -> float:
+        return self._options.max_mb * _MB - self._results.bytes_used()
+
+    def _graph_room(self) -> int:
+        share = GRAPH_SHARE * self._options.max_mb * _MB
+        return int(max(0.0, min(share / LEAST_GRAPHS, share - self._results.graph_bytes())))
+
+
+@contextmanager
+def _disk(path: Path) -> Iterator[None]:
+    """Turns a failing disk into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise CampaignError(f"Results cannot be written to {path} ({error.strerror or error}): free space, and go on "
+                            "with --resume.") from error
+
+
+def _line(result: ItemResult, number: int, count: int) -> str:
+    sizes = " ".join(f"{name}={value}" for name, value in list(result.settings.items())[:8])
+    if result.status != "ok":
+        return f"{number}/{count} {result.name} {sizes}: {result.status}: {result.reason}"
+    step = f"{result.median_ns / 1e6:.3f} ms" if result.median_ns is not None else "–"
+    return f"{number}/{count} {result.name} {sizes}: {step}, {result.content}, {result.seconds:.1f} s"
+
+
+def count_by(results: list[ItemResult]) -> dict[tuple[str, str], Counter[str]]:
+    """(kind, name) → how many have each status and side."""
+    found: dict[tuple[str, str], Counter[str]] = {}
+    for result in results:
+        counter = found.setdefault((result.kind, result.name), Counter())
+        counter[result.status] += 1
+        if result.status == "ok":
+            counter[result.split] += 1
+    return found
