@@ -146,9 +146,8 @@ def _assemble(parts: list[_RankParts], clock: list[int], rendezvous: Rendezvous)
             len(kernels), -1, np.int64)
         kind = kernels.kind
         constants = p.constants
-        gap = np.zeros(len(kernels), np.int64)
-        if len(kernels):
-            gap = constants.gap[kind[view.k_previous], kind, view.k_in_graph.astype(np.int64)]
+        no_gap: Int64 = np.zeros(len(kernels), np.int64)
+        gap = constants.gap[kind[view.k_previous], kind, view.k_in_graph.astype(np.int64)] if len(kernels) else no_gap
         add(kernel_item=np.where(item >= 0, item + i0, -1),
             kernel_anchor=np.select([view.k_in_call, view.k_staged], [Anchor.CALL_START, Anchor.STAGED],
                                     Anchor.CALL_END).astype(np.int8),

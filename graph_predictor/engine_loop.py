@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, assignment"
 """The simulator's inner loop, compiled with numba. Plain arrays in, plain arrays filled; see ``engine.simulate``."""
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from graph_predictor.damage import by_rank
 from tracer.graph import ExecutionGraph, GapKind, KernelKind, LaunchKind, LossReport, OpKind, StepSource
 from tracer.job import Job
 
@@ -94,16 +95,11 @@ class Inspection:
     def loss(self) -> LossReport:
         """The ranks' loss reports added up; a note of several ranks names them."""
         added = LossReport()
-        notes: dict[str, list[int]] = {}
         for rank in self.ranks:
             for part in fields(LossReport):
                 if part.name != "notes":
                     setattr(added, part.name, getattr(added, part.name) + getattr(rank.loss, part.name))
-            for note in rank.loss.notes:
-                notes.setdefault(note, []).append(rank.rank)
-        for note, ranks in notes.items():
-            everywhere = len(ranks) == len(self.ranks)
-            added.notes.append(note if everywhere else f"Rank {', '.join(map(str, ranks))}: {note}")
+        added.notes = by_rank([(rank.rank, note) for rank in self.ranks for note in rank.loss.notes], len(self.ranks))
         return added
 
     def to_json(self) -> dict[str, Any]:

@@ -59,8 +59,12 @@ def infer_kernel_edges(view: RankView, constants: LaunchConstants) -> KernelEdge
     external[first_orphan] = kernels.start_ns[first_orphan]
 
     explained = explained_start(view, constants)
+    # Nobody recorded when the others were launched: one that starts after a pause was launched then.
+    paused = orphan & ~first_orphan & (kernels.start_ns - explained > EXPLAINED_NS)
+    external[paused] = kernels.start_ns[paused]
     edges: set[tuple[int, int]] = set()
-    counts = {"recorded": 0, "structural": 0, "timeline": 0, "contention": 0, "external": int(first_orphan.sum())}
+    counts = {"recorded": 0, "structural": 0, "timeline": 0, "contention": 0,
+              "external": int(first_orphan.sum() + paused.sum())}
     for name, pairs in (("recorded", _recorded(view)), ("structural", _structural(view))):
         for pair in pairs:
             if pair not in edges:

@@ -17,6 +17,7 @@ import numpy as np
 
 from graph_predictor.build import Built, build_program
 from graph_predictor.critical_path import step_items
+from graph_predictor.damage import damage_notes
 from graph_predictor.engine import Simulated, simulate
 from graph_predictor.program import Int64, Program
 from graph_predictor.residuals import with_residuals
@@ -137,7 +138,7 @@ def replay(
             free_kernels_ns=int(free.item_end[end] - free.item_end[begin]), begin_item=begin, end_item=end)
         for rank, row, begin, end in step_items(program)
     ]
-    notes = list(built.rendezvous.notes) + _partial_job(built)
+    notes = _pinned(built) + damage_notes(built.graphs) + list(built.rendezvous.notes) + _partial_job(built)
     with_steps = {s.rank for s in steps}
     for rank, graph in enumerate(built.graphs):
         if _rank_number(graph, rank) not in with_steps:
@@ -146,6 +147,16 @@ def replay(
         notes.append("No steps were found: the whole window is replayed as one. Call prof.step() after each "
                      "iteration to mark them.")
     return Replay(steps=steps, built=built, program=program, simulated=simulated, notes=notes)
+
+
+def _pinned(built: Built) -> list[str]:
+    """What to say when work without a recorded launch starts, after a pause, when it was seen to."""
+    pinned = sum(report.edges["external"] for report in built.reports)
+    streams = sum(len(np.unique(g.kernels.stream)) for g in built.graphs)
+    if pinned <= streams:
+        return []
+    return [f"{pinned} pieces of GPU work without a recorded launch start when they were seen to, as external events: "
+            "that they are on time says nothing, and a what-if does not move them."]
 
 
 def _partial_job(built: Built) -> list[str]:

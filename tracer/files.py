@@ -79,6 +79,7 @@ def _expand(path: str) -> tuple[list[str], bool]:
         if system.isdir(local):
             entries = [e if isinstance(e, str) else e["name"] for e in system.ls(local, detail=False)]
             members = sorted(e for e in entries if e.endswith(_SUFFIXES) and not os.path.basename(e).startswith(".")
+                             and (remote or os.path.isfile(e) or os.path.islink(e))
                              and os.path.basename(e) not in SIDE_FILES)
             if not members:
                 deeper = [e for e in entries if system.isdir(e)]
@@ -108,6 +109,8 @@ class _Local:
 
 
 def _look_at(path: str, named: bool) -> FoundFile:
+    if "://" not in path and os.path.exists(path) and not os.path.isfile(path):
+        raise TraceError(f"{path} is a pipe or device, which can be read only once; save it as a file first.")
     try:
         handle, size = _open(path)
         with handle:

@@ -132,7 +132,8 @@ def by_sequence(graph: ExecutionGraph, trace: ExecutionTrace, names: Names) -> M
     for _, nodes in sorted(theirs.items(), key=lambda item: -len(item[1])):
         histogram = np.bincount(names.nodes[nodes], minlength=size)
         likely = sorted(ours, key=lambda t: -int(np.minimum(histogram, histograms[t]).sum()))[:_THREADS_TRIED]
-        best_thread, best = NONE, np.empty(0, np.int64)
+        best_thread = NONE
+        best: Int64 = np.empty(0, np.int64)
         for thread in likely:
             rows = ours[thread]
             partner = align(names.ops[rows], names.nodes[nodes], marks[rows], trace.sequence[nodes])

@@ -25,6 +25,7 @@ def convert(
     The file is Parquet tables and a JSON manifest, smaller than the traces and many times faster to read.
     """
     with one_sentence(debug):
+        from graph_predictor.damage import damage_notes
         from tracer.store import save_job
 
         check_output(output, paths, device_allowed=False)
@@ -35,14 +36,15 @@ def convert(
         sources = [graph.meta.source for graph in job.graphs]
         stored = [os.path.getsize(source) for source in sources if os.path.isfile(source)]
         before = sum(stored) if len(stored) == len(sources) else None
+        notes = [*job.notes, *damage_notes(job.graphs)]
         rows = sum(len(getattr(graph, table)) for graph in job.graphs for table in graph.TABLES)
         if json:
             print_json({"file": output, "bytes": size, "trace_bytes": before, "ranks": len(job.graphs), "rows": rows,
-                        "notes": job.notes})
+                        "notes": notes})
             return
         report = Report()
         ranks = "1 rank" if len(job.graphs) == 1 else f"{count(len(job.graphs))} ranks"
         smaller = f" ({size / before:.0%} of the traces' {count(round(before / 1e3))} kB)" if size and before else ""
         written = f", {count(round(size / 1e3))} kB{smaller}" if size else ""
         report.line(f"Wrote {output}: {ranks}, {count(rows)} rows{written}.")
-        report.notes(job.notes)
+        report.notes(notes)

@@ -1,4 +1,4 @@
-"""The join: real pairs to the issue's target, windows that differ, and hand-made cases with known answers."""
+"""The join: real pairs to the target, windows that differ, and hand-made cases with known answers."""
 
 from __future__ import annotations
 

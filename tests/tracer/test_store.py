@@ -104,8 +104,9 @@ def random_graphs(draw) -> ExecutionGraph:
     for name, kind in ExecutionGraph.TABLES.items():
         table = kind.empty(sizes[name])
         for column in kind.column_names():
-            target = graphs._REFERENCES[name].get(column)
+            target, members = graphs._REFERENCES[name].get(column), graphs._ENUMS.get(name, {}).get(column)
             limit = len(graph.strings) if column in kind.STRING_COLUMNS else known[target] if target else None
+            limit = limit if members is None else len(members)
             info = np.iinfo(kind.column_dtype(column))
             mode = draw(st.sampled_from(["none", "constant", "random"]))
             if mode != "none":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -83,7 +84,7 @@ def build_graph(collected: Collector, metadata: dict[str, Any], is_list: bool, s
     graph = ExecutionGraph(
         strings=list(collected.strings), threads=_threads(collected), ops=ops, launches=calls, kernels=kernels,
         collectives=collectives, syncs=syncs, gaps=gaps, steps=steps, overheads=overheads, meta=meta)
-    _note_absences(graph)
+    _note_absences(graph, collected.unknown)
     return graph
 
 
@@ -213,10 +214,17 @@ def _infer_era(meta: Meta, collected: Collector) -> None:
     flags.setdefault("with_stack", collected.python_events > 0)
 
 
-def _note_absences(graph: ExecutionGraph) -> None:
+def _note_absences(graph: ExecutionGraph, unknown: Counter[str]) -> None:
     loss = graph.meta.loss
+    if unknown:
+        most = ", ".join(f"{count} of {what}" for what, count in unknown.most_common(4))
+        loss.notes.append(f"{sum(unknown.values())} events were left out, whose kind this version does not know "
+                          f"({most}): what they recorded is missing here.")
     if len(graph.kernels) == 0:
-        loss.notes.append("The trace has no GPU work: a CPU run, or the profiler was not allowed to trace the device.")
+        why = "a CPU run, or the profiler was not allowed to trace the device"
+        if loss.truncated_bytes or loss.dropped_events or unknown:
+            why = "it may have been in what was lost"
+        loss.notes.append(f"The trace has no GPU work: {why}.")
     if len(graph.ops) == 0:
         loss.notes.append("The trace has no host operations: nothing can be tied to operations, modules or phases.")
     if len(graph.steps) == 0:

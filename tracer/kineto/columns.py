@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 
 from tracer.graph import NONE, LossReport
 from tracer.kineto.events import ABSENT, NO_ARGS, Args, Event
-from tracer.kineto.names import CATEGORY_GROUPS, DEVICE_KINDS, Group
+from tracer.kineto.names import CATEGORY_GROUPS, DEVICE_KINDS, IGNORED_CATEGORIES, OTHER_PHASES, Group
 from tracer.kineto.numbers import int32_column, int64_column, nanoseconds
 
 MODULE_PREFIX = "nn.Module: "
@@ -124,6 +124,8 @@ class Collector:
         self.thread_names: dict[tuple[str, str], str] = {}
         self.categories: set[str | None] = set()
         self.flow_categories: set[str | None] = set()
+        self.unknown: Counter[str] = Counter()
+        """Events of categories or phases that mean nothing to this reader."""
         self.python_events = 0
         self.first_ns: int | None = None
         self.last_ns = 0
@@ -146,12 +148,16 @@ class Collector:
                 buckets[event.cat].append(event)
             elif event.ph == "M":
                 self._name_thread(event)
-            else:
+            elif event.ph in OTHER_PHASES:
                 flows.add(event.cat)
+            else:
+                self.unknown[f"phase {event.ph!r}"] += 1
         self.flow_categories |= flows
         self.categories.update(buckets)
         groups: dict[Group, list[tuple[str | None, list[Event]]]] = defaultdict(list)
         for category, found in buckets.items():
+            if category not in CATEGORY_GROUPS and category not in IGNORED_CATEGORIES:
+                self.unknown[f"category {category!r}"] += len(found)
             groups[CATEGORY_GROUPS.get(category, Group.IGNORED)].append((category, found))
         hosts = groups.pop(Group.OPERATION, []) + [(None, found) for _, found in groups.pop(Group.ANNOTATION, [])]
         for category, found in hosts:

@@ -33,6 +33,10 @@ CATEGORY_GROUPS: dict[str | None, Group] = {
 }
 """`gpu_user_annotation` echoes the host's annotations on the device and is left out on purpose."""
 
+IGNORED_CATEGORIES = frozenset({"gpu_user_annotation", "Trace"})
+OTHER_PHASES = frozenset("sftiICnbePNODRvcBE")
+"""Phases of the trace-event format that hold no durations the profiler writes."""
+
 DEVICE_KINDS: dict[str | None, KernelKind] = {
     "gpu_memcpy": KernelKind.MEMCPY, "Memcpy": KernelKind.MEMCPY,
     "gpu_memset": KernelKind.MEMSET, "Memset": KernelKind.MEMSET,

@@ -14,6 +14,9 @@ MAX_EVENT_BYTES = 1 << 20
 _AFTER_KEY = re.compile(r"\s*:\s*[\"{\[\-0-9tfnNI]")
 _AFTER_VALUE = re.compile(r"\s*(?:[}\]]|,\s*[\"{\[\-0-9tfnNI}\]]|$)")
 _ESCAPE = re.compile(r"\\(?:[\"\\/bfnrt]|u[0-9a-fA-F]{4})")
+_LONE_SURROGATE = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})|"
+    r"(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _BARE = re.compile(r"-?(?:NaN|Infinity|inf|nan)\b")
 _TRAILING_COMMA = re.compile(r",\s*(?=[}\]])")
 _PLAIN = re.compile(r"[^\"\\\x00-\x1f]+")
@@ -83,4 +86,4 @@ def _body(parts: list[str], escapes: list[int], raw_backslashes: bool) -> str:
         for index in escapes:
             if parts[index][1].isalpha():
                 parts[index] = "\\" + parts[index]
-    return "".join(parts)
+    return _LONE_SURROGATE.sub(r"\\ufffd", "".join(parts))

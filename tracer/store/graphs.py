@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import os
 from dataclasses import fields
+from enum import IntEnum
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 import msgspec
 
 from tracer.errors import GraphFileError
-from tracer.graph import NONE, ExecutionGraph, Meta, Thread
+from tracer.graph import (
+    NONE,
+    ExecutionGraph,
+    GapKind,
+    KernelKind,
+    LaunchKind,
+    Meta,
+    OpKind,
+    Phase,
+    SyncKind,
+    Thread,
+)
 from tracer.store.container import MANIFEST, VERSION, corrupt, pack, read_file, unpack, write_file
 from tracer.store.tables import (
     MAX_ROWS,
@@ -184,6 +196,7 @@ def _decode(record: _GraphRecord, members: dict[str, bytes], kind: str, index: i
     }
     graph = ExecutionGraph(strings=strings, threads=record.threads, meta=record.meta, **tables)
     _check_references(graph, label)
+    _check_kinds(graph, label)
     return graph
 
 
@@ -194,6 +207,22 @@ def _check_columns(graph: ExecutionGraph, label: str) -> None:
         columns = table.columns()
         if any(columns[c].shape != (len(table),) or columns[c].dtype != dtype for c, dtype in layout(kind)):
             raise GraphFileError(f"{label}: the columns of {name} differ in length or type; it cannot be stored.")
+
+
+_ENUMS: dict[str, dict[str, type[IntEnum]]] = {
+    "ops": {"kind": OpKind, "phase": Phase}, "launches": {"kind": LaunchKind}, "kernels": {"kind": KernelKind},
+    "syncs": {"kind": SyncKind}, "gaps": {"kind": GapKind},
+}
+
+
+def _check_kinds(graph: ExecutionGraph, label: str) -> None:
+    """Refuse a graph whose kinds and phases are none this version knows."""
+    for name, columns in _ENUMS.items():
+        for column, kind in columns.items():
+            values = getattr(getattr(graph, name), column)
+            if len(values) and (int(values.min()) < NONE or int(values.max()) >= len(kind)):
+                raise GraphFileError(f"{label}: column {name}.{column} holds kinds this version does not know; the "
+                                     "file is damaged or of a newer version, so convert the traces again.")
 
 
 def _check_references(graph: ExecutionGraph, label: str) -> None:

@@ -1,0 +1,27 @@
+"""What was lost or mended when the traces were read, for every report that rests on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tracer.graph import ExecutionGraph
+
+
+def by_rank(notes: Sequence[tuple[int, str]], ranks: int) -> list[str]:
+    """Notes of several ranks, each told once, with the ranks it is about unless it is about all of them."""
+    told: dict[str, list[int]] = {}
+    for rank, note in notes:
+        told.setdefault(note, []).append(rank)
+    return [note if len(of) == ranks else f"Rank {', '.join(map(str, of))}: {note}" for note, of in told.items()]
+
+
+def damage_notes(graphs: Sequence[ExecutionGraph]) -> list[str]:
+    """The loss reports' sentences of the ranks whose files were damaged; empty if none was."""
+    notes = [
+        (graph.meta.rank if graph.meta.rank >= 0 else position, note)
+        for position, graph in enumerate(graphs)
+        if graph.meta.loss.truncated_bytes or graph.meta.loss.dropped_events or graph.meta.loss.repaired_events
+        or any("left out" in note or "damaged" in note for note in graph.meta.loss.notes)
+        for note in graph.meta.loss.notes
+    ]
+    return by_rank(notes, len(graphs))
