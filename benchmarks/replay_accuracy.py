@@ -2,8 +2,8 @@
 
     python benchmarks/replay_accuracy.py [DATA]
 
-DATA (default: the environment's FORETRACE_DATA, else the shared data beside the checkout) is a folder with `traces/`, published
-by the public projects HolisticTraceAnalysis, PARAM, TraceLens and Kineto (their sample and test traces).
+DATA (default: the environment's FORETRACE_DATA, else the shared data beside the checkout) is a folder with `traces/`,
+published by the public projects HolisticTraceAnalysis, PARAM, TraceLens and Kineto (their sample and test traces).
 Everything is simulated in constants mode: waiting is no stored duration, launch latencies and kernel gaps are a few
 constants per trace. Errors of steps are replayed over measured, less one; kernel ends count as shares of a median step.
 `free` is the step's time with kernels that take no time: 100% means that the host decides.
