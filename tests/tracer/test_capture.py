@@ -359,6 +359,18 @@ def test_a_complete_capture_is_not_overwritten_unasked(eager: tuple[Path, Traini
     assert sorted(path.name for path in (tmp_path / "a" / "rank0").iterdir()) == ["context.json", "mine.txt"]
 
 
+def test_ranks_of_a_larger_run_do_not_stay_behind(eager: tuple[Path, Training], tmp_path: Path) -> None:
+    """Left beside the new rank 0, they would be read as one job with it, which they are not."""
+    shutil.copytree(eager[0] / "rank0", tmp_path / "a" / "rank1")
+    (tmp_path / "a" / "rank1" / "mine.txt").write_text("keep")
+    with pytest.raises(CaptureError, match="rank 1 of a larger job"), tracer.capture(tmp_path / "a"):
+        pass
+    assert (tmp_path / "a" / "rank1" / "context.json").exists()
+    with pytest.warns(CaptureWarning), tracer.capture(tmp_path / "a", replace=True):
+        pass
+    assert [path.name for path in (tmp_path / "a" / "rank1").iterdir()] == ["mine.txt"]
+
+
 def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
     pytest.importorskip("resource")
     (tmp_path / "train.py").write_text(

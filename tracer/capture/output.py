@@ -16,6 +16,7 @@ from tracer.capture_layout import (
     COLLECTIVES,
     CONTEXT,
     EXECUTION_TRACE,
+    find_parts,
     is_complete,
     is_part_file,
     part_name,
@@ -43,13 +44,22 @@ class Part:
         CaptureError: it cannot be created or written, or it holds a complete capture that may not be replaced.
     """
 
-    def __init__(self, out: Path, rank: int, replace: bool) -> None:
+    def __init__(self, out: Path, rank: int, replace: bool, world_size: int = 1) -> None:
         self.path = out / part_name(rank)
         self.scratch = self.path / f".scratch-{os.getpid()}"
         if not replace and is_complete(self.path):
             raise CaptureError(f"{self.path} already holds a complete capture; choose another directory, remove it, or "
-                               "pass replace=True.")
+                               "pass --replace (replace=True).")
+        # Ranks of a larger run that was here before would make one job of two; the first rank speaks for all.
+        stale = [part for part in find_parts(out) if part.rank >= world_size] if rank == 0 else []
+        if stale and not replace:
+            raise CaptureError(f"{out} holds rank {stale[0].rank} of a larger job than this one; choose another "
+                               "directory, remove it, or pass --replace (replace=True).")
         with self._explained():
+            for part in stale:
+                for old in (out / part_name(part.rank)).iterdir():
+                    if is_part_file(old.name):
+                        old.unlink()
             self.path.mkdir(parents=True, exist_ok=True)
             self.scratch.mkdir(exist_ok=True)
             # Room is not checked ahead: it may go at any time, and writing tells.

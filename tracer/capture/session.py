@@ -180,7 +180,8 @@ class Capture:
         from tracer.capture.context import rank_and_world
         from tracer.capture.output import Part
 
-        return Part(self.out, rank_and_world()[0], self.options.replace)
+        rank, world_size = rank_and_world()
+        return Part(self.out, rank, self.options.replace, world_size)
 
     def _end_step(self) -> None:
         if self._phase is Phase.WARMUP:
