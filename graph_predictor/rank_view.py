@@ -31,8 +31,6 @@ class RankView:
     graph: ExecutionGraph
     c_end: Int64
     c_top: Int32
-    c_name: list[str]
-    """Text of every distinct call name, indexed by string code."""
     k_end: Int64
     k_call: Int64
     k_call_start: Int64
@@ -82,7 +80,7 @@ def view_rank(graph: ExecutionGraph) -> RankView:
     k_queued[by_stream] = queued
     order[np.lexsort((order, k_queued))] = np.arange(len(kernels))
     return RankView(
-        graph=graph, c_end=c_end, c_top=c_top, c_name=graph.strings, k_end=k_end, k_call=k_call,
+        graph=graph, c_end=c_end, c_top=c_top, k_end=k_end, k_call=k_call,
         k_call_start=k_call_start, k_call_end=k_call_end, k_order=order, k_queued=k_queued,
         k_previous=_previous(index, by_stream),
         k_stream=index, k_in_graph=in_graph, k_in_call=in_call, k_staged=staged, streams=pairs,

@@ -23,11 +23,8 @@ CodeOf = Callable[[str], int]
 _LEVELS = 4
 
 
-def fill_from_trace(graph: ExecutionGraph, trace: ExecutionTrace, node: Int64) -> dict[str, int]:
-    """Fill what is missing in ``graph`` and count it by column; nothing recorded is overwritten.
-
-    ``node`` is the row of ``trace`` for each row of ``ops``, -1 for none.
-    """
+def string_coder(graph: ExecutionGraph) -> CodeOf:
+    """A function from a text to its code in ``graph.strings``, appended where new; ``NONE`` for the empty text."""
     codes = {text: code for code, text in reversed(list(enumerate(graph.strings)))}
 
     def code_of(text: str) -> int:
@@ -38,6 +35,15 @@ def fill_from_trace(graph: ExecutionGraph, trace: ExecutionTrace, node: Int64) -
             graph.strings.append(text)
         return codes[text]
 
+    return code_of
+
+
+def fill_from_trace(graph: ExecutionGraph, trace: ExecutionTrace, node: Int64) -> dict[str, int]:
+    """Fill what is missing in ``graph`` and count it by column; nothing recorded is overwritten.
+
+    ``node`` is the row of ``trace`` for each row of ``ops``, -1 for none.
+    """
+    code_of = string_coder(graph)
     filled = _fill_arguments(graph, trace, node, code_of)
     filled.update(_fill_collectives(graph, trace, node, code_of))
     if trace.process_groups and not graph.meta.process_groups:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tracer.errors import TraceError
+from tracer.fill import string_coder
 from tracer.graph import NONE, CollectiveTable, ExecutionGraph, OpKind
 from tracer.kineto.collectives import collective_kind
 
@@ -93,16 +94,7 @@ def _described(graph: ExecutionGraph, calls: list[tuple[int, str]], noted: list[
 def _fill(graph: ExecutionGraph, calls: list[tuple[int, str]], described: list[dict[str, Any] | None]) -> None:
     """Device work keeps its row and gains what it lacks; other rows are replaced by the calls."""
     old = graph.collectives
-    codes = {text: code for code, text in reversed(list(enumerate(graph.strings)))}
-
-    def code_of(text: str) -> int:
-        if not text:
-            return NONE
-        if text not in codes:
-            codes[text] = len(graph.strings)
-            graph.strings.append(text)
-        return codes[text]
-
+    code_of = string_coder(graph)
     call_rows = {row: index for index, (row, _) in enumerate(calls)}
     launched: dict[int, list[int]] = {}
     for row in np.flatnonzero(old.kernel >= 0).tolist():
