@@ -1,0 +1,64 @@
+"""What every kernel model offers: times with intervals and a source for a batch of calls of one family."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kernel_models.op_call import Family, OpCall
+
+Float64 = npt.NDArray[np.float64]
+Arrays = dict[str, np.ndarray]
+
+
+class Source(IntEnum):
+    """Where a time comes from, best first."""
+
+    MEASURED = 0
+    ANCHORED = 1
+    LEARNED = 2
+    HEURISTIC = 3
+    DATASHEET = 4
+
+    @property
+    def label(self) -> str:
+        """Lower-case name, as reports and JSON show it."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Times of n calls: ``time_us`` the median expected, ``low_us`` to ``high_us`` the 80% interval, all [n] µs."""
+
+    time_us: Float64
+    low_us: Float64
+    high_us: Float64
+
+
+class KernelModel(Protocol):
+    """A model of one family on one device (or, with the device's figures as features, on any).
+
+    Attributes:
+        family: the family it prices.
+        source: ``LEARNED`` or ``HEURISTIC`` for fitted ones, ``DATASHEET`` for formulas from specifications only.
+    """
+
+    family: Family
+    source: Source
+
+    def covers(self, calls: Sequence[OpCall]) -> npt.NDArray[np.bool_]:
+        """Which of the calls lie within what the model was made for (kind, dtype, range of sizes): [n] booleans."""
+        ...
+
+    def predict(self, calls: Sequence[OpCall]) -> Times:
+        """Times of calls of this family; vectorised, no work per call beyond collecting its numbers."""
+        ...
+
+    def state(self) -> tuple[dict[str, Any], Arrays]:
+        """What a profile stores: plain JSON values and plain numeric arrays (never a pickle)."""
+        ...

@@ -1,0 +1,109 @@
+"""``OpCall``: one priced piece of device work, described by what it computes rather than by a kernel's name.
+
+Families (``kernel_models.families``) turn a framework operation into its calls; models turn calls into microseconds.
+A call is small, hashable and equal to every other call of the same work, so that repeated work is priced once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Family(str, Enum):
+    """Kinds of work that share a model. ``OTHER`` is work no family knows: priced by its bytes, and listed."""
+
+    GEMM = "gemm"
+    CONV = "conv"
+    ATTENTION = "attention"
+    ELEMENTWISE = "elementwise"
+    REDUCTION = "reduction"
+    SOFTMAX = "softmax"
+    NORM = "norm"
+    EMBEDDING = "embedding"
+    INDEX = "index"
+    SORT = "sort"
+    CONCAT = "concat"
+    COPY = "copy"
+    TRANSFER = "transfer"
+    MEMSET = "memset"
+    RANDOM = "random"
+    LOSS = "loss"
+    POOLING = "pooling"
+    INTERPOLATE = "interpolate"
+    RECURRENT = "recurrent"
+    OPTIMIZER = "optimizer"
+    TRITON = "triton"
+    OTHER = "other"
+
+
+DIMENSIONS: dict[Family, tuple[str, ...]] = {
+    # out[batch, m, n] = A[batch, m, k] · B[batch, k, n]; a linear layer has m = tokens, n = outputs, k = inputs.
+    Family.GEMM: ("batch", "m", "n", "k"),
+    # Sizes without a value in one or two dimensions are 1. `in_*`/`out_*` are the forward's spatial sizes.
+    Family.CONV: ("batch", "in_channels", "out_channels", "groups", "in_d", "in_h", "in_w", "out_d", "out_h", "out_w",
+                  "kernel_d", "kernel_h", "kernel_w", "stride_d", "stride_h", "stride_w",
+                  "dilation_d", "dilation_h", "dilation_w"),
+    # `window` is 0 for full attention.
+    Family.ATTENTION: ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "v_head_dim", "window"),
+    # Elements of the output, tensors read, and elements of all inputs as stored (a broadcast input counts once).
+    Family.ELEMENTWISE: ("elements", "inputs", "elements_in"),
+    # `outer` results, each of `reduced` values; `inner` is the stride between them (1: they lie side by side).
+    Family.REDUCTION: ("outer", "reduced", "inner"),
+    Family.SOFTMAX: ("outer", "reduced", "inner"),
+    # Layer and RMS norm: rows × normalised columns. Batch and group norm: groups × values in each.
+    Family.NORM: ("rows", "columns"),
+    # Lookups in all, output rows (bags), rows and columns of the table, tables in one kernel.
+    Family.EMBEDDING: ("lookups", "bags", "table_rows", "columns", "tables"),
+    # Elements moved, side-by-side elements of each piece, elements of the indexed tensor.
+    Family.INDEX: ("elements", "inner", "source_elements"),
+    Family.SORT: ("rows", "columns", "k"),
+    Family.CONCAT: ("elements", "tensors", "inner"),
+    # Elements, and how many lie side by side in both tensors (= elements: one run).
+    Family.COPY: ("elements", "inner"),
+    Family.TRANSFER: ("bytes",),
+    Family.MEMSET: ("bytes",),
+    Family.RANDOM: ("elements",),
+    Family.LOSS: ("rows", "classes"),
+    Family.POOLING: ("channels", "in_size", "out_size", "window"),
+    Family.INTERPOLATE: ("channels", "in_size", "out_size"),
+    Family.RECURRENT: ("sequence", "batch", "input", "hidden", "layers", "directions"),
+    Family.OPTIMIZER: ("tensors", "elements"),
+    Family.TRITON: ("elements", "tensors"),
+    Family.OTHER: ("elements", "tensors"),
+}
+"""What the numbers of ``OpCall.dims`` mean, by family."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpCall:
+    """One piece of device work.
+
+    Attributes:
+        family: which models price it.
+        kind: the variant within the family, such as "mm", "dgrad", "flash_backward", "layer_norm_backward", "adamw".
+        dims: sizes, as ``DIMENSIONS[family]`` names them.
+        dtype: of the computation: "fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int64", "int32", "int8", "bool", ….
+        layout: how operands lie. GEMM: two letters, A then B, "n" row-major, "t" column-major ("nt" is a linear layer's
+            forward). Convolution: "nchw" or "nhwc". Elsewhere "" or "strided", "broadcast".
+        flags: further properties that change the time, sorted, such as ("bias",) or ("causal", "dropout").
+        flops: floating-point operations (a multiply-add is two).
+        bytes_read, bytes_written: device memory the work must move at least, each stored element once.
+
+    ``flops`` and bytes follow from the rest, so they take no part in equality.
+    """
+
+    family: Family
+    kind: str
+    dims: tuple[int, ...]
+    dtype: str
+    layout: str = ""
+    flags: tuple[str, ...] = ()
+    flops: float = field(default=0.0, compare=False)
+    bytes_read: float = field(default=0.0, compare=False)
+    bytes_written: float = field(default=0.0, compare=False)
+
+    @property
+    def bytes_moved(self) -> float:
+        """Read and written, bytes."""
+        return self.bytes_read + self.bytes_written
