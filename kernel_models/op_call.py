@@ -69,8 +69,9 @@ DIMENSIONS: dict[Family, tuple[str, ...]] = {
     Family.INTERPOLATE: ("channels", "in_size", "out_size"),
     Family.RECURRENT: ("sequence", "batch", "input", "hidden", "layers", "directions"),
     Family.OPTIMIZER: ("tensors", "elements"),
-    Family.TRITON: ("elements", "tensors"),
-    Family.OTHER: ("elements", "tensors"),
+    # Elements of the output (OTHER: of the largest tensor), tensors among the arguments, elements of all of them.
+    Family.TRITON: ("elements", "tensors", "elements_all"),
+    Family.OTHER: ("elements", "tensors", "elements_all"),
 }
 """What the numbers of ``OpCall.dims`` mean, by family."""
 

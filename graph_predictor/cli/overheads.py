@@ -1,0 +1,99 @@
+"""``foretrace overheads``: what the host costs, by kind; of two captures, how their hosts differ."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from graph_predictor.cli.console import Column, Report, count, microseconds, milliseconds, percent, print_json, read
+from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.options import Debug, Json
+
+if TYPE_CHECKING:
+    from graph_predictor.overheads import JobOverheads
+    from kernel_models.host.overheads import HostRatio
+    from kernel_models.host.segments import Overhead
+
+DEFAULT_TOP = 5
+
+
+def overheads(
+    traces: Annotated[list[str], typer.Argument(
+        metavar="TRACE [OTHER]", help="A capture, trace file or directory of ranks; a second one is compared with it.")],
+    top: Annotated[int, typer.Option(min=1, help="Operations and calls shown of each kind.")] = DEFAULT_TOP,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show what the host costs each step, by kind (T1 to T5), without waiting.
+
+    With two captures, show what differs between their hosts.
+    """
+    with one_sentence(debug):
+        from graph_predictor.overheads import compare, measure_overheads
+        from tracer.errors import ForetraceError
+
+        if len(traces) > 2:
+            raise ForetraceError(f"{len(traces)} captures were named, and two can be compared at a time: name one or two; "
+                                 "ranks of one job go into one directory or a quoted glob.")
+        found = [measure_overheads(read([path])) for path in traces]
+        ratios = compare(found[0], found[1]) if len(found) == 2 else {}
+        if json:
+            print_json({"captures": [{"source": path, **part.to_json(top)}
+                                     for path, part in zip(traces, found, strict=True)],
+                        "second_over_first": {kind.name.lower() if kind is not None else "all": {
+                            "shared_operations": ratio.shared, "ratio": ratio.ratio, "quartiles": [ratio.low, ratio.high]}
+                            for kind, ratio in ratios.items()}})
+            return
+        report = Report()
+        for path, part in zip(traces, found, strict=True):
+            _one(report, path, part, top)
+        if len(found) == 2:
+            _difference(report, ratios)
+
+
+def _one(report: Report, path: str, found: JobOverheads, top: int) -> None:
+    report.line(f"{path}: {milliseconds(found.host_ns)} ms of host time in a step of {milliseconds(found.step_ns)} ms "
+                f"(mean of {found.steps}), without waiting.")
+    if found.computation_ns:
+        report.line(f"The CPU's own computation, {milliseconds(found.computation_ns)} ms a step, is not among it.")
+    if found.profiler_event_ns:
+        report.line(f"The profiler cost {found.profiler_event_ns / 1e3:.2f} µs for each recorded operation and call, by "
+                    "the steps measured without it; that is taken out.")
+    elif found.profiler_event_ns is None:
+        report.line("No step was measured without the profiler: its own cost is still in these times.")
+    if found.stalls[0]:
+        report.line(f"{found.stalls[0]} stalls that belong to no operation are left out: "
+                    f"{milliseconds(found.stalls[1])} ms a step.")
+    report.table(
+        "Host time by kind (one event's quantiles in µs; share of the host time)",
+        [Column("kind", name=True), Column("events\na step"), Column("ms\na step"), Column("share"), Column("p10"),
+         Column("p25"), Column("median"), Column("p75"), Column("p90")],
+        [[row.kind.label, count(row.events), milliseconds(row.step_ns), percent(row.share),
+          *(microseconds(q) for q in row.quantiles_ns)] for row in found.kinds])
+    rows = [[row.kind.label if i == 0 else "", name or "(end of the step)", count(n), microseconds(mean),
+             percent(total / (row.step_ns * found.steps))]
+            for row in found.kinds if row.step_ns for i, (name, n, mean, total) in enumerate(
+                found.largest(row.kind, top))]
+    report.table("Largest of each kind (for T1 the operation that follows; mean µs; share of the kind)",
+                 [Column("kind", name=True), Column("operation or call", name=True), Column("events"), Column("mean µs"),
+                  Column("share")], rows)
+    constants = found.constants
+    if constants.samples:
+        report.line()
+        report.line(f"A kernel starts {microseconds(int(constants.latency[0]))} µs after its launch returned on an empty "
+                    f"stream, and {microseconds(int(constants.gap[0, 0, 0]))} µs after the kernel before it on a busy "
+                    "one.")
+    report.notes(found.notes)
+    report.line()
+
+
+def _difference(report: Report, ratios: dict[Overhead | None, HostRatio]) -> None:
+    if not ratios:
+        report.line("The two captures have no operation in common: their hosts cannot be compared.")
+        return
+    report.table(
+        "The second host's time over the first's, for what both did",
+        [Column("kind", name=True), Column("shared"), Column("ratio"), Column("p25"), Column("p75")],
+        [["all kinds" if kind is None else kind.label, count(r.shared), f"{r.ratio:.2f}", f"{r.low:.2f}",
+          f"{r.high:.2f}"] for kind, r in ratios.items()])

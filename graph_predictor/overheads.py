@@ -1,0 +1,184 @@
+"""Host overheads of recorded jobs: the segments of every rank without waiting, pooled, and what each kind costs a step.
+
+Waiting is what the simulator's program says it is: blocked calls, waits for the autograd thread and for data. On a
+CPU the computation itself is taken out too, since there the operations are the "kernels": what is left is what a host
+would still pay were they to run elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from graph_predictor.build import build_program
+from graph_predictor.host_time import exclusive_time, waits
+from kernel_models.host.overheads import (
+    ANY,
+    HostOverheads,
+    HostRatio,
+    Recorded,
+    compare_hosts,
+    fit_overheads,
+    profiler_event_ns,
+    record,
+)
+from kernel_models.host.segments import Intervals, Overhead
+from kernel_models.launch_constants import LaunchConstants
+from kernel_models.op_call import Family
+from kernel_models.operation import family_of
+from tracer.graph import ExecutionGraph, KernelKind, OpKind
+from tracer.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class KindRow:
+    """One kind of host time: events and time a step and rank, quantiles of one event (ns), share of all host time."""
+
+    kind: Overhead
+    events: float
+    step_ns: float
+    quantiles_ns: tuple[float, ...]
+    share: float
+
+
+@dataclass(slots=True)
+class JobOverheads:
+    """Overheads of a job's steps.
+
+    Attributes:
+        overheads: fitted on all steps of all ranks.
+        kinds: a row for every kind that occurs.
+        steps: steps in all, over the ranks.
+        host_ns: mean host time a step and rank, without waiting, stalls and computation on a CPU.
+        step_ns: mean recorded step.
+        stalls: pauses that belong to no operation: how many, and their time a step and rank (ns).
+        computation_ns: a CPU's own computation a step, taken out; zero where a GPU computes.
+        profiler_event_ns: what the profiler cost per event and is taken out; ``None`` where not measured.
+        constants: launch latencies and gaps of the first rank.
+    """
+
+    overheads: HostOverheads
+    kinds: list[KindRow]
+    steps: int
+    host_ns: float
+    step_ns: float
+    stalls: tuple[int, float]
+    computation_ns: float
+    profiler_event_ns: float | None
+    constants: LaunchConstants
+    notes: list[str] = field(default_factory=list)
+
+    def largest(self, kind: Overhead, top: int) -> list[tuple[str, int, float, float]]:
+        """(name, samples, mean ns, total ns) of the operations, or calls, that cost most of a kind."""
+        rows = []
+        for (code, op, detail), found in self.overheads.table.items():
+            pooled = op == ANY and detail != ANY if kind == Overhead.CALL else op != ANY and detail == ANY
+            if code == kind and pooled:
+                rows.append((detail if kind == Overhead.CALL else op, found.count, found.mean_ns, found.total_ns))
+        return sorted(rows, key=lambda row: -row[3])[:top]
+
+    def to_json(self, top: int) -> dict[str, Any]:
+        """Plain values, times in microseconds."""
+        return {
+            "steps": self.steps, "host_us": self.host_ns / 1e3, "step_us": self.step_ns / 1e3,
+            "stalls": {"count": self.stalls[0], "us_per_step": self.stalls[1] / 1e3},
+            "computation_us": self.computation_ns / 1e3,
+            "profiler_event_us": None if self.profiler_event_ns is None else self.profiler_event_ns / 1e3,
+            "launch_latency_us": {"empty_stream": int(self.constants.latency[KernelKind.COMPUTE]) / 1e3,
+                                  "busy_stream_gap": int(self.constants.gap[0, 0, 0]) / 1e3},
+            "kinds": {row.kind.name.lower(): {
+                "events_per_step": row.events, "us_per_step": row.step_ns / 1e3, "share": row.share,
+                "quantiles_us": [q / 1e3 for q in row.quantiles_ns],
+                "largest": [{"name": name, "count": n, "mean_us": mean / 1e3, "total_us": total / 1e3}
+                            for name, n, mean, total in self.largest(row.kind, top)]} for row in self.kinds},
+            "notes": self.notes,
+        }
+
+
+def recorded_overheads(graph: ExecutionGraph, *, profiled: bool = False) -> tuple[Recorded, float | None]:
+    """One rank's segments without waiting, and the profiler's cost per event (ns), taken out unless ``profiled``."""
+    built = build_program([graph])
+    waiting = waits(built.program, 0, built.thread_number, built.clock_ns[0])
+    computing = _computing(graph)
+    excluded = Intervals.merged(*(np.concatenate([getattr(waiting, name), getattr(computing, name)])
+                                  for name in ("thread", "start_ns", "end_ns")))
+    recorded = record(graph, excluded)
+    event_ns = profiler_event_ns(graph, recorded)
+    if event_ns and not profiled:
+        recorded = recorded.without_profiler(event_ns)
+    return recorded, event_ns
+
+
+def measure_overheads(job: Job) -> JobOverheads:
+    """Overheads of all steps of a job's ranks.
+
+    Raises:
+        ForetraceError: no rank has host time inside steps.
+    """
+    parts, totals, notes = [], [], []
+    stalled, stall_ns, computation, events = 0, 0.0, 0.0, None
+    for graph in job.graphs:
+        recorded, events = recorded_overheads(graph)
+        inside = recorded.segments.step >= 0
+        if not inside.any():
+            notes.append(f"Rank {graph.meta.rank} has no steps: its host time is not counted.")
+            continue
+        stalls = recorded.stalls() & inside
+        stalled, stall_ns = stalled + int(stalls.sum()), stall_ns + float(recorded.segments.duration_ns[stalls].sum())
+        computing = _computing(graph)
+        computation += float((computing.end_ns - computing.start_ns).sum())
+        kept = recorded.take(inside & ~stalls)
+        parts.append(kept)
+        totals.append((kept, graph.steps.duration_ns))
+    overheads = fit_overheads(parts, _host(job))
+    steps = sum(len(durations) for _, durations in totals)
+    host = float(sum(part.segments.duration_ns.sum() for part in parts)) / steps
+    return JobOverheads(
+        overheads, _kinds(overheads, steps), steps, host,
+        float(np.concatenate([durations for _, durations in totals]).mean()), (stalled, stall_ns / steps),
+        computation / steps, events, build_program([job.graphs[0]]).reports[0].constants, [*job.notes, *notes])
+
+
+def compare(first: JobOverheads, second: JobOverheads) -> dict[Overhead | None, HostRatio]:
+    """What differs between two jobs' hosts, see ``compare_hosts``."""
+    return compare_hosts(first.overheads, second.overheads)
+
+
+def _kinds(overheads: HostOverheads, steps: int) -> list[KindRow]:
+    found = [(kind, overheads.table[kind, ANY, ANY]) for kind in Overhead if (kind, ANY, ANY) in overheads.table]
+    total = sum(d.total_ns for _, d in found) or 1.0
+    return [KindRow(kind, d.count / steps, d.total_ns / steps, d.quantiles_ns, d.total_ns / total) for kind, d in found]
+
+
+def _host(job: Job) -> dict[str, Any]:
+    meta = job.graphs[0].meta
+    return {"source": meta.source, "torch": meta.torch_version, "device": meta.device, **meta.versions}
+
+
+def _computing(graph: ExecutionGraph) -> Intervals:
+    """On a CPU (no device work recorded) the own time of operations that compute; empty elsewhere."""
+    if len(graph.kernels):
+        return Intervals.merged([], [], [])
+    own = exclusive_time(graph)
+    computes = _computes(graph)[own.op]
+    return Intervals.merged(own.thread[computes], own.start_ns[computes], own.end_ns[computes])
+
+
+def _computes(graph: ExecutionGraph) -> npt.NDArray[np.bool_]:
+    """Which operations compute: the innermost ones of each family (``aten::addmm`` in ``aten::linear``)."""
+    ops = graph.ops
+    numbers = {family: number for number, family in enumerate(Family)}
+    family = np.array([*(numbers[family_of(name)] for name in graph.strings), numbers[Family.OTHER]])[ops.name]
+    known = (family != numbers[Family.OTHER]) & (ops.kind == OpKind.OPERATION)
+    wraps = np.zeros(len(ops), np.bool_)
+    inner = np.flatnonzero(known)
+    above = ops.parent[inner]
+    while len(inner):
+        inside = above >= 0
+        inner, above = inner[inside], above[inside]
+        wraps[above[family[above] == family[inner]]] = True
+        above = ops.parent[above]
+    return known & ~wraps

@@ -1,0 +1,244 @@
+"""Devices as data: one TOML file each under ``kernel_models/devices``, every figure with its source.
+
+``device("h200-sxm")`` gives a ``DeviceSpec``; ``resolve_device("NVIDIA H100 80GB HBM3")`` finds the one that a trace or
+a table of measurements reports. Rates are dense (without structured sparsity), bandwidths of links are one way.
+A device is added by adding a file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from tracer.errors import ForetraceError
+
+FOLDER = Path(__file__).resolve().parent / "devices"
+MEMORY_TOLERANCE = 0.12
+"""A device reports 1 to 9% less memory than is sold (ECC, reserved parts, GB read as GiB), or up to 8% more."""
+_GENERIC = re.compile(r"\b(nvidia|tesla|geforce|amd|instinct|gpu|graphics|corporation)\b")
+_FALLBACK_DTYPES = {"fp8": "fp16", "bf16": "fp32", "fp16": "fp32", "complex128": "fp64"}
+"""What computes a dtype that a device lists no rate for, when it is not fp32: the next wider one."""
+
+
+class DeviceError(ForetraceError):
+    """No device goes by that name, or a device's file is broken."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """A device's published figures.
+
+    Attributes:
+        name: by which commands know it.
+        vendor: "nvidia", "amd" or "host".
+        architecture: such as "hopper"; constants no data sheet gives are kept by architecture.
+        compute_capability: as CUDA or HIP reports it.
+        reported_names: names that traces and tables report.
+        short_names: names that people write; several devices may share one.
+        default_for: short names that mean this device when nothing else tells them apart.
+        placeholder: whether the figures only stand in for a calibration (``cpu``).
+        sm_count: streaming multiprocessors, compute units or cores.
+        boost_clock_mhz: at which the peak rates are counted.
+        shared_memory_per_sm_kb, registers_per_sm_kb: KiB.
+        power_w: board power limit.
+        memory_kind, memory_gb, memory_bandwidth_gbps: "HBM3", 10⁹ bytes, 10⁹ bytes/s read and written together.
+        l2_mb: last cache shared by all units, MiB; ``l3_mb`` a cache behind it (AMD's Infinity Cache), 0 for none.
+        matrix_tflops: peak of the matrix (tensor) units, 10¹² operations/s by dtype; empty without such units.
+        vector_tflops: peak of the other units.
+        pcie_generation, pcie_width: 0 where the host is reached otherwise.
+        host_gbps, peer_gbps: to the host and to the other devices of its node together, one way, 10⁹ bytes/s.
+        kernel_floor_us: a kernel that does next to nothing; launch_latency_us: launch call to start on an idle device.
+        sources: the source of each figure, by "table.key" of the file.
+    """
+
+    name: str
+    vendor: str
+    architecture: str
+    compute_capability: str
+    reported_names: tuple[str, ...]
+    short_names: tuple[str, ...]
+    default_for: tuple[str, ...]
+    placeholder: bool
+    sm_count: int
+    boost_clock_mhz: float
+    shared_memory_per_sm_kb: float
+    registers_per_sm_kb: float
+    power_w: float
+    memory_kind: str
+    memory_gb: float
+    memory_bandwidth_gbps: float
+    l2_mb: float
+    l3_mb: float
+    matrix_tflops: Mapping[str, float]
+    vector_tflops: Mapping[str, float]
+    pcie_generation: int
+    pcie_width: int
+    host_gbps: float
+    peer_gbps: float
+    kernel_floor_us: float
+    launch_latency_us: float
+    sources: Mapping[str, str]
+
+    def peak_tflops(self, dtype: str, *, matrix: bool = False) -> float:
+        """Peak rate of a dtype, 10¹² operations/s, dense.
+
+        ``matrix`` asks for the matrix units; where they do not compute that dtype the other units do. A dtype without
+        a rate of its own takes the next wider one's (fp8 on an A100 is computed as fp16), integers fp32's.
+        """
+        for _ in range(len(_FALLBACK_DTYPES) + 1):
+            rates = [rate for rate in (self.matrix_tflops.get(dtype) if matrix else None,
+                                       self.vector_tflops.get(dtype)) if rate]
+            if rates:
+                return max(rates)
+            dtype = _FALLBACK_DTYPES.get(dtype, "fp32")
+        raise DeviceError(f"{self.name} lists no fp32 rate; complete its file.")
+
+    def features(self) -> dict[str, float]:
+        """The figures as numbers for models that learn across devices; rates in 10¹²/s, sizes in the units above."""
+        return {
+            "sm_count": self.sm_count, "boost_clock_mhz": self.boost_clock_mhz,
+            "shared_memory_per_sm_kb": self.shared_memory_per_sm_kb, "registers_per_sm_kb": self.registers_per_sm_kb,
+            "power_w": self.power_w, "memory_gb": self.memory_gb, "memory_bandwidth_gbps": self.memory_bandwidth_gbps,
+            "l2_mb": self.l2_mb, "l3_mb": self.l3_mb, "kernel_floor_us": self.kernel_floor_us,
+            **{f"vector_{d}_tflops": self.peak_tflops(d) for d in ("fp64", "fp32", "fp16", "bf16")},
+            **{f"matrix_{d}_tflops": self.peak_tflops(d, matrix=True)
+               for d in ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8")},
+        }
+
+
+def device_names() -> list[str]:
+    """Names of all devices, sorted."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+@lru_cache(maxsize=None)
+def device(name: str) -> DeviceSpec:
+    """The device of a name (see ``device_names``; case does not matter).
+
+    Raises:
+        DeviceError: No device has that name; the error lists near ones.
+    """
+    path = FOLDER / f"{name.lower()}.toml"
+    if not re.fullmatch(r"[a-z0-9-]+", name.lower()) or not path.is_file():
+        raise DeviceError(f"There is no device named {name!r}; {_near(name)}")
+    return read_device(path)
+
+
+def resolve_device(reported_name: str, memory_bytes: int | None = None, sm_count: int | None = None) -> DeviceSpec:
+    """The device that a trace or table reports, such as "NVIDIA A100-SXM4-80GB".
+
+    Where a name fits several devices ("A100"), memory and unit count narrow them down; without those, a short name
+    means the device whose file says so. An empty name is resolved where memory and unit count fit one device only.
+
+    Args:
+        reported_name: As the driver reports it, a name of ours, or a short one.
+        memory_bytes: Reported memory; ``None`` or negative where unknown.
+        sm_count: Reported multiprocessors or compute units; likewise.
+
+    Raises:
+        DeviceError: No device fits, or several do; the error lists them.
+    """
+    wanted = _plain(reported_name)
+    every = [device(name) for name in device_names()]
+    if wanted:
+        matches = [spec for spec in every if wanted in {_plain(n) for n in (spec.name, *spec.reported_names)}]
+        matches = matches or [spec for spec in every if wanted in {_plain(n) for n in spec.short_names}]
+    else:
+        known = (memory_bytes or 0) > 0 and (sm_count or 0) > 0
+        matches = [spec for spec in every if known and spec.vendor != "host"]
+    if not matches:
+        raise DeviceError(f"No known device is reported as {reported_name!r}; {_near(reported_name)}")
+    fitting = [spec for spec in matches if _fits(spec, memory_bytes, sm_count)]
+    if len(fitting) > 1:
+        fitting = [spec for spec in fitting if wanted in {_plain(n) for n in spec.default_for}] or fitting
+    if len(fitting) == 1:
+        return fitting[0]
+    if len(matches) == 1:
+        # A partition or a virtual device may report less than the whole; its name decides.
+        return matches[0]
+    names = ", ".join(spec.name for spec in fitting or matches)
+    if not wanted:
+        raise DeviceError(f"The device has no name, and its memory and unit count fit {'several' if fitting else 'no'} "
+                          f"known device{'s: ' + names if fitting else ''}; name it with --device.")
+    raise DeviceError(f"{reported_name!r} may be any of {names}; name one of them.")
+
+
+def read_device(path: Path) -> DeviceSpec:
+    """Read one device's file.
+
+    Raises:
+        DeviceError: A figure is missing, no number, or without a known source.
+    """
+    toml: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    try:
+        data = toml.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DeviceError(f"{path.name} cannot be read as a device: {error}") from None
+    try:
+        return _spec(data)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DeviceError(f"{path.name} is no complete device: {type(error).__name__}: {error}") from None
+
+
+def _spec(data: dict[str, Any]) -> DeviceSpec:
+    sources: dict[str, str] = {}
+
+    def figures(table: str) -> dict[str, float]:
+        found = {}
+        for key, entry in data[table].items():
+            if not isinstance(entry, dict):
+                continue
+            value = float(entry["value"])
+            if not math.isfinite(value) or value < 0:
+                raise ValueError(f"{table}.{key} is {value}")
+            found[key] = value
+            sources[f"{table}.{key}"] = data["sources"][entry["source"]]
+        return found
+
+    compute, memory, links, launch = (figures(table) for table in ("compute", "memory", "links", "launch"))
+    return DeviceSpec(
+        name=data["name"], vendor=data["vendor"], architecture=data["architecture"],
+        compute_capability=data["compute_capability"], reported_names=tuple(data["reported_names"]),
+        short_names=tuple(data["short_names"]), default_for=tuple(data.get("default_for", ())),
+        placeholder=bool(data.get("placeholder", False)),
+        sm_count=int(compute["sm_count"]), boost_clock_mhz=compute["boost_clock_mhz"],
+        shared_memory_per_sm_kb=compute["shared_memory_per_sm_kb"],
+        registers_per_sm_kb=compute["registers_per_sm_kb"], power_w=compute["power_w"],
+        memory_kind=data["memory"]["kind"], memory_gb=memory["capacity_gb"],
+        memory_bandwidth_gbps=memory["bandwidth_gbps"], l2_mb=memory["l2_mb"], l3_mb=memory.get("l3_mb", 0.0),
+        matrix_tflops=MappingProxyType(figures("matrix_tflops")),
+        vector_tflops=MappingProxyType(figures("vector_tflops")),
+        pcie_generation=int(links["pcie_generation"]), pcie_width=int(links["pcie_width"]),
+        host_gbps=links["host_gbps"], peer_gbps=links["peer_gbps"],
+        kernel_floor_us=launch["kernel_floor_us"], launch_latency_us=launch["latency_us"],
+        sources=MappingProxyType(sources))
+
+
+def _plain(name: str) -> str:
+    """Lower case without vendors and punctuation: "Tesla V100-SXM2-16GB" → "v100sxm216gb"."""
+    return re.sub(r"[^a-z0-9]", "", _GENERIC.sub(" ", name.lower()))
+
+
+def _fits(spec: DeviceSpec, memory_bytes: int | None, sm_count: int | None) -> bool:
+    if memory_bytes and memory_bytes > 0 and abs(memory_bytes / (spec.memory_gb * 1e9) - 1) > MEMORY_TOLERANCE:
+        return False
+    return not (sm_count and sm_count > 0) or sm_count == spec.sm_count
+
+
+def _near(name: str) -> str:
+    names = device_names()
+    spelled = {_plain(name): name for name in names}
+    for spec in map(device, names):
+        spelled.update({_plain(n): spec.name for n in (*spec.reported_names, *spec.short_names)})
+    close = difflib.get_close_matches(_plain(name), list(spelled), n=8, cutoff=0.5)
+    near = list(dict.fromkeys(spelled[c] for c in close))
+    return f"did you mean {' or '.join(near[:3])}?" if near else f"known devices: {', '.join(names)}."

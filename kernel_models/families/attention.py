@@ -1,0 +1,218 @@
+"""Scaled dot-product attention, forward and backward, by every kernel that computes it.
+
+Dimensions: batch, query heads, key/value heads (fewer for grouped queries), lengths, head sizes of queries and keys
+and of values, and the window in tokens (0: full). Kinds: "flash", "efficient", "cudnn", "math" or "paged", then
+"_forward" or "_backward".
+
+    pairs  = query-key pairs attended to, in one head of one sequence: q·kv, or, if causal, the triangle of them
+    FLOPs  = batch·heads·pairs · 2(d + dᵥ) forward, 2(3d + 2dᵥ) backward: QKᵀ and PV; QKᵀ again, dP, dV, dQ, dK
+    bytes  = q, k, v, out and the log-sum-exp (fp32, a row of a head); backward reads these and dout, writes dq, dk, dv
+
+With d = dᵥ that is 4·q·kv·d forward and 2.5 times it backward, halved by a causal mask. Source: Dao, FlashAttention-2
+(2023), section 4.1. "Math" is priced as if fused, its kernels being products and softmax that have calls of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kernel_models.dtypes import itemsize
+from kernel_models.families.registry import Inputs, Unpriceable, backward, forward
+from kernel_models.op_call import Family, OpCall
+from kernel_models.tensors import Tensor
+
+_DIRECTIONS = {"forward": (1, 1), "backward": (3, 2)}
+
+
+def attended_pairs(q_len: int, kv_len: int, causal: bool, window: int = 0) -> int:
+    """Query-key pairs of one head: the last query sees the last key; a window counts the query's own token too."""
+    first = kv_len - q_len if causal else 0
+    if not causal:
+        return q_len * (min(window, kv_len) if window else kv_len)
+    # Query i of q_len sees keys 0 … first + i, of which only the last `window`.
+    width = window or kv_len
+    ramp_from, ramp_to = max(first + 1, 0), min(first + q_len, width)
+    if ramp_to < ramp_from:
+        return q_len * min(width, max(kv_len, 0))
+    ramp = (ramp_from + ramp_to) * (ramp_to - ramp_from + 1) // 2
+    return ramp + max(first + q_len - ramp_to, 0) * width
+
+
+def attention(
+    kind: str, batch: int, heads: int, kv_heads: int, q_len: int, kv_len: int, head_dim: int, v_head_dim: int,
+    dtype: str, *, causal: bool = False, window: int = 0, flags: tuple[str, ...] = (),
+) -> Iterator[OpCall]:
+    """The call of one attention kernel; ``kind`` ends in "_forward" or "_backward"."""
+    queries, keys = batch * heads * q_len, batch * kv_heads * kv_len
+    if not queries or not keys:
+        return
+    of_d, of_v = _DIRECTIONS[kind.rsplit("_", 1)[1]]
+    size = itemsize(dtype)
+    q, kv, out = queries * head_dim * size, keys * (head_dim + v_head_dim) * size, queries * v_head_dim * size
+    backwards = kind.endswith("_backward")
+    marks = {*flags, "causal"} if causal else set(flags)
+    yield OpCall(
+        Family.ATTENTION, kind, (batch, heads, kv_heads, q_len, kv_len, head_dim, v_head_dim, window), dtype,
+        flags=tuple(sorted(marks)),
+        flops=2.0 * batch * heads * attended_pairs(q_len, kv_len, causal, window)
+        * (of_d * head_dim + of_v * v_head_dim),
+        bytes_read=float(q + kv + (2 * out + 4 * queries if backwards else 0)),
+        bytes_written=float(q + kv if backwards else out + 4 * queries),
+    )
+
+
+def _of_tensors(
+    op: Inputs, kind: str, q: Tensor, k: Tensor, v: Tensor, heads_at: int, length_at: int, **more: int
+) -> Iterator[OpCall]:
+    """Calls for 4-d tensors whose heads and lengths lie at the given dimensions."""
+    if any(len(tensor.shape) != 4 for tensor in (q, k, v)):
+        raise Unpriceable(f"{op.name}: {q.shape}")
+    flags = ["bias"] if any(n in op.names and op.has(n) for n in ("attn_bias", "attn_mask", "bias")) else []
+    dropout = op.number("dropout_p") if "dropout_p" in op.names else None
+    if dropout:
+        flags.append("dropout")
+    causal = op.flag("is_causal") if "is_causal" in op.names else bool(more.get("causal"))
+    yield from attention(
+        kind, q.shape[0], q.shape[heads_at], k.shape[heads_at], q.shape[length_at], k.shape[length_at], q.shape[3],
+        v.shape[3], op.math_dtype(q), causal=causal, window=more.get("window", 0), flags=tuple(flags))
+
+
+@forward(Family.ATTENTION,
+         "aten::_scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal)",
+         "aten::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout_p, is_causal)",
+         "aten::_scaled_dot_product_efficient_attention(query, key, value, attn_bias, compute_log_sumexp, dropout_p, "
+         "is_causal)",
+         "aten::_scaled_dot_product_cudnn_attention(query, key, value, attn_bias, compute_log_sumexp, dropout_p, "
+         "is_causal)",
+         "aten::_cudnn_attention_forward(query, key, value, attn_bias, cum_seq_q, cum_seq_k, max_q, max_k, "
+         "compute_log_sumexp, dropout_p, is_causal)",
+         "aten::_scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal)",
+         "aten::_scaled_dot_product_fused_attention_overrideable(query, key, value, attn_bias, dropout_p, is_causal)")
+def _heads_second(op: Inputs) -> Iterator[OpCall]:
+    q, k, v = (op.tensor(name) for name in ("query", "key", "value"))
+    yield from _of_tensors(op, f"{_implementation(op.name)}_forward", q, k, v, 1, 2)
+
+
+@forward(Family.ATTENTION,
+         "aten::_scaled_dot_product_flash_attention_backward(grad_out, query, key, value, out, logsumexp, cum_seq_q, "
+         "cum_seq_k, max_q, max_k, dropout_p, is_causal)",
+         "aten::_scaled_dot_product_flash_attention_for_cpu_backward(grad_out, query, key, value, out, logsumexp, "
+         "dropout_p, is_causal)",
+         "aten::_scaled_dot_product_efficient_attention_backward(grad_out_, query, key, value, attn_bias, out, "
+         "logsumexp, philox_seed, philox_offset, dropout_p, grad_input_mask, is_causal)",
+         "aten::_scaled_dot_product_cudnn_attention_backward(grad_out, query, key, value, out, logsumexp, philox_seed, "
+         "philox_offset, attn_bias, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal)",
+         "aten::_cudnn_attention_backward(grad_out, query, key, value, out, logsumexp, philox_seed, philox_offset, "
+         "attn_bias, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal)",
+         "aten::_scaled_dot_product_fused_attention_overrideable_backward(grad_out, query, key, value, attn_bias, "
+         "grad_input_mask, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal)")
+def _heads_second_backward(op: Inputs) -> Iterator[OpCall]:
+    q, k, v = (op.tensor(name) for name in ("query", "key", "value"))
+    yield from _of_tensors(op, f"{_implementation(op.name)}_backward", q, k, v, 1, 2)
+
+
+@forward(Family.ATTENTION,
+         "aten::_flash_attention_forward(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal)",
+         "aten::_flash_attention_backward(grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, "
+         "max_k, dropout_p, is_causal)")
+def _flash(op: Inputs) -> Iterator[OpCall]:
+    """Tokens before heads; with offsets of sequences, tokens of all of them side by side (mean length assumed)."""
+    q, k, v = (op.tensor(name) for name in ("query", "key", "value"))
+    kind = f"flash_{'backward' if op.name.endswith('backward') else 'forward'}"
+    if len(q.shape) == 3:
+        yield from _packed(op, kind, q, k, v, op.optional("cum_seq_q"), op.flag("is_causal"))
+    else:
+        yield from _of_tensors(op, kind, q, k, v, 2, 1)
+
+
+@forward(Family.ATTENTION,
+         "aten::_efficient_attention_forward(query, key, value, bias, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, "
+         "max_seqlen_k, dropout_p, custom_mask_type)",
+         "aten::_efficient_attention_backward(grad_out_, query, key, value, bias, out, cu_seqlens_q, cu_seqlens_k, "
+         "max_seqlen_q, max_seqlen_k, logsumexp, dropout_p, philox_seed, philox_offset, custom_mask_type)")
+def _efficient(op: Inputs) -> Iterator[OpCall]:
+    """Tokens before heads; the mask's type is 0 for none, 1 and 2 for causal ones."""
+    q, k, v = (op.tensor(name) for name in ("query", "key", "value"))
+    kind = f"efficient_{'backward' if op.name.endswith('backward') else 'forward'}"
+    yield from _of_tensors(op, kind, q, k, v, 2, 1, causal=int(op.integer("custom_mask_type", 0) > 0))
+
+
+@forward(Family.ATTENTION, "flash_attn::_flash_attn_forward(q, k, v, dropout_p, softmax_scale, causal)",
+         "flash_attn::_flash_attn_backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, "
+         "causal)",
+         "flash_attn_3::fwd(q, k, v)", "flash_attn::fwd(q, k, v)")
+def _flash_package(op: Inputs) -> Iterator[OpCall]:
+    q, k, v = (op.tensor(name) for name in ("q", "k", "v"))
+    kind = f"flash_{'backward' if op.name.endswith('backward') else 'forward'}"
+    yield from _of_tensors(op, kind, q, k, v, 2, 1, causal=int("causal" in op.names and op.flag("causal")))
+
+
+@forward(Family.ATTENTION,
+         "flash_attn::_flash_attn_varlen_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, "
+         "dropout_p, softmax_scale, causal)",
+         "flash_attn::_flash_attn_varlen_backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, "
+         "cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal)")
+def _flash_package_packed(op: Inputs) -> Iterator[OpCall]:
+    q, k, v = (op.tensor(name) for name in ("q", "k", "v"))
+    kind = f"flash_{'backward' if op.name.endswith('backward') else 'forward'}"
+    yield from _packed(op, kind, q, k, v, op.optional("cu_seqlens_q"), op.flag("causal"))
+
+
+@forward(Family.ATTENTION, "vllm::unified_attention_with_output(query, key, value, output)",
+         "vllm::unified_attention(query, key, value)")
+def _paged(op: Inputs) -> Iterator[OpCall]:
+    """Attention over a paged cache: what the cache holds is not among the arguments, so only the step's own tokens.
+
+    All tokens are taken to be one causal sequence, and the call says that it was assumed.
+    """
+    q, k, v = (op.tensor(name) for name in ("query", "key", "value"))
+    if len(q.shape) == 2:
+        raise Unpriceable("heads are not among the sizes")
+    yield from _packed(op, "paged_forward", q, k, v, None, True, ("assumed",))
+
+
+def _packed(
+    op: Inputs, kind: str, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor | None, causal: bool,
+    flags: tuple[str, ...] = (),
+) -> Iterator[OpCall]:
+    if any(len(tensor.shape) != 3 for tensor in (q, k, v)):
+        raise Unpriceable(f"{op.name}: {q.shape}")
+    batch = max(offsets.elements - 1, 1) if offsets is not None else 1
+    yield from attention(
+        kind, batch, q.shape[1], k.shape[1], -(-q.shape[0] // batch), -(-k.shape[0] // batch), q.shape[2], v.shape[2],
+        op.math_dtype(q), causal=causal, flags=(*flags, "varlen"))
+
+
+@forward(Family.ATTENTION, "aten::scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal)")
+def _composite(op: Inputs) -> Iterator[OpCall]:
+    q, k, v = (op.tensor(name) for name in ("query", "key", "value"))
+    yield from _of_tensors(op, f"{_chosen(op, q)}_forward", q, k, v, 1, 2)
+
+
+@backward(Family.ATTENTION, "aten::scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal)")
+def _composite_backward(op: Inputs) -> Iterator[OpCall]:
+    q, k, v = (op.tensor(name) for name in ("query", "key", "value"))
+    yield from _of_tensors(op, f"{_chosen(op, q)}_backward", q, k, v, 1, 2)
+
+
+@backward(Family.ATTENTION,
+          "aten::_scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal)",
+          "aten::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout_p, is_causal)",
+          "aten::_scaled_dot_product_efficient_attention(query, key, value, attn_bias, compute_log_sumexp, dropout_p, "
+          "is_causal)",
+          "aten::_scaled_dot_product_cudnn_attention(query, key, value, attn_bias, compute_log_sumexp, dropout_p, "
+          "is_causal)",
+          "aten::_scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal)")
+def _gradient(op: Inputs) -> Iterator[OpCall]:
+    q, k, v = (op.tensor(name) for name in ("query", "key", "value"))
+    yield from _of_tensors(op, f"{_implementation(op.name)}_backward", q, k, v, 1, 2)
+
+
+def _chosen(op: Inputs, query: Tensor) -> str:
+    """What PyTorch picks: flash for 16-bit types without a mask, memory-efficient otherwise."""
+    return "flash" if itemsize(query.dtype) <= 2 and not op.has("attn_mask") else "efficient"
+
+
+def _implementation(name: str) -> str:
+    known = ("flash", "efficient", "cudnn", "math")
+    return next((one for one in known if one in name), "fused")

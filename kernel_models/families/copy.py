@@ -1,0 +1,245 @@
+"""Copies on the device, casts, concatenation and splitting, and transfers between memories.
+
+Copies: elements, and how many lie side by side in both tensors (= elements: one run). A cast is a copy that changes the
+element type; its dtype is the target's. Concatenation: elements of the output, tensors joined, and the mean length of
+the pieces that are copied in one run. Transfers and memsets: bytes.
+
+    FLOPs  = 0
+    bytes  = every element read once and written once; a broadcast source's distinct elements
+
+Source: the definition. Kinds of transfers: "h2d", "d2h", "d2d", "p2p"; flags "pinned" or "pageable": the host's side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from kernel_models.dtypes import itemsize
+from kernel_models.families.elementwise import elementwise
+from kernel_models.families.registry import (
+    Inputs,
+    Unpriceable,
+    backward,
+    dimension,
+    forward,
+    mixed_types,
+    without_gradient,
+)
+from kernel_models.op_call import Family, OpCall
+from kernel_models.tensors import Tensor, contiguous_strides
+
+
+def copy(source: Tensor, target: Tensor) -> Iterator[OpCall]:
+    """The call of one copy or cast; none if there is nothing to copy."""
+    elements = target.elements
+    if not elements:
+        return
+    run = _common_run(source, target)
+    layout = "" if run == elements else "broadcast" if source.stored < elements else "strided"
+    flags = mixed_types([source], target.dtype)
+    if source.stored < elements:
+        flags = tuple(sorted((*flags, f"from={source.stored}")))
+    yield OpCall(
+        Family.COPY, "copy" if source.dtype == target.dtype else "cast", (elements, run), target.dtype, layout, flags,
+        bytes_read=float(min(source.stored, elements) * itemsize(source.dtype)),
+        bytes_written=float(elements * itemsize(target.dtype)),
+    )
+
+
+def _common_run(source: Tensor, target: Tensor) -> int:
+    """Elements in a row that lie side by side in both, in the target's order of dimensions."""
+    if source.shape != target.shape:
+        return target.shape[-1] if target.shape else 1
+    expected = 1
+    for at in reversed(target.order):
+        if source.strides[at] != expected or target.strides[at] != expected:
+            break
+        expected *= target.shape[at]
+    return expected
+
+
+def concat(kind: str, tensors: list[Tensor], dim: int, dtype: str) -> Iterator[OpCall]:
+    """Join tensors along a dimension, or take them apart."""
+    tensors = [tensor for tensor in tensors if tensor.elements]
+    if not tensors:
+        return
+    elements = sum(tensor.elements for tensor in tensors)
+    outer = prod(tensors[0].shape[:dimension(dim, len(tensors[0].shape))])
+    moved = float(elements * itemsize(dtype))
+    yield OpCall(
+        Family.CONCAT, kind, (elements, len(tensors), max(elements // (outer * len(tensors)), 1)), dtype,
+        bytes_read=moved, bytes_written=moved,
+    )
+
+
+def transfer(kind: str, size: int, flags: tuple[str, ...] = ()) -> OpCall:
+    """Bytes from one memory to another."""
+    return OpCall(Family.TRANSFER, kind, (size,), "uint8", flags=flags, bytes_read=float(size),
+                  bytes_written=float(size))
+
+
+def memset(size: int) -> OpCall:
+    """Bytes set to a value."""
+    return OpCall(Family.MEMSET, "memset", (size,), "uint8", bytes_written=float(size))
+
+
+@forward(Family.COPY, "aten::copy(self, src)")
+def _copy(op: Inputs) -> Iterator[OpCall]:
+    yield from copy(op.tensor("src"), op.tensor("self"))
+
+
+@forward(Family.COPY, "aten::clone(self)", "aten::contiguous(self)", "aten::repeat(self, repeats)",
+         "aten::flip(self)", "aten::roll(self)", "aten::rot90(self)", "aten::_pack_padded_sequence(self)",
+         "aten::tile(self, dims)", "aten::channel_shuffle(self)", "aten::pixel_shuffle(self)",
+         "aten::pixel_unshuffle(self)")
+def _clone(op: Inputs) -> Iterator[OpCall]:
+    source = op.tensor("self")
+    if op.short_name == "contiguous" and source.strides == contiguous_strides(source.shape):
+        return
+    times = prod(op.ints(op.names[1]) or (1,)) if len(op.names) > 1 else 1
+    if times > 1:
+        elements = source.elements * times
+        yield OpCall(
+            Family.COPY, "copy", (elements, source.shape[-1] if source.shape else 1), source.dtype, "broadcast",
+            (f"from={source.stored}",), bytes_read=float(source.bytes),
+            bytes_written=float(elements * itemsize(source.dtype)))
+        return
+    # A clone keeps a dense source's order of dimensions.
+    same = source.is_dense and op.short_name == "clone" and not op.arguments[1:2]
+    yield from copy(source, source if same else Tensor(source.shape, source.dtype))
+
+
+@forward(Family.COPY, "aten::_to_copy(self, dtype)", "aten::to(self, dtype)", "aten::type_as(self, other)")
+def _to(op: Inputs) -> Iterator[OpCall]:
+    """A cast where the element type changes. ``aten::to`` to the same type, or to one not recorded, is free."""
+    source = op.tensor("self")
+    other = op.optional("other") if "other" in op.names else None
+    wanted = other.dtype if other is not None else op.dtype("dtype") if "dtype" in op.names else ""
+    if op.short_name == "_to_copy" or wanted not in ("", source.dtype):
+        dense = source.stride if source.is_dense else None
+        yield from copy(source, Tensor(source.shape, wanted or source.dtype, dense))
+
+
+@forward(Family.COPY, "aten::constant_pad_nd(self, pad)", "aten::reflection_pad1d(self, pad)",
+         "aten::reflection_pad2d(self, pad)", "aten::replication_pad1d(self, pad)",
+         "aten::replication_pad2d(self, pad)", "aten::replication_pad3d(self, pad)", "aten::pad(self, pad)")
+def _pad(op: Inputs) -> Iterator[OpCall]:
+    source, pad = op.tensor("self"), op.ints("pad") or ()
+    shape = list(source.shape)
+    for i in range(0, len(pad) - 1, 2):
+        shape[-1 - i // 2] += pad[i] + pad[i + 1]
+    target = Tensor(tuple(shape), source.dtype)
+    if source.elements and target.elements:
+        yield OpCall(
+            Family.COPY, "pad", (target.elements, source.shape[-1]), source.dtype, "strided",
+            (f"from={source.stored}",), bytes_read=float(source.bytes), bytes_written=float(target.bytes))
+
+
+@forward(Family.COPY, *(f"aten::{name}(self)" for name in (
+    "_reshape_copy", "lift_fresh_copy", "view_copy", "expand_copy", "permute_copy", "transpose_copy", "t_copy",
+    "slice_copy", "select_copy", "squeeze_copy", "unsqueeze_copy", "alias_copy", "detach_copy", "as_strided_copy")))
+def _view_copy(op: Inputs) -> Iterator[OpCall]:
+    """Views that were made to copy: what the whole tensor holds, at most."""
+    source = op.tensor("self")
+    yield from copy(source, Tensor(source.shape, source.dtype))
+
+
+@forward(Family.COPY, "aten::slice_backward(grad_output, input_sizes)",
+         "aten::select_backward(grad_output, input_sizes)",
+         "aten::diagonal_backward(grad_output, input_sizes)", "aten::unfold_backward(grad_in, input_sizes)")
+def _view_backward(op: Inputs) -> Iterator[OpCall]:
+    """Zeros of the viewed tensor's size, then the gradient copied to its place."""
+    grad, size = op.tensor(op.names[0]), op.ints("input_sizes")
+    if size is None:
+        op.missing("size")
+    yield from elementwise("fill", [], size, grad.dtype)
+    yield from copy(grad, grad)
+
+
+@forward(Family.COPY, "aten::slice_scatter(self, src)", "aten::select_scatter(self, src)")
+def _view_scatter(op: Inputs) -> Iterator[OpCall]:
+    """A copy of the whole, and one of the part over it."""
+    for tensor in (op.tensor("self"), op.tensor("src")):
+        yield from copy(tensor, tensor)
+
+
+@forward(Family.COPY, *(f"aten::{kind}_pad{n}d_backward(grad_output, self)" for kind in ("reflection", "replication")
+                        for n in (1, 2, 3)))
+def _pad_backward(op: Inputs) -> Iterator[OpCall]:
+    grad, source = op.tensor("grad_output"), op.tensor("self")
+    if source.elements:
+        yield OpCall(
+            Family.COPY, "pad_backward", (grad.elements, grad.shape[-1]), grad.dtype, "strided",
+            (f"to={source.elements}",), flops=float(grad.elements), bytes_read=float(grad.bytes),
+            bytes_written=float(source.elements * itemsize(grad.dtype)))
+
+
+@forward(Family.CONCAT, "aten::cat(tensors, dim, out)", "aten::concat(tensors, dim)", "aten::_cat(tensors, dim)",
+         "aten::concatenate(tensors, dim)", "aten::stack(tensors, dim, out)", "aten::_stack(tensors, dim)",
+         "aten::hstack(tensors)", "aten::vstack(tensors)", "aten::_chunk_cat(tensors, dim)",
+         "aten::flatten_dense_tensors(tensors)")
+def _cat(op: Inputs) -> Iterator[OpCall]:
+    """Where the list was not recorded, the tensor it is written into tells how much is copied, in one piece.
+
+    Older profilers put that tensor first.
+    """
+    tensors = op.optional_list("tensors")
+    out = op.optional("tensors") or (op.optional("out") if "out" in op.names else None)
+    if not tensors and out is None:
+        op.missing("tensors")
+    dim = op.integer("dim", 0) if "dim" in op.names else 0
+    if "stack" in op.name and tensors and tensors[0].shape:
+        tensors = [Tensor((1, *tensor.shape), tensor.dtype) for tensor in tensors]
+        dim = 0 if dim >= 0 else dim
+    yield from concat("cat", tensors or [out for out in (out,) if out is not None], dim if tensors else 0,
+                      out.dtype if out is not None else tensors[0].dtype)
+
+
+@forward(Family.CONCAT, "aten::split_with_sizes_copy(self, split_sizes, dim)",
+         "aten::split_copy(self, split_sizes, dim)",
+         "aten::unbind_copy(self)")
+def _split(op: Inputs) -> Iterator[OpCall]:
+    source = op.tensor("self")
+    at = dimension(op.integer("dim", 0) if "dim" in op.names else 0, len(source.shape))
+    sizes = op.ints("split_sizes") if "split_sizes" in op.names else None
+    pieces = sizes or (source.shape[at] if source.shape else 1,)
+    yield from concat("split", [
+        Tensor((*source.shape[:at], size, *source.shape[at + 1:]), source.dtype) for size in pieces
+    ], at, source.dtype)
+
+
+@backward(Family.CONCAT, "aten::cat(tensors, dim)", "aten::stack(tensors, dim)", "aten::unbind(self)")
+def _views(op: Inputs) -> Iterator[OpCall]:
+    """The gradients of what was joined are views of the gradient."""
+    yield from ()
+
+
+@backward(Family.COPY, "aten::_to_copy(self, dtype)", "aten::to(self, dtype)", "aten::copy(self, src)")
+def _cast_back(op: Inputs) -> Iterator[OpCall]:
+    if op.short_name == "copy":
+        yield from copy(op.tensor("self"), op.tensor("src"))
+        return
+    source, wanted = op.tensor("self"), op.dtype("dtype")
+    if wanted not in ("", source.dtype):
+        yield from copy(Tensor(source.shape, wanted), Tensor(source.shape, source.dtype))
+
+
+@backward(Family.COPY, "aten::clone(self)", "aten::contiguous(self)")
+def _clone_back(op: Inputs) -> Iterator[OpCall]:
+    """The gradient passes on as it is."""
+    yield from ()
+
+
+@forward(Family.TRANSFER, "aten::_local_scalar_dense(self)", "aten::item(self)")
+def _to_number(op: Inputs) -> Iterator[OpCall]:
+    """One number to the host, which waits for it."""
+    yield transfer("d2h", itemsize(op.tensor("self").dtype), ("pageable",))
+
+
+@forward(Family.TRANSFER, "aten::_pin_memory(self)")
+def _pin(op: Inputs) -> Iterator[OpCall]:
+    raise Unpriceable("a copy in the host's memory")
+
+
+without_gradient("aten::_local_scalar_dense", "aten::item")

@@ -1,0 +1,271 @@
+"""Elementwise operations and their usual fusions.
+
+Dimensions: elements of the output, tensors read, and elements of all inputs as stored (a broadcast input counts once;
+numbers and tensors without dimensions count neither).
+
+    FLOPs  = elements × operations an element (1, more for the activations listed in ``OPERATIONS``)
+    bytes  = every input's distinct elements read, every output element written, each in its own type
+
+Source: the definition. Layout: "" where all tensors lie alike without holes, "broadcast" where an input is smaller
+than the output, "strided" where one has holes or another order of dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from kernel_models.dtypes import itemsize
+from kernel_models.families.registry import (
+    Inputs,
+    backward,
+    compute_dtype,
+    forward,
+    mixed_types,
+    without_gradient,
+    words,
+)
+from kernel_models.op_call import Family, OpCall
+from kernel_models.tensors import Tensor, broadcast
+
+OPERATIONS = {
+    "gelu": 8, "gelu_backward": 14, "silu": 4, "silu_backward": 7, "sigmoid": 3, "tanh": 5, "softplus": 4, "mish": 8,
+    "exp": 1, "addcmul": 3, "addcdiv": 3, "lerp": 3, "sigmoid_backward": 3, "tanh_backward": 3, "silu_and_mul": 5,
+    "gelu_and_mul": 9, "rotary_embedding": 3, "nan_to_num": 3, "glu": 4, "glu_backward": 6, "fill": 0, "clone": 0,
+}
+"""Floating-point operations an element, where it is not one; counted from the formulas with one for each function."""
+
+_COMPARISONS = words(
+    "eq ne lt le gt ge isin logical_and logical_or logical_xor isclose not_equal greater greater_equal less less_equal")
+_TESTS = words("isnan isinf isfinite isneginf isposinf logical_not signbit isreal")
+_UNARY = words(
+    "abs absolute acos acosh angle asin asinh atan atanh bitwise_not ceil celu conj_physical _conj_physical cos cosh "
+    "deg2rad digamma elu erf erfc erfinv exp exp2 expm1 floor frac frexp gelu hardshrink hardsigmoid "
+    "hardswish hardtanh i0 leaky_relu lgamma log log10 log1p log2 logit log_sigmoid log_sigmoid_forward mish "
+    "mvlgamma nan_to_num neg "
+    "negative polygamma positive rad2deg reciprocal relu relu6 round rrelu rrelu_with_noise rsqrt selu sgn sigmoid "
+    "sign silu sin sinc sinh softplus softshrink sqrt square tan tanh threshold trunc prelu _prelu_kernel "
+    "special_erfcx special_expit special_i1 special_log_ndtr special_ndtri tril triu clamp clamp_min clamp_max clip "
+    "fake_quantize_per_tensor_affine alpha_dropout")
+_BINARY = words(
+    "add sub mul div divide multiply subtract true_divide floor_divide remainder fmod pow float_power atan2 arctan2 "
+    "maximum minimum fmax fmin copysign hypot nextafter logaddexp logaddexp2 xlogy heaviside gcd lcm ldexp rsub "
+    "bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift __and__ __or__ __xor__ __lshift__ "
+    "__rshift__ __ilshift__ __irshift__ __iand__ __ior__ __ixor__ igamma igammac special_zeta special_xlog1py dist "
+    "sigmoid_backward tanh_backward silu_backward gelu_backward threshold_backward hardtanh_backward "
+    "hardswish_backward hardsigmoid_backward leaky_relu_backward softplus_backward mish_backward "
+    "logit_backward hardshrink_backward softshrink_backward log_sigmoid_backward "
+    "_prelu_kernel_backward masked_fill native_dropout_backward rrelu_with_noise_backward")
+_TERNARY = ["addcmul", "addcdiv", "where", "lerp"]
+_FILLS = words("fill zero zeros ones full empty_full new_zeros new_ones new_full zeros_like ones_like full_like eye "
+          "arange linspace logspace scalar_tensor range masked_fill_scalar")
+
+
+def elementwise(
+    kind: str, inputs: Sequence[Tensor], shape: tuple[int, ...] | None = None, out_dtype: str = "", *,
+    out: Tensor | None = None, flags: tuple[str, ...] = (), dtype: str = "",
+) -> Iterator[OpCall]:
+    """One pass over the broadcast shape of the inputs (or ``shape``); none if that is empty."""
+    shape = broadcast([tensor.shape for tensor in inputs]) if shape is None else shape
+    target = out or Tensor(shape, "")
+    elements = target.elements
+    if elements <= 0:
+        return
+    dtype = dtype or (compute_dtype(list(inputs)) if inputs else out_dtype or "fp32")
+    written = out_dtype or dtype
+    read = [tensor for tensor in inputs if tensor.shape] or list(inputs)
+    yield OpCall(
+        Family.ELEMENTWISE, kind, (elements, len(read), sum(tensor.stored for tensor in read)), dtype,
+        _layout(read, shape), tuple(sorted((*flags, *mixed_types(read, dtype, written)))),
+        flops=float(OPERATIONS.get(kind, 1) * elements),
+        bytes_read=float(sum(tensor.bytes for tensor in read)), bytes_written=float(elements * itemsize(written)),
+    )
+
+
+def _layout(tensors: list[Tensor], shape: tuple[int, ...]) -> str:
+    whole = [tensor for tensor in tensors if tensor.shape == shape and tensor.stored == tensor.elements]
+    if any(not tensor.is_dense for tensor in whole) or len({tensor.order for tensor in whole}) > 1:
+        return "strided"
+    return "broadcast" if len(whole) < len(tensors) and any(t.elements > 1 or t.shape for t in tensors) else ""
+
+
+@forward(Family.ELEMENTWISE, *(f"aten::{name}(self)" for name in _UNARY if name != "prelu"))
+def _unary(op: Inputs) -> Iterator[OpCall]:
+    yield from elementwise(op.short_name, [op.tensor("self")])
+
+
+@forward(Family.ELEMENTWISE, *(f"aten::{name}(self, other)" for name in _BINARY if not name.endswith("backward")
+                               and name != "masked_fill"),
+         "aten::masked_fill(self, mask)", *(f"aten::{name}(grad_output, self)" for name in _BINARY
+                                            if name.endswith("backward")), "aten::prelu(self, weight)")
+def _binary(op: Inputs) -> Iterator[OpCall]:
+    found = [op.optional(name) for name in op.names]
+    tensors = [tensor for tensor in found if tensor is not None]
+    if not tensors:
+        op.tensor(op.names[0])
+    floating = "div" in op.short_name and "floor" not in op.short_name
+    dtype = compute_dtype(tensors[:1] if op.short_name == "masked_fill" else tensors)
+    if floating and not dtype.startswith(("fp", "bf", "tf", "complex")):
+        dtype = "fp32"
+    in_place = op.name.split(".")[0].endswith("_") and not op.name.endswith("__")
+    yield from elementwise(op.short_name, tensors, out_dtype=tensors[0].dtype if in_place else dtype, dtype=dtype)
+
+
+@forward(Family.ELEMENTWISE, "aten::addcmul(self, tensor1, tensor2)", "aten::addcdiv(self, tensor1, tensor2)",
+         "aten::lerp(self, end, weight)", "aten::where(condition, self, other)")
+def _ternary(op: Inputs) -> Iterator[OpCall]:
+    tensors = [tensor for tensor in map(op.optional, op.names) if tensor is not None]
+    if not tensors:
+        op.tensor(op.names[0])
+    values = [t for t in map(op.optional, op.names[1:]) if t is not None] if op.short_name == "where" else tensors
+    yield from elementwise(op.short_name, tensors, dtype=compute_dtype(values or tensors))
+
+
+@forward(Family.ELEMENTWISE, *(f"aten::{name}(self, other)" for name in _COMPARISONS),
+         *(f"aten::{name}(self)" for name in _TESTS))
+def _comparison(op: Inputs) -> Iterator[OpCall]:
+    tensors = [tensor for tensor in map(op.optional, op.names) if tensor is not None]
+    if not tensors:
+        op.tensor("self")
+    yield from elementwise(op.short_name, tensors, out_dtype="bool")
+
+
+@forward(Family.ELEMENTWISE, "aten::elu_backward(grad_output, alpha, scale, input_scale, is_result, self_or_result)")
+def _elu_backward(op: Inputs) -> Iterator[OpCall]:
+    yield from elementwise("elu_backward", [op.tensor("grad_output"), op.tensor("self_or_result")])
+
+
+@forward(Family.ELEMENTWISE, "aten::fill(self)", "aten::zero(self)", "aten::zeros_like(self)", "aten::ones_like(self)",
+         "aten::full_like(self)", "aten::new_zeros(self, size)", "aten::new_ones(self, size)",
+         "aten::new_full(self, size)", "aten::_fill_mem_eff_dropout_mask(self)")
+def _fill(op: Inputs) -> Iterator[OpCall]:
+    tensor = op.tensor("self")
+    shape = (op.ints("size") if "size" in op.names else None) or tensor.shape
+    yield from elementwise("fill", [], shape, tensor.dtype)
+
+
+@forward(Family.ELEMENTWISE, "aten::zeros(size, dtype)", "aten::ones(size, dtype)",
+         "aten::full(size, fill_value, dtype)")
+def _new(op: Inputs) -> Iterator[OpCall]:
+    shape = op.ints("size")
+    if shape is None:
+        op.tensor("size")
+    yield from elementwise("fill", [], shape, op.dtype("dtype") or "fp32")
+
+
+@forward(Family.ELEMENTWISE, "aten::scalar_tensor(s, dtype)")
+def _number(op: Inputs) -> Iterator[OpCall]:
+    if not op.text("s"):
+        op.missing("number")
+    yield from elementwise("fill", [], (), op.dtype("dtype") or "fp32")
+
+
+@forward(Family.ELEMENTWISE, "aten::arange(end)", "aten::linspace(start)", "aten::eye(n)", "aten::range(end)",
+         "aten::logspace(start)")
+def _sequence(op: Inputs) -> Iterator[OpCall]:
+    """Its out variant records the output, if it has its size by then; otherwise the length follows from the numbers."""
+    outputs = [tensor for tensor in op.tensors() if tensor.shape]
+    if outputs and outputs[-1].elements:
+        yield from elementwise("fill", [], outputs[-1].shape, outputs[-1].dtype)
+        return
+    texts = [argument.value for argument in op.arguments]
+    numbers = [float(text) for text in texts if text.replace(".", "", 1).lstrip("-").isdigit()]
+    if not numbers:
+        op.missing("length")
+    start, end, step = (0.0, numbers[0], 1.0) if len(numbers) == 1 else (*numbers[:2], (*numbers[2:3], 1.0)[0])
+    length = abs(end - start) / abs(step or 1.0)
+    yield from elementwise("fill", [], (max(int(length), 1),), outputs[-1].dtype if outputs else "int64")
+
+
+@forward(Family.ELEMENTWISE, "aten::glu(self)")
+def _glu(op: Inputs) -> Iterator[OpCall]:
+    tensor = op.tensor("self")
+    yield from elementwise("glu", [tensor], (tensor.elements // 2,))
+
+
+@forward(Family.ELEMENTWISE, "aten::glu_backward(grad_output, self)")
+def _glu_backward(op: Inputs) -> Iterator[OpCall]:
+    tensor = op.tensor("self")
+    yield from elementwise("glu_backward", [op.tensor("grad_output"), tensor], tensor.shape)
+
+
+@forward(Family.ELEMENTWISE, "aten::_fused_moving_avg_obs_fq_helper(self)", "aten::complex(real)", "aten::polar(abs)")
+def _to_complex(op: Inputs) -> Iterator[OpCall]:
+    yield from elementwise(op.short_name, [op.tensor(op.names[0])])
+
+
+@forward(Family.ELEMENTWISE, "_C::silu_and_mul(out, input)", "_C::gelu_and_mul(out, input)",
+         "_C::gelu_tanh_and_mul(out, input)", "_C::swigluoai_and_mul(out, input)",
+         "_C::static_scaled_fp8_quant(out, input, scale)", "_C::dynamic_scaled_fp8_quant(out, input, scale)",
+         "_C::dynamic_per_token_scaled_fp8_quant(out, input, scale)", "_C::scaled_fp4_quant(out, input)")
+def _into_output(op: Inputs) -> Iterator[OpCall]:
+    source, out = op.tensor("input"), op.tensor("out")
+    yield from elementwise(op.short_name, [source], out.shape, out.dtype)
+
+
+@forward(Family.ELEMENTWISE, "_C::rotary_embedding(positions, query, key, head_size, cos_sin_cache)",
+         "vllm::rotary_embedding(positions, query, key, head_size, cos_sin_cache)")
+def _rotary(op: Inputs) -> Iterator[OpCall]:
+    """Query and key in place, each element times a cosine plus its partner times a sine."""
+    query, key = op.tensor("query"), op.optional("key")
+    tensors = [query] if key is None else [query, key]
+    elements = sum(tensor.elements for tensor in tensors)
+    yield from elementwise("rotary_embedding", [Tensor((elements,), query.dtype)], (elements,))
+
+
+_QUANTIZERS = {
+    "FloatToFP8RowwiseQuantized": "uint8", "FP8RowwiseQuantizedToFloat": "fp32", "FloatToHFP8Quantized": "uint8",
+    "HFP8QuantizedToFloat": "fp32", "FloatToBfloat16Quantized": "bf16", "Bfloat16QuantizedToFloat": "fp32",
+    "FloatOrHalfToFused8BitRowwiseQuantized": "uint8", "Fused8BitRowwiseQuantizedToFloat": "fp32",
+}
+
+
+@forward(Family.ELEMENTWISE, *(f"fbgemm::{name}(input)" for name in _QUANTIZERS))
+def _quantize(op: Inputs) -> Iterator[OpCall]:
+    """Casts between floats and packed bytes, a value an element (row scales, a few bytes a row, are left out)."""
+    source = op.tensor("input")
+    yield from elementwise(op.short_name, [source], source.shape, _QUANTIZERS[op.short_name])
+
+
+@backward(Family.ELEMENTWISE, "aten::relu(self)", "aten::gelu(self)", "aten::silu(self)", "aten::sigmoid(self)",
+          "aten::tanh(self)", "aten::hardtanh(self)", "aten::leaky_relu(self)", "aten::elu(self)", "aten::mish(self)",
+          "aten::hardswish(self)", "aten::hardsigmoid(self)", "aten::softplus(self)", "aten::clamp_min(self)")
+def _activation_backward(op: Inputs) -> Iterator[OpCall]:
+    tensor = op.tensor("self")
+    name = {"relu": "threshold", "clamp_min": "threshold"}.get(op.short_name, op.short_name)
+    yield from elementwise(f"{name}_backward", [tensor, tensor])
+
+
+@backward(Family.ELEMENTWISE, "aten::add(self, other)", "aten::sub(self, other)")
+def _add_backward(op: Inputs) -> Iterator[OpCall]:
+    """The gradient passes on as it is; a broadcast input sums it."""
+    yield from _gradients_of_operands(op, products=0)
+
+
+@backward(Family.ELEMENTWISE, "aten::mul(self, other)")
+def _mul_backward(op: Inputs) -> Iterator[OpCall]:
+    yield from _gradients_of_operands(op, products=1)
+
+
+@backward(Family.ELEMENTWISE, "aten::div(self, other)")
+def _div_backward(op: Inputs) -> Iterator[OpCall]:
+    yield from _gradients_of_operands(op, products=2)
+
+
+def _gradients_of_operands(op: Inputs, products: int) -> Iterator[OpCall]:
+    """For each operand its factor times the gradient, and a sum where it was broadcast."""
+    from kernel_models.families.reduction import reduction
+
+    operands = [tensor for tensor in map(op.optional, op.names) if tensor is not None]
+    shape = broadcast([tensor.shape for tensor in operands])
+    whole = Tensor(shape, compute_dtype(operands) if operands else "fp32")
+    with_sizes = [tensor for tensor in operands if tensor.shape]
+    for place, operand in enumerate(with_sizes):
+        for _ in range(products if len(with_sizes) > 1 and place else min(products, 1)):
+            yield from elementwise("mul" if products == 1 else "div",
+                                   [whole, *with_sizes[:place], *with_sizes[place + 1:]])
+        if 0 < operand.elements < whole.elements:
+            yield from reduction("sum", operand.elements, whole.elements // operand.elements,
+                                 operand.elements, whole.dtype)
+
+
+without_gradient(*(f"aten::{name}" for name in (*_COMPARISONS, *_TESTS, *_FILLS)))

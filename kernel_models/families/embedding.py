@@ -1,0 +1,168 @@
+"""Embedding tables: lookups, bags of lookups, fused lookups of several tables, and their gradients.
+
+Dimensions: lookups in all, output rows (bags; = lookups without pooling), rows and columns of a table, tables.
+
+    FLOPs  = lookups·columns with pooling (one addition each), else 0; fused backward with the optimizer 5 times that
+    bytes  = forward: lookups·columns of the table + the indices read, bags·columns written
+             backward, dense: the gradient and indices read, and the *whole* gradient table written (zeros first)
+             backward, fused: the gradient and indices read, every row looked up read and written once
+
+Source: the definition (Lin et al. 2022, arXiv 2201.07821, section IV for the fused ones). Rows looked up twice count
+twice: how often they repeat is not among the arguments. Flags: "weighted"; "assumed" where columns are not recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kernel_models.dtypes import itemsize
+from kernel_models.families.registry import Inputs, Unpriceable, backward, forward
+from kernel_models.op_call import Family, OpCall
+from kernel_models.tensors import Tensor
+
+_COLUMNS = 128
+"""Columns of a table where nothing tells: in the middle of published recommendation models' 16 to 320."""
+
+
+def embedding(
+    kind: str, lookups: int, bags: int, table_rows: int, columns: int, tables: int, dtype: str, index_dtype: str,
+    flags: tuple[str, ...] = (),
+) -> Iterator[OpCall]:
+    """Kinds: "embedding", "bag", and these with "_backward" (dense) or "_backward_fused"; none without lookups."""
+    if not lookups or not columns:
+        return
+    size, pooled = itemsize(dtype), kind.startswith("bag")
+    index_bytes = lookups * itemsize(index_dtype) + (bags * itemsize(index_dtype) if pooled else 0)
+    rows, out = lookups * columns * size, bags * columns * size
+    if kind.endswith("_fused"):
+        read, written, flops = out + rows + index_bytes, rows, 5.0 * lookups * columns
+    elif kind.endswith("_backward"):
+        read, written, flops = out + index_bytes, max(table_rows * tables, 1) * columns * size, float(lookups * columns)
+    else:
+        read, written, flops = rows + index_bytes, out, float(lookups * columns if pooled else 0)
+    if index_dtype != "int64":
+        flags = (*flags, f"index_{index_dtype}")
+    yield OpCall(Family.EMBEDDING, kind, (lookups, bags, table_rows, columns, tables), dtype,
+                 flags=tuple(sorted(flags)), flops=flops, bytes_read=float(read), bytes_written=float(written))
+
+
+@forward(Family.EMBEDDING, "aten::embedding(weight, indices)")
+def _embedding(op: Inputs) -> Iterator[OpCall]:
+    yield from _one_table(op, "embedding", op.tensor("weight"), op.tensor("indices"))
+
+
+@backward(Family.EMBEDDING, "aten::embedding(weight, indices)")
+def _embedding_gradient(op: Inputs) -> Iterator[OpCall]:
+    yield from _one_table(op, "embedding_backward", op.tensor("weight"), op.tensor("indices"))
+
+
+def _one_table(op: Inputs, kind: str, weight: Tensor, indices: Tensor) -> Iterator[OpCall]:
+    if len(weight.shape) != 2:
+        raise Unpriceable(f"{op.name}: table {weight.shape}")
+    yield from embedding(kind, indices.elements, indices.elements, *weight.shape, 1, weight.dtype, indices.dtype)
+
+
+@forward(Family.EMBEDDING, "aten::embedding_dense_backward(grad_output, indices, num_weights)",
+         "aten::embedding_backward(grad_output, indices, num_weights)",
+         "aten::embedding_sparse_backward(grad_output, indices, num_weights)")
+def _dense_backward(op: Inputs) -> Iterator[OpCall]:
+    grad, indices = op.tensor("grad_output"), op.tensor("indices")
+    kind = "embedding_backward_fused" if "sparse" in op.name else "embedding_backward"
+    yield from embedding(kind, indices.elements, indices.elements, op.integer("num_weights", 0), grad.shape[-1], 1,
+                         grad.dtype, indices.dtype)
+
+
+_BAG = "(weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset)"
+
+
+@forward(Family.EMBEDDING, f"aten::_embedding_bag{_BAG}", f"aten::_embedding_bag_forward_only{_BAG}",
+         f"aten::embedding_bag{_BAG}")
+def _bag(op: Inputs) -> Iterator[OpCall]:
+    yield from _bags(op, "bag")
+
+
+@backward(Family.EMBEDDING, f"aten::_embedding_bag{_BAG}", f"aten::embedding_bag{_BAG}")
+def _bag_gradient(op: Inputs) -> Iterator[OpCall]:
+    yield from _bags(op, "bag_backward_fused" if op.flag("sparse") else "bag_backward")
+
+
+def _bags(op: Inputs, kind: str) -> Iterator[OpCall]:
+    weight, indices, offsets = op.tensor("weight"), op.tensor("indices"), op.optional("offsets")
+    if len(weight.shape) != 2:
+        raise Unpriceable(f"{op.name}: table {weight.shape}")
+    bags = indices.shape[0] if offsets is None else offsets.elements - int(op.flag("include_last_offset"))
+    flags = ("weighted",) if op.has("per_sample_weights") else ()
+    yield from embedding(kind, indices.elements, bags, *weight.shape, 1, weight.dtype, indices.dtype, flags)
+
+
+@forward(Family.EMBEDDING,
+         "aten::_embedding_bag_dense_backward(grad, indices, offset2bag, bag_size, maximum_indices, num_weights)",
+         "aten::_embedding_bag_backward(grad, indices, offsets, offset2bag, bag_size, maximum_indices, num_weights)",
+         "aten::_embedding_bag_sparse_backward(grad, indices, offsets, offset2bag, bag_size, num_weights)")
+def _bag_backward(op: Inputs) -> Iterator[OpCall]:
+    grad, indices = op.tensor("grad"), op.tensor("indices")
+    kind = "bag_backward_fused" if "sparse" in op.name else "bag_backward"
+    yield from embedding(kind, indices.elements, grad.shape[0], op.integer("num_weights", 0), grad.shape[-1], 1,
+                         grad.dtype, indices.dtype)
+
+
+_OPTIMIZERS = ("sgd", "approx_sgd", "adagrad", "approx_adagrad", "rowwise_adagrad", "approx_rowwise_adagrad", "adam",
+               "partial_rowwise_adam", "lamb", "partial_rowwise_lamb", "lars_sgd", "none",
+               "rowwise_adagrad_with_counter", "rowwise_adagrad_with_weight_decay")
+_DENSE = ("fbgemm::dense_embedding_codegen_lookup_function(dev_weights, weights_offsets, D_offsets, total_D, max_D, "
+          "hash_size_cumsum, total_hash_size_bits, indices, offsets, pooling_mode, indice_weights)")
+_FUSED = tuple(
+    f"fbgemm::split_embedding_codegen_lookup_{optimizer}_function(placeholder, dev_weights, uvm_weights, "
+    "lxu_cache_weights, weights_placements, weights_offsets, D_offsets, total_D, max_D, hash_size_cumsum, "
+    "total_hash_size_bits, indices, offsets, pooling_mode, indice_weights)" for optimizer in _OPTIMIZERS)
+
+
+@forward(Family.EMBEDDING, *_FUSED, _DENSE)
+def _fused_tables(op: Inputs) -> Iterator[OpCall]:
+    """Several tables in one kernel; offsets give bags of all tables, one more than there are bags."""
+    yield from _split_tables(op, "bag")
+
+
+@backward(Family.EMBEDDING, *_FUSED)
+def _fused_tables_gradient(op: Inputs) -> Iterator[OpCall]:
+    yield from _split_tables(op, "bag_backward_fused")
+
+
+@backward(Family.EMBEDDING, _DENSE)
+def _dense_tables_gradient(op: Inputs) -> Iterator[OpCall]:
+    yield from _split_tables(op, "bag_backward")
+
+
+def _split_tables(op: Inputs, kind: str) -> Iterator[OpCall]:
+    weights, indices, offsets = op.tensor("dev_weights"), op.tensor("indices"), op.tensor("offsets")
+    if not weights.elements and "uvm_weights" in op.names:
+        weights = max((op.tensor(name) for name in ("uvm_weights", "lxu_cache_weights")), key=lambda t: t.elements)
+    tables = max(op.tensor("D_offsets").elements - 1, 1)
+    total, flags = op.number("total_D"), ["weighted"] if op.has("indice_weights") else []
+    # Row-wise Adagrad keeps a number a row: the longest vector of floats that divides the weights tells the columns.
+    state = [t.elements for t in op.tensors()[11:] if t.dtype == "fp32" and 1 < t.elements < weights.elements]
+    if total:
+        columns = max(round(total / tables), 1)
+    elif "rowwise" in op.name and state and weights.elements // max(state) >= 4:
+        columns = weights.elements // max(state)
+    else:
+        columns = _COLUMNS
+        flags.append("assumed")
+    rows = weights.elements // max(columns * tables, 1)
+    yield from embedding(kind, indices.elements, max(offsets.elements - 1, 0), rows, columns, tables, weights.dtype,
+                         indices.dtype, tuple(flags))
+
+
+@forward(Family.EMBEDDING, *(f"torch::autograd::CppNode<SplitLookupFunction_{optimizer}_Op>(grad)"
+                             for optimizer in (*_OPTIMIZERS, "Dense")))
+def _fused_backward_node(op: Inputs) -> Iterator[OpCall]:
+    """Backward of fused tables where only the gradient [samples, columns of all tables] was recorded.
+
+    One lookup a bag is assumed, in tables of 128 columns; with the forward operation known, its arguments tell better
+    (see ``kernel_models.fused_lookups``).
+    """
+    grad = op.tensor("grad")
+    samples, total = grad.shape[0], grad.elements // max(grad.shape[0], 1)
+    tables = max(total // _COLUMNS, 1)
+    yield from embedding("bag_backward_fused", samples * tables, samples * tables, 0, total // tables, tables,
+                         grad.dtype, "int64", ("assumed",))

@@ -1,0 +1,117 @@
+"""Recurrent layers: whole sequences in one call (cuDNN, MIOpen), and single fused cells.
+
+Dimensions: sequence, batch, input size, hidden size, layers, directions. Kinds "rnn", "gru", "lstm" (1, 3 and 4 gates),
+and these with "_backward"; "lstm_cell" and "gru_cell" are the pointwise part of one step.
+
+    FLOPs  = sequence·batch·directions · gates·hidden · 2·(inputs + hidden), summed over layers, whose inputs are the
+             input size first and directions·hidden after; backward twice that
+    bytes  = weights once, inputs and outputs of every layer once; backward twice that
+
+Source: the definitions (Appleyard et al. 2016, arXiv 1604.01946). A step's dependence on the last is not in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kernel_models.dtypes import itemsize
+from kernel_models.families.registry import Inputs, Unpriceable, backward, forward
+from kernel_models.op_call import Family, OpCall
+from kernel_models.tensors import Tensor
+
+_GATES = {"rnn": 1, "gru": 3, "lstm": 4}
+_MODES = ("rnn", "rnn", "lstm", "gru")
+
+
+def recurrent(
+    kind: str, sequence: int, batch: int, inputs: int, hidden: int, layers: int, directions: int, dtype: str
+) -> Iterator[OpCall]:
+    """A whole layer stack over a whole sequence; none for an empty one."""
+    if not sequence * batch * hidden:
+        return
+    gates = _GATES[kind.removesuffix("_backward")]
+    wide = [inputs, *[directions * hidden] * (layers - 1)]
+    weights = sum(directions * gates * hidden * (one + hidden + 2) for one in wide)
+    products = sum(directions * gates * hidden * (one + hidden) for one in wide)
+    reads = sequence * batch * sum(wide)
+    writes = sequence * batch * directions * hidden * layers
+    times, size = 2 if kind.endswith("_backward") else 1, itemsize(dtype)
+    yield OpCall(Family.RECURRENT, kind, (sequence, batch, inputs, hidden, layers, directions), dtype,
+                 flops=2.0 * times * sequence * batch * products,
+                 bytes_read=float(times * (weights + reads) * size), bytes_written=float(times * writes * size))
+
+
+def _stack(op: Inputs, source: Tensor, suffix: str = "") -> Iterator[OpCall]:
+    if len(source.shape) != 3:
+        raise Unpriceable(f"{op.name}: {source.shape}")
+    sequence, batch = source.shape[:2] if not op.flag("batch_first") else (source.shape[1], source.shape[0])
+    kind = _MODES[op.integer("mode", 2) % 4] if "mode" in op.names else op.short_name.split("_")[0]
+    state = op.optional("hx") if "hx" in op.names else None
+    first = state or next(iter(op.optional_list("hx")), None) if "hx" in op.names else None
+    hidden = op.integer("hidden_size", 0) if "hidden_size" in op.names else 0
+    hidden = hidden or (first.shape[-1] if first is not None and first.shape else 0)
+    if not hidden:
+        raise Unpriceable("the hidden size")
+    directions = 2 if op.flag("bidirectional") else 1
+    layers = op.integer("num_layers", 0) or (first.shape[0] // directions if first is not None else 1)
+    yield from recurrent(kind + suffix, sequence, batch, source.shape[2], hidden, layers, directions, source.dtype)
+
+
+_CUDNN = ("input, weight, weight_stride0, weight_buf, hx, cx, mode, hidden_size, proj_size, num_layers, batch_first, "
+          "dropout, train, bidirectional")
+_MIOPEN = ("input, weight, weight_stride0, hx, cx, mode, hidden_size, num_layers, batch_first, dropout, train, "
+           "bidirectional")
+_COMPOSITE = "(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)"
+
+
+@forward(Family.RECURRENT, f"aten::_cudnn_rnn({_CUDNN})", f"aten::miopen_rnn({_MIOPEN})", f"aten::lstm{_COMPOSITE}",
+         f"aten::gru{_COMPOSITE}")
+def _forward(op: Inputs) -> Iterator[OpCall]:
+    yield from _stack(op, op.tensor("input"))
+
+
+@forward(Family.RECURRENT,
+         "aten::_cudnn_rnn_backward(input, weight, weight_stride0, weight_buf, hx, cx, output, grad_output, grad_hy, "
+         "grad_cy, mode, hidden_size, proj_size, num_layers, batch_first, dropout, train, bidirectional)",
+         "aten::miopen_rnn_backward(input, weight, weight_stride0, weight_buf, hx, cx, output, grad_output, grad_hy, "
+         "grad_cy, mode, hidden_size, num_layers, batch_first, dropout, train, bidirectional)")
+def _backward(op: Inputs) -> Iterator[OpCall]:
+    yield from _stack(op, op.tensor("input"), "_backward")
+
+
+@backward(Family.RECURRENT, f"aten::_cudnn_rnn({_CUDNN})", f"aten::miopen_rnn({_MIOPEN})", f"aten::lstm{_COMPOSITE}",
+          f"aten::gru{_COMPOSITE}")
+def _gradient(op: Inputs) -> Iterator[OpCall]:
+    yield from _stack(op, op.tensor("input"), "_backward")
+
+
+@forward(Family.RECURRENT, "aten::_thnn_fused_lstm_cell(input_gates, hidden_gates, cx)",
+         "aten::_thnn_fused_gru_cell(input_gates, hidden_gates, hx)")
+def _cell(op: Inputs) -> Iterator[OpCall]:
+    """Both gate tensors and the state read, the new states written; about ten operations a gate value."""
+    gates, state = op.tensor("input_gates"), op.tensor(op.names[2])
+    batch, hidden = state.elements // max(state.shape[-1], 1), state.shape[-1]
+    if batch * hidden:
+        kind = "lstm_cell" if "lstm" in op.name else "gru_cell"
+        many = 4 if kind == "lstm_cell" else 3
+        size = itemsize(gates.dtype)
+        yield OpCall(Family.RECURRENT, kind, (1, batch, 0, hidden, 1, 1), gates.dtype,
+                     flops=10.0 * batch * hidden * many,
+                     bytes_read=float(batch * hidden * size * (2 * many + 1)),
+                     bytes_written=float(batch * hidden * size * (many + 2)))
+
+
+@forward(Family.RECURRENT, "aten::_thnn_fused_lstm_cell_backward_impl(grad_hy, grad_cy, cx, cy, workspace)",
+         "aten::_thnn_fused_lstm_cell_backward(grad_hy, grad_cy, cx, cy, workspace)",
+         "aten::_thnn_fused_gru_cell_backward(grad_hy, workspace)")
+def _cell_backward(op: Inputs) -> Iterator[OpCall]:
+    work, lstm = op.tensor("workspace"), "lstm" in op.name
+    many = 4 if lstm else 5
+    hidden = work.shape[-1] // many
+    batch = work.elements // max(work.shape[-1], 1)
+    if batch * hidden:
+        size = itemsize(work.dtype)
+        yield OpCall(Family.RECURRENT, "lstm_cell_backward" if lstm else "gru_cell_backward",
+                     (1, batch, 0, hidden, 1, 1), work.dtype, flops=15.0 * batch * hidden * many,
+                     bytes_read=float(batch * hidden * size * (many + 4)),
+                     bytes_written=float(batch * hidden * size * (many + 1)))

@@ -1,0 +1,354 @@
+"""How families say which operations are theirs, and how they read an operation's arguments by name.
+
+A family's file decorates functions::
+
+    @forward(Family.GEMM, "aten::mm(self, mat2)")
+    def _mm(op: Inputs) -> Iterator[OpCall]:
+        yield gemm(op.tensor("self"), op.tensor("mat2"))
+
+The text is the operation's schema, reduced to argument names in order (as many as are needed); a test compares each
+with PyTorch's own. In-place variants ("aten::add_") and out variants follow from the plain name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+from kernel_models.dtypes import promoted, scalar_type, short_dtype
+from kernel_models.op_call import DIMENSIONS, Family, OpCall
+from kernel_models.tensors import Tensor
+from tracer.views import Argument
+
+
+class Unpriceable(Exception):
+    """An argument a formula needs was not recorded, or makes no sense."""
+
+
+class Inputs:
+    """The arguments of one operation by the names of its schema. What was not recorded reads as ``None``.
+
+    Attributes:
+        name: the operation's name.
+        names: its arguments by the schema.
+        tf32: whether fp32 products run as TF32.
+    """
+
+    def __init__(
+        self, name: str, arguments: tuple[Argument, ...], names: tuple[str, ...], list_dtype: str, tf32: bool = False
+    ) -> None:
+        self.name, self.arguments, self.names, self.tf32 = name, arguments, names, tf32
+        self._position = {argument: i for i, argument in enumerate(names)}
+        self._list_dtype = list_dtype
+
+    @property
+    def short_name(self) -> str:
+        """Name without name space and without the underscore of in-place variants."""
+        return plain_name(self.name)
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor that must be there.
+
+        Raises:
+            Unpriceable: it was not recorded.
+        """
+        found = self.optional(name)
+        if found is None:
+            raise Unpriceable(f"{self.name} has no tensor {name!r}")
+        return found
+
+    def optional(self, name: str) -> Tensor | None:
+        """A tensor, or ``None`` where there is none (also for lists and numbers)."""
+        argument = self._argument(name)
+        return None if argument is None else _tensor(argument)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of that name."""
+        return self.optional(name) is not None
+
+    def tensor_list(self, name: str) -> list[Tensor]:
+        """The tensors of a list that must be there.
+
+        Raises:
+            Unpriceable: it was not recorded (profilers leave out long lists), or is empty.
+        """
+        argument = self._argument(name)
+        found = [] if argument is None else _tensor_list(argument, self._list_dtype)
+        if not found:
+            raise Unpriceable(f"{self.name} has no list {name!r}")
+        return found
+
+    def optional_list(self, name: str) -> list[Tensor]:
+        """The tensors of a list; empty where there is none."""
+        argument = self._argument(name)
+        return [] if argument is None else _tensor_list(argument, self._list_dtype)
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor among the arguments, those in lists too."""
+        found = []
+        for argument in self.arguments:
+            one = _tensor(argument)
+            found += [one] if one is not None else _tensor_list(argument, self._list_dtype)
+        return found
+
+    def lists(self) -> Iterator[list[Tensor]]:
+        """The lists of tensors among the arguments, in order."""
+        return (_tensor_list(argument, self._list_dtype) for argument in self.arguments)
+
+    def missing(self, what: str) -> NoReturn:
+        """Give up.
+
+        Raises:
+            Unpriceable: always.
+        """
+        raise Unpriceable(f"{self.name} has no {what}")
+
+    def text(self, name: str) -> str:
+        """The recorded text of a number or list, "" where not recorded."""
+        argument = self._argument(name)
+        return "" if argument is None or argument.value == "None" else argument.value
+
+    def ints(self, name: str) -> tuple[int, ...] | None:
+        """A list of integers, or of booleans as 0 and 1; ``None`` where not recorded."""
+        text = self.text(name).strip()
+        if not (text.startswith(("[", "(")) and text.endswith(("]", ")"))):
+            return None
+        parts = [part.strip() for part in text[1:-1].split(",") if part.strip()]
+        values = [_number(part) for part in parts]
+        return None if None in values else tuple(int(value) for value in values if value is not None)
+
+    def number(self, name: str) -> float | None:
+        """A number or boolean; ``None`` where not recorded."""
+        return _number(self.text(name).strip())
+
+    def integer(self, name: str, default: int) -> int:
+        """A whole number, ``default`` where not recorded."""
+        value = self.number(name)
+        return default if value is None else int(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """A boolean, ``default`` where not recorded."""
+        value = self.number(name)
+        return default if value is None else bool(value)
+
+    def dtype(self, name: str) -> str:
+        """The element type a ``ScalarType`` argument stands for, "" where not recorded."""
+        return scalar_type(self.text(name))
+
+    def math_dtype(self, tensor: Tensor) -> str:
+        """Element type products of this tensor are computed in: fp32 becomes tf32 where the caller says so."""
+        return "tf32" if self.tf32 and tensor.dtype == "fp32" else tensor.dtype
+
+    def _argument(self, name: str) -> Argument | None:
+        position = self._position[name]
+        return self.arguments[position] if position < len(self.arguments) else None
+
+
+Function = Callable[[Inputs], Iterable[OpCall]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a family registered for one operation."""
+
+    family: Family
+    names: tuple[str, ...]
+    function: Function
+    is_free: bool = False
+
+    def kind(self, name: str) -> str:
+        """Kind of a call whose sizes are unknown: the operation's plain name."""
+        return plain_name(name)
+
+
+FORWARD: dict[str, Rule] = {}
+BACKWARD: dict[str, Rule] = {}
+PATTERNS: list[tuple[re.Pattern[str], Rule]] = []
+WITHOUT_GRADIENT: set[str] = set()
+"""Operations that autograd does not go through."""
+
+_SIGNATURE = re.compile(r"^(?P<name>[^()]+)(?:\((?P<names>[^()]*)\))?$")
+
+
+def forward(family: Family, *signatures: str) -> Callable[[Function], Function]:
+    """Register a function for operations, each given as "name(argument, ...)".
+
+    Raises:
+        ValueError: an operation is registered twice.
+    """
+    return _registering(FORWARD, family, signatures)
+
+
+def backward(family: Family, *signatures: str) -> Callable[[Function], Function]:
+    """Register a function that gives the calls of the operations' gradients, from their forward arguments.
+
+    Raises:
+        ValueError: an operation is registered twice.
+    """
+    return _registering(BACKWARD, family, signatures)
+
+
+def pattern(family: Family, expression: str) -> Callable[[Function], Function]:
+    """Register a function for all operations whose whole name matches a regular expression; names win over it."""
+    def register(function: Function) -> Function:
+        PATTERNS.append((re.compile(expression), Rule(family, (), function)))
+        return function
+    return register
+
+
+def free(*names: str) -> None:
+    """Register operations without device work."""
+    for name in names:
+        FORWARD[name] = Rule(Family.OTHER, (), lambda op: (), is_free=True)
+
+
+def without_gradient(*names: str) -> None:
+    """Register operations that autograd does not go through."""
+    WITHOUT_GRADIENT.update(names)
+
+
+def forward_rule(name: str) -> Rule | None:
+    """The rule for an operation's own work."""
+    _load()
+    found = _by_name(FORWARD, name)
+    if found is None:
+        found = next((rule for expression, rule in PATTERNS if expression.fullmatch(name)), None)
+    return found
+
+
+def backward_rule(name: str) -> Rule | None:
+    """The rule for an operation's gradient."""
+    _load()
+    if forward_rule_is_free(name):
+        return _by_name(FORWARD, name)
+    return _by_name(BACKWARD, name)
+
+
+def has_gradient(name: str) -> bool:
+    """Whether autograd goes through an operation of this name; it never does through optimizers."""
+    rule = forward_rule(name)
+    base = name.split(".")[0]
+    return not (rule is not None and rule.family is Family.OPTIMIZER) and not (
+        {base, base.rstrip("_")} & WITHOUT_GRADIENT)
+
+
+def forward_rule_is_free(name: str) -> bool:
+    """Whether the operation is registered as free."""
+    rule = _by_name(FORWARD, name)
+    return rule is not None and rule.is_free
+
+
+def words(text: str) -> list[str]:
+    """Names separated by blanks: long lists read better so."""
+    return text.split()
+
+
+def plain_name(name: str) -> str:
+    """ "aten::add_.Tensor" → "add": without name space, overload, and the underscore of in-place variants."""
+    name = name.rsplit("::", 1)[-1].split(".")[0]
+    return name.rstrip("_") or name
+
+
+def unsized(family: Family, kind: str) -> OpCall:
+    """A call of which only the family is known: all its sizes are 0, and it says so."""
+    return OpCall(family, kind, (0,) * len(DIMENSIONS[family]), "", flags=("unsized",))
+
+
+def with_flags(call: OpCall, *flags: str) -> OpCall:
+    """The call with further flags."""
+    return replace(call, flags=tuple(sorted({*call.flags, *flags})))
+
+
+def mixed_types(read: list[Tensor], dtype: str, written: str = "") -> tuple[str, ...]:
+    """Flags that tell element types differing from a call's own, so that its bytes follow from what it says of itself.
+
+    "in_bf16" if everything read is of that type, "in_bf16=4096" if so many elements are; "out_bool" if it writes that.
+    """
+    counts: dict[str, int] = {}
+    for tensor in read:
+        counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.stored
+    flags = [f"in_{kind}" if len(counts) == 1 else f"in_{kind}={n}" for kind, n in counts.items() if kind != dtype]
+    if written and written != dtype:
+        flags.append(f"out_{written}")
+    return tuple(sorted(flags))
+
+
+def compute_dtype(tensors: list[Tensor]) -> str:
+    """Type an operation on these computes in; tensors without dimensions count only if there are no others."""
+    with_sizes = [tensor.dtype for tensor in tensors if tensor.shape]
+    return promoted(with_sizes or [tensor.dtype for tensor in tensors])
+
+
+def dimension(index: int | None, rank: int) -> int:
+    """A dimension counted from the front; the last if not recorded.
+
+    Raises:
+        Unpriceable: there is no such dimension.
+    """
+    index = rank - 1 if index is None else index
+    if rank and not -rank <= index < rank:
+        raise Unpriceable(f"dimension {index} of {rank}")
+    return index % rank if rank else 0
+
+
+def _registering(table: dict[str, Rule], family: Family, signatures: tuple[str, ...]) -> Callable[[Function], Function]:
+    def register(function: Function) -> Function:
+        for signature in signatures:
+            match = _SIGNATURE.match(signature)
+            if match is None or match["name"] in table:
+                raise ValueError(f"{signature!r} is registered twice, or is no signature")
+            names = tuple(name.strip() for name in (match["names"] or "").split(",") if name.strip())
+            table[match["name"]] = Rule(family, names, function)
+        return function
+    return register
+
+
+def _by_name(table: dict[str, Rule], name: str) -> Rule | None:
+    base = name.split(".")[0]
+    for candidate in (name, base, base.removesuffix("_out"), base.rstrip("_")):
+        if candidate in table:
+            return table[candidate]
+    return None
+
+
+def _load() -> None:
+    from kernel_models.families import load
+
+    load()
+
+
+def _tensor(argument: Argument) -> Tensor | None:
+    shape, dtype = argument.shape, short_dtype(argument.dtype)
+    if shape is None or (shape and not all(isinstance(size, int) for size in shape)):
+        return None
+    # The 2020 format records sizes without types: fp32 is assumed there.
+    if not dtype and (argument.dtype or not shape):
+        return None
+    stride = argument.stride
+    return Tensor(shape, dtype or "fp32", stride if stride and len(stride) == len(shape) else None)
+
+
+def _tensor_list(argument: Argument, dtype: str) -> list[Tensor]:
+    """Tensors of a list. "TensorList[c10::Half]" tells their type; profilers write "TensorList" only."""
+    shapes: Any = argument.shape
+    dtype = short_dtype(argument.dtype.partition("[")[2].removesuffix("]")) or dtype
+    if not shapes or not all(isinstance(shape, tuple) for shape in shapes):
+        return []
+    strides: Any = argument.stride if argument.stride and len(argument.stride) == len(shapes) else (None,) * len(shapes)
+    return [
+        Tensor(shape, dtype, stride if stride and len(stride) == len(shape) else None)
+        for shape, stride in zip(shapes, strides, strict=True)
+    ]
+
+
+def _number(text: str) -> float | None:
+    if text in ("True", "true"):
+        return 1.0
+    if text in ("False", "false"):
+        return 0.0
+    try:
+        return float(text)
+    except ValueError:
+        return None

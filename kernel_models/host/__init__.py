@@ -1,0 +1,1 @@
+"""Host overheads: what the CPU costs between, before, within and after a step's operations."""

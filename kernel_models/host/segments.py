@@ -1,0 +1,264 @@
+"""A thread's host time cut into the overheads of Lin et al. (2022), T1 to T5.
+
+::
+
+    ops        |------ aten::linear ------|           |-- aten::view --|
+    calls          |launch|   |launch|
+    segments    T2  T4     T5  T4      T3      T1              T5
+
+T1 lies between two top-level operations, T2 between an operation's start and its first launch, T3 between its last
+launch and its end, T4 is a call itself, T5 lies between two launches of an operation, or is the whole of one without.
+Calls that launch nothing (attribute queries, event records, allocations) are T4 too, under their own names.
+Operations nested in others belong to the outermost one. Time a thread spends waiting is no overhead: it comes back only
+from what is waited for, so the caller passes it in and it is taken out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from tracer.graph import NONE, ExecutionGraph, GapKind, LaunchKind, OpKind
+
+Int64 = npt.NDArray[np.int64]
+Int32 = npt.NDArray[np.int32]
+Int8 = npt.NDArray[np.int8]
+
+
+class Overhead(IntEnum):
+    """Kinds of host time."""
+
+    BETWEEN_OPS = 0
+    """T1: Python, autograd's bookkeeping, everything outside any operation and call."""
+    BEFORE_CALL = 1
+    """T2."""
+    AFTER_CALL = 2
+    """T3."""
+    CALL = 3
+    """T4: a runtime or driver call, without the time it blocked."""
+    BETWEEN_CALLS = 4
+    """T5, between two calls of one operation."""
+    NO_CALL = 5
+    """T5, an operation without any call."""
+    DATA = 6
+    """Data loading outside any operation."""
+
+    @property
+    def label(self) -> str:
+        """Short name with the symbol of Lin et al."""
+        return _LABELS[self]
+
+
+_LABELS = {
+    Overhead.BETWEEN_OPS: "T1 between operations", Overhead.BEFORE_CALL: "T2 before the first launch",
+    Overhead.AFTER_CALL: "T3 after the last launch", Overhead.CALL: "T4 calls",
+    Overhead.BETWEEN_CALLS: "T5 between launches", Overhead.NO_CALL: "T5 operations without a launch",
+    Overhead.DATA: "data loading",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Intervals:
+    """Disjoint intervals of threads, sorted by (thread, start); ns of the graph's window, ``end_ns`` exclusive."""
+
+    thread: Int64
+    start_ns: Int64
+    end_ns: Int64
+
+    @classmethod
+    def merged(cls, thread: npt.ArrayLike, start_ns: npt.ArrayLike, end_ns: npt.ArrayLike) -> Intervals:
+        """Sort intervals, drop empty ones and join those that overlap."""
+        threads, starts, ends = (np.asarray(a, np.int64) for a in (thread, start_ns, end_ns))
+        kept = ends > starts
+        threads, starts, ends = threads[kept], starts[kept], ends[kept]
+        order = np.lexsort((starts, threads))
+        threads, starts, ends = threads[order], starts[order], ends[order]
+        if not len(threads):
+            return cls(threads, starts, ends)
+        span = int(ends.max() - starts.min()) + 1
+        reached = np.maximum.accumulate(ends + threads * span)
+        opens = np.ones(len(threads), np.bool_)
+        opens[1:] = starts[1:] + threads[1:] * span > reached[:-1]
+        first = np.flatnonzero(opens)
+        last = np.append(first[1:], len(threads)) - 1
+        return cls(threads[first], starts[first], reached[last] - threads[last] * span)
+
+    def within(self, thread: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
+        """How much of each given interval these cover, ns."""
+        if not len(self.thread) or not len(thread):
+            return np.zeros(len(thread), np.int64)
+        low = min(int(self.start_ns.min()), int(start_ns.min()))
+        span = max(int(self.end_ns.max()), int(end_ns.max())) - low + 1
+        total = np.concatenate([[0], np.cumsum(self.end_ns - self.start_ns)])
+        begins = self.start_ns - low + self.thread * span
+
+        def before(time: Int64) -> Int64:
+            """Covered time before a moment, over all lower threads too."""
+            place = np.searchsorted(begins, time - low + thread * span, side="right")
+            inside = np.where(place > 0, np.minimum(time - low + thread * span, (self.end_ns - low + self.thread * span)
+                                                    [place - 1]) - begins[place - 1], 0)
+            return total[np.maximum(place - 1, 0)] + np.maximum(inside, 0)
+
+        return before(end_ns) - before(start_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Pieces of host time, sorted by (thread, start). Columns of equal length.
+
+    Attributes:
+        kind: an ``Overhead``.
+        op: row of the top-level operation it lies in; for T1 of the one that follows; -1 where there is none.
+        before: for T1 the top-level operation before it, -1 elsewhere.
+        call: row of ``graph.launches`` for T4, else -1.
+        thread, start_ns: where it lies.
+        duration_ns: without waiting.
+        events: operations and calls recorded in it, each of which cost the profiler time.
+        step: row of ``graph.steps``, -1 outside every step.
+    """
+
+    kind: Int8
+    op: Int64
+    before: Int64
+    call: Int64
+    thread: Int64
+    start_ns: Int64
+    duration_ns: Int64
+    events: Int64
+    step: Int64
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def take(self, rows: npt.NDArray[np.bool_] | Int64) -> Segments:
+        """The chosen rows."""
+        return Segments(*(getattr(self, f.name)[rows] for f in fields(self)))
+
+
+def host_segments(graph: ExecutionGraph, excluded: Intervals | None = None) -> Segments:
+    """Cut the host threads of a graph into segments.
+
+    Args:
+        graph: a recorded window.
+        excluded: time that is no overhead: waiting, and on a CPU the computation itself.
+    """
+    ops, calls = graph.ops, graph.launches
+    op_end, call_end = ops.start_ns + ops.duration_ns, calls.start_ns + calls.duration_ns
+    operation = ops.kind == OpKind.OPERATION
+    top_ops = _top(ops.thread[operation].astype(np.int64), ops.start_ns[operation], op_end[operation],
+                   np.flatnonzero(operation))
+    top_calls = np.flatnonzero(calls.parent == NONE)
+    threads = np.intersect1d(ops.thread[operation], ops.thread[operation])
+    starts_work = launching(graph)
+    parts = [_thread_segments(graph, int(t), top_ops[ops.thread[top_ops] == t], top_calls[calls.thread[top_calls] == t],
+                              starts_work, op_end, call_end) for t in threads]
+    columns = [np.concatenate([p[i] for p in parts]) if parts else np.zeros(0, np.int64) for i in range(7)]
+    kind, op, before, call, thread, start, end = columns
+    kind = _data_loading(graph, kind, thread, start, end)
+    duration = end - start
+    if excluded is not None:
+        duration = duration - excluded.within(thread, start, end)
+    profiled = Intervals.merged(graph.overheads.thread, graph.overheads.start_ns,
+                                graph.overheads.start_ns + graph.overheads.duration_ns)
+    duration = np.maximum(duration - profiled.within(thread, start, end), 0)
+    return Segments(kind.astype(np.int8), op, before, call, thread, start, duration,
+                    _events(graph, thread, start, end), _step_of(graph, start))
+
+
+def _top(thread: Int64, start: Int64, end: Int64, rows: Int64) -> Int64:
+    """Rows not inside another one of the same thread (rows are sorted by thread, start, -duration)."""
+    if not len(rows):
+        return rows
+    span = int(end.max()) + 1
+    reached = np.maximum.accumulate(end + thread * span)
+    outer = np.ones(len(rows), np.bool_)
+    outer[1:] = start[1:] + thread[1:] * span >= reached[:-1]
+    return rows[outer]
+
+
+def _thread_segments(graph: ExecutionGraph, thread: int, top: Int64, calls: Int64, starts_work: npt.NDArray[np.bool_],
+                     op_end: Int64, call_end: Int64) -> tuple[Int64, ...]:
+    """(kind, op, before, call, thread, start, end) of one thread's segments."""
+    # Every border of an operation, a call or a step cuts.
+    op_start, call_start = graph.ops.start_ns[top], graph.launches.start_ns[calls]
+    steps = graph.steps
+    own = steps.thread == thread
+    borders = np.unique(np.concatenate([
+        op_start, op_end[top], call_start, call_end[calls], steps.start_ns[own],
+        steps.start_ns[own] + steps.duration_ns[own]]))
+    if len(borders) < 2:
+        return tuple(np.zeros(0, np.int64) for _ in range(7))
+    start, end = borders[:-1], borders[1:]
+    op = _containing(start, op_start, op_end[top])
+    call = _containing(start, call_start, call_end[calls])
+    # Within an operation: is there a launch before the segment, and one after it?
+    launch = call_start[starts_work[calls]]
+    last, following_launch = (np.searchsorted(launch, start, side=side) for side in ("right", "left"))
+    begins, finishes = _at(op_start, op), _at(op_end[top], op)
+    has_before = (last > 0) & (_at(launch, last - 1) >= begins)
+    has_after = (following_launch < len(launch)) & (
+        _at(launch, np.minimum(following_launch, len(launch) - 1)) < finishes)
+    kind = np.full(len(start), Overhead.BETWEEN_OPS, np.int64)
+    inside = op >= 0
+    kind[inside & ~has_before & ~has_after] = Overhead.NO_CALL
+    kind[inside & ~has_before & has_after] = Overhead.BEFORE_CALL
+    kind[inside & has_before & ~has_after] = Overhead.AFTER_CALL
+    kind[inside & has_before & has_after] = Overhead.BETWEEN_CALLS
+    kind[call >= 0] = Overhead.CALL
+    following = np.searchsorted(op_start, start, side="left")
+    row = np.where(inside, _at(top, op), NONE)
+    gap = kind == Overhead.BETWEEN_OPS
+    row[gap] = np.where(following < len(top), _at(top, np.minimum(following, len(top) - 1)), NONE)[gap]
+    before = np.where(gap & (following > 0), _at(top, following - 1), NONE)
+    return (kind, row, before, np.where(call >= 0, _at(calls, call), NONE),
+            np.full(len(start), thread, np.int64), start, end)
+
+
+def _at(values: Int64, place: Int64) -> Int64:
+    """``values[place]``, with zeros where there are no values at all."""
+    return values[np.maximum(place, 0)].astype(np.int64) if len(values) else np.zeros(len(place), np.int64)
+
+
+def _containing(time: Int64, start: Int64, end: Int64) -> Int64:
+    """Index of the interval [start, end) each time lies in, or -1; starts are sorted."""
+    place = np.searchsorted(start, time, side="right") - 1
+    if not len(start):
+        return np.full(len(time), NONE, np.int64)
+    return np.where((place >= 0) & (time < end[np.maximum(place, 0)]), place, NONE)
+
+
+def _data_loading(graph: ExecutionGraph, kind: Int64, thread: Int64, start: Int64, end: Int64) -> Int64:
+    """T1 segments that the reader found to be data loading become ``DATA``."""
+    gaps = graph.gaps
+    loading = gaps.kind == GapKind.DATA_LOADING
+    data = Intervals.merged(gaps.thread[loading], gaps.start_ns[loading],
+                            (gaps.start_ns + gaps.duration_ns)[loading])
+    mostly = data.within(thread, start, end) * 2 > end - start
+    return np.where((kind == Overhead.BETWEEN_OPS) & mostly, Overhead.DATA, kind)
+
+
+def _events(graph: ExecutionGraph, thread: Int64, start: Int64, end: Int64) -> Int64:
+    """Operations and calls that begin in each segment."""
+    begins = np.concatenate([graph.ops.start_ns, graph.launches.start_ns])
+    on = np.concatenate([graph.ops.thread, graph.launches.thread]).astype(np.int64)
+    if not len(begins) or not len(start):
+        return np.zeros(len(start), np.int64)
+    span = max(int(begins.max()), int(end.max())) + 1
+    place = np.sort(begins + on * span)
+    return np.searchsorted(place, end + thread * span) - np.searchsorted(place, start + thread * span)
+
+
+def _step_of(graph: ExecutionGraph, time: Int64) -> Int64:
+    """The step each time lies in; host time of other threads goes to the step that runs meanwhile."""
+    order = np.argsort(graph.steps.start_ns, kind="stable")
+    start = graph.steps.start_ns[order]
+    place = _containing(time, start, start + graph.steps.duration_ns[order])
+    return np.where(place >= 0, _at(order.astype(np.int64), place), NONE)
+
+
+def launching(graph: ExecutionGraph) -> npt.NDArray[np.bool_]:
+    """Which calls start device work (kernels, copies, sets, CUDA graphs)."""
+    return np.isin(graph.launches.kind, [LaunchKind.KERNEL, LaunchKind.MEMCPY, LaunchKind.MEMSET, LaunchKind.GRAPH])

@@ -1,0 +1,292 @@
+"""``graph_calls``: which operation a kernel is priced as, on traces made by hand, and on the recorded ones."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernel_models.families.registry import unsized
+from kernel_models.kernel_names import element_dtype, family_hint, short_kernel_name, uses_tf32
+from kernel_models.op_call import Family
+from kernel_models.trace_calls import FAMILIES, Basis, TraceCalls, graph_calls
+from tracer.graph import NONE, ExecutionGraph
+from tracer.kineto import read_kineto
+
+
+class Trace:
+    """A profiler trace of one thread: operations given by their times, each kernel launched at a time (µs)."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.correlation = 0
+
+    def op(self, name: str, start: int, end: int, shapes: list[Any] | None = None, types: list[str] | None = None,
+           category: str = "cpu_op", **args: Any) -> Trace:
+        recorded = {} if shapes is None else {"Input Dims": shapes, "Input type": types or ["float"] * len(shapes)}
+        self._event(category, name, start, end - start, 1, recorded | args)
+        return self
+
+    def kernel(self, name: str, launched: int, start: int, duration: int, category: str = "kernel",
+               call: str = "cudaLaunchKernel", **args: Any) -> Trace:
+        self.correlation += 1
+        self._event("cuda_runtime", call, launched, 1, 1, {"correlation": self.correlation})
+        self._event(category, name, start, duration, 7,
+                    {"correlation": self.correlation, "stream": 7, "device": 0, **args})
+        return self
+
+    def _event(self, category: str, name: str, start: int, duration: int, thread: int, args: dict[str, Any]) -> None:
+        self.events.append({"ph": "X", "cat": category, "name": name, "pid": 0 if thread == 7 else 1, "tid": thread,
+                            "ts": 1000 + start, "dur": duration, "args": args})
+
+    def read(self, folder: Path) -> ExecutionGraph:
+        path = folder / "trace.json"
+        path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": self.events}))
+        return read_kineto(path)
+
+
+def pieces(graph: ExecutionGraph, result: TraceCalls) -> list[tuple[str, str, str, int, str]]:
+    """(operation, family, kind of the first call, ns, basis) of each piece."""
+    return [(graph.string(int(graph.ops.name[op])) if (op := int(result.op[row])) >= 0 else "",
+             result.calls_of_row(row)[0].family.value, result.calls_of_row(row)[0].kind, int(result.time_ns[row]),
+             Basis(int(result.basis[row])).name) for row in range(len(result))]
+
+
+def test_kernels_belong_to_the_innermost_operation_with_sizes(tmp_path: Path) -> None:
+    graph = (Trace()
+             .op("aten::linear", 0, 50, [[32, 16], [8, 16], [8]])
+             .op("aten::addmm", 10, 40, [[8], [32, 16], [16, 8], [], []], ["float"] * 3 + ["Scalar"] * 2)
+             .kernel("ampere_sgemm_32x32_tn", 20, 60, 5).kernel("splitKreduce_kernel", 30, 70, 2)
+             .op("aten::relu", 60, 90, [[32, 8]]).op("aten::clamp_min", 70, 80)
+             .kernel("vectorized_elementwise_kernel", 72, 100, 3)
+             .read(tmp_path))
+    assert pieces(graph, graph_calls(graph)) == [
+        ("aten::addmm", "gemm", "mm", 7000, "SHAPES"), ("aten::relu", "elementwise", "relu", 3000, "SHAPES")]
+
+
+def test_rows_give_back_kernels_and_calls(tmp_path: Path) -> None:
+    trace = Trace()
+    for i in range(4):
+        trace.op("aten::convolution_backward", 100 * i, 100 * i + 90, [
+            [2, 8, 8, 8], [2, 4, 8, 8], [8, 4, 3, 3], [], [], [], [], [], [], [], []], ["float"] * 3 + [""] + [
+            "ScalarList"] * 3 + ["Scalar", "ScalarList", "Scalar", "ScalarList"], **{"Concrete Inputs": [
+                "", "", "", "", "[1, 1]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1", "[True, True, False]"]})
+        trace.kernel("dgrad_engine", 100 * i + 10, 100 * i + 20, 5)
+        trace.kernel("wgrad_engine", 100 * i + 11, 100 * i + 30, 7)
+    graph = trace.read(tmp_path)
+    result = graph_calls(graph)
+    assert len(result) == 4
+    assert [call.kind for call in result.calls_of_row(2)] == ["dgrad", "wgrad"]
+    assert len(result.calls) == 2  # equal work is one call
+    assert result.kernels_of_row(1).tolist() == [2, 3]
+    assert result.time_by_family() == {Family.CONV: 48_000}
+    assert sorted(result.kernel.tolist()) == list(range(len(graph.kernels)))
+
+
+def test_copies_and_memsets_by_their_own_bytes(tmp_path: Path) -> None:
+    graph = (Trace().op("aten::copy_", 0, 30, [[64], [64]])
+             .kernel("Memcpy HtoD (Pinned -> Device)", 5, 40, 4, "gpu_memcpy", "cudaMemcpyAsync", bytes=256)
+             .kernel("Memset (Device)", 10, 50, 1, "gpu_memset", "cudaMemsetAsync", bytes=16)
+             .kernel("Memcpy DtoH (Device -> Pageable)", 20, 60, 2, "gpu_memcpy", "cudaMemcpyAsync", bytes=8)
+             .read(tmp_path))
+    result = graph_calls(graph)
+    first, second, third = (result.calls_of_row(row)[0] for row in range(3))
+    assert (first.family, first.kind, first.dims, first.flags) == (Family.TRANSFER, "h2d", (256,), ("pinned",))
+    assert (second.family, second.dims, second.bytes_written) == (Family.MEMSET, (16,), 16)
+    assert (third.kind, third.flags) == ("d2h", ("pageable",))
+    assert set(result.basis.tolist()) == {Basis.KERNEL_BYTES}
+
+
+def test_kernels_without_operation_are_known_by_name_only(tmp_path: Path) -> None:
+    graph = (Trace().kernel("void flash_fwd_kernel<Traits>(Params)", 0, 10, 5).kernel("strange", 1, 20, 6)
+             .op("Optimizer.step#Adam.step", 30, 60, category="user_annotation")
+             .kernel("multi_tensor_apply_kernel<Adam>", 40, 50, 7).read(tmp_path))
+    result = graph_calls(graph)
+    assert [result.calls_of_row(row)[0] for row in range(3)] == [
+        unsized(Family.ATTENTION, "flash_fwd_kernel"), unsized(Family.OTHER, "strange"),
+        unsized(Family.OPTIMIZER, "multi_tensor_apply_kernel")]
+    assert set(result.basis.tolist()) == {Basis.NAME}
+    assert result.op[:2].tolist() == [NONE, NONE]
+
+
+def test_operations_without_recorded_sizes_keep_their_family(tmp_path: Path) -> None:
+    graph = Trace().op("aten::mm", 0, 30).kernel("ampere_sgemm", 5, 20, 5).read(tmp_path)
+    result = graph_calls(graph)
+    assert result.calls_of_row(0) == (unsized(Family.GEMM, "mm"),)
+    assert Basis(int(result.basis[0])) is Basis.NAME
+
+
+def test_collectives_are_counted_and_left_out(tmp_path: Path) -> None:
+    graph = (Trace().op("c10d::allreduce_", 0, 30, [[64]])
+             .kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)", 5, 20, 50)
+             .op("aten::add_", 40, 60, [[64], [64], []]).kernel("elementwise_kernel", 45, 80, 2).read(tmp_path))
+    result = graph_calls(graph)
+    assert (result.collective_kernels, result.collective_ns) == (1, 50_000)
+    assert [row[0] for row in pieces(graph, result)] == ["aten::add_"]
+
+
+def test_tf32_goes_by_the_kernel_unless_told(tmp_path: Path) -> None:
+    graph = (Trace().op("aten::mm", 0, 30, [[32, 16], [16, 8]])
+             .kernel("cutlass_80_tensorop_s1688gemm_64x64_nn", 5, 20, 5)
+             .op("aten::mm", 40, 70, [[32, 16], [16, 8]]).kernel("ampere_sgemm_128x64_nn", 45, 80, 5).read(tmp_path))
+    by_name = graph_calls(graph)
+    assert [by_name.calls_of_row(row)[0].dtype for row in range(2)] == ["tf32", "fp32"]
+    told = graph_calls(graph, tf32=True)
+    assert [told.calls_of_row(row)[0].dtype for row in range(2)] == ["tf32", "tf32"]
+
+
+def test_lists_take_their_type_from_the_kernel(tmp_path: Path) -> None:
+    graph = (Trace().op("aten::cat", 0, 30, [[[4, 3], [4, 5]], []], ["TensorList", "Scalar"])
+             .kernel("void CatArrayBatchedCopy<c10::Half, unsigned int, 2>(c10::Half*)", 5, 20, 5).read(tmp_path))
+    call = graph_calls(graph).calls_of_row(0)[0]
+    assert (call.family, call.dtype, call.bytes_written) == (Family.CONCAT, "fp16", 64)
+
+
+def test_unknown_operations_running_elementwise_kernels_are_elementwise(tmp_path: Path) -> None:
+    graph = (Trace().op("lib::scale", 0, 30, [[64, 2], [64, 2]]).kernel("vectorized_elementwise_kernel<4>", 5, 20, 5)
+             .op("lib::mystery", 40, 70, [[64]]).kernel("mystery_kernel", 45, 80, 5).read(tmp_path))
+    result = graph_calls(graph)
+    assert pieces(graph, result)[0][1:3] == ("elementwise", "lib::scale")
+    assert result.calls_of_row(1)[0].family is Family.OTHER
+    assert result.calls_of_row(1)[0].bytes_read == 256
+
+
+def test_a_view_that_runs_a_kernel_is_known_by_that_kernel(tmp_path: Path) -> None:
+    graph = Trace().op("aten::view", 0, 30, [[64]]).kernel("strange", 5, 20, 5).read(tmp_path)
+    result = graph_calls(graph)
+    assert len(result) == 1
+    assert result.calls_of_row(0)[0].family is Family.OTHER
+
+
+def test_fused_lookups_and_their_gradients_complete_each_other(tmp_path: Path) -> None:
+    def lookup(start: int, tables: int, lookups: int) -> list[Any]:
+        return [[0], [9600], [0], [0, 0], [tables], [tables], [tables + 1], [], [], [tables + 1], [], [lookups],
+                [16 * tables + 1], [], []]
+
+    types = ["float"] * 4 + ["int", "long int", "int", "Scalar", "Scalar", "long int", "Scalar", "long int", "long int",
+                             "Scalar", ""]
+    name = "fbgemm::split_embedding_codegen_lookup_adagrad_function"
+    node = "torch::autograd::CppNode<SplitLookupFunction_adagrad_Op>"
+    graph = (Trace().op(name, 0, 20, lookup(0, 3, 700), types).kernel("embedding_forward", 5, 10, 5)
+             .op(name, 30, 50, lookup(30, 1, 90), types).kernel("embedding_forward", 35, 40, 5)
+             .op(node, 60, 80, [[16, 24]], **{"Sequence number": 8}).kernel("embedding_backward", 65, 70, 5)
+             .op(node, 90, 110, [[16, 48]], **{"Sequence number": 7}).kernel("embedding_backward", 95, 100, 5)
+             .read(tmp_path))
+    result = graph_calls(graph)
+    calls = [result.calls_of_row(row)[0] for row in range(4)]
+    assert [call.kind for call in calls] == ["bag", "bag", "bag_backward_fused", "bag_backward_fused"]
+    assert calls[0].dims == calls[3].dims == (700, 48, 200, 16, 3)
+    assert calls[1].dims == calls[2].dims == (90, 16, 400, 24, 1)
+    assert not any("assumed" in call.flags for call in calls)
+
+
+def test_a_graph_without_kernels_gives_no_rows(tmp_path: Path) -> None:
+    result = graph_calls(Trace().op("aten::mm", 0, 30, [[2, 2], [2, 2]]).read(tmp_path))
+    assert len(result) == 0
+    assert result.calls == []
+    assert result.call_offset.tolist() == result.kernel_offset.tolist() == [0]
+
+
+def test_many_equal_operations_are_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import kernel_models.trace_calls as module
+
+    asked = []
+    real = module.calls_of
+    monkeypatch.setattr(module, "calls_of", lambda *a, **k: asked.append(1) or real(*a, **k))
+    trace = Trace()
+    for i in range(300):
+        trace.op("aten::mm", 100 * i, 100 * i + 90, [[32, 16 + i % 3], [16 + i % 3, 8]])
+        trace.kernel("ampere_sgemm", 100 * i + 10, 100 * i + 20, 5)
+    result = graph_calls(trace.read(tmp_path))
+    assert len(result) == 300
+    assert len(asked) == len(result.calls) == 3
+
+
+# --- kernels' names -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "family"), [
+    ("ampere_sgemm_128x64_nn", Family.GEMM), ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x128x64", Family.GEMM),
+    ("nvjet_tst_64x64_64x16_2x1_2cta_v_bz_bias_TNT", Family.GEMM), ("void gemv2T_kernel_val<int>", Family.GEMM),
+    ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", Family.GEMM),
+    ("void pytorch_flash::flash_fwd_kernel<Traits>", Family.ATTENTION), ("attn_fwd", Family.ATTENTION),
+    ("kernel_unified_attention_2d", Family.ATTENTION), ("fmhaSm100aKernel_QkvE4m3OBfloat16H64", Family.ATTENTION),
+    ("volta_scudnn_128x64_stridedB_splitK_xregs_large_nn_v1", Family.CONV),
+    ("igemm_wrw_gtcx2_nhwc_bf16_bx0_ex1_bt256x128x16", Family.CONV),
+    ("void cudnn::bn_bw_1C11_singleread<float, 512, true, 1, 2, 0>", Family.NORM),
+    ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", Family.ELEMENTWISE),
+    ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>", Family.REDUCTION),
+    ("void (anonymous namespace)::softmax_warp_forward<float, float, float, 10, true>", Family.SOFTMAX),
+    ("triton_poi_fused_add_cos_sin_0", Family.TRITON), ("Memset (Device)", Family.MEMSET), ("who_knows", Family.OTHER),
+])
+def test_families_by_kernel_name(name: str, family: Family) -> None:
+    assert family_hint(name) is family
+
+
+def test_tf32_and_types_by_kernel_name() -> None:
+    assert uses_tf32("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_64x128_32x3_tn_align1>")
+    assert uses_tf32("sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nchw")
+    assert not uses_tf32("ampere_sgemm_128x64_nn")
+    assert not uses_tf32("cutlass_80_tensorop_bf16_s16816gemm_bf16_64x64_32x6_nn_align8")
+    assert element_dtype("void CatArrayBatchedCopy<at::native::OpaqueType<2u>, unsigned int>") == "bf16"
+    assert element_dtype("void reduce_kernel<512, 1, ReduceOp<float, func>>") == "fp32"
+    assert element_dtype("gemm") == ""
+    assert short_kernel_name("void at::native::(anonymous namespace)::copy<4, F>(int)") == "at::native::copy"
+
+
+# --- recorded traces ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> ModuleType:
+    path = Path(__file__).parents[2] / "benchmarks" / "trace_coverage.py"
+    spec = importlib.util.spec_from_file_location("trace_coverage", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    import sys
+
+    sys.modules["trace_coverage"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.real_traces
+@pytest.mark.parametrize("name", [
+    "cuda-sync-A100", "dlrm-8xV100-2023", "gpu-only-MI210", "h100-vs-mi300", "linear-2080Ti", "rank0-1-of-128",
+    "rank3-of-8xA100-6steps", "resnet50-V100", "resnet50-V100-2021", "resnet50-ddp-2xA100", "triton-example",
+    "vllm-cuda-graph", "vllm-eager-B200",
+])
+def test_recorded_traces_are_covered(name: str, benchmark: ModuleType, real_trace: Any) -> None:
+    paths = benchmark.profiler_traces(real_trace(name))
+    assert paths
+    for path in paths:
+        found = benchmark.coverage(benchmark.read(path))
+        assert found.share >= 0.98, (path, found.rest)
+        assert found.named_known >= 0.95 * found.named - 10_000, (path, found.rest)
+        assert found.sized + found.named + found.collective == found.total
+
+
+@pytest.mark.real_traces
+def test_rates_on_an_a100_are_possible(real_trace: Any) -> None:
+    """Joined shapes of ResNet-50: no family moves or computes more than the device can, nor next to nothing."""
+    import tracer
+
+    graph = read_kineto(real_trace("resnet50-ddp-2xA100/rank0.kineto.json.gz"))
+    tracer.join_execution_trace(graph, real_trace("resnet50-ddp-2xA100/rank0.schema-1.0.3.et.json.gz"))
+    result = graph_calls(graph)
+    moved, flops = np.zeros(len(FAMILIES)), np.zeros(len(FAMILIES))
+    for row in np.flatnonzero(result.basis == Basis.SHAPES).tolist():
+        for call in result.calls_of_row(row):
+            moved[result.family[row]] += call.bytes_moved
+            flops[result.family[row]] += call.flops
+    spent = result.time_by_family(result.basis == Basis.SHAPES)
+    conv = flops[FAMILIES.index(Family.CONV)] / spent[Family.CONV]  # per ns: GFLOP/s × 1e-9
+    assert 20_000 < conv < 156_000
+    for family in (Family.ELEMENTWISE, Family.NORM, Family.OPTIMIZER):
+        assert 600 < moved[FAMILIES.index(family)] / spent[family] < 2_039, family
