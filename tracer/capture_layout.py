@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracer.errors import ForetraceError, TraceError
 from tracer.graph import NONE, ExecutionGraph
+from tracer.rank_classes import Span, checked_classes
 
 if TYPE_CHECKING:
     from tracer.job import Job
@@ -101,12 +102,36 @@ def read_context(directory: PathLike) -> dict[str, Any]:
     return value
 
 
-def is_complete(part: PathLike) -> bool:
-    """Whether a rank's part is there and was written to its end."""
+def what_it_holds(part: PathLike) -> str:
+    """What a new capture in a rank's part would replace, in words; empty if nothing was measured there."""
+    path = Path(part)
+    if not path.is_dir():
+        return ""
+    windows = len(_part(path, NONE).windows)
     try:
-        return read_context(part).get("complete") is True
+        context = read_context(path)
     except TraceError:
-        return False
+        return f"a capture with a damaged {CONTEXT}"
+    if context.get("complete") is True:
+        return "a complete capture"
+    times = _timed_steps(context)
+    if not windows and not times:
+        return ""
+    # What happened, without its advice.
+    ended = re.split(r" \(|: |\.$", str(context.get("ended") or ""), maxsplit=1)[0]
+    why = f": {ended}" if ended else ""
+    return f"a partial capture ({recorded_text(times, windows)}{why})"
+
+
+def recorded_text(timed: int, windows: int) -> str:
+    """ "3 timed steps and 1 trace", as a part of a sentence."""
+    traces = "no trace" if not windows else "1 trace" if windows == 1 else f"{windows} traces"
+    return f"{timed} timed step{'' if timed == 1 else 's'} and {traces}"
+
+
+def _timed_steps(context: dict[str, Any]) -> int:
+    times = context.get("unprofiled_step_ns")
+    return len(times) if isinstance(times, list) else 0
 
 
 def apply_context(graph: ExecutionGraph, directory: PathLike) -> bool:
@@ -175,7 +200,7 @@ def read_capture(directory: PathLike, *, window: int = 0,
     parts = find_parts(directory)
     if not parts:
         raise TraceError(f"{os.fspath(directory)} is not a capture: it holds no {part_name(0)}/{CONTEXT}.")
-    recorded = [part for part in parts if window < len(part.windows)]
+    recorded = [part for part in parts if 0 <= window < len(part.windows)]
     if not recorded:
         raise TraceError(_nothing_recorded(os.fspath(directory), parts, window))
     notes = [f"{part.path.name}: {_state(part)}" for part in parts if part not in recorded]
@@ -193,9 +218,19 @@ def read_capture(directory: PathLike, *, window: int = 0,
         raise TraceError(f"No rank of {os.fspath(directory)} could be read. {' '.join(notes)}")
     most = max(len(part.windows) for part in parts)
     if most > 1:
-        notes.append(f"The capture has {most} windows; this is number {window}. "
-                     "tracer.capture_layout.read_capture reads the others.")
-    return assemble_captured(graphs, notes)
+        notes.append(f"The capture has {most} windows; this is number {window}. --window N (window=N) reads "
+                     f"another, from 0 to {most - 1}.")
+    return assemble_captured(graphs, notes, _same_work(recorded))
+
+
+def _same_work(parts: list[CapturePart]) -> list[tuple[Span, ...]]:
+    """The classes of ranks that do the same work, where the parts are of a fake world and agree; else empty."""
+    told = []
+    for part in parts:
+        context = read_context(part.path)
+        value = _mapping(context, "parallel").get("classes") if context.get("fake_world") is True else None
+        told.append(checked_classes(value, _whole(context, "world_size")))
+    return told[0] if told and told[0] is not None and all(each == told[0] for each in told) else []
 
 
 def read_window(part: PathLike, window: int = 0) -> ExecutionGraph:
@@ -229,6 +264,10 @@ def _read_part(part: CapturePart, window: int, notes: list[str],
                 notes.append(f"An execution trace was not joined: {error}")
         notes += merge_collectives(graph, part.path / COLLECTIVES)
     apply_context(graph, part.path)
+    if read_context(part.path).get("fake_world") is True:
+        from tracer.fake_world.streams import note_overlap
+
+        note_overlap(graph)
     if read_context(part.path).get("complete") is False:
         notes.append(f"{part.path.name}: {_state(part)}")
     return graph
@@ -242,7 +281,10 @@ def _state(part: CapturePart) -> str:
 
 def _nothing_recorded(directory: str, parts: list[CapturePart], window: int) -> str:
     most = max(len(part.windows) for part in parts)
+    if most == 1:
+        return (f"{directory} has one window, so there is no window {window}; leave --window out, or record several "
+                "with cycles.")
     if most:
         return f"{directory} has {most} windows, so there is no window {window}; choose one from 0 to {most - 1}."
-    times = max(len(read_context(part.path).get("unprofiled_step_ns") or []) for part in parts)
-    return f"{directory} holds {times} timed steps and no trace: {_state(parts[0])}"
+    times = max(_timed_steps(read_context(part.path)) for part in parts)
+    return f"{directory} holds {recorded_text(times, 0)}: {_state(parts[0])}"

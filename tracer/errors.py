@@ -21,3 +21,18 @@ class JobError(ForetraceError):
 
 class CaptureError(ForetraceError):
     """A capture cannot start, or cannot write what it recorded."""
+
+    reason = "its files could not be written."
+    """Why the capture is not complete, for its ``context.json``: without the paths that the message may have."""
+
+
+class DiskFullError(CaptureError):
+    """There is no space left where a capture is written."""
+
+    reason = "the disk was full."
+
+
+class ProfilerBusyError(CaptureError):
+    """Another torch profiler is running."""
+
+    reason = "another torch profiler was running."

@@ -15,10 +15,14 @@ from itertools import pairwise
 from tracer.capture_layout import find_parts, read_capture
 from tracer.errors import GraphFileError, JobError, TraceError
 from tracer.files import FileKind, FoundFile, find_files
-from tracer.graph import NONE, ExecutionGraph
+from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph
 from tracer.kineto import read_kineto
+from tracer.rank_classes import RankClass, Span
 
 PathLike = str | os.PathLike[str]
+
+FAKE = "fake"
+"""``meta.backend`` of a rank of a fake world (see ``tracer.fake_world``)."""
 
 APART_NS = 10_000_000_000
 APART_WINDOWS = 10
@@ -36,36 +40,55 @@ class Job:
     """The recorded ranks of one run.
 
     Attributes:
-        graphs: one per rank, sorted by rank. ``graph.meta.base_time_ns`` puts each on the job's common clock.
+        graphs: one per rank, sorted by rank; of a folded job one per class. ``graph.meta.base_time_ns`` puts each on
+            the job's common clock.
         world_size: ranks of the job, recorded here or not.
         notes: one sentence for each thing that was left out or assumed.
-        missing_ranks: ranks of the job without a graph.
+        missing_ranks: ranks of the job that no graph stands for.
+        classes: which ranks do the same work, where one graph stands for all of a class; empty if the job is not
+            folded (see ``tracer.folding``).
     """
 
     graphs: list[ExecutionGraph]
     world_size: int = NONE
     notes: list[str] = field(default_factory=list)
     missing_ranks: list[int] = field(default_factory=list)
+    classes: list[RankClass] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.graphs)
 
+    @property
+    def known_ranks(self) -> int:
+        """Ranks that a graph stands for."""
+        return sum(len(each) for each in self.classes if each.graph != NONE) if self.classes else len(self.graphs)
+
     def rank(self, number: int) -> ExecutionGraph:
-        """The graph of a rank. Raises ``JobError`` if it was not recorded."""
+        """The graph of a rank; of a folded job its class's, with its own numbers. Raises ``JobError`` without one."""
         for graph in self.graphs:
             if graph.meta.rank == number:
                 return graph
+        for each in self.classes:
+            if number in each and each.graph != NONE:
+                from tracer.folding import renumbered
+
+                return renumbered(self.graphs[each.graph], number)
+        if self.classes:
+            have = "; ".join(str(each) for each in self.classes if each.graph != NONE)
+            raise JobError(f"Rank {number} is not in this job (it has {have}); choose one of those or trace it too.")
         have = ", ".join(str(graph.meta.rank) for graph in self.graphs)
         raise JobError(f"Rank {number} is not in this job (it has {have}); choose one of those or add its trace.")
 
 
-def read_job(paths: PathLike | Sequence[PathLike], *, progress: Callable[[int, int], None] | None = None) -> Job:
+def read_job(paths: PathLike | Sequence[PathLike], *, window: int = 0,
+             progress: Callable[[int, int], None] | None = None) -> Job:
     """Read all ranks of one run.
 
     Args:
         paths: a directory ``tracer.capture`` wrote; or a trace or saved graph, several, a directory of them (not
             searched deeper), a glob, or fsspec URLs of these. Execution traces found or given are joined to the
             profiler trace of their rank.
+        window: which cycle's window of a capture, from 0; other traces have only one.
         progress: called with (bytes done, bytes in all) of the stored files.
 
     Returns:
@@ -79,7 +102,10 @@ def read_job(paths: PathLike | Sequence[PathLike], *, progress: Callable[[int, i
     if not given:
         raise TraceError("No trace was named; give a file, a directory or a glob.")
     if len(given) == 1 and find_parts(given[0]):
-        return read_capture(given[0], progress=progress)
+        return read_capture(given[0], window=window, progress=progress)
+    if window != 0:
+        raise TraceError(f"There is no window {window} in {_listed(os.fspath(path) for path in given)}: only the "
+                         "directory of a capture has several; name that directory, or leave --window (window=) out.")
     notes: list[str] = []
     files = find_files([os.fspath(path) for path in given], notes)
     saved = [file for file in files if file.kind is FileKind.GRAPH]
@@ -112,6 +138,7 @@ def assemble_job(graphs: list[ExecutionGraph], notes: Iterable[str] = ()) -> Job
     graphs = sorted(graphs, key=lambda graph: graph.meta.rank)
     ranks = {graph.meta.rank for graph in graphs}
     size = max([len(graphs), *(graph.meta.world_size for graph in graphs), *(rank + 1 for rank in ranks)])
+    notes = [*notes, *_fake_world_notes(graphs)]
     missing = [] if ranks == {NONE} else sorted(set(range(size)) - ranks)
     job = Job(graphs, size, list(notes), missing)
     if missing:
@@ -120,11 +147,42 @@ def assemble_job(graphs: list[ExecutionGraph], notes: Iterable[str] = ()) -> Job
     return job
 
 
-def assemble_captured(graphs: list[ExecutionGraph], notes: Iterable[str] = ()) -> Job:
-    """``assemble_job`` of the ranks of a capture, checked to be of one job. Raises ``JobError`` if they are not."""
+def assemble_captured(graphs: list[ExecutionGraph], notes: Iterable[str] = (),
+                      classes: Sequence[tuple[Span, ...]] = ()) -> Job:
+    """``assemble_job`` of the ranks of a capture, checked to be of one job. Raises ``JobError`` if they are not.
+
+    ``classes`` are those of a fake world whose plan is known: a graph then stands for all ranks of its class.
+    """
     graphs = sorted(graphs, key=lambda graph: graph.meta.rank)
     _check_one_job(graphs)
-    return assemble_job(graphs, notes)
+    if not classes:
+        return assemble_job(graphs, notes)
+    from tracer.folding import folded_job
+
+    told = [*notes, *_fake_world_notes(graphs)]
+    alone = [next(ranks for ranks in classes if g.meta.rank in RankClass(ranks)) for g in graphs]
+    kept = [graph for place, graph in enumerate(graphs) if alone[place] not in alone[:place]]
+    if len(kept) < len(graphs):
+        told.append(f"{len(graphs) - len(kept)} of the recorded ranks do the work of another one and are left out.")
+    job = folded_job(kept, classes, sum(len(RankClass(ranks)) for ranks in classes), told)
+    without = [each for each in job.classes if each.graph == NONE]
+    if without:
+        job.notes.append(
+            f"{sum(map(len, without))} of {job.world_size} ranks ({_listed(map(str, without))}) do other work than "
+            f"those recorded; capture --rank {_listed(str(each.first) for each in without)} into the same directory "
+            "too.")
+    return job
+
+
+def _fake_world_notes(graphs: list[ExecutionGraph]) -> list[str]:
+    """What must be known of graphs whose collectives were faked while their compute was timed."""
+    fake = [graph.meta for graph in graphs if graph.meta.backend == FAKE and graph.meta.era != SHAPE_ONLY]
+    if not fake:
+        return []
+    which = f"Rank {fake[0].rank}" if len(fake) == 1 else f"Ranks {_listed(str(meta.rank) for meta in fake)}"
+    whose = "its" if len(fake) == 1 else "their"
+    return [f"{which} of a fake world of {fake[0].world_size}: {whose} collectives took no time and other "
+            "ranks were not waited for, so the step times are those of the compute alone."]
 
 
 def _load_saved(path: str) -> Job:

@@ -10,10 +10,16 @@ import typer
 
 from graph_predictor.cli.breakdown import breakdown
 from graph_predictor.cli.campaign import campaign
-from graph_predictor.cli.capture import capture
+from graph_predictor.cli.capture import CaptureCommand, capture
+from graph_predictor.cli.comm import comm
 from graph_predictor.cli.convert import convert
+from graph_predictor.cli.fit import fit
 from graph_predictor.cli.inspect import inspect
+from graph_predictor.cli.models import models
+from graph_predictor.cli.overheads import overheads
+from graph_predictor.cli.price import price
 from graph_predictor.cli.replay import replay
+from graph_predictor.cli.trace import trace
 from graph_predictor.cli.workloads import workloads
 
 app = typer.Typer(
@@ -42,9 +48,14 @@ def _options(
     """Options before the command."""
 
 
-for command in (inspect, breakdown, replay, convert, capture, workloads):
+for command in (inspect, breakdown, replay, overheads, convert, fit, price):
     app.command()(command)
+app.command(cls=CaptureCommand)(capture)
+app.command()(trace)
+app.command()(workloads)
 app.add_typer(campaign, name="campaign")
+app.add_typer(comm, name="comm")
+app.add_typer(models, name="models")
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, count, microseconds, milliseconds, percent, print_json, read
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Paths
+from graph_predictor.cli.options import Debug, Json, Paths, Window
 
 if TYPE_CHECKING:
     from graph_predictor.breakdown import Breakdown, ModuleTime, OperationTime
@@ -23,6 +23,7 @@ def breakdown(
         metavar="NAME_OR_NUMBER", help="Only this step: its name, or its number from 0 (-1: the last).")] = None,
     top: Annotated[int | None, typer.Option(
         min=1, help=f"Entries of each table (by default {DEFAULT_TOP}, and all with --json).")] = None,
+    window: Window = 0,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -33,11 +34,12 @@ def breakdown(
     with one_sentence(debug):
         # The submodules' functions, not the modules of the same names.
         from graph_predictor.breakdown import breakdown as break_down
+        from graph_predictor.damage import folded_notes
         from graph_predictor.replay import replay
 
-        job = read(paths)
+        job = read(paths, window)
         result = break_down(replay(job.graphs), step=step)
-        result.notes = [*job.notes, *result.notes]
+        result.notes = [*job.notes, *folded_notes(job), *result.notes]
         if json:
             print_json(result.to_json(top))
         else:

@@ -4,17 +4,38 @@ from __future__ import annotations
 
 import sys
 import traceback
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-from graph_predictor.cli.errors import FAILED, one_sentence
+from graph_predictor.cli.errors import FAILED, INTERRUPTED, one_sentence
 from graph_predictor.cli.options import Debug
 from tracer.errors import CaptureError, ForetraceError
 
 if TYPE_CHECKING:
     from tracer.capture.options import CaptureOptions
     from tracer.capture.session import Capture
+
+
+class CaptureCommand(TyperCommand):
+    """The command, which knows whose an unknown option probably is."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse. An option after a script that is none of ours is probably the script's, which follow after ``--``."""
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            script = next((text for text in given if text.endswith(".py")), None)
+            # By its name: where the class lives depends on typer's version.
+            if type(error).__name__ != "NoSuchOption" or script is None:
+                raise
+            option = getattr(error, "option_name", "an option")
+            with one_sentence(False):
+                raise CaptureError(f"foretrace capture has no option {option}; if it is one of {script}, put -- before "
+                                   f"the script's arguments: {script} -- {option} …") from None
+            raise
 
 
 def capture(
@@ -34,7 +55,14 @@ def capture(
         metavar="all|last|none", help="Windows that get an execution trace too.")] = "all",
     form: Annotated[str, typer.Option(
         metavar="json|foretrace", help="The profiler's own files, or the one-file form.")] = "json",
-    replace: Annotated[bool, typer.Option("--replace", help="Replace a complete capture in DIR.")] = False,
+    stacks: Annotated[bool, typer.Option(
+        "--stacks", help="Record Python stacks too: the module of each operation, and a much slower host.")] = False,
+    world_size: Annotated[int | None, typer.Option(
+        help="Ranks of a fake world: this one process does what one of them would do.")] = None,
+    rank: Annotated[int, typer.Option(help="Which rank of the fake world.")] = 0,
+    parallel: Annotated[str | None, typer.Option(
+        metavar="PLAN", help="How the workload is spread: ddp, fsdp2, tp, pp, or sizes as in fsdp2=8,tp=8.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace a capture that is in DIR.")] = False,
     run_on: Annotated[bool, typer.Option(
         "--continue", help="Let the script run to its end; without it, it ends once all is recorded.")] = False,
     debug: Debug = False,
@@ -43,47 +71,90 @@ def capture(
 
     First steps are timed with nothing watching, then profiled ones give the trace. Under torchrun:
     torchrun --nproc-per-node 2 --no-python foretrace capture --out DIR SCRIPT.py -- ARGS
+
+    With --world-size nothing is sent: the collectives are recorded, and take no time.
     """
     with one_sentence(debug):
-        from tracer.capture import CaptureOptions
+        from tracer.capture import CaptureOptions, world_of
 
-        options = CaptureOptions(steps, warmup, timed, cycles, execution_trace, form, False, replace)  # type: ignore[arg-type]
-        if (script is None) == (workload is None):
+        world = world_of(world_size, rank)
+        options = CaptureOptions(
+            steps, warmup, timed, cycles, execution_trace, form, stacks, replace)  # type: ignore[arg-type]
+        if script is None and workload is None:
             raise CaptureError("Name what to capture: a script, or a workload with --workload.")
+        if script is not None and workload is not None:
+            raise CaptureError(f"Both the script {script} and the workload {workload} are named, and only one of them "
+                               "can be captured: leave out the script or --workload (settings of a workload are given "
+                               "with --set).")
         if workload is None and assignments:
             raise CaptureError("--set belongs to --workload; give a script's arguments after --.")
+        if workload is None and parallel is not None:
+            raise CaptureError("--parallel belongs to --workload; a script spreads its model itself.")
         if workload is not None:
-            done = _workload(workload, assignments or [], preset, out, options)
+            done = _workload(workload, assignments or [], preset, out, options, parallel, world)
         else:
-            done = _script(str(script), arguments or [], out, options, run_on)
+            done = _script(str(script), arguments or [], out, options, run_on, debug, world)
         _report(done)
 
 
-def _workload(name: str, assignments: list[str], preset: str, out: str, options: CaptureOptions) -> Capture:
+def _workload(name: str, assignments: list[str], preset: str, out: str, options: CaptureOptions, parallel: str | None,
+              world: tuple[int, int] | None) -> Capture:
     from tracer import workloads
     from tracer.capture.script import run_workload
 
-    return run_workload(workloads.parse(name, assignments, preset=preset), out, options)
+    settings = workloads.parse(name, assignments, preset=preset)
+    if parallel is None and world is None:
+        return run_workload(settings, out, options)
+    if parallel is None:
+        raise CaptureError("Say how the workload is spread over the ranks: --parallel ddp, fsdp2, tp, pp, or sizes "
+                           "such as fsdp2=8,tp=8.")
+    from tracer.fake_world import parse_plan
+
+    return run_workload(settings, out, options, parse_plan(parallel, world[0] if world else _launched_ranks()), world)
 
 
-def _script(path: str, arguments: list[str], out: str, options: CaptureOptions, run_on: bool) -> Capture:
-    from tracer.capture.script import ScriptOptions, run_script
+def _launched_ranks() -> int:
+    import os
 
+    text = os.environ.get("WORLD_SIZE", "")
+    if not text.isdecimal() or "RANK" not in os.environ:
+        raise CaptureError("A parallel plan needs several ranks: give --world-size for a fake world, or start real "
+                           "ranks with torchrun.")
+    return int(text)
+
+
+def _script(path: str, arguments: list[str], out: str, options: CaptureOptions, run_on: bool, debug: bool,
+            world: tuple[int, int] | None) -> Capture:
+    from tracer.capture.script import ScriptOptions, new_capture, run_script, without_our_frames
+
+    how = ScriptOptions(out, options, "continue" if run_on else "stop", world)
+    begun = new_capture(how)
     try:
-        return run_script(path, arguments, ScriptOptions(out, options, "continue" if run_on else "stop"))
-    except (ForetraceError, KeyboardInterrupt, SystemExit):
+        return run_script(path, arguments, how, begun)
+    except ForetraceError:
         raise
-    except BaseException:
+    except SystemExit as error:
+        # As Python ends: a number is the status, anything else is printed and the status 1.
+        status = error.code if isinstance(error.code, int) else FAILED
+        if not isinstance(error.code, int):
+            typer.echo(str(error.code), err=True)
+        what = f"{path} ended itself with exit status {status}"
+    except KeyboardInterrupt:
+        status, what = INTERRUPTED, f"{path} was interrupted"
+    except BaseException as error:
         # The script's own failure is shown as Python would, not as one of foretrace.
-        traceback.print_exc()
-        typer.echo(f"foretrace: {path} failed; if steps were recorded until then, they are in {out}.", err=True)
-        raise typer.Exit(FAILED) from None
+        shown = error if debug else without_our_frames(error, path)
+        traceback.print_exception(type(shown), shown, shown.__traceback__)
+        status, what = FAILED, f"{path} failed with {type(error).__name__}"
+    typer.echo(f"foretrace: {what}; {begun.kept}.", err=True)
+    raise typer.Exit(status)
 
 
 def _report(done: Capture) -> None:
     import statistics
 
-    lines = [f"Recorded {len(done.profiled_step_ns)} steps in {done.part}"]
+    number = len(done.profiled_step_ns)
+    lines = [f"Recorded {number} step{'' if number == 1 else 's'} in {done.part}"]
     if done.unprofiled_step_ns:
         times = sorted(done.unprofiled_step_ns)
         lines.append(f"Step without the profiler: {statistics.median(times) / 1e6:.3f} ms (median of {len(times)}, "

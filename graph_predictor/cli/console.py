@@ -148,18 +148,19 @@ def _encodable(value: Any) -> Any:
     return [_encodable(part) for part in value] if isinstance(value, list) else value
 
 
-def read(paths: list[str]) -> Job:
-    """Read the job with a progress bar on a terminal."""
+def read(paths: list[str], window: int = 0) -> Job:
+    """Read the job (of a capture the given window) with a progress bar on a terminal."""
     from tracer.job import read_job
 
     if not sys.stderr.isatty():
-        return read_job(paths)
+        return read_job(paths, window=window)
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     with Progress(TextColumn("Reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn(),
                   console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("Reading", total=None)
-        return read_job(paths, progress=lambda done, total: bar.update(task, completed=done, total=total or None))
+        return read_job(paths, window=window,
+                        progress=lambda done, total: bar.update(task, completed=done, total=total or None))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import typer
 
 from graph_predictor.cli.console import Report, count, print_json, read, working
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Paths
+from graph_predictor.cli.options import Debug, Json, Paths, Window
 from graph_predictor.cli.output import check_output
 
 
@@ -17,6 +17,7 @@ def convert(
     paths: Paths,
     output: Annotated[str, typer.Option(
         "-o", "--output", metavar="FILE", help="The file to write, named *.foretrace by convention.")],
+    window: Window = 0,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -29,7 +30,7 @@ def convert(
         from tracer.store import save_job
 
         check_output(output, paths, device_allowed=False)
-        job = read(paths)
+        job = read(paths, window)
         with working("Writing"):
             save_job(job, output)
         size = os.path.getsize(output) if "://" not in output else None
@@ -39,11 +40,11 @@ def convert(
         notes = [*job.notes, *damage_notes(job.graphs)]
         rows = sum(len(getattr(graph, table)) for graph in job.graphs for table in graph.TABLES)
         if json:
-            print_json({"file": output, "bytes": size, "trace_bytes": before, "ranks": len(job.graphs), "rows": rows,
+            print_json({"file": output, "bytes": size, "trace_bytes": before, "ranks": job.known_ranks, "rows": rows,
                         "notes": notes})
             return
         report = Report()
-        ranks = "1 rank" if len(job.graphs) == 1 else f"{count(len(job.graphs))} ranks"
+        ranks = "1 rank" if job.known_ranks == 1 else f"{count(job.known_ranks)} ranks"
         smaller = f" ({size / before:.0%} of the traces' {count(round(before / 1e3))} kB)" if size and before else ""
         written = f", {count(round(size / 1e3))} kB{smaller}" if size else ""
         report.line(f"Wrote {output}: {ranks}, {count(rows)} rows{written}.")

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING
 
 from graph_predictor.cli.console import Column, Report, count, milliseconds, percent, print_json, read
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Paths
+from graph_predictor.cli.options import Debug, Json, Paths, Window
 
 if TYPE_CHECKING:
     from graph_predictor.inspection import Inspection, RankInspection
 
+_SHOWN_CLASSES = 8
 
-def inspect(paths: Paths, json: Json = False, debug: Debug = False) -> None:
+
+def inspect(paths: Paths, window: Window = 0, json: Json = False, debug: Debug = False) -> None:
     """Show what traces hold and what they lack.
 
     Device, ranks, steps, counts, how busy the GPU was, host time outside operations, and the loss report.
@@ -20,7 +22,7 @@ def inspect(paths: Paths, json: Json = False, debug: Debug = False) -> None:
     with one_sentence(debug):
         from graph_predictor.inspection import inspect_job
 
-        found = inspect_job(read(paths))
+        found = inspect_job(read(paths, window))
         if json:
             print_json(found.to_json())
         else:
@@ -33,7 +35,7 @@ def _report(found: Inspection) -> None:
     known = found.world_size if found.world_size > 0 else len(found.ranks)
     facts = {
         "device": ", ".join(found.devices) or "not named in the trace",
-        "ranks": f"{len(found.ranks)} recorded of {known}",
+        "ranks": _ranks(found, known),
         "steps": _steps(found),
         "operations": count(found.total("ops")),
         "launches": f"{count(found.total('launches'))} of {count(found.total('calls'))} runtime calls",
@@ -47,6 +49,8 @@ def _report(found: Inspection) -> None:
         "PyTorch": ", ".join(sorted({r.torch_version for r in found.ranks if r.torch_version})) or "not named",
         "trace format": ", ".join(sorted({r.era for r in found.ranks if r.era})),
     }
+    if not first.has_times:
+        _without_times(facts, found)
     width = max(map(len, facts))
     for name, text in facts.items():
         report.line(f"{name:<{width}}  {text}", indent=width + 2)
@@ -70,6 +74,30 @@ def _report(found: Inspection) -> None:
             ("repaired_events", "repaired: invalid JSON"))]
         + ([["bytes of an unfinished tail thrown away", count(loss.truncated_bytes)]] if loss.truncated_bytes else []))
     report.notes([*loss.notes, *found.notes])
+
+
+def _without_times(facts: dict[str, str], found: Inspection) -> None:
+    """The facts of a step traced by shapes alone: what it has not, and its memory."""
+    from graph_predictor.inspection import memory_lines
+
+    for name in ("launches", "kernels", "GPU busy", "host outside ops", "profiler", "execution trace"):
+        facts.pop(name)
+    facts["times"] = "none: a step that never ran, traced by shapes alone"
+    worst = max(found.ranks, key=lambda rank: rank.memory.get("peak", 0))
+    for name, line in zip(("memory", ""), memory_lines(worst.memory), strict=False):
+        facts[name] = line
+    used = ", ".join(f"{name} {count(number)}" for name, number in worst.substitutions.items())
+    facts["substitutions"] = used or "none"
+
+
+def _ranks(found: Inspection, known: int) -> str:
+    if not found.classes:
+        return f"{len(found.ranks)} recorded of {known}"
+    traced = [each for each in found.classes if each.graph >= 0]
+    ranks = sum(map(len, traced))
+    classes = "1 class" if len(traced) == 1 else f"{len(traced)} classes, each counted once below"
+    shown = "; ".join(map(str, traced[:_SHOWN_CLASSES])) + ("; …" if len(traced) > _SHOWN_CLASSES else "")
+    return f"{count(ranks)}{'' if ranks == known else f' of {count(known)}'} ranks in {classes}: {shown}"
 
 
 def _steps(found: Inspection) -> str:

@@ -18,7 +18,7 @@ from graph_predictor.cli.console import (
     working,
 )
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Paths
+from graph_predictor.cli.options import Debug, Json, Paths, Window
 from graph_predictor.cli.output import check_output
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def replay(
     scale_kernels: Annotated[float, typer.Option(
         metavar="FACTOR", help="What if kernels took FACTOR times as long (collectives excepted).")] = 1.0,
     constants: Annotated[bool, typer.Option("--constants", help="Show the constants that were fitted.")] = False,
+    window: Window = 0,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -47,14 +48,15 @@ def replay(
     are a few constants a trace.
     """
     with one_sentence(debug):
+        from graph_predictor.damage import folded_notes
         from graph_predictor.replay import replay as simulate_again
 
         if timeline is not None:
             check_output(timeline, paths, device_allowed=True)
-        job = read(paths)
+        job = read(paths, window)
         with working("Replaying"):
             result = simulate_again(job.graphs, residuals=residuals, scale_kernels=scale_kernels)
-        notes = [*job.notes, *_notes(result, residuals, scale_kernels), *result.notes]
+        notes = [*job.notes, *folded_notes(job), *_notes(result, residuals, scale_kernels), *result.notes]
         if timeline is not None:
             from graph_predictor.timeline import write_timeline
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from disk_support import small_disk
 
 from tracer import campaign
 from tracer.campaign import tables
@@ -23,8 +25,9 @@ from tracer.campaign.families import FAMILIES
 from tracer.campaign.grid import spread
 from tracer.campaign.items import rehearsed
 from tracer.campaign.plan import WorkloadEntry
-from tracer.campaign.record import is_unsupported, sentence
+from tracer.campaign.record import Task, full_folder, is_unsupported, sentence
 from tracer.campaign.results import ItemResult, Results
+from tracer.errors import DiskFullError
 from tracer.store import load_graph
 from tracer.workloads import configure, names, size_text, split
 
@@ -243,6 +246,13 @@ def test_a_mistake_in_a_plan_is_one_sentence(tmp_path: Path, mistake: str) -> No
     assert "\n" not in str(error.value)
 
 
+def test_a_part_that_is_not_there(tmp_path: Path) -> None:
+    for name, part, told in (("smoke", 2, "has one part, so there is no part 2; leave --part out."),
+                             ("h200-kernels", 4, "has 3 parts, so there is no part 4; choose one from 1 to 3.")):
+        with pytest.raises(campaign.CampaignError, match=told):
+            campaign.run(campaign.read_plan(name), tmp_path / "out", campaign.RunOptions(part=part))
+
+
 def test_mistakes_end_the_command_with_2(tmp_path: Path) -> None:
     bad = write(tmp_path, MISTAKES["an unknown key"][0])
     for arguments in ((str(bad),), ("nowhere.toml",), ("smoke", "--part", "2"), ("smoke", "--minutes", "0")):
@@ -410,7 +420,12 @@ def test_each_family_of_the_h200_plan_is_measured_in_rehearsal(torch: Any, name:
                 with contextlib.suppress(RuntimeError):
                     measure(name, tiny, lab)
                 continue
-            rows = measure(name, tiny, lab)
+            try:
+                rows = measure(name, tiny, lab)
+            except RuntimeError as error:  # torch 2.6 has neither of these two on a CPU
+                assert is_unsupported(error)
+                assert tiny.get("dtype") == "fp8" or tiny.get("heads") != tiny.get("kv_heads")
+                continue
             assert rows and all(row["p50_us"] >= 0 and row["runs"] for row in rows)
             assert set(rows[0]) <= set(tables.describe(FAMILIES[name]))
         assert seen
@@ -533,6 +548,35 @@ product = { batch = [1000000000000] }
     assert again.done_before == 6
 
 
+def test_a_full_disk_stops_the_campaign_with_one_sentence(torch: Any, tmp_path: Path) -> None:
+    plan = campaign.read_plan(write(tmp_path, PLAN + """
+[[workload]]
+workload = "lstm"
+preset = "tiny"
+timed = 2
+product = { batch = [2, 3] }
+"""))
+    said: list[str] = []
+    with small_disk(tmp_path, "150k") as disk:
+        with pytest.raises(campaign.CampaignError) as told:
+            campaign.run(plan, disk / "out", campaign.RunOptions(minutes=1, say=said.append))
+        assert f"the disk of {disk / 'out'} is too full for the next item" in str(told.value)
+        assert "--resume" in str(told.value) and "\n" not in str(told.value)
+        assert not said and not check_sound(disk / "out").lines  # no item is blamed, so that all are done on resuming
+        assert sorted(path.name for path in (disk / "out").iterdir()) == ["campaign.json", "items.jsonl"]
+
+
+def test_whose_disk_is_full(tmp_path: Path) -> None:
+    task = Task(campaign.expand(campaign.read_plan(write(tmp_path, QUICK)))[0], str(tmp_path))
+    elsewhere = OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "cache" / "kernel.so"))
+    assert full_folder(DiskFullError("full"), task) == ""  # by its cause
+    ours = DiskFullError("full")
+    ours.__cause__ = elsewhere
+    assert full_folder(ours, task) == str(tmp_path)
+    assert full_folder(elsewhere, task) == str(tmp_path / "cache")
+    assert full_folder(OSError(errno.EACCES, "no"), task) == ""
+
+
 def test_a_hanging_and_a_dying_worker_cost_one_item_each(torch: Any, tmp_path: Path,
                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     from tracer.campaign import runner
@@ -552,14 +596,14 @@ def test_a_hanging_and_a_dying_worker_cost_one_item_each(torch: Any, tmp_path: P
         "        return real(family, settings, lab)\n"
         "    micro.measure = measure\n", encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(ROOT)]))
-    monkeypatch.setattr(runner, "LEAST_TIMEOUT_S", 4.0)
+    monkeypatch.setattr(runner, "LEAST_TIMEOUT_S", 12.0)  # of which a busy machine needs some to begin
     monkeypatch.setattr(runner, "TIMEOUT_FACTOR", 1.0)
     outcome = campaign.run(campaign.read_plan(write(tmp_path, QUICK)), tmp_path / "out",
                            campaign.RunOptions(minutes=2))
     reasons = {result.settings["m"]: result.reason for result in outcome.results if result.status == "failed"}
     assert set(reasons) == {16, 32}
     assert "signal 6" in reasons[16]
-    assert "longer than 4 s" in reasons[32]
+    assert "longer than 12 s" in reasons[32]
     assert sum(result.status == "ok" for result in outcome.results) == 4
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gzip
 import json
 import os
@@ -9,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -16,15 +19,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from disk_support import small_disk
 
 torch = pytest.importorskip("torch")
 
 import tracer  # noqa: E402
 from graph_predictor import replay  # noqa: E402
-from tracer.capture import CaptureWarning  # noqa: E402
+from tracer.capture import CaptureOptions, CaptureWarning, output  # noqa: E402
 from tracer.capture.options import PROFILER_WARMUP  # noqa: E402
 from tracer.capture_layout import apply_context, find_parts, read_capture, read_context, read_window  # noqa: E402
-from tracer.errors import CaptureError, TraceError  # noqa: E402
+from tracer.disk import full_disk_error, writing_error  # noqa: E402
+from tracer.errors import CaptureError, DiskFullError, TraceError  # noqa: E402
 from tracer.execution_trace import read_execution_trace  # noqa: E402
 from tracer.graph import ExecutionGraph, GapKind, OpKind  # noqa: E402
 
@@ -194,17 +199,59 @@ def check_windows(out: Path, cycles: int) -> None:
         assert_joined_both_ways(job.graphs[0], part.path)
         if window == 0:
             assert_replays(job.graphs, 2)
-    with pytest.raises(TraceError, match=f"has {cycles} windows"):
+    with pytest.raises(TraceError, match=f"has {'one window' if cycles == 1 else '2 windows'}"):
         read_capture(out, window=cycles)
 
 
-def test_execution_trace_in_the_last_window_only(tmp_path: Path) -> None:
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs ``foretrace`` in this process: exit code, stdout, stderr."""
+    from graph_predictor.cli import main
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["foretrace", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            sys.exit(main())
+        out, err = capsys.readouterr()
+        return left.value.code or 0, out, err  # type: ignore[return-value]
+
+    return call
+
+
+def test_execution_trace_in_the_last_window_only(tmp_path: Path, command: Command) -> None:
     record(tmp_path, Training(), cycles=2, execution_trace="last")
+    check_the_commands_read_each_window(tmp_path, command)
     assert_joined_both_ways(read_window(tmp_path / "rank0", 1), tmp_path / "rank0")
     first = tracer.read_job(tmp_path).graphs[0]
     assert first.meta.et_joined == first.meta.et_candidates > 0  # by sequence
     record(tmp_path / "none", Training(), execution_trace="none")
     assert not (tmp_path / "none" / "rank0" / "et.json.gz").exists()
+
+
+def check_the_commands_read_each_window(out: Path, command: Command) -> None:
+    steps = [["ProfilerStep#2", "ProfilerStep#3"], ["ProfilerStep#6", "ProfilerStep#7"]]
+    for window, names in enumerate(steps):
+        assert step_names(tracer.read_job(out, window=window).graphs[0]) == names
+        code, told, err = command("replay", out, "--window", window, "--json")
+        assert code == 0, err
+        assert [step["step"] for step in json.loads(told)["steps"]] == names
+    _, told, _ = command("breakdown", out, "--window", 1, "--json")
+    assert "ProfilerStep#6" in told and "ProfilerStep#2" not in told
+    _, told, _ = command("inspect", out)
+    assert "--window N (window=N) reads another, from 0 to 1" in " ".join(told.split())
+    assert command("inspect", out, "--window", 1)[1] != told
+    saved = out.parent / "second.foretrace"
+    assert command("convert", out, "--window", 1, "-o", saved)[0] == 0
+    assert step_names(tracer.read_job(saved).graphs[0]) == steps[1]
+    code, _, err = command("inspect", out, "--window", 2)
+    assert (code, err) == (2, f"foretrace: {out} has 2 windows, so there is no window 2; choose one from 0 to 1.\n")
+    code, _, err = command("replay", saved, "--window", 1)
+    assert code == 2 and "only the directory of a capture has several" in err and err.count("\n") == 1
+    with pytest.raises(TraceError, match="no window -1"):
+        tracer.read_job(out, window=-1)
 
 
 def test_one_file_form_holds_the_same_graph(tmp_path: Path) -> None:
@@ -283,7 +330,7 @@ def test_a_crash_leaves_its_exception_and_what_was_recorded(tmp_path: Path, at: 
     assert len(context["unprofiled_step_ns"]) == timed
     assert len(find_parts(tmp_path)[0].windows) == windows
     if not windows:
-        with pytest.raises(TraceError, match=r"1 timed steps and no trace.*ValueError"):
+        with pytest.raises(TraceError, match=r"1 timed step and no trace.*ValueError"):
             tracer.read_job(tmp_path)
         return
     job = tracer.read_job(tmp_path)
@@ -291,7 +338,11 @@ def test_a_crash_leaves_its_exception_and_what_was_recorded(tmp_path: Path, at: 
     assert "UnfinishedStep#3" in job.graphs[0].strings
     assert any("not complete" in note for note in job.notes)
     assert_joined_both_ways(job.graphs[0], tmp_path / "rank0")
-    record(tmp_path, Training())  # an incomplete one may be replaced
+    with pytest.raises(CaptureError, match=r"partial capture \(3 timed steps and 1 trace: the step raised ValueError"):
+        record(tmp_path, Training())
+    assert read_context(tmp_path / "rank0") == context  # nothing is lost unasked
+    record(tmp_path, Training(), replace=True)
+    assert read_context(tmp_path / "rank0")["complete"] is True
 
 
 @pytest.mark.parametrize("steps", [0, 2, 4, SHORT_STEPS - 1])
@@ -308,6 +359,24 @@ def test_too_few_steps_warn_and_stay_readable(tmp_path: Path, steps: int) -> Non
     else:
         with pytest.raises(TraceError, match="no trace"):
             tracer.read_job(tmp_path)
+    if steps == 0:
+        record(tmp_path, training)  # where nothing was measured there is nothing to keep
+
+
+def test_too_few_steps_say_how_they_are_counted(tmp_path: Path) -> None:
+    parts = r"\(1 warm-up \+ 3 timed \+ 2 profiler warm-up \+ 2 profiled"
+    with pytest.warns(CaptureWarning, match=rf"{parts}\): capture\.step\(\) was never called"), \
+            tracer.capture(tmp_path / "a", **SHORT):
+        pass
+    decorating = tracer.capture(tmp_path / "b", **SHORT)
+    decorated = decorating(Training().step)
+    for batch in decorating.wrap([torch.randn(8, 16)] * 2):  # a function's capture begins with its first call
+        decorated(batch)
+    with pytest.warns(CaptureWarning, match=rf"after 2 of the {SHORT_STEPS} calls of the decorated function it needs "
+                                            rf"{parts}; each call is one step\), in the timed steps"):
+        decorating.__exit__(None, None, None)
+    twice = CaptureOptions(warmup=0, timed=0, cycles=2)
+    assert twice.parts == "2 × (2 profiler warm-up + 3 profiled)" and twice.total_steps == 10
 
 
 def test_wrong_arguments_one_sentence_each(tmp_path: Path) -> None:
@@ -317,8 +386,12 @@ def test_wrong_arguments_one_sentence_each(tmp_path: Path) -> None:
             tracer.capture(tmp_path, **wrong)
     with pytest.raises(CaptureError, match="give a path"):
         tracer.capture(None)  # type: ignore[arg-type]
+    with pytest.raises(CaptureError, match="give a local directory"):
+        tracer.capture("s3://bucket/run")
     with pytest.raises(CaptureError, match="before the capture began"):
         tracer.capture(tmp_path).step()
+    with pytest.raises(CaptureError, match=r"wrap\(\) was called before the capture began"):
+        tracer.capture(tmp_path).wrap([1])
     assert not any(tmp_path.iterdir())
 
 
@@ -334,12 +407,21 @@ def test_a_second_capture_inside_the_first(tmp_path: Path) -> None:
 
 def test_another_profiler_is_running(tmp_path: Path) -> None:
     training = Training()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]), \
-            pytest.raises(CaptureError, match="Another torch profiler"), tracer.capture(tmp_path, **SHORT) as capture:
-        for _ in range(20):
+    own = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    with own, pytest.raises(CaptureError, match="Another torch profiler"), tracer.capture(tmp_path / "deep" / "a"):
+        raise AssertionError("the loop was entered")
+    assert not any(tmp_path.iterdir())
+    with contextlib.ExitStack() as stack, pytest.raises(CaptureError, match="Another torch profiler"), \
+            tracer.capture(tmp_path, **SHORT) as capture:
+        for number in range(20):
             training.step()
             capture.step()
-    record(tmp_path, Training())
+            if number == 1:
+                stack.enter_context(torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]))
+    assert number == 2
+    with pytest.raises(TraceError, match=r"1 timed step and no trace.*another torch profiler was running"):
+        tracer.read_job(tmp_path)
+    record(tmp_path, Training(), replace=True)
 
 
 def test_an_unwritable_directory_is_told_before_the_first_step(tmp_path: Path) -> None:
@@ -354,9 +436,45 @@ def test_a_complete_capture_is_not_overwritten_unasked(eager: tuple[Path, Traini
     (tmp_path / "a" / "rank0" / "mine.txt").write_text("keep")
     with pytest.raises(CaptureError, match="already holds a complete capture"), tracer.capture(tmp_path / "a"):
         pass
+    before = sorted(path.name for path in (tmp_path / "a" / "rank0").iterdir())
     with pytest.warns(CaptureWarning), tracer.capture(tmp_path / "a", replace=True):
         pass
+    assert sorted(path.name for path in (tmp_path / "a" / "rank0").iterdir()) == before  # by nothing it is not replaced
+    with pytest.warns(CaptureWarning), tracer.capture(tmp_path / "a", warmup=0, replace=True) as capture:
+        capture.step()
     assert sorted(path.name for path in (tmp_path / "a" / "rank0").iterdir()) == ["context.json", "mine.txt"]
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from tracer.capture.lock import DirectoryLock
+lock = DirectoryLock(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_two_processes_do_not_capture_into_one_directory(eager: tuple[Path, Training], tmp_path: Path,
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fcntl")
+    part = tmp_path / "a" / "rank0"
+    shutil.copytree(eager[0] / "rank0", part)
+    (part / ".scratch-1").mkdir()
+    monkeypatch.setattr("tracer.capture.lock._PATIENCE_S", 0.1)
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(part)], stdout=subprocess.PIPE,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)}) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        for replace in (False, True):
+            with pytest.raises(CaptureError, match=r"Another process is capturing into .*rank0"), \
+                    tracer.capture(tmp_path / "a", replace=replace):
+                raise AssertionError("the loop was entered")
+        assert read_context(part)["complete"] is True and (part / ".scratch-1").exists()
+        holder.kill()
+    # A process that was killed keeps nobody out, and what it left goes.
+    assert sorted(path.name for path in part.glob(".*")) == [".lock", ".scratch-1"]
+    record(tmp_path / "a", Training(), replace=True)
+    assert not list(part.glob(".*"))
 
 
 def test_ranks_of_a_larger_run_do_not_stay_behind(eager: tuple[Path, Training], tmp_path: Path) -> None:
@@ -388,6 +506,54 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
     assert not list((tmp_path / "out" / "rank0").glob(".*"))
 
 
+def test_a_disk_that_fills_up_under_the_profiler_is_told(tmp_path: Path) -> None:
+    """torch's C++ side prints a line and leaves no file."""
+    with small_disk(tmp_path, "100k") as disk:
+        with pytest.raises(DiskFullError, match=r"The disk is full: .*a/rank0 \(No space left on device; 0\.\d MB"):
+            record(disk / "a", Training(accumulate=20))
+        with pytest.raises(TraceError, match=r"3 timed steps and no trace: .*the disk was full"):
+            tracer.read_job(disk / "a")
+        assert not list((disk / "a" / "rank0").glob(".*"))
+
+
+@pytest.mark.parametrize(("problem", "free", "error", "said"), [
+    (OSError(errno.ENOSPC, "No space left on device"), 0, DiskFullError, "The disk is full: .*No space left on device"),
+    (None, 300_000, DiskFullError, r"The disk is full: .*broke off; 0\.3 MB are free there"),
+    (None, 10**12, CaptureError, r"to the end, although 1,000,000\.0 MB are free there"),
+    (OSError(errno.EFBIG, "File too large"), 10**12, CaptureError, r"\(File too large\): free space"),
+])
+@pytest.mark.parametrize("text", [None, '{"traceEvents": [{'])
+def test_a_trace_that_broke_off_is_diagnosed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None,
+                                             problem: OSError | None, free: int, error: type[Exception],
+                                             said: str) -> None:
+    monkeypatch.setattr(output, "writing_error", lambda folder: problem)
+    monkeypatch.setattr("tracer.disk.free_bytes", lambda folder: free)
+    monkeypatch.setattr(output, "free_bytes", lambda folder: free)
+    part = output.Part(tmp_path, 0, False)
+    if text is not None:
+        (part.scratch / "kineto-0.json").write_text(text)
+    with pytest.raises(CaptureError, match=said) as told:
+        part.store_trace(part.scratch / "kineto-0.json", "kineto.json.gz")
+    part.close()
+    assert type(told.value) is error and not any(tmp_path.iterdir())
+    assert (full_disk_error(told.value) is not None) == (error is DiskFullError)
+
+
+def test_a_full_disk_is_found_among_causes(tmp_path: Path) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    try:
+        try:
+            raise full
+        except OSError as error:
+            raise TraceError("cannot be written") from error
+    except TraceError as error:
+        assert full_disk_error(error) is full
+    assert full_disk_error(OSError(errno.EACCES, "no")) is None and full_disk_error(None) is None
+    assert writing_error(tmp_path) is None and not any(tmp_path.iterdir())
+    missing = writing_error(tmp_path / "nowhere")
+    assert missing is not None and missing.errno == errno.ENOENT
+
+
 def test_damaged_side_files_are_told(eager: tuple[Path, Training], tmp_path: Path) -> None:
     part = tmp_path / "rank0"
     shutil.copytree(eager[0] / "rank0", part)
@@ -412,6 +578,7 @@ def test_the_committed_trace_is_a_part_too() -> None:
 
 SCRIPT = '''
 import argparse
+import sys
 import torch
 from torch import nn
 
@@ -420,6 +587,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--updates", type=int, default=1000)
     parser.add_argument("--fail-at", type=int, default=-1)
+    parser.add_argument("--exit-at", type=int, default=-1)
     arguments = parser.parse_args()
     net, head = nn.Sequential(nn.Linear(16, 16), nn.ReLU()), nn.Linear(16, 4)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
@@ -431,6 +599,8 @@ def main():
             break
         if number == arguments.fail_at:
             raise KeyError("the script's own")
+        if number == arguments.exit_at:
+            sys.exit(3)
         head(net(batch)).square().mean().backward()
         if number % 2:
             optimizer.step()
@@ -488,9 +658,10 @@ def test_a_script_too_short_and_one_that_fails(script: Path, tmp_path: Path, cap
     from tracer.capture.script import ScriptOptions, run_script
 
     options = CaptureOptions(steps=2, warmup=1, timed=2)
-    with pytest.raises(CaptureError, match=r"after 2 of the 7 steps it needs \(in the timed steps\)"):
-        run_script(script, ["--updates", "3"], ScriptOptions(tmp_path / "short", options))
+    with pytest.raises(CaptureError, match=r"after 7 of the 8 optimizer steps it needs \(1 first \+ 1 warm-up"):
+        run_script(script, ["--updates", "7"], ScriptOptions(tmp_path / "short", options))
     assert capsys.readouterr().out == "ran to its end\n"
+    assert run_script(script, ["--updates", "8"], ScriptOptions(tmp_path / "enough", options)).finished
     with pytest.raises(KeyError, match="the script's own"):
         run_script(script, ["--fail-at", "15"], ScriptOptions(tmp_path / "failed", options))
     assert read_context(tmp_path / "failed" / "rank0")["ended"] == "the step raised KeyError."
@@ -504,11 +675,68 @@ def test_a_script_too_short_and_one_that_fails(script: Path, tmp_path: Path, cap
         run_script(tmp_path / "absent.py", [], ScriptOptions(tmp_path / "no", options))
 
 
+COUNTS = ("--warmup", "1", "--timed", "2", "--steps", "2")
+
+
+def test_a_script_that_ends_early_is_told_as_python_would_and_what_was_kept(
+        script: Path, tmp_path: Path, command: Command) -> None:
+    def captured(*arguments: str) -> tuple[int, list[str]]:
+        code, _, err = command("capture", "--out", tmp_path / "deep" / "out", *COUNTS, script, "--", *arguments)
+        return code, [line for line in err.splitlines() if "profiler" not in line]
+
+    code, lines = captured("--fail-at", "1")  # before the first optimizer step
+    assert code == 1 and lines[0] == "Traceback (most recent call last):"
+    frames = [line for line in lines if line.startswith("  File ")]
+    assert all(f'"{script}"' in frame for frame in frames)
+    assert [frame.rpartition(", in ")[2] for frame in frames] == ["<module>", "main"]
+    assert lines[-2:] == ["KeyError: \"the script's own\"",
+                          f"foretrace: {script} failed with KeyError; nothing was recorded."]
+    code, lines = captured("--exit-at", "1")
+    assert (code, lines) == (3, [f"foretrace: {script} ended itself with exit status 3; nothing was recorded."])
+    assert not (tmp_path / "deep").exists()
+    code, lines = captured("--exit-at", "9")
+    part = tmp_path / "deep" / "out" / "rank0"
+    assert (code, lines) == (3, [
+        f"foretrace: {script} ended itself with exit status 3; {part} holds a partial capture (2 timed steps and no "
+        "trace: the script ended itself)."])
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    code, _, err = command("capture", "--out", tmp_path / "b", tmp_path / "broken.py")
+    assert code == 1 and "Traceback" not in err and "SyntaxError: invalid syntax" in err
+
+
+def test_our_frames_are_taken_out_of_a_chain_of_exceptions(script: Path, tmp_path: Path) -> None:
+    """An optimizer's own closure fails inside our wrapper, and the script wraps that in its own exception."""
+    from tracer.capture.script import ScriptOptions, run_script, without_our_frames
+
+    script.write_text("import torch\n"
+                      "optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])\n"
+                      "optimizer.step()\n"
+                      "try:\n"
+                      "    optimizer.step(lambda: 1 / 0)\n"
+                      "except ZeroDivisionError as error:\n"
+                      "    raise ValueError('mine') from error\n")
+    with pytest.raises(ValueError, match="mine") as told:
+        run_script(script, [], ScriptOptions(tmp_path / "out"))
+    text = "".join(traceback.format_exception(without_our_frames(told.value, script)))
+    assert text.count(f'File "{script}"') == 3 and "optimizer.py" in text  # torch's own frames stay
+    assert str(ROOT / "tracer") not in text and "runpy" not in text
+
+
+def test_wrong_command_lines_are_one_sentence(script: Path, tmp_path: Path, command: Command) -> None:
+    for arguments, told in (
+            ((), "Name what to capture: a script, or a workload"),
+            ((script, "--workload", "llama"), f"Both the script {script} and the workload llama are named"),
+            ((script, "--updates", "3"), f"put -- before the script's arguments: {script} -- --updates"),
+            ((script, "--set", "a=b"), "--set belongs to --workload")):
+        code, _, err = command("capture", "--out", tmp_path / "out", *arguments)
+        assert code == 2 and told in err and err.startswith("foretrace: ") and err.count("\n") == 1
+    code, _, err = command("capture", "--out", tmp_path / "out", "--workload", "llama", "--nonsense")
+    assert code == 2 and "No such option: --nonsense" in err and " -- " not in err
+
+
 def test_a_workload_of_the_suite(tmp_path: Path) -> None:
     result = foretrace("--out", str(tmp_path / "w"), "--workload", "llama", "--preset", "tiny")
     assert result.returncode == 0, result.stderr
     context = json.loads((tmp_path / "w" / "rank0" / "context.json").read_text())
     assert context["workload"]["name"] == "llama" and context["workload"]["split"] in ("fit", "held-out")
     assert_replays(tracer.read_job(tmp_path / "w").graphs, 2)
-    refused = foretrace("--out", str(tmp_path / "x"))
-    assert refused.returncode == 2 and "Name what to capture" in refused.stderr

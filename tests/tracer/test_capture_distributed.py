@@ -86,6 +86,8 @@ def ddp(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def fsdp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not hasattr(torch.cpu.current_stream(), "record_event"):
+        pytest.skip("this torch's FSDP2 does not run on a CPU")
     return launch(tmp_path_factory.mktemp("fsdp"), "fsdp", 4)
 
 
@@ -143,7 +145,8 @@ def test_ddp_on_two_processes(ddp: Path) -> None:
         ("all_reduce", world, "[0, 1]", "float32", elements, elements, 1),
         ("all_reduce", pair, "[0, 1]", "float32", 1, 1, 1),
     ]
-    assert job.graphs[0].collectives.is_async.tolist() == [1, 0, 1, 0]
+    told = "async" in str(torch.ops.c10d.allreduce_.default._schema).lower()  # not in torch 2.6
+    assert job.graphs[0].collectives.is_async.tolist() == ([1, 0, 1, 0] if told else [NONE] * 4)
 
 
 def test_fsdp2_on_four_processes(fsdp: Path) -> None:

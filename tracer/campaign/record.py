@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import tempfile
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tracer.campaign.items import Item
+from tracer.disk import full_disk_error
+from tracer.errors import DiskFullError, GraphFileError
 
 if TYPE_CHECKING:
     from tracer.campaign.lab import Lab
 
 UNSUPPORTED = ("no available kernel", "not implemented for", "not supported", "not compiled", "is only supported",
-               "requires compute capability", "could not find an engine", "no viable backend")
+               "requires compute capability", "could not find an engine", "no viable backend",
+               "operator doesn't exist for this backend")
 """What torch says (in lower case) of work this device or build cannot do."""
 _PATHS = re.compile(r"(?:/[\w.+-]+){2,}/([\w.+-]+)")
 
@@ -31,7 +36,8 @@ class Task(msgspec.Struct):
 class Answer(msgspec.Struct):
     """What a worker says: ``phase`` "ready" (with its context), "measured" (files follow), "done" or "failed".
 
-    ``values`` are fields of an ``ItemResult``; ``rows`` a micro-benchmark's; ``file`` lies in the task's folder.
+    ``values`` are fields of an ``ItemResult``; ``rows`` a micro-benchmark's; ``file`` lies in the task's folder;
+    ``disk_full`` a folder of the full disk that it failed for, which is no fault of the item.
     """
 
     phase: str
@@ -39,6 +45,7 @@ class Answer(msgspec.Struct):
     rows: list[dict[str, Any]] = []
     file: str = ""
     reason: str = ""
+    disk_full: str = ""
 
 
 def sentence(error: BaseException) -> str:
@@ -52,6 +59,17 @@ def is_unsupported(error: BaseException) -> bool:
     """Whether torch says that it cannot do this here, rather than that it failed."""
     text = str(error).lower()
     return isinstance(error, (NotImplementedError, RuntimeError)) and any(part in text for part in UNSUPPORTED)
+
+
+def full_folder(error: BaseException, task: Task) -> str:
+    """A folder of the full disk that an item failed for; empty if that is not why."""
+    full = full_disk_error(error)
+    if full is None:
+        return ""
+    if isinstance(error, DiskFullError):
+        return task.folder
+    # Compilers and the like: they say where, or use the folder of temporary files.
+    return os.path.dirname(os.fsdecode(full.filename or "")) or tempfile.gettempdir()
 
 
 def capture_workload(task: Task) -> tuple[dict[str, Any], Path]:
@@ -96,11 +114,16 @@ def convert(task: Task, part: Path) -> dict[str, Any]:
     notes = [note for note in job.notes if not note.startswith("The capture has")]
     graph.meta.source = task.item.file_stem
     path = Path(task.folder) / f"{task.item.file_stem}.foretrace"
-    graph.save(path)
-    if path.stat().st_size <= task.graph_bytes:
-        return {"file": path.name, "content": "graph", "notes": notes}
-    path.unlink()
-    table = save_summary(graph, Path(task.folder) / f"{task.item.file_stem}.parquet")
+    try:
+        graph.save(path)
+        if path.stat().st_size <= task.graph_bytes:
+            return {"file": path.name, "content": "graph", "notes": notes}
+        path.unlink()
+        table = save_summary(graph, Path(task.folder) / f"{task.item.file_stem}.parquet")
+    except (OSError, GraphFileError) as error:
+        if full_disk_error(error) is not None:
+            raise DiskFullError(f"The disk is full: {task.item.file_stem} cannot be written.") from error
+        raise
     return {"file": table.name, "content": "summary", "notes": notes}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import statistics
 import time
 from collections import Counter
@@ -19,6 +20,7 @@ from tracer.campaign.processes import WorkerDied, Workers
 from tracer.campaign.record import Answer, Task
 from tracer.campaign.results import ItemResult, Results, ended
 from tracer.campaign.tables import KERNELS, merge_parts, write_part
+from tracer.disk import FULL, free_text, full_disk_error, writing_error
 
 GRACE_S = 30.0
 """An item still running so long after the box has ended is stopped."""
@@ -82,8 +84,9 @@ def chosen(plan: Plan, part: int | None) -> list[Item]:
     if part is None:
         return items
     if not 1 <= part <= plan.parts:
-        raise CampaignError(f"The plan {plan.name} has {plan.parts} parts, so there is no part {part}; choose one from "
-                            f"1 to {plan.parts}.")
+        have, choose = ("one part", "leave --part out") if plan.parts == 1 else (
+            f"{plan.parts} parts", f"choose one from 1 to {plan.parts}")
+        raise CampaignError(f"The plan {plan.name} has {have}, so there is no part {part}; {choose}.")
     return parts(items, plan.parts)[part - 1]
 
 
@@ -114,7 +117,8 @@ class _Run:
             before = len(self._items) - len(todo)
             stopped, left = "", 0
             if todo:
-                self._begin(workers)
+                with _disk(results.path):
+                    self._begin(workers)
                 stopped, left = self._run_all(todo, workers)
             return Outcome(self._new, len(self._items), before, left, time.monotonic() - self._started, stopped)
         finally:
@@ -149,7 +153,8 @@ class _Run:
             if self._room() <= 0:
                 return f"the directory has reached {self._options.max_mb:g} MB.", left + len(todo) - number
             start = time.monotonic()
-            result, rows = self._one(item, workers)
+            with _disk(self._results.path):
+                result, rows = self._one(item, workers)
             result.seconds = round(time.monotonic() - start, 3)
             if result.status == "ok":
                 self._learn(item, result.seconds)
@@ -183,16 +188,28 @@ class _Run:
                 answer = worker.answer(max(1.0, until - time.monotonic()))
         except WorkerDied as error:
             workers.drop()
+            self._clear(item)
+            if (full := writing_error(self._results.scratch)) is not None and full.errno in FULL:
+                raise CampaignError(_disk_is_full(self._results.path)) from error
             if values:  # the steps were measured; only the trace is lost
                 notes = [*values.pop("notes", []), f"The trace could not be kept: {error}"]
                 return ended(asked, "ok", session=self._session, content="times", notes=notes, **values), []
             return ended(asked, "failed", reason=str(error)[:1].upper() + str(error)[1:], session=self._session), []
+        if answer.phase != "done":
+            self._clear(item)
+        if answer.disk_full:
+            inside = answer.disk_full == str(self._results.scratch)
+            raise CampaignError(_disk_is_full(self._results.path if inside else Path(answer.disk_full)))
         if answer.phase != "done":
             if "CUDA error" in answer.reason or "CUDA out of memory" in answer.reason or item.kind == "workload":
                 workers.drop()  # a device in error stays so for its process
             return ended(asked, answer.values.get("status", "failed"), reason=answer.reason,
                          session=self._session), []
         return self._done(asked, answer), answer.rows
+
+    def _clear(self, item: Item) -> None:
+        """Remove what a capture that failed has left: the next one needs the room."""
+        shutil.rmtree(self._results.scratch / item.id, ignore_errors=True)
 
     def _done(self, item: Item, answer: Answer) -> ItemResult:
         result = ended(item, "ok", session=self._session, **{**answer.values, "file": ""})
@@ -269,8 +286,16 @@ def _disk(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if full_disk_error(error) is not None:
+            raise CampaignError(_disk_is_full(path)) from error
         raise CampaignError(f"Results cannot be written to {path} ({error.strerror or error}): free space, and go on "
                             "with --resume.") from error
+
+
+def _disk_is_full(folder: Path) -> str:
+    facts = free_text(folder)
+    return (f"The campaign stopped because the disk of {folder} is too full for the next item"
+            f"{f' ({facts})' if facts else ''}: free space, and go on with --resume; what is done is kept.")
 
 
 def _line(result: ItemResult, number: int, count: int) -> str:

@@ -17,7 +17,17 @@ from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
-from tracer.campaign.record import Answer, Task, capture_workload, convert, is_unsupported, measure_kernel, sentence
+from tracer.campaign.record import (
+    Answer,
+    Task,
+    capture_workload,
+    convert,
+    full_folder,
+    is_unsupported,
+    measure_kernel,
+    sentence,
+)
+from tracer.errors import DiskFullError
 
 if TYPE_CHECKING:
     from tracer.campaign.lab import Lab
@@ -51,7 +61,7 @@ def main(arguments: list[str]) -> int:
                 _workload(task, answers)
         except Exception as error:  # one item's failure is its result
             _say(answers, Answer("failed", values={"status": "unsupported" if is_unsupported(error) else "failed"},
-                                 reason=sentence(error)))
+                                 reason=sentence(error), disk_full=full_folder(error, task)))
             del error
             gc.collect()
     return 0
@@ -64,6 +74,8 @@ def _workload(task: Task, answers: IO[bytes]) -> None:
     _say(answers, Answer("measured", values=values))
     try:
         kept = convert(task, part)
+    except DiskFullError:
+        raise
     except Exception as error:  # the measured times stand without the trace
         kept = {"content": "times", "file": "", "notes": [f"The trace could not be kept: {sentence(error)}"]}
     shutil.rmtree(part.parent, ignore_errors=True)

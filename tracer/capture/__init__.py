@@ -25,7 +25,7 @@ __all__ = ["Capture", "CaptureError", "CaptureOptions", "CaptureWarning", "captu
 
 def capture(out: str | PathLike[str], *, steps: int = 3, warmup: int = 3, timed: int = 10, cycles: int = 1,
             execution_trace: Literal["all", "last", "none"] = "all", form: Literal["json", "foretrace"] = "json",
-            stacks: bool = False, replace: bool = False) -> Capture:
+            stacks: bool = False, replace: bool = False, world_size: int | None = None, rank: int = 0) -> Capture:
     """Record a training run: a context manager, or a decorator of a function whose every call is one step.
 
     Args:
@@ -40,16 +40,40 @@ def capture(out: str | PathLike[str], *, steps: int = 3, warmup: int = 3, timed:
             sequence. "none" records none.
         form: "json" keeps the profiler's own files, "foretrace" writes the one-file form of the graph instead.
         stacks: also record Python stacks. Gives the module path of each operation and slows the host down a lot.
-        replace: replace a complete capture that is already there.
+        replace: replace a capture that is already there, complete or partial, once this one has measured something.
+        world_size: make this process one rank of a fake world of so many ranks while the ``with`` block runs: build and
+            wrap the model inside it (see ``tracer.fake_world``). Compute is real and timed; collectives are recorded
+            but take no time, and what is read back says so.
+        rank: which rank of the fake world.
 
     Returns:
         The capture, not started yet. It needs ``capture.options.total_steps`` steps.
 
     Raises:
-        CaptureError: an argument is wrong. Entering raises it if the directory cannot be written, holds a complete
-            capture, or another capture is running; ``step`` raises it if the files cannot be written.
+        CaptureError: an argument is wrong. Entering raises it if the directory cannot be written, holds a capture, or
+            another capture (here, or in another process into the same directory) or profiler is running; ``step``
+            raises it if the files cannot be written, or if another profiler has been started.
+        FakeWorldError: entering, if a fake world is asked for and process groups are up already.
     """
-    return Capture(out, CaptureOptions(steps, warmup, timed, cycles, execution_trace, form, stacks, replace))
+    options = CaptureOptions(steps, warmup, timed, cycles, execution_trace, form, stacks, replace)
+    return Capture(out, options, world_of(world_size, rank))
+
+
+def world_of(world_size: int | None, rank: int) -> tuple[int, int] | None:
+    """The checked (world size, rank) of a fake world; ``None`` where none is asked for. Raises ``CaptureError``."""
+    if world_size is None:
+        if rank != 0:
+            raise CaptureError(f"rank={rank} is of a fake world; give its world_size too. (A rank of a real job is "
+                               "known from torch.distributed.)")
+        return None
+    from tracer.fake_world.errors import FakeWorldError
+    from tracer.fake_world.plan import check_world
+
+    try:
+        check_world(world_size, rank)
+    except FakeWorldError as error:
+        raise CaptureError(str(error)) from None
+    return world_size, rank
 
 
 class _CallableModule(ModuleType):

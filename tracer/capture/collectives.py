@@ -72,7 +72,7 @@ class CollectiveNotes:
             "op": schema.name,
             "kind": collective_kind(name),
             "group": group,
-            "ranks": ranks,
+            "ranks": _peers(values, ranks),
             "dtype": str((sent or received)[0].dtype).removeprefix("torch.") if sent or received else "",
             "elements_in": sum(t.numel() for t in sent),
             "elements_out": sum(t.numel() for t in received),
@@ -99,6 +99,16 @@ def _group_of(values: dict[str, Any]) -> tuple[str, list[int]]:
             return "", []
         group, name = next(iter(names.items()))
         return str(name), list(dist.get_process_group_ranks(group))
+
+
+def _peers(values: dict[str, Any], ranks: list[int]) -> list[int]:
+    """Who takes part: the group's ranks; of a send or a receive the sender, then the receiver."""
+    import torch.distributed as dist
+
+    peer = values.get("dst", values.get("src"))  # numbered within the group
+    if not isinstance(peer, int) or not 0 <= peer < len(ranks):
+        return ranks
+    return [dist.get_rank(), ranks[peer]] if "dst" in values else [ranks[peer], dist.get_rank()]
 
 
 def _tensors_of(values: dict[str, Any], result: Any) -> tuple[list[Any], list[Any]]:

@@ -45,8 +45,12 @@ def rank_and_world() -> tuple[int, int]:
 
 def collect_context() -> dict[str, Any]:
     """Everything but the measurements. A part that cannot be found out is left out, never an error."""
+    from tracer.fake_world.world import current_world
+
     rank, world = rank_and_world()
     found: dict[str, Any] = {"recorded": datetime.date.today().isoformat(), "rank": rank, "world_size": world}
+    if current_world() is not None:
+        found["fake_world"] = True
     for name, part in (("hardware", _hardware), ("software", _software), ("switches", _switches),
                        ("process_groups", _process_groups), ("backend", _backend)):
         value = _try(part)

@@ -60,3 +60,11 @@ class CaptureOptions:
     def total_steps(self) -> int:
         """Steps the script must run until everything is recorded."""
         return self.warmup + self.timed + self.cycles * (PROFILER_WARMUP + self.steps)
+
+    @property
+    def parts(self) -> str:
+        """``total_steps`` as the sum it is, in words."""
+        window = f"{PROFILER_WARMUP} profiler warm-up + {self.steps} profiled"
+        return " + ".join([*([f"{self.warmup} warm-up"] if self.warmup else []),
+                           *([f"{self.timed} timed"] if self.timed else []),
+                           window if self.cycles == 1 else f"{self.cycles} × ({window})"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -12,19 +13,24 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from tracer.capture.lock import Busy, DirectoryLock
 from tracer.capture_layout import (
     COLLECTIVES,
     CONTEXT,
     EXECUTION_TRACE,
     find_parts,
-    is_complete,
     is_part_file,
     part_name,
     read_window,
+    what_it_holds,
     window_name,
 )
-from tracer.errors import CaptureError, GraphFileError, TraceError
+from tracer.disk import FULL, SCARCE_BYTES, free_bytes, free_text, full_disk_error, writing_error
+from tracer.errors import CaptureError, DiskFullError, GraphFileError, TraceError
 
+_SCRATCH = ".scratch-"
+_ATTEMPTS = 20
+"""To make a directory that other ranks, which only check whether they could write, remove again."""
 _LINES_BYTES = 1 << 22
 _COMPRESSION = 6
 """gzip's own default: level 9 takes four times as long for 3% on these files."""
@@ -38,35 +44,85 @@ _ANONYMOUS = (
 
 
 class Part:
-    """The directory of one rank, created and checked on construction.
+    """The directory of one rank, created, locked and checked on construction; give it back with ``close``.
+
+    What a capture that was there before left stays until this one writes its first file.
 
     Raises:
-        CaptureError: it cannot be created or written, or it holds a complete capture that may not be replaced.
+        CaptureError: it cannot be created or written, another process captures into it, or it holds a capture that
+            may not be replaced.
     """
 
     def __init__(self, out: Path, rank: int, replace: bool, world_size: int = 1) -> None:
         self.path = out / part_name(rank)
-        self.scratch = self.path / f".scratch-{os.getpid()}"
-        if not replace and is_complete(self.path):
-            raise CaptureError(f"{self.path} already holds a complete capture; choose another directory, remove it, or "
-                               "pass --replace (replace=True).")
+        self.scratch = self.path / f"{_SCRATCH}{os.getpid()}"
+        self._lock: DirectoryLock | None = None
+        self._made: list[Path] = []
+        self._replaced: list[Path] = []
+        try:
+            with self._explained():
+                self._make_and_lock()
+            self._find_old(out, rank, replace, world_size)
+            with self._explained():
+                for left in self.path.glob(f"{_SCRATCH}*"):  # of a process that was killed, as it has no lock
+                    shutil.rmtree(left)
+                self.scratch.mkdir()
+                # Room is not checked ahead: it may go at any time, and writing tells.
+                (self.scratch / "probe").write_bytes(b"foretrace")
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def has_written(self) -> bool:
+        """Whether what is here is this capture's."""
+        return not self._replaced
+
+    @property
+    def replaces(self) -> bool:
+        """Whether an earlier capture of this rank is still there, which the first file will replace."""
+        return bool(self._replaced) and what_it_holds(self.path) != ""
+
+    def _make_and_lock(self) -> None:
+        for attempt in range(_ATTEMPTS):
+            try:
+                for folder in reversed([self.path, *self.path.parents]):
+                    if not folder.exists():
+                        folder.mkdir()
+                        self._made.append(folder)
+                self._lock = DirectoryLock(self.path)
+                return
+            except (FileExistsError, FileNotFoundError):  # other ranks make and remove the job's directory meanwhile
+                if attempt == _ATTEMPTS - 1:
+                    raise
+            except Busy:
+                raise CaptureError(
+                    f"Another process is capturing into {self.path}: wait for it, or choose another directory (if it "
+                    "is another rank of this job, call init_process_group, or set RANK and WORLD_SIZE, before the "
+                    "capture begins).") from None
+
+    def _find_old(self, out: Path, rank: int, replace: bool, world_size: int) -> None:
+        """What the first file replaces."""
+        held = what_it_holds(self.path)
+        if held and not replace:
+            raise CaptureError(f"{self.path} already holds {held}; choose another directory, remove it, or pass "
+                               "--replace (replace=True).")
         # Ranks of a larger run that was here before would make one job of two; the first rank speaks for all.
         stale = [part for part in find_parts(out) if part.rank >= world_size] if rank == 0 else []
         if stale and not replace:
             raise CaptureError(f"{out} holds rank {stale[0].rank} of a larger job than this one; choose another "
                                "directory, remove it, or pass --replace (replace=True).")
-        with self._explained():
-            for part in stale:
-                for old in (out / part_name(part.rank)).iterdir():
-                    if is_part_file(old.name):
-                        old.unlink()
-            self.path.mkdir(parents=True, exist_ok=True)
-            self.scratch.mkdir(exist_ok=True)
-            # Room is not checked ahead: it may go at any time, and writing tells.
-            (self.scratch / "probe").write_bytes(b"foretrace")
-            for old in self.path.iterdir():
+        self._replaced = [self.path, *(out / part_name(part.rank) for part in stale)]
+
+    def _remove_old(self) -> None:
+        replaced, self._replaced = self._replaced, []
+        for folder in filter(Path.is_dir, replaced):
+            for old in folder.iterdir():
                 if is_part_file(old.name):
                     old.unlink()
+            if folder != self.path:
+                with suppress(OSError):  # it has files of others
+                    folder.rmdir()
 
     def write_json(self, name: str, value: Any) -> None:
         """Write a small JSON file, atomically. Raises ``CaptureError``."""
@@ -89,6 +145,8 @@ class Part:
         Raises:
             CaptureError: the profiler's file is not whole, or this one cannot be written.
         """
+        if not source.is_file():
+            raise self._broken_off()
         renamed = unfinished_step.replace("ProfilerStep#", "UnfinishedStep#").encode()
         last = b""
 
@@ -105,8 +163,7 @@ class Part:
                     packed.write(block)
                     last = block.rstrip()[-1:] or last
             if last != b"}":
-                raise CaptureError(f"The profiler could not write its trace in {self.path} to the end; the disk is "
-                                   "probably full: free space or choose another directory.")
+                raise self._broken_off()
 
         self._atomically(name, copy)
         source.unlink(missing_ok=True)
@@ -125,33 +182,60 @@ class Part:
                 for name in (*(window_name(index, "json") for index in range(windows)), EXECUTION_TRACE, COLLECTIVES):
                     (self.path / name).unlink(missing_ok=True)
         except (GraphFileError, TraceError) as error:
+            if (full := full_disk_error(error)) is not None:
+                raise self._cannot_write(full) from error
             raise CaptureError(f"The capture could not be turned into its one-file form ({error}); its JSON files are "
                                f"in {self.path}.") from error
 
-    def remove(self) -> None:
-        """Give the directory up, if nothing but the capture was in it."""
-        self.remove_scratch()
-        with suppress(OSError):
-            self.path.rmdir()
+    def close(self) -> None:
+        """Remove what is only of use while recording, give up the lock, and directories with nothing in them."""
+        if self._lock is not None:  # without it the files are another process's
+            self.remove_scratch()
+            self._lock.release()
+            self._lock = None
+            with suppress(OSError):
+                self.path.rmdir()
+        for folder in reversed(self._made):
+            with suppress(OSError):
+                folder.rmdir()
 
     def remove_scratch(self) -> None:
-        """Remove what is only of use while recording."""
+        """Remove what the profiler wrote: only of use while recording."""
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def _atomically(self, name: str, write: Callable[[IO[bytes]], Any]) -> None:
-        temporary = self.scratch / f"{name}.part"
         with self._explained():
+            self.scratch.mkdir(exist_ok=True)
+            temporary = self.scratch / f"{name}.part"
             with open(temporary, "wb") as file:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
+            self._remove_old()
             os.replace(temporary, self.path / name)
+
+    def _broken_off(self) -> CaptureError:
+        """The error of a trace that torch did not write to its end: its C++ side does not raise one."""
+        error, free = writing_error(self.scratch), free_bytes(self.scratch)
+        if error is None and free is not None and free > SCARCE_BYTES:
+            return CaptureError(f"The profiler could not write its trace in {self.path} to the end, although "
+                                f"{free_text(self.path)}: its own message above may say why; record again.")
+        return self._cannot_write(error or OSError(errno.ENOSPC, "the profiler's trace broke off"))
+
+    def _cannot_write(self, error: OSError) -> CaptureError:
+        why = error.strerror or str(error)
+        if error.errno in FULL:
+            facts = "; ".join(filter(None, [why, free_text(self.path)]))
+            full = DiskFullError(f"The disk is full: the capture cannot be written to {self.path} ({facts}); free "
+                                 "space, or choose a directory on another disk.")
+            full.__cause__ = error
+            return full
+        return CaptureError(f"The capture cannot be written to {self.path} ({why}): free space, or choose a "
+                            "directory that can be written.")
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            why = error.strerror or str(error)
-            raise CaptureError(f"The capture cannot be written to {self.path} ({why}): free space, or choose a "
-                               "directory that can be written.") from error
+            raise self._cannot_write(error) from error

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tracer.capture.options import PROFILER_WARMUP, CaptureOptions
-from tracer.errors import CaptureError
+from tracer.errors import ProfilerBusyError
 
 STEP = "ProfilerStep#"
 
@@ -18,6 +18,15 @@ def synchronize() -> None:
 
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
+
+
+def refuse_another_profiler() -> None:
+    """Raise ``ProfilerBusyError`` if a torch profiler is recording in this thread."""
+    import torch
+
+    if torch.autograd._profiler_enabled():
+        raise ProfilerBusyError("Another torch profiler is already running, and there can be only one: stop it around "
+                                "the capture.")
 
 
 class Recorder:
@@ -63,13 +72,11 @@ class Recorder:
         return f"{STEP}{self._number}"
 
     def start(self) -> None:
-        """Begin the first discarded step. Raises ``CaptureError`` if another profiler is running."""
+        """Begin the first discarded step. Raises ``ProfilerBusyError`` if another profiler is running."""
         import torch
         from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, schedule
 
-        if torch.autograd._profiler_enabled():
-            raise CaptureError("Another torch profiler is already running, and there can be only one: stop it around "
-                               "the capture.")
+        refuse_another_profiler()
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)

@@ -17,11 +17,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from tracer.capture.counting import BY_OPTIMIZER
 from tracer.capture.options import CaptureOptions, CaptureWarning
 from tracer.capture.session import Capture
 from tracer.errors import CaptureError
 
 if TYPE_CHECKING:
+    from tracer.fake_world.plan import ParallelPlan
     from tracer.workloads import Settings
 
 
@@ -33,21 +35,65 @@ class ScriptOptions:
         out: directory of the job.
         capture: what to record.
         afterwards: "stop" ends the script when everything is recorded, "continue" lets it run to its own end.
+        world: (world size, rank) of a fake world that the script finds as if torchrun had started it.
     """
 
     out: str | os.PathLike[str]
     capture: CaptureOptions = field(default_factory=CaptureOptions)
     afterwards: Literal["stop", "continue"] = "stop"
+    world: tuple[int, int] | None = None
 
 
 class _RecordedAll(SystemExit):
     """Ends a script whose steps are all recorded; as its own exit would, it passes ``except Exception``."""
 
 
-def run_script(path: str | os.PathLike[str], args: Sequence[str], options: ScriptOptions) -> Capture:
+def new_capture(options: ScriptOptions) -> Capture:
+    """The capture of a script, not begun."""
+    capture = Capture(options.out, options.capture)
+    capture.counting = BY_OPTIMIZER
+    return capture
+
+
+def without_our_frames(error: BaseException, script: str | os.PathLike[str]) -> BaseException:
+    """The exception of a script with the traceback that ``python script`` would print, in place, causes included."""
+    seen: set[int] = set()
+    rest: list[BaseException | None] = [error]
+    while rest:
+        each = rest.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        each.__traceback__ = _frames_of(each.__traceback__, os.fspath(script), is_outermost=each is error)
+        rest += [each.__cause__, each.__context__]
+    return error
+
+
+def _frames_of(first: types.TracebackType | None, script: str, *, is_outermost: bool) -> types.TracebackType | None:
+    """The frames without ours; of the outermost exception, from the script's first frame on."""
+    frames = []
+    while first is not None:
+        frames.append(first)
+        first = first.tb_next
+    files = [frame.tb_frame.f_code.co_filename for frame in frames]
+    start = next((place for place, file in enumerate(files) if file == script), len(files)) if is_outermost else 0
+    kept = [frame for frame, file in zip(frames[start:], files[start:], strict=True) if file != __file__]
+    for frame, following in zip(kept, [*kept[1:], None], strict=False):
+        frame.tb_next = following
+    return kept[0] if kept else None
+
+
+def run_script(path: str | os.PathLike[str], args: Sequence[str], options: ScriptOptions,
+               capture: Capture | None = None) -> Capture:
     """Run a Python script as ``python path args…`` would, and capture its training steps.
 
     Its first optimizer step is never measured: it ends the script's preparations. The capture begins after it.
+
+    Args:
+        path: the script.
+        args: its arguments.
+        options: where to and what.
+        capture: one made with ``new_capture`` by a caller that asks it what was kept when the script fails.
 
     Returns:
         The finished capture.
@@ -60,7 +106,12 @@ def run_script(path: str | os.PathLike[str], args: Sequence[str], options: Scrip
     script = os.fspath(path)
     if not os.path.isfile(script):
         raise CaptureError(f"There is no script {script}; check the path.")
-    capture = Capture(options.out, options.capture)
+    capture = capture or new_capture(options)
+    with _launched(options.world):
+        return _run(script, args, options, capture)
+
+
+def _run(script: str, args: Sequence[str], options: ScriptOptions, capture: Capture) -> Capture:
     capture.check()
     finder = _StepFinder(capture, options.afterwards)
     with finder.installed(), _as_main(script, args), _ended_quietly(capture):
@@ -70,30 +121,52 @@ def run_script(path: str | os.PathLike[str], args: Sequence[str], options: Scrip
             if error.code not in (None, 0) and not isinstance(error, _RecordedAll):
                 raise
     if not finder.seen:
-        raise CaptureError(f"{script} ended without a single optimizer step, so that no training step was found: put "
-                           "the capture into its loop (with tracer.capture(…) as capture: … capture.step()).")
+        raise CaptureError(f"{script} ended without a single optimizer step in this process (those that it starts are "
+                           "not watched), so that no training step was found: check its arguments, or put the capture "
+                           "into its loop (with tracer.capture(…) as capture: … capture.step()).")
     if capture.ended:
         raise CaptureError(f"The capture into {capture.out} is not complete: {capture.ended}")
     return capture
 
 
-def run_workload(settings: Settings, out: str | os.PathLike[str], options: CaptureOptions) -> Capture:
+def run_workload(settings: Settings, out: str | os.PathLike[str], options: CaptureOptions,
+                 plan: ParallelPlan | None = None, world: tuple[int, int] | None = None) -> Capture:
     """Build a workload of the suite and capture as many of its steps as are needed.
 
     Args:
         settings: checked settings (``tracer.workloads.configure`` or ``parse``).
+        out: directory of the job.
+        options: what to record.
+        plan: how the workload is spread over the ranks; without one every rank would do it alone.
+        world: (world size, rank) of a fake world; without one the process groups are real (torchrun's).
 
     Raises:
         CaptureError: the capture cannot start or be written.
+        FakeWorldError: the plan does not fit the workload or the world.
         WorkloadError: the workload cannot be built here.
     """
+    if plan is None:
+        return _run_workload(settings, Capture(out, options), lambda workload: workload)
+    from tracer.fake_world import check_plan, fake_world, parallelize, rank_classes
+
+    check_plan(settings, plan)
+    with fake_world(*world) if world is not None else _real_groups(settings.device):
+        capture = Capture(out, options)
+        capture.facts["parallel"] = {"plan": str(plan)}
+        if world is not None:
+            capture.facts["parallel"]["classes"] = [[list(span) for span in c.ranks]
+                                                    for c in rank_classes(plan, settings)]
+        return _run_workload(settings, capture, lambda workload: parallelize(workload, plan))
+
+
+def _run_workload(settings: Settings, capture: Capture, spread: Callable[[Any], Any]) -> Capture:
     from tracer import workloads
 
-    capture = Capture(out, options)
     capture.check()
     workload = workloads.create(settings)
     capture.facts["workload"] = {"name": settings.WORKLOAD, "settings": workloads.as_plain(settings),
                                  "split": workloads.split(settings), "parameters": workload.parameters}
+    workload = spread(workload)
     with capture:
         for batch in capture.wrap(workload.batches()):
             workload.step(batch)
@@ -101,6 +174,39 @@ def run_workload(settings: Settings, out: str | os.PathLike[str], options: Captu
             if capture.finished:
                 break
     return capture
+
+
+@contextmanager
+def _launched(world: tuple[int, int] | None) -> Iterator[None]:
+    if world is None:
+        yield
+        return
+    from tracer.fake_world import fake_launch
+
+    with fake_launch(*world):
+        yield
+
+
+@contextmanager
+def _real_groups(device: str) -> Iterator[None]:
+    """The process groups of a job that torchrun started: NCCL for GPUs, gloo for CPUs."""
+    import torch
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        yield
+        return
+    if "RANK" not in os.environ:
+        raise CaptureError("A parallel plan needs several ranks: give the size of a fake world, or start real ranks "
+                           "with torchrun.")
+    on_gpu = torch.device(device).type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 class _StepFinder:

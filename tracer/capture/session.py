@@ -8,6 +8,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from tracer.capture.counting import BY_CALL, BY_FUNCTION, Counting
 from tracer.capture.options import CaptureOptions, CaptureWarning, Phase
-from tracer.capture.recorder import Recorder, synchronize
-from tracer.capture_layout import COLLECTIVES, EXECUTION_TRACE, window_name
+from tracer.capture.recorder import Recorder, refuse_another_profiler, synchronize
+from tracer.capture_layout import COLLECTIVES, EXECUTION_TRACE, what_it_holds, window_name
 from tracer.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -39,14 +41,19 @@ class Capture:
         recording: whether the profiler is running now.
         ended: why the capture ended before everything was recorded; empty if it did not.
         facts: what else ``context.json`` shall hold, ready for JSON.
+        counting: what one step is, for messages.
         unprofiled_step_ns, profiled_step_ns: the steps measured so far, nanoseconds.
     """
 
-    def __init__(self, out: str | os.PathLike[str], options: CaptureOptions) -> None:
+    def __init__(self, out: str | os.PathLike[str], options: CaptureOptions,
+                 world: tuple[int, int] | None = None) -> None:
         try:
             self.out = Path(out)
         except TypeError as error:
             raise CaptureError(f"{out!r} is no directory for a capture: give a path.") from error
+        if "://" in os.fspath(out):
+            raise CaptureError(f"{out} is a URL, and captures are recorded on a local disk: give a local directory, "
+                               "and copy it when it is finished.")
         self.options = options
         self.finished = False
         self.recording = False
@@ -59,9 +66,12 @@ class Capture:
         self._recorder: Recorder | None = None
         self._notes: CollectiveNotes | None = None
         self.facts: dict[str, Any] = {}
+        self.counting: Counting = BY_CALL
         self.ended = ""
         self._memory: dict[str, int] = {}
         self._machine: dict[str, Any] = {}
+        self._wanted_world = world
+        self._world: AbstractContextManager[None] | None = None
 
     @property
     def part(self) -> Path | None:
@@ -76,9 +86,15 @@ class Capture:
             return None
         return float(np.median(window) / np.median(self.unprofiled_step_ns))
 
+    @property
+    def kept(self) -> str:
+        """What a capture that ended early has left, as a part of a sentence."""
+        held = what_it_holds(self._output.path) if self._output is not None and self._output.has_written else ""
+        return f"{self.part} holds {held}" if held else "nothing was recorded"
+
     def check(self) -> None:
         """Raise ``CaptureError`` now if the directory could not be written later."""
-        self._part().remove()
+        self._part().close()
 
     def __enter__(self) -> Capture:
         global _running
@@ -91,7 +107,13 @@ class Capture:
             import torch  # noqa: F401
         except ImportError as error:
             raise CaptureError("Capturing needs PyTorch; install it with: pip install 'foretrace[capture]'.") from error
-        self._output = self._part()
+        refuse_another_profiler()
+        self._enter_world()
+        try:
+            self._output = self._part()
+        except BaseException:
+            self._leave_world()
+            raise
         self._phase = Phase.WARMUP
         _running = self
         try:
@@ -99,23 +121,43 @@ class Capture:
             synchronize()
         except BaseException:
             self._close()
+            self._leave_world()
             raise
         self._started_ns = time.perf_counter_ns()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  traceback: TracebackType | None) -> None:
+        try:
+            self._end(kind)
+        finally:
+            self._leave_world()
+
+    def _enter_world(self) -> None:
+        """Put the fake world up, if one was asked for. It stays until the ``with`` block ends."""
+        if self._wanted_world is not None:
+            from tracer.fake_world import fake_world
+
+            self._world = fake_world(*self._wanted_world)
+            self._world.__enter__()
+
+    def _leave_world(self) -> None:
+        world, self._world = self._world, None
+        if world is not None:
+            world.__exit__(None, None, None)
+
+    def _end(self, kind: type[BaseException] | None) -> None:
         if self.finished or self._phase is Phase.NEW:
             return
-        ended = f"the step raised {kind.__name__}." if kind is not None else self._too_few_steps()
+        ended = self._how_it_ended(kind)
         try:
             self._finish(ended)
         except Exception as failure:  # the script's own exception matters more than this one
             if kind is None:
                 raise
-            warnings.warn(f"The partial capture could not be written: {failure}", CaptureWarning, stacklevel=2)
+            warnings.warn(f"The partial capture could not be written: {failure}", CaptureWarning, stacklevel=3)
         if kind is None:
-            warnings.warn(f"The capture into {self.out} is not complete: {ended}", CaptureWarning, stacklevel=2)
+            warnings.warn(f"The capture into {self.out} is not complete: {ended}", CaptureWarning, stacklevel=3)
 
     def step(self) -> None:
         """Say that a step has ended and the next begins.
@@ -126,13 +168,11 @@ class Capture:
         if self.finished:
             return
         if self._phase is Phase.NEW:
-            raise CaptureError("capture.step() was called before the capture began: use it inside "
-                               "`with tracer.capture(…) as capture:`.")
+            raise _not_begun("step")
         try:
             self._end_step()
         except CaptureError as error:
-            self.ended = self.ended or str(error)
-            self._close()
+            self._abandon(error)
             raise
         if not self.finished:
             self._started_ns = time.perf_counter_ns()
@@ -141,7 +181,12 @@ class Capture:
         """The loader, with each fetch marked as data loading in the trace (torch's own DataLoader marks them itself).
 
         Does not count steps and does not end the loop: call ``step``, and break when ``finished`` if you like.
+
+        Raises:
+            CaptureError: the capture was not entered, and decorates no function: it would record nothing.
         """
+        if self._phase is Phase.NEW and self.counting is BY_CALL:
+            raise _not_begun("wrap")
         from torch.utils.data import DataLoader
 
         from tracer.capture.loader import AnnotatedLoader
@@ -154,6 +199,10 @@ class Capture:
         Time between two calls counts to the later one's step, as data loading often is there. If the program ends
         before enough calls, what there is gets written then, with a warning.
         """
+        if self._wanted_world is not None:
+            raise CaptureError("world_size does not go with a decorator: the fake world must be up before the model is "
+                               "wrapped; use `with tracer.capture(…) as capture:` around both.")
+        self.counting = BY_FUNCTION
 
         @functools.wraps(function)
         def step_function(*args: Any, **kwargs: Any) -> Result:
@@ -185,6 +234,7 @@ class Capture:
 
     def _end_step(self) -> None:
         if self._phase is Phase.WARMUP:
+            refuse_another_profiler()
             self._warm += 1
             if self._warm < self.options.warmup:
                 return
@@ -193,6 +243,7 @@ class Capture:
             synchronize()
             elapsed = time.perf_counter_ns() - self._started_ns
             if self._phase is Phase.TIMED:
+                refuse_another_profiler()
                 self.unprofiled_step_ns.append(elapsed)
             else:
                 self._end_profiled_step(elapsed)
@@ -215,7 +266,8 @@ class Capture:
 
         assert self._output is not None
         if self._output.path.name != part_name(rank_and_world()[0]):  # torch.distributed has come up meanwhile
-            self._output.remove()
+            self._output.close()
+            self._output = None  # another rank's from now on
             self._output = self._part()
         self._memory = peak_memory()  # before the profiler takes its own
         self._phase = Phase.PROFILED
@@ -251,19 +303,52 @@ class Capture:
                 self._notes.stop()
             if recorder is not None:
                 recorder.stop()
-                for index, source in enumerate(recorder.windows):
-                    output.store_trace(source, window_name(index, "json"), unfinished)
-                if recorder.windows and recorder.execution_trace.exists():
-                    output.store_trace(recorder.execution_trace, EXECUTION_TRACE, unfinished)
+            windows = recorder.windows if recorder is not None else []
+            if output.replaces and not self.unprofiled_step_ns and not windows:
+                return  # nothing was measured: the earlier capture is worth more
+            for index, source in enumerate(windows):
+                output.store_trace(source, window_name(index, "json"), unfinished)
+            if recorder is not None and windows:
+                self._store_execution_trace(output, recorder.execution_trace, unfinished)
             if self._notes is not None and self._notes.rows:
                 output.write_json(COLLECTIVES, {"rows": self._notes.rows})
             context = self._context(ended)
             output.write_context({**context, "complete": False})
-            if self.options.form == "foretrace" and recorder is not None and recorder.windows:
-                output.convert(len(recorder.windows))
+            if self.options.form == "foretrace" and windows:
+                output.convert(len(windows))
             output.write_context(context)
+        except CaptureError as error:
+            self._abandon(error)
+            raise
         finally:
             self._close()
+
+    def _store_execution_trace(self, output: Part, source: Path, unfinished: str) -> None:
+        # A capture that ended early may not have come to the window that has it.
+        if source.exists() or (not self.ended and self.options.execution_trace != "none"):
+            output.store_trace(source, EXECUTION_TRACE, unfinished)
+
+    def _abandon(self, error: CaptureError) -> None:
+        """Close after an error of the capture itself; what was measured keeps its context, with the true reason."""
+        if self._phase is Phase.DONE:
+            return
+        self.ended = str(error)
+        self._stop_recorder()
+        if self._output is not None:
+            self._output.remove_scratch()  # on a full disk that makes room for the little that follows
+            if self.unprofiled_step_ns or self._output.has_written:
+                with suppress(CaptureError):
+                    self._output.write_context(self._context(error.reason))
+        self._close()
+
+    def _stop_recorder(self) -> None:
+        if self._notes is not None:
+            self._notes.stop()
+        if self._recorder is not None:
+            try:
+                self._recorder.stop()
+            except Exception as error:  # closing up after another error, which is the one to tell
+                warnings.warn(f"The profiler did not stop cleanly: {error}", CaptureWarning, stacklevel=2)
 
     def _close(self) -> None:
         """Leave nothing running and nothing in the way, whatever happened. Safe to repeat."""
@@ -272,15 +357,9 @@ class Capture:
             _running = None
         self.finished, self.recording = True, False
         self._phase = Phase.DONE
-        if self._notes is not None:
-            self._notes.stop()
-        if self._recorder is not None:
-            try:
-                self._recorder.stop()
-            except Exception as error:  # closing up after another error, which is the one to tell
-                warnings.warn(f"The profiler did not stop cleanly: {error}", CaptureWarning, stacklevel=2)
+        self._stop_recorder()
         if self._output is not None:
-            self._output.remove_scratch()
+            self._output.close()
         atexit.unregister(self._at_exit)
 
     def _context(self, ended: str) -> dict[str, Any]:
@@ -294,9 +373,15 @@ class Capture:
                  "peak_memory": self._memory or peak_memory(), "complete": not ended}
         return {**found, "ended": ended} if ended else found
 
-    def _too_few_steps(self) -> str:
+    def _how_it_ended(self, kind: type[BaseException] | None) -> str:
+        if kind is not None:
+            return "the script ended itself." if kind is SystemExit else f"the step raised {kind.__name__}."
         done = self._warm + len(self.unprofiled_step_ns)
         if self._recorder is not None:
             done += self._recorder.steps_done
-        return (f"the script ended after {done} of the {self.options.total_steps} steps it needs (in "
-                f"{self._phase.value}); run more steps, or ask for fewer.")
+        return self.counting.too_few(self.options, done, self._phase.value)
+
+
+def _not_begun(method: str) -> CaptureError:
+    return CaptureError(f"capture.{method}() was called before the capture began: use it inside "
+                        "`with tracer.capture(…) as capture:`.")

@@ -1,0 +1,459 @@
+"""``foretrace comm``: predict, fit, measure, tune and report collectives."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from graph_predictor.cli.console import (
+    Column,
+    Report,
+    count,
+    milliseconds,
+    percent,
+    print_json,
+    read,
+    working,
+)
+from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.options import Debug, Json, Paths, Window
+from graph_predictor.cli.output import check_output
+
+if TYPE_CHECKING:
+    from graph_predictor.comm_report import CommReport
+    from graph_predictor.comm_tuning import TunedWorkload
+    from graph_predictor.comm_volumes import VolumeCheck
+    from kernel_models.collectives import CommProfile, Measurements, Placement, Topology
+    from kernel_models.collectives.readers.hints import Hints
+    from kernel_models.collectives.tuner import Choice, Crossover
+
+comm = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
+                   help="Collectives and networks: predict, fit, measure, tune, report.")
+
+TopologyName = Annotated[str | None, typer.Option(
+    "--topology", metavar="NODE[xN][@NET]", help="Cluster, such as dgx-h100, dgx-h100x16 or dgx-a100x4@roce-100.")]
+ProfileFile = Annotated[str | None, typer.Option("--profile", metavar="FILE", help="A file of 'comm fit'.")]
+Backend = Annotated[str | None, typer.Option("--backend", metavar="NAME", help="Which backend, such as nccl or gloo.")]
+RANKS_OF_BENCH = 2
+TRACE_ENDINGS = (".json", ".json.gz", ".foretrace")
+SWEEP = ("1KiB", "64MiB")
+
+
+@comm.command("predict")
+def predict(
+    collective: Annotated[str, typer.Argument(metavar="COLLECTIVE", help="Such as all_reduce or all_to_all.")],
+    size: Annotated[str, typer.Option("--bytes", metavar="SIZE", help="Whole buffer of a rank: 64MiB, 1.5GB, 4096.")],
+    topology: TopologyName = None,
+    profile: ProfileFile = None,
+    ranks: Annotated[int | None, typer.Option(help="The first N ranks; all of the topology by default.")] = None,
+    group: Annotated[str | None, typer.Option(metavar="RANKS", help="Which ranks, such as 0-7,16 or 0-63:8.")] = None,
+    dtype: Annotated[str, typer.Option(help="Element type.")] = "bfloat16",
+    backend: Backend = None,
+    algorithm: Annotated[str | None, typer.Option(
+        help="Only this algorithm, by its formula: ring, tree, nvls, nvls-tree, hierarchical, direct.")] = None,
+    oversubscription: Annotated[float | None, typer.Option(help="Of the network; 1 is full bisection.")] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Predict the time of one collective, with its breakdown."""
+    with one_sentence(debug):
+        from graph_predictor.comm_units import parse_bytes, parse_ranks
+        from kernel_models.collectives import CollectiveBatch, CommError, bus_factor, collective_kind
+        from kernel_models.collectives.datasheet import DatasheetModel, algorithm_label
+        from kernel_models.collectives.formulas import Group, lines
+        from kernel_models.collectives.nccl_constants import Algorithm
+        from kernel_models.collectives.times import Level
+
+        model, where = _profile_on(profile, topology, oversubscription)
+        if group is not None and ranks is not None:
+            raise CommError("Ranks are given twice; give --group or --ranks.")
+        placement = where.place(parse_ranks(group)) if group else where.first(ranks if ranks is not None
+                                                                              else where.gpus)
+        kind, payload = collective_kind(collective), parse_bytes(size)
+        batch = CollectiveBatch.of(kind, payload, placement, dtype)
+        if algorithm is not None:
+            names = {a.label: a for a in Algorithm}
+            if algorithm.lower() not in names:
+                raise CommError(f"{algorithm!r} is no algorithm; it is one of {', '.join(names)}.")
+            times = DatasheetModel(where, names[algorithm.lower()]).predict(batch)
+            if times.level[0] == int(Level.UNKNOWN):
+                raise CommError(f"A {kind.label} of this group cannot be done by {algorithm}; leave --algorithm out.")
+        else:
+            times = model.predict(batch, backend, on=where)
+        time_us = float(times.time_us[0])
+        level = Level(int(times.level[0]))
+        algbw = payload / time_us * 1e-3 if time_us else 0.0
+        ways = lines(where, kind, Group(placement.ranks, placement.nodes, placement.widest, placement.narrowest))
+        values: dict[str, Any] = {
+            "time_us": time_us, "interval_us": [float(times.low_us[0]), float(times.high_us[0])], "source": level.label,
+            "algorithm": algorithm_label(int(times.algorithm[0])) or None,
+            "busbw_gbps": algbw * bus_factor(kind, placement.ranks), "algbw_gbps": algbw, "collective": kind.label,
+            "payload_bytes": payload, "dtype": dtype, "ranks": placement.ranks, "per_node": list(placement.per_node),
+            "topology": where.name,
+            "breakdown": [{"algorithm": way.algorithm.label, "protocol": way.protocol.label,
+                           "latency_us": way.latency_us,
+                           "transfer_us": way.us_per_byte * payload,
+                           "time_us": way.latency_us + way.us_per_byte * payload}
+                          for way in ways] if placement.ranks > 1 else []}
+        if json:
+            print_json(values)
+            return
+        report = Report()
+        low, high = values["interval_us"]
+        report.line(f"{kind.label} of {_size(payload)} over {placement.ranks} ranks on {where.name}: {time_us:,.1f} µs "
+                    f"({low:,.1f}–{high:,.1f} with 80% certainty), from {level.label}.")
+        if time_us:
+            report.line(f"Algorithmic bandwidth {algbw:,.1f} GB/s, bus bandwidth {values['busbw_gbps']:,.1f} GB/s.")
+        report.table(
+            "By formula from published constants (µs)",
+            [Column("algorithm", name=True), Column("protocol", name=True), Column("latency"), Column("transfer"),
+             Column("together")],
+            [[row["algorithm"], row["protocol"], f"{row['latency_us']:,.1f}", f"{row['transfer_us']:,.1f}",
+              f"{row['time_us']:,.1f}"] for row in sorted(values["breakdown"], key=lambda row: row["time_us"])])
+
+
+@comm.command("fit")
+def fit(
+    logs: Annotated[list[str], typer.Argument(
+        metavar="LOG...", help="Output of nccl-tests, rccl-tests or PARAM, tables, traces.")],
+    out: Annotated[str, typer.Option("-o", "--out", metavar="PROFILE", help="The profile to write (JSON).")],
+    topology: Annotated[str, typer.Option("--topology", metavar="NODE[xN][@NET]", help="Where it was measured.")],
+    ranks: Annotated[int | None, typer.Option(min=1, help="Ranks, where a log does not say.")] = None,
+    per_node: Annotated[int | None, typer.Option(min=1, help="Ranks of a node, where a log does not say.")] = None,
+    collective: Annotated[str | None, typer.Option(help="The collective, where a log does not say.")] = None,
+    dtype: Annotated[str, typer.Option(help="Element type, where a log does not say.")] = "float32",
+    backend: Annotated[str, typer.Option(help="Name of what was measured.")] = "nccl",
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Fit a profile of collectives to measurements."""
+    with one_sentence(debug):
+        from kernel_models.collectives import CommProfile, collective_kind
+        from kernel_models.collectives import topology as find_topology
+        from kernel_models.collectives.call import dtype_name
+        from kernel_models.collectives.measurements import join
+        from kernel_models.collectives.readers.hints import Hints
+
+        check_output(out, logs, device_allowed=False)
+        where = find_topology(topology)
+        hints = Hints(ranks, per_node, collective_kind(collective) if collective else None, dtype_name(dtype), backend)
+        with working("Reading"):
+            parts = [_read_measurements(path, hints, where) for path in logs]
+        rows = join(parts)
+        with working("Fitting"):
+            profile = CommProfile.fit(rows, where, [f"{Path(path).name}: {len(part)} measurements"
+                                                    for path, part in zip(logs, parts, strict=True)])
+        profile.save(out)
+        _report_fit(profile, rows, out, json)
+
+
+@comm.command("bench")
+def bench(
+    out: Annotated[str, typer.Option("-o", "--out", metavar="PROFILE", help="The profile to write (JSON).")],
+    processes: Annotated[int, typer.Option(min=2, help="Ranks on this host.")] = RANKS_OF_BENCH,
+    backend: Annotated[str, typer.Option(help="gloo (CPUs) or nccl (GPUs).")] = "gloo",
+    collective: Annotated[list[str] | None, typer.Option(help="Which collectives; several times, or all.")] = None,
+    smallest: Annotated[str, typer.Option(metavar="SIZE", help="Smallest buffer.")] = SWEEP[0],
+    largest: Annotated[str, typer.Option(metavar="SIZE", help="Largest buffer.")] = SWEEP[1],
+    per_octave: Annotated[int, typer.Option(min=1, max=16, help="Sizes in each doubling.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each size is measured.")] = 7,
+    dtype: Annotated[str, typer.Option(help="Element type.")] = "float32",
+    topology: Annotated[str, typer.Option("--topology", metavar="NODE", help="What this host is.")] = "cpu",
+    table: Annotated[str | None, typer.Option(metavar="FILE.jsonl", help="Keep the measurements as well.")] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Measure collectives on this host under torchrun, and fit a profile to them. Needs PyTorch."""
+    with one_sentence(debug):
+        import tempfile
+
+        from graph_predictor.comm_units import parse_bytes
+        from kernel_models.collectives import CommProfile, collective_kind
+        from kernel_models.collectives import topology as find_topology
+        from kernel_models.collectives.readers import read_log
+        from tracer.comm_bench import BENCH_KINDS, BenchPlan, run_bench, sweep_sizes
+
+        check_output(out, [], device_allowed=False)
+        where = find_topology(topology)
+        kinds = tuple(collective_kind(name).label for name in collective) if collective else BENCH_KINDS
+        plan = BenchPlan(kinds, sweep_sizes(int(parse_bytes(smallest)), int(parse_bytes(largest)), per_octave), backend,
+                         dtype, rounds)
+        with tempfile.TemporaryDirectory() as folder, working("Measuring"):
+            rows = read_log(str(run_bench(plan, processes, table or os.path.join(folder, "table.jsonl"))))
+        profile = CommProfile.fit(rows, where, [f"swept here with {processes} processes, {rounds} rounds"])
+        profile.save(out)
+        _report_fit(profile, rows, out, json)
+
+
+@comm.command("tune")
+def tune(
+    profiles: Annotated[list[str], typer.Argument(metavar="PROFILE...", help="Files of 'comm fit', several backends.")],
+    workload: Annotated[list[str] | None, typer.Option(metavar="TRACE", help="A recorded job: the step time "
+                                                                             "gained.")] = None,
+    default: Annotated[str | None, typer.Option(metavar="BACKEND", help="Who wins ties; NCCL by default.")] = None,
+    out: Annotated[str | None, typer.Option("-o", "--out", metavar="FILE.json", help="Write the choices as "
+                                                                                     "JSON.")] = None,
+    csv: Annotated[str | None, typer.Option(
+        metavar="FILE.csv", help="Write NCCL's best algorithms for its tuner plugin (by formula).")] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compare backends for each operation, size and group; show winners, crossovers and the step time gained."""
+    with one_sentence(debug):
+        from graph_predictor.build import build_program
+        from graph_predictor.comm_tuning import tune_workload
+        from kernel_models.collectives import CommProfile
+        from kernel_models.collectives.tuner import backends_of, choose, crossovers, nccl_tuner_csv
+
+        for path in (out, csv):
+            if path is not None:
+                check_output(path, profiles, device_allowed=True)
+        loaded = [CommProfile.load(path) for path in profiles]
+        backends = backends_of(loaded)
+        groups = _measured_groups(loaded)
+        choices: list[Choice] = []
+        changes: list[Crossover] = []
+        for kind, placement, low, high in groups:
+            sizes = [2.0**i for i in range(max(int(low - 1).bit_length(), 0), int(high).bit_length())]
+            choices += choose(backends, kind, placement, sizes or [low], default=default)
+            if high > low:
+                changes += crossovers(backends, kind, placement, low, high, default=default)
+        tuned = None
+        if workload:
+            with working("Simulating"):
+                tuned = tune_workload(build_program(read(workload).graphs), backends, loaded[0].topology, default)
+        values: dict[str, Any] = {"backends": list(backends), "choices": [c.to_json() for c in choices],
+                                  "crossovers": [c.to_json() for c in changes], "workload": _tuned_json(tuned)}
+        if out is not None:
+            import msgspec
+
+            Path(out).write_bytes(msgspec.json.format(msgspec.json.encode(_finite(values)), indent=2) + b"\n")
+        if csv is not None:
+            Path(csv).write_text(nccl_tuner_csv(loaded[0].topology, [(k, p) for k, p, _, _ in groups]),
+                                 encoding="utf-8")
+        if json:
+            print_json(values)
+        else:
+            _report_tuning(list(backends), choices, changes, tuned)
+
+
+@comm.command("report")
+def report_communication(
+    paths: Paths,
+    job: Annotated[str | None, typer.Option(
+        metavar="FILE.toml", help="What the job is (data_scheme, dp, tp, parameters, …): volumes are checked.")] = None,
+    window: Window = 0,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show what a recorded job communicated, by process group and kind."""
+    with one_sentence(debug):
+        from graph_predictor.comm_report import communication_report
+        from graph_predictor.comm_volumes import check_volumes, read_job_shape
+
+        shape = read_job_shape(job) if job else None
+        recorded = read(paths, window)
+        with working("Looking at collectives"):
+            found = communication_report(recorded.graphs)
+        checks = check_volumes(shape, found.recorded_payload()) if shape else []
+        notes = [*recorded.notes, *found.notes]
+        if json:
+            print_json({"traffic": [row.to_json() for row in found.traffic],
+                        "histogram": {kind: [{"from_bytes": None if at < 0 else 2**at, "count": n}
+                                             for at, n in sorted(rows.items())] for kind,
+                                      rows in found.histogram.items()},
+                        "ranks": [{"rank": rank, "collective_us": found.kernel_ns[rank] / 1e3,
+                                   "exposed_us": found.exposed_ns[rank] / 1e3, "window_us": found.window_ns[rank] / 1e3}
+                                  for rank in sorted(found.window_ns)],
+                        "steps": found.steps, "unknown_sizes": found.unknown_sizes, "notes": list(dict.fromkeys(notes)),
+                        "volumes": [{"collective": c.kind.label, "causes": list(c.causes),
+                                     "expected_bytes": c.expected_bytes, "recorded_bytes": c.recorded_bytes,
+                                     "agrees": c.agrees} for c in checks]})
+        else:
+            _report_communication(found, checks, notes)
+
+
+def _profile_on(path: str | None, name: str | None, oversubscription: float | None) -> tuple[CommProfile, Topology]:
+    """The profile (one of data sheets only without a file), and the cluster that was asked for."""
+    from kernel_models.collectives import CommError, CommProfile, topology
+
+    if path is None:
+        if name is None:
+            raise CommError("Nothing says where the collective runs; give --topology, --profile or both.")
+        where = topology(name, oversubscription)
+        return CommProfile(where), where
+    profile = CommProfile.load(path)
+    where = topology(name or profile.topology.name, oversubscription) if name or oversubscription else profile.topology
+    if where.node.name != profile.topology.node.name:
+        raise CommError(f"{path} was measured on {profile.topology.node.name} nodes and says nothing about "
+                        f"{where.node.name}; leave one of --profile and --topology out.")
+    return profile, where
+
+
+def _read_measurements(path: str, hints: Hints, where: Topology) -> Measurements:
+    from kernel_models.collectives.readers import read_log
+
+    if os.path.isdir(path) or path.lower().endswith(TRACE_ENDINGS):
+        from graph_predictor.build import build_program
+        from kernel_models.collectives.readers.traces import read_matched
+
+        built = build_program(read([path]).graphs)
+        return read_matched(built.graphs, built.rendezvous.groups, built.rendezvous.intrinsic_ns, where, hints.backend)
+    return read_log(path, hints)
+
+
+def _report_fit(profile: CommProfile, rows: Measurements, out: str, json: bool) -> None:
+    import numpy as np
+
+    from kernel_models.collectives import CollectiveKind
+
+    found: list[dict[str, Any]] = []
+    for name in profile.backend_names():
+        for (kind, dtype, ranks, nodes, *_), (size,
+                                              time_us) in sorted(rows.of_backend(name).aggregated().curves().items()):
+            from kernel_models.collectives.call import DTYPES
+
+            found.append({"backend": name, "collective": CollectiveKind(kind).label, "dtype": DTYPES[dtype],
+                          "ranks": ranks,
+                          "nodes": nodes, "sizes": len(size), "smallest_bytes": float(size[0]),
+                          "largest_bytes": float(size[-1]), "latency_us": float(time_us[0]),
+                          "algbw_gbps": float(size[-1] / time_us[-1] * 1e-3)})
+    held_out = {name: np.abs(np.expm1(m.measured.residual)) for name, m in profile.backends.items()}
+    errors = {name: [float(np.median(e)), float(np.quantile(e, 0.9))] if len(e) else None for name,
+              e in held_out.items()}
+    if json:
+        print_json({"profile": out, "topology": profile.topology.name, "measurements": len(rows), "settings": found,
+                    "held_out_error": errors})
+        return
+    report = Report()
+    report.table(f"Fitted on {profile.topology.name}",
+                 [Column("backend", name=True), Column("collective", name=True), Column("dtype", name=True),
+                  Column("ranks"),
+                  Column("nodes"), Column("sizes"), Column("from"), Column("to"), Column("latency\nµs"),
+                  Column("algbw\nGB/s")],
+                 [[row["backend"], row["collective"], row["dtype"], count(row["ranks"]), count(row["nodes"]),
+                   count(row["sizes"]), _size(row["smallest_bytes"]), _size(row["largest_bytes"]),
+                   f"{row['latency_us']:,.1f}", f"{row['algbw_gbps']:,.2f}"] for row in found])
+    report.line()
+    for name, error in errors.items():
+        if error:
+            report.line(f"{name}: sizes left out of the fit are predicted within {percent(error[0])} (median) and "
+                        f"{percent(error[1])} (90% of them).")
+    report.line(f"Profile in {out}")
+
+
+def _measured_groups(profiles: list[CommProfile]) -> list[tuple[Any, Placement, float, float]]:
+    """(kind, placement, smallest and largest size measured by all) of what more than one backend has, or all of one."""
+    from kernel_models.collectives import CollectiveKind, Placement
+
+    ranges: dict[tuple[int, int, int, int, int], dict[tuple[int, str], tuple[float, float]]] = {}
+    for number, profile in enumerate(profiles):
+        for name, models in profile.backends.items():
+            for key, curve in models.measured.curves.items():
+                group = (key[0], *key[2:])
+                low, high = float(curve.size[0]), float(curve.size[-1])
+                before = ranges.setdefault(group, {}).get((number, name), (low, high))
+                ranges[group][number, name] = (min(low, before[0]), max(high, before[1]))
+    several = max((len(found) for found in ranges.values()), default=0) > 1
+    groups = []
+    for (kind, ranks, nodes, widest, narrowest), found in sorted(ranges.items()):
+        if several and len(found) < 2:
+            continue
+        low, high = max(r[0] for r in found.values()), min(r[1] for r in found.values())
+        if low <= high and ranks > 1:
+            # Only the number of nodes and the extremes are kept of a placement.
+            middle = ranks - widest - narrowest
+            per_node = ((ranks,) if nodes == 1 else (widest, narrowest) if nodes == 2 else
+                        (widest, *(_spread(middle, nodes - 2)), narrowest))
+            groups.append((CollectiveKind(kind), Placement(per_node), low, high))
+    return groups
+
+
+def _spread(ranks: int, nodes: int) -> list[int]:
+    return [ranks // nodes + (1 if i < ranks % nodes else 0) for i in range(nodes)]
+
+
+def _tuned_json(tuned: TunedWorkload | None) -> dict[str, Any] | None:
+    if tuned is None:
+        return None
+    return {"step_us": {name: value / 1e3 for name, value in tuned.step_ns.items()},
+            "best_step_us": tuned.best_ns / 1e3,
+            "default": tuned.default, "gain": tuned.gain,
+            "winners": {name: tuned.winner.count(name) for name in dict.fromkeys(tuned.winner)}}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else None
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    return [_finite(part) for part in value] if isinstance(value, list) else value
+
+
+def _report_tuning(backends: list[str], choices: list[Choice], changes: list[Crossover],
+                   tuned: TunedWorkload | None) -> None:
+    report = Report()
+    report.table("Times in µs, and who wins (ties within 5% stay with the default)",
+                 [Column("collective", name=True), Column("ranks"), Column("size"),
+                  *(Column(name) for name in backends),
+                  Column("winner", name=True)],
+                 [[c.kind.label, count(c.placement.ranks), _size(c.payload_bytes),
+                   *(f"{c.time_us[name]:,.1f}" if c.time_us[name] == c.time_us[name] else "–" for name in backends),
+                   c.winner] for c in choices])
+    report.table("Crossovers", [Column("collective", name=True), Column("ranks"), Column("from"),
+                                Column("before", name=True), Column("after", name=True)],
+                 [[c.kind.label, count(c.placement.ranks), _size(c.payload_bytes), c.before, c.after] for c in changes])
+    if tuned is not None:
+        report.line()
+        for name, value in tuned.step_ns.items():
+            report.line(f"Step with {name}: {milliseconds(value)} ms" if value == value else
+                        f"Step with {name}: it lacks some of the workload's collectives")
+        report.line(f"Step with the best for each collective: {milliseconds(tuned.best_ns)} ms "
+                    f"({percent(tuned.gain, 2)} "
+                    f"faster than {tuned.default})")
+
+
+def _report_communication(found: CommReport, checks: list[VolumeCheck], notes: list[str]) -> None:
+    report = Report()
+    if not found.traffic:
+        report.line("There are no collectives in what was recorded.")
+    rows = [row.to_json() for row in found.traffic]
+    report.table(
+        "Collectives by group and kind (all recorded ranks and steps; times are means over ranks)",
+        [Column("group", name=True), Column("kind", name=True), Column("ranks"), Column("count"), Column("payload"),
+         Column("transfer\nms"), Column("algbw\nGB/s"), Column("busbw\nGB/s"), Column("exposed\nms"),
+         Column("overlapped\nms"), Column("skew µs\nmedian"), Column("last\nrank")],
+        [[row["group"], row["kind"], count(row["ranks"]), count(row["count"]), _size(row["payload_bytes"]),
+          _maybe(row["transfer_us"], 1e-3, 3), _maybe(row["algbw_gbps"], 1, 1), _maybe(row["busbw_gbps"], 1, 1),
+          f"{row['exposed_us'] / 1e3:,.3f}", f"{row['overlapped_us'] / 1e3:,.3f}", _maybe(row["median_skew_us"], 1, 1),
+          "–" if row["straggler"] is None else f"{row['straggler']} ({row['straggler_share']:.0%})"] for row in rows])
+    report.table("Message sizes (collectives of all ranks)",
+                 [Column("kind", name=True), Column("from"), Column("below"), Column("count")],
+                 [[kind, "unknown" if at < 0 else _size(2.0**at), "" if at < 0 else _size(2.0**(at + 1)), count(n)]
+                  for kind, sizes in found.histogram.items() for at, n in sorted(sizes.items())])
+    report.table("Collective time of each rank (waiting included)",
+                 [Column("rank"), Column("collectives ms"), Column("exposed ms"), Column("exposed share\nof window")],
+                 [[str(rank), milliseconds(found.kernel_ns[rank]), milliseconds(found.exposed_ns[rank]),
+                   percent(found.exposed_ns[rank] / found.window_ns[rank] if found.window_ns[rank] else None)]
+                  for rank in sorted(found.window_ns)])
+    report.table("Volumes against what the job should communicate (payload per rank and step)",
+                 [Column("kind", name=True), Column("because of", name=True), Column("expected"), Column("recorded"),
+                  Column("agrees")],
+                 [[c.kind.label, ", ".join(c.causes) or "nothing in the job's description", _size(c.expected_bytes),
+                   _size(c.recorded_bytes), "yes" if c.agrees else "no"] for c in checks])
+    if found.unknown_sizes:
+        notes = [*notes, f"{count(found.unknown_sizes)} collectives have no recorded size; record with shapes."]
+    report.notes(notes)
+
+
+def _maybe(value: float | None, scale: float, decimals: int) -> str:
+    return "–" if value is None else f"{value * scale:,.{decimals}f}"
+
+
+def _size(value: float) -> str:
+    from graph_predictor.comm_units import bytes_text
+
+    return bytes_text(value)

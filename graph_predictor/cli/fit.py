@@ -1,0 +1,98 @@
+"""``foretrace fit``: a device profile from measured kernels."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from graph_predictor.cli.console import Column, Report, count, percent, print_json
+from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.options import Debug, Json
+from graph_predictor.cli.output import check_output
+
+if TYPE_CHECKING:
+    from kernel_models.profile import Entry
+
+
+def fit(
+    data: Annotated[list[str], typer.Argument(
+        metavar="TRACE|DATASET...", help="Tables of measured kernels (Parquet, CSV), directories of 'foretrace "
+        "campaign', or traces with shapes.")],
+    output: Annotated[str, typer.Option(
+        "-o", "--output", metavar="PROFILE", help="The file to write, named *.profile by convention.")],
+    device: Annotated[str, typer.Option(
+        help="Fit to this device's measurements only; needed where the data are of several.")] = "",
+    software: Annotated[str, typer.Option(
+        help="Fit only to software whose name contains this, such as 'vllm-0.24'.")] = "",
+    family: Annotated[list[str] | None, typer.Option(help="Fit only this family; may be repeated.")] = None,
+    refit: Annotated[bool, typer.Option(
+        help="Fit the stored models to the held-out calls too, once these have judged them.")] = True,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Fit a device profile to measured kernels.
+
+    For each family and software, formulas and learned models are compared by cross-validation over groups of shapes. A
+    fifth of the groups is held out of all choices and judges the result; its errors are stored in the profile.
+    """
+    with one_sentence(debug):
+        from kernel_models.datasets import DataError, read_samples
+        from kernel_models.device import resolve_device
+        from kernel_models.fitting import Options, fit_profile
+        from kernel_models.op_call import Family
+        from kernel_models.profile import save_profile
+
+        check_output(output, data, device_allowed=False)
+        spec = resolve_device(device) if device else None
+        known = {one.value: one for one in Family}
+        for name in family or ():
+            if name not in known:
+                raise DataError(f"There is no family {name!r}; choose one of {', '.join(known)}.")
+        samples = read_samples(data, _tell)
+        some = [one for one in samples if software in one.software and (not family or one.family.value in family)]
+        if not some:
+            named = sorted({one.software for one in samples})
+            families = sorted({one.family.value for one in samples})
+            raise DataError(f"Nothing in the data fits these options; its software: {', '.join(named[:8])}, its "
+                            f"families: {', '.join(families)}.")
+        profile = fit_profile(some, spec, Options(refit=refit), _tell)
+        save_profile(profile, output)
+        size = os.path.getsize(output) if "://" not in output else None
+        if json:
+            print_json({"file": output, "bytes": size, "device": profile.device.name, "provenance": profile.provenance,
+                        "models": [{"family": entry.model.family.value, "software": entry.software, "kind": entry.kind,
+                                    "rows": entry.rows, **entry.facts} for entry in profile.entries]})
+            return
+        report = Report()
+        report.line(f"Wrote {output}: {len(profile.entries)} models of {profile.device.name}"
+                    + (f", {count(round(size / 1e3))} kB." if size else "."))
+        report.table(
+            "Errors on held-out groups of shapes",
+            MODEL_COLUMNS, (model_cells(entry) for entry in profile.entries))
+
+
+MODEL_COLUMNS = [
+    Column("family", name=True), Column("software", name=True), Column("model", name=True), Column("fitted to"),
+    Column("held out"), Column("MAPE"), Column("median"), Column("bias"), Column("p90"), Column("max")]
+
+
+def model_cells(entry: Entry) -> list[str]:
+    """A row of a profile's table of models."""
+    return [entry.model.family.value, entry.software, entry.kind, count(entry.rows),
+            *error_cells(entry.facts.get("held_out"))]
+
+
+def error_cells(errors: dict[str, float] | None) -> list[str]:
+    """Cells for n, MAPE, median, bias, p90 and max; dashes where nothing was judged."""
+    if not errors or not errors.get("n"):
+        return ["–"] * 6
+    return [count(errors["n"]), *(percent(errors[name]) for name in ("mape", "median")),
+            f"{errors['bias'] * 100:+.1f}%", *(percent(errors[name]) for name in ("p90", "max"))]
+
+
+def _tell(text: str) -> None:
+    if sys.stderr.isatty():
+        typer.echo(text, err=True)

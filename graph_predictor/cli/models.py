@@ -1,0 +1,104 @@
+"""``foretrace models``: the profiles there are, and how wrong one is on measurements."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from graph_predictor.cli.console import Column, Report, print_json
+from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.fit import MODEL_COLUMNS, error_cells, model_cells
+from graph_predictor.cli.options import Debug, Json
+
+if TYPE_CHECKING:
+    from kernel_models.profile import DeviceProfile
+
+models = typer.Typer(no_args_is_help=True, help="List fitted device profiles, and judge them by measured kernels.")
+
+
+@models.command("list")
+def list_models(
+    path: Annotated[str, typer.Argument(
+        metavar="PROFILE|DIR", help="A profile or a directory of them; default: those that come with foretrace.")] = "",
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List profiles with their models, what they were fitted to, and their held-out errors."""
+    with one_sentence(debug):
+        from kernel_models.profile import shipped_profiles
+
+        paths = _profiles(path) if path else [str(found) for found in shipped_profiles()]
+        found = [(name, _load(name)) for name in paths]
+        if json:
+            print_json([_as_json(name, profile) for name, profile in found])
+            return
+        report = Report()
+        if not found:
+            report.line("No profile comes with this foretrace; every device is priced by its data sheet until a "
+                        "profile is made with foretrace fit.")
+        for name, profile in found:
+            data = profile.provenance.get("data", [])
+            date = profile.provenance.get("date", "at an unknown date")
+            report.line(f"{name}: {profile.device.name}, fitted {date} to {', '.join(data) or 'unnamed data'}",
+                        style="bold")
+            report.table("Errors on held-out groups of shapes", MODEL_COLUMNS, map(model_cells, profile.entries))
+            report.line()
+
+
+@models.command()
+def evaluate(
+    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="A file of 'foretrace fit'.")],
+    data: Annotated[list[str], typer.Argument(
+        metavar="DATA...", help="Tables, campaigns' directories or traces, as 'foretrace fit' takes.")],
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compare a profile's times with measured ones, family by family.
+
+    Every measured call of the profile's device counts once. Each is priced by the model of its own software where the
+    profile has one, else by the best that covers it, and by formulas where none does.
+    """
+    with one_sentence(debug):
+        from kernel_models.datasets import read_samples
+        from kernel_models.evaluate import evaluate_profile
+
+        found = evaluate_profile(_load(profile), read_samples(data))
+        if json:
+            print_json(found.to_json())
+            return
+        report = Report()
+        columns = [Column("calls"), Column("MAPE"), Column("median"), Column("bias"), Column("p90"), Column("max")]
+        report.table("Errors by family", [Column("family", name=True), *columns],
+                     ([name, *error_cells(errors.to_json())] for name, errors in found.families.items()))
+        report.table("Errors by family and software",
+                     [Column("family", name=True), Column("software", name=True), *columns],
+                     ([family, software, *error_cells(errors.to_json())]
+                      for (family, software), errors in found.by_software.items()))
+        report.notes(found.notes)
+
+
+def _load(path: str) -> DeviceProfile:
+    from kernel_models.profile import load_profile
+
+    return load_profile(path)
+
+
+def _profiles(path: str) -> list[str]:
+    """A profile's path itself, or those of a directory."""
+    from kernel_models.profile import ENDING, ProfileError
+
+    if "://" in path or not os.path.isdir(path):
+        return [path]
+    found = sorted(str(one) for one in Path(path).glob(f"*{ENDING}"))
+    if not found:
+        raise ProfileError(f"The directory {path} holds no profile (*{ENDING}); make one with foretrace fit.")
+    return found
+
+
+def _as_json(path: str, profile: DeviceProfile) -> dict[str, Any]:
+    return {"file": path, "device": profile.device.name, "provenance": profile.provenance,
+            "models": [{"family": entry.model.family.value, "software": entry.software, "kind": entry.kind,
+                        "rows": entry.rows, **entry.facts} for entry in profile.entries]}

@@ -1,0 +1,112 @@
+"""``foretrace trace``: a training step by shapes alone, a user's or a workload's, as a GPU would run it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from graph_predictor.cli.console import Report, count, print_json, working
+from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.options import Debug, Json
+from graph_predictor.cli.output import check_output
+from tracer.errors import CaptureError
+
+if TYPE_CHECKING:
+    from tracer.graph import ExecutionGraph
+    from tracer.job import Job
+
+
+def trace(
+    output: Annotated[str, typer.Option(
+        "-o", "--output", metavar="FILE", help="The file to write, named *.foretrace by convention.")],
+    function: Annotated[str | None, typer.Argument(
+        metavar="SCRIPT.py:FUNCTION", help="A function that builds a model and returns its training step.")] = None,
+    device: Annotated[str, typer.Option(metavar="NAME", help="The device the step is traced for.")] = "h200-sxm",
+    world_size: Annotated[int | None, typer.Option(metavar="N", help="Ranks of the job.")] = None,
+    rank: Annotated[int | None, typer.Option(
+        help="The rank that is traced; by default 0, and with --parallel one of each class of equal ranks.")] = None,
+    parallel: Annotated[str | None, typer.Option(
+        metavar="PLAN", help="How a workload is spread over the ranks: ddp, fsdp2, tp, pp, or fsdp2=8,tp=8.")] = None,
+    workload: Annotated[str | None, typer.Option(
+        metavar="NAME", help="A workload of the suite, not a function.")] = None,
+    assignments: Annotated[list[str] | None, typer.Option(
+        "--set", metavar="KEY=VALUE", help="A setting of the workload (repeatable).")] = None,
+    preset: Annotated[str, typer.Option(metavar="NAME", help="The workload's preset.")] = "default",
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Trace a training step by shapes alone: no GPU, no time, no memory.
+
+    The graph has the operations the device would run, its collectives, and the step's peak memory.
+    """
+    with one_sentence(debug):
+        from tracer.job import assemble_job
+        from tracer.store import save_job
+
+        if (function is None) == (workload is None):
+            raise CaptureError("Name what to trace: SCRIPT.py:FUNCTION, or a workload with --workload.")
+        check_output(output, [], device_allowed=False)
+        with working("Tracing"):
+            if workload is not None:
+                job = _workload(workload, assignments or [], preset, device, world_size, rank, parallel)
+            else:
+                if assignments or parallel:
+                    raise CaptureError("--set and --parallel belong to --workload: a function makes its own model, and "
+                                       "wraps it itself (DDP, fully_shard) when --world-size is given.")
+                job = assemble_job([_function(str(function), device, world_size, rank or 0)])
+        if len(job.graphs) > 1 or job.classes:
+            save_job(job, output)
+        else:
+            job.graphs[0].save(output)
+        _report(job, output, json)
+
+
+def _workload(name: str, assignments: list[str], preset: str, device: str, world_size: int | None, rank: int | None,
+              parallel: str | None) -> Job:
+    from tracer import workloads
+    from tracer.job import assemble_job
+    from tracer.shape_only import trace_job, trace_workload
+
+    settings = workloads.parse(name, assignments, preset=preset)
+    if world_size is not None and parallel is not None and rank is None:
+        return trace_job(settings, device, world_size=world_size, parallel=parallel)
+    graph = trace_workload(settings, device, world_size=world_size, rank=rank or 0, parallel=parallel)
+    return assemble_job([graph])
+
+
+def _function(target: str, device: str, world_size: int | None, rank: int) -> ExecutionGraph:
+    from tracer.shape_only.script import trace_script
+
+    return trace_script(target, device, world_size=world_size, rank=rank)
+
+
+def _report(job: Job, output: str, json: bool) -> None:
+    from graph_predictor.inspection import memory_lines
+
+    graph = max(job.graphs, key=lambda each: each.meta.memory.get("peak", 0))
+    meta = graph.meta
+    ops = sum(len(each.ops) for each in job.graphs)
+    collectives = sum(len(each.collectives) for each in job.graphs)
+    notes = [*job.notes, *meta.loss.notes]
+    size = os.path.getsize(output) if "://" not in output else None
+    if json:
+        values: dict[str, Any] = {
+            "file": output, "bytes": size, "device": meta.device, "ranks_traced": [g.meta.rank for g in job.graphs],
+            "world_size": meta.world_size if meta.world_size > 0 else None, "ops": ops, "collectives": collectives,
+            "memory_bytes": meta.memory, "substitutions": meta.substitutions, "notes": notes}
+        print_json(values)
+        return
+    report = Report()
+    ranks = ", ".join(str(each.meta.rank) for each in job.graphs)
+    of = f" as rank {ranks} of {count(meta.world_size)}" if meta.world_size > 0 else ""
+    also = f", {count(collectives)} collectives" if collectives else ""
+    report.line(f"Traced {meta.source} for {meta.device}{of}: {count(ops)} operations{also}.")
+    for line in memory_lines(meta.memory):
+        report.line(line, indent=2)
+    if meta.substitutions:
+        used = ", ".join(f"{name} {count(number)}" for name, number in meta.substitutions.items())
+        report.line(f"As a GPU runs them, not the CPU: {used}", indent=2)
+    report.line(f"Wrote {output}" + (f", {count(round(size / 1e3))} kB" if size else ""))
+    report.notes(notes)

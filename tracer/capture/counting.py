@@ -1,0 +1,44 @@
+"""What one step is to a capture, how many it needs, and what to say when they were too few."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tracer.capture.options import CaptureOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """How steps are counted.
+
+    Attributes:
+        unit: what is counted, in the plural.
+        rule: what makes one of them; empty where there is nothing to explain.
+        never: what to say if there was none.
+        before: steps that pass before the capture begins.
+    """
+
+    unit: str
+    rule: str
+    never: str
+    before: int = 0
+
+    def needed(self, options: CaptureOptions) -> int:
+        """Steps the script must run until everything is recorded."""
+        return self.before + options.total_steps
+
+    def too_few(self, options: CaptureOptions, done: int, phase: str) -> str:
+        """The sentence of a script that ended after ``done`` steps of the capture, in ``phase``."""
+        parts = f"{f'{self.before} first + ' if self.before else ''}{options.parts}"
+        rule = f"; {self.rule}" if self.rule else ""
+        where = f", in {phase}: run more steps, or ask for fewer." if done else f": {self.never}"
+        return (f"the script ended after {done + self.before} of the {self.needed(options)} {self.unit} it needs "
+                f"({parts}{rule}){where}")
+
+
+BY_CALL = Counting("steps", "", "capture.step() was never called; call it at the end of each step.")
+BY_FUNCTION = Counting("calls of the decorated function", "each call is one step",
+                       "it never returned; let each call be one step.")
+BY_OPTIMIZER = Counting(
+    "optimizer steps", "each step of the first optimizer is one, and its first one ends the script's preparations",
+    "run more steps, or ask for fewer.", before=1)
