@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -120,7 +120,7 @@ def device_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
-@lru_cache(maxsize=None)
+@cache
 def device(name: str) -> DeviceSpec:
     """The device of a name (see ``device_names``; case does not matter).
 

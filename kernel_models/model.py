@@ -43,13 +43,18 @@ class Times:
 class KernelModel(Protocol):
     """A model of one family on one device (or, with the device's figures as features, on any).
 
-    Attributes:
-        family: the family it prices.
-        source: ``LEARNED`` or ``HEURISTIC`` for fitted ones, ``DATASHEET`` for formulas from specifications only.
+    ``source`` is ``LEARNED`` or ``HEURISTIC`` for fitted ones, ``DATASHEET`` for formulas from specifications only.
     """
 
-    family: Family
-    source: Source
+    @property
+    def family(self) -> Family:
+        """The family it prices."""
+        ...
+
+    @property
+    def source(self) -> Source:
+        """Where its times come from."""
+        ...
 
     def covers(self, calls: Sequence[OpCall]) -> npt.NDArray[np.bool_]:
         """Which of the calls lie within what the model was made for (kind, dtype, range of sizes): [n] booleans."""

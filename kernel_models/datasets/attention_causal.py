@@ -1,0 +1,39 @@
+"""Tables of causal attention over whole prompts: gpu, software, kernel, batch, length, heads, window, latency_us."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kernel_models.datasets.samples import Samples
+from kernel_models.datasets.tables import Reader
+from kernel_models.device import resolve_device
+from kernel_models.families.attention import attention
+
+if TYPE_CHECKING:
+    import pandas
+
+_COLUMNS = ("batch_size", "seq_len", "num_heads", "num_kv_heads", "head_dim", "window_size")
+
+
+def read(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
+    """One samples object for each device, stack and kernel. A window of NaN or 0 means full attention.
+
+    Two groupings: "heads" (heads, key/value heads, head size, window) and "tokens" (batch and length).
+    """
+    frame = frame.assign(window_size=frame.window_size.fillna(0))
+    for (gpu, software, kernel), rows in frame.groupby(["gpu", "software", "kernel_source"], sort=True):
+        sizes = rows[list(_COLUMNS)].astype("int64").to_numpy().tolist()
+        yield Samples(
+            resolve_device(str(gpu)).name, f"{software}/{kernel}", path.name,
+            [call for batch, length, heads, kv_heads, width, window in sizes
+             for call in attention("flash_forward", batch, heads, kv_heads, length, length, width, width, "bf16",
+                                   causal=True, window=window)],
+            rows.latency_us.to_numpy(float),
+            {"heads": [f"heads={heads} kv={kv_heads} d={width} window={window}"
+                       for _, _, heads, kv_heads, width, window in sizes],
+             "tokens": [f"batch={batch} length={length}" for batch, length, *_ in sizes]})
+
+
+READER = Reader("attention", frozenset({"gpu", "software", "kernel_source", "latency_us", *_COLUMNS}), read)

@@ -1,0 +1,136 @@
+"""Measured calls: what readers of tables and traces give, and what models are fitted to and judged by."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from kernel_models.op_call import Family, OpCall
+from tracer.errors import ForetraceError
+
+Float64 = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+HELD_OUT_SHARE = 0.2
+
+
+class DataError(ForetraceError):
+    """A table of measurements cannot be read, or holds nothing to learn from."""
+
+
+def share_of(label: str) -> float:
+    """A number in [0, 1) that depends on the label alone: its SHA-256."""
+    return int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "big") / 2.0**64
+
+
+def is_held_out(group: str) -> bool:
+    """The written rule of the hold-out: a fifth of all shape groups, by the hash of their label.
+
+    It was fixed before any model was fitted and knows nothing of times, devices or software: a group is held out of
+    every device's and every stack's data, or of none.
+    """
+    return share_of(group) < HELD_OUT_SHARE
+
+
+def fold_of(group: str, folds: int) -> int:
+    """The cross-validation fold of a group, independent of ``is_held_out``."""
+    return int(share_of(f"fold {group}") * folds)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Measured calls of one family on one device with one software stack.
+
+    Attributes:
+        device: name of ``kernel_models.device``.
+        software: library and version, and the implementation where there are several.
+        source: file or trace it came from.
+        calls: what was measured, [n].
+        measured_us: the times, [n] microseconds.
+        groups: shape groups, by the name of the grouping: calls with the same label are near each other, and stay
+            together in every split. The first grouping is the default one, [n] each.
+        held_out: rows that the table itself marks as held out, or ``None``: those are never fitted to, [n].
+    """
+
+    device: str
+    software: str
+    source: str
+    calls: Sequence[OpCall]
+    measured_us: Float64
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    held_out: Bools | None = None
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    @property
+    def family(self) -> Family:
+        """The family of all calls."""
+        return self.calls[0].family
+
+    def labels(self, grouping: str = "") -> Sequence[str]:
+        """Group of every call; of calls without one, their sizes."""
+        if not self.groups:
+            return ["x".join(map(str, call.dims)) for call in self.calls]
+        return self.groups[grouping or next(iter(self.groups))]
+
+    def taken(self, rows: Bools | npt.NDArray[np.int64]) -> Samples:
+        """Some of the rows."""
+        places = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        return replace(
+            self, calls=[self.calls[i] for i in places], measured_us=self.measured_us[places],
+            groups={name: [labels[i] for i in places] for name, labels in self.groups.items()},
+            held_out=None if self.held_out is None else self.held_out[places])
+
+    def aggregated(self) -> Samples:
+        """Each call once, with the median of its times; a call in both splits stays in the held-out one."""
+        rows: dict[OpCall, list[int]] = {}
+        for i, call in enumerate(self.calls):
+            rows.setdefault(call, []).append(i)
+        if len(rows) == len(self.calls):
+            return self
+        first = self.taken(np.array([places[0] for places in rows.values()]))
+        held_out = self.held_out
+        return replace(
+            first, measured_us=np.array([np.median(self.measured_us[places]) for places in rows.values()]),
+            held_out=None if held_out is None else np.array([held_out[places].any() for places in rows.values()]))
+
+    def split(self, grouping: str = "") -> Bools:
+        """Held-out rows: those the table marks, else those of the groups that ``is_held_out`` picks."""
+        if self.held_out is not None:
+            return self.held_out
+        return by_label(self.labels(grouping), is_held_out)
+
+
+def by_label(labels: Sequence[str], rule: object) -> Bools:
+    """A rule's answer for each label, asked once for each that occurs."""
+    assert callable(rule)
+    answers = {label: bool(rule(label)) for label in set(labels)}
+    return np.array([answers[label] for label in labels], bool)
+
+
+def joined(samples: Iterable[Samples]) -> list[Samples]:
+    """Samples of the same device, software and family put together, aggregated, largest first."""
+    together: dict[tuple[str, str, Family], list[Samples]] = {}
+    for one in samples:
+        if len(one):
+            together.setdefault((one.device, one.software, one.family), []).append(one)
+    found = []
+    for parts in together.values():
+        if len(parts) == 1:
+            found.append(parts[0].aggregated())
+            continue
+        marked = any(part.held_out is not None for part in parts)
+        names = set.intersection(*(set(part.groups) for part in parts))
+        found.append(replace(
+            parts[0], source=", ".join(dict.fromkeys(part.source for part in parts)),
+            calls=[call for part in parts for call in part.calls],
+            measured_us=np.concatenate([part.measured_us for part in parts]),
+            groups={name: [label for part in parts for label in part.groups[name]]
+                    for name in parts[0].groups if name in names},
+            held_out=np.concatenate([part.split() for part in parts]) if marked else None,
+        ).aggregated())
+    return sorted(found, key=lambda one: (one.family.value, -len(one), one.software))

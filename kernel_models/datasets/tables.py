@@ -1,0 +1,77 @@
+"""Recognising and reading tables: one small reader for each signature of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from kernel_models.datasets.samples import DataError, Samples
+
+if TYPE_CHECKING:
+    import pandas
+
+SUFFIXES = (".parquet", ".csv")
+FORMS = ("gemm_forward", "attention_causal", "vidur_blocks", "neusight", "campaign", "generic")
+"""Modules with a reader each, the most specific first. A new form of table is a new module here."""
+
+
+class Reader(NamedTuple):
+    """A reader: the columns that a table must have to be its, and the function that reads it."""
+
+    name: str
+    columns: frozenset[str]
+    read: Callable[[pandas.DataFrame, Path], Iterator[Samples]]
+
+
+def readers() -> list[Reader]:
+    """All readers, in the order of ``FORMS``."""
+    return [import_module(f"kernel_models.datasets.{name}").READER for name in FORMS]
+
+
+def read_table(path: Path) -> list[Samples]:
+    """The samples of one table.
+
+    Raises:
+        DataError: the file cannot be read, no reader knows its columns, or it has no usable row.
+    """
+    frame = _frame(path)
+    if not len(frame):
+        raise DataError(f"{path} is an empty table; there is nothing to learn from it.")
+    known = readers()
+    for reader in known:
+        if reader.columns <= set(frame.columns):
+            break
+    else:
+        nearest = max(known, key=lambda reader: len(reader.columns & set(frame.columns)) / len(reader.columns))
+        missing = ", ".join(sorted(nearest.columns - set(frame.columns))[:6])
+        raise DataError(f"{path} has no known table's columns; as a table of {nearest.name} it lacks {missing}.")
+    try:
+        found = [one for one in reader.read(frame, path) if len(one)]
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise DataError(f"{path} cannot be read as a table of {reader.name}: {str(error)[:200] or type(error).__name__}"
+                        "; check its values.") from error
+    for one in found:
+        if not (np.isfinite(one.measured_us).all() and (one.measured_us > 0).all()):
+            raise DataError(f"{path} holds times that are not positive numbers of microseconds; remove those rows.")
+    if not found:
+        raise DataError(f"{path} holds no row of a known kind of kernel; there is nothing to learn from it.")
+    return found
+
+
+def _frame(path: Path) -> pandas.DataFrame:
+    import pandas
+    import pyarrow
+
+    try:
+        if path.suffix == ".csv":
+            return pandas.read_csv(path)
+        import pyarrow.parquet
+
+        # From the open file: a path would be searched for partition=value folders.
+        return pyarrow.parquet.ParquetFile(path).read().to_pandas()
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        raise DataError(f"{path} cannot be read as a table ({str(error)[:120]}); give Parquet or CSV.") from error

@@ -1,0 +1,83 @@
+"""Calls of one family as columns, so that formulas work on all of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from kernel_models.dtypes import itemsize
+from kernel_models.model import Float64
+from kernel_models.op_call import DIMENSIONS, Family, OpCall
+
+Int64 = npt.NDArray[np.int64]
+T = TypeVar("T")
+
+@dataclass(frozen=True, slots=True)
+class CallTable:
+    """Columns of n calls of one family.
+
+    ``groups`` are the distinct (kind, dtype), a kind with its layout after a colon ("add:broadcast", "h2d:pinned");
+    ``group`` [n] indexes them: whatever depends on those alone is looked up once a group. ``dims`` [n, d]
+    is as ``DIMENSIONS`` names it; bytes and operations are floats.
+    """
+
+    calls: Sequence[OpCall]
+    family: Family
+    dims: Float64
+    flops: Float64
+    bytes_read: Float64
+    bytes_written: Float64
+    groups: list[tuple[str, str]]
+    group: Int64
+
+    @classmethod
+    def of(cls, family: Family, calls: Sequence[OpCall]) -> CallTable:
+        """Collect the columns; a call with too few sizes gets ones for the missing."""
+        n, width = len(calls), len(DIMENSIONS[family])
+        rows = [call.dims for call in calls]
+        if any(len(row) != width for row in rows):
+            rows = [(*row, *(1,) * width)[:width] for row in rows]
+        codes: dict[tuple[str, str, str], int] = {}
+        if family is Family.TRANSFER:
+            # Whether the host's side is pinned decides the speed.
+            labels = [next((flag for flag in c.flags if flag in ("pinned", "pageable")), "") for c in calls]
+        elif family in (Family.GEMM, Family.CONV):
+            labels = [""] * n
+        else:
+            labels = [c.layout for c in calls]
+        group = np.fromiter((codes.setdefault((c.kind, label, c.dtype), len(codes))
+                             for c, label in zip(calls, labels, strict=True)), np.int64, n)
+        return cls(
+            calls, family, np.array(rows, np.float64).reshape(n, width),
+            np.fromiter((c.flops for c in calls), np.float64, n),
+            np.fromiter((c.bytes_read for c in calls), np.float64, n),
+            np.fromiter((c.bytes_written for c in calls), np.float64, n),
+            [(f"{kind}:{label}" if label else kind, dtype) for kind, label, dtype in codes], group)
+
+    def __len__(self) -> int:
+        return len(self.group)
+
+    @property
+    def bytes_moved(self) -> Float64:
+        """Read and written, bytes [n]."""
+        return self.bytes_read + self.bytes_written
+
+    def dim(self, name: str) -> Float64:
+        """One size of every call [n]; zero and negative sizes count as one."""
+        return np.maximum(self.dims[:, DIMENSIONS[self.family].index(name)], 1.0)
+
+    def by_dtype(self, value: Callable[[str], float]) -> Float64:
+        """A number of each call's dtype [n]."""
+        return np.array([value(dtype) for _, dtype in self.groups], np.float64)[self.group]
+
+    def by_kind(self, value: Callable[[str], float]) -> Float64:
+        """A number of each call's kind (with its layout after a colon) [n]."""
+        return np.array([value(kind) for kind, _ in self.groups], np.float64)[self.group]
+
+    def item_bytes(self) -> Float64:
+        """Bytes of an element of each call's dtype [n]."""
+        return self.by_dtype(itemsize)

@@ -1,0 +1,42 @@
+"""Convolutions as implicit matrix products."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernel_models.device import DeviceSpec
+from kernel_models.heuristics.call_table import CallTable
+from kernel_models.heuristics.curves import memory_us
+from kernel_models.heuristics.sustained import peak_tflops
+from kernel_models.heuristics.tiles import padded_product_us
+from kernel_models.heuristics.work import Work, one, vector_us, work_of
+from kernel_models.op_call import Family
+
+
+@work_of(Family.CONV)
+def convolution_work(table: CallTable, device: DeviceSpec) -> Work:
+    """Time of the implicit product in whole tiles and waves, and of input, weights and output once each, µs.
+
+    Forward: m = batch·output positions, n = output channels of a group, k = input channels of a group · kernel size;
+    the gradient of the input swaps input and output channels, with k shared out over the stride; that of the weights
+    contracts over batch and positions. A depthwise kernel does no products but sums on the other units: the quicker
+    form counts. Source: cuDNN (Chetlur et al., 2014, "implicit GEMM"); NVIDIA "Convolutional Layers User's Guide".
+    """
+    peak = table.by_dtype(lambda dtype: peak_tflops(device, dtype, matrix=True))
+    groups = table.dim("groups")
+    batch = table.dim("batch")
+    inputs = np.maximum(table.dim("in_channels") / groups, 1.0)
+    outputs = np.maximum(table.dim("out_channels") / groups, 1.0)
+    in_positions = batch * table.dim("in_d") * table.dim("in_h") * table.dim("in_w")
+    out_positions = batch * table.dim("out_d") * table.dim("out_h") * table.dim("out_w")
+    kernel = table.dim("kernel_d") * table.dim("kernel_h") * table.dim("kernel_w")
+    # The gradient of the input has a position for each input; only 1/stride of the kernel's taps reach each.
+    taps = np.maximum(kernel * np.minimum(out_positions / in_positions, 1.0), 1.0)
+    is_input = table.by_kind(lambda kind: float("dgrad" in kind)) > 0
+    is_weight = table.by_kind(lambda kind: float("wgrad" in kind)) > 0
+    m = np.where(is_weight, outputs, np.where(is_input, in_positions, out_positions))
+    n = np.where(is_weight, inputs * kernel, np.where(is_input, inputs, outputs))
+    k = np.where(is_weight, out_positions, np.where(is_input, outputs * taps, inputs * kernel))
+    product = padded_product_us(groups, m, n, k, peak, device)
+    direct = np.where(np.minimum(inputs, outputs) <= 4, vector_us(table, device), np.inf)
+    return Work(np.minimum(product, direct), memory_us(table.bytes_moved, device), one(table))

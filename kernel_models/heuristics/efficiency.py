@@ -1,0 +1,333 @@
+"""Efficiencies: how much of the published rates kernels of a family reach, by family, dtype and kind.
+
+The defaults (``efficiencies.toml``, written by benchmarks/default_efficiencies.py from measured tables of several
+devices) price a device nobody has calibrated; ``fit_efficiencies`` takes them to one device's measurements.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernel_models.device import DeviceSpec
+from kernel_models.heuristics.call_table import CallTable
+from kernel_models.heuristics.curves import overlapped
+from kernel_models.heuristics.work import Work, work
+from kernel_models.model import Float64
+from kernel_models.op_call import Family, OpCall
+
+DEFAULTS_FILE = Path(__file__).with_name("efficiencies.toml")
+FEW = 3
+"""Distinct calls that a key of its own needs; fewer leave it to the next wider key."""
+ENOUGH = 20
+"""A set of fewer calls of a family than this counts less among several sets."""
+PRIOR_WEIGHT = 0.03
+"""Pull towards the wider key, in mean absolute log error for each e-fold of change, times FEW over the calls."""
+_FACTORS = np.exp(np.linspace(-0.4, 0.4, 17))
+_SWEEPS = 12
+_BOUNDS = {"compute": (0.005, 2.5), "memory": (0.01, 3.0), "fixed": (0.25, 12.0)}
+_PRODUCTS = (Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT)
+"""Families with arithmetic worth fitting; of the others only traffic and fixed costs are."""
+TELLING = 0.35
+"""A parameter shows in a call whose time is at least this share due to it; it needs ``FEW`` such calls to be fitted."""
+_LEVELS = 6
+"""Keys of the longest chain."""
+INTERVAL = (0.1, 0.9)
+"""Quantiles of the 80% interval."""
+NARROWEST = 0.05
+"""Least half width of an interval, log: what the same kernel varies by between runs and library versions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Of calls of one key: t = fixed·floor·kernels + overlap(compute time/compute, memory time/memory).
+
+    Attributes:
+        compute, memory: shares of the published rates that are reached.
+        fixed: multiples of the device's kernel floor that every kernel costs.
+        low, high: natural logarithms of the 80% interval's ends over the median time.
+        source: what it was fitted to.
+    """
+
+    compute: float
+    memory: float
+    fixed: float
+    low: float
+    high: float
+    source: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, rounded for storing."""
+        return {name: round(getattr(self, name), 4) for name in ("compute", "memory", "fixed", "low", "high")} | {
+            "source": self.source}
+
+
+@dataclass(frozen=True)
+class Efficiencies:
+    """Efficiencies by key, such as "gemm/bf16/mm", "norm//layer_norm" (any dtype), "gemm", "*" (see ``keys``).
+
+    Attributes:
+        entries: by key.
+        fitted: whether they were fitted to measurements of the device they are used for.
+    """
+
+    entries: Mapping[str, Efficiency]
+    fitted: bool = False
+
+    def of(self, family: Family, dtype: str, kind: str) -> Efficiency:
+        """The entry of the most specific key there is."""
+        for key in keys(family, dtype, kind):
+            if key in self.entries:
+                return self.entries[key]
+        return self.entries["*"]
+
+    def columns(self, table: CallTable) -> tuple[Float64, Float64, Float64, Float64, Float64]:
+        """Compute, memory, fixed, low and high of every call [n]."""
+        found = [self.of(table.family, dtype, kind) for kind, dtype in table.groups]
+        values = np.array([[e.compute, e.memory, e.fixed, e.low, e.high] for e in found]).reshape(-1, 5)
+        taken = values[table.group]
+        return taken[:, 0], taken[:, 1], taken[:, 2], taken[:, 3], taken[:, 4]
+
+    def families(self) -> set[str]:
+        """Families that have an entry of their own."""
+        return {key.split("/")[0] for key in self.entries} - {"*"}
+
+    def state(self) -> dict[str, Any]:
+        """Plain JSON values (see ``from_state``)."""
+        return {"fitted": self.fitted, "entries": {key: entry.as_dict() for key, entry in self.entries.items()}}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Efficiencies:
+        """Back from ``state``.
+
+        Raises:
+            KeyError, TypeError, ValueError: the state is not of this form.
+        """
+        entries = {str(key): Efficiency(**{name: float(entry[name]) for name in
+                                           ("compute", "memory", "fixed", "low", "high")},
+                                        source=str(entry.get("source", "")))
+                   for key, entry in state["entries"].items()}
+        for key, entry in entries.items():
+            if not (entry.compute > 0 and entry.memory > 0 and entry.fixed > 0 and entry.low <= 0 <= entry.high):
+                raise ValueError(f"the efficiencies of {key!r} are out of range")
+        if "*" not in entries:
+            raise ValueError("the efficiencies lack the entry '*', which everything falls back to")
+        return cls(entries, bool(state.get("fitted", False)))
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Calls of one device with their measured times, µs [n]; ``weight`` is one set's share among several."""
+
+    calls: Sequence[OpCall]
+    measured_us: Float64
+    device: DeviceSpec
+    weight: float = 1.0
+
+
+@lru_cache(maxsize=1)
+def default_efficiencies() -> Efficiencies:
+    """The efficiencies of a device nobody has calibrated."""
+    toml: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    return Efficiencies.from_state(toml.loads(DEFAULTS_FILE.read_text(encoding="utf-8")))
+
+
+def keys(family: Family, dtype: str, kind: str) -> tuple[str, ...]:
+    """Keys of a call, the most specific first; ``kind`` has its layout after a colon.
+
+    Products differ most by dtype, other families by kind, and strided or broadcast operands more than either.
+    """
+    name = family.value
+    layout = kind[kind.index(":"):] if ":" in kind else ""
+    if family in _PRODUCTS:
+        return f"{name}/{dtype}/{kind}", f"{name}/{dtype}", f"{name}//{kind}", name
+    if layout:
+        return (f"{name}/{dtype}/{kind}", f"{name}//{kind}", f"{name}/{dtype}/{layout}", f"{name}//{layout}",
+                f"{name}/{dtype}", name)
+    return f"{name}/{dtype}/{kind}", f"{name}//{kind}", f"{name}/{dtype}", name
+
+
+def predicted_us(done: Work, device: DeviceSpec, compute: Float64, memory: Float64, fixed: Float64) -> Float64:
+    """Time of work at efficiencies, µs [n]: kernels' fixed costs, then arithmetic and traffic overlapping."""
+    fixed_us = fixed * device.kernel_floor_us * done.kernels
+    return fixed_us + overlapped(done.compute_us / compute, done.memory_us / memory)
+
+
+def fit_efficiencies(
+    calls: Sequence[OpCall], measured_us: npt.ArrayLike, device: DeviceSpec, *,
+    base: Efficiencies | None = None, source: str = "",
+) -> Efficiencies:
+    """Efficiencies of one device from measured calls, which need not cover every family.
+
+    Family by family, then along each call's chain of ``keys``, every key starts from the next wider one and is held
+    near it as long as calls are few. A parameter minimises the mean absolute log error of the calls that tell it; half
+    of a call's weight is its share of the measured time. Intervals are the 10% and 90% quantiles of the log residuals,
+    and for few calls partly those of what the fit started from.
+
+    Args:
+        calls: Measured calls; repeated ones count as one with their median time.
+        measured_us: Their times, µs; not positive or not finite ones are left out.
+        device: What they were measured on.
+        base: What they start from; the defaults.
+        source: What to note as their origin.
+
+    Raises:
+        ValueError: there is no usable measurement, or the lengths differ.
+    """
+    return fit_over_devices([Measured(calls, np.asarray(measured_us, np.float64), device)], base=base, source=source,
+                            fitted=True)
+
+
+def fit_over_devices(
+    sets: Iterable[Measured], *, base: Efficiencies | None = None, source: str = "", fitted: bool = False,
+) -> Efficiencies:
+    """As ``fit_efficiencies``, to several sets of calls, each with its device, together.
+
+    Raises:
+        ValueError: there is no usable measurement, or the lengths differ.
+    """
+    base = base or default_efficiencies()
+    rows = [row for one in sets for row in _prepared(one)]
+    if not rows:
+        raise ValueError("there is no usable measured call to fit efficiencies to")
+    entries = dict(base.entries)
+    for family in dict.fromkeys(row.table.family for row in rows):
+        mine = [row for row in rows if row.table.family == family]
+        for level in range(_LEVELS):
+            _fit_level(mine, level, entries, source)
+    return Efficiencies(entries, fitted)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """One family's calls of one set: their work, times and weights."""
+
+    table: CallTable
+    done: Work
+    device: DeviceSpec
+    measured_us: Float64
+    weight: Float64
+
+
+def _prepared(one: Measured) -> list[_Rows]:
+    times = np.asarray(one.measured_us, np.float64)
+    if times.shape != (len(one.calls),):
+        raise ValueError(f"{len(one.calls)} calls have {times.size} times")
+    by_call: dict[OpCall, list[float]] = {}
+    for call, time in zip(one.calls, times, strict=True):
+        if np.isfinite(time) and time > 0 and "unsized" not in call.flags:
+            by_call.setdefault(call, []).append(float(time))
+    found = []
+    for family in dict.fromkeys(call.family for call in by_call):
+        calls = [call for call in by_call if call.family == family]
+        table = CallTable.of(family, calls)
+        measured = np.array([np.median(by_call[call]) for call in calls])
+        total = np.array([np.sum(by_call[call]) for call in calls])
+        weight = one.weight * min(1.0, len(calls) / ENOUGH) * 0.5 * (1.0 / len(calls) + total / total.sum())
+        found.append(_Rows(table, work(table, one.device), one.device, measured, weight))
+    return found
+
+
+def _fit_level(rows: list[_Rows], level: int, entries: dict[str, Efficiency], source: str) -> None:
+    """Fit the keys at a position of the calls' chains, from 0, the widest; each starts from the next wider one."""
+    pieces: dict[str, list[tuple[_Rows, npt.NDArray[np.bool_]]]] = {}
+    chains: dict[str, tuple[str, ...]] = {}
+    for one in rows:
+        of_group = [keys(one.table.family, dtype, kind)[::-1] for kind, dtype in one.table.groups]
+        names = [chain[level] if level < len(chain) else "" for chain in of_group]
+        chains.update(zip(names, of_group, strict=True))
+        for name in dict.fromkeys(names):
+            if name:
+                chosen = np.array([other == name for other in names])[one.table.group]
+                pieces.setdefault(name, []).append((one, chosen))
+    for name, parts in pieces.items():
+        count = sum(int(chosen.sum()) for _, chosen in parts)
+        if count < (FEW if level else 1):
+            continue
+        wider = next((entries[key] for key in chains[name][:level][::-1] if key in entries), entries["*"])
+        # Fitting a key again (a device's after the defaults) starts from what it was.
+        entries[name] = _fit_one(parts, entries.get(name, wider), count, source)
+
+
+def _fit_one(parts: list[tuple[_Rows, npt.NDArray[np.bool_]]], start: Efficiency, count: int, source: str,
+             ) -> Efficiency:
+    chosen = [Work(one.done.compute_us[m], one.done.memory_us[m], one.done.kernels[m]) for one, m in parts]
+    measured = [one.measured_us[m] for one, m in parts]
+    weight = np.concatenate([one.weight[m] for one, m in parts])
+    weight = weight / weight.sum()
+    prior = PRIOR_WEIGHT * FEW / count
+    told = _told(parts[0][0].table.family, chosen, [one.device for one, _ in parts], start)
+
+    def residuals(e: Efficiency) -> Float64:
+        return np.concatenate([
+            np.log(m) - np.log(predicted_us(w, one.device, *(np.full(len(m), value) for value in (
+                e.compute, e.memory, e.fixed))))
+            for m, w, (one, _) in zip(measured, chosen, parts, strict=True)])
+
+    def changed(e: Efficiency, name: str, value: float) -> Efficiency:
+        changes: dict[str, Any] = {name: value}
+        return replace(e, **changes)
+
+    def cost(e: Efficiency, name: str) -> float:
+        rows = told[name]
+        moved = abs(np.log(getattr(e, name) / getattr(start, name)))
+        return float(np.sum(weight[rows] * np.abs(residuals(e)[rows])) / weight[rows].sum()) + prior * moved
+
+    best, step = start, 1.0
+    for _ in range(_SWEEPS):
+        before = best
+        for name in told:
+            value, (least, most) = getattr(best, name), _BOUNDS[name]
+            tried = [changed(best, name, float(np.clip(value * factor, least, most))) for factor in _FACTORS**step]
+            costs = [cost(one, name) for one in tried]
+            if min(costs) < cost(best, name) - 1e-12:
+                best = tried[int(np.argmin(costs))]
+        if best == before:
+            step /= 4.0
+            if step < 0.05:
+                break
+    low, high = spread(residuals(best), weight)
+    own = count / (count + ENOUGH)
+    low, high = own * low + (1.0 - own) * start.low, own * high + (1.0 - own) * start.high
+    return replace(best, low=low, high=high, source=source)
+
+
+def _told(family: Family, done: list[Work], devices: list[DeviceSpec], start: Efficiency,
+          ) -> dict[str, npt.NDArray[np.bool_]]:
+    """Parameters that the calls can tell, and which calls tell each.
+
+    Short calls say nothing of rates, and long ones nothing of fixed costs: a parameter follows only the calls whose
+    time is at least ``TELLING`` due to it, and stays as it was where fewer than ``FEW`` are.
+    """
+    seen: dict[str, list[npt.NDArray[np.bool_]]] = {name: [] for name in _BOUNDS}
+    for one, device in zip(done, devices, strict=True):
+        compute, memory = one.compute_us / start.compute, one.memory_us / start.memory
+        fixed = start.fixed * device.kernel_floor_us * one.kernels
+        least = TELLING * (fixed + overlapped(compute, memory))
+        seen["fixed"].append(fixed > least)
+        seen["compute"].append((compute > least) & (compute >= memory))
+        seen["memory"].append((memory > least) & (memory >= compute))
+    rows = {name: np.concatenate(columns) for name, columns in seen.items()
+            if name != "compute" or family in _PRODUCTS}
+    return {name: column for name, column in rows.items() if column.sum() >= FEW}
+
+
+def spread(residuals: Float64, weight: Float64 | None = None) -> tuple[float, float]:
+    """Ends of the 80% interval of log residuals, widened by 1 + 2/n for n residuals; never one-sided."""
+    order = np.argsort(residuals)
+    weights = np.ones(len(residuals)) if weight is None else weight
+    share = (np.cumsum(weights[order]) - 0.5 * weights[order]) / weights.sum()
+    low, high = np.interp(INTERVAL, share, residuals[order])
+    wider = 1.0 + 2.0 / len(residuals)
+    if len(residuals) < 5:
+        # Too few for quantiles: no narrower than the spread of kernels that a family-wide efficiency leaves.
+        low, high = min(low, -0.2), max(high, 0.2)
+    return min(float(low) * wider, -NARROWEST), max(float(high) * wider, NARROWEST)

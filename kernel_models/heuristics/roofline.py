@@ -1,0 +1,92 @@
+"""``RooflineModel``: a family's work at a device's published rates, times the efficiencies its kernels reach."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernel_models.device import DeviceSpec, device
+from kernel_models.heuristics.call_table import CallTable
+from kernel_models.heuristics.efficiency import Efficiencies, default_efficiencies, predicted_us
+from kernel_models.heuristics.work import work
+from kernel_models.model import Arrays, Source, Times
+from kernel_models.op_call import Family, OpCall
+
+UNSIZED_FLOORS = (1.0, 3.0, 60.0)
+"""Low, expected and high time of a call without recorded sizes, in kernel floors: from the 10%, 50% and 90% quantiles
+of kernels of the training traces V100 ResNet-50 and A100 recommendation (2, 6 and 120 µs)."""
+FIXED_SPREAD = 0.5
+"""Log half width of the 80% interval of a kernel's fixed cost, which long calls, of which tables are made, do not show.
+
+From calls of less than three kernel floors in traces: 80% of measured over predicted lie between e^-0.42 and e^0.19
+(V100 DLRM), e^-0.29 and e^0.40, e^-0.51 and e^0.69 (A100), e^-0.60 and e^0.45 (B200); benchmarks/datasheet_traces.py.
+"""
+PLACEHOLDER_SPREAD = 1.5
+"""Log half width added for a device whose figures only stand in for a calibration."""
+
+
+class RooflineModel:
+    """One family on one device: ``HEURISTIC`` with efficiencies fitted to it, else ``DATASHEET``.
+
+    Args:
+        family: The family it prices.
+        device: The device's figures.
+        efficiencies: The defaults if left out.
+    """
+
+    def __init__(self, family: Family, device: DeviceSpec, efficiencies: Efficiencies | None = None) -> None:
+        self.family = family
+        self.device = device
+        self.efficiencies = efficiencies or default_efficiencies()
+
+    @property
+    def source(self) -> Source:
+        """Whether the efficiencies were fitted to the device."""
+        return Source.HEURISTIC if self.efficiencies.fitted else Source.DATASHEET
+
+    def covers(self, calls: Sequence[OpCall]) -> npt.NDArray[np.bool_]:
+        """Every call of the family: the formulas hold for any size, the interval tells how well."""
+        return np.fromiter((call.family == self.family for call in calls), np.bool_, len(calls))
+
+    def predict(self, calls: Sequence[OpCall]) -> Times:
+        """Times, µs: kernel floors, then arithmetic and traffic overlapping (``efficiency.predicted_us``)."""
+        table = CallTable.of(self.family, calls)
+        compute, memory, fixed, low, high = self.efficiencies.columns(table)
+        if self.device.placeholder:
+            low, high = low - PLACEHOLDER_SPREAD, high + PLACEHOLDER_SPREAD
+        done = work(table, self.device)
+        time = predicted_us(done, self.device, compute, memory, fixed)
+        # What is uncertain of a short call is its fixed cost, of a long one the rates.
+        short = FIXED_SPREAD * fixed * self.device.kernel_floor_us * done.kernels / time
+        low_us, high_us = time * np.exp(-np.hypot(low, short)), time * np.exp(np.hypot(high, short))
+        unsized = np.fromiter(("unsized" in call.flags for call in calls), np.bool_, len(calls))
+        if unsized.any():
+            least, expected, most = (self.device.kernel_floor_us * floors for floors in UNSIZED_FLOORS)
+            time, low_us, high_us = (np.where(unsized, value, column) for value, column in
+                                     ((expected, time), (least, low_us), (most, high_us)))
+        return Times(time, low_us, high_us)
+
+    def state(self) -> tuple[dict[str, Any], Arrays]:
+        """Family, device and the efficiencies of this family alone."""
+        mine = {key: entry for key, entry in self.efficiencies.entries.items()
+                if key == "*" or key.split("/")[0] == self.family.value}
+        return {"family": self.family.value, "device": self.device.name,
+                **Efficiencies(mine, self.efficiencies.fitted).state()}, {}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], arrays: Arrays, spec: DeviceSpec | None = None) -> RooflineModel:
+        """Back from ``state``, on ``spec`` or the device the state names.
+
+        Raises:
+            DeviceError: no such device.
+            KeyError, TypeError, ValueError: the state is not of this form.
+        """
+        return cls(Family(state["family"]), spec or device(state["device"]), Efficiencies.from_state(state))
+
+
+def heuristic_models(spec: DeviceSpec, efficiencies: Efficiencies | None = None) -> dict[Family, RooflineModel]:
+    """A model for every family on a device, with fitted efficiencies or the defaults."""
+    return {family: RooflineModel(family, spec, efficiencies) for family in Family}

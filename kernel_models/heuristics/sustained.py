@@ -1,0 +1,52 @@
+"""What a device sustains of its published rates whatever the kernel: long copies, and products within its power."""
+
+from __future__ import annotations
+
+from kernel_models.device import DeviceSpec
+
+REACHED_BANDWIDTH = {
+    ("pascal", "GDDR5"): 0.755, ("pascal", "HBM2"): 0.76, ("volta", "HBM2"): 0.91, ("turing", "GDDR6"): 0.765,
+    ("ampere", "GDDR6"): 0.82, ("ampere", "HBM2"): 0.88, ("ampere", "HBM2e"): 0.87, ("ada", "GDDR6"): 0.78,
+}
+"""Share of the published bandwidth that element-wise kernels of a gigabyte and more reach.
+
+Measured: NeuSight's fp32 `add` and `relu` on P4, P100, V100, T4, L4, A100 PCIe 40 and 80 GB; Vidur's `add` on A40.
+"""
+REACHED_BY_VENDOR = {"nvidia": 0.88, "amd": 0.80, "host": 1.0}
+"""Where no measurement of the memory is at hand: NVIDIA's HBM (above), AMD's as
+BabelStream results on MI250X and MI300X are published, about four fifths of the peak."""
+
+WATTS_PER_TFLOPS = {("turing", False): 13.9, ("ada", False): 7.0, ("turing", True): 1.73, ("ada", True): 0.97}
+"""Board power that one 10¹² operations/s take, by architecture and whether on matrix units.
+
+Large fp32 products of NeuSight run at 5.0 TFLOP/s on a T4 (70 W) and 10.3 on an L4 (72 W); Ada's matrix units from
+bf16 products on an L40S, which its 350 W do not slow; Turing's by the ratio of its peaks. Others are not limited.
+"""
+
+
+REACHED_MATRIX = {"cdna2": 0.58, "cdna3": 0.58}
+"""Share of the published matrix rate that large products reach before any kernel's own efficiency.
+
+AMD's matrix units lower their clock under load: large bf16 products on an MI300X run at 0.45 of the peak where NVIDIA's
+reach 0.78 (trace `torch-compile-mi300`, TraceLens); CDNA 2 is taken to be like it.
+"""
+
+
+def bandwidth_gbps(device: DeviceSpec) -> float:
+    """Bandwidth that long copies reach, reads and writes together, 10⁹ bytes/s."""
+    reached = REACHED_BANDWIDTH.get((device.architecture, device.memory_kind), REACHED_BY_VENDOR[device.vendor])
+    return device.memory_bandwidth_gbps * reached
+
+
+def peak_tflops(device: DeviceSpec, dtype: str, *, matrix: bool) -> float:
+    """The published rate, or what the board's power feeds if that is less, 10¹² operations/s."""
+    peak = device.peak_tflops(dtype, matrix=matrix)
+    on_matrix = matrix and device.matrix_tflops.get(dtype) == peak
+    watts = WATTS_PER_TFLOPS.get((device.architecture, on_matrix))
+    if on_matrix:
+        peak *= REACHED_MATRIX.get(device.architecture, 1.0)
+    if watts is None or dtype in ("fp64", "complex128"):
+        return peak
+    # A matrix rate of 8 bits takes as much power as half of it in 16.
+    narrow = 2.0 if on_matrix and dtype in ("fp8", "int8") else 1.0
+    return min(peak, narrow * device.power_w / watts)

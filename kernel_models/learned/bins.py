@@ -1,0 +1,66 @@
+"""Features as codes of one byte: the number of a feature's edges that lie below the value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+Float32 = npt.NDArray[np.float32]
+Codes = npt.NDArray[np.uint8]
+MOST_EDGES = 254
+"""Per feature: codes 0 to 254, so that 255 can mean "always left" in a leaf."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bins:
+    """Edges of every feature, ascending: feature f has ``edges[start[f]:start[f + 1]]``."""
+
+    edges: Float32
+    start: npt.NDArray[np.int32]
+
+    @property
+    def features(self) -> int:
+        """How many features."""
+        return len(self.start) - 1
+
+    @classmethod
+    def of(cls, features: Float32, most: int = MOST_EDGES) -> Bins:
+        """Edges between the values that occur, at quantiles of the rows where there are more than ``most``."""
+        found = []
+        for column in np.asarray(features, np.float32).T:
+            values = np.unique(column)
+            if len(values) > most + 1:
+                values = np.unique(np.quantile(column, np.linspace(0, 1, most + 1), method="inverted_cdf"))
+            # Halfway between neighbours; float32 may round that up to the larger one, which would then go left.
+            middle = (values[:-1].astype(np.float64) + values[1:]) / 2
+            edges = middle.astype(np.float32)
+            found.append(np.where(edges >= values[1:], values[:-1], edges).astype(np.float32))
+        start = np.concatenate([[0], np.cumsum([len(edges) for edges in found])]).astype(np.int32)
+        return cls(np.concatenate(found) if found else np.zeros(0, np.float32), start)
+
+    def codes(self, features: Float32) -> Codes:
+        """Codes of rows × features, [n, f]: ``code <= j`` exactly where ``value <= edges[j]``."""
+        rows = np.ascontiguousarray(features, np.float32)
+        result = np.empty(rows.shape, np.uint8)
+        _codes(rows, self.edges, self.start, result)
+        return result
+
+
+@numba.njit(cache=True, nogil=True)
+def _codes(rows, edges, start, result):  # type: ignore[no-untyped-def]
+    for f in range(rows.shape[1]):
+        first, count = start[f], start[f + 1] - start[f]
+        for i in range(rows.shape[0]):
+            value = rows[i, f]
+            # Branchless lower bound: how many edges are below the value.
+            at, left = 0, count
+            while left > 1:
+                half = left >> 1
+                at += half if edges[first + at + half - 1] < value else 0
+                left -= half
+            if left == 1 and edges[first + at] < value:
+                at += 1
+            result[i, f] = at

@@ -1,0 +1,112 @@
+"""``BoostedModel``: the times of one family's calls on one device, learned from its measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernel_models.learned.columns import Columns, Variants
+from kernel_models.learned.features import RECIPES, Figures
+from kernel_models.learned.intervals import Intervals
+from kernel_models.learned.trees import Trees
+from kernel_models.model import Arrays, Float64, Source, Times
+from kernel_models.op_call import DIMENSIONS, Family, OpCall
+
+REACH = 2.0
+"""A size is covered up to this factor beyond those measured; past that the trees would repeat their last leaf."""
+_SHORTEST_US = 0.1
+
+
+@dataclass(frozen=True)
+class BoostedModel:
+    """Trees on a recipe's features, times the recipe's baseline. Made by ``kernel_models.fitting``.
+
+    Attributes:
+        family: the family it prices.
+        recipe: name in ``RECIPES``.
+        variants: kinds, dtypes, layouts and flags it was fitted to.
+        figures: of the device.
+        limits: least and largest size measured of each variant, [variants, 2, dimensions].
+        trees: log(time / baseline).
+        intervals: from out-of-fold residuals.
+    """
+
+    family: Family
+    recipe: str
+    variants: Variants
+    figures: Figures
+    limits: npt.NDArray[np.int64]
+    trees: Trees
+    intervals: Intervals
+
+    kind = "boosted"
+    """Name among the kinds of models a profile can hold."""
+    source = Source.LEARNED
+
+    def covers(self, calls: Sequence[OpCall]) -> npt.NDArray[np.bool_]:
+        """Known variants whose every size lies within a factor of ``REACH`` of those measured."""
+        return self._within(self.variants.columns(calls, work=False))
+
+    def _within(self, columns: Columns) -> npt.NDArray[np.bool_]:
+        low, high = self.limits[columns.code, 0] / REACH, self.limits[columns.code, 1] * REACH
+        return (columns.code >= 0) & ((columns.dims >= low) & (columns.dims <= high)).all(axis=1)
+
+    def predict(self, calls: Sequence[OpCall]) -> Times:
+        """Times of covered calls.
+
+        Raises:
+            ValueError: a call is of a variant the model does not know.
+        """
+        columns = self.variants.columns(calls, work=RECIPES[self.recipe].work)
+        if len(columns) and columns.code.min() < 0:
+            raise ValueError(f"A {self.family.value} call is of a kind this model was not fitted to.")
+        time_us = self.times(columns)
+        return Times(time_us, *self.intervals.around(time_us))
+
+    def times(self, columns: Columns) -> Float64:
+        """Expected times of columns, µs [n]."""
+        features, baseline = RECIPES[self.recipe].describe(columns, self.figures)
+        return np.maximum(baseline * np.exp(self.trees.predict(features)), _SHORTEST_US)
+
+    def state(self) -> tuple[dict[str, Any], Arrays]:
+        """Plain values and arrays; see ``from_state``."""
+        values = {"family": self.family.value, "recipe": self.recipe, "figures": self.figures.to_json(),
+                  "variants": [[kind, dtype, layout, list(flags)] for kind, dtype, layout, flags in
+                               self.variants.known],
+                  "intervals": self.intervals.to_json()}
+        return values, {"limits": self.limits, **self.trees.arrays()}
+
+    @classmethod
+    def from_state(cls, values: dict[str, Any], arrays: Arrays) -> BoostedModel:
+        """The model of a state.
+
+        Raises:
+            KeyError, TypeError, ValueError: the state is not as ``state`` makes it.
+        """
+        family = Family(values["family"])
+        if values["recipe"] not in RECIPES:
+            raise ValueError(f"its recipe {str(values['recipe'])[:40]!r} is not known to this foretrace")
+        variants = Variants(family, [(str(kind), str(dtype), str(layout), tuple(map(str, flags)))
+                                     for kind, dtype, layout, flags in values["variants"]])
+        figures = Figures.from_json(values["figures"])
+        limits = np.ascontiguousarray(arrays["limits"], np.int64)
+        known = len(variants.known)
+        if limits.shape != (known, 2, len(DIMENSIONS[family])) or any(
+                len(column) != known for column in (figures.tflops, figures.element_bytes, figures.causal,
+                                                    figures.backward)):
+            raise ValueError("the arrays of a model do not fit its variants")
+        return cls(family, values["recipe"], variants, figures, limits, Trees.from_arrays(arrays),
+                   Intervals.from_json(values["intervals"]))
+
+
+def limits_of(columns: Columns, variants: int) -> npt.NDArray[np.int64]:
+    """Least and largest size of each variant, [variants, 2, dimensions]."""
+    limits = np.zeros((variants, 2, columns.dims.shape[1]), np.int64)
+    for code in range(variants):
+        rows = columns.dims[columns.code == code]
+        limits[code] = rows.min(axis=0), rows.max(axis=0)
+    return limits

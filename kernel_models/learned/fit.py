@@ -1,0 +1,83 @@
+"""Fitting boosted models to samples: features, cross-validation by shape group, intervals, and the distilled form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kernel_models.datasets.samples import Samples, fold_of
+from kernel_models.device import DeviceSpec
+from kernel_models.learned.boosted import BoostedModel, limits_of
+from kernel_models.learned.boosting import Boosting, fit_trees
+from kernel_models.learned.columns import Columns, Variants
+from kernel_models.learned.features import RECIPES, Figures, recipes_of
+from kernel_models.learned.intervals import Intervals
+from kernel_models.op_call import Family
+
+Float64 = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+FOLDS = 5
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Samples as numbers to fit to.
+
+    Attributes:
+        columns, figures, variants: what recipes take.
+        features: of the full recipe, [n, f].
+        baseline_us: of the full recipe, [n].
+        target: log(measured / baseline), [n].
+        fold: cross-validation fold of each row, [n].
+    """
+
+    family: Family
+    columns: Columns
+    figures: Figures
+    variants: Variants
+    features: npt.NDArray[np.float32]
+    baseline_us: Float64
+    target: Float64
+    fold: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, samples: Samples, spec: DeviceSpec, grouping: str = "", folds: int = FOLDS) -> Problem:
+        """The problem of samples on a device."""
+        family = samples.family
+        recipe = RECIPES[recipes_of(family)[0]]
+        variants = Variants.of(family, samples.calls)
+        figures = Figures.of(spec, variants.known)
+        columns = variants.columns(samples.calls, work=True)
+        features, baseline = recipe.describe(columns, figures)
+        labels = samples.labels(grouping)
+        chosen = {label: fold_of(label, folds) for label in set(labels)}
+        return cls(family, columns, figures, variants, features, baseline, np.log(samples.measured_us / baseline),
+                   np.array([chosen[label] for label in labels]))
+
+    @property
+    def measured_us(self) -> Float64:
+        """The measured times, [n] µs."""
+        return self.baseline_us * np.exp(self.target)
+
+    def out_of_fold(self, how: Boosting, folds: int = FOLDS) -> tuple[Float64, Bools]:
+        """Each row predicted, µs, by trees that saw no row of its fold; which rows were.
+
+        ``folds`` fewer than all leaves the other folds' rows unpredicted, but always in the fit.
+        """
+        predicted = np.full(len(self.target), np.nan)
+        for fold in range(folds):
+            out = self.fold == fold
+            if not out.any() or out.all():
+                continue
+            trees = fit_trees(self.features[~out], self.target[~out], how)
+            predicted[out] = trees.predict(self.features[out])
+        done = np.isfinite(predicted)
+        return self.baseline_us * np.exp(predicted), done
+
+    def model(self, how: Boosting, intervals: Intervals) -> BoostedModel:
+        """The model of all rows."""
+        trees = fit_trees(self.features, self.target, how)
+        return BoostedModel(self.family, recipes_of(self.family)[0], self.variants, self.figures,
+                            limits_of(self.columns, len(self.variants.known)), trees, intervals)
