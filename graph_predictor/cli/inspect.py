@@ -84,8 +84,7 @@ def _without_times(facts: dict[str, str], found: Inspection) -> None:
         facts.pop(name)
     facts["times"] = "none: a step that never ran, traced by shapes alone"
     worst = max(found.ranks, key=lambda rank: rank.memory.get("peak", 0))
-    for name, line in zip(("memory", ""), memory_lines(worst.memory), strict=False):
-        facts[name] = line
+    facts.update(zip(("memory", ""), memory_lines(worst.memory), strict=False))
     used = ", ".join(f"{name} {count(number)}" for name, number in worst.substitutions.items())
     facts["substitutions"] = used or "none"
 

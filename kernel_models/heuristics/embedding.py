@@ -17,12 +17,14 @@ from kernel_models.heuristics.curves import (
 )
 from kernel_models.heuristics.streaming import SECTOR_BYTES
 from kernel_models.heuristics.sustained import bandwidth_gbps
-from kernel_models.heuristics.work import Work, one, vector_us, work_of
+from kernel_models.heuristics.work import Work, vector_us, work_of
 from kernel_models.model import Float64
 from kernel_models.op_call import Family
 
 REUSE_BINS = 17
 """Bins of a reuse histogram: accesses of a distinct row, 1, 2, 3–4, 5–8, …, more than 32768 (Lin et al., 2024)."""
+BACKWARD_KERNELS = 10.0
+"""Kernels of a gradient: indices made linear, sorted by radix, run lengths, then the rows (FBGEMM's fused lookups)."""
 _REUSE_OF_BIN = np.array([1.0] + [0.75 * 2.0 ** b for b in range(1, REUSE_BINS)])
 REUSE_FLAG = "reuse="
 
@@ -69,7 +71,8 @@ def embedding_work(table: CallTable, device: DeviceSpec) -> Work:
     bandwidth = bandwidth_gbps(device) * GB_PER_S_IN_BYTES_PER_US
     rows_us = lookups * touched * (hit / L2_SPEEDUP + (1.0 - hit)) / bandwidth
     other = np.maximum(table.bytes_moved - np.minimum(lookups * row_bytes, table.bytes_read), 0.0)
-    return Work(vector_us(table, device), rows_us + memory_us(other, device), one(table))
+    kernels = table.by_kind(lambda kind: BACKWARD_KERNELS if "backward" in kind else 1.0)
+    return Work(vector_us(table, device), rows_us + memory_us(other, device), kernels)
 
 
 def _shares(table: CallTable) -> Float64 | None:

@@ -1,0 +1,179 @@
+"""Fit the default efficiencies, and how well they carry over to a device they were not fitted to.
+
+    python benchmarks/default_efficiencies.py [DATA] [--write]
+
+DATA is the folder with `kernels/` and `traces/`. Sources: the published tables (`kernel_tables.py`) and recorded
+traces, which have the families no table has. The H100 and MI300X traces of `h100-vs-mi300` take no part: they are what
+predictions from the data sheet are checked against. For every device in turn, efficiencies fitted to the others price
+its calls; those residuals give the intervals. `--write` writes kernel_models/heuristics/efficiencies.toml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from kernel_tables import table_sets
+
+from kernel_models.device import DeviceSpec
+from kernel_models.heuristics import RooflineModel
+from kernel_models.heuristics.call_table import CallTable
+from kernel_models.heuristics.efficiency import (
+    DEFAULTS_FILE,
+    Efficiencies,
+    Efficiency,
+    Measured,
+    fit_over_devices,
+    keys,
+    spread,
+)
+from kernel_models.op_call import Family, OpCall
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = Path(os.environ.get("FORETRACE_DATA", ROOT.parent / "shared" / "data"))
+START = Efficiencies({"*": Efficiency(0.7, 0.8, 1.3, -0.7, 0.7, "start of the fit")})
+ONE_DEVICE = 1.5
+"""Intervals from residuals within one device are widened by this: devices differ by more than calls do."""
+FEW = 12
+"""Calls that a default of its own needs for a kind."""
+_SET = "set, not measured: cuDNN's channels-last kernels on matrix units, of which no measurement is at hand"
+SET = {f"conv/{dtype}": Efficiency(0.5, 0.7, 2.5, -0.8, 0.8, _SET) for dtype in ("fp16", "bf16", "tf32")}
+"""Entries without a measurement."""
+TRACES = ("rank3-of-8xA100-6steps/rank3.kineto.json.gz", "dlrm-8xV100-2023/rank0.kineto.json.gz",
+          "resnet50-V100-2021/loader-workers-0.json.gz", "vllm-eager-B200/rank0.json.gz",
+          "rank0-1-of-128/sampled_rank-0.json.gz", "triton-example/torch-compile-mi300.json.gz",
+          "cuda-sync-A100/alexnet/benchmark_result_2869224_1695835535_trace.json.gz")
+
+
+def trace_sets(data: Path) -> list[tuple[str, DeviceSpec, list[OpCall], np.ndarray]]:
+    """Calls of the traces that may be fitted to, with their measured times."""
+    from datasheet_traces import read_trace
+
+    found = []
+    for name in TRACES:
+        trace = read_trace(data / "traces" / name)
+        if trace is not None:
+            found.append((name.split("/")[0], trace.device, trace.calls, trace.measured_us))
+    return found
+
+
+def collect(data: Path) -> list[tuple[str, Measured]]:
+    """Every set, by the table's or trace's name."""
+    sets = [(one.table, Measured(one.calls, one.measured_us, one.device)) for one in table_sets(data)]
+    try:
+        sets += [(f"trace {name}", Measured(calls, times, device)) for name, device, calls, times in trace_sets(data)]
+    except ImportError as error:
+        print(f"without traces: {error}", file=sys.stderr)
+    return sets
+
+
+def chains(calls: list[OpCall]) -> list[tuple[str, ...]]:
+    """The keys of every call."""
+    found: list[tuple[str, ...]] = [()] * len(calls)
+    for family in {call.family for call in calls}:
+        at = [i for i, call in enumerate(calls) if call.family == family]
+        table = CallTable.of(family, [calls[i] for i in at])
+        for i, group in zip(at, table.group, strict=True):
+            kind, dtype = table.groups[group]
+            found[i] = keys(family, dtype, kind)
+    return found
+
+
+def residuals_elsewhere(sets: list[tuple[str, Measured]]) -> dict[str, list[np.ndarray]]:
+    """Log residuals by key and device, of calls priced with efficiencies fitted to the other devices."""
+    found: dict[str, list[np.ndarray]] = {}
+    for name in dict.fromkeys(one.device.name for _, one in sets):
+        others = fit_over_devices([one for _, one in sets if one.device.name != name], base=START)
+        mine: dict[str, list[float]] = {}
+        for _, one in sets:
+            if one.device.name != name:
+                continue
+            for family in Family:
+                rows = [i for i, call in enumerate(one.calls) if call.family == family and "unsized" not in call.flags
+                        and one.measured_us[i] > 0]
+                if not rows or family.value not in others.families():
+                    continue
+                calls = [one.calls[i] for i in rows]
+                log = np.log(np.asarray(one.measured_us, float)[rows]) - np.log(
+                    RooflineModel(family, one.device, others).predict(calls).time_us)
+                for chain, residual in zip(chains(calls), log, strict=True):
+                    for key in chain:
+                        mine.setdefault(key, []).append(float(residual))
+        for key, values in mine.items():
+            found.setdefault(key, []).append(np.array(values))
+    return found
+
+
+def defaults(sets: list[tuple[str, Measured]]) -> tuple[Efficiencies, dict[str, list[np.ndarray]]]:
+    """Efficiencies fitted to everything, with intervals of devices left out."""
+    elsewhere = residuals_elsewhere(sets)
+    fitted = fit_over_devices([one for _, one in sets], base=START)
+    names, counts = {}, {}
+    for name, one in sets:
+        for chain in chains(list(set(one.calls))):
+            for key in chain:
+                names.setdefault(key, {}).setdefault(name, {})[one.device.name] = None
+                counts[key] = counts.get(key, 0) + 1
+    entries = {}
+    for key, entry in sorted(fitted.entries.items()):
+        parts = key.split("/")
+        if len(parts) == 3 and counts.get(key, 0) < FEW:
+            continue
+        residuals = elsewhere.get(key, [])
+        if len(residuals) >= 2:
+            weight = np.concatenate([np.full(len(r), 1 / len(r)) for r in residuals])
+            low, high = spread(np.concatenate(residuals), weight)
+            note = f"interval: {len(residuals)} devices, each left out"
+        else:
+            low, high = entry.low * ONE_DEVICE, entry.high * ONE_DEVICE
+            note = f"interval: one device, widened {ONE_DEVICE} times"
+        source = "; ".join(f"{name} ({', '.join(devices)})" for name, devices in names.get(key, {}).items())
+        entries[key] = replace(entry, low=low, high=high, source=f"{source}. {note}" if source else entry.source)
+    everything = [r for key, rs in elsewhere.items() if "/" not in key for r in rs]
+    weight = np.concatenate([np.full(len(r), 1 / len(r)) for r in everything])
+    low, high = spread(np.concatenate(everything), weight)
+    typical = {name: float(np.median([getattr(entries[f.value], name) for f in Family if f.value in entries]))
+               for name in ("compute", "memory", "fixed")}
+    entries["*"] = Efficiency(**typical, low=low * ONE_DEVICE, high=high * ONE_DEVICE,
+                              source="medians of the families below; their interval widened 1.5 times")
+    return Efficiencies({**entries, **SET}), elsewhere
+
+
+def written(efficiencies: Efficiencies) -> str:
+    """The file's text."""
+    lines = ["# Default efficiencies, written by benchmarks/default_efficiencies.py; do not edit by hand.",
+             "# compute, memory: shares of what a device sustains; fixed: kernel floors; low, high: log 80% interval.",
+             "", "[entries]"]
+    for key, e in efficiencies.entries.items():
+        source = e.source.replace('"', "'")
+        lines.append(f'"{key}" = {{ compute = {e.compute:.3f}, memory = {e.memory:.3f}, fixed = {e.fixed:.3f}, '
+                     f'low = {e.low:.3f}, high = {e.high:.3f}, source = "{source}" }}')
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("data", nargs="?", type=Path, default=DATA)
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    sets = collect(arguments.data)
+    result, elsewhere = defaults(sets)
+    print(f"{'key':30}{'devices':>8}{'calls':>8}{'compute':>9}{'memory':>9}{'fixed':>8}{'low':>8}{'high':>8}"
+          f"{'median |error| on a device left out':>38}")
+    for key, e in result.entries.items():
+        residuals = elsewhere.get(key, [])
+        count = sum(len(r) for r in residuals)
+        errors = " ".join(f"{np.median(np.abs(np.expm1(-r))):.0%}" for r in residuals)
+        print(f"{key:30}{len(residuals):8}{count:8}{e.compute:9.2f}{e.memory:9.2f}{e.fixed:8.2f}"
+              f"{np.expm1(e.low):8.0%}{np.expm1(e.high):8.0%}   {errors}")
+    if arguments.write:
+        DEFAULTS_FILE.write_text(written(result), encoding="utf-8")
+        print(f"wrote {DEFAULTS_FILE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Pricing: every call gets a time, an interval and a source. Nothing is free, and nothing unknown is an error.
+
+Calls are grouped by family and each distinct one is priced once. The best model that covers a call prices it: learned,
+then heuristic with efficiencies fitted to the device, then the data sheet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kernel_models.device import DeviceSpec
+from kernel_models.heuristics import heuristic_models
+from kernel_models.model import Float64, KernelModel, Source
+from kernel_models.op_call import Family, OpCall
+
+Int8 = npt.NDArray[np.int8]
+Int64 = npt.NDArray[np.int64]
+
+LEAST_US = 0.5
+"""No kernel takes less: the shortest that CUPTI and roctracer report are 0.7 to 1 µs. Keeps broken models from pricing
+work at nothing."""
+WIDEST = 1e3
+"""Ends of an interval are at most this factor from the time."""
+
+
+class Models(Protocol):
+    """What pricing needs of a device's profile."""
+
+    @property
+    def device(self) -> DeviceSpec:
+        """The device its models were fitted to."""
+        ...
+
+    def models_of(self, family: Family) -> Sequence[KernelModel]:
+        """The models of a family, in any order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PricedCalls:
+    """Times of n calls, in their order.
+
+    Attributes:
+        calls: the m distinct calls, in order of first appearance.
+        index: of each call into the distinct ones [n].
+        time_us, low_us, high_us: expected time and 80% interval of each distinct call, µs [m].
+        source: a ``Source`` of each distinct call [m].
+    """
+
+    calls: list[OpCall]
+    index: Int64
+    time_us: Float64
+    low_us: Float64
+    high_us: Float64
+    source: Int8
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def times_us(self) -> Float64:
+        """Time of every call, repeated ones too, µs [n]."""
+        return self.time_us[self.index]
+
+    @property
+    def total_us(self) -> float:
+        """Sum over all calls, µs."""
+        return float(self.times_us.sum())
+
+    def total_interval_us(self) -> tuple[float, float]:
+        """80% interval of the sum, µs: errors of one family share their cause, those of different families do not.
+
+        Within a family the distances to the interval's ends add up; across families they add up in quadrature.
+        """
+        counts = np.bincount(self.index, minlength=len(self.calls))
+        below: dict[Family, float] = {}
+        above: dict[Family, float] = {}
+        for call, n, time, low, high in zip(self.calls, counts, self.time_us, self.low_us, self.high_us, strict=True):
+            below[call.family] = below.get(call.family, 0.0) + n * (time - low)
+            above[call.family] = above.get(call.family, 0.0) + n * (high - time)
+        total = self.total_us
+        low = float(np.sqrt(np.sum(np.square(list(below.values()))))) if below else 0.0
+        high = float(np.sqrt(np.sum(np.square(list(above.values()))))) if above else 0.0
+        return max(total - low, 0.0), total + high
+
+    def share_by_source(self) -> dict[str, float]:
+        """Share of the total time from each source, best first; sources without any are left out."""
+        times, sources = self.times_us, self.source[self.index]
+        total = times.sum()
+        shares = {source.label: float(times[sources == source].sum() / total) if total else 0.0 for source in Source}
+        return {label: share for label, share in shares.items() if share > 0}
+
+
+def price(calls: Iterable[OpCall], device: DeviceSpec, profile: Models | None = None) -> PricedCalls:
+    """Price calls on a device.
+
+    Args:
+        calls: Any, repeated ones too.
+        device: Where they would run.
+        profile: Fitted models of that device; without it, or for what its models do not cover, the data sheet's
+            figures with default efficiencies.
+    """
+    codes: dict[OpCall, int] = {}
+    index = np.fromiter((codes.setdefault(call, len(codes)) for call in calls), np.int64)
+    distinct = list(codes)
+    m = len(distinct)
+    time: Float64 = np.full(m, np.nan)
+    low: Float64 = np.full(m, np.nan)
+    high: Float64 = np.full(m, np.nan)
+    source = np.full(m, Source.DATASHEET, np.int8)
+    fallback = heuristic_models(device)
+    for family, rows in _by_family(distinct).items():
+        fitted = sorted(profile.models_of(family), key=lambda model: model.source) if profile is not None else []
+        models: list[KernelModel] = [*fitted, fallback[family]]
+        left = rows
+        for model in models:
+            mine = [distinct[i] for i in left]
+            if model.source != Source.DATASHEET:
+                covered = np.asarray(model.covers(mine), np.bool_)
+                mine = [call for call, take in zip(mine, covered, strict=True) if take]
+            else:
+                covered = np.ones(len(mine), np.bool_)
+            if mine:
+                times = model.predict(mine)
+                sound = np.isfinite(times.time_us) & (times.time_us > 0)
+                taken = left[covered][sound]
+                time[taken], low[taken], high[taken] = (
+                    times.time_us[sound], times.low_us[sound], times.high_us[sound])
+                source[taken] = model.source
+                left = np.concatenate([left[~covered], left[covered][~sound]])
+            if not len(left):
+                break
+    time = np.where(np.isfinite(time), time, device.kernel_floor_us)
+    time = np.maximum(time, LEAST_US)
+    low = np.clip(np.nan_to_num(low, nan=0.0), time / WIDEST, time)
+    high = np.clip(np.nan_to_num(high, nan=np.inf), time, time * WIDEST)
+    return PricedCalls(distinct, index, time, low, high, source)
+
+
+def price_one(call: OpCall, device: DeviceSpec, profile: Models | None = None) -> dict[str, Any]:
+    """Time of one call as plain values: time_us, interval_us, source, flops and bytes."""
+    priced = price([call], device, profile)
+    return {"time_us": float(priced.time_us[0]), "interval_us": [float(priced.low_us[0]), float(priced.high_us[0])],
+            "source": Source(int(priced.source[0])).label, "flops": call.flops, "bytes": call.bytes_moved}
+
+
+def _by_family(calls: Sequence[OpCall]) -> Mapping[Family, Int64]:
+    """Indices of the calls of each family."""
+    rows: dict[Family, list[int]] = {}
+    for i, call in enumerate(calls):
+        rows.setdefault(call.family, []).append(i)
+    return {family: np.array(found, np.int64) for family, found in rows.items()}

@@ -1,0 +1,251 @@
+"""Collectives: conventions, topologies and formulas, with answers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from kernel_models.collectives import (
+    CollectiveBatch,
+    CollectiveCall,
+    CollectiveKind,
+    CommError,
+    CommProfile,
+    Level,
+    Placement,
+    bus_factor,
+    collective_kind,
+    topology,
+    uneven_all_to_all,
+)
+from kernel_models.collectives.contention import overlap_slowdown, share_links
+from kernel_models.collectives.datasheet import DatasheetModel, algorithm_label
+from kernel_models.collectives.formulas import Group, lines
+from kernel_models.collectives.nccl_constants import Algorithm, Protocol
+from kernel_models.collectives.topology import networks, node_names, node_type, read_node
+from kernel_models.device import device
+
+KINDS = list(CollectiveKind)
+
+
+def line(cluster: str, kind: CollectiveKind, group: Group, algorithm: Algorithm, protocol: Protocol):
+    found = [way for way in lines(topology(cluster), kind, group)
+             if way.algorithm is algorithm and way.protocol is protocol]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_bus_factors_are_those_of_nccl_tests():
+    assert bus_factor(CollectiveKind.ALL_REDUCE, 8) == pytest.approx(1.75)
+    assert bus_factor(CollectiveKind.ALL_GATHER, 3) == pytest.approx(2 / 3)
+    assert bus_factor(CollectiveKind.ALL_TO_ALL, 5) == pytest.approx(0.8)
+    assert bus_factor(CollectiveKind.BROADCAST, 7) == 1.0
+    assert all(bus_factor(kind, 1) == 0.0 for kind in KINDS)
+
+
+@pytest.mark.parametrize(("name", "kind"), [
+    ("AllReduce", "all_reduce"), ("alltoall_perf", "all_to_all"), ("reduce_scatter_tensor", "reduce_scatter"),
+    ("send", "send_recv"), ("all-gather", "all_gather"), ("sendrecv", "send_recv"), ("all_to_allv", "all_to_all")])
+def test_names_of_collectives(name, kind):
+    assert collective_kind(name).label == kind
+
+
+def test_an_unknown_collective_is_told_with_the_known_ones():
+    with pytest.raises(CommError, match="'gossip' is no collective .* all_reduce"):
+        collective_kind("gossip")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_world_of_one_rank_communicates_nothing(kind):
+    times = CommProfile(topology("dgx-h100")).predict(CollectiveBatch.of(kind, [0, 1, 1e9], Placement((1,))))
+    assert times.time_us.tolist() == times.high_us.tolist() == [0.0, 0.0, 0.0]
+    assert set(times.level) == {int(Level.NOTHING_TO_DO)}
+
+
+def test_zero_bytes_take_no_time_but_a_barrier_takes_that_of_four_bytes():
+    profile = CommProfile(topology("dgx-h100"))
+    for kind in KINDS:
+        time_us = profile.predict(CollectiveBatch.of(kind, 0, Placement((8,)))).time_us[0]
+        # Ring and LL: 6.6 + 14 steps of 0.6 us, and 4 bytes.
+        assert time_us == pytest.approx(15.0, abs=0.01) if kind is CollectiveKind.BARRIER else time_us == 0.0
+
+
+def test_a_ring_of_three_ranks():
+    # 2(n-1) = 4 steps of 3.4 us after 8.4 us; 4/3 of the bytes over 300 * 0.8 * 0.92 GB/s.
+    way = line("dgx-a100", CollectiveKind.ALL_REDUCE, Group(3, 1, 3, 3), Algorithm.RING, Protocol.SIMPLE)
+    assert way.latency_us == pytest.approx(8.4 + 4 * 3.4)
+    assert way.us_per_byte == pytest.approx(4 / 3 / (300 * 0.8 * 0.92) * 1e-3)
+
+
+def test_a_gather_copies_its_own_part_too():
+    # 2/3 of the bytes on the ring, 1/3 through 24 channels of 20 GB/s.
+    way = line("dgx-a100", CollectiveKind.ALL_GATHER, Group(3, 1, 3, 3), Algorithm.RING, Protocol.SIMPLE)
+    assert way.latency_us == pytest.approx(8.4 + 2 * 3.4)
+    assert way.us_per_byte == pytest.approx((2 / 3 / 220.8 + 1 / 3 / 480) * 1e-3)
+
+
+def test_a_ring_over_two_nodes_has_network_steps():
+    # 30 steps in all, 2 * 2 of them across: 6.6 + 26 * 0.6 + 4 * 2.7 with LL.
+    way = line("dgx-a100x2", CollectiveKind.ALL_REDUCE, Group(16, 2, 8, 8), Algorithm.RING, Protocol.LL)
+    assert way.latency_us == pytest.approx(6.6 + 26 * 0.6 + 4 * 2.7)
+
+
+def test_a_group_that_crosses_nodes_unevenly_is_held_up_by_its_narrowest_node():
+    # Seven ranks here and one there: the one rank's card carries the ring, 25 GB/s less headers.
+    cluster = topology("dgx-a100x2")
+    assert cluster.node_gbps(1) == pytest.approx(25 * 0.994)
+    way = line("dgx-a100x2", CollectiveKind.ALL_REDUCE, Group(8, 2, 7, 1), Algorithm.RING, Protocol.SIMPLE)
+    assert way.us_per_byte == pytest.approx(1.75 / (25 * 0.994 * 0.92) * 1e-3)
+    # All-to-all: the single rank sends 7/8 of its bytes over its card; the seven send 7/8 over seven cards together.
+    way = line("dgx-a100x2", CollectiveKind.ALL_TO_ALL, Group(8, 2, 7, 1), Algorithm.DIRECT, Protocol.SIMPLE)
+    assert way.us_per_byte == pytest.approx((7 / 8 / (25 * 0.994 * 0.92) + 1 / 8 / 480) * 1e-3)
+    # A hierarchical all-reduce or one in the switch needs as many ranks on every node.
+    uneven = {w.algorithm for w in lines(topology("dgx-h100x2"), CollectiveKind.ALL_REDUCE, Group(8, 2, 7, 1))}
+    assert uneven == {Algorithm.RING, Algorithm.TREE}
+
+
+def test_a_hierarchical_all_reduce():
+    # 2 * (8.4 + 3 * 3.4) inside, 8.4 + 2 * 14 across; 2 * 3/4 over NVLink and 2 * 1/2 over four cards.
+    way = line("dgx-a100x2", CollectiveKind.ALL_REDUCE, Group(8, 2, 4, 4), Algorithm.HIERARCHICAL, Protocol.SIMPLE)
+    assert way.latency_us == pytest.approx(2 * (8.4 + 3 * 3.4) + 8.4 + 28)
+    assert way.us_per_byte == pytest.approx((1.5 / 220.8 + 1 / (4 * 25 * 0.994 * 0.92)) * 1e-3)
+
+
+def test_the_switch_reduces_large_messages_of_full_h100_nodes_only():
+    model = DatasheetModel(topology("dgx-h100"))
+
+    def chosen(size: float, ranks: int) -> str:
+        times = model.predict(CollectiveBatch.of(CollectiveKind.ALL_REDUCE, size, Placement((ranks,))))
+        return algorithm_label(int(times.algorithm[0]))
+
+    # As observed on 8 x H200: ring/LL up to 1 MiB, NVLS from 2 MiB.
+    assert [chosen(2.0**20, 8), chosen(2.0**21, 8)] == ["ring/LL", "nvls/Simple"]
+    assert chosen(2.0**29, 2) == "ring/Simple"
+
+
+def test_two_pods_share_an_oversubscribed_network():
+    full, half = topology("dgx-h100x4"), topology("dgx-h100x4", 2.0)
+    assert half.node_gbps(8) == pytest.approx(full.node_gbps(8) / 2)
+    with pytest.raises(CommError, match="oversubscription"):
+        topology("dgx-h100x4", 0.5)
+
+
+def test_names_of_topologies():
+    assert (topology("dgx-h100").gpus, topology("dgx-h100x16").gpus) == (8, 128)
+    assert topology("dgx-a100x4@roce-100").network.title.startswith("RoCE")
+    assert topology("dgx-a100x4@roce-100").name == "dgx-a100x4@roce-100"
+    assert topology("HGX-A100-4").gpus == 4
+    for name in node_names():
+        assert topology(f"{name}x3").nodes == 3
+    for wrong, said in (("dgx-h10", "did you mean dgx-h100"), ("dgx-h100x0", "0 nodes"), ("dgx-h100@token-ring", "token-"),
+                        ("../dgx-h100", "no node type"), ("", "no node type"), ("networks", "no node type")):
+        with pytest.raises(CommError, match=said):
+            topology(wrong)
+
+
+@pytest.mark.parametrize("name", node_names())
+def test_every_figure_of_a_node_has_a_source_and_agrees_with_its_device(name):
+    node = node_type(name)
+    assert node.name == name
+    assert set(node.sources) == {"gpus", "peer_gbps", "nics", "in_switch_reduction"} and all(node.sources.values())
+    assert node.network in networks()
+    gpu = device(node.device)
+    assert gpu.architecture == node.architecture or node.link == "loopback"
+    if node.link in ("nvswitch", "nvlink-mesh"):
+        assert node.peer_gbps == gpu.peer_gbps
+    elif node.link == "pcie":
+        assert node.peer_gbps == pytest.approx({4: 31.5, 5: 63}[gpu.pcie_generation])
+
+
+def test_every_network_has_sources_and_a_rate():
+    for network in networks().values():
+        assert network.card_gbps > 1 and 0.9 < network.payload_share < 1
+        assert set(network.sources) == {"card_gbps", "payload_share", "extra_latency_us", "oversubscription"}
+
+
+def test_a_broken_node_file_is_told_in_one_sentence(tmp_path):
+    path = tmp_path / "box.toml"
+    path.write_text('name = "box"\ndevice = "x"\narchitecture = "x"\nlink = "string"\nnetwork = "ib-hdr"\n'
+                    '[sources]\na = "b"\n[figures]\ngpus = { value = 8, source = "a" }\n')
+    with pytest.raises(CommError, match=r"box\.toml is no complete node type: ValueError: link is 'string'"):
+        read_node(path)
+    path.write_text("name = ")
+    with pytest.raises(CommError, match="cannot be read as a topology"):
+        read_node(path)
+
+
+def test_where_ranks_lie():
+    cluster = topology("dgx-a100x2")
+    assert cluster.place([0, 1, 2, 8]).per_node == (3, 1)
+    assert cluster.place(range(0, 16, 8)).per_node == (1, 1)
+    assert cluster.first(11).per_node == (8, 3)
+    assert Placement.even(7, 3).per_node == (3, 3, 1)
+    for ranks, said in (([0, 0], "twice"), ([16], "no GPU"), ([-1], "no GPU")):
+        with pytest.raises(CommError, match=said):
+            cluster.place(ranks)
+    with pytest.raises(CommError, match="17 ranks do not fit"):
+        cluster.first(17)
+
+
+def test_an_uneven_all_to_all_is_as_large_as_its_busiest_rank():
+    # Rank 0 sends 6 and 2 to the others, and receives 1 + 1: 8 bytes leave it, as in an even one of 12 bytes.
+    assert uneven_all_to_all([[5, 6, 2], [1, 0, 0], [1, 0, 0]]) == pytest.approx(8 * 3 / 2)
+    # Rank 2 receives 9 from everybody together.
+    assert uneven_all_to_all([[0, 0, 4], [0, 0, 5], [0, 0, 7]]) == pytest.approx(9 * 3 / 2)
+    # Even: the payload itself; one rank: what it keeps.
+    assert uneven_all_to_all(np.full((4, 4), 2.0)) == pytest.approx(8.0)
+    assert uneven_all_to_all([[3.0]]) == 3.0
+    with pytest.raises(CommError, match="square table"):
+        uneven_all_to_all([[1, 2]])
+
+
+def test_batches_and_calls_agree():
+    calls = [CollectiveCall(CollectiveKind.ALL_GATHER, 2.0**i, Placement.even(n, 8), "float16")
+             for i in (10, 20) for n in (3, 8, 12)]
+    profile = CommProfile(topology("dgx-h100x2"))
+    together = profile.predict_calls(calls)
+    for i, call in enumerate(calls):
+        alone = profile.predict(CollectiveBatch.of(call.kind, call.payload_bytes, call.placement, call.dtype))
+        assert alone.time_us[0] == together.time_us[i] and alone.algorithm[0] == together.algorithm[i]
+
+
+@pytest.mark.parametrize("name", node_names())
+def test_formulas_never_fall_with_size_and_contain_themselves(name):
+    profile = CommProfile(topology(f"{name}x4"))
+    sizes = np.geomspace(1, 2**34, 200)
+    for kind in KINDS:
+        for placement in ((2,), (4,), (3, 1), (4, 4), (4, 4, 4, 1)):
+            times = profile.predict(CollectiveBatch.of(kind, sizes, Placement(placement)))
+            assert (np.diff(times.time_us) >= 0).all() and (times.time_us > 0).all()
+            assert (times.low_us < times.time_us).all() and (times.time_us < times.high_us).all()
+
+
+def test_collectives_share_a_link_evenly():
+    # One from 0 for 10; one from 4 for 3: from 4 on each at half speed, the short one done at 10, the long one at 13.
+    assert share_links([0, 4], [10, 3], [0, 0]).tolist() == [13.0, 10.0]
+    # Other links do not matter, and one that starts after the other's end is alone.
+    assert share_links([0, 4, 20], [10, 3, 5], [0, 1, 0]).tolist() == [10.0, 7.0, 25.0]
+    # Three alike at once take three times as long.
+    assert share_links([1, 1, 1], [2, 2, 2], [7, 7, 7]).tolist() == [7.0, 7.0, 7.0]
+    with pytest.raises(CommError, match="a time of at least zero"):
+        share_links([0], [-1], [0])
+
+
+def test_overlap_takes_multiprocessors_and_memory():
+    h100 = device("h100-sxm")
+    slow = overlap_slowdown(h100, busbw_gbps=335.0, memory_share=0.9)
+    assert slow.compute_bound == pytest.approx(132 / 108)
+    # 2 * 335 of 3350 GB/s are taken: what needs all of the memory runs at 80%; together they ask for 110%.
+    assert slow.memory_bound == pytest.approx(1.25) and slow.collective == pytest.approx(1.1)
+    assert overlap_slowdown(h100, 0.0, 0.5).collective == 1.0
+
+
+def test_placements_need_ranks():
+    with pytest.raises(CommError):
+        Placement((4, 0))
+    with pytest.raises(CommError):
+        Placement.even(0, 8)
+    assert math.isfinite(CommProfile(topology("cpu")).predict(
+        CollectiveBatch.of(CollectiveKind.ALL_REDUCE, 1e6, Placement((4,)))).time_us[0])

@@ -1,0 +1,158 @@
+"""Logs of measured collectives: what they say, and one sentence with the line for each way of being broken."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kernel_models.collectives import CollectiveKind, CommError, topology
+from kernel_models.collectives.readers import Hints, read_log
+from kernel_models.collectives.readers.traces import payload_bytes
+
+TITLE = "# Collective test starting: all_reduce_perf\n"
+DEVICES = "".join(f"#  Rank {i:2} Group  0 Pid  471{i} on  {'node1' if i < 2 else 'node2'} device  {i} [0x07] NVIDIA H100\n"
+                  for i in range(3))
+COLUMNS = """#
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+"""
+ROWS = """           0             0     float     sum      -1     5.05    0.00    0.00      0     5.01    0.00    0.00      0
+        1024           256     float     sum      -1    10.00    0.10    0.14      0     9.80    0.10    0.14      0
+     1048576        262144     float     sum      -1    25.41   41.27   55.02      0    25.17   41.66   55.55      0
+"""
+TAIL = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 13.7885\n"
+LOG = TITLE + DEVICES + COLUMNS + ROWS + TAIL
+HEADER_LINE = LOG.splitlines().index(next(line for line in LOG.splitlines() if "algbw" in line)) + 1
+
+PARAM = """[Rank   0] allSizes: [1024, 4194304] local_rank: 0 element_size: 4
+\tCOMMS-RES       size (B)  nElementsPerRank   Latency(us):p50         p75         p95         Min         Max    AlgBW(GB/s) BusBW(GB/s)
+\tCOMMS-RES-all_reduce           1024               256              24.1        24.5        25.0        23.0        26.0          0.042       0.074
+\tCOMMS-RES-all_reduce        4194304           1048576              84.0        85.0        86.0        83.0        87.0         49.932      87.381
+"""
+
+
+def write(tmp_path, text: str, name: str = "run.log") -> str:
+    path = tmp_path / name
+    path.write_text(text)
+    return str(path)
+
+
+def test_an_nccl_tests_log(tmp_path):
+    rows = read_log(write(tmp_path, LOG))
+    assert rows.time_us.tolist() == [5.05, 10.0, 25.41] and rows.batch.payload_bytes.tolist() == [0, 1024, 1048576]
+    assert set(rows.batch.kind) == {int(CollectiveKind.ALL_REDUCE)}
+    # Three ranks, two on one node and one on the other.
+    assert (rows.batch.ranks[0], rows.batch.nodes[0], rows.batch.widest[0], rows.batch.narrowest[0]) == (3, 2, 2, 1)
+
+
+def test_an_rccl_log_without_its_name_is_known_by_its_bus_bandwidth_or_told(tmp_path):
+    text = "rccl-tests: Version develop:5272cd1\n" + LOG.replace(TITLE, "")
+    large = text.replace(ROWS, ROWS.splitlines()[2] + "\n")
+    assert set(read_log(write(tmp_path, large)).batch.kind) == {int(CollectiveKind.ALL_REDUCE)}
+    with pytest.raises(CommError, match=r"run\.log, line 9: the log does not name its collective; give --collective"):
+        read_log(write(tmp_path, text))
+    given = read_log(write(tmp_path, text), Hints(kind=CollectiveKind.ALL_REDUCE, backend="rccl"))
+    assert given.backend == ["rccl"] * 3
+
+
+def test_older_columns_and_given_ranks(tmp_path):
+    text = """# nThread 1 nGpus 1 minBytes 8 maxBytes 8 step: 2(factor) validation: 1
+#       size         count      type   redop     time   algbw   busbw  error     time   algbw   busbw  error
+#        (B)    (elements)                       (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+     4194304       1048576     float     sum   100.00   41.94   73.40  1e-07   100.00   41.94   73.40  1e-07
+"""
+    with pytest.raises(CommError, match="line 4: the log does not say how many ranks there were; give --ranks"):
+        read_log(write(tmp_path, text))
+    rows = read_log(write(tmp_path, text), Hints(ranks=8, per_node=4))
+    assert (rows.batch.ranks[0], rows.batch.nodes[0], rows.time_us[0]) == (8, 2, 100.0)
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (lambda t: t.replace("(us)", "(ms)", 1), f"line {HEADER_LINE + 1}: a column is in ms"),
+    (lambda t: t.replace("   25.41 ", "   0.025 "), "line 11: 1,048,576 bytes in 0.025 µs are .* units are mixed"),
+    (lambda t: t[:t.index("   41.27")], f"line 11: the row has 6 columns and line {HEADER_LINE} names 13; it is cut off"),
+    (lambda t: t[:t.index("262144")], "line 11: the row is cut off"),
+    (lambda t: t.replace("  41.27", "  fast!"), "line 11: a number or column that nccl-tests writes is missing"),
+    (lambda t: t.replace("1024           256     float", "1024           256     quark"), "line 10: .*another tool's"),
+    (lambda t: t.replace(COLUMNS, "# nThread 1 algbw busbw\n"), "results before any line that names the columns"),
+    (lambda t: t.replace(ROWS, ""), "no row of results"),
+    (lambda t: t.replace("#  Rank  1 ", "#  Rank  7 "), "of 8 ranks only 3 are listed"),
+    (lambda t: t.replace("    10.00    0.10", "    0.00    0.10"), "line 10: 1024 bytes took 0 µs"),
+    (lambda t: "OSU MPI Allreduce Latency Test\n" + "8 1.2\n", "line 1: 'OSU MPI .* is no output of nccl-tests"),
+    (lambda t: "", "line 1: ''"),
+])
+def test_a_bad_log_is_told_with_its_line(tmp_path, change, said):
+    with pytest.raises(CommError, match=said) as error:
+        read_log(write(tmp_path, change(LOG)))
+    assert "run.log" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_param_output(tmp_path):
+    rows = read_log(write(tmp_path, PARAM))
+    # 87.381 / 49.932 = 1.75: eight ranks.
+    assert rows.batch.ranks.tolist() == [8, 8] and rows.time_us.tolist() == [24.1, 84.0]
+    assert read_log(write(tmp_path, PARAM), Hints(ranks=8, per_node=4)).batch.nodes.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (lambda t: t.replace("Latency(us)", "Latency(ms)"), "line 2: PARAM's columns"),
+    (lambda t: t.replace("        83.0        87.0", ""), "line 4: the row has not the 9 numbers that line 2 names"),
+    (lambda t: t.replace("84.0", "0.084"), "line 4: .* units are mixed"),
+    (lambda t: t.replace("COMMS-RES  ", "COMMS "), "line 3: there are results before any line that names"),
+    (lambda t: "\n".join(t.splitlines()[:2]), "no COMMS-RES row"),
+    (lambda t: t.replace("87.381", "86.0"), "line 3: the output does not say how many ranks"),
+])
+def test_bad_param_output_is_told_with_its_line(tmp_path, change, said):
+    with pytest.raises(CommError, match=said):
+        read_log(write(tmp_path, change(PARAM)))
+
+
+def test_tables(tmp_path):
+    text = "collective,dtype,ranks,ranks_per_node,payload_bytes,time_ms,backend\nall_reduce,half,4,2,1024,0.5,gloo\n"
+    rows = read_log(write(tmp_path, text, "t.csv"))
+    assert (rows.time_us[0], rows.backend[0], rows.batch.nodes[0]) == (500.0, "gloo", 2)
+    bare = read_log(write(tmp_path, "bytes,latency_us\n1024,5\n2048,6\n", "t.csv"),
+                    Hints(ranks=2, kind=CollectiveKind.BROADCAST))
+    assert bare.time_us.tolist() == [5, 6] and bare.batch.kind[0] == int(CollectiveKind.BROADCAST)
+    lines = '{"collective": "all_gather", "ranks": 2, "payload_bytes": 64, "latency_us": 3.5}\n'
+    assert read_log(write(tmp_path, lines, "t.jsonl")).time_us.tolist() == [3.5]
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("collective,ranks,time_us\nall_reduce,2,1\n", "line 1: no column holds sizes"),
+    ("collective,ranks,bytes,time\nall_reduce,2,1,1\n", "line 1: no column holds times with their unit"),
+    ("collective,ranks,bytes,time_us,time_ms\nall_reduce,2,1,1,1\n", "line 1: times are given in several units"),
+    ("ranks,bytes,time_us\n2,1,1\n", "line 1: no column says the collective"),
+    ("collective,bytes,time_us\nall_reduce,1,1\n", "line 1: no column says the number of ranks"),
+    ("collective,ranks,bytes,time_us\nall_reduce,2,8,1\nall_reduce,2,8,-1\n", "line 3: it is no measurement"),
+    ("collective,ranks,bytes,time_us\nall_reduce,2,8,1\nall_reduce,2,8,\n", "line 3: it is no measurement"),
+    ("collective,ranks,bytes,time_us\nall_fun,2,8,1\n", "line 2: it is no measurement"),
+    ("collective,ranks,bytes,time_us\nall_reduce,0,8,1\n", "line 2: it is no measurement"),
+    ("collective,ranks,bytes,time_us\n", "the table has no rows"),
+    ("", "cannot be read as a table"),
+])
+def test_a_bad_table_is_told_with_its_line(tmp_path, text, said):
+    with pytest.raises(CommError, match=said) as error:
+        read_log(write(tmp_path, text, "t.csv"))
+    assert "t.csv" in str(error.value)
+
+
+def test_no_parquet_is_told(tmp_path):
+    path = tmp_path / "t.parquet"
+    path.write_bytes(b"PAR1 but not really")
+    with pytest.raises(CommError, match="cannot be read as a table"):
+        read_log(str(path))
+
+
+def test_sizes_of_recorded_collectives():
+    kind = CollectiveKind
+    assert payload_bytes(kind.ALL_REDUCE, 10, 10, 4, 8) == 40
+    # Of an all-gather the output, of a reduce-scatter the input; from the other end times the ranks.
+    assert payload_bytes(kind.ALL_GATHER, 10, 80, 2, 8) == payload_bytes(kind.ALL_GATHER, 10, -1, 2, 8) == 160
+    assert payload_bytes(kind.REDUCE_SCATTER, 80, 10, 2, 8) == payload_bytes(kind.REDUCE_SCATTER, -1, 10, 2, 8) == 160
+    # Of an uneven all-to-all the larger side.
+    assert payload_bytes(kind.ALL_TO_ALL, 3392, 1792, 4, 8) == 4 * 3392
+    assert np.isnan(payload_bytes(kind.BROADCAST, -1, -1, 4, 8))
+    assert payload_bytes(kind.BARRIER, -1, -1, 4, 8) == 4
+    assert topology("dgx-v100").place(range(8)).per_node == (8,)

@@ -1,0 +1,353 @@
+"""Fitting: tables and traces as samples, the written hold-out rule, choices, and the commands."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from learned_support import QUICK, gemm_samples, gemm_table
+
+from graph_predictor.cli import main
+from kernel_models import fitting
+from kernel_models.datasets import DataError, read_samples
+from kernel_models.datasets.samples import Samples, fold_of, is_held_out, joined, share_of
+from kernel_models.datasets.tables import read_table
+from kernel_models.device import device
+from kernel_models.evaluate import evaluate_profile
+from kernel_models.fitting import Options, candidates_of, fit_entry, fit_profile, scaled_to
+from kernel_models.learned.boosting import Boosting
+from kernel_models.op_call import Family
+from kernel_models.profile import load_profile
+from kernel_models.scores import errors_of
+
+H200 = device("h200-sxm")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "BOOSTING", {Family.GEMM: (QUICK,), Family.ATTENTION: (QUICK,)})
+    monkeypatch.setattr(fitting, "OTHERS", (QUICK,))
+    monkeypatch.setattr(fitting, "SMALL", QUICK)
+
+
+def table(path: Path, rows: list[dict[str, Any]] | pd.DataFrame) -> Path:
+    frame = rows if isinstance(rows, pd.DataFrame) else pd.DataFrame(rows)
+    if path.suffix == ".csv":
+        frame.to_csv(path, index=False)
+    else:
+        frame.to_parquet(path)
+    return path
+
+
+def test_the_hold_out_rule_never_moves() -> None:
+    assert share_of("n=4096 k=4096") == pytest.approx(0.516379, abs=1e-6)
+    labels = [f"n={n} k={k}" for n in range(1, 60) for k in range(1, 60)]
+    held = [label for label in labels if is_held_out(label)]
+    assert 0.18 < len(held) / len(labels) < 0.22
+    assert {fold_of(label, 5) for label in held} == set(range(5))  # folds are independent of the rule
+
+
+def test_errors_on_paper() -> None:
+    errors = errors_of(np.array([1.1, 0.8, 2.0, 1.0]), np.ones(4), np.full(4, 0.9), np.array([2.0, 2.0, 2.0, 0.95]))
+    assert (errors.n, errors.mape, errors.median, errors.bias, errors.max, errors.coverage) == pytest.approx(
+        (4, 0.325, 0.15, 0.225, 1.0, 0.75))
+
+
+def test_linear_layers_by_device_and_stack(tmp_path: Path) -> None:
+    rows = pd.concat([gemm_table(30), gemm_table(20).assign(gpu="L40S", dtype="fp8")])
+    found = read_table(table(tmp_path / "t.parquet", rows))
+    assert [(one.device, one.software, len(one), one.calls[0].dtype) for one in found] == [
+        ("h200-sxm", "lib-1.0/linear", 30, "bf16"), ("l40s", "lib-1.0/linear", 20, "fp8")]
+    first = rows.iloc[0]
+    call = found[0].calls[0]
+    assert call.dims == (1, first.m, first.n, first.k) and call.layout == "nt"
+    assert found[0].labels()[0] == f"n={first.n} k={first.k}"
+
+
+def test_attention_without_a_window_is_one_call(tmp_path: Path) -> None:
+    row = {"gpu": "L40S", "software": "s", "kernel_source": "fa", "batch_size": 2, "seq_len": 64, "num_heads": 8,
+           "num_kv_heads": 2, "head_dim": 128, "latency_us": 10.0}
+    found = joined(read_table(table(tmp_path / "t.parquet", [
+        {**row, "window_size": np.nan}, {**row, "window_size": 0.0, "latency_us": 12.0},
+        {**row, "window_size": 0.0, "latency_us": 30.0}, {**row, "window_size": 32.0}])))
+    assert len(found) == 1 and len(found[0]) == 2
+    assert sorted(found[0].measured_us) == [10.0, 12.0]
+    assert {call.dims[-1] for call in found[0].calls} == {0, 32}
+    assert found[0].labels("tokens") == ["batch=2 length=64"] * 2 and len(set(found[0].labels("heads"))) == 2
+
+
+def test_neusight_products_have_n_as_contraction(tmp_path: Path) -> None:
+    row = {"OPName": "bmm", "Device": "Tesla T4", "B": 3, "H": np.nan, "M": 64, "N": 32, "K": 16, "split": "train",
+           "latency_us": 50.0}
+    found = read_table(table(tmp_path / "t.parquet", [row, {**row, "split": "test", "M": 65}, {
+        **row, "OPName": "conv"}]))
+    assert [call.dims for call in found[0].calls] == [(3, 64, 16, 32), (3, 65, 16, 32)]
+    assert found[0].split().tolist() == [False, True]
+
+
+def test_block_operations_are_split_among_workers(tmp_path: Path) -> None:
+    row = {"n_head": 64, "n_kv_head": 8, "n_embd": 8192, "n_expanded_embd": 28672, "vocab_size": 32768,
+           "use_gated_mlp": True, "num_tokens": 96, "num_tensor_parallel_workers": 4, "gpu": "h100", "model": "70b",
+           "latency_us": 10.0}
+    ops = ("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj", "mlp_act", "add", "emb",
+           "input_layernorm", "attn_rope")
+    found = read_table(table(tmp_path / "t.parquet", [{**row, "op": op} for op in ops]))
+    products = {call.dims[1:] for one in found if one.family is Family.GEMM for call in one.calls}
+    assert products == {(96, (64 + 16) // 4 * 128, 8192), (96, 8192, 2048), (96, 2 * 7168, 8192), (96, 8192, 7168)}
+    assert {one.family for one in found} == {Family.GEMM, Family.NORM, Family.ELEMENTWISE, Family.EMBEDDING}
+    assert next(one for one in found if one.family is Family.NORM).calls[0].dims == (96, 8192)
+
+
+def campaign(folder: Path) -> Path:
+    """A campaign's directory with made-up tables."""
+    (folder / "kernels").mkdir(parents=True)
+    (folder / "campaign.json").write_text(json.dumps({"sessions": [
+        {"hardware": {"device": "NVIDIA H200"}, "software": {"torch": "2.9.0"}}]}))
+    common = {"session": 0, "p50_us": 12.0, "kernel_us": 11.0, "kernel_count": 1.0, "event_overhead_us": 2.0}
+    variants = [{"variant": "warm"}, {"variant": "cold", "p50_us": 99.0}]
+    rows: dict[str, list[dict[str, Any]]] = {
+        "gemm": [{"m": 64 * i, "n": 128, "k": 256, "batch": 1, "op": "addmm" if i % 2 else "mm", "layout": "nt",
+                  "dtype": "bf16", "split": "held-out" if i == 3 else "fit"} for i in range(1, 9)],
+        "attention": [{"batch": 2, "heads": 8, "kv_heads": 4, "seq": 128, "kv_seq": 0, "head_dim": 64, "op": op,
+                       "backend": "flash", "causal": True, "dtype": "bf16"} for op in ("forward", "backward")],
+        "convolution": [{"batch": 2, "channels": 8, "out_channels": 16, "size": 14, "kernel": 3, "stride": 2,
+                         "groups": 1, "op": op, "dtype": "bf16", "channels_last": last}
+                        for op in ("forward", "dgrad", "wgrad") for last in (True, False)],
+        "norm": [{"rows": 64, "width": 256, "norm": norm, "op": op, "dtype": "bf16"}
+                 for norm in ("layer", "rms") for op in ("forward", "backward")],
+        "channel_norm": [{"batch": 2, "channels": 32, "size": 8, "groups": 8, "norm": norm, "channels_last": False,
+                          "op": op, "dtype": "bf16"} for norm in ("batch", "group") for op in ("forward", "backward")],
+        "softmax": [{"rows": 64, "width": 256, "log": True, "op": op, "dtype": "fp32"} for op in ("forward", "backward")],
+        "elementwise": [{"rows": 64, "width": 256, "op": op, "layout": "contiguous", "dtype": "bf16"}
+                        for op in ("add", "gelu", "cast_fp32", "copy", "add_scalar", "add_inplace", "gelu_backward")],
+        "reduction": [{"rows": 64, "width": 256, "op": op, "over": over, "dtype": "fp32"}
+                      for op in ("sum", "norm", "argmax", "cumsum") for over in ("width", "rows")],
+        "random": [{"elements": 4096, "op": op, "dtype": "fp32"} for op in ("dropout", "normal")],
+        "embedding": [{"rows": 1000, "width": 64, "lookups": 128, "pooling": pooling, "op": op, "law": "uniform",
+                       "dtype": "fp32"} for pooling in (0, 4) for op in ("forward", "backward")],
+        "index": [{"rows": 100, "width": 64, "count": 32, "op": op, "law": "uniform", "dtype": "fp32"}
+                  for op in ("index_select", "gather", "scatter_add", "index_add")],
+        "sort": [{"rows": 8, "width": 1024, "k": 8, "op": op, "dtype": "fp32"} for op in ("sort", "topk")],
+        "copy": [{"bytes": 4096, "direction": "h2d", "memory": "pinned"}],
+        "overheads": [{"case": "item"}],
+    }
+    for family, items in rows.items():
+        table(folder / "kernels" / f"{family}.parquet", [
+            {"id": f"{family}-{i}", "split": "fit", **common, **item, **variant}
+            for i, item in enumerate(items) for variant in variants])
+    return folder
+
+
+def test_campaign_tables_become_the_calls_of_traces(tmp_path: Path) -> None:
+    found = read_samples([str(campaign(tmp_path / "c"))])
+    assert {one.device for one in found} == {"h200-sxm"} and {one.software for one in found} == {"torch 2.9.0"}
+    assert {one.family for one in found} == {
+        Family.GEMM, Family.ATTENTION, Family.CONV, Family.NORM, Family.SOFTMAX, Family.ELEMENTWISE, Family.COPY,
+        Family.REDUCTION, Family.RANDOM, Family.EMBEDDING, Family.INDEX, Family.SORT, Family.TRANSFER}
+    products = next(one for one in found if one.family is Family.GEMM)
+    assert len(products) == 8 and products.split().sum() == 1
+    assert set(products.measured_us) == {10.0}  # warm, less what an empty pair of events takes
+    kinds = {call.kind for one in found for call in one.calls}
+    assert {"forward", "dgrad", "wgrad", "flash_backward", "layer_norm_backward", "rms_norm", "batch_norm",
+            "log_softmax_backward", "cast", "embedding_backward", "bag"} <= kinds
+    assert not any("unsized" in call.flags for one in found for call in one.calls)
+
+
+def test_traces_give_single_calls(real_trace: Callable[[str], Path]) -> None:
+    found = read_samples([str(real_trace("resnet50-V100"))])
+    assert {one.device for one in found} == {"v100-sxm2-16g"} or {one.device[:4] for one in found} == {"v100"}
+    families = {one.family for one in found}
+    assert {Family.GEMM, Family.CONV} & families and all((one.measured_us > 0).all() for one in found)
+
+
+def generic(rows: int = 300) -> pd.DataFrame:
+    random = np.random.default_rng(0)
+    columns, heights = random.choice([256, 512, 1024, 4096], rows), random.integers(1, 5000, rows)
+    moved = 4.0 * columns * heights
+    return pd.DataFrame({
+        "family": "norm", "device": "NVIDIA H200", "kind": "layer_norm", "dtype": "bf16", "rows": heights,
+        "columns": columns, "flops": 8.0 * columns * heights, "bytes_read": moved / 2, "bytes_written": moved / 2,
+        "latency_us": 2 + moved / 3e6})
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv"])
+def test_the_documented_schema(tmp_path: Path, ending: str) -> None:
+    plain = pd.DataFrame([{"family": "gemm", "device": "h200", "latency_us": 5.0, "batch": 1, "m": 8, "n": 16, "k": 32},
+                          {"family": "attention", "device": "h200", "latency_us": 5.0, "batch": 1, "heads": 8,
+                           "kv_heads": 8, "q_len": 64, "kv_len": 64, "head_dim": 64, "v_head_dim": 64, "window": 0,
+                           "flags": "causal"}])
+    found = read_table(table(tmp_path / f"t.{ending}", plain))
+    calls = {one.family: one.calls[0] for one in found}
+    assert calls[Family.GEMM].flops == 2 * 8 * 16 * 32 and calls[Family.GEMM].layout == "nt"
+    assert calls[Family.ATTENTION].kind == "flash_forward" and calls[Family.ATTENTION].flags == ("causal",)
+    assert len(read_table(table(tmp_path / f"n.{ending}", generic(50)))[0]) == 50
+
+
+@pytest.mark.parametrize("change, why", [
+    (lambda t: t.iloc[:0], "empty table"),
+    (lambda t: t.drop(columns="n"), "lacks n"),
+    (lambda t: t.assign(gpu="Voodoo 2"), "Voodoo 2"),
+    (lambda t: t.assign(latency_us=-1.0), "positive"),
+    (lambda t: t.assign(latency_us=np.nan), "positive"),
+    (lambda t: t.assign(m="many"), "check its values"),
+])
+def test_bad_tables_are_told(tmp_path: Path, change: Callable[[pd.DataFrame], pd.DataFrame], why: str) -> None:
+    from tracer.errors import ForetraceError
+
+    path = table(tmp_path / "t.parquet", change(gemm_table(20)))
+    with pytest.raises(ForetraceError, match=why):
+        read_table(path)
+
+
+def poisoned(samples: Samples, rows: np.ndarray) -> Samples:
+    return replace(samples, measured_us=np.where(rows, samples.measured_us * 50, samples.measured_us))
+
+
+def test_choices_never_see_the_held_out_groups() -> None:
+    samples = gemm_samples(700)
+    held = samples.split()
+    assert 0.1 < held.mean() < 0.35
+    options = Options(refit=False, distil=False)
+    clean, dirty = (fit_entry(one, H200, options) for one in (samples, poisoned(samples, held)))
+    assert clean.facts["candidates"] == dirty.facts["candidates"] and clean.rows == dirty.rows == (~held).sum()
+    calls = samples.calls[:50]
+    assert (clean.model.predict(calls).time_us == dirty.model.predict(calls).time_us).all()
+    assert dirty.facts["held_out"]["mape"] > 0.9 > 0.1 > clean.facts["held_out"]["mape"]
+
+
+def test_rows_the_data_mark_are_never_fitted_to() -> None:
+    samples = gemm_samples(700)
+    marked = replace(samples, held_out=np.arange(len(samples)) % 7 == 0)
+    clean, dirty = (fit_entry(one, H200, Options(distil=False)) for one in (
+        marked, poisoned(marked, marked.held_out)))  # type: ignore[arg-type]
+    calls = samples.calls[:50]
+    assert (clean.model.predict(calls).time_us == dirty.model.predict(calls).time_us).all()
+
+
+def test_refitting_takes_the_rest_in() -> None:
+    samples = gemm_samples(700)
+    entry = fit_entry(samples, H200, Options(distil=False))
+    assert entry.rows == len(samples) > entry.facts["fit_rows"]
+    assert entry.kind == "boosted" and entry.facts["held_out"]["coverage"] > 0.7
+    assert entry.facts["candidates"]["roofline"]["mape"] > entry.facts["held_out"]["mape"]
+
+
+def test_few_calls_are_left_to_the_formulas() -> None:
+    entry = fit_entry(gemm_samples(40), H200)
+    assert entry.kind == "roofline" and entry.model.source.label == "heuristic"
+
+
+def test_formulas_win_where_they_are_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "OTHERS", (Boosting(1, 0.01, 2, 1.0, 50),))
+    monkeypatch.setattr(fitting, "SMALL", Boosting(1, 0.01, 2, 1.0, 50))
+    samples = read_table(table(tmp_path / "n.parquet", generic()))[0].aggregated()
+    assert fit_entry(samples, H200).kind == "roofline"
+
+
+def test_more_rows_get_fewer_trees() -> None:
+    how = Boosting(1000, 0.05)
+    assert scaled_to(how, 1000) == how
+    assert scaled_to(how, 300_000).iterations == 200 and scaled_to(how, 300_000).learning_rate == 0.25
+    assert len(candidates_of(Family.GEMM, 100)) >= 1
+
+
+def test_several_devices_need_a_name() -> None:
+    samples = gemm_samples(100)
+    with pytest.raises(DataError, match="several devices"):
+        fit_profile([samples, replace(samples, device="l40s")])
+    with pytest.raises(DataError, match="nothing measured on a40"):
+        fit_profile([samples], device("a40"))
+
+
+def test_evaluation_prices_by_the_same_software() -> None:
+    samples = gemm_samples(500)
+    slower = replace(samples, software="lib-2.0", measured_us=samples.measured_us * 2)
+    profile = fit_profile([samples, slower], options=Options(distil=False))
+    found = evaluate_profile(profile, [samples, slower, replace(samples, device="l40s")])
+    assert found.families["gemm"].n == 2 * len(samples) and found.families["gemm"].mape < 0.05
+    assert all(errors.mape < 0.05 for errors in found.by_software.values())
+    assert "l40s" in found.notes[0]
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["foretrace", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            sys.exit(main())
+        captured = capsys.readouterr()
+        return left.value.code if isinstance(left.value.code, int) else 0, captured.out, captured.err
+
+    return call
+
+
+def test_fit_evaluate_and_list(run: Run, tmp_path: Path) -> None:
+    data, norms = table(tmp_path / "t.parquet", gemm_table(700)), table(tmp_path / "n.csv", generic())
+    out = tmp_path / "h200.profile"
+    code, text, _ = run("fit", data, norms, "-o", out)
+    assert code == 0 and "2 models of h200-sxm" in text and "MAPE" in text
+    assert set(load_profile(out).families) == {Family.GEMM, Family.NORM}
+
+    code, text, _ = run("models", "evaluate", out, data, norms, "--json")
+    found = json.loads(text)
+    assert code == 0 and set(found["families"]) == {"gemm", "norm"}
+    assert {"n", "mape", "median", "bias", "p90"} <= set(found["families"]["gemm"])
+    assert 0 < found["families"]["gemm"]["mape"] < 0.05 and found["families"]["gemm"]["n"] > 300
+    assert "Errors by family" in run("models", "evaluate", out, data)[1]
+
+    code, text, _ = run("models", "list", tmp_path, "--json")
+    assert code == 0 and [m["family"] for m in json.loads(text)[0]["models"]] == ["gemm", "norm"]
+    assert "h200-sxm, fitted" in run("models", "list", out)[1]
+    code, text, _ = run("fit", data, "-o", out, "--no-refit", "--json")
+    assert json.loads(text)["models"][0]["held_out"]["n"] > 0 and "refitted" not in json.loads(text)["provenance"]["split"]
+
+
+def test_bad_input_is_one_sentence_and_two(run: Run, tmp_path: Path) -> None:
+    data = table(tmp_path / "t.parquet", gemm_table(100))
+    (tmp_path / "bad.profile").write_bytes(b"PK\x03\x04 nonsense")
+    (tmp_path / "bad.parquet").write_bytes(b"nonsense")
+    (tmp_path / "none").mkdir()
+    out = tmp_path / "out.profile"
+    for arguments in (
+        ("fit", data, "-o", tmp_path / "no" / "folder.profile"), ("fit", tmp_path / "bad.parquet", "-o", out),
+        ("fit", tmp_path / "missing.parquet", "-o", out), ("fit", data, "-o", out, "--device", "voodoo"),
+        ("fit", data, "-o", out, "--device", "a40"), ("fit", data, "-o", out, "--family", "gamm"),
+        ("fit", data, "-o", out, "--software", "other"), ("fit", data, "-o", data),
+        ("models", "evaluate", tmp_path / "bad.profile", data), ("models", "evaluate", tmp_path / "missing", data),
+        ("models", "list", tmp_path / "none"), ("models", "list", tmp_path / "bad.profile"),
+    ):
+        code, text, error = run(*arguments)
+        assert (code, text) == (2, ""), arguments
+        assert error.startswith("foretrace: ") and error.count("\n") == 1, arguments
+        assert not out.exists()
+
+
+def test_a_cpu_trace_has_nothing_to_fit(run: Run, tmp_path: Path) -> None:
+    code, _, error = run("fit", ROOT / "traces" / "cpu-small", "-o", tmp_path / "x.profile")
+    assert code == 2 and "no kernel with recorded sizes" in error
+
+
+def test_published_products_are_predicted(data_folder: Path) -> None:
+    path = data_folder / "kernels" / "gemm_forward.parquet"
+    if not path.exists():
+        pytest.skip(f"{path} is absent")
+    frame = pd.read_parquet(path)
+    frame = frame[(frame.gpu == "H100-SXM5-80GB") & (frame.software == "vllm-0.14.0") & (frame.dtype == "bfloat16")]
+    from kernel_models.datasets import gemm_forward
+
+    samples = next(gemm_forward.read(frame, path)).aggregated()
+    entry = fit_entry(samples, device(samples.device), Options(refit=False, distil=False))
+    held = entry.facts["held_out"]
+    assert held["not_covered"] == 0 and 0.01 < held["mape"] < 0.09 and held["coverage"] > 0.7
+    assert held["mape"] < entry.facts["candidates"]["roofline"]["mape"] / 2

@@ -1,0 +1,265 @@
+"""Heuristic models: curves that never fall or jump, known answers, fits that find what was put in, states."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernel_models.device import device, device_names
+from kernel_models.heuristics import (
+    Efficiencies,
+    Efficiency,
+    RooflineModel,
+    default_efficiencies,
+    fit_efficiencies,
+    heuristic_models,
+    reuse_flag,
+)
+from kernel_models.heuristics.curves import L2_SPEEDUP, link_us, memory_us, overlapped, sector_bytes
+from kernel_models.heuristics.embedding import REUSE_BINS, distinct_rows
+from kernel_models.heuristics.sustained import bandwidth_gbps, peak_tflops
+from kernel_models.heuristics.tiles import padded_product_us
+from kernel_models.model import Source
+from kernel_models.op_call import DIMENSIONS, Family, OpCall
+
+DEVICES = st.sampled_from([name for name in device_names() if name != "cpu"]).map(device)
+BYTES = st.floats(1.0, 1e11)
+
+
+def gemm(m: int, n: int, k: int, dtype: str = "bf16", batch: int = 1) -> OpCall:
+    size = {"fp32": 4}.get(dtype, 2)
+    return OpCall(Family.GEMM, "mm", (batch, m, n, k), dtype, "nt", flops=2.0 * batch * m * n * k,
+                  bytes_read=float(size * batch * (m * k + n * k)), bytes_written=float(size * batch * m * n))
+
+
+def add(elements: int, dtype: str = "fp32") -> OpCall:
+    return OpCall(Family.ELEMENTWISE, "add", (elements, 2, 2 * elements), dtype, flops=float(elements),
+                  bytes_read=8.0 * elements, bytes_written=4.0 * elements)
+
+
+def lookup(lookups: int, rows: int, flags: tuple[str, ...] = ()) -> OpCall:
+    return OpCall(Family.EMBEDDING, "bag", (lookups, max(lookups // 16, 1), rows, 64, 1), "fp32", flags=flags,
+                  bytes_read=lookups * 264.0, bytes_written=16.0 * lookups)
+
+
+def times(calls: list[OpCall], name: str = "h100-sxm") -> np.ndarray:
+    return RooflineModel(calls[0].family, device(name)).predict(calls).time_us
+
+
+# Curves
+
+@given(DEVICES, BYTES, st.floats(1e-6, 10.0))
+def test_memory_curve_rises_without_jumps(spec, moved, more) -> None:
+    near = moved * (1 + more)
+    before, after = memory_us(np.array([moved, near]), spec)
+    per_byte = 1 / (bandwidth_gbps(spec) * 1e3)
+    assert after >= before + (near - moved) * per_byte / L2_SPEEDUP * (1 - 1e-6)
+    # Its slope is bounded, so that it has no jumps: at most 1 + 2(1 − 1/s)·h' times that of the memory.
+    assert after - before <= (near - moved) * per_byte * 2.0
+
+
+@given(st.floats(1.0, 1e11), st.floats(1e-6, 10.0), st.floats(1.0, 900.0))
+def test_link_curve_rises_without_jumps(moved, more, gbps) -> None:
+    near = moved * (1 + more)
+    before, after = link_us(np.array([moved, near]), gbps, 64e3)
+    assert (near - moved) / (gbps * 1e3) * (1 - 1e-6) <= after - before <= 2.001 * (near - moved) / (gbps * 1e3)
+    assert link_us(np.array([0.0]), gbps, 64e3)[0] == 0
+
+
+@given(st.floats(0.5, 1e5), st.floats(1e-6, 4.0))
+def test_sectors_cost_no_less_than_the_piece_and_rise(piece, more) -> None:
+    small, large = sector_bytes(np.ones(2), np.array([piece, piece * (1 + more)]), 32.0)
+    assert piece <= small <= large
+    assert large - small <= piece * more + 1e-9
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e6))
+def test_overlap_lies_between_the_longer_and_the_sum_and_rises(a, b, more) -> None:
+    one, later = overlapped(np.array([a, a + more]), np.array([b, b]))
+    assert max(a, b) * (1 - 1e-12) - 1e-12 <= one <= a + b + 1e-9
+    assert later >= one * (1 - 1e-12) - 1e-12
+
+
+# Products
+
+@settings(max_examples=60)
+@given(DEVICES, st.tuples(*(st.integers(1, 9000),) * 3), st.integers(0, 2), st.integers(1, 600),
+       st.sampled_from(["fp32", "fp16", "bf16"]))
+def test_products_never_get_quicker_as_they_grow(spec, sizes, which, more, dtype) -> None:
+    grown = list(sizes)
+    grown[which] += more
+    small, large = RooflineModel(Family.GEMM, spec).predict([gemm(*sizes, dtype), gemm(*grown, dtype)]).time_us
+    assert large >= small * (1 - 1e-12)
+
+
+def test_a_large_product_runs_at_the_peak_and_a_wave_more_costs_a_step() -> None:
+    spec = device("a100-sxm-80g")
+    one = np.ones(1)
+    # 108 tiles of 256×128: one full wave, at the full rate of the units.
+    full = padded_product_us(one, one * 256 * 12, one * 128 * 9, one * 4096, 312.0, spec)[0]
+    assert full == pytest.approx(2 * 256 * 12 * 128 * 9 * 4096 / 312e6, rel=1e-6)
+    beyond = padded_product_us(one, one * 256 * 12 + 1, one * 128 * 9, one * 4096, 312.0, spec)[0]
+    assert full < beyond < 2 * full
+
+
+def test_split_contraction_fills_units_that_few_tiles_leave_idle() -> None:
+    spec = device("h100-sxm")
+    one = np.ones(1)
+    few = padded_product_us(one, one * 64, one * 64, one * 65536, 989.4, spec)[0]
+    assert few < 2 * 64 * 64 * 65536 / (989.4e6 / 132) / 8
+
+
+def test_power_limits_what_a_small_board_sustains() -> None:
+    assert peak_tflops(device("l4"), "fp32", matrix=True) == pytest.approx(72 / 7.0)
+    assert peak_tflops(device("h100-sxm"), "bf16", matrix=True) == 989.4
+    assert peak_tflops(device("v100-pcie-32g"), "fp32", matrix=True) == 14.0
+
+
+# Other families
+
+@settings(max_examples=60)
+@given(DEVICES, st.integers(1, 10**8), st.integers(1, 10**7))
+def test_streams_rise_with_their_size_and_have_a_floor(spec, elements, more) -> None:
+    small, large = RooflineModel(Family.ELEMENTWISE, spec).predict([add(elements), add(elements + more)]).time_us
+    assert 0.5 * spec.kernel_floor_us <= small <= large
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 10**6), st.integers(1, 10**7), st.integers(1, 10**5))
+def test_lookups_rise_with_their_number_and_with_the_table(lookups, rows, more) -> None:
+    base, looked_up, larger = times([lookup(lookups, rows), lookup(lookups + more, rows), lookup(lookups, rows + more)])
+    assert looked_up >= base * (1 - 1e-9)
+    assert larger >= base * (1 - 1e-9)
+
+
+def test_reused_rows_are_found_in_the_cache() -> None:
+    once = reuse_flag([1.0] + [0.0] * (REUSE_BINS - 1))
+    often = reuse_flag([0.0] * (REUSE_BINS - 1) + [1.0])
+    fresh, cached = times([lookup(10**6, 10**8, (once,)), lookup(10**6, 10**8, (often,))])
+    assert cached < 0.85 * fresh
+    with pytest.raises(ValueError, match="17"):
+        reuse_flag([1.0])
+
+
+def test_distinct_rows_of_known_cases() -> None:
+    assert distinct_rows(np.array([1.0]), np.array([1000.0]))[0] == pytest.approx(1.0)
+    # Drawing T times from T rows leaves 1/e of them untouched.
+    assert distinct_rows(np.array([1e6]), np.array([1e6]))[0] == pytest.approx(1e6 * (1 - np.exp(-1)), rel=1e-4)
+    assert distinct_rows(np.array([1e9]), np.array([100.0]))[0] == pytest.approx(100.0)
+
+
+def test_causal_attention_costs_about_half() -> None:
+    def call(flops: float) -> OpCall:
+        return OpCall(Family.ATTENTION, "flash_forward", (4, 32, 32, 8192, 8192, 128, 128, 0), "bf16", flops=flops,
+                      bytes_read=8e8, bytes_written=2.7e8)
+    full, causal = times([call(4.0 * 4 * 32 * 8192**2 * 128), call(2.0 * 4 * 32 * 8192**2 * 128)])
+    assert causal / full == pytest.approx(0.5, abs=0.03)
+
+
+def test_pageable_copies_are_slower_than_copies_within_the_device() -> None:
+    def copy(kind: str, *flags: str) -> OpCall:
+        return OpCall(Family.TRANSFER, kind, (10**8,), "uint8", flags=flags, bytes_read=1e8, bytes_written=1e8)
+    within, pinned, pageable = times([copy("d2d"), copy("h2d", "pinned"), copy("h2d", "pageable")])
+    assert within < pinned < pageable
+
+
+@pytest.mark.parametrize("family", list(Family))
+def test_every_family_prices_anything(family: Family) -> None:
+    width = len(DIMENSIONS[family])
+    calls = [OpCall(family, "anything", (0,) * width, "", flags=("unsized",)),
+             OpCall(family, "anything", (7,) * width, "no such type", "strided", bytes_read=1e6, bytes_written=1e6),
+             OpCall(family, "other", (1,), "fp32", flops=1e9, bytes_read=4.0)]
+    model = RooflineModel(family, device("rtx-3090"))
+    found = model.predict(calls)
+    assert (found.low_us > 0).all() and (found.low_us <= found.time_us).all() and (found.time_us <= found.high_us).all()
+    assert np.isfinite(found.high_us).all() and model.covers(calls).all() and model.source is Source.DATASHEET
+    assert found.high_us[0] / found.low_us[0] > 20
+
+
+# Efficiencies
+
+def test_defaults_say_where_they_come_from() -> None:
+    entries = default_efficiencies().entries
+    assert {"gemm/bf16", "gemm/fp32", "attention", "elementwise", "norm", "*"} <= entries.keys()
+    for key, entry in entries.items():
+        assert entry.source, key
+        assert "h100-vs-mi300" not in entry.source
+        assert 0 < entry.compute <= 2.5 and 0 < entry.memory <= 3 and entry.low < 0 < entry.high
+
+
+def test_a_fit_finds_the_efficiencies_that_made_the_times() -> None:
+    spec = device("a100-sxm-80g")
+    true = Efficiencies({"*": Efficiency(0.6, 0.5, 2.0, -0.1, 0.1)})
+    rng = np.random.default_rng(0)
+    calls = [gemm(*map(int, 2 ** rng.uniform(5, 13, 3))) for _ in range(400)]
+    exact = RooflineModel(Family.GEMM, spec, true).predict(calls).time_us
+    measured = exact * np.exp(rng.normal(0, 0.1, len(calls)))
+    measured[:8] *= 20  # outliers
+    fitted = fit_efficiencies(calls, measured, spec)
+    found = RooflineModel(Family.GEMM, spec, fitted).predict(calls)
+    assert fitted.fitted and found.time_us.sum() == pytest.approx(exact.sum(), rel=0.05)
+    assert np.median(np.abs(np.log(found.time_us / exact))) < 0.05
+    inside = (found.low_us <= measured) & (measured <= found.high_us)
+    assert 0.7 <= inside.mean() <= 0.95
+
+
+def test_short_calls_leave_the_rates_alone() -> None:
+    spec = device("h100-sxm")
+    calls = [gemm(8 * i, 64, 64) for i in range(1, 40)]
+    fitted = fit_efficiencies(calls, np.full(len(calls), 9.0), spec)
+    large = [gemm(8192, 8192, 8192)]
+    before = RooflineModel(Family.GEMM, spec).predict(large).time_us[0]
+    assert RooflineModel(Family.GEMM, spec, fitted).predict(large).time_us[0] == pytest.approx(before, rel=0.05)
+
+
+def test_a_fit_without_measurements_says_so() -> None:
+    with pytest.raises(ValueError, match="no usable"):
+        fit_efficiencies([gemm(8, 8, 8)], [np.nan], device("t4"))
+    with pytest.raises(ValueError, match="1 calls have 2 times"):
+        fit_efficiencies([gemm(8, 8, 8)], [1.0, 2.0], device("t4"))
+
+
+def test_states_bring_back_the_same_model() -> None:
+    spec = device("mi300x")
+    for model in heuristic_models(spec).values():
+        state, arrays = model.state()
+        again = RooflineModel.from_state(state, arrays)
+        assert again.family is model.family and again.device == spec and again.source is model.source
+    calls = [gemm(512, 512, 512), gemm(64, 8192, 1024, "fp32")]
+    state, arrays = RooflineModel(Family.GEMM, spec).state()
+    np.testing.assert_allclose(RooflineModel.from_state(state, arrays).predict(calls).time_us,
+                               times(calls, "mi300x"), rtol=1e-3)
+    with pytest.raises((KeyError, ValueError)):
+        Efficiencies.from_state({"entries": {"gemm": {"compute": 1, "memory": 1, "fixed": 1, "low": 0, "high": 0}}})
+
+
+def sized(family: Family, size: int, other: int) -> OpCall:
+    """A call of a family whose work grows with ``size``, with the bytes and operations it would have."""
+    moved = {"bytes_read": 4.0 * size * other, "bytes_written": 4.0 * size * other}
+    if family is Family.ATTENTION:
+        return OpCall(family, "flash_forward", (1, 8, 8, size, size, 64, 64, 0), "bf16", flops=4.0 * 8 * size**2 * 64,
+                      bytes_read=2.0 * 8 * 64 * 3 * size, bytes_written=2.0 * 8 * 64 * size)
+    if family is Family.CONV:
+        return OpCall(family, ("forward", "dgrad", "wgrad")[other % 3],
+                      (size, 64, other, 1, 1, 14, 14, 1, 14, 14, 1, 3, 3, 1, 1, 1, 1, 1, 1), "fp16", "nhwc",
+                      flops=2.0 * size * 196 * 64 * other * 9, bytes_read=2.0 * size * 196 * 64,
+                      bytes_written=2.0 * size * 196 * other)
+    dims = {Family.NORM: (size, other), Family.SOFTMAX: (size, other, 1), Family.REDUCTION: (size, other, 1),
+            Family.COPY: (size * other, other), Family.CONCAT: (size * other, 2, other),
+            Family.INDEX: (size * other, other, size * other), Family.SORT: (size, other, 0),
+            Family.TRANSFER: (4 * size * other,), Family.RECURRENT: (size, 8, 64, other, 1, 1)}[family]
+    kind = "h2d" if family is Family.TRANSFER else "any"
+    return OpCall(family, kind, dims, "fp32", flops=float(size * other), **moved)
+
+
+@settings(max_examples=120)
+@given(DEVICES, st.sampled_from([Family.ATTENTION, Family.CONV, Family.NORM, Family.SOFTMAX, Family.REDUCTION,
+                                 Family.COPY, Family.CONCAT, Family.INDEX, Family.SORT, Family.TRANSFER,
+                                 Family.RECURRENT]),
+       st.integers(1, 20_000), st.integers(1, 5_000), st.integers(1, 2048))
+def test_no_family_gets_quicker_as_its_work_grows(spec, family, size, more, other) -> None:
+    small, large = RooflineModel(family, spec).predict([sized(family, size, other), sized(family, size + more, other)],
+                                                       ).time_us
+    assert large >= small * (1 - 1e-9)

@@ -1,0 +1,229 @@
+"""Learned models: bins and trees against scikit-learn, features on paper, intervals, coverage, distilled copies."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from learned_support import QUICK, gemm_samples
+from sklearn.ensemble import HistGradientBoostingRegressor
+
+from kernel_models.device import device
+from kernel_models.families.attention import attention
+from kernel_models.families.gemm import gemm
+from kernel_models.families.norm import norm
+from kernel_models.learned.bins import MOST_EDGES, Bins
+from kernel_models.learned.boosted import BoostedModel
+from kernel_models.learned.boosting import Boosting, fit_trees
+from kernel_models.learned.columns import Variants
+from kernel_models.learned.distil import distil
+from kernel_models.learned.features import RECIPES, Figures
+from kernel_models.learned.features.attention import work as attention_work
+from kernel_models.learned.features.gemm import work as gemm_work
+from kernel_models.learned.fit import Problem
+from kernel_models.learned.intervals import Intervals
+from kernel_models.learned.trees import Trees
+from kernel_models.op_call import Family
+from kernel_models.scores import errors_of
+
+H200 = device("h200-sxm")
+
+
+def features(rows: int, seed: int = 0) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    found = random.normal(size=(rows, 6)).astype(np.float32)
+    found[:, 1] = np.round(found[:, 1])
+    found[:, 2] = 7.0
+    return found
+
+
+def target(x: np.ndarray) -> np.ndarray:
+    return (x[:, 0] * x[:, 1] + np.sin(2 * x[:, 3]) + (x[:, 4] > 0.2)).astype(np.float64)
+
+
+def test_codes_count_the_edges_below() -> None:
+    x = features(3000)
+    bins = Bins.of(x)
+    probe = np.vstack([x[:500], features(500, 1) * 3, np.repeat(bins.edges[:1], 6)[None]]).astype(np.float32)
+    codes = bins.codes(probe)
+    for f in range(6):
+        edges = bins.edges[bins.start[f]:bins.start[f + 1]]
+        assert (np.diff(edges) > 0).all() and len(edges) <= MOST_EDGES
+        assert (codes[:, f] == np.searchsorted(edges, probe[:, f], side="left")).all()
+    assert bins.start[3] == bins.start[2]  # a constant feature has no edge
+
+
+def test_few_values_are_kept_apart() -> None:
+    x = np.array([[1.0], [np.nextafter(np.float32(1), np.float32(2))], [3.0]], np.float32)
+    assert Bins.of(x).codes(x)[:, 0].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_trees_predict_what_scikit_learn_does(seeds: int) -> None:
+    x, probe = features(2000), features(777, 5)
+    how = Boosting(80, 0.1, 31, 0.5, 5, seeds=seeds)
+    trees = fit_trees(x, target(x), how)
+    bins = trees.bins
+    models = [HistGradientBoostingRegressor(
+        max_iter=80, learning_rate=0.1, max_leaf_nodes=31, min_samples_leaf=5, max_features=0.5, early_stopping=False,
+        random_state=seed).fit(bins.codes(x).astype(np.float32), target(x)) for seed in range(seeds)]
+    expected = np.mean([model.predict(bins.codes(probe).astype(np.float32)) for model in models], axis=0)
+    assert np.abs(trees.predict(probe) - expected).max() < 1e-5
+    assert np.abs(trees.predict(x) - target(x)).mean() < 0.25 * np.abs(target(x)).mean()
+
+
+def test_trees_survive_storing_and_any_number_of_rows() -> None:
+    x = features(500)
+    trees = fit_trees(x, target(x), Boosting(20, 0.2, 8, 1.0, 5))
+    again = Trees.from_arrays(trees.arrays())
+    for rows in (0, 1, 15, 16, 17, 500):
+        assert (again.predict(x[:rows]) == trees.predict(x)[:rows]).all()
+
+
+@pytest.mark.parametrize("name, place, value", [
+    ("words", 0, 0xFFFF0000), ("words", 0, 0x000100FE), ("start", 1, 0), ("edge_start", 1, 10**6), ("depth", None, 0),
+    ("values", 0, np.nan), ("edges", None, 0)])
+def test_damaged_trees_are_refused(name: str, place: int | None, value: float) -> None:
+    x = features(500)
+    arrays = fit_trees(x, target(x), Boosting(5, 0.2, 8, 1.0, 5)).arrays()
+    changed = arrays[name].copy()
+    if place is None:
+        changed = changed[:-1]
+    else:
+        changed[place] = value
+    with pytest.raises(ValueError):
+        Trees.from_arrays({**arrays, name: changed})
+
+
+def test_a_wrong_number_of_features_is_refused() -> None:
+    x = features(300)
+    trees = fit_trees(x, target(x), Boosting(5, 0.2, 8, 1.0, 5))
+    with pytest.raises(ValueError, match="5 features"):
+        trees.predict(x[:, :5])
+
+
+def test_monotone_constraints_hold() -> None:
+    x = features(1500)
+    noisy = x[:, 0] + np.random.default_rng(0).normal(0, 1, 1500)
+    line = np.zeros((200, 6), np.float32)
+    line[:, 0] = np.linspace(-2, 2, 200)
+    rising = np.array([1, 0, 0, 0, 0, 0], np.int8)
+    how = Boosting(60, 0.2, 15, 1.0, 5)
+    assert (np.diff(fit_trees(x, noisy, how, monotone=rising).predict(line)) >= -1e-9).all()
+    assert (np.diff(fit_trees(x, noisy, how).predict(line)) < 0).any()
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32", "fp8"])
+def test_gemm_work_is_the_calls_own(dtype: str) -> None:
+    calls = [next(gemm(b, m, n, k, dtype, "nt", out_dtype="bf16" if dtype == "fp8" else ""))
+             for b, m, n, k in ((1, 17, 100, 64), (8, 256, 33, 5), (1, 1, 1, 1))]
+    variants = Variants.of(Family.GEMM, calls)
+    columns = variants.columns(calls, work=True)
+    _, flops, a, b, out, baseline = gemm_work(columns, Figures.of(H200, variants.known))
+    assert flops == pytest.approx([call.flops for call in calls])
+    assert a + b + out == pytest.approx([call.bytes_moved for call in calls])
+    assert (baseline > 2.0).all()
+
+
+def test_attention_work_is_the_calls_own() -> None:
+    shapes = [(kind, causal, window, q, kv) for kind in ("flash_forward", "flash_backward") for causal in (True, False)
+              for window in (0, 1, 100, 4096) for q, kv in ((512, 512), (1, 777), (128, 1000), (64, 64))]
+    calls = [next(attention(kind, 2, 8, 2, q, kv, 128, 64, "bf16", causal=causal, window=window))
+             for kind, causal, window, q, kv in shapes]
+    variants = Variants.of(Family.ATTENTION, calls)
+    columns = variants.columns(calls, work=True)
+    pairs, flops, _, _ = attention_work(columns, Figures.of(H200, variants.known))
+    assert flops == pytest.approx([call.flops for call in calls])
+    assert (pairs >= 1).all()
+
+
+def test_each_recipe_gives_finite_numbers_at_the_smallest_sizes() -> None:
+    smallest = {Family.GEMM: next(gemm(1, 1, 1, 1, "bf16", "nt")),
+                Family.ATTENTION: next(attention("flash_forward", 1, 1, 1, 1, 1, 1, 1, "bf16")),
+                Family.NORM: next(norm("layer_norm", 1, 1, "bf16", 1))}
+    for family, call in smallest.items():
+        variants = Variants.of(family, [call])
+        for name, recipe in RECIPES.items():
+            if name.startswith(family.value) or (family is Family.NORM and name.startswith("streaming")):
+                found, baseline = recipe.describe(variants.columns([call], work=True),
+                                                  Figures.of(H200, variants.known))
+                assert np.isfinite(found).all() and baseline[0] > 0
+
+
+def test_variants_look_through_what_does_not_matter() -> None:
+    known = next(gemm(1, 64, 64, 64, "bf16", "nt"))
+    variants = Variants.of(Family.GEMM, [known])
+    asked = [next(gemm(1, 64, 64, 64, "bf16", "nt", added="bias")), next(gemm(1, 64, 64, 64, "fp16", "nt")),
+             next(gemm(1, 64, 64, 64, "bf16", "nn")), next(gemm(1, 64, 64, 64, "fp32", "nt")),
+             next(gemm(1, 64, 64, 64, "bf16", "nt", added="accumulate"))]
+    assert variants.columns(asked, work=False).code.tolist() == [0, 0, -1, -1, -1]
+
+
+def test_intervals_cover_four_fifths() -> None:
+    random = np.random.default_rng(0)
+    predicted = np.exp(random.uniform(0, 8, 4000))
+    spread = np.where(predicted < 50, 0.2, 0.02)
+    measured = predicted * np.exp(random.normal(0, spread))
+    intervals = Intervals.of(predicted[:2000], measured[:2000])
+    low, high = intervals.around(predicted[2000:])
+    inside = (low <= measured[2000:]) & (measured[2000:] <= high)
+    assert 0.77 < inside.mean() < 0.85
+    assert (high / low)[predicted[2000:] < 10].mean() > 3 * (high / low)[predicted[2000:] > 1000].mean() - 2
+    alone = Intervals.of(np.array([5.0]), np.array([6.0]))
+    assert alone.around(np.array([5.0]))[1] == pytest.approx(6.0)
+
+
+@pytest.fixture(scope="module")
+def law() -> tuple[Problem, BoostedModel]:
+    problem = Problem.of(gemm_samples(), H200)
+    predicted, done = problem.out_of_fold(QUICK, folds=2)
+    return problem, problem.model(QUICK, Intervals.of(predicted[done], problem.measured_us[done]))
+
+
+def test_a_law_of_waves_is_learned(law: tuple[Problem, BoostedModel]) -> None:
+    fresh = gemm_samples(600, 0.0, seed=9)
+    times = law[1].predict(fresh.calls)
+    errors = errors_of(times.time_us, fresh.measured_us, times.low_us, times.high_us)
+    assert errors.mape < 0.04 and abs(errors.bias) < 0.01
+    assert errors.coverage is not None and errors.coverage > 0.75
+    assert (times.low_us <= times.time_us).all() and (times.time_us <= times.high_us).all()
+
+
+def test_unseen_folds_stay_together(law: tuple[Problem, BoostedModel]) -> None:
+    sites: dict[tuple[int, int], set[int]] = {}
+    for dims, fold in zip(law[0].columns.dims.tolist(), law[0].fold.tolist(), strict=True):
+        sites.setdefault((dims[2], dims[3]), set()).add(fold)
+    assert all(len(folds) == 1 for folds in sites.values()) and len(set.union(*sites.values())) == 5
+
+
+def test_coverage_ends_where_the_data_do(law: tuple[Problem, BoostedModel]) -> None:
+    model = law[1]
+    asked = [next(gemm(1, 300, 1000, 1000, "bf16", "nt")), next(gemm(1, 8192, 8192, 8192, "bf16", "nt")),
+             next(gemm(1, 10_000, 1024, 1024, "bf16", "nt")), next(gemm(1, 128, 16, 128, "bf16", "nt")),
+             next(gemm(1, 128, 128, 128, "bf16", "tn")), next(gemm(4, 128, 128, 128, "bf16", "nt"))]
+    assert model.covers(asked).tolist() == [True, True, False, False, False, False]
+    assert model.covers([]).tolist() == [] and len(model.predict([]).time_us) == 0
+    with pytest.raises(ValueError, match="not fitted"):
+        model.predict(asked[4:5])
+
+
+def test_a_distilled_copy_is_near(law: tuple[Problem, BoostedModel]) -> None:
+    problem, model = law
+    copy = distil(model, problem.columns, rows=6000)
+    fresh = gemm_samples(600, 0.0, seed=9)
+    full = errors_of(model.predict(fresh.calls).time_us, fresh.measured_us).mape
+    quick = errors_of(copy.predict(fresh.calls).time_us, fresh.measured_us).mape
+    assert quick < full + 0.02
+    assert len(copy.trees.depth) < len(model.trees.depth) * 2 and copy.trees.bins.features < model.trees.bins.features / 3
+
+
+def test_the_state_gives_the_same_model(law: tuple[Problem, BoostedModel]) -> None:
+    model = law[1]
+    again = BoostedModel.from_state(*model.state())
+    calls = gemm_samples(100, seed=3).calls
+    assert (again.predict(calls).time_us == model.predict(calls).time_us).all()
+    assert (again.covers(calls) == model.covers(calls)).all()
+    values, arrays = model.state()
+    for damaged in ({**values, "recipe": "gemm-99"}, {**values, "variants": []}, {**values, "intervals": {
+            "log_us": [], "low": [], "high": []}}):
+        with pytest.raises(ValueError):
+            BoostedModel.from_state(damaged, arrays)

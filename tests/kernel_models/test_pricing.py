@@ -1,0 +1,185 @@
+"""Pricing: order of sources, repeated calls, nothing free, and the command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from graph_predictor.cli import app
+from kernel_models.device import DeviceSpec, device
+from kernel_models.heuristics import RooflineModel
+from kernel_models.model import Source, Times
+from kernel_models.op_call import Family, OpCall
+from kernel_models.pricing import LEAST_US, price, price_one
+
+H100 = device("h100-sxm")
+
+
+def gemm(m: int, k: int = 1024) -> OpCall:
+    return OpCall(Family.GEMM, "mm", (1, m, 1024, k), "bf16", "nt", flops=2048.0 * m * k,
+                  bytes_read=2.0 * (m * k + 1024 * k), bytes_written=2048.0 * m)
+
+
+@dataclass
+class Fixed:
+    """A model that covers calls up to a height and gives them all one time."""
+
+    source: Source
+    most: int
+    time_us: float
+    family: Family = Family.GEMM
+
+    def covers(self, calls: Sequence[OpCall]) -> np.ndarray:
+        return np.array([call.dims[1] <= self.most for call in calls])
+
+    def predict(self, calls: Sequence[OpCall]) -> Times:
+        column = np.full(len(calls), self.time_us)
+        return Times(column, column * 0.9, column * 1.1)
+
+    def state(self):
+        return {}, {}
+
+
+@dataclass
+class Profile:
+    """Models in an order that must not matter."""
+
+    models: list[Fixed]
+    device: DeviceSpec = field(default=H100)
+
+    def models_of(self, family: Family) -> list[Fixed]:
+        return [model for model in self.models if model.family is family]
+
+
+def test_the_best_source_that_covers_a_call_prices_it() -> None:
+    profile = Profile([Fixed(Source.HEURISTIC, 500, 7.0), Fixed(Source.LEARNED, 100, 5.0)])
+    priced = price([gemm(50), gemm(200), gemm(4000)], H100, profile)
+    assert priced.source.tolist() == [Source.LEARNED, Source.HEURISTIC, Source.DATASHEET]
+    assert priced.time_us[:2].tolist() == [5.0, 7.0]
+    assert priced.time_us[2] == RooflineModel(Family.GEMM, H100).predict([gemm(4000)]).time_us[0]
+    assert sum(priced.share_by_source().values()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("nonsense", [np.nan, -1.0, 0.0, np.inf])
+def test_a_model_that_gives_nonsense_is_passed_over(nonsense: float) -> None:
+    priced = price([gemm(50)], H100, Profile([Fixed(Source.LEARNED, 100, nonsense)]))
+    assert priced.source[0] == Source.DATASHEET and priced.time_us[0] > 0
+
+
+def test_repeated_calls_are_priced_once_and_counted_each_time() -> None:
+    priced = price([gemm(1), gemm(2), gemm(1), gemm(1)], H100)
+    assert len(priced) == 4 and len(priced.calls) == 2
+    assert priced.index.tolist() == [0, 1, 0, 0]
+    assert priced.total_us == pytest.approx(3 * priced.time_us[0] + priced.time_us[1])
+    low, high = priced.total_interval_us()
+    assert 0 <= low < priced.total_us < high
+
+
+def test_nothing_is_free_or_an_error() -> None:
+    calls = [OpCall(family, "?", (), "?") for family in Family]
+    priced = price(calls, device("t4"))
+    assert (priced.time_us >= LEAST_US).all() and np.isfinite(priced.high_us).all()
+    assert (priced.low_us > 0).all() and (priced.low_us <= priced.time_us).all()
+    empty = price([], H100)
+    assert len(empty) == 0 and empty.total_us == 0 and empty.share_by_source() == {}
+
+
+def test_price_one_gives_plain_values() -> None:
+    found = price_one(gemm(4096), H100)
+    assert json.loads(json.dumps(found)) == found
+    assert found["source"] == "datasheet" and found["flops"] == gemm(4096).flops
+
+
+def test_an_uncalibrated_cpu_has_the_widest_interval() -> None:
+    on_cpu, on_gpu = price([gemm(512)], device("cpu")), price([gemm(512)], H100)
+    assert on_cpu.high_us[0] / on_cpu.low_us[0] > 10 * on_gpu.high_us[0] / on_gpu.low_us[0]
+
+
+def test_distinct_calls_are_priced_by_columns() -> None:
+    asked: list[int] = []
+
+    class Counting(Fixed):
+        def predict(self, calls: Sequence[OpCall]) -> Times:
+            asked.append(len(calls))
+            return super().predict(calls)
+
+    price([gemm(m) for m in range(1, 20_001)], H100, Profile([Counting(Source.LEARNED, 10**9, 3.0)]))
+    assert asked == [20_000]
+
+
+# The command
+
+def run(*arguments: str):
+    return CliRunner().invoke(app, ["price", *arguments])
+
+
+def test_the_command_prices_a_linear_layer() -> None:
+    ran = run("aten::linear", "--shapes", "8192x4096,11008x4096", "--dtype", "bf16", "--device", "h200-sxm", "--json")
+    assert ran.exit_code == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert found["flops"] == 2 * 8192 * 4096 * 11008
+    assert found["bytes"] == 2 * (8192 * 4096 + 11008 * 4096 + 8192 * 11008)
+    # At the peak it takes 747 µs; nothing reaches more than nine tenths of that, or less than half.
+    assert 747 / 0.95 < found["time_us"] < 747 / 0.5
+    assert found["interval_us"][0] < found["time_us"] < found["interval_us"][1]
+    assert found["source"] == "datasheet"
+
+
+def test_a_gradient_is_two_products() -> None:
+    arguments = ("aten::linear", "--shapes", "512x256,128x256,none", "--device", "NVIDIA H100 80GB HBM3", "--json")
+    forward, backward = (json.loads(run(*arguments, *more).stdout) for more in ((), ("--backward",)))
+    assert backward["flops"] == 2 * forward["flops"] and len(backward["calls"]) == 2
+
+
+def test_the_table_shows_each_call() -> None:
+    ran = run("aten::mm", "--shapes", "64x64,64x64", "--dtype", "float16", "--device", "a40")
+    assert ran.exit_code == 0 and "gemm" in ran.stdout and "datasheet" in ran.stdout
+
+
+@pytest.mark.parametrize(("arguments", "told"), [
+    (("aten::liner", "--shapes", "8x8,8x8", "--device", "t4"), "aten::linear"),
+    (("linear", "--shapes", "8x8,8x8", "--device", "t4"), "no operation"),
+    (("aten::view", "--shapes", "8x8", "--device", "t4"), "no device work"),
+    (("aten::linear", "--shapes", "8x8", "--device", "t4"), "do not fit"),
+    (("aten::linear", "--shapes", "8x8,8x9", "--device", "t4"), "do not fit"),
+    (("aten::linear", "--shapes", "8x8,8xx8", "--device", "t4"), "8xx8"),
+    (("aten::linear", "--shapes", "8x0,8x8", "--device", "t4"), "at least 1"),
+    (("aten::linear", "--shapes", "", "--device", "t4"), "sizes"),
+    (("aten::linear", "--shapes", "8x8,8x8", "--dtype", "bf17", "--device", "t4"), "bf17"),
+    (("aten::linear", "--shapes", "8x8,8x8", "--dtype", "bf16,bf16,bf16", "--device", "t4"), "3 element types"),
+    (("aten::linear", "--shapes", "8x8,8x8", "--device", "h300"), "h200-sxm"),
+    (("aten::linear", "--shapes", "8x8,8x8"), "--device"),
+    (("aten::argmax", "--shapes", "8x8", "--device", "t4", "--backward"), "no gradient"),
+    (("aten::linear", "--shapes", "8x8,8x8", "--profile", "/no/such.profile"), "such.profile"),
+])
+def test_bad_input_is_one_sentence_and_code_2(arguments: tuple[str, ...], told: str) -> None:
+    ran = run(*arguments)
+    assert ran.exit_code == 2
+    assert ran.stderr.startswith("foretrace: ") and ran.stderr.count("\n") == 1 and told in ran.stderr
+
+
+def test_an_unreadable_profile_is_told(tmp_path) -> None:
+    path = tmp_path / "some.profile"
+    path.write_bytes(b"no profile")
+    ran = run("aten::mm", "--shapes", "8x8,8x8", "--profile", str(path))
+    assert ran.exit_code == 2 and "some.profile" in ran.stderr and ran.stderr.count("\n") == 1
+
+
+# Real traces
+
+@pytest.mark.real_traces
+@pytest.mark.parametrize("name", ["h100-Qwen_Qwen1.5-0.5B-Chat", "h100-gaunernst_bert-small-uncased"])
+def test_active_time_from_the_data_sheet_alone(real_trace, name: str) -> None:
+    from kernel_models.trace_calls import Basis, graph_calls
+    from tracer.kineto import read_kineto
+
+    found = graph_calls(read_kineto(real_trace(f"h100-vs-mi300/{name}.json.gz")))
+    rows = np.flatnonzero(found.basis != Basis.NAME)
+    priced = price([call for row in rows for call in found.calls_of_row(int(row))], H100)
+    assert priced.total_us == pytest.approx(found.time_ns[rows].sum() / 1e3, rel=0.25)
+    assert priced.share_by_source() == {"datasheet": 1.0}
