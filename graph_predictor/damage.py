@@ -1,10 +1,11 @@
-"""What was lost or mended when the traces were read, for every report that rests on them."""
+"""What was lost, mended or left out when the traces were read, for every report that rests on them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from tracer.graph import ExecutionGraph
+from tracer.job import Job
 
 
 def by_rank(notes: Sequence[tuple[int, str]], ranks: int) -> list[str]:
@@ -25,3 +26,13 @@ def damage_notes(graphs: Sequence[ExecutionGraph]) -> list[str]:
         for note in graph.meta.loss.notes
     ]
     return by_rank(notes, len(graphs))
+
+
+def folded_notes(job: Job) -> list[str]:
+    """What to say where one graph stands for many ranks and only the graphs are simulated."""
+    if not job.classes:
+        return []
+    ranks = ", ".join(str(graph.meta.rank) for graph in job.graphs[:8]) + (", …" if len(job.graphs) > 8 else "")
+    only = f"rank {ranks} is" if len(job.graphs) == 1 else f"ranks {ranks} are"
+    return [f"The job is folded: only {only} simulated, for all {job.known_ranks:,} ranks that do the same work; they "
+            "are taken to arrive together at every collective."]

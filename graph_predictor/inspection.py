@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from graph_predictor.damage import by_rank
-from tracer.graph import ExecutionGraph, GapKind, KernelKind, LaunchKind, LossReport, OpKind, StepSource
+from tracer.graph import SHAPE_ONLY, ExecutionGraph, GapKind, KernelKind, LaunchKind, LossReport, OpKind, StepSource
 from tracer.job import Job
+from tracer.rank_classes import RankClass
 
 _LAUNCHING = (LaunchKind.KERNEL, LaunchKind.MEMCPY, LaunchKind.MEMSET, LaunchKind.GRAPH)
 
@@ -43,12 +44,22 @@ class RankInspection:
     et_joined: int
     et_candidates: int
     loss: LossReport
+    memory: dict[str, int] = field(default_factory=dict)
+    """Bytes of a step traced by shapes alone; see ``Meta.memory``."""
+    substitutions: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def has_times(self) -> bool:
+        """Whether the step ran; one traced by shapes alone did not."""
+        return self.era != SHAPE_ONLY
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON, times in microseconds."""
         return {
             "rank": self.rank if self.rank >= 0 else None, "source": self.source, "format": self.era,
-            "device": self.device or None, "torch": self.torch_version or None, "window_us": self.window_ns / 1e3,
+            "device": self.device or None, "torch": self.torch_version or None,
+            "window_us": self.window_ns / 1e3 if self.has_times else None, "memory_bytes": self.memory or None,
+            "substitutions": self.substitutions or None,
             "steps": self.steps, "step_source": self.step_source or None, "ops": self.ops, "calls": self.calls,
             "launches": self.launches, "kernels": self.kernels, "kernels_by_kind": self.kernels_by_kind,
             "collectives": self.collectives, "gpu_busy_share": self.gpu_busy_share,
@@ -67,6 +78,8 @@ class Inspection:
     world_size: int
     missing_ranks: list[int]
     notes: list[str] = field(default_factory=list)
+    classes: list[RankClass] = field(default_factory=list)
+    """Of a folded job: which ranks each of ``ranks`` stands for, and classes nobody traced."""
 
     @property
     def devices(self) -> list[str]:
@@ -106,7 +119,10 @@ class Inspection:
         """Plain values for JSON, times in microseconds. Counts are sums over ranks, ``steps`` is per rank."""
         return {
             "ranks": len(self.ranks), "world_size": self.world_size if self.world_size > 0 else None,
-            "missing_ranks": self.missing_ranks, "device": ", ".join(self.devices) or None, "steps": self.steps,
+            "missing_ranks": self.missing_ranks, "classes": [
+                {"ranks": [list(span) for span in each.ranks], "number": len(each),
+                 "traced": self.ranks[each.graph].rank if each.graph >= 0 else None} for each in self.classes],
+            "device": ", ".join(self.devices) or None, "steps": self.steps,
             "ops": self.total("ops"), "calls": self.total("calls"), "launches": self.total("launches"),
             "kernels": self.total("kernels"), "collectives": self.total("collectives"),
             "gpu_busy_share": self.gpu_busy_share, "host_outside_ops_share": self.host_outside_ops_share,
@@ -120,8 +136,8 @@ class Inspection:
 def inspect_job(job: Job) -> Inspection:
     """Count what a job's graphs hold."""
     found = Inspection([_inspect(graph) for graph in job.graphs], job.world_size, list(job.missing_ranks),
-                       list(job.notes))
-    without = [rank.rank for rank in found.ranks if not rank.kernels]
+                       list(job.notes), list(job.classes))
+    without = [rank.rank for rank in found.ranks if not rank.kernels and rank.has_times]
     if without:
         which = "the trace" if len(found.ranks) == 1 else (
             "any rank" if len(without) == len(found.ranks) else f"rank {', '.join(map(str, without))}")
@@ -144,10 +160,30 @@ def _inspect(graph: ExecutionGraph) -> RankInspection:
         launches=int(np.isin(calls.kind, _LAUNCHING).sum()), kernels=len(kernels),
         kernels_by_kind={kind.name.lower(): int((kernels.kind == kind).sum()) for kind in KernelKind},
         collectives=len(graph.collectives), gpu_busy_share=busy_share(graph),
-        host_outside_ops_share=sum(by_kind.values()) / step_ns if step_ns else None,
+        host_outside_ops_share=sum(by_kind.values()) / step_ns if step_ns and meta.era != SHAPE_ONLY else None,
         gaps_ns={kind: ns for kind, ns in by_kind.items() if ns}, profiler_flags=dict(meta.profiler_flags),
         et_schema=meta.et_schema, et_joined=meta.et_joined, et_candidates=meta.et_candidates, loss=meta.loss,
+        memory=dict(meta.memory), substitutions=dict(meta.substitutions),
     )
+
+
+def memory_lines(memory: dict[str, int]) -> list[str]:
+    """Two sentences on a traced step's peak memory; none if it was not followed."""
+    if not memory:
+        return []
+    parts = ((name, memory.get(name, 0)) for name in (
+        "parameters", "buffers", "gradients", "optimizer_state", "activations", "temporaries", "other"))
+    shown = ", ".join(f"{name.replace('_', ' ')} {_bytes(size)}" for name, size in parts if size)
+    return [f"Peak memory of the step: {_bytes(memory['peak'])} ({_bytes(memory['peak_blocks'])} in blocks of CUDA's "
+            f"allocator; {_bytes(memory['start'])} when it begins)", f"At the peak: {shown}"]
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.2f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"
 
 
 def busy_share(graph: ExecutionGraph) -> float | None:

@@ -22,7 +22,7 @@ from graph_predictor.engine import Simulated, simulate
 from graph_predictor.program import Int64, Program
 from graph_predictor.residuals import with_residuals
 from tracer.errors import ForetraceError
-from tracer.graph import ExecutionGraph, KernelKind
+from tracer.graph import SHAPE_ONLY, ExecutionGraph, KernelKind
 
 REPRODUCIBLE_SHARE = 0.005
 """Above this share of unexplained delay, the GPU timeline is said not to be reproducible."""
@@ -89,6 +89,13 @@ class Replay:
         return self.simulated.kernel_end - self.program.recorded_kernel_end
 
 
+def check_recorded(graphs: Sequence[ExecutionGraph]) -> None:
+    """Raise ``ForetraceError`` if a graph has no times, because its step was traced by shapes alone."""
+    if any(graph.meta.era == SHAPE_ONLY for graph in graphs):
+        raise ForetraceError("The step was traced by shapes alone and never ran: it has operations but no times, so "
+                             "there is nothing to replay or break down; use a recording (foretrace capture).")
+
+
 def replay(
     graphs: ExecutionGraph | Sequence[ExecutionGraph],
     *,
@@ -117,6 +124,7 @@ def replay(
         raise ForetraceError(f"Kernel durations cannot be scaled by {scale_kernels}: give a factor of zero or more.")
     if not graphs:
         raise ForetraceError("There is nothing to replay: no graph was given. Read a trace or a job first.")
+    check_recorded(graphs)
     built = built or build_program(list(graphs))
     program = with_residuals(built.program) if residuals else built.program
     if not len(program.item_kind) and not len(program.kernel_item):

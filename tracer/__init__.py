@@ -13,19 +13,22 @@ if TYPE_CHECKING:
     from tracer.job import Job, read_job
     from tracer.join import join_execution_trace
     from tracer.kineto import read_kineto
+    from tracer.shape_only import trace_job, trace_step, trace_workload
     from tracer.store import load_graph, load_job, save_graph, save_job
 
 _HOMES = {
     "capture": "capture", "ExecutionGraph": "graph", "LossReport": "graph", "Meta": "graph",
     "Job": "job", "read_job": "job",
     "join_execution_trace": "join", "read_execution_trace": "execution_trace", "read_kineto": "kineto",
+    "trace_job": "shape_only", "trace_step": "shape_only", "trace_workload": "shape_only",
     "load_graph": "store", "load_job": "store", "save_graph": "store", "save_job": "store",
 }
 
 __all__ = [
     "CaptureError", "ExecutionGraph", "ForetraceError", "GraphFileError", "Job", "JobError", "LossReport", "Meta",
     "TraceError", "capture", "join_execution_trace", "load_graph", "load_job", "read_execution_trace", "read_job",
-    "read_kineto", "save_graph", "save_job",
+    "read_kineto", "save_graph", "save_job", "trace_job", "trace_step",
+    "trace_workload",
 ]
 
 

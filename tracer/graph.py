@@ -30,6 +30,9 @@ Float64 = npt.NDArray[np.float64]
 NONE = -1
 """Code of a missing string, parent, step, launch, op or number in every integer column."""
 
+SHAPE_ONLY = "shape-only"
+"""``meta.era`` of a step that never ran: its operations have an order, 1 ns apart, and no times."""
+
 
 class Phase(IntEnum):
     """What part of a training step an operation belongs to."""
@@ -89,6 +92,15 @@ class GapKind(IntEnum):
     BLOCKED = 4
 
 
+class WaitSource(IntEnum):
+    """How the operation that first needs a collective's result is known; see ``CollectiveTable``."""
+
+    OBSERVED = 0
+    """A recorded wait."""
+    MODELLED = 1
+    """The data dependence of a step that never ran: where the compute stream would have to wait."""
+
+
 class StepSource(IntEnum):
     """How the steps of a window were found, best first."""
 
@@ -106,6 +118,8 @@ class Table:
     DTYPES: ClassVar[dict[str, Any]] = {}
     STRING_COLUMNS: ClassVar[frozenset[str]] = frozenset()
     """Columns whose values are codes into ``graph.strings``."""
+    ADDED: ClassVar[frozenset[str]] = frozenset()
+    """Columns that files of earlier versions lack; they are read as ``NONE``."""
 
     def __len__(self) -> int:
         return len(getattr(self, fields(self)[0].name))
@@ -243,7 +257,11 @@ class CollectiveTable(Table):
 
     ``elements_in`` and ``elements_out`` are per rank; ``kernel`` is ``NONE`` where no device work was recorded
     (gloo). ``kind`` is a code of "all_reduce", "all_to_all", "all_gather", "reduce_scatter", "broadcast",
-    "reduce", "send", "recv", "send_recv", "barrier" or "unknown".
+    "reduce", "send", "recv", "send_recv", "barrier" or "unknown". ``ranks`` are those of the group; where our own
+    recorder noted a send or a receive, the sender and the receiver.
+
+    ``wait_op`` is the first later operation that touches the result (``NONE``: none does, or nobody looked);
+    ``wait_source`` says how that is known, a ``WaitSource``.
     """
 
     kernel: Int32
@@ -257,12 +275,16 @@ class CollectiveTable(Table):
     group_size: Int32
     order: Int32
     is_async: Int8
+    wait_op: Int32
+    wait_source: Int8
 
     DTYPES: ClassVar[dict[str, Any]] = {
         "kernel": _I32, "op": _I32, "kind": _I32, "group": _I32, "ranks": _I32, "dtype": _I32,
         "elements_in": _I64, "elements_out": _I64, "group_size": _I32, "order": _I32, "is_async": _I8,
+        "wait_op": _I32, "wait_source": _I8,
     }
     STRING_COLUMNS: ClassVar[frozenset[str]] = frozenset({"kind", "group", "ranks", "dtype"})
+    ADDED: ClassVar[frozenset[str]] = frozenset({"wait_op", "wait_source"})
 
 
 @dataclass(slots=True)
@@ -367,7 +389,7 @@ class Meta:
 
     source: str = ""
     era: str = ""
-    """Which trace format was detected: "list-2020", "kineto-2021", "kineto-2022" or "kineto"."""
+    """Which trace format was detected: "list-2020", "kineto-2021", "kineto-2022" or "kineto"; or ``SHAPE_ONLY``."""
     device: str = ""
     device_count: int = 0
     device_memory_bytes: int = NONE
@@ -392,6 +414,11 @@ class Meta:
     """Operations of the windows both traces cover, which should have been joined."""
     python_events: int = 0
     """``python_function`` events seen; they give modules and gaps and are not kept as rows."""
+    memory: dict[str, int] = field(default_factory=dict)
+    """Bytes of a step traced by shapes alone (see ``tracer.shape_only.memory``): "peak", "peak_blocks", "start", and
+    what the peak consists of; empty for recorded windows."""
+    substitutions: dict[str, int] = field(default_factory=dict)
+    """What a shape-only trace put in the place of the CPU's operations, and how often."""
     loss: LossReport = field(default_factory=LossReport)
 
 

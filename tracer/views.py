@@ -22,6 +22,7 @@ from tracer.graph import (
     OpKind,
     Phase,
     SyncKind,
+    WaitSource,
 )
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ _ENUMS: dict[str, dict[str, type]] = {
     "kernels": {"kind": KernelKind},
     "syncs": {"kind": SyncKind},
     "gaps": {"kind": GapKind},
+    "collectives": {"wait_source": WaitSource},
 }
 
 

@@ -22,6 +22,7 @@ from tracer.graph import (
     Phase,
     SyncKind,
     Thread,
+    WaitSource,
 )
 from tracer.store.container import MANIFEST, VERSION, corrupt, pack, read_file, unpack, write_file
 from tracer.store.tables import (
@@ -50,7 +51,7 @@ _REFERENCES: dict[str, dict[str, str]] = {
     "ops": {"parent": "ops", "thread": "threads", "step": "steps"},
     "launches": {"op": "ops", "parent": "launches", "thread": "threads", "step": "steps"},
     "kernels": {"launch": "launches", "op": "ops", "step": "steps"},
-    "collectives": {"kernel": "kernels", "op": "ops"},
+    "collectives": {"kernel": "kernels", "op": "ops", "wait_op": "ops"},
     "syncs": {"launch": "launches"},
     "gaps": {"thread": "threads", "step": "steps"},
     "steps": {"thread": "threads"},
@@ -127,7 +128,20 @@ def load_job(path: str | os.PathLike[str]) -> Job:
         }
     except msgspec.ValidationError as error:
         raise corrupt(name, f"its manifest cannot be read: {error}") from None
-    return Job(graphs, **others)
+    job = Job(graphs, **others)
+    _check_classes(job, name)
+    return job
+
+
+def _check_classes(job: Job, label: str) -> None:
+    """Refuse a folded job whose classes hold impossible ranks or point to graphs that are not there."""
+    size = max(job.world_size, 0)
+    for each in job.classes:
+        for first, last, step in each.ranks:
+            if not (0 <= first <= last < size and step > 0 and (last - first) % step == 0):
+                raise corrupt(label, "its classes hold ranks that the job does not have")
+        if not NONE <= each.graph < len(job.graphs) or not each.ranks:
+            raise corrupt(label, "its classes point to graphs that are not there")
 
 
 def _pack(kind: str, graphs: list[ExecutionGraph], job: dict[str, Any], label: str) -> bytes:
@@ -211,7 +225,7 @@ def _check_columns(graph: ExecutionGraph, label: str) -> None:
 
 _ENUMS: dict[str, dict[str, type[IntEnum]]] = {
     "ops": {"kind": OpKind, "phase": Phase}, "launches": {"kind": LaunchKind}, "kernels": {"kind": KernelKind},
-    "syncs": {"kind": SyncKind}, "gaps": {"kind": GapKind},
+    "syncs": {"kind": SyncKind}, "gaps": {"kind": GapKind}, "collectives": {"wait_source": WaitSource},
 }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tracer.graph import Table
+from tracer.graph import NONE, Table
 from tracer.store.container import corrupt
 
 # Measured: decoding a number from JSON takes 30-40 ns, so 15 columns of 256 rows cost what opening Parquet does.
@@ -95,6 +95,8 @@ def decode_table(kind: type[Table], record: TableRecord, parquet: bytes | None, 
                 column = given[name]
             elif name in record.inline:
                 column = np.array(record.inline[name], dtype=dtype)
+            elif name in kind.ADDED and name not in record.constants:
+                column = np.full(record.rows, NONE, dtype)
             else:
                 column = np.full(record.rows, record.constants[name], dtype=dtype)
         except KeyError:

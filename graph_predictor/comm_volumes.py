@@ -1,0 +1,164 @@
+"""How many bytes a parallel training step must communicate, by closed formulas, and the check against what it did.
+
+Sources: Korthikanti et al. 2022 (2205.05198) for tensor and sequence parallelism, Rajbhandari et al. 2020 (1910.02054)
+for ZeRO, Anthony et al. 2024 (2408.10197) for the rest. All are payloads (nccl-tests' size) per rank and step; wire
+bytes are payload × bus factor.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from kernel_models.collectives import CollectiveKind, CommError, bus_factor
+
+SCHEMES = ("ddp", "zero1", "zero2", "zero3", "none")
+TOLERANCE = 0.05
+"""Volumes within 5% agree: buckets are padded, losses and norms are reduced too."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobShape:
+    """What a job says it is. Sizes of parallelism are 1 where it is not used.
+
+    Attributes:
+        data_scheme: "ddp", "zero1", "zero2", "zero3" (FSDP) or "none".
+        dp, tp, pp, ep: data-, tensor-, pipeline- and expert-parallel sizes.
+        parameters: parameters of one rank's model part (after tensor and pipeline sharding).
+        gradient_bytes, parameter_bytes: of an element as it is communicated.
+        layers: transformer layers of one rank; moe_layers: of them those with experts.
+        sequence, batch, hidden: tokens of a sequence, sequences of a micro-batch, width.
+        activation_bytes: of an element.
+        micro_batches: of one step.
+        top_k: experts of a token.
+        sequence_parallel: whether tensor-parallel all-reduces are reduce-scatter and all-gather.
+        full_recompute: whether the forward is done again in the backward.
+        boundaries: pipeline neighbours of the rank (0, 1 or 2; by default 2 with three stages or more, else 1).
+        chunks: virtual pipeline chunks of a rank.
+    """
+
+    data_scheme: str = "none"
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    parameters: float = 0.0
+    gradient_bytes: int = 4
+    parameter_bytes: int = 2
+    layers: int = 0
+    moe_layers: int = 0
+    sequence: int = 0
+    batch: int = 0
+    hidden: int = 0
+    activation_bytes: int = 2
+    micro_batches: int = 1
+    top_k: int = 1
+    sequence_parallel: bool = False
+    full_recompute: bool = False
+    boundaries: int = -1
+    chunks: int = 1
+
+    def __post_init__(self) -> None:
+        if self.data_scheme not in SCHEMES:
+            raise CommError(f"data_scheme is {self.data_scheme!r}; it is one of {', '.join(SCHEMES)}.")
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, int | float) and value < (-1 if item.name == "boundaries" else 0):
+                raise CommError(f"{item.name} of the job is {value}; give a number of at least zero.")
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """Expected collectives of one cause: ``payload_bytes`` in all, per rank and step, over ``ranks`` ranks."""
+
+    cause: str
+    kind: CollectiveKind
+    ranks: int
+    payload_bytes: float
+
+    @property
+    def wire_bytes(self) -> float:
+        """Bytes that leave (or enter) a rank."""
+        return self.payload_bytes * bus_factor(self.kind, self.ranks)
+
+
+def expected_volumes(job: JobShape) -> list[Volume]:
+    """All that a step must communicate, by cause."""
+    found: list[Volume] = []
+    kinds = CollectiveKind
+
+    def add(cause: str, kind: CollectiveKind, ranks: int, payload: float) -> None:
+        if ranks > 1 and payload > 0:
+            found.append(Volume(cause, kind, ranks, payload))
+
+    gradients, weights = job.parameters * job.gradient_bytes, job.parameters * job.parameter_bytes
+    if job.data_scheme == "ddp":
+        add("DDP gradients", kinds.ALL_REDUCE, job.dp, gradients)
+    elif job.data_scheme in ("zero1", "zero2"):
+        add(f"ZeRO-{job.data_scheme[-1]} gradients", kinds.REDUCE_SCATTER, job.dp, gradients)
+        add(f"ZeRO-{job.data_scheme[-1]} parameters", kinds.ALL_GATHER, job.dp, weights)
+    elif job.data_scheme == "zero3":
+        add("ZeRO-3 gradients", kinds.REDUCE_SCATTER, job.dp, gradients)
+        add("ZeRO-3 parameters, forward and backward", kinds.ALL_GATHER, job.dp, 2 * weights)
+    activation = float(job.sequence * job.batch * job.hidden * job.activation_bytes)
+    passes = (4 + 2 * job.full_recompute) * job.layers * job.micro_batches
+    if job.sequence_parallel:
+        add("sequence-parallel activations", kinds.REDUCE_SCATTER, job.tp, passes * activation)
+        add("sequence-parallel activations", kinds.ALL_GATHER, job.tp, passes * activation)
+    else:
+        add("tensor-parallel activations", kinds.ALL_REDUCE, job.tp, passes * activation)
+    neighbours = job.boundaries if job.boundaries >= 0 else (2 if job.pp > 2 else 1)
+    part = activation / job.tp if job.sequence_parallel else activation
+    add("pipeline activations and gradients", kinds.SEND_RECV, job.pp,
+        2 * neighbours * job.chunks * job.micro_batches * part)
+    add("expert dispatch and combine", kinds.ALL_TO_ALL, job.ep,
+        (4 + 2 * job.full_recompute) * job.moe_layers * job.micro_batches * job.top_k * activation)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeCheck:
+    """Expected and recorded payload of one kind, bytes per rank and step."""
+
+    kind: CollectiveKind
+    causes: tuple[str, ...]
+    expected_bytes: float
+    recorded_bytes: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether they are within the tolerance."""
+        return abs(self.recorded_bytes - self.expected_bytes) <= TOLERANCE * max(self.expected_bytes, 1.0)
+
+
+def check_volumes(job: JobShape, recorded: Mapping[CollectiveKind, float]) -> list[VolumeCheck]:
+    """Compare by kind. ``recorded`` holds payload bytes per rank and step; kinds nobody expects are listed too."""
+    volumes = expected_volumes(job)
+    kinds = sorted({v.kind for v in volumes} | {kind for kind, value in recorded.items() if value > 0})
+    return [VolumeCheck(kind, tuple(dict.fromkeys(v.cause for v in volumes if v.kind is kind)),
+                        sum(v.payload_bytes for v in volumes if v.kind is kind), float(recorded.get(kind, 0.0)))
+            for kind in kinds]
+
+
+def read_job_shape(path: str) -> JobShape:
+    """A job's shape from a TOML file of ``JobShape``'s names. Raises ``CommError`` naming what is wrong in it."""
+    toml: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    try:
+        data = toml.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CommError(f"{path} cannot be read: {error.strerror}; name a TOML file that describes the job.") from None
+    except ValueError as error:
+        raise CommError(f"{path} is no TOML: {error}") from None
+    known = {item.name: item.default for item in fields(JobShape)}
+    for name, value in data.items():
+        if name not in known:
+            raise CommError(f"{path}: {name!r} is nothing a job says; known are {', '.join(known)}.")
+        default = known[name]
+        wanted = (int, float) if isinstance(default, float) else type(default)
+        if not isinstance(value, wanted) or (isinstance(value, bool) and not isinstance(default, bool)):
+            raise CommError(f"{path}: {name} is {value!r}, and should be like {default!r}.")
+    return JobShape(**data)

@@ -1,0 +1,208 @@
+"""A real CPU run beside a shape-only trace: the profiler's own account of one step, independent of our recorder."""
+
+from __future__ import annotations
+
+import difflib
+import gc
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tracer import read_kineto
+from tracer.graph import NONE, ExecutionGraph, OpKind
+from tracer.shape_only.substitutions import CPU, GPU, Substitution
+from tracer.workloads import Settings, create
+
+Call = tuple[str, tuple[Any, ...]]
+"""An operator and its arguments: dtype and shape of each."""
+
+
+
+def profiled_step(settings: Settings, folder: Path) -> ExecutionGraph:
+    """The second step of a real run under the profiler."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    workload = create(settings)
+    batches = iter(workload.batches())
+    workload.step(next(batches))
+    batch = next(batches)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        workload.step(batch)
+    path = folder / f"{settings.WORKLOAD}.json"
+    profiler.export_chrome_trace(str(path))
+    assert torch.autograd._profiler_enabled() is False
+    return read_kineto(path)
+
+
+def calls(graph: ExecutionGraph) -> list[Call]:
+    """Every operation of a trace."""
+    return [call(graph, row) for row in range(len(graph.ops))]
+
+
+def call(graph: ExecutionGraph, row: int) -> Call:
+    name = graph.string(int(graph.ops.name[row]))
+    # The profiler leaves lists with missing tensors (the indices of aten::index) empty; a trace has them.
+    listed = name in ("aten::index", "aten::index_put", "aten::_index_put_impl_")
+    # It also leaves out the shapes of lists of more than 30 tensors.
+    return name, tuple(
+        ("", ()) if listed and a.dtype == "TensorList" else
+        ("", ()) if a.dtype == "ScalarList" and a.value.count(",") >= _LONG_LIST else
+        (a.dtype, () if a.dtype == "TensorList" and len(a.shape or ()) > _LONG_LIST else a.shape)
+        for a in graph.arguments(row))
+
+
+def dispatched(real: ExecutionGraph, names: set[str]) -> list[Call]:
+    """The calls of a real run at the level a trace has: of nested operations the outermost one whose name the trace
+    (or a substitution) knows, else what lies inside it."""
+    children: dict[int, list[int]] = {}
+    for row, parent in enumerate(real.ops.parent.tolist()):
+        children.setdefault(parent, []).append(row)
+    return [call(real, row) for row in _outermost(real, children, NONE, names)]
+
+
+def _outermost(real: ExecutionGraph, children: dict[int, list[int]], parent: int, names: set[str]) -> Iterator[int]:
+    for row in sorted(children.get(parent, ()), key=lambda row: (real.ops.start_ns[row], row)):
+        name = real.string(int(real.ops.name[row]))
+        inside = {real.string(int(real.ops.name[child])) for child in children.get(row, ())}
+        # A composite one that calls itself is an overload made of another (``where`` with a number).
+        if real.ops.kind[row] == OpKind.OPERATION and name in names and not (name in inside and _is_composite(name)):
+            yield row
+        elif row in children:
+            yield from _outermost(real, children, row, names)
+        elif real.ops.kind[row] == OpKind.OPERATION and name.startswith("aten::") and not _is_composite(name):
+            yield row
+
+
+def _is_composite(name: str) -> bool:
+    """Whether an operator only calls others: with none inside it did nothing (``to`` the type it has already)."""
+    import torch
+
+    packet = getattr(torch.ops.aten, name.partition("::")[2], None)
+    operators = [getattr(packet, overload).name() for overload in packet.overloads()] if packet is not None else []
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return any(has(operator, "CompositeImplicitAutograd") for operator in operators
+               if torch._C._dispatch_has_kernel(operator))
+
+
+_LONG_LIST = 30
+
+
+@dataclass
+class Difference:
+    """One place where the two sequences differ."""
+
+    real: list[Call]
+    traced: list[Call]
+
+
+def differences(real: list[Call], traced: list[Call]) -> list[Difference]:
+    """Where the sequences differ; empty if they are equal, shapes and dtypes included."""
+    matcher = difflib.SequenceMatcher(None, real, traced, autojunk=False)
+    return [Difference(real[a:b], traced[c:d]) for kind, a, b, c, d in matcher.get_opcodes() if kind != "equal"]
+
+
+def explained(found: Difference, substitutions: tuple[Substitution, ...], *, checkpointing: bool = False) -> bool:
+    """Whether the written list says that these calls go and those come.
+
+    Under checkpointing the profiler also shows the call that recomputation was stopped in: it began, and did nothing.
+    """
+    if checkpointing and len(found.real) == 1 and not found.traced:
+        return True
+    gone = {name for s in substitutions for name in s.cpu}
+    come = {name for s in substitutions for name in s.gpu}
+    return {name for name, _ in found.real} <= gone and {name for name, _ in found.traced} <= come
+
+
+def known_names(traced: ExecutionGraph) -> set[str]:
+    """Operators at the level of the dispatcher: those of a trace and those the written list names."""
+    names = {traced.string(code) for code in set(traced.ops.name.tolist())}
+    return names | {name for s in (*GPU, *CPU) for name in s.cpu if not _is_composite(name)}
+
+
+def without_float_types(sequence: list[Call]) -> list[Call]:
+    """The calls with every floating-point type the same, and without casts: what autocast decides."""
+    def plain(kind: str) -> str:
+        return "floating" if kind in ("float", "c10::BFloat16", "c10::Half") else kind
+
+    return [(name, tuple((plain(kind), shape) for kind, shape in arguments)) for name, arguments in sequence
+            if name not in ("aten::_to_copy", "aten::detach")]
+
+
+def real_peak_bytes(settings: Settings, folder: Path) -> int:
+    """Peak of a real run's second step by the allocator's own events (``[memory]`` of the profiler).
+
+    Allocations that begin and end within one operator are its workspace, which no trace can see: they are left out.
+    """
+    import json
+
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    gc.collect()
+    with _plain_recurrence(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        workload = create(settings)
+        batches = iter(workload.batches())
+        workload.step(next(batches))
+        batch = next(batches)
+        gc.collect()
+        with record_function("the step"):
+            workload.step(batch)
+    path = folder / f"{settings.WORKLOAD}-memory.json"
+    profiler.export_chrome_trace(str(path))
+    events = json.loads(path.read_text())["traceEvents"]
+    return peak_of(events)
+
+
+@contextmanager
+def _plain_recurrence() -> Iterator[None]:
+    """Without oneDNN's recurrent layers, whose workspace lives on to backward and whose size only oneDNN knows."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
+
+
+def traced_peak_bytes(settings: Settings) -> int:
+    """Peak of the same program traced by shapes alone, as the CPU runs it."""
+    from tracer.shape_only import trace_workload
+
+    with _plain_recurrence():
+        return trace_workload(settings, "cpu").meta.memory["peak"]
+
+
+def peak_of(events: list[dict[str, Any]]) -> int:
+    """The peak within the range "the step", workspaces of operators left out."""
+    step = next(e for e in events if e.get("name") == "the step" and e.get("cat") == "user_annotation")
+    operators = sorted(((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") == "cpu_op"
+                        and e["name"].startswith("aten::")), key=lambda span: (span[0], -span[1]))
+    memory = sorted((e for e in events if e.get("name") == "[memory]" and e["args"]["Device Type"] == 0),
+                    key=lambda e: e["ts"])
+    born: dict[int, int] = {}
+    workspace: set[int] = set()
+    for i, event in enumerate(memory):
+        address, size = event["args"]["Addr"], event["args"]["Bytes"]
+        if size > 0:
+            born[address] = i
+        elif (start := born.pop(address, None)) is not None and _same(operators, memory[start]["ts"], event["ts"]):
+            workspace |= {start, i}
+    total = peak = 0
+    for i, event in enumerate(memory):
+        if i in workspace:
+            continue
+        total += event["args"]["Bytes"]
+        if step["ts"] <= event["ts"] <= step["ts"] + step["dur"]:
+            peak = max(peak, total)
+    return peak
+
+
+def _same(spans: list[tuple[float, float]], begin: float, end: float) -> bool:
+    """Whether one operator runs from before ``begin`` to after ``end``."""
+    import bisect
+
+    at = bisect.bisect_right(spans, (begin, float("inf")))
+    return any(s <= begin and end <= e for s, e in spans[max(at - 40, 0):at])

@@ -1,0 +1,445 @@
+"""Fake worlds: what a rank does in one is what it does in a real job of gloo processes; plans, scripts, bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
+    pytest.skip("torch was built without gloo", allow_module_level=True)
+
+import torch.distributed as dist  # noqa: E402
+from fake_world_support import CASES, REAL_RANKS, STEPS, Case, capture_rank, fake_rank, sequence  # noqa: E402
+from typer.testing import CliRunner  # noqa: E402
+
+import tracer  # noqa: E402
+from graph_predictor.cli import app  # noqa: E402
+from tracer import workloads  # noqa: E402
+from tracer.capture.collectives import CollectiveNotes  # noqa: E402
+from tracer.capture_layout import read_window  # noqa: E402
+from tracer.errors import CaptureError  # noqa: E402
+from tracer.fake_world import (  # noqa: E402
+    DataParallel,
+    FakeWorldError,
+    ParallelPlan,
+    Place,
+    current_world,
+    fake_launch,
+    fake_world,
+    parallelize,
+    parse_plan,
+    rank_classes,
+)
+from tracer.fake_world.streams import ALL_GATHER, BUCKETS, IN_ORDER, PEERS, REDUCE_SCATTER, model_overlap  # noqa: E402
+from tracer.graph import NONE, ExecutionGraph, WaitSource  # noqa: E402
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1",
+               "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+KINDS = {  # of a step of a Llama with two blocks, on rank 0, counted on paper
+    "ddp": {"broadcast": 1, "all_reduce": 1},  # rotary tables; all gradients fit one bucket
+    "fsdp2": {"all_gather": 5, "reduce_scatter": 3},  # root, 2 blocks, 2 blocks again; 2 blocks, root
+    "tp": {"all_reduce": 1 + 4 + 1 + 4, "all_gather": 1},  # embedding, 2 a block, head's input, 2 a block; logits
+    "pp": {"send": 2, "recv": 2},  # two micro-batches: features there, their gradients back
+    "fsdp2-tp": {"all_gather": 5 + 1, "reduce_scatter": 3, "all_reduce": 10},
+    "uneven": {"all_gather": 5, "reduce_scatter": 3},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the real runs' captures: every case by as many gloo processes as it has ranks."""
+    folder = tmp_path_factory.mktemp("real")
+    command = [sys.executable, str(HERE / "fake_world_support.py")]
+    processes = [subprocess.Popen([*command, str(rank), str(folder)], env=ENVIRONMENT, text=True,
+                                  stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for rank in range(REAL_RANKS)]
+    try:
+        errors = [process.communicate(timeout=240)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * REAL_RANKS, "\n".join(e[-2000:] for e in errors)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def faked(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], ExecutionGraph]:
+    """Every rank of every case, each captured in a fake world of this process."""
+    folder = tmp_path_factory.mktemp("fake")
+    return {(name, rank): fake_rank(case, rank, folder / name) for name, case in CASES.items()
+            for rank in range(case.ranks)}
+
+
+@pytest.mark.parametrize(("name", "rank"), [(name, rank) for name, case in CASES.items() for rank in range(case.ranks)])
+def test_a_fake_rank_does_what_the_real_one_does(
+        real: Path, faked: dict[tuple[str, int], ExecutionGraph], name: str, rank: int) -> None:
+    graph, truth = faked[name, rank], read_window(real / name / f"rank{rank}")
+    assert (graph.meta.rank, graph.meta.world_size, graph.meta.backend) == (rank, CASES[name].ranks, "fake")
+    assert truth.meta.backend == "gloo"
+    for step in range(STEPS):
+        mine, theirs = sequence(graph, step), sequence(truth, step)
+        assert len(mine) > 500
+        assert mine == theirs
+    kinds = Counter(graph.string(int(kind)) for kind in graph.collectives.kind)
+    assert kinds == {kind: STEPS * number for kind, number in KINDS[name].items()}
+
+
+def overlap(graph: ExecutionGraph) -> list[tuple[str, str, str, str]]:
+    """(kind, stream, the waiting operation, what it is in) of each collective."""
+    waits, found = model_overlap(graph), []
+    assert (waits.wait_op == graph.collectives.wait_op).all()
+    for row, (stream, op) in enumerate(zip(waits.stream, waits.wait_op.tolist(), strict=True)):
+        assert op > graph.collectives.op[row]
+        parent = int(graph.ops.parent[op])
+        found.append((graph.string(int(graph.collectives.kind[row])), stream, graph.string(int(graph.ops.name[op])),
+                      graph.string(int(graph.ops.name[parent])) if parent != NONE else ""))
+    assert (graph.collectives.wait_source == WaitSource.MODELLED).all()
+    return found
+
+
+def test_overlap_of_fsdp2_is_the_streams_of_its_code(faked: dict[tuple[str, int], ExecutionGraph]) -> None:
+    graph = faked["fsdp2", 0]
+    found = overlap(graph)
+    assert [(kind, stream) for kind, stream, *_ in found] == (
+        [("all_gather", ALL_GATHER)] * 5 + [("reduce_scatter", REDUCE_SCATTER)] * 3)
+    # In backward block 0 is gathered before block 1 runs and waited for after it.
+    order = ("", " (blocks.0)", " (blocks.1)", " (blocks.1)", " (blocks.0)")
+    assert [where for *_, where in found[:5]] == [f"FSDP::all_gather_copy_out{block}" for block in order]
+    second_last = graph.collectives.op[4]
+    between = graph.ops.name[second_last:graph.collectives.wait_op[4]]
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu_backward" in {graph.string(int(code)) for code in between}
+    # A reduce-scatter is waited for by the next one, the last by the optimizer.
+    waits = graph.collectives.wait_op
+    assert graph.collectives.op[5] < waits[5] < graph.collectives.op[6] < waits[6] < graph.collectives.op[7] < waits[7]
+
+
+def test_overlap_of_the_other_kinds(faked: dict[tuple[str, int], ExecutionGraph]) -> None:
+    buffers, bucket = overlap(faked["ddp", 0])
+    assert buffers[1:] == (IN_ORDER, "aten::unflatten_dense_tensors", "DistributedDataParallel.forward")
+    assert bucket[0:2] == ("all_reduce", BUCKETS)
+    assert bucket[3].startswith("ProfilerStep#")  # after backward
+    assert {(stream, op) for _, stream, op, _ in overlap(faked["tp", 0])} == {
+        ("group 0", "_c10d_functional::wait_tensor")}
+    graph = faked["pp", 0]
+    assert [(kind, stream) for kind, stream, *_ in overlap(graph)] == [
+        ("send", PEERS), ("send", PEERS), ("recv", PEERS), ("recv", PEERS)]
+    assert [graph.string(int(ranks)) for ranks in graph.collectives.ranks] == ["[0, 1]"] * 2 + ["[1, 0]"] * 2
+    first, second, back, last = graph.collectives.wait_op.tolist()
+    assert first == graph.collectives.op[1]  # sent during the second forward
+    assert second == back < last  # sent and received together
+
+
+def test_fake_tensors_have_the_collectives_of_real_ones() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def rows(plan: str, ranks: int, mode: Any) -> list[dict[str, Any]]:
+        with fake_world(ranks, ranks - 1), mode:
+            workload = parallelize(workloads.build("llama", preset="tiny", depth=2), parse_plan(plan, ranks))
+            batches, notes = workload.batches(), CollectiveNotes()
+            workload.step(next(batches))
+            workload.step(next(batches))  # DDP rebuilds its buckets
+            notes.start()
+            workload.step(next(batches))
+            notes.stop()
+        return notes.rows
+
+    from contextlib import nullcontext
+
+    for plan, ranks in (("ddp", 3), ("fsdp2=2,tp=2", 4), ("fsdp2=2,pp=2", 4)):
+        shapes_only = rows(plan, ranks, FakeTensorMode())
+        assert shapes_only and shapes_only == rows(plan, ranks, nullcontext())
+
+
+def test_ddp_rebuilds_fake_buckets_as_real_ones() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.nn.parallel import DistributedDataParallel
+
+    def buckets() -> list[int]:
+        layers = [torch.nn.Linear(200, 200) for _ in range(4)]
+        # Run in another order than they are registered: the first step's buckets are not the later ones'.
+        model = torch.nn.ModuleList(layers)
+
+        class Net(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layers = model
+
+            def forward(self, x: Any) -> Any:
+                for place in (2, 0, 3, 1):
+                    x = self.layers[place](x)
+                return x
+
+        wrapped = DistributedDataParallel(Net(), bucket_cap_mb=0.3)
+        sizes = []
+        for _ in range(3):
+            notes = CollectiveNotes()
+            notes.start()
+            wrapped(torch.ones(2, 200)).sum().backward()
+            notes.stop()
+            sizes.append([row["elements_in"] for row in notes.rows if row["kind"] == "all_reduce"])
+        assert sizes[1] == sizes[2]
+        return [size for step in sizes for size in step]
+
+    with fake_world(2):
+        real_tensors = buckets()
+    with fake_world(2), FakeTensorMode():
+        assert buckets() == real_tensors
+    assert sum(real_tensors) == 3 * 4 * (200 * 200 + 200) and len(real_tensors) > 3
+
+
+@pytest.mark.parametrize("name", [name for name in workloads.names() if name != "llama"])
+def test_other_workloads_run_under_ddp_and_fsdp2(name: str) -> None:
+    for plan in ("ddp", "fsdp2"):
+        with fake_world(2, 1):
+            workload = parallelize(workloads.build(name, preset="tiny"), parse_plan(plan, 2))
+            batches, notes = workload.batches(), CollectiveNotes()
+            workload.step(next(batches))
+            notes.start()
+            workload.step(next(batches))
+            notes.stop()
+        kinds = {row["kind"] for row in notes.rows}
+        assert ("all_reduce" if plan == "ddp" else "reduce_scatter") in kinds
+        assert all(row["ranks"] == [0, 1] and row["elements_in"] > 0 for row in notes.rows)
+    with pytest.raises(FakeWorldError, match=f"^{name} cannot be split by tensor parallelism yet"):
+        rank_classes(parse_plan("tp", 2), workloads.configure(name, preset="tiny"))
+
+
+def test_the_world_comes_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "7")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    reducer, init = dist.Reducer, dist.init_process_group
+    with pytest.raises(ZeroDivisionError), fake_world(1024, 1000):
+        assert (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (1000, 1024, "fake")
+        assert (os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["LOCAL_RANK"]) == ("1000", "1024", "0")
+        assert current_world() == (1024, 1000)
+        everyone: list[Any] = [None] * 1024
+        dist.all_gather_object(everyone, {"rank": 1000})
+        assert everyone == [{"rank": 1000}] * 1024
+        with pytest.raises(FakeWorldError, match="is up already, and they do not nest"), fake_world(2):
+            pass
+        assert dist.get_world_size() == 1024
+        1 / 0  # noqa: B018
+    assert not dist.is_initialized()
+    assert current_world() is None
+    assert os.environ["RANK"] == "7" and "WORLD_SIZE" not in os.environ
+    assert dist.Reducer is reducer and dist.init_process_group is init
+    with fake_world(2):
+        dist.destroy_process_group()  # as scripts do
+    assert not dist.is_initialized()
+
+
+def test_real_process_groups_are_left_alone(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        with pytest.raises(FakeWorldError, match=r"^A process group \(gloo\) is up already"), fake_world(2):
+            pass
+        with pytest.raises(FakeWorldError, match="up already"), tracer.capture(tmp_path / "job", world_size=2):
+            pass
+        assert dist.get_backend() == "gloo"
+        with pytest.raises(FakeWorldError, match="is for 4 ranks and there are 1"):
+            parallelize(workloads.build("llama", preset="tiny"), parse_plan("fsdp2", 4))
+    finally:
+        dist.destroy_process_group()
+    assert not (tmp_path / "job" / "rank0").exists()
+
+
+@pytest.mark.parametrize(("size", "rank", "message"), [
+    (0, 0, "world_size=0 is not possible: give a whole number, 1 or more."),
+    (2.0, 0, "world_size=2.0 is not possible: give a whole number, 1 or more."),
+    (True, 0, "world_size=True is not possible: give a whole number, 1 or more."),
+    (4, -1, "rank=-1 is not possible: give a whole number, 0 or more."),
+    (4, 4, "There is no rank 4 in a world of 4; choose one from 0 to 3."),
+])
+def test_impossible_worlds(size: Any, rank: int, message: str, tmp_path: Path) -> None:
+    with pytest.raises(FakeWorldError) as error, fake_world(size, rank):
+        pass
+    assert str(error.value) == message
+    with pytest.raises(CaptureError) as refused:
+        tracer.capture(tmp_path, world_size=size, rank=rank)
+    assert str(refused.value) == message
+    assert not dist.is_initialized()
+
+
+def test_plans_and_their_places() -> None:
+    assert parse_plan("fsdp2", 64) == ParallelPlan(DataParallel.FSDP2, dp=64)
+    assert parse_plan(" TP ", 8) == ParallelPlan(tp=8)
+    assert parse_plan("ddp,pp=2,microbatches=8", 8) == ParallelPlan(DataParallel.DDP, dp=4, pp=2, microbatches=8)
+    assert parse_plan("pp", 4).microbatches == 4
+    plan = parse_plan("fsdp2=2,tp=3,pp=4", 24)
+    assert parse_plan(str(plan), 24) == plan
+    assert [plan.rank(plan.place(rank)) for rank in range(24)] == list(range(24))
+    assert plan.place(17) == Place(pp=2, dp=1, tp=2)
+    assert list(plan.mesh.items()) == [("pp", 4), ("dp", 2), ("tp", 3)]
+    with pytest.raises(FakeWorldError, match="no rank 24"):
+        plan.place(24)
+
+
+@pytest.mark.parametrize(("text", "size", "message"), [
+    ("zero", 8, "'zero' is no part of a parallel plan"),
+    ("", 8, "'' is no part of a parallel plan"),
+    ("dp=8", 8, "'dp=8' is no part of a parallel plan"),
+    ("fsdp2=x", 8, "'fsdp2=x' is no part of a parallel plan"),
+    ("fsdp2=-2", 8, "'fsdp2=-2' is no part of a parallel plan"),
+    ("fsdp2=3", 8, "its sizes multiply to 3, which is not the world size 8"),
+    ("fsdp2,tp=3", 8, "3 does not divide the world size 8"),
+    ("fsdp2=4,ddp=2", 8, "name each dimension once"),
+    ("fsdp2,tp", 8, "leave the size out of one at most"),
+    ("fsdp2=8,tp=0", 8, "a dimension of size 0"),
+    ("ddp=8,microbatches=2", 8, "microbatches belong to a pipeline"),
+    ("pp=8,microbatches=0", 8, "microbatches=0 is not possible in a plan"),
+])
+def test_texts_that_are_no_plan(text: str, size: int, message: str) -> None:
+    with pytest.raises(FakeWorldError, match=message) as error:
+        parse_plan(text, size)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("plan", "size", "settings", "message"), [
+    ("tp", 4, {}, "kv_heads=2 cannot be split evenly by tp=4"),
+    ("tp", 2, {"hidden": 65}, "hidden=65 cannot be split evenly by tp=2"),
+    ("pp", 4, {"depth": 2}, "depth=2 is less than pp=4"),
+    ("pp=2,microbatches=3", 2, {"depth": 2}, "batch=2 cannot be split evenly by microbatches=3"),
+    ("pp", 2, {"depth": 2, "accumulation": 2}, "accumulation=2 does not go with a pipeline"),
+    ("tp", 2, {"compile": True}, "compile=true does not go with tensor parallelism"),
+])
+def test_plans_that_do_not_fit_the_model(plan: str, size: int, settings: dict[str, Any], message: str) -> None:
+    workload = workloads.build("llama", preset="tiny", **{**settings, "compile": False})
+    parsed = parse_plan(plan, size)
+    with pytest.raises(FakeWorldError, match=f"^llama: .*{message}"):
+        rank_classes(parsed, workloads.configure("llama", preset="tiny", **settings))
+    if "compile" not in settings:
+        with fake_world(size), pytest.raises(FakeWorldError, match=message):
+            parallelize(workload, parsed)
+
+
+def test_capture_of_a_rank_with_one_line(tmp_path: Path) -> None:
+    with tracer.capture(tmp_path, steps=1, warmup=1, timed=1, execution_trace="none", world_size=8, rank=5) as capture:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 3))
+        while not capture.finished:
+            model(torch.ones(2, 4)).sum().backward()
+            capture.step()
+        model(torch.ones(2, 4)).sum().backward()  # the world stays until the block ends
+    assert not dist.is_initialized()
+    job = tracer.read_job(tmp_path)
+    assert (job.world_size, job.missing_ranks, job.classes) == (8, [0, 1, 2, 3, 4, 6, 7], [])
+    assert any(note.startswith("Rank 5 of a fake world of 8: its collectives took no time") for note in job.notes)
+    graph = job.rank(5)
+    assert json.loads(graph.string(int(graph.collectives.ranks[0]))) == list(range(8))
+    assert (graph.collectives.elements_in.tolist(), graph.meta.backend) == ([15], "fake")
+    with pytest.raises(CaptureError, match="world_size does not go with a decorator"):
+        tracer.capture(tmp_path / "other", world_size=2)(lambda: None)
+    with pytest.raises(CaptureError, match="give its world_size too"):
+        tracer.capture(tmp_path / "other", rank=2)
+
+
+SCRIPT = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("nccl")
+assert os.environ["RANK"] == "2" and dist.get_rank() == 2 and dist.get_world_size() == 4
+pair = dist.new_group([2, 3], backend="gloo")
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+if sys.argv[1] == "fsdp":
+    fully_shard(model, mesh=init_device_mesh("cpu", (4,)))
+else:
+    model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(20):
+    optimizer.zero_grad()
+    loss = model(torch.ones(2, 8)).sum()
+    loss.backward()
+    dist.all_reduce(loss.detach(), group=pair)
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(("kind", "kinds"), [
+    ("ddp", ["all_reduce", "all_reduce"]), ("fsdp", ["all_gather", "reduce_scatter", "all_reduce"])])
+def test_an_unchanged_script_in_a_fake_world(kind: str, kinds: list[str], tmp_path: Path) -> None:
+    script, out = tmp_path / "train.py", tmp_path / "job"
+    script.write_text(SCRIPT)
+    result = CliRunner().invoke(app, [
+        "capture", "--world-size", "4", "--rank", "2", "--out", str(out), "--steps", "1", "--warmup", "0", "--timed",
+        "1", "--execution-trace", "none", str(script), "--", kind])
+    assert result.exit_code == 0, result.output
+    assert not dist.is_initialized() and dist.init_process_group.__module__.startswith("torch.")
+    graph = tracer.read_job(out).rank(2)
+    assert [graph.string(int(code)) for code in graph.collectives.kind] == kinds
+    groups = [json.loads(graph.string(int(code))) for code in graph.collectives.ranks]
+    assert groups == [[0, 1, 2, 3]] * (len(kinds) - 1) + [[2, 3]]
+    assert graph.meta.backend == "fake"
+
+
+def test_a_launched_script_that_disagrees() -> None:
+    with fake_launch(4, 2):
+        assert not dist.is_initialized()
+        with pytest.raises(FakeWorldError, match="asks for world_size=2 where the capture was given 4"):
+            dist.init_process_group("gloo", world_size=2, rank=0)
+        dist.init_process_group("gloo", world_size=4, rank=2)
+        with pytest.raises(ValueError, match="twice"):
+            dist.init_process_group("gloo")
+    assert not dist.is_initialized()
+
+
+def test_pipeline_stages_of_a_script_must_know_their_shapes() -> None:
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    with fake_world(2), pytest.raises(FakeWorldError, match="give PipelineStage its input_args and output_args"):
+        Schedule1F1B(PipelineStage(torch.nn.Linear(2, 2), 0, 2, torch.device("cpu")), 2).step(torch.ones(2, 2))
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--workload", "llama", "--world-size", "4"], "Say how the workload is spread over the ranks"),
+    (["--workload", "llama", "--parallel", "ddp"], "give --world-size for a fake world"),
+    (["--workload", "llama", "--parallel", "ddp=3", "--world-size", "4"], "which is not the world size 4"),
+    (["--workload", "bert", "--parallel", "tp", "--world-size", "4"], "bert cannot be split by tensor parallelism"),
+    (["--workload", "llama", "--parallel", "ddp", "--world-size", "4", "--rank", "4"], "There is no rank 4"),
+    (["--parallel", "ddp", "--world-size", "4", "train.py"], "--parallel belongs to --workload"),
+    (["--rank", "1", "train.py"], "rank=1 is of a fake world"),
+])
+def test_bad_commands(arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    result = CliRunner().invoke(app, ["capture", "--out", str(tmp_path / "job"), *arguments])
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+    assert not (tmp_path / "job").exists()
+
+
+def test_a_failed_step_takes_the_world_down(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="on purpose"), fake_world(2):
+        case = Case("ddp", 2)
+        monkey = workloads.build("llama", preset="tiny")
+        workload = parallelize(monkey, parse_plan(case.plan, 2))
+        workload.model.register_forward_pre_hook(_fail)
+        workload.step(next(workload.batches()))
+    assert not dist.is_initialized()
+    with fake_world(2):
+        capture_rank(Case("tp", 2), tmp_path)
+    assert len(read_window(tmp_path / "rank0").collectives)
+
+
+def _fail(*_: Any) -> None:
+    raise RuntimeError("on purpose")

@@ -1,0 +1,492 @@
+"""Steps traced by shapes alone: equal to real runs up to the written list; memory, errors, files, worlds."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="tracing by shapes needs torch")
+
+import torch
+from shape_only_support import (
+    calls,
+    differences,
+    dispatched,
+    explained,
+    known_names,
+    profiled_step,
+    real_peak_bytes,
+    traced_peak_bytes,
+    without_float_types,
+)
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import tracer
+from graph_predictor import breakdown, replay
+from graph_predictor.inspection import inspect_job
+from tracer import workloads
+from tracer.errors import ForetraceError
+from tracer.graph import NONE, SHAPE_ONLY, Phase
+from tracer.job import read_job
+from tracer.shape_only import ShapeOnlyError, device_names, trace_step, trace_workload
+from tracer.shape_only.substitutions import CPU, GPU
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = workloads.names()
+PHASES = (int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.OPTIMIZER))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def names(graph: Any) -> list[str]:
+    return [graph.string(int(code)) for code in graph.ops.name]
+
+
+def trace(build: Callable[[], Callable[[], Any]], device: str = "h200-sxm", **options: Any) -> Any:
+    return trace_step(build, device, **options)
+
+
+def step_of(function: Callable[..., Any], *shapes: tuple[int, ...], dtype: Any = None, ways: int = 0) -> Any:
+    """A step: forward of ``function`` on leaves that want gradients, and backward. ``ways``: 1 and 2 checkpointed."""
+    def build() -> Callable[[], None]:
+        inputs = [torch.randn(shape, dtype=dtype, device="cuda", requires_grad=True) for shape in shapes]
+
+        def step() -> None:
+            out = function(*inputs) if not ways else checkpoint(function, *inputs, use_reentrant=ways == 2)
+            out.sum().backward()
+
+        return step
+
+    return build
+
+
+# --- equal to a real run --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "modes"), [
+    *((name, {}) for name in NAMES), ("llama", {"checkpointing": True, "dtype": "bf16"}),
+    ("gpt2", {"dtype": "bf16-autocast"}), ("resnet50", {"checkpointing": True}),
+    ("llama", {"optimizer": "adamw-fused", "accumulation": 2}),
+], ids=str)
+def test_operators_shapes_and_dtypes_are_those_of_a_real_run(name: str, modes: dict[str, Any], tmp_path: Path) -> None:
+    """Against the profiler's own account of a real CPU step, operator by operator; what differs is in the list."""
+    settings = workloads.configure(name, preset="tiny", **modes)
+    real = profiled_step(settings, tmp_path)
+    plain = without_float_types if "dtype" in modes and "autocast" in modes["dtype"] else list
+    for device, written in (("cpu", CPU), ("h200-sxm", GPU)):
+        traced = trace_workload(settings, device)
+        found = differences(plain(dispatched(real, known_names(traced))), plain(calls(traced)))
+        assert [d for d in found if not explained(d, written, checkpointing="checkpointing" in modes)] == []
+        assert sum(len(d.real) for d in found) < 0.5 * len(real.ops)
+        assert len(calls(traced)) > 50
+
+
+@pytest.mark.parametrize(("name", "checkpointing"), [
+    (name, checkpointing) for name in ("llama", "bert", "resnet50", "lstm") for checkpointing in (False, True)])
+def test_peak_memory_is_within_a_percent_of_a_real_run(name: str, checkpointing: bool, tmp_path: Path) -> None:
+    sizes = {"resnet50": {"batch": 4, "resolution": 64}, "lstm": {"batch": 16, "seq": 32, "depth": 2}}
+    settings = workloads.configure(name, preset="tiny", checkpointing=checkpointing,
+                                   **sizes.get(name, {"batch": 8, "seq": 64, "depth": 3}))
+    assert traced_peak_bytes(settings) == pytest.approx(real_peak_bytes(settings, tmp_path), rel=0.01)
+
+
+def test_memory_is_told_by_what_it_holds() -> None:
+    settings = workloads.configure("llama", preset="tiny", batch=64, seq=64)
+    memory = trace_workload(settings).meta.memory
+    parameters = 4 * sum(p.numel() for p in workloads.create(settings).model.parameters())
+    assert memory["parameters"] == parameters
+    assert memory["optimizer_state"] == pytest.approx(2 * parameters, rel=0.01)
+    held = sum(memory[kind] for kind in ("parameters", "buffers", "gradients", "optimizer_state", "activations",
+                                         "temporaries", "other"))
+    assert held == memory["peak"] <= memory["peak_blocks"]
+    assert memory["activations"] > parameters
+    less = trace_workload(workloads.configure("llama", preset="tiny", batch=64, seq=64, depth=4)).meta.memory
+    checked = trace_workload(workloads.configure("llama", preset="tiny", batch=64, seq=64, depth=4,
+                                                 checkpointing=True)).meta.memory
+    assert checked["peak"] < 0.7 * less["peak"]
+
+
+# --- the written list, each entry also under checkpointing ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("ways", [0, 1, 2])
+@pytest.mark.parametrize(("dtype", "head", "device", "wanted"), [
+    (torch.bfloat16, 64, "h200-sxm", "flash"), (torch.float32, 64, "h200-sxm", "efficient"),
+    (torch.float16, 64, "v100-sxm2-32g", "efficient"), (torch.bfloat16, 512, "a100-sxm-80g", "efficient"),
+    (torch.float64, 64, "h200-sxm", "math"),
+])
+def test_attention_is_the_kernel_cuda_would_choose(ways: int, dtype: Any, head: int, device: str, wanted: str) -> None:
+    shape = (2, 4, 16, head)
+    graph = trace(step_of(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), shape, shape, shape,
+                          dtype=dtype, ways=ways), device)
+    fused = f"aten::_scaled_dot_product_{wanted}_attention"
+    assert names(graph).count(fused) == (0 if wanted == "math" else 2 if ways else 1)
+    assert names(graph).count(f"{fused}_backward") == (wanted != "math")
+    assert not any("for_cpu" in name for name in names(graph))
+
+
+def test_attention_with_masks_and_grouped_queries() -> None:
+    q, kv = (2, 8, 16, 64), (2, 2, 16, 64)
+
+    def grouped(q: Any, k: Any, v: Any) -> Any:
+        return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    def masked(q: Any, k: Any, v: Any) -> Any:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(16, 16, dtype=torch.bool, device=q.device))
+
+    flash = names(trace(step_of(grouped, q, kv, kv, dtype=torch.bfloat16)))
+    assert "aten::_scaled_dot_product_flash_attention" in flash
+    assert "aten::bmm" in names(trace(step_of(grouped, q, kv, kv)))
+    assert "aten::_scaled_dot_product_efficient_attention" in names(trace(step_of(masked, q, q, q, dtype=torch.half)))
+
+
+@pytest.mark.parametrize("ways", [0, 1, 2])
+def test_norms_dropout_and_recurrent_layers(ways: int) -> None:
+    def build() -> Callable[[], None]:
+        modules = [nn.RMSNorm(16), nn.LayerNorm(16), nn.Dropout(0.5), nn.LSTM(16, 16, 2, batch_first=True)]
+        model = nn.ModuleList(modules).cuda()
+        images = nn.BatchNorm2d(4).cuda()
+        x = torch.randn(4, 8, 16, device="cuda", requires_grad=True)
+
+        def forward(x: Any) -> Any:
+            for module in modules[:3]:
+                x = module(x)
+            return modules[3](x)[0].sum() + images(x.unflatten(1, (4, 2))).sum()
+
+        assert len(model) == 4
+        return lambda: (forward(x) if not ways else checkpoint(forward, x, use_reentrant=ways == 2)).backward()
+
+    graph = trace(build)
+    for name in ("_fused_rms_norm", "native_dropout", "native_layer_norm", "cudnn_batch_norm", "_cudnn_rnn"):
+        assert names(graph).count(f"aten::{name}") == (2 if ways else 1), name
+        assert names(graph).count(f"aten::{name}_backward") == 1, name
+    assert not {"aten::bernoulli_", "aten::rsqrt", "aten::mkldnn_rnn_layer"} & set(names(graph))
+    statistics = graph.arguments(names(graph).index("aten::native_layer_norm_backward"))[3]
+    assert (statistics.dtype, statistics.shape) == ("float", (4, 8, 1))
+
+
+def test_batch_norm_in_bf16_is_not_cudnns() -> None:
+    def build() -> Callable[[], None]:
+        norm = nn.BatchNorm2d(4).cuda()
+        x = torch.randn(2, 4, 8, 8, device="cuda", dtype=torch.bfloat16)
+        return lambda: norm(x).sum().backward()
+
+    assert "aten::native_batch_norm" in names(trace(build)) and "aten::cudnn_batch_norm" not in names(trace(build))
+
+
+@pytest.mark.parametrize("ways", [0, 1, 2])
+def test_autocast_has_cudas_lists_and_casts_weights_once(ways: int) -> None:
+    def build() -> Callable[[], None]:
+        layer = nn.Linear(8, 8).cuda()
+        x = torch.randn(4, 8, device="cuda", requires_grad=True)
+
+        def forward(x: Any) -> Any:
+            y = layer(layer(x))
+            for function in (F.layer_norm, lambda t, _: t.softmax(-1), lambda t, _: t.exp(), lambda t, _: t.pow(2),
+                             lambda t, _: t.cumsum(0)):
+                y = y + function(layer(y.to(torch.bfloat16)), (8,))
+            return F.cross_entropy(layer(y), torch.zeros(4, dtype=torch.long, device="cuda"))
+
+        def step() -> None:
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                loss = forward(x) if not ways else checkpoint(forward, x, use_reentrant=ways == 2)
+            loss.backward()
+
+        return step
+
+    graph = trace(build)
+    kinds: dict[str, set[str]] = {}
+    weights = 0
+    for row, name in enumerate(names(graph)):
+        arguments = graph.arguments(row)
+        kinds.setdefault(name, set()).add(arguments[0].dtype)
+        weights += name == "aten::_to_copy" and arguments[0].shape == (8, 8) and arguments[0].dtype == "float"
+    assert kinds["aten::addmm"] == {"c10::BFloat16"}
+    for name in ("native_layer_norm", "exp", "pow", "_softmax", "nll_loss_forward"):
+        assert kinds[f"aten::{name}"] == {"float"}, name
+    assert graph.arguments(names(graph).index("aten::cumsum"))[2].value == "6"  # asked for in fp32, not cast
+    assert weights == (2 if ways else 1)  # once for each forward, however often it is used
+
+
+def test_autocast_made_too_early_is_no_silent_fp32() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("with a GPU it is on")
+    with pytest.warns(UserWarning):
+        early = torch.autocast("cuda", dtype=torch.bfloat16)
+
+    def build() -> Callable[[], None]:
+        layer = nn.Linear(8, 8).cuda()
+
+        def step() -> None:
+            with early:
+                layer(torch.ones(2, 8, device="cuda")).sum().backward()
+
+        return step
+
+    with pytest.raises(ShapeOnlyError, match="inside the traced function"):
+        trace(build)
+
+
+def test_every_way_to_ask_for_a_gpu_ends_on_no_cuda_tensor() -> None:
+    seen: list[Any] = []
+
+    def build() -> Callable[[], None]:
+        assert torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+        with torch.device("cuda"):
+            one = nn.Linear(4, 4)
+        two = nn.Linear(4, 4, device="cuda:0").to(torch.bfloat16)
+        host = torch.randn(3, 4).pin_memory()
+        parameters = [*one.parameters(), *two.parameters()]
+        optimizer = torch.optim.AdamW(parameters)
+
+        def step() -> None:
+            x = host.to("cuda", non_blocking=True)
+            y = one(x.cuda())
+            z = two(y.to(torch.bfloat16)).float() + torch.zeros(4, device=x.device)
+            seen[:] = [x.device, x.is_cuda, host.is_cuda, z.device.type, torch.arange(3, device="cuda").device.type]
+            z.sum().backward()
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            z.detach().cpu()
+
+        return step
+
+    graph = trace(build)
+    assert seen == [torch.device("cuda", 0), True, False, "cuda", "cuda"]
+    moved = [row for row, name in enumerate(names(graph)) if name == "aten::_to_copy"
+             and any(a.dtype == "Device" for a in graph.arguments(row))]
+    assert len(moved) == 1  # the batch; what comes back to the host says "cpu", which the profiler leaves out
+    assert {"aten::_foreach_addcdiv_", "aten::_foreach_norm"} <= set(names(graph))  # chosen as for CUDA parameters
+    assert graph.meta.memory["start"] < 4 * 1024  # the pinned batch is not on the device
+
+
+def test_gradient_scaler_and_default_fp16() -> None:
+    def build() -> Callable[[], None]:
+        layer = nn.Linear(8, 8).cuda()
+        optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+        scaler = torch.amp.GradScaler("cuda")
+
+        def step() -> None:
+            with torch.autocast("cuda"):
+                loss = layer(torch.ones(2, 8, device="cuda")).sum()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+        return step
+
+    graph = trace(build)
+    assert {"aten::_amp_foreach_non_finite_check_and_unscale_", "aten::_foreach_add_"} <= set(names(graph))
+    assert graph.arguments(names(graph).index("aten::addmm"))[0].dtype == "c10::Half"
+    assert any("finite" in note for note in graph.meta.loss.notes)
+
+
+def test_a_trace_leaves_torch_as_it_was() -> None:
+    before = (torch.cuda.is_available, torch.autocast.__init__, torch.UntypedStorage.resize_, nn.Module._apply,
+              torch.compile, torch.get_autocast_dtype)
+    x = torch.randn(2, 4, 8, 8, requires_grad=True)
+    with torch.profiler.profile() as profiler:
+        trace_workload(workloads.configure("llama", preset="tiny"))
+        F.scaled_dot_product_attention(x, x, x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert (x @ x).dtype is torch.bfloat16 and x.softmax(-1).dtype is torch.float32
+    assert before == (torch.cuda.is_available, torch.autocast.__init__, torch.UntypedStorage.resize_, nn.Module._apply,
+                      torch.compile, torch.get_autocast_dtype)
+    assert any("flash_attention_for_cpu" in event.key for event in profiler.key_averages())
+
+
+# --- the graph ------------------------------------------------------------------------------------------------------
+
+
+def test_the_graph_says_what_belongs_where_and_survives_a_file(tmp_path: Path) -> None:
+    graph = trace_workload(workloads.configure("gpt2", preset="tiny"))
+    assert graph.meta.era == SHAPE_ONLY and graph.meta.device == "h200-sxm" and graph.meta.window_ns == len(graph.ops)
+    assert sorted(set(graph.ops.phase.tolist())) == sorted(PHASES)
+    assert not graph.ops.duration_ns.any() and all(a < b for a, b in pairwise(graph.ops.start_ns.tolist()))
+    row = names(graph).index("aten::native_layer_norm")
+    back = names(graph).index("aten::native_layer_norm_backward")
+    assert graph.row("ops", row).module == "Gpt2/blocks/0/attention_norm"
+    assert graph.row("ops", back).module == "Gpt2/norm"  # the last norm comes first in backward
+    assert int(graph.ops.sequence[back]) in graph.ops.sequence[:back].tolist()
+    path = tmp_path / "step.foretrace"
+    graph.save(path)
+    again = tracer.load_graph(path)
+    assert again.meta == graph.meta and calls(again) == calls(graph)
+    found = inspect_job(read_job(path))
+    assert found.ranks[0].memory == graph.meta.memory and not found.ranks[0].has_times and not found.notes
+    for refuses in (replay, lambda g: breakdown(replay(g))):
+        with pytest.raises(ForetraceError, match="never ran"):
+            refuses(again)
+
+
+def test_files_of_before_load_without_the_new_columns(tmp_path: Path) -> None:
+    from tracer.store.tables import decode_table, encode_table
+
+    table = tracer.graph.CollectiveTable.empty(2)
+    record, _ = encode_table(table)
+    for values in (record.constants, record.inline):
+        for name in ("wait_op", "wait_source"):
+            values.pop(name, None)
+    loaded = decode_table(tracer.graph.CollectiveTable, record, None, "an old file")
+    assert loaded.wait_op.tolist() == [NONE, NONE] and len(loaded.columns()) == len(table.columns())
+
+
+# --- worlds -----------------------------------------------------------------------------------------------------------
+
+
+def test_fsdp2_collectives_say_where_they_are_needed() -> None:
+    settings = workloads.configure("llama", preset="tiny", depth=3, width=64, heads=4, vocabulary=128)
+    graph = trace_workload(settings, world_size=4, rank=1, parallel="fsdp2")
+    table = graph.collectives
+    kinds = [graph.string(int(code)) for code in table.kind]
+    # Three blocks and the root: gathered for forward and, the root excepted, again for backward.
+    assert (kinds.count("all_gather"), kinds.count("reduce_scatter")) == (7, 4)
+    assert set(table.group_size.tolist()) == {4} and not (table.wait_op == NONE).any()
+    assert (table.wait_op > table.op).all()
+    gathered = [graph.string(int(graph.ops.name[row])) for row, kind in zip(table.wait_op, kinds, strict=True)
+                if kind == "all_gather"]
+    assert set(gathered) == {"fsdp::split_with_sizes_copy"}
+    assert max((table.wait_op - table.op).tolist()) > 20  # there is work to hide them behind
+    assert graph.meta.world_size == 4 and graph.meta.rank == 1
+    assert graph.meta.memory["parameters"] < trace_workload(settings).meta.memory["parameters"] / 3.5
+
+
+def test_tensor_parallel_and_two_dimensions_count_each_collective_once() -> None:
+    settings = workloads.configure("llama", preset="tiny", depth=2, width=64, heads=8, kv_heads=8, vocabulary=128)
+    graph = trace_workload(settings, world_size=8, parallel="tp")
+    kinds = [graph.string(int(code)) for code in graph.collectives.kind]
+    assert kinds.count("all_reduce") == 2 + 4 * 2 and len(kinds) == kinds.count("all_reduce") + 1
+    waits = {graph.string(int(graph.ops.name[row])) for row in graph.collectives.wait_op}
+    assert waits == {"_c10d_functional::wait_tensor"}
+    both = trace_workload(settings, world_size=16, parallel="fsdp2=2,tp=8")
+    assert sorted(set(both.collectives.group_size.tolist())) == [2, 8]
+
+
+def test_a_job_is_traced_by_classes_of_ranks(tmp_path: Path) -> None:
+    from tracer.shape_only import trace_job
+    from tracer.store import save_job
+
+    settings = workloads.configure("llama", preset="tiny", depth=2, width=64, heads=8, kv_heads=8, vocabulary=128)
+    job = trace_job(settings, world_size=4, parallel="fsdp2=2,pp=2")
+    assert [graph.meta.rank for graph in job.graphs] == [0, 2] and job.world_size == 4
+    save_job(job, tmp_path / "job.foretrace")
+    again = read_job(tmp_path / "job.foretrace")
+    assert [list(each) for each in again.classes] == [[0, 1], [2, 3]] and not again.missing_ranks
+
+
+def test_a_function_of_ones_own_under_ddp() -> None:
+    def build() -> Callable[[], None]:
+        torch.distributed.init_process_group("nccl")
+        model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64).cuda(), device_ids=[0])
+        return lambda: model(torch.ones(2, 64, device="cuda")).sum().backward()
+
+    graph = trace(build, world_size=8, rank=3)
+    assert [graph.string(int(code)) for code in graph.collectives.kind] == ["all_reduce"]
+    assert json.loads(graph.string(int(graph.collectives.ranks[0]))) == list(range(8))
+
+
+# --- what cannot be traced, and the command ---------------------------------------------------------------------------
+
+
+SCRIPT = """
+import torch
+from torch import nn
+
+def build():
+    model = nn.Linear(16, 4).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    def step():
+        model(torch.randn(8, 16, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return step
+
+def decides():
+    def step():
+        x = torch.ones(3, device="cuda")
+        return x * 2 if x.sum() > 0 else x
+    return step
+
+def counts():
+    return lambda: torch.ones(3, device="cuda").nonzero()
+
+@torch.library.custom_op("test_shape_only::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+def custom():
+    return lambda: twice(torch.ones(3, device="cuda"))
+
+def number():
+    return 3
+
+def breaks():
+    raise ValueError("of its own")
+"""
+
+
+@pytest.mark.parametrize(("target", "says"), [
+    ("decides", r"user\.py:17 \(`return x \* 2 if x\.sum\(\) > 0 else x`\) reads a tensor's values.*torch\.where"),
+    ("counts", r"user\.py:21 .*shape depends on values"),
+    ("custom", r"user\.py:28 .*test_shape_only::twice.*register_fake"), ("number", "returned int"),
+    ("breaks", r"user\.py:34 .*ValueError: of its own"), ("absent", "no function 'absent'; it has build, decides"),
+])
+def test_what_cannot_be_traced_names_the_line_and_the_way_out(target: str, says: str, tmp_path: Path) -> None:
+    from tracer.shape_only.script import trace_script
+
+    path = tmp_path / "user.py"
+    path.write_text(SCRIPT)
+    with pytest.raises(ShapeOnlyError) as caught:
+        trace_script(f"{path}:{target}")
+    assert re.search(says, str(caught.value), re.DOTALL), str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_wrong_requests_are_one_sentence(tmp_path: Path) -> None:
+    from tracer.shape_only.script import trace_script
+
+    for wrong, says in (("nothing", "names no function"), (f"{tmp_path}/no.py:f", "does not exist")):
+        with pytest.raises(ShapeOnlyError, match=says):
+            trace_script(wrong)
+    with pytest.raises(ShapeOnlyError, match="choose one of cpu"):
+        trace(lambda: lambda: None, "gtx-0")
+    with pytest.raises(ShapeOnlyError, match="called no operator"):
+        trace(lambda: lambda: None)
+    with pytest.raises(ShapeOnlyError, match="needs a world"):
+        trace_workload(workloads.configure("llama", preset="tiny"), parallel="fsdp2")
+    assert len(device_names()) == 27 and {"cpu", "h200-sxm", "mi300x", "rtx-4090"} <= set(device_names())
+
+
+def test_the_command(tmp_path: Path) -> None:
+    path, out = tmp_path / "user.py", tmp_path / "step.foretrace"
+    path.write_text(SCRIPT)
+    command = [sys.executable, "-c", "from graph_predictor.cli import main; main()", "trace"]
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    done = run(f"{path}:build", "-o", str(out), "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["device"] == "h200-sxm" and told["memory_bytes"]["parameters"] == 4 * (16 * 4 + 4)
+    assert len(tracer.load_graph(out).ops) == told["ops"]
+    done = run(f"{path}:decides", "-o", str(out))
+    assert done.returncode == 2 and "torch.where" in done.stderr and len(done.stderr.strip().splitlines()) == 1

@@ -1,0 +1,39 @@
+"""Fake worlds: one process does what one rank of a large job does, with collectives that take no time.
+
+    with fake_world(world_size=64, rank=3):
+        workload = parallelize(workloads.build("llama"), parse_plan("fsdp2=8,tp=8", 64))
+        workload.step(batch)
+
+``world.py`` puts the world up, ``plan.py`` says how a job is spread over its ranks, ``apply.py`` does it to a
+workload of the suite (in real process groups too), ``streams.py`` models what the collectives overlap.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tracer.fake_world.errors import FakeWorldError
+from tracer.fake_world.fit import check_plan
+from tracer.fake_world.plan import DataParallel, ParallelPlan, Place, check_world, parse_plan
+
+if TYPE_CHECKING:
+    from tracer.fake_world.apply import parallelize
+    from tracer.fake_world.classes import rank_classes
+    from tracer.fake_world.world import current_world, fake_launch, fake_world
+
+_HOMES = {"parallelize": "apply", "rank_classes": "classes", "current_world": "world", "fake_world": "world",
+          "fake_launch": "world"}
+
+__all__ = [
+    "DataParallel", "FakeWorldError", "ParallelPlan", "Place", "check_plan", "check_world", "current_world",
+    "fake_launch", "fake_world", "parallelize", "parse_plan", "rank_classes",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs torch on first use."""
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(f"tracer.fake_world.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'tracer.fake_world' has no attribute {name!r}")

@@ -1,0 +1,80 @@
+"""``parallelize``: do to a workload of the suite what a plan says, in a fake world and in real process groups alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from tracer.fake_world.errors import FakeWorldError
+from tracer.fake_world.fit import check_plan
+from tracer.fake_world.plan import DataParallel, ParallelPlan
+from tracer.fake_world.shims import outside_fake_mode
+from tracer.workloads.workload import Workload
+
+
+def parallelize(workload: Workload, plan: ParallelPlan) -> Workload:
+    """This rank's part of a workload under a plan.
+
+    Layers are split first (tensor parallelism), then stages are cut (pipeline), then replicas are wrapped: DDP around
+    the model, or FSDP2's ``fully_shard`` on each block and on the model. Batches are the same on every rank.
+
+    Args:
+        workload: as ``workloads.build`` makes it; it is changed and must not be used otherwise afterwards.
+
+    Returns:
+        The workload, or a ``PipelineWorkload`` in its place; ``step`` and ``batches`` are used as before.
+
+    Raises:
+        FakeWorldError: the plan does not fit the workload or the process groups that are up.
+    """
+    check_plan(workload.settings, plan)
+    if not dist.is_initialized() or dist.get_world_size() != plan.world_size:
+        have = dist.get_world_size() if dist.is_initialized() else "no"
+        raise FakeWorldError(f"The plan {plan} is for {plan.world_size} ranks and there are {have}; use "
+                             f"fake_world({plan.world_size}) or start as many processes.")
+    mesh = _mesh(workload.device.type, plan)
+    place = plan.place(dist.get_rank())
+    model = workload.model
+    if plan.tp > 1:
+        from tracer.fake_world.llama import split_layers
+
+        split_layers(model, _part(mesh, "tp"))
+    if plan.pp > 1:
+        from tracer.fake_world.llama import LlamaStage
+        from tracer.fake_world.pipeline import PipelineWorkload
+
+        stage = LlamaStage(model, workload.settings, place.pp, plan.pp)  # type: ignore[arg-type]
+        return PipelineWorkload(workload, _replicate(stage, list(stage.blocks), plan, mesh), plan, place,
+                                _part(mesh, "pp").get_group())
+    return workload.wrap(lambda whole: _replicate(whole, workload.blocks, plan, mesh))
+
+
+def _mesh(device_type: str, plan: ParallelPlan) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    with outside_fake_mode():
+        return init_device_mesh(device_type, tuple(plan.mesh.values()), mesh_dim_names=tuple(plan.mesh))
+
+
+def _part(mesh: Any, name: str) -> Any:
+    return mesh if mesh.mesh_dim_names == (name,) else mesh[name]
+
+
+def _replicate(model: nn.Module, blocks: list[nn.Module], plan: ParallelPlan, mesh: Any) -> nn.Module:
+    if plan.kind is DataParallel.DDP:
+        from torch.nn.parallel import DistributedDataParallel
+
+        if plan.tp > 1:  # told of the mesh, DDP makes the DTensors local ones
+            return DistributedDataParallel(model, device_mesh=_part(mesh, "dp"))
+        return DistributedDataParallel(model, process_group=_part(mesh, "dp").get_group())
+    if plan.kind is DataParallel.FSDP2:
+        try:
+            from torch.distributed.fsdp import fully_shard
+        except ImportError:  # torch 2.5
+            from torch.distributed._composable.fsdp import fully_shard
+        for block in blocks:
+            fully_shard(block, mesh=_part(mesh, "dp"))
+        fully_shard(model, mesh=_part(mesh, "dp"))
+    return model

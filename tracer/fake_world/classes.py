@@ -1,0 +1,77 @@
+"""Which ranks of a plan do the same work, worked out from the shapes of their shards without tracing them.
+
+Stages of a pipeline differ; replicas under DDP do not; under FSDP2 and tensor parallelism ranks are alike whose shards
+of every parameter have the same shapes. Shards are cut as ``torch.chunk`` does: the last ones may be smaller or empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from tracer.fake_world.fit import check_plan, stage_sizes
+from tracer.fake_world.plan import DataParallel, ParallelPlan, Place
+from tracer.rank_classes import RankClass, spans
+from tracer.workloads.settings import OptimizerKind, Settings
+
+_BY_ROWS = ("q.weight", "k.weight", "v.weight", "gate.weight", "up.weight", "tokens.weight", "head.weight")
+"""Parameters whose first dimension tensor parallelism cuts; of ``out`` and ``down`` it cuts the second."""
+_BY_COLUMNS = ("out.weight", "down.weight")
+
+Shape = tuple[int, ...]
+
+
+def rank_classes(plan: ParallelPlan, settings: Settings) -> list[RankClass]:
+    """The classes of ranks that do the same work, by their lowest rank, each with the row its graph is to have.
+
+    Raises:
+        FakeWorldError: the plan does not fit the workload.
+    """
+    check_plan(settings, plan)
+    shapes = _parameter_shapes(settings)
+    found: dict[tuple[object, ...], list[int]] = {}
+    for pp in range(plan.pp):
+        stage = [(name, shape) for name, shape in shapes.items() if _is_in_stage(name, settings, plan, pp)]
+        for tp in range(plan.tp):
+            local = sorted({_local_shape(name, shape, plan.tp, tp) for name, shape in stage})
+            for dp in range(plan.dp):
+                rows = _rows(local, plan.dp, dp) if plan.kind is DataParallel.FSDP2 else ()
+                found.setdefault((pp, *local, rows), []).append(plan.rank(Place(pp, dp, tp)))
+    ordered = sorted(found.values(), key=min)
+    return [RankClass(spans(ranks), row) for row, ranks in enumerate(ordered)]
+
+
+def chunk(size: int, parts: int, place: int) -> int:
+    """Elements of part ``place`` when ``torch.chunk`` cuts ``size`` into ``parts``."""
+    each = -(-size // parts)
+    return max(0, min(each, size - place * each))
+
+
+def _rows(shapes: Iterable[Shape], parts: int, place: int) -> tuple[int, ...]:
+    return tuple(chunk(size, parts, place) for size in sorted({shape[0] for shape in shapes}))
+
+
+def _local_shape(name: str, shape: Shape, tp: int, place: int) -> Shape:
+    if tp > 1 and name.endswith(_BY_ROWS):
+        return (chunk(shape[0], tp, place), *shape[1:])
+    if tp > 1 and name.endswith(_BY_COLUMNS):
+        return (shape[0], chunk(shape[1], tp, place), *shape[2:])
+    return shape
+
+
+def _parameter_shapes(settings: Settings) -> dict[str, Shape]:
+    """Name → shape of every parameter, a number counting as one row. Nothing is allocated."""
+    from tracer import workloads
+
+    bare = replace(settings, device="meta", optimizer=OptimizerKind.SGD, compile=False)
+    return {name: tuple(value.shape) or (1,) for name, value in workloads.create(bare).model.named_parameters()}
+
+
+def _is_in_stage(name: str, settings: Settings, plan: ParallelPlan, stage: int) -> bool:
+    if plan.pp == 1:
+        return True
+    if name.startswith("blocks."):
+        sizes = stage_sizes(settings.depth, plan.pp)  # type: ignore[attr-defined]
+        first = sum(sizes[:stage])
+        return first <= int(name.split(".")[1]) < first + sizes[stage]
+    return stage == (0 if name.startswith("tokens.") else plan.pp - 1)

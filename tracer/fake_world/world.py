@@ -1,0 +1,127 @@
+"""``fake_world``: this process as one rank of a world whose other ranks do not exist.
+
+The collectives of PyTorch's fake process group return at once and leave their tensors as they are: what a rank does is
+that of a real run, what it computes after a collective is not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from tracer.fake_world import shims
+from tracer.fake_world.errors import FakeWorldError
+from tracer.fake_world.plan import check_world
+
+BACKEND = "fake"
+
+_active: tuple[int, int] | None = None
+
+
+def current_world() -> tuple[int, int] | None:
+    """(world size, rank) of the fake world that is up, if one is."""
+    return _active
+
+
+@contextmanager
+def fake_world(world_size: int, rank: int = 0) -> Iterator[None]:
+    """Make this process one rank of a fake world of ``world_size`` ranks, for as long as the block runs.
+
+    The default process group is PyTorch's fake one; DistributedDataParallel, FSDP2, tensor and pipeline parallelism
+    and device meshes work in it unchanged, also under ``FakeTensorMode``. ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK`` (0:
+    this process has one device) and the like are set, and restored at the end, as everything is.
+
+    Raises:
+        FakeWorldError: the numbers are impossible, a process group or another fake world is up already, or torch was
+            built without distributed support.
+    """
+    with _prepared(world_size, rank):
+        _begin(world_size, rank)
+        yield
+
+
+@contextmanager
+def fake_launch(world_size: int, rank: int = 0) -> Iterator[None]:
+    """As if torchrun had started this process as one rank of many, for a script that makes its own process groups.
+
+    The environment is torchrun's, and ``init_process_group`` (or a device mesh without it) gives the fake world,
+    whatever backend it names; ``new_group`` likewise. The script's own wrappers then run as in ``fake_world``.
+
+    Raises:
+        FakeWorldError: as ``fake_world``; from ``init_process_group`` if it names another world size or rank.
+    """
+    def begin(*args: Any, **kwargs: Any) -> None:
+        for name, have in (("world_size", world_size), ("rank", rank)):
+            asked = kwargs.get(name, -1)
+            if asked not in (None, -1, have):
+                raise FakeWorldError(f"The script asks for {name}={asked} where the capture was given {have}; make "
+                                     "them agree.")
+        _begin(world_size, rank)
+
+    with _prepared(world_size, rank), shims.process_groups_begun_by(begin):
+        yield
+
+
+@contextmanager
+def _prepared(world_size: int, rank: int) -> Iterator[None]:
+    """Everything but the process group, which is taken down here whoever put it up."""
+    global _active
+    check_world(world_size, rank)
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        raise FakeWorldError("This torch was built without torch.distributed, which a fake world needs.")
+    if _active is not None:
+        raise FakeWorldError(f"A fake world of {_active[0]} ranks is up already, and they do not nest: leave it first.")
+    if dist.is_initialized():
+        raise FakeWorldError(f"A process group ({dist.get_backend()}) is up already: destroy it before a fake world is "
+                             "made, or run without one.")
+    _active = world_size, rank
+    try:
+        with _environment(world_size, rank), shims.installed():
+            try:
+                yield
+            finally:
+                if dist.is_initialized():  # the block may have destroyed it itself
+                    dist.destroy_process_group()
+                _forget_meshes()
+    finally:
+        _active = None
+
+
+def _begin(world_size: int, rank: int) -> None:
+    try:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+    except ImportError as error:
+        raise FakeWorldError("This torch has no fake process group; use torch 2.6 or newer.") from error
+    shims.original_init()(BACKEND, store=FakeStore(), rank=rank, world_size=world_size)
+
+
+@contextmanager
+def _environment(world_size: int, rank: int) -> Iterator[None]:
+    values = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+              "GROUP_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _forget_meshes() -> None:
+    """Drop what DTensor remembers of meshes whose groups are gone; a later world could be given it."""
+    with suppress(ImportError, AttributeError):
+        from torch.distributed.tensor import debug
+
+        debug._clear_sharding_prop_cache()
+    with suppress(ImportError, AttributeError):
+        from torch.distributed.tensor import debug
+
+        debug._clear_fast_path_sharding_prop_cache()

@@ -1,0 +1,65 @@
+"""The devices a step can be traced for: only what decides which operations run. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tracer.shape_only.errors import ShapeOnlyError
+
+CPU = "cpu"
+
+_NVIDIA: dict[tuple[int, int], tuple[str, ...]] = {
+    (6, 0): ("p100-pcie-16g",),
+    (6, 1): ("p4",),
+    (7, 0): ("v100-pcie-16g", "v100-pcie-32g", "v100-sxm2-16g", "v100-sxm2-32g"),
+    (7, 5): ("t4", "rtx-2080ti"),
+    (8, 0): ("a100-pcie-40g", "a100-sxm-40g", "a100-pcie-80g", "a100-sxm-80g"),
+    (8, 6): ("a10", "a40", "rtx-3090"),
+    (8, 9): ("l4", "l40s", "rtx-4090"),
+    (9, 0): ("h100-pcie", "h100-sxm", "h200-sxm"),
+    (10, 0): ("b200", "gb200"),
+}
+_AMD = ("mi210", "mi250", "mi300x")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device by name.
+
+    Attributes:
+        capability: NVIDIA's compute capability; (9, 0), (9, 4) for AMD as torch reports it; (0, 0) for the CPU.
+        vendor: "nvidia", "amd" or "cpu".
+    """
+
+    name: str
+    capability: tuple[int, int]
+    vendor: str
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether substitutions apply: on "cpu" a step is traced as the CPU runs it."""
+        return self.vendor != "cpu"
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether bf16 matrix products run natively."""
+        return self.vendor == "amd" or self.capability >= (8, 0)
+
+
+_DEVICES = {
+    CPU: Device(CPU, (0, 0), "cpu"),
+    **{name: Device(name, capability, "nvidia") for capability, names in _NVIDIA.items() for name in names},
+    **{name: Device(name, (9, 4) if name == "mi300x" else (9, 0), "amd") for name in _AMD},
+}
+
+
+def device_names() -> list[str]:
+    """Every name ``find_device`` knows, the CPU first."""
+    return list(_DEVICES)
+
+
+def find_device(name: str) -> Device:
+    """The device of a name. Raises ``ShapeOnlyError`` if there is none."""
+    if name not in _DEVICES:
+        raise ShapeOnlyError(f"There is no device {name!r}; choose one of {', '.join(_DEVICES)}.")
+    return _DEVICES[name]

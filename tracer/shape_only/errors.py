@@ -1,0 +1,101 @@
+"""What can go wrong in a trace by shapes alone, told with the user's own line and the way out."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+from tracer.errors import ForetraceError
+
+_OWN = Path(__file__).resolve().parents[1]
+_WORKLOADS = _OWN / "workloads"
+
+
+class ShapeOnlyError(ForetraceError):
+    """A step cannot be traced by shapes alone."""
+
+
+def explained(error: BaseException) -> ShapeOnlyError | None:
+    """The error as one sentence with the user's line and the way out; None if it is not about shapes."""
+    from torch._subclasses import fake_tensor
+
+    where = user_line(error.__traceback__)
+    kinds = {type(e).__name__: e for e in _chain(error)}
+    for name in ("DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode"):
+        if name in kinds:
+            operator = getattr(kinds[name], "func", None)
+            what = "reads a tensor's values" if name == "DataDependentOutputException" else (
+                "gives a tensor whose shape depends on values")
+            return ShapeOnlyError(
+                f"{where} {what} ({operator}), which a trace by shapes alone does not have: keep the decision on the "
+                "device (torch.where, masks, index_select with fixed sizes), or leave .item(), print and logging of "
+                "losses out of the traced step.")
+    unsupported = next((e for e in _chain(error) if isinstance(e, fake_tensor.UnsupportedOperatorException)), None)
+    if unsupported is None:
+        unsupported = next((e for e in _chain(error) if isinstance(e, NotImplementedError) and (
+            "fake" in str(e).lower() or "meta" in str(e).lower())), None)
+    if unsupported is None and (lacking := _lacking(error)) is not None:
+        unsupported = lacking
+    if unsupported is not None:
+        operator = _operator(unsupported)
+        return ShapeOnlyError(
+            f"{where} calls {operator}, which has no fake kernel, so that its output's shape is unknown: register one "
+            f"with @torch.library.register_fake(\"{operator}\"), a function that returns empty tensors of the right "
+            "shape and dtype.")
+    return None
+
+
+def unexplained(error: BaseException) -> ShapeOnlyError:
+    """Any other failure of the user's function, with its line."""
+    text = " ".join(str(error).split())[:300]
+    return ShapeOnlyError(f"{user_line(error.__traceback__)} failed while it was traced by shapes alone: "
+                          f"{type(error).__name__}: {text} (--debug shows where).")
+
+
+def user_line(trace: TracebackType | None) -> str:
+    """``file.py:12 (`the line`)`` of the innermost frame that is neither torch's, the library's nor Python's own."""
+    frames = traceback.extract_tb(trace)
+    for frame in reversed(frames):
+        if _is_users(frame.filename):
+            code = linecache.getline(frame.filename, frame.lineno or 0).strip()
+            return f"{frame.filename}:{frame.lineno}" + (f" (`{code[:80]}`)" if code else "")
+    return "The traced function"
+
+
+def _is_users(filename: str) -> bool:
+    if filename.startswith("<"):
+        return False
+    path = Path(filename).resolve()
+    if _WORKLOADS in path.parents:
+        return True
+    roots = [_OWN, Path(sys.base_prefix) / "lib", Path(sys.prefix) / "lib"]
+    return not any(root in path.parents for root in roots) and "site-packages" not in path.parts
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    found: list[BaseException] = []
+    while error is not None and error not in found:
+        found.append(error)
+        error = error.__cause__ or error.__context__
+    return found
+
+
+def _lacking(error: BaseException) -> BaseException | None:
+    """An operator called without a kernel for fake tensors shows in torch's message only."""
+    for one in _chain(error):
+        text = str(one)
+        if isinstance(one, RuntimeError | NotImplementedError) and (
+                "Meta tensors" in text or "fake impl" in text or "meta kernel" in text or "'Meta' backend" in text):
+            return one
+    return None
+
+
+def _operator(error: BaseException) -> str:
+    """``library::name`` of the operator an error is about."""
+    text = str(getattr(error, "func", None) or error)
+    found = re.search(r"(\w+)::(\w+)", text) or re.search(r"\b(\w+)\.(\w+)(?:\.\w+)?\b", text)
+    return f"{found.group(1)}::{found.group(2)}" if found else "an operator"

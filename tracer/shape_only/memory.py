@@ -1,0 +1,208 @@
+"""Which bytes are alive when: every storage of a step, what it holds, and what the peak consists of.
+
+A storage is seen when an operation first returns it and leaves when its last tensor dies (a weak reference says so),
+or changes its size (FSDP2 empties and refills the storages of gathered parameters). What an operation allocates and
+frees within itself, its workspace, is not seen.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+
+BLOCK_BYTES = 512
+"""CUDA's caching allocator hands out multiples of this."""
+
+
+class Holds(str, Enum):
+    """What a storage is for."""
+
+    PARAMETERS = "parameters"
+    BUFFERS = "buffers"
+    GRADIENTS = "gradients"
+    OPTIMIZER_STATE = "optimizer_state"
+    ACTIVATIONS = "activations"
+    """Made in forward (or when forward is run again in backward) and still there in backward."""
+    TEMPORARIES = "temporaries"
+    """Made in the step and gone before backward, or made in backward or by the optimizer."""
+    OTHER = "other"
+    """There when the step began and none of the above: batches kept on the device, and the like."""
+
+
+class Storage:
+    """One storage. Plain attributes: there are thousands."""
+
+    __slots__ = ("in_forward", "last_backward", "number", "on_device", "reference", "size")
+
+    def __init__(self, number: int, size: int, on_device: bool, in_forward: bool, reference: Any) -> None:
+        self.number = number
+        self.size = size
+        self.on_device = on_device
+        self.in_forward = in_forward
+        self.last_backward = False
+        self.reference = reference
+
+
+class MemoryTracker:
+    """Follows storages while a trace runs; ``report`` tells the peak between ``begin`` and ``end``."""
+
+    def __init__(self) -> None:
+        self.in_backward = False
+        """Whether the recorded step has reached its backward pass; set by the recorder."""
+        self._live: dict[int, Storage] = {}
+        self._count = 0
+        self._recording = False
+        self._start: list[tuple[int, int]] = []
+        self._events: list[tuple[int, int]] = []
+        self._forward: set[int] = set()
+        self._kept: set[int] = set()
+        self._host: set[int] = set()
+        self._holds: dict[int, Holds] = {}
+        self._first = 0
+
+    def see(self, tensor: Any, *, on_device: bool = True, in_forward: bool = False) -> int:
+        """Note a tensor's storage; its number, -1 for a tensor without one."""
+        try:
+            storage = tensor.untyped_storage()
+        except (RuntimeError, NotImplementedError):  # sparse
+            return -1
+        key = storage._cdata
+        known = self._live.get(key)
+        if known is not None:
+            return known.number
+        number = self._count
+        self._count += 1
+        found = Storage(number, storage.nbytes(), on_device, in_forward, weakref.ref(storage, self._gone(key, number)))
+        self._live[key] = found
+        if not on_device:
+            self._host.add(number)
+        if self._recording:
+            if in_forward:
+                self._forward.add(number)
+            self._events.append((number, found.size))
+        return number
+
+    def number(self, tensor: Any) -> int:
+        """The number of a tensor's storage; -1 if it was never seen."""
+        found = self._find(tensor)
+        return -1 if found is None else found.number
+
+    def on_device(self, tensor: Any) -> bool | None:
+        """Whether a tensor counts as lying on the device; None if it was never seen."""
+        found = self._find(tensor)
+        return None if found is None else found.on_device
+
+    def move(self, tensor: Any, on_device: bool) -> None:
+        """Let a tensor lie elsewhere without a copy (a model that moves before the step)."""
+        number = self.see(tensor, on_device=on_device)
+        found = self._find(tensor)
+        if found is not None and number >= 0:
+            found.on_device = on_device
+            (self._host.discard if on_device else self._host.add)(number)
+
+    def resized(self, storage: Any, size: int) -> None:
+        """A storage now has ``size`` bytes."""
+        found = self._live.get(storage._cdata)
+        if found is None or found.size == size:
+            return
+        if self._recording:
+            self._events.append((found.number, size - found.size))
+        found.size = size
+
+    def begin(self) -> None:
+        """The recorded step begins."""
+        self._start = [(s.number, s.size) for s in self._live.values()]
+        self._first = self._count
+        self._recording = True
+
+    def backward_begins(self) -> None:
+        """What forward made and is still there was kept for backward."""
+        self._kept.update(s.number for s in self._live.values() if s.in_forward)
+
+    def end(self) -> None:
+        """The recorded step is over."""
+        self._recording = False
+
+    def hold(self, tensors: Iterable[Any], what: Holds) -> None:
+        """Say what the storages of tensors are for; the first word counts. DTensors stand for their local parts."""
+        for tensor in tensors:
+            number = self.number(getattr(tensor, "_local_tensor", tensor))
+            if number >= 0:
+                self._holds.setdefault(number, what)
+
+    def report(self) -> dict[str, int]:
+        """Bytes of the recorded step on the device.
+
+        ``peak``: the most that was alive at once; ``peak_blocks`` the same with every storage rounded up to
+        ``BLOCK_BYTES`` as CUDA's caching allocator does; ``start`` and ``end``: alive before and after; and for each
+        ``Holds`` the bytes at the peak.
+        """
+        rows = [row for row in self._start if row[0] not in self._host]
+        rows += [row for row in self._events if row[0] not in self._host]
+        numbers = np.array([number for number, _ in rows], np.int64)
+        change = np.array([size for _, size in rows], np.int64)
+        begun = sum(1 for number, _ in self._start if number not in self._host)
+        if not len(rows):
+            return {}
+        total = np.cumsum(change)
+        first = max(begun - 1, 0)
+        at = first + int(np.argmax(total[first:]))
+        blocks = _rounded(numbers, change)
+        result = {"peak": int(total[at]), "peak_blocks": int(np.cumsum(blocks)[first:].max()),
+                  "start": int(total[first]) if begun else 0, "end": int(total[-1])}
+        parts = dict.fromkeys(Holds, 0)
+        for number, size in zip(numbers[:at + 1].tolist(), change[:at + 1].tolist(), strict=True):
+            parts[self._what(number)] += size
+        result.update({what.value: size for what, size in parts.items()})
+        return result
+
+    def _what(self, number: int) -> Holds:
+        if number in self._holds:
+            return self._holds[number]
+        if number in self._kept:
+            return Holds.ACTIVATIONS
+        return Holds.OTHER if number < self._first else Holds.TEMPORARIES
+
+    def _find(self, tensor: Any) -> Storage | None:
+        with suppress(RuntimeError, NotImplementedError):
+            return self._live.get(tensor.untyped_storage()._cdata)
+        return None
+
+    def _gone(self, key: int, number: int) -> Callable[[Any], None]:
+        def gone(_: Any) -> None:
+            found = self._live.get(key)
+            if found is not None and found.number == number:
+                del self._live[key]
+                if self._recording:
+                    self._events.append((number, -found.size))
+
+        return gone
+
+
+def _rounded(numbers: np.ndarray, change: np.ndarray) -> np.ndarray:
+    """The changes of size with each storage rounded up to whole blocks."""
+    size: dict[int, int] = {}
+    rounded = np.empty_like(change)
+    for i, (number, delta) in enumerate(zip(numbers.tolist(), change.tolist(), strict=True)):
+        before = size.get(number, 0)
+        size[number] = before + delta
+        rounded[i] = -(-(before + delta) // BLOCK_BYTES) * BLOCK_BYTES - (-(-before // BLOCK_BYTES) * BLOCK_BYTES)
+    return rounded
+
+
+def resize_watch(tracker: MemoryTracker) -> Callable[[Any, int], Any]:
+    """A ``torch.UntypedStorage.resize_`` that tells the tracker."""
+    original = torch.UntypedStorage.resize_
+
+    def resize_(self: Any, size: int) -> Any:
+        result = original(self, size)
+        tracker.resized(self, int(self.nbytes()))
+        return result
+
+    return resize_

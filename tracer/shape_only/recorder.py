@@ -1,0 +1,281 @@
+"""The recorder: every operator call of a step as columns, in the order the dispatcher runs them.
+
+What is seen is what autograd's kernels call: ``aten::addmm`` but not ``aten::linear`` around it, and nothing inside an
+operator. Views and other calls that move no data are operations too, and cost a GPU nothing but their host time.
+"""
+
+from __future__ import annotations
+
+from array import array
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+
+from tracer.capture.collectives import CollectiveNotes
+from tracer.graph import NONE, Phase
+from tracer.shape_only.arguments import ArgumentWriter
+from tracer.shape_only.memory import Holds, MemoryTracker
+from tracer.shape_only.modules import ModuleStack, current_sequence
+from tracer.shape_only.overlap import WaitPoints
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_DEVICE = torch.ops.prim.device.default
+_DETACH = torch.ops.aten.detach.default
+_IGNORED = frozenset({"prim", "prims", "profiler"})
+_COLLECTIVES = ("c10d", "_c10d_functional", "_dtensor")
+
+
+class Columns:
+    """What is noted of each operation; string columns hold numbers into ``strings``."""
+
+    def __init__(self) -> None:
+        self.strings: list[str] = []
+        self._codes: dict[str, int] = {}
+        self.ints: dict[str, array[int]] = {name: array("q") for name in (
+            "name", "shapes", "dtypes", "strides", "scalars", "module", "phase", "step", "sequence")}
+
+    def __len__(self) -> int:
+        return len(self.ints["name"])
+
+    def code(self, text: str) -> int:
+        """The number of a text; ``NONE`` for the empty one."""
+        if not text:
+            return NONE
+        found = self._codes.get(text)
+        if found is None:
+            found = self._codes[text] = len(self.strings)
+            self.strings.append(text)
+        return found
+
+
+class OperatorRecorder(TorchDispatchMode):
+    """Notes operators while ``recording``, storages always.
+
+    Args:
+        tracker: follows the storages.
+        modules: tells the module under way.
+        rules: operator → function that makes its outputs, in the place of a fake kernel.
+        placement: where new storages lie (``Placement``); None where there is one device only.
+    """
+
+    def __init__(self, tracker: MemoryTracker, modules: ModuleStack, rules: dict[Any, Any], placement: Any) -> None:
+        super().__init__()
+        self.columns = Columns()
+        self.tracker = tracker
+        self.modules = modules
+        self.notes = CollectiveNotes()
+        self.waits = WaitPoints()
+        self.collective_ops: list[int] = []
+        self.step_ends: list[int] = []
+        self.optimizers: dict[int, Any] = {}
+        self.recording = False
+        self.tf32: dict[str, bool] = {}
+        self._rules = rules
+        self._placement = placement
+        self._writer = ArgumentWriter()
+        self._in_optimizer = 0
+        self._step = 0
+        self._last_sequence = NONE
+        self._last_outputs: list[int] = []
+        self._module_of: dict[int, int] = {}
+        self._names: dict[Any, str] = {}
+        self._handles: list[Any] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would wrap each call; nothing is compiled here
+
+    def __enter__(self) -> OperatorRecorder:
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        self._handles = [register_optimizer_step_pre_hook(self._optimizer_begins),
+                         register_optimizer_step_post_hook(self._optimizer_ends)]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> Any:
+        for handle in self._handles:
+            handle.remove()
+        return super().__exit__(*error)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Record what runs inside as the next step."""
+        self._in_optimizer = 0
+        self.recording = True
+        self._last_sequence = current_sequence()
+        self._module_of.clear()
+        try:
+            yield
+        finally:
+            self.recording = False
+            self.step_ends.append(len(self.columns))
+            self._step += 1
+            self.modules.forget()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is _DEVICE and type(args[0]) is FakeTensor:
+            return args[0].fake_device  # three calls in four
+        if func.namespace in _IGNORED:
+            return func(*args, **kwargs)
+        if any(_is_wrapper(kind) for kind in types):
+            return NotImplemented  # a DTensor and the like: seen again as what it does with its parts
+        with torch._C.DisableTorchFunction():
+            return self._called(func, args, kwargs)
+
+    def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        backward = torch._C._current_graph_task_id() != -1
+        if self.recording and backward and not self.tracker.in_backward:
+            self.tracker.in_backward = True
+            self.tracker.backward_begins()
+        sequence = current_sequence()
+        rule = self._rules.get(func)
+        row = NONE
+        inputs = _tensors_of(args, kwargs)
+        if self.recording and not (func is _DETACH and self._is_bookkeeping(inputs, backward)):
+            row = self._note(func, args, kwargs, backward, sequence, inputs)
+        device = kwargs.get("device")
+        if isinstance(device, torch.device) and device.type == "cuda":
+            kwargs = {**kwargs, "device": torch.device("cpu")}
+        result = func(*args, **kwargs) if rule is None else rule(*args, **kwargs)
+        on_device = self._place(inputs)
+        in_forward = self.recording and (not backward or torch.is_grad_enabled()) and not self._in_optimizer
+        outputs = _flat(result)
+        numbers = [self.tracker.see(tensor, on_device=on_device, in_forward=in_forward) for tensor in outputs]
+        if row != NONE:
+            self._last_outputs = numbers
+        if self.recording and func.namespace in _COLLECTIVES:
+            self._collective(func, args, kwargs, result, row, outputs)
+        return result
+
+    def _is_bookkeeping(self, inputs: list[Any], backward: bool) -> bool:
+        """Whether a ``detach`` is autograd's own: it detaches a fake tensor whenever it saves or unpacks one, which it
+        does without a call for real tensors. The one that gives a parameter its gradient is real."""
+        if backward and not torch.is_grad_enabled():
+            node = torch._C._current_autograd_node()
+            return node is None or "AccumulateGrad" not in node.name()
+        return self.tracker.number(inputs[0]) in self._last_outputs
+
+    def _place(self, inputs: list[Any]) -> bool:
+        if self._placement is None:
+            return True
+        if self._placement.wanted is not None:
+            return bool(self._placement.wanted)
+        known = [place for place in (self.tracker.on_device(t) for t in inputs) if place is not None]
+        return any(known) or not known
+
+    def _note(self, func: Any, args: Any, kwargs: Any, backward: bool, sequence: int, inputs: list[Any]) -> int:
+        columns = self.columns
+        row = len(columns)
+        if self._in_optimizer:
+            phase = Phase.OPTIMIZER
+        else:
+            phase = Phase.BACKWARD if backward else Phase.FORWARD
+        number, module = self._node(backward, sequence)
+        if not self.tf32 and phase is Phase.FORWARD and inputs:
+            self.tf32 = {"tf32_matmul": torch.get_float32_matmul_precision() != "highest",
+                         "tf32_cudnn": bool(torch.backends.cudnn.allow_tf32)}
+        if self._placement is not None and self._placement.transfer is not None:
+            kwargs = {**kwargs, "device": self._placement.transfer}
+            if "device" not in {a.name for a in func._schema.arguments}:
+                kwargs.pop("device")
+        name = self._names.get(func)
+        if name is None:
+            name = self._names[func] = func._schema.name
+        texts = self._writer.texts(func, args, kwargs)
+        values = {"name": columns.code(name), "module": module, "phase": int(phase), "step": self._step,
+                  "sequence": number}
+        for column, text in zip(("shapes", "dtypes", "strides", "scalars"), texts, strict=True):
+            values[column] = columns.code(text)
+        for column, value in values.items():
+            columns.ints[column].append(value)
+        if self.waits.pending and not func.is_view:
+            self.waits.waited(row, [self.tracker.number(t) for t in inputs])
+        return row
+
+    def _node(self, backward: bool, sequence: int) -> tuple[int, int]:
+        """Autograd's sequence number of the call's node, and the code of its module."""
+        module = self.columns.code(self.modules.path)
+        if backward and not torch.is_grad_enabled():
+            node = torch._C._current_autograd_node()
+            number = int(node._sequence_nr()) if node is not None and hasattr(node, "_sequence_nr") else NONE
+            if not 0 <= number < 1 << 62:  # AccumulateGrad has the largest number there is
+                number = NONE
+            return number, module if module != NONE else self._module_of.get(number, NONE)
+        number = NONE
+        if sequence != self._last_sequence:
+            number = sequence - 1
+            for made in range(max(self._last_sequence, 0), sequence):
+                self._module_of[made] = module
+        self._last_sequence = sequence
+        return number, module
+
+    def _collective(self, func: Any, args: Any, kwargs: Any, result: Any, row: int, outputs: list[Any]) -> None:
+        before = len(self.notes.rows)
+        self.notes.note(func, args, kwargs, result)
+        name = func._schema.name
+        if len(self.notes.rows) > before:
+            self.collective_ops.append(row)
+            written = outputs or _written(func, args, kwargs)
+            self.waits.started(len(self.notes.rows) - 1, row, [self.tracker.number(t) for t in written])
+        elif name.endswith("::wait_tensor"):
+            self.waits.waited(row, [self.tracker.number(t) for t in _tensors_of(args, kwargs)])
+
+    def _optimizer_begins(self, optimizer: Any, *_: Any) -> None:
+        self.optimizers[id(optimizer)] = optimizer
+        self._in_optimizer += 1
+        if self.recording:
+            with torch._C.DisableTorchFunction():
+                self.tracker.hold(_gradients(optimizer), Holds.GRADIENTS)
+
+    def _optimizer_ends(self, *_: Any) -> None:
+        self._in_optimizer = max(self._in_optimizer - 1, 0)
+
+    def begin_memory(self) -> None:
+        """Say what is alive before the recorded step: parameters, buffers, optimizer state."""
+        tracker = self.tracker
+        with torch._C.DisableTorchFunction():
+            for optimizer in self.optimizers.values():
+                tracker.hold((p for group in optimizer.param_groups for p in group["params"]), Holds.PARAMETERS)
+                tracker.hold((value for state in optimizer.state.values() for value in state.values()
+                              if isinstance(value, torch.Tensor)), Holds.OPTIMIZER_STATE)
+                tracker.hold(_gradients(optimizer), Holds.GRADIENTS)
+            for module in self.modules.modules.values():
+                tracker.hold((p for p in module._parameters.values() if p is not None), Holds.PARAMETERS)
+                tracker.hold((b for b in module._buffers.values() if b is not None), Holds.BUFFERS)
+        tracker.begin()
+
+
+def _gradients(optimizer: Any) -> list[Any]:
+    return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+
+def _is_wrapper(kind: Any) -> bool:
+    return kind is not FakeTensor and is_traceable_wrapper_subclass_type(kind)
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
+    """Tensors that a call writes to."""
+    found = []
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found += _flat(args[i] if i < len(args) else kwargs.get(argument.name))
+    return found
+
+
+def _tensors_of(args: Any, kwargs: Any) -> list[Any]:
+    return _flat(list(args) + list(kwargs.values()) if kwargs else list(args))
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [tensor for part in value for tensor in _flat(part)]
+    return []

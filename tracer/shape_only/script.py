@@ -1,0 +1,51 @@
+"""``trace_script``: the step of a function in a user's file."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+from tracer.graph import ExecutionGraph
+from tracer.shape_only.errors import ShapeOnlyError
+from tracer.shape_only.trace import trace_step
+
+
+def trace_script(target: str, device: str = "h200-sxm", *, world_size: int | None = None, rank: int = 0) -> \
+        ExecutionGraph:
+    """Trace the step that ``SCRIPT.py:FUNCTION`` returns; arguments as ``trace_step``.
+
+    The file runs inside the trace, as a module (``__name__`` is not ``"__main__"``), so that what it makes on import
+    is traced too and its decorators see the GPU that is not there.
+
+    Raises:
+        ShapeOnlyError: there is no such file or function, or as ``trace_step``.
+    """
+    path, _, name = target.rpartition(":")
+    if not path or not name:
+        raise ShapeOnlyError(f"{target!r} names no function; write it as script.py:function.")
+    file = Path(path)
+    if not file.is_file():
+        raise ShapeOnlyError(f"{path} does not exist; check the path.")
+
+    def build() -> Any:
+        before = list(sys.path)
+        sys.path.insert(0, str(file.resolve().parent))
+        try:
+            found = runpy.run_path(str(file), run_name=file.stem)
+            function = found.get(name)
+            if not callable(function):
+                there = ", ".join(key for key, value in found.items() if callable(value) and not key.startswith("_")
+                                  and getattr(value, "__module__", "") == file.stem)
+                raise ShapeOnlyError(f"{path} has no function {name!r}" + (f"; it has {there}." if there else "."))
+            step = function()
+        finally:
+            sys.path[:] = before
+        if not callable(step):
+            raise ShapeOnlyError(
+                f"{target} returned {type(step).__name__} where the step was expected: let it build model, optimizer "
+                "and data, and return a function without arguments that does one training step.")
+        return step
+
+    return trace_step(build, device, world_size=world_size, rank=rank, source=target)

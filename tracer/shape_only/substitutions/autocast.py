@@ -1,0 +1,213 @@
+"""``autocast("cuda")`` on tensors that say they are on the CPU: CUDA's lists in the place of the CPU's.
+
+Fake tensors carry the CPU's dispatch keys, so their autocast key is ``AutocastCPU``. While a trace runs, the CPU's
+kernels of that key are replaced by CUDA's policy (``autocast_lists``), and contexts for "cuda" become contexts of that
+key: entered anywhere, nested, as decorators, and again when checkpointing runs forward in backward. A context that was
+made before the trace, when torch had already switched it off for lack of a GPU, is an error: the step would silently
+be traced in fp32.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tracer.shape_only.errors import ShapeOnlyError
+from tracer.shape_only.substitutions import autocast_lists as lists
+from tracer.shape_only.substitutions.substitution import Site, Substitution, operator_of
+
+_KEY = "AutocastCPU"
+_GPU = ("cuda", "hip")
+
+
+def _install(site: Site) -> None:
+    policy = _Policy(site)
+    policy.install()
+    _redirect(site, policy)
+
+
+class _Policy:
+    """CUDA's autocast kernels, with its cache of casted weights."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.cache: dict[int, tuple[Any, Any]] = {}
+        self.exclude = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+    def install(self) -> None:
+        makers: list[tuple[tuple[str, ...], Callable[[Any], Callable[..., Any]]]] = [
+            (lists.LOWER, self._lower), (lists.FP32, self._fp32), (lists.FP32_RESULT, self._fp32_result),
+            (lists.WIDEST, self._widest), (lists.REFUSED, self._refused)]
+        covered = set()
+        for names, make in makers:
+            for name in names:
+                operator = operator_of(name)
+                if operator is not None:
+                    covered.add(operator.name())
+                    self.site.library.impl(name, make(operator), _KEY)
+        for name, other in lists.NORMS.items():
+            operator, target = operator_of(name), operator_of(other)
+            if operator is not None and target is not None:
+                covered.add(operator.name())
+                self.site.library.impl(name, self._norm(operator, target), _KEY)
+        for name in _with_cpu_kernel():
+            if name not in covered:  # on the CPU's list only
+                self.site.library.impl(name.removeprefix("aten::"), torch.library.fallthrough_kernel, _KEY)
+
+    def cast(self, value: Any, dtype: torch.dtype) -> Any:
+        """The value with its floating-point tensors (fp64 excepted) as ``dtype``; weights through the cache."""
+        if isinstance(value, torch.Tensor):
+            if not _eligible(value) or value.dtype is dtype:
+                return value
+            self.site.used("autocast")
+            cached = (dtype in (torch.float16, torch.bfloat16) and value.dtype is torch.float32 and value.is_leaf
+                      and value.requires_grad and not value._is_view() and torch.is_autocast_cache_enabled())
+            if not cached:
+                return value.to(dtype)
+            known = self.cache.get(id(value))
+            if known is None or known[0]() is not value:
+                known = self.cache[id(value)] = (weakref.ref(value), value.to(dtype))
+            return known[1]
+        if isinstance(value, list | tuple) and any(isinstance(part, torch.Tensor) for part in value):
+            return type(value)(self.cast(part, dtype) for part in value)
+        return value
+
+    def _casting(self, operator: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(self.exclude):
+            return operator(*(self.cast(a, dtype) for a in args),
+                            **{name: self.cast(value, dtype) for name, value in kwargs.items()})
+
+    def _lower(self, operator: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self._casting(operator, args, kwargs, torch.get_autocast_dtype("cpu"))
+
+    def _fp32(self, operator: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self._casting(operator, args, kwargs, torch.float32)
+
+    def _fp32_result(self, operator: Any) -> Callable[..., Any]:
+        place = [a.name for a in operator._schema.arguments].index("dtype")
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            given = args[place] if place < len(args) else kwargs.get("dtype")
+            if given is None and _eligible(args[0]):
+                args, kwargs = args[:place], {**kwargs, "dtype": torch.float32}
+                if place < len(operator._schema.arguments) and not operator._schema.arguments[place].kwarg_only:
+                    args, kwargs = (*args, torch.float32), {k: v for k, v in kwargs.items() if k != "dtype"}
+            with torch._C._ExcludeDispatchKeyGuard(self.exclude):
+                return operator(*args, **kwargs)
+
+        return kernel
+
+    def _norm(self, operator: Any, target: Any) -> Callable[..., Any]:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            with torch._C._ExcludeDispatchKeyGuard(self.exclude):
+                if _eligible(args[0]):
+                    return target(*args, **kwargs, dtype=torch.float32)
+                return operator(*args, **kwargs)
+
+        return kernel
+
+    def _widest(self, operator: Any) -> Callable[..., Any]:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            widest = torch.get_autocast_dtype("cpu")
+            for tensor in _tensors((args, tuple(kwargs.values()))):
+                if _eligible(tensor):
+                    widest = torch.promote_types(widest, tensor.dtype)
+            return self._casting(operator, args, kwargs, widest)
+
+        return kernel
+
+    def _refused(self, operator: Any) -> Callable[..., Any]:
+        def kernel(*_: Any, **__: Any) -> Any:
+            raise ShapeOnlyError(f"{operator.name().removeprefix('aten::')} is refused under CUDA's autocast: take "
+                                 "binary_cross_entropy_with_logits, or leave autocast for the loss.")
+
+        return kernel
+
+
+def _redirect(site: Site, policy: _Policy) -> None:
+    """Contexts and questions about CUDA's autocast become ones about the key that stands for it."""
+    kind = torch.amp.autocast_mode.autocast
+    begin, enter, clear = kind.__init__, kind.__enter__, torch.clear_autocast_cache
+    made: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __init__(self: Any, device_type: str, dtype: Any = None, enabled: bool = True,
+                 cache_enabled: Any = None) -> None:
+        gpu = device_type in _GPU
+        from_torch = str(sys._getframe(1).f_globals.get("__name__", "")).split(".")[0] == "torch"
+        if gpu:
+            dtype = torch.float16 if dtype is None else dtype
+            if enabled and dtype not in (torch.float16, torch.bfloat16):
+                enabled = False  # as CUDA does, which warns
+        elif device_type == "cpu" and not from_torch:
+            enabled = torch.is_autocast_enabled("cpu")  # the CPU's autocast does nothing to tensors on a GPU
+            dtype = torch.get_autocast_dtype("cpu")
+        begin(self, "cpu" if gpu else device_type, dtype, enabled, cache_enabled)
+        made.add(self)
+
+    def __enter__(self: Any) -> Any:
+        if getattr(self, "device", "") in _GPU and self not in made:
+            if not self._enabled:
+                raise ShapeOnlyError("An autocast context for cuda was made before the trace began, when torch had "
+                                     "switched it off because there is no GPU, and the step would be traced in fp32: "
+                                     "make it inside the traced function.")
+            self.device = self._device = "cpu"
+        return enter(self)
+
+    def clear_autocast_cache() -> None:
+        policy.cache.clear()
+        clear()
+
+    site.patch(kind, "__init__", __init__)
+    site.patch(kind, "__enter__", __enter__)
+    site.patch(torch, "clear_autocast_cache", clear_autocast_cache)
+    for name in ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype"):
+        if hasattr(torch, name):
+            site.patch(torch, name, _about_cpu(getattr(torch, name), name))
+    if hasattr(torch, "get_autocast_gpu_dtype"):
+        site.patch(torch, "get_autocast_gpu_dtype", lambda: torch.get_autocast_dtype("cuda"))
+
+
+def _about_cpu(original: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def function(*args: Any) -> Any:
+        if not args and name == "is_autocast_enabled":
+            return original("cpu")
+        if args and args[0] in _GPU:
+            if name == "get_autocast_dtype" and not torch.is_autocast_enabled("cpu"):
+                return torch.float16
+            return original("cpu", *args[1:])
+        return original(*args)
+
+    return function
+
+
+def _eligible(tensor: Any) -> bool:
+    return isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.dtype is not torch.float64
+
+
+def _tensors(value: Any) -> list[Any]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [t for part in value for t in _tensors(part)] if isinstance(value, list | tuple) else []
+
+
+_CPU_KERNELS: list[str] = []
+
+
+def _with_cpu_kernel() -> list[str]:
+    """Operators with an autocast kernel for the CPU, looked up once (before anything is replaced)."""
+    if not _CPU_KERNELS:
+        has = torch._C._dispatch_has_kernel_for_dispatch_key
+        _CPU_KERNELS.extend(name for name in torch._C._dispatch_get_all_op_names()
+                            if name.startswith("aten::") and has(name, _KEY))
+    return _CPU_KERNELS
+
+
+SUBSTITUTION = Substitution(
+    "autocast", "CUDA's autocast keeps norms, softmax, sums, powers and losses in fp32; the CPU's has other lists.",
+    # Casts move, and what follows a cast in backward moves with it.
+    cpu=frozenset({"aten::_to_copy", "aten::detach", "aten::t", "aten::add", "aten::add_"}),
+    gpu=frozenset({"aten::_to_copy", "aten::detach", "aten::t", "aten::add", "aten::add_"}), install=_install)

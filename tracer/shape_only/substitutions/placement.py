@@ -1,0 +1,330 @@
+"""CUDA devices without CUDA: requests for them give ordinary fake tensors, and what lies where is kept beside them.
+
+On a build without CUDA a CUDA fake tensor aborts the process. So every request for one (``device="cuda"``, ``.cuda()``,
+``.to("cuda")``, ``with torch.device("cuda")``, default devices) is turned into one for the CPU before a tensor exists,
+and the memory tracker notes that its storage lies on the device. A tensor that user code made elsewhere and then moves
+is copied, as on a GPU; the copy is recorded with its target. User code sees the device it asked for: ``x.device``,
+``x.is_cuda`` and ``torch.cuda.is_available()`` answer as on a GPU, while torch's own code sees the truth.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+
+from tracer.shape_only.substitutions.substitution import Site, Substitution
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tracer.shape_only.memory import MemoryTracker
+
+GPU = torch.device("cuda", 0)
+_HOST = torch.device("cpu")
+_MODULE_MOVES = "torch.nn.modules.module"
+_OWN = ("torch", "tracer")
+_USERS_OF_OWN = "tracer.workloads"
+
+
+class Placement(TorchFunctionMode):
+    """Turns requests for CUDA into CPU ones; ``wanted`` says where new storages lie, None for "as their inputs"."""
+
+    def __init__(self, tracker: MemoryTracker) -> None:
+        super().__init__()
+        self.tracker = tracker
+        self.wanted: bool | None = None
+        self.transfer: torch.device | None = None
+        """Where the copy under way goes."""
+        self.copies = 0
+        self._constructors = frozenset(_device_constructors())
+        tensor = torch.Tensor
+        self._handlers: dict[Any, Callable[..., Any]] = {
+            tensor.to: self._to, tensor.cuda: self._cuda, tensor.cpu: self._cpu,
+            tensor.pin_memory: lambda args, kwargs, user: args[0], tensor.is_pinned: lambda args, kwargs, user: True,
+            tensor.record_stream: lambda args, kwargs, user: None,
+            tensor.device.__get__: self._device,
+            tensor.is_cuda.__get__: lambda args, kwargs, user: user and self.on_device(args[0]),
+            tensor.is_cpu.__get__: lambda args, kwargs, user: not (user and self.on_device(args[0])),
+            tensor.get_device: lambda args, kwargs, user: 0 if user and self.on_device(args[0]) else -1,
+        }
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        handler = self._handlers.get(func)
+        if handler is not None:
+            return handler(args, kwargs, _asked_by_user(sys._getframe(1)))
+        device = kwargs.get("device")
+        if device is not None and is_gpu(device):
+            with self.placed(True):
+                return func(*args, **{**kwargs, "device": _HOST, **({"pin_memory": False} if "pin_memory" in kwargs
+                                                                    else {})})
+        if func in self._constructors:
+            if kwargs.get("pin_memory"):
+                kwargs = {**kwargs, "pin_memory": False}
+            if _asked_by_user(sys._getframe(1)):
+                with self.placed(False):
+                    return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    @contextmanager
+    def placed(self, on_device: bool | None, transfer: torch.device | None = None) -> Iterator[None]:
+        """New storages lie there."""
+        before = self.wanted, self.transfer
+        self.wanted, self.transfer = on_device, transfer
+        try:
+            yield
+        finally:
+            self.wanted, self.transfer = before
+
+    def install(self, site: Site) -> None:
+        """Show users the device that fake tensors lie on."""
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        if "device" in vars(FakeTensor):
+            site.patch(FakeTensor, "device", _Seen(vars(FakeTensor)["device"], self))
+
+    def on_device(self, tensor: Any) -> bool:
+        """Whether a tensor, or a DTensor's part here, lies on the device."""
+        with torch._C.DisableTorchFunction():
+            local = getattr(tensor, "_local_tensor", tensor)
+            return bool(self.tracker.on_device(local))
+
+    def _device(self, args: Any, kwargs: Any, user: bool) -> Any:
+        if user and self.on_device(args[0]):
+            return GPU
+        return getattr(args[0], "fake_device", None) or _true_device(args[0])
+
+    def _cuda(self, args: Any, kwargs: Any, user: bool) -> Any:
+        if sys._getframe(2).f_globals.get("__name__") == _MODULE_MOVES:
+            self.tracker.move(args[0], True)
+            return args[0]
+        return self._moved(args[0], GPU, {"non_blocking": kwargs.get("non_blocking", False)})
+
+    def _cpu(self, args: Any, kwargs: Any, user: bool) -> Any:
+        return self._moved(args[0], _HOST, {}) if user else args[0].to(_HOST)
+
+    def _to(self, args: Any, kwargs: Any, user: bool) -> Any:
+        tensor, rest = args[0], args[1:]
+        other = rest[0] if rest and isinstance(rest[0], torch.Tensor) else kwargs.get("other")
+        if other is not None:
+            device: Any = GPU if self.on_device(other) else _HOST
+            options: dict[str, Any] = {"dtype": other.dtype}
+        else:
+            named = {name: value for name, value in kwargs.items() if name != "copy"}
+            device, dtype, non_blocking, layout = torch._C._nn._parse_to(*rest[:3], **named)
+            options = {"dtype": dtype, "non_blocking": non_blocking, "memory_format": layout,
+                       "copy": bool(kwargs.get("copy", rest[3] if len(rest) > 3 else False))}
+            options = {name: value for name, value in options.items() if value}
+        if device is None or not (user or is_gpu(device)):
+            if device is not None:
+                options["device"] = device
+            return _original_to(tensor, **options) if options else tensor
+        if sys._getframe(2).f_globals.get("__name__") == _MODULE_MOVES:
+            self.tracker.move(tensor, is_gpu(device))  # a model that moves: nothing of it stays behind
+            return _original_to(tensor, **options) if options else tensor
+        return self._moved(tensor, GPU if is_gpu(device) else _HOST, options)
+
+    def _moved(self, tensor: Any, device: torch.device, options: dict[str, Any]) -> Any:
+        there = self.on_device(tensor)
+        if there == (device.type == "cuda") or hasattr(tensor, "_local_tensor"):
+            options.pop("non_blocking", None)
+            return _original_to(tensor, **options) if options else tensor
+        self.copies += 1
+        with self.placed(not there, device):
+            return _original_to(tensor, **{"dtype": tensor.dtype, **options, "copy": True})
+
+
+class _Seen:
+    """``FakeTensor.device`` (which asks no torch-function mode): the GPU for users, the truth for torch."""
+
+    def __init__(self, original: Any, placement: Placement) -> None:
+        self._original = original
+        self._placement = placement
+
+    def __get__(self, tensor: Any, owner: Any = None) -> Any:
+        if tensor is not None and _asked_by_user(sys._getframe(1)) and self._placement.on_device(tensor):
+            return GPU
+        return self._original.__get__(tensor, owner)
+
+    def __set__(self, tensor: Any, value: Any) -> None:
+        self._original.__set__(tensor, value)
+
+
+def is_gpu(device: Any) -> bool:
+    """Whether a device argument asks for a GPU; a bare number does."""
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    if isinstance(device, str):
+        return device.partition(":")[0] in ("cuda", "hip")
+    return isinstance(device, int) and not isinstance(device, bool)
+
+
+def _asked_by_user(frame: Any) -> bool:
+    name = str(frame.f_globals.get("__name__", ""))
+    return name.split(".")[0] not in _OWN or name.startswith(_USERS_OF_OWN)
+
+
+def _original_to(tensor: Any, **options: Any) -> Any:
+    if not options:
+        return tensor
+    dtype = options.pop("dtype", None)
+    device = options.pop("device", None)
+    if dtype is None and device is None:
+        dtype = tensor.dtype
+    return torch._C.TensorBase.to(tensor, **({"dtype": dtype} if dtype is not None else {}),
+                                  **({"device": device} if device is not None else {}), **options)
+
+
+def _true_device(tensor: Any) -> torch.device:
+    with torch._C.DisableTorchFunction():
+        device: torch.device = tensor.device
+        return device
+
+
+def _install(site: Site) -> None:
+    """The functions of ``torch.cuda``: as on a machine with one such GPU for users, untouched for torch's own code."""
+    cuda = torch.cuda
+    capability = site.device.capability
+    properties = SimpleNamespace(name=site.device.name, major=capability[0], minor=capability[1],
+                                 multi_processor_count=0, total_memory=0)
+    answers: dict[str, Any] = {
+        "is_available": True, "device_count": 1, "current_device": 0, "set_device": None, "synchronize": None,
+        "empty_cache": None, "get_device_name": site.device.name, "get_device_capability": capability,
+        "get_device_properties": properties, "memory_allocated": 0, "max_memory_allocated": 0, "memory_reserved": 0,
+        "max_memory_reserved": 0, "reset_peak_memory_stats": None, "ipc_collect": None,
+        "is_bf16_supported": site.device.has_bf16, "manual_seed": None, "manual_seed_all": None,
+        "init": None, "is_initialized": True,
+    }
+    for name, answer in answers.items():
+        if hasattr(cuda, name):
+            site.patch(cuda, name, _answering(getattr(cuda, name), answer))
+    # torch.random.fork_rng asks torch.cuda itself.
+    site.patch(cuda, "get_rng_state", lambda *_: torch.empty(0, dtype=torch.uint8))
+    site.patch(cuda, "set_rng_state", lambda *_: None)
+    site.patch(cuda, "Stream", _Stream)
+    site.patch(cuda, "Event", _Event)
+    site.patch(cuda, "current_stream", lambda *_: _Stream())
+    site.patch(cuda, "default_stream", lambda *_: _Stream())
+    site.patch(cuda, "stream", lambda stream: stream)
+    set_default = torch.set_default_device
+    site.patch(torch, "set_default_device",
+               lambda device: set_default("cpu" if device is not None and is_gpu(device) else device))
+
+    def compiled(model: Any = None, **options: Any) -> Any:
+        site.note("torch.compile was left out: the graph has the eager operations, not the compiler's fused kernels.")
+        return model if model is not None else lambda function: function
+
+    site.patch(torch, "compile", compiled)
+    stance = getattr(torch.compiler, "set_stance", None)
+    if stance is not None and "torch._dynamo" in sys.modules:  # else nothing was compiled yet, and it is slow to import
+        site.stack.enter_context(stance("force_eager"))
+
+
+    site.patch(torch.nn.Module, "_apply", _apply)
+    _distributed(site)
+
+
+def _apply(self: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
+    """``nn.Module._apply`` with ``.data`` set; torch's own swaps fake parameters, which fails where anything refers to
+    them."""
+    for child in self.children() if recurse else ():
+        child._apply(fn)
+    for parameter in self._parameters.values():
+        if parameter is None:
+            continue
+        with torch.no_grad():
+            for tensor in (parameter, parameter.grad):
+                applied = fn(tensor) if tensor is not None else None
+                if applied is not tensor:
+                    tensor.data = applied
+    for name, buffer in self._buffers.items():
+        if buffer is not None:
+            self._buffers[name] = fn(buffer)
+    return self
+
+
+def _distributed(site: Site) -> None:
+    """Device meshes, DDP and ``init_process_group`` as their users write them for GPUs."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.nn.parallel import DistributedDataParallel
+
+    mesh, ddp = DeviceMesh.__init__, DistributedDataParallel.__init__
+
+    def mesh_init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        mesh(self, "cpu" if is_gpu(device_type) else device_type, *args, **kwargs)
+
+    def ddp_init(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any,
+                 **kwargs: Any) -> None:
+        ddp(self, module, None, None, *args, **kwargs)
+
+    site.patch(DeviceMesh, "__init__", mesh_init)
+    site.patch(DistributedDataParallel, "__init__", ddp_init)
+    for module in (dist, dist.distributed_c10d):  # the world is up already
+        site.patch(module, "init_process_group", lambda *_, **__: None)
+
+
+def _answering(original: Callable[..., Any], answer: Any) -> Callable[..., Any]:
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return answer if _asked_by_user(sys._getframe(1)) else original(*args, **kwargs)
+
+    return function
+
+
+class _Event:
+    """An event of a device that does not exist."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def record(self, *_: Any) -> None:
+        """Nothing to record."""
+
+    def wait(self, *_: Any) -> None:
+        """Nothing to wait for."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def query(self) -> bool:
+        """All is done."""
+        return True
+
+    def elapsed_time(self, _: Any) -> float:
+        """No time passes."""
+        return 0.0
+
+
+class _Stream(_Event):
+    """A stream of a device that does not exist; also its own context."""
+
+    def wait_stream(self, _: Any) -> None:
+        """Nothing to wait for."""
+
+    def wait_event(self, _: Any) -> None:
+        """Nothing to wait for."""
+
+    def record_event(self, event: Any = None) -> Any:
+        """An event, at once over."""
+        return event or _Event()
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+SUBSTITUTION = Substitution(
+    "placement", "Tensors that move to the GPU are copied; on the CPU they are where they are.",
+    cpu=frozenset(), gpu=frozenset({"aten::_to_copy"}), install=_install)

@@ -1,0 +1,208 @@
+"""``trace_step``: one training step by shapes alone, as a GPU would run it, without a GPU, time or memory."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tracer.errors import ForetraceError
+from tracer.graph import ExecutionGraph
+from tracer.shape_only.assemble import assemble, new_meta
+from tracer.shape_only.devices import Device, find_device
+from tracer.shape_only.errors import ShapeOnlyError, explained, unexplained
+from tracer.shape_only.memory import MemoryTracker, resize_watch
+from tracer.shape_only.modules import ModuleStack
+from tracer.shape_only.recorder import OperatorRecorder
+from tracer.shape_only.substitutions import CPU, GPU, Site, installed
+from tracer.shape_only.substitutions.placement import Placement
+
+if TYPE_CHECKING:
+    from tracer.fake_world import ParallelPlan
+    from tracer.job import Job
+    from tracer.workloads import Settings
+
+Step = Callable[[], Any]
+
+
+def trace_step(
+    fn: Callable[[], Step], device: str = "h200-sxm", *, world_size: int | None = None, rank: int = 0,
+    steps: int = 1, warmup: int | None = None, source: str = "",
+) -> ExecutionGraph:
+    """Trace a training step by shapes alone.
+
+    Args:
+        fn: builds model, optimizer and data and returns the step, a function without arguments that does one whole
+            training step. It runs inside the trace, once; anything made outside it is real memory and real time.
+        device: the device whose operations are wanted; "cpu" for those of the CPU.
+        world_size: ranks of the job; ``fn`` then runs as rank ``rank`` of a fake world (``tracer.fake_world``), in
+            which DDP, FSDP2, tensor and pipeline parallelism work unchanged. None: no process group.
+        steps: recorded steps.
+        warmup: steps before them; by default 1, and 2 with a world. The first step differs from all later ones
+            because it makes the optimizer's state, and DDP regroups its buckets at the second.
+        source: what to name as the graph's source; the function's name if empty.
+
+    Returns:
+        The graph of rank ``rank``. Its operations are those the dispatcher runs below autograd, with the arguments
+        the profiler would note, 1 ns apart and without durations (``meta.era`` is ``SHAPE_ONLY``); collectives say
+        where their results are first needed; ``meta.memory`` has the peak memory of the recorded steps and
+        ``meta.substitutions`` what was put in the place of the CPU's operations.
+
+    Raises:
+        ShapeOnlyError: an unknown device; ``fn`` returns no function; or the step cannot be traced, with the user's
+            line and the way out: control flow that depends on values, an operator without a fake kernel.
+        FakeWorldError: the world cannot be put up.
+    """
+    target = find_device(device)
+    warmup = (1 if world_size is None else 2) if warmup is None else warmup
+    if steps < 1 or warmup < 0:
+        raise ShapeOnlyError(f"steps={steps} and warmup={warmup} are not possible: give 1 or more, and 0 or more.")
+    with ExitStack() as stack:
+        if world_size is not None:
+            from tracer.fake_world import fake_world
+
+            stack.enter_context(fake_world(world_size, rank))
+        return _traced(fn, target, steps, warmup, rank, world_size, source or getattr(fn, "__name__", "a function"))
+
+
+def trace_workload(
+    settings: Settings, device: str = "h200-sxm", *, world_size: int | None = None, rank: int = 0,
+    parallel: ParallelPlan | str | None = None, steps: int = 1, warmup: int | None = None,
+) -> ExecutionGraph:
+    """Trace a step of a workload of the suite, on its device whatever ``settings.device`` says.
+
+    Args:
+        settings: as ``tracer.workloads.configure`` makes them.
+        parallel: how the job is spread over ``world_size`` ranks: a plan, or its text ("fsdp2=8,tp=8").
+
+    Raises:
+        ShapeOnlyError, FakeWorldError: as ``trace_step``; or a plan without a world, or one that does not fit.
+    """
+    from dataclasses import replace
+
+    plan: Any = None
+    if parallel is not None:
+        from tracer.fake_world import check_plan, parse_plan
+
+        if world_size is None:
+            raise ShapeOnlyError("A parallel plan needs a world: give world_size.")
+        plan = parse_plan(parallel, world_size) if isinstance(parallel, str) else parallel
+        check_plan(settings, plan)
+        if warmup is None:
+            warmup = 2 if plan.kind.value == "ddp" else 1
+    target = find_device(device)
+    placed = replace(settings, device="cuda" if target.is_gpu else "cpu")
+
+    def build() -> Step:
+        from tracer.workloads import create
+
+        workload: Any = create(placed)
+        if plan is not None:
+            from tracer.fake_world import parallelize
+
+            workload = parallelize(workload, plan)
+        batches = iter(workload.batches())
+        return lambda: workload.step(next(batches))
+
+    return trace_step(build, device, world_size=world_size, rank=rank, steps=steps, warmup=warmup,
+                      source=f"workload {settings.WORKLOAD}")
+
+
+def trace_job(settings: Settings, device: str = "h200-sxm", *, world_size: int, parallel: ParallelPlan | str,
+              steps: int = 1, warmup: int | None = None) -> Job:
+    """Trace a workload on every rank of a world: once for each class of ranks that do the same work.
+
+    Returns:
+        The folded job; ``job.classes`` says which ranks each graph stands for.
+
+    Raises:
+        ShapeOnlyError, FakeWorldError: as ``trace_workload``.
+    """
+    from tracer.fake_world import parse_plan
+    from tracer.fake_world.classes import rank_classes
+    from tracer.folding import folded_job
+
+    plan = parse_plan(parallel, world_size) if isinstance(parallel, str) else parallel
+    classes = rank_classes(plan, settings)
+    graphs = [trace_workload(settings, device, world_size=world_size, rank=each.first, parallel=plan, steps=steps,
+                             warmup=warmup) for each in classes]
+    return folded_job(graphs, [each.ranks for each in classes], world_size)
+
+
+def _traced(fn: Callable[[], Step], device: Device, steps: int, warmup: int, rank: int, world_size: int | None,
+            source: str) -> ExecutionGraph:
+    with _quiet(), installed(device, GPU if device.is_gpu else CPU) as site:
+        tracker, modules = MemoryTracker(), ModuleStack()
+        site.patch(torch.UntypedStorage, "resize_", resize_watch(tracker))
+        placement = Placement(tracker) if device.is_gpu else None
+        if placement is not None:
+            placement.install(site)
+        recorder = OperatorRecorder(tracker, modules, site.rules, placement)
+        try:
+            with ExitStack() as modes:
+                modes.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+                modes.enter_context(modules)
+                modes.enter_context(recorder)
+                if placement is not None:
+                    modes.enter_context(placement)
+                _run(fn, recorder, steps, warmup, site, placement)
+        except ForetraceError:
+            raise
+        except Exception as error:
+            raise explained(error) or unexplained(error) from error
+        finally:
+            modules.modules.clear()
+        meta = new_meta(device.name, device.capability, rank if world_size is not None else -1,
+                        world_size if world_size is not None else -1)
+        return _finished(recorder, site, placement, meta, source)
+
+
+def _run(fn: Callable[[], Step], recorder: OperatorRecorder, steps: int, warmup: int, site: Site,
+         placement: Placement | None) -> None:
+    step = fn()
+    if not callable(step):
+        raise ShapeOnlyError(f"{getattr(fn, '__name__', 'The function')} returned {type(step).__name__} where the step "
+                             "was expected: let it build model, optimizer and data, and return a function without "
+                             "arguments that does one training step.")
+    for _ in range(warmup):
+        step()
+    gc.collect()
+    site.counts.clear()
+    if placement is not None:
+        placement.copies = 0
+    recorder.begin_memory()
+    for _ in range(steps):
+        with recorder.step():
+            step()
+    recorder.tracker.end()
+
+
+def _finished(recorder: OperatorRecorder, site: Site, placement: Placement | None, meta: Any,
+              source: str) -> ExecutionGraph:
+    if not len(recorder.columns):
+        raise ShapeOnlyError(f"{source}: the step called no operator, so that there is nothing to trace; let the "
+                             "returned function do one whole training step.")
+    if placement is not None and placement.copies:
+        site.counts["placement"] = placement.copies
+    meta.source = source
+    meta.memory = recorder.tracker.report()
+    meta.substitutions = dict(sorted(site.counts.items()))
+    meta.profiler_flags = recorder.tf32
+    meta.backend = "fake" if meta.world_size > 0 else ""
+    meta.loss.notes = list(site.notes)
+    return assemble(recorder, meta)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's warnings about a GPU that is not there."""
+    with warnings.catch_warnings():
+        for message in (".*CUDA is not available.*", ".*Can't initialize NVML.*", ".*lr_scheduler.step.*",
+                        ".*torch.cuda.amp.GradScaler is enabled.*", ".*pin_memory.*"):
+            warnings.filterwarnings("ignore", message=message)
+        yield
