@@ -1,0 +1,56 @@
+"""Peak memory of a step: traced by shapes alone, and measured on a real CPU run of the same program.
+
+The measurement is the allocator's own: the profiler's ``[memory]`` events of the step. An allocation that begins and
+ends within one operator is that operator's workspace, which CPU and GPU kernels choose for themselves; it is left out.
+Both run without oneDNN, whose recurrent layers keep a workspace of a size only it knows.
+What remains under checkpointing are states of the CPU's random generator, 5,056 bytes each, real tensors in a trace
+too.
+
+    python benchmarks/peak_memory.py            # every workload (preset tiny, batch 8), with and without checkpointing
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "tests" / "tracer")]
+
+from shape_only_support import real_peak_bytes, traced_peak_bytes  # noqa: E402
+
+from tracer import workloads  # noqa: E402
+from tracer.shape_only import trace_workload  # noqa: E402
+
+SIZES: dict[str, dict[str, Any]] = {
+    "dlrm": {"batch": 512}, "resnet50": {"batch": 4, "resolution": 64}, "bert": {"batch": 8, "seq": 64, "depth": 3},
+    "gpt2": {"batch": 8, "seq": 64, "depth": 3}, "llama": {"batch": 8, "seq": 64, "depth": 3},
+    "vit": {"batch": 16, "resolution": 64, "depth": 3}, "moe": {"batch": 8, "seq": 64, "depth": 3},
+    "unet": {"batch": 2, "resolution": 64}, "lstm": {"batch": 16, "seq": 32, "depth": 2},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", action="append", help="only this one (repeatable)")
+    chosen = parser.parse_args().workload or workloads.names()
+    print(f"{'workload':<10} {'checkpointing':<14} {'real CPU, B':>14} {'shape-only, B':>14} {'error':>8} "
+          f"{'as h200-sxm, B':>15}")
+    worst = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        for name in chosen:
+            for checkpointing in (False, True):
+                settings = workloads.configure(name, preset="tiny", checkpointing=checkpointing, **SIZES[name])
+                real = real_peak_bytes(settings, Path(folder))
+                traced = traced_peak_bytes(settings)
+                gpu = trace_workload(settings, "h200-sxm").meta.memory["peak"]
+                worst = max(worst, abs(traced / real - 1))
+                print(f"{name:<10} {'yes' if checkpointing else 'no':<14} {real:>14,} {traced:>14,} "
+                      f"{traced / real - 1:>+8.2%} {gpu:>15,}", flush=True)
+    print(f"largest |error| {worst:.2%}")
+
+
+if __name__ == "__main__":
+    main()
