@@ -68,7 +68,7 @@ def job_of_groups(members: Sequence[npt.ArrayLike], lanes: int, work_ns: int | n
     arrays = [np.asarray(m, np.int64) for m in members]
     sizes = np.array([len(m) for m in arrays], np.int64)
     lane = np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
-    if len(lane) and (lane.min() < 0 or lane.max() >= lanes or (sizes == 0).any()):
+    if (sizes == 0).any() or (len(lane) and (lane.min() < 0 or lane.max() >= lanes)):
         raise CommError(f"Each collective needs a member, and members are lanes from 0 to {lanes - 1}.")
     collective = np.repeat(np.arange(len(arrays), dtype=np.int32), sizes)
     order = np.argsort(lane, kind="stable")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from graph_predictor.build import Built
@@ -73,6 +74,7 @@ def _call(graphs: Sequence[ExecutionGraph], row_of: list[dict[int, int]], member
           on: Topology) -> CollectiveCall | None:
     size, kind, dtype = float("nan"), None, "float32"
     ranks: list[int] = []
+    named: list[int] = []
     group_size = 0
     for position, kernel in members:
         graph, row = graphs[position], row_of[position].get(kernel)
@@ -86,16 +88,28 @@ def _call(graphs: Sequence[ExecutionGraph], row_of: list[dict[int, int]], member
         world = max(graph.meta.world_size, len(graphs))
         group_size = max(group_size, int(table.group_size[row]) if table.group_size[row] != NONE else (
             world if len(members) == 1 else len(members)))
+        named = named or _named_ranks(graph.string(int(table.ranks[row])) if table.ranks[row] != NONE else "")
         dtype, width = element_bytes(graph, table, row)
         value = payload_bytes(kind, int(table.elements_in[row]), int(table.elements_out[row]), width, group_size)
         size = value if not size >= value else size
     if kind is None or size != size:
         return None
-    if len(members) < group_size:
+    if len(members) < group_size and len(named) == group_size and max(named) < on.gpus:
+        placement = on.place(named)
+    elif len(members) < group_size:
         placement = on.first(min(group_size, on.gpus))
     else:
         placement = on.place(ranks)
     return CollectiveCall(kind, size, placement, dtype)
+
+
+def _named_ranks(text: str) -> list[int]:
+    """Ranks of a group as a trace lists them; none where the list is cut off or names one twice."""
+    try:
+        found = msgspec.json.decode(text, type=list[int]) if text else []
+    except msgspec.DecodeError:
+        return []
+    return found if len(set(found)) == len(found) and min(found, default=0) >= 0 else []
 
 
 def price_collectives(built: Built, predict: Predict, on: Topology) -> PricedJob:
@@ -120,11 +134,3 @@ def price_collectives(built: Built, predict: Predict, on: Topology) -> PricedJob
     if alone := sum(c.alone for c in collectives):
         notes.append(f"{alone} collectives were recorded on one rank only: what it waited for the others is left out.")
     return PricedJob(built.program.with_durations(duration), collectives, times, unknown, notes)
-
-
-def kind_counts(collectives: Sequence[RecordedCollective]) -> dict[CollectiveKind, int]:
-    """Collectives of each kind."""
-    counts: dict[CollectiveKind, int] = {}
-    for collective in collectives:
-        counts[collective.call.kind] = counts.get(collective.call.kind, 0) + 1
-    return counts

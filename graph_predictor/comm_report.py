@@ -25,13 +25,17 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class Traffic:
-    """One group's collectives of one kind; times are sums over the ranks' collectives divided by ranks (ns).
+    """One group's collectives of one kind; ``members`` is how the trace lists its ranks (groups of one name may
+    differ).
+
+    Times are sums over the ranks' collectives divided by ranks (ns).
 
     ``transfer_ns`` is the sum of transfer times of matched collectives and ``matched`` how many there were; without
     any, bandwidths are unknown. ``last_rank`` arrived last most often, ``last_share`` of the times.
     """
 
     group: str
+    members: str
     kind: str
     ranks: int
     count: int = 0
@@ -74,7 +78,7 @@ class Traffic:
         """Plain values."""
         straggler = self.straggler
         return {
-            "group": self.group, "kind": self.kind, "ranks": self.ranks, "count": self.count,
+            "group": self.group, "members": self.members, "kind": self.kind, "ranks": self.ranks, "count": self.count,
             "payload_bytes": self.payload_bytes, "wire_bytes": self.wire_bytes, "algbw_gbps": self.algbw_gbps,
             "busbw_gbps": self.busbw_gbps, "kernel_us": self.kernel_ns / 1e3, "exposed_us": self.exposed_ns / 1e3,
             "overlapped_us": (self.kernel_ns - self.exposed_ns) / 1e3,
@@ -112,14 +116,14 @@ def communication_report(graphs: list[ExecutionGraph]) -> CommReport:
     """Look at all collectives of the recorded ranks."""
     base = min((g.meta.base_time_ns for g in graphs), default=0)
     clock = [g.meta.base_time_ns - base for g in graphs]
-    traffic: dict[tuple[str, str, int], Traffic] = {}
+    traffic: dict[tuple[str, str, str, int], Traffic] = {}
     histogram: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     row_key: dict[tuple[int, int], tuple[Traffic, float]] = {}
     exposed_by_rank: dict[int, int] = {}
     kernel_by_rank: dict[int, int] = {}
     window: dict[int, int] = {}
     unknown = 0
-    counted: dict[tuple[str, str, int], set[int]] = defaultdict(set)
+    counted: dict[tuple[str, str, str, int], set[int]] = defaultdict(set)
     for position, graph in enumerate(graphs):
         rank = graph.meta.rank if graph.meta.rank >= 0 else position
         table, kernels = graph.collectives, graph.kernels
@@ -133,8 +137,9 @@ def communication_report(graphs: list[ExecutionGraph]) -> CommReport:
             label = kind.label if kind is not None else "unknown"
             ranks = int(table.group_size[i]) if table.group_size[i] != NONE else max(graph.meta.world_size, len(graphs))
             name = graph.string(int(table.group[i])) if table.group[i] != NONE else "(all)"
-            key = (name, label, ranks)
-            row = traffic.setdefault(key, Traffic(name, label, ranks))
+            members = graph.string(int(table.ranks[i])) if table.ranks[i] != NONE else ""
+            key = (name, members, label, ranks)
+            row = traffic.setdefault(key, Traffic(name, members, label, ranks))
             size = float("nan")
             if kind is not None:
                 _, width = element_bytes(graph, table, i)
@@ -154,13 +159,13 @@ def communication_report(graphs: list[ExecutionGraph]) -> CommReport:
                 row_key[position, kernel] = (row, size)
     views = [view_rank(graph) for graph in graphs]
     matched = match_collectives(views, clock)
-    for members, transfer in zip(matched.groups, matched.intrinsic_ns, strict=True):
-        found = row_key.get(members[0])
+    for kernels_of, transfer in zip(matched.groups, matched.intrinsic_ns, strict=True):
+        found = row_key.get(kernels_of[0])
         if found is None:
             continue
         row = found[0]
-        sizes = [row_key[m][1] for m in members if m in row_key]
-        arrivals = {p: int(graphs[p].kernels.start_ns[k]) + clock[p] for p, k in members}
+        sizes = [row_key[m][1] for m in kernels_of if m in row_key]
+        arrivals = {p: int(graphs[p].kernels.start_ns[k]) + clock[p] for p, k in kernels_of}
         late = max(arrivals, key=lambda p: arrivals[p])
         rank = graphs[late].meta.rank if graphs[late].meta.rank >= 0 else late
         row.skew_ns.append(max(arrivals.values()) - min(arrivals.values()))

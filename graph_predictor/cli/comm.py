@@ -55,6 +55,7 @@ def predict(
     algorithm: Annotated[str | None, typer.Option(
         help="Only this algorithm, by its formula: ring, tree, nvls, nvls-tree, hierarchical, direct.")] = None,
     oversubscription: Annotated[float | None, typer.Option(help="Of the network; 1 is full bisection.")] = None,
+    sharing: Annotated[int, typer.Option(min=1, help="So many such collectives share the same links at once.")] = 1,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -83,6 +84,12 @@ def predict(
                 raise CommError(f"A {kind.label} of this group cannot be done by {algorithm}; leave --algorithm out.")
         else:
             times = model.predict(batch, backend, on=where)
+        if sharing > 1:
+            from kernel_models.collectives.contention import shared_times
+
+            times = shared_times(times, model.predict(CollectiveBatch.of(kind, min(payload, 1.0), placement, dtype),
+                                                      backend,
+                                                      on=where), sharing)
         time_us = float(times.time_us[0])
         level = Level(int(times.level[0]))
         algbw = payload / time_us * 1e-3 if time_us else 0.0
@@ -92,7 +99,8 @@ def predict(
             "algorithm": algorithm_label(int(times.algorithm[0])) or None,
             "busbw_gbps": algbw * bus_factor(kind, placement.ranks), "algbw_gbps": algbw, "collective": kind.label,
             "payload_bytes": payload, "dtype": dtype, "ranks": placement.ranks, "per_node": list(placement.per_node),
-            "topology": where.name,
+            "topology": where.name, "sharing": sharing,
+            "overlap": _overlap(where, algbw * bus_factor(kind, placement.ranks)),
             "breakdown": [{"algorithm": way.algorithm.label, "protocol": way.protocol.label,
                            "latency_us": way.latency_us,
                            "transfer_us": way.us_per_byte * payload,
@@ -107,6 +115,10 @@ def predict(
                     f"({low:,.1f}–{high:,.1f} with 80% certainty), from {level.label}.")
         if time_us:
             report.line(f"Algorithmic bandwidth {algbw:,.1f} GB/s, bus bandwidth {values['busbw_gbps']:,.1f} GB/s.")
+        if values["overlap"]:
+            report.line(f"Beside it, computation takes up to {values['overlap']['compute_bound']:.2f} times as long, "
+                        "and "
+                        f"what memory bounds {values['overlap']['memory_bound']:.2f} times.")
         report.table(
             "By formula from published constants (µs)",
             [Column("algorithm", name=True), Column("protocol", name=True), Column("latency"), Column("transfer"),
@@ -293,6 +305,18 @@ def _profile_on(path: str | None, name: str | None, oversubscription: float | No
     return profile, where
 
 
+def _overlap(where: Topology, busbw_gbps: float) -> dict[str, float] | None:
+    """How much a collective and computation beside it slow each other down; nothing of a host's."""
+    from dataclasses import asdict
+
+    from kernel_models.collectives.contention import overlap_slowdown
+    from kernel_models.device import device
+
+    if where.node.link == "loopback" or busbw_gbps <= 0:
+        return None
+    return asdict(overlap_slowdown(device(where.node.device), busbw_gbps))
+
+
 def _read_measurements(path: str, hints: Hints, where: Topology) -> Measurements:
     from kernel_models.collectives.readers import read_log
 
@@ -426,7 +450,8 @@ def _report_communication(found: CommReport, checks: list[VolumeCheck], notes: l
         [Column("group", name=True), Column("kind", name=True), Column("ranks"), Column("count"), Column("payload"),
          Column("transfer\nms"), Column("algbw\nGB/s"), Column("busbw\nGB/s"), Column("exposed\nms"),
          Column("overlapped\nms"), Column("skew µs\nmedian"), Column("last\nrank")],
-        [[row["group"], row["kind"], count(row["ranks"]), count(row["count"]), _size(row["payload_bytes"]),
+        [[f"{row['group']} {row['members']}".strip(), row["kind"], count(row["ranks"]), count(row["count"]),
+          _size(row["payload_bytes"]),
           _maybe(row["transfer_us"], 1e-3, 3), _maybe(row["algbw_gbps"], 1, 1), _maybe(row["busbw_gbps"], 1, 1),
           f"{row['exposed_us'] / 1e3:,.3f}", f"{row['overlapped_us'] / 1e3:,.3f}", _maybe(row["median_skew_us"], 1, 1),
           "–" if row["straggler"] is None else f"{row['straggler']} ({row['straggler_share']:.0%})"] for row in rows])

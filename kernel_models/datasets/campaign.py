@@ -2,8 +2,9 @@
 
 Each row becomes the operation that was timed, and that its call, by the same rules as a trace's operations. Rows are
 taken warm. The time is the median between two events less what an empty pair of events takes, where one kernel ran,
-and the kernels' own time by the profiler, where several did. What is no single call (optimizers as a loop, fused
-chains, overheads) is left out. The table's own split is kept.
+and the kernels' own time by the profiler, where several did. Of a host the 10th percentile is taken: other processes
+lengthen a run and never shorten it. What is no single call (optimizers' steps, cross entropy, overheads) is left out,
+and so are rows whose kernels are not those of the operation. The table's own split is kept.
 """
 
 from __future__ import annotations
@@ -11,17 +12,22 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kernel_models.datasets.intended import is_intended
 from kernel_models.datasets.samples import DataError, Samples
 from kernel_models.datasets.tables import Reader
-from kernel_models.device import resolve_device
+from kernel_models.device import DeviceSpec, resolve_device
 from kernel_models.families.attention import attention
-from kernel_models.families.copy import transfer
+from kernel_models.families.copy import memset, transfer
 from kernel_models.families.gemm import gemm
+from kernel_models.families.loss import loss
+from kernel_models.families.pooling import pooling
+from kernel_models.families.recurrent import recurrent
 from kernel_models.op_call import OpCall
 from kernel_models.operation import backward_calls_of, calls_of, operation
 
@@ -176,31 +182,109 @@ def _sort(row: Row) -> Calls:
     return calls_of(operation("aten::sort", [x], row["dtype"], None, [None, -1]))
 
 
+def _concat(row: Row) -> Calls:
+    part = (row["rows"], row["width"])
+    return calls_of(operation("aten::cat", [[part] * row["tensors"]], row["dtype"], None,
+                              [None, 0 if row["along"] == "rows" else 1]))
+
+
+def _memset(row: Row) -> Calls:
+    return (memset(row["bytes"]),)
+
+
+def _pooling(row: Row) -> Calls:
+    size, stride, kind = row["size"], row["stride"], row["pool"]
+    back = "_backward" if row["op"] == "backward" else ""
+    out = max(size // stride, 1) if kind == "adaptive_avg" else (size - row["kernel"]) // stride + 1
+    window = row["kernel"] ** 2 if kind != "adaptive_avg" else -(-size * size // (out * out))
+    return tuple(pooling(f"{kind}{back}", row["batch"] * row["channels"], size * size, out * out, window, row["dtype"],
+                         _image_flags(row)))
+
+
+def _interpolate(row: Row) -> Calls:
+    x, out = (row["batch"], row["channels"], row["size"], row["size"]), [row["size"] * row["factor"]] * 2
+    back, mode = row["op"] == "backward", f"aten::upsample_{row['mode']}2d"
+    source = (*x[:2], *out) if back else x
+    found = calls_of(operation(f"{mode}_backward" if back else mode, [source], row["dtype"], None,
+                               [None, out, list(x)] if back else [None, out]))
+    return tuple(replace(call, flags=_image_flags(row)) for call in found)
+
+
+def _image_flags(row: Row) -> tuple[str, ...]:
+    return ("nhwc",) if row["channels_last"] else ()
+
+
+def _recurrent(row: Row) -> Calls:
+    kind = f"{row['cell']}{'_backward' if row['op'] == 'backward' else ''}"
+    return tuple(recurrent(kind, row["seq"], row["batch"], row["input"], row["hidden"], row["layers"], 1, row["dtype"]))
+
+
+def _loss(row: Row) -> Calls:
+    back = "_backward" if row["op"] == "backward" else ""
+    if row["loss"] == "nll":
+        return tuple(loss(f"nll_loss{back}", row["rows"], row["classes"], row["dtype"]))
+    return tuple(loss(f"{row['loss']}_loss{back}", row["rows"] * row["classes"], 1, row["dtype"]))
+
+
+_FOREACH_LISTS = {"add_": 2, "addcmul_": 3, "addcdiv_": 3, "lerp_": 2, "fused_adamw_": 4, "fused_sgd_": 3}
+
+
+def _foreach(row: Row) -> Calls:
+    one: list[tuple[int, ...]] = [(row["elements"],)] * row["tensors"]
+    op = row["op"]
+    name = f"aten::_{op}" if op.startswith("fused") else f"aten::_foreach_{op}"
+    return calls_of(operation(name, [one] * _FOREACH_LISTS.get(op, 1), row["dtype"]))
+
+
+_FUSED_TENSORS = {"pointwise": (3, 1), "norm": (2, 1), "softmax": (2, 0)}
+
+
+def _fused(row: Row) -> Calls:
+    """What one generated kernel is given: whole tensors, a vector of the width, and the output."""
+    names = [name for name in row.get("kernels", ()) or () if str(name).startswith("triton_")]
+    if len(names) != 1:
+        return ()
+    whole, vectors = _FUSED_TENSORS[row["chain"]]
+    x = (row["rows"], row["width"])
+    return calls_of(operation(str(names[0]), [*[x] * whole, *[(row["width"],)] * vectors, x], row["dtype"]))
+
+
 def _copy(row: Row) -> Calls:
     side = () if row["direction"] == "d2d" else (str(row["memory"]),)
-    return tuple(transfer(row["direction"], row["bytes"], side) for _ in (0,))
+    return (transfer(row["direction"], row["bytes"], side),)
 
 
 _CALLS: dict[str, Callable[[Row], Calls]] = {
     "gemm": _gemm, "attention": _attention, "convolution": _convolution, "norm": _norm, "channel_norm": _channel_norm,
     "softmax": _softmax, "elementwise": _elementwise, "reduction": _reduction, "random": _random,
-    "embedding": _embedding, "index": _index, "sort": _sort, "copy": _copy,
+    "embedding": _embedding, "index": _index, "sort": _sort, "copy": _copy, "concat": _concat, "memset": _memset,
+    "pooling": _pooling, "interpolate": _interpolate, "recurrent": _recurrent, "loss": _loss, "foreach": _foreach,
+    "fused": _fused,
 }
 
 
-def _time_us(row: Row) -> float:
-    several = row.get("kernel_count") or 1.0
-    kernels = row.get("kernel_us")
+def calls_of_benchmark(family: str, settings: Row) -> Calls:
+    """What a micro-benchmark with these settings measures: one call, or none where it is no single one."""
+    describe = _CALLS.get(family)
+    found = () if describe is None else describe(settings)
+    return found if len(found) == 1 else ()
+
+
+def time_us(row: Row, *, host: bool) -> float:
+    """The time of a row, µs (see above); not finite where it has none."""
+    overhead = row.get("event_overhead_us")
+    taken_off = float(overhead) if overhead and math.isfinite(overhead) else 0.0
+    if host:
+        return float(row["p10_us"]) - taken_off
+    several, kernels = row.get("kernel_count") or 1.0, row.get("kernel_us")
     if several > 1 and kernels and math.isfinite(kernels):
         return float(kernels)
-    overhead = row.get("event_overhead_us")
-    return float(row["p50_us"]) - (float(overhead) if overhead and math.isfinite(overhead) else 0.0)
+    return float(row["p50_us"]) - taken_off
 
 
 def read(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
     """One samples object for each session and family of calls; the shape group is the benchmark's sizes."""
-    describe = _CALLS.get(path.name.partition(".")[0])
-    if describe is None:
+    if path.name.partition(".")[0] not in _CALLS:
         return
     sessions = _sessions(path)
     for session, rows in frame[frame.variant == "warm"].groupby("session", sort=True):
@@ -208,22 +292,40 @@ def read(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
             raise DataError(f"{path} names session {session}, which its campaign.json does not have.")
         context = sessions[int(session)]
         spec = resolve_device(str(context.get("hardware", {}).get("device", "")))
-        torch = context.get("software", {}).get("torch", "")
-        found: dict[str, list[tuple[OpCall, float, str, bool]]] = {}
-        for row in rows.to_dict("records"):
-            calls, time = describe(row), _time_us(row)
-            if len(calls) == 1 and math.isfinite(time) and time >= _LEAST_US:
-                sizes = "x".join(str(row[name]) for name in row if name in _SHAPE)
-                found.setdefault(calls[0].family.value, []).append((calls[0], time, sizes, row["split"] == "held-out"))
-        for mine in found.values():
-            yield Samples(spec.name, f"torch {torch}".strip(), path.name, [call for call, *_ in mine],
-                          np.array([time for _, time, *_ in mine]), {"sizes": [group for *_, group, _ in mine]},
-                          np.array([held for *_, held in mine], bool))
+        yield from samples_of(rows, path.name, spec, software_of(context))
+
+
+def software_of(context: dict[str, Any]) -> str:
+    """The software of a campaign's session, such as "torch 2.9.0"."""
+    return f"torch {context.get('software', {}).get('torch', '')}".strip()
+
+
+def samples_of(rows: pandas.DataFrame, name: str, spec: DeviceSpec, software: str) -> Iterator[Samples]:
+    """Samples of one session's warm rows of a table, by family of calls.
+
+    Args:
+        rows: as ``tracer.campaign.tables`` describes them.
+        name: of the table, "<family>.…".
+        spec: what they were measured on.
+        software: see ``software_of``.
+    """
+    host = spec.vendor == "host"
+    found: dict[str, list[tuple[OpCall, float, str, bool]]] = {}
+    for row in rows.to_dict("records"):
+        calls, time = calls_of_benchmark(name.partition(".")[0], row), time_us(row, host=host)
+        if calls and math.isfinite(time) and time >= _LEAST_US and is_intended(calls[0], row):
+            sizes = "x".join(str(row[column]) for column in row if column in _SHAPE)
+            found.setdefault(calls[0].family.value, []).append((calls[0], time, sizes, row["split"] == "held-out"))
+    for mine in found.values():
+        yield Samples(spec.name, software, name, [call for call, *_ in mine],
+                      np.array([time for _, time, *_ in mine]), {"sizes": [group for *_, group, _ in mine]},
+                      np.array([held for *_, held in mine], bool))
 
 
 _SHAPE = frozenset({
     "m", "n", "k", "batch", "heads", "kv_heads", "seq", "kv_seq", "head_dim", "channels", "out_channels", "size",
-    "kernel", "stride", "groups", "rows", "width", "elements", "lookups", "pooling", "count", "bytes"})
+    "kernel", "stride", "groups", "rows", "width", "elements", "lookups", "pooling", "count", "bytes", "tensors", "factor",
+    "classes", "input", "hidden", "layers"})
 
 
 def _sessions(path: Path) -> list[dict[str, Any]]:

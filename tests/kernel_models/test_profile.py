@@ -105,7 +105,7 @@ def test_any_changed_byte_is_refused(profile: DeviceProfile) -> None:
 
 @pytest.mark.parametrize("cut", [0, 1, 100, -1, -100])
 def test_a_cut_file_is_refused(profile: DeviceProfile, cut: int) -> None:
-    with pytest.raises(ProfileError, match="x.profile (is|cannot|holds)"):
+    with pytest.raises(ProfileError, match=r"x\.profile (is|cannot|holds)"):
         from_bytes(to_bytes(profile)[:cut], "x.profile")
 
 

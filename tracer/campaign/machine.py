@@ -5,6 +5,7 @@ Measurements are written once against these; a rehearsal on the CPU so takes the
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -82,6 +83,15 @@ class CudaMachine:
         replay: Callable[[], Any] = graph.replay
         return replay
 
+    def memset(self, tensor: Any) -> None:
+        """Set a tensor's memory to zero by the driver's own call (``zero_`` launches a kernel instead)."""
+        driver = ctypes.CDLL("libcuda.so.1")
+        status = driver.cuMemsetD8Async(ctypes.c_uint64(tensor.data_ptr()), ctypes.c_ubyte(0),
+                                        ctypes.c_size_t(tensor.nbytes),
+                                        ctypes.c_void_p(self._cuda.current_stream().cuda_stream))
+        if status:
+            raise RuntimeError(f"CUDA error: cuMemsetD8Async gave {status}")
+
     def clock_mhz(self) -> int | None:
         """The SM clock now; None where it cannot be read (it needs nvidia-ml-py)."""
         with suppress(Exception):
@@ -90,14 +100,15 @@ class CudaMachine:
 
 
 class HostEvent:
-    """The time of the host's clock at ``record``."""
+    """The time of a clock of the host at ``record``."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+        self._clock_ns = clock_ns
         self._at_ns = 0
 
     def record(self) -> None:
         """Take the time."""
-        self._at_ns = time.perf_counter_ns()
+        self._at_ns = self._clock_ns()
 
     def elapsed_time(self, later: HostEvent) -> float:
         """Milliseconds from this one to ``later``."""
@@ -125,14 +136,19 @@ class HostStream:
 
 
 class HostMachine:
-    """The CPU under the same names: events read the host's clock, and nothing is ever queued."""
+    """The CPU under the same names: events read the host's clock, and nothing is ever queued.
+
+    Where torch computes with one thread, that thread's own clock is read: what other processes take from it meanwhile
+    is not the operation's time.
+    """
 
     def __init__(self, torch: Any) -> None:
         self._evict = torch.empty(_LEAST_FLUSH_BYTES // 4, dtype=torch.int32)
+        self._clock_ns = time.thread_time_ns if torch.get_num_threads() == 1 else time.perf_counter_ns
 
     def event(self) -> HostEvent:
         """A point in time; ``a.elapsed_time(b)`` is in milliseconds."""
-        return HostEvent()
+        return HostEvent(self._clock_ns)
 
     def synchronize(self) -> None:
         """Nothing to wait for."""
@@ -160,6 +176,10 @@ class HostMachine:
     def graph(self, work: Callable[[], Any]) -> Callable[[], Any]:
         """``work`` itself."""
         return work
+
+    def memset(self, tensor: Any) -> None:
+        """Set a tensor's memory to zero."""
+        tensor.zero_()
 
     def clock_mhz(self) -> int | None:
         """Not known."""

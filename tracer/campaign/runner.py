@@ -1,4 +1,7 @@
-"""Running a plan: within its minutes and megabytes, item by item, so that it may be killed and resumed anywhere."""
+"""Running items: within minutes and megabytes, one by one, so that it may be killed and resumed anywhere.
+
+The items come from a source: a plan's list, or one that chooses the next by what was measured (``campaign.source``).
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from tracer.campaign.errors import CampaignError
-from tracer.campaign.items import Item, expand, parts, rehearsed
+from tracer.campaign.items import Item, rehearsed
 from tracer.campaign.plan import Plan
 from tracer.campaign.processes import WorkerDied, Workers
 from tracer.campaign.record import Answer, Task
 from tracer.campaign.results import ItemResult, Results, ended
+from tracer.campaign.source import ItemSource, PlanItems
 from tracer.campaign.tables import KERNELS, merge_parts, write_part
 from tracer.disk import FULL, free_text, full_disk_error, writing_error
 
@@ -75,32 +79,28 @@ def run(plan: Plan, out: str | os.PathLike[str], options: RunOptions) -> Outcome
         CampaignError: the plan or an option has a mistake, the directory does not fit, torch or the device cannot be
             used, or not one item worked.
     """
-    return _Run(plan, out, options).go()
+    return run_items(PlanItems(plan, options.part), out, options)
 
 
-def chosen(plan: Plan, part: int | None) -> list[Item]:
-    """The items of a part (all for None), in order. Raises ``CampaignError`` if there is no such part."""
-    items = expand(plan)
-    if part is None:
-        return items
-    if not 1 <= part <= plan.parts:
-        have, choose = ("one part", "leave --part out") if plan.parts == 1 else (
-            f"{plan.parts} parts", f"choose one from 1 to {plan.parts}")
-        raise CampaignError(f"The plan {plan.name} has {have}, so there is no part {part}; {choose}.")
-    return parts(items, plan.parts)[part - 1]
+def run_items(source: ItemSource, out: str | os.PathLike[str], options: RunOptions) -> Outcome:
+    """Run what a source gives, or go on with it; ``options.part`` is the source's own matter.
+
+    Raises:
+        CampaignError: as ``run``.
+    """
+    return _Run(source, out, options).go()
 
 
 class _Run:
-    def __init__(self, plan: Plan, out: str | os.PathLike[str], options: RunOptions) -> None:
+    def __init__(self, source: ItemSource, out: str | os.PathLike[str], options: RunOptions) -> None:
         if options.minutes <= 0 or options.max_mb <= 0:
             raise CampaignError("The minutes and the megabytes of a campaign must be above 0.")
         self._started = time.monotonic()
         self._deadline = self._started + options.minutes * 60
-        self._plan, self._options = plan, options
-        self._items = chosen(plan, options.part)
+        self._source, self._setup, self._options = source, source.setup, options
         self._results = Results(out)
-        self._device = "cpu" if options.rehearse else plan.device
-        self._threads = 1 if options.rehearse and not plan.threads else plan.threads
+        self._device = "cpu" if options.rehearse else self._setup.device
+        self._threads = 1 if options.rehearse and not self._setup.threads else self._setup.threads
         self._factors: dict[str, list[float]] = {}
         self._batch: list[tuple[ItemResult, list[dict[str, Any]]]] = []
         self._flushed, self._batches = time.monotonic(), 0
@@ -108,19 +108,20 @@ class _Run:
         self._new: list[ItemResult] = []
 
     def go(self) -> Outcome:
-        results = self._results
-        results.open(self._plan.name, self._plan.description, resume=self._options.resume,
+        results, source = self._results, self._source
+        results.open(self._setup.name, self._setup.description, resume=self._options.resume,
                      rehearsal=self._options.rehearse)
         workers = Workers(self._device, self._threads, results.scratch)
         try:
-            todo = self._todo()
-            before = len(self._items) - len(todo)
-            stopped, left = "", 0
-            if todo:
+            before = source.begin(results.lines)
+            self._learn_from_lines()
+            stopped = ""
+            if source.left():
                 with _disk(results.path):
                     self._begin(workers)
-                stopped, left = self._run_all(todo, workers)
-            return Outcome(self._new, len(self._items), before, left, time.monotonic() - self._started, stopped)
+                stopped = self._run_all(workers)
+            return Outcome(self._new, source.planned(), before, source.left(), time.monotonic() - self._started,
+                           stopped)
         finally:
             workers.close()
             try:
@@ -128,30 +129,23 @@ class _Run:
             finally:
                 results.close()
 
-    def _todo(self) -> list[Item]:
-        """Items without a result; then those that failed."""
+    def _learn_from_lines(self) -> None:
         lines = self._results.lines
-        estimates = {item.id: item for item in self._items}
-        for line in lines.values():
-            if line.id in estimates and line.status == "ok":
-                self._learn(estimates[line.id], line.seconds)
-        fresh = [item for item in self._items if item.id not in lines]
-        return fresh + [item for item in self._items if item.id in lines and lines[item.id].status == "failed"]
+        for item in self._source.known():
+            if item.id in lines and lines[item.id].status == "ok":
+                self._learn(item, lines[item.id].seconds)
 
     def _begin(self, workers: Workers) -> None:
         context = dict(workers.take(fresh=True).context or {})
-        known = {"part": self._options.part or 0, "parts": self._plan.parts, "minutes": self._options.minutes}
+        known = {"part": self._setup.part, "parts": self._setup.parts, "minutes": self._options.minutes}
         self._session = self._results.begin_session({**known, **context})
 
-    def _run_all(self, todo: list[Item], workers: Workers) -> tuple[str, int]:
-        """Why it stopped early (empty if not), and how many items are left."""
-        left, failures = 0, 0
-        for number, item in enumerate(todo):
-            if time.monotonic() + self._expected(item) > self._deadline:
-                left += 1  # a shorter one may still fit
-                continue
+    def _run_all(self, workers: Workers) -> str:
+        """Run what the source gives until nothing fits any more; returns why it stopped early, empty if not."""
+        source, failures, first = self._source, 0, self._source.left()
+        while (item := source.next(self._fits)) is not None:
             if self._room() <= 0:
-                return f"the directory has reached {self._options.max_mb:g} MB.", left + len(todo) - number
+                return f"the directory has reached {self._options.max_mb:g} MB."
             start = time.monotonic()
             with _disk(self._results.path):
                 result, rows = self._one(item, workers)
@@ -160,16 +154,21 @@ class _Run:
                 self._learn(item, result.seconds)
             failures = failures + 1 if result.status == "failed" else 0
             self._keep(result, rows)
+            source.record(item, result, rows)
             if result.kind == "workload" or result.status != "ok":
-                self._options.say(_line(result, number + 1, len(todo)))
-            if failures >= MOST_FAILURES and number + 1 < len(todo):
+                self._options.say(_line(result, len(self._new), first))
+            if failures >= MOST_FAILURES and source.left():
                 self._flush()
-                return f"the last {failures} items all failed.", left + len(todo) - number - 1
+                return f"the last {failures} items all failed."
         self._flush()
         if self._new and all(result.status != "ok" for result in self._new) and not self._results.index.ok:
             raise CampaignError(f"Not one of {len(self._new)} items worked; the first, {self._new[0].name}: "
                                 f"{self._new[0].reason}")
-        return ("the time box has ended." if left else ""), left
+        return source.stopped() or ("the time box has ended." if source.left() else "")
+
+    def _fits(self, item: Item) -> bool:
+        """Whether an item is expected to end within the time box."""
+        return time.monotonic() + self._expected(item) <= self._deadline
 
     def _one(self, item: Item, workers: Workers) -> tuple[ItemResult, list[dict[str, Any]]]:
         """Have one item recorded; whatever happens to the worker is the item's result."""

@@ -1,0 +1,270 @@
+"""How well collectives are predicted, against what was asked, as one table.
+
+    python benchmarks/collectives.py [DATA] [--quick]
+
+DATA (default: the environment's FORETRACE_DATA, else the shared data beside the checkout) is a folder with
+`collectives/` (AIConfigurator's, vTrain's and Vidur's measurements) and `traces/dlrm-8xV100-2023`
+(HolisticTraceAnalysis). Repeats are aggregated first. A size is left out in every dtype, every collective and every
+rank count of a GPU at once, and all choices (interpolation, cuts, intervals) are made on what is left. Errors are
+predicted over measured, less one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from kernel_models.collectives import (
+    CollectiveBatch,
+    CollectiveKind,
+    CommProfile,
+    CommTimes,
+    Measurements,
+    Placement,
+    make_measurements,
+    topology,
+)
+from kernel_models.collectives.datasheet import DatasheetModel
+from kernel_models.collectives.fitted import FittedModel
+from kernel_models.collectives.measured import MeasuredModel
+from kernel_models.collectives.measurements import join
+from kernel_models.collectives.tuner import backends_of, choose, crossovers
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = Path(os.environ.get("FORETRACE_DATA", ROOT.parent / "shared" / "data"))
+NODES = {"A100-SXM4-80GB": "dgx-a100", "H100-SXM5-80GB": "dgx-h100", "H200-SXM-141GB": "dgx-h200", "L40S": "pcie-l40s"}
+NVLINK = tuple(NODES)[:3]
+LARGE = 16 * 2**20
+HEAD = f"{'what':56}{'points':>7}{'median':>8}{'p90':>8}{'bias':>8}{'in 80%':>8}   asked"
+
+
+class Errors:
+    """Relative errors of many points, gathered."""
+
+    def __init__(self) -> None:
+        self.error: list[np.ndarray] = []
+        self.inside: list[np.ndarray] = []
+
+    def add(self, times: CommTimes, measured_us: np.ndarray) -> None:
+        self.error.append(times.time_us / measured_us - 1)
+        self.inside.append((measured_us >= times.low_us) & (measured_us <= times.high_us))
+
+    def show(self, what: str, asked: str = "") -> None:
+        if self.error:
+            e, inside = np.concatenate(self.error), np.concatenate(self.inside)
+            print(f"{what:56}{len(e):7}{np.median(abs(e)):8.2%}{np.quantile(abs(e), 0.9):8.2%}{e.mean():+8.2%}"
+                  f"{inside.mean():8.0%}   {asked}")
+
+
+def nccl(folder: Path) -> dict[str, Measurements]:
+    """Aggregated single-node measurements by GPU."""
+    table = pd.read_parquet(folder / "nccl_single_node.parquet")
+    return {gpu: make_measurements((r.collective, r.dtype, Placement((r.ranks,)), r.payload_bytes, r.latency_us)
+                                   for r in table[table.gpu == gpu].itertuples()).aggregated() for gpu in NODES}
+
+
+def leave_sizes_out(data: dict[str, Measurements]) -> None:
+    """Sizes left out of the measured and of the fitted model; decreasing steps of the curves."""
+    fits: list[tuple[str, Callable[[Measurements, str], MeasuredModel | FittedModel], str, str]] = [
+        ("measured curve, a size left out",
+         lambda m, gpu: MeasuredModel.fit(m, shared_link=gpu == "L40S", intervals=False), "median <= 2.5%, p90 <= 10%",
+         "p90 <= 20%"),
+        ("fitted alpha-beta alone, a size left out", lambda m, gpu: FittedModel.fit(m, topology(NODES[gpu])),
+         "median <= 5%", "-")]
+    for label, fit, asked, asked_l40s in fits:
+        groups = {"NVLink": Errors(), "L40S": Errors()}
+        for gpu, rows in data.items():
+            for size in np.unique(rows.batch.payload_bytes):
+                out = rows.batch.payload_bytes == size
+                left = rows.take(out)
+                groups["L40S" if gpu == "L40S" else "NVLink"].add(fit(rows.take(~out), gpu).predict(left.batch),
+                                                                  left.time_us)
+        groups["NVLink"].show(f"{label}, NVLink", asked)
+        groups["L40S"].show(f"{label}, L40S", asked_l40s)
+    drops = steps = 0
+    for gpu, rows in data.items():
+        model = MeasuredModel.fit(rows, shared_link=gpu == "L40S")
+        sizes = np.geomspace(256, 2**31, 4000)
+        for kind, dtype, ranks, *_ in model.curves:
+            from kernel_models.collectives.call import DTYPES
+
+            batch = CollectiveBatch.of(CollectiveKind(kind), sizes, Placement((ranks,)), DTYPES[dtype])
+            time_us = model.predict(batch).time_us
+            drops += int((np.diff(time_us) < -1e-9 * time_us[1:]).sum())
+            steps += len(sizes) - 1
+    print(f"{'decreasing steps of all measured curves':56}{steps:7}{drops:8}{'':24}   0")
+
+
+def leave_ranks_out(data: dict[str, Measurements]) -> None:
+    """Whole rank counts left out."""
+    for left_out, asked in ((4, "median <= 6%"), (8, "median <= 8%")):
+        groups = {"NVLink": Errors(), "L40S": Errors()}
+        for gpu, rows in data.items():
+            out = rows.batch.ranks == left_out
+            left = rows.take(out)
+            model = MeasuredModel.fit(rows.take(~out), shared_link=gpu == "L40S")
+            groups["L40S" if gpu == "L40S" else "NVLink"].add(model.predict(left.batch), left.time_us)
+        others = "2 and 8" if left_out == 4 else "2 and 4"
+        groups["NVLink"].show(f"{left_out} ranks from {others}, NVLink", asked)
+        groups["L40S"].show(f"{left_out} ranks from {others}, L40S", "-")
+
+
+def datasheet(data: dict[str, Measurements]) -> None:
+    """Published constants only."""
+    for label, low, high, gpus, asked in (
+            ("datasheet, NVLink, >= 16 MiB", LARGE, np.inf, NVLINK, "median <= 12%, p90 <= 25%"),
+            ("datasheet, NVLink, 128 KiB to 16 MiB", 131072, LARGE, NVLINK, "-"),
+            ("datasheet, NVLink, < 128 KiB", 0, 131072, NVLINK, "-"),
+            ("datasheet, L40S, >= 16 MiB", LARGE, np.inf, ("L40S",), "-")):
+        errors = Errors()
+        for gpu in gpus:
+            rows = data[gpu]
+            rows = rows.take((rows.batch.payload_bytes >= low) & (rows.batch.payload_bytes < high))
+            errors.add(DatasheetModel(topology(NODES[gpu])).predict(rows.batch), rows.time_us)
+        errors.show(label, asked)
+
+
+def two_nodes(folder: Path) -> None:
+    """Two nodes of A100: a tenth of the sizes measured, and two parameters fitted to that tenth."""
+    table = pd.read_parquet(folder / "vidur_all_reduce_send_recv.parquet")
+    table = table[(table.topology == "a100_dgx") & (table.collective == "all_reduce")]
+    table = table[table.ranks > table.ranks_per_node]
+    where = topology("dgx-a100x2")
+    for (ranks, per_node), part in table.groupby(["ranks", "ranks_per_node"]):
+        rows = make_measurements(("all_reduce", "float16", Placement.even(ranks, per_node), r.payload_bytes,
+                                  r.median_us)
+                                 for r in part.itertuples()).aggregated()
+        order = np.argsort(rows.batch.payload_bytes)
+        results = {"measured": Errors(), "two parameters": Errors(), "three lines": Errors(), "datasheet": Errors()}
+        for offset in (0, 3, 7):
+            kept = np.zeros(len(rows), bool)
+            kept[order[offset::10]] = True
+            fit, left = rows.take(kept), rows.take(~kept)
+            results["measured"].add(MeasuredModel.fit(fit).predict(left.batch), left.time_us)
+            results["two parameters"].add(FittedModel.fit(fit, where, most_pieces=1).predict(left.batch), left.time_us)
+            results["three lines"].add(FittedModel.fit(fit, where).predict(left.batch), left.time_us)
+        results["datasheet"].add(DatasheetModel(where).predict(rows.batch), rows.time_us)
+        asked = {"measured": "median <= 2%", "two parameters": "median <= 10%"}
+        for name, errors in results.items():
+            errors.show(f"2 nodes A100, {ranks} ranks ({per_node} a node), {name}", asked.get(name, "-"))
+
+
+def dlrm(folder: Path) -> None:
+    """Collective kernels' times removed and predicted, eight ranks simulated together."""
+    from graph_predictor.build import build_program
+    from graph_predictor.comm_pricing import price_collectives
+    from graph_predictor.critical_path import step_items
+    from graph_predictor.engine import simulate
+    from tracer.job import read_job
+
+    built = build_program(read_job(folder / "traces" / "dlrm-8xV100-2023").graphs)
+    where = topology("dgx-v100")
+    table = pd.read_parquet(folder / "collectives" / "all_reduce_vtrain.parquet")
+    table = table[table.gpu == "V100"]
+    profile = CommProfile.fit(make_measurements(("all_reduce", "float32", Placement((r.ranks,)), r.payload_bytes,
+                                                 r.latency_us)
+                                                for r in table.itertuples()), where)
+    sheet = DatasheetModel(where)
+
+    def predict(batch: CollectiveBatch) -> CommTimes:
+        out = sheet.predict(batch)
+        reduces = batch.kind == int(CollectiveKind.ALL_REDUCE)
+        out.put(reduces, profile.predict(batch.take(reduces)))
+        return out
+
+    measured = {(a, b): float(built.program.recorded_item_end[b] - built.program.recorded_item_end[a])
+                for _, _, a, b in step_items(built.program)}
+    priced = price_collectives(built, predict, where)
+    print(f"\n{'DLRM 8xV100, all collectives':56}{'mean |e|':>9}{'worst':>9}   asked mean <= 5%, worst <= 10%")
+    for label, factor in (("predicted (datasheet + V100 all-reduce table)", 1.0), ("free (how much they matter)", 0.0),
+                          ("ten times the prediction", 10.0)):
+        grouped = built.program.kernel_group >= 0
+        duration = np.where(grouped, (priced.program.kernel_duration * factor).astype(np.int64),
+                            built.program.kernel_duration)
+        simulated = simulate(built.program.with_durations(duration))
+        error = [float(simulated.item_end[b] - simulated.item_end[a]) / ns - 1 for (a, b), ns in measured.items()]
+        print(f"  {label:54}{np.mean(np.abs(error)):9.3%}{np.abs(error).max():9.3%}")
+    print(f"  {'collective':14}{'bytes':>10}{'recorded us':>13}{'predicted us':>14}")
+    for collective, time_us in zip(priced.collectives, priced.times.time_us, strict=True):
+        call = collective.call
+        print(f"  {call.kind.label:14}{call.payload_bytes:10,.0f}{collective.recorded_ns / 1e3:13.1f}"
+              f"{time_us:14.1f}")
+
+
+def tuner(folder: Path, data: dict[str, Measurements]) -> None:
+    """Winners on H200: NCCL and the custom kernels of serving engines (in CUDA graphs)."""
+    table = pd.read_parquet(folder / "custom_all_reduce_h200.parquet")
+    custom = [make_measurements((("all_reduce", "half", Placement((r.ranks,)), r.payload_bytes, r.latency_us)
+                                 for r in part.itertuples()), name) for name, part in table.groupby("backend_kernel")]
+    rows = join([data["H200-SXM-141GB"], *custom])
+    backends = backends_of([CommProfile.fit(rows, topology("dgx-h200"))])
+    for label, names in (("in CUDA graphs", [n for n in backends if not n.endswith("eager")]),
+                         ("eager", ["nccl", *(n for n in backends if n.endswith("eager"))])):
+        print(f"\nall-reduce on H200, custom kernels {label}: the winner changes at (ties within 5% stay)")
+        some = {n: backends[n] for n in names}
+        for ranks in (2, 4, 8):
+            placement = Placement((ranks,))
+            first = choose(some, CollectiveKind.ALL_REDUCE, placement, [512.0])[0]
+            found = crossovers(some, CollectiveKind.ALL_REDUCE, placement, 512.0, 2.0**29)
+            print(f"  {ranks} GPUs: {first.winner} (x{first.gain('nccl') + 1:.1f} faster than NCCL at 512 B)"
+                  + "".join(f", from {c.payload_bytes / 2**20:.3g} MiB {c.after}" for c in found))
+
+
+def speed(data: dict[str, Measurements]) -> None:
+    """Evaluations a second on one core, and a 4,096-rank job."""
+    from graph_predictor.comm_job import job_of_groups, mesh_groups, simulate_groups
+
+    profile = CommProfile.fit(data["H100-SXM5-80GB"], topology("dgx-h100x512"))
+    rng = np.random.default_rng(0)
+    n = 10**6
+    one = CollectiveBatch.of(CollectiveKind.ALL_REDUCE, np.exp(rng.uniform(6, 20, n)), Placement((8,)), "float16")
+    ranks = rng.choice([2, 4, 8, 16, 64], n)
+    widest = np.minimum(ranks, 8)
+    mixed = CollectiveBatch(rng.integers(0, 4, n), one.payload_bytes, one.dtype, ranks, ranks // widest, widest, widest)
+    print()
+    for label, batch in (("one setting", one), ("20 settings, all levels", mixed)):
+        begin = time.process_time()
+        profile.predict(batch)
+        print(f"{'evaluations a second and core, ' + label:56}{n / (time.process_time() - begin):15,.0f}   asked "
+              "1,000,000")
+    groups = mesh_groups({"tp": 8, "pp": 8, "dp": 64})
+    names = list(groups)
+    members = [groups[name][rng.integers(len(groups[name]))] for name in (names[i % 3] for i in range(10_000))]
+    large = [np.sort(rng.choice(4096, 1024, replace=False)) for _ in range(10_000)]
+    for label, chosen in (("mesh of 8 x 8 x 64", members), ("random groups of 1,024 ranks", large)):
+        begin = time.perf_counter()
+        times = simulate_groups(job_of_groups(chosen, 4096, 1000), rng.integers(10_000, 100_000, 10_000))
+        print(f"{'4,096 ranks, 10,000 collectives, ' + label:56}{time.perf_counter() - begin:13.2f} s   asked < 10 s "
+              f"({sum(map(len, chosen)):,} memberships, step {times.step_ns / 1e6:,.1f} ms)")
+
+
+def main() -> int:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", nargs="?", type=Path, default=DATA)
+    folder = parser.parse_args().data
+    if not (folder / "collectives").is_dir():
+        print(f"{folder / 'collectives'} does not exist; name the folder that holds it, or set FORETRACE_DATA.",
+              file=sys.stderr)
+        return 2
+    data = nccl(folder / "collectives")
+    print(HEAD)
+    leave_sizes_out(data)
+    leave_ranks_out(data)
+    datasheet(data)
+    two_nodes(folder / "collectives")
+    dlrm(folder)
+    tuner(folder / "collectives", data)
+    speed(data)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""Speed of learned kernel models: calls priced a second on one core, full and distilled; fitting; a profile's size.
+
+    python benchmarks/pricing_speed.py DATA [--device h200-sxm] [--rows 30000]
+
+DATA is the folder with `kernels/`. Models of matrix products and of attention are fitted to the published tables of
+one device; distinct calls are made of measured sizes in new combinations. "predict" is a model's own time, "price" is
+`kernel_models.pricing.price`, which also groups calls, finds repeated ones and asks which model covers each. Errors are
+those of the held-out fifth of shape groups. The last part fits one model to 300,000 calls, selection and all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from kernel_models.datasets.samples import Samples, joined
+from kernel_models.datasets.tables import read_table
+from kernel_models.device import device
+from kernel_models.families.attention import attention
+from kernel_models.families.gemm import gemm
+from kernel_models.fitting import Options, fit_entry
+from kernel_models.op_call import Family, OpCall
+from kernel_models.pricing import price
+from kernel_models.profile import DeviceProfile, load_profile, save_profile
+
+
+def best(function: Callable[[], object], repeats: int = 3) -> float:
+    """Seconds of the fastest run."""
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def distinct_calls(samples: Samples, number: int) -> list[OpCall]:
+    """Calls nobody asked for before: measured sizes, recombined and moved a little."""
+    random = np.random.default_rng(1)
+    found: dict[OpCall, None] = {}
+    dtype = samples.calls[0].dtype
+    while len(found) < number:
+        a, b = (samples.calls[i] for i in random.integers(len(samples), size=2))
+        if samples.family is Family.GEMM:
+            m = max(1, int(a.dims[1] * random.uniform(0.7, 1.0)))
+            found.update(dict.fromkeys(gemm(1, m, b.dims[2], b.dims[3], dtype, "nt")))
+        else:
+            batch, length = a.dims[0], max(1, int(a.dims[3] * random.uniform(0.7, 1.0)))
+            _, heads, kv_heads, _, _, width, _, window = b.dims
+            found.update(dict.fromkeys(attention("flash_forward", batch, heads, kv_heads, length, length, width, width,
+                                                 dtype, causal=True, window=window)))
+    return list(found)[:number]
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--device", default="h200-sxm")
+    parser.add_argument("--rows", type=int, default=30_000)
+    parser.add_argument("--no-fit", action="store_true", help="leave out the fit to 300,000 calls")
+    options = parser.parse_args()
+    spec = device(options.device)
+    chosen = []
+    for name in ("gemm_forward", "attention_forward_causal"):
+        found = [one for one in read_table(options.data / "kernels" / f"{name}.parquet") if one.device == spec.name]
+        chosen.append(max(found, key=lambda one: (one.calls[0].dtype == "bf16", one.software.startswith("vllm-0.24"),
+                                                  len(one))).aggregated())
+    entries = [fit_entry(one, spec) for one in chosen]
+    profile = DeviceProfile(spec, entries)
+
+    print(f"{'family':<10} {'form':<10} {'predict, calls/s':>16} {'price, calls/s':>15} {'repeated, calls/s':>18} "
+          f"{'held-out MAPE':>14} {'median':>7}")
+    for one, entry in zip(chosen, entries, strict=True):
+        calls = distinct_calls(one, options.rows)
+        for form, used, errors in (("full", profile, "held_out"), ("distilled", profile.quick(), "held_out_distilled")):
+            model = used.models_of(one.family)[0]
+            model.predict(calls[:100])
+            judged = entry.facts[errors]
+            again = calls[:len(calls) // 10] * 100
+            predicting = len(calls) / best(lambda m=model, c=calls: m.predict(c))
+            pricing = len(calls) / best(lambda u=used, c=calls: price(c, spec, u))
+            repeating = len(again) / best(lambda u=used, c=again: price(c, spec, u), 1)
+            print(f"{one.family.value:<10} {form:<10} {predicting:>16,.0f} {pricing:>15,.0f} {repeating:>18,.0f} "
+                  f"{judged['mape'] * 100:>13.2f}% {judged['median'] * 100:>6.2f}%", flush=True)
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "speed.profile"
+        save_profile(profile, path)
+        load = best(lambda: load_profile(path), 5)
+        print(f"\nprofile of {len(entries)} models and their distilled forms: {path.stat().st_size / 1e6:.2f} MB, "
+              f"loads in {load:.3f} s")
+        cold = ("import time; b = time.perf_counter(); from kernel_models.profile import load_profile; "
+                f"p = load_profile({str(path)!r}); print(time.perf_counter() - b)")
+        run = subprocess.run([sys.executable, "-c", cold], capture_output=True, text=True, check=True, env=os.environ)
+        print(f"first load of a process, imports included: {float(run.stdout):.2f} s")
+    if not options.no_fit:
+        every = joined(replace(one, software="all", held_out=None) for one in
+                       read_table(options.data / "kernels" / "gemm_forward.parquet"))
+        everything = replace(
+            chosen[0], calls=[call for one in every for call in one.calls],
+            measured_us=np.concatenate([one.measured_us for one in every]),
+            groups={"site": [label for one in every for label in one.groups["site"]]})
+        # Several devices' rows stand in for 300,000 of one: only the time counts.
+        repeat = np.resize(np.arange(len(everything)), 300_000)
+        large = everything.taken(repeat)
+        began = time.perf_counter()
+        fit_entry(large, spec, Options(distil=False))
+        print(f"fit to {len(large):,} calls (choice, held-out errors, refit): {time.perf_counter() - began:.0f} s with "
+              f"{os.environ.get('OMP_NUM_THREADS', 'all')} threads")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""``CollectiveCall``: one collective described by what it moves, and ``CollectiveBatch``: many of them as columns.
+
+One convention of size holds everywhere: ``payload_bytes`` is nccl-tests' *size* column, the whole buffer of a rank.
+
+=================  ==========================================================================
+all_reduce         the buffer that is reduced
+all_gather         the gathered output (each rank contributes ``payload / ranks``)
+reduce_scatter     the input (each rank keeps ``payload / ranks``)
+all_to_all         the input of a rank: what it sends to all ranks, itself included; where ranks differ, see ``uneven``
+broadcast, reduce  the buffer
+send_recv          the message (``send`` and ``recv`` are the two ends of one)
+barrier            nothing (priced as an all-reduce of four bytes, which is what PyTorch and NCCL do)
+=================  ==========================================================================
+
+so that busbw = payload / time × ``bus_factor``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from tracer.errors import ForetraceError
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+BARRIER_BYTES = 4.0
+"""A barrier is an all-reduce of one 4-byte element."""
+
+
+class CommError(ForetraceError):
+    """A collective, topology, measurement or profile of collectives is not usable."""
+
+
+class CollectiveKind(IntEnum):
+    """Kinds of collectives; the names are those of ``CollectiveTable.kind``."""
+
+    ALL_REDUCE = 0
+    ALL_GATHER = 1
+    REDUCE_SCATTER = 2
+    ALL_TO_ALL = 3
+    BROADCAST = 4
+    REDUCE = 5
+    SEND_RECV = 6
+    BARRIER = 7
+
+    @property
+    def label(self) -> str:
+        """Lower-case name, as commands, files and traces write it."""
+        return self.name.lower()
+
+
+_ALIASES = {
+    "alltoall": "all_to_all", "alltoallv": "all_to_all", "all_to_all_single": "all_to_all",
+    "alltoallsingle": "all_to_all",
+    "allreduce": "all_reduce", "allgather": "all_gather", "allgatherbase": "all_gather",
+    "all_gather_into_tensor": "all_gather", "reducescatter": "reduce_scatter", "reducescatterbase": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter", "sendrecv": "send_recv", "send": "send_recv", "recv": "send_recv",
+    "p2p": "send_recv", "bcast": "broadcast",
+}
+
+DTYPE_BYTES = {"int8": 1, "uint8": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "float16": 2, "bfloat16": 2,
+               "int16": 2, "float32": 4, "int32": 4, "uint32": 4, "float64": 8, "int64": 8, "uint64": 8}
+"""Bytes of an element, by PyTorch's names."""
+DTYPES = tuple(DTYPE_BYTES)
+_DTYPE_ALIASES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32",
+                  "double": "float64", "fp64": "float64", "int": "int32", "long": "int64", "char": "int8",
+                  "byte": "uint8",
+                  "fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2", "long int": "int64",
+                  "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2", "half_float": "float16"}
+
+
+def collective_kind(name: str) -> CollectiveKind:
+    """The kind of a name such as "all_reduce", "AllReduce" or "alltoall_perf".
+
+    Raises:
+        CommError: No collective goes by that name.
+    """
+    plain = name.strip().lower().replace("-", "_").removesuffix("_perf")
+    plain = _ALIASES.get(plain, _ALIASES.get(plain.replace("_", ""), plain))
+    try:
+        return CollectiveKind[plain.upper()]
+    except KeyError:
+        raise CommError(f"{name!r} is no collective foretrace knows; it knows "
+                        f"{', '.join(kind.label for kind in CollectiveKind)}.") from None
+
+
+def dtype_name(name: str) -> str:
+    """PyTorch's name of a dtype given by that or by NCCL's name.
+
+    Raises:
+        CommError: No such dtype.
+    """
+    plain = name.strip().lower().removeprefix("torch.").removeprefix("nccl")
+    plain = _DTYPE_ALIASES.get(plain, plain)
+    if plain not in DTYPE_BYTES:
+        raise CommError(f"{name!r} is no dtype foretrace knows; it knows {', '.join(DTYPES)}.")
+    return plain
+
+
+def bus_factor(kind: CollectiveKind, ranks: int) -> float:
+    """Bytes that cross the busiest link per byte of payload (nccl-tests, PERFORMANCE.md)."""
+    if ranks <= 1:
+        return 0.0
+    if kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.BARRIER):
+        return 2.0 * (ranks - 1) / ranks
+    if kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL):
+        return (ranks - 1) / ranks
+    return 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How a group's ranks lie on nodes: ``per_node`` is the number of ranks on each node that has any."""
+
+    per_node: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.per_node or min(self.per_node) < 1:
+            raise CommError(f"A group needs a rank on each of its nodes, and {self.per_node} has none on some.")
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the group."""
+        return sum(self.per_node)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes the group touches."""
+        return len(self.per_node)
+
+    @property
+    def widest(self) -> int:
+        """Most ranks on one node."""
+        return max(self.per_node)
+
+    @property
+    def narrowest(self) -> int:
+        """Fewest ranks on one node."""
+        return min(self.per_node)
+
+    @staticmethod
+    def even(ranks: int, per_node: int) -> Placement:
+        """``ranks`` in blocks of ``per_node``; the last node holds what is left."""
+        if ranks < 1 or per_node < 1:
+            raise CommError(f"{ranks} ranks cannot lie {per_node} to a node; both must be at least one.")
+        full, rest = divmod(ranks, per_node)
+        return Placement((per_node,) * full + ((rest,) if rest else ()))
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCall:
+    """One collective of one group.
+
+    Attributes:
+        kind: what it does.
+        payload_bytes: nccl-tests' size: the whole buffer of a rank (see the module).
+        placement: how many ranks the group has on each node.
+        dtype: PyTorch's name of the element type.
+    """
+
+    kind: CollectiveKind
+    payload_bytes: float
+    placement: Placement
+    dtype: str = "float32"
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the group."""
+        return self.placement.ranks
+
+
+@dataclass(slots=True)
+class CollectiveBatch:
+    """Columns of n collectives. ``dtype`` holds rows of ``DTYPES``; the placement is four numbers."""
+
+    kind: Int64
+    payload_bytes: Float64
+    dtype: Int64
+    ranks: Int64
+    nodes: Int64
+    widest: Int64
+    narrowest: Int64
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @staticmethod
+    def of(kind: CollectiveKind, payload_bytes: npt.ArrayLike, placement: Placement,
+           dtype: str = "float32") -> CollectiveBatch:
+        """Collectives that differ in size only."""
+        payload = np.atleast_1d(np.asarray(payload_bytes, np.float64))
+        n = len(payload)
+
+        def same(value: int) -> Int64:
+            return np.full(n, value, np.int64)
+
+        return CollectiveBatch(same(int(kind)), payload, same(DTYPES.index(dtype_name(dtype))), same(placement.ranks),
+                               same(placement.nodes), same(placement.widest), same(placement.narrowest))
+
+    @staticmethod
+    def from_calls(calls: Sequence[CollectiveCall]) -> CollectiveBatch:
+        """Columns of a list of calls."""
+        rows = [(int(c.kind), DTYPES.index(c.dtype), c.placement.ranks, c.placement.nodes, c.placement.widest,
+                 c.placement.narrowest) for c in calls]
+        columns = np.array(rows, np.int64).reshape(-1, 6)
+        return CollectiveBatch(columns[:, 0], np.array([c.payload_bytes for c in calls], np.float64), *columns[:, 1:].T)
+
+    def take(self, rows: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> CollectiveBatch:
+        """The given rows."""
+        return CollectiveBatch(self.kind[rows], self.payload_bytes[rows], self.dtype[rows], self.ranks[rows],
+                               self.nodes[rows], self.widest[rows], self.narrowest[rows])
+
+    def settings(self) -> tuple[Int64, Int64]:
+        """Rows grouped by all but the size: (first row of each setting, setting of each row)."""
+        # Mixed radix: each column's values are small.
+        key: Int64 = np.zeros(len(self), np.int64)
+        for column in (self.kind, self.dtype, self.ranks, self.nodes, self.widest, self.narrowest):
+            key = key * (int(column.max(initial=0)) + 1) + column
+        if len(key) and (key == key[0]).all():
+            return np.zeros(1, np.int64), np.zeros(len(key), np.int64)
+        _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+        return first, inverse.reshape(-1)
+
+
+def uneven_all_to_all(sent_bytes: npt.ArrayLike) -> float:
+    """``payload_bytes`` of an all-to-all whose ranks send different amounts.
+
+    The busiest rank decides: its link carries ``max(sent, received)`` without what stays on the rank, and an even
+    all-to-all of n ranks carries ``(n − 1) / n`` of its payload.
+
+    Args:
+        sent_bytes: [n, n], row i the bytes that rank i sends to each rank.
+    """
+    matrix = np.asarray(sent_bytes, np.float64)
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix) or (matrix < 0).any():
+        raise CommError("An all-to-all's bytes are a square table of numbers of zero or more, a row for each sending "
+                        "rank.")
+    n = len(matrix)
+    if n == 1:
+        return float(matrix[0, 0])
+    away = matrix - np.diag(np.diag(matrix))
+    return float(max(away.sum(axis=0).max(), away.sum(axis=1).max()) * n / (n - 1))

@@ -1,0 +1,99 @@
+"""Several collectives on one link, and a collective beside computation.
+
+Flows on one link share it evenly (processor sharing, as NCCL's channels and fair queues do): with k of them each runs
+at 1/k of its speed. Computation beside a collective loses the units that run NCCL's channels, or memory bandwidth; the
+collective loses when both together ask for more bandwidth than the memory has. These are bounds from published figures,
+not fits: a trace's own overlapped times are better where there are any.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kernel_models.collectives.call import CommError
+from kernel_models.collectives.nccl_constants import CHANNELS
+from kernel_models.collectives.times import CommTimes
+from kernel_models.device import DeviceSpec
+
+Float64 = npt.NDArray[np.float64]
+
+
+def share_links(start_us: npt.ArrayLike, alone_us: npt.ArrayLike, link: npt.ArrayLike) -> Float64:
+    """When collectives that share links end, µs.
+
+    Args:
+        start_us: [n] when each may start.
+        alone_us: [n] how long each takes on a link of its own.
+        link: [n] integers; those of one number share a link.
+    """
+    start, alone, links = np.asarray(start_us, np.float64), np.asarray(alone_us, np.float64), np.asarray(link)
+    if not (len(start) == len(alone) == len(links)) or (alone < 0).any():
+        raise CommError("Each collective on a link has a start, a time of at least zero and a link.")
+    end = np.empty(len(start))
+    for number in np.unique(links):
+        rows = np.flatnonzero(links == number)
+        rows = rows[np.argsort(start[rows], kind="stable")]
+        left: dict[int, float] = {}
+        now, coming = 0.0, 0
+        while left or coming < len(rows):
+            if not left:
+                now = start[rows[coming]]
+            arrival = start[rows[coming]] if coming < len(rows) else np.inf
+            if left and now + min(left.values()) * len(left) <= arrival:
+                done = min(left, key=lambda row: left[row])
+                step = left.pop(done)
+                now += step * (len(left) + 1)
+                left = {row: rest - step for row, rest in left.items()}
+                end[done] = now
+                continue
+            if left:
+                passed = (arrival - now) / len(left)
+                left = {row: rest - passed for row, rest in left.items()}
+            now = arrival
+            left[int(rows[coming])] = float(alone[rows[coming]])
+            coming += 1
+    return end
+
+
+def shared_times(alone: CommTimes, latency: CommTimes, count: int) -> CommTimes:
+    """Times of ``count`` alike collectives that start together on the same links.
+
+    The links carry ``count`` times the bytes; latencies pass side by side.
+
+    Args:
+        alone: One collective's times.
+        latency: Of them what it takes without bytes to speak of.
+        count: How many.
+    """
+    factor = count - (count - 1) * np.minimum(latency.time_us / np.maximum(alone.time_us, 1e-9), 1.0)
+    return CommTimes(alone.time_us * factor, alone.low_us * factor, alone.high_us * factor, alone.level,
+                     alone.algorithm)
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Factors on the time of what runs at the same time; 1 is undisturbed."""
+
+    compute_bound: float
+    memory_bound: float
+    collective: float
+
+
+def overlap_slowdown(device: DeviceSpec, busbw_gbps: float, memory_share: float = 1.0,
+                     channels: int = CHANNELS) -> Overlap:
+    """How a collective and computation on one GPU slow each other down.
+
+    Args:
+        device: The GPU.
+        busbw_gbps: Bus bandwidth of the collective, 10⁹ bytes/s. Its memory traffic is twice that: each byte is read,
+            and each received byte is written.
+        memory_share: Of the memory's bandwidth, what the computation alone would use.
+        channels: Thread blocks of the collective; each takes a multiprocessor.
+    """
+    if device.sm_count <= channels or device.memory_bandwidth_gbps <= 0:
+        return Overlap(1.0, 1.0, 1.0)
+    taken = min(2.0 * busbw_gbps / device.memory_bandwidth_gbps, 0.9)
+    return Overlap(device.sm_count / (device.sm_count - channels), 1.0 / (1.0 - taken), max(1.0, memory_share + taken))

@@ -1,0 +1,266 @@
+"""The fitted level: ``t = α + β · payload`` for each protocol of each measured setting, and what follows for others.
+
+NCCL changes protocol (LL, LL128, Simple) or algorithm at one or two sizes, and within one its time is a straight line.
+So a setting's measurements are cut into at most three pieces, each with an α and a β of its own; where to cut is what
+fits best (exactly, by dynamic programming). A setting that was not measured is the datasheet formula times the ratio of
+fit to formula in the nearest measured one: its constants are the user's, its structure is NCCL's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernel_models.collectives.call import DTYPE_BYTES, DTYPES, CollectiveBatch, CollectiveKind, CommError
+from kernel_models.collectives.datasheet import DatasheetModel, nccl_lines
+from kernel_models.collectives.formulas import Group
+from kernel_models.collectives.measurements import Measurements, Setting
+from kernel_models.collectives.times import CommTimes, Level
+from kernel_models.collectives.topology import Topology, topology
+
+Float64 = npt.NDArray[np.float64]
+
+PROTOCOLS = 3
+SHORTEST = 2
+"""Measured sizes a piece needs: it has two parameters."""
+MOST_CUTS = 40
+"""Of a longer table only this many places are tried as cuts."""
+FOLDS = 5
+BELOW = 2.0
+"""Sizes this much smaller than any measured one are beyond a fit."""
+FLOOR = 0.02
+CAUCHY_SCALE = 0.1
+"""Relative error at which a measurement counts half: a tenth, the accuracy two parameters are meant to reach."""
+ANCHORED_EXTRA = 0.15
+"""Added to the log half-width of a setting that was not measured (rank counts left out: benchmarks/collectives.py)."""
+DEFAULT_WIDTH = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Straight lines one after the other: piece i holds up to ``upto[i]`` bytes (the last has no end), µs and
+    µs/byte."""
+
+    upto: Float64
+    latency_us: Float64
+    us_per_byte: Float64
+    smallest: float = 0.0
+    """Smallest measured size."""
+
+    @staticmethod
+    def fit(size: Float64, time_us: Float64, most: int = PROTOCOLS) -> Pieces:
+        """At most ``most`` pieces through sizes ascending; fewer where there are too few sizes."""
+        count = max(1, min(most, len(size) // SHORTEST))
+        if count == 1:
+            alpha, beta = _robust_line(size, time_us)
+            return Pieces(np.zeros(0), np.array([alpha]), np.array([beta]), float(size[0]))
+        cuts = np.unique(np.linspace(0, len(size), min(len(size), MOST_CUTS) + 1).round().astype(np.int64))
+        cost = np.full((len(cuts), len(cuts)), np.inf)
+        fitted: dict[tuple[int, int], tuple[float, float]] = {}
+        for i, low in enumerate(cuts[:-1].tolist()):
+            for j in range(i + 1, len(cuts)):
+                if cuts[j] - low >= SHORTEST:
+                    x, t = size[low:cuts[j]], time_us[low:cuts[j]]
+                    fitted[i, j] = alpha, beta = _line(x, t, np.ones(len(x)))
+                    cost[i, j] = np.abs((alpha + beta * x) / t - 1.0).sum()
+        best = np.full((count + 1, len(cuts)), np.inf)
+        best[0, 0] = 0.0
+        back = np.zeros((count + 1, len(cuts)), np.int64)
+        for k in range(1, count + 1):
+            total = best[k - 1][:, None] + cost
+            back[k], best[k] = total.argmin(axis=0), total.min(axis=0)
+        k, j = int(best[1:, -1].argmin()) + 1, len(cuts) - 1
+        found = []
+        while k:
+            i = int(back[k, j])
+            found.append((i, j))
+            k, j = k - 1, i
+        found.reverse()
+        upto = [_switch(fitted[a], fitted[b], float(size[cuts[a[1]] - 1]), float(size[cuts[a[1]]]))
+                for a, b in pairwise(found)]
+        return Pieces(np.array(upto), np.array([fitted[p][0] for p in found]), np.array([fitted[p][1] for p in found]),
+                      float(size[0]))
+
+    def at(self, size: Float64) -> Float64:
+        """µs at the given sizes; a piece never starts below the end of the one before."""
+        piece = np.searchsorted(self.upto, size, side="left")
+        time_us = self.latency_us[piece] + self.us_per_byte[piece] * size
+        ends = self.latency_us[:-1] + self.us_per_byte[:-1] * self.upto
+        floor = np.concatenate([[0.0], np.maximum.accumulate(ends)]) if len(ends) else np.zeros(1)
+        return np.maximum(time_us, floor[piece])
+
+
+@dataclass
+class FittedModel:
+    """Pieces by measured setting, on a topology whose formulas give the rest.
+
+    Attributes:
+        pieces: by kind, dtype, ranks, nodes, most and fewest ranks on a node.
+        residual: log(measured / predicted) of sizes left out in turn.
+    """
+
+    topology: Topology
+    pieces: dict[Setting, Pieces]
+    residual: Float64 = field(default_factory=lambda: np.zeros(0))
+
+    @staticmethod
+    def fit(measurements: Measurements, on: Topology, *, most_pieces: int = PROTOCOLS,
+            intervals: bool = True) -> FittedModel:
+        """Fit every measured setting."""
+        points = measurements.aggregated().curves()
+        formulas = DatasheetModel(on)
+        pieces = {key: Pieces.fit(size, time_us, most_pieces) if len(size) > 1 else _scaled(formulas, key, size,
+                                                                                            time_us)
+                  for key, (size, time_us) in points.items()}
+        residuals = []
+        for size, time_us in points.values() if intervals else ():
+            for fold in range(min(FOLDS, len(size) // 2)):
+                out = np.arange(len(size)) % FOLDS == fold
+                partial = Pieces.fit(size[~out], time_us[~out], most_pieces)
+                residuals.append(np.log(time_us[out] / np.maximum(partial.at(size[out]), 1e-9)))
+        return FittedModel(on, pieces, np.concatenate(residuals) if residuals else np.zeros(0))
+
+    def predict(self, batch: CollectiveBatch) -> CommTimes:
+        """Times of all collectives that have a measured one near them; ``Level.UNKNOWN`` without any."""
+        out = CommTimes.empty(len(batch))
+        first, setting = batch.settings()
+        low, high = -DEFAULT_WIDTH, DEFAULT_WIDTH
+        if len(self.residual) >= 8:
+            low, high = np.quantile(self.residual, [0.1, 0.9])
+        low, high = min(low, -FLOOR), max(high, FLOOR)
+        formulas = DatasheetModel(self.topology)
+        for index, row in enumerate(first.tolist()):
+            rows = np.arange(len(batch)) if len(first) == 1 else np.flatnonzero(setting == index)
+            key: Setting = (int(batch.kind[row]), int(batch.dtype[row]), int(batch.ranks[row]), int(batch.nodes[row]),
+                            int(batch.widest[row]), int(batch.narrowest[row]))
+            near = self._nearest(key)
+            if near is None:
+                continue
+            part = batch.take(rows)
+            by_formula = formulas.predict(part)
+            time_us, extra = self._at(near, part.payload_bytes, formulas), 0.0
+            if near[0] != key[0] or near[2:] != key[2:]:
+                there = formulas.predict(_like_sizes(near, part.payload_bytes)).time_us
+                time_us = by_formula.time_us * time_us / np.maximum(there, 1e-9)
+                extra = ANCHORED_EXTRA * (1.0 if near[0] == key[0] and (near[3] > 1) == (key[3] > 1) else 2.0)
+            out.time_us[rows] = time_us
+            out.low_us[rows], out.high_us[rows] = time_us * np.exp(low - extra), time_us * np.exp(high + extra)
+            out.level[rows], out.algorithm[rows] = int(Level.FITTED), by_formula.algorithm
+        return out
+
+    def _at(self, setting: Setting, size: Float64, formulas: DatasheetModel) -> Float64:
+        """A fitted setting's µs; well below its smallest measured size the formula's shape takes over."""
+        pieces = self.pieces[setting]
+        time_us = pieces.at(size)
+        below = size < pieces.smallest / BELOW
+        if below.any():
+            edge = np.array([pieces.smallest])
+            there = formulas.predict(_like_sizes(setting, np.append(size[below], edge))).time_us
+            time_us[below] = pieces.at(edge)[0] * there[:-1] / max(there[-1], 1e-9)
+        return time_us
+
+    def _nearest(self, key: Setting) -> Setting | None:
+        """The measured setting most like this one: kind, in one node or across, size of the group, width of the
+        dtype."""
+        width = DTYPE_BYTES[DTYPES[key[1]]]
+
+        def distance(other: Setting) -> tuple[float, ...]:
+            return (abs(np.log(other[2] / key[2])) + abs(np.log(other[3] / key[3])) + abs(np.log(other[4] / key[4])),
+                    abs(np.log(DTYPE_BYTES[DTYPES[other[1]]] / width)), *other)
+
+        usable = [s for s in self.pieces if s[2] > 1]
+        return min(usable, key=lambda s: (s[0] != key[0], (s[3] > 1) != (key[3] > 1), *distance(s)), default=None)
+
+    def state(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {"topology": self.topology.name, "oversubscription": self.topology.network.oversubscription,
+                "residual": self.residual.tolist(),
+                "pieces": [{"setting": [key[0], DTYPES[key[1]], *key[2:]], "upto": p.upto.tolist(),
+                            "latency_us": p.latency_us.tolist(), "us_per_byte": p.us_per_byte.tolist(),
+                            "smallest": p.smallest}
+                           for key, p in self.pieces.items()]}
+
+    @staticmethod
+    def from_state(state: dict[str, Any]) -> FittedModel:
+        """The model of ``state()``. Raises ``CommError`` if it is none."""
+        try:
+            pieces = {}
+            for entry in state["pieces"]:
+                kind, dtype, *rest = entry["setting"]
+                ranks, nodes, widest, narrowest = (int(value) for value in rest)
+                upto, latency, rate = (np.asarray(entry[n], np.float64) for n in ("upto", "latency_us", "us_per_byte"))
+                found = Pieces(upto, latency, rate, float(entry["smallest"]))
+                if len(found.latency_us) != len(found.upto) + 1 or len(found.us_per_byte) != len(found.latency_us):
+                    raise ValueError("a line is missing")
+                pieces[(int(kind), DTYPES.index(dtype), ranks, nodes, widest, narrowest)] = found
+            return FittedModel(topology(state["topology"], float(state["oversubscription"])), pieces,
+                               np.asarray(state["residual"], np.float64))
+        except (KeyError, TypeError, ValueError) as error:
+            raise CommError(f"The fitted lines cannot be read ({type(error).__name__}: {error}); fit them again with "
+                            "'foretrace comm fit'.") from None
+
+
+def _like_sizes(setting: Setting, size: Float64) -> CollectiveBatch:
+    """Sizes in a setting."""
+    columns = [np.full(len(size), value, np.int64) for value in setting]
+    return CollectiveBatch(columns[0], size, *columns[1:])
+
+
+def _scaled(formulas: DatasheetModel, setting: Setting, size: Float64, time_us: Float64) -> Pieces:
+    """One measured size: the formula's line there, scaled to it."""
+    kind, group = CollectiveKind(setting[0]), Group(*setting[2:])
+    ways = nccl_lines(formulas.topology, kind, group)
+    line = min(ways, key=lambda way: way.latency_us + way.us_per_byte * float(size[0]))
+    there = line.latency_us + line.us_per_byte * float(size[0])
+    scale = float(time_us[0]) / there if there else 1.0
+    return Pieces(np.zeros(0), np.array([line.latency_us * scale]), np.array([line.us_per_byte * scale]),
+                  float(size[0]))
+
+
+def _switch(before: tuple[float, float], after: tuple[float, float], last: float, following: float) -> float:
+    """Where one line takes over from another, between the last size of the one and the first of the other.
+
+    Where they cross; in the middle if the second lies above the first throughout; at once if it lies below.
+    """
+    def gap(size: float) -> float:
+        return before[0] - after[0] + (before[1] - after[1]) * size
+
+    if gap(last) > 0:
+        return last
+    if gap(following) > 0:
+        return float((after[0] - before[0]) / (before[1] - after[1]))
+    return float(np.sqrt(last * following))
+
+
+def _line(size: Float64, time_us: Float64, weight: Float64) -> tuple[float, float]:
+    """α, β ≥ 0 with the least weighted sum of squared relative errors."""
+    a, b, w = 1.0 / time_us, size / time_us, weight
+    aa, ab, bb = (w * a * a).sum(), (w * a * b).sum(), (w * b * b).sum()
+    sa, sb = (w * a).sum(), (w * b).sum()
+    determinant = aa * bb - ab * ab
+    if determinant > 1e-12 * aa * bb:
+        alpha, beta = (sa * bb - sb * ab) / determinant, (sb * aa - sa * ab) / determinant
+        if alpha >= 0 and beta >= 0:
+            return float(alpha), float(beta)
+    only_alpha, only_beta = sa / aa, sb / bb if bb else 0.0
+    # One of the two is zero: the better of the two one-parameter fits.
+    errors = [(w * (only_alpha * a - 1) ** 2).sum(), (w * (only_beta * b - 1) ** 2).sum()]
+    return (float(only_alpha), 0.0) if errors[0] <= errors[1] else (0.0, float(only_beta))
+
+
+def _robust_line(size: Float64, time_us: Float64, rounds: int = 40) -> tuple[float, float]:
+    """α, β by reweighted least squares: first least absolute relative errors, then Cauchy's weights from there.
+
+    One line cannot follow a change of protocol; Cauchy's weights let the sizes of one protocol decide.
+    """
+    weight: Float64 = np.ones(len(size))
+    alpha, beta = _line(size, time_us, weight)
+    for i in range(2 * rounds):
+        error = (alpha + beta * size) / time_us - 1.0
+        weight = 1.0 / np.maximum(np.abs(error), 1e-3) if i < rounds else 1.0 / (error**2 + CAUCHY_SCALE**2)
+        alpha, beta = _line(size, time_us, weight)
+    return alpha, beta

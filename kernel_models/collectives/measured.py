@@ -1,0 +1,230 @@
+"""The measured level: curves interpolated over sizes, and between group sizes.
+
+Between group sizes of one node two regimes are mixed. A latency grows with the steps of a ring, so it is affine in n;
+a transfer's traffic per byte is ``(n − 1) / n`` on the link plus ``1 / n`` for the rank's own part, so it is affine in
+1/n. The weight of the first is the share of the smallest size's time in the size's own. Where all ranks share a host
+bridge (PCIe) neither holds, and log time is interpolated over log n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernel_models.collectives.call import DTYPE_BYTES, DTYPES, CollectiveBatch, CommError
+from kernel_models.collectives.curve import DEFAULT_BLEND, SHORTEST, Curve, choose_blend, left_out_step
+from kernel_models.collectives.measurements import Measurements, Setting
+from kernel_models.collectives.times import CommTimes, Level
+
+Float64 = npt.NDArray[np.float64]
+
+FLOOR = 0.02
+"""No interval is narrower than ±2%: what identical measurements scatter by (H100 repeats: 2% median)."""
+LOW, HIGH = 0.1, 0.9
+RANKS_DEFAULT, RANKS_SHARED = 0.15, 0.6
+"""Log half-width between group sizes where a table is too small to leave one out, and where ranks share a bridge; see
+benchmarks/collectives.py."""
+DTYPE_EXTRA = 0.05
+"""Added to the log half-width for another dtype than measured: half and int8 differ by up to 4–7% in reductions."""
+MOST_FACTOR = 4
+"""Group sizes up to this factor beyond the measured ones are extrapolated; further ones are left to the formulas."""
+LATENCY_BYTES, BELOW = 16 * 1024.0, 2.0
+"""A curve that starts at this size or below starts with the latency, which holds for every smaller size."""
+OCTAVES = 2.5
+"""Residuals of sizes within this many doublings decide the interval at a size."""
+
+
+@dataclass
+class MeasuredModel:
+    """Curves by setting. ``shared_link``: all ranks of a node share one bridge (PCIe).
+
+    Attributes:
+        curves: by kind, dtype, ranks, nodes, most and fewest ranks on a node.
+        blend: weight of the α–β line between sizes (``curve.choose_blend``).
+        residual_size, residual: log(measured / predicted) of sizes left out.
+        misfit: of the same sizes how far the monotone curve passes by them when they are not left out.
+        ranks_residual: log(measured / predicted) of whole group sizes left out.
+        spread: log ratio that repeats of one measurement stay within.
+    """
+
+    curves: dict[Setting, Curve]
+    blend: float = DEFAULT_BLEND
+    residual_size: Float64 = field(default_factory=lambda: np.zeros(0))
+    residual: Float64 = field(default_factory=lambda: np.zeros(0))
+    misfit: Float64 = field(default_factory=lambda: np.zeros(0))
+    ranks_residual: Float64 = field(default_factory=lambda: np.zeros(0))
+    spread: float = 0.0
+    shared_link: bool = False
+
+    @staticmethod
+    def fit(measurements: Measurements, *, shared_link: bool = False, intervals: bool = True) -> MeasuredModel:
+        """Curves of all settings; the interpolation is chosen by leaving measured sizes out, the intervals too."""
+        rows = measurements.aggregated()
+        points = rows.curves()
+        curves = {key: Curve.fit(*value) for key, value in points.items() if len(value[0]) > 1}
+        blend, held_out = choose_blend(list(points.values()))
+        misfit = [np.abs(np.log(points[key][1]) - curve.log_time)[::left_out_step(len(curve.size))]
+                  for key, curve in curves.items() if len(curve.size) >= SHORTEST]
+        model = MeasuredModel(curves, blend, held_out[:, 0], held_out[:, 1],
+                              np.concatenate(misfit) if misfit else np.zeros(0), spread=rows.spread,
+                              shared_link=shared_link)
+        if intervals:
+            model.ranks_residual = model._leave_ranks_out(points)
+        return model
+
+    def predict(self, batch: CollectiveBatch) -> CommTimes:
+        """Times where a curve says something; ``Level.UNKNOWN`` elsewhere."""
+        out = CommTimes.empty(len(batch))
+        first, setting = batch.settings()
+        order = np.argsort(setting, kind="stable")
+        bounds = np.append(np.searchsorted(setting[order], np.arange(len(first))), len(batch))
+        for index, row in enumerate(first.tolist()):
+            rows = slice(None) if len(first) == 1 else order[bounds[index]:bounds[index + 1]]
+            key: Setting = (int(batch.kind[row]), int(batch.dtype[row]), int(batch.ranks[row]), int(batch.nodes[row]),
+                            int(batch.widest[row]), int(batch.narrowest[row]))
+            self._predict_setting(key, batch.payload_bytes[rows], out, rows)
+        return out
+
+    def _predict_setting(self, key: Setting, size: Float64, out: CommTimes, rows: Any) -> None:
+        found, near = self.nearest_dtype(key), None
+        if found is not None:
+            curve, level = self.curves[found], Level.MEASURED if found == key else Level.INTERPOLATED
+            log_time = curve.log_at(size, self.blend)
+            low, high = self._interval(curve, size)
+            extra = 0.0 if found == key else DTYPE_EXTRA
+        else:
+            near = self._neighbours(key)
+            if near is None:
+                return
+            level, extra = Level.INTERPOLATED, 0.0
+            log_time = self._between(key, *near, size)
+            below, above = _quantiles(self.ranks_residual, RANKS_SHARED if self.shared_link else RANKS_DEFAULT)
+            low, high = np.full(len(size), below), np.full(len(size), above)
+        out.time_us[rows] = np.exp(log_time)
+        out.low_us[rows] = np.exp(log_time + low - extra)
+        out.high_us[rows] = np.exp(log_time + high + extra)
+        level_of = np.full(len(size), int(level), np.int64)
+        measured = [self.curves[found]] if found is not None else [self.curves[k] for k in near or ()]
+        first = max(curve.size[0] for curve in measured)
+        if first > LATENCY_BYTES:
+            # The curve's flat start is no latency then: what is well below it is not known.
+            level_of[size < first / BELOW] = int(Level.UNKNOWN)
+        out.level[rows] = level_of
+
+    def nearest_dtype(self, key: Setting) -> Setting | None:
+        """The measured setting that differs at most in dtype, with the element width nearest; ``None`` without one."""
+        if key in self.curves:
+            return key
+        same = [k for k in self.curves if k[0] == key[0] and k[2:] == key[2:]]
+        width = DTYPE_BYTES[DTYPES[key[1]]]
+        return min(same, key=lambda k: (abs(np.log(DTYPE_BYTES[DTYPES[k[1]]] / width)), k), default=None)
+
+    def _neighbours(self, key: Setting) -> tuple[Setting, Setting] | None:
+        """Two measured settings of one node with other rank counts, on both sides where there are."""
+        kind, dtype, ranks, nodes = key[:4]
+        if nodes != 1:
+            return None
+        counts = sorted({k[2] for k in self.curves if k[0] == kind and k[3] == 1 and k[2] > 1})
+        below, above = [n for n in counts if n < ranks], [n for n in counts if n > ranks]
+        if len(counts) < 2:
+            return None
+        a, b = (below[-1], above[0]) if below and above else (below[-2], below[-1]) if below else (above[0], above[1])
+        if ranks > b * MOST_FACTOR or ranks * MOST_FACTOR < a:
+            return None
+        first, second = (self.nearest_dtype((kind, dtype, n, 1, n, n)) for n in (a, b))
+        return None if first is None or second is None else (first, second)
+
+    def _between(self, key: Setting, first: Setting, second: Setting, size: Float64) -> Float64:
+        curve_a, curve_b = self.curves[first], self.curves[second]
+        log_a, log_b = curve_a.log_at(size, self.blend), curve_b.log_at(size, self.blend)
+        a, b, n = first[2], second[2], key[2]
+        if self.shared_link:
+            w = np.log(n / a) / np.log(b / a)
+            return (1 - w) * log_a + w * log_b
+        share = np.exp(np.minimum(0.5 * (curve_a.log_time[0] + curve_b.log_time[0] - log_a - log_b), 0.0))
+        by_n, by_inverse = (n - a) / (b - a), (1 / n - 1 / a) / (1 / b - 1 / a)
+        w = share * by_n + (1 - share) * by_inverse
+        time_us = (1 - w) * np.exp(log_a) + w * np.exp(log_b)
+        # Extrapolated, a sum of two times can go below both; half the lesser is the least that is believed.
+        return np.log(np.maximum(time_us, 0.5 * np.exp(np.minimum(log_a, log_b))))
+
+    def _interval(self, curve: Curve, size: Float64) -> tuple[Float64, Float64]:
+        """Log offsets of the 80% interval: of repeats at a measured size, of left-out sizes far from one."""
+        octave = np.log2(np.maximum(size, 1.0))
+        grid = np.arange(np.floor(octave.min()), np.ceil(octave.max()) + 1) if len(octave) else np.zeros(1)
+        log_size = np.log2(np.maximum(self.residual_size, 1.0))
+        low_grid, high_grid, floor_grid = np.empty(len(grid)), np.empty(len(grid)), np.empty(len(grid))
+        for i, at in enumerate(grid):
+            near = np.abs(log_size - at) <= OCTAVES
+            low_grid[i], high_grid[i] = _quantiles(self.residual[near], 0.10)
+            floor_grid[i] = max(FLOOR, self.spread, np.quantile(self.misfit[near], 0.8) if near.any() else 0.0)
+        measured = np.log2(curve.size)
+        right = np.clip(np.searchsorted(measured, octave), min(1, len(measured) - 1), len(measured) - 1)
+        left = np.maximum(right - 1, 0)
+        distance = np.minimum(np.abs(octave - measured[left]), np.abs(octave - measured[right]))
+        # A left-out size lay in the middle of two steps of its table; the middle of any gap is taken as that far away.
+        away = np.minimum(2.0 * distance / np.maximum(measured[right] - measured[left], 1e-9), 1.0)
+        floor = np.interp(octave, grid, floor_grid)
+        low = -np.maximum(-np.interp(octave, grid, low_grid) * away, floor)
+        high = np.maximum(np.interp(octave, grid, high_grid) * away, floor)
+        return low, high
+
+    def _leave_ranks_out(self, points: dict[Setting, tuple[Float64, Float64]]) -> Float64:
+        residuals = []
+        for key, (size, time_us) in points.items():
+            others = {k: c for k, c in self.curves.items() if k[2:] != key[2:]}
+            partial = MeasuredModel(others, self.blend, shared_link=self.shared_link)
+            near = partial._neighbours(key)
+            if near is not None:
+                residuals.append(np.log(time_us) - partial._between(key, *near, size))
+        return np.concatenate(residuals) if residuals else np.zeros(0)
+
+    def state(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "blend": self.blend, "spread": self.spread, "shared_link": self.shared_link,
+            "residual_size": self.residual_size.tolist(), "residual": self.residual.tolist(),
+            "misfit": self.misfit.tolist(), "ranks_residual": self.ranks_residual.tolist(),
+            "curves": [{"setting": [key[0], DTYPES[key[1]], *key[2:]], "size": c.size.tolist(),
+                        "time_us": np.exp(c.log_time).tolist()} for key, c in self.curves.items()],
+        }
+
+    @staticmethod
+    def from_state(state: dict[str, Any]) -> MeasuredModel:
+        """The model of ``state()``. Raises ``CommError`` if it is none."""
+        try:
+            curves = {}
+            for entry in state["curves"]:
+                kind, dtype, *rest = entry["setting"]
+                ranks, nodes, widest, narrowest = (int(value) for value in rest)
+                size, time_us = _numbers(entry["size"]), _numbers(entry["time_us"])
+                if not len(size) or len(size) != len(time_us) or (time_us <= 0).any() or (np.diff(size) <= 0).any():
+                    raise ValueError("a curve is no curve")
+                curves[(int(kind), DTYPES.index(dtype), ranks, nodes, widest, narrowest)] = Curve.fit(size, time_us)
+            return MeasuredModel(
+                curves, float(state["blend"]), _numbers(state["residual_size"]), _numbers(state["residual"]),
+                _numbers(state["misfit"]), _numbers(state["ranks_residual"]), float(state["spread"]),
+                bool(state["shared_link"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise CommError(f"The measured curves cannot be read ({type(error).__name__}: {error}); fit them again "
+                            "with "
+                            "'foretrace comm fit'.") from None
+
+
+def _numbers(values: Iterable[Any]) -> Float64:
+    found = np.asarray(list(values), np.float64)
+    if not np.isfinite(found).all():
+        raise ValueError("a number is not finite")
+    return found
+
+
+def _quantiles(residual: Float64, default: float) -> tuple[float, float]:
+    """10% and 90% quantiles, at least the floor away from zero; ±``default`` of fewer than eight residuals."""
+    if len(residual) < 8:
+        return -default, default
+    low, high = np.quantile(residual, [LOW, HIGH])
+    return float(min(low, -FLOOR)), float(max(high, FLOOR))

@@ -1,0 +1,166 @@
+"""``CommProfile``: what is known of one cluster's collectives, by backend, and the file it is kept in.
+
+The best known level answers: a measured curve, a measured neighbour, the fitted α–β model, the data sheet. The file is
+plain JSON, written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kernel_models.collectives.call import BARRIER_BYTES, CollectiveBatch, CollectiveCall, CollectiveKind, CommError
+from kernel_models.collectives.datasheet import DatasheetModel
+from kernel_models.collectives.fitted import FittedModel
+from kernel_models.collectives.measured import MeasuredModel
+from kernel_models.collectives.measurements import Measurements
+from kernel_models.collectives.times import CommTimes, Level
+from kernel_models.collectives.topology import Topology, topology
+
+FORMAT = "foretrace-comm"
+VERSION = 1
+DEFAULT_BACKEND = "nccl"
+
+
+@dataclass
+class BackendModels:
+    """The measured and the fitted level of one backend."""
+
+    measured: MeasuredModel
+    fitted: FittedModel
+
+
+@dataclass
+class CommProfile:
+    """Collectives of a cluster.
+
+    Attributes:
+        topology: node type, count and network.
+        backends: by name, such as "nccl" or "gloo"; empty for data sheet figures only.
+        sources: where the measurements are from, one line each.
+    """
+
+    topology: Topology
+    backends: dict[str, BackendModels] = field(default_factory=dict)
+    sources: list[str] = field(default_factory=list)
+
+    @staticmethod
+    def fit(measurements: Measurements, on: Topology, sources: list[str] | None = None) -> CommProfile:
+        """Fit all levels of all backends that were measured."""
+        shared = on.node.link == "pcie"
+        backends = {}
+        for name in measurements.backends():
+            rows = measurements.of_backend(name).aggregated()
+            backends[name] = BackendModels(MeasuredModel.fit(rows, shared_link=shared), FittedModel.fit(rows, on))
+        return CommProfile(on, backends, list(sources or []))
+
+    def backend_names(self) -> list[str]:
+        """Names of the measured backends, sorted."""
+        return sorted(self.backends)
+
+    def predict(self, batch: CollectiveBatch, backend: str | None = None, *, on: Topology | None = None) -> CommTimes:
+        """Times of a batch.
+
+        Args:
+            batch: The collectives.
+            backend: Which backend; the only one, NCCL or the first by default.
+            on: Another number of the same nodes, or another network.
+
+        Raises:
+            CommError: That backend was not measured.
+        """
+        if backend is None:
+            names = self.backend_names()
+            backend = DEFAULT_BACKEND if DEFAULT_BACKEND in names else (names[0] if names else None)
+        elif backend not in self.backends:
+            raise CommError(f"The profile knows nothing of {backend!r}; it has "
+                            f"{', '.join(self.backend_names()) or 'no measured backend'}.")
+        batch = _barriers_as_all_reduce(batch)
+        formulas = DatasheetModel(on or self.topology)
+        if backend is None:
+            out = formulas.predict(batch)
+        else:
+            models = self.backends[backend]
+            out = models.measured.predict(batch)
+            for level in (models.fitted.predict, formulas.predict):
+                rest = out.level == int(Level.UNKNOWN)
+                if rest.any():
+                    out.put(rest, level(batch.take(rest)))
+        nothing = (batch.ranks <= 1) | (batch.payload_bytes <= 0)
+        if nothing.any():
+            for name in ("time_us", "low_us", "high_us"):
+                getattr(out, name)[nothing] = 0.0
+            out.level[nothing], out.algorithm[nothing] = int(Level.NOTHING_TO_DO), -1
+        return out
+
+    def predict_calls(self, calls: list[CollectiveCall], backend: str | None = None) -> CommTimes:
+        """Times of a list of calls."""
+        return self.predict(CollectiveBatch.from_calls(calls), backend)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the file, whole or not at all. Raises ``OSError``."""
+        target = Path(path)
+        state = {
+            "format": FORMAT, "version": VERSION, "topology": self.topology.name,
+            "oversubscription": self.topology.network.oversubscription, "sources": self.sources,
+            "backends": {name: {"measured": m.measured.state(), "fitted": m.fitted.state()}
+                         for name, m in self.backends.items()}}
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(state, file, allow_nan=False)
+                file.write("\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o666 & ~_umask())
+            os.replace(temporary, target)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> CommProfile:
+        """Read a file of ``save``. Raises ``CommError`` with one sentence if it is corrupt, newer or another's."""
+        name = os.fspath(path)
+        try:
+            state: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise CommError(f"{name} cannot be read: {error.strerror}; name a file of 'foretrace comm fit'.") from None
+        except ValueError:
+            raise CommError(f"{name} is no profile of collectives, or was cut off; make it again with "
+                            "'foretrace comm fit'.") from None
+        if not isinstance(state, dict) or state.get("format") != FORMAT:
+            raise CommError(f"{name} is no profile of collectives; name a file of 'foretrace comm fit'.")
+        if not isinstance(state.get("version"), int) or state["version"] > VERSION:
+            raise CommError(f"{name} is of a newer foretrace (version {state.get('version')} of the file, {VERSION} is "
+                            "known here); update foretrace, or fit the logs again.")
+        try:
+            where = topology(state["topology"], float(state["oversubscription"]))
+            backends = {backend: BackendModels(MeasuredModel.from_state(models["measured"]),
+                                               FittedModel.from_state(models["fitted"]))
+                        for backend, models in state["backends"].items()}
+            return CommProfile(where, backends, [str(line) for line in state["sources"]])
+        except (KeyError, TypeError, ValueError, AttributeError, CommError) as error:
+            raise CommError(f"{name} is a damaged profile of collectives ({error}); make it again with "
+                            "'foretrace comm fit'.") from None
+
+
+def _barriers_as_all_reduce(batch: CollectiveBatch) -> CollectiveBatch:
+    barrier = batch.kind == int(CollectiveKind.BARRIER)
+    if not barrier.any():
+        return batch
+    return CollectiveBatch(np.where(barrier, int(CollectiveKind.ALL_REDUCE), batch.kind),
+                           np.where(barrier, BARRIER_BYTES, batch.payload_bytes), batch.dtype, batch.ranks, batch.nodes,
+                           batch.widest, batch.narrowest)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,41 @@
+"""Readers of measured collectives: nccl-tests, rccl-tests, PARAM and tables (traces are read by ``readers.traces``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kernel_models.collectives.call import CommError
+from kernel_models.collectives.measurements import Measurements
+from kernel_models.collectives.readers.hints import Hints
+from kernel_models.collectives.readers.nccl_tests import is_nccl_tests, read_nccl_tests
+from kernel_models.collectives.readers.param import is_param, read_param
+from kernel_models.collectives.readers.tables import is_table, read_table
+
+MOST_BYTES = 256 << 20
+
+
+def read_log(path: str, hints: Hints | None = None) -> Measurements:
+    """Read a log or table of measurements, whichever it is.
+
+    Raises:
+        CommError: It is none that is known, or a line of it is broken; one sentence, with the line.
+        OSError: It cannot be read.
+    """
+    hints = hints or Hints()
+    if is_table(path):
+        return read_table(path, hints)
+    file = Path(path)
+    if file.stat().st_size > MOST_BYTES:
+        raise CommError(f"{file.name} is larger than {MOST_BYTES >> 20} MiB; give the log of the benchmark alone.")
+    text = file.read_text(encoding="utf-8", errors="replace")
+    if is_param(text):
+        return read_param(text, file.name, hints)
+    if is_nccl_tests(text):
+        return read_nccl_tests(text, file.name, hints)
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    raise CommError(f"{file.name}, line 1: {first[:40]!r} is no output of nccl-tests, rccl-tests or PARAM, and the "
+                    "file is "
+                    "no table (.csv, .tsv, .jsonl, .parquet); give one of those or a trace.")
+
+
+__all__ = ["Hints", "read_log"]

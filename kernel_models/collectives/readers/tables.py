@@ -1,0 +1,109 @@
+"""Tables of measurements (CSV, TSV, Parquet, JSON lines): a row each, columns found by their usual names.
+
+Needed: a size in bytes and a time whose column names its unit (``latency_us``, ``time_ms``, …). Known besides: the
+collective, the dtype, ranks, ranks per node, and the backend; what a table lacks is taken from ``Hints``.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from kernel_models.collectives.call import CollectiveKind, CommError, Placement, collective_kind, dtype_name
+from kernel_models.collectives.measurements import Measurements, join, make_measurements
+from kernel_models.collectives.readers.hints import Hints
+
+SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl")
+_NAMES = {
+    "size": ("payload_bytes", "bytes", "size_bytes", "size", "msg_bytes", "message_bytes"),
+    "kind": ("collective", "kind", "op", "operation", "collective_type"),
+    "dtype": ("dtype", "type", "datatype"),
+    "ranks": ("ranks", "world_size", "num_ranks", "n_ranks", "num_gpus", "gpus", "group_size"),
+    "per_node": ("ranks_per_node", "gpus_per_node", "per_node", "devices_per_node"),
+    "backend": ("backend", "backend_kernel", "library"),
+}
+_TIME = re.compile(r"^(?:(?P<what>median|p50|avg|mean|min|max|latency|time|duration|elapsed)_?)+(?P<unit>us|ms|ns|s)$")
+_TO_US = {"us": 1.0, "ms": 1e3, "ns": 1e-3, "s": 1e6}
+_TIME_ORDER = ("latency", "median", "p50", "time", "duration", "elapsed", "mean", "avg", "min", "max")
+
+
+def is_table(path: str) -> bool:
+    """Whether a file's name is a table's."""
+    return path.lower().endswith(SUFFIXES)
+
+
+def read_table(path: str, hints: Hints) -> Measurements:
+    """The measurements of a table. Raises ``CommError`` naming the column or line that is not usable."""
+    frame = _frame(path)
+    name = Path(path).name
+    columns = {str(c).strip().lower(): c for c in frame.columns}
+    found = {key: next((columns[n] for n in names if n in columns), None) for key, names in _NAMES.items()}
+    if found["size"] is None:
+        raise CommError(f"{name}, line 1: no column holds sizes in bytes; name one payload_bytes.")
+    time_column, scale = _time(columns, name)
+    for needed, option, hint in (("kind", "--collective", hints.kind), ("ranks", "--ranks", hints.ranks)):
+        if found[needed] is None and hint is None:
+            raise CommError(f"{name}, line 1: no column says the "
+                            f"{'collective' if needed == 'kind' else 'number of ranks'}; "
+                            f"add one, or give {option}.")
+    by_backend: dict[str, list[tuple[CollectiveKind, str, Placement, float, float]]] = {}
+    kinds: dict[Any, CollectiveKind] = {}
+    placements: dict[tuple[int, int], Placement] = {}
+    values = {key: frame[column].tolist() for key, column in found.items() if column is not None}
+    times, sizes = frame[time_column].tolist(), values["size"]
+    for i, (size, time) in enumerate(zip(sizes, times, strict=True)):
+        try:
+            raw = values["kind"][i] if "kind" in values else hints.kind
+            if raw not in kinds:
+                kinds[raw] = raw if isinstance(raw, CollectiveKind) else collective_kind(str(raw))
+            ranks = int(values["ranks"][i]) if "ranks" in values else hints.ranks or 1
+            per_node = int(values["per_node"][i]) if "per_node" in values else hints.per_node or ranks
+            if (ranks, per_node) not in placements:
+                placements[ranks, per_node] = Placement.even(ranks, per_node)
+            dtype = dtype_name(str(values["dtype"][i])) if "dtype" in values else hints.dtype
+            if not (float(size) >= 0 and float(time) > 0):
+                raise ValueError(f"{size} bytes in {time}")
+        except (TypeError, ValueError, CommError) as error:
+            raise CommError(f"{name}, line {i + 2}: it is no measurement ({error}); mend or remove the line.") from None
+        backend = str(values["backend"][i]) if "backend" in values else hints.backend
+        by_backend.setdefault(backend, []).append(
+            (kinds[raw], dtype, placements[ranks, per_node], float(size), float(time) * scale))
+    if not by_backend:
+        raise CommError(f"{name}: the table has no rows; give one with measurements.")
+    return join(make_measurements(rows, backend) for backend, rows in by_backend.items())
+
+
+def _time(columns: dict[str, Any], name: str) -> tuple[Any, float]:
+    """The time column that says most, and its factor to µs."""
+    timed = {}
+    for column in columns:
+        match = _TIME.match(column)
+        if match:
+            timed[column] = (_TIME_ORDER.index(next(w for w in _TIME_ORDER if column.startswith(w))),
+                             match.group("unit"))
+    if not timed:
+        raise CommError(f"{name}, line 1: no column holds times with their unit in its name; name one latency_us or "
+                        "time_ms.")
+    best = min(timed, key=lambda column: timed[column][0])
+    if len({unit for rank, unit in timed.values() if rank == timed[best][0]}) > 1:
+        raise CommError(f"{name}, line 1: times are given in several units ({', '.join(sorted(timed))}); keep one "
+                        "column.")
+    return columns[best], _TO_US[timed[best][1]]
+
+
+def _frame(path: str) -> Any:
+    import pandas
+
+    try:
+        if path.lower().endswith(".parquet"):
+            return pandas.read_parquet(path)
+        if path.lower().endswith(".jsonl"):
+            return pandas.read_json(path, lines=True)
+        return pandas.read_csv(path, sep="\t" if path.lower().endswith(".tsv") else ",", comment="#")
+    except OSError:
+        raise
+    except Exception as error:
+        text = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        raise CommError(f"{Path(path).name} cannot be read as a table ({text}); give CSV, TSV, JSON lines or "
+                        "Parquet.") from None

@@ -1,0 +1,73 @@
+"""What a model of collectives answers: times, intervals, and from which level of knowledge each comes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from kernel_models.model import Source, Times
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+
+class Level(IntEnum):
+    """How much is known of a collective, best first."""
+
+    NOTHING_TO_DO = 0
+    """A world of one rank, or no bytes: nothing is launched."""
+    MEASURED = 1
+    """On a measured curve of the same group size and placement."""
+    INTERPOLATED = 2
+    """Between, or just beyond, measured group sizes or dtypes."""
+    FITTED = 3
+    """The α–β model with parameters fitted to measurements."""
+    DATASHEET = 4
+    """The same formulas with published constants only."""
+    UNKNOWN = 5
+
+    @property
+    def label(self) -> str:
+        """As reports and JSON show it."""
+        return self.name.lower().replace("_", " ")
+
+    @property
+    def source(self) -> Source:
+        """The level in the terms of all kernel models."""
+        if self in (Level.NOTHING_TO_DO, Level.MEASURED):
+            return Source.MEASURED
+        if self is Level.INTERPOLATED:
+            return Source.LEARNED
+        return Source.HEURISTIC if self is Level.FITTED else Source.DATASHEET
+
+
+@dataclass(slots=True)
+class CommTimes:
+    """Times of n collectives: median expected and 80% interval, µs; ``level`` and ``algorithm`` say where from.
+
+    ``algorithm`` holds codes into ``algorithms.ALGORITHMS``, -1 where a measurement does not say.
+    """
+
+    time_us: Float64
+    low_us: Float64
+    high_us: Float64
+    level: Int64
+    algorithm: Int64
+
+    @staticmethod
+    def empty(n: int) -> CommTimes:
+        """n collectives nothing is known of."""
+        return CommTimes(np.zeros(n), np.zeros(n), np.zeros(n), np.full(n, int(Level.UNKNOWN), np.int64),
+                         np.full(n, -1, np.int64))
+
+    def put(self, rows: npt.NDArray[np.int64] | npt.NDArray[np.bool_], other: CommTimes) -> None:
+        """Replace rows."""
+        for name in ("time_us", "low_us", "high_us", "level", "algorithm"):
+            getattr(self, name)[rows] = getattr(other, name)
+
+    def times(self) -> Times:
+        """Times and interval as other kernel models give them."""
+        return Times(self.time_us, self.low_us, self.high_us)

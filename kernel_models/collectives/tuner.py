@@ -1,0 +1,185 @@
+"""Which backend, or which of NCCL's algorithms, is best for each operation, size and group.
+
+A backend wins a size when it is faster than the default by more than ``MARGIN``: differences within what measurements
+scatter by are ties, and a tie stays with the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernel_models.collectives.call import CollectiveBatch, CollectiveKind, CommError, Placement
+from kernel_models.collectives.datasheet import nccl_lines
+from kernel_models.collectives.formulas import Group, Line
+from kernel_models.collectives.nccl_constants import Algorithm
+from kernel_models.collectives.profile import CommProfile
+from kernel_models.collectives.times import CommTimes, Level
+from kernel_models.collectives.topology import Topology
+
+Float64 = npt.NDArray[np.float64]
+Predict = Callable[[CollectiveBatch], CommTimes]
+
+MARGIN = 0.05
+"""Faster by less is a tie: repeats of one measurement differ by 2% (median) to 10% (p90)."""
+FINENESS = 8
+"""Sizes tried in each doubling when a crossover is looked for."""
+CSV_HEADER = "collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff"
+CSV_NAMES = {CollectiveKind.ALL_REDUCE: "allreduce", CollectiveKind.ALL_GATHER: "allgather",
+             CollectiveKind.REDUCE_SCATTER: "reducescatter", CollectiveKind.BROADCAST: "broadcast",
+             CollectiveKind.REDUCE: "reduce"}
+CSV_MOST = 2**32 - 1
+"""The plugin's word for "every larger size"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One operation at one size: times (µs) by backend, NaN where a backend was not measured there; and who wins."""
+
+    kind: CollectiveKind
+    placement: Placement
+    payload_bytes: float
+    time_us: Mapping[str, float]
+    winner: str
+
+    def gain(self, default: str) -> float:
+        """The default's time over the winner's, less one."""
+        return self.time_us[default] / self.time_us[self.winner] - 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"collective": self.kind.label, "ranks": self.placement.ranks, "per_node": list(self.placement.per_node),
+                "payload_bytes": self.payload_bytes, "time_us": dict(self.time_us), "winner": self.winner}
+
+
+@dataclass(frozen=True, slots=True)
+class Crossover:
+    """From ``payload_bytes`` on another backend wins."""
+
+    kind: CollectiveKind
+    placement: Placement
+    payload_bytes: float
+    before: str
+    after: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"collective": self.kind.label, "ranks": self.placement.ranks, "per_node": list(self.placement.per_node),
+                "payload_bytes": self.payload_bytes, "before": self.before, "after": self.after}
+
+
+def backends_of(profiles: Sequence[CommProfile]) -> dict[str, Predict]:
+    """One predictor for each measured backend of the profiles; a name that several profiles have is numbered."""
+    found: dict[str, Predict] = {}
+    for profile in profiles:
+        for name in profile.backend_names():
+            unique = name if name not in found else f"{name}#{sum(n.split('#')[0] == name for n in found) + 1}"
+
+            def predict(batch: CollectiveBatch, profile: CommProfile = profile, name: str = name) -> CommTimes:
+                return _only_measured(profile.predict(batch, name))
+
+            found[unique] = predict
+    if not found:
+        raise CommError("None of the profiles has a measured backend; fit measurements with 'foretrace comm fit'.")
+    return found
+
+
+def _only_measured(times: CommTimes) -> CommTimes:
+    """Backends are compared by measurements: what is only a formula is not known."""
+    times.time_us = np.where(times.level >= int(Level.FITTED), np.nan, times.time_us)
+    return times
+
+
+def choose(backends: Mapping[str, Predict], kind: CollectiveKind, placement: Placement, sizes: npt.ArrayLike,
+           *, dtype: str = "float16", default: str | None = None, margin: float = MARGIN) -> list[Choice]:
+    """Winner at each size.
+
+    Args:
+        backends: By name.
+        kind: The operation.
+        placement: The group.
+        sizes: Payload bytes, ascending.
+        dtype: Of the elements.
+        default: Who wins ties; "nccl" or the first by default.
+        margin: How much faster another must be.
+    """
+    names = list(backends)
+    default = default or next((n for n in names if n.startswith("nccl")), names[0])
+    if default not in backends:
+        raise CommError(f"There is no backend {default!r} among {', '.join(names)}.")
+    payload = np.atleast_1d(np.asarray(sizes, np.float64))
+    times = {name: backends[name](CollectiveBatch.of(kind, payload, placement, dtype)).time_us for name in names}
+    found: list[Choice] = []
+    for i, size in enumerate(payload.tolist()):
+        row = {name: float(times[name][i]) for name in names}
+        known = {name: value for name, value in row.items() if np.isfinite(value)}
+        if not known:
+            continue
+        best = min(known, key=lambda name: known[name])
+        # Ties stay with the default, then with who won the size before.
+        stays = (default, found[-1].winner if found else default)
+        best = next((name for name in stays if name in known and known[name] <= known[best] * (1 + margin)), best)
+        found.append(Choice(kind, placement, size, row, best))
+    return found
+
+
+def crossovers(backends: Mapping[str, Predict], kind: CollectiveKind, placement: Placement, smallest: float,
+               largest: float, *, dtype: str = "float16", default: str | None = None,
+               margin: float = MARGIN) -> list[Crossover]:
+    """Sizes at which the winner changes, to an eighth of a doubling."""
+    steps = max(int(np.ceil(np.log2(largest / smallest) * FINENESS)), 1)
+    sizes = np.geomspace(smallest, largest, steps + 1)
+    choices = choose(backends, kind, placement, sizes, dtype=dtype, default=default, margin=margin)
+    return [Crossover(kind, placement, after.payload_bytes, before.winner, after.winner)
+            for before, after in pairwise(choices) if before.winner != after.winner]
+
+
+def algorithm_rows(on: Topology, kind: CollectiveKind, placement: Placement, smallest: float,
+                   largest: float) -> list[tuple[float, float, Line]]:
+    """(first byte, last byte, line) of NCCL's best algorithm and protocol by size, from the formulas of a topology."""
+    group = Group(placement.ranks, placement.nodes, placement.widest, placement.narrowest)
+    ways = [line for line in nccl_lines(on, kind, group) if line.algorithm is not Algorithm.DIRECT]
+    if not ways or placement.ranks < 2:
+        return []
+    points = {smallest}
+    for i, a in enumerate(ways):
+        for b in ways[i + 1:]:
+            if a.us_per_byte != b.us_per_byte:
+                at = (b.latency_us - a.latency_us) / (a.us_per_byte - b.us_per_byte)
+                if smallest < at < largest:
+                    points.add(at)
+    edges = sorted(points)
+    rows: list[tuple[float, float, Line]] = []
+    for low, high in zip(edges, [*edges[1:], largest], strict=True):
+        middle = 0.5 * (low + high)
+        best = min(ways, key=lambda way: way.latency_us + way.us_per_byte * middle)
+        if rows and rows[-1][2] == best:
+            rows[-1] = (rows[-1][0], high, best)
+        else:
+            rows.append((low, high, best))
+    return rows
+
+
+def nccl_tuner_csv(on: Topology, groups: Sequence[tuple[CollectiveKind, Placement]]) -> str:
+    """NCCL's example tuner plugin's configuration file (``NCCL_TUNER_CONFIG_FILE``): best algorithm by size.
+
+    It is from the formulas, so it says what NCCL should choose on that topology; kinds the plugin does not know
+    (all-to-all, send and receive) are left out.
+    """
+    lines = [CSV_HEADER]
+    for kind, placement in groups:
+        if kind not in CSV_NAMES:
+            continue
+        rows = algorithm_rows(on, kind, placement, 0.0, float(CSV_MOST))
+        start = 0
+        for _, high, line in rows:
+            stop = CSV_MOST if high >= CSV_MOST else int(high)
+            lines.append(f"{CSV_NAMES[kind]},{start},{stop},{line.algorithm.name.lower()},{line.protocol.name.lower()},-1,"
+                         f"{placement.nodes},{placement.ranks},-1,-1")
+            start = stop + 1
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,224 @@
+"""Fitting a device's profile: a model for each family and software stack, chosen on the fit split alone.
+
+    all rows ──hash of the shape group──▶ held-out fifth ──────────────────────────────┐
+        └──▶ fit split ──cross-validation by shape group──▶ choice, intervals ──fit──▶ judged once, errors stored
+                                                                            └──refit on all rows──▶ the stored model
+
+Rows that a table itself marks as held out are never fitted to, not even at the end.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from kernel_models.datasets.samples import HELD_OUT_SHARE, DataError, Samples, joined, share_of
+from kernel_models.device import DeviceSpec, device
+from kernel_models.heuristics import RooflineModel, fit_efficiencies
+from kernel_models.learned.boosting import Boosting
+from kernel_models.learned.distil import distil
+from kernel_models.learned.fit import FOLDS, Problem
+from kernel_models.learned.intervals import Intervals
+from kernel_models.model import Float64, KernelModel
+from kernel_models.op_call import Family
+from kernel_models.profile import DeviceProfile, Entry
+from kernel_models.scores import Errors, errors_of
+
+LEAST_ROWS = 60
+"""Fewer distinct calls are left to the formulas: trees of ten rows a leaf could not tell them apart."""
+SELECTION_ROWS = 30_000
+"""Calls that cross-validation looks at, whole shape groups of them."""
+FULL_ROWS = 60_000
+"""Beyond so many calls there are fewer trees, each adding more: a fit's time stays about the same."""
+HEURISTIC_ROWS = 1_000
+_DISTILLED_FROM = 2_000
+
+BOOSTING: dict[Family, tuple[Boosting, ...]] = {
+    Family.GEMM: (Boosting(1000, 0.05, 63, 0.2, 10),),
+    Family.ATTENTION: (Boosting(1000, 0.05, 31, 0.3, 10),),
+}
+"""Candidates by family. Those of matrix products and attention were themselves chosen by cross-validation over (n, k)
+sites and head configurations of the fit split, H200 and A100, among 15 to 127 leaves, 0.1 to 0.4 of the features, 5 to
+30 rows a leaf, one to three seeds, squared and absolute error."""
+OTHERS = (Boosting(500, 0.06, 31, 0.5, 5), Boosting(300, 0.06, 8, 0.5, 5))
+SMALL = Boosting(300, 0.06, 8, 0.5, 4)
+"""Also tried where calls are few."""
+_FEW = 3_000
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to fit.
+
+    Attributes:
+        refit: whether the stored models are fitted to the held-out rows too, once these have judged them.
+        distil: whether to make quick copies.
+    """
+
+    refit: bool = True
+    distil: bool = True
+
+
+def fit_profile(
+    samples: Sequence[Samples], spec: DeviceSpec | None = None, options: Options | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> DeviceProfile:
+    """Fit a profile to samples of one device.
+
+    Args:
+        samples: measured calls.
+        spec: the device; samples of others are left out. Without it all samples must be of one device.
+        options: see ``Options``.
+        progress: is told what is being fitted.
+
+    Raises:
+        DataError: there is nothing to fit, or the samples are of several devices.
+    """
+    options = options or Options()
+    names = sorted({one.device for one in samples if len(one)})
+    if spec is None:
+        if len(names) != 1:
+            raise DataError(f"The data are of several devices ({', '.join(names)}); name one with --device." if names
+                            else "There is no measured call to fit to.")
+        spec = device(names[0])
+    mine = joined(one for one in samples if one.device == spec.name)
+    if not mine:
+        raise DataError(f"The data hold nothing measured on {spec.name}; they are of "
+                        f"{', '.join(names) or 'no device'}.")
+    entries = []
+    for one in mine:
+        progress(f"{one.family.value}, {one.software or 'unnamed software'}: {len(one):,} calls")
+        entries.append(fit_entry(one, spec, options))
+    return DeviceProfile(spec, entries, _provenance(mine, options))
+
+
+def fit_entry(samples: Samples, spec: DeviceSpec, options: Options | None = None) -> Entry:
+    """Choose, judge and fit the model of one family and stack; ``samples`` are aggregated."""
+    options = options or Options()
+    held = samples.split()
+    fit = samples.taken(~held) if (~held).any() else samples
+    chosen, candidates, intervals = _choose(fit, spec)
+    facts: dict[str, Any] = {"data": samples.source, "candidates": candidates, "fit_rows": len(fit),
+                             "chosen": "roofline" if chosen is None else _text(chosen)}
+    model, distilled = _fitted(fit, spec, chosen, intervals, options.distil)
+    if held.any() and (~held).any():
+        facts["held_out"] = _judged(model, samples.taken(held))
+        if distilled is not None:
+            facts["held_out_distilled"] = _judged(distilled, samples.taken(held))
+        if options.refit and samples.held_out is None:
+            model, distilled = _fitted(samples, spec, chosen, intervals, options.distil)
+    rows = len(samples) if options.refit and samples.held_out is None else len(fit)
+    return Entry("roofline" if chosen is None else "boosted", model, distilled, samples.software, rows, facts)
+
+
+def scaled_to(how: Boosting, rows: int) -> Boosting:
+    """Boosting for so many rows."""
+    return how if rows <= FULL_ROWS else how.scaled(max(FULL_ROWS / rows, 0.1))
+
+
+def candidates_of(family: Family, rows: int) -> tuple[Boosting, ...]:
+    """What is tried for a family."""
+    found = BOOSTING.get(family, OTHERS)
+    return (*found, SMALL) if rows < _FEW and SMALL not in found else found
+
+
+def _choose(fit: Samples, spec: DeviceSpec) -> tuple[Boosting | None, dict[str, Any], Intervals | None]:
+    """The best candidate by cross-validated MAPE (``None``: the formulas), all errors, and intervals."""
+    some = _thinned(fit, SELECTION_ROWS)
+    problem = Problem.of(some, spec)
+    heuristic = _heuristic_errors(fit, spec)
+    tried: dict[str, Any] = {"roofline": heuristic.to_json()}
+    if len(fit) < LEAST_ROWS or len(set(problem.fold.tolist())) < 2:
+        return None, tried, None
+    best: tuple[float, Boosting, Float64, np.ndarray] | None = None
+    for how in candidates_of(fit.family, len(fit)):
+        predicted, done = problem.out_of_fold(how.scaled(0.3))
+        errors = errors_of(predicted[done], problem.measured_us[done])
+        tried[_text(how)] = errors.to_json()
+        if best is None or errors.mape < best[0]:
+            best = errors.mape, how, predicted[done], problem.measured_us[done]
+    assert best is not None
+    if heuristic.mape < best[0]:
+        return None, tried, None
+    return best[1], tried, Intervals.of(best[2], best[3])
+
+
+def _fitted(
+    samples: Samples, spec: DeviceSpec, chosen: Boosting | None, intervals: Intervals | None, quick: bool
+) -> tuple[KernelModel, KernelModel | None]:
+    if chosen is None or intervals is None:
+        some = _thinned(samples, HEURISTIC_ROWS)
+        return RooflineModel(samples.family, spec, fit_efficiencies(
+            some.calls, some.measured_us, spec, source=samples.source)), None
+    problem = Problem.of(samples, spec)
+    model = problem.model(scaled_to(chosen, len(samples)), intervals)
+    return model, distil(model, problem.columns) if quick and len(samples) >= _DISTILLED_FROM else None
+
+
+def _heuristic_errors(fit: Samples, spec: DeviceSpec) -> Errors:
+    """Cross-validated over two halves of the groups: few parameters hardly notice what they are fitted to."""
+    some = _thinned(fit, HEURISTIC_ROWS)
+    half = np.array([share_of(f"half {label}") < 0.5 for label in some.labels()])
+    if half.all() or not half.any():
+        half = np.arange(len(some)) % 2 == 0
+    predicted = np.empty(len(some))
+    for rows in (half, ~half):
+        learn = some.taken(~rows) if (~rows).any() else some
+        if rows.any():
+            model = RooflineModel(fit.family, spec, fit_efficiencies(learn.calls, learn.measured_us, spec))
+            predicted[rows] = model.predict(some.taken(rows).calls).time_us
+    return errors_of(predicted, some.measured_us)
+
+
+def _judged(model: KernelModel, held: Samples) -> dict[str, Any]:
+    """Errors on held-out calls that the model covers, and how many it does not."""
+    covered = np.asarray(model.covers(held.calls), bool)
+    if not covered.any():
+        return {"n": 0, "not_covered": len(held)}
+    kept = held.taken(covered)
+    times = model.predict(kept.calls)
+    return {**errors_of(times.time_us, kept.measured_us, times.low_us, times.high_us).to_json(),
+            "not_covered": int((~covered).sum())}
+
+
+def _thinned(samples: Samples, most: int) -> Samples:
+    """Whole shape groups, chosen by their hash, of about so many rows; single rows where groups are too few."""
+    if len(samples) <= most:
+        return samples
+    labels = samples.labels()
+    groups = len(set(labels))
+    share = most / len(samples)
+    chosen = np.array([share_of(f"thin {label}") < share for label in labels])
+    if groups < 50 or not chosen.any():
+        chosen = np.zeros(len(samples), bool)
+        chosen[np.random.default_rng(0).permutation(len(samples))[:most]] = True
+    return samples.taken(chosen)
+
+
+def _text(how: Boosting) -> str:
+    return f"boosted {how.iterations}×{how.leaves} leaves"
+
+
+def _provenance(samples: Sequence[Samples], options: Options) -> dict[str, Any]:
+    return {
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "software": {name: _version(name) for name in ("foretrace", "scikit-learn", "numpy", "numba")}
+        | {"python": platform.python_version()},
+        "data": sorted({one.source for one in samples}),
+        "split": f"{HELD_OUT_SHARE:.0%} of shape groups held out by the SHA-256 of their label, or as the data mark "
+                 f"it; choices by {FOLDS}-fold cross-validation over shape groups of the rest"
+                 + ("; stored models refitted to all rows but those the data mark" if options.refit else ""),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"

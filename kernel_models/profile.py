@@ -1,0 +1,242 @@
+"""``DeviceProfile``: the fitted models of one device in one file, with where they come from and how wrong they are.
+
+The file is a zip: ``profile.json`` first (device, provenance, and for each model its kind, its errors and plain
+values), then each model's arrays as ``.npy``. It is read with ``allow_pickle=False`` and runs no code. Its comment
+carries the format's version and a checksum of every byte before it; a damaged or newer file is refused.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from kernel_models.device import DeviceSpec, device
+from kernel_models.model import Arrays, KernelModel
+from kernel_models.op_call import Family
+from tracer.errors import ForetraceError, GraphFileError
+from tracer.store.container import read_file, write_file
+
+VERSION = 1
+"""Version of the file format. Raise it when an older reader would misread a new file."""
+ENDING = ".profile"
+SHIPPED = Path(__file__).resolve().parent / "profiles"
+"""Folder of the profiles that come with foretrace."""
+MANIFEST = "profile.json"
+_COMMENT = re.compile(rb"foretrace-profile (\d+) crc32 ([0-9a-f]{8})\Z")
+_CHECKSUM_BYTES = 8
+_COMMENT_BYTES = 64
+_FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the same models give the same bytes
+_MOST_MANIFEST_BYTES = 16 << 20
+_MOST_ARRAY_BYTES = 256 << 20
+
+LOADERS: dict[str, tuple[str, str]] = {
+    "boosted": ("kernel_models.learned.boosted", "BoostedModel"),
+    "roofline": ("kernel_models.heuristics.roofline", "RooflineModel"),
+}
+"""Kinds of models a profile can hold: the module and class whose ``from_state`` makes one. New kinds are added here."""
+
+
+class ProfileError(ForetraceError):
+    """A device profile cannot be read or written."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model of a profile.
+
+    Attributes:
+        kind: its kind in ``LOADERS``.
+        model: the model.
+        distilled: a quick copy of it, if it has one.
+        software: library and version whose kernels it prices.
+        rows: distinct calls it was fitted to.
+        facts: how it was chosen and judged: "data", "split", "candidates", "held_out" and "cross_validation" errors, ….
+    """
+
+    kind: str
+    model: KernelModel
+    distilled: KernelModel | None = None
+    software: str = ""
+    rows: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DeviceProfile:
+    """All fitted models of a device.
+
+    Attributes:
+        device: what they were fitted to.
+        entries: models, of a family the preferred one first.
+        provenance: date, versions of the software that fitted, data.
+    """
+
+    device: DeviceSpec
+    entries: Sequence[Entry] = ()
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def models_of(self, family: Family) -> Sequence[KernelModel]:
+        """The models of a family, the preferred one first."""
+        return [entry.model for entry in self.entries if entry.model.family is family]
+
+    def entries_of(self, family: Family) -> Sequence[Entry]:
+        """The same with their provenance."""
+        return [entry for entry in self.entries if entry.model.family is family]
+
+    @property
+    def families(self) -> list[Family]:
+        """Families that have a model, in order of their names."""
+        return sorted({entry.model.family for entry in self.entries}, key=lambda family: family.value)
+
+    def with_software(self, *wanted: str) -> DeviceProfile:
+        """The same, preferring models of software whose name begins so (in that order)."""
+        def rank(entry: Entry) -> int:
+            return next((i for i, name in enumerate(wanted) if entry.software.startswith(name)), len(wanted))
+
+        return replace(self, entries=sorted(self.entries, key=rank))
+
+    def quick(self) -> DeviceProfile:
+        """The same with every model that has a distilled form in that form."""
+        return replace(self, entries=[replace(entry, model=entry.distilled or entry.model) for entry in self.entries])
+
+
+def shipped_profiles() -> list[Path]:
+    """Profiles that come with foretrace."""
+    return sorted(SHIPPED.glob(f"*{ENDING}"))
+
+
+def save_profile(profile: DeviceProfile, path: str | os.PathLike[str]) -> None:
+    """Write a profile; readers see the old file or the new one, never a part.
+
+    Raises:
+        ProfileError: it cannot be written.
+    """
+    try:
+        write_file(path, to_bytes(profile))
+    except GraphFileError as error:
+        raise ProfileError(str(error)) from None
+
+
+def load_profile(path: str | os.PathLike[str]) -> DeviceProfile:
+    """Read a profile.
+
+    Raises:
+        ProfileError: it cannot be read, is damaged, or of a newer version.
+    """
+    name = os.fspath(path)
+    if "://" not in name and os.path.isdir(name):
+        raise ProfileError(f"{name} is a directory; name a profile in it.")
+    try:
+        data = read_file(path)
+    except GraphFileError as error:
+        raise ProfileError(str(error)) from None
+    return from_bytes(data, name)
+
+
+def to_bytes(profile: DeviceProfile) -> bytes:
+    """The file's bytes."""
+    members: dict[str, Arrays] = {}
+    manifest = {
+        "device": profile.device.name, "provenance": profile.provenance,
+        "models": [{
+            "kind": entry.kind, "software": entry.software, "rows": entry.rows, "facts": entry.facts,
+            "state": _state(entry.model, f"{i}", members),
+            "distilled": None if entry.distilled is None else _state(entry.distilled, f"{i}-distilled", members),
+        } for i, entry in enumerate(profile.entries)],
+    }
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        archive.writestr(_member(MANIFEST), msgspec.json.encode(manifest))
+        for folder, arrays in members.items():
+            for name, array in arrays.items():
+                content = io.BytesIO()
+                np.save(content, np.ascontiguousarray(array), allow_pickle=False)
+                archive.writestr(_member(f"{folder}/{name}.npy"), content.getvalue())
+        archive.comment = f"foretrace-profile {VERSION} crc32 ".encode() + b"0" * _CHECKSUM_BYTES
+    body = stream.getvalue()[:-_CHECKSUM_BYTES]
+    return body + f"{zlib.crc32(body):08x}".encode()
+
+
+def _member(name: str) -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo(name, _FIXED_TIME)
+    info.compress_type = zipfile.ZIP_DEFLATED
+    return info
+
+
+def _state(model: KernelModel, folder: str, members: dict[str, Arrays]) -> dict[str, Any]:
+    values, arrays = model.state()
+    members[folder] = arrays
+    return {"values": values, "arrays": {name: f"{folder}/{name}.npy" for name in arrays}}
+
+
+def from_bytes(data: bytes, label: str) -> DeviceProfile:
+    """The profile of a file's bytes; ``label`` names it in errors.
+
+    Raises:
+        ProfileError: as ``load_profile``.
+    """
+    comment = _COMMENT.search(data[-_COMMENT_BYTES:])
+    if comment is None:
+        why = "is empty" if not data else "is truncated or damaged" if MANIFEST.encode() in data[:64] else (
+            "is no device profile")
+        raise ProfileError(f"{label} {why}; give a file written by foretrace fit.")
+    if int(comment.group(1)) > VERSION:
+        raise ProfileError(f"{label} is of format version {int(comment.group(1))}, newer than this foretrace reads (up "
+                           f"to {VERSION}); update foretrace or fit the profile again.")
+    if zlib.crc32(memoryview(data)[:-_CHECKSUM_BYTES]) != int(comment.group(2), 16):
+        raise _corrupt(label, "its checksum does not match")
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            return _read(archive, label)
+    except ProfileError:
+        raise
+    except ForetraceError as error:
+        raise ProfileError(f"{label} cannot be used: {error}") from None
+    except (zipfile.BadZipFile, zlib.error, msgspec.MsgspecError, OSError, EOFError, KeyError, IndexError, TypeError,
+            ValueError, OverflowError, NotImplementedError, RuntimeError, AttributeError) as error:
+        raise _corrupt(label, " ".join(str(error).split())[:200] or type(error).__name__) from None
+
+
+def _read(archive: zipfile.ZipFile, label: str) -> DeviceProfile:
+    for info in archive.infolist():
+        if info.file_size > (_MOST_MANIFEST_BYTES if info.filename == MANIFEST else _MOST_ARRAY_BYTES):
+            raise _corrupt(label, f"its member {info.filename[:80]!r} is impossibly large")
+    manifest = msgspec.json.decode(archive.read(MANIFEST), type=dict[str, Any])
+
+    def array(name: str) -> np.ndarray:
+        found = np.load(io.BytesIO(archive.read(name)), allow_pickle=False)
+        if not isinstance(found, np.ndarray):
+            raise ValueError(f"{name} is no array")
+        return found
+
+    def model(kind: str, state: dict[str, Any]) -> KernelModel:
+        if kind not in LOADERS:
+            raise ProfileError(f"{label} holds a model of kind {kind[:40]!r}, which this foretrace does not know; "
+                               "update foretrace.")
+        module, name = LOADERS[kind]
+        loader: Callable[[dict[str, Any], Arrays], KernelModel] = getattr(import_module(module), name).from_state
+        return loader(state["values"], {key: array(member) for key, member in state["arrays"].items()})
+
+    def entries() -> Iterator[Entry]:
+        for stored in manifest["models"]:
+            kind = str(stored["kind"])
+            distilled = stored["distilled"]
+            yield Entry(kind, model(kind, stored["state"]), None if distilled is None else model(kind, distilled),
+                        str(stored["software"]), int(stored["rows"]), dict(stored["facts"]))
+
+    return DeviceProfile(device(str(manifest["device"])), list(entries()), dict(manifest["provenance"]))
+
+
+def _corrupt(label: str, reason: str) -> ProfileError:
+    return ProfileError(f"{label} is corrupt ({reason}); copy it again or fit it again.")

@@ -1,0 +1,268 @@
+"""Collectives of jobs: thousands of ranks, recorded jobs, reports and volumes, with answers worked out on paper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from micro import Micro, read_ranks
+
+from graph_predictor.build import build_program
+from graph_predictor.comm_job import job_of_groups, mesh_groups, simulate_groups
+from graph_predictor.comm_pricing import find_collectives, price_collectives
+from graph_predictor.comm_report import communication_report
+from graph_predictor.comm_tuning import tune_workload
+from graph_predictor.comm_units import bytes_text, parse_bytes, parse_ranks
+from graph_predictor.comm_volumes import JobShape, check_volumes, expected_volumes, read_job_shape
+from graph_predictor.critical_path import step_items
+from graph_predictor.engine import SimulationStuck, simulate
+from kernel_models.collectives import CollectiveKind, CommError, CommProfile, Placement, make_measurements, topology
+from kernel_models.collectives.measurements import join
+from kernel_models.collectives.readers.traces import read_matched
+from kernel_models.collectives.tuner import backends_of
+from tracer.job import read_job
+
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+KINDS = CollectiveKind
+
+
+def two_ranks(elements: int = 1024) -> list[Micro]:
+    """Rank 1 arrives 200 us late and computes for 20 of rank 0's 240 us.
+
+        rank 0   collective  ############ 1020-1260 ############
+                 gemm              ## 1050-1070 ##
+        rank 1   collective                        ## 1220-1260 ##     40 us from the last arrival
+    """
+    args = {"Collective name": "allreduce", "Process Group Name": "dp", "Process Group Ranks": "[0, 1]",
+            "Group size": 2,
+            "In msg nelems": elements, "Out msg nelems": elements, "dtype": "Float"}
+    first = Micro(rank=0, world_size=2).calibrate().step(1000, 1275)
+    first.launch(1010, 5, (20, 1020, 240), name=NCCL, **args)
+    first.launch(1040, 5, (7, 1050, 20))
+    first.call("cudaDeviceSynchronize", 1050, 220)
+    second = Micro(rank=1, world_size=2).calibrate().step(1000, 1275)
+    second.launch(1210, 5, (20, 1220, 40), name=NCCL, **args)
+    second.call("cudaDeviceSynchronize", 1230, 40)
+    return [first, second]
+
+
+def test_collectives_start_with_their_last_member():
+    # Work 5 before each. A (lanes 0, 1): 5-15. B (1, 2): lane 1 arrives at 20: 20-30, lane 2 waited 15. C (0): 20-30.
+    times = simulate_groups(job_of_groups([[0, 1], [1, 2], [0]], 3, 5), 10)
+    assert times.start.tolist() == [5, 20, 20] and times.end.tolist() == [15, 30, 30]
+    assert times.lane_end.tolist() == [30, 30, 30] and times.lane_waited.tolist() == [0, 0, 15]
+    assert times.last[1] == 1 and times.step_ns == 30
+
+
+def test_work_and_durations_of_each_collective():
+    # A: 3 + 10. B after 7 more: lane 0 arrives at 20, 20-25.
+    times = simulate_groups(job_of_groups([[0], [0, 1]], 2, [3, 7]), [10, 5])
+    assert times.end.tolist() == [13, 25] and times.lane_waited.tolist() == [0, 13]
+    empty = simulate_groups(job_of_groups([], 4), 1)
+    assert empty.step_ns == 0 and len(empty.lane_end) == 4
+
+
+def test_opposite_orders_would_hang_and_are_told():
+    job = job_of_groups([[0, 1], [0, 1]], 2)
+    job.entry_collective[:] = [0, 1, 1, 0]
+    with pytest.raises(SimulationStuck, match="2 collectives never start"):
+        simulate_groups(job, 1)
+    for members in ([[2]], [[]], [[-1]]):
+        with pytest.raises(CommError, match="needs a member"):
+            job_of_groups(members, 2)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.sets(st.integers(0, 5), min_size=1), max_size=25), st.integers(0, 9), st.integers(0, 9))
+def test_the_group_simulation_is_the_plain_recurrence(groups, work, duration):
+    free = [0] * 6
+    ends = []
+    for group in groups:
+        end = max(free[lane] + work for lane in group) + duration
+        ends.append(end)
+        for lane in group:
+            free[lane] = end
+    times = simulate_groups(job_of_groups([sorted(g) for g in groups], 6, work), duration)
+    assert times.end.tolist() == ends and times.lane_end.tolist() == free
+
+
+def test_groups_of_a_mesh():
+    groups = mesh_groups({"tp": 2, "pp": 3})
+    assert [g.tolist() for g in groups["tp"]] == [[0, 1], [2, 3], [4, 5]]
+    assert [g.tolist() for g in groups["pp"]] == [[0, 2, 4], [1, 3, 5]]
+
+
+def test_transfer_times_are_replaced_and_waiting_is_not(tmp_path: Path):
+    built = build_program(read_ranks(two_ranks(), tmp_path))
+    where = topology("dgx-v100")
+    found, unknown = find_collectives(built, where)
+    assert unknown == 0 and len(found) == 1
+    call = found[0].call
+    assert (call.kind, call.payload_bytes, call.placement.per_node, call.dtype) == (KINDS.ALL_REDUCE, 4096, (2,),
+                                                                                    "float32")
+    assert found[0].recorded_ns == 40_000 and not found[0].alone
+    profile = CommProfile.fit(make_measurements([("all_reduce", "float", Placement((2,)), s, 140.0)
+                                                 for s in (1024, 4096, 16384)]), where)
+    priced = price_collectives(built, profile.predict, where)
+    # From the last arrival 140 instead of 40: both steps end 100 later.
+    before, after = simulate(built.program), simulate(priced.program)
+    longer = [int((after.item_end[end] - after.item_end[begin]) - (before.item_end[end] - before.item_end[begin]))
+              for _, _, begin, end in step_items(built.program)]
+    assert sorted(longer) == [0, 0, 100_000, 100_000]  # the calibrating steps have no collective
+
+
+def test_a_rank_alone_is_priced_without_its_wait(tmp_path: Path):
+    built = build_program(read_ranks(two_ranks()[:1], tmp_path))
+    priced = price_collectives(built, CommProfile(topology("dgx-v100")).predict, topology("dgx-v100"))
+    assert priced.collectives[0].alone and priced.collectives[0].call.ranks == 2
+    assert "recorded on one rank only" in priced.notes[0]
+    kernel = priced.collectives[0].members[0][1]
+    assert priced.program.kernel_duration[kernel] == round(priced.times.time_us[0] * 1e3) < 40_000
+
+
+def test_measurements_from_a_recorded_job(tmp_path: Path):
+    built = build_program(read_ranks(two_ranks(), tmp_path))
+    rows = read_matched(built.graphs, built.rendezvous.groups, built.rendezvous.intrinsic_ns, topology("dgx-v100"))
+    assert rows.time_us.tolist() == [40.0] and rows.batch.payload_bytes.tolist() == [4096]
+    with pytest.raises(CommError, match="No collective in the trace"):
+        read_matched(built.graphs, [], [], topology("dgx-v100"))
+
+
+def test_a_report(tmp_path: Path):
+    report = communication_report(read_ranks(two_ranks(), tmp_path))
+    assert len(report.traffic) == 1 and report.unknown_sizes == 0 and report.histogram == {"all_reduce": {12: 2}}
+    row = report.traffic[0].to_json()
+    assert (row["group"], row["kind"], row["ranks"], row["count"]) == ("dp", "all_reduce", 2, 2)
+    assert row["payload_bytes"] == 8192 and row["wire_bytes"] == 8192
+    assert row["transfer_us"] == 40 and row["algbw_gbps"] == pytest.approx(4096 / 40e3)
+    assert row["busbw_gbps"] == pytest.approx(row["algbw_gbps"])
+    assert (row["median_skew_us"], row["straggler"], row["straggler_share"]) == (200, 1, 1.0)
+    # Mean over ranks: (240 + 40) / 2, of which 20 / 2 beside the gemm.
+    assert (row["kernel_us"], row["overlapped_us"], row["exposed_us"]) == (140, 10, 130)
+    assert report.exposed_ns == {0: 220_000, 1: 40_000}
+    # Two steps, the first of them without a collective.
+    assert report.recorded_payload() == {KINDS.ALL_REDUCE: 2048}
+
+
+def test_exposure_where_computation_touches_only_the_ends(tmp_path: Path):
+    """Collective 1020-1120; gemms 1000-1030, 1025-1040 on two streams and 1110-1200: 20 + 10 are overlapped."""
+    trace = Micro(rank=0, world_size=2).calibrate().step(900, 1300)
+    for call, stream, begin, length in ((950, 7, 1000, 30), (960, 8, 1025, 15), (970, 7, 1110, 90)):
+        trace.launch(call, 5, (stream, begin, length))
+    trace.launch(980, 5, (20, 1020, 100), name=NCCL, **{"Collective name": "allreduce", "In msg nelems": 7,
+                                                        "dtype": "Half"})
+    report = communication_report([trace.read(tmp_path)])
+    assert report.exposed_ns == {0: 70_000} and report.kernel_ns == {0: 100_000}
+    assert report.traffic[0].payload_bytes == 14 and report.traffic[0].algbw_gbps is None
+
+
+def test_a_report_without_collectives(tmp_path: Path):
+    report = communication_report([Micro().step(0, 10).read(tmp_path)])
+    assert report.traffic == [] and report.recorded_payload() == {}
+
+
+def total(job: JobShape) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for volume in expected_volumes(job):
+        found[volume.kind.label] = found.get(volume.kind.label, 0.0) + volume.payload_bytes
+    return found
+
+
+def test_closed_formulas():
+    million = {"parameters": 1e6, "gradient_bytes": 4, "parameter_bytes": 2, "dp": 4}
+    assert total(JobShape("ddp", **million)) == {"all_reduce": 4e6}
+    assert total(JobShape("zero1", **million)) == total(JobShape("zero2", **million)) == {
+        "reduce_scatter": 4e6, "all_gather": 2e6}
+    assert total(JobShape("zero3", **million)) == {"reduce_scatter": 4e6, "all_gather": 4e6}
+    # With elements of two bytes everywhere: 2P(d-1)/d for DDP, 3P(d-1)/d for ZeRO-3 on the wire.
+    halves = {**million, "gradient_bytes": 2}
+    assert sum(v.wire_bytes for v in expected_volumes(JobShape("ddp", **halves))) == pytest.approx(2 * 2e6 * 3 / 4)
+    assert sum(v.wire_bytes for v in expected_volumes(JobShape("zero3", **halves))) == pytest.approx(3 * 2e6 * 3 / 4)
+    # sbh = 8 * 2 * 16 elements of two bytes; four all-reduces a layer and micro-batch, six with recomputation.
+    block = {"layers": 3, "sequence": 8, "batch": 2, "hidden": 16, "micro_batches": 5, "tp": 2}
+    assert total(JobShape(**block)) == {"all_reduce": 4 * 3 * 5 * 512}
+    assert total(JobShape(**block, full_recompute=True)) == {"all_reduce": 6 * 3 * 5 * 512}
+    assert total(JobShape(**block, sequence_parallel=True)) == {"reduce_scatter": 30720, "all_gather": 30720}
+    # A middle stage sends and receives at both its boundaries, activations and gradients.
+    assert total(JobShape(**{**block, "tp": 1}, pp=4)) == {"send_recv": 2 * 2 * 5 * 512}
+    assert total(JobShape(**{**block, "tp": 1}, pp=2)) == {"send_recv": 2 * 5 * 512}
+    assert total(JobShape(**{**block, "tp": 1}, ep=8, moe_layers=2, top_k=2)) == {"all_to_all": 4 * 2 * 5 * 2 * 512}
+    # On one rank nothing is communicated.
+    assert total(JobShape("ddp", dp=1, parameters=1e6)) == {}
+
+
+def test_volumes_are_compared_by_kind():
+    checks = check_volumes(JobShape("ddp", dp=4, parameters=1e6), {KINDS.ALL_REDUCE: 4.1e6, KINDS.BROADCAST: 8.0})
+    assert [(c.kind.label, c.agrees) for c in checks] == [("all_reduce", True), ("broadcast", False)]
+    assert not check_volumes(JobShape("ddp", dp=4, parameters=1e6), {})[0].agrees
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ('data_scheme = "magic"', "one of ddp"), ("dp = -3", "at least zero"), ("world = 8", "'world' is nothing a job "
+                                                                                         "says"),
+    ('dp = "8"', "dp is '8'"), ("dp = true", "dp is True"), ("dp =", "is no TOML")])
+def test_a_wrong_job_description_is_told(tmp_path: Path, text: str, said: str):
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    with pytest.raises(CommError, match=said):
+        read_job_shape(str(path))
+    with pytest.raises(CommError, match="cannot be read"):
+        read_job_shape(str(tmp_path / "absent.toml"))
+
+
+def test_sizes_and_ranks_as_people_write_them():
+    assert [parse_bytes(t) for t in ("512", "64KiB", "1.5GB", " 2 MiB ", "1e3", "0")] == [512, 65536, 1.5e9, 2**21,
+                                                                                          1000, 0]
+    assert (bytes_text(1536), bytes_text(100), bytes_text(2**30)) == ("1.5 KiB", "100 B", "1 GiB")
+    assert parse_ranks("0-3,8") == [0, 1, 2, 3, 8] and parse_ranks("0-9:4") == [0, 4, 8]
+    for text in ("", "-1", "many", "5XB", "1 2", "2000000 GiB"):
+        with pytest.raises(CommError):
+            parse_bytes(text)
+    for text in ("", "3-1", "a", "0-8:0", "1,,2", "0-99999999"):
+        with pytest.raises(CommError):
+            parse_ranks(text)
+
+
+def test_a_workload_is_tuned_for_each_collective(tmp_path: Path):
+    built = build_program(read_ranks(two_ranks(), tmp_path))
+
+    def flat(time_us: float, name: str):
+        return make_measurements([("all_reduce", "float", Placement((2,)), s, time_us) for s in (1024, 4096, 2**20)],
+                                 name)
+
+    profile = CommProfile.fit(join([flat(90.0, "nccl"), flat(40.0, "oneshot")]), topology("dgx-v100"))
+    tuned = tune_workload(built, backends_of([profile]), profile.topology)
+    # Steps of 600 (no collective) and 275 us with 40 us, as recorded; 50 us more with 90.
+    assert tuned.best_ns == 437_500 and tuned.step_ns == {"nccl": 462_500, "oneshot": 437_500}
+    assert tuned.winner == ["oneshot"] and tuned.gain == pytest.approx(25 / 437.5)
+
+
+@pytest.mark.real_traces
+def test_predicted_collectives_of_the_eight_rank_job(real_trace: Callable[[str], Path]):
+    built = build_program(read_job(real_trace("dlrm-8xV100-2023")).graphs)
+    where = topology("dgx-v100")
+    priced = price_collectives(built, CommProfile(where).predict, where)
+    assert priced.unpriced == 0 and len(priced.collectives) == 8
+    grouped = built.program.kernel_group >= 0
+    assert (priced.program.kernel_duration[grouped] != built.program.kernel_duration[grouped]).all()
+    simulated = simulate(priced.program)
+    errors = [(simulated.item_end[e] - simulated.item_end[b])
+              / (built.program.recorded_item_end[e] - built.program.recorded_item_end[b]) - 1
+              for _, _, b, e in step_items(built.program)]
+    assert np.mean(np.abs(errors)) < 0.05 and np.max(np.abs(errors)) < 0.10
+    # Each alone within a factor of two of what was recorded from the last arrival on.
+    ratio = priced.times.time_us * 1e3 / [c.recorded_ns for c in priced.collectives]
+    assert ratio.min() > 0.5 and ratio.max() < 2
+
+
+@pytest.mark.real_traces
+def test_the_volume_of_a_recorded_ddp_step(real_trace: Callable[[str], Path]):
+    report = communication_report(read_job(real_trace("resnet50-ddp-2xA100/rank0.kineto.json.gz")).graphs)
+    # ResNet-50 has 25,557,032 parameters of four bytes.
+    checks = check_volumes(JobShape("ddp", dp=2, parameters=25_557_032), report.recorded_payload())
+    assert checks[0].kind is KINDS.ALL_REDUCE and checks[0].agrees
+    assert checks[0].recorded_bytes == pytest.approx(checks[0].expected_bytes, rel=1e-6)

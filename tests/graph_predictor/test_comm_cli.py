@@ -1,0 +1,173 @@
+"""``foretrace comm``: what it prints, its JSON, and how it fails."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from test_comm import two_ranks
+
+from graph_predictor.cli import main
+from kernel_models.collectives import CommProfile
+
+LOG = """# Collective test starting: all_reduce_perf
+{devices}#  size  count  type  redop  root  time  algbw  busbw #wrong  time  algbw  busbw #wrong
+#  (B)  (elements)  (us) (GB/s) (GB/s)  (us) (GB/s) (GB/s)
+{rows}# Avg bus bandwidth    : 1
+"""
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["foretrace", "comm", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            sys.exit(main())
+        captured = capsys.readouterr()
+        return (left.value.code if isinstance(left.value.code, int) else 0), captured.out, captured.err
+
+    return call
+
+
+def log(folder: Path, name: str, latency_us: float, gbps: float, ranks: int = 8) -> Path:
+    devices = "".join(f"#  Rank {i:2} Group  0 Pid 1 on  host device {i} [0x07] NVIDIA H100\n" for i in range(ranks))
+    rows = ""
+    for i in range(10, 27):
+        size, time_us = 2**i, latency_us + 2**i / gbps * 1e-3
+        rows += (f"{size:12} {size // 4:12}     float     sum      -1 {time_us:9.3f} {size / time_us * 1e-3:7.2f} "
+                 f"{size / time_us * 1.75e-3:7.2f}      0 {time_us:9.3f}    1.00    1.00      0\n")
+    path = folder / name
+    path.write_text(LOG.format(devices=devices, rows=rows))
+    return path
+
+
+def test_predict_from_data_sheets(run):
+    code, out, _ = run("predict", "all_reduce", "--bytes", "64MiB", "--topology", "dgx-h100x4", "--json")
+    values = json.loads(out)
+    assert code == 0 and values["source"] == "datasheet" and values["per_node"] == [8, 8, 8, 8]
+    low, high = values["interval_us"]
+    assert low < values["time_us"] < high
+    assert values["busbw_gbps"] == pytest.approx(2**26 / values["time_us"] * 1e-3 * 2 * 31 / 32)
+    shown = [row for row in values["breakdown"] if row["algorithm"] != "hierarchical"]
+    assert values["time_us"] == pytest.approx(min(row["time_us"] for row in shown))
+    assert values["algorithm"] in {f"{row['algorithm']}/{row['protocol']}" for row in shown}
+    code, out, _ = run("predict", "all_reduce", "--bytes", "64MiB", "--topology", "dgx-h100x4")
+    assert code == 0 and "64 MiB over 32 ranks on dgx-h100x4" in out and "hierarchical" in out
+
+
+def test_collectives_that_share_links(run):
+    def asked(*more: str) -> dict[str, float]:
+        return json.loads(run("predict", "all_reduce", "--bytes", "64MiB", "--topology", "dgx-a100", "--algorithm",
+                              "ring",
+                              "--json", *more)[1])
+
+    one, three = asked(), asked("--sharing", "3")
+    # Ring and Simple: 8.4 + 14 * 3.4 us and 1.75 * 2**26 bytes at 220.8 GB/s, three times; the least latency is LL's 15.
+    assert one["time_us"] == pytest.approx(56 + 1.75 * 2**26 / 220.8e3)
+    assert three["time_us"] == pytest.approx(3 * one["time_us"] - 2 * 15, rel=1e-4)
+    assert one["overlap"]["compute_bound"] == pytest.approx(108 / 84)
+
+
+def test_predict_of_one_rank_or_nothing(run):
+    for arguments in (("--bytes", "1GiB", "--ranks", "1"), ("--bytes", "0")):
+        code, out, _ = run("predict", "all_gather", *arguments, "--topology", "dgx-a100", "--json")
+        values = json.loads(out)
+        assert code == 0 and (values["time_us"], values["busbw_gbps"], values["source"]) == (0, 0, "nothing to do")
+        assert values["algorithm"] is None
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (("all_reduce", "--bytes", "1"), "give --topology"),
+    (("gossip", "--bytes", "1", "--topology", "cpu"), "'gossip' is no collective"),
+    (("all_reduce", "--bytes", "lots", "--topology", "cpu"), "'lots' is no size"),
+    (("all_reduce", "--bytes", "1", "--topology", "dgx-h10"), "did you mean dgx-h100"),
+    (("all_reduce", "--bytes", "1", "--topology", "dgx-h100", "--ranks", "9"), "9 ranks do not fit"),
+    (("all_reduce", "--bytes", "1", "--topology", "dgx-h100", "--ranks", "2", "--group", "0-1"), "given twice"),
+    (("all_reduce", "--bytes", "1", "--topology", "dgx-h100", "--dtype", "quark"), "'quark' is no dtype"),
+    (("all_reduce", "--bytes", "1", "--topology", "dgx-h100", "--backend", "mpi"), "knows nothing of 'mpi'"),
+    (("all_reduce", "--bytes", "1", "--topology", "dgx-h100", "--algorithm", "fast"), "'fast' is no algorithm"),
+    (("all_gather", "--bytes", "1", "--topology", "dgx-h100", "--algorithm", "tree"), "cannot be done by tree"),
+    (("all_reduce", "--bytes", "1", "--profile", "absent.json"), "absent.json cannot be read")])
+def test_what_cannot_be_predicted_is_one_sentence(run, arguments, said):
+    code, out, err = run("predict", *arguments)
+    assert code == 2 and said in err and out == "" and err.count("\n") == 1
+
+
+def test_fit_then_predict_then_tune(run, tmp_path: Path):
+    profile, other = tmp_path / "nccl.json", tmp_path / "one.json"
+    code, out, _ = run("fit", log(tmp_path, "a.log", 20, 100), "-o", profile, "--topology", "dgx-h100", "--json")
+    assert code == 0 and json.loads(out)["measurements"] == 17
+    assert run("fit", log(tmp_path, "b.log", 5, 50), "-o", other, "--topology", "dgx-h100", "--backend",
+               "oneshot")[0] == 0
+    code, out, _ = run("predict", "all_reduce", "--bytes", "1MiB", "--profile", profile, "--dtype", "float", "--json")
+    values = json.loads(out)
+    assert values["source"] == "measured" and values["time_us"] == pytest.approx(20 + 2**20 * 1e-5, rel=1e-3)
+    far = json.loads(run("predict", "all_reduce", "--bytes", "1MiB", "--profile", profile, "--topology", "dgx-h100x2",
+                         "--json")[1])
+    assert far["source"] == "fitted" and far["per_node"] == [8, 8]
+    assert "says nothing about dgx-a100" in run("predict", "all_reduce", "--bytes", "1", "--profile", profile,
+                                                "--topology",
+                                                "dgx-a100")[2]
+    code, out, _ = run("tune", profile, other, "-o", tmp_path / "t.json", "--csv", tmp_path / "t.csv", "--json")
+    # 20 us + 10 ns/kB against 5 us + 20 ns/kB: equal at 1.5 MB, within 5% from about 1.29 MB on.
+    found = json.loads(out)["crossovers"]
+    assert code == 0 and [(c["before"], c["after"]) for c in found] == [("oneshot", "nccl")]
+    assert found[0]["payload_bytes"] == pytest.approx(1.29e6, rel=0.12)
+    assert json.loads((tmp_path / "t.json").read_text())["crossovers"] == found
+    assert (tmp_path / "t.csv").read_text().startswith("collective_type,min_bytes,max_bytes,algorithm,protocol")
+    code, out, _ = run("tune", profile, other)
+    assert code == 0 and "Crossovers" in out and "oneshot" in out
+
+
+def test_bad_logs_exit_with_the_line(run, tmp_path: Path):
+    path = log(tmp_path, "a.log", 20, 100)
+    path.write_text(path.read_text()[:-400])
+    code, out, err = run("fit", path, "-o", tmp_path / "p.json", "--topology", "dgx-h100")
+    assert code == 2 and "a.log, line 2" in err and out == "" and not (tmp_path / "p.json").exists()
+    code, _, err = run("fit", tmp_path / "absent.log", "-o", tmp_path / "p.json", "--topology", "dgx-h100")
+    assert code == 2 and "absent.log" in err
+
+
+def test_a_job_is_reported_fitted_and_tuned(run, tmp_path: Path):
+    folder = tmp_path / "job"
+    folder.mkdir()
+    for rank, trace in enumerate(two_ranks()):
+        trace.write(folder / f"rank{rank}.json")
+    # Two steps are recorded, the first of them without a collective: 2,048 bytes a step.
+    job = tmp_path / "job.toml"
+    job.write_text('data_scheme = "ddp"\ndp = 2\nparameters = 512.0\n')
+    code, out, _ = run("report", folder, "--job", job, "--json")
+    values = json.loads(out)
+    assert code == 0 and values["volumes"] == [{"collective": "all_reduce", "causes": ["DDP gradients"],
+                                                "expected_bytes": 2048, "recorded_bytes": 2048, "agrees": True}]
+    assert values["traffic"][0]["straggler"] == 1 and values["ranks"][0]["exposed_us"] == 220
+    code, out, _ = run("report", folder, "--job", job)
+    assert code == 0 and "DDP gradients" in out and "2 KiB" in out
+    profile = tmp_path / "p.json"
+    assert run("fit", folder, "-o", profile, "--topology", "dgx-v100")[0] == 0
+    assert CommProfile.load(profile).backend_names() == ["nccl"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="a sweep needs PyTorch")
+def test_a_small_sweep_with_gloo(run, tmp_path: Path):
+    profile, table = tmp_path / "p.json", tmp_path / "t.jsonl"
+    code, _, err = run("bench", "-o", profile, "--collective", "all_reduce", "--smallest", "1KiB", "--largest", "8KiB",
+                       "--rounds", "2", "--table", table)
+    assert code == 0, err
+    rows = [json.loads(line) for line in table.read_text().splitlines()]
+    assert len(rows) == 2 * 4 and {row["payload_bytes"] for row in rows} == {1024, 2048, 4096, 8192}
+    assert {(row["ranks"], row["backend"]) for row in rows} == {(2, "gloo")} and min(r["latency_us"] for r in rows) > 1
+    values = json.loads(run("predict", "all_reduce", "--bytes", "3000", "--profile", profile, "--ranks", "2", "--dtype",
+                            "float32", "--json")[1])
+    assert values["source"] == "measured" and values["time_us"] > 1
+
+
+def test_a_sweep_that_cannot_be(run, tmp_path: Path):
+    for arguments, said in ((("--backend", "carrier-pigeon"), "no backend"), (("--collective", "barrier"),
+                                                                              "no collective"),
+                            (("--smallest", "2KiB", "--largest", "1KiB"), "no sizes")):
+        code, _, err = run("bench", "-o", tmp_path / "p.json", *arguments)
+        assert code == 2 and said in err

@@ -1,0 +1,42 @@
+"""Recurrent layers over whole sequences, forward and backward."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tracer.campaign.families.family import BYTES, FORWARD_BACKWARD, Bench, Choice, Family, Size
+
+if TYPE_CHECKING:
+    from tracer.campaign.lab import Lab
+
+_GATES = {"lstm": 4, "gru": 3}
+
+
+def _prepare(settings: dict[str, Any], lab: Lab) -> Bench:
+    """Input [seq, batch, input]; hidden states start at zero."""
+    torch, dtype, backward = lab.torch, settings["dtype"], settings["op"] == "backward"
+    seq, batch, inputs, hidden, layers = (settings[name] for name in ("seq", "batch", "input", "hidden", "layers"))
+    lab.tf32(dtype == "tf32")
+    kind = torch.nn.LSTM if settings["cell"] == "lstm" else torch.nn.GRU
+    module = kind(inputs, hidden, layers).to(device=lab.device, dtype=lab.dtype(dtype)).train(backward)
+    x = lab.random(seq, batch, inputs, dtype=dtype, grad=backward)
+    gates = _GATES[settings["cell"]]
+    products = gates * hidden * sum((inputs if layer == 0 else hidden) + hidden for layer in range(layers))
+    values = seq * batch * (inputs + hidden * (2 * layers - 1))
+    flops, moved = 2.0 * seq * batch * products, BYTES[dtype] * float(products + values)
+    if not backward:
+        def forward() -> Any:
+            with torch.no_grad():
+                return module(x)[0]
+        return Bench(forward, flops, moved)
+    out = module(x)[0]
+    gradient = lab.random_like(out)
+    wanted = (x, *module.parameters())
+    return Bench(lambda: torch.autograd.grad(out, wanted, gradient, retain_graph=True), 2.0 * flops, 2.0 * moved)
+
+
+FAMILIES = [Family(
+    "recurrent", "LSTM and GRU layers over whole sequences",
+    {"seq": Size(4), "batch": Size(2), "input": Size(8), "hidden": Size(8), "layers": Size(2, 1)},
+    {"cell": Choice(("lstm", "gru")), "op": Choice(FORWARD_BACKWARD), "dtype": Choice(("fp32", "bf16", "fp16", "tf32"))},
+    _prepare)]

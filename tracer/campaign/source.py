@@ -1,0 +1,135 @@
+"""Where a run's items come from: a plan's list in its order, or whatever picks the next one from what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tracer.campaign.errors import CampaignError
+from tracer.campaign.items import Item, expand, parts
+from tracer.campaign.plan import Plan
+from tracer.campaign.results import ItemResult
+
+Rows = Sequence[Mapping[str, Any]]
+"""A micro-benchmark's rows, as ``tracer.campaign.tables`` describes them."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a run needs to know beside its items.
+
+    Attributes:
+        name, description: for ``campaign.json``.
+        device: "cuda" or "cpu".
+        threads: of torch on the CPU; 0 leaves torch's own choice.
+        part, parts: which part of how many this is, 0 for all.
+    """
+
+    name: str
+    description: str
+    device: str
+    threads: int = 0
+    part: int = 0
+    parts: int = 1
+
+
+class ItemSource(Protocol):
+    """Gives a run its items, one at a time. ``setup`` describes the run.
+
+    A run calls ``begin`` once, then ``next`` and ``record`` in turn until ``next`` gives nothing.
+    """
+
+    @property
+    def setup(self) -> Setup:
+        """What the run is."""
+        ...
+
+    def begin(self, lines: Mapping[str, ItemResult]) -> int:
+        """Take up what the directory holds already; returns how many of its items need not be run."""
+        ...
+
+    def known(self) -> Sequence[Item]:
+        """Items whose results in the directory tell how long such items take here."""
+        ...
+
+    def next(self, fits: Callable[[Item], bool]) -> Item | None:
+        """The next item that fits into the time left, or nothing."""
+        ...
+
+    def record(self, item: Item, result: ItemResult, rows: Rows) -> None:
+        """What came of an item that ``next`` gave."""
+        ...
+
+    def planned(self) -> int:
+        """How many items there are in all, as far as is known; 0 if that is open."""
+        ...
+
+    def left(self) -> int:
+        """How many have neither been there before nor been run."""
+        ...
+
+    def stopped(self) -> str:
+        """Why it ended before its time, as a sentence; empty if it did not."""
+        ...
+
+
+class PlanItems:
+    """A plan's items in order: those without a result, then those that failed.
+
+    Raises:
+        CampaignError: the plan has a mistake, or no such part.
+    """
+
+    def __init__(self, plan: Plan, part: int | None = None) -> None:
+        self.setup = Setup(plan.name, plan.description, plan.device, plan.threads, part or 0, plan.parts)
+        self._items = chosen(plan, part)
+        self._todo: list[Item] = []
+        self._place = self._ran = 0
+
+    def begin(self, lines: Mapping[str, ItemResult]) -> int:
+        """See ``ItemSource``."""
+        fresh = [item for item in self._items if item.id not in lines]
+        self._todo = fresh + [item for item in self._items if item.id in lines and lines[item.id].status == "failed"]
+        return len(self._items) - len(self._todo)
+
+    def known(self) -> Sequence[Item]:
+        """See ``ItemSource``."""
+        return self._items
+
+    def next(self, fits: Callable[[Item], bool]) -> Item | None:
+        """The next one that fits; longer ones are passed over, since a shorter one may still fit."""
+        while self._place < len(self._todo):
+            item = self._todo[self._place]
+            self._place += 1
+            if fits(item):
+                return item
+        return None
+
+    def record(self, item: Item, result: ItemResult, rows: Rows) -> None:
+        """Nothing is learned: the order is fixed."""
+        self._ran += 1
+
+    def planned(self) -> int:
+        """See ``ItemSource``."""
+        return len(self._items)
+
+    def left(self) -> int:
+        """See ``ItemSource``."""
+        return len(self._todo) - self._ran
+
+    def stopped(self) -> str:
+        """A plan never stops by itself."""
+        return ""
+
+
+def chosen(plan: Plan, part: int | None) -> list[Item]:
+    """The items of a part (all for None), in order. Raises ``CampaignError`` if there is no such part."""
+    items = expand(plan)
+    if part is None:
+        return items
+    if not 1 <= part <= plan.parts:
+        have, choose = ("one part", "leave --part out") if plan.parts == 1 else (
+            f"{plan.parts} parts", f"choose one from 1 to {plan.parts}")
+        raise CampaignError(f"The plan {plan.name} has {have}, so there is no part {part}; {choose}.")
+    return parts(items, plan.parts)[part - 1]
