@@ -156,6 +156,44 @@ def two_nodes(folder: Path) -> None:
             errors.show(f"2 nodes A100, {ranks} ranks ({per_node} a node), {name}", asked.get(name, "-"))
 
 
+def other_tables(folder: Path) -> None:
+    """The same rules on tables that none of them was looked at with: vTrain's A100, Vidur's single nodes."""
+    vtrain = pd.read_parquet(folder / "all_reduce_vtrain.parquet")
+    vtrain = vtrain[vtrain.gpu == "A100"]
+    rows = make_measurements(("all_reduce", "float32", Placement((r.ranks,)), r.payload_bytes, r.latency_us)
+                             for r in vtrain[vtrain.payload_bytes % 2**23 == 0].itertuples()).aggregated()
+    sheet = Errors()
+    large = rows.take(rows.batch.payload_bytes >= LARGE)
+    sheet.add(DatasheetModel(topology("dgx-a100")).predict(large.batch), large.time_us)
+    sheet.show("vTrain A100, datasheet, >= 16 MiB, 2 to 8 ranks")
+    for left_out, fitted in ((4, (2, 8)), (8, (2, 4)), (5, (3, 8))):
+        errors = Errors()
+        left = rows.take(rows.batch.ranks == left_out)
+        errors.add(MeasuredModel.fit(rows.take(np.isin(rows.batch.ranks, fitted))).predict(left.batch), left.time_us)
+        errors.show(f"vTrain A100, {left_out} ranks from {fitted[0]} and {fitted[1]}")
+    vidur = pd.read_parquet(folder / "vidur_all_reduce_send_recv.parquet")
+    vidur = vidur[(vidur.collective == "all_reduce") & (vidur.ranks == vidur.ranks_per_node)]
+    for cluster, node in (("a100_dgx", "dgx-a100"), ("h100_dgx", "dgx-h100")):
+        part = vidur[vidur.topology == cluster]
+        rows = make_measurements(("all_reduce", "float16", Placement((r.ranks,)), r.payload_bytes, r.median_us)
+                                 for r in part.itertuples()).aggregated()
+        kept = np.zeros(len(rows), bool)
+        kept[np.lexsort((rows.batch.payload_bytes, rows.batch.ranks))[::10]] = True
+        left = rows.take(~kept)
+        where = topology(node)
+        results = {"a tenth measured": MeasuredModel.fit(rows.take(kept)),
+                   "two parameters": FittedModel.fit(rows.take(kept), where, most_pieces=1),
+                   "three lines": FittedModel.fit(rows.take(kept), where)}
+        for name, model in results.items():
+            errors = Errors()
+            errors.add(model.predict(left.batch), left.time_us)
+            errors.show(f"Vidur {cluster}, 2 to 8 ranks, {name}")
+        errors = Errors()
+        large = rows.take(rows.batch.payload_bytes >= LARGE)
+        errors.add(DatasheetModel(where).predict(large.batch), large.time_us)
+        errors.show(f"Vidur {cluster}, 2 to 8 ranks, datasheet, >= 16 MiB")
+
+
 def dlrm(folder: Path) -> None:
     """Collective kernels' times removed and predicted, eight ranks simulated together."""
     from graph_predictor.build import build_program
@@ -260,6 +298,7 @@ def main() -> int:
     leave_ranks_out(data)
     datasheet(data)
     two_nodes(folder / "collectives")
+    other_tables(folder / "collectives")
     dlrm(folder)
     tuner(folder / "collectives", data)
     speed(data)

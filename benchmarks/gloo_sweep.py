@@ -1,6 +1,6 @@
 """Real gloo runs on this machine: sweep, fit, and predict sizes that were not fitted.
 
-    python benchmarks/gloo_sweep.py [--processes 2 4] [--rounds 15]
+    python benchmarks/gloo_sweep.py [--processes 2 4] [--rounds 31]
 
 Every second size of a sweep is left out of the fit. Needs PyTorch. The machine should be idle: with more runnable
 processes than cores the times measure the scheduler.
@@ -25,7 +25,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", nargs="+", type=int, default=[2, 4])
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--kinds", nargs="+", default=["all_reduce", "all_gather", "broadcast", "all_to_all"])
     options = parser.parse_args()
     sizes = sweep_sizes(1024, 16 << 20, 2)

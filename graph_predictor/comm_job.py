@@ -100,8 +100,7 @@ def simulate_groups(job: GroupJob, duration_ns: npt.ArrayLike) -> GroupTimes:
                       out.lane_end, out.lane_waited)
     if left:
         raise SimulationStuck(f"{left} collectives never start: some ranks do them in opposite orders, which would "
-                              "hang a "
-                              "real job too.")
+                              "hang a real job too.")
     return out
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from graph_predictor.build import Built
 from graph_predictor.program import Int64, Program
-from kernel_models.collectives import CollectiveBatch, CollectiveCall, CollectiveKind, CommTimes, Topology
+from kernel_models.collectives import CollectiveBatch, CollectiveCall, CommTimes, Topology
 from kernel_models.collectives.readers.traces import element_bytes, kind_of, payload_bytes
 from tracer.graph import NONE, ExecutionGraph, KernelKind
 
@@ -129,8 +129,7 @@ def price_collectives(built: Built, predict: Predict, on: Topology) -> PricedJob
     notes = []
     if unknown:
         notes.append(f"{unknown} collective kernels have no recorded kind or size and keep their recorded times; "
-                     "record "
-                     "with shapes.")
+                     "record with shapes.")
     if alone := sum(c.alone for c in collectives):
         notes.append(f"{alone} collectives were recorded on one rank only: what it waited for the others is left out.")
     return PricedJob(built.program.with_durations(duration), collectives, times, unknown, notes)

@@ -52,8 +52,7 @@ def tune_workload(built: Built, backends: Mapping[str, Predict], on: Topology,
     if not np.isfinite(table).any(axis=0).all():
         lacking = collectives[int(np.flatnonzero(~np.isfinite(table).any(axis=0))[0])].call
         raise CommError(f"No backend was measured for {lacking.kind.label} over {lacking.ranks} ranks, which the "
-                        "workload "
-                        "does; measure it with 'foretrace comm bench'.")
+                        "workload does; measure it with 'foretrace comm bench'.")
     best = np.nanargmin(table, axis=0)
     own = times[default]
     stays = np.isfinite(own) & (own <= table[best, np.arange(len(best))] * (1 + MARGIN))

@@ -1,9 +1,9 @@
 """What turns an operation into microseconds.
 
 Operations become calls (``kernel_models.families``), calls get times (``price``) from a device's fitted models
-(``DeviceProfile``, made by ``fit_profile`` from measured calls) or from formulas on its data sheet (``kernel_models.device``).
-``kernel_models.launch_constants`` holds what replay needs of a trace: launch latencies, gaps between queued kernels,
-and return lags of blocking calls.
+(``DeviceProfile``, made by ``fit_profile`` from measured calls) or from formulas on its data sheet
+(``kernel_models.device``). ``kernel_models.launch_constants`` holds what replay needs of a trace: launch latencies,
+gaps between queued kernels, and return lags of blocking calls.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import math
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -101,6 +101,40 @@ class DeviceSpec:
                 return max(rates)
             dtype = _FALLBACK_DTYPES.get(dtype, "fp32")
         raise DeviceError(f"{self.name} lists no fp32 rate; complete its file.")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for a profile of a device whose figures were measured; see ``from_json``."""
+        found = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: dict(value) if isinstance(value, Mapping) else list(value) if isinstance(value, tuple) else value
+                for name, value in found.items()}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> DeviceSpec:
+        """The device of ``to_json``.
+
+        Raises:
+            DeviceError: a figure is missing, of another type, or out of range.
+        """
+        found: dict[str, Any] = {}
+        try:
+            for one in fields(cls):
+                value, kind = values[one.name], str(one.type)
+                if kind.startswith("Mapping[str, float]"):
+                    value = MappingProxyType({str(key): _figure(one.name, rate) for key, rate in value.items()})
+                elif kind.startswith("Mapping"):
+                    value = MappingProxyType({str(key): str(text) for key, text in value.items()})
+                elif kind.startswith("tuple"):
+                    value = tuple(map(str, value))
+                elif kind == "float":
+                    value = _figure(one.name, value)
+                elif kind == "int":
+                    value = int(_figure(one.name, value))
+                elif type(value).__name__ != kind:
+                    raise TypeError(f"{one.name} is a {type(value).__name__}")
+                found[one.name] = value
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DeviceError(f"The stored device is not complete: {type(error).__name__}: {error}.") from None
+        return cls(**found)
 
     def features(self) -> dict[str, float]:
         """The figures as numbers for models that learn across devices; rates in 10¹²/s, sizes in the units above."""
@@ -221,6 +255,13 @@ def _spec(data: dict[str, Any]) -> DeviceSpec:
         host_gbps=links["host_gbps"], peer_gbps=links["peer_gbps"],
         kernel_floor_us=launch["kernel_floor_us"], launch_latency_us=launch["latency_us"],
         sources=MappingProxyType(sources))
+
+
+def _figure(name: str, value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number) or number < 0:
+        raise ValueError(f"{name} is {value}")
+    return number
 
 
 def _plain(name: str) -> str:

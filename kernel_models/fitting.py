@@ -24,6 +24,7 @@ from kernel_models.heuristics import RooflineModel, fit_efficiencies
 from kernel_models.learned.boosting import Boosting
 from kernel_models.learned.distil import distil
 from kernel_models.learned.fit import FOLDS, Problem
+from kernel_models.learned.gaussian import LEAST_CALLS, fit_gaussian
 from kernel_models.learned.intervals import Intervals
 from kernel_models.model import Float64, KernelModel
 from kernel_models.op_call import Family
@@ -59,10 +60,13 @@ class Options:
     Attributes:
         refit: whether the stored models are fitted to the held-out rows too, once these have judged them.
         distil: whether to make quick copies.
+        process_up_to: calls up to which a Gaussian process is tried instead of trees: it learns more from few, as a
+            calibration has, in less time; 0 for never.
     """
 
     refit: bool = True
     distil: bool = True
+    process_up_to: int = 0
 
 
 def fit_profile(
@@ -103,6 +107,8 @@ def fit_entry(samples: Samples, spec: DeviceSpec, options: Options | None = None
     options = options or Options()
     held = samples.split()
     fit = samples.taken(~held) if (~held).any() else samples
+    if LEAST_CALLS <= len(fit) <= options.process_up_to:
+        return _fit_process(fit, samples.taken(held), spec)
     chosen, candidates, intervals = _choose(fit, spec)
     facts: dict[str, Any] = {"data": samples.source, "candidates": candidates, "fit_rows": len(fit),
                              "chosen": "roofline" if chosen is None else _text(chosen)}
@@ -115,6 +121,19 @@ def fit_entry(samples: Samples, spec: DeviceSpec, options: Options | None = None
             model, distilled = _fitted(samples, spec, chosen, intervals, options.distil)
     rows = len(samples) if options.refit and samples.held_out is None else len(fit)
     return Entry("roofline" if chosen is None else "boosted", model, distilled, samples.software, rows, facts)
+
+
+def _fit_process(fit: Samples, held: Samples, spec: DeviceSpec) -> Entry:
+    """The process, or the formulas where rows left out say that it is no better."""
+    model, out = fit_gaussian(fit, spec)
+    heuristic, learned = _heuristic_errors(fit, spec), errors_of(out, fit.measured_us)
+    best: KernelModel = model if learned.mape < heuristic.mape else model.formula
+    kind = "gaussian" if best is model else "roofline"
+    facts: dict[str, Any] = {"data": fit.source, "fit_rows": len(fit), "chosen": kind,
+                             "candidates": {"roofline": heuristic.to_json(), "gaussian": learned.to_json()}}
+    if len(held):
+        facts["held_out"] = _judged(best, held)
+    return Entry(kind, best, None, fit.software, len(fit), facts)
 
 
 def scaled_to(how: Boosting, rows: int) -> Boosting:

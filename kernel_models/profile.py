@@ -21,7 +21,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from kernel_models.device import DeviceSpec, device
+from kernel_models.device import DeviceSpec, device, device_names
+from kernel_models.host.overheads import HostOverheads
 from kernel_models.model import Arrays, KernelModel
 from kernel_models.op_call import Family
 from tracer.errors import ForetraceError, GraphFileError
@@ -42,9 +43,12 @@ _MOST_ARRAY_BYTES = 256 << 20
 
 LOADERS: dict[str, tuple[str, str]] = {
     "boosted": ("kernel_models.learned.boosted", "BoostedModel"),
+    "gaussian": ("kernel_models.learned.gaussian", "GaussianModel"),
     "roofline": ("kernel_models.heuristics.roofline", "RooflineModel"),
 }
 """Kinds of models a profile can hold: the module and class whose ``from_state`` makes one. New kinds are added here."""
+ON_DEVICE = frozenset({"gaussian", "roofline"})
+"""Kinds that price by the device's figures: their ``from_state`` takes the profile's device too."""
 
 
 class ProfileError(ForetraceError):
@@ -80,11 +84,13 @@ class DeviceProfile:
         device: what they were fitted to.
         entries: models, of a family the preferred one first.
         provenance: date, versions of the software that fitted, data.
+        host: overheads of the host beside the device, if they were measured.
     """
 
     device: DeviceSpec
     entries: Sequence[Entry] = ()
     provenance: dict[str, Any] = field(default_factory=dict)
+    host: HostOverheads | None = None
 
     def models_of(self, family: Family) -> Sequence[KernelModel]:
         """The models of a family, the preferred one first."""
@@ -149,6 +155,8 @@ def to_bytes(profile: DeviceProfile) -> bytes:
     members: dict[str, Arrays] = {}
     manifest = {
         "device": profile.device.name, "provenance": profile.provenance,
+        **({} if _is_known(profile.device) else {"spec": profile.device.to_json()}),
+        **({} if profile.host is None else {"host": profile.host.to_json()}),
         "models": [{
             "kind": entry.kind, "software": entry.software, "rows": entry.rows, "facts": entry.facts,
             "state": _state(entry.model, f"{i}", members),
@@ -166,6 +174,11 @@ def to_bytes(profile: DeviceProfile) -> bytes:
         archive.comment = f"foretrace-profile {VERSION} crc32 ".encode() + b"0" * _CHECKSUM_BYTES
     body = stream.getvalue()[:-_CHECKSUM_BYTES]
     return body + f"{zlib.crc32(body):08x}".encode()
+
+
+def _is_known(spec: DeviceSpec) -> bool:
+    """Whether a device's figures are those of its file, rather than measured."""
+    return spec.name in device_names() and spec == device(spec.name)
 
 
 def _member(name: str) -> zipfile.ZipInfo:
@@ -213,6 +226,9 @@ def _read(archive: zipfile.ZipFile, label: str) -> DeviceProfile:
         if info.file_size > (_MOST_MANIFEST_BYTES if info.filename == MANIFEST else _MOST_ARRAY_BYTES):
             raise _corrupt(label, f"its member {info.filename[:80]!r} is impossibly large")
     manifest = msgspec.json.decode(archive.read(MANIFEST), type=dict[str, Any])
+    own = manifest.get("spec")
+    spec = device(str(manifest["device"])) if own is None else DeviceSpec.from_json(own)
+    host = manifest.get("host")
 
     def array(name: str) -> np.ndarray:
         found = np.load(io.BytesIO(archive.read(name)), allow_pickle=False)
@@ -225,8 +241,9 @@ def _read(archive: zipfile.ZipFile, label: str) -> DeviceProfile:
             raise ProfileError(f"{label} holds a model of kind {kind[:40]!r}, which this foretrace does not know; "
                                "update foretrace.")
         module, name = LOADERS[kind]
-        loader: Callable[[dict[str, Any], Arrays], KernelModel] = getattr(import_module(module), name).from_state
-        return loader(state["values"], {key: array(member) for key, member in state["arrays"].items()})
+        loader: Callable[..., KernelModel] = getattr(import_module(module), name).from_state
+        arrays = {key: array(member) for key, member in state["arrays"].items()}
+        return loader(state["values"], arrays, spec) if kind in ON_DEVICE else loader(state["values"], arrays)
 
     def entries() -> Iterator[Entry]:
         for stored in manifest["models"]:
@@ -235,7 +252,8 @@ def _read(archive: zipfile.ZipFile, label: str) -> DeviceProfile:
             yield Entry(kind, model(kind, stored["state"]), None if distilled is None else model(kind, distilled),
                         str(stored["software"]), int(stored["rows"]), dict(stored["facts"]))
 
-    return DeviceProfile(device(str(manifest["device"])), list(entries()), dict(manifest["provenance"]))
+    return DeviceProfile(spec, list(entries()), dict(manifest["provenance"]),
+                         None if host is None else HostOverheads.from_json(host))
 
 
 def _corrupt(label: str, reason: str) -> ProfileError:

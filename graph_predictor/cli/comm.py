@@ -71,8 +71,7 @@ def predict(
         model, where = _profile_on(profile, topology, oversubscription)
         if group is not None and ranks is not None:
             raise CommError("Ranks are given twice; give --group or --ranks.")
-        placement = where.place(parse_ranks(group)) if group else where.first(ranks if ranks is not None
-                                                                              else where.gpus)
+        placement = where.place(parse_ranks(group)) if group else where.first(where.gpus if ranks is None else ranks)
         kind, payload = collective_kind(collective), parse_bytes(size)
         batch = CollectiveBatch.of(kind, payload, placement, dtype)
         if algorithm is not None:
@@ -87,9 +86,8 @@ def predict(
         if sharing > 1:
             from kernel_models.collectives.contention import shared_times
 
-            times = shared_times(times, model.predict(CollectiveBatch.of(kind, min(payload, 1.0), placement, dtype),
-                                                      backend,
-                                                      on=where), sharing)
+            tiny = CollectiveBatch.of(kind, min(payload, 1.0), placement, dtype)
+            times = shared_times(times, model.predict(tiny, backend, on=where), sharing)
         time_us = float(times.time_us[0])
         level = Level(int(times.level[0]))
         algbw = payload / time_us * 1e-3 if time_us else 0.0
@@ -102,8 +100,7 @@ def predict(
             "topology": where.name, "sharing": sharing,
             "overlap": _overlap(where, algbw * bus_factor(kind, placement.ranks)),
             "breakdown": [{"algorithm": way.algorithm.label, "protocol": way.protocol.label,
-                           "latency_us": way.latency_us,
-                           "transfer_us": way.us_per_byte * payload,
+                           "latency_us": way.latency_us, "transfer_us": way.us_per_byte * payload,
                            "time_us": way.latency_us + way.us_per_byte * payload}
                           for way in ways] if placement.ranks > 1 else []}
         if json:
@@ -117,8 +114,7 @@ def predict(
             report.line(f"Algorithmic bandwidth {algbw:,.1f} GB/s, bus bandwidth {values['busbw_gbps']:,.1f} GB/s.")
         if values["overlap"]:
             report.line(f"Beside it, computation takes up to {values['overlap']['compute_bound']:.2f} times as long, "
-                        "and "
-                        f"what memory bounds {values['overlap']['memory_bound']:.2f} times.")
+                        f"and what memory bounds {values['overlap']['memory_bound']:.2f} times.")
         report.table(
             "By formula from published constants (µs)",
             [Column("algorithm", name=True), Column("protocol", name=True), Column("latency"), Column("transfer"),
@@ -435,9 +431,8 @@ def _report_tuning(backends: list[str], choices: list[Choice], changes: list[Cro
         for name, value in tuned.step_ns.items():
             report.line(f"Step with {name}: {milliseconds(value)} ms" if value == value else
                         f"Step with {name}: it lacks some of the workload's collectives")
-        report.line(f"Step with the best for each collective: {milliseconds(tuned.best_ns)} ms "
-                    f"({percent(tuned.gain, 2)} "
-                    f"faster than {tuned.default})")
+        faster = f" ({percent(tuned.gain, 2)} faster than {tuned.default})" if tuned.gain == tuned.gain else ""
+        report.line(f"Step with the best for each collective: {milliseconds(tuned.best_ns)} ms{faster}")
 
 
 def _report_communication(found: CommReport, checks: list[VolumeCheck], notes: list[str]) -> None:

@@ -113,9 +113,9 @@ class FittedModel:
         """Fit every measured setting."""
         points = measurements.aggregated().curves()
         formulas = DatasheetModel(on)
-        pieces = {key: Pieces.fit(size, time_us, most_pieces) if len(size) > 1 else _scaled(formulas, key, size,
-                                                                                            time_us)
-                  for key, (size, time_us) in points.items()}
+        pieces = {
+            key: Pieces.fit(size, time_us, most_pieces) if len(size) > 1 else _scaled(formulas, key, size, time_us)
+            for key, (size, time_us) in points.items()}
         residuals = []
         for size, time_us in points.values() if intervals else ():
             for fold in range(min(FOLDS, len(size) // 2)):

@@ -34,6 +34,8 @@ MOST_FACTOR = 4
 """Group sizes up to this factor beyond the measured ones are extrapolated; further ones are left to the formulas."""
 LATENCY_BYTES, BELOW = 16 * 1024.0, 2.0
 """A curve that starts at this size or below starts with the latency, which holds for every smaller size."""
+EXTRAPOLATED = 0.03
+"""Added to the log half-width for each doubling beyond the largest measured size."""
 OCTAVES = 2.5
 """Residuals of sizes within this many doublings decide the interval at a size."""
 
@@ -48,7 +50,7 @@ class MeasuredModel:
         residual_size, residual: log(measured / predicted) of sizes left out.
         misfit: of the same sizes how far the monotone curve passes by them when they are not left out.
         ranks_residual: log(measured / predicted) of whole group sizes left out.
-        spread: log ratio that repeats of one measurement stay within.
+        spread: log ratio that medians of repeats stay within.
     """
 
     curves: dict[Setting, Curve]
@@ -101,7 +103,7 @@ class MeasuredModel:
             if near is None:
                 return
             level, extra = Level.INTERPOLATED, 0.0
-            log_time = self._between(key, *near, size)
+            log_time = self._between(key[2], *near).log_at(size, self.blend)
             below, above = _quantiles(self.ranks_residual, RANKS_SHARED if self.shared_link else RANKS_DEFAULT)
             low, high = np.full(len(size), below), np.full(len(size), above)
         out.time_us[rows] = np.exp(log_time)
@@ -138,19 +140,21 @@ class MeasuredModel:
         first, second = (self.nearest_dtype((kind, dtype, n, 1, n, n)) for n in (a, b))
         return None if first is None or second is None else (first, second)
 
-    def _between(self, key: Setting, first: Setting, second: Setting, size: Float64) -> Float64:
+    def _between(self, n: int, first: Setting, second: Setting) -> Curve:
+        """The curve of n ranks, at the sizes measured for either neighbour; monotone as all curves are."""
         curve_a, curve_b = self.curves[first], self.curves[second]
+        size = np.union1d(curve_a.size, curve_b.size)
         log_a, log_b = curve_a.log_at(size, self.blend), curve_b.log_at(size, self.blend)
-        a, b, n = first[2], second[2], key[2]
+        a, b = first[2], second[2]
         if self.shared_link:
             w = np.log(n / a) / np.log(b / a)
-            return (1 - w) * log_a + w * log_b
+            return Curve.fit(size, np.exp((1 - w) * log_a + w * log_b))
         share = np.exp(np.minimum(0.5 * (curve_a.log_time[0] + curve_b.log_time[0] - log_a - log_b), 0.0))
         by_n, by_inverse = (n - a) / (b - a), (1 / n - 1 / a) / (1 / b - 1 / a)
         w = share * by_n + (1 - share) * by_inverse
         time_us = (1 - w) * np.exp(log_a) + w * np.exp(log_b)
         # Extrapolated, a sum of two times can go below both; half the lesser is the least that is believed.
-        return np.log(np.maximum(time_us, 0.5 * np.exp(np.minimum(log_a, log_b))))
+        return Curve.fit(size, np.maximum(time_us, 0.5 * np.exp(np.minimum(log_a, log_b))))
 
     def _interval(self, curve: Curve, size: Float64) -> tuple[Float64, Float64]:
         """Log offsets of the 80% interval: of repeats at a measured size, of left-out sizes far from one."""
@@ -168,10 +172,11 @@ class MeasuredModel:
         distance = np.minimum(np.abs(octave - measured[left]), np.abs(octave - measured[right]))
         # A left-out size lay in the middle of two steps of its table; the middle of any gap is taken as that far away.
         away = np.minimum(2.0 * distance / np.maximum(measured[right] - measured[left], 1e-9), 1.0)
+        beyond = EXTRAPOLATED * np.maximum(octave - measured[-1], 0.0)
         floor = np.interp(octave, grid, floor_grid)
         low = -np.maximum(-np.interp(octave, grid, low_grid) * away, floor)
         high = np.maximum(np.interp(octave, grid, high_grid) * away, floor)
-        return low, high
+        return low - beyond, high + beyond
 
     def _leave_ranks_out(self, points: dict[Setting, tuple[Float64, Float64]]) -> Float64:
         residuals = []
@@ -180,7 +185,7 @@ class MeasuredModel:
             partial = MeasuredModel(others, self.blend, shared_link=self.shared_link)
             near = partial._neighbours(key)
             if near is not None:
-                residuals.append(np.log(time_us) - partial._between(key, *near, size))
+                residuals.append(np.log(time_us) - partial._between(key[2], *near).log_at(size, self.blend))
         return np.concatenate(residuals) if residuals else np.zeros(0)
 
     def state(self) -> dict[str, Any]:
@@ -211,8 +216,7 @@ class MeasuredModel:
                 bool(state["shared_link"]))
         except (KeyError, TypeError, ValueError) as error:
             raise CommError(f"The measured curves cannot be read ({type(error).__name__}: {error}); fit them again "
-                            "with "
-                            "'foretrace comm fit'.") from None
+                            "with 'foretrace comm fit'.") from None
 
 
 def _numbers(values: Iterable[Any]) -> Float64:

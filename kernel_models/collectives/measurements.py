@@ -27,7 +27,7 @@ Setting = tuple[int, int, int, int, int, int]
 
 @dataclass(slots=True)
 class Measurements:
-    """n measured collectives; ``weight`` is how many repeats a row stands for, ``spread`` log(p90/p50) of repeats."""
+    """n measured collectives; ``weight`` is how many repeats a row stands for, ``spread`` the scatter of medians."""
 
     batch: CollectiveBatch
     time_us: Float64
@@ -35,7 +35,7 @@ class Measurements:
     backend: list[str] = field(default_factory=list)
     """One name for each row, such as "nccl" or "gloo"."""
     spread: float = 0.0
-    """90% of repeats lie within this log ratio of their median; 0 where nothing was repeated."""
+    """80% of medians over repeats lie within this log ratio of the truth; 0 where nothing was repeated."""
 
     def __len__(self) -> int:
         return len(self.time_us)
@@ -76,7 +76,9 @@ class Measurements:
         kept = rows[starts[:-1]]
         out = self.take(kept)
         out.time_us, out.weight = np.array(medians), np.array(weights)
-        out.spread = float(np.quantile(ratios, 0.9)) if ratios else self.spread
+        # Of one repeat; a median of k repeats scatters about 1/sqrt(k) as much.
+        repeats = float(np.median(out.weight))
+        out.spread = float(np.quantile(ratios, 0.8)) / max(repeats, 1.0) ** 0.5 if ratios else self.spread
         return out
 
     def curves(self) -> dict[Setting, tuple[Float64, Float64]]:

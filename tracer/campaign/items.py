@@ -114,6 +114,12 @@ def rehearsed(item: Item) -> Item:
     return msgspec.structs.replace(item, settings=as_plain(tiny))
 
 
+def kernel_item(family: str, settings: dict[str, Any], *, seconds: float, priority: int = 1) -> Item:
+    """The item of a micro-benchmark; ``settings`` are all of its family's, checked."""
+    return Item(_identity("kernel", family, settings, {}), "kernel", family, settings, {},
+                side(FAMILIES[family], settings), priority, seconds)
+
+
 def side(family: Family, settings: dict[str, Any]) -> Split:
     """The side of a micro-benchmark: that of its *shape group*.
 
@@ -155,8 +161,7 @@ def _benchmarks(entry: KernelEntry, where: str) -> list[Item]:
             settings = family.checked(values)
         except ForetraceError as error:
             raise CampaignError(f"{where}: {error}") from error
-        found.append(Item(_identity("kernel", family.name, settings, {}), "kernel", family.name, settings, {},
-                          side(family, settings), entry.priority, entry.seconds))
+        found.append(kernel_item(family.name, settings, priority=entry.priority, seconds=entry.seconds))
     return [found[place] for place in spread(len(found))]
 
 

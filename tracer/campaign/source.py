@@ -53,6 +53,10 @@ class ItemSource(Protocol):
         """Items whose results in the directory tell how long such items take here."""
         ...
 
+    def started(self, context: Mapping[str, Any]) -> None:
+        """Told the machine and software once the first worker is ready, as a capture's context has them."""
+        ...
+
     def next(self, fits: Callable[[Item], bool]) -> Item | None:
         """The next item that fits into the time left, or nothing."""
         ...
@@ -96,6 +100,9 @@ class PlanItems:
     def known(self) -> Sequence[Item]:
         """See ``ItemSource``."""
         return self._items
+
+    def started(self, context: Mapping[str, Any]) -> None:
+        """Nothing depends on it."""
 
     def next(self, fits: Callable[[Item], bool]) -> Item | None:
         """The next one that fits; longer ones are passed over, since a shorter one may still fit."""

@@ -34,8 +34,7 @@ def read_log(path: str, hints: Hints | None = None) -> Measurements:
         return read_nccl_tests(text, file.name, hints)
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     raise CommError(f"{file.name}, line 1: {first[:40]!r} is no output of nccl-tests, rccl-tests or PARAM, and the "
-                    "file is "
-                    "no table (.csv, .tsv, .jsonl, .parquet); give one of those or a trace.")
+                    "file is no table (.csv, .tsv, .jsonl, .parquet); give one of those or a trace.")
 
 
 __all__ = ["Hints", "read_log"]

@@ -13,6 +13,7 @@ The out-of-place time is taken. Every row is checked against itself: algbw must 
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 
@@ -72,8 +73,7 @@ def read_nccl_tests(text: str, name: str, hints: Hints) -> Measurements:
             rows.append(_row(line, number, name, state, hints))
         elif _BROKEN_ROW.match(line) and state.columns is not None:
             raise CommError(f"{name}, line {number}: the row is cut off ({line.strip()[:40]!r}); remove it, or give "
-                            "the "
-                            "whole log.")
+                            "the whole log.")
     if not rows:
         raise CommError(f"{name}: there is no row of results in it; give the whole output of an nccl-tests program.")
     return make_measurements(rows, hints.backend)
@@ -91,8 +91,7 @@ def _check_units(line: str, number: int, name: str) -> None:
     if any(unit not in ("B", "elements", "us", "GB/s") for unit in units):
         other = next(unit for unit in units if unit not in ("B", "elements", "us", "GB/s"))
         raise CommError(f"{name}, line {number}: a column is in {other}, and nccl-tests writes B, us and GB/s; "
-                        "convert it, "
-                        "or give the log as the program wrote it.")
+                        "convert it, or give the log as the program wrote it.")
 
 
 def _row(line: str, number: int, name: str, state: _State,
@@ -100,8 +99,7 @@ def _row(line: str, number: int, name: str, state: _State,
     where = f"{name}, line {number}"
     if state.columns is None:
         raise CommError(f"{where}: there are results before any line that names the columns (# size count type …); "
-                        "give "
-                        "the whole log.")
+                        "give the whole log.")
     cells = line.split()
     if len(cells) != len(state.columns):
         raise CommError(f"{where}: the row has {len(cells)} columns and line {state.header_line} names "
@@ -113,7 +111,7 @@ def _row(line: str, number: int, name: str, state: _State,
     except (ValueError, CommError):
         raise CommError(f"{where}: a number or column that nccl-tests writes is missing; it is cut off or another "
                         "tool's.") from None
-    if time_us <= 0:
+    if not all(0 <= value < math.inf for value in (size, time_us, algbw, busbw)) or time_us == 0:
         raise CommError(f"{where}: {size:g} bytes took {time_us:g} µs; that is no measurement.")
     rate = size / time_us * 1e-3
     placement = _placement(state, hints, where)
@@ -134,8 +132,7 @@ def _placement(state: _State, hints: Hints, where: str) -> Placement:
         raise CommError(f"{where}: the log does not say how many ranks there were; give --ranks (and --per-node).")
     if sorted(state.hosts) != list(range(len(state.hosts))):
         raise CommError(f"{where}: of {max(state.hosts) + 1} ranks only {len(state.hosts)} are listed above it; the "
-                        "log is "
-                        "cut off at its beginning.")
+                        "log is cut off at its beginning.")
     counts: dict[str, int] = {}
     for host in state.hosts.values():
         counts[host] = counts.get(host, 0) + 1

@@ -10,6 +10,7 @@ The 50th percentile over ranks is taken. The number of ranks follows from BusBW 
 
 from __future__ import annotations
 
+import math
 import re
 
 from kernel_models.collectives.call import (
@@ -44,33 +45,28 @@ def read_param(text: str, name: str, hints: Hints) -> Measurements:
             header = number
             if "Latency(us)" not in line or "GB/s" not in line:
                 raise CommError(f"{name}, line {number}: PARAM's columns are in us and GB/s, and these are not; give "
-                                "the "
-                                "output as comms.py wrote it.")
+                                "the output as comms.py wrote it.")
             if line.lstrip().startswith("COMMS-RES") and "total-size" in line:
                 raise CommError(f"{name}, line {number}: pairs of collectives at once (--pair) are no measurement of "
-                                "one; "
-                                "run them one at a time.")
+                                "one; run them one at a time.")
             continue
         match = _ROW.match(line)
         if not match or match.group(1).upper() == "QUANT":
             continue
         if not header:
             raise CommError(f"{name}, line {number}: there are results before any line that names the columns; give "
-                            "the "
-                            "whole output.")
+                            "the whole output.")
         try:
             cells = [float(cell) for cell in match.group(2).split()]
         except ValueError:
             cells = []
-        if len(cells) < COLUMNS:
+        if len(cells) < COLUMNS or not all(0 <= cell < math.inf for cell in cells):
             raise CommError(f"{name}, line {number}: the row has not the {COLUMNS} numbers that line {header} names; "
-                            "it is "
-                            "cut off or another tool's.")
+                            "it is cut off or another tool's.")
         size, elements, median, *_, algbw, busbw = cells[:COLUMNS]
         if median <= 0 or abs(algbw - size / median * 1e-3) > 0.25 * (size / median * 1e-3) + 0.01:
             raise CommError(f"{name}, line {number}: {size:,.0f} bytes in {median:g} µs are not {algbw:g} GB/s; its "
-                            "units "
-                            "are mixed.")
+                            "units are mixed.")
         found.append((number, collective_kind(match.group(1).removesuffix("_base")), size, elements, median, algbw,
                       busbw))
     if not found:

@@ -89,6 +89,5 @@ def read_matched(graphs: Sequence[ExecutionGraph], groups: Sequence[Sequence[tup
             rows.append((what[0], what[1], on.place(ranks), largest, time_ns / 1e3))
     if not rows:
         raise CommError("No collective in the trace has its kind, its size and all its ranks recorded; record every "
-                        "rank, "
-                        "with shapes.")
+                        "rank, with shapes.")
     return make_measurements(rows, backend)

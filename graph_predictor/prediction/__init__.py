@@ -1,0 +1,1 @@
+"""The parts of a prediction: steps repeated, work described, priced, simulated and told. See ``graph_predictor.predict``."""

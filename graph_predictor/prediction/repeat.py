@@ -1,0 +1,295 @@
+"""Recorded steps repeated back to back, as a ``Program`` of its own.
+
+::
+
+    recorded    | step 0 | step 1 | step 2 |           (queues fill, the first steps run ahead of the GPU)
+    repeated                      | step 2 | step 2 | step 2 | step 2 | …
+
+A dependency within the steps stays within each copy; one on the step before becomes one on the copy before. Time between
+two steps is not repeated: replay does not count it either, and with the profiler's step markers it is the profiler's own.
+A batch that a data loader delivered late comes a recorded period later in every copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from graph_predictor.build import Built
+from graph_predictor.critical_path import step_items
+from graph_predictor.program import NEVER, Int32, Int64, ItemKind, Program
+from tracer.errors import ForetraceError
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """The recorded steps that are repeated.
+
+    Attributes:
+        built: the recorded job.
+        steps: steps in the cycle, of every rank.
+        item, kernel: which items and kernels of the recorded program belong to it.
+        first, last: begin item of the first step and end item of the last one, per rank.
+        names: names of the steps, of the first rank.
+    """
+
+    built: Built
+    steps: int
+    item: Bools
+    kernel: Bools
+    first: Int64
+    last: Int64
+    names: tuple[str, ...]
+
+    @property
+    def period_ns(self) -> int:
+        """Recorded length of the cycle, of the slowest rank."""
+        program = self.built.program
+        return int((program.recorded_item_end[self.last] - program.recorded_item_start[self.first]).max())
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """A cycle repeated.
+
+    Attributes:
+        program: the copies.
+        copies: how many.
+        item, kernel: row of the recorded program that each row of ``program`` is a copy of.
+        copy_of_item, copy_of_kernel: which copy.
+        end: end item of the last step of each rank and copy, [ranks, copies].
+        tail: last kernel of each stream and copy, [streams, copies]; tail_rank the rank of each stream.
+    """
+
+    program: Program
+    copies: int
+    item: Int64
+    kernel: Int64
+    copy_of_item: Int32
+    copy_of_kernel: Int32
+    end: Int64
+    tail: Int64
+    tail_rank: Int64
+
+
+def choose_steps(built: Built, steps: int | range | None = None) -> Cycle | None:
+    """The steps to repeat; ``None`` where a rank has none.
+
+    Args:
+        built: a recorded job.
+        steps: a step's number within each rank (negative from the end), or a range of consecutive ones; by default the
+            last one.
+
+    Raises:
+        ForetraceError: there is no such step.
+    """
+    program = built.program
+    by_rank: dict[int, list[tuple[int, int, int]]] = {}
+    for rank, row, begin, end in step_items(program):
+        by_rank.setdefault(rank, []).append((row, begin, end))
+    if len(by_rank) < program.ranks:
+        return None
+    fewest = min(len(found) for found in by_rank.values())
+    wanted = range(-1, 0) if steps is None else range(steps, steps + 1) if isinstance(steps, int) else steps
+    numbers = [number + fewest if number < 0 else number for number in wanted]
+    if not numbers or min(numbers) < 0 or max(numbers) >= fewest:
+        raise ForetraceError(f"There is no step {wanted[0] if len(wanted) else '(empty range)'}: the trace has {fewest}, "
+                             f"counted from 0 (or from -1 backwards).")
+    thread = program.item_thread()
+    item = np.zeros(len(program.item_kind), np.bool_)
+    first, last = [], []
+    for rank in range(program.ranks):
+        own = by_rank[rank]
+        chosen = [own[number] for number in numbers]
+        main = int(thread[chosen[0][1]])
+        others = (program.thread_rank[thread] == rank) & (thread != main)
+        for _, begin, end in chosen:
+            item[begin:end + 1] = True
+            start, until = program.recorded_item_start[begin], program.recorded_item_end[end]
+            item |= others & (program.recorded_item_start >= start) & (program.recorded_item_start < until)
+        first.append(chosen[0][1])
+        last.append(chosen[-1][2])
+    launcher = program.kernel_item
+    kernel = np.where(launcher >= 0, item[launcher] if len(item) else False, False).astype(np.bool_)
+    graph = built.graphs[0]
+    names = tuple(graph.string(int(graph.steps.name[row])) for row, _, _ in (by_rank[0][n] for n in numbers))
+    return Cycle(built, len(numbers), item, kernel, np.array(first, np.int64), np.array(last, np.int64), names)
+
+
+def repeat(cycle: Cycle, copies: int) -> Repeated:
+    """The program of ``copies`` repetitions of a cycle."""
+    p = cycle.built.program
+    items = np.flatnonzero(cycle.item)
+    thread = p.item_thread()[items]
+    kept, counts = np.unique(thread, return_counts=True)
+    # Row of each copy of an item: threads stay contiguous, their copies in order.
+    offset = np.concatenate([[0], np.cumsum(counts * copies)]).astype(np.int64)
+    place_in_thread = np.arange(len(items)) - np.repeat(np.cumsum(counts) - counts, counts)
+    base = np.repeat(offset[:-1], counts) + place_in_thread
+    stride = np.repeat(counts, counts)
+    new_item = np.full(len(p.item_kind), -1, np.int64)
+    new_item[items] = base
+    item_stride = np.zeros(len(p.item_kind), np.int64)
+    item_stride[items] = stride
+    total_items = int(offset[-1])
+    of_item, copy_of_item = np.empty(total_items, np.int64), np.empty(total_items, np.int32)
+    for copy in range(copies):
+        of_item[base + copy * stride], copy_of_item[base + copy * stride] = items, copy
+
+    kernels = np.flatnonzero(cycle.kernel)
+    rank = p.kernel_rank()[kernels]
+    per_rank = np.bincount(rank, minlength=p.ranks)
+    kernel_ptr = np.concatenate([[0], np.cumsum(per_rank * copies)]).astype(np.int64)
+    in_rank = np.arange(len(kernels)) - np.repeat(np.cumsum(per_rank) - per_rank, per_rank)
+    kernel_base, kernel_stride = kernel_ptr[rank] + in_rank, per_rank[rank]
+    new_kernel = np.full(len(p.kernel_item), -1, np.int64)
+    new_kernel[kernels] = kernel_base
+    stride_of = np.zeros(len(p.kernel_item), np.int64)
+    stride_of[kernels] = kernel_stride
+    total_kernels = int(kernel_ptr[-1])
+    of_kernel, copy_of_kernel = np.empty(total_kernels, np.int64), np.empty(total_kernels, np.int32)
+    for copy in range(copies):
+        of_kernel[kernel_base + copy * kernel_stride] = kernels
+        copy_of_kernel[kernel_base + copy * kernel_stride] = copy
+
+    twin = _twins(cycle)
+    previous, tail, tail_rank = _streams(cycle, kernels, new_kernel, stride_of, copies)
+    work = p.item_work[of_item]
+    work[p.item_kind[of_item] == ItemKind.STEP_BEGIN] = 0
+    external = p.item_external[of_item]
+    external = np.where(external > NEVER, external + copy_of_item * cycle.period_ns, NEVER)
+    queue, before = _queue(cycle, of_item, copy_of_item, new_kernel, stride_of, copies)
+    after_ptr, (after_item, after_lag) = _edges(
+        p.after_ptr, p.after_item, (p.after_lag,), of_item, copy_of_item, new_item, item_stride, None)
+    wait_ptr, (wait_kernel, wait_lag) = _edges(
+        p.wait_ptr, p.wait_kernel, (p.wait_lag,), of_item, copy_of_item, new_kernel, stride_of, twin)
+    edge_ptr, (edge_kernel, edge_fraction, edge_lag) = _edges(
+        p.edge_ptr, p.edge_kernel, (p.edge_fraction, p.edge_lag), of_kernel, copy_of_kernel, new_kernel, stride_of, twin)
+    group, group_size, duration = _groups(cycle, of_kernel, copy_of_kernel, copies)
+    start = p.recorded_item_start[cycle.first]
+    program = Program(
+        thread_ptr=offset, thread_rank=p.thread_rank[kept], thread_start=start[p.thread_rank[kept]],
+        item_kind=p.item_kind[of_item], item_row=p.item_row[of_item], item_work=work, item_cost=p.item_cost[of_item],
+        item_external=external, item_queue=before, item_return=p.item_return[of_item],
+        after_ptr=after_ptr, after_item=after_item, after_lag=after_lag,
+        wait_ptr=wait_ptr, wait_kernel=wait_kernel, wait_lag=wait_lag,
+        kernel_ptr=kernel_ptr, kernel_item=_copied(p.kernel_item[of_kernel], copy_of_kernel, new_item, item_stride),
+        kernel_anchor=p.kernel_anchor[of_kernel], kernel_latency=p.kernel_latency[of_kernel], kernel_previous=previous,
+        kernel_gap=p.kernel_gap[of_kernel], kernel_duration=duration,
+        kernel_external=np.full(total_kernels, NEVER, np.int64),
+        edge_ptr=edge_ptr, edge_kernel=edge_kernel, edge_fraction=edge_fraction, edge_lag=edge_lag,
+        kernel_group=group, group_size=group_size, queue_ptr=queue[0], queue_kernel=queue[1], queue_depth=p.queue_depth,
+        recorded_item_start=p.recorded_item_start[of_item], recorded_item_end=p.recorded_item_end[of_item],
+        recorded_kernel_start=p.recorded_kernel_start[of_kernel], recorded_kernel_end=p.recorded_kernel_end[of_kernel])
+    end = new_item[cycle.last][:, None] + item_stride[cycle.last][:, None] * np.arange(copies)
+    return Repeated(program, copies, of_item, of_kernel, copy_of_item, copy_of_kernel, end, tail, tail_rank)
+
+
+def _copied(row: Int64, copy: Int32, new: Int64, stride: Int64) -> Int64:
+    """Where the given copies of recorded rows are."""
+    return new[row] + copy * stride[row]
+
+
+def _streams(cycle: Cycle, kernels: Int64, new: Int64, stride: Int64, copies: int) -> tuple[Int64, Int64, Int64]:
+    """Predecessor on its stream of every kernel of every copy; the last kernel of each stream and copy; its rank."""
+    p = cycle.built.program
+    rank = p.kernel_rank()[kernels]
+    stream, device = (np.concatenate([getattr(g.kernels, name) for g in cycle.built.graphs])[kernels].astype(np.int64)
+                      for name in ("stream", "device"))
+    order = np.lexsort((kernels, p.recorded_kernel_start[kernels], stream, device, rank))
+    key = np.stack([rank, device, stream])[:, order]
+    opens = np.ones(len(order), np.bool_)
+    opens[1:] = (key[:, 1:] != key[:, :-1]).any(axis=0)
+    begins = np.flatnonzero(opens)
+    ends = np.append(begins[1:], len(order)) - 1 if len(order) else begins
+    ordered = kernels[order]
+    before = np.concatenate([[-1], ordered[:-1]])[: len(ordered)]
+    before[begins] = ordered[ends]
+    previous = np.full(len(kernels) * copies, -1, np.int64)
+    for copy in range(copies):
+        from_copy = np.where(opens, copy - 1, copy)
+        at = np.where(from_copy >= 0, new[before] + from_copy * stride[before], -1)
+        previous[new[ordered] + copy * stride[ordered]] = at
+    tails = ordered[ends]
+    return previous, new[tails][:, None] + stride[tails][:, None] * np.arange(copies), rank[order][ends]
+
+
+def _queue(cycle: Cycle, of_item: Int64, copy: Int32, new: Int64, stride: Int64, copies: int) -> tuple[
+        tuple[Int64, Int64], Int64]:
+    """Launch-queue entries (pointer by rank, kernels), and how many come before each item."""
+    p = cycle.built.program
+    before = np.full(len(of_item), -1, np.int64)
+    entries, counts = [], []
+    rank_of_item = p.thread_rank[p.item_thread()][of_item]
+    for rank in range(p.ranks):
+        queued = p.queue_kernel[p.queue_ptr[rank]:p.queue_ptr[rank + 1]]
+        inside = cycle.kernel[queued]
+        reached = np.concatenate([[0], np.cumsum(inside)])
+        mine = queued[inside]
+        rows = np.flatnonzero((rank_of_item == rank) & (p.item_queue[of_item] >= 0))
+        before[rows] = reached[p.item_queue[of_item[rows]]] + copy[rows] * len(mine)
+        entries += [new[mine] + number * stride[mine] for number in range(copies)]
+        counts.append(len(mine) * copies)
+    pointer = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    return (pointer, np.concatenate(entries) if entries else np.zeros(0, np.int64)), before
+
+
+def _edges(pointer: Int64, source: Int64, values: tuple[np.ndarray, ...], owner: Int64, copy: Int32, new: Int64,
+           stride: Int64, twin: Int64 | None) -> tuple[Int64, tuple[np.ndarray, ...]]:
+    """CSR edges of all copies. A source outside the cycle is its twin's copy before, or left out."""
+    count = (pointer[1:] - pointer[:-1])[owner]
+    at = np.repeat(np.arange(len(owner)), count)
+    row = np.arange(len(at)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(pointer[owner], count)
+    found, from_copy = source[row], copy[at].astype(np.int64)
+    outside = new[found] < 0 if len(found) else np.zeros(0, np.bool_)
+    if twin is not None and outside.any():
+        found = np.where(outside, twin[found], found)
+        from_copy = from_copy - outside
+    kept = (found >= 0) & (from_copy >= 0)
+    kept &= new[np.maximum(found, 0)] >= 0
+    found, from_copy = found[kept], from_copy[kept]
+    ptr = np.concatenate([[0], np.cumsum(np.bincount(at[kept], minlength=len(owner)))]).astype(np.int64)
+    return ptr, (new[found] + from_copy * stride[found], *(value[row[kept]] for value in values))
+
+
+def _twins(cycle: Cycle) -> Int64:
+    """For kernels of the step before the cycle, the equal kernels of its last step (-1: none).
+
+    The n-th launched kernel of a step equals the n-th of another one if both launch as many, of the same names.
+    """
+    p, built = cycle.built.program, cycle.built
+    twin = np.full(len(p.kernel_item), -1, np.int64)
+    thread = p.item_thread()
+    for rank, graph in enumerate(built.graphs):
+        low = int(p.kernel_ptr[rank])
+        first, last = int(p.item_row[cycle.first[rank]]), int(p.item_row[cycle.last[rank]])
+        kernels = graph.kernels
+        mine = [low + np.flatnonzero((kernels.step == step) & (kernels.launch >= 0)) for step in (first - 1, last)]
+        mine = [rows[np.lexsort((rows, p.kernel_item[rows], thread[p.kernel_item[rows]]))]
+                for rows in (one[p.kernel_item[one] >= 0] for one in mine)]
+        if first > 0 and len(mine[0]) == len(mine[1]) and np.array_equal(
+                kernels.name[mine[0] - low], kernels.name[mine[1] - low]):
+            twin[mine[0]] = mine[1]
+    return twin
+
+
+def _groups(cycle: Cycle, of_kernel: Int64, copy: Int32, copies: int) -> tuple[Int64, Int64, Int64]:
+    """Rendezvous of every copy: those with all members in the cycle. The others' kernels last as recorded."""
+    p = cycle.built.program
+    group = p.kernel_group
+    inside = cycle.kernel & (group >= 0)
+    members = np.bincount(group[inside], minlength=len(p.group_size)) if len(p.group_size) else np.zeros(0, np.int64)
+    whole = members == p.group_size
+    number = np.cumsum(whole) - 1
+    kept = int(whole.sum())
+    of = group[of_kernel]
+    complete = (of >= 0) & (whole[np.maximum(of, 0)] if len(whole) else False)
+    new_group = np.where(complete, number[np.maximum(of, 0)] + copy * kept, -1) if len(whole) else np.full(
+        len(of_kernel), -1, np.int64)
+    recorded = p.recorded_kernel_end - p.recorded_kernel_start
+    duration = np.where((of >= 0) & ~complete, recorded[of_kernel], p.kernel_duration[of_kernel])
+    return new_group.astype(np.int64), np.tile(p.group_size[whole], copies), duration.astype(np.int64)

@@ -1,0 +1,104 @@
+"""``Scenario``: a recorded job and what edits change of it. Edits fill in fields; nothing is computed until it is priced.
+
+Each field is one independent change, resolved in one order whatever the order of the edits: edits of different fields
+therefore commute. Two edits that set the same field differently are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from graph_predictor.build import Built
+from graph_predictor.prediction.host_pieces import HostPieces
+from graph_predictor.prediction.repeat import Cycle
+from graph_predictor.prediction.work import Work
+from graph_predictor.program import Float64, Int64
+from kernel_models.device import DeviceSpec
+from kernel_models.launch_constants import LaunchConstants
+from kernel_models.op_call import OpCall
+from kernel_models.pricing import Models
+from tracer.errors import ForetraceError
+
+CallEdit = Callable[[OpCall], "tuple[OpCall, ...]"]
+
+
+class EditError(ForetraceError):
+    """An edit that cannot be done: what was asked, why not, what can be."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is predicted.
+
+    Attributes:
+        built, cycle, work, pieces: the recorded job, the steps repeated, its device work and its host time.
+        device, source_device: where it would run and where it was recorded; ``None`` where nobody knows.
+        models, source_models: fitted models of these, if there are any.
+        clock, bandwidth: factors on the device's clock and memory bandwidth.
+        calls: new calls of groups of pieces (see ``Work.calls``) that an edit changed.
+        call_edits: changes of every call that has not been replaced, by name of the edit, in a fixed order.
+        kernel_factor: on the duration of each recorded kernel; ``kernel_spread`` the log half width of its 80% interval.
+        host_ns: times of the host's pieces, if another host's; ``host_spread`` the log half width of their interval.
+        host_factor: on all host time.
+        host_kept: which pieces of host time remain.
+        constants: launch constants of another host, by rank.
+        graphed: launches are replayed from a CUDA graph.
+        loading: batches come from a loader.
+        memory_factor: on peak memory, where an edit is known to change it.
+        items_per_step: samples, where known.
+        notes: what was assumed.
+    """
+
+    built: Built
+    cycle: Cycle
+    work: Work
+    pieces: HostPieces
+    device: DeviceSpec | None = None
+    source_device: DeviceSpec | None = None
+    models: Models | None = None
+    source_models: Models | None = None
+    clock: float = 1.0
+    bandwidth: float = 1.0
+    calls: dict[int, tuple[OpCall, ...]] = field(default_factory=dict)
+    call_edits: dict[str, CallEdit] = field(default_factory=dict)
+    kernel_factor: Float64 | None = None
+    kernel_spread: Float64 | None = None
+    host_ns: Float64 | None = None
+    host_spread: float | None = None
+    host_factor: float = 1.0
+    host_kept: np.ndarray | None = None
+    constants: list[LaunchConstants] | None = None
+    graphed: bool = False
+    loading: bool = True
+    kernel_ns: Float64 | None = None
+    """Durations of kernels that a fit gives instead of the recorded ones, ns; NaN where it has none."""
+    items_per_step: float | None = None
+    set_by: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def claim(self, what: str, edit: str) -> Scenario:
+        """Note that an edit sets something. Raises ``EditError`` if another one has."""
+        if what in self.set_by and self.set_by[what] != edit:
+            raise EditError(f"{edit} and {self.set_by[what]} both change {what}; leave one of them out.")
+        return replace(self, set_by={**self.set_by, what: edit})
+
+    def with_note(self, note: str, **changes: Any) -> Scenario:
+        """The same with changed fields and one more sentence on what was assumed."""
+        return replace(self, notes=tuple(dict.fromkeys((*self.notes, note))), **changes)
+
+    def known_source(self) -> DeviceSpec:
+        """The device of the recording. Raises ``EditError`` where nobody knows it."""
+        if self.source_device is None:
+            name = self.built.graphs[0].meta.device
+            raise EditError(f"The trace was recorded on {name!r}, which is no known device" if name else
+                            "The trace does not say on which device it was recorded"
+                            + "; name it with --from-device to scale its kernels to another one.")
+        return self.source_device
+
+    def steps_kernels(self) -> Int64:
+        """Rows of the recorded program's kernels in the cycle."""
+        return np.flatnonzero(self.cycle.kernel)

@@ -1,0 +1,82 @@
+"""The steady state of a repeated step: how much later everything happens from one copy to the next.
+
+In a periodic program whatever decides runs at the job's pace: host threads where the host decides, a stream's last kernel
+where the GPU does, even while the host still runs ahead and fills the launch queue. The pace is therefore the largest
+difference between two copies over all threads and streams, and it is found without waiting for queues to fill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from graph_predictor.engine import Simulated, simulate
+from graph_predictor.prediction.repeat import Cycle, Repeated, repeat
+from graph_predictor.program import Int64, Program
+
+FIRST_COPIES = 4
+MOST_COPIES = 64
+MOST_EVENTS = 4_000_000
+SETTLED = 1e-4
+"""Two consecutive periods that differ by no more than this share are the steady state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """A settled repetition.
+
+    Attributes:
+        repeated: the copies.
+        program: the copies as simulated, with edited durations.
+        simulated: their times.
+        period_ns: of a cycle, by rank.
+        at: ("item" or "kernel", row) of the last copy's event that sets each rank's pace.
+        stop_ns: the time of the same event one copy earlier, by rank.
+        settled: whether two consecutive periods agree.
+    """
+
+    repeated: Repeated
+    program: Program
+    simulated: Simulated
+    period_ns: Int64
+    at: list[tuple[str, int]]
+    stop_ns: Int64
+    settled: bool
+
+
+Dress = Callable[[Repeated], Program]
+"""Makes the program to simulate of the copies: puts edited durations in."""
+
+
+def settle(cycle: Cycle, dress: Dress, copies: int = FIRST_COPIES) -> Steady:
+    """Repeat a cycle until its period no longer changes (or ``MOST_COPIES``)."""
+    size = int(cycle.item.sum() + cycle.kernel.sum())
+    while True:
+        repeated = repeat(cycle, copies)
+        steady = measure(repeated, dress(repeated))
+        if steady.settled or 2 * copies > MOST_COPIES or 2 * copies * size > MOST_EVENTS:
+            return steady
+        copies *= 2
+
+
+def measure(repeated: Repeated, program: Program) -> Steady:
+    """Simulate the copies and read the period off the last ones."""
+    simulated = simulate(program)
+    times = np.concatenate([simulated.item_end[repeated.end], simulated.kernel_end[repeated.tail]])
+    rank = np.concatenate([np.arange(len(repeated.end)), repeated.tail_rank])
+    period = times[:, -1] - times[:, -2]
+    before = times[:, -2] - times[:, -3]
+    at: list[tuple[str, int]] = []
+    found, stop = np.zeros(len(repeated.end), np.int64), np.zeros(len(repeated.end), np.int64)
+    settled = True
+    for number in range(len(repeated.end)):
+        mine = np.flatnonzero(rank == number)
+        best = int(mine[np.argmax(period[mine])])
+        is_item = best < len(repeated.end)
+        at.append(("item", int(repeated.end[best, -1])) if is_item
+                  else ("kernel", int(repeated.tail[best - len(repeated.end), -1])))
+        found[number], stop[number] = period[best], times[best, -2]
+        settled &= bool(abs(int(before[mine].max()) - found[number]) <= SETTLED * max(int(found[number]), 1))
+    return Steady(repeated, program, simulated, found, at, stop, settled)

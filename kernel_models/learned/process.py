@@ -1,0 +1,205 @@
+"""A Gaussian process over sizes and variants, for the few dozen to few hundred calls of a calibration.
+
+    y(x, v) ~ N(0, (a·M(x, x') + b)·Π_c exp(−θ_c [v_c ≠ v'_c]) + noise)
+
+``x`` are logarithms of sizes, ``v`` the parts of a variant (kind, dtype, layout, flags), M the Matérn kernel of
+smoothness 5/2 with a length for each size: variants that differ in a part are alike by e^−θ. Lengths, amplitudes, θ and
+noise are those of the largest posterior density under broad priors. Source: Rasmussen and Williams, "Gaussian Processes
+for Machine Learning" (2006), chapters 2, 4 and 5; the leave-one-out formulas are its equation 5.12.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Float64 = npt.NDArray[np.float64]
+Codes = npt.NDArray[np.int64]
+
+MOST_TO_LEARN_FROM = 240
+"""Rows that lengths and the like are learned from; the conditional mean uses all rows."""
+FAR = 3.0
+"""A row this many standard deviations from what the others say of it has its own, larger noise."""
+_START_LENGTH, _START_VARIANCE, _START_NOISE, _START_DIFFERS = 4.0, 0.1, 0.02**2, 0.3
+"""Doublings of a size; squared log units of time; squared log units; per part of a variant."""
+_PRIOR_WIDTHS = {"length": 1.0, "variance": 1.5, "noise": 1.5, "differs": 1.5}
+"""Standard deviations of the priors, natural logarithms."""
+_LEAST_NOISE = 0.005**2
+_EVALUATIONS = 60
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Hyper-parameters: ``smooth`` (a), ``offset`` (b), ``noise``, ``lengths`` [d], ``differs`` (θ) [c]."""
+
+    smooth: float
+    offset: float
+    noise: float
+    lengths: Float64
+    differs: Float64
+
+    @classmethod
+    def start(cls, sizes: int, parts: int) -> Kernel:
+        """The middle of the priors."""
+        return cls(_START_VARIANCE, _START_VARIANCE, _START_NOISE, np.full(sizes, _START_LENGTH),
+                   np.full(parts, _START_DIFFERS))
+
+    def between(self, x: Float64, v: Codes, other_x: Float64, other_v: Codes) -> Float64:
+        """Covariances without noise, [n, m]."""
+        alike = np.exp(-np.einsum("nmc,c->nm", v[:, None, :] != other_v[None, :, :], self.differs))
+        a, b = x / self.lengths, other_x / self.lengths
+        square = (a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2 * a @ b.T
+        r = np.sqrt(5.0 * np.maximum(square, 0.0))
+        covariances: Float64 = (self.smooth * (1 + r + r**2 / 3) * np.exp(-r) + self.offset) * alike
+        return covariances
+
+    def variance(self) -> float:
+        """Of a point nothing is known of, without noise."""
+        return self.smooth + self.offset
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values to store."""
+        return {"smooth": self.smooth, "offset": self.offset, "noise": self.noise, "lengths": self.lengths.tolist(),
+                "differs": self.differs.tolist()}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Kernel:
+        """The kernel of ``to_json``."""
+        found = cls(float(values["smooth"]), float(values["offset"]), float(values["noise"]),
+                    np.array(values["lengths"], np.float64), np.array(values["differs"], np.float64))
+        numbers = np.concatenate([[found.smooth, found.offset, found.noise], found.lengths])
+        if not (np.isfinite(numbers).all() and (numbers > 0).all() and (found.differs >= 0).all()):
+            raise ValueError("the hyper-parameters of a model are damaged")
+        return found
+
+
+@dataclass(frozen=True)
+class Process:
+    """A kernel and what was seen: ``x`` [n, d], ``v`` [n, c], ``y`` [n], ``loose`` [n] multiples of the noise."""
+
+    kernel: Kernel
+    x: Float64
+    v: Codes
+    y: Float64
+    loose: Float64
+
+    @cached_property
+    def inverse(self) -> Float64:
+        """Of the covariances with noise, [n, n]."""
+        covariances = self.kernel.between(self.x, self.v, self.x, self.v)
+        return np.linalg.inv(covariances + np.diag(self.kernel.noise * self.loose))
+
+    @cached_property
+    def weights(self) -> Float64:
+        """Of each row in a conditional mean, [n]."""
+        return self.inverse @ self.y
+
+    def predict(self, x: Float64, v: Codes) -> tuple[Float64, Float64]:
+        """Conditional mean and standard deviation, noise included, [m]."""
+        across = self.kernel.between(x, v, self.x, self.v)
+        variance = self.kernel.variance() - np.einsum("mn,nk,mk->m", across, self.inverse, across, optimize=True)
+        return across @ self.weights, np.sqrt(np.maximum(variance, 0.0) + self.kernel.noise)
+
+    def covariance(self, x: Float64, v: Codes, other_x: Float64, other_v: Codes) -> Float64:
+        """Conditional covariances between two sets of points, without noise, [m, k]."""
+        first = self.kernel.between(x, v, self.x, self.v)
+        second = self.kernel.between(other_x, other_v, self.x, self.v)
+        return self.kernel.between(x, v, other_x, other_v) - first @ self.inverse @ second.T
+
+    def left_out(self) -> tuple[Float64, Float64]:
+        """What the other rows say of each: mean and standard deviation, noise included, [n]."""
+        own = np.diag(self.inverse)
+        return self.y - self.weights / own, 1.0 / np.sqrt(own)
+
+    def left_out_by(self, group: Codes) -> Float64:
+        """What the other groups' rows say of each row, [n]."""
+        found = np.empty(len(self.y))
+        for one in np.unique(group):
+            rows = group == one
+            # y_i − K⁻¹_ii⁻¹ (K⁻¹ y)_i, blockwise.
+            found[rows] = self.y[rows] - np.linalg.solve(self.inverse[np.ix_(rows, rows)], self.weights[rows])
+        return found
+
+    def seeing(self, x: Float64, v: Codes, y: Float64) -> Process:
+        """The same kernel after more rows."""
+        return Process(self.kernel, np.vstack([self.x, x]), np.vstack([self.v, v]), np.concatenate([self.y, y]),
+                       np.concatenate([self.loose, np.ones(len(y))]))
+
+
+def fit_process(x: Float64, v: Codes, y: Float64, start: Kernel | None = None, seed: int = 0) -> Process:
+    """Learn a kernel from rows and condition on them; rows far from what the others say count less.
+
+    Args:
+        x: [n, d] logarithms of sizes; n ≥ 1.
+        v: [n, c] codes.
+        y: [n].
+        start: where to begin; the middle of the priors.
+        seed: of the rows chosen where there are more than ``MOST_TO_LEARN_FROM``.
+    """
+    rows = np.arange(len(y))
+    if len(rows) > MOST_TO_LEARN_FROM:
+        rows = np.sort(np.random.default_rng(seed).choice(rows, MOST_TO_LEARN_FROM, replace=False))
+    kernel = _learned(x[rows], v[rows], y[rows], np.ones(len(rows)), start)
+    process = Process(kernel, x, v, y, np.ones(len(y)))
+    mean, deviation = process.left_out()
+    far = np.abs(y - mean) / deviation
+    if (far <= FAR).all():
+        return process
+    loose = np.where(far > FAR, far**2, 1.0)
+    return Process(_learned(x[rows], v[rows], y[rows], loose[rows], kernel), x, v, y, loose)
+
+
+def _learned(x: Float64, v: Codes, y: Float64, loose: Float64, start: Kernel | None) -> Kernel:
+    from scipy.optimize import minimize
+
+    n, d, c = len(y), x.shape[1], v.shape[1]
+    middle = _as_logs(Kernel.start(d, c))
+    widths = np.array([_PRIOR_WIDTHS["variance"]] * 2 + [_PRIOR_WIDTHS["noise"]]
+                      + [_PRIOR_WIDTHS["length"]] * d + [_PRIOR_WIDTHS["differs"]] * c)
+    apart = [np.square(x[:, None, k] - x[None, :, k]) for k in range(d)]
+    unlike = [(v[:, None, k] != v[None, :, k]).astype(np.float64) for k in range(c)]
+
+    def cost(logs: Float64) -> tuple[float, Float64]:
+        """Negative log posterior density, and its gradient by the logarithms."""
+        smooth, offset, noise = np.exp(logs[:3])
+        lengths, differs = np.exp(logs[3:3 + d]), np.exp(logs[3 + d:])
+        alike = np.exp(-sum((t * u for t, u in zip(differs, unlike, strict=True)), np.zeros((n, n))))
+        square = sum((a / length**2 for a, length in zip(apart, lengths, strict=True)), np.zeros((n, n)))
+        r = np.sqrt(5.0 * square)
+        decay = np.exp(-r)
+        curve = smooth * (1 + r + r**2 / 3) * decay * alike
+        flat = offset * alike
+        spread = noise * loose
+        try:
+            root = np.linalg.cholesky(curve + flat + np.diag(spread + 1e-10))
+        except np.linalg.LinAlgError:
+            return 1e10, np.zeros(len(logs))
+        inverse_root = np.linalg.inv(root)
+        inverse = inverse_root.T @ inverse_root
+        weights = inverse @ y
+        slope = inverse - np.outer(weights, weights)  # twice the derivative of the cost by the covariances
+        steep = (5.0 / 3.0) * smooth * (1 + r) * decay * alike
+        gradient = [0.5 * np.sum(slope * curve), 0.5 * np.sum(slope * flat), 0.5 * np.sum(np.diag(slope) * spread)]
+        gradient += [0.5 * np.sum(slope * steep * a) / length**2 for a, length in zip(apart, lengths, strict=True)]
+        gradient += [-0.5 * t * np.sum(slope * (curve + flat) * u) for t, u in zip(differs, unlike, strict=True)]
+        off = (logs - middle) / widths
+        value = 0.5 * y @ weights + np.log(np.diag(root)).sum() + 0.5 * off @ off
+        return float(value), np.array(gradient) + off / widths
+
+    begin = middle if start is None else _as_logs(start)
+    reach = np.array([7.0] * len(begin))
+    bounds = list(zip(middle - reach, middle + reach, strict=True))
+    bounds[2] = (float(np.log(_LEAST_NOISE)), float(middle[2] + 7))
+    best = minimize(cost, np.clip(begin, *zip(*bounds, strict=True)), jac=True, method="L-BFGS-B", bounds=bounds,
+                    options={"maxfun": _EVALUATIONS})
+    smooth, offset, noise = np.exp(best.x[:3])
+    return Kernel(float(smooth), float(offset), float(noise), np.exp(best.x[3:3 + d]), np.exp(best.x[3 + d:]))
+
+
+def _as_logs(kernel: Kernel) -> Float64:
+    return np.log(np.concatenate([[kernel.smooth, kernel.offset, kernel.noise], kernel.lengths,
+                                  np.maximum(kernel.differs, 1e-6)]))
