@@ -176,7 +176,7 @@ def _gpu() -> tuple[Space, ...]:
         Space(Family.GEMM, "gemm", {"batch": Span(2, 512), **{name: Span(16, 4096, (8, 64)) for name in "mnk"}},
               modes),
         Space(Family.ATTENTION, "attention", {"batch": Span(1, 128), "heads": Span(4, 64, (4,)),
-                                              "seq": Span(64, 16384, (1, 64)), "head_dim": Span(64, 128, (64,))},
+                                              "seq": Span(64, 16384, (1, 64)), "head_dim": Span(64, 128, (64,)), "share": Span(1, 8)},
               {"op": _BOTH, "backend": ("flash", "cudnn", "efficient"), "causal": (True, False),
                "dtype": ("bf16", "fp16")}),
         Space(Family.ATTENTION, "attention", {"batch": Span(1, 32), "heads": Span(4, 32, (4,)),

@@ -103,14 +103,29 @@ class CommProfile:
         """Times of a list of calls."""
         return self.predict(CollectiveBatch.from_calls(calls), backend)
 
+    def state(self) -> dict[str, Any]:
+        """Plain JSON values, for this profile's own file or as a part of another."""
+        return {"topology": self.topology.name, "oversubscription": self.topology.network.oversubscription,
+                "sources": self.sources,
+                "backends": {name: {"measured": models.measured.state(), "fitted": models.fitted.state()}
+                             for name, models in self.backends.items()}}
+
+    @staticmethod
+    def from_state(state: dict[str, Any]) -> CommProfile:
+        """The profile of ``state()``. Raises ``CommError`` if it is none."""
+        try:
+            where = topology(state["topology"], float(state["oversubscription"]))
+            backends = {backend: BackendModels(MeasuredModel.from_state(models["measured"]),
+                                               FittedModel.from_state(models["fitted"]))
+                        for backend, models in state["backends"].items()}
+            return CommProfile(where, backends, [str(line) for line in state["sources"]])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CommError(f"The profile lacks or spoils {error}") from None
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file, whole or not at all. Raises ``OSError``."""
         target = Path(path)
-        state = {
-            "format": FORMAT, "version": VERSION, "topology": self.topology.name,
-            "oversubscription": self.topology.network.oversubscription, "sources": self.sources,
-            "backends": {name: {"measured": m.measured.state(), "fitted": m.fitted.state()}
-                         for name, m in self.backends.items()}}
+        state = {"format": FORMAT, "version": VERSION, **self.state()}
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -141,12 +156,8 @@ class CommProfile:
             raise CommError(f"{name} is of a newer foretrace (version {state.get('version')} of the file, {VERSION} is "
                             "known here); update foretrace, or fit the logs again.")
         try:
-            where = topology(state["topology"], float(state["oversubscription"]))
-            backends = {backend: BackendModels(MeasuredModel.from_state(models["measured"]),
-                                               FittedModel.from_state(models["fitted"]))
-                        for backend, models in state["backends"].items()}
-            return CommProfile(where, backends, [str(line) for line in state["sources"]])
-        except (KeyError, TypeError, ValueError, AttributeError, CommError) as error:
+            return CommProfile.from_state(state)
+        except CommError as error:
             raise CommError(f"{name} is a damaged profile of collectives ({error}); make it again with "
                             "'foretrace comm fit'.") from None
 

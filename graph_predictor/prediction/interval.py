@@ -1,0 +1,79 @@
+"""The interval of a step time: kernels and host drawn from their intervals, simulated, and the quantiles read off.
+
+Errors of one family share their cause and are drawn together; those of different families, and the host's, apart. Small
+programs are simulated for every draw. Of large ones the effect of each factor alone, at both ends of its interval, is
+simulated, and effects add up in quadrature on either side: exact where the step time is linear in the factors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from graph_predictor.prediction.pricing import KernelTimes
+from graph_predictor.program import Float64
+
+END = 1.2815515655446004
+"""The standard normal's 90% quantile: z of an 80% interval's upper end."""
+DRAWS = 128
+DRAWN_EVENTS = 400_000
+"""Draws × events up to which every draw is simulated: about 0.1 s."""
+MOST_FACTORS = 6
+SEED = 20
+
+Simulate = Callable[[Float64, float], float]
+"""Step time, ns, of kernel factors (by recorded kernel) and a factor on the host's time."""
+
+
+def step_interval(simulate: Simulate, times: KernelTimes, weight: Float64, host_spread: float, expected_ns: float,
+                  events: int) -> tuple[float, float]:
+    """80% interval of the step time, ns.
+
+    Args:
+        simulate: the step time of factors.
+        times: the kernels' times and intervals.
+        weight: ns of each kernel in the step, to rank the families.
+        host_spread: log half width of the 80% interval of host time.
+        expected_ns: the step time without errors.
+        events: size of the simulated program.
+    """
+    families = np.unique(times.family[weight > 0])
+    effect = {int(f): float((weight * np.maximum(times.high, -times.low))[times.family == f].sum()) for f in families}
+    ranked = sorted(effect, key=lambda f: -effect[f])
+    groups = [[f] for f in ranked[:MOST_FACTORS - 1]] + ([ranked[MOST_FACTORS - 1:]] if len(ranked) >= MOST_FACTORS else
+                                                         [])
+    masks = [np.isin(times.family, group) for group in groups]
+    if DRAWS * events <= DRAWN_EVENTS:
+        return _drawn(simulate, times, masks, host_spread, expected_ns)
+    return _linear(simulate, times, masks, host_spread, expected_ns)
+
+
+def _factors(times: KernelTimes, masks: list[np.ndarray], z: Float64) -> Float64:
+    """Factor on each kernel's time for standard normal draws of the groups of families."""
+    log = np.zeros(len(times.ns))
+    for mask, draw in zip(masks, z, strict=True):
+        end = np.where(draw < 0, -times.low[mask], times.high[mask]) / END
+        log[mask] = draw * end
+    return np.exp(log)
+
+
+def _drawn(simulate: Simulate, times: KernelTimes, masks: list[np.ndarray], host_spread: float,
+           expected_ns: float) -> tuple[float, float]:
+    draws = np.random.default_rng(SEED).standard_normal((DRAWS // 2, len(masks) + 1))
+    found = [simulate(_factors(times, masks, z[:-1]), float(np.exp(z[-1] * host_spread / END)))
+             for z in np.concatenate([draws, -draws])]
+    low, high = np.quantile(found, (0.1, 0.9))
+    return min(float(low), expected_ns), max(float(high), expected_ns)
+
+
+def _linear(simulate: Simulate, times: KernelTimes, masks: list[np.ndarray], host_spread: float,
+            expected_ns: float) -> tuple[float, float]:
+    below = above = 0.0
+    for number in range(len(masks) + 1):
+        for sign in (-1.0, 1.0):
+            z = np.zeros(len(masks) + 1)
+            z[number] = sign * END
+            change = simulate(_factors(times, masks, z[:-1]), float(np.exp(z[-1] * host_spread / END))) - expected_ns
+            below, above = below + min(change, 0.0) ** 2, above + max(change, 0.0) ** 2
+    return expected_ns - float(np.sqrt(below)), expected_ns + float(np.sqrt(above))

@@ -1,0 +1,167 @@
+"""Times of the kernels of a scenario: measured, anchored or modelled, each with its source and interval.
+
+*Measured* times stay where nothing changed. *Anchored* ones are measured × model(new) / model(old): what a model gets wrong
+about an operation in the same way before and after cancels. The interval of such a ratio is that of the models, less what
+cancels: between two devices half of the variance, on one device all of it but what the change itself is unsure of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.prediction.typical import SPREAD, typical_ratios
+from graph_predictor.prediction.work import COLLECTIVE
+from graph_predictor.program import Float64, Int64
+from kernel_models.device import DeviceSpec
+from kernel_models.model import Source
+from kernel_models.op_call import Family, OpCall
+from kernel_models.pricing import Models, price
+from kernel_models.trace_calls import FAMILIES
+
+SHARED_VARIANCE = 0.5
+"""Of the variance of a model's error, what it has in common on two devices: an assumption, checked by how often the
+intervals of benchmarks/predict_traces.py hold."""
+MEASURED_SPREAD = 0.01
+"""Log half width of the 80% interval of measured kernel time from run to run of one machine: steps of the recorded traces
+differ in their kernels' sum by 0.1 to 1%."""
+LEAST_RATIO, MOST_RATIO = 1e-3, 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTimes:
+    """Times of all kernels of the recorded program.
+
+    Attributes:
+        ns: expected durations.
+        source: a ``Source`` each.
+        family: as in ``Work``.
+        low, high: natural logs of the 80% interval's ends over the expected time (≤ 0 and ≥ 0).
+        flops: floating-point operations of each kernel's piece, spread over its kernels by time.
+        notes: what was assumed.
+    """
+
+    ns: Float64
+    source: Int64
+    family: Int64
+    low: Float64
+    high: Float64
+    notes: tuple[str, ...]
+
+
+def price_kernels(scenario: Scenario) -> KernelTimes:
+    """Price every kernel of a scenario."""
+    work, program = scenario.work, scenario.built.program
+    base = program.kernel_duration.astype(np.float64)
+    kernels = len(base)
+    source = np.full(kernels, Source.MEASURED, np.int64)
+    low, high = np.full(kernels, -MEASURED_SPREAD), np.full(kernels, MEASURED_SPREAD)
+    notes: list[str] = []
+    if scenario.kernel_ns is not None:
+        known = np.isfinite(scenario.kernel_ns)
+        base = np.where(known, scenario.kernel_ns, base)
+        source[known] = Source.LEARNED
+    ratio, ratio_low, ratio_high, changed = _ratios(scenario, notes)
+    of = np.maximum(work.piece, 0)
+    inside = work.piece >= 0
+    ns = base.copy()
+    if len(ratio):
+        touched = inside & changed[of]
+        ns[touched] *= ratio[of[touched]]
+        source[touched] = Source.ANCHORED
+        low[touched], high[touched] = ratio_low[of[touched]], ratio_high[of[touched]]
+    if scenario.kernel_factor is not None:
+        ns *= scenario.kernel_factor
+        source[scenario.kernel_factor != 1.0] = np.maximum(source[scenario.kernel_factor != 1.0], Source.ANCHORED)
+    if scenario.kernel_spread is not None:
+        low, high = -np.hypot(low, scenario.kernel_spread), np.hypot(high, scenario.kernel_spread)
+    return KernelTimes(ns, source, work.family, low, high, tuple(notes))
+
+
+def target_device(scenario: Scenario) -> DeviceSpec | None:
+    """The device with the scenario's factors on clock and bandwidth."""
+    spec = scenario.device or scenario.source_device
+    if spec is None or (scenario.clock == 1.0 and scenario.bandwidth == 1.0):
+        return spec
+    return replace(
+        spec, boost_clock_mhz=spec.boost_clock_mhz * scenario.clock,
+        matrix_tflops={name: rate * scenario.clock for name, rate in spec.matrix_tflops.items()},
+        vector_tflops={name: rate * scenario.clock for name, rate in spec.vector_tflops.items()},
+        memory_bandwidth_gbps=spec.memory_bandwidth_gbps * scenario.bandwidth)
+
+
+def edited_call(scenario: Scenario, call: OpCall) -> tuple[OpCall, ...]:
+    """A call after all the edits that change calls, in the order of their names."""
+    found: tuple[OpCall, ...] = (call,)
+    for name in sorted(scenario.call_edits):
+        found = tuple(new for old in found for new in scenario.call_edits[name](old))
+    return found
+
+
+def _ratios(scenario: Scenario, notes: list[str]) -> tuple[Float64, Float64, Float64, np.ndarray]:
+    """Ratio of every piece with the logs of its interval's ends, and which pieces have one."""
+    work = scenario.work
+    groups = len(work.calls)
+    moved = (scenario.device is not None and scenario.device != scenario.source_device) or (
+        scenario.clock != 1.0 or scenario.bandwidth != 1.0)
+    new = [scenario.calls.get(number, calls) for number, calls in enumerate(work.calls)]
+    new = [tuple(after for call in calls for after in edited_call(scenario, call)) for calls in new]
+    unlike = np.array([after != before for after, before in zip(new, work.calls, strict=True)], np.bool_)
+    if not groups or not (moved or unlike.any()):
+        none = np.zeros(0)
+        return none, none, none, np.zeros(len(work.group), np.bool_)
+    source, target = scenario.known_source(), target_device(scenario)
+    if target is None:
+        raise EditError("Neither the trace nor an option names the device.")
+    before_us, before_low, before_high = _prices(work.calls, source, scenario.source_models)
+    after_us, after_low, after_high = _prices(new, target, scenario.models if moved else scenario.source_models)
+    ratio = np.clip(after_us / np.maximum(before_us, 1e-9), LEAST_RATIO, MOST_RATIO)
+    ratio[[not calls for calls in new]] = 0.0
+    other_device = scenario.device is not None and scenario.device != scenario.source_device
+    # On one device only the change is unsure: e-fold of change, the whole of the model's interval.
+    weight = np.full(groups, np.sqrt(1 - SHARED_VARIANCE)) if other_device else np.minimum(
+        np.abs(np.log(np.maximum(ratio, LEAST_RATIO))), 1.0)
+    low = -weight * np.hypot(after_low, before_high)
+    high = weight * np.hypot(after_high, before_low)
+    changed = unlike | moved
+    piece_ratio, piece_low, piece_high = ratio[work.group], low[work.group], high[work.group]
+    piece_changed = changed[work.group]
+    unsized = np.array([any("unsized" in call.flags for call in calls) for calls in work.calls], np.bool_)[work.group]
+    if unsized.any():
+        _typical(scenario, source, target, piece_ratio, piece_low, piece_high, piece_changed, unsized, notes)
+    return piece_ratio, piece_low, piece_high, piece_changed
+
+
+def _prices(calls: list[tuple[OpCall, ...]], spec: DeviceSpec, models: Models | None) -> tuple[
+        Float64, Float64, Float64]:
+    """Time of each group of calls (µs) and the logs of its interval's ends over it."""
+    flat = [call for group in calls for call in group]
+    owner = np.repeat(np.arange(len(calls)), [len(group) for group in calls])
+    priced = price(flat, spec, models)
+    time, low, high = (np.bincount(owner, weights=column[priced.index], minlength=len(calls))
+                       for column in (priced.time_us, priced.low_us, priced.high_us))
+    safe = np.maximum(time, 1e-9)
+    return time, np.log(np.maximum(low, 1e-9) / safe), np.log(np.maximum(high, 1e-9) / safe)
+
+
+def _typical(scenario: Scenario, source: DeviceSpec, target: DeviceSpec, ratio: Float64, low: Float64, high: Float64,
+             changed: np.ndarray, unsized: np.ndarray, notes: list[str]) -> None:
+    """Ratios of pieces without sizes (see ``typical``)."""
+    work = scenario.work
+    rows = np.flatnonzero(unsized & changed)
+    family = np.array([FAMILIES.index(calls[0].family) if calls else COLLECTIVE for calls in work.calls])[
+        work.group[rows]]
+    for code in np.unique(family).tolist():
+        mine = rows[family == code]
+        times = np.maximum(work.measured_ns[mine] / 1e3, 0.1)
+        ratio[mine] = typical_ratios(FAMILIES[code], times, source, scenario.source_models, target, scenario.models,
+                                     lambda call: edited_call(scenario, call))
+        low[mine], high[mine] = -np.hypot(SPREAD, 0.2), np.hypot(SPREAD, 0.2)
+    share = work.measured_ns[rows].sum() / max(work.measured_ns.sum(), 1)
+    known = [FAMILIES[code].value for code in np.unique(family).tolist() if FAMILIES[code] is not Family.OTHER]
+    if share > 0.005:
+        notes.append(f"{share:.0%} of the kernels' time is of operations whose sizes the trace does not have; they were "
+                     f"scaled as typical work of their families ({', '.join(known) or 'none known'}), in fp32, that "
+                     "takes as long.")

@@ -1,0 +1,66 @@
+"""Work whose sizes nobody recorded: scaled between devices as typical work of its family that takes as long.
+
+A trace without shapes still says how long each kernel took and, by the operation's name, of which family it is. A ladder of
+typical calls of that family, from small to large, is priced on both devices; a kernel's ratio is read off where the first
+device's price equals its measured time. Short kernels so stay at the floor of a launch, long ones go by rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from graph_predictor.program import Float64
+from kernel_models.device import DeviceSpec
+from kernel_models.op_call import Family, OpCall
+from kernel_models.operation import calls_of, operation
+from kernel_models.pricing import Models, price
+
+RUNGS = 24
+SPREAD = 0.5
+"""Log half width of the 80% interval added to such a ratio: between a compute-bound 3×3 convolution and a memory-bound 1×1
+one of the same duration, ratios of V100 to A100 differ by e^0.9."""
+
+
+def ladders(family: Family) -> list[list[OpCall]]:
+    """Typical work of a family, as ladders of growing calls; the ratios of several ladders are averaged (log)."""
+    sizes = np.unique(np.rint(np.geomspace(1, 4096, RUNGS)).astype(int)).tolist()
+    if family is Family.CONV:
+        # Layers of ResNet-50 (He et al. 2016, table 1): the 3×3 and the 1×1 of a middle stage.
+        options = [[1, 1], [1, 1], [1, 1]]
+        of = [((128, 28, 28), (128, 128, 3, 3)), ((512, 28, 28), (128, 512, 1, 1))]
+        return [[_one("aten::convolution", [(n, *image), weight, None, *([None] * 6)],
+                      [None, None, None, options[0], [kernel // 2] * 2, options[2], False, [0, 0], 1])
+                 for n in sizes] for image, weight in of for kernel in [weight[-1]]]
+    if family is Family.GEMM:
+        return [[_one("aten::mm", [(16 * n, 1024), (1024, 1024)], None) for n in sizes]]
+    if family is Family.ATTENTION:
+        return [[_one("aten::bmm", [(n, 512, 64), (n, 64, 512)], None) for n in sizes]]
+    return [[_one("aten::add", [(n * 16384,), (n * 16384,)], None) for n in sizes]]
+
+
+def _one(name: str, shapes: Sequence[object], values: Sequence[object] | None) -> OpCall:
+    return calls_of(operation(name, shapes, "fp32", None, values))[0]
+
+
+def typical_ratios(family: Family, measured_us: Float64, source: DeviceSpec, source_models: Models | None,
+                   target: DeviceSpec, models: Models | None, edit: object = None) -> Float64:
+    """Time on the target over the time on the source, for kernels of a family and the time they took, [n].
+
+    Args:
+        family: of the kernels.
+        measured_us: their times on the source.
+        source, source_models: where they were measured, and fitted models of it.
+        target, models: where they would run.
+        edit: what changes each call on the target (see ``scenario.CallEdit``).
+    """
+    logs = np.zeros(len(measured_us))
+    rungs = ladders(family)
+    for calls in rungs:
+        before = price(calls, source, source_models).times_us
+        changed = calls if edit is None else [edit(call)[0] for call in calls]  # type: ignore[operator]
+        after = price(changed, target, models).times_us
+        order = np.argsort(before)
+        logs += np.interp(np.log(measured_us), np.log(before[order]), np.log(after / before)[order])
+    return np.exp(logs / len(rungs))

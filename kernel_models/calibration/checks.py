@@ -1,0 +1,192 @@
+"""Is the device fit to be measured? Clocks, other processes and memory, before, during and after.
+
+A GPU is asked through ``nvidia-smi``, a CPU through the operating system. What cannot be asked is not complained of.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+LEAST_FREE_BYTES = {"cuda": 2e9, "cpu": 1e9}
+"""Below this a calibration makes no sense: matrix products and tables of useful sizes do not fit."""
+LITTLE_FREE_SHARE = 0.5
+"""Less of a GPU's memory free than this means that something else lives there."""
+SLOW_CLOCK = 0.7
+"""A busy GPU whose clock is below this share of its highest is held back, whatever reason it gives."""
+BUSY_PER_CORE = 1.3
+"""Load average over cores above which a CPU's caches and memory are others' too."""
+_SMI_SECONDS = 10
+_GPU_FIELDS = ("name", "clocks.sm", "clocks.max.sm", "memory.total", "memory.used", "utilization.gpu",
+               "temperature.gpu", "clocks_throttle_reasons.active")
+# Bits of clocks_throttle_reasons.active that slow work down (NVML: nvmlClocksEventReasons); idle and application
+# clocks are no fault of the device's.
+_REASONS = {0x4: "its power limit", 0x8: "a hardware slow-down", 0x20: "its temperature (software)",
+            0x40: "its temperature (hardware)", 0x80: "a power brake"}
+
+
+@dataclass(frozen=True)
+class Health:
+    """A device at one moment; ``None`` for what could not be found out.
+
+    Attributes:
+        device: "cuda" or "cpu".
+        name: as the device reports it.
+        clock_mhz, highest_clock_mhz: of the multiprocessors.
+        held_back_by: why clocks are throttled.
+        total_bytes, free_bytes: memory.
+        processes: that compute on the device, ours included.
+        utilization: share of time that it is busy.
+        load: load average over usable cores, of a CPU.
+    """
+
+    device: str
+    name: str = ""
+    clock_mhz: float | None = None
+    highest_clock_mhz: float | None = None
+    held_back_by: tuple[str, ...] = ()
+    total_bytes: float | None = None
+    free_bytes: float | None = None
+    processes: int | None = None
+    utilization: float | None = None
+    load: float | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something wrong: ``what`` keeps it from being said twice; ``fatal`` if measuring would be of no use."""
+
+    what: str
+    text: str
+    fatal: bool = False
+
+
+Probe = Callable[[str], Health]
+"""Gives the health of "cuda" or "cpu"."""
+
+
+def probe(device: str) -> Health:
+    """The device's health now."""
+    return _gpu() if device == "cuda" else _cpu()
+
+
+def has_gpu() -> bool:
+    """Whether ``nvidia-smi`` shows a GPU."""
+    return bool(_gpu().name)
+
+
+def before(health: Health) -> list[Finding]:
+    """What is wrong before anything of ours runs."""
+    found = _memory(health)
+    if health.device == "cuda":
+        if health.processes:
+            found.append(Finding("processes", f"{_others(health.processes)} on the GPU: its times will be too long and "
+                                              "scatter. Stop it, or calibrate when it has ended."))
+        elif (health.utilization or 0.0) > 0.1:
+            found.append(Finding("processes", f"The GPU is {health.utilization:.0%} busy before the calibration has "
+                                              "begun: something else runs on it."))
+    return [*found, *_clocks(health), *_load(health, own=0.0)]
+
+
+def during(health: Health) -> list[Finding]:
+    """What is wrong while one process of ours measures."""
+    found = [*_clocks(health), *_load(health, own=1.0)]
+    if health.device == "cuda" and (health.processes or 0) > 1:
+        found.append(Finding("processes", f"{_others((health.processes or 0) - 1)} on the GPU during the calibration: "
+                                          "its times are too long and scatter."))
+    return found
+
+
+def _others(count: int) -> str:
+    return "Another process computes" if count == 1 else f"{count} other processes compute"
+
+
+def _memory(health: Health) -> list[Finding]:
+    free, total = health.free_bytes, health.total_bytes
+    if free is None:
+        return []
+    if free < LEAST_FREE_BYTES[health.device]:
+        return [Finding("memory", f"Only {free / 1e9:.1f} GB of the device's memory is free, and a calibration needs "
+                                  f"{LEAST_FREE_BYTES[health.device] / 1e9:.0f} GB: end what else uses it.", fatal=True)]
+    if health.device == "cuda" and total and free < LITTLE_FREE_SHARE * total:
+        return [Finding("memory", f"Only {free / 1e9:.1f} of {total / 1e9:.1f} GB of the GPU's memory is free: something "
+                                  "else lives there, and large sizes are left out.")]
+    return []
+
+
+def _clocks(health: Health) -> list[Finding]:
+    if health.held_back_by:
+        return [Finding("clocks", f"The GPU's clocks are held back by {' and '.join(health.held_back_by)}: its times are "
+                                  "longer than they need be.")]
+    clock, highest = health.clock_mhz, health.highest_clock_mhz
+    if clock and highest and (health.utilization or 0.0) > 0.5 and clock < SLOW_CLOCK * highest:
+        return [Finding("clocks", f"The GPU runs at {clock:.0f} MHz of {highest:.0f} though it is busy: its clocks are "
+                                  "limited or locked.")]
+    return []
+
+
+def _load(health: Health, own: float) -> list[Finding]:
+    if health.device == "cuda" or health.load is None:
+        return []
+    cores = max(usable_cores(), 1)
+    if health.load - own / cores > BUSY_PER_CORE:
+        return [Finding("load", f"The machine is busy with other work (load {health.load * cores:.1f} on {cores} cores): "
+                                "caches and memory are shared, and times scatter.")]
+    return []
+
+
+def usable_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _cpu() -> Health:
+    free = total = None
+    with suppress(OSError, ValueError, KeyError):
+        facts = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE))
+        free, total = float(facts["MemAvailable"]) * 1024, float(facts["MemTotal"]) * 1024
+    load = None
+    with suppress(OSError, AttributeError):
+        load = os.getloadavg()[0] / max(usable_cores(), 1)
+    return Health("cpu", "CPU", total_bytes=total, free_bytes=free, load=load)
+
+
+def _gpu() -> Health:
+    rows = _smi("gpu", _GPU_FIELDS)
+    if not rows or len(rows[0]) != len(_GPU_FIELDS):
+        return Health("cuda")
+    values = dict(zip(_GPU_FIELDS, rows[0], strict=True))
+    total, used = _number(values["memory.total"]), _number(values["memory.used"])
+    active = 0
+    with suppress(ValueError):
+        active = int(values["clocks_throttle_reasons.active"], 16)
+    apps = _smi("compute-apps", ("pid",))
+    busy = _number(values["utilization.gpu"])
+    return Health(
+        "cuda", values["name"], _number(values["clocks.sm"]), _number(values["clocks.max.sm"]),
+        tuple(text for bit, text in _REASONS.items() if active & bit),
+        None if total is None else total * 2**20, None if total is None or used is None else (total - used) * 2**20,
+        None if apps is None else len(apps), None if busy is None else busy / 100)
+
+
+def _smi(what: str, fields: tuple[str, ...]) -> list[list[str]] | None:
+    """Rows of ``nvidia-smi``'s answer; ``None`` where it cannot be asked."""
+    index = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip()
+    chosen = ["-i", index] if index else []
+    with suppress(OSError, subprocess.SubprocessError):
+        ran = subprocess.run(["nvidia-smi", *chosen, f"--query-{what}={','.join(fields)}", "--format=csv,noheader,nounits"],
+                             capture_output=True, text=True, timeout=_SMI_SECONDS, check=True)
+        return [[cell.strip() for cell in line.split(",")] for line in ran.stdout.splitlines() if line.strip()]
+    return None
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,113 @@
+"""The device's own figures where no data sheet has them: a CPU's, or a GPU's that no file describes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from kernel_models.device import DeviceError, DeviceSpec, device, resolve_device
+from kernel_models.op_call import Family, OpCall
+
+MEASURED = "measured by foretrace calibrate"
+_REPORTED = "reported by the device's driver"
+_BEYOND_CACHE = 3.0
+"""Traffic of so many times the last cache shows the memory's bandwidth."""
+_OTHER_DTYPES = {"fp64": 0.5, "int8": 1.0, "fp16": 1.0}
+"""Shares of the fp32 rate taken where nothing was measured."""
+
+
+def spec_of(hardware: Mapping[str, Any], threads: int) -> DeviceSpec:
+    """The device that a worker reports; figures are placeholders where no file describes it.
+
+    Args:
+        hardware: as a capture's context has it.
+        threads: of a CPU.
+    """
+    name = str(hardware.get("device", ""))
+    if name == "CPU":
+        return replace(device("cpu"), sm_count=max(threads, 1), **_caches())
+    try:
+        return resolve_device(name, hardware.get("total_memory"), hardware.get("multi_processor_count"))
+    except DeviceError:
+        return _unknown_gpu(name, hardware)
+
+
+def with_measured(spec: DeviceSpec, measured: Iterable[tuple[OpCall, float]]) -> DeviceSpec:
+    """A placeholder's figures replaced by the best that was measured; other devices are as they were.
+
+    Args:
+        spec: the device.
+        measured: calls and their times, µs.
+    """
+    if not spec.placeholder:
+        return spec
+    rates: dict[str, float] = {}
+    bandwidth, floor = 0.0, float("inf")
+    for call, time_us in measured:
+        if call.family is Family.GEMM:
+            rates[call.dtype] = max(rates.get(call.dtype, 0.0), call.flops / time_us / 1e6)
+        elif call.family in (Family.COPY, Family.TRANSFER, Family.ELEMENTWISE, Family.MEMSET):
+            floor = min(floor, time_us)
+            if call.bytes_moved > _BEYOND_CACHE * spec.l2_mb * 2**20:
+                bandwidth = max(bandwidth, call.bytes_moved / time_us / 1e3)
+    sources = dict(spec.sources)
+    changes: dict[str, Any] = {}
+    if rates:
+        base = rates.get("fp32") or max(rates.values())
+        vector = {name: base * share for name, share in _OTHER_DTYPES.items()} | {"bf16": base, "fp32": base} | rates
+        changes["vector_tflops"] = MappingProxyType({name: _rounded(rate) for name, rate in sorted(vector.items())})
+        sources |= {f"vector_tflops.{name}": MEASURED if name in rates else f"share of fp32, which was {MEASURED}"
+                    for name in vector}
+    if bandwidth:
+        changes |= {"memory_bandwidth_gbps": _rounded(bandwidth), "host_gbps": _rounded(bandwidth)}
+        sources |= {"memory.bandwidth_gbps": MEASURED, "links.host_gbps": MEASURED}
+    if floor < float("inf"):
+        changes["kernel_floor_us"] = _rounded(floor)
+        sources["launch.kernel_floor_us"] = MEASURED
+    complete = bool(rates) and bool(bandwidth)
+    return replace(spec, placeholder=not complete, sources=MappingProxyType(sources), **changes)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _caches() -> dict[str, float]:
+    """Last cache and memory of this machine, where Linux tells them."""
+    found: dict[str, float] = {}
+    with suppress(OSError, ValueError, AttributeError):
+        found["memory_gb"] = _rounded(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9)
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        with suppress(OSError, ValueError):
+            number, unit = re.fullmatch(r"(\d+)([KM])", path.read_text(encoding="ascii").strip()).groups()  # type: ignore[union-attr]
+            sizes.append(int(number) / (1024 if unit == "K" else 1))
+    if sizes:
+        found["l2_mb"] = max(sizes)
+    return found
+
+
+def _unknown_gpu(name: str, hardware: Mapping[str, Any]) -> DeviceSpec:
+    """An A100's file with what the driver says of this one; rates are measured."""
+    base = device("a100-sxm-80g")
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unknown-gpu"
+
+    def figure(key: str, scale: float, otherwise: float) -> float:
+        value = hardware.get(key)
+        return value * scale if isinstance(value, int | float) and value > 0 else otherwise
+
+    return replace(
+        base, name=plain, reported_names=(name,), short_names=(), default_for=(), placeholder=True,
+        vendor="amd" if hardware.get("gcnarchname") else "nvidia",
+        architecture=str(hardware.get("gcnarchname") or f"sm{hardware.get('compute_capability', '')}"),
+        compute_capability=str(hardware.get("compute_capability", "")),
+        sm_count=int(figure("multi_processor_count", 1, base.sm_count)),
+        memory_gb=_rounded(figure("total_memory", 1e-9, base.memory_gb)),
+        l2_mb=_rounded(figure("l2_cache_size", 2.0**-20, base.l2_mb)), matrix_tflops=MappingProxyType({}),
+        sources=MappingProxyType(dict.fromkeys(base.sources, f"{_REPORTED}, or an A100's until measured")))

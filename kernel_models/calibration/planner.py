@@ -1,0 +1,124 @@
+"""Which measurement is worth most: the one that lowers the expected error of the whole family most per second.
+
+A Gaussian process of log(time / formula) is conditioned on what was measured. Measuring at c lowers the variance at r by
+
+    cov(r, c)² / (var(c) + noise)
+
+whatever the time turns out to be; a candidate's gain is the mean of that over reference calls that stand for all calls
+of the family. Before anything is measured the broad priors make the same rule spread the measurements out. Source:
+Seo et al., "Gaussian process regression: active data selection and test point rejection" (2000), after Cohn (1996).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kernel_models.device import DeviceSpec
+from kernel_models.heuristics import RooflineModel
+from kernel_models.learned.points import Points
+from kernel_models.learned.process import Kernel, Process, fit_process
+from kernel_models.op_call import Family, OpCall
+
+Float64 = npt.NDArray[np.float64]
+
+LEAST_TO_LEARN = 8
+"""Measurements before lengths and amplitudes are learned."""
+LEARN_AGAIN = 1.4
+"""They are learned again each time there are so many times as many measurements."""
+MOST_CONDITIONED = 700
+"""Beyond so many measurements the process would take longer than they do; further ones are chosen by the first."""
+
+
+class Planner:
+    """Chooses among candidates of one family.
+
+    Args:
+        spec: the device, for the formulas.
+        candidates: what may be measured; all of the process's sizes and parts are taken from them and the reference.
+        seconds: what measuring each takes.
+        reference: calls that stand for all that will be priced.
+        seed: of the rows that lengths are learned from.
+    """
+
+    def __init__(self, spec: DeviceSpec, candidates: Sequence[OpCall], seconds: Sequence[float],
+                 reference: Sequence[OpCall], seed: int = 0) -> None:
+        self.family: Family = candidates[0].family
+        self._formula = RooflineModel(self.family, spec)
+        self._points = Points.of(self.family, [*candidates, *reference])
+        self._x, self._v = self._points.points(candidates)
+        self._reference = self._points.points(reference)
+        self._seconds = np.asarray(seconds, np.float64)
+        self._open = np.ones(len(candidates), np.bool_)
+        d, c = self._x.shape[1], self._v.shape[1]
+        self._process = Process(Kernel.start(d, c), np.zeros((0, d)), np.zeros((0, c), np.int64), np.zeros(0),
+                                np.zeros(0))
+        self._learned_at, self._seed = 0, seed
+        self._gains: Float64 | None = None
+        self._pace = 1.0
+
+    @property
+    def measured(self) -> int:
+        """Measurements told so far."""
+        return len(self._process.y)
+
+    @property
+    def open(self) -> int:
+        """Candidates not taken yet."""
+        return int(self._open.sum())
+
+    def tell(self, calls: Sequence[OpCall], measured_us: Sequence[float]) -> None:
+        """Take measurements in; calls of variants that no candidate has are passed over."""
+        known = self._points.within(calls, np.inf)
+        calls = [call for call, keep in zip(calls, known, strict=True) if keep]
+        if not calls:
+            return
+        times = np.asarray(measured_us, np.float64)[known]
+        x, v = self._points.points(calls)
+        target = np.log(times / self._formula.predict(calls).time_us)
+        self._process = self._process.seeing(x, v, target)
+        n = self.measured
+        if n >= LEAST_TO_LEARN and n >= LEARN_AGAIN * self._learned_at and n <= MOST_CONDITIONED:
+            start = self._process.kernel if self._learned_at else None
+            self._process = fit_process(self._process.x, self._process.v, self._process.y, start, self._seed)
+            self._learned_at = n
+        self._gains = None
+
+    def took(self, expected_s: float, seconds: float) -> None:
+        """What a measurement took, so that further ones are expected to take."""
+        if expected_s > 0 and seconds > 0:
+            self._pace = 0.8 * self._pace + 0.2 * seconds / expected_s
+            self._gains = None
+
+    def take(self, place: int) -> None:
+        """A candidate is not to be chosen any more."""
+        self._open[place] = False
+
+    def best(self) -> tuple[int, float]:
+        """The candidate of most gain per second, and that gain; (−1, 0) if there is none left."""
+        if not self._open.any():
+            return -1, 0.0
+        rates = np.where(self._open, self.gains() / (self._seconds * self._pace), -1.0)
+        place = int(np.argmax(rates))
+        return place, float(rates[place])
+
+    def gains(self) -> Float64:
+        """Mean variance over the reference calls that measuring each candidate would take away, [candidates]."""
+        if self._gains is None:
+            shared = self._process.covariance(*self._reference, self._x, self._v)
+            own = np.maximum(self._process.predict(self._x, self._v)[1] ** 2, 1e-12)
+            self._gains = np.mean(shared**2, axis=0) / own
+        return self._gains
+
+    def doubt(self) -> float:
+        """Expected error over the reference calls: the mean conditional standard deviation without noise, log."""
+        _, deviation = self._process.predict(*self._reference)
+        return float(np.mean(np.sqrt(np.maximum(deviation**2 - self._process.kernel.noise, 0.0))))
+
+    def predict(self, calls: Sequence[OpCall]) -> Float64:
+        """Times by what was measured so far, µs [n]."""
+        mean, _ = self._process.predict(*self._points.points(calls))
+        times: Float64 = self._formula.predict(calls).time_us * np.exp(mean)
+        return times
