@@ -1,4 +1,4 @@
-"""1,024 ranks of the suite's Llama as one folded job: seconds to capture or trace, save, load and inspect, and its size.
+"""1,024 ranks of the suite's Llama as one folded job: seconds to record, save, load and inspect, and its size.
 
 Each case runs in a process of its own; one rank of every class is recorded, the others are folded into it.
 

@@ -3,8 +3,8 @@
     python benchmarks/host_overheads.py [DATA]
 
 DATA is the folder of published traces (it holds ``traces/``); without it only the project's own captures are used.
-Host time is time on the host's threads without waiting; on a CPU also without the computation itself, which stands for
-the GPU's work. Stalls (pauses that belong to no operation) are counted apart: "with stalls" adds the mean stall time
+Host time is time on the host's threads without waiting, as recorded, the profiler's own cost included; on a CPU without
+the computation itself, which stands for the GPU's work. Stalls (pauses that belong to no operation) are counted apart: "with stalls" adds the mean stall time
 of the fitted steps to the estimate and leaves the stalls in the truth.
 """
 
@@ -51,7 +51,7 @@ def workloads_table() -> None:
     print(f"{'left out':16}{'measured ms':>13}{'predicted ms':>14}{'error':>9}{'unseen events':>15}")
     parts = {}
     for name in SUITE:
-        recorded, _ = recorded_overheads(read_job(TRACES / name).graphs[0])
+        recorded, _ = recorded_overheads(read_job(TRACES / name).graphs[0], profiled=True)
         parts[name] = recorded.take(~recorded.stalls() & (recorded.segments.step >= 0))
     errors = []
     for name in SUITE:
@@ -62,7 +62,8 @@ def workloads_table() -> None:
             part.segments.kind.tolist(), part.op.tolist(), part.detail.tolist(), strict=True)])
         errors.append(estimate / truth - 1)
         print(f"{name:16}{truth / steps / 1e6:>13.3f}{estimate / steps / 1e6:>14.3f}{errors[-1]:>+9.2%}{unseen:>15.1%}")
-    print(f"\nmean absolute error {np.abs(errors).mean():.2%}, bias {np.mean(errors):+.2%}, worst {np.abs(errors).max():.2%}")
+    print(f"\nmean absolute error {np.abs(errors).mean():.2%}, bias {np.mean(errors):+.2%}, "
+          f"worst {np.abs(errors).max():.2%}")
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def critical_path(program: Program, simulated: Simulated, graphs: list[Execution
         begin: Item of the step's begin.
         end: Item of the step's end.
     """
-    walk = _Walk(program, simulated, graphs, int(simulated.item_end[begin]), int(simulated.item_end[end]))
+    walk = _Walk(program, simulated, _kinds(graphs), int(simulated.item_end[begin]), int(simulated.item_end[end]))
     return walk.run(("item", end))
 
 
@@ -86,19 +86,36 @@ def window_path(program: Program, simulated: Simulated, graphs: list[ExecutionGr
     starts = np.concatenate([simulated.item_start[items], simulated.kernel_start[kernels]])
     ends = np.concatenate([simulated.item_end[items], simulated.kernel_end[kernels]])
     if not len(ends):
-        return _Walk(program, simulated, graphs, 0, 0).run(None)
+        return _Walk(program, simulated, _kinds(graphs), 0, 0).run(None)
     last = int(np.argmax(ends))
     at = ("item", int(items[last])) if last < len(items) else ("kernel", int(kernels[last - len(items)]))
-    return _Walk(program, simulated, graphs, int(starts.min()), int(ends[last])).run(at)
+    return _Walk(program, simulated, _kinds(graphs), int(starts.min()), int(ends[last])).run(at)
+
+
+def _kinds(graphs: list[ExecutionGraph]) -> list[Int8]:
+    return [g.kernels.kind for g in graphs]
+
+
+def path_back(program: Program, simulated: Simulated, kinds: list[Int8], at: tuple[str, int], stop_ns: int) -> Path:
+    """Walk back from the end of any item or kernel to a time.
+
+    Args:
+        program: What was simulated.
+        simulated: Its times.
+        kinds: ``KernelKind`` of the program's kernels, an array a rank.
+        at: ("item" or "kernel", row) where the path ends.
+        stop_ns: Where it begins, on the simulated clock.
+    """
+    end = simulated.item_end[at[1]] if at[0] == "item" else simulated.kernel_end[at[1]]
+    return _Walk(program, simulated, kinds, stop_ns, int(end)).run(at)
 
 
 class _Walk:
     """State of one walk: the current time and the segments found so far, last first."""
 
-    def __init__(self, program: Program, simulated: Simulated, graphs: list[ExecutionGraph], stop: int,
-                 time: int) -> None:
+    def __init__(self, program: Program, simulated: Simulated, kinds: list[Int8], stop: int, time: int) -> None:
         self.p, self.s, self.stop, self.time = program, simulated, stop, time
-        self.kinds = [g.kernels.kind for g in graphs]
+        self.kinds = kinds
         self.rank_of_kernel = program.kernel_rank()
         self.first_item = set(program.thread_ptr[:-1].tolist())
         self.segments: list[tuple[int, int, int, int, int, bool]] = []

@@ -20,7 +20,7 @@ DEFAULT_TOP = 5
 
 def overheads(
     traces: Annotated[list[str], typer.Argument(
-        metavar="TRACE [OTHER]", help="A capture, trace file or directory of ranks; a second one is compared with it.")],
+        metavar="TRACE [OTHER]", help="A capture, trace file or directory of ranks; a second is compared with it.")],
     top: Annotated[int, typer.Option(min=1, help="Operations and calls shown of each kind.")] = DEFAULT_TOP,
     json: Json = False,
     debug: Debug = False,
@@ -34,15 +34,16 @@ def overheads(
         from tracer.errors import ForetraceError
 
         if len(traces) > 2:
-            raise ForetraceError(f"{len(traces)} captures were named, and two can be compared at a time: name one or two; "
-                                 "ranks of one job go into one directory or a quoted glob.")
+            raise ForetraceError(f"{len(traces)} captures were named, and two can be compared at a time: name one or "
+                                 "two; ranks of one job go into one directory or a quoted glob.")
         found = [measure_overheads(read([path])) for path in traces]
         ratios = compare(found[0], found[1]) if len(found) == 2 else {}
         if json:
             print_json({"captures": [{"source": path, **part.to_json(top)}
                                      for path, part in zip(traces, found, strict=True)],
                         "second_over_first": {kind.name.lower() if kind is not None else "all": {
-                            "shared_operations": ratio.shared, "ratio": ratio.ratio, "quartiles": [ratio.low, ratio.high]}
+                            "shared_operations": ratio.shared, "ratio": ratio.ratio,
+                            "quartiles": [ratio.low, ratio.high]}
                             for kind, ratio in ratios.items()}})
             return
         report = Report()
@@ -58,8 +59,8 @@ def _one(report: Report, path: str, found: JobOverheads, top: int) -> None:
     if found.computation_ns:
         report.line(f"The CPU's own computation, {milliseconds(found.computation_ns)} ms a step, is not among it.")
     if found.profiler_event_ns:
-        report.line(f"The profiler cost {found.profiler_event_ns / 1e3:.2f} µs for each recorded operation and call, by "
-                    "the steps measured without it; that is taken out.")
+        report.line(f"The profiler cost {found.profiler_event_ns / 1e3:.2f} µs for each recorded operation and call, "
+                    "by the steps measured without it; that is taken out.")
     elif found.profiler_event_ns is None:
         report.line("No step was measured without the profiler: its own cost is still in these times.")
     if found.stalls[0]:
@@ -76,14 +77,14 @@ def _one(report: Report, path: str, found: JobOverheads, top: int) -> None:
             for row in found.kinds if row.step_ns for i, (name, n, mean, total) in enumerate(
                 found.largest(row.kind, top))]
     report.table("Largest of each kind (for T1 the operation that follows; mean µs; share of the kind)",
-                 [Column("kind", name=True), Column("operation or call", name=True), Column("events"), Column("mean µs"),
-                  Column("share")], rows)
+                 [Column("kind", name=True), Column("operation or call", name=True), Column("events"),
+                  Column("mean µs"), Column("share")], rows)
     constants = found.constants
     if constants.samples:
         report.line()
-        report.line(f"A kernel starts {microseconds(int(constants.latency[0]))} µs after its launch returned on an empty "
-                    f"stream, and {microseconds(int(constants.gap[0, 0, 0]))} µs after the kernel before it on a busy "
-                    "one.")
+        report.line(f"A kernel starts {microseconds(int(constants.latency[0]))} µs after its launch returned on an "
+                    f"empty stream, and {microseconds(int(constants.gap[0, 0, 0]))} µs after the kernel before it on a "
+                    "busy one.")
     report.notes(found.notes)
     report.line()
 

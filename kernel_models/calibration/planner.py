@@ -86,6 +86,16 @@ class Planner:
             self._learned_at = n
         self._gains = None
 
+    def extend(self, candidates: Sequence[OpCall], seconds: Sequence[float]) -> npt.NDArray[np.bool_]:
+        """Offer further candidates, whose places follow; returns which were taken, of parts known before."""
+        known = self._points.within(candidates, np.inf)
+        x, v = self._points.points(candidates)
+        self._x, self._v = np.vstack([self._x, x[known]]), np.vstack([self._v, v[known]])
+        self._seconds = np.concatenate([self._seconds, np.asarray(seconds, np.float64)[known]])
+        self._open = np.concatenate([self._open, np.ones(int(known.sum()), np.bool_)])
+        self._gains = None
+        return known
+
     def took(self, expected_s: float, seconds: float) -> None:
         """What a measurement took, so that further ones are expected to take."""
         if expected_s > 0 and seconds > 0:

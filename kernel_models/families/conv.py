@@ -203,7 +203,8 @@ def _backward_of_2020(op: Inputs) -> Iterator[OpCall]:
     yield from _gradients(layer, (1, 1, 0), grad)
 
 
-@forward(Family.CONV, "aten::_slow_conv2d_backward(grad_output, self, weight, kernel_size, stride, padding, output_mask)")
+@forward(Family.CONV,
+         "aten::_slow_conv2d_backward(grad_output, self, weight, kernel_size, stride, padding, output_mask)")
 def _backward_of_the_cpu(op: Inputs) -> Iterator[OpCall]:
     grad = op.tensor("grad_output")
     layer = _of(op, op.tensor("self"), op.tensor("weight"), op.ints("stride"), op.ints("padding"), None, None, grad)

@@ -79,6 +79,20 @@ def _backward(op: Inputs) -> Iterator[OpCall]:
     yield from _stack(op, op.tensor("input"), "_backward")
 
 
+@forward(Family.RECURRENT,
+         "aten::mkldnn_rnn_layer(input, weight0, weight1, weight2, weight3, hx, cx, reverse, batch_sizes, mode, "
+         "hidden_size)",
+         "aten::mkldnn_rnn_layer_backward(input, weight1, weight2, weight3, weight4, hx, cx, output, hy, cy, "
+         "grad_output, grad_hy, grad_cy, reverse, mode, hidden_size)")
+def _one_layer(op: Inputs) -> Iterator[OpCall]:
+    """One direction of one layer on a CPU; its input has the sequence first whatever ``batch_first`` says."""
+    source, state = op.tensor("input"), op.tensor("hx")
+    if len(source.shape) != 3 or not state.shape:
+        raise Unpriceable(f"{op.name}: {source.shape}")
+    kind = _MODES[op.integer("mode", 2) % 4] + ("_backward" if op.name.endswith("_backward") else "")
+    yield from recurrent(kind, source.shape[0], source.shape[1], source.shape[2], state.shape[-1], 1, 1, source.dtype)
+
+
 @backward(Family.RECURRENT, f"aten::_cudnn_rnn({_CUDNN})", f"aten::miopen_rnn({_MIOPEN})", f"aten::lstm{_COMPOSITE}",
           f"aten::gru{_COMPOSITE}")
 def _gradient(op: Inputs) -> Iterator[OpCall]:

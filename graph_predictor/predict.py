@@ -1,0 +1,289 @@
+"""``predict``: the step time of a configuration that was never run.
+
+A recorded job is taken apart (``build``), its last steps are repeated back to back until the pace settles, edits change its
+device work, its host time or its launches, every kernel is priced, and the pace is simulated again: the step time, an
+interval, and the critical path that says why. Without edits, a prediction is the replay of those steps.
+
+    job = tracer.read_job("resnet50-V100/")
+    predict(job, [Device("a100-sxm-40g")]).step_time_us
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from graph_predictor.build import Built, build_program
+from graph_predictor.damage import damage_notes
+from graph_predictor.prediction.explain import Explained, explain
+from graph_predictor.prediction.host_pieces import HostPieces, host_pieces
+from graph_predictor.prediction.interval import step_interval
+from graph_predictor.prediction.pricing import KernelTimes, price_kernels, target_device
+from graph_predictor.prediction.repeat import Cycle, Repeated, choose_steps
+from graph_predictor.prediction.result import Prediction, RankPrediction
+from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.prediction.settle import Steady, measure, settle
+from graph_predictor.prediction.state import EditedHost, dress, edit_host
+from graph_predictor.prediction.work import COLLECTIVE, describe_work
+from graph_predictor.program import Float64, Program
+from graph_predictor.replay import REPRODUCIBLE_SHARE, check_recorded
+from graph_predictor.whatif.edit import Edit
+from kernel_models.device import DeviceError, DeviceSpec, resolve_device
+from kernel_models.model import Source
+from kernel_models.pricing import Models
+from kernel_models.trace_calls import FAMILIES
+from tracer.errors import ForetraceError
+from tracer.graph import ExecutionGraph, KernelKind
+from tracer.job import Job
+
+MOST_STEPS = 4
+"""Recorded steps a prediction rests on by default: the last ones that launch the same work."""
+HOST_SPREAD = 0.05
+LEAST_HOST_SPREAD = 0.02
+"""Log half width of the 80% interval of host time where a single step was recorded, and at least: of steps recorded on ten
+machines the host's part varies by 2 to 5% (docs/accuracy.md)."""
+END = 1.2816
+UNLIKE_RECORDED = 0.02
+"""A steady state this far from the recorded steps is told."""
+
+
+class Baseline:
+    """A recorded job made ready for predictions: built, described and cut into pieces once, edited any number of times.
+
+    Args:
+        job: a job, its graphs, or one rank's graph.
+        steps: which recorded steps to repeat, see ``choose_steps``; by default the last ones that launch the same work.
+        device: where it was recorded, if the trace does not say or is not to be believed.
+        models: fitted models of that device.
+
+    Raises:
+        ForetraceError: there is nothing to simulate, no step, or no such step.
+    """
+
+    def __init__(self, job: Job | ExecutionGraph | Sequence[ExecutionGraph], steps: int | range | None = None, *,
+                 device: DeviceSpec | None = None, models: Models | None = None) -> None:
+        graphs = [job] if isinstance(job, ExecutionGraph) else list(job.graphs if isinstance(job, Job) else job)
+        if not graphs:
+            raise ForetraceError("There is nothing to predict from: no graph was given. Read a trace or a job first.")
+        check_recorded(graphs)
+        self.built: Built = build_program(graphs)
+        found = choose_steps(self.built, _similar_steps(graphs) if steps is None else steps)
+        if found is None:
+            raise ForetraceError("The trace has no steps to repeat: call prof.step() after each iteration, or capture "
+                                 "with foretrace capture.")
+        self.cycle: Cycle = found
+        self.pieces: HostPieces = host_pieces(self.built)
+        self.scenario = Scenario(
+            self.built, self.cycle, describe_work(self.built), self.pieces, models=models, source_models=models,
+            source_device=device or _recorded_device(graphs[0]))
+        self.notes = list(job.notes) if isinstance(job, Job) else []
+        self.host_spread = self._host_spread()
+
+    def predict(self, edits: Sequence[Edit] = (), *, price_per_hour: float | None = None) -> Prediction:
+        """Predict the step with edits, in any order that makes sense.
+
+        Raises:
+            EditError: an edit cannot be done; nothing is changed.
+        """
+        scenario = self.scenario
+        for edit in edits:
+            scenario = edit.apply(scenario)
+        return _Run(self, scenario, [edit.describe() for edit in edits]).prediction(price_per_hour)
+
+    def _host_spread(self) -> float:
+        """How much host time varies from step to step (log half width of 80%)."""
+        program, pieces = self.built.program, self.pieces
+        graph = self.built.graphs[0]
+        rows = pieces.of_rank(0)
+        when = program.recorded_item_start[pieces.item[rows]] - self.built.clock_ns[0]
+        order = np.argsort(graph.steps.start_ns)
+        start = graph.steps.start_ns[order]
+        place = np.searchsorted(start, when, side="right") - 1
+        inside = (place >= 0) & (when < (start + graph.steps.duration_ns[order])[np.maximum(place, 0)])
+        total = np.bincount(place[inside], weights=pieces.ns[rows][inside], minlength=len(start))[-MOST_STEPS:]
+        total = total[total > 0]
+        if len(total) < 2:
+            return HOST_SPREAD
+        return max(LEAST_HOST_SPREAD, END * float(np.std(np.log(total), ddof=1)))
+
+
+def predict(job: Job | ExecutionGraph | Sequence[ExecutionGraph], edits: Sequence[Edit] = (), *,
+            steps: int | range | None = None, device: DeviceSpec | None = None, models: Models | None = None,
+            price_per_hour: float | None = None) -> Prediction:
+    """The steady-state step time of a recorded job with edits (``graph_predictor.whatif``).
+
+    Args:
+        job, steps, device, models: see ``Baseline``; to predict often from one job, keep a ``Baseline``.
+        edits: what is different.
+        price_per_hour: of one device, for the cost of a step.
+
+    Raises:
+        ForetraceError: there is nothing to predict from, or an edit cannot be done (``EditError``).
+    """
+    return Baseline(job, steps, device=device, models=models).predict(edits, price_per_hour=price_per_hour)
+
+
+class _Run:
+    """One scenario, priced and simulated."""
+
+    def __init__(self, baseline: Baseline, scenario: Scenario, edits: list[str]) -> None:
+        self.baseline, self.scenario, self.edits = baseline, scenario, edits
+        self.times: KernelTimes = price_kernels(scenario)
+        self.host: EditedHost = edit_host(scenario)
+        self.steady: Steady = settle(scenario.cycle, lambda copies: self._dressed(copies, self.times.ns, 1.0))
+        self.kinds = np.concatenate([g.kernels.kind for g in scenario.built.graphs])
+
+    def _dressed(self, copies: Repeated, kernel_ns: Float64, host_factor: float) -> Program:
+        return dress(copies, self.host, self.scenario, kernel_ns, host_factor)
+
+    def prediction(self, price_per_hour: float | None) -> Prediction:
+        scenario, cycle, steady = self.scenario, self.scenario.cycle, self.steady
+        unchanged = scenario.host_ns is None and scenario.host_factor == 1.0
+        host_source = Source.MEASURED if unchanged else Source.ANCHORED
+        ranks = [explain(scenario, steady, self.times, host_source, rank) for rank in range(len(steady.at))]
+        slowest = int(np.argmax(steady.period_ns))
+        step_ns = float(steady.period_ns[slowest]) / cycle.steps
+        low, high = self._interval(step_ns)
+        chosen = ranks[slowest]
+        per_rank = [self._rank(rank, explained) for rank, explained in enumerate(ranks)]
+        active = max(r.gpu_active_us for r in per_rank)
+        total = sum(chosen.source_ns.values()) or 1.0
+        families, kernel_sources = self._device_time(slowest)
+        target = target_device(scenario)
+        flops = self._flops(slowest)
+        world = max([len(scenario.built.graphs), *(g.meta.world_size for g in scenario.built.graphs)])
+        recorded = self._recorded_ns()
+        return Prediction(
+            step_time_us=step_ns / 1e3, interval_us=(low / 1e3, high / 1e3), gpu_active_us=active, bound=chosen.bound,
+            per_rank=per_rank, bounds_us={k: v / cycle.steps / 1e3 for k, v in chosen.bounds.items()},
+            families_us=families, critical_path=chosen.path,
+            sources={s.label: chosen.source_ns[s] / total for s in Source if chosen.source_ns.get(s, 0.0) > 0},
+            kernel_sources=kernel_sources, recorded_us=recorded / 1e3, steps=cycle.names,
+            device=target.name if target is not None else scenario.built.graphs[0].meta.device,
+            recorded_on=scenario.source_device.name if scenario.source_device else scenario.built.graphs[0].meta.device,
+            peak_memory_bytes=max((g.meta.memory.get("peak", 0) for g in scenario.built.graphs), default=0) or None,
+            items_per_second=None if scenario.items_per_step is None else scenario.items_per_step / step_ns * 1e9,
+            flops_per_step=flops or None,
+            mfu=None if target is None or not flops else flops / step_ns / 1e3 / self._peak(target),
+            cost_per_step=None if price_per_hour is None else price_per_hour * world * step_ns / 3.6e12,
+            edits=self.edits, warnings=self._warnings(recorded, step_ns), notes=self._notes())
+
+    def _rank(self, rank: int, explained: Explained) -> RankPrediction:
+        graph, steps = self.scenario.built.graphs[rank], self.scenario.cycle.steps
+        return RankPrediction(
+            graph.meta.rank if graph.meta.rank >= 0 else rank, float(self.steady.period_ns[rank]) / steps / 1e3,
+            explained.active_ns / steps / 1e3, explained.bound,
+            {name: ns / steps / 1e3 for name, ns in explained.bounds.items()})
+
+    def _in_cycle(self, rank: int) -> np.ndarray:
+        program = self.scenario.built.program
+        rows = np.arange(program.kernel_ptr[rank], program.kernel_ptr[rank + 1])
+        return rows[self.scenario.cycle.kernel[rows]]
+
+    def _device_time(self, rank: int) -> tuple[dict[str, float], dict[str, float]]:
+        """Device time a step by family (µs), and shares of it by source."""
+        rows = self._in_cycle(rank)
+        ns, family = self.times.ns[rows], self.times.family[rows]
+        sums = np.bincount(family, weights=ns, minlength=COLLECTIVE + 1) / self.scenario.cycle.steps / 1e3
+        names = [*(f.value for f in FAMILIES), "collective"]
+        total = float(ns.sum()) or 1.0
+        return ({names[i]: float(sums[i]) for i in np.argsort(-sums, kind="stable").tolist() if sums[i] > 0},
+                {s.label: float(ns[self.times.source[rows] == s].sum()) / total for s in Source
+                 if (self.times.source[rows] == s).any()})
+
+    def _flops(self, rank: int) -> float:
+        """Floating-point operations a step; 0 where sizes are not known for most of the device time."""
+        work, rows = self.scenario.work, self._in_cycle(rank)
+        pieces = np.unique(work.piece[rows])
+        pieces = pieces[pieces >= 0]
+        if not len(pieces) or work.measured_ns[pieces[~work.sized[pieces]]].sum() > 0.1 * work.measured_ns[pieces].sum():
+            return 0.0
+        by_group = np.array([sum(c.flops for c in self.scenario.calls.get(i, calls))
+                             for i, calls in enumerate(work.calls)])
+        return float(by_group[work.group[pieces]].sum()) / self.scenario.cycle.steps
+
+    def _peak(self, target: DeviceSpec) -> float:
+        """Peak rate of the type most floating-point operations are of, 10¹² operations/s."""
+        counts: dict[str, float] = {}
+        for calls in self.scenario.work.calls:
+            for call in calls:
+                counts[call.dtype] = counts.get(call.dtype, 0.0) + call.flops
+        return target.peak_tflops(max(counts, key=lambda name: counts[name]), matrix=True)
+
+    def _interval(self, step_ns: float) -> tuple[float, float]:
+        scenario, repeated = self.scenario, self.steady.repeated
+        spread = self.baseline.host_spread
+        if scenario.host_spread is not None:
+            spread = float(np.hypot(spread, scenario.host_spread))
+        weight = np.where(scenario.cycle.kernel, self.times.ns, 0.0)
+
+        def simulated(factor: Float64, host_factor: float) -> float:
+            again = measure(repeated, self._dressed(repeated, self.times.ns * factor, host_factor))
+            return float(again.period_ns.max()) / scenario.cycle.steps
+
+        events = len(repeated.program.item_kind) + len(repeated.program.kernel_item)
+        return step_interval(simulated, self.times, weight, spread, step_ns, events)
+
+    def _recorded_ns(self) -> float:
+        program, cycle = self.scenario.built.program, self.scenario.cycle
+        lengths = program.recorded_item_end[cycle.last] - program.recorded_item_start[cycle.first]
+        return float(lengths.max()) / cycle.steps
+
+    def _warnings(self, recorded_ns: float, step_ns: float) -> list[str]:
+        found = []
+        built = self.scenario.built
+        if not self.steady.settled:
+            found.append("The pace of the repeated step had not settled.")
+        if any(report.unexplained_share > REPRODUCIBLE_SHARE for report in built.reports):
+            found.append("The recorded GPU timeline is not reproducible (see foretrace replay): kernels' times are not to "
+                         "be trusted.")
+        if not self.edits and abs(step_ns / recorded_ns - 1.0) > UNLIKE_RECORDED:
+            found.append(f"The recorded steps took {recorded_ns / 1e6:.3f} ms: they were no steady state (a queue was "
+                         "filling or draining, or ranks had not met), or single pauses fell into them.")
+        world = max((g.meta.world_size for g in built.graphs), default=1)
+        if world > len(built.graphs) and any((g.kernels.kind == KernelKind.COLLECTIVE).any() for g in built.graphs):
+            found.append(f"{len(built.graphs)} of {world} ranks were recorded: collectives keep their recorded durations, "
+                         "other ranks' late arrival among them.")
+        return found
+
+    def _notes(self) -> list[str]:
+        notes = [*self.baseline.notes, *damage_notes(self.scenario.built.graphs), *self.scenario.built.rendezvous.notes,
+                 *self.scenario.notes, *self.times.notes]
+        if not len(self.scenario.built.program.kernel_item):
+            notes.append("The trace has no GPU work: the step is host time throughout.")
+        return list(dict.fromkeys(notes))
+
+
+def _similar_steps(graphs: Sequence[ExecutionGraph]) -> range | None:
+    """The last steps, at most ``MOST_STEPS``, in which every rank launched the same number of kernels and calls (±1%)."""
+    fewest = min((len(graph.steps) for graph in graphs), default=0)
+    if fewest < 1:
+        return None
+    alike = 1
+    for back in range(2, min(fewest, MOST_STEPS) + 1):
+        if not all(_alike(graph, len(graph.steps) - back, len(graph.steps) - 1) for graph in graphs):
+            break
+        alike = back
+    return range(fewest - alike, fewest)
+
+
+def _alike(graph: ExecutionGraph, one: int, other: int) -> bool:
+    for column in (graph.kernels.step, graph.ops.step, graph.launches.step):
+        a, b = int((column == one).sum()), int((column == other).sum())
+        if abs(a - b) > 0.01 * max(a, b):
+            return False
+    return True
+
+
+def _recorded_device(graph: ExecutionGraph) -> DeviceSpec | None:
+    meta = graph.meta
+    if not meta.device:
+        return None
+    try:
+        return resolve_device(meta.device, meta.device_memory_bytes, meta.sm_count)
+    except DeviceError:
+        return None
+
+
+__all__ = ["Baseline", "EditError", "Prediction", "predict"]

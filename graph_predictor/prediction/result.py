@@ -1,0 +1,92 @@
+"""``Prediction``: what a step nobody ran would take, how sure that is, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class RankPrediction:
+    """One rank, µs a step: ``bounds_us`` along its critical path, by bound."""
+
+    rank: int
+    step_time_us: float
+    gpu_active_us: float
+    bound: str
+    bounds_us: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class PathItem:
+    """Critical-path time of one operation in one bound, µs a step."""
+
+    operation: str
+    bound: str
+    time_us: float
+    share: float
+
+
+@dataclass(slots=True)
+class Prediction:
+    """The steady state of a (changed) training step.
+
+    Attributes:
+        step_time_us, interval_us: expected time of a step and its 80% interval.
+        gpu_active_us: time a step in which device work other than collectives runs, of the slowest rank.
+        bound: what decides the step time: "host", "compute", "memory copy", "exposed communication", …
+        per_rank: the same by rank.
+        bounds_us: critical path of the slowest rank by bound; adds up to the step time.
+        families_us: device time a step by family of work, of the slowest rank.
+        critical_path: its largest entries, the longest first.
+        sources: share of the step time, along the critical path, by source of its durations.
+        kernel_sources: share of the device time by source.
+        recorded_us: the recorded steps' mean, where the source is a recording.
+        steps: names of the recorded steps it rests on.
+        device, recorded_on: names of the devices, empty where unknown.
+        peak_memory_bytes: where known.
+        items_per_second, flops_per_step, mfu, cost_per_step: where known; ``mfu`` is of the device's peak rate.
+        edits: what was changed, as sentences.
+        warnings: what makes the number less reliable; notes: what was assumed.
+    """
+
+    step_time_us: float
+    interval_us: tuple[float, float]
+    gpu_active_us: float
+    bound: str
+    per_rank: list[RankPrediction]
+    bounds_us: dict[str, float]
+    families_us: dict[str, float]
+    critical_path: list[PathItem]
+    sources: dict[str, float]
+    kernel_sources: dict[str, float]
+    recorded_us: float | None = None
+    steps: tuple[str, ...] = ()
+    device: str = ""
+    recorded_on: str = ""
+    peak_memory_bytes: int | None = None
+    items_per_second: float | None = None
+    flops_per_step: float | None = None
+    mfu: float | None = None
+    cost_per_step: float | None = None
+    edits: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "step_time_us": self.step_time_us, "interval_us": list(self.interval_us),
+            "gpu_active_us": self.gpu_active_us, "bound": self.bound,
+            "per_rank": [{"rank": r.rank, "step_time_us": r.step_time_us, "gpu_active_us": r.gpu_active_us,
+                          "bound": r.bound, "bounds_us": r.bounds_us} for r in self.per_rank],
+            "sources": self.sources, "kernel_sources": self.kernel_sources,
+            "peak_memory_bytes": self.peak_memory_bytes, "warnings": self.warnings,
+            "bounds_us": self.bounds_us, "families_us": self.families_us,
+            "critical_path": [{"operation": e.operation, "bound": e.bound, "time_us": e.time_us, "share": e.share}
+                              for e in self.critical_path],
+            "recorded_us": self.recorded_us, "steps": list(self.steps), "device": self.device or None,
+            "recorded_on": self.recorded_on or None, "items_per_second": self.items_per_second,
+            "flops_per_step": self.flops_per_step, "mfu": self.mfu, "cost_per_step": self.cost_per_step,
+            "edits": self.edits, "notes": self.notes,
+        }

@@ -1,0 +1,138 @@
+"""From a scenario to a settled simulation: edited host time, launches and kernel times put into the repeated program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from graph_predictor.prediction.host_pieces import LAUNCHING, with_host
+from graph_predictor.prediction.repeat import Repeated
+from graph_predictor.prediction.scenario import Scenario
+from graph_predictor.program import NEVER, Anchor, Float64, Int64, ItemKind, Program
+from kernel_models.launch_constants import LaunchConstants
+from tracer.graph import ExecutionGraph, KernelKind
+
+GRAPH_LAUNCH_NS = 10_000.0
+"""Host time of one CUDA graph launch: 2.5 µs + 1 ns a node from CUDA 12.6, 5 to 10 µs before for some hundred nodes
+(NVIDIA, "Constant Time Launch for Straight-Line CUDA Graphs", 2024)."""
+
+
+@dataclass(frozen=True, slots=True)
+class EditedHost:
+    """Host side of the recorded program after the edits: work and cost by item (ns), lags and latencies."""
+
+    work: Int64
+    cost: Int64
+    after_lag: Int64
+    external: Int64
+    latency: Int64
+    queue_depth: Int64
+
+
+def edit_host(scenario: Scenario) -> EditedHost:
+    """Resolve a scenario's host fields, in one order whatever the order of the edits."""
+    program, pieces = scenario.built.program, scenario.pieces
+    ns = pieces.ns.astype(np.float64) if scenario.host_ns is None else scenario.host_ns.copy()
+    lag = program.after_lag.astype(np.float64)
+    if scenario.host_ns is not None:
+        lag = lag * _total_ratio(pieces.ns, ns)
+    external = program.item_external
+    depth = program.queue_depth
+    if not scenario.loading:
+        ns[pieces.data] = 0.0
+        external = np.full_like(external, NEVER)
+    if scenario.host_kept is not None:
+        ns[~scenario.host_kept] = 0.0
+    if scenario.graphed:
+        # Within the graph no operation runs on the host; one launch is left, on the first item of each rank's step.
+        ns = np.where(pieces.data, ns, 0.0)
+        lag = lag * 0.0
+        depth = np.zeros_like(depth)
+    ns, lag = ns * scenario.host_factor, lag * scenario.host_factor
+    work, cost = with_host(program, pieces, ns)
+    if scenario.graphed:
+        first = _first_launches(scenario)
+        cost[first] += int(GRAPH_LAUNCH_NS * scenario.host_factor)
+    latency = program.kernel_latency if scenario.constants is None else _latency(scenario, scenario.constants)
+    return EditedHost(work, cost, np.rint(lag).astype(np.int64), external, latency, depth)
+
+
+def dress(repeated: Repeated, host: EditedHost, scenario: Scenario, kernel_ns: Float64, host_factor: float = 1.0) -> \
+        Program:
+    """The repeated program with edited host time and kernel times (ns by recorded kernel)."""
+    p = repeated.program
+    recorded = scenario.built.program.kernel_duration
+    # A ratio, since the recorded duration of a collective whose other members are outside the cycle is another one.
+    factor = np.where(recorded > 0, kernel_ns / np.maximum(recorded, 1), 1.0)[repeated.kernel]
+    duration = np.where(recorded[repeated.kernel] > 0, p.kernel_duration * factor, kernel_ns[repeated.kernel])
+    duration = np.maximum(np.rint(duration), 0).astype(np.int64)
+    changes: dict[str, np.ndarray] = {"kernel_duration": duration}
+    source = scenario.built.program
+    work, cost = host.work, host.cost
+    begins = p.item_kind == ItemKind.STEP_BEGIN
+    changes["item_work"] = np.where(begins, 0, np.rint(work[repeated.item] * host_factor)).astype(np.int64)
+    changes["item_cost"] = np.rint(cost[repeated.item] * host_factor).astype(np.int64)
+    changes["kernel_latency"] = host.latency[repeated.kernel]
+    changes["queue_depth"] = host.queue_depth
+    if len(p.after_lag):
+        changes["after_lag"] = _copied_lags(repeated, host.after_lag, source)
+    if host.external is not source.item_external:
+        changes["item_external"] = np.full_like(p.item_external, NEVER)
+    return replace(p, **changes)
+
+
+def _copied_lags(repeated: Repeated, lag: Int64, source: Program) -> Int64:
+    """Lags of the copies' host-to-host edges, which keep the order they have at each recorded item."""
+    p = repeated.program
+    if np.array_equal(lag, source.after_lag):
+        return p.after_lag
+    # Lags of one program are scaled by one factor, so that each copy's follows from its own.
+    total = float(source.after_lag.sum())
+    return np.rint(p.after_lag * (float(lag.sum()) / total if total else 1.0)).astype(np.int64)
+
+
+def _total_ratio(before: Int64, after: Float64) -> float:
+    total = float(before.sum())
+    return float(after.sum()) / total if total else 1.0
+
+
+def _first_launches(scenario: Scenario) -> Int64:
+    """The first item of each rank that launches work in the cycle."""
+    program, pieces = scenario.built.program, scenario.pieces
+    rows = np.flatnonzero(pieces.is_cost & np.isin(pieces.launch_kind, LAUNCHING) & scenario.cycle.item[pieces.item])
+    rank = pieces.rank[rows]
+    order = np.lexsort((program.recorded_item_start[pieces.item[rows]], rank))
+    _, first = np.unique(rank[order], return_index=True)
+    return pieces.item[rows[order[first]]]
+
+
+def _latency(scenario: Scenario, constants: list[LaunchConstants]) -> Int64:
+    """Launch latencies of other constants, by kind; of copies within calls and staged ones as recorded."""
+    program = scenario.built.program
+    latency = program.kernel_latency.copy()
+    for rank, graph in enumerate(scenario.built.graphs):
+        low, high = int(program.kernel_ptr[rank]), int(program.kernel_ptr[rank + 1])
+        own = constants[min(rank, len(constants) - 1)]
+        plain = program.kernel_anchor[low:high] == Anchor.CALL_END
+        latency[low:high] = np.where(plain, own.latency[graph.kernels.kind], latency[low:high])
+    return latency
+
+
+def kinds_of(repeated: Repeated, graphs: list[ExecutionGraph]) -> list[np.ndarray]:
+    """``KernelKind`` of the repeated program's kernels, an array a rank."""
+    every = np.concatenate([g.kernels.kind for g in graphs]) if graphs else np.zeros(0, np.int8)
+    of = every[repeated.kernel]
+    pointer = repeated.program.kernel_ptr
+    return [of[pointer[rank]:pointer[rank + 1]] for rank in range(len(pointer) - 1)]
+
+
+def gpu_active_ns(start: Int64, end: Int64, rows: Int64, kind: np.ndarray) -> int:
+    """Time in which at least one of the given kernels, collectives apart, ran, ns."""
+    rows = rows[kind[rows] != KernelKind.COLLECTIVE]
+    if not len(rows):
+        return 0
+    order = rows[np.argsort(start[rows], kind="stable")]
+    begins, ends = start[order], np.maximum.accumulate(end[order])
+    before = np.concatenate([[begins[0]], ends[:-1]])
+    return int(np.maximum(ends - np.maximum(begins, before), 0).sum())

@@ -1,0 +1,233 @@
+"""One calibration from beginning to end: check the device, measure within the time box, fit, and say how well."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from kernel_models.calibration import checks
+from kernel_models.calibration.errors import CalibrationError
+from kernel_models.calibration.figures import spec_of, with_measured
+from kernel_models.calibration.source import Measurements
+from kernel_models.calibration.space import families_of
+from kernel_models.datasets.campaign import samples_of, software_of
+from kernel_models.datasets.samples import Samples, joined
+from kernel_models.device import DeviceSpec
+from kernel_models.fitting import Options, fit_entry
+from kernel_models.heuristics import RooflineModel, fit_efficiencies
+from kernel_models.host.overheads import HostOverheads
+from kernel_models.learned.gaussian import MOST_CALLS
+from kernel_models.op_call import Family
+from kernel_models.profile import DeviceProfile, Entry, save_profile
+from tracer.campaign.families import FAMILIES
+from tracer.campaign.results import Results
+from tracer.campaign.runner import Outcome, RunOptions, run_items
+from tracer.campaign.source import Setup
+from tracer.campaign.tables import KERNELS, read_kernels
+from tracer.errors import ForetraceError
+from tracer.graph import ExecutionGraph
+from tracer.store import load_graph
+
+NAME = "calibration"
+"""Of the measurements' directory, as ``campaign.json`` has it."""
+START_S, FAMILY_S = 12.0, 2.0
+"""Least that the start, and each family, need of the minutes."""
+FIT_SHARE, MOST_FIT_S = 0.15, 60.0
+"""Part of the minutes kept for fitting."""
+_MAX_MB = 200.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to calibrate.
+
+    Attributes:
+        device: "auto" (a GPU if ``nvidia-smi`` shows one, else the CPU), "cuda" or "cpu".
+        minutes: of measuring and fitting together, over all runs of one directory.
+        families: names; all that the device has if empty.
+        work: directory of the measurements.
+        resume: go on in a directory that holds measurements.
+        threads: of a CPU.
+        seed: of what is drawn.
+    """
+
+    work: Path
+    device: str = "auto"
+    minutes: float = 9.0
+    families: Sequence[str] = ()
+    resume: bool = False
+    threads: int = 1
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What came of it: the profile, the run, everything worth saying, and measurements by family (fit, held out)."""
+
+    profile: DeviceProfile
+    outcome: Outcome
+    notes: list[str]
+    counts: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+HostFit = Callable[[Sequence[ExecutionGraph]], HostOverheads]
+"""Fits host overheads to captures."""
+
+
+def calibrate(request: Request, *, probe: checks.Probe = checks.probe, host: HostFit | None = None,
+              say: Callable[[str], None] = lambda line: None) -> Calibration:
+    """Calibrate a device.
+
+    Args:
+        request: what.
+        probe: gives the device's health.
+        host: fits the host's overheads to the captures made; without it they are not in the profile.
+        say: called with lines of progress.
+
+    Raises:
+        CalibrationError: the request has a mistake, or the device is not fit for it.
+        CampaignError: the measurements cannot be made or written.
+        KeyboardInterrupt: with all that was measured kept.
+    """
+    device = _device(request.device)
+    families = _families(request.families, device)
+    needed = START_S + FAMILY_S * len(families)
+    if not request.minutes * 60 >= needed:
+        raise CalibrationError(f"{request.minutes:g} minutes are not enough for {len(families)} families: give at least "
+                               f"{needed / 60:.1f} (--minutes), or fewer families (--families).")
+    health = probe(device)
+    if device == "cuda" and not health.name and request.device == "auto":
+        raise CalibrationError("No GPU answers; --device cpu calibrates the CPU.")
+    findings = checks.before(health)
+    for finding in findings:
+        if finding.fatal:
+            raise CalibrationError(finding.text)
+        say(finding.text)
+    box_s = request.minutes * 60 - min(FIT_SHARE * request.minutes * 60, MOST_FIT_S)
+    left_s = box_s - _spent_s(request)
+    setup = Setup(NAME, f"calibration of {device}", device, request.threads if device == "cpu" else 0)
+    source = Measurements(setup, families, request.work, box_s, request.seed, probe, health.free_bytes or 8e9, say)
+    source.findings += findings
+    options = RunOptions(minutes=max(left_s, 1.0) / 60, max_mb=_MAX_MB, resume=request.resume)
+    outcome = run_items(source, request.work, options)
+    for finding in checks.during(probe(device)):
+        if finding.what not in {one.what for one in source.findings}:
+            source.findings.append(finding)
+    say("fitting")
+    notes = [*(finding.text for finding in source.findings), *source.notes()]
+    profile = fit_measurements(request.work, families, host, notes, threads=setup.threads)
+    return Calibration(profile, outcome, notes, _counts(request.work))
+
+
+def fit_measurements(work: Path, families: Sequence[Family], host: HostFit | None = None,
+                     notes: list[str] | None = None, *, threads: int = 1) -> DeviceProfile:
+    """The profile of a directory of measurements.
+
+    Args:
+        work: the directory.
+        families: to fit; others that were measured only as anchors are left out.
+        host: fits the host's overheads.
+        notes: what to store with it; what is noticed here is added.
+        threads: of a CPU.
+
+    Raises:
+        CalibrationError: there is nothing to fit, or the directory holds measurements of several devices.
+    """
+    notes = [] if notes is None else notes
+    results = Results.read(work)
+    sessions = results.index.sessions
+    names = list(dict.fromkeys(str(session.get("hardware", {}).get("device", "")) for session in sessions))
+    if len(names) > 1:
+        raise CalibrationError(f"{work} holds measurements of several devices ({', '.join(names)}); give each its own "
+                               "directory (--work).")
+    spec = spec_of(sessions[-1].get("hardware", {}), threads) if sessions else None
+    samples = [] if spec is None else _samples(work, sessions, spec)
+    if spec is None or not samples:
+        raise CalibrationError(f"{work} holds no measurement to fit to; calibrate with more minutes.")
+    spec = with_measured(spec, [(call, float(time)) for one in samples
+                                for call, time in zip(one.calls, one.measured_us, strict=True)])
+    wanted = set(families)
+    entries: list[Entry] = []
+    for one in joined(part for part in samples if part.family in wanted):
+        entries += _entries(one, spec)
+    overheads = _overheads(results, host, notes)
+    provenance = {
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"), "data": ["foretrace calibrate"],
+        "hardware": sessions[-1].get("hardware", {}), "software": sessions[-1].get("software", {}),
+        "measurements": results.index.ok, "seconds": round(sum(line.seconds for line in results.lines.values()), 1),
+        "split": "a third of all shapes, by the SHA-256 of the shape, is held out and never fitted to",
+        "notes": notes}
+    return DeviceProfile(spec, entries, provenance, overheads)
+
+
+def write_profile(calibration: Calibration, path: str | os.PathLike[str]) -> None:
+    """Write the profile, whole or not at all. Raises ``ProfileError``."""
+    save_profile(calibration.profile, path)
+
+
+def _entries(one: Samples, spec: DeviceSpec) -> list[Entry]:
+    """The best model of a family, and the formulas for what it does not cover."""
+    best = fit_entry(one, spec, Options(refit=False, distil=False, process_up_to=MOST_CALLS))
+    if best.kind == "roofline":
+        return [best]
+    fit = one.taken(~one.split())
+    formulas = RooflineModel(one.family, spec, fit_efficiencies(fit.calls, fit.measured_us, spec, source=one.source))
+    return [best, Entry("roofline", formulas, None, one.software, len(fit), {"data": one.source})]
+
+
+def _samples(work: Path, sessions: Sequence[dict[str, Any]], spec: DeviceSpec) -> list[Samples]:
+    found: list[Samples] = []
+    for benchmark in FAMILIES:
+        if not any((work / KERNELS).glob(f"{benchmark}.*parquet")):
+            continue
+        frame = read_kernels(work, benchmark)
+        for session, rows in frame[frame.variant == "warm"].groupby("session", sort=True):
+            found += samples_of(rows, f"{benchmark}.parquet", spec, software_of(sessions[int(session)]))
+    return [one for one in found if len(one)]
+
+
+def _overheads(results: Results, host: HostFit | None, notes: list[str]) -> HostOverheads | None:
+    files = [results.path / line.file for line in results.lines.values()
+             if line.kind == "workload" and line.status == "ok" and line.content == "graph"]
+    if host is None or not files:
+        return None
+    try:
+        return host([load_graph(path) for path in files])
+    except ForetraceError as error:
+        notes.append(f"The host's overheads could not be fitted: {error}")
+        return None
+
+
+def _counts(work: Path) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    for line in Results.read(work).lines.values():
+        if line.status == "ok" and line.kind == "kernel":
+            fit, held = found.get(line.name, (0, 0))
+            found[line.name] = (fit + (line.split == "fit"), held + (line.split == "held-out"))
+    return found
+
+
+def _spent_s(request: Request) -> float:
+    """Seconds that earlier runs measured."""
+    if not request.resume or not (request.work / "campaign.json").is_file():
+        return 0.0
+    return sum(line.seconds for line in Results.read(request.work).lines.values())
+
+
+def _device(name: str) -> str:
+    if name not in ("auto", "cuda", "cpu"):
+        raise CalibrationError(f"There is no device {name!r} to calibrate; choose auto, cuda or cpu.")
+    return name if name != "auto" else "cuda" if checks.has_gpu() else "cpu"
+
+
+def _families(names: Sequence[str], device: str) -> list[Family]:
+    known = families_of(device)
+    for name in names:
+        if name not in known:
+            raise CalibrationError(f"There is no family {name!r} to calibrate on {device}; choose from "
+                                   f"{', '.join(known)}.")
+    return [Family(name) for name in (names or known)]

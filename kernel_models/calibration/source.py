@@ -1,0 +1,392 @@
+"""The items of a calibration: anchors first, then what the planners of all families find most worth measuring.
+
+    anchors ──▶ for each turn:  the family with least time so far, or the one of most gain per second, in turn
+                                  └─▶ a held-out shape if fewer than a quarter are, else the planner's choice
+                now and then:    the canary again (does the device still run as fast?), and its health
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kernel_models.calibration import checks
+from kernel_models.calibration.checks import Finding
+from kernel_models.calibration.figures import spec_of, with_measured
+from kernel_models.calibration.planner import Planner
+from kernel_models.calibration.space import Candidate, Limits, Space, draw, limits_for, spaces
+from kernel_models.datasets.campaign import calls_of_benchmark, time_us
+from kernel_models.datasets.intended import is_intended
+from kernel_models.device import DeviceSpec
+from kernel_models.op_call import Family, OpCall
+from tracer.campaign.families import FAMILIES
+from tracer.campaign.items import Item, expand, kernel_item
+from tracer.campaign.plan import KernelEntry, Plan, WorkloadEntry
+from tracer.campaign.results import ItemResult
+from tracer.campaign.source import Rows, Setup
+from tracer.campaign.tables import read_kernels
+
+POOL, REFERENCE, REFILL_BELOW = 360, 120, 40
+"""Draws of a family to begin with, how many of them stand for all its calls, and candidates left before more are drawn."""
+HELD_OUT_SHARE = 0.25
+"""Of a family's measurements, so long as there are held-out shapes in its draws (a third of all shapes are)."""
+CHECK_S = 20.0
+"""Seconds between two looks at the device's health and the canary."""
+SLOWER = 1.12
+"""A canary this many times as slow as at first means that the device has changed."""
+SAY_S = 2.0
+_HOST_CASES = ("launch_idle", "launch_busy", "synchronise", "item")
+_TRIES = 40
+_CAPTURE_FROM_S = 100.0
+"""A capture for the host's overheads is made if there is at least so much time."""
+_GEMM = {"batch": 1, "op": "mm", "layout": "nt"}
+_ANCHORS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
+    "cpu": (("gemm", {"m": 512, "n": 512, "k": 512, "dtype": "fp32", **_GEMM}),
+            ("gemm", {"m": 512, "n": 512, "k": 512, "dtype": "bf16", **_GEMM}),
+            ("copy", {"bytes": 64 << 20, "direction": "d2d"}), ("copy", {"bytes": 128 << 20, "direction": "d2d"}),
+            ("elementwise", {"rows": 8, "width": 32, "op": "add", "dtype": "fp32"})),
+    "cuda": (("gemm", {"m": 4096, "n": 4096, "k": 4096, "dtype": "bf16", **_GEMM}),
+             ("gemm", {"m": 4096, "n": 4096, "k": 4096, "dtype": "fp32", **_GEMM}),
+             ("gemm", {"m": 4096, "n": 4096, "k": 4096, "dtype": "tf32", **_GEMM}),
+             ("gemm", {"m": 4096, "n": 4096, "k": 4096, "dtype": "fp16", **_GEMM}),
+             ("copy", {"bytes": 1 << 30, "direction": "d2d"}),
+             ("elementwise", {"rows": 8, "width": 32, "op": "add", "dtype": "fp32"})),
+}
+"""Always measured: peaks and floor of a device without a data sheet; the first is the canary."""
+
+
+@dataclass
+class _FamilyState:
+    """What is known of one family so far."""
+
+    family: Family
+    spaces: Sequence[Space]
+    rng: np.random.Generator
+    planner: Planner | None = None
+    pool: list[Candidate] = field(default_factory=list)
+    held: list[Candidate] = field(default_factory=list)
+    fitted: int = 0
+    held_out: int = 0
+    seconds: float = 0.0
+    exhausted: bool = False
+
+    @property
+    def done(self) -> int:
+        """Measurements so far."""
+        return self.fitted + self.held_out
+
+
+class Measurements:
+    """An ``ItemSource`` that plans as it goes.
+
+    Args:
+        setup: what the run is.
+        families: to calibrate.
+        work: the directory of the measurements.
+        box_s: seconds in all.
+        seed: of the draws.
+        probe: of the device's health.
+        free_bytes: memory that may be used.
+        say: called with a line of progress.
+        clock: seconds, of the run.
+    """
+
+    def __init__(self, setup: Setup, families: Sequence[Family], work: Path, box_s: float, seed: int,
+                 probe: checks.Probe, free_bytes: float, say: Callable[[str], None],
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        self.setup = setup
+        self.findings: list[Finding] = []
+        self.canary_us: list[float] = []
+        self.failures: Counter[tuple[str, str]] = Counter()
+        self.strange: Counter[str] = Counter()
+        self.scatter: list[float] = []
+        self.measured = 0
+        self._work, self._box_s, self._say, self._clock, self._probe = work, box_s, say, clock, probe
+        self._families, self._seed, self._free = list(families), seed, free_bytes
+        self._states: dict[Family, _FamilyState] = {}
+        self._anchors = _anchor_items(setup.device, box_s)
+        self._canary = self._anchors[0]
+        self._first = list(self._anchors)
+        self._done: set[str] = set()
+        self._earlier: list[tuple[Item, ItemResult]] = []
+        self._place: dict[str, tuple[_FamilyState, Candidate, int]] = {}
+        self._unsupported: Counter[tuple[Any, ...]] = Counter()
+        self._worked: set[tuple[Any, ...]] = set()
+        self._spec: DeviceSpec | None = None
+        self._limits: Limits | None = None
+        self._seen: list[tuple[OpCall, float, bool]] = []
+        self._turn, self._checked, self._said = 0, clock(), clock()
+        self._begun = clock()
+        self._ended = False
+
+    # --- what a run asks ---------------------------------------------------------------------------------------------
+
+    def begin(self, lines: Mapping[str, ItemResult]) -> int:
+        """Take up what an earlier run measured."""
+        for line in lines.values():
+            if line.kind == "kernel" and line.name in FAMILIES:
+                self._earlier.append((kernel_item(line.name, line.settings, seconds=max(line.seconds, 1e-3)), line))
+            if line.status != "failed":
+                self._done.add(line.id)
+        self._first = [item for item in self._first if item.id not in self._done]
+        return len(self._done)
+
+    def known(self) -> Sequence[Item]:
+        """None: how long things take is learned by each planner, and is soon known."""
+        return ()
+
+    def started(self, context: Mapping[str, Any]) -> None:
+        """The device is known: prepare to plan."""
+        self._spec = spec_of(context.get("hardware", {}), self.setup.threads)
+        self._checked = self._said = self._begun = self._clock()
+        for item, line in self._earlier:
+            self._take_up(item, line)
+
+    def next(self, fits: Callable[[Item], bool]) -> Item | None:
+        """Anchors, then the canary when it is due, then what is most worth it."""
+        self._look()
+        while self._first:
+            item = self._first.pop(0)
+            if fits(item):
+                return item
+        if self._limits is None:
+            self._prepare()
+        if self._clock() - self._checked > CHECK_S and fits(self._canary):
+            self._checked = self._clock()
+            return self._canary
+        for _ in range(_TRIES):
+            chosen = self._choose()
+            if chosen is None:
+                break
+            if fits(chosen.item):
+                return chosen.item
+        self._ended = True
+        return None
+
+    def record(self, item: Item, result: ItemResult, rows: Rows) -> None:
+        """Learn from a measurement."""
+        state, candidate, place = self._place.pop(item.id, (None, None, -1))
+        modes = _modes(item)
+        self._done.add(item.id)
+        if state is not None:
+            state.seconds += result.seconds
+        if item.kind != "kernel" or item.name == "overheads":
+            return
+        if result.status != "ok":
+            if result.status == "unsupported":
+                self._unsupported[modes] += 1
+            elif "out of memory" in result.reason.lower() and candidate is not None and self._limits is not None:
+                self._free = 0.5 * candidate.call.bytes_moved  # as it turned out
+                self._limits = Limits(self._limits.run_us, self._free, self._limits.fixed_s, self._limits.budget_s,
+                                      self._limits.fill_gbps)
+            self.failures[item.name, result.reason if result.status == "failed" else
+                          f"not supported here: {result.reason}"] += 1
+            return
+        self._worked.add(modes)
+        self.measured += 1
+        if state is not None and state.planner is not None and candidate is not None:
+            state.planner.took(candidate.item.seconds, result.seconds)
+            state.fitted, state.held_out = (
+                (state.fitted, state.held_out + 1) if item.split == "held-out" else (state.fitted + 1, state.held_out))
+        warm = next((row for row in rows if row.get("variant") == "warm"), None)
+        if warm is not None:
+            self._learn(item, dict(warm))
+
+    def planned(self) -> int:
+        """Open: as many as there is time for."""
+        return 0
+
+    def left(self) -> int:
+        """One while there may be something to measure."""
+        return 0 if self._ended else 1
+
+    def stopped(self) -> str:
+        """It ends with its time."""
+        return ""
+
+    # --- what the calibration asks afterwards ------------------------------------------------------------------------
+
+    def doubts(self) -> dict[str, float]:
+        """Expected error of each family by what was measured, natural logarithms."""
+        return {state.family.value: state.planner.doubt() for state in self._states.values()
+                if state.planner is not None}
+
+    def notes(self) -> list[str]:
+        """What a reader of the profile should know."""
+        found = [f"{count} measurements of {name} ran other kernels than meant and were left out."
+                 for name, count in self.strange.items()]
+        found += [f"{count} measurements of {name} did not work: {reason}"
+                  for (name, reason), count in self.failures.most_common(12)]
+        if len(self.canary_us) > 2:
+            worst = max(self.canary_us) / self.canary_us[0]
+            if worst > SLOWER:
+                found.append(f"The same product took up to {worst:.2f} times as long as at first: the device did not run "
+                             "at one speed.")
+        if self.scatter and statistics.median(self.scatter) > 0.15:
+            found.append(f"Runs of one measurement scatter by {statistics.median(self.scatter):.0%} (interquartile range "
+                         "over median): the device was not alone, or not at one clock.")
+        return found
+
+    # --- the inner parts ---------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Health, and a line of progress, now and then."""
+        now = self._clock()
+        if now - self._checked > CHECK_S:
+            for finding in checks.during(self._probe(self.setup.device)):
+                self._find(finding)
+        if now - self._said > SAY_S:
+            self._said = now
+            least = max(((state.planner.doubt(), state.family.value) for state in self._states.values()
+                         if state.planner is not None and state.done), default=None)
+            told = f"; least known: {least[1]} (±{math.expm1(least[0]):.0%})" if least is not None else ""
+            self._say(f"{now - self._begun:.0f} of {self._box_s:.0f} s: {self.measured} measurements{told}")
+
+    def _find(self, finding: Finding) -> None:
+        if finding.what not in {one.what for one in self.findings}:
+            self.findings.append(finding)
+            self._say(finding.text)
+
+    def _take_up(self, item: Item, line: ItemResult) -> None:
+        """Learn from a line of an earlier run."""
+        if line.status == "unsupported":
+            self._unsupported[_modes(item)] += 1
+        if line.status != "ok" or item.name == "overheads":
+            return
+        if not hasattr(self, "_tables"):
+            self._tables: dict[str, dict[str, dict[str, Any]]] = {}
+        if item.name not in self._tables:
+            frame = read_kernels(self._work, item.name)
+            self._tables[item.name] = {str(row["id"]): row for row in
+                                       frame[frame.variant == "warm"].to_dict("records")}
+        row = self._tables[item.name].get(line.id)
+        if row is not None:
+            self._worked.add(_modes(item))
+            self._learn(item, row)
+
+    def _learn(self, item: Item, row: dict[str, Any]) -> None:
+        assert self._spec is not None
+        calls = calls_of_benchmark(item.name, {**item.settings, **row})
+        measured_us = time_us(row, host=self._spec.vendor == "host")
+        if item.id == self._canary.id:
+            self.canary_us.append(measured_us)
+            if len(self.canary_us) > 1 and measured_us > SLOWER * self.canary_us[0]:
+                self._find(Finding("canary", f"The device has become slower: a product that took {self.canary_us[0]:.0f} "
+                                             f"µs at first takes {measured_us:.0f} µs."))
+        if not calls or not math.isfinite(measured_us) or measured_us <= 0:
+            return
+        if not is_intended(calls[0], row):
+            self.strange[item.name] += 1
+            return
+        if row.get("p50_us"):
+            self.scatter.append((row["p75_us"] - row["p25_us"]) / row["p50_us"])
+        held = item.split == "held-out"
+        self._seen.append((calls[0], measured_us, held))
+        state = self._states.get(calls[0].family)
+        if state is not None and state.planner is not None and not held:
+            state.planner.tell(calls, [measured_us])
+
+    def _prepare(self) -> None:
+        """Draw candidates for every family, and tell the planners what is known."""
+        assert self._spec is not None
+        self._spec = with_measured(self._spec, [(call, time) for call, time, _ in self._seen])
+        self._limits = limits_for(self._spec, self._free)
+        for family in self._families:
+            text = f"{self._seed} {family.value} {len(self._done)}"
+            rng = np.random.default_rng(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big"))
+            state = _FamilyState(family, [one for one in spaces(self.setup.device) if one.family is family], rng)
+            drawn = self._drawn(state, POOL)
+            state.pool = [one for one in drawn if one.split == "fit"]
+            state.held = [one for one in drawn if one.split == "held-out"]
+            if not state.pool:
+                continue
+            self._states[family] = state
+            state.planner = Planner(self._spec, [one.call for one in state.pool],
+                                    [one.item.seconds for one in state.pool],
+                                    [one.call for one in drawn[:REFERENCE]], self._seed)
+            mine = [(call, time, held) for call, time, held in self._seen if call.family is family]
+            state.fitted, state.held_out = sum(not held for *_, held in mine), sum(held for *_, held in mine)
+            fit = [(call, time) for call, time, held in mine if not held]
+            if fit:
+                state.planner.tell([call for call, _ in fit], [time for _, time in fit])
+
+    def _drawn(self, state: _FamilyState, count: int) -> list[Candidate]:
+        """Different candidates of a family, in turn over its spaces."""
+        assert self._spec is not None and self._limits is not None
+        found: dict[str, Candidate] = {}
+        for number in range(count):
+            one = draw(state.spaces[number % len(state.spaces)], self._spec, self._limits, state.rng)
+            if one is not None and one.item.id not in self._done and self._may_work(one.item):
+                found.setdefault(one.item.id, one)
+        return list(found.values())
+
+    def _may_work(self, item: Item) -> bool:
+        """Not if these modes were refused before and never worked."""
+        modes = _modes(item)
+        return modes in self._worked or self._unsupported[modes] < 1
+
+    def _choose(self) -> Candidate | None:
+        """The next candidate; it is not chosen again."""
+        open_states = [state for state in self._states.values() if not state.exhausted]
+        if not open_states:
+            return None
+        self._turn += 1
+        if self._turn % 2:
+            state = min(open_states, key=lambda one: one.seconds)
+        else:
+            state = max(open_states, key=lambda one: one.planner.best()[1] if one.planner is not None else 0.0)
+        if state.held and state.held_out < HELD_OUT_SHARE * (state.done + 1):
+            chosen = state.held.pop(0)
+            place = -1
+        else:
+            planner = state.planner
+            assert planner is not None
+            if planner.open < REFILL_BELOW:
+                self._refill(state)
+            place, _ = planner.best()
+            if place < 0:
+                state.exhausted = True
+                return self._choose()
+            planner.take(place)
+            chosen = state.pool[place]
+        if chosen.item.id in self._done or not self._may_work(chosen.item):
+            return self._choose()
+        self._place[chosen.item.id] = (state, chosen, place)
+        return chosen
+
+    def _refill(self, state: _FamilyState) -> None:
+        drawn = self._drawn(state, POOL // 2)
+        fit = [one for one in drawn if one.split == "fit"]
+        state.held += [one for one in drawn if one.split == "held-out"]
+        if fit and state.planner is not None:
+            known = state.planner.extend([one.call for one in fit], [one.item.seconds for one in fit])
+            state.pool += [one for one, keep in zip(fit, known, strict=True) if keep]
+
+
+def _modes(item: Item) -> tuple[Any, ...]:
+    """What the same shape is worked on by: it decides whether a device can do it at all."""
+    return (item.name, *(item.settings.get(name) for name in FAMILIES[item.name].choices)) if (
+        item.kind == "kernel") else (item.name,)
+
+
+def _anchor_items(device: str, box_s: float) -> list[Item]:
+    seconds = 0.4
+    found = [kernel_item(name, FAMILIES[name].checked(settings), seconds=seconds) for name, settings in _ANCHORS[device]]
+    kernels = [KernelEntry(family="overheads", product={"case": [*_HOST_CASES]}, seconds=3.0)] if (
+        device == "cuda" and box_s >= _CAPTURE_FROM_S) else []
+    captures = [WorkloadEntry(workload="llama", preset="tiny", timed=20, seconds=8.0)] if (
+        box_s >= _CAPTURE_FROM_S) else []
+    if captures:
+        plan = Plan(name="host", description="", device="cuda" if device == "cuda" else "cpu", workload=captures,
+                    kernel=kernels)
+        found += expand(plan)
+    return found
