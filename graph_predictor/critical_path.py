@@ -16,6 +16,12 @@ from graph_predictor.engine import Simulated
 from graph_predictor.program import Anchor, Int8, Int64, ItemKind, Program
 from tracer.graph import ExecutionGraph, KernelKind
 
+# Plain numbers: the walk compares them a hundred thousand times, and members of an enumeration are slow to look up.
+_ANCHOR_CALL_START, _ANCHOR_STAGED = int(Anchor.CALL_START), int(Anchor.STAGED)
+_END_EXTERNAL, _END_KERNEL, _END_QUEUE = int(EndCause.EXTERNAL), int(EndCause.KERNEL), int(EndCause.QUEUE)
+_KERNEL_EDGE, _KERNEL_LAUNCH, _KERNEL_STREAM = int(KernelCause.EDGE), int(KernelCause.LAUNCH), int(KernelCause.STREAM)
+_START_OTHER_THREAD = int(StartCause.OTHER_THREAD)
+
 
 class Bound(IntEnum):
     """What a microsecond of the step was spent on."""
@@ -144,16 +150,16 @@ class _Walk:
     def _item(self, n: int) -> tuple[str, int] | None:
         p, s = self.p, self.s
         cause = s.item_end_cause[n]
-        if cause in (EndCause.KERNEL, EndCause.QUEUE):
+        if cause in (_END_KERNEL, _END_QUEUE):
             k = int(s.item_end_source[n])
-            self._segment(int(s.kernel_end[k]), Bound.SYNC if cause == EndCause.KERNEL else Bound.LAUNCH, item=n)
+            self._segment(int(s.kernel_end[k]), Bound.SYNC if cause == _END_KERNEL else Bound.LAUNCH, item=n)
             return ("kernel", k)
-        if cause == EndCause.EXTERNAL:
+        if cause == _END_EXTERNAL:
             self._segment(int(s.item_start[n]), Bound.DATA_LOADING, item=n)
         else:
             launches = p.item_queue[n] >= 0
             self._segment(int(s.item_start[n]), Bound.LAUNCH if launches else Bound.HOST, item=n)
-        if s.item_start_cause[n] == StartCause.OTHER_THREAD:
+        if s.item_start_cause[n] == _START_OTHER_THREAD:
             other = int(p.after_item[s.item_start_source[n]])
             self._segment(int(s.item_end[other]), Bound.HOST, item=n, is_work=True)
             return ("item", other)
@@ -171,19 +177,19 @@ class _Walk:
             self._segment(int(s.kernel_start[last]), bound, kernel=k)
             self._segment(int(s.kernel_start[k]), Bound.WAITING_FOR_RANK, kernel=k)
         cause, source = s.kernel_cause[k], int(s.kernel_source[k])
-        if cause == KernelCause.LAUNCH and p.kernel_anchor[k] == Anchor.STAGED:
+        if cause == _KERNEL_LAUNCH and p.kernel_anchor[k] == _ANCHOR_STAGED:
             self._segment(int(s.item_end[source]), bound, kernel=k)
             return ("item", source)
         self._segment(int(s.kernel_start[k]), bound, kernel=k)
-        if cause == KernelCause.LAUNCH:
-            if p.kernel_anchor[k] == Anchor.CALL_START:
+        if cause == _KERNEL_LAUNCH:
+            if p.kernel_anchor[k] == _ANCHOR_CALL_START:
                 return self._from_call_start(k, source)
             self._segment(int(s.item_end[source]), Bound.LAUNCH, kernel=k)
             return ("item", source)
-        if cause == KernelCause.STREAM:
+        if cause == _KERNEL_STREAM:
             self._segment(int(s.kernel_end[source]), Bound.LAUNCH, kernel=k)
             return ("kernel", source)
-        if cause == KernelCause.EDGE:
+        if cause == _KERNEL_EDGE:
             other = int(p.edge_kernel[source])
             if p.edge_fraction[source] == 1.0:
                 self._segment(int(s.kernel_end[other]), Bound.SYNC, kernel=k)
@@ -196,7 +202,7 @@ class _Walk:
     def _from_call_start(self, k: int, n: int) -> tuple[str, int] | None:
         """A copy its own call waits for: the latency lies inside the call; go on before the call."""
         self._segment(int(self.s.item_start[n]), Bound.LAUNCH, kernel=k)
-        if self.s.item_start_cause[n] == StartCause.OTHER_THREAD:
+        if self.s.item_start_cause[n] == _START_OTHER_THREAD:
             other = int(self.p.after_item[self.s.item_start_source[n]])
             self._segment(int(self.s.item_end[other]), Bound.HOST, item=n, is_work=True)
             return ("item", other)

@@ -1,8 +1,8 @@
 """``predict``: the step time of a configuration that was never run.
 
-A recorded job is taken apart (``build``), its last steps are repeated back to back until the pace settles, edits change its
-device work, its host time or its launches, every kernel is priced, and the pace is simulated again: the step time, an
-interval, and the critical path that says why. Without edits, a prediction is the replay of those steps.
+A recorded job is taken apart (``build``), its last steps are repeated back to back until the pace settles, edits change
+its device work, its host time or its launches, every kernel is priced, and the pace is simulated again: the step time,
+an interval, and the critical path that says why. Without edits, a prediction is the replay of those steps.
 
     job = tracer.read_job("resnet50-V100/")
     predict(job, [Device("a100-sxm-40g")]).step_time_us
@@ -10,7 +10,8 @@ interval, and the critical path that says why. Without edits, a prediction is th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,29 +21,29 @@ from graph_predictor.prediction.explain import Explained, explain
 from graph_predictor.prediction.host_pieces import HostPieces, host_pieces
 from graph_predictor.prediction.interval import step_interval
 from graph_predictor.prediction.pricing import KernelTimes, price_kernels, target_device
-from graph_predictor.prediction.repeat import Cycle, Repeated, choose_steps
+from graph_predictor.prediction.repeat import MOST_STEPS, Cycle, Repeated, choose_steps, similar_steps
 from graph_predictor.prediction.result import Prediction, RankPrediction
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.prediction.settle import Steady, measure, settle
+from graph_predictor.prediction.shape_only import MadeUp, make_up
 from graph_predictor.prediction.state import EditedHost, dress, edit_host
 from graph_predictor.prediction.work import COLLECTIVE, describe_work
 from graph_predictor.program import Float64, Program
 from graph_predictor.replay import REPRODUCIBLE_SHARE, check_recorded
 from graph_predictor.whatif.edit import Edit
 from kernel_models.device import DeviceError, DeviceSpec, resolve_device
+from kernel_models.host.overheads import HostOverheads
 from kernel_models.model import Source
 from kernel_models.pricing import Models
 from kernel_models.trace_calls import FAMILIES
 from tracer.errors import ForetraceError
-from tracer.graph import ExecutionGraph, KernelKind
+from tracer.graph import SHAPE_ONLY, ExecutionGraph, KernelKind
 from tracer.job import Job
 
-MOST_STEPS = 4
-"""Recorded steps a prediction rests on by default: the last ones that launch the same work."""
 HOST_SPREAD = 0.05
 LEAST_HOST_SPREAD = 0.02
-"""Log half width of the 80% interval of host time where a single step was recorded, and at least: of steps recorded on ten
-machines the host's part varies by 2 to 5% (docs/accuracy.md)."""
+"""Log half width of the 80% interval of host time where a single step was recorded, and at least: of steps recorded on
+ten machines the host's part varies by 2 to 5% (docs/accuracy.md)."""
 END = 1.2816
 UNLIKE_RECORDED = 0.02
 """A steady state this far from the recorded steps is told."""
@@ -56,19 +57,26 @@ class Baseline:
         steps: which recorded steps to repeat, see ``choose_steps``; by default the last ones that launch the same work.
         device: where it was recorded, if the trace does not say or is not to be believed.
         models: fitted models of that device.
+        host: of a step traced by shapes alone, the overheads of the host it would run on.
 
     Raises:
         ForetraceError: there is nothing to simulate, no step, or no such step.
     """
 
     def __init__(self, job: Job | ExecutionGraph | Sequence[ExecutionGraph], steps: int | range | None = None, *,
-                 device: DeviceSpec | None = None, models: Models | None = None) -> None:
+                 device: DeviceSpec | None = None, models: Models | None = None,
+                 host: HostOverheads | None = None) -> None:
         graphs = [job] if isinstance(job, ExecutionGraph) else list(job.graphs if isinstance(job, Job) else job)
         if not graphs:
             raise ForetraceError("There is nothing to predict from: no graph was given. Read a trace or a job first.")
+        self.notes = list(job.notes) if isinstance(job, Job) else []
+        made: MadeUp | None = None
+        if all(graph.meta.era == SHAPE_ONLY for graph in graphs):
+            made = make_up(graphs, device, models, host)
+            graphs, steps = made.built.graphs, None
         check_recorded(graphs)
-        self.built: Built = build_program(graphs)
-        found = choose_steps(self.built, _similar_steps(graphs) if steps is None else steps)
+        self.built: Built = build_program(graphs) if made is None else made.built
+        found = choose_steps(self.built, similar_steps(graphs) if steps is None else steps)
         if found is None:
             raise ForetraceError("The trace has no steps to repeat: call prof.step() after each iteration, or capture "
                                  "with foretrace capture.")
@@ -77,8 +85,20 @@ class Baseline:
         self.scenario = Scenario(
             self.built, self.cycle, describe_work(self.built), self.pieces, models=models, source_models=models,
             source_device=device or _recorded_device(graphs[0]))
-        self.notes = list(job.notes) if isinstance(job, Job) else []
-        self.host_spread = self._host_spread()
+        self.made_up = made is not None
+        self.host_spread = self._host_spread() if made is None else made.host_spread
+        if made is not None:
+            self.notes += made.notes
+            self.scenario = replace(
+                self.scenario, source_device=made.device, base_source=made.source, base_low=made.low,
+                base_high=made.high, base_host=Source.HEURISTIC)
+
+    def with_models(self, profiles: Mapping[str, Models]) -> Baseline:
+        """The same with fitted models of the device it was recorded on, if there are any under its name."""
+        source = self.scenario.source_device
+        models = profiles.get(source.name) if source is not None else None
+        self.scenario = replace(self.scenario, models=models, source_models=models)
+        return self
 
     def predict(self, edits: Sequence[Edit] = (), *, price_per_hour: float | None = None) -> Prediction:
         """Predict the step with edits, in any order that makes sense.
@@ -140,7 +160,7 @@ class _Run:
     def prediction(self, price_per_hour: float | None) -> Prediction:
         scenario, cycle, steady = self.scenario, self.scenario.cycle, self.steady
         unchanged = scenario.host_ns is None and scenario.host_factor == 1.0
-        host_source = Source.MEASURED if unchanged else Source.ANCHORED
+        host_source = scenario.base_host if unchanged else max(scenario.base_host, Source.ANCHORED)
         ranks = [explain(scenario, steady, self.times, host_source, rank) for rank in range(len(steady.at))]
         slowest = int(np.argmax(steady.period_ns))
         step_ns = float(steady.period_ns[slowest]) / cycle.steps
@@ -154,16 +174,19 @@ class _Run:
         flops = self._flops(slowest)
         world = max([len(scenario.built.graphs), *(g.meta.world_size for g in scenario.built.graphs)])
         recorded = self._recorded_ns()
+        made_up = self.baseline.made_up
         return Prediction(
             step_time_us=step_ns / 1e3, interval_us=(low / 1e3, high / 1e3), gpu_active_us=active, bound=chosen.bound,
             per_rank=per_rank, bounds_us={k: v / cycle.steps / 1e3 for k, v in chosen.bounds.items()},
             families_us=families, critical_path=chosen.path,
             sources={s.label: chosen.source_ns[s] / total for s in Source if chosen.source_ns.get(s, 0.0) > 0},
-            kernel_sources=kernel_sources, recorded_us=recorded / 1e3, steps=cycle.names,
+            kernel_sources=kernel_sources, recorded_us=None if made_up else recorded / 1e3, steps=cycle.names,
             device=target.name if target is not None else scenario.built.graphs[0].meta.device,
-            recorded_on=scenario.source_device.name if scenario.source_device else scenario.built.graphs[0].meta.device,
+            recorded_on="" if made_up else (
+                scenario.source_device.name if scenario.source_device else scenario.built.graphs[0].meta.device),
             peak_memory_bytes=max((g.meta.memory.get("peak", 0) for g in scenario.built.graphs), default=0) or None,
-            items_per_second=None if scenario.items_per_step is None else scenario.items_per_step / step_ns * 1e9,
+            items_per_second=None if scenario.items_per_rank is None else (
+                scenario.items_per_rank * world / step_ns * 1e9),
             flops_per_step=flops or None,
             mfu=None if target is None or not flops else flops / step_ns / 1e3 / self._peak(target),
             cost_per_step=None if price_per_hour is None else price_per_hour * world * step_ns / 3.6e12,
@@ -197,7 +220,8 @@ class _Run:
         work, rows = self.scenario.work, self._in_cycle(rank)
         pieces = np.unique(work.piece[rows])
         pieces = pieces[pieces >= 0]
-        if not len(pieces) or work.measured_ns[pieces[~work.sized[pieces]]].sum() > 0.1 * work.measured_ns[pieces].sum():
+        time = work.measured_ns[pieces]
+        if not len(pieces) or time[~work.sized[pieces]].sum() > 0.1 * time.sum():
             return 0.0
         by_group = np.array([sum(c.flops for c in self.scenario.calls.get(i, calls))
                              for i, calls in enumerate(work.calls)])
@@ -236,14 +260,16 @@ class _Run:
         if not self.steady.settled:
             found.append("The pace of the repeated step had not settled.")
         if any(report.unexplained_share > REPRODUCIBLE_SHARE for report in built.reports):
-            found.append("The recorded GPU timeline is not reproducible (see foretrace replay): kernels' times are not to "
+            found.append("The recorded GPU timeline is not reproducible (see foretrace replay): kernels' times are "
+                         "not to "
                          "be trusted.")
-        if not self.edits and abs(step_ns / recorded_ns - 1.0) > UNLIKE_RECORDED:
+        if not self.baseline.made_up and not self.edits and abs(step_ns / recorded_ns - 1.0) > UNLIKE_RECORDED:
             found.append(f"The recorded steps took {recorded_ns / 1e6:.3f} ms: they were no steady state (a queue was "
                          "filling or draining, or ranks had not met), or single pauses fell into them.")
         world = max((g.meta.world_size for g in built.graphs), default=1)
-        if world > len(built.graphs) and any((g.kernels.kind == KernelKind.COLLECTIVE).any() for g in built.graphs):
-            found.append(f"{len(built.graphs)} of {world} ranks were recorded: collectives keep their recorded durations, "
+        if not self.baseline.made_up and world > len(built.graphs) and any((g.kernels.kind == KernelKind.COLLECTIVE).any() for g in built.graphs):
+            found.append(f"{len(built.graphs)} of {world} ranks were recorded: collectives keep their recorded "
+                         "durations, "
                          "other ranks' late arrival among them.")
         return found
 
@@ -253,27 +279,6 @@ class _Run:
         if not len(self.scenario.built.program.kernel_item):
             notes.append("The trace has no GPU work: the step is host time throughout.")
         return list(dict.fromkeys(notes))
-
-
-def _similar_steps(graphs: Sequence[ExecutionGraph]) -> range | None:
-    """The last steps, at most ``MOST_STEPS``, in which every rank launched the same number of kernels and calls (±1%)."""
-    fewest = min((len(graph.steps) for graph in graphs), default=0)
-    if fewest < 1:
-        return None
-    alike = 1
-    for back in range(2, min(fewest, MOST_STEPS) + 1):
-        if not all(_alike(graph, len(graph.steps) - back, len(graph.steps) - 1) for graph in graphs):
-            break
-        alike = back
-    return range(fewest - alike, fewest)
-
-
-def _alike(graph: ExecutionGraph, one: int, other: int) -> bool:
-    for column in (graph.kernels.step, graph.ops.step, graph.launches.step):
-        a, b = int((column == one).sum()), int((column == other).sum())
-        if abs(a - b) > 0.01 * max(a, b):
-            return False
-    return True
 
 
 def _recorded_device(graph: ExecutionGraph) -> DeviceSpec | None:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from graph_predictor.cli.breakdown import breakdown
+from graph_predictor.cli.calibrate import calibrate
 from graph_predictor.cli.campaign import campaign
 from graph_predictor.cli.capture import CaptureCommand, capture
 from graph_predictor.cli.comm import comm
@@ -17,6 +18,7 @@ from graph_predictor.cli.fit import fit
 from graph_predictor.cli.inspect import inspect
 from graph_predictor.cli.models import models
 from graph_predictor.cli.overheads import overheads
+from graph_predictor.cli.predict import predict
 from graph_predictor.cli.price import price
 from graph_predictor.cli.replay import replay
 from graph_predictor.cli.trace import trace
@@ -48,7 +50,7 @@ def _options(
     """Options before the command."""
 
 
-for command in (inspect, breakdown, replay, overheads, convert, fit, price):
+for command in (inspect, breakdown, replay, predict, overheads, convert, calibrate, fit, price):
     app.command()(command)
 app.command(cls=CaptureCommand)(capture)
 app.command()(trace)

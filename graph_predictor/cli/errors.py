@@ -48,6 +48,9 @@ def _told(error: BaseException) -> tuple[int, str]:
         return INTERRUPTED, "Interrupted."
     if isinstance(error, ForetraceError):
         return BAD_INPUT, str(error)
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "torch":
+        lacking = "PyTorch" if error.name == "torch" else f"a PyTorch that has {error.name} (2.6 or newer)"
+        return BAD_INPUT, f"This needs {lacking}; install it with: pip install 'foretrace[capture]'."
     if isinstance(error, MemoryError):
         return FAILED, "There is not enough memory for this trace; give fewer ranks at a time, or use a larger machine."
     if isinstance(error, OSError):

@@ -16,6 +16,7 @@ from graph_predictor.prediction.settle import Steady
 from graph_predictor.prediction.state import gpu_active_ns, kinds_of
 from graph_predictor.program import Int64
 from kernel_models.model import Source
+from tracer.graph import NONE, ExecutionGraph
 
 OUTSIDE = "outside any op"
 HOST = "host"
@@ -75,26 +76,45 @@ def _active(steady: Steady, kinds: list[np.ndarray], rank: int) -> int:
 def _entries(scenario: Scenario, steady: Steady, path: Path, length: Int64, recorded: Int64) -> list[PathItem]:
     graphs, program = scenario.built.graphs, scenario.built.program
     total = float(length.sum()) or 1.0
-    found: dict[tuple[str, int], float] = defaultdict(float)
+    names = _Names(graphs)
+    of_kernel = np.concatenate([names.of(rank, g.ops.name, g.kernels.op, g.kernels.name)
+                                for rank, g in enumerate(graphs)])
     main = main_operation(scenario.pieces, len(program.item_kind))
-    rank_of_kernel, rank_of_item = program.kernel_rank(), program.thread_rank[program.item_thread()]
-    for row in range(len(length)):
-        kernel, item = int(path.kernel[row]), int(path.item[row])
-        name = ""
-        if kernel >= 0:
-            k = int(recorded[row])
-            graph = graphs[int(rank_of_kernel[k])]
-            local = k - int(program.kernel_ptr[rank_of_kernel[k]])
-            op = int(graph.kernels.op[local])
-            name = graph.string(int(graph.ops.name[op])) if op >= 0 else graph.string(int(graph.kernels.name[local]))
-        elif item >= 0:
-            i = int(steady.repeated.item[item])
-            op = int(main[i])
-            name = graphs[int(rank_of_item[i])].string(int(graphs[int(rank_of_item[i])].ops.name[op])) if op >= 0 else ""
-        found[name or OUTSIDE, int(path.bound[row])] += float(length[row])
-    steps = scenario.cycle.steps
-    return [PathItem(name, Bound(bound).label, ns / steps / 1e3, ns / total)
-            for (name, bound), ns in sorted(found.items(), key=lambda entry: -entry[1])]
+    rank_of_item = program.thread_rank[program.item_thread()]
+    none = np.full(len(main), NONE)
+    of_item = np.full(len(main), NONE, np.int64)
+    for rank, graph in enumerate(graphs):
+        mine = rank_of_item == rank
+        of_item[mine] = names.of(rank, graph.ops.name, main[mine], none[mine])
+    item = steady.repeated.item[np.maximum(path.item, 0)] if len(main) else path.item
+    name = np.full(len(length), NONE, np.int64)
+    on_kernel, on_item = path.kernel >= 0, (path.kernel < 0) & (path.item >= 0)
+    name[on_kernel], name[on_item] = of_kernel[recorded[on_kernel]], of_item[item[on_item]]
+    key, place = np.unique(np.stack([name, path.bound.astype(np.int64)]), axis=1, return_inverse=True)
+    sums = np.bincount(place.reshape(-1), weights=length, minlength=key.shape[1])
+    entries = [PathItem(names.text(code) or OUTSIDE, Bound(bound).label, ns / scenario.cycle.steps / 1e3, ns / total)
+               for (code, bound), ns in zip(key.T.tolist(), sums.tolist(), strict=True)]
+    return sorted(entries, key=lambda entry: (-entry.time_us, entry.operation))
+
+
+class _Names:
+    """Numbers of names over all ranks, each of which has its own table of strings."""
+
+    def __init__(self, graphs: list[ExecutionGraph]) -> None:
+        self.graphs = graphs
+        self.offset = np.concatenate([[0], np.cumsum([len(g.strings) for g in graphs])])
+
+    def of(self, rank: int, op_name: np.ndarray, op: np.ndarray, otherwise: np.ndarray) -> Int64:
+        """The name of each operation, or where there is none (-1) the other string code; -1 for neither."""
+        code = np.where(op >= 0, np.append(op_name, NONE)[op], otherwise).astype(np.int64)
+        return np.where(code >= 0, code + self.offset[rank], NONE)
+
+    def text(self, number: int) -> str:
+        """The text of a number."""
+        if number < 0:
+            return ""
+        rank = int(np.searchsorted(self.offset, number, side="right")) - 1
+        return self.graphs[rank].strings[number - int(self.offset[rank])]
 
 
 def main_operation(pieces: HostPieces, items: int) -> Int64:

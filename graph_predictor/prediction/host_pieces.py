@@ -34,7 +34,7 @@ class HostPieces:
         item: of the recorded program.
         is_cost: the item's own cost rather than work before it.
         op: row of the rank's ``ops`` around it; -1 in a gap.
-        following: in a gap, the top-level operation that comes next on the thread; -1 elsewhere or at the end.
+        following: in a gap, the top-level operation that comes next on the thread; -1 elsewhere, or at a step's end.
         launch_kind: a ``LaunchKind`` of a call's cost, -1 of work.
         data: host time of loading data.
         ns: how long.
@@ -85,7 +85,9 @@ def _rank_pieces(built: Built, rank: int) -> HostPieces:
     found = split(host, number, begin, begin + program.item_work[items])
     worked = found.ns > 0
     query, op, ns = found.query[worked], found.op[worked], found.ns[worked]
-    following = np.where(op < 0, _following(graph, number[query], start[query] - built.clock_ns[rank]), NONE)
+    # What is left of a step after its last operation is no gap before the next step's first one.
+    gap = (op < 0) & (program.item_kind[items][query] != ItemKind.STEP_END)
+    following = np.where(gap, _following(graph, number[query], begin[query]), NONE)
     calls = np.flatnonzero((program.item_kind[items] == ItemKind.CALL) & (program.item_cost[items] > 0))
     row = program.item_row[items[calls]]
     around = np.append(operation_of(graph), NONE)[graph.launches.op[row]]
@@ -123,7 +125,7 @@ def top_operations(graph: ExecutionGraph) -> Int64:
 def _loading(graph: ExecutionGraph, op: Int64, begin: Int64, length: Int64) -> npt.NDArray[np.bool_]:
     """Pieces that load data: in a loader's operation, or in a gap the reader found to be data loading."""
     loader = np.array(["DataLoader" in text for text in graph.strings], np.bool_)
-    mine = np.zeros(len(op), np.bool_)
+    mine: npt.NDArray[np.bool_] = np.zeros(len(op), np.bool_)
     if loader.any():
         under = _under(graph, loader)
         mine = (op >= 0) & under[op]
@@ -142,7 +144,7 @@ def _loading(graph: ExecutionGraph, op: Int64, begin: Int64, length: Int64) -> n
 def _under(graph: ExecutionGraph, named: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """Operations of the given names and all inside them."""
     ops = graph.ops
-    found = named[ops.name] if len(ops) else np.zeros(0, np.bool_)
+    found: npt.NDArray[np.bool_] = named[ops.name] if len(ops) else np.zeros(0, np.bool_)
     above = ops.parent.astype(np.int64)
     while (inside := above >= 0).any():
         found = found | (inside & named[ops.name[np.maximum(above, 0)]])

@@ -1,8 +1,9 @@
 """Times of the kernels of a scenario: measured, anchored or modelled, each with its source and interval.
 
-*Measured* times stay where nothing changed. *Anchored* ones are measured × model(new) / model(old): what a model gets wrong
-about an operation in the same way before and after cancels. The interval of such a ratio is that of the models, less what
-cancels: between two devices half of the variance, on one device all of it but what the change itself is unsure of.
+*Measured* times stay where nothing changed. *Anchored* ones are measured × model(new) / model(old): what a model gets
+wrong about an operation in the same way before and after cancels. The interval of such a ratio is that of the models,
+less what cancels: between two devices half of the variance, on one device all of it but what the change itself is
+unsure of.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ SHARED_VARIANCE = 0.5
 """Of the variance of a model's error, what it has in common on two devices: an assumption, checked by how often the
 intervals of benchmarks/predict_traces.py hold."""
 MEASURED_SPREAD = 0.01
-"""Log half width of the 80% interval of measured kernel time from run to run of one machine: steps of the recorded traces
-differ in their kernels' sum by 0.1 to 1%."""
+"""Log half width of the 80% interval of measured kernel time from run to run of one machine: steps of the recorded
+traces differ in their kernels' sum by 0.1 to 1%."""
 LEAST_RATIO, MOST_RATIO = 1e-3, 1e3
 
 
@@ -58,6 +59,8 @@ def price_kernels(scenario: Scenario) -> KernelTimes:
     kernels = len(base)
     source = np.full(kernels, Source.MEASURED, np.int64)
     low, high = np.full(kernels, -MEASURED_SPREAD), np.full(kernels, MEASURED_SPREAD)
+    if scenario.base_source is not None and scenario.base_low is not None and scenario.base_high is not None:
+        source, low, high = scenario.base_source.copy(), scenario.base_low.copy(), scenario.base_high.copy()
     notes: list[str] = []
     if scenario.kernel_ns is not None:
         known = np.isfinite(scenario.kernel_ns)
@@ -70,8 +73,10 @@ def price_kernels(scenario: Scenario) -> KernelTimes:
     if len(ratio):
         touched = inside & changed[of]
         ns[touched] *= ratio[of[touched]]
-        source[touched] = Source.ANCHORED
-        low[touched], high[touched] = ratio_low[of[touched]], ratio_high[of[touched]]
+        source[touched] = np.maximum(source[touched], Source.ANCHORED)
+        # Of a modelled time the interval stays that of the model; a measured one takes that of the ratio.
+        low[touched] = np.minimum(low[touched], ratio_low[of[touched]])
+        high[touched] = np.maximum(high[touched], ratio_high[of[touched]])
     if scenario.kernel_factor is not None:
         ns *= scenario.kernel_factor
         source[scenario.kernel_factor != 1.0] = np.maximum(source[scenario.kernel_factor != 1.0], Source.ANCHORED)
@@ -142,8 +147,8 @@ def _prices(calls: list[tuple[OpCall, ...]], spec: DeviceSpec, models: Models | 
     priced = price(flat, spec, models)
     time, low, high = (np.bincount(owner, weights=column[priced.index], minlength=len(calls))
                        for column in (priced.time_us, priced.low_us, priced.high_us))
-    safe = np.maximum(time, 1e-9)
-    return time, np.log(np.maximum(low, 1e-9) / safe), np.log(np.maximum(high, 1e-9) / safe)
+    safe: Float64 = np.maximum(time, 1e-9)
+    return time.astype(np.float64), np.log(np.maximum(low, 1e-9) / safe), np.log(np.maximum(high, 1e-9) / safe)
 
 
 def _typical(scenario: Scenario, source: DeviceSpec, target: DeviceSpec, ratio: Float64, low: Float64, high: Float64,
@@ -162,6 +167,7 @@ def _typical(scenario: Scenario, source: DeviceSpec, target: DeviceSpec, ratio: 
     share = work.measured_ns[rows].sum() / max(work.measured_ns.sum(), 1)
     known = [FAMILIES[code].value for code in np.unique(family).tolist() if FAMILIES[code] is not Family.OTHER]
     if share > 0.005:
-        notes.append(f"{share:.0%} of the kernels' time is of operations whose sizes the trace does not have; they were "
+        notes.append(f"{share:.0%} of the kernels' time is of operations whose sizes the trace does not have; they "
+                     "were "
                      f"scaled as typical work of their families ({', '.join(known) or 'none known'}), in fp32, that "
                      "takes as long.")

@@ -5,13 +5,14 @@
     recorded    | step 0 | step 1 | step 2 |           (queues fill, the first steps run ahead of the GPU)
     repeated                      | step 2 | step 2 | step 2 | step 2 | …
 
-A dependency within the steps stays within each copy; one on the step before becomes one on the copy before. Time between
-two steps is not repeated: replay does not count it either, and with the profiler's step markers it is the profiler's own.
-A batch that a data loader delivered late comes a recorded period later in every copy.
+A dependency within the steps stays within each copy; one on the step before becomes one on the copy before. Time
+between two steps is not repeated: replay does not count it either, and with the profiler's step markers it is the
+profiler's own. A batch that a data loader delivered late comes a recorded period later in every copy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,8 +22,11 @@ from graph_predictor.build import Built
 from graph_predictor.critical_path import step_items
 from graph_predictor.program import NEVER, Int32, Int64, ItemKind, Program
 from tracer.errors import ForetraceError
+from tracer.graph import ExecutionGraph
 
 Bools = npt.NDArray[np.bool_]
+MOST_STEPS = 4
+"""Recorded steps a prediction rests on by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,11 @@ class Cycle:
     first: Int64
     last: Int64
     names: tuple[str, ...]
+
+    @property
+    def working(self) -> Bools:
+        """Items whose host time counts: all but the begins of steps, the time before which is between steps."""
+        return self.item & (self.built.program.item_kind != ItemKind.STEP_BEGIN)
 
     @property
     def period_ns(self) -> int:
@@ -97,7 +106,8 @@ def choose_steps(built: Built, steps: int | range | None = None) -> Cycle | None
     wanted = range(-1, 0) if steps is None else range(steps, steps + 1) if isinstance(steps, int) else steps
     numbers = [number + fewest if number < 0 else number for number in wanted]
     if not numbers or min(numbers) < 0 or max(numbers) >= fewest:
-        raise ForetraceError(f"There is no step {wanted[0] if len(wanted) else '(empty range)'}: the trace has {fewest}, "
+        raise ForetraceError(f"There is no step {wanted[0] if len(wanted) else '(empty range)'}: the trace has "
+                             f"{fewest}, "
                              f"counted from 0 (or from -1 backwards).")
     thread = program.item_thread()
     item = np.zeros(len(program.item_kind), np.bool_)
@@ -118,6 +128,28 @@ def choose_steps(built: Built, steps: int | range | None = None) -> Cycle | None
     graph = built.graphs[0]
     names = tuple(graph.string(int(graph.steps.name[row])) for row, _, _ in (by_rank[0][n] for n in numbers))
     return Cycle(built, len(numbers), item, kernel, np.array(first, np.int64), np.array(last, np.int64), names)
+
+
+def similar_steps(graphs: Sequence[ExecutionGraph]) -> range | None:
+    """The last steps, at most ``MOST_STEPS``, in which every rank launched the same number of kernels and calls
+    (±1%)."""
+    fewest = min((len(graph.steps) for graph in graphs), default=0)
+    if fewest < 1:
+        return None
+    alike = 1
+    for back in range(2, min(fewest, MOST_STEPS) + 1):
+        if not all(_alike(graph, len(graph.steps) - back, len(graph.steps) - 1) for graph in graphs):
+            break
+        alike = back
+    return range(fewest - alike, fewest)
+
+
+def _alike(graph: ExecutionGraph, one: int, other: int) -> bool:
+    for column in (graph.kernels.step, graph.ops.step, graph.launches.step):
+        a, b = int((column == one).sum()), int((column == other).sum())
+        if abs(a - b) > 0.01 * max(a, b):
+            return False
+    return True
 
 
 def repeat(cycle: Cycle, copies: int) -> Repeated:
@@ -168,7 +200,8 @@ def repeat(cycle: Cycle, copies: int) -> Repeated:
     wait_ptr, (wait_kernel, wait_lag) = _edges(
         p.wait_ptr, p.wait_kernel, (p.wait_lag,), of_item, copy_of_item, new_kernel, stride_of, twin)
     edge_ptr, (edge_kernel, edge_fraction, edge_lag) = _edges(
-        p.edge_ptr, p.edge_kernel, (p.edge_fraction, p.edge_lag), of_kernel, copy_of_kernel, new_kernel, stride_of, twin)
+        p.edge_ptr, p.edge_kernel, (p.edge_fraction, p.edge_lag), of_kernel, copy_of_kernel, new_kernel, stride_of,
+        twin)
     group, group_size, duration = _groups(cycle, of_kernel, copy_of_kernel, copies)
     start = p.recorded_item_start[cycle.first]
     program = Program(

@@ -1,4 +1,5 @@
-"""``Scenario``: a recorded job and what edits change of it. Edits fill in fields; nothing is computed until it is priced.
+"""``Scenario``: a recorded job and what edits change of it. Edits fill in fields; nothing is computed until it is
+priced.
 
 Each field is one independent change, resolved in one order whatever the order of the edits: edits of different fields
 therefore commute. Two edits that set the same field differently are refused.
@@ -19,6 +20,7 @@ from graph_predictor.prediction.work import Work
 from graph_predictor.program import Float64, Int64
 from kernel_models.device import DeviceSpec
 from kernel_models.launch_constants import LaunchConstants
+from kernel_models.model import Source
 from kernel_models.op_call import OpCall
 from kernel_models.pricing import Models
 from tracer.errors import ForetraceError
@@ -41,7 +43,8 @@ class Scenario:
         clock, bandwidth: factors on the device's clock and memory bandwidth.
         calls: new calls of groups of pieces (see ``Work.calls``) that an edit changed.
         call_edits: changes of every call that has not been replaced, by name of the edit, in a fixed order.
-        kernel_factor: on the duration of each recorded kernel; ``kernel_spread`` the log half width of its 80% interval.
+        kernel_factor: on the duration of each recorded kernel; ``kernel_spread`` the log half width of its 80%
+            interval.
         host_ns: times of the host's pieces, if another host's; ``host_spread`` the log half width of their interval.
         host_factor: on all host time.
         host_kept: which pieces of host time remain.
@@ -49,7 +52,7 @@ class Scenario:
         graphed: launches are replayed from a CUDA graph.
         loading: batches come from a loader.
         memory_factor: on peak memory, where an edit is known to change it.
-        items_per_step: samples, where known.
+        items_per_rank: samples a step and rank, where known.
         notes: what was assumed.
     """
 
@@ -76,7 +79,12 @@ class Scenario:
     loading: bool = True
     kernel_ns: Float64 | None = None
     """Durations of kernels that a fit gives instead of the recorded ones, ns; NaN where it has none."""
-    items_per_step: float | None = None
+    base_source: Int64 | None = None
+    """``Source`` of the kernels' times before any edit, and the logs of their intervals' ends; measured if left out."""
+    base_low: Float64 | None = None
+    base_high: Float64 | None = None
+    base_host: Source = Source.MEASURED
+    items_per_rank: float | None = None
     set_by: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

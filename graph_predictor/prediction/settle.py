@@ -1,8 +1,8 @@
 """The steady state of a repeated step: how much later everything happens from one copy to the next.
 
-In a periodic program whatever decides runs at the job's pace: host threads where the host decides, a stream's last kernel
-where the GPU does, even while the host still runs ahead and fills the launch queue. The pace is therefore the largest
-difference between two copies over all threads and streams, and it is found without waiting for queues to fill.
+In a periodic program whatever decides runs at the job's pace: host threads where the host decides, a stream's last
+kernel where the GPU does, even while the host still runs ahead and fills the launch queue. The pace is therefore the
+largest difference between two copies over all threads and streams, and it is found without waiting for queues to fill.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""From a scenario to a settled simulation: edited host time, launches and kernel times put into the repeated program."""
+"""From a scenario to a settled simulation: edited host time, launches and kernel times put into the repeated
+program."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def edit_host(scenario: Scenario) -> EditedHost:
     ns = pieces.ns.astype(np.float64) if scenario.host_ns is None else scenario.host_ns.copy()
     lag = program.after_lag.astype(np.float64)
     if scenario.host_ns is not None:
-        lag = lag * _total_ratio(pieces.ns, ns)
+        mine = scenario.cycle.working[pieces.item]
+        lag = lag * _total_ratio(pieces.ns[mine], ns[mine])
     external = program.item_external
     depth = program.queue_depth
     if not scenario.loading:

@@ -1,8 +1,9 @@
 """Work whose sizes nobody recorded: scaled between devices as typical work of its family that takes as long.
 
-A trace without shapes still says how long each kernel took and, by the operation's name, of which family it is. A ladder of
-typical calls of that family, from small to large, is priced on both devices; a kernel's ratio is read off where the first
-device's price equals its measured time. Short kernels so stay at the floor of a launch, long ones go by rates.
+A trace without shapes still says how long each kernel took and, by the operation's name, of which family it is. A
+ladder of typical calls of that family, from small to large, is priced on both devices; a kernel's ratio is read off
+where the first device's price equals its measured time. Short kernels so stay at the floor of a launch, long ones go by
+rates.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from kernel_models.pricing import Models, price
 
 RUNGS = 24
 SPREAD = 0.5
-"""Log half width of the 80% interval added to such a ratio: between a compute-bound 3×3 convolution and a memory-bound 1×1
-one of the same duration, ratios of V100 to A100 differ by e^0.9."""
+"""Log half width of the 80% interval added to such a ratio: between a compute-bound 3×3 convolution and a memory-bound
+1×1 one of the same duration, ratios of V100 to A100 differ by e^0.9."""
 
 
 def ladders(family: Family) -> list[list[OpCall]]:

@@ -1,7 +1,7 @@
 """The device work of a job's kernels, as calls that models can price: what an edit changes.
 
-Each kernel belongs to a *piece*: an operation's kernels, or one copy, memset or lone kernel. A piece has calls, before and
-after the edits; the ratio of their prices scales the measured times of its kernels (see ``pricing``).
+Each kernel belongs to a *piece*: an operation's kernels, or one copy, memset or lone kernel. A piece has calls, before
+and after the edits; the ratio of their prices scales the measured times of its kernels (see ``pricing``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What an edit is: a small frozen class with its parameters, that turns one scenario into another or says why it cannot."""
+"""What an edit is: a small frozen class with its parameters, that turns one scenario into another or says why it
+cannot."""
 
 from __future__ import annotations
 

@@ -85,8 +85,8 @@ def before(health: Health) -> list[Finding]:
     found = _memory(health)
     if health.device == "cuda":
         if health.processes:
-            found.append(Finding("processes", f"{_others(health.processes)} on the GPU: its times will be too long and "
-                                              "scatter. Stop it, or calibrate when it has ended."))
+            found.append(Finding("processes", f"{_others(health.processes)} on the GPU: its times will be too long "
+                                              "and scatter. Stop it, or calibrate when it has ended."))
         elif (health.utilization or 0.0) > 0.1:
             found.append(Finding("processes", f"The GPU is {health.utilization:.0%} busy before the calibration has "
                                               "begun: something else runs on it."))
@@ -112,17 +112,18 @@ def _memory(health: Health) -> list[Finding]:
         return []
     if free < LEAST_FREE_BYTES[health.device]:
         return [Finding("memory", f"Only {free / 1e9:.1f} GB of the device's memory is free, and a calibration needs "
-                                  f"{LEAST_FREE_BYTES[health.device] / 1e9:.0f} GB: end what else uses it.", fatal=True)]
+                                  f"{LEAST_FREE_BYTES[health.device] / 1e9:.0f} GB: end what else uses it.",
+                        fatal=True)]
     if health.device == "cuda" and total and free < LITTLE_FREE_SHARE * total:
-        return [Finding("memory", f"Only {free / 1e9:.1f} of {total / 1e9:.1f} GB of the GPU's memory is free: something "
-                                  "else lives there, and large sizes are left out.")]
+        return [Finding("memory", f"Only {free / 1e9:.1f} of {total / 1e9:.1f} GB of the GPU's memory is free: "
+                                  "something else lives there, and large sizes are left out.")]
     return []
 
 
 def _clocks(health: Health) -> list[Finding]:
     if health.held_back_by:
-        return [Finding("clocks", f"The GPU's clocks are held back by {' and '.join(health.held_back_by)}: its times are "
-                                  "longer than they need be.")]
+        return [Finding("clocks", f"The GPU's clocks are held back by {' and '.join(health.held_back_by)}: its times "
+                                  "are longer than they need be.")]
     clock, highest = health.clock_mhz, health.highest_clock_mhz
     if clock and highest and (health.utilization or 0.0) > 0.5 and clock < SLOW_CLOCK * highest:
         return [Finding("clocks", f"The GPU runs at {clock:.0f} MHz of {highest:.0f} though it is busy: its clocks are "
@@ -135,8 +136,8 @@ def _load(health: Health, own: float) -> list[Finding]:
         return []
     cores = max(usable_cores(), 1)
     if health.load - own / cores > BUSY_PER_CORE:
-        return [Finding("load", f"The machine is busy with other work (load {health.load * cores:.1f} on {cores} cores): "
-                                "caches and memory are shared, and times scatter.")]
+        return [Finding("load", f"The machine is busy with other work (load {health.load * cores:.1f} on {cores} "
+                                "cores): caches and memory are shared, and times scatter.")]
     return []
 
 
@@ -179,7 +180,8 @@ def _smi(what: str, fields: tuple[str, ...]) -> list[list[str]] | None:
     index = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip()
     chosen = ["-i", index] if index else []
     with suppress(OSError, subprocess.SubprocessError):
-        ran = subprocess.run(["nvidia-smi", *chosen, f"--query-{what}={','.join(fields)}", "--format=csv,noheader,nounits"],
+        ran = subprocess.run(["nvidia-smi", *chosen, f"--query-{what}={','.join(fields)}",
+                              "--format=csv,noheader,nounits"],
                              capture_output=True, text=True, timeout=_SMI_SECONDS, check=True)
         return [[cell.strip() for cell in line.split(",")] for line in ran.stdout.splitlines() if line.strip()]
     return None

@@ -31,7 +31,8 @@ def spec_of(hardware: Mapping[str, Any], threads: int) -> DeviceSpec:
     """
     name = str(hardware.get("device", ""))
     if name == "CPU":
-        return replace(device("cpu"), sm_count=max(threads, 1), **_caches())
+        changes: dict[str, Any] = {"sm_count": max(threads, 1), **_caches()}
+        return replace(device("cpu"), **changes)
     try:
         return resolve_device(name, hardware.get("total_memory"), hardware.get("multi_processor_count"))
     except DeviceError:

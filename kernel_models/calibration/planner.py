@@ -1,6 +1,6 @@
-"""Which measurement is worth most: the one that lowers the expected error of the whole family most per second.
+"""Which measurement is worth most: the one that lowers its whole family's expected error most per second.
 
-A Gaussian process of log(time / formula) is conditioned on what was measured. Measuring at c lowers the variance at r by
+A Gaussian process of log(time / formula) is conditioned on what was measured. Measuring c lowers the variance at r by
 
     cov(r, c)² / (var(c) + noise)
 
@@ -51,12 +51,14 @@ class Planner:
         self._x, self._v = self._points.points(candidates)
         self._reference = self._points.points(reference)
         self._seconds = np.asarray(seconds, np.float64)
-        self._open = np.ones(len(candidates), np.bool_)
+        self._open: npt.NDArray[np.bool_] = np.ones(len(candidates), np.bool_)
         d, c = self._x.shape[1], self._v.shape[1]
         self._process = Process(Kernel.start(d, c), np.zeros((0, d)), np.zeros((0, c), np.int64), np.zeros(0),
                                 np.zeros(0))
         self._learned_at, self._seed = 0, seed
         self._gains: Float64 | None = None
+        self._doubt: float | None = None
+        self._error: float | None = None
         self._pace = 1.0
 
     @property
@@ -84,7 +86,7 @@ class Planner:
             start = self._process.kernel if self._learned_at else None
             self._process = fit_process(self._process.x, self._process.v, self._process.y, start, self._seed)
             self._learned_at = n
-        self._gains = None
+        self._gains, self._doubt, self._error = None, None, None
 
     def extend(self, candidates: Sequence[OpCall], seconds: Sequence[float]) -> npt.NDArray[np.bool_]:
         """Offer further candidates, whose places follow; returns which were taken, of parts known before."""
@@ -100,7 +102,6 @@ class Planner:
         """What a measurement took, so that further ones are expected to take."""
         if expected_s > 0 and seconds > 0:
             self._pace = 0.8 * self._pace + 0.2 * seconds / expected_s
-            self._gains = None
 
     def take(self, place: int) -> None:
         """A candidate is not to be chosen any more."""
@@ -117,15 +118,25 @@ class Planner:
     def gains(self) -> Float64:
         """Mean variance over the reference calls that measuring each candidate would take away, [candidates]."""
         if self._gains is None:
-            shared = self._process.covariance(*self._reference, self._x, self._v)
-            own = np.maximum(self._process.predict(self._x, self._v)[1] ** 2, 1e-12)
-            self._gains = np.mean(shared**2, axis=0) / own
+            shared, own = self._process.covariance(*self._reference, self._x, self._v)
+            self._gains = np.mean(shared**2, axis=0) / (own + self._process.kernel.noise)
         return self._gains
 
     def doubt(self) -> float:
         """Expected error over the reference calls: the mean conditional standard deviation without noise, log."""
-        _, deviation = self._process.predict(*self._reference)
-        return float(np.mean(np.sqrt(np.maximum(deviation**2 - self._process.kernel.noise, 0.0))))
+        if self._doubt is None:
+            _, deviation = self._process.predict(*self._reference)
+            self._doubt = float(np.mean(np.sqrt(np.maximum(deviation**2 - self._process.kernel.noise, 0.0))))
+        return self._doubt
+
+    def error(self) -> float:
+        """Mean absolute error of each measurement by what the others say of it, log; 1 before there are enough."""
+        if self.measured < LEAST_TO_LEARN:
+            return 1.0
+        if self._error is None:
+            mean, _ = self._process.left_out()
+            self._error = float(np.abs(self._process.y - mean).mean())
+        return self._error
 
     def predict(self, calls: Sequence[OpCall]) -> Float64:
         """Times by what was measured so far, µs [n]."""

@@ -66,7 +66,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What came of it: the profile, the run, everything worth saying, and measurements by family (fit, held out)."""
+    """What came of it: the profile, the run, all worth saying, and measurements by benchmark (fit, held out)."""
 
     profile: DeviceProfile
     outcome: Outcome
@@ -97,8 +97,8 @@ def calibrate(request: Request, *, probe: checks.Probe = checks.probe, host: Hos
     families = _families(request.families, device)
     needed = START_S + FAMILY_S * len(families)
     if not request.minutes * 60 >= needed:
-        raise CalibrationError(f"{request.minutes:g} minutes are not enough for {len(families)} families: give at least "
-                               f"{needed / 60:.1f} (--minutes), or fewer families (--families).")
+        raise CalibrationError(f"{request.minutes:g} minutes are not enough for {len(families)} families: give at "
+                               f"least {needed / 60:.1f} (--minutes), or fewer families (--families).")
     health = probe(device)
     if device == "cuda" and not health.name and request.device == "auto":
         raise CalibrationError("No GPU answers; --device cpu calibrates the CPU.")

@@ -1,6 +1,6 @@
 """The items of a calibration: anchors first, then what the planners of all families find most worth measuring.
 
-    anchors ──▶ for each turn:  the family with least time so far, or the one of most gain per second, in turn
+    anchors ──▶ for each turn:  the family of most gain per second, or of most error for its time so far, in turn
                                   └─▶ a held-out shape if fewer than a quarter are, else the planner's choice
                 now and then:    the canary again (does the device still run as fast?), and its health
 """
@@ -22,7 +22,7 @@ import numpy as np
 from kernel_models.calibration import checks
 from kernel_models.calibration.checks import Finding
 from kernel_models.calibration.figures import spec_of, with_measured
-from kernel_models.calibration.planner import Planner
+from kernel_models.calibration.planner import LEAST_TO_LEARN, Planner
 from kernel_models.calibration.space import Candidate, Limits, Space, draw, limits_for, spaces
 from kernel_models.datasets.campaign import calls_of_benchmark, time_us
 from kernel_models.datasets.intended import is_intended
@@ -36,14 +36,18 @@ from tracer.campaign.source import Rows, Setup
 from tracer.campaign.tables import read_kernels
 
 POOL, REFERENCE, REFILL_BELOW = 360, 120, 40
-"""Draws of a family to begin with, how many of them stand for all its calls, and candidates left before more are drawn."""
+"""Draws of a family to begin with, how many of them stand for all its calls, and how few are left when more are."""
 HELD_OUT_SHARE = 0.25
 """Of a family's measurements, so long as there are held-out shapes in its draws (a third of all shapes are)."""
 CHECK_S = 20.0
 """Seconds between two looks at the device's health and the canary."""
 SLOWER = 1.12
 """A canary this many times as slow as at first means that the device has changed."""
+COVERAGE = 16
+"""Measurements every family gets before others are preferred."""
 SAY_S = 2.0
+LONGER = 2.0
+"""What is expected to take so many times the longest run is passed over."""
 _HOST_CASES = ("launch_idle", "launch_busy", "synchronise", "item")
 _TRIES = 40
 _CAPTURE_FROM_S = 100.0
@@ -118,7 +122,7 @@ class Measurements:
         self._first = list(self._anchors)
         self._done: set[str] = set()
         self._earlier: list[tuple[Item, ItemResult]] = []
-        self._place: dict[str, tuple[_FamilyState, Candidate, int]] = {}
+        self._place: dict[str, tuple[_FamilyState, Candidate]] = {}
         self._unsupported: Counter[tuple[Any, ...]] = Counter()
         self._worked: set[tuple[Any, ...]] = set()
         self._spec: DeviceSpec | None = None
@@ -174,7 +178,7 @@ class Measurements:
 
     def record(self, item: Item, result: ItemResult, rows: Rows) -> None:
         """Learn from a measurement."""
-        state, candidate, place = self._place.pop(item.id, (None, None, -1))
+        state, candidate = self._place.pop(item.id, (None, None))
         modes = _modes(item)
         self._done.add(item.id)
         if state is not None:
@@ -229,11 +233,11 @@ class Measurements:
         if len(self.canary_us) > 2:
             worst = max(self.canary_us) / self.canary_us[0]
             if worst > SLOWER:
-                found.append(f"The same product took up to {worst:.2f} times as long as at first: the device did not run "
-                             "at one speed.")
+                found.append(f"The same product took up to {worst:.2f} times as long as at first: the device did not "
+                             "run at one speed.")
         if self.scatter and statistics.median(self.scatter) > 0.15:
-            found.append(f"Runs of one measurement scatter by {statistics.median(self.scatter):.0%} (interquartile range "
-                         "over median): the device was not alone, or not at one clock.")
+            found.append(f"Runs of one measurement scatter by {statistics.median(self.scatter):.0%} (interquartile "
+                         "range over median): the device was not alone, or not at one clock.")
         return found
 
     # --- the inner parts ---------------------------------------------------------------------------------------------
@@ -275,13 +279,14 @@ class Measurements:
 
     def _learn(self, item: Item, row: dict[str, Any]) -> None:
         assert self._spec is not None
-        calls = calls_of_benchmark(item.name, {**item.settings, **row})
+        row = {**row, **item.settings}  # a setting may go by the name of a measured column
+        calls = calls_of_benchmark(item.name, row)
         measured_us = time_us(row, host=self._spec.vendor == "host")
         if item.id == self._canary.id:
             self.canary_us.append(measured_us)
             if len(self.canary_us) > 1 and measured_us > SLOWER * self.canary_us[0]:
-                self._find(Finding("canary", f"The device has become slower: a product that took {self.canary_us[0]:.0f} "
-                                             f"µs at first takes {measured_us:.0f} µs."))
+                self._find(Finding("canary", "The device has become slower: a product that took "
+                                             f"{self.canary_us[0]:.0f} µs at first takes {measured_us:.0f} µs."))
         if not calls or not math.isfinite(measured_us) or measured_us <= 0:
             return
         if not is_intended(calls[0], row):
@@ -340,10 +345,13 @@ class Measurements:
         if not open_states:
             return None
         self._turn += 1
-        if self._turn % 2:
-            state = min(open_states, key=lambda one: one.seconds)
-        else:
+        few = [one for one in open_states if one.done < COVERAGE]
+        if few:
+            state = min(few, key=lambda one: one.seconds)
+        elif self._turn % 2:
             state = max(open_states, key=lambda one: one.planner.best()[1] if one.planner is not None else 0.0)
+        else:
+            state = max(open_states, key=_needs)
         if state.held and state.held_out < HELD_OUT_SHARE * (state.done + 1):
             chosen = state.held.pop(0)
             place = -1
@@ -358,10 +366,16 @@ class Measurements:
                 return self._choose()
             planner.take(place)
             chosen = state.pool[place]
-        if chosen.item.id in self._done or not self._may_work(chosen.item):
+        if chosen.item.id in self._done or not self._may_work(chosen.item) or self._too_long(state, chosen):
             return self._choose()
-        self._place[chosen.item.id] = (state, chosen, place)
+        self._place[chosen.item.id] = (state, chosen)
         return chosen
+
+    def _too_long(self, state: _FamilyState, chosen: Candidate) -> bool:
+        """By what was measured: the formulas that drew it may have been far too low."""
+        if state.planner is None or self._limits is None or state.fitted < LEAST_TO_LEARN:
+            return False
+        return float(state.planner.predict([chosen.call])[0]) > LONGER * self._limits.run_us
 
     def _refill(self, state: _FamilyState) -> None:
         drawn = self._drawn(state, POOL // 2)
@@ -372,6 +386,11 @@ class Measurements:
             state.pool += [one for one, keep in zip(fit, known, strict=True) if keep]
 
 
+def _needs(state: _FamilyState) -> float:
+    """Errors fall about as the square root of the measurements: the squared error falls by itself over their time."""
+    return state.planner.error() ** 2 / max(state.seconds, 1e-3) if state.planner is not None else 0.0
+
+
 def _modes(item: Item) -> tuple[Any, ...]:
     """What the same shape is worked on by: it decides whether a device can do it at all."""
     return (item.name, *(item.settings.get(name) for name in FAMILIES[item.name].choices)) if (
@@ -380,7 +399,8 @@ def _modes(item: Item) -> tuple[Any, ...]:
 
 def _anchor_items(device: str, box_s: float) -> list[Item]:
     seconds = 0.4
-    found = [kernel_item(name, FAMILIES[name].checked(settings), seconds=seconds) for name, settings in _ANCHORS[device]]
+    found = [kernel_item(name, FAMILIES[name].checked(settings), seconds=seconds)
+             for name, settings in _ANCHORS[device]]
     kernels = [KernelEntry(family="overheads", product={"case": [*_HOST_CASES]}, seconds=3.0)] if (
         device == "cuda" and box_s >= _CAPTURE_FROM_S) else []
     captures = [WorkloadEntry(workload="llama", preset="tiny", timed=20, seconds=8.0)] if (

@@ -41,13 +41,13 @@ class Space:
     Attributes:
         family: of the calls that it gives.
         benchmark: its name in ``tracer.campaign.families``.
-        sizes: spans by name.
+        sizes: spans by name, or the values themselves.
         choices: values to choose from by name; what is not named takes its default.
     """
 
     family: Family
     benchmark: str
-    sizes: Mapping[str, Span]
+    sizes: Mapping[str, Span | tuple[int, ...]]
     choices: Mapping[str, tuple[str | bool, ...]] = field(default_factory=dict)
 
 
@@ -131,7 +131,9 @@ def candidate(benchmark: str, settings: dict[str, Any], call: OpCall, spec: Devi
     return Candidate(kernel_item(benchmark, settings, seconds=seconds), call)
 
 
-def _size(span: Span, rng: np.random.Generator) -> int:
+def _size(span: Span | tuple[int, ...], rng: np.random.Generator) -> int:
+    if not isinstance(span, Span):
+        return int(span[rng.integers(len(span))])
     unit = span.units[rng.integers(len(span.units))]
     value = span.low * (span.high / span.low) ** rng.random()
     return int(np.clip(round(value / unit) * unit, -(-span.low // unit) * unit, span.high))
@@ -176,18 +178,19 @@ def _gpu() -> tuple[Space, ...]:
         Space(Family.GEMM, "gemm", {"batch": Span(2, 512), **{name: Span(16, 4096, (8, 64)) for name in "mnk"}},
               modes),
         Space(Family.ATTENTION, "attention", {"batch": Span(1, 128), "heads": Span(4, 64, (4,)),
-                                              "seq": Span(64, 16384, (1, 64)), "head_dim": Span(64, 128, (64,)), "share": Span(1, 8)},
+                                              "seq": Span(64, 16384, (1, 64)), "head_dim": Span(64, 128, (64,)),
+                                              "share": Span(1, 8)},
               {"op": _BOTH, "backend": ("flash", "cudnn", "efficient"), "causal": (True, False),
                "dtype": ("bf16", "fp16")}),
         Space(Family.ATTENTION, "attention", {"batch": Span(1, 32), "heads": Span(4, 32, (4,)),
                                               "seq": Span(64, 4096, (64,)), "head_dim": Span(64, 128, (64,))},
               {"op": _BOTH, "backend": ("efficient", "math"), "causal": (True, False), "dtype": ("fp32",)}),
         Space(Family.CONV, "convolution", {**image, "out_channels": Span(16, 2048, (16, 64)),
-                                           "kernel": Span(1, 7, (1, 3)), "stride": Span(1, 2)},
+                                           "kernel": (1, 1, 3, 3, 5, 7), "stride": (1, 1, 2)},
               {"op": ("forward", "dgrad", "wgrad"), "dtype": ("bf16", "fp16", "fp32", "tf32"),
                "channels_last": (True, False)}),
-        Space(Family.CONV, "convolution", {**image, "out_channels": Span(16, 1024, (16,)), "kernel": Span(3, 7, (1,)),
-                                           "groups": Span(2, 2)},
+        Space(Family.CONV, "convolution", {**image, "out_channels": Span(16, 1024, (16,)), "kernel": (3, 5, 7),
+                                           "groups": (2,)},
               {"op": ("forward", "dgrad", "wgrad"), "dtype": _HALF, "channels_last": (True, False)}),
         Space(Family.NORM, "norm", plain, {"norm": ("layer", "rms"), "op": _BOTH, "dtype": _ALL}),
         Space(Family.NORM, "channel_norm", {name: image[name] for name in ("batch", "channels", "size")},
@@ -241,8 +244,8 @@ def _gpu() -> tuple[Space, ...]:
 
 def _cpu() -> tuple[Space, ...]:
     plain = {"rows": Span(8, 4096), "width": Span(32, 4096, (1, 16))}
-    image = {"batch": Span(1, 16), "channels": Span(4, 256, (4, 16)), "size": Span(7, 112, (1, 7))}
-    product = {name: Span(16, 2048, (1, 16, 64)) for name in "mnk"}
+    image = {"batch": Span(1, 16), "channels": Span(8, 256, (8, 16)), "size": Span(7, 112, (1, 7))}
+    product = {"m": Span(8, 2048, (1, 8, 64)), "n": Span(16, 2048, (16, 64)), "k": Span(16, 2048, (16, 64))}
     modes = {"layout": ("nt", "nn", "tn"), "dtype": _HALF}
     return (
         Space(Family.GEMM, "gemm", product, {**modes, "op": ("mm", "addmm")}),
@@ -250,9 +253,9 @@ def _cpu() -> tuple[Space, ...]:
         Space(Family.ATTENTION, "attention", {"batch": Span(1, 8), "heads": Span(2, 16, (2,)),
                                               "seq": Span(32, 512, (16,)), "head_dim": Span(32, 128, (32,))},
               {"op": _BOTH, "backend": ("flash",), "causal": (True, False), "dtype": _HALF}),
-        Space(Family.CONV, "convolution", {**image, "out_channels": Span(8, 256, (8,)), "kernel": Span(1, 5, (1, 3)),
-                                           "stride": Span(1, 2)},
-              {"op": ("forward", "dgrad", "wgrad"), "dtype": ("fp32",), "channels_last": (False, True)}),
+        Space(Family.CONV, "convolution", {**image, "out_channels": Span(8, 256, (8,)), "kernel": (1, 3, 3, 5),
+                                           "stride": (1, 1, 2)},
+              {"op": ("forward", "dgrad", "wgrad"), "dtype": ("fp32",), "channels_last": (False,)}),
         Space(Family.NORM, "norm", plain, {"norm": ("layer",), "op": _BOTH, "dtype": _HALF}),
         Space(Family.NORM, "channel_norm", image,
               {"norm": ("batch",), "channels_last": (False,), "op": _BOTH, "dtype": ("fp32",)}),
@@ -285,9 +288,9 @@ def _cpu() -> tuple[Space, ...]:
               {"op": ("dropout", "normal", "uniform", "bernoulli"), "dtype": ("fp32",)}),
         Space(Family.LOSS, "loss", {"rows": Span(8, 2048), "classes": Span(2, 4096)},
               {"loss": ("nll", "mse"), "op": _BOTH, "dtype": ("fp32",)}),
-        Space(Family.POOLING, "pooling", {**image, "kernel": Span(2, 4), "stride": Span(1, 3)},
+        Space(Family.POOLING, "pooling", {**image, "kernel": (2, 3), "stride": (1, 2)},
               {"pool": ("max", "avg"), "op": _BOTH, "channels_last": (False,), "dtype": ("fp32",)}),
-        Space(Family.INTERPOLATE, "interpolate", {**image, "factor": Span(2, 2)},
+        Space(Family.INTERPOLATE, "interpolate", {**image, "factor": (2,)},
               {"mode": ("nearest", "bilinear"), "op": _BOTH, "channels_last": (False,), "dtype": ("fp32",)}),
         Space(Family.RECURRENT, "recurrent",
               {"seq": Span(4, 64), "batch": Span(1, 32), "input": Span(16, 256, (16,)), "hidden": Span(16, 256, (16,)),

@@ -189,7 +189,7 @@ def _concat(row: Row) -> Calls:
 
 
 def _memset(row: Row) -> Calls:
-    return (memset(row["bytes"]),)
+    return (memset(int(row["bytes"])),)
 
 
 def _pooling(row: Row) -> Calls:
@@ -311,7 +311,7 @@ def samples_of(rows: pandas.DataFrame, name: str, spec: DeviceSpec, software: st
     """
     host = spec.vendor == "host"
     found: dict[str, list[tuple[OpCall, float, str, bool]]] = {}
-    for row in rows.to_dict("records"):
+    for row in map(_with_own_size, rows.to_dict("records")):
         calls, time = calls_of_benchmark(name.partition(".")[0], row), time_us(row, host=host)
         if calls and math.isfinite(time) and time >= _LEAST_US and is_intended(calls[0], row):
             sizes = "x".join(str(row[column]) for column in row if column in _SHAPE)
@@ -322,10 +322,17 @@ def samples_of(rows: pandas.DataFrame, name: str, spec: DeviceSpec, software: st
                       np.array([held for *_, held in mine], bool))
 
 
+def _with_own_size(row: Row) -> Row:
+    """A table's column of bytes is what is moved; a copy within the device moves twice its size."""
+    if "direction" in row:
+        return {**row, "bytes": int(row["bytes"]) // (2 if row["direction"] == "d2d" else 1)}
+    return row
+
+
 _SHAPE = frozenset({
     "m", "n", "k", "batch", "heads", "kv_heads", "seq", "kv_seq", "head_dim", "channels", "out_channels", "size",
-    "kernel", "stride", "groups", "rows", "width", "elements", "lookups", "pooling", "count", "bytes", "tensors", "factor",
-    "classes", "input", "hidden", "layers"})
+    "kernel", "stride", "groups", "rows", "width", "elements", "lookups", "pooling", "count", "bytes", "tensors",
+    "factor", "classes", "input", "hidden", "layers"})
 
 
 def _sessions(path: Path) -> list[dict[str, Any]]:

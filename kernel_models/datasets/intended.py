@@ -35,7 +35,7 @@ _ALSO: dict[Family, frozenset[Family]] = {
     Family.OPTIMIZER: frozenset({Family.ELEMENTWISE, Family.REDUCTION}),
     Family.ELEMENTWISE: frozenset({Family.COPY}),
 }
-_BACKENDS = {"flash": re.compile(r"flash|fmha_?(fwd|bwd)?.*sm|cpu"), "cudnn": re.compile(r"cudnn"),
+_BACKENDS = {"flash": re.compile(r"flash"), "cudnn": re.compile(r"cudnn"),
              "efficient": re.compile(r"fmha|efficient|mem_eff")}
 _OPERATION = "aten::"
 
@@ -46,9 +46,10 @@ def is_intended(call: OpCall, row: Mapping[str, Any]) -> bool:
     names = [] if found is None else [str(name) for name in found]
     if not names:
         return True
-    if call.family is Family.ATTENTION and row.get("backend") in _BACKENDS:
+    on_gpu = [name for name in names if not name.startswith(_OPERATION)]
+    if call.family is Family.ATTENTION and row.get("backend") in _BACKENDS and on_gpu:
         told = _BACKENDS[row["backend"]]
-        return any(told.search(name) for name in names)
+        return any(told.search(name) for name in on_gpu)
     wanted = {call.family, Family.OTHER} | _ALSO.get(call.family, frozenset())
     return any(_family(name) in wanted for name in names)
 

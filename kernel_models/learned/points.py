@@ -57,11 +57,15 @@ class Points:
         return x, np.array(codes, np.int64).reshape(len(calls), len(self.parts))
 
     def within(self, calls: Sequence[OpCall], reach: float) -> npt.NDArray[np.bool_]:
-        """Calls of parts all seen, whose sizes lie within a factor of those seen, [n]."""
+        """Calls of parts all seen, whose sizes lie within a factor of those seen (infinity: any), [n]."""
         _, codes = self.points(calls)
+        known: npt.NDArray[np.bool_] = np.all(codes >= 0, axis=1)
+        if np.isinf(reach):
+            return known
         dims = np.array([call.dims for call in calls], np.float64).reshape(len(calls), len(self.low))
         inside = (dims >= np.array(self.low) / reach) & (dims <= np.array(self.high) * reach)
-        return (codes >= 0).all(1) & inside.all(1)
+        found: npt.NDArray[np.bool_] = known & np.all(inside, axis=1)
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Plain values to store."""

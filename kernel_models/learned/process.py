@@ -29,6 +29,8 @@ _START_LENGTH, _START_VARIANCE, _START_NOISE, _START_DIFFERS = 4.0, 0.1, 0.02**2
 _PRIOR_WIDTHS = {"length": 1.0, "variance": 1.5, "noise": 1.5, "differs": 1.5}
 """Standard deviations of the priors, natural logarithms."""
 _LEAST_NOISE = 0.005**2
+_REACH = 7.0
+"""Furthest from the middle of a prior, natural logarithms."""
 _EVALUATIONS = 60
 
 
@@ -50,11 +52,13 @@ class Kernel:
 
     def between(self, x: Float64, v: Codes, other_x: Float64, other_v: Codes) -> Float64:
         """Covariances without noise, [n, m]."""
-        alike = np.exp(-np.einsum("nmc,c->nm", v[:, None, :] != other_v[None, :, :], self.differs))
+        unlike = np.zeros((len(x), len(other_x)))
+        for k, differs in enumerate(self.differs.tolist()):
+            unlike += differs * (v[:, None, k] != other_v[None, :, k])
         a, b = x / self.lengths, other_x / self.lengths
         square = (a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2 * a @ b.T
         r = np.sqrt(5.0 * np.maximum(square, 0.0))
-        covariances: Float64 = (self.smooth * (1 + r + r**2 / 3) * np.exp(-r) + self.offset) * alike
+        covariances: Float64 = (self.smooth * (1 + r + r**2 / 3) * np.exp(-r) + self.offset) * np.exp(-unlike)
         return covariances
 
     def variance(self) -> float:
@@ -91,7 +95,7 @@ class Process:
     def inverse(self) -> Float64:
         """Of the covariances with noise, [n, n]."""
         covariances = self.kernel.between(self.x, self.v, self.x, self.v)
-        return np.linalg.inv(covariances + np.diag(self.kernel.noise * self.loose))
+        return np.asarray(np.linalg.inv(covariances + np.diag(self.kernel.noise * self.loose)), np.float64)
 
     @cached_property
     def weights(self) -> Float64:
@@ -101,14 +105,16 @@ class Process:
     def predict(self, x: Float64, v: Codes) -> tuple[Float64, Float64]:
         """Conditional mean and standard deviation, noise included, [m]."""
         across = self.kernel.between(x, v, self.x, self.v)
-        variance = self.kernel.variance() - np.einsum("mn,nk,mk->m", across, self.inverse, across, optimize=True)
+        variance = self.kernel.variance() - ((across @ self.inverse) * across).sum(1)
         return across @ self.weights, np.sqrt(np.maximum(variance, 0.0) + self.kernel.noise)
 
-    def covariance(self, x: Float64, v: Codes, other_x: Float64, other_v: Codes) -> Float64:
-        """Conditional covariances between two sets of points, without noise, [m, k]."""
+    def covariance(self, x: Float64, v: Codes, other_x: Float64, other_v: Codes) -> tuple[Float64, Float64]:
+        """Conditional covariances of two sets of points [m, k], and variances of the other ones [k], without noise."""
         first = self.kernel.between(x, v, self.x, self.v)
         second = self.kernel.between(other_x, other_v, self.x, self.v)
-        return self.kernel.between(x, v, other_x, other_v) - first @ self.inverse @ second.T
+        solved = second @ self.inverse
+        variance = self.kernel.variance() - (solved * second).sum(1)
+        return self.kernel.between(x, v, other_x, other_v) - first @ solved.T, np.maximum(variance, 0.0)
 
     def left_out(self) -> tuple[Float64, Float64]:
         """What the other rows say of each: mean and standard deviation, noise included, [n]."""
@@ -125,9 +131,22 @@ class Process:
         return found
 
     def seeing(self, x: Float64, v: Codes, y: Float64) -> Process:
-        """The same kernel after more rows."""
-        return Process(self.kernel, np.vstack([self.x, x]), np.vstack([self.v, v]), np.concatenate([self.y, y]),
-                       np.concatenate([self.loose, np.ones(len(y))]))
+        """The same kernel after more rows; the inverse is extended rather than made again."""
+        found = Process(self.kernel, np.vstack([self.x, x]), np.vstack([self.v, v]), np.concatenate([self.y, y]),
+                        np.concatenate([self.loose, np.ones(len(y))]))
+        n = len(self.y)
+        if not n or "inverse" not in self.__dict__:
+            return found
+        across = self.kernel.between(x, v, self.x, self.v)
+        solved = across @ self.inverse
+        own = np.linalg.inv(self.kernel.between(x, v, x, v) + self.kernel.noise * np.eye(len(y)) - solved @ across.T)
+        inverse = np.empty((n + len(y),) * 2)
+        inverse[:n, :n] = self.inverse + solved.T @ own @ solved
+        inverse[:n, n:] = -solved.T @ own
+        inverse[n:, :n] = inverse[:n, n:].T
+        inverse[n:, n:] = own
+        found.__dict__["inverse"] = inverse  # where cached_property keeps it
+        return found
 
 
 def fit_process(x: Float64, v: Codes, y: Float64, start: Kernel | None = None, seed: int = 0) -> Process:
@@ -191,11 +210,10 @@ def _learned(x: Float64, v: Codes, y: Float64, loose: Float64, start: Kernel | N
         return float(value), np.array(gradient) + off / widths
 
     begin = middle if start is None else _as_logs(start)
-    reach = np.array([7.0] * len(begin))
-    bounds = list(zip(middle - reach, middle + reach, strict=True))
-    bounds[2] = (float(np.log(_LEAST_NOISE)), float(middle[2] + 7))
-    best = minimize(cost, np.clip(begin, *zip(*bounds, strict=True)), jac=True, method="L-BFGS-B", bounds=bounds,
-                    options={"maxfun": _EVALUATIONS})
+    low, high = middle - _REACH, middle + _REACH
+    low[2] = np.log(_LEAST_NOISE)
+    best = minimize(cost, np.clip(begin, low, high), jac=True, method="L-BFGS-B",
+                    bounds=list(zip(low, high, strict=True)), options={"maxfun": _EVALUATIONS})
     smooth, offset, noise = np.exp(best.x[:3])
     return Kernel(float(smooth), float(offset), float(noise), np.exp(best.x[3:3 + d]), np.exp(best.x[3 + d:]))
 

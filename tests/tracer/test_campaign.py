@@ -528,6 +528,55 @@ def test_the_directory_stays_below_its_size(torch: Any, tmp_path: Path) -> None:
     assert "reached" in done.stopped or len(done.results) == 2
 
 
+class Halving:
+    """A source that chooses by what was measured: half as large a copy until one takes less than a bound."""
+
+    setup = campaign.Setup("halving", "for a test", "cpu", threads=1)
+
+    def __init__(self) -> None:
+        self.size, self.given, self.seen, self.context = 1 << 22, 0, [0.0], {}
+
+    def begin(self, lines: Any) -> int:
+        return 0
+
+    def known(self) -> list[campaign.Item]:
+        return []
+
+    def started(self, context: Any) -> None:
+        self.context = dict(context)
+
+    def next(self, fits: Any) -> campaign.Item | None:
+        from tracer.campaign.items import kernel_item
+
+        self.size //= 2
+        item = kernel_item("memset", {"bytes": self.size}, seconds=0.1)
+        return item if fits(item) and self.size >= 1 << 18 else None
+
+    def record(self, item: campaign.Item, result: ItemResult, rows: Any) -> None:
+        assert (item.settings["bytes"], result.status) == (self.size, "ok")
+        assert {row["variant"] for row in rows} == {"warm", "cold"}
+        self.given += 1
+
+    def planned(self) -> int:
+        return 0
+
+    def left(self) -> int:
+        return 4 - self.given
+
+    def stopped(self) -> str:
+        return "small enough."
+
+
+def test_items_may_come_from_what_was_measured_so_far(torch: Any, tmp_path: Path) -> None:
+    source = Halving()
+    outcome = campaign.run_items(source, tmp_path / "out", campaign.RunOptions(minutes=1))
+    assert [result.settings["bytes"] for result in outcome.results] == [1 << 21, 1 << 20, 1 << 19, 1 << 18]
+    assert (outcome.left, outcome.stopped, source.context["hardware"]["device"]) == (0, "small enough.", "CPU")
+    frame = campaign.read_kernels(tmp_path / "out", "memset")
+    assert sorted(frame[frame.variant == "warm"]["bytes"]) == [1 << 18, 1 << 19, 1 << 20, 1 << 21]
+    assert check_sound(tmp_path / "out").index.plan == "halving"
+
+
 def test_a_failing_item_is_a_result_and_the_run_goes_on(torch: Any, tmp_path: Path) -> None:
     plan = QUICK + """
 [[workload]]

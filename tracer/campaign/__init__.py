@@ -28,6 +28,6 @@ from tracer.campaign.source import ItemSource, PlanItems, Setup
 from tracer.campaign.tables import read_kernels
 
 __all__ = [
-    "CampaignError", "Item", "ItemResult", "ItemSource", "Outcome", "Plan", "PlanItems", "Results", "RunOptions", "Setup",
-    "expand", "packaged_plans", "parts", "read_kernels", "read_plan", "run", "run_items",
+    "CampaignError", "Item", "ItemResult", "ItemSource", "Outcome", "Plan", "PlanItems", "Results", "RunOptions",
+    "Setup", "expand", "packaged_plans", "parts", "read_kernels", "read_plan", "run", "run_items",
 ]

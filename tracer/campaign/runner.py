@@ -93,7 +93,7 @@ def run_items(source: ItemSource, out: str | os.PathLike[str], options: RunOptio
 
 class _Run:
     def __init__(self, source: ItemSource, out: str | os.PathLike[str], options: RunOptions) -> None:
-        if options.minutes <= 0 or options.max_mb <= 0:
+        if not (options.minutes > 0 and options.max_mb > 0):  # NaN is not
             raise CampaignError("The minutes and the megabytes of a campaign must be above 0.")
         self._started = time.monotonic()
         self._deadline = self._started + options.minutes * 60

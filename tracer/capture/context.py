@@ -32,10 +32,9 @@ _NVIDIA_SMI_SECONDS = 10
 
 
 def rank_and_world() -> tuple[int, int]:
-    """This process's rank and the number of ranks: torch.distributed's, else torchrun's, else 0 of 1."""
-    import torch.distributed as dist
-
-    if dist.is_available() and dist.is_initialized():
+    """This process's rank and the number of ranks: torch.distributed's, else torchrun's, else 0 of 1. Imports no torch."""
+    dist = sys.modules.get("torch.distributed")  # nobody can have initialised what is not imported
+    if dist is not None and dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     try:
         return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -43,13 +42,18 @@ def rank_and_world() -> tuple[int, int]:
         return 0, 1
 
 
+def fake_world_here() -> tuple[int, int] | None:
+    """(world size, rank) of the fake world that is up, if one is. Imports no torch."""
+    module = sys.modules.get("tracer.fake_world.world")
+    found: tuple[int, int] | None = module.current_world() if module is not None else None
+    return found
+
+
 def collect_context() -> dict[str, Any]:
     """Everything but the measurements. A part that cannot be found out is left out, never an error."""
-    from tracer.fake_world.world import current_world
-
     rank, world = rank_and_world()
     found: dict[str, Any] = {"recorded": datetime.date.today().isoformat(), "rank": rank, "world_size": world}
-    if current_world() is not None:
+    if fake_world_here() is not None:
         found["fake_world"] = True
     for name, part in (("hardware", _hardware), ("software", _software), ("switches", _switches),
                        ("process_groups", _process_groups), ("backend", _backend)):

@@ -21,6 +21,7 @@ from tracer.capture_layout import (
     find_parts,
     is_part_file,
     part_name,
+    read_context,
     read_window,
     what_it_holds,
     window_name,
@@ -46,14 +47,16 @@ _ANONYMOUS = (
 class Part:
     """The directory of one rank, created, locked and checked on construction; give it back with ``close``.
 
-    What a capture that was there before left stays until this one writes its first file.
+    What a capture that was there before left stays until this one writes its first file. In a fake world ``fake`` is
+    what the context will say of it: parts of other ranks may stay beside this one only if they say the same.
 
     Raises:
         CaptureError: it cannot be created or written, another process captures into it, or it holds a capture that
             may not be replaced.
     """
 
-    def __init__(self, out: Path, rank: int, replace: bool, world_size: int = 1) -> None:
+    def __init__(self, out: Path, rank: int, replace: bool, world_size: int = 1,
+                 fake: dict[str, Any] | None = None) -> None:
         self.path = out / part_name(rank)
         self.scratch = self.path / f"{_SCRATCH}{os.getpid()}"
         self._lock: DirectoryLock | None = None
@@ -62,7 +65,7 @@ class Part:
         try:
             with self._explained():
                 self._make_and_lock()
-            self._find_old(out, rank, replace, world_size)
+            self._find_old(out, rank, replace, world_size, fake)
             with self._explained():
                 for left in self.path.glob(f"{_SCRATCH}*"):  # of a process that was killed, as it has no lock
                     shutil.rmtree(left)
@@ -101,17 +104,22 @@ class Part:
                     "is another rank of this job, call init_process_group, or set RANK and WORLD_SIZE, before the "
                     "capture begins).") from None
 
-    def _find_old(self, out: Path, rank: int, replace: bool, world_size: int) -> None:
+    def _find_old(self, out: Path, rank: int, replace: bool, world_size: int, fake: dict[str, Any] | None) -> None:
         """What the first file replaces."""
         held = what_it_holds(self.path)
         if held and not replace:
             raise CaptureError(f"{self.path} already holds {held}; choose another directory, remove it, or pass "
                                "--replace (replace=True).")
-        # Ranks of a larger run that was here before would make one job of two; the first rank speaks for all.
-        stale = [part for part in find_parts(out) if part.rank >= world_size] if rank == 0 else []
+        # Ranks of another run that was here before would make one job of two.
+        others = [part for part in find_parts(out) if part.path != self.path]
+        if fake is not None:  # nobody else will replace them
+            stale = [part for part in others if not _is_of_run(part.path, fake)]
+        else:  # each rank replaces its own; the first one speaks for those that will not come
+            stale = [part for part in others if part.rank >= world_size] if rank == 0 else []
         if stale and not replace:
-            raise CaptureError(f"{out} holds rank {stale[0].rank} of a larger job than this one; choose another "
-                               "directory, remove it, or pass --replace (replace=True).")
+            which = "another job than this one" if fake is not None else "a larger job than this one"
+            raise CaptureError(f"{out} holds rank {stale[0].rank} of {which}; choose another directory, remove it, or "
+                               "pass --replace (replace=True).")
         self._replaced = [self.path, *(out / part_name(part.rank) for part in stale)]
 
     def _remove_old(self) -> None:
@@ -239,3 +247,18 @@ class Part:
             yield
         except OSError as error:
             raise self._cannot_write(error) from error
+
+
+def _is_of_run(part: Path, fake: dict[str, Any]) -> bool:
+    """Whether a part is of the fake world that is captured now: its size, its plan, its workload."""
+    try:
+        return _run_of(read_context(part)) == _run_of(fake)
+    except TraceError:
+        return False
+
+
+def _run_of(context: dict[str, Any]) -> tuple[Any, ...]:
+    parallel, workload = (value if isinstance(value := context.get(name), dict) else {}
+                          for name in ("parallel", "workload"))
+    return (context.get("fake_world") is True, context.get("world_size"), parallel.get("plan"),
+            *(json.loads(json.dumps(workload.get(name))) for name in ("name", "settings")))

@@ -37,23 +37,19 @@ class Capture:
     """See ``tracer.capture.capture``, which makes one.
 
     Attributes:
-        finished: whether everything is recorded; a loop may end then. From there on ``step`` costs one comparison.
+        finished: whether the capture is over, so that a loop may end: everything is recorded (``complete``), or it
+            ended early (``ended`` says why). From there on ``step`` costs one comparison.
         recording: whether the profiler is running now.
         ended: why the capture ended before everything was recorded; empty if it did not.
         facts: what else ``context.json`` shall hold, ready for JSON.
+        late_facts: the same, asked for each time the file is written.
         counting: what one step is, for messages.
         unprofiled_step_ns, profiled_step_ns: the steps measured so far, nanoseconds.
     """
 
     def __init__(self, out: str | os.PathLike[str], options: CaptureOptions,
                  world: tuple[int, int] | None = None) -> None:
-        try:
-            self.out = Path(out)
-        except TypeError as error:
-            raise CaptureError(f"{out!r} is no directory for a capture: give a path.") from error
-        if "://" in os.fspath(out):
-            raise CaptureError(f"{out} is a URL, and captures are recorded on a local disk: give a local directory, "
-                               "and copy it when it is finished.")
+        self.out = _checked_out(out)
         self.options = options
         self.finished = False
         self.recording = False
@@ -66,12 +62,18 @@ class Capture:
         self._recorder: Recorder | None = None
         self._notes: CollectiveNotes | None = None
         self.facts: dict[str, Any] = {}
+        self.late_facts: Callable[[], dict[str, Any]] = dict
         self.counting: Counting = BY_CALL
         self.ended = ""
         self._memory: dict[str, int] = {}
         self._machine: dict[str, Any] = {}
         self._wanted_world = world
         self._world: AbstractContextManager[None] | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything is recorded and written."""
+        return self.finished and not self.ended
 
     @property
     def part(self) -> Path | None:
@@ -92,9 +94,12 @@ class Capture:
         held = what_it_holds(self._output.path) if self._output is not None and self._output.has_written else ""
         return f"{self.part} holds {held}" if held else "nothing was recorded"
 
-    def check(self) -> None:
-        """Raise ``CaptureError`` now if the directory could not be written later."""
-        self._part().close()
+    def check(self, world: tuple[int, int] | None = None) -> None:
+        """Raise ``CaptureError`` now if the directory could not be written later. Imports no torch.
+
+        ``world`` is the (world size, rank) of a fake world that is to come.
+        """
+        self._part(world).close()
 
     def __enter__(self) -> Capture:
         global _running
@@ -103,10 +108,7 @@ class Capture:
         if _running is not None:
             raise CaptureError(f"A capture into {_running.out} is already running in this process, and captures do not "
                                f"nest: end it before the one into {self.out}.")
-        try:
-            import torch  # noqa: F401
-        except ImportError as error:
-            raise CaptureError("Capturing needs PyTorch; install it with: pip install 'foretrace[capture]'.") from error
+        need_torch()
         refuse_another_profiler()
         self._enter_world()
         try:
@@ -225,12 +227,14 @@ class Capture:
         if pid == os.getpid():  # not in a forked data loader
             self.__exit__(None, None, None)
 
-    def _part(self) -> Part:
-        from tracer.capture.context import rank_and_world
+    def _part(self, world: tuple[int, int] | None = None) -> Part:
+        from tracer.capture.context import fake_world_here, rank_and_world
         from tracer.capture.output import Part
 
-        rank, world_size = rank_and_world()
-        return Part(self.out, rank, self.options.replace, world_size)
+        world = world or fake_world_here()
+        world_size, rank = world or rank_and_world()[::-1]
+        told = {"fake_world": True, "world_size": world_size, **self.facts} if world is not None else None
+        return Part(self.out, rank, self.options.replace, world_size, told)
 
     def _end_step(self) -> None:
         if self._phase is Phase.WARMUP:
@@ -367,7 +371,7 @@ class Capture:
 
         # Once, right after the timed steps: clocks are then those of a device at work.
         self._machine = self._machine or collect_context()
-        found = {**self.facts, **self._machine, "capture": asdict(self.options),
+        found = {**self.facts, **self.late_facts(), **self._machine, "capture": asdict(self.options),
                  "profiler": self._recorder.flags if self._recorder else {},
                  **measurements(self.unprofiled_step_ns, self.profiled_step_ns, self.slowdown),
                  "peak_memory": self._memory or peak_memory(), "complete": not ended}
@@ -380,6 +384,35 @@ class Capture:
         if self._recorder is not None:
             done += self._recorder.steps_done
         return self.counting.too_few(self.options, done, self._phase.value)
+
+
+def need_torch() -> None:
+    """Raise ``CaptureError`` where PyTorch is not installed."""
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise CaptureError("Capturing needs PyTorch; install it with: pip install 'foretrace[capture]'.") from error
+
+
+def _checked_out(out: str | os.PathLike[str]) -> Path:
+    """The directory as it is now, wherever the script goes with ``os.chdir``. Raises ``CaptureError``."""
+    try:
+        path = Path(out)
+    except TypeError as error:
+        raise CaptureError(f"{out!r} is no directory for a capture: give a path.") from error
+    text = os.fspath(out)
+    if not text.strip():
+        raise CaptureError(f"{text!r} is no directory for a capture: give its path.")
+    if "://" in text:
+        raise CaptureError(f"{out} is a URL, and captures are recorded on a local disk: give a local directory, "
+                           "and copy it when it is finished.")
+    if any(character in text for character in "\n\r\0"):
+        raise CaptureError(f"{text!r} has a line break or a null character in it; give a directory without.")
+    try:
+        return path.absolute()
+    except OSError as error:
+        raise CaptureError(f"{text} lies in a working directory that is no longer there; give an absolute path.") \
+            from error
 
 
 def _not_begun(method: str) -> CaptureError:

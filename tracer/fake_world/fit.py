@@ -10,6 +10,9 @@ SPLIT_WORKLOADS = frozenset({"llama"})
 """Workloads that tensor parallelism and pipelines know how to split."""
 
 
+_LARGER = " or the published size (--preset real)"
+
+
 def check_plan(settings: Settings, plan: ParallelPlan) -> None:
     """Raise ``FakeWorldError``, in one sentence, unless the plan can be done with the workload."""
     name = settings.WORKLOAD
@@ -19,8 +22,8 @@ def check_plan(settings: Settings, plan: ParallelPlan) -> None:
                              "ddp or fsdp2.")
     if plan.tp > 1:
         for setting in ("heads", "kv_heads"):
-            _divides(settings, setting, "tp", plan.tp)
-        _divides(settings, "hidden", "tp", plan.tp)
+            _divides(settings, setting, "tp", plan.tp, _LARGER)
+        _divides(settings, "hidden", "tp", plan.tp, _LARGER)
         _reaches(settings, "vocabulary", "tp", plan.tp)
     if plan.pp > 1:
         _reaches(settings, "depth", "pp", plan.pp)
@@ -42,15 +45,16 @@ def stage_sizes(depth: int, stages: int) -> list[int]:
     return [depth // stages + (stage < depth % stages) for stage in range(stages)]
 
 
-def _divides(settings: Settings, name: str, dimension: str, size: int) -> None:
+def _divides(settings: Settings, name: str, dimension: str, size: int, larger: str = "") -> None:
     value = getattr(settings, name)
     if value % size:
         raise FakeWorldError(f"{settings.WORKLOAD}: {name}={value} cannot be split evenly by {dimension}={size}; "
-                             f"choose a multiple of {size}, or another {dimension}.")
+                             f"choose a multiple of {size} (--set {name}=…){larger}, or another {dimension}.")
 
 
 def _reaches(settings: Settings, name: str, dimension: str, size: int) -> None:
     value = getattr(settings, name)
     if value < size:
         raise FakeWorldError(f"{settings.WORKLOAD}: {name}={value} is less than {dimension}={size}, so that a rank "
-                             f"would have nothing to do; choose a larger {name} or a smaller {dimension}.")
+                             f"would have nothing to do; choose a larger {name} (--set {name}=…){_LARGER}, or a "
+                             f"smaller {dimension}.")

@@ -14,6 +14,9 @@ from tracer.fake_world.errors import FakeWorldError
 MESH_NAMES = ("pp", "dp", "tp")
 """The dimensions of the device mesh, outermost first; those of size 1 are left out."""
 
+MOST_RANKS = 1_000_000
+"""Of a fake world: far above the largest job there is, and rank numbers still fit everywhere."""
+
 _SIZES = {"pp": "pp", "tp": "tp", "ddp": "dp", "fsdp2": "dp", "dp": "dp"}
 _KNOWN = "ddp, fsdp2, tp, pp, and sizes such as fsdp2=8,tp=8 or ddp=4,pp=2,microbatches=8"
 
@@ -106,9 +109,17 @@ def check_world(world_size: int, rank: int) -> None:
     for name, value, least in (("world_size", world_size, 1), ("rank", rank, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise FakeWorldError(f"{name}={value!r} is not possible: give a whole number, {least} or more.")
+    if world_size > MOST_RANKS:
+        raise FakeWorldError(f"world_size={_number(world_size)} is more than a fake world can have; give "
+                             f"{MOST_RANKS:,} or less.")
     if rank >= world_size:
         raise FakeWorldError(f"There is no rank {rank} in a world of {world_size}; choose one from 0 to "
                              f"{world_size - 1}.")
+
+
+def _number(value: int) -> str:
+    """A number in a sentence, however long."""
+    return f"{value:,}" if value < 10**15 else f"{value:.2e}" if value < 10**300 else "that"
 
 
 def parse_plan(text: str, world_size: int) -> ParallelPlan:

@@ -40,7 +40,8 @@ def _pooling(settings: dict[str, Any], lab: Lab) -> Bench:
     out, indices = out if kind == "max" else (out, None)
     gradient = lab.random_like(out)
     backwards: dict[str, Callable[[], Any]] = {
-        "max": lambda: aten.max_pool2d_with_indices_backward(gradient, x, kernel, stride, [0, 0], [1, 1], False, indices),
+        "max": lambda: aten.max_pool2d_with_indices_backward(gradient, x, kernel, stride, [0, 0], [1, 1], False,
+                                                             indices),
         "avg": lambda: aten.avg_pool2d_backward(gradient, x, kernel, stride, [0, 0], False, True, None),
         "adaptive_avg": lambda: aten._adaptive_avg_pool2d_backward(gradient, x)}
     moved = float(element * (x.numel() + out.numel()) + (8 * out.numel() if indices is not None else 0))

@@ -38,5 +38,6 @@ def _prepare(settings: dict[str, Any], lab: Lab) -> Bench:
 FAMILIES = [Family(
     "recurrent", "LSTM and GRU layers over whole sequences",
     {"seq": Size(4), "batch": Size(2), "input": Size(8), "hidden": Size(8), "layers": Size(2, 1)},
-    {"cell": Choice(("lstm", "gru")), "op": Choice(FORWARD_BACKWARD), "dtype": Choice(("fp32", "bf16", "fp16", "tf32"))},
+    {"cell": Choice(("lstm", "gru")), "op": Choice(FORWARD_BACKWARD),
+     "dtype": Choice(("fp32", "bf16", "fp16", "tf32"))},
     _prepare)]

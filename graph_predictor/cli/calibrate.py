@@ -1,0 +1,159 @@
+"""``foretrace calibrate``: measure a device for a few minutes, and write its profile."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from graph_predictor.cli.console import Column, Report, count, print_json
+from graph_predictor.cli.errors import INTERRUPTED, one_sentence
+from graph_predictor.cli.fit import error_cells
+from graph_predictor.cli.options import Debug, Json
+from graph_predictor.cli.output import check_output
+
+if TYPE_CHECKING:
+    from kernel_models.calibration import Calibration
+    from kernel_models.host.overheads import HostOverheads
+    from kernel_models.profile import Entry
+    from tracer.graph import ExecutionGraph
+
+WORK_ENDING = ".measurements"
+
+
+def calibrate(
+    output: Annotated[str, typer.Option(
+        "-o", "--output", metavar="PROFILE", help="The profile to write, named *.profile by convention.")],
+    device: Annotated[str, typer.Option(
+        metavar="auto|cuda|cpu", help="What to calibrate; auto is a GPU if nvidia-smi shows one.")] = "auto",
+    minutes: Annotated[float, typer.Option(help="For measuring and fitting, over all runs that are resumed.")] = 9.0,
+    families: Annotated[str, typer.Option(
+        metavar="NAME,NAME,…", help="Only these families of kernels; default: all that the device has.")] = "",
+    work: Annotated[str, typer.Option(
+        metavar="DIR", help="Directory of the measurements; default: beside PROFILE.")] = "",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the measurements that are there.")] = False,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of a CPU's operations.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of what is drawn to be measured.")] = 0,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Calibrate a device: micro-benchmarks of its kernels, chosen where they say most, and models fitted to them.
+
+    A third of all shapes is held out and never fitted to; the table at the end is of their errors. May be interrupted
+    at any moment, and resumed.
+    """
+    with one_sentence(debug):
+        from kernel_models.calibration import Request
+        from kernel_models.calibration import calibrate as run
+        from kernel_models.calibration.run import write_profile
+
+        check_output(output, [], device_allowed=False)
+        folder = Path(work or _beside(output))
+        named = [name.strip() for name in families.split(",") if name.strip()]
+        request = Request(folder, device, minutes, named, resume, threads, seed)
+        line = _ProgressLine()
+        try:
+            found = run(request, host=_host, say=line.say)
+        except KeyboardInterrupt:
+            line.end()
+            again = f"{' --work ' + work if work else ''} --resume"
+            typer.echo(f"foretrace: Interrupted. What was measured is kept in {folder}; go on with the same command "
+                       f"and {again.strip()}.", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+        line.end()
+        write_profile(found, output)
+        if json:
+            print_json(_as_json(output, folder, found))
+        else:
+            _report(output, folder, found)
+
+
+def _beside(output: str) -> str:
+    if "://" in output:
+        from kernel_models.calibration import CalibrationError
+
+        raise CalibrationError(f"{output} is a URL: name a local directory for the measurements with --work.")
+    path = Path(output)
+    return str(path.with_name(path.name.removesuffix(".profile") + WORK_ENDING))
+
+
+def _host(graphs: Sequence[ExecutionGraph]) -> HostOverheads:
+    from graph_predictor.overheads import measure_overheads
+    from tracer.job import Job
+
+    return measure_overheads(Job(list(graphs))).overheads
+
+
+class _ProgressLine:
+    """One line on a terminal that is written over; lines of their own elsewhere. Warnings always stay."""
+
+    def __init__(self) -> None:
+        self._on_terminal = sys.stderr.isatty()
+        self._open = False
+
+    def say(self, text: str) -> None:
+        """Show a line."""
+        passing = " s: " in text or text == "fitting"
+        if self._on_terminal and passing:
+            sys.stderr.write(f"\r\x1b[2K{text}")
+            self._open = True
+        else:
+            self.end()
+            sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        """Leave the line."""
+        if self._open:
+            sys.stderr.write("\n")
+            self._open = False
+
+
+def _best(found: Calibration) -> list[Entry]:
+    """The preferred model of each family."""
+    return [found.profile.entries_of(family)[0] for family in found.profile.families]
+
+
+def _report(output: str, folder: Path, found: Calibration) -> None:
+    report = Report()
+    profile = found.profile
+    size = f", {count(round(os.path.getsize(output) / 1e3))} kB" if "://" not in output else ""
+    measured = count(profile.provenance["measurements"])
+    report.line(f"Wrote {output}: {len(_best(found))} families of {profile.device.name}{size}; {measured} measurements "
+                f"in {found.outcome.seconds / 60:.1f} minutes, kept in {os.path.join(folder, '')}")
+    report.table("Errors on held-out shapes",
+                 [Column("family", name=True), Column("model", name=True), Column("fitted to"), Column("held out"),
+                  Column("MAPE"), Column("median"), Column("bias"), Column("p90"), Column("max")],
+                 ([entry.model.family.value, entry.kind, count(entry.rows), *error_cells(entry.facts.get("held_out"))]
+                  for entry in _best(found)))
+    spec = profile.device
+    report.line()
+    rates = ", ".join(f"{name} {rate:.3g}" for name, rate in
+                      sorted({**spec.vector_tflops, **spec.matrix_tflops}.items()))
+    report.line(f"Device: memory {spec.memory_bandwidth_gbps:.4g} GB/s; TFLOP/s: {rates}", indent=8)
+    if profile.host is not None:
+        from graph_predictor.cli.console import microseconds
+        from kernel_models.host.overheads import ANY
+        from kernel_models.host.segments import Overhead
+
+        table = profile.host.table
+        told = [f"{kind.label} {microseconds(table[kind, ANY, ANY].quantiles_ns[2])} µs" for kind in Overhead
+                if (kind, ANY, ANY) in table]
+        report.line(f"Host overheads (medians): {', '.join(told)}", indent=8)
+    lacking = [entry.model.family.value for entry in _best(found) if not (entry.facts.get("held_out") or {}).get("n")]
+    if lacking:
+        report.line(f"Too few measurements to judge {', '.join(lacking)}; give more minutes with --resume.")
+    report.notes(found.notes)
+
+
+def _as_json(output: str, folder: Path, found: Calibration) -> dict[str, Any]:
+    profile = found.profile
+    return {"file": output, "measurements": str(folder), "device": profile.device.to_json(),
+            "provenance": profile.provenance, "notes": found.notes, "seconds": round(found.outcome.seconds, 1),
+            "benchmarks": {name: {"fit": fit, "held_out": held} for name, (fit, held) in found.counts.items()},
+            "models": [{"family": entry.model.family.value, "kind": entry.kind, "rows": entry.rows,
+                        **entry.facts} for entry in _best(found)]}

@@ -1,0 +1,90 @@
+"""The job on another device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from graph_predictor.prediction.scenario import CallEdit, EditError, Scenario
+from kernel_models.device import DeviceSpec, resolve_device
+from kernel_models.device import device as named_device
+from kernel_models.op_call import Family, OpCall
+from kernel_models.pricing import Models
+from tracer.errors import ForetraceError
+
+
+def find_device(name: str) -> DeviceSpec:
+    """A device by our name or one that drivers report. Raises ``DeviceError``."""
+    try:
+        return named_device(name)
+    except ForetraceError:
+        return resolve_device(name)
+
+
+@dataclass(frozen=True)
+class Device:
+    """The job on another device.
+
+    Assumes: the same operations run, with the target's own kernels (each kernel's measured time × model(target) /
+    model(source)); fp32 convolutions become TF32 on devices with TF32 units, as cuDNN's default has it, and TF32 work
+    becomes fp32 on devices without; fp32 matrix products stay fp32 (PyTorch's default since 1.12). Host time, launch
+    latencies and gaps between kernels stay those of the recording, unless the host is changed too. Collectives keep
+    their times.
+
+    Attributes:
+        device: a name, or the figures themselves.
+        models: fitted models of it; without them its data sheet and default efficiencies.
+    """
+
+    device: str | DeviceSpec
+    models: Models | None = None
+
+    @property
+    def spec(self) -> DeviceSpec:
+        """The target's figures."""
+        return find_device(self.device) if isinstance(self.device, str) else self.device
+
+    def describe(self) -> str:
+        """One phrase."""
+        return f"on {self.spec.name}"
+
+    def apply(self, scenario: Scenario) -> Scenario:
+        """See ``Edit``."""
+        spec = self.spec
+        scenario = scenario.claim("the device", f"--device {spec.name}")
+        if not len(scenario.built.program.kernel_item):
+            raise EditError(f"The trace has no GPU work, so that nothing of it would run on {spec.name}: trace the "
+                            "step by "
+                            "shapes (foretrace trace) to predict it there.")
+        source = scenario.known_source()
+        need = max((g.meta.memory.get("peak", 0) for g in scenario.built.graphs), default=0)
+        if need > spec.memory_gb * 1e9:
+            raise EditError(f"The step needs {need / 1e9:.1f} GB and {spec.name} has {spec.memory_gb:g} GB: it does "
+                            "not fit; "
+                            "choose a larger device, a smaller batch, or recomputation.")
+        if spec.name == source.name:
+            return replace(scenario, device=spec, models=self.models or scenario.source_models)
+        edits: dict[str, CallEdit] = {**scenario.call_edits, "0 tf32 by device": _TF32(spec)}
+        note = f"Kernels are scaled from {source.name} to {spec.name}"
+        scenario = replace(scenario, device=spec, models=self.models, call_edits=edits)
+        if "tf32" in spec.matrix_tflops and "tf32" not in source.matrix_tflops:
+            return scenario.with_note(f"{note}; fp32 convolutions run as TF32 there (cuDNN's default), matrix "
+                                      "products in "
+                                      "fp32.")
+        if "tf32" in source.matrix_tflops and "tf32" not in spec.matrix_tflops:
+            return scenario.with_note(f"{note}; what ran as TF32 runs in fp32 there.")
+        return scenario.with_note(f"{note}.")
+
+
+@dataclass(frozen=True)
+class _TF32:
+    """fp32 convolutions on a device with TF32 units, TF32 work on one without."""
+
+    spec: DeviceSpec
+
+    def __call__(self, call: OpCall) -> tuple[OpCall, ...]:
+        if "tf32" in self.spec.matrix_tflops:
+            if call.family is Family.CONV and call.dtype == "fp32":
+                call = replace(call, dtype="tf32")
+        elif call.dtype == "tf32":
+            call = replace(call, dtype="fp32")
+        return (call,)

@@ -1,0 +1,67 @@
+"""Other number formats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from graph_predictor.prediction.scenario import EditError, Scenario
+from kernel_models.dtypes import itemsize
+from kernel_models.op_call import Family, OpCall
+
+PRODUCTS = frozenset({Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT})
+"""What autocast runs in 16 bits (torch.amp, "CUDA Ops that can autocast to float16")."""
+FOLLOWING = frozenset({Family.ELEMENTWISE, Family.POOLING, Family.NORM, Family.CONCAT, Family.COPY, Family.INTERPOLATE,
+                       Family.INDEX, Family.REDUCTION})
+"""What reads and writes the activations these products leave. Softmax, losses and the optimizer stay in fp32."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Matrix work in another format.
+
+    ``bf16`` and ``fp16`` stand for autocast: products run in 16 bits and the activations they leave are read and
+    written in 16 bits by what follows; softmax, losses and optimizer stay in fp32. ``tf32`` and ``fp32`` switch the
+    products of fp32 data. Assumes that casts of weights are hidden in their neighbours (autocast caches them once a
+    step); what is said to be fp32 in the recording changes, all else stays.
+    """
+
+    dtype: str
+
+    def describe(self) -> str:
+        """One phrase."""
+        return f"products in {self.dtype}"
+
+    def apply(self, scenario: Scenario) -> Scenario:
+        """See ``Edit``."""
+        if self.dtype not in ("bf16", "fp16", "tf32", "fp32"):
+            raise EditError(f"Products cannot be switched to {self.dtype!r}: choose bf16, fp16, tf32 or fp32.")
+        scenario = scenario.claim("the precision", f"--dtype {self.dtype}")
+        scenario.known_source()
+        spec = scenario.device or scenario.source_device
+        if spec is not None and self.dtype not in spec.matrix_tflops and self.dtype in ("tf32", "bf16"):
+            raise EditError(f"{spec.name} has no matrix units for {self.dtype}: the work would run no faster; choose "
+                            "another "
+                            "device or type.")
+        change = _Products(self.dtype)
+        if not any(change(call) != (call,) for calls in scenario.work.calls for call in calls):
+            raise EditError(f"No operation of the step changes with products in {self.dtype}: none is known to "
+                            "compute in "
+                            f"{'fp32' if self.dtype != 'fp32' else 'tf32'}.")
+        return replace(scenario, call_edits={**scenario.call_edits, "1 precision": change})
+
+
+@dataclass(frozen=True)
+class _Products:
+    dtype: str
+
+    def __call__(self, call: OpCall) -> tuple[OpCall, ...]:
+        if "unsized" in call.flags:
+            return (call,)
+        if self.dtype in ("tf32", "fp32"):
+            other = {"tf32": "fp32", "fp32": "tf32"}[self.dtype]
+            return (replace(call, dtype=self.dtype),) if call.family in PRODUCTS and call.dtype == other else (call,)
+        if call.dtype in ("fp32", "tf32") and call.family in PRODUCTS | FOLLOWING:
+            less = itemsize(self.dtype) / itemsize("fp32")
+            return (replace(call, dtype=self.dtype, bytes_read=call.bytes_read * less,
+                            bytes_written=call.bytes_written * less),)
+        return (call,)

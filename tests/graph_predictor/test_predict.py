@@ -1,0 +1,300 @@
+"""Predictions from hand-made traces whose answer is known on paper."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from micro import Micro, read_ranks
+
+from graph_predictor.predict import Baseline, predict
+from graph_predictor.prediction.fitted import Fitted
+from graph_predictor.prediction.host_pieces import with_host
+from graph_predictor.prediction.scenario import EditError
+from graph_predictor.replay import replay
+from graph_predictor.whatif import (
+    CudaGraphs,
+    Device,
+    Edit,
+    FusedOptimizer,
+    HostFrom,
+    NoDataLoading,
+    Precision,
+    ScaleBandwidth,
+    ScaleClock,
+    ScaleHost,
+    ScaleKernels,
+    Sizes,
+)
+from kernel_models.device import device
+from tracer.errors import ForetraceError
+from tracer.graph import SHAPE_ONLY, ExecutionGraph
+
+SIZES: dict[str, Any] = {"Input Dims": [[4096, 1024], [1024, 1024], [1024]],
+                         "Input type": ["float", "float", "float"]}
+
+
+def waiting_steps(number: int = 3, host: float = 20, kernel: float = 100, *, shapes: bool = True) -> Micro:
+    """Steps of 300 µs after a calibration: the host launches one product and waits for it.
+
+        calls    |10 launch 15|  |25 synchronise ···············|
+        kernel                 20 ─────── 120                    (latency 5)
+        step     0                                   +5 lag     300
+    """
+    trace = Micro()
+    trace.metadata["deviceProperties"] = [{"id": 0, "name": "NVIDIA A100-SXM4-80GB", "totalGlobalMem": 85 * 10**9,
+                                           "numSms": 108}]
+    trace.calibrate()
+    for n in range(number):
+        at = 1000 + 300 * n
+        args = SIZES if shapes else {}
+        trace.step(at, at + 300, n + 1).op("aten::linear", at + host - 12, at + host - 3, **args)
+        trace.launch(at + host - 10, 5, (7, at + host, kernel))
+        _synchronise(trace, at + host + 5, kernel)
+    return trace
+
+
+def _synchronise(trace: Micro, at: float, duration: float) -> None:
+    trace.op("aten::item", at - 1, at + duration + 1)
+    trace.call("cudaDeviceSynchronize", at, duration)
+
+
+def queued_steps(number: int = 4, kernel: float = 50) -> Micro:
+    """Steps of 20 µs on the host whose one kernel takes longer: the GPU falls behind from the first step on."""
+    trace = Micro().calibrate()
+    end = 0.0
+    for n in range(number):
+        at = 1000 + 20 * n
+        trace.step(at, at + 20, n + 1)
+        begin = max(at + 10, end + 1 if n else 0)
+        trace.launch(at + 2, 3, (7, begin, kernel))
+        end = begin + kernel
+    return trace
+
+
+def test_no_edit_is_the_replay(tmp_path: Path) -> None:
+    graph = waiting_steps().read(tmp_path)
+    result = predict(graph)
+    replayed = [s.replayed_ns / 1e3 for s in replay(graph).steps if s.name in result.steps]
+    assert result.steps == ("ProfilerStep#1", "ProfilerStep#2", "ProfilerStep#3")
+    assert result.step_time_us == pytest.approx(np.mean(replayed), abs=1e-9) == 300
+    assert result.sources == {"measured": 1.0}
+    assert result.kernel_sources == {"measured": 1.0}
+    assert sum(result.bounds_us.values()) == pytest.approx(result.step_time_us)
+    assert result.gpu_active_us == 100
+    assert result.interval_us[0] < result.step_time_us < result.interval_us[1]
+
+
+def test_the_pace_is_that_of_the_gpu_though_the_recorded_steps_were_short(tmp_path: Path) -> None:
+    """The host runs ahead for the whole window; a step takes the kernel and the gap after it."""
+    result = predict(queued_steps().read(tmp_path))
+    assert result.recorded_us == 20
+    assert result.step_time_us == 51
+    assert result.bound == "compute"
+    assert "no steady state" in result.warnings[0]
+
+
+def test_twice_as_long_everywhere_is_twice_as_long(tmp_path: Path) -> None:
+    """Every duration doubled by edits: kernels and host; what is left are latency (5) and lag of the wait."""
+    graph = waiting_steps().read(tmp_path)
+    baseline = Baseline(graph)
+    once, twice = baseline.predict(), baseline.predict([ScaleKernels(2), ScaleHost(2)])
+    constants = 5 + 5  # of the machine: they stay
+    assert twice.step_time_us - constants == pytest.approx(2 * (once.step_time_us - constants), abs=1e-6)
+    assert baseline.predict([ScaleKernels(2)]).step_time_us == 400
+    queued = Baseline(queued_steps().read(tmp_path))
+    assert queued.predict([ScaleKernels(2)]).step_time_us == 101
+
+
+def test_scales_say_what_became_of_the_sources(tmp_path: Path) -> None:
+    result = predict(waiting_steps().read(tmp_path), [ScaleKernels(0.5)])
+    assert result.step_time_us == 250
+    assert result.kernel_sources == {"anchored": 1.0}
+    assert result.sources["anchored"] == pytest.approx(55 / 250)  # the kernel and its launch latency
+
+
+def test_pieces_add_up_to_the_program(tmp_path: Path) -> None:
+    baseline = Baseline(waiting_steps().read(tmp_path))
+    program = baseline.built.program
+    work, cost = with_host(program, baseline.pieces, baseline.pieces.ns.astype(float))
+    assert np.array_equal(work, program.item_work)
+    assert np.array_equal(cost, program.item_cost)
+
+
+def test_another_device_scales_the_measured_time_by_the_models_ratio(tmp_path: Path) -> None:
+    from kernel_models.operation import calls_of, operation
+    from kernel_models.pricing import price
+
+    graph = waiting_steps().read(tmp_path)
+    target = device("h100-sxm")
+    calls = calls_of(operation("aten::linear", [(4096, 1024), (1024, 1024), (1024,)]))
+    ratio = price(calls, target).total_us / price(calls, device("a100-sxm-80g")).total_us
+    result = predict(graph, [Device(target)])
+    assert 0.1 < ratio < 0.9
+    assert result.gpu_active_us == pytest.approx(100 * ratio, rel=1e-4)
+    assert result.step_time_us == pytest.approx(300 - 100 + 100 * ratio, abs=0.01)
+    assert result.device == "h100-sxm"
+    assert result.recorded_on == "a100-sxm-80g"
+    assert result.interval_us[1] - result.interval_us[0] > 0.1 * result.gpu_active_us
+    same = predict(graph, [Device("a100-sxm-80g")])
+    assert same.step_time_us == 300
+    assert same.kernel_sources == {"measured": 1.0}
+
+
+def test_kernels_without_sizes_are_scaled_as_typical_work(tmp_path: Path) -> None:
+    result = predict(waiting_steps(shapes=False).read(tmp_path), [Device("h100-sxm")])
+    assert 20 < result.gpu_active_us < 90
+    assert any("typical work" in note for note in result.notes)
+
+
+def test_the_host_of_another_trace(tmp_path: Path) -> None:
+    """The other host takes 60 instead of 20 until the kernel starts: everything else stays."""
+    graph = waiting_steps(host=20).read(tmp_path)
+    other = waiting_steps(host=60).read(tmp_path)
+    slower = predict(graph, [HostFrom([other], "b")])
+    own = predict(graph, [HostFrom([graph], "itself")])
+    assert own.step_time_us == pytest.approx(300, abs=0.01)
+    assert slower.step_time_us == pytest.approx(300, abs=0.01)  # before the launch 40 more, after the wait 40 less
+    assert slower.gpu_active_us == 100
+    assert any("100% of it by the same operation" in note for note in slower.notes)
+
+
+def test_cuda_graphs_leave_the_kernel_and_one_launch(tmp_path: Path) -> None:
+    result = predict(waiting_steps().read(tmp_path), [CudaGraphs()])
+    assert 100 < result.step_time_us < 140
+
+
+def test_larger_batches_scale_the_data_and_not_the_parameters(tmp_path: Path) -> None:
+    graph = waiting_steps().read(tmp_path)
+    result = predict(graph, [Sizes.parse(["batch=4096:8192"])])
+    assert 160 < result.gpu_active_us < 215
+    assert result.items_per_second == pytest.approx(8192 / result.step_time_us * 1e6)
+    there = predict(graph, [Sizes.parse(["batch=4096:4096"])])
+    assert there.step_time_us == 300
+
+
+EDITS: list[Edit] = [
+    Device("h100-sxm"), ScaleClock(0.8), ScaleBandwidth(1.5), ScaleHost(0.7), ScaleKernels(1.2), NoDataLoading(),
+    Precision("tf32"), Sizes((("batch", 4096, 2048),))]
+
+
+@pytest.mark.parametrize("first", range(len(EDITS)))
+def test_edits_commute(tmp_path: Path, first: int) -> None:
+    baseline = Baseline(waiting_steps().read(tmp_path))
+    for second in range(first + 1, len(EDITS)):
+        pair = [EDITS[first], EDITS[second]]
+        one, other = baseline.predict(pair), baseline.predict(pair[::-1])
+        assert one.step_time_us == pytest.approx(other.step_time_us, rel=1e-12)
+        assert one.interval_us == pytest.approx(other.interval_us, rel=1e-9)
+
+
+IMPOSSIBLE = [
+    (Sizes((("batch", 77, 78),)), "No tensor of the step has 77"),
+    (Sizes((("width", 1024, 2048),)), "ambiguous"),
+    (Precision("int3"), "choose bf16"),
+    (Precision("fp32"), "No operation of the step changes"),
+    (FusedOptimizer(), "nothing to fuse"),
+    (ScaleHost(0.0), "positive factor"),
+    (ScaleKernels(math.nan), "factor of zero or more"),
+    (ScaleClock(-1.0), "positive factor"),
+    (Device("b2000"), "no device named|No known device"),
+]
+
+
+@pytest.mark.parametrize(("edit", "why"), IMPOSSIBLE)
+def test_an_edit_that_cannot_be_done_says_why_and_changes_nothing(tmp_path: Path, edit: object, why: str) -> None:
+    graph = waiting_steps().read(tmp_path)
+    baseline = Baseline(graph)
+    before = baseline.built.program.copy()
+    with pytest.raises(ForetraceError, match=why):
+        baseline.predict([edit])  # type: ignore[list-item]
+    assert np.array_equal(before.item_work, baseline.built.program.item_work)
+    assert baseline.predict().step_time_us == 300
+
+
+def test_two_edits_of_one_thing_are_refused(tmp_path: Path) -> None:
+    baseline = Baseline(waiting_steps().read(tmp_path))
+    with pytest.raises(EditError, match="both change the device"):
+        baseline.predict([Device("h100-sxm"), Device("b200")])
+
+
+def test_a_step_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    graph = waiting_steps().read(tmp_path)
+    graph.meta.memory["peak"] = 60 * 10**9
+    assert predict(graph).peak_memory_bytes == 60 * 10**9
+    with pytest.raises(EditError, match="does not fit"):
+        predict(graph, [Device("a100-sxm-40g")])
+
+
+def test_an_unknown_source_device_is_asked_for(tmp_path: Path) -> None:
+    graph = queued_steps().read(tmp_path)
+    with pytest.raises(EditError, match="--from-device"):
+        predict(graph, [Device("h100-sxm")])
+    assert predict(graph, [Device("h100-sxm")], device=device("v100-sxm2-16g")).step_time_us < 51
+
+
+def test_steps_can_be_chosen(tmp_path: Path) -> None:
+    graph = waiting_steps().read(tmp_path)
+    assert predict(graph, steps=0).steps == ("ProfilerStep#0",)
+    assert predict(graph, steps=-1).steps == ("ProfilerStep#3",)
+    with pytest.raises(ForetraceError, match="There is no step 4"):
+        predict(graph, steps=4)
+
+
+def test_nothing_to_predict_from(tmp_path: Path) -> None:
+    with pytest.raises(ForetraceError, match="no graph"):
+        predict([])
+    with pytest.raises(ForetraceError, match="no steps"):
+        predict(_without_steps(tmp_path))
+    shapes = waiting_steps().read(tmp_path)
+    shapes.meta.era = SHAPE_ONLY
+    with pytest.raises(ForetraceError):
+        predict(shapes)
+
+
+def _without_steps(tmp_path: Path) -> ExecutionGraph:
+    trace = Micro()
+    trace.launch(10, 5, (7, 20, 30))
+    return trace.read(tmp_path)
+
+
+def test_fitted_durations_are_medians_and_means_of_the_steps(tmp_path: Path) -> None:
+    """Two steps with kernels of 100 and 120: the median 110 in both; the host's time is theirs on average."""
+    trace = waiting_steps(1)
+    trace.step(1300, 1620, 2).op("aten::linear", 1308, 1317, **SIZES)
+    trace.launch(1310, 5, (7, 1320, 120))
+    _synchronise(trace, 1325, 120)
+    result = predict(trace.read(tmp_path), [Fitted()], steps=range(1, 3))
+    assert result.step_time_us == pytest.approx(310, abs=0.01)
+    assert result.gpu_active_us == 110
+    assert result.kernel_sources == {"learned": 1.0}
+
+
+def test_ranks_go_at_the_pace_of_the_slowest(tmp_path: Path) -> None:
+    """Two ranks meet in a collective every step; alone the first would take 150 and the second 250."""
+    traces = []
+    for rank, host in enumerate((100, 200)):
+        trace = Micro(rank=rank, world_size=2).calibrate()
+        for n in range(3):
+            at = 1000 + 250 * n
+            trace.step(at, at + 250, n + 1)
+            start = at + host + 10
+            trace.launch(at + host, 5, (7, start, at + 240 - start), name="ncclKernel_AllReduce")
+            trace.call("cudaDeviceSynchronize", at + host + 5, 235 - host)
+        traces.append(trace)
+    result = predict(read_ranks(traces, tmp_path))
+    assert [r.rank for r in result.per_rank] == [0, 1]
+    assert [r.step_time_us for r in result.per_rank] == pytest.approx([250, 250], abs=0.01)
+    faster = predict(read_ranks(traces, tmp_path), [ScaleHost(0.5)])
+    assert faster.step_time_us < 160
+
+
+def test_json_has_what_it_promises(tmp_path: Path) -> None:
+    values = predict(waiting_steps().read(tmp_path), price_per_hour=3.6).to_json()
+    assert {"step_time_us", "interval_us", "gpu_active_us", "bound", "per_rank", "sources", "peak_memory_bytes",
+            "warnings"} <= set(values)
+    assert values["cost_per_step"] == pytest.approx(3.6 * 300e-6 / 3600)
+    assert values["per_rank"][0]["step_time_us"] == 300

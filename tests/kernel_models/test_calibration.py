@@ -1,0 +1,500 @@
+"""Calibration: what is measured next, on which device, and what comes of it; the GPU is simulated."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from calibration_support import H200, HEALTHY, Bench0, healthy, law_us, simulated
+
+from kernel_models.calibration import CalibrationError, Request, calibrate, checks, families_of
+from kernel_models.calibration.checks import Health
+from kernel_models.calibration.figures import spec_of, with_measured
+from kernel_models.calibration.planner import Planner
+from kernel_models.calibration.run import write_profile
+from kernel_models.calibration.space import draw, limits_for, spaces
+from kernel_models.datasets import read_samples
+from kernel_models.device import DeviceError, DeviceSpec, device, device_names
+from kernel_models.families.copy import memset
+from kernel_models.families.gemm import gemm
+from kernel_models.learned.process import Kernel, Process, fit_process
+from kernel_models.model import Source
+from kernel_models.op_call import Family, OpCall
+from kernel_models.pricing import price
+from kernel_models.profile import load_profile, save_profile
+from tracer.campaign import CampaignError, Results, read_kernels
+from tracer.campaign.families import FAMILIES
+from tracer.campaign.items import side
+
+ROOT = Path(__file__).resolve().parents[2]
+__all__ = ["simulated"]
+
+
+def run(work: Path, **options: Any) -> Any:
+    request = Request(work, "cuda", **{"minutes": 0.5, "families": ("gemm", "memset"), **options})
+    return calibrate(request, probe=healthy)
+
+
+# --- the surrogate ---------------------------------------------------------------------------------------------------
+
+
+def smooth(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    x, v = rng.uniform(4, 14, (n, 3)), rng.integers(0, 3, (n, 2))
+    return x, v, 0.3 * np.sin(x[:, 0] / 2) + 0.05 * x[:, 1] * (v[:, 0] == 1) + 0.1 * v[:, 1]
+
+
+def test_a_process_learns_a_smooth_law_and_knows_how_well() -> None:
+    x, v, y = smooth(120)
+    process = fit_process(x, v, y + 0.02 * np.random.default_rng(1).standard_normal(120))
+    new_x, new_v, truth = smooth(300, 2)
+    mean, deviation = process.predict(new_x, new_v)
+    assert np.abs(mean - truth).mean() < 0.03
+    assert np.mean(np.abs(mean - truth) < 2 * deviation) > 0.9
+    few = Process(process.kernel, x[:50], v[:50], y[:50], np.ones(50))
+    assert few.inverse.shape == (50, 50)  # known, so that it is extended
+    more = few.seeing(x[50:53], v[50:53], y[50:53])
+    whole = Process(process.kernel, x[:53], v[:53], y[:53], np.ones(53))
+    assert more.inverse == pytest.approx(whole.inverse, rel=1e-6, abs=1e-4)
+    far, _ = process.predict(new_x + 100, new_v)
+    assert np.abs(far).max() < np.abs(y).max() + 0.5  # back to the formulas
+
+
+def test_the_gradient_of_the_fit_is_that_of_its_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    import scipy.optimize
+
+    seen: list[Any] = []
+    real = scipy.optimize.minimize
+    monkeypatch.setattr(scipy.optimize, "minimize", lambda cost, begin, **options: (
+        seen.append((cost, np.array(begin))), real(cost, begin, **options))[1])
+    fit_process(*smooth(40))
+    cost, begin = seen[0]
+    at = begin + 0.1
+    step = 1e-5 * np.eye(len(at))
+    numeric = np.array([(cost(at + one)[0] - cost(at - one)[0]) / 2e-5 for one in step])
+    assert cost(at)[1] == pytest.approx(numeric, abs=1e-5)
+
+
+def test_rows_left_out_are_predicted_as_if_never_seen() -> None:
+    x, v, y = smooth(30)
+    process = Process(Kernel.start(3, 2), x, v, y, np.ones(30))
+    group = np.arange(30) % 4
+    by_formula = process.left_out_by(group)
+    for one in range(4):
+        out = group == one
+        without = Process(process.kernel, x[~out], v[~out], y[~out], np.ones((~out).sum()))
+        assert by_formula[out] == pytest.approx(without.predict(x[out], v[out])[0])
+    one, _ = process.left_out()
+    assert one == pytest.approx(process.left_out_by(np.arange(30)))
+
+
+def test_one_wild_row_does_not_bend_the_rest() -> None:
+    x, v, y = smooth(80)
+    wild = y.copy()
+    wild[7] += 3.0
+    new_x, new_v, truth = smooth(200, 3)
+    assert np.abs(fit_process(x, v, wild).predict(new_x, new_v)[0] - truth).mean() < 0.05
+
+
+# --- the planner -----------------------------------------------------------------------------------------------------
+
+
+def products(count: int, seed: int = 0, dtype: str = "bf16") -> list[OpCall]:
+    rng = np.random.default_rng(seed)
+    sizes = (16 * 2.0 ** rng.uniform(0, 9, (count, 3))).astype(int)
+    return [call for m, n, k in sizes.tolist() for call in gemm(1, m, n, k, dtype, "nt")]
+
+
+def test_what_is_uncertain_is_chosen_over_what_is_certain() -> None:
+    near, far = [memset(1 << 20), memset(1 << 21)], memset(1 << 30)
+    planner = Planner(H200, [*near, far], [1.0] * 3, [memset(1 << power) for power in range(10, 31)])
+    planner.tell([memset(3 << 19), memset(5 << 18)], [10.0, 9.0])
+    assert planner.best()[0] == 2
+    planner.take(2)
+    assert planner.best()[0] in (0, 1)
+
+
+def test_a_second_is_worth_more_where_it_measures_more() -> None:
+    calls = [memset(1 << 20), memset((1 << 20) + 1)]  # as good as the same
+    reference = [memset(1 << power) for power in range(10, 31)]
+    assert Planner(H200, calls, [1.0, 0.2], reference).best()[0] == 1
+    assert Planner(H200, calls, [0.2, 1.0], reference).best()[0] == 0
+
+
+def test_every_measurement_lowers_the_doubt_by_its_gain_and_none_is_chosen_twice() -> None:
+    calls = products(60)
+    planner = Planner(H200, calls, [1.0] * 60, calls)
+    chosen, doubts = [], [planner.doubt()]
+    for _ in range(7):  # before anything is learned, gains are exact
+        place, _ = planner.best()
+        gain = planner.gains()[place]
+        before = planner._process.predict(*planner._reference)[1] ** 2
+        planner.take(place)
+        planner.tell([calls[place]], [law_us(calls[place])])
+        after = planner._process.predict(*planner._reference)[1] ** 2
+        assert np.mean(before - after) == pytest.approx(gain, rel=1e-6)
+        chosen.append(place)
+        doubts.append(planner.doubt())
+    assert len(set(chosen)) == 7
+    assert all(later < earlier for earlier, later in pairwise(doubts))
+
+
+def planned_error(chance: int | None, count: int) -> float:
+    """After so many measurements; by chance with a seed, or planned."""
+    calls, new = products(300), products(200, seed=9)
+    planner = Planner(H200, calls, [1.0] * 300, products(100, seed=5), seed=0)
+    order = None if chance is None else np.random.default_rng(chance).permutation(300)
+    for number in range(count):
+        place = planner.best()[0] if order is None else int(order[number])
+        planner.take(place)
+        planner.tell([calls[place]], [law_us(calls[place])])
+        assert planner.measured == number + 1
+    truth = np.array([law_us(call) for call in new])
+    return float(np.mean(np.abs(planner.predict(new) / truth - 1)))
+
+
+def test_a_plan_learns_more_than_chance_and_is_the_same_each_time() -> None:
+    planned = planned_error(None, 14)
+    assert planned < 0.9 * np.mean([planned_error(seed, 14) for seed in range(8)])
+    assert planned == planned_error(None, 14)
+
+
+def test_further_candidates_are_taken_where_their_kind_is_known() -> None:
+    planner = Planner(H200, products(5), [1.0] * 5, products(5))
+    taken = planner.extend([*products(2, seed=3), *products(1, seed=4, dtype="fp32")], [1.0] * 3)
+    assert taken.tolist() == [True, True, False] and planner.open == 7
+
+
+# --- what may be measured --------------------------------------------------------------------------------------------
+
+
+def test_every_family_has_its_micro_benchmark() -> None:
+    assert {*families_of("cuda")} == {family.value for family in Family} - {"other"}
+    # Half-precision Triton kernels need a GPU; all else is there.
+    assert {*families_of("cpu")} == {*families_of("cuda")} - {"triton"}
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_what_is_drawn_is_within_the_limits_and_on_both_sides(kind: str) -> None:
+    spec = H200 if kind == "cuda" else device("cpu")
+    limits = limits_for(spec, 4e9)
+    for space in spaces(kind):
+        rng = np.random.default_rng(3)
+        drawn = [draw(space, spec, limits, rng) for _ in range(40)]
+        found = [one for one in drawn if one is not None]
+        assert len(found) > 30, space
+        assert {one.split for one in found} == {"fit", "held-out"}, space
+        for one in found:
+            family = FAMILIES[one.item.name]
+            assert family.checked(one.item.settings) == one.item.settings
+            assert one.split == side(family, one.item.settings)
+            assert one.call.family is space.family
+            assert 1.5 * one.call.bytes_moved <= limits.bytes
+            assert 0 < one.item.seconds < 2.0
+        again = np.random.default_rng(3)
+        assert draw(space, spec, limits, again) == drawn[0]
+
+
+def test_little_memory_means_small_sizes() -> None:
+    space = next(one for one in spaces("cuda") if one.benchmark == "memset")
+    for free, most in ((100e9, 1 << 31), (1e9, 0.3e9)):
+        limits = limits_for(H200, free)
+        rng = np.random.default_rng(0)
+        drawn = [draw(space, H200, limits, rng) for _ in range(200)]
+        sizes = [one.call.bytes_moved for one in drawn if one is not None]
+        assert most / 20 < max(sizes) <= most
+
+
+# --- the device's health and figures ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("health", "what", "fatal"), [
+    (replace(HEALTHY, processes=1), "processes", False),
+    (replace(HEALTHY, processes=None, utilization=0.8), "processes", False),
+    (replace(HEALTHY, held_back_by=("its power limit",)), "clocks", False),
+    (replace(HEALTHY, free_bytes=20e9), "memory", False),
+    (replace(HEALTHY, free_bytes=1e9), "memory", True),
+    (Health("cpu", "CPU", free_bytes=0.2e9, load=0.1), "memory", True),
+    (Health("cpu", "CPU", free_bytes=8e9, load=9.0), "load", False),
+])
+def test_a_device_that_is_not_fit_is_noticed(health: Health, what: str, fatal: bool) -> None:
+    found = checks.before(health)
+    assert [(one.what, one.fatal) for one in found] == [(what, fatal)]
+    assert found[0].text.endswith(".") and "\n" not in found[0].text
+
+
+def test_a_device_that_is_fit_is_not_complained_of() -> None:
+    for health in (HEALTHY, Health("cpu", "CPU", free_bytes=8e9, load=0.2), Health("cuda")):
+        assert not checks.before(health)
+    # A busy GPU at full clock, with our one process: as it should be.
+    assert not checks.during(replace(HEALTHY, processes=1, utilization=1.0))
+    assert [one.what for one in checks.during(replace(HEALTHY, processes=2))] == ["processes"]
+    assert [one.what for one in checks.during(replace(HEALTHY, processes=1, clock_mhz=700.0, utilization=0.9))] == [
+        "clocks"]
+    assert not checks.during(replace(HEALTHY, processes=1, clock_mhz=345.0, utilization=0.0))  # idle just now
+
+
+def test_health_is_what_nvidia_smi_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\ncase \"$*\" in\n*compute-apps*) printf '11\\n12\\n';;\n"
+                    "*) echo 'NVIDIA H200, 1200, 1980, 143771, 3000, 97, 81, 0x0000000000000024';;\nesac\n",
+                    encoding="utf-8")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = checks.probe("cuda")
+    assert (found.name, found.clock_mhz, found.highest_clock_mhz, found.processes) == ("NVIDIA H200", 1200, 1980, 2)
+    assert found.held_back_by == ("its power limit", "its temperature (software)")
+    assert found.free_bytes == (143771 - 3000) * 2**20 and found.utilization == 0.97
+    assert checks.has_gpu()
+    tool.write_text("#!/bin/sh\nexit 9\n", encoding="utf-8")
+    assert checks.probe("cuda") == Health("cuda") and not checks.has_gpu()
+
+
+def test_figures_of_a_cpu_are_the_best_that_was_measured() -> None:
+    spec = spec_of({"device": "CPU"}, threads=2)
+    assert spec.placeholder and spec.sm_count == 2
+    product = next(gemm(1, 1000, 1000, 1000, "fp32", "nt"))
+    big, small = memset(1 << 30), memset(64)
+    found = with_measured(spec, [(product, 40_000.0), (product, 20_000.0), (big, 1e5), (small, 0.7)])
+    assert not found.placeholder
+    assert found.peak_tflops("fp32") == pytest.approx(0.1)  # 2·10⁹ operations in 20 ms
+    assert found.memory_bandwidth_gbps == pytest.approx(10.74) and found.kernel_floor_us == 0.7
+    assert with_measured(H200, [(product, 1.0)]) == H200  # a data sheet stays
+
+
+def test_a_gpu_without_a_file_is_described_by_its_driver() -> None:
+    spec = spec_of({"device": "NVIDIA RTX 9999", "total_memory": 48e9, "multi_processor_count": 99,
+                    "l2_cache_size": 96 << 20, "compute_capability": "13.0"}, threads=0)
+    assert (spec.name, spec.sm_count, spec.memory_gb, spec.l2_mb) == ("nvidia-rtx-9999", 99, 48.0, 96.0)
+    assert spec.placeholder
+
+
+def test_a_device_is_stored_whole() -> None:
+    for name in device_names():
+        stored = json.loads(json.dumps(device(name).to_json()))
+        assert DeviceSpec.from_json(stored) == device(name)
+    stored = device("cpu").to_json()
+    for damage in ({"sm_count": "many"}, {"memory_gb": -1.0}, {"vector_tflops": None}, {"placeholder": "yes"}):
+        with pytest.raises(DeviceError, match="not complete"):
+            DeviceSpec.from_json({**stored, **damage})
+    del stored["l2_mb"]
+    with pytest.raises(DeviceError, match="l2_mb"):
+        DeviceSpec.from_json(stored)
+
+
+# --- a calibration, on a simulated GPU -------------------------------------------------------------------------------
+
+
+def test_a_gpu_is_calibrated_within_its_minutes(simulated: Bench0, tmp_path: Path) -> None:
+    started = simulated.clock_s
+    found = run(tmp_path / "work", minutes=1.0)
+    assert 0.7 * 51 < simulated.clock_s - started <= 51 + 1  # a minute less what is kept for fitting
+    names = {item.name for item in simulated.asked}
+    assert {"gemm", "memset", "copy", "elementwise"} == names  # the last two as anchors only
+    profile = found.profile
+    assert profile.device == H200 and profile.families == [Family.GEMM, Family.MEMSET]
+    for family, most in ((Family.GEMM, 0.15), (Family.MEMSET, 0.05)):
+        entry = profile.entries_of(family)[0]
+        held = entry.facts["held_out"]
+        assert entry.kind == "gaussian" and held["mape"] < most and held["n"] >= 10
+        assert held["mape"] < entry.facts["candidates"]["roofline"]["mape"]
+    write_profile(found, tmp_path / "h200.profile")
+    again = load_profile(tmp_path / "h200.profile")
+    calls = [call for call in products(50, seed=11) if call.flops > 1e8]
+    ours, stored = (price(calls, one.device, one) for one in (profile, again))
+    assert stored.time_us == pytest.approx(ours.time_us, rel=1e-3)  # efficiencies are stored with four decimals
+    assert (ours.source == Source.LEARNED).all()
+    assert not found.notes
+
+
+def test_held_out_shapes_are_measured_and_never_fitted(simulated: Bench0, tmp_path: Path) -> None:
+    found = run(tmp_path / "work", families=("memset",))
+    frame = read_kernels(tmp_path / "work", "memset")
+    warm = frame[frame.variant == "warm"]
+    entry = found.profile.entries_of(Family.MEMSET)[0]
+    assert entry.rows == (warm.split == "fit").sum()
+    assert entry.facts["held_out"]["n"] == (warm.split == "held-out").sum()
+    assert 0.2 < (warm.split == "held-out").mean() < 0.3
+    assert set(frame.variant) == {"warm", "cold"}
+    # The same tables, by the ordinary way of fitting.
+    samples = [one for one in read_samples([str(tmp_path / "work")]) if one.family is Family.MEMSET]
+    assert sum(len(one) for one in samples) == len(warm) and samples[0].device == "h200-sxm"
+
+
+def test_interrupted_and_resumed_nothing_is_lost_and_nothing_measured_twice(simulated: Bench0, tmp_path: Path) -> None:
+    simulated.interrupt_after = 120
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "work")
+    kept = dict(Results.read(tmp_path / "work").lines)
+    assert len(kept) >= 110
+    with pytest.raises(CampaignError, match="--resume"):
+        run(tmp_path / "work")
+    simulated.interrupt_after, simulated.asked = 0, []
+    found = run(tmp_path / "work", resume=True)
+    lines = Results.read(tmp_path / "work").lines
+    canary = next(iter(kept))
+    assert {name: lines[name] for name in kept if name != canary} == {
+        name: line for name, line in kept.items() if name != canary}
+    again = [item.id for item in simulated.asked if item.id in kept]
+    assert set(again) <= {canary}
+    assert sum(line.seconds for line in lines.values()) < 26.5  # both runs together
+    assert found.profile.entries_of(Family.GEMM)[0].rows > sum(
+        line.name == "gemm" and line.split == "fit" for line in kept.values()) * 0.9
+    # With no time left only the fit is done again.
+    simulated.asked = []
+    same = run(tmp_path / "work", resume=True)
+    assert len(simulated.asked) <= 15 and len(same.profile.entries) == len(found.profile.entries)
+
+
+def test_the_same_seed_measures_the_same(simulated: Bench0, tmp_path: Path) -> None:
+    orders = []
+    for number in range(2):
+        simulated.asked, simulated.clock_s = [], 100.0
+        run(tmp_path / f"{number}", minutes=0.3, families=("softmax",))
+        orders.append([item.id for item in simulated.asked])
+    assert orders[0] == orders[1] and len(orders[0]) > 50
+
+
+def test_what_the_device_refuses_is_not_asked_again(simulated: Bench0, tmp_path: Path) -> None:
+    simulated.refuses = lambda item: "RuntimeError: not supported." if item.settings.get("dtype") == "fp16" else ""
+    found = run(tmp_path / "work", families=("softmax",))
+    asked = [tuple(item.settings[name] for name in ("log", "op", "dtype")) for item in simulated.asked
+             if item.settings.get("dtype") == "fp16" and item.name == "softmax"]
+    assert len(asked) == len(set(asked)) == 4
+    assert any("not supported here" in note for note in found.notes)
+
+
+def test_too_little_memory_during_the_run_makes_sizes_smaller(simulated: Bench0, tmp_path: Path) -> None:
+    simulated.refuses = lambda item: ("RuntimeError: CUDA out of memory." if item.settings.get("bytes", 0) > 1e8
+                                      and item.name == "memset" else "")
+    found = run(tmp_path / "work", families=("memset",))
+    assert any("out of memory" in note for note in found.notes)
+    assert max(item.settings["bytes"] for item in simulated.asked[-60:] if item.name == "memset") < 1e9
+    assert found.profile.entries_of(Family.MEMSET)[0].facts["held_out"]["n"] >= 2
+
+
+def test_other_kernels_than_meant_are_left_out_and_told(simulated: Bench0, tmp_path: Path) -> None:
+    simulated.kernel = lambda call, item: "nvjet_gemm" if call.family is Family.SOFTMAX and call.dtype == "fp32" else (
+        "softmax_warp_forward")
+    found = run(tmp_path / "work", families=("softmax",))
+    assert any("ran other kernels than meant" in note for note in found.notes)
+    model = found.profile.entries_of(Family.SOFTMAX)[0].model
+    assert set(model.points.parts[1]) == {"bf16", "fp16"}
+
+
+@pytest.mark.parametrize("backend", ["flash", "cudnn"])
+def test_attention_must_run_as_forced(simulated: Bench0, tmp_path: Path, backend: str) -> None:
+    """Whatever is asked for, this build runs one implementation."""
+    names = {"flash": "pytorch_flash::flash_fwd_kernel", "cudnn": "cudnn_generated_fort_native_sdpa_sm90_flash_fprop"}
+    simulated.kernel = lambda call, item: names[backend] if item.name == "attention" else "gemm_kernel"
+    run(tmp_path / "work", families=("attention",))
+    samples = [one for one in read_samples([str(tmp_path / "work")]) if one.family is Family.ATTENTION]
+    kinds = {call.kind.split("_")[0] for one in samples for call in one.calls}
+    assert backend in kinds and "efficient" not in kinds
+
+
+def test_a_device_that_slows_down_or_is_shared_is_told(simulated: Bench0, tmp_path: Path) -> None:
+    simulated.slower_after = 120
+    said: list[str] = []
+    states = [HEALTHY, HEALTHY, replace(HEALTHY, processes=2), replace(HEALTHY, held_back_by=("a power brake",))]
+
+    def probe(name: str) -> Health:
+        return states.pop(0) if len(states) > 1 else states[0]
+
+    found = calibrate(Request(tmp_path / "work", "cuda", 1.0, ("memset",)), probe=probe, say=said.append)
+    told = " ".join(found.notes)
+    assert "Another process computes on the GPU during" in told
+    assert "a power brake" in told and "has become slower" in told and "at one speed" in told
+    assert found.profile.provenance["notes"] == found.notes
+    assert any("has become slower" in line for line in said)
+
+
+def test_a_gpu_nobody_has_described_is_calibrated(simulated: Bench0, tmp_path: Path) -> None:
+    simulated.context = {"hardware": {"device": "NVIDIA RTX 9999", "total_memory": 141e9, "multi_processor_count": 132},
+                         "software": {"torch": "2.9.0"}}
+    found = run(tmp_path / "work")
+    spec = found.profile.device
+    assert spec.name == "nvidia-rtx-9999" and not spec.placeholder
+    assert spec.peak_tflops("bf16", matrix=True) == pytest.approx(max(
+        2 * call.flops / 2 / law_us(call) / 1e6 for call in gemm(1, 4096, 4096, 4096, "bf16", "nt")), rel=0.6)
+    save_profile(found.profile, tmp_path / "new.profile")
+    assert load_profile(tmp_path / "new.profile").device == spec
+
+
+MISTAKES = {
+    "too little memory": ({"health": replace(HEALTHY, free_bytes=1e9)}, "Only 1.0 GB"),
+    "an unknown device": ({"device": "tpu"}, "'tpu'"),
+    "an unknown family": ({"families": ("gemm", "fft")}, "'fft'"),
+    "not enough minutes": ({"minutes": 0.1}, "not enough for 1 families"),
+    "no number of minutes": ({"minutes": float("nan")}, "not enough"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_sentence_before_anything_is_measured(tmp_path: Path, mistake: str) -> None:
+    options, told = MISTAKES[mistake]
+    options = {"families": ("gemm",), "device": "cuda", **options}
+    health = options.pop("health", HEALTHY)
+    with pytest.raises(CalibrationError) as error:
+        calibrate(Request(tmp_path / "work", **options), probe=lambda name: health)
+    assert told in str(error.value) and "\n" not in str(error.value)
+    assert not (tmp_path / "work").exists()
+
+
+# --- the command, on this machine's CPU ------------------------------------------------------------------------------
+
+
+def command(*arguments: str) -> subprocess.Popen[str]:
+    code = "import sys; sys.argv[0] = 'foretrace'; from graph_predictor.cli import main; sys.exit(main())"
+    return subprocess.Popen([sys.executable, "-c", code, "calibrate", *arguments], text=True, cwd=ROOT,
+                            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+
+
+def test_the_command_is_interrupted_resumed_and_writes_a_profile(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="measuring needs torch")
+    output, work = tmp_path / "cpu.profile", tmp_path / "cpu.measurements"
+    options = ("-o", str(output), "--device", "cpu", "--families", "memset", "--minutes", "0.25")
+    process = command(*options)
+    deadline = time.monotonic() + 60
+    lines = work / "items.jsonl"
+    while time.monotonic() < deadline and not (lines.exists() and lines.read_text(encoding="utf-8").count("\n") > 12):
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130 and "--resume" in error and not output.exists()
+    kept = set(Results.read(work).lines)
+    assert len(kept) > 12
+    process = command(*options, "--resume", "--json")
+    out, error = process.communicate(timeout=90)
+    assert process.returncode == 0, error
+    told = json.loads(out)
+    assert kept <= set(Results.read(work).lines)
+    assert [model["family"] for model in told["models"]] == ["memset"]
+    assert told["models"][0]["rows"] >= 12 and not told["device"]["placeholder"]
+    profile = load_profile(output)
+    assert profile.device.memory_bandwidth_gbps == told["device"]["memory_bandwidth_gbps"]
+    assert price([memset(1 << 20)], profile.device, profile).source[0] == Source.LEARNED
+
+
+def test_mistakes_end_the_command_with_2(tmp_path: Path) -> None:
+    for options, told in (
+            (("-o", str(tmp_path / "no" / "a.profile")), "does not exist"),
+            (("-o", str(tmp_path)), "is a directory"),
+            (("-o", str(tmp_path / "a.profile"), "--device", "npu"), "'npu'"),
+            (("-o", str(tmp_path / "a.profile"), "--device", "cpu", "--families", "fft"), "'fft'"),
+            (("-o", str(tmp_path / "a.profile"), "--device", "cpu", "--minutes", "0.2"), "not enough")):
+        process = command(*options)
+        out, error = process.communicate(timeout=60)
+        assert process.returncode == 2 and out == "", error
+        assert error.startswith("foretrace: ") and error.count("\n") == 1 and told in error
