@@ -163,11 +163,11 @@ def _computing(graph: ExecutionGraph) -> Intervals:
     if len(graph.kernels):
         return Intervals.merged([], [], [])
     own = exclusive_time(graph)
-    computes = _computes(graph)[own.op]
+    computes = computing_operations(graph)[own.op]
     return Intervals.merged(own.thread[computes], own.start_ns[computes], own.end_ns[computes])
 
 
-def _computes(graph: ExecutionGraph) -> npt.NDArray[np.bool_]:
+def computing_operations(graph: ExecutionGraph) -> npt.NDArray[np.bool_]:
     """Which operations compute: the innermost ones of each family (``aten::addmm`` in ``aten::linear``)."""
     ops = graph.ops
     numbers = {family: number for number, family in enumerate(Family)}

@@ -32,6 +32,7 @@ from graph_predictor.program import Float64, Program
 from graph_predictor.replay import REPRODUCIBLE_SHARE, check_recorded
 from graph_predictor.whatif.edit import Edit
 from kernel_models.device import DeviceError, DeviceSpec, resolve_device
+from kernel_models.device import device as device_named
 from kernel_models.host.overheads import HostOverheads
 from kernel_models.model import Source
 from kernel_models.pricing import Models
@@ -45,6 +46,7 @@ LEAST_HOST_SPREAD = 0.02
 """Log half width of the 80% interval of host time where a single step was recorded, and at least: of steps recorded on
 ten machines the host's part varies by 2 to 5% (docs/accuracy.md)."""
 END = 1.2816
+CPU = "cpu"
 UNLIKE_RECORDED = 0.02
 """A steady state this far from the recorded steps is told."""
 
@@ -267,7 +269,8 @@ class _Run:
             found.append(f"The recorded steps took {recorded_ns / 1e6:.3f} ms: they were no steady state (a queue was "
                          "filling or draining, or ranks had not met), or single pauses fell into them.")
         world = max((g.meta.world_size for g in built.graphs), default=1)
-        if not self.baseline.made_up and world > len(built.graphs) and any((g.kernels.kind == KernelKind.COLLECTIVE).any() for g in built.graphs):
+        collective = any((g.kernels.kind == KernelKind.COLLECTIVE).any() for g in built.graphs)
+        if collective and world > len(built.graphs) and not self.baseline.made_up:
             found.append(f"{len(built.graphs)} of {world} ranks were recorded: collectives keep their recorded "
                          "durations, "
                          "other ranks' late arrival among them.")
@@ -276,6 +279,10 @@ class _Run:
     def _notes(self) -> list[str]:
         notes = [*self.baseline.notes, *damage_notes(self.scenario.built.graphs), *self.scenario.built.rendezvous.notes,
                  *self.scenario.notes, *self.times.notes]
+        unprofiled = self.scenario.built.graphs[0].meta.unprofiled_step_ns
+        if unprofiled and not self.baseline.made_up:
+            notes.append(f"Times are those under the profiler; without it the recorded step took "
+                         f"{float(np.median(unprofiled)) / 1e6:,.3f} ms (median).")
         if not len(self.scenario.built.program.kernel_item):
             notes.append("The trace has no GPU work: the step is host time throughout.")
         return list(dict.fromkeys(notes))
@@ -284,7 +291,8 @@ class _Run:
 def _recorded_device(graph: ExecutionGraph) -> DeviceSpec | None:
     meta = graph.meta
     if not meta.device:
-        return None
+        # Without device work the operations themselves computed: on the host.
+        return None if len(graph.kernels) else device_named(CPU)
     try:
         return resolve_device(meta.device, meta.device_memory_bytes, meta.sm_count)
     except DeviceError:

@@ -262,12 +262,15 @@ def _read_part(part: CapturePart, window: int, notes: list[str],
                 join_execution_trace(graph, part.execution_trace)
             except TraceError as error:
                 notes.append(f"An execution trace was not joined: {error}")
-        notes += merge_collectives(graph, part.path / COLLECTIVES)
+        notes += merge_collectives(graph, part.path / COLLECTIVES, read_context(part.path).get("process_groups"))
     apply_context(graph, part.path)
     if read_context(part.path).get("fake_world") is True:
         from tracer.fake_world.streams import note_overlap
 
         note_overlap(graph)
+    optimizers = _mapping(read_context(part.path), "optimizers")
+    if isinstance(optimizers.get("note"), str) and optimizers["note"]:
+        notes.append(f"{part.path.name}: {optimizers['note']}")
     if read_context(part.path).get("complete") is False:
         notes.append(f"{part.path.name}: {_state(part)}")
     return graph

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
 
+REPLICATED = frozenset({"all_reduce", "broadcast", "barrier"})
+"""Kinds of collectives that every replica does with the same sizes; those of shards may differ from rank to rank."""
+
 _COMPARED: dict[str, frozenset[str]] = {
     "ops": frozenset({"start_ns", "duration_ns", "sequence", "forward_thread", "external_id", "record_id", "scalars",
                       "et_node"}),
@@ -80,6 +83,21 @@ def folded_job(graphs: Sequence[ExecutionGraph], classes: Sequence[tuple[Span, .
     held = [replace(each, graph=rows.get(place, NONE)) for place, each in enumerate(found)]
     covered = {rank for each in held if each.graph != NONE for rank in each}
     return Job(list(ordered), world_size, list(notes), sorted(set(range(world_size)) - covered), held)
+
+
+def all_alike(graphs: Sequence[ExecutionGraph]) -> bool:
+    """Whether captured ranks of a fake world may be taken to stand for all of it: each collective is one of plain data
+    parallelism over the whole world, and the ranks, if several, do the same work."""
+    from tracer.job import FAKE
+
+    for graph in graphs:
+        table, size = graph.collectives, graph.meta.world_size
+        kinds = {graph.string(code) for code in np.unique(table.kind).tolist()}
+        ranks = {graph.string(code) for code in np.unique(table.ranks).tolist()}
+        if graph.meta.backend != FAKE or graph.meta.era == SHAPE_ONLY or graph.meta.rank == NONE or size < 2 or \
+                not kinds or not kinds <= REPLICATED or ranks != {json.dumps(list(range(size)))}:
+            return False
+    return bool(graphs) and len({(work_digest(graph), graph.meta.world_size) for graph in graphs}) == 1
 
 
 def renumbered(graph: ExecutionGraph, rank: int) -> ExecutionGraph:

@@ -24,6 +24,9 @@ PathLike = str | os.PathLike[str]
 FAKE = "fake"
 """``meta.backend`` of a rank of a fake world (see ``tracer.fake_world``)."""
 
+ASSUMED = "Assumed"
+"""What the note of a job begins with whose ranks are folded without their plan being known."""
+
 APART_NS = 10_000_000_000
 APART_WINDOWS = 10
 """Two ranks' windows belong to different jobs if they lie more than 10 s *and* ten window lengths apart. Ranks of
@@ -141,7 +144,13 @@ def assemble_job(graphs: list[ExecutionGraph], notes: Iterable[str] = ()) -> Job
     notes = [*notes, *_fake_world_notes(graphs)]
     missing = [] if ranks == {NONE} else sorted(set(range(size)) - ranks)
     job = Job(graphs, size, list(notes), missing)
-    if missing:
+    if missing and graphs and all(_stands_alone(graph) for graph in graphs):
+        done, whose = ("were", "those") if len(graphs) > 1 else ("was", "that one")
+        how = "traced by shapes" if graphs[0].meta.era == SHAPE_ONLY else "recorded, in a fake world"
+        job.notes.append(
+            f"{len(graphs)} of {size} ranks {done} {how}; whether the others do the same as {whose} is not known: "
+            "--rank gives another one.")
+    elif missing:
         job.notes.append(f"{len(missing)} of {size} ranks were not recorded ({_listed(map(str, missing))}): what they "
                          "did is known only from the recorded ranks' waiting.")
     return job
@@ -155,10 +164,19 @@ def assemble_captured(graphs: list[ExecutionGraph], notes: Iterable[str] = (),
     """
     graphs = sorted(graphs, key=lambda graph: graph.meta.rank)
     _check_one_job(graphs)
+    from tracer.folding import all_alike, folded_job
+
+    if not classes and all_alike(graphs):
+        size = graphs[0].meta.world_size
+        job = folded_job(graphs[:1], [((0, size - 1, 1),)], size, [*notes, *_fake_world_notes(graphs)])
+        ranks = _listed(str(graph.meta.rank) for graph in graphs)
+        job.notes.append(
+            f"{ASSUMED}: every rank does the same as {'rank' if len(graphs) == 1 else 'ranks'} {ranks}, because all "
+            "collectives there are of the whole world, and none is of shards or between two ranks, as in plain data "
+            "parallelism.")
+        return job
     if not classes:
         return assemble_job(graphs, notes)
-    from tracer.folding import folded_job
-
     told = [*notes, *_fake_world_notes(graphs)]
     alone = [next(ranks for ranks in classes if g.meta.rank in RankClass(ranks)) for g in graphs]
     kept = [graph for place, graph in enumerate(graphs) if alone[place] not in alone[:place]]
@@ -172,6 +190,11 @@ def assemble_captured(graphs: list[ExecutionGraph], notes: Iterable[str] = (),
             f"those recorded; capture --rank {_listed(str(each.first) for each in without)} into the same directory "
             "too.")
     return job
+
+
+def _stands_alone(graph: ExecutionGraph) -> bool:
+    """Whether a graph's rank never met the others, so that nothing of them is in it."""
+    return graph.meta.era == SHAPE_ONLY or graph.meta.backend == FAKE
 
 
 def _fake_world_notes(graphs: list[ExecutionGraph]) -> list[str]:

@@ -62,6 +62,9 @@ def capture(
     rank: Annotated[int, typer.Option(help="Which rank of the fake world.")] = 0,
     parallel: Annotated[str | None, typer.Option(
         metavar="PLAN", help="How the workload is spread: ddp, fsdp2, tp, pp, or sizes as in fsdp2=8,tp=8.")] = None,
+    optimizer: Annotated[int | None, typer.Option(
+        metavar="INDEX", help="The script's optimizer whose steps are counted, in order of their first steps; by default "
+                              "0, the first.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace a capture that is in DIR.")] = False,
     run_on: Annotated[bool, typer.Option(
         "--continue", help="Let the script run to its end; without it, it ends once all is recorded.")] = False,
@@ -90,11 +93,13 @@ def capture(
             raise CaptureError("--set belongs to --workload; give a script's arguments after --.")
         if workload is None and parallel is not None:
             raise CaptureError("--parallel belongs to --workload; a script spreads its model itself.")
+        if workload is not None and optimizer is not None:
+            raise CaptureError("--optimizer belongs to a script: a workload says itself what its steps are.")
         if workload is not None:
             done = _workload(workload, assignments or [], preset, out, options, parallel, world)
         else:
-            done = _script(str(script), arguments or [], out, options, run_on, debug, world)
-        _report(done)
+            done = _script(str(script), arguments or [], out, options, run_on, debug, world, optimizer or 0)
+        _report(done, out)
 
 
 def _workload(name: str, assignments: list[str], preset: str, out: str, options: CaptureOptions, parallel: str | None,
@@ -124,10 +129,10 @@ def _launched_ranks() -> int:
 
 
 def _script(path: str, arguments: list[str], out: str, options: CaptureOptions, run_on: bool, debug: bool,
-            world: tuple[int, int] | None) -> Capture:
+            world: tuple[int, int] | None, optimizer: int) -> Capture:
     from tracer.capture.script import ScriptOptions, new_capture, run_script, without_our_frames
 
-    how = ScriptOptions(out, options, "continue" if run_on else "stop", world)
+    how = ScriptOptions(out, options, "continue" if run_on else "stop", world, optimizer)
     begun = new_capture(how)
     try:
         return run_script(path, arguments, how, begun)
@@ -150,15 +155,20 @@ def _script(path: str, arguments: list[str], out: str, options: CaptureOptions, 
     raise typer.Exit(status)
 
 
-def _report(done: Capture) -> None:
+def _report(done: Capture, out: str) -> None:
+    import os
     import statistics
 
     number = len(done.profiled_step_ns)
-    lines = [f"Recorded {number} step{'' if number == 1 else 's'} in {done.part}"]
+    lines = [f"Recorded {number} step{'' if number == 1 else 's'} in "
+             f"{os.path.join(out, done.part.name) if done.part else out}"]
     if done.unprofiled_step_ns:
         times = sorted(done.unprofiled_step_ns)
         lines.append(f"Step without the profiler: {statistics.median(times) / 1e6:.3f} ms (median of {len(times)}, "
                      f"{times[0] / 1e6:.3f} to {times[-1] / 1e6:.3f})")
     if done.slowdown is not None:
         lines.append(f"Under the profiler it takes {done.slowdown:.2f} times as long")
+    note = done.late_facts().get("optimizers", {}).get("note")
+    if note:
+        lines.append(f"Note: {note}")
     sys.stdout.write("\n".join(lines) + "\n")

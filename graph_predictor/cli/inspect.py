@@ -96,6 +96,9 @@ def _ranks(found: Inspection, known: int) -> str:
     ranks = sum(map(len, traced))
     classes = "1 class" if len(traced) == 1 else f"{len(traced)} classes, each counted once below"
     shown = "; ".join(map(str, traced[:_SHOWN_CLASSES])) + ("; …" if len(traced) > _SHOWN_CLASSES else "")
+    from tracer.job import ASSUMED
+
+    shown += ", assumed" if any(note.startswith(ASSUMED) for note in found.notes) else ""
     return f"{count(ranks)}{'' if ranks == known else f' of {count(known)}'} ranks in {classes}: {shown}"
 
 

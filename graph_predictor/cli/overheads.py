@@ -64,8 +64,8 @@ def _one(report: Report, path: str, found: JobOverheads, top: int) -> None:
     elif found.profiler_event_ns is None:
         report.line("No step was measured without the profiler: its own cost is still in these times.")
     if found.stalls[0]:
-        report.line(f"{found.stalls[0]} stalls that belong to no operation are left out: "
-                    f"{milliseconds(found.stalls[1])} ms a step.")
+        many = "1 stall that belongs" if found.stalls[0] == 1 else f"{found.stalls[0]} stalls that belong"
+        report.line(f"{many} to no operation: {milliseconds(found.stalls[1])} ms a step, left out.")
     report.table(
         "Host time by kind (one event's quantiles in µs; share of the host time)",
         [Column("kind", name=True), Column("events\na step"), Column("ms\na step"), Column("share"), Column("p10"),

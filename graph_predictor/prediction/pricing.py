@@ -57,8 +57,9 @@ def price_kernels(scenario: Scenario) -> KernelTimes:
     work, program = scenario.work, scenario.built.program
     base = program.kernel_duration.astype(np.float64)
     kernels = len(base)
-    source = np.full(kernels, Source.MEASURED, np.int64)
-    low, high = np.full(kernels, -MEASURED_SPREAD), np.full(kernels, MEASURED_SPREAD)
+    source: Int64 = np.full(kernels, Source.MEASURED, np.int64)
+    low: Float64 = np.full(kernels, -MEASURED_SPREAD)
+    high: Float64 = np.full(kernels, MEASURED_SPREAD)
     if scenario.base_source is not None and scenario.base_low is not None and scenario.base_high is not None:
         source, low, high = scenario.base_source.copy(), scenario.base_low.copy(), scenario.base_high.copy()
     notes: list[str] = []

@@ -76,13 +76,14 @@ def make_up(graphs: list[ExecutionGraph], device: DeviceSpec | None = None, mode
     notes = [f"The step never ran: its kernels are priced for {spec.name}, and "
              + ("its host time is made of the given host's overheads." if host is not None else
                 f"its host is taken to spend {HOST_NS / 1e3:.0f} µs on each operation that launches work; give "
-                "--host-from "
-                "for a real one.")]
+                "--host-from for a real one.")]
     if any(len(graph.collectives) for graph in graphs):
         notes.append("Collectives are rings over the links of one node of the device, by its data sheet.")
     # Kernels are in order of their starts, what was priced in order of launching.
-    source, low, high = (np.concatenate([part[i][part[0].kernels.launch] for part in parts]) for i in (1, 2, 3))
-    return MadeUp(replace(built, program=program), source.astype(np.int64), low, high,
+    source = np.concatenate([of[timed.kernels.launch] for timed, of, _, _ in parts])
+    low = np.concatenate([of[timed.kernels.launch] for timed, _, of, _ in parts])
+    high = np.concatenate([of[timed.kernels.launch] for timed, _, _, of in parts])
+    return MadeUp(replace(built, program=program), source, low, high,
                   HOST_SPREAD if host is None else OVERHEADS_SPREAD, spec, tuple(notes))
 
 
@@ -204,12 +205,15 @@ def _host_times(graph: ExecutionGraph, op_of: Int64, host: HostOverheads | None)
         return found.estimate_ns if found else 0.0
 
     def column(*kinds: Overhead) -> Int64:
-        by_name = {code: sum(expected(kind, graph.string(code)) for kind in kinds) for code in np.unique(names).tolist()}
+        by_name = {code: sum(expected(kind, graph.string(code)) for kind in kinds)
+                   for code in np.unique(names).tolist()}
         return np.rint([by_name[code] for code in names.tolist()]).astype(np.int64)
 
     launches = [found for (kind, op, detail), found in host.table.items()
                 if kind == Overhead.CALL and op == ANY and detail.endswith("LaunchKernel")]
-    call = sum(f.total_ns for f in launches) / max(sum(f.count for f in launches), 1) if launches else HOST_NS * CALL_SHARE
+    call = HOST_NS * CALL_SHARE
+    if launches:
+        call = sum(found.total_ns for found in launches) / max(sum(found.count for found in launches), 1)
     return (column(Overhead.BETWEEN_OPS), np.full(len(names), round(call), np.int64),
             column(Overhead.BEFORE_CALL, Overhead.AFTER_CALL))
 

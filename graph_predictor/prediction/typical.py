@@ -9,6 +9,7 @@ rates.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -58,7 +59,11 @@ def typical_ratios(family: Family, measured_us: Float64, source: DeviceSpec, sou
     """
     logs = np.zeros(len(measured_us))
     rungs = ladders(family)
-    for calls in rungs:
+    for rung in rungs:
+        calls = rung
+        if family is Family.CONV and "tf32" in source.matrix_tflops:
+            # cuDNN's default: fp32 data, TF32 products.
+            calls = [replace(call, dtype="tf32") for call in calls]
         before = price(calls, source, source_models).times_us
         changed = calls if edit is None else [edit(call)[0] for call in calls]  # type: ignore[operator]
         after = price(changed, target, models).times_us

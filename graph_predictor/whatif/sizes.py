@@ -13,11 +13,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from graph_predictor.overheads import computing_operations
 from graph_predictor.prediction.scenario import EditError, Scenario
 from kernel_models.families import registry
 from kernel_models.families.copy import memset, transfer
 from kernel_models.op_call import Family, OpCall
 from kernel_models.operation import Operation, calls_of
+from kernel_models.pricing import price
 from tracer.graph import ExecutionGraph, Phase
 from tracer.views import Argument
 
@@ -31,6 +33,8 @@ MOST_UNSIZED = 0.05
 """Share of the kernels' time whose sizes may be missing."""
 LINEAR_SPREAD = 0.2
 """Log half width of the 80% interval of kernels taken to scale with their data: from a fixed cost to a cache's edge."""
+CPU_SPREAD = 0.2
+"""The same of a CPU's operations, whose caches and threads the formulas know little of."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,8 @@ class Sizes:
         scaled = [_Scaled(graph, self.changes) for graph in scenario.built.graphs]
         for rank in scaled:
             rank.check()
+        if not len(scenario.built.program.kernel_item):
+            return _resized_on_cpu(scenario, scaled, self.changes)
         return _resized(scenario, scaled, self.changes)
 
 
@@ -115,12 +121,12 @@ class _Scaled:
             holders = [s for s in self.shapes if (s[:1] == (old,) if leading else old in s)]
             if not holders:
                 where = "as its first dimension " if leading else ""
-                sizes = sorted({s[0] for s in self.shapes if s})[:8]
+                sizes = sorted({shape[0] for shape in self.shapes if shape})[:8]
                 raise EditError(f"No tensor of the step has {old} {where}(there are {', '.join(map(str, sizes))}, …): "
                                 f"{name}={old}:{new} changes nothing; name the size that was recorded.")
-            clash = [s for s in self.parameters if old in s]
+            clash: list[Shape] = [shape for shape in self.parameters if old in shape]
             if clash and old > 1:
-                shown = "×".join(map(str, max(clash, key=_dimensions)))
+                shown = "×".join(map(str, sorted(clash, key=_dimensions)[-1]))
                 raise EditError(f"{name}={old}:{new} is ambiguous: a parameter of {shown} has the size {old} too, so "
                                 "that "
                                 "they cannot be told apart; capture the step at another size, or two sizes.")
@@ -206,6 +212,48 @@ def _resized(scenario: Scenario, scaled: list[_Scaled], changes: tuple[tuple[str
         f"Sizes were scaled through the graph of one capture; host time stays. {share:.0%} of the kernels' time, of "
         "operations "
         "no formula gives back, was taken to grow with their data.")
+
+
+def _resized_on_cpu(scenario: Scenario, scaled: list[_Scaled], changes: tuple[tuple[str, int, int], ...]) -> Scenario:
+    """On a CPU the operations are the kernels: the own time of those that compute × model(new sizes) / model(old)."""
+    scenario = scenario.claim("the host's computation", "--set")
+    spec, pieces = scenario.known_source(), scenario.pieces
+    ns = pieces.ns.astype(np.float64) if scenario.host_ns is None else scenario.host_ns.copy()
+    before: list[OpCall] = []
+    after: list[OpCall] = []
+    known: dict[tuple[int, ...], tuple[int, int, int, int] | None] = {}
+    rows: list[int] = []
+    spans: list[tuple[int, int, int, int]] = []
+    computes = [computing_operations(rank.graph) for rank in scaled]
+    for i in np.flatnonzero((pieces.op >= 0) & scenario.cycle.working[pieces.item]).tolist():
+        rank, op = int(pieces.rank[i]), int(pieces.op[i])
+        if not computes[rank][op]:
+            continue
+        ops = scaled[rank].graph.ops
+        key = (rank, *(int(c[op]) for c in (ops.name, ops.shapes, ops.dtypes, ops.strides, ops.scalars)))
+        if key not in known:
+            operation = Operation.from_graph(scaled[rank].graph, op)
+            old = calls_of(operation)
+            new = calls_of(replace(operation, arguments=tuple(scaled[rank].argument(a) for a in operation.arguments)))
+            sized = old and new and not any("unsized" in call.flags for call in (*old, *new)) and old != new
+            known[key] = (len(before), len(before) + len(old), len(after), len(after) + len(new)) if sized else None
+            before += old if sized else ()
+            after += new if sized else ()
+        found = known[key]
+        if found is not None:
+            rows.append(i)
+            spans.append(found)
+    if not rows:
+        raise EditError("No operation that computes has one of the sizes: nothing would change.")
+    was, will = (price(calls, spec, scenario.source_models).times_us for calls in (before, after))
+    ratio = np.array([will[c:d].sum() / was[a:b].sum() for a, b, c, d in spans])
+    ns[rows] *= ratio
+    batch = next((new for name, _, new in changes if name.lower() in LEADING), None)
+    share = float(pieces.ns[rows].sum()) / max(float(pieces.ns[scenario.cycle.working[pieces.item]].sum()), 1.0)
+    changed = replace(scenario, host_ns=ns, host_spread=share * CPU_SPREAD,
+                      items_per_rank=None if batch is None else float(batch))
+    return changed.with_note(f"{share:.0%} of the step is operations that compute on the CPU and grow by their models; "
+                             "the rest of the host's time stays.")
 
 
 def _new_calls(scaled: _Scaled, op: int, old: tuple[OpCall, ...]) -> tuple[tuple[OpCall, ...], Fraction]:

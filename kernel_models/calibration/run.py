@@ -23,6 +23,7 @@ from kernel_models.host.overheads import HostOverheads
 from kernel_models.learned.gaussian import MOST_CALLS
 from kernel_models.op_call import Family
 from kernel_models.profile import DeviceProfile, Entry, save_profile
+from tracer.campaign.errors import CampaignError
 from tracer.campaign.families import FAMILIES
 from tracer.campaign.results import Results
 from tracer.campaign.runner import Outcome, RunOptions, run_items
@@ -39,6 +40,7 @@ START_S, FAMILY_S = 12.0, 2.0
 FIT_SHARE, MOST_FIT_S = 0.15, 60.0
 """Part of the minutes kept for fitting."""
 _MAX_MB = 200.0
+_NO_START = "could not start ("
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ def calibrate(request: Request, *, probe: checks.Probe = checks.probe, host: Hos
     source = Measurements(setup, families, request.work, box_s, request.seed, probe, health.free_bytes or 8e9, say)
     source.findings += findings
     options = RunOptions(minutes=max(left_s, 1.0) / 60, max_mb=_MAX_MB, resume=request.resume)
-    outcome = run_items(source, request.work, options)
+    outcome = _run(source, request.work, options, device)
     for finding in checks.during(probe(device)):
         if finding.what not in {one.what for one in source.findings}:
             source.findings.append(finding)
@@ -167,6 +169,19 @@ def fit_measurements(work: Path, families: Sequence[Family], host: HostFit | Non
 def write_profile(calibration: Calibration, path: str | os.PathLike[str]) -> None:
     """Write the profile, whole or not at all. Raises ``ProfileError``."""
     save_profile(calibration.profile, path)
+
+
+def _run(source: Measurements, work: Path, options: RunOptions, device: str) -> Outcome:
+    try:
+        return run_items(source, work, options)
+    except CampaignError as error:
+        told, marker, _ = str(error).partition(_NO_START)
+        if not marker:
+            raise
+        hint = " --device cpu calibrates the CPU." if device == "cuda" else ""
+        reason = str(error)[len(told) + len(marker):].partition(")")[0]
+        raise CalibrationError(f"Nothing can be measured here: {reason} "
+                               f"PyTorch is needed (pip install 'foretrace[capture]').{hint}") from error
 
 
 def _entries(one: Samples, spec: DeviceSpec) -> list[Entry]:

@@ -31,7 +31,7 @@ from graph_predictor.whatif import (
 )
 from kernel_models.device import device
 from tracer.errors import ForetraceError
-from tracer.graph import SHAPE_ONLY, ExecutionGraph
+from tracer.graph import ExecutionGraph
 
 SIZES: dict[str, Any] = {"Input Dims": [[4096, 1024], [1024, 1024], [1024]],
                          "Input type": ["float", "float", "float"]}
@@ -249,10 +249,6 @@ def test_nothing_to_predict_from(tmp_path: Path) -> None:
         predict([])
     with pytest.raises(ForetraceError, match="no steps"):
         predict(_without_steps(tmp_path))
-    shapes = waiting_steps().read(tmp_path)
-    shapes.meta.era = SHAPE_ONLY
-    with pytest.raises(ForetraceError):
-        predict(shapes)
 
 
 def _without_steps(tmp_path: Path) -> ExecutionGraph:

@@ -487,6 +487,17 @@ def test_the_command_is_interrupted_resumed_and_writes_a_profile(tmp_path: Path)
     assert price([memset(1 << 20)], profile.device, profile).source[0] == Source.LEARNED
 
 
+def test_a_gpu_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="measuring needs torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    process = command("-o", str(tmp_path / "a.profile"), "--device", "cuda")
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 2 and out == ""
+    assert "sees no CUDA device" in error and "--device cpu" in error and "--rehearse" not in error
+    assert error.count("\n") == 1
+
+
 def test_mistakes_end_the_command_with_2(tmp_path: Path) -> None:
     for options, told in (
             (("-o", str(tmp_path / "no" / "a.profile")), "does not exist"),

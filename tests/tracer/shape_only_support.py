@@ -49,10 +49,15 @@ def call(graph: ExecutionGraph, row: int) -> Call:
     listed = name in ("aten::index", "aten::index_put", "aten::_index_put_impl_")
     # It also leaves out the shapes of lists of more than 30 tensors.
     return name, tuple(
-        ("", ()) if listed and a.dtype == "TensorList" else
+        ("", ()) if listed and _kind(a.dtype) == "TensorList" else
         ("", ()) if a.dtype == "ScalarList" and a.value.count(",") >= _LONG_LIST else
-        (a.dtype, () if a.dtype == "TensorList" and len(a.shape or ()) > _LONG_LIST else a.shape)
+        (_kind(a.dtype), () if _kind(a.dtype) == "TensorList" and len(a.shape or ()) > _LONG_LIST else a.shape)
         for a in graph.arguments(row))
+
+
+def _kind(dtype: str) -> str:
+    """A trace says what type the tensors of a list have, ``TensorList[c10::Half]``; the profiler does not."""
+    return dtype.partition("[")[0]
 
 
 def dispatched(real: ExecutionGraph, names: set[str]) -> list[Call]:

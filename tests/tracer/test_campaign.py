@@ -255,7 +255,8 @@ def test_a_part_that_is_not_there(tmp_path: Path) -> None:
 
 def test_mistakes_end_the_command_with_2(tmp_path: Path) -> None:
     bad = write(tmp_path, MISTAKES["an unknown key"][0])
-    for arguments in ((str(bad),), ("nowhere.toml",), ("smoke", "--part", "2"), ("smoke", "--minutes", "0")):
+    for arguments in ((str(bad),), ("nowhere.toml",), ("smoke", "--part", "2"), ("smoke", "--minutes", "0"),
+                      ("smoke", "--minutes", "nan")):
         ran = foretrace("campaign", "run", *arguments, "--out", str(tmp_path / "out"))
         assert ran.returncode == 2
         assert ran.stderr.startswith("foretrace: ") and ran.stderr.count("\n") == 1

@@ -386,6 +386,9 @@ def test_wrong_arguments_one_sentence_each(tmp_path: Path) -> None:
             tracer.capture(tmp_path, **wrong)
     with pytest.raises(CaptureError, match="give a path"):
         tracer.capture(None)  # type: ignore[arg-type]
+    for nothing in ("", " ", "a\nb", "a\0b"):
+        with pytest.raises(CaptureError, match="is no directory for a capture|has a line break"):
+            tracer.capture(nothing)
     with pytest.raises(CaptureError, match="give a local directory"):
         tracer.capture("s3://bucket/run")
     with pytest.raises(CaptureError, match="before the capture began"):
@@ -740,3 +743,77 @@ def test_a_workload_of_the_suite(tmp_path: Path) -> None:
     context = json.loads((tmp_path / "w" / "rank0" / "context.json").read_text())
     assert context["workload"]["name"] == "llama" and context["workload"]["split"] in ("fit", "held-out")
     assert_replays(tracer.read_job(tmp_path / "w").graphs, 2)
+
+
+# --- what scripts do ---------------------------------------------------------------------------------------------
+
+
+def test_a_script_that_changes_its_directory(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    script.write_text("import os\nos.chdir('elsewhere')\n" + SCRIPT)
+    result = foretrace("--out", "out", str(script))
+    assert result.returncode == 0, result.stderr
+    assert f"Recorded 2 steps in {Path('out', 'rank0')}\n" in result.stdout
+    assert read_context(tmp_path / "out" / "rank0")["complete"] is True
+    assert not any((tmp_path / "elsewhere").iterdir())
+    assert "USDT" not in result.stderr and "Execution Trace Observer" not in result.stderr
+    capture = tracer.capture("relative", **SHORT)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.warns(CaptureWarning), capture:
+        assert capture.part == tmp_path / "relative" / "rank0"
+    assert capture.finished and not capture.complete and capture.ended
+
+
+ADVERSARIAL = """
+import torch
+first, second = torch.nn.Linear(4, 4), torch.nn.Linear(8, 8)
+one, other = torch.optim.SGD(first.parameters()), torch.optim.Adam(second.parameters())
+for number in range(200):
+    first(torch.ones(2, 4)).sum().backward()
+    one.step()
+    if number % 5 == 4:
+        second(torch.ones(2, 8)).sum().backward()
+        other.step()
+"""
+
+
+def test_optimizers_that_step_at_different_rates(tmp_path: Path, command: Command) -> None:
+    path = tmp_path / "gan.py"
+    path.write_text(ADVERSARIAL)
+    told = "while optimizer 1 (Adam, 72 parameters) made 1 meanwhile, not as many in each; --optimizer 1 counts"
+    code, out, _ = command("capture", "--out", tmp_path / "a", *COUNTS, path)
+    assert code == 0 and told in out
+    assert any(told in note for note in tracer.read_job(tmp_path / "a").notes)
+    assert read_context(tmp_path / "a" / "rank0")["optimizers"]["seen"][0] == {
+        "class": "SGD", "parameters": 20, "steps": 7}
+    code, out, _ = command("capture", "--out", tmp_path / "b", *COUNTS, "--optimizer", "1", path)
+    assert code == 0 and "Note" not in out
+    (graph,) = tracer.read_job(tmp_path / "b").graphs
+    names = np.array(graph.strings)[graph.ops.name]
+    for step in range(2):
+        assert (names[graph.ops.step == step] == "Optimizer.step#SGD.step").sum() == 5
+        assert (names[graph.ops.step == step] == "Optimizer.step#Adam.step").sum() == 1
+    code, _, err = command("capture", "--out", tmp_path / "c", *COUNTS, "--optimizer", "2", path)
+    assert code == 2 and "no optimizer 2: those that made a step are 0 (SGD, 20 parameters), 1 (Adam" in err
+    for wrong in (("--optimizer", "-1", path), ("--optimizer", "0", "--workload", "llama")):
+        code, _, err = command("capture", "--out", tmp_path / "c", *wrong)
+        assert code == 2 and err.count("\n") == 1
+    assert not (tmp_path / "c").exists()
+
+
+def test_without_torch_it_is_one_sentence(script: Path, tmp_path: Path) -> None:
+    code = ("import sys; sys.modules['torch'] = None; sys.argv[0] = 'foretrace'; "
+            "from graph_predictor.cli import main; sys.exit(main())")
+    capture = ["capture", "--out", str(tmp_path / "out")]
+    for arguments in (
+            [*capture, "--workload", "llama"], [*capture, str(script)],
+            [*capture, "--workload", "llama", "--world-size", "4", "--parallel", "ddp"],
+            ["trace", "--workload", "llama", "-o", str(tmp_path / "a.foretrace")]):
+        result = run([sys.executable, "-c", code, *arguments])
+        assert result.returncode == 2 and result.stderr.count("\n") == 1, result.stderr
+        assert "PyTorch; install it with: pip install 'foretrace[capture]'" in result.stderr
+    # What is wrong with the command itself is told first.
+    result = run([sys.executable, "-c", code, *capture, "--workload", "llama", "--world-size", "4", "--parallel", "tp=3"])
+    assert result.returncode == 2 and "which is not the world size 4" in result.stderr
+    assert not (tmp_path / "out").exists()

@@ -267,6 +267,9 @@ def test_real_process_groups_are_left_alone(tmp_path: Path) -> None:
     (True, 0, "world_size=True is not possible: give a whole number, 1 or more."),
     (4, -1, "rank=-1 is not possible: give a whole number, 0 or more."),
     (4, 4, "There is no rank 4 in a world of 4; choose one from 0 to 3."),
+    (1_000_001, 0, "world_size=1,000,001 is more than a fake world can have; give 1,000,000 or less."),
+    (10**23, 0, "world_size=1.00e+23 is more than a fake world can have; give 1,000,000 or less."),
+    (10**5000, 0, "world_size=that is more than a fake world can have; give 1,000,000 or less."),
 ])
 def test_impossible_worlds(size: Any, rank: int, message: str, tmp_path: Path) -> None:
     with pytest.raises(FakeWorldError) as error, fake_world(size, rank):
@@ -313,9 +316,9 @@ def test_texts_that_are_no_plan(text: str, size: int, message: str) -> None:
 
 
 @pytest.mark.parametrize(("plan", "size", "settings", "message"), [
-    ("tp", 4, {}, "kv_heads=2 cannot be split evenly by tp=4"),
+    ("tp", 4, {}, r"kv_heads=2 cannot be split evenly by tp=4; choose a multiple of 4 \(--set kv_heads=…\) or the pub"),
     ("tp", 2, {"hidden": 65}, "hidden=65 cannot be split evenly by tp=2"),
-    ("pp", 4, {"depth": 2}, "depth=2 is less than pp=4"),
+    ("pp", 4, {"depth": 2}, r"depth=2 is less than pp=4.* \(--set depth=…\) or the published size \(--preset real\)"),
     ("pp=2,microbatches=3", 2, {"depth": 2}, "batch=2 cannot be split evenly by microbatches=3"),
     ("pp", 2, {"depth": 2, "accumulation": 2}, "accumulation=2 does not go with a pipeline"),
     ("tp", 2, {"compile": True}, "compile=true does not go with tensor parallelism"),
@@ -339,7 +342,8 @@ def test_capture_of_a_rank_with_one_line(tmp_path: Path) -> None:
         model(torch.ones(2, 4)).sum().backward()  # the world stays until the block ends
     assert not dist.is_initialized()
     job = tracer.read_job(tmp_path)
-    assert (job.world_size, job.missing_ranks, job.classes) == (8, [0, 1, 2, 3, 4, 6, 7], [])
+    assert (job.world_size, job.missing_ranks, [str(each) for each in job.classes]) == (8, [], ["0–7"])
+    assert any(note.startswith("Assumed: every rank does the same as rank 5, because") for note in job.notes)
     assert any(note.startswith("Rank 5 of a fake world of 8: its collectives took no time") for note in job.notes)
     graph = job.rank(5)
     assert json.loads(graph.string(int(graph.collectives.ranks[0]))) == list(range(8))
@@ -386,7 +390,12 @@ def test_an_unchanged_script_in_a_fake_world(kind: str, kinds: list[str], tmp_pa
         "1", "--execution-trace", "none", str(script), "--", kind])
     assert result.exit_code == 0, result.output
     assert not dist.is_initialized() and dist.init_process_group.__module__.startswith("torch.")
-    graph = tracer.read_job(out).rank(2)
+    job = tracer.read_job(out)
+    # Its loss is reduced in a group of two: what other ranks do is not assumed.
+    assert (job.classes, job.missing_ranks) == ([], [0, 1, 3])
+    assert any(note.startswith("1 of 4 ranks was recorded, in a fake world; whether") for note in job.notes)
+    assert not any("waiting" in note for note in job.notes)
+    graph = job.rank(2)
     assert [graph.string(int(code)) for code in graph.collectives.kind] == kinds
     groups = [json.loads(graph.string(int(code))) for code in graph.collectives.ranks]
     assert groups == [[0, 1, 2, 3]] * (len(kinds) - 1) + [[2, 3]]
@@ -443,3 +452,26 @@ def test_a_failed_step_takes_the_world_down(tmp_path: Path) -> None:
 
 def _fail(*_: Any) -> None:
     raise RuntimeError("on purpose")
+
+
+def test_parts_of_another_run_do_not_stay_beside_a_fake_rank(tmp_path: Path) -> None:
+    def captured(out: Path, rank: int, plan: str = "ddp", size: int = 4, **options: Any) -> None:
+        run_workload(workloads.configure("llama", preset="tiny"), out,
+                     CaptureOptions(steps=1, warmup=0, timed=1, execution_trace="none", **options),
+                     parse_plan(plan, size), (size, rank))
+
+    def parts() -> list[str]:
+        return sorted(path.name for path in tmp_path.iterdir())
+
+    captured(tmp_path, 0)
+    captured(tmp_path, 3)  # another rank of the same job
+    assert parts() == ["rank0", "rank3"]
+    with pytest.raises(CaptureError, match="holds rank 0 of another job than this one; .* --replace"):
+        captured(tmp_path, 1, "fsdp2")
+    assert parts() == ["rank0", "rank3"]
+    captured(tmp_path, 3, replace=True)
+    assert parts() == ["rank0", "rank3"]
+    captured(tmp_path, 1, "fsdp2", replace=True)
+    assert parts() == ["rank1"]
+    captured(tmp_path, 0, "fsdp2", 2, replace=True)
+    assert parts() == ["rank0"]

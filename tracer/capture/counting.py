@@ -39,6 +39,10 @@ class Counting:
 BY_CALL = Counting("steps", "", "capture.step() was never called; call it at the end of each step.")
 BY_FUNCTION = Counting("calls of the decorated function", "each call is one step",
                        "it never returned; let each call be one step.")
-BY_OPTIMIZER = Counting(
-    "optimizer steps", "each step of the first optimizer is one, and its first one ends the script's preparations",
-    "run more steps, or ask for fewer.", before=1)
+
+
+def by_optimizer(number: int = 0) -> Counting:
+    """Counting the steps of one optimizer; 0 is the one that made the first step."""
+    which = f"optimizer {number}" if number else "the first optimizer"
+    return Counting("optimizer steps", f"each step of {which} is one, and its first one ends the script's preparations",
+                    "run more steps, or ask for fewer.", before=1)

@@ -1,8 +1,9 @@
 """Puts ``collectives.json`` into a graph's collectives. Needs no torch.
 
-The notes are of one step. Every profiled step has the same collectives, so that the n-th call of an operator in a step
-is described by the n-th note of that operator. A functional collective and the ``c10d`` call inside it are one: the
-notes have the outer one, the row names the inner one. In steps whose calls are others, only the kind is known.
+The notes are of one step. Where a profiled step has the same collectives, the n-th call of an operator in it is
+described by the n-th note of that operator; a step that has others is aligned with the notes (``align.py``), and what is
+left over there is of the job's only process group if there is but one, else only its kind is known. A functional
+collective and the ``c10d`` call inside it are one: the notes have the outer one, the row names the inner one.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ from typing import Any
 
 import numpy as np
 
+from tracer.capture.align import Call, align, call_of
 from tracer.errors import TraceError
 from tracer.fill import string_coder
 from tracer.graph import NONE, CollectiveTable, ExecutionGraph, OpKind
-from tracer.kineto.collectives import collective_kind
+from tracer.kineto.collectives import SAME_SIZE, collective_kind
 
 _OPERATORS = ("c10d::", "_c10d_functional::")
 _NOT_COLLECTIVES = ("::wait_tensor", "::check_for_nan", "::batch_p2p_ops", "::_wrap_tensor_autograd")
 
 
-def merge_collectives(graph: ExecutionGraph, path: Path) -> list[str]:
+def merge_collectives(graph: ExecutionGraph, path: Path, groups: object = ()) -> list[str]:
     """Add or complete the graph's collectives, in place; sentences for what does not fit. A missing file is fine.
+
+    ``groups`` are the rank's process groups as ``context.json`` has them.
 
     Raises:
         TraceError: the file is damaged.
@@ -37,11 +41,41 @@ def merge_collectives(graph: ExecutionGraph, path: Path) -> list[str]:
         raise TraceError(f"{path} cannot be read ({error!r}); copy or record it again.") from error
     calls = _calls(graph)
     described, unlike = _described(graph, calls, noted)
+    left = [index for index, note in enumerate(described) if note is None and graph.ops.step[calls[index][0]] != NONE]
+    only = _only_group(groups, noted)
+    if only is not None:
+        for index, note in enumerate(described):
+            if note is None:
+                described[index] = _in_group(only, call_of(graph, *calls[index]))
     _fill(graph, calls, described)
-    if unlike:
-        return [f"{unlike} of {len(graph.steps)} steps have other collectives than the step in which they were noted: "
-                "their process groups are unknown."]
-    return []
+    if not left:
+        return []
+    of = f"{len(left)} of their {sum(int(graph.ops.step[row]) in unlike for row, _ in calls)} collectives"
+    have = "step has" if len(graph.steps) == 1 else "steps have"
+    return [f"{len(unlike)} of {len(graph.steps)} {have} other collectives than the step in which they were noted: "
+            + (f"the process groups of {of} are unknown." if only is None else
+               f"{of} are taken to be of the job's only process group.")]
+
+
+def _only_group(groups: object, noted: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Name and ranks of the one process group that this rank is in; ``None`` if there are several, or notes of another."""
+    if not isinstance(groups, list | tuple) or len(groups) != 1 or not isinstance(groups[0], dict):
+        return None
+    name, ranks = str(groups[0].get("pg_name", "")), groups[0].get("ranks")
+    if not isinstance(ranks, list) or not all(isinstance(rank, int) for rank in ranks):
+        return None
+    return {"group": name, "ranks": ranks} if all(row["group"] == name for row in noted) else None
+
+
+def _in_group(group: dict[str, Any], call: Call) -> dict[str, Any]:
+    """What is known of a call that nothing was noted of, but whose group is."""
+    kind = collective_kind(call.operator)
+    known: dict[str, Any] = {**group, "kind": kind}
+    if kind in ("send", "recv"):
+        known.pop("ranks")  # those who send and receive are not known
+    if kind in SAME_SIZE and call.elements >= 0:
+        known.update(elements_in=call.elements, elements_out=call.elements)
+    return known
 
 
 def _checked(row: Any) -> dict[str, Any]:
@@ -72,8 +106,8 @@ def _enclosing(parent: np.ndarray, row: int, wanted: set[int]) -> int:
 
 
 def _described(graph: ExecutionGraph, calls: list[tuple[int, str]], noted: list[dict[str, Any]]) -> \
-        tuple[list[dict[str, Any] | None], int]:
-    """The note of each call, and the number of steps whose calls are not those noted."""
+        tuple[list[dict[str, Any] | None], set[int]]:
+    """The note of each call, and the steps whose calls are not those noted."""
     by_operator: dict[str, list[dict[str, Any]]] = {}
     for row in noted:
         by_operator.setdefault(row["op"], []).append(row)
@@ -88,7 +122,16 @@ def _described(graph: ExecutionGraph, calls: list[tuple[int, str]], noted: list[
     alike = {step for step, found in seen.items() if step != NONE and found == expected}
     found = [by_operator[operator][place] if step in alike else None
              for step, place, (_, operator) in zip(steps, places, calls, strict=True)]
-    return found, len(graph.steps) - len(alike)
+    unlike = set(range(len(graph.steps))) - alike
+    known: dict[tuple[Call, ...], list[dict[str, Any] | None]] = {}  # steps that differ are often alike themselves
+    for step in sorted(unlike):
+        rows = [index for index, each in enumerate(steps) if each == step]
+        made = tuple(call_of(graph, *calls[index]) for index in rows)
+        if made not in known:
+            known[made] = align(made, noted)
+        for index, note in zip(rows, known[made], strict=True):
+            found[index] = note
+    return found, unlike
 
 
 def _fill(graph: ExecutionGraph, calls: list[tuple[int, str]], described: list[dict[str, Any] | None]) -> None:

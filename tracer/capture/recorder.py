@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from tracer.capture.options import PROFILER_WARMUP, CaptureOptions
+from tracer.capture.quiet import QuietStderr
 from tracer.errors import ProfilerBusyError
 
 STEP = "ProfilerStep#"
@@ -45,6 +47,7 @@ class Recorder:
         self._number = 0
         self._observer: Any = None
         self._profiler: Any = None
+        self._quiet = QuietStderr()
 
     @property
     def cycle_steps(self) -> int:
@@ -97,14 +100,17 @@ class Recorder:
             experimental_config=experimental,
             execution_trace_observer=self._observer,
         )
-        self._profiler.start()
+        with self._quiet.quiet():
+            self._profiler.start()
 
     def step(self) -> None:
         """End the current step and begin the next; at the end of a window, write its trace."""
         with warnings.catch_warnings():
             # Each window is exported before the next begins, so nothing is lost.
             warnings.filterwarnings("ignore", message=".*Profiler clears events", category=UserWarning)
-            self._profiler.step()
+            is_border = (self._number + 1) % self.cycle_steps in (0, PROFILER_WARMUP)
+            with self._quiet.quiet() if is_border else nullcontext():
+                self._profiler.step()
         self._number += 1
 
     def stop(self) -> None:
@@ -112,11 +118,15 @@ class Recorder:
         profiler, self._profiler = self._profiler, None
         observer, self._observer = self._observer, None
         try:
-            if profiler is not None:
-                profiler.__exit__(None, None, None)
+            with self._quiet.quiet():
+                try:
+                    if profiler is not None:
+                        profiler.__exit__(None, None, None)
+                finally:
+                    if observer is not None:
+                        observer.unregister_callback()
         finally:
-            if observer is not None:
-                observer.unregister_callback()
+            self._quiet.close()
 
     @property
     def observes(self) -> bool:

@@ -1,7 +1,8 @@
 """Captures of programs that have no line for it: an unmodified script, or a workload of the suite.
 
-A script's steps are found by its optimizer: a step ends when the first optimizer that was seen has updated the
-parameters, so that gradient accumulation and further optimizers need no care.
+A script's steps are found by its optimizer: a step ends when the first optimizer that was seen (or another that was
+chosen) has updated the parameters, so that gradient accumulation needs no care, nor do further optimizers that step as
+often. Those that do not are told (``optimizers.py``).
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from tracer.capture.counting import BY_OPTIMIZER
+from tracer.capture.counting import by_optimizer
 from tracer.capture.options import CaptureOptions, CaptureWarning
-from tracer.capture.session import Capture
+from tracer.capture.optimizers import Optimizers
+from tracer.capture.session import Capture, need_torch
 from tracer.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -36,12 +38,22 @@ class ScriptOptions:
         capture: what to record.
         afterwards: "stop" ends the script when everything is recorded, "continue" lets it run to its own end.
         world: (world size, rank) of a fake world that the script finds as if torchrun had started it.
+        optimizer: whose steps are counted: 0 is the optimizer that makes its first step before all others.
+
+    Raises:
+        CaptureError: there can be no such optimizer.
     """
 
     out: str | os.PathLike[str]
     capture: CaptureOptions = field(default_factory=CaptureOptions)
     afterwards: Literal["stop", "continue"] = "stop"
     world: tuple[int, int] | None = None
+    optimizer: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.optimizer, int) or isinstance(self.optimizer, bool) or self.optimizer < 0:
+            raise CaptureError(f"optimizer={self.optimizer!r} is not possible: give a whole number, 0 for the one that "
+                               "makes the script's first step.")
 
 
 class _RecordedAll(SystemExit):
@@ -51,7 +63,7 @@ class _RecordedAll(SystemExit):
 def new_capture(options: ScriptOptions) -> Capture:
     """The capture of a script, not begun."""
     capture = Capture(options.out, options.capture)
-    capture.counting = BY_OPTIMIZER
+    capture.counting = by_optimizer(options.optimizer)
     return capture
 
 
@@ -107,19 +119,23 @@ def run_script(path: str | os.PathLike[str], args: Sequence[str], options: Scrip
     if not os.path.isfile(script):
         raise CaptureError(f"There is no script {script}; check the path.")
     capture = capture or new_capture(options)
+    capture.check(options.world)
+    need_torch()
     with _launched(options.world):
         return _run(script, args, options, capture)
 
 
 def _run(script: str, args: Sequence[str], options: ScriptOptions, capture: Capture) -> Capture:
-    capture.check()
-    finder = _StepFinder(capture, options.afterwards)
+    finder = _StepFinder(capture, options)
     with finder.installed(), _as_main(script, args), _ended_quietly(capture):
         try:
             runpy.run_path(script, run_name="__main__")
         except SystemExit as error:
             if error.code not in (None, 0) and not isinstance(error, _RecordedAll):
                 raise
+    if not finder.seen and finder.optimizers.seen:
+        raise CaptureError(f"{script} has no optimizer {options.optimizer}: those that made a step are "
+                           f"{finder.optimizers.listed}; choose one of them with --optimizer.")
     if not finder.seen:
         raise CaptureError(f"{script} ended without a single optimizer step in this process (those that it starts are "
                            "not watched), so that no training step was found: check its arguments, or put the capture "
@@ -145,14 +161,23 @@ def run_workload(settings: Settings, out: str | os.PathLike[str], options: Captu
         FakeWorldError: the plan does not fit the workload or the world.
         WorkloadError: the workload cannot be built here.
     """
+    from tracer import workloads
+
+    capture = Capture(out, options)
+    facts = {"name": settings.WORKLOAD, "settings": workloads.as_plain(settings), "split": workloads.split(settings)}
+    capture.facts["workload"] = facts
     if plan is None:
-        return _run_workload(settings, Capture(out, options), lambda workload: workload)
-    from tracer.fake_world import check_plan, fake_world, parallelize, rank_classes
+        return _run_workload(settings, capture, lambda workload: workload)
+    from tracer.fake_world import check_plan
 
     check_plan(settings, plan)
+    capture.facts["parallel"] = {"plan": str(plan)}
+    if world is not None:
+        capture.check(world)
+    need_torch()
+    from tracer.fake_world import fake_world, parallelize, rank_classes
+
     with fake_world(*world) if world is not None else _real_groups(settings.device):
-        capture = Capture(out, options)
-        capture.facts["parallel"] = {"plan": str(plan)}
         if world is not None:
             capture.facts["parallel"]["classes"] = [[list(span) for span in c.ranks]
                                                     for c in rank_classes(plan, settings)]
@@ -163,9 +188,9 @@ def _run_workload(settings: Settings, capture: Capture, spread: Callable[[Any], 
     from tracer import workloads
 
     capture.check()
+    need_torch()
     workload = workloads.create(settings)
-    capture.facts["workload"] = {"name": settings.WORKLOAD, "settings": workloads.as_plain(settings),
-                                 "split": workloads.split(settings), "parameters": workload.parameters}
+    capture.facts["workload"]["parameters"] = workload.parameters
     workload = spread(workload)
     with capture:
         for batch in capture.wrap(workload.batches()):
@@ -210,32 +235,39 @@ def _real_groups(device: str) -> Iterator[None]:
 
 
 class _StepFinder:
-    """Calls ``capture.step`` after each step of the first optimizer that takes one."""
+    """Calls ``capture.step`` after each step of the optimizer that is counted.
 
-    def __init__(self, capture: Capture, afterwards: str) -> None:
+    Attributes:
+        seen: whether it has made a step.
+        optimizers: all that have.
+    """
+
+    def __init__(self, capture: Capture, options: ScriptOptions) -> None:
         self.seen = False
+        self.optimizers = Optimizers(options.optimizer)
         self._over = False
         self._capture = capture
-        self._afterwards = afterwards
+        self._afterwards = options.afterwards
         self._hook: Any = None
+        capture.late_facts = self.optimizers.facts
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Watch all optimizers until one has made a step."""
+        """Watch all optimizers."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        self._hook = register_optimizer_step_post_hook(self._first_step)
+        self._hook = register_optimizer_step_post_hook(self._stepped)
         try:
             yield
         finally:
             self._hook.remove()
 
-    def _first_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """The hook runs inside torch's ``Optimizer.step`` range; later steps end outside, around the whole call."""
-        if self.seen:
+    def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """The hook runs inside torch's ``Optimizer.step`` range; steps that are counted end outside, around the whole
+        call, but for the first."""
+        if not self.optimizers.note(optimizer) or self.seen:
             return
         self.seen = True
-        self._hook.remove()
         optimizer.step = types.MethodType(self._around(optimizer.step), optimizer)
         self._capture.__enter__()
 
@@ -252,8 +284,11 @@ class _StepFinder:
     def _end_step(self) -> None:
         if self._over:
             return
+        self.optimizers.end_step()
         self._capture.step()
         self._over = self._capture.finished
+        if self._over:
+            self._hook.remove()
         if self._over and self._afterwards == "stop":
             raise _RecordedAll(0)
 

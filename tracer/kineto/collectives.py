@@ -31,7 +31,7 @@ _DTYPES = {
     "long": "int64", "long int": "int64", "byte": "uint8", "unsigned char": "uint8", "char": "int8",
     "signed char": "int8", "bool": "bool", "short": "int16", "float8_e4m3fn": "float8_e4m3fn",
 }
-_SAME_SIZE = {"all_reduce", "broadcast", "reduce"}
+SAME_SIZE = {"all_reduce", "broadcast", "reduce"}
 _TEXTS = msgspec.json.Decoder(list[str])
 
 
@@ -130,7 +130,7 @@ def _fill(table: CollectiveTable, index: int, kernel: int, op: int, ops: OpTable
             table.is_async[index] = int(str(args.is_async).lower() in ("1", "true"))
     if op >= 0:
         _from_shapes(table, index, op, op in annotations, ops, strings, texts)
-    if kind in _SAME_SIZE and table.elements_out[index] == NONE:
+    if kind in SAME_SIZE and table.elements_out[index] == NONE:
         table.elements_out[index] = table.elements_in[index]
 
 

@@ -19,6 +19,13 @@ _NVIDIA: dict[tuple[int, int], tuple[str, ...]] = {
     (9, 0): ("h100-pcie", "h100-sxm", "h200-sxm"),
     (10, 0): ("b200", "gb200"),
 }
+_GIB: dict[str, int] = {
+    "p100-pcie-16g": 16, "p4": 8, "v100-pcie-16g": 16, "v100-pcie-32g": 32, "v100-sxm2-16g": 16, "v100-sxm2-32g": 32,
+    "t4": 16, "rtx-2080ti": 11, "a100-pcie-40g": 40, "a100-sxm-40g": 40, "a100-pcie-80g": 80, "a100-sxm-80g": 80,
+    "a10": 24, "a40": 48, "rtx-3090": 24, "l4": 24, "l40s": 48, "rtx-4090": 24, "h100-pcie": 80, "h100-sxm": 80,
+    "h200-sxm": 141, "mi210": 64, "mi250": 64, "mi300x": 192,
+}
+"""Memory as it is sold; a device of MI250 is half a board."""
 _AMD = ("mi210", "mi250", "mi300x")
 
 
@@ -39,6 +46,11 @@ class Device:
     def is_gpu(self) -> bool:
         """Whether substitutions apply: on "cpu" a step is traced as the CPU runs it."""
         return self.vendor != "cpu"
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory as it is sold (a program sees a few percent less or more); 0 where unknown."""
+        return _GIB.get(self.name, 0) << 30
 
     @property
     def has_bf16(self) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import re
 import sys
 import traceback
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from tracer.errors import ForetraceError
 
@@ -34,6 +36,10 @@ def explained(error: BaseException) -> ShapeOnlyError | None:
                 f"{where} {what} ({operator}), which a trace by shapes alone does not have: keep the decision on the "
                 "device (torch.where, masks, index_select with fixed sizes), or leave .item(), print and logging of "
                 "losses out of the traced step.")
+    if any(isinstance(e, RuntimeError) and ".numpy() is not supported" in str(e) for e in _chain(error)):
+        return ShapeOnlyError(
+            f"{where} reads a tensor's values (.numpy()), which a trace by shapes alone does not have: leave conversions "
+            "to numpy, print and logging of losses out of the traced step.")
     unsupported = next((e for e in _chain(error) if isinstance(e, fake_tensor.UnsupportedOperatorException)), None)
     if unsupported is None:
         unsupported = next((e for e in _chain(error) if isinstance(e, NotImplementedError) and (
@@ -58,7 +64,24 @@ def unexplained(error: BaseException) -> ShapeOnlyError:
 
 def user_line(trace: TracebackType | None) -> str:
     """``file.py:12 (`the line`)`` of the innermost frame that is neither torch's, the library's nor Python's own."""
-    frames = traceback.extract_tb(trace)
+    return _users(traceback.extract_tb(trace))
+
+
+def caller_line() -> str:
+    """The same of the code that runs now."""
+    return _users(traceback.extract_stack())
+
+
+def function_line(function: Any) -> str:
+    """``file.py:12 (`the line`)`` where a function is defined; its name if it is no Python function."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return getattr(function, "__name__", type(function).__name__)
+    line = linecache.getline(code.co_filename, code.co_firstlineno).strip()
+    return f"{code.co_filename}:{code.co_firstlineno}" + (f" (`{line[:80]}`)" if line else "")
+
+
+def _users(frames: traceback.StackSummary) -> str:
     for frame in reversed(frames):
         if _is_users(frame.filename):
             code = linecache.getline(frame.filename, frame.lineno or 0).strip()

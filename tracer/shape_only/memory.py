@@ -106,6 +106,14 @@ class MemoryTracker:
             found.on_device = on_device
             (self._host.discard if on_device else self._host.add)(number)
 
+    def device_bytes(self) -> int:
+        """Bytes alive on the device now."""
+        return sum(storage.size for storage in self._live.values() if storage.on_device)
+
+    def anything_on_device(self) -> bool:
+        """Whether any storage of the recorded step lies on the device."""
+        return any(number not in self._host for number, _ in (*self._start, *self._events))
+
     def resized(self, storage: Any, size: int) -> None:
         """A storage now has ``size`` bytes."""
         found = self._live.get(storage._cdata)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _DEVICE = torch.ops.prim.device.default
+_TO_NUMBER = torch.ops.aten._local_scalar_dense.default
 _DETACH = torch.ops.aten.detach.default
 _IGNORED = frozenset({"prim", "prims", "profiler"})
 _COLLECTIVES = ("c10d", "_c10d_functional", "_dtensor")
@@ -114,6 +115,7 @@ class OperatorRecorder(TorchDispatchMode):
             yield
         finally:
             self.recording = False
+            self._hold_gradients()
             self.step_ends.append(len(self.columns))
             self._step += 1
             self.modules.forget()
@@ -138,7 +140,10 @@ class OperatorRecorder(TorchDispatchMode):
         rule = self._rules.get(func)
         row = NONE
         inputs = _tensors_of(args, kwargs)
-        if self.recording and not (func is _DETACH and self._is_bookkeeping(inputs, backward)):
+        if self._placement is not None:
+            self._placement.check(func, inputs)
+        if self.recording and not (func is _DETACH and self._is_bookkeeping(inputs, backward)) and not (
+                func is _TO_NUMBER and self._is_on_host(inputs[0])):
             row = self._note(func, args, kwargs, backward, sequence, inputs)
         device = kwargs.get("device")
         if isinstance(device, torch.device) and device.type == "cuda":
@@ -161,6 +166,10 @@ class OperatorRecorder(TorchDispatchMode):
             node = torch._C._current_autograd_node()
             return node is None or "AccumulateGrad" not in node.name()
         return self.tracker.number(inputs[0]) in self._last_outputs
+
+    def _is_on_host(self, tensor: Any) -> bool:
+        """Whether a GPU has no part in reading a number: an optimizer's step counter."""
+        return self._placement is not None and self.tracker.on_device(tensor) is False
 
     def _place(self, inputs: list[Any]) -> bool:
         if self._placement is None:
@@ -237,6 +246,13 @@ class OperatorRecorder(TorchDispatchMode):
     def _optimizer_ends(self, *_: Any) -> None:
         self._in_optimizer = max(self._in_optimizer - 1, 0)
 
+    def _hold_gradients(self) -> None:
+        """Gradients of modules without an optimizer."""
+        with torch._C.DisableTorchFunction():
+            for module in self.modules.modules.values():
+                self.tracker.hold((p.grad for p in module._parameters.values() if p is not None and p.grad is not None),
+                                  Holds.GRADIENTS)
+
     def begin_memory(self) -> None:
         """Say what is alive before the recorded step: parameters, buffers, optimizer state."""
         tracker = self.tracker
@@ -249,6 +265,7 @@ class OperatorRecorder(TorchDispatchMode):
             for module in self.modules.modules.values():
                 tracker.hold((p for p in module._parameters.values() if p is not None), Holds.PARAMETERS)
                 tracker.hold((b for b in module._buffers.values() if b is not None), Holds.BUFFERS)
+        self._hold_gradients()
         tracker.begin()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import inspect
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,11 +17,11 @@ from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 from tracer.shape_only.assemble import assemble, new_meta
 from tracer.shape_only.devices import Device, find_device
-from tracer.shape_only.errors import ShapeOnlyError, explained, unexplained
+from tracer.shape_only.errors import ShapeOnlyError, explained, function_line, unexplained
 from tracer.shape_only.memory import MemoryTracker, resize_watch
 from tracer.shape_only.modules import ModuleStack
 from tracer.shape_only.recorder import OperatorRecorder
-from tracer.shape_only.substitutions import CPU, GPU, Site, installed
+from tracer.shape_only.substitutions import CPU, GPU, Site, host_data, installed
 from tracer.shape_only.substitutions.placement import Placement
 
 if TYPE_CHECKING:
@@ -139,7 +141,8 @@ def _traced(fn: Callable[[], Step], device: Device, steps: int, warmup: int, ran
     with _quiet(), installed(device, GPU if device.is_gpu else CPU) as site:
         tracker, modules = MemoryTracker(), ModuleStack()
         site.patch(torch.UntypedStorage, "resize_", resize_watch(tracker))
-        placement = Placement(tracker) if device.is_gpu else None
+        placement = Placement(tracker, one_device=world_size is None) if device.is_gpu else None
+        host_data.install(site, placement)
         if placement is not None:
             placement.install(site)
         recorder = OperatorRecorder(tracker, modules, site.rules, placement)
@@ -169,6 +172,7 @@ def _run(fn: Callable[[], Step], recorder: OperatorRecorder, steps: int, warmup:
         raise ShapeOnlyError(f"{getattr(fn, '__name__', 'The function')} returned {type(step).__name__} where the step "
                              "was expected: let it build model, optimizer and data, and return a function without "
                              "arguments that does one training step.")
+    check_no_arguments(step)
     for _ in range(warmup):
         step()
     gc.collect()
@@ -182,6 +186,17 @@ def _run(fn: Callable[[], Step], recorder: OperatorRecorder, steps: int, warmup:
     recorder.tracker.end()
 
 
+def check_no_arguments(step: Step) -> None:
+    """Raises ``ShapeOnlyError`` if a step wants arguments."""
+    try:
+        inspect.signature(step).bind()
+    except ValueError:  # some callables do not tell
+        return
+    except TypeError as error:
+        raise ShapeOnlyError(f"{function_line(step)} is the step, and wants arguments ({error}): return a function "
+                             "without arguments that takes its batch itself.") from None
+
+
 def _finished(recorder: OperatorRecorder, site: Site, placement: Placement | None, meta: Any,
               source: str) -> ExecutionGraph:
     if not len(recorder.columns):
@@ -189,6 +204,9 @@ def _finished(recorder: OperatorRecorder, site: Site, placement: Placement | Non
                              "returned function do one whole training step.")
     if placement is not None and placement.copies:
         site.counts["placement"] = placement.copies
+    if placement is not None and not recorder.tracker.anything_on_device():
+        site.note("The model stayed on the CPU: nothing of the step lies on the device, so that a machine with a GPU "
+                  "would not use it; move model and batch with .cuda() or .to(\"cuda\").")
     meta.source = source
     meta.memory = recorder.tracker.report()
     meta.substitutions = dict(sorted(site.counts.items()))
@@ -200,9 +218,19 @@ def _finished(recorder: OperatorRecorder, site: Site, placement: Placement | Non
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's warnings about a GPU that is not there."""
+    """Without torch's warnings about a GPU that is not there, and its own tracebacks of errors that are raised too."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    log.addFilter(_is_below_error)
     with warnings.catch_warnings():
         for message in (".*CUDA is not available.*", ".*Can't initialize NVML.*", ".*lr_scheduler.step.*",
-                        ".*torch.cuda.amp.GradScaler is enabled.*", ".*pin_memory.*"):
+                        ".*torch.cuda.amp.GradScaler is enabled.*", ".*pin_memory.*",
+                        "(?s).*Overriding a previously registered kernel"):
             warnings.filterwarnings("ignore", message=message)
-        yield
+        try:
+            yield
+        finally:
+            log.removeFilter(_is_below_error)
+
+
+def _is_below_error(record: logging.LogRecord) -> bool:
+    return record.levelno < logging.ERROR

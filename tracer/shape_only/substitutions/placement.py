@@ -19,6 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
+from tracer.shape_only.errors import ShapeOnlyError, caller_line
 from tracer.shape_only.substitutions.substitution import Site, Substitution
 
 if TYPE_CHECKING:
@@ -30,14 +31,20 @@ GPU = torch.device("cuda", 0)
 _HOST = torch.device("cpu")
 _MODULE_MOVES = "torch.nn.modules.module"
 _OWN = ("torch", "tracer")
+_ONE_PLACE = frozenset(getattr(torch.ops.aten, name) for name in (
+    "mm", "addmm", "bmm", "baddbmm", "convolution", "embedding", "cat", "add", "sub", "mul", "div", "native_layer_norm",
+    "native_group_norm", "nll_loss_forward", "mse_loss", "binary_cross_entropy_with_logits", "_fused_rms_norm",
+    "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"))
+"""Operators whose tensors with dimensions must lie together, among them the first a forgotten move meets."""
 _USERS_OF_OWN = "tracer.workloads"
 
 
 class Placement(TorchFunctionMode):
     """Turns requests for CUDA into CPU ones; ``wanted`` says where new storages lie, None for "as their inputs"."""
 
-    def __init__(self, tracker: MemoryTracker) -> None:
+    def __init__(self, tracker: MemoryTracker, *, one_device: bool = True) -> None:
         super().__init__()
+        self._one_device = one_device
         self.tracker = tracker
         self.wanted: bool | None = None
         self.transfer: torch.device | None = None
@@ -61,14 +68,15 @@ class Placement(TorchFunctionMode):
         if handler is not None:
             return handler(args, kwargs, _asked_by_user(sys._getframe(1)))
         device = kwargs.get("device")
-        if device is not None and is_gpu(device):
+        if device is not None and self._is_gpu(device):
             with self.placed(True):
                 return func(*args, **{**kwargs, "device": _HOST, **({"pin_memory": False} if "pin_memory" in kwargs
                                                                     else {})})
         if func in self._constructors:
             if kwargs.get("pin_memory"):
                 kwargs = {**kwargs, "pin_memory": False}
-            if _asked_by_user(sys._getframe(1)):
+            # Torch's own code sees the CPU where a tensor lies on the device, and so asks for it by name.
+            if device is None or _asked_by_user(sys._getframe(1)):
                 with self.placed(False):
                     return func(*args, **kwargs)
         return func(*args, **kwargs)
@@ -89,6 +97,33 @@ class Placement(TorchFunctionMode):
 
         if "device" in vars(FakeTensor):
             site.patch(FakeTensor, "device", _Seen(vars(FakeTensor)["device"], self))
+        for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
+            site.patch(torch.cuda, name, lambda *_, **__: self.tracker.device_bytes())
+        total = site.device.memory_bytes
+        site.patch(torch.cuda, "mem_get_info", lambda *_, **__: (max(total - self.tracker.device_bytes(), 0), total))
+
+    def check(self, func: Any, inputs: list[Any]) -> None:
+        """What a GPU refuses: the host's and the device's tensors in one operation."""
+        if func.overloadpacket not in _ONE_PLACE:
+            return
+        host, device = 0, 0
+        for tensor in inputs:
+            place = self.tracker.on_device(tensor)
+            device += place is True
+            host += place is False and tensor.dim() > 0
+        if host and device:
+            raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, cuda:0 "
+                               f"and cpu, in {func._schema.name}; move the batch or the model to the GPU")
+
+    def _is_gpu(self, device: Any) -> bool:
+        """``is_gpu``, and there is only one."""
+        gpu = is_gpu(device)
+        if gpu and self._one_device:
+            index = device if isinstance(device, int) else torch.device(str(device)).index
+            if index:
+                raise ShapeOnlyError(f"{caller_line()} asks for cuda:{index}, but a trace has one GPU: write \"cuda\", "
+                                     "and give a world size for more ranks of one GPU each.")
+        return gpu
 
     def on_device(self, tensor: Any) -> bool:
         """Whether a tensor, or a DTensor's part here, lies on the device."""
@@ -102,6 +137,9 @@ class Placement(TorchFunctionMode):
         return getattr(args[0], "fake_device", None) or _true_device(args[0])
 
     def _cuda(self, args: Any, kwargs: Any, user: bool) -> Any:
+        asked = args[1] if len(args) > 1 else kwargs.get("device")
+        if asked is not None:
+            self._is_gpu(asked)
         if sys._getframe(2).f_globals.get("__name__") == _MODULE_MOVES:
             self.tracker.move(args[0], True)
             return args[0]
@@ -122,14 +160,14 @@ class Placement(TorchFunctionMode):
             options = {"dtype": dtype, "non_blocking": non_blocking, "memory_format": layout,
                        "copy": bool(kwargs.get("copy", rest[3] if len(rest) > 3 else False))}
             options = {name: value for name, value in options.items() if value}
-        if device is None or not (user or is_gpu(device)):
+        if device is None or not (user or self._is_gpu(device)):
             if device is not None:
                 options["device"] = device
             return _original_to(tensor, **options) if options else tensor
         if sys._getframe(2).f_globals.get("__name__") == _MODULE_MOVES:
-            self.tracker.move(tensor, is_gpu(device))  # a model that moves: nothing of it stays behind
+            self.tracker.move(tensor, self._is_gpu(device))  # a model that moves: nothing of it stays behind
             return _original_to(tensor, **options) if options else tensor
-        return self._moved(tensor, GPU if is_gpu(device) else _HOST, options)
+        return self._moved(tensor, GPU if self._is_gpu(device) else _HOST, options)
 
     def _moved(self, tensor: Any, device: torch.device, options: dict[str, Any]) -> Any:
         there = self.on_device(tensor)
@@ -193,12 +231,11 @@ def _install(site: Site) -> None:
     cuda = torch.cuda
     capability = site.device.capability
     properties = SimpleNamespace(name=site.device.name, major=capability[0], minor=capability[1],
-                                 multi_processor_count=0, total_memory=0)
+                                 multi_processor_count=0, total_memory=site.device.memory_bytes)
     answers: dict[str, Any] = {
         "is_available": True, "device_count": 1, "current_device": 0, "set_device": None, "synchronize": None,
         "empty_cache": None, "get_device_name": site.device.name, "get_device_capability": capability,
-        "get_device_properties": properties, "memory_allocated": 0, "max_memory_allocated": 0, "memory_reserved": 0,
-        "max_memory_reserved": 0, "reset_peak_memory_stats": None, "ipc_collect": None,
+        "get_device_properties": properties, "reset_peak_memory_stats": None, "ipc_collect": None,
         "is_bf16_supported": site.device.has_bf16, "manual_seed": None, "manual_seed_all": None,
         "init": None, "is_initialized": True,
     }

@@ -1,0 +1,102 @@
+"""Predictions of steps that were only traced by shapes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from graph_predictor.predict import Baseline
+from graph_predictor.whatif import CudaGraphs, Device, ScaleHost, Sizes
+from kernel_models.device import device
+from kernel_models.operation import calls_of, operation
+from kernel_models.pricing import price
+from tracer.graph import (
+    NONE,
+    SHAPE_ONLY,
+    CollectiveTable,
+    ExecutionGraph,
+    GapTable,
+    KernelTable,
+    LaunchTable,
+    Meta,
+    OpKind,
+    OpTable,
+    OverheadTable,
+    Phase,
+    StepTable,
+    SyncTable,
+    Thread,
+    WaitSource,
+)
+
+TOKENS, WIDTH = 16384, 2048
+LAYERS = 6
+
+
+def traced(layers: int = LAYERS, collective: bool = False, peak: int = 8 * 10**9) -> ExecutionGraph:
+    """A row of products; with ``collective`` an all-reduce after the first, whose result the last one needs."""
+    strings = ["aten::mm", f"[[{TOKENS},{WIDTH}],[{WIDTH},{WIDTH}]]", '["c10::BFloat16","c10::BFloat16"]',
+               "c10d::allreduce_", "all_reduce", "0", "[0,1,2,3,4,5,6,7]", "float32"]
+    count = layers + collective
+    ops = OpTable.empty(count)
+    ops.name[:], ops.shapes[:], ops.dtypes[:] = 0, 1, 2
+    if collective:
+        ops.name[1], ops.shapes[1], ops.dtypes[1] = 3, NONE, NONE
+    ops.kind[:], ops.thread[:], ops.step[:], ops.phase[:] = OpKind.OPERATION, 0, 0, Phase.FORWARD
+    ops.start_ns[:], ops.duration_ns[:] = np.arange(count), 0
+    table = CollectiveTable.empty(int(collective))
+    if collective:
+        table.op[:], table.kind[:], table.group[:], table.ranks[:], table.dtype[:] = 1, 4, 5, 6, 7
+        table.elements_in[:], table.elements_out[:], table.group_size[:], table.order[:] = 10**8, 10**8, 8, 0
+        table.wait_op[:], table.wait_source[:] = count - 1, WaitSource.MODELLED
+    steps = StepTable.empty(1)
+    steps.name[:], steps.start_ns[:], steps.duration_ns[:], steps.thread[:] = 0, 0, count, 0
+    meta = Meta(source="a step", era=SHAPE_ONLY, device="h200-sxm", rank=0, world_size=8 if collective else 1,
+                memory={"peak": peak})
+    return ExecutionGraph(strings, [Thread("0", "0")], ops, LaunchTable.empty(), KernelTable.empty(), table,
+                          SyncTable.empty(), GapTable.empty(), steps, OverheadTable.empty(), meta)
+
+
+def product_us(name: str = "h200-sxm") -> float:
+    return price(calls_of(operation("aten::mm", [(TOKENS, WIDTH), (WIDTH, WIDTH)], "bf16")), device(name)).total_us
+
+
+def test_kernels_are_priced_and_the_rest_told() -> None:
+    result = Baseline(traced()).predict()
+    assert result.gpu_active_us == pytest.approx(LAYERS * product_us(), rel=1e-3)
+    assert result.bound == "compute"
+    assert result.kernel_sources == {"datasheet": 1.0}
+    assert "measured" not in result.sources
+    assert result.peak_memory_bytes == 8 * 10**9
+    assert result.recorded_us is None
+    assert result.mfu is not None and 0.3 < result.mfu < 1
+    assert result.interval_us[1] > 1.1 * result.step_time_us
+
+
+def test_the_host_decides_when_the_work_is_little() -> None:
+    baseline = Baseline(traced(), device=device("b200"))
+    slow = baseline.predict([ScaleHost(50)])
+    assert slow.bound == "host"
+    assert slow.step_time_us == pytest.approx(LAYERS * 15 * 50, rel=0.01)
+    assert baseline.predict([ScaleHost(50), CudaGraphs()]).step_time_us < 0.7 * slow.step_time_us
+
+
+def test_edits_of_what_never_ran() -> None:
+    baseline = Baseline(traced())
+    half = baseline.predict([Sizes((("batch", TOKENS, TOKENS // 2),))])
+    assert half.gpu_active_us == pytest.approx(0.5 * LAYERS * product_us(), rel=0.1)
+    assert half.kernel_sources == {"datasheet": 1.0}
+    moved = baseline.predict([Device("b200")])
+    assert moved.gpu_active_us == pytest.approx(LAYERS * product_us("b200"), rel=1e-3)
+
+
+def test_a_collective_overlaps_until_its_result_is_needed() -> None:
+    """800 MB over eight ranks take longer than all the products but the last, which waits for it."""
+    alone, shared = Baseline(traced()).predict(), Baseline(traced(collective=True)).predict()
+    collective = shared.families_us["collective"]
+    products = LAYERS * product_us()
+    assert collective > 0
+    expected = max(product_us() + collective + product_us(), products)
+    assert shared.step_time_us == pytest.approx(expected, rel=0.05)
+    assert shared.step_time_us > alone.step_time_us
+    assert shared.bounds_us["exposed communication"] > 0

@@ -1,0 +1,121 @@
+"""Data on the host: ``DataLoader`` draws its seeds and orders for real, ``torch.load`` reads to where it is asked to.
+
+A fake tensor has no values, but which samples make a batch is decided by values the host draws. So a loader's iterator
+and the samplers of ``torch.utils.data`` run outside the trace; the samples themselves are traced. Its workers, other
+processes, are left out: batches are loaded where the step runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from tracer.shape_only.errors import ShapeOnlyError, caller_line
+from tracer.shape_only.substitutions.placement import is_gpu
+from tracer.shape_only.substitutions.substitution import Site
+
+if TYPE_CHECKING:
+    from tracer.shape_only.substitutions.placement import Placement
+
+_SAMPLERS = ("RandomSampler", "SubsetRandomSampler")
+_NO_WORKERS = {"num_workers": 0, "timeout": 0, "prefetch_factor": None}
+
+
+def install(site: Site, placement: Placement | None) -> None:
+    """Put real data loading, and loading and saving of files, in place for one trace."""
+    from torch.utils import data
+    from torch.utils.data import distributed
+
+    site.patch(data.DataLoader, "_get_iterator", _iterator(site, data.DataLoader._get_iterator))
+    for name in _SAMPLERS:
+        sampler = getattr(data, name)
+        site.patch(sampler, "__iter__", _drawn(sampler.__iter__))
+    site.patch(distributed.DistributedSampler, "__iter__", _drawn(distributed.DistributedSampler.__iter__))
+    # The weights may be fake: which samples come does not change a shape.
+    site.patch(data.WeightedRandomSampler, "__iter__",
+               lambda self: iter([i % len(self.weights) for i in range(self.num_samples)]))
+    for module in (data, data.dataset):
+        site.patch(module, "random_split", _really(data.random_split))
+    site.patch(torch, "load", _load(placement, torch.load))
+    site.patch(torch, "save", _save)
+
+
+def _really(function: Callable[..., Any]) -> Callable[..., Any]:
+    def real(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return function(*args, **kwargs)
+
+    return real
+
+
+def _drawn(original: Callable[[Any], Any]) -> Callable[[Any], Iterator[int]]:
+    """A sampler's ``__iter__`` that draws its whole order at once."""
+    def drawn(self: Any) -> Iterator[int]:
+        with _disable_current_modes():
+            return iter(list(original(self)))
+
+    return drawn
+
+
+def _iterator(site: Site, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def iterator(self: Any) -> Any:
+        before = {name: getattr(self, name) for name in _NO_WORKERS}
+        if before["num_workers"]:
+            site.note("The workers of DataLoader were left out: batches are loaded in the traced process.")
+        try:
+            vars(self).update(_NO_WORKERS)
+            with _disable_current_modes():
+                return original(self)
+        finally:
+            vars(self).update(before)
+
+    return iterator
+
+
+class _ToHost(dict[str, str]):
+    """A ``map_location`` that reads everything to the host, and notes where it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_gpu = False
+
+    def get(self, location: Any, default: Any = None) -> Any:
+        """The host, whatever the location."""
+        self.on_gpu = self.on_gpu or is_gpu(str(location))
+        return "cpu"
+
+
+def _load(placement: Placement | None, original: Callable[..., Any]) -> Callable[..., Any]:
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        asked = isinstance(map_location, str | torch.device | int) and is_gpu(map_location)
+        host = _ToHost()
+        if isinstance(map_location, dict):
+            asked = any(is_gpu(target) for target in map_location.values())
+        with placement.placed(asked) if placement is not None else nullcontext():
+            loaded = original(f, host if asked or map_location is None else "cpu", *args, **kwargs)
+        if placement is not None and map_location is None and host.on_gpu:
+            for tensor in _tensors(loaded):
+                placement.tracker.move(tensor, True)
+        return loaded
+
+    return load
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from _tensors(part)
+    elif isinstance(value, list | tuple | set):
+        for part in value:
+            yield from _tensors(part)
+
+
+def _save(*_: Any, **__: Any) -> None:
+    raise ShapeOnlyError(f"{caller_line()} saves tensors, which have no values in a trace by shapes alone: leave "
+                         "torch.save out of the traced function, or skip it there by an argument of your own.")
