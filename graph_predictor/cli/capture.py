@@ -63,8 +63,8 @@ def capture(
     parallel: Annotated[str | None, typer.Option(
         metavar="PLAN", help="How the workload is spread: ddp, fsdp2, tp, pp, or sizes as in fsdp2=8,tp=8.")] = None,
     optimizer: Annotated[int | None, typer.Option(
-        metavar="INDEX", help="The script's optimizer whose steps are counted, in order of their first steps; by default "
-                              "0, the first.")] = None,
+        metavar="INDEX", help="The optimizer of the script whose steps are counted: 0, which is the default, makes its "
+                              "first step before all others.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace a capture that is in DIR.")] = False,
     run_on: Annotated[bool, typer.Option(
         "--continue", help="Let the script run to its end; without it, it ends once all is recorded.")] = False,

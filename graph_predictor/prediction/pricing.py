@@ -26,8 +26,9 @@ SHARED_VARIANCE = 0.5
 """Of the variance of a model's error, what it has in common on two devices: an assumption, checked by how often the
 intervals of benchmarks/predict_traces.py hold."""
 MEASURED_SPREAD = 0.01
-"""Log half width of the 80% interval of measured kernel time from run to run of one machine: steps of the recorded
-traces differ in their kernels' sum by 0.1 to 1%."""
+"""Log half width of the 80% interval of measured kernel time. From step to step of one run sums differ by 0.002 (V100)
+to 0.005 (A100), and by 0.05 where batches differ (recommendation on 8×A100); another run of the same machine adds
+clocks."""
 LEAST_RATIO, MOST_RATIO = 1e-3, 1e3
 
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from graph_predictor.build import Built
 from graph_predictor.critical_path import step_items
-from graph_predictor.program import NEVER, Int32, Int64, ItemKind, Program
+from graph_predictor.program import NEVER, Int64, ItemKind, Program
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 
@@ -78,8 +78,8 @@ class Repeated:
     copies: int
     item: Int64
     kernel: Int64
-    copy_of_item: Int32
-    copy_of_kernel: Int32
+    copy_of_item: Int64
+    copy_of_kernel: Int64
     end: Int64
     tail: Int64
     tail_rank: Int64
@@ -168,7 +168,7 @@ def repeat(cycle: Cycle, copies: int) -> Repeated:
     item_stride = np.zeros(len(p.item_kind), np.int64)
     item_stride[items] = stride
     total_items = int(offset[-1])
-    of_item, copy_of_item = np.empty(total_items, np.int64), np.empty(total_items, np.int32)
+    of_item, copy_of_item = np.empty(total_items, np.int64), np.empty(total_items, np.int64)
     for copy in range(copies):
         of_item[base + copy * stride], copy_of_item[base + copy * stride] = items, copy
 
@@ -183,7 +183,7 @@ def repeat(cycle: Cycle, copies: int) -> Repeated:
     stride_of = np.zeros(len(p.kernel_item), np.int64)
     stride_of[kernels] = kernel_stride
     total_kernels = int(kernel_ptr[-1])
-    of_kernel, copy_of_kernel = np.empty(total_kernels, np.int64), np.empty(total_kernels, np.int32)
+    of_kernel, copy_of_kernel = np.empty(total_kernels, np.int64), np.empty(total_kernels, np.int64)
     for copy in range(copies):
         of_kernel[kernel_base + copy * kernel_stride] = kernels
         copy_of_kernel[kernel_base + copy * kernel_stride] = copy
@@ -222,7 +222,7 @@ def repeat(cycle: Cycle, copies: int) -> Repeated:
     return Repeated(program, copies, of_item, of_kernel, copy_of_item, copy_of_kernel, end, tail, tail_rank)
 
 
-def _copied(row: Int64, copy: Int32, new: Int64, stride: Int64) -> Int64:
+def _copied(row: Int64, copy: Int64, new: Int64, stride: Int64) -> Int64:
     """Where the given copies of recorded rows are."""
     return new[row] + copy * stride[row]
 
@@ -251,7 +251,7 @@ def _streams(cycle: Cycle, kernels: Int64, new: Int64, stride: Int64, copies: in
     return previous, new[tails][:, None] + stride[tails][:, None] * np.arange(copies), rank[order][ends]
 
 
-def _queue(cycle: Cycle, of_item: Int64, copy: Int32, new: Int64, stride: Int64, copies: int) -> tuple[
+def _queue(cycle: Cycle, of_item: Int64, copy: Int64, new: Int64, stride: Int64, copies: int) -> tuple[
         tuple[Int64, Int64], Int64]:
     """Launch-queue entries (pointer by rank, kernels), and how many come before each item."""
     p = cycle.built.program
@@ -271,7 +271,7 @@ def _queue(cycle: Cycle, of_item: Int64, copy: Int32, new: Int64, stride: Int64,
     return (pointer, np.concatenate(entries) if entries else np.zeros(0, np.int64)), before
 
 
-def _edges(pointer: Int64, source: Int64, values: tuple[np.ndarray, ...], owner: Int64, copy: Int32, new: Int64,
+def _edges(pointer: Int64, source: Int64, values: tuple[np.ndarray, ...], owner: Int64, copy: Int64, new: Int64,
            stride: Int64, twin: Int64 | None) -> tuple[Int64, tuple[np.ndarray, ...]]:
     """CSR edges of all copies. A source outside the cycle is its twin's copy before, or left out."""
     count = (pointer[1:] - pointer[:-1])[owner]
@@ -310,7 +310,7 @@ def _twins(cycle: Cycle) -> Int64:
     return twin
 
 
-def _groups(cycle: Cycle, of_kernel: Int64, copy: Int32, copies: int) -> tuple[Int64, Int64, Int64]:
+def _groups(cycle: Cycle, of_kernel: Int64, copy: Int64, copies: int) -> tuple[Int64, Int64, Int64]:
     """Rendezvous of every copy: those with all members in the cycle. The others' kernels last as recorded."""
     p = cycle.built.program
     group = p.kernel_group

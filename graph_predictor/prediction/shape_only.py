@@ -27,19 +27,18 @@ from tracer.graph import NONE, ExecutionGraph, KernelKind, KernelTable, LaunchKi
 
 HOST_NS = 15_000.0
 HOST_SPREAD = 1.1
-"""Host time of a launching operation and the log half width of its 80% interval (a factor of 3): 25 to 28 µs a kernel
-in the fastest recorded hosts (V100, H100 and MI300X traces), of which the profiler takes about half; 44 to 180 µs in
-slow ones."""
+"""Host time of a launching operation and the log half width of its 80% interval (a factor of 3): 26 to 28 µs a kernel
+in the fastest recorded hosts (V100, H100 and MI300X traces) and 44 to 177 µs in slow ones, all under the profiler,
+which is taken to cost the fast ones about half."""
 CALL_SHARE = 0.3
 """Of it, the launch call itself."""
 OVERHEADS_SPREAD = 0.3
-"""The same where overheads of a real host are given: quartiles of ratios between operations
-(benchmarks/host_overheads.py)."""
+"""The same where overheads of a real host are given: an assumption, see ``whatif.host_from.FALLBACK_SPREAD``."""
 RING_EFFICIENCY = 0.75
 COLLECTIVE_ALPHA_NS = 20_000.0
 COLLECTIVE_SPREAD = 0.7
-"""Collectives by a ring over the device's links: nccl-tests' large-message bandwidths on nodes of 8 reach 70 to 80% of
-the data sheet's, small ones take 15 to 30 µs."""
+"""Collectives by a ring over the device's links at this share of the data sheet's rate, and a fixed cost. An assumption
+with a wide interval (a factor of 2); ``kernel_models.collectives`` knows better where a topology is given."""
 COMPUTE_STREAM, COMMUNICATION_STREAM = 7, 20
 
 

@@ -37,7 +37,7 @@ NAME = "calibration"
 """Of the measurements' directory, as ``campaign.json`` has it."""
 START_S, FAMILY_S = 12.0, 2.0
 """Least that the start, and each family, need of the minutes."""
-FIT_SHARE, MOST_FIT_S = 0.15, 60.0
+FIT_SHARE, MOST_FIT_S = 0.2, 60.0
 """Part of the minutes kept for fitting."""
 _MAX_MB = 200.0
 _NO_START = "could not start ("

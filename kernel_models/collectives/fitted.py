@@ -32,6 +32,8 @@ MOST_CUTS = 40
 FOLDS = 5
 BELOW = 2.0
 """Sizes this much smaller than any measured one are beyond a fit."""
+FINENESS = 16
+"""Sizes of each doubling at which a formula is scaled for a setting that was not measured."""
 FLOOR = 0.02
 CAUCHY_SCALE = 0.1
 """Relative error at which a measurement counts half: a tenth, the accuracy two parameters are meant to reach."""
@@ -140,17 +142,30 @@ class FittedModel:
             near = self._nearest(key)
             if near is None:
                 continue
-            part = batch.take(rows)
-            by_formula = formulas.predict(part)
-            time_us, extra = self._at(near, part.payload_bytes, formulas), 0.0
-            if near[0] != key[0] or near[2:] != key[2:]:
-                there = formulas.predict(_like_sizes(near, part.payload_bytes)).time_us
-                time_us = by_formula.time_us * time_us / np.maximum(there, 1e-9)
+            size, extra = batch.payload_bytes[rows], 0.0
+            by_formula = formulas.predict(batch.take(rows))
+            if near[0] == key[0] and near[2:] == key[2:]:
+                time_us = self._at(near, size, formulas)
+            else:
+                time_us = self._scaled_formula(key, near, size, formulas)
                 extra = ANCHORED_EXTRA * (1.0 if near[0] == key[0] and (near[3] > 1) == (key[3] > 1) else 2.0)
             out.time_us[rows] = time_us
             out.low_us[rows], out.high_us[rows] = time_us * np.exp(low - extra), time_us * np.exp(high + extra)
             out.level[rows], out.algorithm[rows] = int(Level.FITTED), by_formula.algorithm
         return out
+
+    def _scaled_formula(self, key: Setting, near: Setting, size: Float64, formulas: DatasheetModel) -> Float64:
+        """The formula of one setting times the ratio of fit to formula in another, µs, never falling over size.
+
+        A ratio of rising curves may fall. So it is taken at fixed sizes and never below what a smaller one takes, and
+        in between goes on straight.
+        """
+        steps = int(np.ceil(np.log2(max(float(size.max(initial=1.0)), 2.0)) * FINENESS)) + 1
+        grid = np.exp2(np.arange(steps + 1) / FINENESS)
+        ours = formulas.predict(_like_sizes(key, grid)).time_us
+        theirs = formulas.predict(_like_sizes(near, grid)).time_us
+        level = np.maximum.accumulate(ours * self._at(near, grid, formulas) / np.maximum(theirs, 1e-9))
+        return np.interp(size, grid, level)
 
     def _at(self, setting: Setting, size: Float64, formulas: DatasheetModel) -> Float64:
         """A fitted setting's µs; well below its smallest measured size the formula's shape takes over."""
@@ -160,7 +175,8 @@ class FittedModel:
         if below.any():
             edge = np.array([pieces.smallest])
             there = formulas.predict(_like_sizes(setting, np.append(size[below], edge))).time_us
-            time_us[below] = pieces.at(edge)[0] * there[:-1] / max(there[-1], 1e-9)
+            least = float(pieces.at(edge / BELOW)[0])
+            time_us[below] = np.minimum(pieces.at(edge)[0] * there[:-1] / max(there[-1], 1e-9), least)
         return time_us
 
     def _nearest(self, key: Setting) -> Setting | None:

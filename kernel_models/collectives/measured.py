@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from kernel_models.collectives.call import DTYPE_BYTES, DTYPES, CollectiveBatch, CommError
 from kernel_models.collectives.curve import DEFAULT_BLEND, SHORTEST, Curve, choose_blend, left_out_step
-from kernel_models.collectives.measurements import Measurements, Setting
+from kernel_models.collectives.measurements import Measurements, Setting, setting_of
 from kernel_models.collectives.times import CommTimes, Level
 
 Float64 = npt.NDArray[np.float64]
@@ -110,12 +110,26 @@ class MeasuredModel:
         out.low_us[rows] = np.exp(log_time + low - extra)
         out.high_us[rows] = np.exp(log_time + high + extra)
         level_of = np.full(len(size), int(level), np.int64)
-        measured = [self.curves[found]] if found is not None else [self.curves[k] for k in near or ()]
-        first = max(curve.size[0] for curve in measured)
-        if first > LATENCY_BYTES:
-            # The curve's flat start is no latency then: what is well below it is not known.
-            level_of[size < first / BELOW] = int(Level.UNKNOWN)
+        # A flat start at a large size is no latency: what is well below it is not known.
+        level_of[size < self._begin((found,) if found is not None else near or ())] = int(Level.UNKNOWN)
         out.level[rows] = level_of
+
+    def _begin(self, used: tuple[Setting, ...]) -> float:
+        """Bytes from which the curves of these settings say something; 0: they start with the latency."""
+        first = max(float(self.curves[key].size[0]) for key in used)
+        return first / BELOW if first > LATENCY_BYTES else 0.0
+
+    def begins(self, batch: CollectiveBatch) -> Float64:
+        """Bytes from which this level answers each row's setting; NaN where it never does."""
+        out = np.full(len(batch), np.nan)
+        first, setting = batch.settings()
+        for index, row in enumerate(first.tolist()):
+            key = setting_of(batch, row)
+            found = self.nearest_dtype(key)
+            used = (found,) if found is not None else self._neighbours(key)
+            if used is not None:
+                out[setting == index] = self._begin(used)
+        return out
 
     def nearest_dtype(self, key: Setting) -> Setting | None:
         """The measured setting that differs at most in dtype, with the element width nearest; ``None`` without one."""

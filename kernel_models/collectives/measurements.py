@@ -36,6 +36,16 @@ class Measurements:
     """One name for each row, such as "nccl" or "gloo"."""
     spread: float = 0.0
     """80% of medians over repeats lie within this log ratio of the truth; 0 where nothing was repeated."""
+    device: list[str] = field(default_factory=list)
+    """The GPU of each row as it was reported; empty where nothing says it."""
+    system: list[str] = field(default_factory=list)
+    """The cluster or node type of each row as a table names it; empty where nothing says it."""
+    notes: list[str] = field(default_factory=list)
+    """What readers found worth saying."""
+
+    def __post_init__(self) -> None:
+        self.device = self.device or [""] * len(self.time_us)
+        self.system = self.system or [""] * len(self.time_us)
 
     def __len__(self) -> int:
         return len(self.time_us)
@@ -44,7 +54,8 @@ class Measurements:
         """The given rows."""
         picked = np.arange(len(self))[rows]
         return Measurements(self.batch.take(rows), self.time_us[rows], self.weight[rows],
-                            [self.backend[i] for i in picked], self.spread)
+                            [self.backend[i] for i in picked], self.spread, [self.device[i] for i in picked],
+                            [self.system[i] for i in picked], self.notes)
 
     def backends(self) -> list[str]:
         """Names of the backends, sorted."""
@@ -55,10 +66,11 @@ class Measurements:
         return self.take(np.array([backend == name for backend in self.backend], np.bool_))
 
     def aggregated(self) -> Measurements:
-        """One row for each backend, setting and size: the median over repeats."""
-        names = self.backends()
+        """One row for each backend, machine, setting and size: the median over repeats."""
+        origins = list(zip(self.backend, self.device, self.system, strict=True))
+        code = {origin: i for i, origin in enumerate(sorted(set(origins)))}
         _, setting = self.batch.settings()
-        key = np.stack([setting, np.array([names.index(b) for b in self.backend], np.int64)], axis=1)
+        key = np.stack([setting, np.array([code[origin] for origin in origins], np.int64)], axis=1)
         if not len(self):
             return self
         rows = np.lexsort((self.time_us, self.batch.payload_bytes, key[:, 1], key[:, 0]))
@@ -108,13 +120,15 @@ def join(parts: Iterable[Measurements]) -> Measurements:
     names = ("kind", "payload_bytes", "dtype", "ranks", "nodes", "widest", "narrowest")
     batch = CollectiveBatch(*(np.concatenate([getattr(p.batch, name) for p in kept]) for name in names))
     return Measurements(batch, np.concatenate([p.time_us for p in kept]), np.concatenate([p.weight for p in kept]),
-                        [name for p in kept for name in p.backend], max(p.spread for p in kept))
+                        [name for p in kept for name in p.backend], max(p.spread for p in kept),
+                        [name for p in kept for name in p.device], [name for p in kept for name in p.system],
+                        list(dict.fromkeys(note for p in kept for note in p.notes)))
 
 
 def make_measurements(
         rows: Iterable[tuple[str | CollectiveKind, str, Placement, float, float]],
-        backend: str = "nccl") -> Measurements:
-    """Measurements of (collective, dtype, placement, payload bytes, µs) rows.
+        backend: str = "nccl", device: str = "", system: str = "") -> Measurements:
+    """Measurements of (collective, dtype, placement, payload bytes, µs) rows of one backend, GPU and system.
 
     Raises:
         CommError: A time or size is not finite, a time is not above zero or a size is below zero.
@@ -133,4 +147,5 @@ def make_measurements(
         times.append(float(time_us))
     table = np.array(columns, np.int64).reshape(-1, 6)
     batch = CollectiveBatch(table[:, 0], np.array(sizes), *table[:, 1:].T)
-    return Measurements(batch, np.array(times), np.ones(len(times)), [backend] * len(times))
+    return Measurements(batch, np.array(times), np.ones(len(times)), [backend] * len(times),
+                        device=[device] * len(times), system=[system] * len(times))

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from kernel_models.collectives.call import BARRIER_BYTES, CollectiveBatch, CollectiveCall, CollectiveKind, CommError
+from kernel_models.collectives.cluster import of_cluster
 from kernel_models.collectives.datasheet import DatasheetModel
 from kernel_models.collectives.fitted import FittedModel
 from kernel_models.collectives.measured import MeasuredModel
@@ -52,7 +54,12 @@ class CommProfile:
 
     @staticmethod
     def fit(measurements: Measurements, on: Topology, sources: list[str] | None = None) -> CommProfile:
-        """Fit all levels of all backends that were measured."""
+        """Fit all levels of all backends that were measured.
+
+        Raises:
+            CommError: The measurements are of several GPUs or systems, or none is of the topology's GPU.
+        """
+        measurements, _ = of_cluster(measurements, on)
         shared = on.node.link == "pcie"
         backends = {}
         for name in measurements.backends():
@@ -88,10 +95,13 @@ class CommProfile:
         else:
             models = self.backends[backend]
             out = models.measured.predict(batch)
+            below = np.zeros(len(batch), np.bool_)
             for level in (models.fitted.predict, formulas.predict):
                 rest = out.level == int(Level.UNKNOWN)
                 if rest.any():
                     out.put(rest, level(batch.take(rest)))
+                    below |= rest
+            _keep_below_measured(out, batch, below, models.measured)
         nothing = (batch.ranks <= 1) | (batch.payload_bytes <= 0)
         if nothing.any():
             for name in ("time_us", "low_us", "high_us"):
@@ -123,10 +133,17 @@ class CommProfile:
             raise CommError(f"The profile lacks or spoils {error}") from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file, whole or not at all. Raises ``OSError``."""
-        target = Path(path)
+        """Write the file, whole or not at all. Raises ``CommError`` naming the file where it cannot be written."""
+        try:
+            self._write(Path(path))
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise CommError(f"{os.fspath(path)} cannot be written: {reason[:1].lower()}{reason[1:]}; check the folder, "
+                            "its permissions and the free space.") from None
+
+    def _write(self, target: Path) -> None:
         state = {"format": FORMAT, "version": VERSION, **self.state()}
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".comm-", suffix=".tmp")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 json.dump(state, file, allow_nan=False)
@@ -160,6 +177,23 @@ class CommProfile:
         except CommError as error:
             raise CommError(f"{name} is a damaged profile of collectives ({error}); make it again with "
                             "'foretrace comm fit'.") from None
+
+
+def _keep_below_measured(out: CommTimes, batch: CollectiveBatch, rows: npt.NDArray[np.bool_],
+                         measured: MeasuredModel) -> None:
+    """Where a curve starts at larger sizes, what another level says of smaller ones is never above its start."""
+    index = np.flatnonzero(rows)
+    if not len(index):
+        return
+    begin = measured.begins(batch.take(index))
+    index, begin = index[np.isfinite(begin)], begin[np.isfinite(begin)]
+    if not len(index):
+        return
+    edge = batch.take(index)
+    edge.payload_bytes = begin
+    factor = np.minimum(measured.predict(edge).time_us / np.maximum(out.time_us[index], 1e-12), 1.0)
+    for name in ("time_us", "low_us", "high_us"):
+        getattr(out, name)[index] *= factor
 
 
 def _barriers_as_all_reduce(batch: CollectiveBatch) -> CollectiveBatch:

@@ -39,9 +39,7 @@ class Level(IntEnum):
         """The level in the terms of all kernel models."""
         if self in (Level.NOTHING_TO_DO, Level.MEASURED):
             return Source.MEASURED
-        if self is Level.INTERPOLATED:
-            return Source.LEARNED
-        return Source.HEURISTIC if self is Level.FITTED else Source.DATASHEET
+        return Source.LEARNED if self in (Level.INTERPOLATED, Level.FITTED) else Source.DATASHEET
 
 
 @dataclass(slots=True)

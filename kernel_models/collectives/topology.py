@@ -123,7 +123,9 @@ class Topology:
 
     def first(self, ranks: int) -> Placement:
         """The first ``ranks`` GPUs. Raises ``CommError`` if there are fewer."""
-        if not 1 <= ranks <= self.gpus:
+        if ranks < 1:
+            raise CommError(f"A group has at least one rank, and {ranks} were asked for; give 1 to {self.gpus}.")
+        if ranks > self.gpus:
             raise CommError(f"{ranks} ranks do not fit on {self.name}, which has {self.gpus} GPUs; name a larger "
                             "topology.")
         return Placement.even(ranks, self.node.gpus)
@@ -180,8 +182,11 @@ def topology(name: str, oversubscription: float | None = None) -> Topology:
     """
     text, _, network_name = name.strip().lower().partition("@")
     node_name, count = text, 1
-    if text not in node_names() and (match := re.fullmatch(r"(.+)x(\d+)", text)):
+    if text not in node_names() and (match := re.fullmatch(r"(.+)x([-+]?\d+)", text)):
         node_name, count = match.group(1), int(match.group(2))
+    elif text not in node_names() and text.rpartition("x")[0] in node_names():
+        raise CommError(f"{text.rpartition('x')[2]!r} of {name!r} is no count of nodes; write one such as "
+                        f"{text.rpartition('x')[0]}x4.")
     if not 1 <= count <= MOST_NODES:
         raise CommError(f"{name!r} has {count} nodes; a topology has 1 to {MOST_NODES:,}.")
     node = node_type(node_name)

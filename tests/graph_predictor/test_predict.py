@@ -97,6 +97,15 @@ def test_the_pace_is_that_of_the_gpu_though_the_recorded_steps_were_short(tmp_pa
     assert "no steady state" in result.warnings[0]
 
 
+def test_steps_of_seconds(tmp_path: Path) -> None:
+    """2³¹ ns are 2.1 s: a step of 3 s is counted right."""
+    trace = Micro().calibrate()
+    for n in range(2):
+        trace.step(1000 + 3_000_000 * n, 1000 + 3_000_000 * (n + 1), n + 1)
+        trace.launch(1100 + 3_000_000 * n, 5, (7, 1110 + 3_000_000 * n, 20))
+    assert predict(trace.read(tmp_path)).step_time_us == 3_000_000
+
+
 def test_twice_as_long_everywhere_is_twice_as_long(tmp_path: Path) -> None:
     """Every duration doubled by edits: kernels and host; what is left are latency (5) and lag of the wait."""
     graph = waiting_steps().read(tmp_path)

@@ -387,7 +387,7 @@ def test_wrong_arguments_one_sentence_each(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="give a path"):
         tracer.capture(None)  # type: ignore[arg-type]
     for nothing in ("", " ", "a\nb", "a\0b"):
-        with pytest.raises(CaptureError, match="is no directory for a capture|has a line break"):
+        with pytest.raises(CaptureError, match=r"is no directory for a capture|has a line break"):
             tracer.capture(nothing)
     with pytest.raises(CaptureError, match="give a local directory"):
         tracer.capture("s3://bucket/run")
@@ -814,6 +814,7 @@ def test_without_torch_it_is_one_sentence(script: Path, tmp_path: Path) -> None:
         assert result.returncode == 2 and result.stderr.count("\n") == 1, result.stderr
         assert "PyTorch; install it with: pip install 'foretrace[capture]'" in result.stderr
     # What is wrong with the command itself is told first.
-    result = run([sys.executable, "-c", code, *capture, "--workload", "llama", "--world-size", "4", "--parallel", "tp=3"])
+    result = run([sys.executable, "-c", code, *capture, "--workload", "llama", "--world-size", "4", "--parallel",
+                  "tp=3"])
     assert result.returncode == 2 and "which is not the world size 4" in result.stderr
     assert not (tmp_path / "out").exists()

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ if not (torch.distributed.is_available() and torch.distributed.is_gloo_available
 
 from graph_predictor import replay  # noqa: E402
 from tracer import read_job  # noqa: E402
+from tracer.capture.align import Call, align  # noqa: E402
 from tracer.capture_layout import find_parts, read_context  # noqa: E402
 from tracer.errors import TraceError  # noqa: E402
 from tracer.execution_trace import read_execution_trace  # noqa: E402
@@ -178,9 +180,34 @@ def test_collectives_that_are_not_those_noted(ddp: Path, tmp_path: Path) -> None
     stored = json.loads(path.read_text())
     stored["rows"].pop()
     path.write_text(json.dumps(stored))
+    # The one that is left keeps its group; the other may be of either, unless there is one only.
     job = read_job(tmp_path)
-    assert any("2 of 2 steps have other collectives" in note for note in job.notes)
-    assert [(kind, group) for kind, group, *_ in described(job.graphs[0])] == [("all_reduce", "")] * 4
+    told = "2 of 2 steps have other collectives than the step in which they were noted: "
+    assert f"{told}the process groups of 2 of their 4 collectives are unknown." in job.notes
+    assert [(kind, group) for kind, group, *_ in described(job.graphs[0])] == [
+        ("all_reduce", "0"), ("all_reduce", "")] * 2
+    context = json.loads((tmp_path / "rank0" / "context.json").read_text())
+    context["process_groups"].pop()
+    (tmp_path / "rank0" / "context.json").write_text(json.dumps(context))
+    job = read_job(tmp_path)
+    assert f"{told}2 of their 4 collectives are taken to be of the job's only process group." in job.notes
+    assert [(kind, group, ranks, elements) for kind, group, ranks, _, elements, *_ in described(job.graphs[0])] == [
+        ("all_reduce", "0", "[0, 1]", 2144), ("all_reduce", "0", "[0, 1]", 1)] * 2
     path.write_text("[")
     with pytest.raises(TraceError, match=r"collectives\.json"):
         read_job(tmp_path)
+
+
+def test_steps_with_an_occasional_collective_are_aligned() -> None:
+    def note(op: str, group: str, size: int, received: int | None = None) -> dict[str, Any]:
+        return {"op": op, "group": group, "elements_in": size, "elements_out": size if received is None else received}
+
+    a, b, c = note("reduce", "0", 10), note("reduce", "1", 20), note("gather", "0", 3, 12)
+    assert align([Call("reduce", 10), Call("reduce", 7), Call("reduce", 20), Call("gather", 15)], [a, b, c]) == [
+        a, None, b, c]
+    assert align([Call("reduce", 20), Call("gather", 3)], [a, b, c]) == [b, c]  # it was noted in a step that had more
+    assert align([Call("gather"), Call("reduce"), Call("reduce")], [a, b]) == [None, a, b]
+    # Which of three the two are is not known without sizes; if they are the same all the same, it does not matter.
+    assert align([Call("reduce"), Call("reduce"), Call("reduce")], [a, b]) == [None, None, None]
+    assert align([Call("reduce", 10)], [a, dict(a)]) == [a]
+    assert align([], [a]) == [] and align([Call("reduce", 10)], []) == [None]

@@ -490,3 +490,137 @@ def test_the_command(tmp_path: Path) -> None:
     assert len(tracer.load_graph(out).ops) == told["ops"]
     done = run(f"{path}:decides", "-o", str(out))
     assert done.returncode == 2 and "torch.where" in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+# --- data and devices as users write them -----------------------------------------------------------------------------
+
+
+def test_a_checkpoint_read_to_the_host_is_no_device_memory(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    torch.save(nn.Linear(256, 256).state_dict(), path)
+
+    def build(location: Any = "none") -> Callable[[], None]:
+        model = nn.Linear(256, 256).cuda()
+        if location != "none":
+            model.load_state_dict(torch.load(path, map_location=location))
+        optimizer = torch.optim.Adam(model.parameters())
+        x = torch.randn(8, 256, device="cuda")
+
+        def step() -> None:
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    plain = trace(build).meta.memory
+    for location in ("cpu", None, "cuda"):
+        assert trace(lambda place=location: build(place)).meta.memory == plain, location
+
+
+@pytest.mark.parametrize(("shuffle", "workers"), [(False, 0), (True, 0), (True, 2)])
+def test_a_data_loader_draws_for_real(shuffle: bool, workers: int) -> None:
+    from torch.utils.data import DataLoader, TensorDataset
+
+    def build() -> Callable[[], None]:
+        data = TensorDataset(torch.randn(100, 8), torch.randint(0, 4, (100,)))
+        loader = DataLoader(data, 4, shuffle=shuffle, num_workers=workers)
+        model = nn.Linear(8, 4).cuda()
+
+        def step() -> None:
+            for x, y in loader:
+                F.cross_entropy(model(x.cuda()), y.cuda()).backward()
+                break
+
+        return step
+
+    graph = trace(build)
+    assert graph.arguments(names(graph).index("aten::addmm"))[1].shape == (4, 8)
+    assert any("workers" in note for note in graph.meta.loss.notes) == bool(workers)
+    assert graph.meta.memory["start"] == 2 * 4 * (8 * 4 + 4)  # parameters and gradients: the data is on the host
+
+
+def test_gradients_without_an_optimizer_are_gradients() -> None:
+    def build() -> Callable[[], None]:
+        model = nn.Linear(64, 64).cuda()
+        return lambda: model(torch.ones(2, 64, device="cuda")).sum().backward()
+
+    memory = trace(build).meta.memory
+    assert memory["gradients"] == memory["parameters"] == 4 * (64 * 64 + 64)
+
+
+DEVICES = """
+import torch
+from torch import nn
+
+def host_batch():
+    model = nn.Linear(8, 4).cuda()
+    return lambda: model(torch.randn(3, 8)).sum().backward()
+
+def fourth():
+    nn.Linear(8, 4).to("cuda:3")
+
+def numbers():
+    model = nn.Linear(8, 4).cuda()
+    return lambda: model(torch.randn(3, 8, device="cuda")).detach().cpu().numpy()
+
+def wants(model=None):
+    return lambda batch: batch
+
+def saves():
+    return lambda: torch.save(torch.ones(3, device="cuda"), "never.pt")
+
+def mismatch():
+    model = nn.Linear(8, 4).cuda()
+    return lambda: model(torch.randn(3, 9, device="cuda"))
+"""
+
+
+@pytest.mark.parametrize(("target", "says"), [
+    ("host_batch", r"user\.py:7 .*same device.*move the batch"), ("fourth", r"user\.py:10 .*cuda:3.*one GPU"),
+    ("numbers", r"user\.py:14 .*numpy.*out of the traced step"), ("wants", r"user\.py:17 .*'batch'.*without arguments"),
+    ("saves", r"user\.py:20 .*torch\.save out"), ("mismatch", r"user\.py:24 .*reduction dim"),
+])
+def test_mistakes_of_devices_and_values_are_one_sentence(target: str, says: str, tmp_path: Path, caplog: Any,
+                                                         capfd: Any) -> None:
+    from tracer.shape_only.script import trace_script
+
+    path = tmp_path / "user.py"
+    path.write_text(DEVICES)
+    with pytest.raises(ShapeOnlyError) as caught:
+        trace_script(f"{path}:{target}")
+    assert re.search(says, str(caught.value)), str(caught.value)
+    assert not caplog.records and not capfd.readouterr().err
+
+
+def test_a_model_that_stayed_on_the_host_is_told_and_memory_is_the_devices() -> None:
+    seen: list[int] = []
+
+    def build() -> Callable[[], None]:
+        seen.append(torch.cuda.get_device_properties(0).total_memory)
+        kept = torch.ones(256, device="cuda")
+        seen.append(torch.cuda.memory_allocated())
+        del kept
+        model = nn.Linear(8, 4)
+        return lambda: model(torch.randn(3, 8)).sum().backward()
+
+    graph = trace(build, "t4")
+    assert seen == [16 << 30, 1024] and not graph.meta.memory
+    assert any("stayed on the CPU" in note for note in graph.meta.loss.notes)
+
+
+def test_lists_of_tensors_have_types_and_step_counters_do_not_make_the_gpu_wait() -> None:
+    def build() -> Callable[[], None]:
+        model = nn.Linear(8, 4).cuda().to(torch.bfloat16)
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def step() -> None:
+            model(torch.ones(3, 8, device="cuda", dtype=torch.bfloat16)).sum().backward()
+            optimizer.step()
+
+        return step
+
+    graph = trace(build)
+    lists = {a.dtype for row in range(len(graph.ops)) for a in graph.arguments(row) if a.dtype.startswith("TensorList")}
+    assert "TensorList[c10::BFloat16]" in lists
+    assert "aten::_local_scalar_dense" not in names(graph)

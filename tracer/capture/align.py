@@ -10,11 +10,13 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from tracer.graph import ExecutionGraph
+from tracer.kineto.collectives import SAME_SIZE, collective_kind
 
 _MOST_CELLS = 4_000_000
 """Of the alignment's table, a second or two; longer steps that differ throughout stay unknown."""
@@ -38,8 +40,15 @@ class Call:
         if self.operator != note["op"]:
             return False
         sent, received = note["elements_in"], note["elements_out"]
-        # An operator is given what it sends, or what it receives too; lists of lists of tensors are not recorded.
-        return self.elements < 0 or self.elements in (sent, received, sent + received)
+        if self.elements < 0 or self.elements == sent:
+            return True
+        # Most are given what they receive too; of lists of lists of tensors nothing is recorded.
+        return not _is_in_place(self.operator) and self.elements in (received, sent + received)
+
+
+@lru_cache(maxsize=256)
+def _is_in_place(operator: str) -> bool:
+    return collective_kind(operator) in SAME_SIZE
 
 
 def call_of(graph: ExecutionGraph, row: int, operator: str) -> Call:
@@ -53,7 +62,7 @@ def call_of(graph: ExecutionGraph, row: int, operator: str) -> Call:
 
 
 def _sizes(shape: Any, dtype: str) -> list[int]:
-    if dtype == "TensorList":
+    if dtype.startswith("TensorList"):
         return [math.prod(each) for each in shape]
     return [] if dtype in _NO_TENSOR else [math.prod(shape)]
 

@@ -32,7 +32,10 @@ _NVIDIA_SMI_SECONDS = 10
 
 
 def rank_and_world() -> tuple[int, int]:
-    """This process's rank and the number of ranks: torch.distributed's, else torchrun's, else 0 of 1. Imports no torch."""
+    """This process's rank and the number of ranks: torch.distributed's, else torchrun's, else 0 of 1.
+
+    Imports no torch.
+    """
     dist = sys.modules.get("torch.distributed")  # nobody can have initialised what is not imported
     if dist is not None and dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()

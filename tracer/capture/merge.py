@@ -1,8 +1,8 @@
 """Puts ``collectives.json`` into a graph's collectives. Needs no torch.
 
 The notes are of one step. Where a profiled step has the same collectives, the n-th call of an operator in it is
-described by the n-th note of that operator; a step that has others is aligned with the notes (``align.py``), and what is
-left over there is of the job's only process group if there is but one, else only its kind is known. A functional
+described by the n-th note of that operator; a step that has others is aligned with the notes (``align.py``), and what
+is left over there is of the job's only process group if there is but one, else only its kind is known. A functional
 collective and the ``c10d`` call inside it are one: the notes have the outer one, the row names the inner one.
 """
 
@@ -58,7 +58,7 @@ def merge_collectives(graph: ExecutionGraph, path: Path, groups: object = ()) ->
 
 
 def _only_group(groups: object, noted: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Name and ranks of the one process group that this rank is in; ``None`` if there are several, or notes of another."""
+    """Name and ranks of this rank's one process group; ``None`` if it has several, or there are notes of another."""
     if not isinstance(groups, list | tuple) or len(groups) != 1 or not isinstance(groups[0], dict):
         return None
     name, ranks = str(groups[0].get("pg_name", "")), groups[0].get("ranks")

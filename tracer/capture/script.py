@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from tracer.capture.counting import by_optimizer
-from tracer.capture.options import CaptureOptions, CaptureWarning
 from tracer.capture.optimizers import Optimizers
+from tracer.capture.options import CaptureOptions, CaptureWarning
 from tracer.capture.session import Capture, need_torch
 from tracer.errors import CaptureError
 

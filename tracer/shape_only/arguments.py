@@ -2,7 +2,8 @@
 
 So ``graph.arguments(op)`` gives the same for a recorded operation and for one traced by shapes alone: every argument of
 the schema in order, defaults filled in; tensors with shape, stride and C++ type name; lists of tensors as
-``TensorList[c10::Half]``, where the profiler writes ``TensorList``; numbers as ``Scalar`` and lists of numbers as ``ScalarList`` with their text; the rest empty.
+``TensorList[c10::Half]``, where the profiler writes ``TensorList`` and no type; numbers as ``Scalar`` and lists of
+numbers as ``ScalarList`` with their text; the rest empty.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ def _argument(value: Any) -> tuple[str, Any, Any, str]:
         if any(isinstance(part, torch.Tensor) for part in value):
             tensors = [part for part in value if isinstance(part, torch.Tensor)]
             kinds = {type_name(t.dtype) for t in tensors}
-            return f"TensorList[{kinds.pop()}]" if len(kinds) == 1 else "TensorList", [[int(n) for n in t.shape] for t in tensors], \
+            kind = f"TensorList[{kinds.pop()}]" if len(kinds) == 1 else "TensorList"
+            return kind, [[int(n) for n in t.shape] for t in tensors], \
                 [[int(n) for n in t.stride()] if t.layout is torch.strided else [] for t in tensors], ""
         if all(isinstance(part, bool | int | float | torch.SymInt) for part in value):
             return "ScalarList", [], [], "[" + ", ".join(map(_number, value)) + "]"

@@ -25,7 +25,7 @@ _GIB: dict[str, int] = {
     "a10": 24, "a40": 48, "rtx-3090": 24, "l4": 24, "l40s": 48, "rtx-4090": 24, "h100-pcie": 80, "h100-sxm": 80,
     "h200-sxm": 141, "mi210": 64, "mi250": 64, "mi300x": 192,
 }
-"""Memory as it is sold; a device of MI250 is half a board."""
+"""Memory as it is sold, unknown for those not here; a device of MI250 is half a board."""
 _AMD = ("mi210", "mi250", "mi300x")
 
 

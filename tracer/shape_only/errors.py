@@ -38,8 +38,8 @@ def explained(error: BaseException) -> ShapeOnlyError | None:
                 "losses out of the traced step.")
     if any(isinstance(e, RuntimeError) and ".numpy() is not supported" in str(e) for e in _chain(error)):
         return ShapeOnlyError(
-            f"{where} reads a tensor's values (.numpy()), which a trace by shapes alone does not have: leave conversions "
-            "to numpy, print and logging of losses out of the traced step.")
+            f"{where} reads a tensor's values (.numpy()), which a trace by shapes alone does not have: leave "
+            "numpy, print and logging of losses out of the traced step.")
     unsupported = next((e for e in _chain(error) if isinstance(e, fake_tensor.UnsupportedOperatorException)), None)
     if unsupported is None:
         unsupported = next((e for e in _chain(error) if isinstance(e, NotImplementedError) and (

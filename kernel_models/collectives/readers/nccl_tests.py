@@ -8,7 +8,7 @@
     #        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
          1048576        262144     float     sum      -1    25.41   41.27   72.22      0    25.17   41.66   72.90      0
 
-The out-of-place time is taken. Every row is checked against itself: algbw must be size / time.
+The out-of-place time is taken, and the GPU from the header. Every row is checked against itself: algbw must be size / time.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from kernel_models.collectives.call import (
     collective_kind,
     dtype_name,
 )
-from kernel_models.collectives.measurements import Measurements, make_measurements
+from kernel_models.collectives.measurements import Measurements, join, make_measurements
 from kernel_models.collectives.readers.hints import Hints
 
-_RANK = re.compile(r"#\s*Rank\s+(\d+)\s.*?\bon\s+(\S+)\s+device\s+\d+", re.IGNORECASE)
+_RANK = re.compile(r"#\s*Rank\s+(\d+)\s.*?\bon\s+(\S+)\s+device\s+\d+(?:\s+\[[^\]]*\])?[ \t]*(.*)$", re.IGNORECASE)
 _TEST = re.compile(r"(?:Collective test starting:\s*|\b)(\w+)_perf\b")
 _ROW = re.compile(r"^\s+\d+\s+\d+\s+[a-z]\w*\s")
+_END = re.compile(r"^#\s*(Avg bus bandwidth|Out of bounds values)", re.IGNORECASE)
 _BROKEN_ROW = re.compile(r"^\s+\d+(\s|$)")
 BANDWIDTH_TOLERANCE, BANDWIDTH_ROUNDING = 0.03, 0.011
 """algbw is printed with two decimals, time with two to four digits."""
@@ -39,6 +40,9 @@ BANDWIDTH_TOLERANCE, BANDWIDTH_ROUNDING = 0.03, 0.011
 @dataclass
 class _State:
     hosts: dict[int, str] = field(default_factory=dict)
+    devices: dict[int, str] = field(default_factory=dict)
+    rows: list[tuple[CollectiveKind, str, Placement, float, float]] = field(default_factory=list)
+    ended: bool = False
     kind: CollectiveKind | None = None
     columns: list[str] | None = None
     header_line: int = 0
@@ -56,12 +60,16 @@ def read_nccl_tests(text: str, name: str, hints: Hints) -> Measurements:
         CommError: a line is broken, in other units or not consistent; or the log lacks what ``hints`` must then say.
     """
     state = _State(kind=hints.kind)
-    rows = []
+    runs = [state]
     for number, line in enumerate(text.splitlines(), start=1):
         if match := _RANK.search(line):
             if state.columns is not None:
                 state = _State(kind=hints.kind)  # logs of several runs one after the other
+                runs.append(state)
             state.hosts[int(match.group(1))] = match.group(2)
+            state.devices[int(match.group(1))] = match.group(3).strip()
+        elif _END.match(line):
+            state.ended = True
         elif match := _TEST.search(line):
             if hints.kind is None:
                 state.kind = _kind(match.group(1))
@@ -70,13 +78,26 @@ def read_nccl_tests(text: str, name: str, hints: Hints) -> Measurements:
         elif line.lstrip().startswith("#") and "(B)" in line:
             _check_units(line, number, name)
         elif _ROW.match(line):
-            rows.append(_row(line, number, name, state, hints))
+            state.rows.append(_row(line, number, name, state, hints))
         elif _BROKEN_ROW.match(line) and state.columns is not None:
             raise CommError(f"{name}, line {number}: the row is cut off ({line.strip()[:40]!r}); remove it, or give "
                             "the whole log.")
-    if not rows:
+    if not any(run.rows for run in runs):
         raise CommError(f"{name}: there is no row of results in it; give the whole output of an nccl-tests program.")
-    return make_measurements(rows, hints.backend)
+    found = join(make_measurements(run.rows, hints.backend, _gpu(run, name)) for run in runs)
+    if not all(run.ended for run in runs if run.rows):
+        found.notes = [f"{name} ends without nccl-tests' closing lines (# Avg bus bandwidth); if it was cut off, larger "
+                       "sizes are missing."]
+    return found
+
+
+def _gpu(run: _State, name: str) -> str:
+    """The one GPU of a run's header; empty where it names none."""
+    found = sorted(set(filter(None, run.devices.values())))
+    if len(found) > 1:
+        raise CommError(f"{name}: its ranks ran on different GPUs ({', '.join(found)}), which no topology describes; "
+                        "give a log of one kind of GPU.")
+    return found[0] if found else ""
 
 
 def _kind(test: str) -> CollectiveKind | None:

@@ -1,7 +1,7 @@
 """Tables of measurements (CSV, TSV, Parquet, JSON lines): a row each, columns found by their usual names.
 
 Needed: a size in bytes and a time whose column names its unit (``latency_us``, ``time_ms``, …). Known besides: the
-collective, the dtype, ranks, ranks per node, and the backend; what a table lacks is taken from ``Hints``.
+collective, the dtype, ranks, ranks per node, the backend, the GPU and the system; what a table lacks is taken from ``Hints``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ _NAMES = {
     "ranks": ("ranks", "world_size", "num_ranks", "n_ranks", "num_gpus", "gpus", "group_size"),
     "per_node": ("ranks_per_node", "gpus_per_node", "per_node", "devices_per_node"),
     "backend": ("backend", "backend_kernel", "library"),
+    "device": ("gpu", "device", "device_name", "gpu_name", "accelerator"),
+    "system": ("system", "cluster", "topology", "machine", "node_type"),
 }
 _TIME = re.compile(r"^(?:(?P<what>median|p50|avg|mean|min|max|latency|time|duration|elapsed)_?)+(?P<unit>us|ms|ns|s)$")
 _TO_US = {"us": 1.0, "ms": 1e3, "ns": 1e-3, "s": 1e6}
@@ -47,7 +49,7 @@ def read_table(path: str, hints: Hints) -> Measurements:
             raise CommError(f"{name}, line 1: no column says the "
                             f"{'collective' if needed == 'kind' else 'number of ranks'}; "
                             f"add one, or give {option}.")
-    by_backend: dict[str, list[tuple[CollectiveKind, str, Placement, float, float]]] = {}
+    by_origin: dict[tuple[str, str, str], list[tuple[CollectiveKind, str, Placement, float, float]]] = {}
     kinds: dict[Any, CollectiveKind] = {}
     placements: dict[tuple[int, int], Placement] = {}
     values = {key: frame[column].tolist() for key, column in found.items() if column is not None}
@@ -67,11 +69,18 @@ def read_table(path: str, hints: Hints) -> Measurements:
         except (TypeError, ValueError, CommError) as error:
             raise CommError(f"{name}, line {i + 2}: it is no measurement ({error}); mend or remove the line.") from None
         backend = str(values["backend"][i]) if "backend" in values else hints.backend
-        by_backend.setdefault(backend, []).append(
+        origin = (backend, _text(values, "device", i), _text(values, "system", i))
+        by_origin.setdefault(origin, []).append(
             (kinds[raw], dtype, placements[ranks, per_node], float(size), float(time) * scale))
-    if not by_backend:
+    if not by_origin:
         raise CommError(f"{name}: the table has no rows; give one with measurements.")
-    return join(make_measurements(rows, backend) for backend, rows in by_backend.items())
+    return join(make_measurements(rows, *origin) for origin, rows in by_origin.items())
+
+
+def _text(values: dict[str, list[Any]], key: str, row: int) -> str:
+    """A cell as text; empty where the column or the cell is."""
+    value = values[key][row] if key in values else None
+    return "" if value is None or value != value else str(value).strip()
 
 
 def _time(columns: dict[str, Any], name: str) -> tuple[Any, float]:

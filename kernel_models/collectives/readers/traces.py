@@ -90,4 +90,8 @@ def read_matched(graphs: Sequence[ExecutionGraph], groups: Sequence[Sequence[tup
     if not rows:
         raise CommError("No collective in the trace has its kind, its size and all its ranks recorded; record every "
                         "rank, with shapes.")
-    return make_measurements(rows, backend)
+    found = sorted({graph.meta.device for graph in graphs if graph.meta.device})
+    if len(found) > 1:
+        raise CommError(f"The trace's ranks ran on different GPUs ({', '.join(found)}), which no topology describes; give "
+                        "a trace of one kind of GPU.")
+    return make_measurements(rows, backend, found[0] if found else "")

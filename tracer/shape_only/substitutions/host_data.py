@@ -95,19 +95,35 @@ def _load(placement: Placement | None, original: Callable[..., Any]) -> Callable
         host = _ToHost()
         if isinstance(map_location, dict):
             asked = any(is_gpu(target) for target in map_location.values())
-        with placement.placed(asked) if placement is not None else nullcontext():
+        with placement.placed(False) if placement is not None else nullcontext():
             loaded = original(f, host if asked or map_location is None else "cpu", *args, **kwargs)
-        if placement is not None and map_location is None and host.on_gpu:
-            for tensor in _tensors(loaded):
-                placement.tracker.move(tensor, True)
+        if placement is not None and (asked or map_location is None and host.on_gpu):
+            with placement.placed(True), torch.no_grad():
+                _rehouse(_tensors(loaded))
         return loaded
 
     return load
 
 
+def _rehouse(tensors: Iterator[torch.Tensor]) -> None:
+    """Give loaded tensors storages that die with them, as they do on a device: the fake ones ``torch.load`` makes are
+    never freed."""
+    made: dict[int, torch.Tensor] = {}
+    for tensor in tensors:
+        with torch._C.DisableTorchFunction():
+            storage = tensor.untyped_storage()
+        fresh = made.get(storage._cdata)
+        if fresh is None:
+            fresh = made[storage._cdata] = torch.empty(storage.nbytes(), dtype=torch.uint8, device="cuda")
+        if tensor.untyped_storage()._cdata != fresh.untyped_storage()._cdata:
+            tensor.data = fresh.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
+    elif isinstance(value, torch.nn.Module):
+        yield from (*value.parameters(), *value.buffers())
     elif isinstance(value, dict):
         for part in value.values():
             yield from _tensors(part)
