@@ -40,6 +40,10 @@ ONE_DEVICE = 1.5
 """Intervals from residuals within one device are widened by this: devices differ by more than calls do."""
 FEW = 12
 """Calls that a default of its own needs for a kind."""
+LEAST_CALLS = 5
+"""Calls of a family that a device needs to count for the least width of the family's intervals."""
+STREAMING_COPY = "of one type, side by side: the same streaming kernel as element-wise ones, whose rate is taken. Recorded \
+copies, which are slower where their unknown strides differ, give the interval's upper end"
 _SET = "set, not measured: cuDNN's channels-last kernels on matrix units, of which no measurement is at hand"
 SET = {f"conv/{dtype}": Efficiency(0.5, 0.7, 2.5, -0.8, 0.8, _SET) for dtype in ("fp16", "bf16", "tf32")}
 """Entries without a measurement."""
@@ -140,7 +144,31 @@ def defaults(sets: list[tuple[str, Measured]]) -> tuple[Efficiencies, dict[str, 
                for name in ("compute", "memory", "fixed")}
     entries["*"] = Efficiency(**typical, low=low * ONE_DEVICE, high=high * ONE_DEVICE,
                               source="medians of the families below; their interval widened 1.5 times")
-    return Efficiencies({**entries, **SET}), elsewhere
+    as_element_wise(entries)
+    return Efficiencies({**entries, **SET}, least=least_widths(elsewhere)), elsewhere
+
+
+def as_element_wise(entries: dict[str, Efficiency]) -> None:
+    """Give contiguous copies within a type the rate of element-wise kernels: both stream whole tensors."""
+    copies = entries.get("copy//copy")
+    if copies is None or "elementwise" not in entries:
+        return
+    for key in [key for key in entries if key.startswith("copy/") and key.endswith("/copy")]:
+        del entries[key]
+    memory = entries["elementwise"].memory
+    slower = float(np.log(memory / copies.memory))
+    entries["copy//copy"] = replace(copies, memory=memory, low=-abs(entries["elementwise"].low),
+                                    high=max(copies.high, slower), source=STREAMING_COPY)
+
+
+def least_widths(elsewhere: dict[str, list[np.ndarray]]) -> dict[str, float]:
+    """By family, the median over devices left out of the width that covers 80% of each one's calls, log."""
+    found = {}
+    for family in Family:
+        widths = [float(np.quantile(np.abs(r), 0.8)) for r in elsewhere.get(family.value, []) if len(r) >= LEAST_CALLS]
+        if len(widths) >= 2:
+            found[family.value] = float(np.median(widths))
+    return found
 
 
 def written(efficiencies: Efficiencies) -> str:
@@ -152,6 +180,9 @@ def written(efficiencies: Efficiencies) -> str:
         source = e.source.replace('"', "'")
         lines.append(f'"{key}" = {{ compute = {e.compute:.3f}, memory = {e.memory:.3f}, fixed = {e.fixed:.3f}, '
                      f'low = {e.low:.3f}, high = {e.high:.3f}, source = "{source}" }}')
+    lines += ["", "# Least log half widths of intervals by family: the median over devices, each left out of the fit, of the",
+              "# width that covers 80% of its calls.", "[least]"]
+    lines += [f"{family} = {width:.3f}" for family, width in sorted(efficiencies.least.items())]
     return "\n".join(lines) + "\n"
 
 

@@ -10,7 +10,6 @@ and three-dimensional convolutions (mostly changes of layout, ten times slower t
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from kernel_models.datasets.operator_table import operation_of
+from kernel_models.datasets.vidur_blocks import device_of
 from kernel_models.device import DeviceSpec, resolve_device
 from kernel_models.op_call import OpCall
 from kernel_models.operation import calls_of, operation
@@ -26,8 +27,6 @@ from kernel_models.operation import calls_of, operation
 ROWS = 1500
 """Rows of a table, device and kind of kernel."""
 SEED = 20240517
-VIDUR_DEVICES = {"a100": "a100-pcie-80g", "a40": "a40", "h100": "h100-sxm"}
-"""Vidur's A100s are those of Azure's NC A100 v4 (PCIe 80 GB), as its paper says."""
 BFLOAT = {"bfloat16": "bf16", "fp8": "fp8"}
 
 
@@ -104,7 +103,7 @@ def _vidur(path: Path, rows: int) -> Iterator[TableSet]:
     frame = frame[~((frame.model == "phi-2") & frame.op.str.contains("layernorm"))]
     frame = _sampled(frame, ["gpu", "op"], rows // 5)
     for gpu, part in frame.groupby("gpu"):
-        yield _set("vidur", VIDUR_DEVICES[gpu], ((calls_of(_vidur_op(r)), r.latency_us) for r in part.itertuples()))
+        yield _set("vidur", device_of(gpu), ((calls_of(_vidur_op(r)), r.latency_us) for r in part.itertuples()))
 
 
 def _vidur_op(r: Any) -> Any:
@@ -165,16 +164,6 @@ def _video(path: Path) -> Iterator[TableSet]:
                   & ~frame.name.str.contains("Synthetic|aten::convolution")]
     found = []
     for _, r in frame.iterrows():
-        shapes, strides = ast.literal_eval(r["Input Dims"]), ast.literal_eval(r["Input Strides"])
-        types, values = ast.literal_eval(r["Input type"]), ast.literal_eval(r["Concrete Inputs"])
-        found.append((calls_of(_recorded(r["name"], shapes, types, strides, values)), r["Kernel Time (µs)_median"]))
+        arguments = (r["Input Dims"], r["Input type"], r["Input Strides"], r["Concrete Inputs"])
+        found.append((calls_of(operation_of(r["name"], *arguments)), r["Kernel Time (µs)_median"]))
     yield _set("video", "h100-sxm", found)
-
-
-def _recorded(name: str, shapes: tuple, types: tuple, strides: tuple, values: tuple) -> Any:
-    from kernel_models.operation import Operation
-    from tracer.views import Argument
-
-    return Operation(name, tuple(
-        Argument(dtype, shape, stride, value)
-        for shape, dtype, stride, value in zip(shapes, types, strides, values, strict=False)), "bf16")

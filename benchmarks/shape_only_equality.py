@@ -1,8 +1,8 @@
 """Every workload's step traced by shapes alone beside a real one: the operators, with shapes and dtypes, one by one.
 
 The real step runs on the CPU under PyTorch's profiler, whose account is independent of the trace. First the trace for
-the CPU (fake = real), then the trace for a GPU (shape-only = real): where they differ, the written list of substitutions
-must say so. "unexplained" is what it does not say, and must be 0. In list arguments the profiler writes no element
+the CPU (fake = real), then the trace for a GPU (shape-only = real): where they differ, the written list of
+substitutions must say so. "unexplained" is what it does not say, and must be 0. In list arguments the profiler writes no element
 type, which is left out of the comparison.
 
     python benchmarks/shape_only_equality.py    # every workload, preset tiny
@@ -43,7 +43,8 @@ def main() -> None:
                 traced = trace_workload(settings, device)
                 there, here = dispatched(real[name], known_names(traced)), calls(traced)
                 found = differences(there, here)
-                unexplained = [d for d in found if not explained(d, written, checkpointing=bool(settings.checkpointing))]
+                checkpointing = bool(settings.checkpointing)
+                unexplained = [d for d in found if not explained(d, written, checkpointing=checkpointing)]
                 left += len(unexplained)
                 met = ", ".join(f"{key} {number}" for key, number in traced.meta.substitutions.items()) or "–"
                 equal = len(there) - sum(len(d.real) for d in found)

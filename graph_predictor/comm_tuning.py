@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,14 +12,17 @@ from graph_predictor.comm_pricing import RecordedCollective, find_collectives
 from graph_predictor.critical_path import step_items
 from graph_predictor.engine import simulate
 from kernel_models.collectives import CollectiveBatch, CommError, Topology
+from kernel_models.collectives.cluster import same_gpu
 from kernel_models.collectives.tuner import MARGIN, Predict
 
 
 @dataclass(slots=True)
 class TunedWorkload:
-    """Mean step (ns) by backend, NaN where it lacks a collective, and with the best for each.
+    """Mean step (ns) by backend, and with the best for each collective.
 
-    ``winner`` is the backend of each collective.
+    A backend's step does with the default what it was not measured for (``missing``, by backend); what the default
+    lacks too is done by the fastest that has it, and what none has keeps its recorded time (``unmeasured``).
+    ``winner`` is the backend of each collective, empty where none has it. ``notes`` are sentences.
     """
 
     collectives: list[RecordedCollective]
@@ -27,6 +30,9 @@ class TunedWorkload:
     step_ns: dict[str, float]
     best_ns: float
     default: str
+    missing: dict[str, list[str]] = field(default_factory=dict)
+    unmeasured: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def gain(self) -> float:
@@ -39,28 +45,50 @@ def tune_workload(built: Built, backends: Mapping[str, Predict], on: Topology,
     """Simulate a recorded job's step with each backend and with the best for each collective.
 
     Raises:
-        CommError: The job has no collective whose size is known, or no backend was measured for one of them.
+        CommError: The job has no collective whose size is known, no backend was measured for any of them, or there is
+            no backend ``default``.
     """
     collectives, _ = find_collectives(built, on)
     if not collectives:
         raise CommError("The workload has no collectives of known size; record it with shapes.")
     names = list(backends)
     default = default or next((name for name in names if name.startswith("nccl")), names[0])
+    if default not in names:
+        raise CommError(f"There is no backend {default!r} among {', '.join(names)}.")
     batch = CollectiveBatch.from_calls([c.call for c in collectives])
-    times = {name: backends[name](batch).time_us for name in names}
-    table = np.stack([times[name] for name in names])
-    if not np.isfinite(table).any(axis=0).all():
-        lacking = collectives[int(np.flatnonzero(~np.isfinite(table).any(axis=0))[0])].call
-        raise CommError(f"No backend was measured for {lacking.kind.label} over {lacking.ranks} ranks, which the "
-                        "workload does; measure it with 'foretrace comm bench'.")
-    best = np.nanargmin(table, axis=0)
-    own = times[default]
-    stays = np.isfinite(own) & (own <= table[best, np.arange(len(best))] * (1 + MARGIN))
-    best = np.where(stays, names.index(default), best)
-    step = {name: _mean_step(built, collectives, times[name]) if np.isfinite(times[name]).all() else float("nan")
-            for name in names}
-    return TunedWorkload(collectives, [names[i] for i in best], step,
-                         _mean_step(built, collectives, table[best, np.arange(len(best))]), default)
+    table = np.stack([backends[name](batch).time_us for name in names])
+    has = np.isfinite(table)
+    if not has.any():
+        raise CommError(f"No backend was measured for what the workload does ({', '.join(_lacking(collectives, has[0]))}"
+                        "); measure it with 'foretrace comm bench'.")
+    own, known = table[names.index(default)], has.any(axis=0)
+    best = np.where(has, table, np.inf).argmin(axis=0)
+    best_us = np.where(known, table[best, np.arange(len(best))], [c.recorded_ns / 1e3 for c in collectives])
+    best = np.where(np.isfinite(own) & (own <= best_us * (1 + MARGIN)), names.index(default), best)
+    base_us = np.where(np.isfinite(own), own, best_us)
+    chosen_us = np.where(known, table[best, np.arange(len(best))], best_us)
+    step = {name: _mean_step(built, collectives, np.where(mine, table[i], base_us))
+            for i, (name, mine) in enumerate(zip(names, has, strict=True))}
+    missing = {name: lacking for name, mine in zip(names, has, strict=True)
+               if (lacking := _lacking(collectives, mine))}
+    return TunedWorkload(collectives, [names[i] if k else "" for i, k in zip(best, known, strict=True)], step,
+                         _mean_step(built, collectives, chosen_us), default, missing, _lacking(collectives, known),
+                         _other_devices(built, on))
+
+
+def _lacking(collectives: list[RecordedCollective], has: np.ndarray) -> list[str]:
+    """What is not measured, such as "all_to_all over 8 ranks"."""
+    return sorted({f"{c.call.kind.label} over {c.call.ranks} ranks"
+                   for c, mine in zip(collectives, has, strict=True) if not mine})
+
+
+def _other_devices(built: Built, on: Topology) -> list[str]:
+    """A note where the workload was recorded on another GPU than the profiles are of."""
+    found = sorted({g.meta.device for g in built.graphs if g.meta.device and not same_gpu(g.meta.device, on)})
+    if not found:
+        return []
+    return [f"The workload was recorded on {', '.join(found)}, and the profiles were measured on {on.node.name} "
+            f"({on.node.device}): the steps mix the computation of the one with the collectives of the other."]
 
 
 def _mean_step(built: Built, collectives: list[RecordedCollective], time_us: np.ndarray) -> float:

@@ -43,3 +43,15 @@ def parse_ranks(text: str) -> list[int]:
             raise CommError(f"{part.strip()!r} is no range of ranks; write it like 0-7 or 0-63:8.")
         found += range(first, last + 1, step)
     return found
+
+
+def parse_table(text: str) -> list[list[float]]:
+    """Bytes that each rank sends to each, of "1MiB,2MiB" (every rank sends these to ranks 0, 1, …) or "0,4;8,0" (a row
+    for each sending rank). Raises ``CommError`` for anything else."""
+    rows = [[parse_bytes(cell) for cell in row.split(",")] for row in text.split(";")]
+    if len(rows) == 1:
+        rows *= len(rows[0])
+    if any(len(row) != len(rows) for row in rows):
+        raise CommError(f"{text!r} is no table of sizes; write one size for each rank (a,b,c), or a row for each sending "
+                        "rank (a,b;c,d).")
+    return rows

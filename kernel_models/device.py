@@ -25,7 +25,7 @@ FOLDER = Path(__file__).resolve().parent / "devices"
 MEMORY_TOLERANCE = 0.12
 """A device reports 1 to 9% less memory than is sold (ECC, reserved parts, GB read as GiB), or up to 8% more."""
 _GENERIC = re.compile(r"\b(nvidia|tesla|geforce|amd|instinct|gpu|graphics|corporation)\b")
-_FALLBACK_DTYPES = {"fp8": "fp16", "bf16": "fp32", "fp16": "fp32", "complex128": "fp64"}
+_FALLBACK_DTYPES = {"fp4": "fp8", "fp8": "fp16", "bf16": "fp32", "fp16": "fp32", "complex128": "fp64"}
 """What computes a dtype that a device lists no rate for, when it is not fp32: the next wider one."""
 
 

@@ -28,8 +28,12 @@ _NAMES: dict[str, str] = {
     # PyTorch's names.
     "float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16",
     "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float8_e4m3fnuz": "fp8", "float8_e5m2fnuz": "fp8",
-    "float8_e8m0fnu": "fp8", "float4_e2m1fn_x2": "fp4", "cfloat": "complex64", "cdouble": "complex128",
+    "float8_e8m0fnu": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8",
+    "float8_e4m3": "fp8", "float4_e2m1fn_x2": "fp4", "cfloat": "complex64", "cdouble": "complex128",
 }
+
+MULTIPLY_ADDS: dict[str, int] = {"fp4": 2, "complex32": 4, "complex64": 4, "complex128": 4}
+"""Real multiply-adds in one product of two elements, where it is not one: a packed pair has two, complex numbers four."""
 
 _SCALAR_TYPES: dict[int, str] = {
     0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "fp16", 6: "fp32", 7: "fp64", 8: "complex32",
@@ -58,6 +62,11 @@ def scalar_type(text: str) -> str:
 def itemsize(dtype: str) -> int:
     """Bytes of an element; 4 for an unknown type."""
     return ITEMSIZE.get(dtype, 4)
+
+
+def multiply_adds(dtype: str) -> int:
+    """Real multiply-adds of one product of two elements."""
+    return MULTIPLY_ADDS.get(dtype, 1)
 
 
 def promoted(dtypes: list[str]) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from importlib import metadata
 from typing import Any
@@ -36,7 +36,12 @@ LEAST_ROWS = 60
 SELECTION_ROWS = 30_000
 """Calls that cross-validation looks at, whole shape groups of them."""
 FULL_ROWS = 60_000
-"""Beyond so many calls there are fewer trees, each adding more: a fit's time stays about the same."""
+"""Beyond so many calls there are fewer trees, each adding more: a fit's time stays about the same. Two of the folds are
+then cross-validated: they leave out thousands of calls."""
+REFIT_ROWS = 100_000
+"""Beyond so many calls the held-out fifth is not fitted to in the end: it would add little and double the time."""
+FEW_GROUPS = 10
+"""Up to so many shape groups, such as models, each one is left out in turn."""
 HEURISTIC_ROWS = 1_000
 _DISTILLED_FROM = 2_000
 
@@ -44,9 +49,9 @@ BOOSTING: dict[Family, tuple[Boosting, ...]] = {
     Family.GEMM: (Boosting(1000, 0.05, 63, 0.2, 10),),
     Family.ATTENTION: (Boosting(1000, 0.05, 31, 0.3, 10),),
 }
-"""Candidates by family. Those of matrix products and attention were themselves chosen by cross-validation over (n, k)
-sites and head configurations of the fit split, H200 and A100, among 15 to 127 leaves, 0.1 to 0.4 of the features, 5 to
-30 rows a leaf, one to three seeds, squared and absolute error."""
+"""Candidates by family. Their settings were themselves chosen by cross-validation over the (n, k) sites of one set only,
+the fit split of the H200's matrix products, among 15 to 127 leaves, 0.1 to 0.4 of the features, 5 to 30 rows a leaf, one
+to three seeds, squared and absolute error; attention took them over."""
 OTHERS = (Boosting(500, 0.06, 31, 0.5, 5), Boosting(300, 0.06, 8, 0.5, 5))
 SMALL = Boosting(300, 0.06, 8, 0.5, 4)
 """Also tried where calls are few."""
@@ -71,7 +76,7 @@ class Options:
 
 def fit_profile(
     samples: Sequence[Samples], spec: DeviceSpec | None = None, options: Options | None = None,
-    progress: Callable[[str], None] = lambda text: None,
+    progress: Callable[[str], None] = lambda text: None, notes: Sequence[str] = (),
 ) -> DeviceProfile:
     """Fit a profile to samples of one device.
 
@@ -80,6 +85,7 @@ def fit_profile(
         spec: the device; samples of others are left out. Without it all samples must be of one device.
         options: see ``Options``.
         progress: is told what is being fitted.
+        notes: sentences on what of the data was of no use, kept in the provenance.
 
     Raises:
         DataError: there is nothing to fit, or the samples are of several devices.
@@ -99,7 +105,7 @@ def fit_profile(
     for one in mine:
         progress(f"{one.family.value}, {one.software or 'unnamed software'}: {len(one):,} calls")
         entries.append(fit_entry(one, spec, options))
-    return DeviceProfile(spec, entries, _provenance(mine, options))
+    return DeviceProfile(spec, entries, _provenance(mine, options, notes, [name for name in names if name != spec.name]))
 
 
 def fit_entry(samples: Samples, spec: DeviceSpec, options: Options | None = None) -> Entry:
@@ -110,16 +116,18 @@ def fit_entry(samples: Samples, spec: DeviceSpec, options: Options | None = None
     if LEAST_CALLS <= len(fit) <= options.process_up_to:
         return _fit_process(fit, samples.taken(held), spec)
     chosen, candidates, intervals = _choose(fit, spec)
-    facts: dict[str, Any] = {"data": samples.source, "candidates": candidates, "fit_rows": len(fit),
-                             "chosen": "roofline" if chosen is None else _text(chosen)}
+    name = "roofline" if chosen is None else _text(chosen)
+    facts: dict[str, Any] = {"data": samples.source, "candidates": candidates, "fit_rows": len(fit), "chosen": name,
+                             "cross_validation": candidates[name]}
     model, distilled = _fitted(fit, spec, chosen, intervals, options.distil)
     if held.any() and (~held).any():
         facts["held_out"] = _judged(model, samples.taken(held))
         if distilled is not None:
             facts["held_out_distilled"] = _judged(distilled, samples.taken(held))
-        if options.refit and samples.held_out is None:
-            model, distilled = _fitted(samples, spec, chosen, intervals, options.distil)
-    rows = len(samples) if options.refit and samples.held_out is None else len(fit)
+    refitted = options.refit and samples.held_out is None and len(samples) <= REFIT_ROWS
+    if refitted and held.any():
+        model, distilled = _fitted(samples, spec, chosen, intervals, options.distil)
+    rows = len(samples) if refitted else len(fit)
     return Entry("roofline" if chosen is None else "boosted", model, distilled, samples.software, rows, facts)
 
 
@@ -131,6 +139,7 @@ def _fit_process(fit: Samples, held: Samples, spec: DeviceSpec) -> Entry:
     kind = "gaussian" if best is model else "roofline"
     facts: dict[str, Any] = {"data": fit.source, "fit_rows": len(fit), "chosen": kind,
                              "candidates": {"roofline": heuristic.to_json(), "gaussian": learned.to_json()}}
+    facts["cross_validation"] = facts["candidates"][kind]
     if len(held):
         facts["held_out"] = _judged(best, held)
     return Entry(kind, best, None, fit.software, len(fit), facts)
@@ -151,19 +160,24 @@ def _choose(fit: Samples, spec: DeviceSpec) -> tuple[Boosting | None, dict[str, 
     """The best candidate by cross-validated MAPE (``None``: the formulas), all errors, and intervals."""
     some = _thinned(fit, SELECTION_ROWS)
     problem = Problem.of(some, spec)
+    groups, fold = np.unique(np.array(some.labels()), return_inverse=True)
+    if len(groups) <= FEW_GROUPS:
+        problem = replace(problem, fold=fold)
+    folds = 2 if len(fit) > FULL_ROWS else max(FOLDS, int(problem.fold.max()) + 1)
     heuristic = _heuristic_errors(fit, spec)
     tried: dict[str, Any] = {"roofline": heuristic.to_json()}
     if len(fit) < LEAST_ROWS or len(set(problem.fold.tolist())) < 2:
         return None, tried, None
     best: tuple[float, Boosting, Float64, np.ndarray] | None = None
     for how in candidates_of(fit.family, len(fit)):
-        predicted, done = problem.out_of_fold(how.scaled(0.3))
+        predicted, done = problem.out_of_fold(how.scaled(0.3), folds)
+        if not done.any():
+            continue
         errors = errors_of(predicted[done], problem.measured_us[done])
         tried[_text(how)] = errors.to_json()
         if best is None or errors.mape < best[0]:
             best = errors.mape, how, predicted[done], problem.measured_us[done]
-    assert best is not None
-    if heuristic.mape < best[0]:
+    if best is None or heuristic.mape < best[0]:
         return None, tried, None
     return best[1], tried, Intervals.of(best[2], best[3])
 
@@ -188,9 +202,11 @@ def _heuristic_errors(fit: Samples, spec: DeviceSpec) -> Errors:
         half = np.arange(len(some)) % 2 == 0
     predicted = np.empty(len(some))
     for rows in (half, ~half):
-        learn = some.taken(~rows) if (~rows).any() else some
         if rows.any():
-            model = RooflineModel(fit.family, spec, fit_efficiencies(learn.calls, learn.measured_us, spec))
+            learn = some.taken(~rows)
+            # A single call has no other one to fit to: the default efficiencies price it.
+            model = RooflineModel(fit.family, spec, fit_efficiencies(learn.calls, learn.measured_us, spec)
+                                  if len(learn) else None)
             predicted[rows] = model.predict(some.taken(rows).calls).time_us
     return errors_of(predicted, some.measured_us)
 
@@ -224,15 +240,21 @@ def _text(how: Boosting) -> str:
     return f"boosted {how.iterations}×{how.leaves} leaves"
 
 
-def _provenance(samples: Sequence[Samples], options: Options) -> dict[str, Any]:
+def _provenance(
+    samples: Sequence[Samples], options: Options, notes: Sequence[str], others: Sequence[str]
+) -> dict[str, Any]:
+    told = [*notes, *([f"Measurements of other devices were left out: {', '.join(others)}."] if others else [])]
     return {
+        **({"notes": list(dict.fromkeys(told))} if told else {}),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "software": {name: _version(name) for name in ("foretrace", "scikit-learn", "numpy", "numba")}
         | {"python": platform.python_version()},
         "data": sorted({one.source for one in samples}),
         "split": f"{HELD_OUT_SHARE:.0%} of shape groups held out by the SHA-256 of their label, or as the data mark "
-                 f"it; choices by {FOLDS}-fold cross-validation over shape groups of the rest"
-                 + ("; stored models refitted to all rows but those the data mark" if options.refit else ""),
+                 f"it; choices by {FOLDS}-fold cross-validation over shape groups of the rest, or each group left out in "
+                 f"turn where there are at most {FEW_GROUPS}, two folds of more than {FULL_ROWS:,} calls"
+                 + (f"; stored models of up to {REFIT_ROWS:,} calls refitted to all rows but those the data mark"
+                    if options.refit else ""),
     }
 
 

@@ -11,9 +11,6 @@ import typer
 from graph_predictor.cli.console import (
     Column,
     Report,
-    count,
-    milliseconds,
-    percent,
     print_json,
     read,
     working,
@@ -23,10 +20,7 @@ from graph_predictor.cli.options import Debug, Json, Paths, Window
 from graph_predictor.cli.output import check_output
 
 if TYPE_CHECKING:
-    from graph_predictor.comm_report import CommReport
-    from graph_predictor.comm_tuning import TunedWorkload
-    from graph_predictor.comm_volumes import VolumeCheck
-    from kernel_models.collectives import CommProfile, Measurements, Placement, Topology
+    from kernel_models.collectives import CollectiveKind, CommProfile, Measurements, Topology
     from kernel_models.collectives.readers.hints import Hints
     from kernel_models.collectives.tuner import Choice, Crossover
 
@@ -45,12 +39,16 @@ SWEEP = ("1KiB", "64MiB")
 @comm.command("predict")
 def predict(
     collective: Annotated[str, typer.Argument(metavar="COLLECTIVE", help="Such as all_reduce or all_to_all.")],
-    size: Annotated[str, typer.Option("--bytes", metavar="SIZE", help="Whole buffer of a rank: 64MiB, 1.5GB, 4096.")],
+    size: Annotated[str | None, typer.Option("--bytes", metavar="SIZE",
+                                             help="Whole buffer of a rank: 64MiB, 1.5GB, 4096.")] = None,
+    sizes: Annotated[str | None, typer.Option(
+        metavar="A,B,C", help="Of an uneven all-to-all what every rank sends to rank 0, 1, …; or a row for each sending "
+                              "rank (a,b;c,d).")] = None,
     topology: TopologyName = None,
     profile: ProfileFile = None,
     ranks: Annotated[int | None, typer.Option(help="The first N ranks; all of the topology by default.")] = None,
     group: Annotated[str | None, typer.Option(metavar="RANKS", help="Which ranks, such as 0-7,16 or 0-63:8.")] = None,
-    dtype: Annotated[str, typer.Option(help="Element type.")] = "bfloat16",
+    dtype: Annotated[str | None, typer.Option(help="Element type; bfloat16, or the only one the profile has.")] = None,
     backend: Backend = None,
     algorithm: Annotated[str | None, typer.Option(
         help="Only this algorithm, by its formula: ring, tree, nvls, nvls-tree, hierarchical, direct.")] = None,
@@ -61,18 +59,25 @@ def predict(
 ) -> None:
     """Predict the time of one collective, with its breakdown."""
     with one_sentence(debug):
-        from graph_predictor.comm_units import parse_bytes, parse_ranks
+        from graph_predictor.comm_units import bytes_text, parse_ranks
         from kernel_models.collectives import CollectiveBatch, CommError, bus_factor, collective_kind
         from kernel_models.collectives.datasheet import DatasheetModel, algorithm_label
         from kernel_models.collectives.formulas import Group, lines
         from kernel_models.collectives.nccl_constants import Algorithm
         from kernel_models.collectives.times import Level
 
+        kind = collective_kind(collective)
         model, where = _profile_on(profile, topology, oversubscription)
+        payload, members = _payload(kind, size, sizes)
         if group is not None and ranks is not None:
             raise CommError("Ranks are given twice; give --group or --ranks.")
-        placement = where.place(parse_ranks(group)) if group else where.first(where.gpus if ranks is None else ranks)
-        kind, payload = collective_kind(collective), parse_bytes(size)
+        count_of = ranks if ranks is not None else members if members is not None else where.gpus
+        placement = where.place(parse_ranks(group)) if group else where.first(count_of)
+        if members is not None and placement.ranks != members:
+            raise CommError(f"--sizes has {members} ranks and the group has {placement.ranks}; give a size for each.")
+        if dtype is None:
+            measured = model.measured_dtypes(kind, backend)
+            dtype = measured[0] if len(measured) == 1 else "bfloat16"
         batch = CollectiveBatch.of(kind, payload, placement, dtype)
         if algorithm is not None:
             names = {a.label: a for a in Algorithm}
@@ -90,28 +95,35 @@ def predict(
             times = shared_times(times, model.predict(tiny, backend, on=where), sharing)
         time_us = float(times.time_us[0])
         level = Level(int(times.level[0]))
+        nothing = level is Level.NOTHING_TO_DO
+        checked = (sharing == 1 and algorithm is None
+                   and model.interval_checked(kind, placement, level, backend, on=where))
         algbw = payload / time_us * 1e-3 if time_us else 0.0
-        ways = lines(where, kind, Group(placement.ranks, placement.nodes, placement.widest, placement.narrowest))
+        busbw = algbw * bus_factor(kind, placement.ranks)
+        ways = [] if nothing else lines(where, kind, Group(placement.ranks, placement.nodes, placement.widest,
+                                                           placement.narrowest))
         values: dict[str, Any] = {
-            "time_us": time_us, "interval_us": [float(times.low_us[0]), float(times.high_us[0])], "source": level.label,
+            "time_us": time_us, "interval_us": [float(times.low_us[0]), float(times.high_us[0])],
+            "interval": "checked" if checked else "assumed", "source": level.source.label, "level": level.label,
             "algorithm": algorithm_label(int(times.algorithm[0])) or None,
-            "busbw_gbps": algbw * bus_factor(kind, placement.ranks), "algbw_gbps": algbw, "collective": kind.label,
+            "busbw_gbps": busbw, "algbw_gbps": algbw, "collective": kind.label,
             "payload_bytes": payload, "dtype": dtype, "ranks": placement.ranks, "per_node": list(placement.per_node),
-            "topology": where.name, "sharing": sharing,
-            "overlap": _overlap(where, algbw * bus_factor(kind, placement.ranks)),
+            "topology": where.name, "sharing": sharing, "overlap": _overlap(where, busbw),
             "breakdown": [{"algorithm": way.algorithm.label, "protocol": way.protocol.label,
                            "latency_us": way.latency_us, "transfer_us": way.us_per_byte * payload,
-                           "time_us": way.latency_us + way.us_per_byte * payload}
-                          for way in ways] if placement.ranks > 1 else []}
+                           "time_us": way.latency_us + way.us_per_byte * payload} for way in ways]}
         if json:
             print_json(values)
             return
         report = Report()
         low, high = values["interval_us"]
-        report.line(f"{kind.label} of {_size(payload)} over {placement.ranks} ranks on {where.name}: {time_us:,.1f} µs "
-                    f"({low:,.1f}–{high:,.1f} with 80% certainty), from {level.label}.")
-        if time_us:
-            report.line(f"Algorithmic bandwidth {algbw:,.1f} GB/s, bus bandwidth {values['busbw_gbps']:,.1f} GB/s.")
+        what = f"{kind.label} of {bytes_text(payload)} over {placement.ranks} ranks on {where.name}"
+        if nothing:
+            report.line(f"{what}: 0 µs; nothing is launched.")
+            return
+        certainty = "80% certainty" if checked else "an assumed certainty of 80%"
+        report.line(f"{what}: {time_us:,.1f} µs ({low:,.1f}–{high:,.1f} with {certainty}), from {level.label}.")
+        report.line(f"Algorithmic bandwidth {algbw:,.1f} GB/s, bus bandwidth {busbw:,.1f} GB/s.")
         if values["overlap"]:
             report.line(f"Beside it, computation takes up to {values['overlap']['compute_bound']:.2f} times as long, "
                         f"and what memory bounds {values['overlap']['memory_bound']:.2f} times.")
@@ -134,6 +146,10 @@ def fit(
     collective: Annotated[str | None, typer.Option(help="The collective, where a log does not say.")] = None,
     dtype: Annotated[str, typer.Option(help="Element type, where a log does not say.")] = "float32",
     backend: Annotated[str, typer.Option(help="Name of what was measured.")] = "nccl",
+    device: Annotated[str | None, typer.Option(metavar="NAME", help="Only rows of this GPU, as the table names "
+                                                                    "it.")] = None,
+    system: Annotated[str | None, typer.Option(metavar="NAME", help="Only rows of this system or cluster, as the table "
+                                                                    "names it.")] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -142,6 +158,7 @@ def fit(
         from kernel_models.collectives import CommProfile, collective_kind
         from kernel_models.collectives import topology as find_topology
         from kernel_models.collectives.call import dtype_name
+        from kernel_models.collectives.cluster import of_cluster
         from kernel_models.collectives.measurements import join
         from kernel_models.collectives.readers.hints import Hints
 
@@ -150,12 +167,14 @@ def fit(
         hints = Hints(ranks, per_node, collective_kind(collective) if collective else None, dtype_name(dtype), backend)
         with working("Reading"):
             parts = [_read_measurements(path, hints, where) for path in logs]
-        rows = join(parts)
+        rows, notes = of_cluster(join(parts), where, device, system)
         with working("Fitting"):
-            profile = CommProfile.fit(rows, where, [f"{Path(path).name}: {len(part)} measurements"
-                                                    for path, part in zip(logs, parts, strict=True)])
+            profile = CommProfile.fit(rows, where, [*(f"{Path(path).name}: {len(part)} measurements"
+                                                      for path, part in zip(logs, parts, strict=True)), *notes])
         profile.save(out)
-        _report_fit(profile, rows, out, json)
+        from graph_predictor.cli.comm_tables import report_fit
+
+        report_fit(profile, rows, out, [*rows.notes, *notes], json)
 
 
 @comm.command("bench")
@@ -193,7 +212,9 @@ def bench(
             rows = read_log(str(run_bench(plan, processes, table or os.path.join(folder, "table.jsonl"))))
         profile = CommProfile.fit(rows, where, [f"swept here with {processes} processes, {rounds} rounds"])
         profile.save(out)
-        _report_fit(profile, rows, out, json)
+        from graph_predictor.cli.comm_tables import report_fit
+
+        report_fit(profile, rows, out, rows.notes, json)
 
 
 @comm.command("tune")
@@ -212,16 +233,18 @@ def tune(
     """Compare backends for each operation, size and group; show winners, crossovers and the step time gained."""
     with one_sentence(debug):
         from graph_predictor.build import build_program
+        from graph_predictor.cli.comm_tables import report_tuning, tuned_json
         from graph_predictor.comm_tuning import tune_workload
         from kernel_models.collectives import CommProfile
-        from kernel_models.collectives.tuner import backends_of, choose, crossovers, nccl_tuner_csv
+        from kernel_models.collectives.tuner import backends_of, choose, crossovers, measured_groups, nccl_tuner_csv
 
         for path in (out, csv):
             if path is not None:
                 check_output(path, profiles, device_allowed=True)
         loaded = [CommProfile.load(path) for path in profiles]
         backends = backends_of(loaded)
-        groups = _measured_groups(loaded)
+        groups = measured_groups(loaded)
+        notes = _different_machines(profiles, loaded)
         choices: list[Choice] = []
         changes: list[Crossover] = []
         for kind, placement, low, high in groups:
@@ -234,7 +257,8 @@ def tune(
             with working("Simulating"):
                 tuned = tune_workload(build_program(read(workload).graphs), backends, loaded[0].topology, default)
         values: dict[str, Any] = {"backends": list(backends), "choices": [c.to_json() for c in choices],
-                                  "crossovers": [c.to_json() for c in changes], "workload": _tuned_json(tuned)}
+                                  "crossovers": [c.to_json() for c in changes], "workload": tuned_json(tuned),
+                                  "notes": [*notes, *(tuned.notes if tuned else ())]}
         if out is not None:
             import msgspec
 
@@ -245,7 +269,7 @@ def tune(
         if json:
             print_json(values)
         else:
-            _report_tuning(list(backends), choices, changes, tuned)
+            report_tuning(list(backends), choices, changes, tuned, notes)
 
 
 @comm.command("report")
@@ -259,6 +283,7 @@ def report_communication(
 ) -> None:
     """Show what a recorded job communicated, by process group and kind."""
     with one_sentence(debug):
+        from graph_predictor.cli.comm_tables import report_found
         from graph_predictor.comm_report import communication_report
         from graph_predictor.comm_volumes import check_volumes, read_job_shape
 
@@ -281,7 +306,7 @@ def report_communication(
                                      "expected_bytes": c.expected_bytes, "recorded_bytes": c.recorded_bytes,
                                      "agrees": c.agrees} for c in checks]})
         else:
-            _report_communication(found, checks, notes)
+            report_found(found, checks, notes)
 
 
 def _profile_on(path: str | None, name: str | None, oversubscription: float | None) -> tuple[CommProfile, Topology]:
@@ -299,6 +324,32 @@ def _profile_on(path: str | None, name: str | None, oversubscription: float | No
         raise CommError(f"{path} was measured on {profile.topology.node.name} nodes and says nothing about "
                         f"{where.node.name}; leave one of --profile and --topology out.")
     return profile, where
+
+
+def _payload(kind: CollectiveKind, size: str | None, sizes: str | None) -> tuple[float, int | None]:
+    """Bytes of a rank's buffer, and the number of ranks where ``--sizes`` says it."""
+    from graph_predictor.comm_units import parse_bytes, parse_table
+    from kernel_models.collectives import CollectiveKind, CommError, uneven_all_to_all
+
+    if (size is None) == (sizes is None):
+        raise CommError("The size is given twice; give --bytes or --sizes." if size is not None else
+                        "Nothing says how large the collective is; give --bytes.")
+    if sizes is None:
+        return parse_bytes(size or ""), None
+    if kind is not CollectiveKind.ALL_TO_ALL:
+        raise CommError(f"Only an all-to-all has a size for each pair of ranks; give --bytes for {kind.label}.")
+    table = parse_table(sizes)
+    return uneven_all_to_all(table), len(table)
+
+
+def _different_machines(paths: list[str], profiles: list[CommProfile]) -> list[str]:
+    """A note where the profiles that are compared are of different GPUs."""
+    nodes = {profile.topology.node.device: f"{Path(path).name} of {profile.topology.node.name} "
+                                           f"({profile.topology.node.device})"
+             for path, profile in zip(paths, profiles, strict=True)}
+    if len(nodes) < 2:
+        return []
+    return [f"The profiles are of different machines: {', '.join(nodes.values())}."]
 
 
 def _overlap(where: Topology, busbw_gbps: float) -> dict[str, float] | None:
@@ -325,155 +376,9 @@ def _read_measurements(path: str, hints: Hints, where: Topology) -> Measurements
     return read_log(path, hints)
 
 
-def _report_fit(profile: CommProfile, rows: Measurements, out: str, json: bool) -> None:
-    import numpy as np
-
-    from kernel_models.collectives import CollectiveKind
-
-    found: list[dict[str, Any]] = []
-    for name in profile.backend_names():
-        for (kind, dtype, ranks, nodes, *_), (size,
-                                              time_us) in sorted(rows.of_backend(name).aggregated().curves().items()):
-            from kernel_models.collectives.call import DTYPES
-
-            found.append({"backend": name, "collective": CollectiveKind(kind).label, "dtype": DTYPES[dtype],
-                          "ranks": ranks,
-                          "nodes": nodes, "sizes": len(size), "smallest_bytes": float(size[0]),
-                          "largest_bytes": float(size[-1]), "latency_us": float(time_us[0]),
-                          "algbw_gbps": float(size[-1] / time_us[-1] * 1e-3)})
-    held_out = {name: np.abs(np.expm1(m.measured.residual)) for name, m in profile.backends.items()}
-    errors = {name: [float(np.median(e)), float(np.quantile(e, 0.9))] if len(e) else None for name,
-              e in held_out.items()}
-    if json:
-        print_json({"profile": out, "topology": profile.topology.name, "measurements": len(rows), "settings": found,
-                    "held_out_error": errors})
-        return
-    report = Report()
-    report.table(f"Fitted on {profile.topology.name}",
-                 [Column("backend", name=True), Column("collective", name=True), Column("dtype", name=True),
-                  Column("ranks"),
-                  Column("nodes"), Column("sizes"), Column("from"), Column("to"), Column("latency\nµs"),
-                  Column("algbw\nGB/s")],
-                 [[row["backend"], row["collective"], row["dtype"], count(row["ranks"]), count(row["nodes"]),
-                   count(row["sizes"]), _size(row["smallest_bytes"]), _size(row["largest_bytes"]),
-                   f"{row['latency_us']:,.1f}", f"{row['algbw_gbps']:,.2f}"] for row in found])
-    report.line()
-    for name, error in errors.items():
-        if error:
-            report.line(f"{name}: sizes left out of the fit are predicted within {percent(error[0])} (median) and "
-                        f"{percent(error[1])} (90% of them).")
-    report.line(f"Profile in {out}")
-
-
-def _measured_groups(profiles: list[CommProfile]) -> list[tuple[Any, Placement, float, float]]:
-    """(kind, placement, smallest and largest size measured by all) of what more than one backend has, or all of one."""
-    from kernel_models.collectives import CollectiveKind, Placement
-
-    ranges: dict[tuple[int, int, int, int, int], dict[tuple[int, str], tuple[float, float]]] = {}
-    for number, profile in enumerate(profiles):
-        for name, models in profile.backends.items():
-            for key, curve in models.measured.curves.items():
-                group = (key[0], *key[2:])
-                low, high = float(curve.size[0]), float(curve.size[-1])
-                before = ranges.setdefault(group, {}).get((number, name), (low, high))
-                ranges[group][number, name] = (min(low, before[0]), max(high, before[1]))
-    several = max((len(found) for found in ranges.values()), default=0) > 1
-    groups = []
-    for (kind, ranks, nodes, widest, narrowest), found in sorted(ranges.items()):
-        if several and len(found) < 2:
-            continue
-        low, high = max(r[0] for r in found.values()), min(r[1] for r in found.values())
-        if low <= high and ranks > 1:
-            # Only the number of nodes and the extremes are kept of a placement.
-            middle = ranks - widest - narrowest
-            per_node = ((ranks,) if nodes == 1 else (widest, narrowest) if nodes == 2 else
-                        (widest, *(_spread(middle, nodes - 2)), narrowest))
-            groups.append((CollectiveKind(kind), Placement(per_node), low, high))
-    return groups
-
-
-def _spread(ranks: int, nodes: int) -> list[int]:
-    return [ranks // nodes + (1 if i < ranks % nodes else 0) for i in range(nodes)]
-
-
-def _tuned_json(tuned: TunedWorkload | None) -> dict[str, Any] | None:
-    if tuned is None:
-        return None
-    return {"step_us": {name: value / 1e3 for name, value in tuned.step_ns.items()},
-            "best_step_us": tuned.best_ns / 1e3,
-            "default": tuned.default, "gain": tuned.gain,
-            "winners": {name: tuned.winner.count(name) for name in dict.fromkeys(tuned.winner)}}
-
-
 def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if value == value and abs(value) != float("inf") else None
     if isinstance(value, dict):
         return {key: _finite(part) for key, part in value.items()}
     return [_finite(part) for part in value] if isinstance(value, list) else value
-
-
-def _report_tuning(backends: list[str], choices: list[Choice], changes: list[Crossover],
-                   tuned: TunedWorkload | None) -> None:
-    report = Report()
-    report.table("Times in µs, and who wins (ties within 5% stay with the default)",
-                 [Column("collective", name=True), Column("ranks"), Column("size"),
-                  *(Column(name) for name in backends),
-                  Column("winner", name=True)],
-                 [[c.kind.label, count(c.placement.ranks), _size(c.payload_bytes),
-                   *(f"{c.time_us[name]:,.1f}" if c.time_us[name] == c.time_us[name] else "–" for name in backends),
-                   c.winner] for c in choices])
-    report.table("Crossovers", [Column("collective", name=True), Column("ranks"), Column("from"),
-                                Column("before", name=True), Column("after", name=True)],
-                 [[c.kind.label, count(c.placement.ranks), _size(c.payload_bytes), c.before, c.after] for c in changes])
-    if tuned is not None:
-        report.line()
-        for name, value in tuned.step_ns.items():
-            report.line(f"Step with {name}: {milliseconds(value)} ms" if value == value else
-                        f"Step with {name}: it lacks some of the workload's collectives")
-        faster = f" ({percent(tuned.gain, 2)} faster than {tuned.default})" if tuned.gain == tuned.gain else ""
-        report.line(f"Step with the best for each collective: {milliseconds(tuned.best_ns)} ms{faster}")
-
-
-def _report_communication(found: CommReport, checks: list[VolumeCheck], notes: list[str]) -> None:
-    report = Report()
-    if not found.traffic:
-        report.line("There are no collectives in what was recorded.")
-    rows = [row.to_json() for row in found.traffic]
-    report.table(
-        "Collectives by group and kind (all recorded ranks and steps; times are means over ranks)",
-        [Column("group", name=True), Column("kind", name=True), Column("ranks"), Column("count"), Column("payload"),
-         Column("transfer\nms"), Column("algbw\nGB/s"), Column("busbw\nGB/s"), Column("exposed\nms"),
-         Column("overlapped\nms"), Column("skew µs\nmedian"), Column("last\nrank")],
-        [[f"{row['group']} {row['members']}".strip(), row["kind"], count(row["ranks"]), count(row["count"]),
-          _size(row["payload_bytes"]),
-          _maybe(row["transfer_us"], 1e-3, 3), _maybe(row["algbw_gbps"], 1, 1), _maybe(row["busbw_gbps"], 1, 1),
-          f"{row['exposed_us'] / 1e3:,.3f}", f"{row['overlapped_us'] / 1e3:,.3f}", _maybe(row["median_skew_us"], 1, 1),
-          "–" if row["straggler"] is None else f"{row['straggler']} ({row['straggler_share']:.0%})"] for row in rows])
-    report.table("Message sizes (collectives of all ranks)",
-                 [Column("kind", name=True), Column("from"), Column("below"), Column("count")],
-                 [[kind, "unknown" if at < 0 else _size(2.0**at), "" if at < 0 else _size(2.0**(at + 1)), count(n)]
-                  for kind, sizes in found.histogram.items() for at, n in sorted(sizes.items())])
-    report.table("Collective time of each rank (waiting included)",
-                 [Column("rank"), Column("collectives ms"), Column("exposed ms"), Column("exposed share\nof window")],
-                 [[str(rank), milliseconds(found.kernel_ns[rank]), milliseconds(found.exposed_ns[rank]),
-                   percent(found.exposed_ns[rank] / found.window_ns[rank] if found.window_ns[rank] else None)]
-                  for rank in sorted(found.window_ns)])
-    report.table("Volumes against what the job should communicate (payload per rank and step)",
-                 [Column("kind", name=True), Column("because of", name=True), Column("expected"), Column("recorded"),
-                  Column("agrees")],
-                 [[c.kind.label, ", ".join(c.causes) or "nothing in the job's description", _size(c.expected_bytes),
-                   _size(c.recorded_bytes), "yes" if c.agrees else "no"] for c in checks])
-    if found.unknown_sizes:
-        notes = [*notes, f"{count(found.unknown_sizes)} collectives have no recorded size; record with shapes."]
-    report.notes(notes)
-
-
-def _maybe(value: float | None, scale: float, decimals: int) -> str:
-    return "–" if value is None else f"{value * scale:,.{decimals}f}"
-
-
-def _size(value: float) -> str:
-    from graph_predictor.comm_units import bytes_text
-
-    return bytes_text(value)

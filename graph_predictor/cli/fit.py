@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
 
 def fit(
     data: Annotated[list[str], typer.Argument(
-        metavar="TRACE|DATASET...", help="Tables of measured kernels (Parquet, CSV), directories of 'foretrace "
-        "campaign', or traces with shapes.")],
+        metavar="TRACE|DATASET...", help="Tables of measured kernels (Parquet, CSV), traces with shapes, directories "
+        "of either, or those of 'foretrace campaign'.")],
     output: Annotated[str, typer.Option(
         "-o", "--output", metavar="PROFILE", help="The file to write, named *.profile by convention.")],
     device: Annotated[str, typer.Option(
-        help="Fit to this device's measurements only; needed where the data are of several.")] = "",
+        help="Fit to this device's measurements only; needed where the data are of several, or a table names none.")
+    ] = "",
     software: Annotated[str, typer.Option(
         help="Fit only to software whose name contains this, such as 'vllm-0.24'.")] = "",
     family: Annotated[list[str] | None, typer.Option(help="Fit only this family; may be repeated.")] = None,
@@ -51,14 +53,15 @@ def fit(
         for name in family or ():
             if name not in known:
                 raise DataError(f"There is no family {name!r}; choose one of {', '.join(known)}.")
-        samples = read_samples(data, _tell)
+        notes: list[str] = []
+        samples = read_samples(data, _tell, spec=spec, notes=notes)
         some = [one for one in samples if software in one.software and (not family or one.family.value in family)]
         if not some:
             named = sorted({one.software for one in samples})
             families = sorted({one.family.value for one in samples})
             raise DataError(f"Nothing in the data fits these options; its software: {', '.join(named[:8])}, its "
                             f"families: {', '.join(families)}.")
-        profile = fit_profile(some, spec, Options(refit=refit), _tell)
+        profile = fit_profile(some, spec, Options(refit=refit), _tell, notes)
         save_profile(profile, output)
         size = os.path.getsize(output) if "://" not in output else None
         if json:
@@ -69,20 +72,36 @@ def fit(
         report = Report()
         report.line(f"Wrote {output}: {len(profile.entries)} models of {profile.device.name}"
                     + (f", {count(round(size / 1e3))} kB." if size else "."))
-        report.table(
-            "Errors on held-out groups of shapes",
-            MODEL_COLUMNS, (model_cells(entry) for entry in profile.entries))
+        models_table(report, profile.entries)
+        report.notes(profile.provenance.get("notes", ()))
 
 
-MODEL_COLUMNS = [
+LEAST_HELD_OUT = 20
+"""Errors on fewer held-out calls say little: the cross-validated ones are shown instead."""
+_MARK = "*"
+_COLUMNS = [
     Column("family", name=True), Column("software", name=True), Column("model", name=True), Column("fitted to"),
     Column("held out"), Column("MAPE"), Column("median"), Column("bias"), Column("p90"), Column("max")]
 
 
-def model_cells(entry: Entry) -> list[str]:
-    """A row of a profile's table of models."""
-    return [entry.model.family.value, entry.software, entry.kind, count(entry.rows),
-            *error_cells(entry.facts.get("held_out"))]
+def models_table(report: Report, entries: Sequence[Entry]) -> None:
+    """A profile's models with their errors."""
+    shown = [shown_errors(entry) for entry in entries]
+    report.table("Errors on held-out groups of shapes", _COLUMNS, (
+        [entry.model.family.value, entry.software, entry.kind, count(entry.rows), cells[0] + _MARK * crossed, *cells[1:]]
+        for entry, (errors, crossed) in zip(entries, shown, strict=True) for cells in [error_cells(errors)]))
+    if any(crossed for _, crossed in shown):
+        report.line(f"{_MARK} fewer than {LEAST_HELD_OUT} calls were held out: errors of cross-validation over the groups "
+                    "that were fitted to.", indent=2)
+
+
+def shown_errors(entry: Entry) -> tuple[dict[str, float] | None, bool]:
+    """The errors to show for a model, and whether they are cross-validated for want of held-out calls."""
+    held = entry.facts.get("held_out") or {}
+    crossed = entry.facts.get("cross_validation")
+    if held.get("n", 0) >= LEAST_HELD_OUT or not crossed:
+        return held, False
+    return crossed, True
 
 
 def error_cells(errors: dict[str, float] | None) -> list[str]:

@@ -10,7 +10,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.fit import MODEL_COLUMNS, error_cells, model_cells
+from graph_predictor.cli.fit import error_cells, models_table
 from graph_predictor.cli.options import Debug, Json
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def list_models(
             date = profile.provenance.get("date", "at an unknown date")
             report.line(f"{name}: {profile.device.name}, fitted {date} to {', '.join(data) or 'unnamed data'}",
                         style="bold")
-            report.table("Errors on held-out groups of shapes", MODEL_COLUMNS, map(model_cells, profile.entries))
+            models_table(report, profile.entries)
             report.line()
 
 
@@ -52,7 +52,7 @@ def list_models(
 def evaluate(
     profile: Annotated[str, typer.Argument(metavar="PROFILE", help="A file of 'foretrace fit'.")],
     data: Annotated[list[str], typer.Argument(
-        metavar="DATA...", help="Tables, campaigns' directories or traces, as 'foretrace fit' takes.")],
+        metavar="DATA...", help="Tables, traces or directories of them, as 'foretrace fit' takes.")],
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -65,7 +65,9 @@ def evaluate(
         from kernel_models.datasets import read_samples
         from kernel_models.evaluate import evaluate_profile
 
-        found = evaluate_profile(_load(profile), read_samples(data))
+        judged, notes = _load(profile), list[str]()
+        found = evaluate_profile(judged, read_samples(data, spec=judged.device, notes=notes))
+        found.notes[:0] = notes
         if json:
             print_json(found.to_json())
             return

@@ -23,8 +23,8 @@ from kernel_models.pricing import Models, price
 from kernel_models.trace_calls import FAMILIES
 
 SHARED_VARIANCE = 0.5
-"""Of the variance of a model's error, what it has in common on two devices: an assumption, checked by how often the
-intervals of benchmarks/predict_traces.py hold."""
+"""Of the variance of a model's error, what it has in common on two devices: an assumption, not yet checked by how often
+intervals hold."""
 MEASURED_SPREAD = 0.01
 """Log half width of the 80% interval of measured kernel time. From step to step of one run sums differ by 0.002 (V100)
 to 0.005 (A100), and by 0.05 where batches differ (recommendation on 8×A100); another run of the same machine adds

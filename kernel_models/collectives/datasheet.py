@@ -13,12 +13,28 @@ from kernel_models.collectives.nccl_constants import Algorithm, Protocol
 from kernel_models.collectives.times import CommTimes, Level
 from kernel_models.collectives.topology import Topology
 
-INTERVAL_BYTES = (1024.0**2, 16 * 1024.0**2)
-INTERVAL_LOG = (0.42, 0.20)
-"""80% log half-widths up to the first and from the second size, in between by log size: of the A100, H100 and H200
-single-node table (benchmarks/collectives.py prints the coverage)."""
-ELSEWHERE, BRIDGES = 2.0, 6.0
-"""Factors on them for other links and several nodes, and for PCIe, whose bridges no data sheet describes."""
+INTERVAL_BYTES = (512 * 1024.0, 4 * 1024.0**2, 16 * 1024.0**2)
+INTERVALS = {
+    "nvswitch": ((0.22, 1.08), (0.26, 0.55), (0.13, 0.28)),
+    "nvlink-mesh": ((0.48, 1.68), (0.60, 2.00), (0.50, 2.22)),
+    "pcie": ((0.20, 1.75), (0.20, 2.75), (0.20, 2.85)),
+    "nodes": ((0.30, 1.70), (0.30, 2.40), (0.30, 2.40)),
+}
+"""80% log half-widths (down, up) up to the first size, at the second and from the third, in between by log size: what
+encloses 80% of all tables of a kind together, each counting the same (``python benchmarks/collectives.py`` prints it).
+
+nvswitch: AIConfigurator's A100, H100 and H200, vTrain's A100, Vidur's A100 and H100 nodes. nvlink-mesh: vTrain's V100,
+Vidur's pairwise-linked A100. pcie: AIConfigurator's L40S. nodes: Vidur's two nodes of A100 and of H100. Most times are
+above a data sheet's, so the intervals reach up further than down. A host's (loopback) takes those of nodes.
+"""
+CHECKED = {("nvswitch", "ampere"), ("nvswitch", "hopper"), ("nvlink-mesh", "volta"), ("nvlink-mesh", "ampere"),
+           ("pcie", "ada")}
+"""Links and architectures of one node that the tables have."""
+CHECKED_ANYWHERE = (CollectiveKind.ALL_REDUCE, CollectiveKind.SEND_RECV)
+"""Kinds that every table with a mesh or two nodes has; single switched and PCIe nodes have the next ones too."""
+CHECKED_INSIDE = (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER,
+                  CollectiveKind.ALL_TO_ALL)
+CHECKED_NODES = 2
 ALGORITHM_CODE = len(Protocol)
 """``CommTimes.algorithm`` is ``algorithm * ALGORITHM_CODE + protocol``."""
 
@@ -63,14 +79,28 @@ class DatasheetModel:
                 better = time_us < best
                 best = np.where(better, time_us, best)
                 code[better] = line.algorithm * ALGORITHM_CODE + line.protocol
-            half = self._half_width(size, group)
+            down, up = half_widths(self.topology, size, group.nodes)
             out.time_us[rows], out.algorithm[rows], out.level[rows] = best, code, int(Level.DATASHEET)
-            out.low_us[rows], out.high_us[rows] = best * np.exp(-half), best * np.exp(half)
+            out.low_us[rows], out.high_us[rows] = best * np.exp(-down), best * np.exp(up)
         return out
 
-    def _half_width(self, size: npt.NDArray[np.float64], group: Group) -> npt.NDArray[np.float64]:
-        half = np.interp(np.log(np.maximum(size, 1.0)), np.log(INTERVAL_BYTES), INTERVAL_LOG)
-        node = self.topology.node
-        if node.link == "pcie":
-            return half * BRIDGES
-        return half if node.link == "nvswitch" and group.nodes == 1 else half * ELSEWHERE
+
+def half_widths(topology: Topology, size: npt.NDArray[np.float64],
+                nodes: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """80% log half-widths down and up at sizes in bytes; of several PCIe or meshed nodes the wider of both kinds."""
+    link = topology.node.link
+    kinds = [name for name in ((link,) if nodes == 1 else (link, "nodes")) if name in INTERVALS] or ["nodes"]
+    at = np.log(np.maximum(size, 1.0))
+    down, up = (np.max([np.interp(at, np.log(INTERVAL_BYTES), [pair[side] for pair in INTERVALS[name]])
+                        for name in kinds], axis=0) for side in (0, 1))
+    return down, up
+
+
+def interval_checked(topology: Topology, kind: CollectiveKind, nodes: int) -> bool:
+    """Whether measurements of such a machine and collective stand behind the interval; elsewhere it is assumed."""
+    node = topology.node
+    if (node.link, node.architecture) not in CHECKED:
+        return False
+    if nodes == 1:
+        return kind in (CHECKED_INSIDE if node.link in ("nvswitch", "pcie") else CHECKED_ANYWHERE)
+    return nodes == CHECKED_NODES and node.link == "nvswitch" and kind in CHECKED_ANYWHERE

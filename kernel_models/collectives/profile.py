@@ -16,9 +16,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernel_models.collectives.call import BARRIER_BYTES, CollectiveBatch, CollectiveCall, CollectiveKind, CommError
+from kernel_models.collectives.call import (
+    BARRIER_BYTES,
+    DTYPES,
+    CollectiveBatch,
+    CollectiveCall,
+    CollectiveKind,
+    CommError,
+    Placement,
+)
 from kernel_models.collectives.cluster import of_cluster
-from kernel_models.collectives.datasheet import DatasheetModel
+from kernel_models.collectives.datasheet import DatasheetModel, interval_checked
 from kernel_models.collectives.fitted import FittedModel
 from kernel_models.collectives.measured import MeasuredModel
 from kernel_models.collectives.measurements import Measurements
@@ -108,6 +116,28 @@ class CommProfile:
                 getattr(out, name)[nothing] = 0.0
             out.level[nothing], out.algorithm[nothing] = int(Level.NOTHING_TO_DO), -1
         return out
+
+    def interval_checked(self, kind: CollectiveKind, placement: Placement, level: Level, backend: str | None = None, *,
+                         on: Topology | None = None) -> bool:
+        """Whether measurements stand behind an answer's 80%; elsewhere it is assumed.
+
+        Measured levels were checked by leaving measurements out, the fitted one for groups that were measured, data
+        sheets on the tables of ``datasheet.INTERVALS``.
+        """
+        if level is Level.DATASHEET:
+            return interval_checked(on or self.topology, kind, placement.nodes)
+        if level is Level.FITTED:
+            group = (placement.ranks, placement.nodes, placement.widest, placement.narrowest)
+            names = [backend] if backend else list(self.backends)
+            return any(key[0] == kind and key[2:] == group for name in names
+                       for key in self.backends[name].fitted.pieces)
+        return level is not Level.UNKNOWN
+
+    def measured_dtypes(self, kind: CollectiveKind, backend: str | None = None) -> list[str]:
+        """Dtypes that a collective was measured in, sorted."""
+        names = [backend] if backend else list(self.backends)
+        return sorted({DTYPES[key[1]] for name in names if name in self.backends
+                       for key in self.backends[name].fitted.pieces if key[0] == kind})
 
     def predict_calls(self, calls: list[CollectiveCall], backend: str | None = None) -> CommTimes:
         """Times of a list of calls."""

@@ -37,8 +37,10 @@ class Level(IntEnum):
     @property
     def source(self) -> Source:
         """The level in the terms of all kernel models."""
-        if self in (Level.NOTHING_TO_DO, Level.MEASURED):
+        if self is Level.MEASURED:
             return Source.MEASURED
+        if self is Level.NOTHING_TO_DO:
+            return Source.HEURISTIC
         return Source.LEARNED if self in (Level.INTERPOLATED, Level.FITTED) else Source.DATASHEET
 
 

@@ -95,6 +95,35 @@ def _only_measured(times: CommTimes) -> CommTimes:
     return times
 
 
+def measured_groups(profiles: Sequence[CommProfile]) -> list[tuple[CollectiveKind, Placement, float, float]]:
+    """(kind, placement, smallest and largest size measured by all) of what more than one backend has, or all of one."""
+    ranges: dict[tuple[int, int, int, int, int], dict[tuple[int, str], tuple[float, float]]] = {}
+    for number, profile in enumerate(profiles):
+        for name, models in profile.backends.items():
+            for key, curve in models.measured.curves.items():
+                group = (key[0], *key[2:])
+                low, high = float(curve.size[0]), float(curve.size[-1])
+                before = ranges.setdefault(group, {}).get((number, name), (low, high))
+                ranges[group][number, name] = (min(low, before[0]), max(high, before[1]))
+    several = max((len(found) for found in ranges.values()), default=0) > 1
+    groups = []
+    for (kind, ranks, nodes, widest, narrowest), found in sorted(ranges.items()):
+        if several and len(found) < 2:
+            continue
+        low, high = max(r[0] for r in found.values()), min(r[1] for r in found.values())
+        if low <= high and ranks > 1:
+            # Only the number of nodes and the extremes are kept of a placement.
+            middle = ranks - widest - narrowest
+            per_node = ((ranks,) if nodes == 1 else (widest, narrowest) if nodes == 2 else
+                        (widest, *(_spread(middle, nodes - 2)), narrowest))
+            groups.append((CollectiveKind(kind), Placement(per_node), low, high))
+    return groups
+
+
+def _spread(ranks: int, nodes: int) -> list[int]:
+    return [ranks // nodes + (1 if i < ranks % nodes else 0) for i in range(nodes)]
+
+
 def choose(backends: Mapping[str, Predict], kind: CollectiveKind, placement: Placement, sizes: npt.ArrayLike,
            *, dtype: str = "float16", default: str | None = None, margin: float = MARGIN) -> list[Choice]:
     """Winner at each size.

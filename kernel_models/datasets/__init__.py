@@ -8,32 +8,65 @@ from pathlib import Path
 
 from kernel_models.datasets.samples import HELD_OUT_SHARE, DataError, Samples, is_held_out, joined
 from kernel_models.datasets.tables import SUFFIXES, read_table
+from kernel_models.device import DeviceSpec
+from tracer.errors import ForetraceError, JobError
 
 KERNELS = "kernels"
 """Folder of the tables in a campaign's directory."""
 
 
-def read_samples(paths: Sequence[str], progress: Callable[[str], None] = lambda text: None) -> list[Samples]:
+def read_samples(
+    paths: Sequence[str], progress: Callable[[str], None] = lambda text: None, *, spec: DeviceSpec | None = None,
+    notes: list[str] | None = None,
+) -> list[Samples]:
     """Samples of tables (Parquet, CSV), of campaigns' directories, and of anything ``tracer.read_job`` reads.
+
+    Of a directory of tables or traces, what can be read is; a path given by itself must be readable.
+
+    Args:
+        paths: files, directories, globs or URLs.
+        progress: is told what is being read.
+        spec: the device that is wanted: that of tables which name none, and traces of others are left out.
+        notes: gets sentences on what was left out and why.
 
     Raises:
         DataError, TraceError: a path cannot be read, or nothing in it can be learned from.
     """
     found: list[Samples] = []
+    told = [] if notes is None else notes
     for name in paths:
         path = Path(name)
         progress(f"reading {path.name}")
-        if "://" not in name and path.is_dir() and (path / KERNELS).is_dir():
+        local = "://" not in name
+        if local and path.is_dir() and (path / KERNELS).is_dir():
             tables = sorted((path / KERNELS).glob("*.parquet"))
             if not tables:
                 raise DataError(f"{name} is a campaign without tables of micro-benchmarks; run its kernels first.")
             found += _campaign(tables)
-        elif "://" not in name and name.endswith(SUFFIXES):
+        elif local and path.is_dir() and (tables := sorted(p for p in path.iterdir() if p.name.endswith(SUFFIXES))):
+            found += _singly(name, [str(table) for table in tables], spec, told)
+        elif local and name.endswith(SUFFIXES):
             if not os.path.exists(path):
                 raise DataError(f"{name} does not exist; check the path.")
-            found += read_table(path)
+            found += read_table(path, spec, told)
         else:
-            found += _trace(name)
+            found += _traces(name, spec, told)
+    return found
+
+
+def _singly(name: str, files: Sequence[str], spec: DeviceSpec | None, notes: list[str]) -> list[Samples]:
+    """All files of a directory that can be read; the others are noted."""
+    found: list[Samples] = []
+    skipped = []
+    for file in files:
+        try:
+            found += (read_table(Path(file), spec, notes) if file.endswith(SUFFIXES)
+                      else _trace(file, spec, notes, alone=False))
+        except (ForetraceError, OSError) as error:
+            skipped.append(f"{os.path.basename(file)} was skipped: {error}")
+    if not found and skipped:
+        raise DataError(f"Nothing in the directory {name} can be used; {skipped[0]}")
+    notes += skipped
     return found
 
 
@@ -52,15 +85,31 @@ def _campaign(tables: Sequence[Path]) -> list[Samples]:
     return found
 
 
-def _trace(name: str) -> list[Samples]:
+def _traces(name: str, spec: DeviceSpec | None, notes: list[str]) -> list[Samples]:
+    """The traces of one job, or else of several jobs in one directory, each by itself."""
+    from tracer.files import find_files
+
+    try:
+        return _trace(name, spec, notes)
+    except JobError:
+        if "://" in name or not os.path.isdir(name):
+            raise
+        files = [file.path for file in find_files([name], notes)]
+        if len(files) < 2:
+            raise
+    return _singly(name, files, spec, notes)
+
+
+def _trace(name: str, spec: DeviceSpec | None, notes: list[str], *, alone: bool = True) -> list[Samples]:
+    """Samples of a job; ``alone`` makes it an error that there are none."""
     from kernel_models.datasets.traces import devices_of, read_job_samples
     from tracer.job import read_job
 
     job = read_job([name])
-    found = [one for one in read_job_samples(job) if len(one)]
-    if not found:
-        raise DataError(f"{name} holds no kernel with recorded sizes on a known device (its device: "
-                        f"{', '.join(devices_of([job]))}); record with shapes, or name a table.")
+    found = [one for one in read_job_samples(job, notes, spec) if len(one)]
+    if not found and alone:
+        raise DataError(f"{name} holds no kernel with recorded sizes on {spec.name if spec else 'a known device'} (its "
+                        f"device: {', '.join(devices_of([job]))}); record with shapes, or name a table.")
     return found
 
 

@@ -345,4 +345,5 @@ def _sessions(path: Path) -> list[dict[str, Any]]:
     return [session if isinstance(session, dict) else {} for session in sessions]
 
 
-READER = Reader("micro-benchmarks", frozenset({"id", "session", "split", "variant", "p50_us"}), read)
+READER = Reader("micro-benchmarks", frozenset({"id", "session", "split", "variant", "p50_us"}), read,
+                takes_all=False)

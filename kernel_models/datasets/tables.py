@@ -10,21 +10,30 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from kernel_models.datasets.samples import DataError, Samples
+from kernel_models.device import DeviceSpec
 
 if TYPE_CHECKING:
     import pandas
 
 SUFFIXES = (".parquet", ".csv")
-FORMS = ("gemm_forward", "attention_causal", "vidur_blocks", "neusight", "campaign", "generic")
+FORMS = ("gemm_forward", "attention_causal", "vidur_blocks", "neusight", "campaign", "operator_table", "generic")
 """Modules with a reader each, the most specific first. A new form of table is a new module here."""
+DEVICE = "device"
+"""Column of the device's name that is added to a table which names none."""
 
 
 class Reader(NamedTuple):
-    """A reader: the columns that a table must have to be its, and the function that reads it."""
+    """A reader: the columns that a table must have to be its, and the function that reads it.
+
+    ``names_device`` is false where the table does not tell its device: ``DEVICE`` is then added to it. ``takes_all`` is
+    false where a reader leaves rows out on purpose, which is then not worth a note.
+    """
 
     name: str
     columns: frozenset[str]
     read: Callable[[pandas.DataFrame, Path], Iterator[Samples]]
+    names_device: bool = True
+    takes_all: bool = True
 
 
 def readers() -> list[Reader]:
@@ -32,11 +41,17 @@ def readers() -> list[Reader]:
     return [import_module(f"kernel_models.datasets.{name}").READER for name in FORMS]
 
 
-def read_table(path: Path) -> list[Samples]:
+def read_table(path: Path, spec: DeviceSpec | None = None, notes: list[str] | None = None) -> list[Samples]:
     """The samples of one table.
 
+    Args:
+        path: Parquet or CSV.
+        spec: the device of a table that names none.
+        notes: is told how many rows are of no use.
+
     Raises:
-        DataError: the file cannot be read, no reader knows its columns, or it has no usable row.
+        DataError: the file cannot be read, no reader knows its columns, it names no device and none was given, or it
+            has no usable row.
     """
     frame = _frame(path)
     if not len(frame):
@@ -49,6 +64,10 @@ def read_table(path: Path) -> list[Samples]:
         nearest = max(known, key=lambda reader: len(reader.columns & set(frame.columns)) / len(reader.columns))
         missing = ", ".join(sorted(nearest.columns - set(frame.columns))[:6])
         raise DataError(f"{path} has no known table's columns; as a table of {nearest.name} it lacks {missing}.")
+    if not reader.names_device:
+        if spec is None:
+            raise DataError(f"{path} does not name the device it was measured on; name it with --device.")
+        frame = frame.assign(**{DEVICE: spec.name})
     try:
         found = [one for one in reader.read(frame, path) if len(one)]
     except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -59,6 +78,10 @@ def read_table(path: Path) -> list[Samples]:
             raise DataError(f"{path} holds times that are not positive numbers of microseconds; remove those rows.")
     if not found:
         raise DataError(f"{path} holds no row of a known kind of kernel; there is nothing to learn from it.")
+    left_out = len(frame) - sum(map(len, found))
+    if notes is not None and reader.takes_all and left_out > 0:
+        notes.append(f"{path.name}: {left_out:,} of {len(frame):,} rows were left out: they are no single kernel of a "
+                     "known kind with known sizes.")
     return found
 
 

@@ -6,32 +6,51 @@ told apart: such pieces are left out, and so are those known by their kernel's n
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from kernel_models.datasets.samples import Samples
-from kernel_models.device import DeviceError, resolve_device
-from kernel_models.trace_calls import Basis, graph_calls
+from kernel_models.device import DeviceError, DeviceSpec, resolve_device
+from kernel_models.trace_calls import Basis, TraceCalls, graph_calls
 from tracer.job import Job
 
 LEAST_US = 0.3
 """Shorter kernels are below the profilers' resolution."""
+_TOLD_FROM, _FAMILY_FROM = 0.001, 0.01
+"""Shares of the GPU time from which a reason, and a family, is told."""
 
 
-def read_job_samples(job: Job) -> Iterator[Samples]:
+def read_job_samples(
+    job: Job, notes: list[str] | None = None, spec: DeviceSpec | None = None
+) -> Iterator[Samples]:
     """Samples of every family, device and software in a job's graphs; the shape group is the sizes.
 
-    Graphs without a known device are left out (see ``device_of`` for the error).
+    Graphs without a known device are left out (see ``devices_of`` for the error).
+
+    Args:
+        job: what was recorded.
+        notes: is told of each graph how much of its GPU time is of use, and why the rest is not.
+        spec: the device that is wanted; graphs of others are left out.
     """
+    told = [] if notes is None else notes
     for graph in job.graphs:
+        name = os.path.basename(graph.meta.source) + (f", rank {graph.meta.rank}" if len(job.graphs) > 1 else "")
         try:
-            spec = resolve_device(graph.meta.device, graph.meta.device_memory_bytes, graph.meta.sm_count)
+            own = resolve_device(graph.meta.device, graph.meta.device_memory_bytes, graph.meta.sm_count)
         except DeviceError:
+            told.append(f"{name}: nothing was used, its device ({graph.meta.device or 'without a name'}) is not known.")
+            continue
+        if spec is not None and own.name != spec.name:
+            told.append(f"{name}: nothing was used, it is of another device ({own.name}).")
             continue
         found = graph_calls(graph)
         single = (np.diff(found.call_offset) == 1) & (found.basis != Basis.NAME)
-        rows = np.flatnonzero(single & (found.time_ns >= LEAST_US * 1e3))
+        used = single & (found.time_ns >= LEAST_US * 1e3)
+        told += _told(name, found, used)
+        rows = np.flatnonzero(used)
         calls = [found.calls[i] for i in found.call_index[found.call_offset[rows]].tolist()]
         times = found.time_ns[rows] / 1e3
         software = f"torch {graph.meta.torch_version}" if graph.meta.torch_version else "torch"
@@ -40,8 +59,33 @@ def read_job_samples(job: Job) -> Iterator[Samples]:
             by_family.setdefault(call.family.value, []).append(i)
         for places in by_family.values():
             mine = [calls[i] for i in places]
-            yield Samples(spec.name, software, graph.meta.source, mine, times[places],
+            yield Samples(own.name, software, graph.meta.source, mine, times[places],
                           {"shape": ["x".join(map(str, call.dims)) for call in mine]}).aggregated()
+
+
+def _told(name: str, found: TraceCalls, used: npt.NDArray[np.bool_]) -> Iterator[str]:
+    """A sentence on a trace's usable GPU time, with the families of the most time."""
+    total = int(found.time_ns.sum()) + found.collective_ns
+    if not total:
+        return
+    unsized = ~used & (found.basis == Basis.NAME)
+    several = ~used & ~unsized & (np.diff(found.call_offset) != 1)
+    lost = ("belongs to no operation with recorded sizes" if (found.basis == Basis.SHAPES).any() else
+            "has no recorded sizes (profile with record_shapes=True)")
+    why = [(int(found.time_ns[unsized].sum()), lost),
+           (int(found.time_ns[several].sum()), "is of operations of several kinds of kernels, which share one time"),
+           (found.collective_ns, "is of collectives"),
+           (int(found.time_ns[~used & ~unsized & ~several].sum()), f"is of kernels shorter than {LEAST_US} µs")]
+    reasons = [f"{_percent(time / total)} {reason}" for time, reason in why if time >= _TOLD_FROM * total]
+    usable, every = found.time_by_family(used), found.time_by_family()
+    shares = [f"{family.value} {_percent(usable.get(family, 0) / time)} of {time / 1e6:.3g} ms"
+              for family, time in every.items() if time >= _FAMILY_FROM * total]
+    yield (f"{name}: {_percent(sum(usable.values()) / total)} of {total / 1e6:.4g} ms GPU time was used"
+           + (f"; {', '.join(reasons)}" if reasons else "") + f". Used by family: {', '.join(shares)}.")
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.01 or not share else "<1%"
 
 
 def devices_of(jobs: Sequence[Job]) -> list[str]:

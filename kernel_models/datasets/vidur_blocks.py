@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kernel_models.datasets.samples import Samples
 from kernel_models.datasets.tables import Reader
-from kernel_models.device import resolve_device
+from kernel_models.device import DeviceSpec, resolve_device
 from kernel_models.families.elementwise import elementwise
 from kernel_models.families.embedding import embedding
 from kernel_models.families.gemm import gemm
@@ -23,6 +23,10 @@ from kernel_models.tensors import Tensor
 if TYPE_CHECKING:
     import pandas
 
+DEVICES = {"a100": "a100-pcie-80g"}
+"""Names that say too little. Vidur's ``a100`` is taken to be the PCIe card with 80 GB: its paper (MLSys 2024, section 7)
+measures on Azure's Standard_NC96ads_A100_v4, which have those. Its repository also knows DGX A100 nodes and does not say
+on which of both the tables were made."""
 _GROUPS = {"gemm": ("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj")}
 _SIZES = ("n_head", "n_kv_head", "n_embd", "n_expanded_embd", "vocab_size", "use_gated_mlp", "num_tokens",
           "num_tensor_parallel_workers")
@@ -37,6 +41,11 @@ class _Layer(NamedTuple):
     gated: int
     tokens: int
     workers: int
+
+
+def device_of(gpu: str) -> DeviceSpec:
+    """The device of a name in these tables; see ``DEVICES``."""
+    return resolve_device(DEVICES.get(gpu, gpu))
 
 
 def _call(op: str, layer: _Layer) -> Iterator[OpCall]:
@@ -77,7 +86,7 @@ def read(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
         layers = [_Layer(*(int(size) for size in sizes)) for sizes in rows[list(_SIZES)].to_numpy().tolist()]
         calls = [call for op, layer in zip(rows.op, layers, strict=True) for call in _call(op, layer)]
         software = "vidur" if calls[0].family is Family.GEMM else f"vidur/{rows.op.iloc[0]}"
-        yield Samples(resolve_device(str(gpu)).name, software, path.name, calls, rows.latency_us.to_numpy(float),
+        yield Samples(device_of(str(gpu)).name, software, path.name, calls, rows.latency_us.to_numpy(float),
                       {"model": [str(model) for model in rows.model]})
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from kernel_models.dtypes import itemsize
+from kernel_models.dtypes import itemsize, multiply_adds
 from kernel_models.families.reduction import reduction
 from kernel_models.families.registry import Inputs, Unpriceable, backward, forward
 from kernel_models.op_call import Family, OpCall
@@ -54,7 +54,7 @@ class _Convolution:
             return
         written = {"forward": out * size, "dgrad": read_in, "wgrad": weight}[kind]
         added = self.out_channels if kind == "forward" else self.in_channels
-        flops = 2.0 * out * (self.in_channels // self.groups) * prod(self.kernel)
+        flops = 2.0 * out * (self.in_channels // self.groups) * prod(self.kernel) * multiply_adds(self.dtype)
         marks = {*self.flags, "bias"} if bias else set(self.flags)
         yield OpCall(
             Family.CONV, kind,

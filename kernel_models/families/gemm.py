@@ -3,7 +3,8 @@
 Dimensions: out[batch, m, n] = A[batch, m, k] · B[batch, k, n], in elements. Layout: how A and B lie in memory, "n"
 row-major and "t" column-major; a linear layer's forward, whose weight is stored [n, k], is "nt".
 
-    FLOPs  = 2·batch·m·n·k  (+ batch·m·n with a bias or an accumulated input)
+    FLOPs  = 2·batch·m·n·k  (+ batch·m·n with a bias or an accumulated input); of complex numbers four times the first,
+             of packed pairs of fp4 (k counts pairs) twice
     bytes  = A + B + out + bias (n) or accumulated input (m·n), each distinct element once
 
 A multiply-add is two operations. Source: the definition of a matrix product; it is what TraceLens and NVIDIA's "Matrix
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from kernel_models.dtypes import itemsize
+from kernel_models.dtypes import itemsize, multiply_adds
 from kernel_models.families.reduction import reduction
 from kernel_models.families.registry import Inputs, Unpriceable, backward, forward
 from kernel_models.op_call import Family, OpCall
@@ -56,7 +57,7 @@ def gemm(
     reads = ((1 if "a" in shared else batch) * m * k + (1 if "b" in shared else batch) * k * n) * size + extra * out
     yield OpCall(
         Family.GEMM, kind or ("mm" if batch == 1 else "bmm"), (batch, m, n, k), dtype, layout, tuple(sorted(marks)),
-        flops=2.0 * results * k + (results if added else 0),
+        flops=2.0 * results * k * multiply_adds(dtype) + (results if added else 0),
         bytes_read=float(reads), bytes_written=float(results * out),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernel_models.device import DeviceSpec
+from kernel_models.dtypes import multiply_adds
 from kernel_models.heuristics.call_table import CallTable
 from kernel_models.heuristics.curves import memory_us
 from kernel_models.heuristics.sustained import peak_tflops
@@ -37,6 +38,6 @@ def convolution_work(table: CallTable, device: DeviceSpec) -> Work:
     m = np.where(is_weight, outputs, np.where(is_input, in_positions, out_positions))
     n = np.where(is_weight, inputs * kernel, np.where(is_input, inputs, outputs))
     k = np.where(is_weight, out_positions, np.where(is_input, outputs * taps, inputs * kernel))
-    product = padded_product_us(groups, m, n, k, peak, device)
+    product = padded_product_us(groups, m, n, k * table.by_dtype(multiply_adds), peak, device)
     direct = np.where(np.minimum(inputs, outputs) <= 4, vector_us(table, device), np.inf)
     return Work(np.minimum(product, direct), memory_us(table.bytes_moved, device), one(table))

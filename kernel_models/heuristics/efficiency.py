@@ -7,8 +7,8 @@ devices) price a device nobody has calibrated; ``fit_efficiencies`` takes them t
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -77,10 +77,12 @@ class Efficiencies:
     Attributes:
         entries: by key.
         fitted: whether they were fitted to measurements of the device they are used for.
+        least: by family, the least log half width of an interval: what devices differ by (none for fitted ones).
     """
 
     entries: Mapping[str, Efficiency]
     fitted: bool = False
+    least: Mapping[str, float] = field(default_factory=dict)
 
     def of(self, family: Family, dtype: str, kind: str) -> Efficiency:
         """The entry of the most specific key there is."""
@@ -89,10 +91,14 @@ class Efficiencies:
                 return self.entries[key]
         return self.entries["*"]
 
-    def columns(self, table: CallTable) -> tuple[Float64, Float64, Float64, Float64, Float64]:
-        """Compute, memory, fixed, low and high of every call [n]."""
-        found = [self.of(table.family, dtype, kind) for kind, dtype in table.groups]
-        values = np.array([[e.compute, e.memory, e.fixed, e.low, e.high] for e in found]).reshape(-1, 5)
+    def columns(
+        self, table: CallTable, computed: Callable[[str], str] = str,
+    ) -> tuple[Float64, Float64, Float64, Float64, Float64]:
+        """Compute, memory, fixed, low and high of every call [n]; ``computed`` gives the type a dtype is computed in."""
+        found = [self.of(table.family, computed(dtype), kind) for kind, dtype in table.groups]
+        least = self.least.get(table.family.value, 0.0)
+        values = np.array([[e.compute, e.memory, e.fixed, min(e.low, -least), max(e.high, least)] for e in found]
+                          ).reshape(-1, 5)
         taken = values[table.group]
         return taken[:, 0], taken[:, 1], taken[:, 2], taken[:, 3], taken[:, 4]
 
@@ -102,7 +108,8 @@ class Efficiencies:
 
     def state(self) -> dict[str, Any]:
         """Plain JSON values (see ``from_state``)."""
-        return {"fitted": self.fitted, "entries": {key: entry.as_dict() for key, entry in self.entries.items()}}
+        least = {"least": dict(self.least)} if self.least else {}
+        return {"fitted": self.fitted, **least, "entries": {key: entry.as_dict() for key, entry in self.entries.items()}}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Efficiencies:
@@ -120,7 +127,10 @@ class Efficiencies:
                 raise ValueError(f"the efficiencies of {key!r} are out of range")
         if "*" not in entries:
             raise ValueError("the efficiencies lack the entry '*', which everything falls back to")
-        return cls(entries, bool(state.get("fitted", False)))
+        least = {str(family): float(width) for family, width in state.get("least", {}).items()}
+        if not all(0 <= width < float("inf") for width in least.values()):
+            raise ValueError("a least width of an interval is negative or without end")
+        return cls(entries, bool(state.get("fitted", False)), least)
 
 
 @dataclass(frozen=True, slots=True)

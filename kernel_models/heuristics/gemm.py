@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernel_models.device import DeviceSpec
+from kernel_models.dtypes import multiply_adds
 from kernel_models.heuristics.call_table import CallTable
 from kernel_models.heuristics.curves import memory_us
 from kernel_models.heuristics.sustained import peak_tflops
@@ -19,4 +20,5 @@ def gemm_work(table: CallTable, device: DeviceSpec) -> Work:
     """
     peak = table.by_dtype(lambda dtype: peak_tflops(device, dtype, matrix=True))
     batch, m, n, k = (table.dim(name) for name in ("batch", "m", "n", "k"))
+    k = k * table.by_dtype(multiply_adds)
     return Work(padded_product_us(batch, m, n, k, peak, device), memory_us(table.bytes_moved, device), one(table))

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from kernel_models.device import DeviceSpec, device
 from kernel_models.heuristics.call_table import CallTable
 from kernel_models.heuristics.efficiency import Efficiencies, default_efficiencies, predicted_us
+from kernel_models.heuristics.sustained import computed_as
 from kernel_models.heuristics.work import work
 from kernel_models.model import Arrays, Source, Times
 from kernel_models.op_call import Family, OpCall
@@ -24,8 +25,13 @@ FIXED_SPREAD = 0.5
 From calls of less than three kernel floors in traces: 80% of measured over predicted lie between e^-0.42 and e^0.19
 (V100 DLRM), e^-0.29 and e^0.40, e^-0.51 and e^0.69 (A100), e^-0.60 and e^0.45 (B200); benchmarks/datasheet_traces.py.
 """
+LACKING_SPREAD = 0.7
+"""Log half width added for products of types that a device lacks, or that no measurement has (fp4): a factor of two
+either way, that between two neighbouring types' rates. Set, not measured."""
 PLACEHOLDER_SPREAD = 1.5
 """Log half width added for a device whose figures only stand in for a calibration."""
+
+_PRODUCTS = (Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT)
 
 
 class RooflineModel:
@@ -54,7 +60,10 @@ class RooflineModel:
     def predict(self, calls: Sequence[OpCall]) -> Times:
         """Times, µs: kernel floors, then arithmetic and traffic overlapping (``efficiency.predicted_us``)."""
         table = CallTable.of(self.family, calls)
-        compute, memory, fixed, low, high = self.efficiencies.columns(table)
+        compute, memory, fixed, low, high = self.efficiencies.columns(table, self._efficiency_of)
+        if self.family in _PRODUCTS and not self.efficiencies.fitted:
+            lacking = table.by_dtype(lambda dtype: LACKING_SPREAD * self._lacks(dtype))
+            low, high = -np.hypot(low, lacking), np.hypot(high, lacking)
         if self.device.placeholder:
             low, high = low - PLACEHOLDER_SPREAD, high + PLACEHOLDER_SPREAD
         done = work(table, self.device)
@@ -69,12 +78,23 @@ class RooflineModel:
                                      ((expected, time), (least, low_us), (most, high_us)))
         return Times(time, low_us, high_us)
 
+    def _lacks(self, dtype: str) -> bool:
+        """Whether the device, or what was measured, has no products of a type: their efficiency is another type's."""
+        return dtype == "fp4" or computed_as(self.device, dtype) != dtype
+
+    def _efficiency_of(self, dtype: str) -> str:
+        """The type whose efficiency counts: no measurement has fp4, which is taken to be like fp8."""
+        if self.family not in _PRODUCTS or self.efficiencies.fitted:
+            return dtype
+        dtype = computed_as(self.device, dtype)
+        return "fp8" if dtype == "fp4" else dtype
+
     def state(self) -> tuple[dict[str, Any], Arrays]:
         """Family, device and the efficiencies of this family alone."""
         mine = {key: entry for key, entry in self.efficiencies.entries.items()
                 if key == "*" or key.split("/")[0] == self.family.value}
         return {"family": self.family.value, "device": self.device.name,
-                **Efficiencies(mine, self.efficiencies.fitted).state()}, {}
+                **Efficiencies(mine, self.efficiencies.fitted, self.efficiencies.least).state()}, {}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], arrays: Arrays, spec: DeviceSpec | None = None) -> RooflineModel:

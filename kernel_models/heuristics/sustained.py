@@ -32,14 +32,33 @@ reach 0.78 (trace `torch-compile-mi300`, TraceLens); CDNA 2 is taken to be like 
 """
 
 
+_WIDER = {"fp4": "fp8", "fp8": "fp16", "fp16": "fp32", "bf16": "fp32"}
+
+
 def bandwidth_gbps(device: DeviceSpec) -> float:
     """Bandwidth that long copies reach, reads and writes together, 10⁹ bytes/s."""
     reached = REACHED_BANDWIDTH.get((device.architecture, device.memory_kind), REACHED_BY_VENDOR[device.vendor])
     return device.memory_bandwidth_gbps * reached
 
 
+def computed_as(device: DeviceSpec, dtype: str) -> str:
+    """The type that products of an element type are computed in on a device.
+
+    Where matrix units lack an 8- or 4-bit type, operands are widened to the next type these have. Without matrix units
+    for 16-bit types, cuBLAS and rocBLAS multiply them in fp32, as PyTorch asks them to ("compute type" of
+    ``cublasGemmEx``), whatever the rate of fp16 arithmetic is.
+    """
+    if device.vendor == "host":
+        return dtype
+    while dtype in _WIDER and dtype not in device.matrix_tflops:
+        dtype = _WIDER[dtype]
+    return dtype
+
+
 def peak_tflops(device: DeviceSpec, dtype: str, *, matrix: bool) -> float:
     """The published rate, or what the board's power feeds if that is less, 10¹² operations/s."""
+    if matrix:
+        dtype = computed_as(device, dtype)
     peak = device.peak_tflops(dtype, matrix=matrix)
     on_matrix = matrix and device.matrix_tflops.get(dtype) == peak
     watts = WATTS_PER_TFLOPS.get((device.architecture, on_matrix))
@@ -47,6 +66,6 @@ def peak_tflops(device: DeviceSpec, dtype: str, *, matrix: bool) -> float:
         peak *= REACHED_MATRIX.get(device.architecture, 1.0)
     if watts is None or dtype in ("fp64", "complex128"):
         return peak
-    # A matrix rate of 8 bits takes as much power as half of it in 16.
-    narrow = 2.0 if on_matrix and dtype in ("fp8", "int8") else 1.0
+    # A matrix rate of 8 bits takes as much power as half of it in 16, one of 4 bits as a quarter.
+    narrow = {"fp8": 2.0, "int8": 2.0, "fp4": 4.0}.get(dtype, 1.0) if on_matrix else 1.0
     return min(peak, narrow * device.power_w / watts)

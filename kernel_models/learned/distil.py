@@ -18,6 +18,8 @@ from kernel_models.op_call import DIMENSIONS, Family
 
 STUDENT = Boosting(iterations=130, learning_rate=0.2, leaves=127, feature_share=1.0, least_rows=10, depth=9)
 ROWS = 150_000
+LARGE_ROWS = 75_000
+"""Of teachers that were fitted to more than ``ROWS`` calls: their own calls are enough, and new combinations few."""
 _TOGETHER: dict[Family, tuple[tuple[str, ...], ...]] = {
     Family.GEMM: (("batch", "m"), ("n", "k")),
     Family.ATTENTION: (("batch", "q_len", "kv_len"), ("heads", "kv_heads", "head_dim", "v_head_dim", "window")),
@@ -34,6 +36,8 @@ def distil(teacher: BoostedModel, columns: Columns, *, rows: int = ROWS, seed: i
         rows: how many calls to learn from at most; new combinations fill up what was measured.
         seed: of the combinations.
     """
+    if len(columns) > ROWS:
+        rows = min(rows, LARGE_ROWS)
     asked = _asked(teacher.family, columns, rows, np.random.default_rng(seed))
     recipe = recipes_of(teacher.family)[1]
     features, baseline = RECIPES[recipe].describe(asked, teacher.figures)

@@ -15,7 +15,7 @@ from graph_predictor.cli import app
 from graph_predictor.predict import Baseline
 from graph_predictor.prediction.fitted import Fitted
 from graph_predictor.replay import replay
-from graph_predictor.whatif import Device, HostFrom, ScaleKernels, Sizes
+from graph_predictor.whatif import Device, Edit, HostFrom, ScaleKernels, Sizes
 from tracer.job import Job, read_job
 
 pytestmark = pytest.mark.real_traces
@@ -62,7 +62,7 @@ def test_another_device_with_its_host(real_trace: Find, source: str, target: str
     other = Baseline(job(real_trace(target)))
     measured, spec = other.predict(), other.scenario.source_device
     assert spec is not None
-    edits = [Device(spec), HostFrom(job(real_trace(target)).graphs, "the other")]
+    edits: list[Edit] = [Device(spec), HostFrom(job(real_trace(target)).graphs, "the other")]
     result = Baseline(job(real_trace(source))).predict(edits)
     assert result.gpu_active_us == pytest.approx(measured.gpu_active_us, rel=0.25)
     assert result.bound == measured.bound == bound

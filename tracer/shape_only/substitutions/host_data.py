@@ -97,39 +97,32 @@ def _load(placement: Placement | None, original: Callable[..., Any]) -> Callable
             asked = any(is_gpu(target) for target in map_location.values())
         with placement.placed(False) if placement is not None else nullcontext():
             loaded = original(f, host if asked or map_location is None else "cpu", *args, **kwargs)
-        if placement is not None and (asked or map_location is None and host.on_gpu):
-            with placement.placed(True), torch.no_grad():
-                _rehouse(_tensors(loaded))
+        if placement is not None and (asked or (map_location is None and host.on_gpu)):
+            with torch.no_grad():
+                loaded = _rehoused(loaded, {})
         return loaded
 
     return load
 
 
-def _rehouse(tensors: Iterator[torch.Tensor]) -> None:
-    """Give loaded tensors storages that die with them, as they do on a device: the fake ones ``torch.load`` makes are
-    never freed."""
-    made: dict[int, torch.Tensor] = {}
-    for tensor in tensors:
+def _rehoused(value: Any, made: dict[int, torch.Tensor]) -> Any:
+    """What was loaded with storages that die with its tensors: the fake ones ``torch.load`` makes are never freed."""
+    if isinstance(value, torch.Tensor):
         with torch._C.DisableTorchFunction():
-            storage = tensor.untyped_storage()
+            storage = value.untyped_storage()
         fresh = made.get(storage._cdata)
         if fresh is None:
             fresh = made[storage._cdata] = torch.empty(storage.nbytes(), dtype=torch.uint8, device="cuda")
-        if tensor.untyped_storage()._cdata != fresh.untyped_storage()._cdata:
-            tensor.data = fresh.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, torch.nn.Module):
-        yield from (*value.parameters(), *value.buffers())
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from _tensors(part)
-    elif isinstance(value, list | tuple | set):
-        for part in value:
-            yield from _tensors(part)
+        found = fresh.view(value.dtype).as_strided(value.shape, value.stride(), value.storage_offset())
+        if isinstance(value, torch.nn.Parameter):
+            return torch.nn.Parameter(found, value.requires_grad)
+        return found.requires_grad_(value.requires_grad)
+    if isinstance(value, torch.nn.Module):
+        return value.cuda()
+    if isinstance(value, dict | list):
+        for key, part in list(value.items() if isinstance(value, dict) else enumerate(value)):
+            value[key] = _rehoused(part, made)
+    return tuple(_rehoused(part, made) for part in value) if type(value) is tuple else value
 
 
 def _save(*_: Any, **__: Any) -> None:
