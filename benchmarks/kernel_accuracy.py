@@ -54,7 +54,7 @@ def show(one: Samples, what: str, errors: Errors, target: tuple[float | None, fl
     if target is not None:
         median, mape = target
         fine = errors.mape * 100 <= mape and (median is None or errors.median * 100 <= median)
-        text = f"{'' if median is None else f'median {median} '}MAPE {mape} {'ok' if fine else 'MISSED'}"
+        text = f"{'' if median is None else f'median {median} '}MAPE {mape} {'met' if fine else 'missed'}"
     cover = "" if errors.coverage is None else f"{errors.coverage * 100:.0f}%"
     print(f"{one.device:<13} {one.software:<46} {what:<12} {errors.n:>6} {errors.mape * 100:>6.2f} "
           f"{errors.median * 100:>6.2f} {errors.bias * 100:>+6.2f} {errors.p90 * 100:>6.2f} {errors.max * 100:>7.1f} "

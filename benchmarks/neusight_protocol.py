@@ -11,7 +11,6 @@ FORETRACE_DATA, or `shared/data` beside the checkout.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -53,6 +52,11 @@ def with_envelopes(recipe: object, group: Group, train: dict[str, list[Measured]
 def mape(errors: np.ndarray) -> float:
     """Mean absolute error, %, of log(predicted / measured)."""
     return float(100 * np.abs(np.expm1(errors)).mean())
+
+
+def asked(measured: float, wanted: float) -> str:
+    """The error that was asked for, %, and whether it is met."""
+    return f"asked ≤ {wanted:g}: {'met' if measured <= wanted else 'missed'}"
 
 
 def summary(errors: np.ndarray) -> str:
@@ -104,12 +108,11 @@ def left_out_table(models: dict[str, tuple[TransferModel, list[np.ndarray]]]) ->
         print(f"  {name:12}" + "".join(f"{value:15.1f}" for value in values) + f"{np.mean(values):10.1f}")
 
 
-def test_table(models: dict[str, tuple[TransferModel, list[np.ndarray]]], gpus: Sequence[str]) -> dict[str, float]:
-    """Predict the test rows of GPUs and print errors by group and GPU; MAPE over all of these GPUs by group."""
+def test_table(models: dict[str, tuple[TransferModel, list[np.ndarray]]], gpus: Sequence[str]) -> None:
+    """Predict the test rows of GPUs and print errors by group and GPU, and over all of these GPUs by group."""
     test = read("test")
     print(f"  {'':12}{'GPU':15}" + " ".join(f"{name:>8}" for name in ("MAPE", "median", "bias", "p90", "max"))
           + f" {'rows':>7} {'in 80%':>7}  limits")
-    result = {}
     for group in GROUPS:
         errors, inside = [], []
         for gpu in gpus:
@@ -119,17 +122,16 @@ def test_table(models: dict[str, tuple[TransferModel, list[np.ndarray]]], gpus: 
             times = models[group.name][0].on(data.figures).predict_dims(data.dims)
             errors.append(np.log(times.time_us / data.time_us))
             inside.append((times.low_us <= data.time_us) & (data.time_us <= times.high_us))
-            limit = TARGET_A100.get(group.name) if "80GB" in gpu else None
+            limit = TARGET_A100.get(group.name) if "80GB" in gpu and gpus is UNSEEN_GPUS else None
             print(f"  {group.name:12}{data.figures.name:15}{summary(errors[-1])} {100 * inside[-1].mean():6.0f}%"
-                  + (f"  ≤ {limit:g} wanted" if limit and gpus is UNSEEN_GPUS else ""))
+                  + (f"  {asked(mape(errors[-1]), limit)}" if limit else ""))
         every = np.concatenate(errors)
-        result[group.name] = mape(every)
         print(f"  {group.name:12}{'all':15}{summary(every)} {100 * np.concatenate(inside).mean():6.0f}%"
-              + (f"  ≤ {TARGET[group.name]:g} wanted; NeuSight {PUBLISHED[group.name]}" if gpus is UNSEEN_GPUS else ""))
-    return result
+              + (f"  {asked(mape(every), TARGET[group.name])}; NeuSight {PUBLISHED[group.name]}"
+                 if gpus is UNSEEN_GPUS else ""))
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--choices", action="store_true", help="score every candidate by leaving out train GPUs")
     parser.add_argument("--no-test", action="store_true", help="stop before the test rows are read")
@@ -138,18 +140,17 @@ def main() -> int:
     train = {group.name: [measured(table, group, gpu) for gpu in TRAIN_GPUS] for group in GROUPS}
     if arguments.choices:
         choices(train)
-        return 0
+        return
     print("Every choice was made by leaving out one train GPU (--choices), before test rows were first read.\n")
     models = fitted(train)
     left_out_table(models)
     if arguments.no_test:
-        return 0
+        return
     print("\nTest rows of GPUs never fitted, errors in %")
-    result = test_table(models, UNSEEN_GPUS)
+    test_table(models, UNSEEN_GPUS)
     print("\nTest rows of the train GPUs (their train rows were fitted), errors in %")
     test_table(models, TRAIN_GPUS)
-    return 0 if all(result[name] <= limit for name, limit in TARGET.items()) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -2,6 +2,9 @@
 
 from graph_predictor.breakdown import Breakdown, breakdown
 from graph_predictor.build import Built, build_program
+from graph_predictor.comm_pricing import PricedJob, price_collectives
+from graph_predictor.comm_report import CommReport, communication_report
+from graph_predictor.comm_tuning import TunedWorkload, tune_workload
 from graph_predictor.critical_path import Bound, Path, critical_path
 from graph_predictor.engine import Simulated, simulate
 from graph_predictor.predict import Baseline, predict
@@ -12,6 +15,7 @@ from graph_predictor.timeline import write_timeline
 
 # The functions come after their modules of the same name, and so are what the package's names mean.
 __all__ = [
-    "Baseline", "Bound", "Breakdown", "Built", "Path", "Prediction", "Program", "Replay", "ReplayedStep", "Simulated",
-    "breakdown", "build_program", "critical_path", "predict", "replay", "simulate", "write_timeline",
+    "Baseline", "Bound", "Breakdown", "Built", "CommReport", "Path", "Prediction", "PricedJob", "Program", "Replay",
+    "ReplayedStep", "Simulated", "TunedWorkload", "breakdown", "build_program", "communication_report",
+    "critical_path", "predict", "price_collectives", "replay", "simulate", "tune_workload", "write_timeline",
 ]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from graph_predictor.build import Built
 from graph_predictor.comm_pricing import RecordedCollective, find_collectives
@@ -59,9 +60,11 @@ def tune_workload(built: Built, backends: Mapping[str, Predict], on: Topology,
     table = np.stack([backends[name](batch).time_us for name in names])
     has = np.isfinite(table)
     if not has.any():
-        raise CommError(f"No backend was measured for what the workload does ({', '.join(_lacking(collectives, has[0]))}"
-                        "); measure it with 'foretrace comm bench'.")
-    own, known = table[names.index(default)], has.any(axis=0)
+        lacking = ", ".join(_lacking(collectives, has[0]))
+        raise CommError(f"No backend was measured for what the workload does ({lacking}); measure it with 'foretrace "
+                        "comm bench'.")
+    own = table[names.index(default)]
+    known: npt.NDArray[np.bool_] = np.asarray(has.any(axis=0))
     best = np.where(has, table, np.inf).argmin(axis=0)
     best_us = np.where(known, table[best, np.arange(len(best))], [c.recorded_ns / 1e3 for c in collectives])
     best = np.where(np.isfinite(own) & (own <= best_us * (1 + MARGIN)), names.index(default), best)
@@ -76,7 +79,7 @@ def tune_workload(built: Built, backends: Mapping[str, Predict], on: Topology,
                          _other_devices(built, on))
 
 
-def _lacking(collectives: list[RecordedCollective], has: np.ndarray) -> list[str]:
+def _lacking(collectives: list[RecordedCollective], has: npt.NDArray[np.bool_]) -> list[str]:
     """What is not measured, such as "all_to_all over 8 ranks"."""
     return sorted({f"{c.call.kind.label} over {c.call.ranks} ranks"
                    for c, mine in zip(collectives, has, strict=True) if not mine})

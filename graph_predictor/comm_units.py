@@ -52,6 +52,6 @@ def parse_table(text: str) -> list[list[float]]:
     if len(rows) == 1:
         rows *= len(rows[0])
     if any(len(row) != len(rows) for row in rows):
-        raise CommError(f"{text!r} is no table of sizes; write one size for each rank (a,b,c), or a row for each sending "
-                        "rank (a,b;c,d).")
+        raise CommError(f"{text!r} is no table of sizes; write one size for each rank (a,b,c), or a row for each "
+                        "sending rank (a,b;c,d).")
     return rows

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kernel_models.collectives import CollectiveCall, CommProfile
     from kernel_models.datasets import Samples, read_samples
     from kernel_models.device import DeviceSpec, device_names, resolve_device
     from kernel_models.evaluate import evaluate_profile
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from kernel_models.profile import DeviceProfile, ProfileError, load_profile, save_profile
 
 _HOMES = {
+    "CollectiveCall": "collectives", "CommProfile": "collectives",
     "Samples": "datasets", "read_samples": "datasets",
     "DeviceSpec": "device", "device_names": "device", "resolve_device": "device",
     "evaluate_profile": "evaluate", "fit_profile": "fitting",
@@ -30,7 +32,8 @@ _HOMES = {
 }
 
 __all__ = [
-    "DeviceProfile", "DeviceSpec", "Family", "KernelModel", "OpCall", "PricedCalls", "ProfileError", "Samples",
+    "CollectiveCall", "CommProfile", "DeviceProfile", "DeviceSpec", "Family", "KernelModel", "OpCall", "PricedCalls",
+    "ProfileError", "Samples",
     "Source", "Times", "device_names", "evaluate_profile", "fit_profile", "load_profile", "price", "read_samples",
     "resolve_device", "save_profile",
 ]

@@ -1,21 +1,25 @@
 """Pricing: every call gets a time, an interval and a source. Nothing is free, and nothing unknown is an error.
 
 Calls are grouped by family and each distinct one is priced once. The best model that covers a call prices it: learned,
-then heuristic with efficiencies fitted to the device, then the data sheet.
+then heuristic with efficiencies fitted to the device, then another form of the same work that is covered
+(``anchoring``), then the data sheet.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from kernel_models.anchoring import anchored
 from kernel_models.device import DeviceSpec
 from kernel_models.heuristics import heuristic_models
-from kernel_models.model import Float64, KernelModel, Source
+from kernel_models.model import Float64, KernelModel, Source, covered_times
 from kernel_models.op_call import Family, OpCall
 
 Int8 = npt.NDArray[np.int8]
@@ -50,6 +54,7 @@ class PricedCalls:
         index: of each call into the distinct ones [n].
         time_us, low_us, high_us: expected time and 80% interval of each distinct call, µs [m].
         source: a ``Source`` of each distinct call [m].
+        anchored: which of them the profile covers only in another form (a ``Source.HEURISTIC``), [m].
     """
 
     calls: list[OpCall]
@@ -58,6 +63,7 @@ class PricedCalls:
     low_us: Float64
     high_us: Float64
     source: Int8
+    anchored: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
 
     def __len__(self) -> int:
         return len(self.index)
@@ -105,28 +111,34 @@ def price(calls: Iterable[OpCall], device: DeviceSpec, profile: Models | None = 
         profile: Fitted models of that device; without it, or for what its models do not cover, the data sheet's
             figures with default efficiencies.
     """
-    codes: dict[OpCall, int] = {}
-    index = np.fromiter((codes.setdefault(call, len(codes)) for call in calls), np.int64)
-    distinct = list(codes)
+    distinct, index = _distinct(calls)
     m = len(distinct)
     time: Float64 = np.full(m, np.nan)
     low: Float64 = np.full(m, np.nan)
     high: Float64 = np.full(m, np.nan)
     source = np.full(m, Source.DATASHEET, np.int8)
+    by_variant = np.zeros(m, np.bool_)
     fallback = heuristic_models(device)
     for family, rows in _by_family(distinct).items():
         fitted = sorted(profile.models_of(family), key=lambda model: model.source) if profile is not None else []
         models: list[KernelModel] = [*fitted, fallback[family]]
         left = rows
         for model in models:
-            mine = [distinct[i] for i in left]
+            if model is fallback[family] and fitted and len(left):
+                near, times = anchored([distinct[i] for i in left], fitted, model)
+                sound = np.isfinite(times.time_us) & (times.time_us > 0)
+                taken = left[near][sound]
+                time[taken], low[taken], high[taken] = times.time_us[sound], times.low_us[sound], times.high_us[sound]
+                source[taken], by_variant[taken] = Source.HEURISTIC, True
+                left = np.concatenate([left[~near], left[near][~sound]])
+                if not len(left):
+                    break
+            mine = distinct if left is rows and len(rows) == m else [distinct[i] for i in left.tolist()]
             if model.source != Source.DATASHEET:
-                covered = np.asarray(model.covers(mine), np.bool_)
-                mine = [call for call, take in zip(mine, covered, strict=True) if take]
+                covered, times = covered_times(model, mine)
             else:
-                covered = np.ones(len(mine), np.bool_)
-            if mine:
-                times = model.predict(mine)
+                covered, times = np.ones(len(mine), np.bool_), model.predict(mine)
+            if covered.any():
                 sound = np.isfinite(times.time_us) & (times.time_us > 0)
                 taken = left[covered][sound]
                 time[taken], low[taken], high[taken] = (
@@ -139,7 +151,7 @@ def price(calls: Iterable[OpCall], device: DeviceSpec, profile: Models | None = 
     time = np.maximum(time, LEAST_US)
     low = np.clip(np.nan_to_num(low, nan=0.0), time / WIDEST, time)
     high = np.clip(np.nan_to_num(high, nan=np.inf), time, time * WIDEST)
-    return PricedCalls(distinct, index, time, low, high, source)
+    return PricedCalls(distinct, index, time, low, high, source, by_variant)
 
 
 def price_one(call: OpCall, device: DeviceSpec, profile: Models | None = None) -> dict[str, Any]:
@@ -149,9 +161,19 @@ def price_one(call: OpCall, device: DeviceSpec, profile: Models | None = None) -
             "source": Source(int(priced.source[0])).label, "flops": call.flops, "bytes": call.bytes_moved}
 
 
+def _distinct(calls: Iterable[OpCall]) -> tuple[list[OpCall], Int64]:
+    """The distinct calls in order of first appearance, and the place of each call among them; hashes each call once."""
+    known: defaultdict[OpCall, int] = defaultdict(count().__next__)
+    index = np.fromiter(map(known.__getitem__, calls), np.int64)
+    return list(known), index
+
+
 def _by_family(calls: Sequence[OpCall]) -> Mapping[Family, Int64]:
     """Indices of the calls of each family."""
+    families = [call.family for call in calls]
+    if len(set(families)) == 1:
+        return {families[0]: np.arange(len(families))}
     rows: dict[Family, list[int]] = {}
-    for i, call in enumerate(calls):
-        rows.setdefault(call.family, []).append(i)
+    for i, family in enumerate(families):
+        rows.setdefault(family, []).append(i)
     return {family: np.array(found, np.int64) for family, found in rows.items()}

@@ -42,8 +42,8 @@ def predict(
     size: Annotated[str | None, typer.Option("--bytes", metavar="SIZE",
                                              help="Whole buffer of a rank: 64MiB, 1.5GB, 4096.")] = None,
     sizes: Annotated[str | None, typer.Option(
-        metavar="A,B,C", help="Of an uneven all-to-all what every rank sends to rank 0, 1, …; or a row for each sending "
-                              "rank (a,b;c,d).")] = None,
+        metavar="A,B,C", help="Of an uneven all-to-all what every rank sends to rank 0, 1, …; or a row for each "
+                              "sending rank (a,b;c,d).")] = None,
     topology: TopologyName = None,
     profile: ProfileFile = None,
     ranks: Annotated[int | None, typer.Option(help="The first N ranks; all of the topology by default.")] = None,

@@ -79,7 +79,8 @@ def report_tuning(backends: list[str], choices: list[Choice], changes: list[Cros
                    c.winner] for c in choices])
     report.table("Crossovers", [Column("collective", name=True), Column("ranks"), Column("from"),
                                 Column("before", name=True), Column("after", name=True)],
-                 [[c.kind.label, count(c.placement.ranks), bytes_text(c.payload_bytes), c.before, c.after] for c in changes])
+                 [[c.kind.label, count(c.placement.ranks), bytes_text(c.payload_bytes), c.before, c.after]
+                  for c in changes])
     if tuned is not None:
         report.line()
         for name, value in tuned.step_ns.items():
@@ -112,7 +113,8 @@ def report_found(found: CommReport, checks: list[VolumeCheck], notes: list[str])
           "–" if row["straggler"] is None else f"{row['straggler']} ({row['straggler_share']:.0%})"] for row in rows])
     report.table("Message sizes (collectives of all ranks)",
                  [Column("kind", name=True), Column("from"), Column("below"), Column("count")],
-                 [[kind, "unknown" if at < 0 else bytes_text(2.0**at), "" if at < 0 else bytes_text(2.0**(at + 1)), count(n)]
+                 [[kind, "unknown" if at < 0 else bytes_text(2.0**at), "" if at < 0 else bytes_text(2.0**(at + 1)),
+                   count(n)]
                   for kind, sizes in found.histogram.items() for at, n in sorted(sizes.items())])
     report.table("Collective time of each rank (waiting included)",
                  [Column("rank"), Column("collectives ms"), Column("exposed ms"), Column("exposed share\nof window")],
@@ -122,8 +124,9 @@ def report_found(found: CommReport, checks: list[VolumeCheck], notes: list[str])
     report.table("Volumes against what the job should communicate (payload per rank and step)",
                  [Column("kind", name=True), Column("because of", name=True), Column("expected"), Column("recorded"),
                   Column("agrees")],
-                 [[c.kind.label, ", ".join(c.causes) or "nothing in the job's description", bytes_text(c.expected_bytes),
-                   bytes_text(c.recorded_bytes), "yes" if c.agrees else "no"] for c in checks])
+                 [[c.kind.label, ", ".join(c.causes) or "nothing in the job's description",
+                   bytes_text(c.expected_bytes), bytes_text(c.recorded_bytes), "yes" if c.agrees else "no"]
+                  for c in checks])
     if found.unknown_sizes:
         notes = [*notes, f"{count(found.unknown_sizes)} collectives have no recorded size; record with shapes."]
     report.notes(notes)

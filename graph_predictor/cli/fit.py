@@ -88,11 +88,11 @@ def models_table(report: Report, entries: Sequence[Entry]) -> None:
     """A profile's models with their errors."""
     shown = [shown_errors(entry) for entry in entries]
     report.table("Errors on held-out groups of shapes", _COLUMNS, (
-        [entry.model.family.value, entry.software, entry.kind, count(entry.rows), cells[0] + _MARK * crossed, *cells[1:]]
-        for entry, (errors, crossed) in zip(entries, shown, strict=True) for cells in [error_cells(errors)]))
+        [entry.model.family.value, entry.software, entry.kind, count(entry.rows), n + _MARK * crossed, *errors]
+        for entry, (found, crossed) in zip(entries, shown, strict=True) for n, *errors in [error_cells(found)]))
     if any(crossed for _, crossed in shown):
-        report.line(f"{_MARK} fewer than {LEAST_HELD_OUT} calls were held out: errors of cross-validation over the groups "
-                    "that were fitted to.", indent=2)
+        report.line(f"{_MARK} fewer than {LEAST_HELD_OUT} calls were held out: errors of cross-validation over the "
+                    "groups that were fitted to.", indent=2)
 
 
 def shown_errors(entry: Entry) -> tuple[dict[str, float] | None, bool]:

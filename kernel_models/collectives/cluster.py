@@ -23,8 +23,7 @@ def same_gpu(name: str, on: Topology) -> bool:
     """Whether a reported GPU may be the topology's: the same, one with another memory, or a short name of both."""
     wanted = device(on.node.device)
     found = _resolved(name)
-    if found is not None and (found.name == wanted.name or (
-            found.peer_gbps == wanted.peer_gbps and set(found.short_names) & set(wanted.short_names))):
+    if found is not None and (found.name == wanted.name or set(found.short_names) == set(wanted.short_names)):
         return True
     return name.strip().lower() in {short.lower() for short in wanted.short_names}
 

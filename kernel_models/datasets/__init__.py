@@ -50,7 +50,9 @@ def read_samples(
                 raise DataError(f"{name} does not exist; check the path.")
             found += read_table(path, spec, told)
         else:
-            found += _traces(name, spec, told)
+            found += _traces(name, spec, told, alone=spec is None or len(paths) == 1)
+    if not found and told:
+        raise DataError(f"Nothing in the data can be used; {told[0]}")
     return found
 
 
@@ -85,12 +87,12 @@ def _campaign(tables: Sequence[Path]) -> list[Samples]:
     return found
 
 
-def _traces(name: str, spec: DeviceSpec | None, notes: list[str]) -> list[Samples]:
-    """The traces of one job, or else of several jobs in one directory, each by itself."""
+def _traces(name: str, spec: DeviceSpec | None, notes: list[str], *, alone: bool) -> list[Samples]:
+    """The traces of one job, or else of several jobs in one directory, each by itself; ``alone`` as in ``_trace``."""
     from tracer.files import find_files
 
     try:
-        return _trace(name, spec, notes)
+        return _trace(name, spec, notes, alone=alone)
     except JobError:
         if "://" in name or not os.path.isdir(name):
             raise
@@ -100,7 +102,7 @@ def _traces(name: str, spec: DeviceSpec | None, notes: list[str]) -> list[Sample
     return _singly(name, files, spec, notes)
 
 
-def _trace(name: str, spec: DeviceSpec | None, notes: list[str], *, alone: bool = True) -> list[Samples]:
+def _trace(name: str, spec: DeviceSpec | None, notes: list[str], *, alone: bool) -> list[Samples]:
     """Samples of a job; ``alone`` makes it an error that there are none."""
     from kernel_models.datasets.traces import devices_of, read_job_samples
     from tracer.job import read_job

@@ -29,6 +29,7 @@ _ARGUMENTS = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
 _TIME = "Kernel Time (µs)_median"
 _KERNELS = "kernel_details_summary"
 _HOST_LINK = ("Memcpy HtoD", "Memcpy DtoH", "Pageable", "Pinned")
+_NO_TYPES = frozenset({"", "Scalar", "ScalarList", "TensorList"})
 SOFTWARE = "torch"
 """The tables name no version."""
 
@@ -44,7 +45,7 @@ def operation_of(name: str, dims: str, types: str, strides: str, values: str) ->
     except (SyntaxError, TypeError, RecursionError, MemoryError) as error:
         raise ValueError(f"the arguments of {name[:60]} are not Python literals") from error
     # The element type of tensors in lists is not recorded: it is that of the first tensor.
-    named = next((str(dtype) for dtype in dtypes if str(dtype) not in ("", "Scalar", "ScalarList", "TensorList")), "bf16")
+    named = next((str(dtype) for dtype in dtypes if str(dtype) not in _NO_TYPES), "bf16")
     return Operation(name, tuple(
         Argument(str(dtype), shape, step, str(value))
         for shape, dtype, step, value in zip(shapes, dtypes, steps, numbers, strict=False)), named)

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     import pandas
 
 DEVICES = {"a100": "a100-pcie-80g"}
-"""Names that say too little. Vidur's ``a100`` is taken to be the PCIe card with 80 GB: its paper (MLSys 2024, section 7)
-measures on Azure's Standard_NC96ads_A100_v4, which have those. Its repository also knows DGX A100 nodes and does not say
-on which of both the tables were made."""
+"""Names that say too little. Vidur's ``a100`` is assumed to be the PCIe card with 80 GB: its paper (MLSys 2024)
+is understood to have been measured on Azure's NC A100 v4, which have those. Its repository knows nodes with pairwise
+NVLink and DGX A100 alike, and does not say on which of both the tables were made."""
 _GROUPS = {"gemm": ("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj")}
 _SIZES = ("n_head", "n_kv_head", "n_embd", "n_expanded_embd", "vocab_size", "use_gated_mlp", "num_tokens",
           "num_tensor_parallel_workers")

@@ -94,7 +94,7 @@ class Efficiencies:
     def columns(
         self, table: CallTable, computed: Callable[[str], str] = str,
     ) -> tuple[Float64, Float64, Float64, Float64, Float64]:
-        """Compute, memory, fixed, low and high of every call [n]; ``computed`` gives the type a dtype is computed in."""
+        """Compute, memory, fixed, low and high of every call [n]; ``computed`` tells what a dtype is computed in."""
         found = [self.of(table.family, computed(dtype), kind) for kind, dtype in table.groups]
         least = self.least.get(table.family.value, 0.0)
         values = np.array([[e.compute, e.memory, e.fixed, min(e.low, -least), max(e.high, least)] for e in found]
@@ -109,7 +109,8 @@ class Efficiencies:
     def state(self) -> dict[str, Any]:
         """Plain JSON values (see ``from_state``)."""
         least = {"least": dict(self.least)} if self.least else {}
-        return {"fitted": self.fitted, **least, "entries": {key: entry.as_dict() for key, entry in self.entries.items()}}
+        entries = {key: entry.as_dict() for key, entry in self.entries.items()}
+        return {"fitted": self.fitted, **least, "entries": entries}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Efficiencies:

@@ -67,6 +67,15 @@ class BoostedModel:
         time_us = self.times(columns)
         return Times(time_us, *self.intervals.around(time_us))
 
+    def covered_times(self, calls: Sequence[OpCall]) -> tuple[npt.NDArray[np.bool_], Times]:
+        """``covers`` and the times of those that are, collecting the calls' numbers once."""
+        columns = self.variants.columns(calls, work=RECIPES[self.recipe].work)
+        covered = self._within(columns)
+        if not covered.all():
+            columns = columns.taken(covered)
+        time_us = self.times(columns) if len(columns) else np.zeros(0)
+        return covered, Times(time_us, *self.intervals.around(time_us))
+
     def times(self, columns: Columns) -> Float64:
         """Expected times of columns, µs [n]."""
         features, baseline = RECIPES[self.recipe].describe(columns, self.figures)

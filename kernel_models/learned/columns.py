@@ -54,6 +54,11 @@ class Columns:
     def __len__(self) -> int:
         return len(self.code)
 
+    def taken(self, rows: npt.NDArray[np.bool_]) -> Columns:
+        """Some of the calls."""
+        return Columns(self.dims[rows], self.code[rows], *(
+            part[rows] if len(part) else part for part in (self.flops, self.bytes_read, self.bytes_written)))
+
 
 class Variants:
     """Known variants of a family, by number."""

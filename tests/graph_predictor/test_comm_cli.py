@@ -11,7 +11,7 @@ import pytest
 from test_comm import two_ranks
 
 from graph_predictor.cli import main
-from kernel_models.collectives import CommProfile
+from kernel_models.collectives import CommError, CommProfile, topology
 
 LOG = """# Collective test starting: all_reduce_perf
 {devices}#  size  count  type  redop  root  time  algbw  busbw #wrong  time  algbw  busbw #wrong
@@ -74,11 +74,53 @@ def test_predict_of_one_rank_or_nothing(run):
     for arguments in (("--bytes", "1GiB", "--ranks", "1"), ("--bytes", "0")):
         code, out, _ = run("predict", "all_gather", *arguments, "--topology", "dgx-a100", "--json")
         values = json.loads(out)
-        assert code == 0 and (values["time_us"], values["busbw_gbps"], values["source"]) == (0, 0, "nothing to do")
-        assert values["algorithm"] is None
+        assert code == 0 and (values["time_us"], values["busbw_gbps"], values["level"]) == (0, 0, "nothing to do")
+        assert values["algorithm"] is None and values["breakdown"] == [] and values["source"] == "heuristic"
+
+
+def test_an_uneven_all_to_all_by_its_sizes(run):
+    even = json.loads(run("predict", "all_to_allv", "--sizes", "1MiB,1MiB", "--topology", "dgx-h100", "--json")[1])
+    assert (even["collective"], even["ranks"], even["payload_bytes"]) == ("all_to_all", 2, 2 * 2**20)
+    # Rank 1 receives 3 MiB from each of two others: 9 MiB with its own part.
+    uneven = json.loads(run("predict", "all_to_all", "--sizes", "0,3MiB,0", "--topology", "dgx-h100", "--json")[1])
+    assert uneven["payload_bytes"] == 9 * 2**20
+    table = json.loads(run("predict", "all_to_all", "--sizes", "0,1KiB;2KiB,0", "--topology", "dgx-h100", "--json")[1])
+    assert table["payload_bytes"] == 4096
+
+
+def test_an_interval_says_whether_it_was_checked(run):
+    assert "with 80% certainty" in run("predict", "all_reduce", "--bytes", "1MiB", "--topology", "dgx-h100")[1]
+    out = run("predict", "all_reduce", "--bytes", "1MiB", "--topology", "dgx-b200")[1]
+    assert "with an assumed certainty of 80%" in " ".join(out.split())
+    values = json.loads(run("predict", "all_reduce", "--bytes", "1MiB", "--topology", "dgx-b200", "--json")[1])
+    assert (values["interval"], values["source"], values["level"]) == ("assumed", "datasheet", "datasheet")
+    assert "nothing is launched" in run("predict", "all_reduce", "--bytes", "0", "--topology", "dgx-h100")[1]
+
+
+def test_a_log_of_another_gpu_is_refused(run, tmp_path: Path):
+    code, out, err = run("fit", log(tmp_path, "a.log", 20, 100), "-o", tmp_path / "p.json", "--topology", "dgx-a100")
+    assert code == 2 and "are of NVIDIA H100, and dgx-a100 has a100-sxm-80g" in err and out == ""
+    with pytest.raises(CommError, match=r"p\.json cannot be written: no such file") as error:
+        CommProfile(topology("dgx-h100")).save(tmp_path / "absent" / "p.json")
+    assert "Errno" not in str(error.value) and ".tmp" not in str(error.value)
+
+
+def test_a_measured_size_is_measured_without_naming_its_dtype(run, tmp_path: Path):
+    profile = tmp_path / "p.json"
+    assert run("fit", log(tmp_path, "a.log", 20, 100), "-o", profile, "--topology", "dgx-h100")[0] == 0
+    values = json.loads(run("predict", "all_reduce", "--bytes", "1MiB", "--profile", profile, "--json")[1])
+    assert (values["source"], values["dtype"], values["interval"]) == ("measured", "float32", "checked")
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
+    (("all_reduce", "--topology", "cpu"), "give --bytes"),
+    (("all_reduce", "--sizes", "1,2", "--topology", "cpu"), "Only an all-to-all"),
+    (("all_to_all", "--sizes", "1,2", "--bytes", "1", "--topology", "cpu"), "given twice"),
+    (("all_to_all", "--sizes", "1,2;3", "--topology", "cpu"), "no table of sizes"),
+    (("all_to_all", "--sizes", "1,2", "--ranks", "3", "--topology", "cpu"), "2 ranks and the group has 3"),
+    (("all_reduce", "--bytes", "1", "--topology", "dgx-h100", "--ranks", "0"), "at least one rank"),
+    (("all_reduce", "--bytes", "1", "--topology", "dgx-h100x-1"), "has -1 nodes"),
+    (("all_reduce", "--bytes", "1", "--topology", "dgx-h100xfour"), "no count of nodes"),
     (("all_reduce", "--bytes", "1"), "give --topology"),
     (("gossip", "--bytes", "1", "--topology", "cpu"), "'gossip' is no collective"),
     (("all_reduce", "--bytes", "lots", "--topology", "cpu"), "'lots' is no size"),
@@ -106,7 +148,7 @@ def test_fit_then_predict_then_tune(run, tmp_path: Path):
     assert values["source"] == "measured" and values["time_us"] == pytest.approx(20 + 2**20 * 1e-5, rel=1e-3)
     far = json.loads(run("predict", "all_reduce", "--bytes", "1MiB", "--profile", profile, "--topology", "dgx-h100x2",
                          "--json")[1])
-    assert far["source"] == "fitted" and far["per_node"] == [8, 8]
+    assert far["level"] == "fitted" and far["source"] == "learned" and far["per_node"] == [8, 8]
     assert "says nothing about dgx-a100" in run("predict", "all_reduce", "--bytes", "1", "--profile", profile,
                                                 "--topology",
                                                 "dgx-a100")[2]
@@ -170,3 +212,22 @@ def test_a_sweep_that_cannot_be(run, tmp_path: Path):
                             (("--smallest", "2KiB", "--largest", "1KiB"), "no sizes")):
         code, _, err = run("bench", "-o", tmp_path / "p.json", *arguments)
         assert code == 2 and said in err
+
+
+def test_tuning_a_workload_of_another_gpu_or_with_lacking_backends_is_said(run, tmp_path: Path):
+    folder = tmp_path / "job"
+    folder.mkdir()
+    for rank, trace in enumerate(two_ranks()):
+        trace.write(folder / f"rank{rank}.json")
+    nccl, other = tmp_path / "nccl.json", tmp_path / "one.json"
+    assert run("fit", log(tmp_path, "a.log", 20, 100, 2), "-o", nccl, "--topology", "dgx-h100")[0] == 0
+    gather = tmp_path / "g.log"
+    gather.write_text(log(tmp_path, "b.log", 5, 50, 2).read_text().replace("all_reduce_perf", "all_gather_perf"))
+    assert run("fit", gather, "-o", other, "--topology", "dgx-h100", "--backend", "oneshot")[0] == 0
+    code, out, err = run("tune", nccl, other, "--workload", folder, "--json")
+    assert code == 0, err
+    tuned = json.loads(out)["workload"]
+    assert tuned["missing"] == {"oneshot": ["all_reduce over 2 ranks"]} and tuned["winners"] == {"nccl": 1}
+    assert tuned["step_us"]["oneshot"] == tuned["step_us"]["nccl"]
+    out = " ".join(run("tune", nccl, other, "--workload", folder)[1].split())
+    assert "oneshot was not measured for all_reduce over 2 ranks" in out

@@ -317,6 +317,81 @@ def test_fit_evaluate_and_list(run: Run, tmp_path: Path) -> None:
     assert found["models"][0]["held_out"]["n"] > 0 and "refitted" not in found["provenance"]["split"]
 
 
+def operators(path: Path) -> Path:
+    """A table of operators as TraceLens writes them: two products, a copy from the host, and nonsense."""
+    row = {"name": "aten::mm", "Input Dims": "((64, 128), (128, 256))", "Concrete Inputs": "('', '')",
+           "Input type": "('c10::BFloat16', 'c10::BFloat16')", "Input Strides": "((128, 1), (1, 128))",
+           "Kernel Time (µs)_median": "12.5", "kernel_details_summary": "[]"}
+    return table(path, [row, {**row, "Input Dims": "((32, 128), (128, 256))"},
+                        {**row, "name": "aten::copy_", "kernel_details_summary": "Memcpy HtoD (Pinned -> Device)"},
+                        {**row, "name": "aten::mm (Synthetic Op)"}])
+
+
+def test_operator_tables_need_a_device(run: Run, tmp_path: Path) -> None:
+    path = operators(tmp_path / "ops.parquet")
+    notes: list[str] = []
+    found = read_table(path, device("h100-sxm"), notes)
+    assert [(one.device, one.family, one.calls[0].dims, one.calls[0].layout) for one in found] == [
+        ("h100-sxm", Family.GEMM, (1, 64, 256, 128), "nt")]
+    assert found[0].measured_us.tolist() == [12.5, 12.5] and "2 of 4 rows" in notes[0]
+    code, _, error = run("fit", path, "-o", tmp_path / "x.profile")
+    assert code == 2 and "--device" in error and error.count("\n") == 1
+    assert run("fit", path, "-o", tmp_path / "x.profile", "--device", "h100-sxm")[0] == 0
+    broken = table(tmp_path / "broken.parquet", pd.read_parquet(path).assign(**{"Input Dims": "((64,"}))
+    with pytest.raises(DataError, match="literals"):
+        read_table(broken, device("h100-sxm"))
+
+
+def test_a_directory_is_read_as_far_as_it_can_be(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    table(folder / "a.parquet", gemm_table(100))
+    operators(folder / "b.parquet")
+    (folder / "c.csv").write_text("x,y\n1,2\n")
+    out = tmp_path / "x.profile"
+    found = json.loads(run("fit", folder, "-o", out, "--json")[1])
+    assert [model["rows"] for model in found["models"]] == [len(gemm_samples(100))]
+    assert [note.split(" ")[0] for note in found["provenance"]["notes"]] == ["b.parquet", "c.csv"]
+    assert "c.csv was skipped" in " ".join(run("fit", folder, "-o", out)[1].split())
+    (folder / "a.parquet").unlink()
+    code, _, error = run("fit", folder, "-o", out)
+    assert code == 2 and "Nothing in the directory" in error and error.count("\n") == 1
+
+
+def test_traces_of_several_devices_judge_a_profile_of_one(
+    run: Run, tmp_path: Path, real_trace: Callable[[str], Path]
+) -> None:
+    out = tmp_path / "h100.profile"
+    folder = real_trace("h100-vs-mi300")
+    assert run("fit", *sorted(folder.glob("*.gz")), "--device", "h100-sxm", "-o", out)[0] == 0
+    assert any("another device (mi300x)" in note for note in load_profile(out).provenance["notes"])
+    found = json.loads(run("models", "evaluate", out, folder, "--json")[1])
+    assert found["families"]["gemm"]["n"] > 5
+    told = " ".join(found["notes"])
+    assert "70% of 45.65 ms GPU time was used; 30% belongs to no operation" in told and "mi300x" in told
+
+
+def test_no_model_without_an_error(run: Run, tmp_path: Path) -> None:
+    samples = gemm_samples(400)
+    few = replace(samples, groups={"model": [f"model {i % 3}" for i in range(len(samples))]})
+    while few.split().any():  # no model is in the held-out fifth
+        few = replace(few, groups={"model": [f"{label}." for label in few.groups["model"]]})
+    entry = fit_entry(few, H200)
+    assert "held_out" not in entry.facts and entry.facts["cross_validation"]["n"] == len(few)
+    for rows in (1, 2, 5):
+        assert fit_entry(samples.taken(np.arange(rows)), H200).facts["cross_validation"]["n"] > 0
+    data = table(tmp_path / "t.parquet", gemm_table(30))
+    text = run("fit", data, "-o", tmp_path / "x.profile")[1]
+    assert "*" in text and "cross-validation" in text and "–" not in text
+
+
+def test_large_sets_are_not_fitted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "REFIT_ROWS", 500)
+    monkeypatch.setattr(fitting, "FULL_ROWS", 500)
+    entry = fit_entry(gemm_samples(900), H200, Options(distil=False))
+    assert entry.rows == entry.facts["fit_rows"] and entry.facts["held_out"]["mape"] < 0.1
+
+
 def test_bad_input_is_one_sentence_and_two(run: Run, tmp_path: Path) -> None:
     data = table(tmp_path / "t.parquet", gemm_table(100))
     (tmp_path / "bad.profile").write_bytes(b"PK\x03\x04 nonsense")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -142,13 +142,24 @@ def test_the_table_shows_each_call() -> None:
 
 
 @pytest.mark.parametrize(("arguments", "told"), [
-    (("aten::liner", "--shapes", "8x8,8x8", "--device", "t4"), "aten::linear"),
-    (("linear", "--shapes", "8x8,8x8", "--device", "t4"), "no operation"),
+    (("liner", "--shapes", "8x8,8x8", "--device", "t4"), "aten::linear"),
     (("aten::view", "--shapes", "8x8", "--device", "t4"), "no device work"),
     (("aten::linear", "--shapes", "8x8", "--device", "t4"), "do not fit"),
     (("aten::linear", "--shapes", "8x8,8x9", "--device", "t4"), "do not fit"),
     (("aten::linear", "--shapes", "8x8,8xx8", "--device", "t4"), "8xx8"),
-    (("aten::linear", "--shapes", "8x0,8x8", "--device", "t4"), "at least 1"),
+    (("aten::linear", "--shapes", "8x0,8x8", "--device", "t4"), "do not fit"),
+    (("aten::linear", "--shapes", "8x٨,8x8", "--device", "t4"), "are no sizes"),
+    (("aten::linear", "--shapes", "8x1099511627776,8x8", "--device", "t4"), "below 2^40 = 1,099,511,627,776"),
+    (("aten::cat", "--shapes", "8x8,8x9", "--device", "t4"), "cannot join 8x8, 8x9"),
+    (("aten::cat", "--shapes", "[8x8;8x8", "--device", "t4"), "brackets"),
+    (("aten::stack", "--shapes", "8x8,7x8", "--device", "t4"), "must be equal"),
+    (("aten::conv2d", "--shapes", "1x64x8x8,64x3x3x3", "--device", "t4"), "3 channels a group"),
+    (("aten::layer_norm", "--shapes", "64x1024,512", "--device", "t4"), "weight 512"),
+    (("aten::embedding", "--shapes", "32x8,100x8", "--dtype", "int64,fp32", "--device", "t4"), "table before"),
+    (("aten::lstm", "--shapes", "10x4x32", "--device", "t4"), "hidden_size"),
+    (("aten::linear", "--shapes", "8x8,8x8", "--value", "stride=1", "--device", "t4"), "no argument 'stride'"),
+    (("aten::conv2d", "--shapes", "1x3x8x8,4x3x3x3", "--value", "stride=two", "--device", "t4"), "stride=two"),
+    (("aten::conv2d", "--shapes", "1x3x8x8,4x3x3x3", "--value", "stride", "--device", "t4"), "stride=2"),
     (("aten::linear", "--shapes", "", "--device", "t4"), "sizes"),
     (("aten::linear", "--shapes", "8x8,8x8", "--dtype", "bf17", "--device", "t4"), "bf17"),
     (("aten::linear", "--shapes", "8x8,8x8", "--dtype", "bf16,bf16,bf16", "--device", "t4"), "3 element types"),
@@ -161,6 +172,107 @@ def test_bad_input_is_one_sentence_and_code_2(arguments: tuple[str, ...], told: 
     ran = run(*arguments)
     assert ran.exit_code == 2
     assert ran.stderr.startswith("foretrace: ") and ran.stderr.count("\n") == 1 and told in ran.stderr
+
+
+def priced_as(*arguments: str) -> dict:
+    ran = run(*arguments, "--json")
+    assert ran.exit_code == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+def priced(operation: str, shapes: str, *more: str, on: str = "h100-sxm") -> dict:
+    return priced_as(operation, "--shapes", shapes, "--device", on, *more)
+
+
+def test_all_sizes_of_a_concatenation_count() -> None:
+    for shapes in ("1024x1024,512x1024,256x1024", "[1024x1024;512x1024;256x1024]"):
+        assert priced("aten::cat", shapes)["bytes"] == 2 * 4 * 1792 * 1024
+    assert priced("aten::stack", "64x64,64x64")["bytes"] == 2 * 4 * 2 * 64 * 64
+
+
+def test_an_unknown_operation_is_priced_by_its_bytes() -> None:
+    found = priced("aten::liner", "1024x1024,1024x1024")
+    assert found["calls"][0]["family"] == "other" and found["bytes"] == 3 * 4 * 2**20
+    assert "No family knows aten::liner" in found["notes"][0] and "aten::linear" in found["notes"][0]
+    assert priced("my::op", "1024x1024")["time_us"] > 0
+    assert priced("linear", "8x8,8x8")["operation"] == "aten::linear"
+
+
+@pytest.mark.parametrize(("operation", "shapes"), [
+    ("aten::linear", "0x8,8x8"), ("aten::relu", "0x4"), ("aten::cat", "0x4,0x4"), ("my::op", "0x4")])
+def test_without_elements_there_is_no_work(operation: str, shapes: str) -> None:
+    found = priced(operation, shapes)
+    assert found["time_us"] == 0 and found["interval_us"] == [0, 0] and "No work" in found["notes"][-1]
+    assert run(operation, "--shapes", shapes, "--device", "t4").exit_code == 0
+
+
+def test_optimizers_repeat_one_list() -> None:
+    elements = 1024 * 1024 + 512
+    adam = priced("aten::_fused_adamw_", "1024x1024,512")
+    assert adam["assumed"] == {"lists": 4} and adam["bytes"] == 4 * elements * 7
+    assert priced("aten::_foreach_add_", "1024x1024,512")["bytes"] == 4 * elements * 3
+    assert priced("aten::_foreach_add_", "1024x1024,512", "--value", "scalar=1")["bytes"] == 4 * elements * 2
+    assert priced("aten::_foreach_add_", "[1024x1024;512],[1024x1024;512]")["bytes"] == 4 * elements * 3
+
+
+def test_numbers_are_given_by_name_and_the_others_are_pytorchs() -> None:
+    shapes = "32x64x56x56,64x64x3x3"
+    bare, same = priced("aten::conv2d", shapes), priced("aten::conv2d", shapes, "--value", "padding=1")
+    assert bare["flops"] == 2 * 32 * 64 * 54 * 54 * 64 * 9 and same["flops"] == 2 * 32 * 64 * 56 * 56 * 64 * 9
+    assert bare["assumed"] == {"stride": [1], "padding": [0], "dilation": [1], "groups": 1}
+    assert same["values"] == {"padding": [1]} and "padding" not in same["assumed"]
+    strided = priced("aten::conv2d", shapes, "--value", "stride=2x2", "--value", "padding=[1,1]")
+    assert strided["flops"] == 2 * 32 * 64 * 28 * 28 * 64 * 9
+    heads = ",".join(["2x16x512x64"] * 3)
+    full = priced("aten::scaled_dot_product_attention", heads, "--dtype", "bf16")
+    causal = priced("aten::scaled_dot_product_attention", heads, "--dtype", "bf16", "--value", "is_causal=true")
+    assert full["assumed"]["is_causal"] is False and causal["flops"] < 0.51 * full["flops"]
+    lstm = priced("aten::lstm", "10x4x32", "--value", "hidden_size=64")
+    assert lstm["flops"] == 2 * 10 * 4 * 4 * 64 * (32 + 64)
+    for value in ("output_size=128x128", "scale_factors=2"):
+        assert priced("aten::upsample_bilinear2d", "8x3x64x64", "--value", value)["bytes"] == 4 * 24 * (64**2 + 128**2)
+
+
+def test_types_may_be_given_an_entry_each() -> None:
+    found = priced("aten::embedding", "1000x64,32", "--dtype", "fp32,int64")
+    assert priced("aten::embedding", "1000x64,32")["bytes"] == found["bytes"]
+    assert priced("aten::layer_norm", "8x64,none,64", "--dtype", "fp32,none,fp32")["time_us"] > 0
+    assert priced("aten::mm", "64x64,64x64", "--dtype", "fp8_e4m3")["calls"][0]["dtype"] == "fp8"
+
+
+def test_types_that_a_device_lacks_are_told_and_uncertain() -> None:
+    sizes = "4096x4096,4096x4096"
+    wide = priced("aten::mm", sizes, "--dtype", "fp8", on="a100-sxm-80g")
+    half = priced("aten::mm", sizes, "--dtype", "fp16", on="a100-sxm-80g")
+    assert wide["time_us"] == pytest.approx(half["time_us"], rel=0.05) and "priced as fp16" in wide["notes"][0]
+    assert wide["interval_us"][1] / wide["interval_us"][0] > 3
+    slow, single = (priced("aten::mm", sizes, "--dtype", dtype, on="p4")["time_us"] for dtype in ("fp16", "fp32"))
+    assert slow == pytest.approx(single, rel=0.1)
+    fp4, fp8 = (priced("aten::mm", sizes, "--dtype", dtype, on="b200") for dtype in ("fp4", "fp8"))
+    assert fp4["flops"] == 2 * fp8["flops"] and fp4["time_us"] == pytest.approx(fp8["time_us"], rel=0.1)
+    assert "fp8" in priced("aten::mm", sizes, "--dtype", "fp4")["notes"][0]
+    real = priced("aten::mm", sizes)
+    assert priced("aten::mm", sizes, "--dtype", "complex64")["flops"] == 4 * real["flops"]
+
+
+def test_copies_stream_like_element_wise_kernels() -> None:
+    copied, relu = priced("aten::copy_", "8192x8192,8192x8192"), priced("aten::relu", "8192x8192")
+    assert copied["bytes"] == relu["bytes"] and copied["time_us"] == pytest.approx(relu["time_us"], rel=0.02)
+    assert relu["interval_us"][1] / relu["interval_us"][0] > 1.2
+
+
+def test_layouts_that_a_profile_lacks_are_anchored_to_those_it_has() -> None:
+    class Forward(Fixed):
+        def covers(self, calls: Sequence[OpCall]) -> np.ndarray:
+            return np.array([call.layout == "nt" for call in calls])
+
+    forward, gradient = gemm(2048), replace(gemm(2048), layout="nn")
+    sheet = price([forward, gradient], H100)
+    slow = Forward(Source.LEARNED, 0, 1.5 * float(sheet.time_us[0]))
+    found = price([forward, gradient], H100, Profile([slow]))
+    assert found.source.tolist() == [Source.LEARNED, Source.HEURISTIC] and found.anchored.tolist() == [False, True]
+    assert found.time_us[1] == pytest.approx(1.5 * sheet.time_us[1])
+    assert found.high_us[1] / found.low_us[1] > found.high_us[0] / found.low_us[0]
 
 
 def test_an_unreadable_profile_is_told(tmp_path) -> None:

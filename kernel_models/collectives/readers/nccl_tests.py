@@ -8,7 +8,8 @@
     #        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
          1048576        262144     float     sum      -1    25.41   41.27   72.22      0    25.17   41.66   72.90      0
 
-The out-of-place time is taken, and the GPU from the header. Every row is checked against itself: algbw must be size / time.
+The out-of-place time is taken, and the GPU from the header. Every row is checked against itself: algbw must be
+size / time.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ def read_nccl_tests(text: str, name: str, hints: Hints) -> Measurements:
         raise CommError(f"{name}: there is no row of results in it; give the whole output of an nccl-tests program.")
     found = join(make_measurements(run.rows, hints.backend, _gpu(run, name)) for run in runs)
     if not all(run.ended for run in runs if run.rows):
-        found.notes = [f"{name} ends without nccl-tests' closing lines (# Avg bus bandwidth); if it was cut off, larger "
-                       "sizes are missing."]
+        found.notes = [f"{name} ends without nccl-tests' closing lines (# Avg bus bandwidth); if it was cut off, "
+                       "larger sizes are missing."]
     return found
 
 

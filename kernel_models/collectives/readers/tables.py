@@ -1,7 +1,8 @@
 """Tables of measurements (CSV, TSV, Parquet, JSON lines): a row each, columns found by their usual names.
 
 Needed: a size in bytes and a time whose column names its unit (``latency_us``, ``time_ms``, …). Known besides: the
-collective, the dtype, ranks, ranks per node, the backend, the GPU and the system; what a table lacks is taken from ``Hints``.
+collective, the dtype, ranks, ranks per node, the backend, the GPU and the system; what a table lacks is taken from
+``Hints``.
 """
 
 from __future__ import annotations

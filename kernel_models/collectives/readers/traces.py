@@ -92,6 +92,6 @@ def read_matched(graphs: Sequence[ExecutionGraph], groups: Sequence[Sequence[tup
                         "rank, with shapes.")
     found = sorted({graph.meta.device for graph in graphs if graph.meta.device})
     if len(found) > 1:
-        raise CommError(f"The trace's ranks ran on different GPUs ({', '.join(found)}), which no topology describes; give "
-                        "a trace of one kind of GPU.")
+        raise CommError(f"The trace's ranks ran on different GPUs ({', '.join(found)}), which no topology describes; "
+                        "give a trace of one kind of GPU.")
     return make_measurements(rows, backend, found[0] if found else "")

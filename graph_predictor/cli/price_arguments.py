@@ -1,0 +1,357 @@
+"""What ``foretrace price`` is asked, from its text: sizes, lists of sizes, element types and numbers, by the schema."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from tracer.errors import ForetraceError
+
+if TYPE_CHECKING:
+    from kernel_models.op_call import OpCall
+    from kernel_models.operation import Operation
+
+MOST = 2**40
+"""Sizes and numbers are below this."""
+_MOST_ELEMENTS = 2**60
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_DECISIVE = frozenset(("hidden_size", "kernel_size", "output_size", "scale_factors", "input_size", "input_sizes", "size",
+                       "split_sizes"))
+"""Numbers without which an operation cannot be priced."""
+Sizes = tuple[int, ...]
+
+
+class PriceError(ForetraceError):
+    """What was asked for cannot be priced as it was written."""
+
+
+@dataclass
+class Asked:
+    """An operation put together from text, and what was assumed of it.
+
+    Attributes:
+        operation: with all its arguments.
+        values: numbers as given, by argument.
+        assumed: numbers and types that were not given, by argument.
+        notes: sentences for the report.
+    """
+
+    operation: Operation
+    values: dict[str, Any] = field(default_factory=dict)
+    assumed: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Given:
+    """One entry of ``--shapes``: a tensor, a list of tensors or (``sizes`` is ``None``) no tensor."""
+
+    sizes: Sizes | list[Sizes] | None
+    dtype: str = ""
+    own_dtype: bool = False
+
+    @property
+    def shapes(self) -> list[Sizes]:
+        return [] if self.sizes is None else self.sizes if isinstance(self.sizes, list) else [self.sizes]
+
+
+def full_name(name: str) -> str:
+    """The operation's name with its name space.
+
+    Raises:
+        PriceError: it has none, and ``aten`` has no such operation.
+    """
+    from kernel_models.families import registry
+
+    if re.fullmatch(r"\w+(::\w+)+(\.\w+)?", name, re.ASCII):
+        return name
+    if re.fullmatch(r"[\w.]+", name, re.ASCII) and registry.forward_rule(f"aten::{name}") is not None:
+        return f"aten::{name}"
+    raise PriceError(f"There is no operation {name!r} that foretrace knows{near_operations(name)}.")
+
+
+def near_operations(name: str) -> str:
+    """Names like it, as the end of a sentence."""
+    from kernel_models.families import registry
+
+    registry.forward_rule("aten::mm")  # loads the families
+    near = difflib.get_close_matches(name if "::" in name else f"aten::{name}", list(registry.FORWARD), n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(near)}" if near else "; names look like aten::linear"
+
+
+def asked(name: str, shapes: str, dtype: str, values: Sequence[str] = ()) -> Asked:
+    """Put an operation together.
+
+    Raises:
+        PriceError: the sizes, types or numbers cannot be understood, or the operation has no such argument.
+    """
+    from kernel_models.families import registry
+
+    rule = registry.forward_rule(name)
+    names = rule.names if rule is not None else ()
+    found = Asked(put_together(name, (), ()))
+    found.values = dict(_value(name, text) for text in values)
+    known = (*names, *_more(name))
+    for one in found.values:
+        if rule is not None and one not in known:
+            raise PriceError(f"{name} has no argument {one!r} that counts{': ' if known else ''}{', '.join(known)}.")
+    given = _types([_Given(_entry(text, shapes)) for text in _split(shapes)], dtype)
+    if rule is not None and name.startswith("aten::"):
+        placed, numbers = _placed(name, names, given, found)
+    else:
+        placed, numbers = given, [None] * len(given)
+        for one, value in found.values.items():
+            at = names.index(one) if one in names else len(placed)
+            while len(placed) <= at:
+                placed, numbers = [*placed, _Given(None)], [*numbers, None]
+            placed[at], numbers[at] = _Given(None), value
+    found.operation = put_together(name, placed, numbers)
+    return found
+
+
+def put_together(name: str, placed: Sequence[_Given], numbers: Sequence[Any]) -> Operation:
+    """The operation of entries and numbers."""
+    from kernel_models.operation import operation
+
+    return operation(name, [one.sizes for one in placed], [one.dtype for one in placed], values=list(numbers))
+
+
+def _placed(name: str, names: Sequence[str], given: list[_Given], found: Asked) -> tuple[list[_Given], list[Any]]:
+    """Every argument of the schema in its order; numbers take no entry but "none"."""
+    from kernel_models.families import arguments
+
+    queue = _as_lists(name, names, given, found)
+    if "_foreach_" in name and not names:
+        return queue, [None] * len(queue)
+    placed: list[_Given] = []
+    numbers: list[Any] = []
+    for argument in names:
+        value, kind = found.values.get(argument), arguments.kind_of(name, argument)
+        if value is not None or kind == "number":
+            if value is None and argument == "size" and not placed and queue and queue[0].sizes is not None:
+                value, found.values["size"] = [list(queue[0].shapes[0])] * 2
+                queue.pop(0)
+            elif queue and queue[0].sizes is None:
+                queue.pop(0)
+            if value is None and (value := arguments.default_of(name, argument)) is not None:
+                found.assumed[argument] = value
+            placed.append(_Given(None))
+            numbers.append(value)
+            continue
+        one = queue.pop(0) if queue else _Given(None)
+        if kind == "list" and isinstance(one.sizes, tuple):
+            one = _Given([one.sizes], one.dtype, one.own_dtype)
+        usual = arguments.element_type(argument)
+        if one.sizes is not None and usual and not one.own_dtype:
+            one.dtype = found.assumed[argument] = usual
+        placed.append(one)
+        numbers.append(None)
+    left = sum(one.sizes is not None for one in queue)
+    if left:
+        found.notes.append(f"The last {left} of the sizes belong to no argument of {name}({', '.join(names)}) that counts.")
+    placed, numbers = [*placed, *queue], [*numbers, *[None] * len(queue)]
+    return _completed(name, names, placed, numbers, found)
+
+
+def _as_lists(name: str, names: Sequence[str], given: list[_Given], found: Asked) -> list[_Given]:
+    """Entries with the tensors of operations over lists gathered, and one list repeated for all that it takes."""
+    from kernel_models.families import arguments
+
+    foreach = "_foreach_" in name and not names
+    if not foreach and not (names and arguments.kind_of(name, names[0]) == "list"):
+        return list(given)
+    rest = [one for one in given if one.sizes is not None]
+    lists = [one for one in rest if isinstance(one.sizes, list)]
+    if not lists and rest:
+        lists = [_joined(rest)]
+    elif len(lists) < len(rest):
+        raise PriceError(f"{name} takes lists of tensors: write them like [1024x1024;512], or all sizes without brackets.")
+    count = 1
+    if foreach:
+        count = arguments.lists_of_foreach(name, bool(found.values))
+    elif "_fused_" in name:
+        count = len(names) - (1 if "_fused_adam" in name and "adagrad" not in name and not found.values.pop(
+            "amsgrad", False) else 0)
+    if len(lists) == 1 and count > 1:
+        found.assumed["lists"] = count
+        return lists * count
+    return lists
+
+
+def _joined(entries: list[_Given]) -> _Given:
+    from kernel_models.dtypes import promoted
+
+    return _Given([shape for one in entries for shape in one.shapes], promoted([one.dtype for one in entries]), True)
+
+
+def _completed(
+    name: str, names: Sequence[str], placed: list[_Given], numbers: list[Any], found: Asked,
+) -> tuple[list[_Given], list[Any]]:
+    """With what some operations need and their schema does not have: scale factors, a recurrent layer's state."""
+    factors, hidden = found.values.get("scale_factors"), found.values.get("hidden_size")
+    if factors is not None and "scale_factors" not in names:
+        spatial = next((int(digit) for digit in "321" if f"{digit}d" in name), 2)
+        placed = [*placed[:len(names)], _Given(None)]
+        numbers = [*numbers[:len(names)], factors * spatial if len(factors) == 1 else factors]
+    if hidden is not None and "hidden_size" not in names and "hx" in names:
+        at, source = names.index("hx"), placed[0]
+        if placed[at].sizes is None and source.shapes and len(source.shapes[0]) == 3:
+            of = dict(zip(names, numbers, strict=False))
+            batch = source.shapes[0][0 if of.get("batch_first") else 1]
+            state = (int(of.get("num_layers") or 1) * (2 if of.get("bidirectional") else 1), batch, int(hidden))
+            placed[at] = _Given([state, state] if name.startswith("aten::lstm") else state, source.dtype)
+    return placed, numbers
+
+
+def check(name: str, wanted: Asked) -> None:
+    """Refuse sizes that the operation itself would refuse, where its formula would not notice.
+
+    Raises:
+        PriceError: they do not fit each other.
+    """
+    from kernel_models.families import registry
+
+    plain, arguments = registry.plain_name(name), wanted.operation.arguments
+    if not name.startswith("aten::") or not arguments:
+        return
+    first: Any = arguments[0].shape
+    if plain in ("cat", "concat", "concatenate", "stack") and first and isinstance(first[0], tuple):
+        dim = int(wanted.values.get("dim", 0))
+        shapes = [shape for shape in first if shape != (0,)]
+        rank = len(shapes[0]) if shapes else 0
+        if not -rank - (plain == "stack") <= dim < rank + (plain == "stack"):
+            raise PriceError(f"{name} has no dimension {dim} to join tensors of {rank} dimensions along.")
+        kept = [shape if plain == "stack" else shape[:dim % rank] + shape[dim % rank + 1:] for shape in shapes]
+        if len({len(shape) for shape in shapes}) > 1 or len(set(kept)) > 1:
+            rule = "all sizes must be equal" if plain == "stack" else f"all sizes but those of dimension {dim} must be equal"
+            raise PriceError(f"{name} cannot join {', '.join(map(_shown, shapes))}: {rule}.")
+    of = dict(zip(registry_names(name), arguments, strict=False))
+    if plain in ("layer_norm", "native_layer_norm", "rms_norm") and first:
+        sizes = wanted.values.get("normalized_shape") or [first[-1]]
+        for one in ("weight", "bias"):
+            if one in of and of[one].shape and prod(of[one].shape) != prod(sizes):
+                raise PriceError(f"The {one} {_shown(of[one].shape)} of {name} does not fit its normalised sizes "
+                                 f"{_shown(tuple(sizes))}.")
+    if plain in ("conv1d", "conv2d", "conv3d", "convolution") and len(first) > 1 and of["weight"].shape:
+        channels = first[1] if len(first) == len(of["weight"].shape) else first[0]
+        each, groups = of["weight"].shape[1], wanted.values.get("groups")
+        if not wanted.values.get("transposed") and (each * groups != channels if groups else channels % max(each, 1)):
+            raise PriceError(f"The weight {_shown(of['weight'].shape)} of {name} takes {each} channels a group, which does "
+                             f"not fit {channels} channels{f' in {groups} groups' if groups else ''}.")
+    if plain == "embedding" and of["weight"].dtype.startswith(("int", "uint")):
+        raise PriceError(f"{name} takes its table before its indices: {name}(weight, indices).")
+
+
+def registry_names(name: str) -> tuple[str, ...]:
+    """Names of the operation's arguments, as far as they count."""
+    from kernel_models.families import registry
+
+    rule = registry.forward_rule(name)
+    return rule.names if rule is not None else ()
+
+
+def missing(name: str, wanted: Asked) -> str:
+    """Numbers that sizes hang on and that were not given, as the end of a sentence."""
+    names = [one for one in (*registry_names(name), *_more(name)) if one not in wanted.values
+             and one in _DECISIVE]
+    return f", or give --value {' or '.join(f'{one}=…' for one in names)}" if names else ""
+
+
+def is_empty(calls: Sequence[OpCall], wanted: Asked) -> bool:
+    """Whether there is nothing to do because a tensor has no elements."""
+    shapes: list[Any] = []
+    for one in wanted.operation.arguments:
+        sizes: Any = one.shape
+        shapes += sizes if sizes and isinstance(sizes[0], tuple) else [sizes] if sizes else []
+    empty = [0 in shape for shape in shapes]
+    return bool(shapes) and (all(empty) or (any(empty) and not calls))
+
+
+def _more(name: str) -> tuple[str, ...]:
+    from kernel_models.families import arguments
+
+    return arguments.more_values(name)
+
+
+def _split(shapes: str) -> list[str]:
+    """At commas outside brackets."""
+    if shapes.count("[") != shapes.count("]") or re.search(r"\[[^\]]*\[", shapes):
+        raise PriceError(f"{shapes!r} has brackets that do not match; write a list like [1024x1024;512x1024].")
+    return re.split(r",(?![^\[]*\])", shapes)
+
+
+def _entry(text: str, whole: str) -> Sizes | list[Sizes] | None:
+    text = text.strip().lower()
+    if text.startswith("[") and text.endswith("]"):
+        return [_sizes(one, whole) for one in re.split("[;,]", text[1:-1])]
+    return None if text in ("none", "-") else _sizes(text, whole)
+
+
+def _sizes(text: str, whole: str) -> Sizes:
+    text = text.strip()
+    if not re.fullmatch(r"[0-9]+(x[0-9]+)*", text):
+        raise PriceError(f"{text or whole!r} are no sizes; write them like 8192x4096,11008x4096.")
+    parts = text.split("x")
+    sizes = tuple(int(part) if len(part) < 20 else MOST for part in parts)
+    if max(sizes) >= MOST or prod(sizes) >= _MOST_ELEMENTS:
+        raise PriceError(f"The sizes {text[:80]} are out of range; each is below 2^40 = {MOST:,}, and a tensor has less "
+                         "than 2^60 elements.")
+    return sizes
+
+
+def _types(given: list[_Given], dtype: str) -> list[_Given]:
+    """Entries with their element types: one for all, one an entry ("none" where it is no tensor) or one a tensor."""
+    from kernel_models.dtypes import ITEMSIZE, short_dtype
+
+    types = [text.strip() for text in dtype.split(",")]
+    nothing = ("none", "-")
+    for text in types:
+        if not short_dtype(text) and (text not in nothing or len(types) == 1):
+            raise PriceError(f"There is no element type {text!r}; known are {', '.join(ITEMSIZE)}.")
+    tensors = [one for one in given if one.sizes is not None]
+    if len(types) == 1:
+        chosen = types * len(tensors)
+    elif len(types) == len(given):
+        chosen = [text for text, one in zip(types, given, strict=True) if one.sizes is not None]
+    else:
+        chosen = [text for text in types if text not in nothing]
+    if len(chosen) != len(tensors) or any(text in nothing for text in chosen):
+        raise PriceError(f"{len(types)} element types are given for {len(tensors)} tensors; give one, or one for each.")
+    for one, text in zip(tensors, chosen, strict=True):
+        one.dtype, one.own_dtype = short_dtype(text), len(types) > 1
+    return given
+
+
+def _value(operation: str, text: str) -> tuple[str, Any]:
+    """ "stride=2" → ("stride", [2])."""
+    from kernel_models.dtypes import short_dtype
+    from kernel_models.families import arguments
+
+    name, _, written = (part.strip() for part in text.partition("="))
+    if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or not written:
+        raise PriceError(f"--value {text!r} is no number of an argument; write it like stride=2 or is_causal=true.")
+    listed = arguments.is_listed(operation, name)
+    if written.lower() in ("true", "false"):
+        return name, written.lower() == "true"
+    if name in ("dtype", "out_dtype", "input_dtype") and short_dtype(written):
+        return name, short_dtype(written)
+    if name == "padding" and written in ("same", "valid"):
+        return name, written
+    bare = written.strip("[]()")
+    parts = [part.strip() for part in re.split(r"[,;x]" if listed else r"[,;]", bare) if part.strip()]
+    if not parts or not all(_NUMBER.fullmatch(part) for part in parts):
+        raise PriceError(f"--value {text!r} is no number, list of numbers, true or false; write it like stride=2.")
+    numbers = [float(part) if re.search(r"[.eE]", part) else int(part) for part in parts]
+    if not all(abs(number) < MOST for number in numbers):
+        raise PriceError(f"--value {text[:80]!r} is out of range; numbers are below 2^40 = {MOST:,}.")
+    if not listed and (len(numbers) > 1 or bare != written):
+        return name, numbers
+    return name, numbers if listed else numbers[0]
+
+
+def _shown(sizes: Sequence[int]) -> str:
+    return "x".join(map(str, sizes))
