@@ -42,8 +42,8 @@ FEW = 12
 """Calls that a default of its own needs for a kind."""
 LEAST_CALLS = 5
 """Calls of a family that a device needs to count for the least width of the family's intervals."""
-STREAMING_COPY = "of one type, side by side: the same streaming kernel as element-wise ones, whose rate is taken. Recorded \
-copies, which are slower where their unknown strides differ, give the interval's upper end"
+STREAMING_COPY = ("of one type, side by side: the same streaming kernel as element-wise ones, whose rate is taken. "
+                  "Recorded copies, which are slower where their unknown strides differ, give the interval's upper end")
 _SET = "set, not measured: cuDNN's channels-last kernels on matrix units, of which no measurement is at hand"
 SET = {f"conv/{dtype}": Efficiency(0.5, 0.7, 2.5, -0.8, 0.8, _SET) for dtype in ("fp16", "bf16", "tf32")}
 """Entries without a measurement."""
@@ -180,8 +180,8 @@ def written(efficiencies: Efficiencies) -> str:
         source = e.source.replace('"', "'")
         lines.append(f'"{key}" = {{ compute = {e.compute:.3f}, memory = {e.memory:.3f}, fixed = {e.fixed:.3f}, '
                      f'low = {e.low:.3f}, high = {e.high:.3f}, source = "{source}" }}')
-    lines += ["", "# Least log half widths of intervals by family: the median over devices, each left out of the fit, of the",
-              "# width that covers 80% of its calls.", "[least]"]
+    lines += ["", "# Least log half widths of intervals by family: the median over devices, each left out of the fit,",
+              "# of the width that covers 80% of its calls.", "[least]"]
     lines += [f"{family} = {width:.3f}" for family, width in sorted(efficiencies.least.items())]
     return "\n".join(lines) + "\n"
 

@@ -72,8 +72,7 @@ def tune_workload(built: Built, backends: Mapping[str, Predict], on: Topology,
     chosen_us = np.where(known, table[best, np.arange(len(best))], best_us)
     step = {name: _mean_step(built, collectives, np.where(mine, table[i], base_us))
             for i, (name, mine) in enumerate(zip(names, has, strict=True))}
-    missing = {name: lacking for name, mine in zip(names, has, strict=True)
-               if (lacking := _lacking(collectives, mine))}
+    missing = {name: _lacking(collectives, mine) for name, mine in zip(names, has, strict=True) if not mine.all()}
     return TunedWorkload(collectives, [names[i] if k else "" for i, k in zip(best, known, strict=True)], step,
                          _mean_step(built, collectives, chosen_us), default, missing, _lacking(collectives, known),
                          _other_devices(built, on))

@@ -50,9 +50,9 @@ def anchored(
             rows = [i for i, found in enumerate(of_calls) if variant[i] is None and place < len(found)]
             if rows:
                 tried = [of_calls[i][place] for i in rows]
-                for i, one, known in zip(rows, tried, model.covers(tried), strict=True):
+                for i, other, known in zip(rows, tried, model.covers(tried), strict=True):
                     if known:
-                        variant[i], by[i] = one, model
+                        variant[i], by[i] = other, model
     found = np.array([one is not None for one in variant], np.bool_)
     chosen: list[int] = np.flatnonzero(found).tolist()
     time, low, high = (np.zeros(len(chosen)) for _ in range(3))

@@ -33,7 +33,7 @@ _NAMES: dict[str, str] = {
 }
 
 MULTIPLY_ADDS: dict[str, int] = {"fp4": 2, "complex32": 4, "complex64": 4, "complex128": 4}
-"""Real multiply-adds in one product of two elements, where it is not one: a packed pair has two, complex numbers four."""
+"""Real multiply-adds in one product of two elements where it is not one: packed pairs have 2, complex numbers 4."""
 
 _SCALAR_TYPES: dict[int, str] = {
     0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "fp16", 6: "fp32", 7: "fp64", 8: "complex32",

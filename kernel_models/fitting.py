@@ -36,8 +36,8 @@ LEAST_ROWS = 60
 SELECTION_ROWS = 30_000
 """Calls that cross-validation looks at, whole shape groups of them."""
 FULL_ROWS = 60_000
-"""Beyond so many calls there are fewer trees, each adding more: a fit's time stays about the same. Only two of the folds
-are cross-validated then: they leave out thousands of calls."""
+"""Beyond so many calls there are fewer trees, each adding more: a fit's time stays about the same. Only two of the
+folds are cross-validated then: they leave out thousands of calls."""
 REFIT_ROWS = 100_000
 """Beyond so many calls the held-out fifth is not fitted to in the end: it would add little and double the time."""
 FEW_GROUPS = 10
@@ -49,9 +49,9 @@ BOOSTING: dict[Family, tuple[Boosting, ...]] = {
     Family.GEMM: (Boosting(1000, 0.05, 63, 0.2, 10),),
     Family.ATTENTION: (Boosting(1000, 0.05, 31, 0.3, 10),),
 }
-"""Candidates by family. Settings were chosen by cross-validation over the (n, k) sites of one set only, the fit split of
-the H200's matrix products, among 15 to 127 leaves, 0.1 to 0.4 of the features, 5 to 30 rows a leaf, one to three seeds,
-squared and absolute error. Attention has the same but for half the leaves and more of the features."""
+"""Candidates by family. Settings were chosen by cross-validation over the (n, k) sites of one set only, the fit split
+of the H200's matrix products, among 15 to 127 leaves, 0.1 to 0.4 of the features, 5 to 30 rows a leaf, one to three
+seeds, squared and absolute error. Attention has the same but for half the leaves and more of the features."""
 OTHERS = (Boosting(500, 0.06, 31, 0.5, 5), Boosting(300, 0.06, 8, 0.5, 5))
 SMALL = Boosting(300, 0.06, 8, 0.5, 4)
 """Also tried where calls are few."""

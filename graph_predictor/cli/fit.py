@@ -81,7 +81,7 @@ LEAST_HELD_OUT = 20
 _MARK = "*"
 _COLUMNS = [
     Column("family", name=True), Column("software", name=True), Column("model", name=True), Column("fitted to"),
-    Column("held out"), Column("MAPE"), Column("median"), Column("bias"), Column("p90"), Column("max")]
+    Column("judged on"), Column("MAPE"), Column("median"), Column("bias"), Column("p90"), Column("max")]
 
 
 def models_table(report: Report, entries: Sequence[Entry]) -> None:

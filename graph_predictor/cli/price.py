@@ -33,7 +33,7 @@ def price(
     operation: Annotated[str, typer.Argument(metavar="OPERATION", help="Such as aten::linear.")],
     shapes: Annotated[str, typer.Option(
         metavar="SIZES", help="Sizes of its tensors in the order of its arguments, such as 8192x4096,11008x4096; "
-        "none for an argument that is left out, 1 for a tensor of one element, [1024x1024;512] for a list of tensors.")],
+        "none for one that is left out, 1 for a tensor of one element, [1024x1024;512] for a list of tensors.")],
     dtype: Annotated[str, typer.Option(metavar="TYPE", help="Element type, or one for each tensor.")] = "fp32",
     device: Annotated[str | None, typer.Option(
         metavar="NAME", help="Such as h200-sxm, or as a trace reports it; the profile's if left out.")] = None,

@@ -19,8 +19,8 @@ MOST = 2**40
 """Sizes and numbers are below this."""
 _MOST_ELEMENTS = 2**60
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_DECISIVE = frozenset(("hidden_size", "kernel_size", "output_size", "scale_factors", "input_size", "input_sizes", "size",
-                       "split_sizes"))
+_DECISIVE = frozenset(("hidden_size", "kernel_size", "output_size", "scale_factors", "input_size", "input_sizes",
+                       "size", "split_sizes"))
 """Numbers without which an operation cannot be priced."""
 Sizes = tuple[int, ...]
 
@@ -152,7 +152,8 @@ def _placed(name: str, names: Sequence[str], given: list[_Given], found: Asked) 
         numbers.append(None)
     left = sum(one.sizes is not None for one in queue)
     if left:
-        found.notes.append(f"The last {left} of the sizes belong to no argument of {name}({', '.join(names)}) that counts.")
+        found.notes.append(f"The last {left} of the sizes belong to no argument of {name}({', '.join(names)}) that "
+                           "counts.")
     placed, numbers = [*placed, *queue], [*numbers, *[None] * len(queue)]
     return _completed(name, names, placed, numbers, found)
 
@@ -169,7 +170,8 @@ def _as_lists(name: str, names: Sequence[str], given: list[_Given], found: Asked
     if not lists and rest:
         lists = [_joined(rest)]
     elif len(lists) < len(rest):
-        raise PriceError(f"{name} takes lists of tensors: write them like [1024x1024;512], or all sizes without brackets.")
+        raise PriceError(f"{name} takes lists of tensors: write them like [1024x1024;512], or all sizes without "
+                         "brackets.")
     count = 1
     if foreach:
         count = arguments.lists_of_foreach(name, bool(found.values))
@@ -227,21 +229,24 @@ def check(name: str, wanted: Asked) -> None:
             raise PriceError(f"{name} has no dimension {dim} to join tensors of {rank} dimensions along.")
         kept = [shape if plain == "stack" else shape[:dim % rank] + shape[dim % rank + 1:] for shape in shapes]
         if len({len(shape) for shape in shapes}) > 1 or len(set(kept)) > 1:
-            rule = "all sizes must be equal" if plain == "stack" else f"all sizes but those of dimension {dim} must be equal"
-            raise PriceError(f"{name} cannot join {', '.join(map(_shown, shapes))}: {rule}.")
+            but = "" if plain == "stack" else f" but those of dimension {dim}"
+            raise PriceError(f"{name} cannot join {', '.join(map(_shown, shapes))}: all sizes{but} must "
+                             "be equal.")
     of = dict(zip(registry_names(name), arguments, strict=False))
     if plain in ("layer_norm", "native_layer_norm", "rms_norm") and first:
         sizes = wanted.values.get("normalized_shape") or [first[-1]]
         for one in ("weight", "bias"):
-            if one in of and of[one].shape and prod(of[one].shape) != prod(sizes):
-                raise PriceError(f"The {one} {_shown(of[one].shape)} of {name} does not fit its normalised sizes "
+            own = (of[one].shape if one in of else None) or ()
+            if own and prod(own) != prod(sizes):
+                raise PriceError(f"The {one} {_shown(own)} of {name} does not fit its normalised sizes "
                                  f"{_shown(tuple(sizes))}.")
-    if plain in ("conv1d", "conv2d", "conv3d", "convolution") and len(first) > 1 and of["weight"].shape:
-        channels = first[1] if len(first) == len(of["weight"].shape) else first[0]
-        each, groups = of["weight"].shape[1], wanted.values.get("groups")
+    weight = (of["weight"].shape if "weight" in of else None) or ()
+    if plain in ("conv1d", "conv2d", "conv3d", "convolution") and first and len(first) > 1 and len(weight) > 1:
+        channels = first[1] if len(first) == len(weight) else first[0]
+        each, groups = weight[1], wanted.values.get("groups")
         if not wanted.values.get("transposed") and (each * groups != channels if groups else channels % max(each, 1)):
-            raise PriceError(f"The weight {_shown(of['weight'].shape)} of {name} takes {each} channels a group, which does "
-                             f"not fit {channels} channels{f' in {groups} groups' if groups else ''}.")
+            raise PriceError(f"The weight {_shown(weight)} of {name} takes {each} channels a group, which does not "
+                             f"fit {channels} channels{f' in {groups} groups' if groups else ''}.")
     if plain == "embedding" and of["weight"].dtype.startswith(("int", "uint")):
         raise PriceError(f"{name} takes its table before its indices: {name}(weight, indices).")
 
@@ -298,8 +303,8 @@ def _sizes(text: str, whole: str) -> Sizes:
     parts = text.split("x")
     sizes = tuple(int(part) if len(part) < 20 else MOST for part in parts)
     if max(sizes) >= MOST or prod(sizes) >= _MOST_ELEMENTS:
-        raise PriceError(f"The sizes {text[:80]} are out of range; each is below 2^40 = {MOST:,}, and a tensor has less "
-                         "than 2^60 elements.")
+        raise PriceError(f"The sizes {text[:80]} are out of range; each is below 2^40 = {MOST:,}, and a tensor has "
+                         "less than 2^60 elements.")
     return sizes
 
 
