@@ -4,8 +4,8 @@
 
 DATA is the folder of published traces (it holds ``traces/``); without it only the project's own captures are used.
 Host time is time on the host's threads without waiting, as recorded, the profiler's own cost included; on a CPU without
-the computation itself, which stands for the GPU's work. Stalls (pauses that belong to no operation) are counted apart: "with stalls" adds the mean stall time
-of the fitted steps to the estimate and leaves the stalls in the truth.
+the computation itself, which stands for the GPU's work. Stalls (pauses that belong to no operation) are counted apart:
+"with stalls" adds the mean stall time of the fitted steps to the estimate and leaves the stalls in the truth.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ from tracer.graph import NONE, ExecutionGraph, KernelKind, KernelTable, LaunchKi
 
 HOST_NS = 15_000.0
 HOST_SPREAD = 1.1
-"""Host time of a launching operation and the log half width of its 80% interval (a factor of 3): an assumption. Recorded
-hosts take 26 to 28 µs a kernel (V100, H100 and MI300X traces) to 44 to 177 µs, all under the profiler, of which about
-half is here taken to be the profiler's where the host is fast."""
+"""Host time of a launching operation and the log half width of its 80% interval (a factor of 3): an assumption.
+Recorded hosts take 26 to 28 µs a kernel (V100, H100 and MI300X traces) to 44 to 177 µs, all under the profiler, of
+which about half is here taken to be the profiler's where the host is fast."""
 CALL_SHARE = 0.3
 """Of it, the launch call itself."""
 OVERHEADS_SPREAD = 0.3
