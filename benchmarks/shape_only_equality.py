@@ -2,8 +2,8 @@
 
 The real step runs on the CPU under PyTorch's profiler, whose account is independent of the trace. First the trace for
 the CPU (fake = real), then the trace for a GPU (shape-only = real): where they differ, the written list of
-substitutions must say so. "unexplained" is what it does not say, and must be 0. In list arguments the profiler writes no
-element type, which is left out of the comparison.
+substitutions must say so. "unexplained" is what it does not say, and must be 0. In list arguments the profiler writes
+no element type, which is left out of the comparison.
 
     python benchmarks/shape_only_equality.py    # every workload, preset tiny
 """
