@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _DEVICE = torch.ops.prim.device.default
 _TO_NUMBER = torch.ops.aten._local_scalar_dense.default
+_LIFT = torch.ops.aten.lift_fresh.default
 _DETACH = torch.ops.aten.detach.default
 _IGNORED = frozenset({"prim", "prims", "profiler"})
 _COLLECTIVES = ("c10d", "_c10d_functional", "_dtensor")
@@ -149,7 +150,9 @@ class OperatorRecorder(TorchDispatchMode):
         if isinstance(device, torch.device) and device.type == "cuda":
             kwargs = {**kwargs, "device": torch.device("cpu")}
         result = func(*args, **kwargs) if rule is None else rule(*args, **kwargs)
-        on_device = self._place(inputs)
+        # A number of torch's own, such as an optimizer's step counter, stays on the host.
+        own = func is _LIFT and self._placement is not None and self._placement.wanted is None and not inputs[0].dim()
+        on_device = not own and self._place(inputs)
         in_forward = self.recording and (not backward or torch.is_grad_enabled()) and not self._in_optimizer
         outputs = _flat(result)
         numbers = [self.tracker.see(tensor, on_device=on_device, in_forward=in_forward) for tensor in outputs]
