@@ -80,13 +80,13 @@ def _backward(op: Inputs) -> Iterator[OpCall]:
 
 
 @forward(Family.RECURRENT,
-         "aten::mkldnn_rnn_layer(input, weight0, weight1, weight2, weight3, hx, cx, reverse, batch_sizes, mode, "
+         "aten::mkldnn_rnn_layer(input, weight0, weight1, weight2, weight3, hx_, cx_, reverse, batch_sizes, mode, "
          "hidden_size)",
-         "aten::mkldnn_rnn_layer_backward(input, weight1, weight2, weight3, weight4, hx, cx, output, hy, cy, "
+         "aten::mkldnn_rnn_layer_backward(input, weight1, weight2, weight3, weight4, hx_, cx_tmp, output, hy_, cy_, "
          "grad_output, grad_hy, grad_cy, reverse, mode, hidden_size)")
 def _one_layer(op: Inputs) -> Iterator[OpCall]:
     """One direction of one layer on a CPU; its input has the sequence first whatever ``batch_first`` says."""
-    source, state = op.tensor("input"), op.tensor("hx")
+    source, state = op.tensor("input"), op.tensor("hx_")
     if len(source.shape) != 3 or not state.shape:
         raise Unpriceable(f"{op.name}: {source.shape}")
     kind = _MODES[op.integer("mode", 2) % 4] + ("_backward" if op.name.endswith("_backward") else "")

@@ -464,8 +464,8 @@ def command(*arguments: str) -> subprocess.Popen[str]:
 def test_the_command_is_interrupted_resumed_and_writes_a_profile(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="measuring needs torch")
     output, work = tmp_path / "cpu.profile", tmp_path / "cpu.measurements"
-    options = ("-o", str(output), "--device", "cpu", "--families", "memset", "--minutes", "0.25")
-    process = command(*options)
+    options = ("-o", str(output), "--device", "cpu", "--families", "memset", "--minutes")
+    process = command(*options, "2")  # far more than is waited for
     deadline = time.monotonic() + 60
     lines = work / "items.jsonl"
     while time.monotonic() < deadline and not (lines.exists() and lines.read_text(encoding="utf-8").count("\n") > 12):
@@ -475,7 +475,7 @@ def test_the_command_is_interrupted_resumed_and_writes_a_profile(tmp_path: Path)
     assert process.returncode == 130 and "--resume" in error and not output.exists()
     kept = set(Results.read(work).lines)
     assert len(kept) > 12
-    process = command(*options, "--resume", "--json")
+    process = command(*options, "0.25", "--resume", "--json")
     out, error = process.communicate(timeout=90)
     assert process.returncode == 0, error
     told = json.loads(out)
