@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 
 from graph_predictor.damage import by_rank
-from tracer.graph import SHAPE_ONLY, ExecutionGraph, GapKind, KernelKind, LaunchKind, LossReport, OpKind, StepSource
+from tracer.graph import LAUNCHING, SHAPE_ONLY, ExecutionGraph, GapKind, KernelKind, LossReport, OpKind, StepSource
 from tracer.job import Job
 from tracer.rank_classes import RankClass
-
-_LAUNCHING = (LaunchKind.KERNEL, LaunchKind.MEMCPY, LaunchKind.MEMSET, LaunchKind.GRAPH)
 
 
 @dataclass(slots=True)
@@ -157,7 +155,7 @@ def _inspect(graph: ExecutionGraph) -> RankInspection:
         window_ns=meta.window_ns, steps=len(graph.steps),
         step_source=StepSource(meta.step_source).name.lower() if meta.step_source >= 0 else "",
         ops=int((graph.ops.kind == OpKind.OPERATION).sum()), calls=len(calls),
-        launches=int(np.isin(calls.kind, _LAUNCHING).sum()), kernels=len(kernels),
+        launches=int(np.isin(calls.kind, LAUNCHING).sum()), kernels=len(kernels),
         kernels_by_kind={kind.name.lower(): int((kernels.kind == kind).sum()) for kind in KernelKind},
         collectives=len(graph.collectives), gpu_busy_share=busy_share(graph),
         host_outside_ops_share=sum(by_kind.values()) / step_ns if step_ns and meta.era != SHAPE_ONLY else None,

@@ -64,6 +64,10 @@ class LaunchKind(IntEnum):
     BLOCKING_SYNC = 7
 
 
+LAUNCHING = (LaunchKind.KERNEL, LaunchKind.MEMCPY, LaunchKind.MEMSET, LaunchKind.GRAPH)
+"""Calls that start device work."""
+
+
 class KernelKind(IntEnum):
     """What a piece of device work is."""
 

@@ -20,9 +20,7 @@ import numpy.typing as npt
 from graph_predictor.build import Built
 from graph_predictor.host_time import exclusive_time, operation_of, split
 from graph_predictor.program import Int8, Int64, ItemKind, Program
-from tracer.graph import NONE, ExecutionGraph, GapKind, LaunchKind, OpKind
-
-LAUNCHING = (LaunchKind.KERNEL, LaunchKind.MEMCPY, LaunchKind.MEMSET, LaunchKind.GRAPH)
+from tracer.graph import NONE, ExecutionGraph, GapKind, OpKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.prediction.host_pieces import LAUNCHING, with_host
+from graph_predictor.prediction.host_pieces import with_host
 from graph_predictor.prediction.repeat import Repeated
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.program import NEVER, Anchor, Float64, Int64, ItemKind, Program
 from kernel_models.launch_constants import LaunchConstants
-from tracer.graph import ExecutionGraph, KernelKind
+from tracer.graph import LAUNCHING, ExecutionGraph, KernelKind
 
 GRAPH_LAUNCH_NS = 10_000.0
 """Host time of one CUDA graph launch: 2.5 µs + 1 ns a node from CUDA 12.6, 5 to 10 µs before for some hundred nodes

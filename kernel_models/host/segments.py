@@ -21,7 +21,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from tracer.graph import NONE, ExecutionGraph, GapKind, LaunchKind, OpKind
+from tracer.graph import LAUNCHING, NONE, ExecutionGraph, GapKind, OpKind
 
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
@@ -261,4 +261,4 @@ def _step_of(graph: ExecutionGraph, time: Int64) -> Int64:
 
 def launching(graph: ExecutionGraph) -> npt.NDArray[np.bool_]:
     """Which calls start device work (kernels, copies, sets, CUDA graphs)."""
-    return np.isin(graph.launches.kind, [LaunchKind.KERNEL, LaunchKind.MEMCPY, LaunchKind.MEMSET, LaunchKind.GRAPH])
+    return np.isin(graph.launches.kind, LAUNCHING)

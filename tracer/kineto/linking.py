@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.graph import NONE, KernelKind, LaunchKind, LaunchTable, LossReport, OpKind, OpTable, Phase
+from tracer.graph import LAUNCHING, NONE, KernelKind, LaunchKind, LaunchTable, LossReport, OpKind, OpTable, Phase
 from tracer.kineto.names import call_kind, is_blocking_copy
 
 _KIND_OF_WORK = {
@@ -102,7 +102,7 @@ def classify(calls: LaunchTable, strings: list[str], launch: np.ndarray, kind: n
         of_kind = np.zeros(len(calls), bool)
         of_kind[launch[linked & (kind == work_kind)]] = True
         kinds[of_kind & ~graph] = launch_kind
-    launches = np.isin(kinds, (LaunchKind.KERNEL, LaunchKind.MEMCPY, LaunchKind.MEMSET, LaunchKind.GRAPH))
+    launches = np.isin(kinds, LAUNCHING)
     nested = np.flatnonzero(calls.parent >= 0)
     outer = calls.parent[nested]
     kinds[outer[launches[outer] & ~has_work[outer] & has_work[nested]]] = LaunchKind.OTHER
