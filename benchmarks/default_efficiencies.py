@@ -5,18 +5,19 @@
 DATA is the folder with `kernels/` and `traces/`. Sources: the published tables (`kernel_tables.py`) and recorded
 traces, which have the families no table has. The H100 and MI300X traces of `h100-vs-mi300` take no part: they are what
 predictions from the data sheet are checked against. For every device in turn, efficiencies fitted to the others price
-its calls; those residuals give the intervals. `--write` writes kernel_models/heuristics/efficiencies.toml.
+its calls; those residuals give the intervals. The last table is how many of a device's calls lie inside intervals made
+from the other devices' residuals alone. `--write` writes kernel_models/heuristics/efficiencies.toml.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from datasheet_traces import START, read_trace
 from kernel_tables import table_sets
 
 from kernel_models.device import DeviceSpec
@@ -35,7 +36,6 @@ from kernel_models.op_call import Family, OpCall
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("FORETRACE_DATA", ROOT.parent / "shared" / "data"))
-START = Efficiencies({"*": Efficiency(0.7, 0.8, 1.3, -0.7, 0.7, "start of the fit")})
 ONE_DEVICE = 1.5
 """Intervals from residuals within one device are widened by this: devices differ by more than calls do."""
 FEW = 12
@@ -55,8 +55,6 @@ TRACES = ("rank3-of-8xA100-6steps/rank3.kineto.json.gz", "dlrm-8xV100-2023/rank0
 
 def trace_sets(data: Path) -> list[tuple[str, DeviceSpec, list[OpCall], np.ndarray]]:
     """Calls of the traces that may be fitted to, with their measured times."""
-    from datasheet_traces import read_trace
-
     found = []
     for name in TRACES:
         trace = read_trace(data / "traces" / name)
@@ -68,11 +66,7 @@ def trace_sets(data: Path) -> list[tuple[str, DeviceSpec, list[OpCall], np.ndarr
 def collect(data: Path) -> list[tuple[str, Measured]]:
     """Every set, by the table's or trace's name."""
     sets = [(one.table, Measured(one.calls, one.measured_us, one.device)) for one in table_sets(data)]
-    try:
-        sets += [(f"trace {name}", Measured(calls, times, device)) for name, device, calls, times in trace_sets(data)]
-    except ImportError as error:
-        print(f"without traces: {error}", file=sys.stderr)
-    return sets
+    return sets + [(f"trace {name}", Measured(calls, times, device)) for name, device, calls, times in trace_sets(data)]
 
 
 def chains(calls: list[OpCall]) -> list[tuple[str, ...]]:
@@ -171,6 +165,28 @@ def least_widths(elsewhere: dict[str, list[np.ndarray]]) -> dict[str, float]:
     return found
 
 
+def coverage_elsewhere(elsewhere: dict[str, list[np.ndarray]]) -> dict[str, list[float]]:
+    """By family, the share of each device's calls inside the 80% intervals that the other devices would give them.
+
+    ``elsewhere`` are residuals of devices left out of the fit; a device's own take no part in its interval here, which
+    is made as ``defaults`` makes those that are stored: quantiles of the others', no narrower than the least width.
+    """
+    found = {}
+    for family in Family:
+        all_of_them = [r for r in elsewhere.get(family.value, []) if len(r) >= LEAST_CALLS]
+        if len(all_of_them) < 3:
+            continue
+        shares = []
+        for i, mine in enumerate(all_of_them):
+            others = all_of_them[:i] + all_of_them[i + 1:]
+            weight = np.concatenate([np.full(len(r), 1 / len(r)) for r in others])
+            low, high = spread(np.concatenate(others), weight)
+            least = float(np.median([np.quantile(np.abs(r), 0.8) for r in others]))
+            shares.append(float(((mine >= min(low, -least)) & (mine <= max(high, least))).mean()))
+        found[family.value] = shares
+    return found
+
+
 def written(efficiencies: Efficiencies) -> str:
     """The file's text."""
     lines = ["# Default efficiencies, written by benchmarks/default_efficiencies.py; do not edit by hand.",
@@ -201,6 +217,9 @@ def main() -> None:
         errors = " ".join(f"{np.median(np.abs(np.expm1(-r))):.0%}" for r in residuals)
         print(f"{key:30}{len(residuals):8}{count:8}{e.compute:9.2f}{e.memory:9.2f}{e.fixed:8.2f}"
               f"{np.expm1(e.low):8.0%}{np.expm1(e.high):8.0%}   {errors}")
+    print("\ncalls inside the 80% interval of the other devices, by device (each left out of fit and interval)")
+    for family, shares in coverage_elsewhere(elsewhere).items():
+        print(f"{family:14} mean {np.mean(shares):4.0%}  " + " ".join(f"{share:.0%}" for share in sorted(shares)))
     if arguments.write:
         DEFAULTS_FILE.write_text(written(result), encoding="utf-8")
         print(f"wrote {DEFAULTS_FILE.relative_to(ROOT)}")

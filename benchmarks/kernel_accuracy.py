@@ -23,7 +23,7 @@ import numpy as np
 from kernel_models.datasets.samples import Samples
 from kernel_models.datasets.tables import read_table
 from kernel_models.device import device
-from kernel_models.fitting import OTHERS, candidates_of, scaled_to
+from kernel_models.fitting import FEW_GROUPS, OTHERS, candidates_of, each_left_out, scaled_to
 from kernel_models.heuristics import RooflineModel, fit_efficiencies
 from kernel_models.learned.boosted import BoostedModel
 from kernel_models.learned.fit import Problem
@@ -39,10 +39,15 @@ TITLE = (f"{'device':<13} {'software':<46} {'held out':<12} {'n':>6} {'MAPE':>6}
 
 
 def fitted(samples: Samples, grouping: str = "") -> BoostedModel:
-    """A model of all samples; intervals from one fold that trees of the others predicted."""
+    """A model of all samples; intervals from one fold that trees of the others predicted.
+
+    Where groups are few, each one is left out in turn, as ``foretrace fit`` does.
+    """
     how = (candidates_of(samples.family, len(samples)) or OTHERS)[0]
-    problem = Problem.of(samples, device(samples.device), grouping)
-    predicted, done = problem.out_of_fold(how.scaled(0.3), folds=1)
+    labels = samples.labels(grouping)
+    problem = each_left_out(Problem.of(samples, device(samples.device), grouping), labels)
+    few = len(set(labels)) <= FEW_GROUPS
+    predicted, done = problem.out_of_fold(how.scaled(0.3), folds=FEW_GROUPS if few else 1)
     if not done.any():
         predicted, done = problem.out_of_fold(how.scaled(0.3))
     return problem.model(scaled_to(how, len(samples)), Intervals.of(predicted[done], problem.measured_us[done]))

@@ -28,7 +28,7 @@ from kernel_models.op_call import Family
 from tracer.errors import ForetraceError, GraphFileError
 from tracer.store.container import read_file, write_file
 
-VERSION = 1
+VERSION = 2
 """Version of the file format. Raise it when an older reader would misread a new file."""
 ENDING = ".profile"
 SHIPPED = Path(__file__).resolve().parent / "profiles"

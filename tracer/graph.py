@@ -96,6 +96,18 @@ class GapKind(IntEnum):
     BLOCKED = 4
 
 
+class Place(IntEnum):
+    """Where an operation works, as a step traced by shapes alone knows it; recorded windows show it by their kernels.
+
+    An operation reads and writes the host's memory or the device's, or copies from one to the other.
+    """
+
+    HOST = 0
+    DEVICE = 1
+    TO_DEVICE = 2
+    TO_HOST = 3
+
+
 class WaitSource(IntEnum):
     """How the operation that first needs a collective's result is known; see ``CollectiveTable``."""
 
@@ -165,7 +177,8 @@ class OpTable(Table):
 
     ``parent`` is a row of this table. ``sequence`` is autograd's sequence number, ``forward_thread`` the
     profiler's number of the thread that ran the forward op. ``shapes``, ``dtypes``, ``strides`` and ``scalars``
-    are the codes of the JSON texts the profiler wrote (decode with ``graph.arguments``).
+    are the codes of the JSON texts the profiler wrote (decode with ``graph.arguments``). ``place`` is a ``Place`` in
+    steps traced by shapes alone, else ``NONE``.
     """
 
     name: Int32
@@ -186,13 +199,16 @@ class OpTable(Table):
     phase: Int8
     step: Int32
     et_node: Int64
+    place: Int8
 
     DTYPES: ClassVar[dict[str, Any]] = {
         "name": _I32, "kind": _I8, "parent": _I32, "thread": _I32, "start_ns": _I64, "duration_ns": _I64,
         "sequence": _I64, "forward_thread": _I64, "external_id": _I64, "record_id": _I64, "shapes": _I32,
         "dtypes": _I32, "strides": _I32, "scalars": _I32, "module": _I32, "phase": _I8, "step": _I32, "et_node": _I64,
+        "place": _I8,
     }
     STRING_COLUMNS: ClassVar[frozenset[str]] = frozenset({"name", "shapes", "dtypes", "strides", "scalars", "module"})
+    ADDED: ClassVar[frozenset[str]] = frozenset({"place"})
 
 
 @dataclass(slots=True)
@@ -423,6 +439,9 @@ class Meta:
     what the peak consists of; empty for recorded windows."""
     substitutions: dict[str, int] = field(default_factory=dict)
     """What a shape-only trace put in the place of the CPU's operations, and how often."""
+    workload: dict[str, Any] = field(default_factory=dict)
+    """Of a workload of the suite its "name" and "settings" (all, as plain values), so that it can be traced again at
+    other sizes; empty for other programs."""
     loss: LossReport = field(default_factory=LossReport)
 
 

@@ -21,6 +21,7 @@ from tracer.graph import (
     LaunchKind,
     OpKind,
     Phase,
+    Place,
     SyncKind,
     WaitSource,
 )
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 # Integer columns that are members of an enumeration, by table.
 _ENUMS: dict[str, dict[str, type]] = {
-    "ops": {"kind": OpKind, "phase": Phase},
+    "ops": {"kind": OpKind, "phase": Phase, "place": Place},
     "launches": {"kind": LaunchKind},
     "kernels": {"kind": KernelKind},
     "syncs": {"kind": SyncKind},

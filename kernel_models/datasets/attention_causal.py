@@ -36,4 +36,5 @@ def read(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
              "tokens": [f"batch={batch} length={length}" for batch, length, *_ in sizes]})
 
 
-READER = Reader("attention", frozenset({"gpu", "software", "kernel_source", "latency_us", *_COLUMNS}), read)
+READER = Reader("attention", frozenset({"gpu", "software", "kernel_source", "latency_us", *_COLUMNS}), read,
+                sizes=_COLUMNS[:-1])

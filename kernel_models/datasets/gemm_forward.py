@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernel_models.datasets.samples import Samples
+from kernel_models.datasets.samples import DataError, Samples
 from kernel_models.datasets.tables import Reader
 from kernel_models.device import resolve_device
 from kernel_models.dtypes import short_dtype
@@ -20,6 +20,9 @@ def read(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
     """One samples object for each device, stack and dtype; the shape group is the weight, (n, k)."""
     for (gpu, software, kernel, dtype), rows in frame.groupby(["gpu", "software", "kernel_source", "dtype"], sort=True):
         name = short_dtype(str(dtype))
+        if not name:
+            raise DataError(f"{path} names the element type {str(dtype)[:40]!r}, which foretrace does not know; write "
+                            "it like bfloat16 or fp8.")
         out = "bf16" if name == "fp8" else ""
         sizes = list(zip(rows.m.tolist(), rows.n.tolist(), rows.k.tolist(), strict=True))
         yield Samples(
@@ -29,4 +32,5 @@ def read(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
 
 
 READER = Reader("linear layers", frozenset(
-    {"gpu", "software", "kernel_source", "dtype", "m", "n", "k", "latency_us"}), read)
+    {"gpu", "software", "kernel_source", "dtype", "m", "n", "k", "latency_us"}), read,
+    sizes=("m", "n", "k"))

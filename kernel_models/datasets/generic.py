@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kernel_models.datasets.samples import DataError, Samples
-from kernel_models.datasets.tables import Reader
+from kernel_models.datasets.tables import Reader, check_sizes
 from kernel_models.device import resolve_device
 from kernel_models.families.attention import attention
 from kernel_models.families.gemm import gemm
@@ -64,6 +64,7 @@ def read(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
         lacking = [name for name in DIMENSIONS[family] if name not in rows or rows[name].isna().any()]
         if lacking:
             raise DataError(f"{path} lacks sizes of {family.value}: {', '.join(lacking)}.")
+        check_sizes(rows, DIMENSIONS[family], path, least=0)
         calls = [_call(family, row) for row in rows.to_dict("records")]
         groups = ([str(group) for group in rows["group"]] if "group" in rows
                   else ["x".join(map(str, call.dims)) for call in calls])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 SUFFIXES = (".parquet", ".csv")
 FORMS = ("gemm_forward", "attention_causal", "vidur_blocks", "neusight", "campaign", "operator_table", "generic")
 """Modules with a reader each, the most specific first. A new form of table is a new module here."""
+LARGEST = 2**40
+"""No size of a tensor is larger."""
 DEVICE = "device"
 """Column of the device's name that is added to a table which names none."""
 
@@ -26,7 +28,8 @@ class Reader(NamedTuple):
     """A reader: the columns that a table must have to be its, and the function that reads it.
 
     ``names_device`` is false where the table does not tell its device: ``DEVICE`` is then added to it. ``takes_all`` is
-    false where a reader leaves rows out on purpose, which is then not worth a note.
+    false where a reader leaves rows out on purpose, which is then not worth a note. ``sizes`` are columns that hold a
+    whole number from 1 in every row.
     """
 
     name: str
@@ -34,6 +37,7 @@ class Reader(NamedTuple):
     read: Callable[[pandas.DataFrame, Path], Iterator[Samples]]
     names_device: bool = True
     takes_all: bool = True
+    sizes: tuple[str, ...] = ()
 
 
 def readers() -> list[Reader]:
@@ -68,6 +72,7 @@ def read_table(path: Path, spec: DeviceSpec | None = None, notes: list[str] | No
         if spec is None:
             raise DataError(f"{path} does not name the device it was measured on; name it with --device.")
         frame = frame.assign(**{DEVICE: spec.name})
+    check_sizes(frame, reader.sizes, path)
     try:
         found = [one for one in reader.read(frame, path) if len(one)]
     except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -83,6 +88,25 @@ def read_table(path: Path, spec: DeviceSpec | None = None, notes: list[str] | No
         notes.append(f"{path.name}: {left_out:,} of {len(frame):,} rows were left out: they are no single kernel of a "
                      "known kind with known sizes.")
     return found
+
+
+def check_sizes(frame: pandas.DataFrame, columns: Iterable[str], path: Path, least: int = 1) -> None:
+    """Refuse columns of sizes that hold anything but whole numbers from ``least`` to ``LARGEST``.
+
+    Raises:
+        DataError: naming the column, the row and the value.
+    """
+    import pandas
+
+    for name in columns:
+        numbers = pandas.to_numeric(frame[name], errors="coerce").to_numpy(float)
+        with np.errstate(invalid="ignore"):
+            wrong = ~((numbers >= least) & (numbers <= LARGEST) & (numbers == np.floor(numbers)))
+        if wrong.any():
+            row = int(np.flatnonzero(wrong)[0])
+            raise DataError(f"{path} holds {str(frame[name].iloc[row])[:40]!r} as {name} in row "
+                            f"{frame.index[row] + 1:,}, which is no whole number from {least} to {LARGEST:,}; "
+                            "correct or remove that row.")
 
 
 def _frame(path: Path) -> pandas.DataFrame:

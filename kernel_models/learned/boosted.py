@@ -11,7 +11,9 @@ import numpy.typing as npt
 
 from kernel_models.learned.columns import Columns, Variants
 from kernel_models.learned.features import RECIPES, Figures
+from kernel_models.learned.features.gemm import baseline_us
 from kernel_models.learned.intervals import Intervals
+from kernel_models.learned.neighbours import Neighbours
 from kernel_models.learned.trees import Trees
 from kernel_models.model import Arrays, Float64, Source, Times
 from kernel_models.op_call import DIMENSIONS, Family, OpCall
@@ -33,6 +35,7 @@ class BoostedModel:
         limits: least and largest size measured of each variant, [variants, 2, dimensions].
         trees: log(time / baseline).
         intervals: from out-of-fold residuals.
+        neighbours: measured products whose times are features too, after the recipe's.
     """
 
     family: Family
@@ -42,6 +45,7 @@ class BoostedModel:
     limits: npt.NDArray[np.int64]
     trees: Trees
     intervals: Intervals
+    neighbours: Neighbours | None = None
 
     kind = "boosted"
     """Name among the kinds of models a profile can hold."""
@@ -79,6 +83,9 @@ class BoostedModel:
     def times(self, columns: Columns) -> Float64:
         """Expected times of columns, µs [n]."""
         features, baseline = RECIPES[self.recipe].describe(columns, self.figures)
+        if self.neighbours is not None:
+            near = self.neighbours.features(columns, lambda asked: baseline_us(asked, self.figures))
+            features = np.hstack([features, near])
         return np.maximum(baseline * np.exp(self.trees.predict(features)), _SHORTEST_US)
 
     def state(self) -> tuple[dict[str, Any], Arrays]:
@@ -87,7 +94,8 @@ class BoostedModel:
                   "variants": [[kind, dtype, layout, list(flags)] for kind, dtype, layout, flags in
                                self.variants.known],
                   "intervals": self.intervals.to_json()}
-        return values, {"limits": self.limits, **self.trees.arrays()}
+        near = {} if self.neighbours is None else self.neighbours.arrays()
+        return values, {"limits": self.limits, **self.trees.arrays(), **near}
 
     @classmethod
     def from_state(cls, values: dict[str, Any], arrays: Arrays) -> BoostedModel:
@@ -108,8 +116,11 @@ class BoostedModel:
                 len(column) != known for column in (figures.tflops, figures.element_bytes, figures.causal,
                                                     figures.backward)):
             raise ValueError("the arrays of a model do not fit its variants")
+        near = Neighbours.from_arrays(arrays)
+        if near is not None and (family is not Family.GEMM or int(near.head[:, 0].max()) >= known):
+            raise ValueError("the neighbours of a model do not fit its family or variants")
         return cls(family, values["recipe"], variants, figures, limits, Trees.from_arrays(arrays),
-                   Intervals.from_json(values["intervals"]))
+                   Intervals.from_json(values["intervals"]), near)
 
 
 def limits_of(columns: Columns, variants: int) -> npt.NDArray[np.int64]:

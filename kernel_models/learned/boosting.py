@@ -24,6 +24,8 @@ class Boosting:
         depth: levels at most; 0 for no limit.
         seeds: fits whose mean is taken.
         loss: "squared_error" or "absolute_error".
+        neighbours: of matrix products, whether as many trees again see what measured neighbours took, and the mean of
+            both is taken.
     """
 
     iterations: int = 1000
@@ -35,6 +37,7 @@ class Boosting:
     depth: int = 0
     seeds: int = 1
     loss: str = "squared_error"
+    neighbours: bool = False
 
     def scaled(self, share: float) -> Boosting:
         """The same with that share of the trees, each adding more: for quick fits."""
@@ -45,6 +48,7 @@ class Boosting:
 def fit_trees(
     features: npt.NDArray[np.float32], target: npt.NDArray[np.float64], how: Boosting, *,
     weights: npt.NDArray[np.float64] | None = None, monotone: npt.NDArray[np.int8] | None = None, seed: int = 0,
+    plain: int = 0,
 ) -> Trees:
     """Fit trees to a target.
 
@@ -54,15 +58,19 @@ def fit_trees(
         weights: of the rows, [n].
         monotone: 1 (never falls), −1 (never rises) or 0 by feature, [f].
         seed: of the features each split may choose from; the same data and seed give the same trees.
+        plain: as many trees again, averaged with the others, see only so many of the first features; 0 for none.
     """
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     bins = Bins.of(features)
     codes = bins.codes(features).astype(np.float32)
+    if plain and monotone is not None:
+        raise ValueError("Trees that see some of the features cannot be told how each one rises.")
     options: dict[str, Any] = {"monotonic_cst": monotone} if monotone is not None and monotone.any() else {}
     models = [HistGradientBoostingRegressor(
         loss=how.loss, max_iter=how.iterations, learning_rate=how.learning_rate, max_leaf_nodes=how.leaves,
         max_depth=how.depth or None, min_samples_leaf=how.least_rows, l2_regularization=how.ridge,
         max_features=how.feature_share, early_stopping=False, random_state=seed + extra, **options,
-    ).fit(codes, target, weights) for extra in range(how.seeds)]
+    ).fit(codes[:, :seen], target, weights) for seen in ([plain] if plain else []) + [codes.shape[1]]
+        for extra in range(how.seeds)]
     return Trees.from_sklearn(models, bins)

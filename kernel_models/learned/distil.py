@@ -42,7 +42,7 @@ def distil(teacher: BoostedModel, columns: Columns, *, rows: int = ROWS, seed: i
     recipe = recipes_of(teacher.family)[1]
     features, baseline = RECIPES[recipe].describe(asked, teacher.figures)
     trees = fit_trees(features, np.log(teacher.times(asked) / baseline), STUDENT)
-    return replace(teacher, recipe=recipe, trees=trees)
+    return replace(teacher, recipe=recipe, trees=trees, neighbours=None)
 
 
 def _asked(family: Family, columns: Columns, rows: int, random: np.random.Generator) -> Columns:

@@ -13,7 +13,10 @@ from kernel_models.learned.boosted import BoostedModel, limits_of
 from kernel_models.learned.boosting import Boosting, fit_trees
 from kernel_models.learned.columns import Columns, Variants
 from kernel_models.learned.features import RECIPES, Figures, recipes_of
+from kernel_models.learned.features.gemm import baseline_us
 from kernel_models.learned.intervals import Intervals
+from kernel_models.learned.neighbours import Neighbours
+from kernel_models.learned.trees import Trees
 from kernel_models.op_call import Family
 
 Float64 = npt.NDArray[np.float64]
@@ -71,13 +74,30 @@ class Problem:
             out = self.fold == fold
             if not out.any() or out.all():
                 continue
-            trees = fit_trees(self.features[~out], self.target[~out], how)
-            predicted[out] = trees.predict(self.features[out])
+            trees, near = self._fitted(how, ~out)
+            predicted[out] = trees.predict(self._seen(near, out))
         done = np.isfinite(predicted)
         return self.baseline_us * np.exp(predicted), done
 
     def model(self, how: Boosting, intervals: Intervals) -> BoostedModel:
         """The model of all rows."""
-        trees = fit_trees(self.features, self.target, how)
+        trees, near = self._fitted(how, np.ones(len(self.target), bool))
         return BoostedModel(self.family, recipes_of(self.family)[0], self.variants, self.figures,
-                            limits_of(self.columns, len(self.variants.known)), trees, intervals)
+                            limits_of(self.columns, len(self.variants.known)), trees, intervals, near)
+
+    def _fitted(self, how: Boosting, rows: Bools) -> tuple[Trees, Neighbours | None]:
+        """Trees of some rows, and these rows as neighbours if the trees ask for them."""
+        near = None
+        if how.neighbours and self.family is Family.GEMM:
+            near = Neighbours.of(self.columns.taken(rows), self.target[rows], self.baseline_us[rows])
+        plain = self.features.shape[1] if near is not None else 0
+        return fit_trees(self._seen(near, rows), self.target[rows], how, plain=plain), near
+
+    def _seen(self, near: Neighbours | None, rows: Bools) -> npt.NDArray[np.float32]:
+        """Features of some rows."""
+        if near is None:
+            return self.features[rows]
+        return np.hstack([self.features[rows], near.features(self.columns.taken(rows), self._baseline)])
+
+    def _baseline(self, columns: Columns) -> Float64:
+        return baseline_us(columns, self.figures)

@@ -201,7 +201,12 @@ def test_the_documented_schema(tmp_path: Path, ending: str) -> None:
     (lambda t: t.assign(gpu="Voodoo 2"), "Voodoo 2"),
     (lambda t: t.assign(latency_us=-1.0), "positive"),
     (lambda t: t.assign(latency_us=np.nan), "positive"),
-    (lambda t: t.assign(m="many"), "check its values"),
+    (lambda t: t.assign(m="many"), "'many' as m in row 1, which is no whole number"),
+    (lambda t: t.assign(n=t.n.where(t.index != 3, 0)), "'0' as n in row 4"),
+    (lambda t: t.assign(k=t.k + 0.5), "as k in row 1"),
+    (lambda t: t.assign(dtype="int3"), "element type 'int3'"),
+    (lambda t: t.assign(family="gemm", device="t4", batch=t.m * 1.01)[
+        ["family", "device", "batch", "m", "n", "k", "latency_us"]], "as batch in row 1"),
 ])
 def test_bad_tables_are_told(tmp_path: Path, change: Callable[[pd.DataFrame], pd.DataFrame], why: str) -> None:
     from tracer.errors import ForetraceError

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from learned_support import QUICK, gemm_samples
 from sklearn.ensemble import HistGradientBoostingRegressor
 
+from kernel_models.datasets.samples import Samples
 from kernel_models.device import device
 from kernel_models.families.attention import attention
 from kernel_models.families.gemm import gemm
@@ -18,9 +21,11 @@ from kernel_models.learned.columns import Variants
 from kernel_models.learned.distil import distil
 from kernel_models.learned.features import RECIPES, Figures
 from kernel_models.learned.features.attention import work as attention_work
+from kernel_models.learned.features.gemm import baseline_us
 from kernel_models.learned.features.gemm import work as gemm_work
 from kernel_models.learned.fit import Problem
 from kernel_models.learned.intervals import Intervals
+from kernel_models.learned.neighbours import Neighbours
 from kernel_models.learned.trees import Trees
 from kernel_models.op_call import Family
 from kernel_models.scores import errors_of
@@ -227,3 +232,82 @@ def test_the_state_gives_the_same_model(law: tuple[Problem, BoostedModel]) -> No
             "log_us": [], "low": [], "high": []}}):
         with pytest.raises(ValueError):
             BoostedModel.from_state(damaged, arrays)
+
+
+def _near(samples: Samples) -> tuple[Problem, Neighbours]:
+    problem = Problem.of(samples, H200)
+    return problem, Neighbours.of(problem.columns, problem.target, problem.baseline_us)
+
+
+def _seen(problem: Problem, near: Neighbours, m: int, n: int, k: int) -> np.ndarray:
+    columns = problem.variants.columns([next(gemm(1, m, n, k, "bf16", "nt"))], work=False)
+    return near.features(columns, lambda asked: baseline_us(asked, problem.figures))[0]
+
+
+def test_neighbours_interpolate_time_along_the_contraction() -> None:
+    shapes = [(128, 512, 1024), (128, 512, 4096), (128, 1024, 2048), (512, 512, 1024), (512, 512, 4096)]
+    times = [10.0, 22.0, 30.0, 20.0, 44.0]
+    samples = Samples("h200-sxm", "lib", "table", [next(gemm(1, *shape, "bf16", "nt")) for shape in shapes],
+                      np.array(times))
+    problem, near = _near(samples)
+    baseline = {shape: float(base) for shape, base in zip(shapes, problem.baseline_us, strict=True)}
+    base = float(baseline_us(problem.variants.columns([next(gemm(1, 128, 512, 2048, "bf16", "nt"))], work=False),
+                             problem.figures)[0])
+    found = _seen(problem, near, 128, 512, 2048)
+    # A third of the way from k = 1024 to 4096.
+    assert base * np.exp(found[7]) == pytest.approx(14.0, rel=1e-5)
+    assert found[3] == pytest.approx(np.log(10.0 / baseline[128, 512, 1024]), abs=1e-6)
+    assert found[4] == pytest.approx(1.0) and found[6] == pytest.approx(1.0)
+    assert found[9] == -20.0 and found[11] == pytest.approx(np.log(30.0 / baseline[128, 1024, 2048]), abs=1e-6)
+    # m = 256 lies halfway between 128 and 512, by logarithm.
+    halfway = _seen(problem, near, 256, 512, 2048)
+    assert halfway[7] == pytest.approx((found[7] + _seen(problem, near, 512, 512, 2048)[7]) / 2, abs=1e-5)
+    # Its own time is never among what a product sees; beyond all of them is like at the edge.
+    assert _seen(problem, near, 512, 512, 1024)[3] == -20.0
+    assert (_seen(problem, near, 4096, 512, 2048) == _seen(problem, near, 512, 512, 2048)).all()
+
+
+def test_a_plane_through_neighbours_is_found_again() -> None:
+    random = np.random.default_rng(0)
+    n, k = 2 ** random.integers(6, 13, 40), 2 ** random.integers(6, 13, 40)
+    calls = list(dict.fromkeys(next(gemm(1, 64, int(a), int(b), "bf16", "nt")) for a, b in zip(n, k, strict=True)))
+    problem = Problem.of(Samples("h200-sxm", "lib", "table", calls, np.ones(len(calls))), H200)
+    logs = np.log2(problem.columns.dims[:, 2:])
+    near = Neighbours.of(problem.columns, 0.3 + 0.02 * logs[:, 0] - 0.05 * logs[:, 1], problem.baseline_us)
+    assert _seen(problem, near, 64, 1000, 700)[0] == pytest.approx(
+        0.3 + 0.02 * np.log2(1000) - 0.05 * np.log2(700), abs=1e-3)
+
+
+def test_neighbours_tell_what_sizes_do_not(law: tuple[Problem, BoostedModel]) -> None:
+    """Each m has waves of its own over (n, k): to be learned one by one, but the same in neighbouring weights."""
+    samples = gemm_samples(3000)
+    m, n, k = np.array([call.dims for call in samples.calls]).T[1:]
+    phase = np.random.default_rng(5).uniform(0, 2 * np.pi, 5000)[m]
+    secret = 0.3 * np.sin(phase + 0.8 * np.log2(n) + 0.6 * np.log2(k))
+    problem = Problem.of(replace(samples, measured_us=samples.measured_us * np.exp(secret)), H200)
+    alone, with_them = (problem.out_of_fold(replace(QUICK, neighbours=seen), folds=2) for seen in (False, True))
+    errors = [errors_of(predicted[done], problem.measured_us[done]).median for predicted, done in (alone, with_them)]
+    assert errors[1] < 0.9 * errors[0]
+    model = problem.model(replace(QUICK, neighbours=True), law[1].intervals)
+    values, arrays = model.state()
+    again = BoostedModel.from_state(values, arrays)
+    assert (again.predict(samples.calls[:200]).time_us == model.predict(samples.calls[:200]).time_us).all()
+    for name, wrong in (("near_start", arrays["near_start"][:-1]), ("near_site", arrays["near_site"] * 0),
+                        ("near_value", arrays["near_value"] * np.nan), ("near_head", arrays["near_head"] + 9)):
+        with pytest.raises(ValueError, match="neighbours of a model"):
+            BoostedModel.from_state(values, {**arrays, name: wrong})
+    assert distil(model, problem.columns, rows=3000).neighbours is None
+
+
+def test_of_very_many_neighbours_some_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kernel_models.learned import neighbours
+
+    problem, near = _near(gemm_samples(1200))
+    assert len(near.value) == len(problem.target)
+    monkeypatch.setattr(neighbours, "MOST_SITES", 20)
+    fewer = Neighbours.of(problem.columns, problem.target, problem.baseline_us)
+    assert len({tuple(site) for site in fewer.site.tolist()}) == 20
+    monkeypatch.setattr(neighbours, "MOST_PRODUCTS", 30)
+    assert len(Neighbours.of(problem.columns, problem.target, problem.baseline_us).value) == 30
+    assert (Neighbours.of(problem.columns, problem.target, problem.baseline_us).value == Neighbours.of(
+        problem.columns, problem.target, problem.baseline_us).value).all()

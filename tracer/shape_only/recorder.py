@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from tracer.capture.collectives import CollectiveNotes
-from tracer.graph import NONE, Phase
+from tracer.graph import NONE, Phase, Place
 from tracer.shape_only.arguments import ArgumentWriter
 from tracer.shape_only.memory import Holds, MemoryTracker
 from tracer.shape_only.modules import ModuleStack, current_sequence
@@ -28,6 +28,7 @@ _DEVICE = torch.ops.prim.device.default
 _TO_NUMBER = torch.ops.aten._local_scalar_dense.default
 _LIFT = torch.ops.aten.lift_fresh.default
 _DETACH = torch.ops.aten.detach.default
+_COPY = torch.ops.aten.copy_.default
 _IGNORED = frozenset({"prim", "prims", "profiler"})
 _COLLECTIVES = ("c10d", "_c10d_functional", "_dtensor")
 
@@ -39,7 +40,7 @@ class Columns:
         self.strings: list[str] = []
         self._codes: dict[str, int] = {}
         self.ints: dict[str, array[int]] = {name: array("q") for name in (
-            "name", "shapes", "dtypes", "strides", "scalars", "module", "phase", "step", "sequence")}
+            "name", "shapes", "dtypes", "strides", "scalars", "module", "phase", "step", "sequence", "place")}
 
     def __len__(self) -> int:
         return len(self.ints["name"])
@@ -182,6 +183,19 @@ class OperatorRecorder(TorchDispatchMode):
         known = [place for place in (self.tracker.on_device(t) for t in inputs) if place is not None]
         return any(known) or not known
 
+    def _works_on(self, func: Any, inputs: list[Any]) -> int:
+        """The ``Place`` of a call; ``NONE`` where there is no device beside the host."""
+        placement = self._placement
+        if placement is None:
+            return NONE
+        if placement.transfer is not None:
+            return int(Place.TO_DEVICE if placement.wanted else Place.TO_HOST)
+        if func is _COPY:
+            target, source = (self.tracker.on_device(tensor) for tensor in inputs[:2])
+            if target is not None and source is not None and target != source:
+                return int(Place.TO_DEVICE if target else Place.TO_HOST)
+        return int(Place.DEVICE if self._place(inputs) else Place.HOST)
+
     def _note(self, func: Any, args: Any, kwargs: Any, backward: bool, sequence: int, inputs: list[Any]) -> int:
         columns = self.columns
         row = len(columns)
@@ -202,7 +216,7 @@ class OperatorRecorder(TorchDispatchMode):
             name = self._names[func] = func._schema.name
         texts = self._writer.texts(func, args, kwargs)
         values = {"name": columns.code(name), "module": module, "phase": int(phase), "step": self._step,
-                  "sequence": number}
+                  "sequence": number, "place": self._works_on(func, inputs)}
         for column, text in zip(("shapes", "dtypes", "strides", "scalars"), texts, strict=True):
             values[column] = columns.code(text)
         for column, value in values.items():

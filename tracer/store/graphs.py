@@ -20,6 +20,7 @@ from tracer.graph import (
     Meta,
     OpKind,
     Phase,
+    Place,
     SyncKind,
     Thread,
     WaitSource,
@@ -224,8 +225,9 @@ def _check_columns(graph: ExecutionGraph, label: str) -> None:
 
 
 _ENUMS: dict[str, dict[str, type[IntEnum]]] = {
-    "ops": {"kind": OpKind, "phase": Phase}, "launches": {"kind": LaunchKind}, "kernels": {"kind": KernelKind},
-    "syncs": {"kind": SyncKind}, "gaps": {"kind": GapKind}, "collectives": {"wait_source": WaitSource},
+    "ops": {"kind": OpKind, "phase": Phase, "place": Place}, "launches": {"kind": LaunchKind},
+    "kernels": {"kind": KernelKind}, "syncs": {"kind": SyncKind}, "gaps": {"kind": GapKind},
+    "collectives": {"wait_source": WaitSource},
 }
 
 

@@ -40,6 +40,11 @@ def work(columns: Columns, figures: Figures) -> tuple[Float64, Float64, Float64,
     return size, flops, a, b, out, baseline
 
 
+def baseline_us(columns: Columns, figures: Figures) -> Float64:
+    """The baseline alone, µs [n]."""
+    return work(columns, figures)[-1]
+
+
 def gemm_features(columns: Columns, figures: Figures) -> Described:
     """All features."""
     batch, m, n, k = columns.dims.T

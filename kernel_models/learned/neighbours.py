@@ -1,0 +1,252 @@
+"""What measured products of neighbouring weights took: features of a matrix product beside its own sizes.
+
+Libraries choose kernels by rules that no feature of one shape tells, but shapes nearby mostly get the same kernel. Of
+the measured products with as many rows (the same m, or the next smaller and larger one, by logarithm in between):
+
+- the next smaller and larger contraction k under the same n. The same tiles in the same waves do more or fewer steps,
+  so time is affine in k, and is interpolated as such;
+- the next smaller and larger n with the same k, interpolated by logarithm;
+- all of them, weighted by their distance in (log n, log k): a mean, and a plane.
+
+Values are logarithms of measured time over baseline. A product's own weight (n, k) never takes part: to a model the
+weights it was fitted to look as those it will be asked about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from kernel_models.learned.columns import Columns
+
+if TYPE_CHECKING:
+    from kernel_models.model import Arrays
+
+Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+WIDTH = 14
+"""Features of a product."""
+_MISSING = -20.0
+"""Stands for a neighbour that was not measured: far below every logarithm of a share or distance."""
+_WIDE, _NARROW = 0.5, 0.05
+"""Of weights 1/(d² + this)² of products d octaves away, for the plane and for the mean, in squared octaves."""
+MOST_SITES, MOST_PRODUCTS = 512, 50_000
+"""Weights, and products, that are kept of more: a call looks at all those of its m, and a profile stores them."""
+_HELD = 1e-3
+"""Holds the plane near 0 where few products tell it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """Measured products, sorted by variant, batch and m.
+
+    Attributes:
+        head: variant, batch and m of each group, ascending, [groups, 3].
+        start: first product of each group, and the end, [groups + 1].
+        site, log_site: n and k, and their logarithms to base 2, [products, 2].
+        value: log(measured / baseline), [products].
+        base_us: the baseline, µs [products].
+    """
+
+    head: Int64
+    start: Int64
+    site: Int64
+    log_site: Float32
+    value: Float32
+    base_us: Float32
+
+    @classmethod
+    def of(cls, columns: Columns, value: Float64, base_us: Float64) -> Neighbours:
+        """Of products whose log(measured / baseline) is known; of very many, some weights picked at random."""
+        kept = _some(columns.dims[:, 2:])
+        if not kept.all():
+            columns, value, base_us = columns.taken(kept), value[kept], base_us[kept]
+        batch, m, n, k = columns.dims.T
+        order = np.lexsort((k, n, m, batch, columns.code))
+        heads = np.stack([columns.code, batch, m], axis=1)[order]
+        first = np.flatnonzero(np.r_[True, (heads[1:] != heads[:-1]).any(axis=1)])
+        site = np.ascontiguousarray(columns.dims[order][:, 2:], np.int64)
+        return cls(np.ascontiguousarray(heads[first], np.int64), np.r_[first, len(order)].astype(np.int64),
+                   site, np.log2(site).astype(np.float32), value[order].astype(np.float32),
+                   base_us[order].astype(np.float32))
+
+    def features(self, columns: Columns, baseline: Callable[[Columns], Float64]) -> Float32:
+        """Features of products, [n, ``WIDTH``].
+
+        Args:
+            columns: the products.
+            baseline: times of products by the baseline's formula, µs.
+        """
+        low, high, share = self._groups(columns)
+        found = self._at(low, columns, baseline)
+        between = np.flatnonzero(high != low)
+        if len(between):
+            chosen = np.zeros(len(columns), bool)
+            chosen[between] = True
+            above = self._at(high[between], columns.taken(chosen), baseline)
+            below, part = found[between], share[between, None].astype(np.float32)
+            mixed = below * (1 - part) + above * part
+            found[between] = np.where(below == _MISSING, above, np.where(above == _MISSING, below, mixed))
+        return found
+
+    def _groups(self, columns: Columns) -> tuple[Int64, Int64, Float64]:
+        """Groups of the next smaller and the next larger m, −1 for none, and how far between them each call lies."""
+        batch, m, _, _ = columns.dims.T
+        low, high, share = np.empty(len(columns), np.int64), np.empty(len(columns), np.int64), np.zeros(len(columns))
+        _find(self.head, columns.code, batch, m, low, high)
+        between = high != low
+        lesser, larger = self.head[low[between], 2], self.head[high[between], 2]
+        share[between] = np.log(m[between] / lesser) / np.log(larger / lesser)
+        return low, high, share
+
+    def _at(self, group: Int64, columns: Columns, baseline: Callable[[Columns], Float64]) -> Float32:
+        result = np.full((len(group), WIDTH), _MISSING, np.float32)
+        dims = columns.dims.copy()
+        known = group >= 0
+        dims[known, 1] = self.head[group[known], 2]
+        base_us = baseline(replace(columns, dims=dims)) if len(group) else np.zeros(0)
+        _describe(group, np.ascontiguousarray(dims[:, 2]), np.ascontiguousarray(dims[:, 3]), base_us, self.start,
+                  self.site, self.log_site, self.value, self.base_us, result)
+        return result
+
+    def arrays(self) -> Arrays:
+        """All there is to store."""
+        return {"near_head": self.head, "near_start": self.start, "near_site": self.site, "near_value": self.value,
+                "near_base": self.base_us}
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays) -> Neighbours | None:
+        """Those of ``arrays()``; ``None`` where there are none.
+
+        Raises:
+            ValueError: the arrays do not fit together.
+        """
+        if "near_head" not in arrays:
+            return None
+        head, start, site = (np.ascontiguousarray(arrays[name], np.int64) for name in (
+            "near_head", "near_start", "near_site"))
+        value, base_us = (np.ascontiguousarray(arrays[name], np.float32) for name in ("near_value", "near_base"))
+        products = len(value)
+        if (head.ndim != 2 or head.shape[1] != 3 or not len(head) or start.shape != (len(head) + 1,) or start[0] != 0
+                or start[-1] != products or (np.diff(start) < 1).any() or site.shape != (products, 2)
+                or base_us.shape != (products,) or value.ndim != 1 or (site < 1).any() or (head[:, 2] < 1).any()
+                or not (np.isfinite(value).all() and np.isfinite(base_us).all() and (base_us > 0).all())):
+            raise ValueError("the neighbours of a model do not fit together")
+        return cls(head, start, site, np.log2(site).astype(np.float32), value, base_us)
+
+
+def _some(site: Int64) -> npt.NDArray[np.bool_]:
+    """Which products to keep: whole weights as far as that goes, [products]."""
+    random = np.random.default_rng(0)
+    sites, place = np.unique(site, axis=0, return_inverse=True)
+    chosen = np.zeros(len(sites), bool)
+    chosen[random.permutation(len(sites))[:MOST_SITES]] = True
+    kept = np.asarray(chosen[place.reshape(-1)])
+    rows = np.flatnonzero(kept)
+    kept[rows[random.permutation(len(rows))[MOST_PRODUCTS:]]] = False
+    return kept
+
+
+@numba.njit(cache=True, nogil=True)
+def _find(head, code, batch, m, low, high):  # type: ignore[no-untyped-def]
+    for i in range(len(code)):
+        # First group not before (code, batch, m).
+        at, end = 0, len(head)
+        while at < end:
+            middle = (at + end) // 2
+            one = head[middle]
+            before = one[0] < code[i] or (one[0] == code[i] and (
+                one[1] < batch[i] or (one[1] == batch[i] and one[2] < m[i])))
+            if before:
+                at = middle + 1
+            else:
+                end = middle
+        above = at if at < len(head) and head[at, 0] == code[i] and head[at, 1] == batch[i] else -1
+        below = at - 1 if at > 0 and head[at - 1, 0] == code[i] and head[at - 1, 1] == batch[i] else -1
+        if above >= 0 and head[above, 2] == m[i]:
+            below = above
+        low[i] = below if below >= 0 else above
+        high[i] = above if above >= 0 else below
+
+
+@numba.njit(cache=True, nogil=True)
+def _describe(group, n, k, base_us, start, site, log_site, value, base, result):  # type: ignore[no-untyped-def]
+    for i in range(len(group)):
+        if group[i] < 0:
+            continue
+        log_n, log_k = np.log2(n[i]), np.log2(k[i])
+        # Places of the next smaller and larger k under the same n, then n under the same k.
+        lesser_k, larger_k, lesser_n, larger_n = -1, -1, -1, -1
+        w0, wx, wy, wxx, wxy, wyy, v0, vx, vy = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+        mean, total, nearest = 0.0, 0.0, 1e30
+        for j in range(start[group[i]], start[group[i] + 1]):
+            if site[j, 0] == n[i]:
+                if site[j, 1] == k[i]:
+                    continue
+                if site[j, 1] < k[i]:
+                    if lesser_k < 0 or site[j, 1] > site[lesser_k, 1]:
+                        lesser_k = j
+                elif larger_k < 0 or site[j, 1] < site[larger_k, 1]:
+                    larger_k = j
+            elif site[j, 1] == k[i]:
+                if site[j, 0] < n[i]:
+                    if lesser_n < 0 or site[j, 0] > site[lesser_n, 0]:
+                        lesser_n = j
+                elif larger_n < 0 or site[j, 0] < site[larger_n, 0]:
+                    larger_n = j
+            x, y = log_site[j, 0] - log_n, log_site[j, 1] - log_k
+            square = x * x + y * y
+            nearest = min(nearest, square)
+            close = 1.0 / ((square + _NARROW) * (square + _NARROW))
+            mean += close * value[j]
+            total += close
+            w = 1.0 / ((square + _WIDE) * (square + _WIDE))
+            w0, wx, wy = w0 + w, wx + w * x, wy + w * y
+            wxx, wxy, wyy = wxx + w * x * x, wxy + w * x * y, wyy + w * y * y
+            v0, vx, vy = v0 + w * value[j], vx + w * x * value[j], vy + w * y * value[j]
+        if total > 0:
+            a, b, c = w0 + _HELD, wxx + _HELD, wyy + _HELD
+            # Cramer's rule for the plane's height at the product itself.
+            whole = a * (b * c - wxy * wxy) - wx * (wx * c - wxy * wy) + wy * (wx * wxy - b * wy)
+            result[i, 0] = (v0 * (b * c - wxy * wxy) - wx * (vx * c - wxy * vy) + wy * (vx * wxy - b * vy)) / whole
+            result[i, 1] = mean / total
+            result[i, 2] = np.sqrt(nearest)
+        if lesser_k >= 0:
+            result[i, 3] = value[lesser_k]
+            result[i, 4] = log_k - log_site[lesser_k, 1]
+        if larger_k >= 0:
+            result[i, 5] = value[larger_k]
+            result[i, 6] = log_site[larger_k, 1] - log_k
+        if lesser_k >= 0 and larger_k >= 0:
+            part = (k[i] - site[lesser_k, 1]) / (site[larger_k, 1] - site[lesser_k, 1])
+            time = ((1 - part) * base[lesser_k] * np.exp(value[lesser_k])
+                    + part * base[larger_k] * np.exp(value[larger_k]))
+            result[i, 7] = np.log(time / base_us[i])
+        if lesser_k >= 0 or larger_k >= 0:
+            result[i, 8] = _between(lesser_k, larger_k, result[i, 4], result[i, 6], value)
+        if lesser_n >= 0:
+            result[i, 9] = value[lesser_n]
+            result[i, 10] = log_n - log_site[lesser_n, 0]
+        if larger_n >= 0:
+            result[i, 11] = value[larger_n]
+            result[i, 12] = log_site[larger_n, 0] - log_n
+        if lesser_n >= 0 or larger_n >= 0:
+            result[i, 13] = _between(lesser_n, larger_n, result[i, 10], result[i, 12], value)
+
+
+@numba.njit(cache=True, nogil=True)
+def _between(lesser, larger, below, above, value):  # type: ignore[no-untyped-def]
+    """Values of two neighbours by their distances; of one where there is no other."""
+    if lesser < 0:
+        return value[larger]
+    if larger < 0:
+        return value[lesser]
+    part = below / (below + above)
+    return (1 - part) * value[lesser] + part * value[larger]
