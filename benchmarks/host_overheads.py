@@ -1,72 +1,129 @@
-"""How well host overheads transfer: from two steps to the third, and from three workloads to a fourth.
+"""How well host overheads transfer: from two steps to a third, and from three workloads to a fourth.
 
     python benchmarks/host_overheads.py [DATA]
 
-DATA is the folder of published traces (it holds ``traces/``); without it only the project's own captures are used.
-Host time is time on the host's threads without waiting, as recorded, the profiler's own cost included; on a CPU without
-the computation itself, which stands for the GPU's work. Stalls (pauses that belong to no operation) are counted apart:
-"with stalls" adds the mean stall time of the fitted steps to the estimate and leaves the stalls in the truth.
+DATA is the folder of published traces (it holds ``traces/``); with it the tables of T1 to T5 are printed too, and every
+choice of two steps; without it only the project's own captures are used. Host time is time on the host's threads
+without waiting, as recorded, the profiler's own cost included; on a CPU without the computation itself, which stands
+for the GPU's work. Stalls (pauses that belong to no operation) are counted apart: "with stalls" adds the mean stall
+time of the fitted steps to the estimate and leaves the stalls in the truth.
+
+A workload's step is the median of its recorded steps, event by event. The one left out gives its sequence of
+operations and nesting, no time. "By kind" is the mean of the same segment elsewhere or of its kind (``HostOverheads``),
+"shared" the law of ``kernel_models.host.shared``.
 """
 
 from __future__ import annotations
 
 import sys
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 
-from graph_predictor.overheads import recorded_overheads
+from graph_predictor.overheads import measure_overheads, recorded_overheads, step_events
 from kernel_models.host.overheads import Recorded, fit_overheads
+from kernel_models.host.shared import SharedOverheads
+from tracer.graph import ExecutionGraph
 from tracer.job import read_job
 
 TRACES = Path(__file__).resolve().parents[1] / "traces"
-SUITE = ("dlrm-cpu", "resnet50-cpu", "bert-cpu", "llama-cpu")
+SUITE = ("dlrm", "resnet50", "bert", "llama")
+CHOSEN_ON = ("gpt2", "vit", "moe", "lstm", "unet")
 STEPS = {"resnet50-V100": "rank0.kineto.json.gz", "resnet50-ddp-2xA100": "rank0.kineto.json.gz",
          "rank3-of-8xA100-6steps": "rank3.kineto.json.gz"}
+TABLES = ("dlrm-8xV100-2023/*.kineto.json.gz", "resnet50-V100/rank0.kineto.json.gz",
+          "resnet50-ddp-2xA100/rank0.kineto.json.gz", "h100-vs-mi300/h100-Qwen_Qwen1.5-0.5B-Chat.json.gz",
+          "h100-vs-mi300/h100-gaunernst_bert-small-uncased.json.gz", "vllm-eager-B200/rank0.json.gz")
 
 
 def host_ns(part: Recorded) -> float:
     return float(part.segments.duration_ns.sum())
 
 
+def kinds_table(data: Path) -> None:
+    print("\nT1 to T5: events a step and rank, p10, median, p90 of one (µs), share of the host time\n")
+    for name in TABLES:
+        found = measure_overheads(read_job(sorted((data / "traces").glob(name))))
+        print(f"{name}: {found.host_ns / 1e6:.1f} ms of host time in {found.step_ns / 1e6:.1f} ms, {found.steps} steps")
+        for row in found.kinds:
+            low, _, middle, _, high = (quantile / 1e3 for quantile in row.quantiles_ns)
+            print(f"  {row.kind.label:32}{row.events:>7.0f}{low:>8.1f}{middle:>8.1f}{high:>8.1f}{row.share:>8.1%}")
+
+
 def steps_table(data: Path) -> None:
-    print("\nTwo steps fitted, the next one predicted (host time without waiting)\n")
+    print("\nTwo steps fitted, another predicted: every choice (host time without waiting)\n")
     print(f"{'trace':26}{'fitted':>9}{'step':>6}{'measured ms':>13}{'predicted ms':>14}{'error':>9}{'with stalls':>13}")
     for name, file in STEPS.items():
         recorded, _ = recorded_overheads(read_job(data / "traces" / name / file).graphs[0])
         stalls = recorded.stalls()
-        calm = recorded.take(~stalls)
-        for first in range(len(recorded.step_names) - 2):
-            fitted, third = [first, first + 1], [first + 2]
+        calm, still = recorded.take(~stalls), recorded.take(stalls)
+        errors, whole, first = [], [], []
+        for fitted in combinations(range(len(recorded.step_names)), 2):
             overheads = fit_overheads([calm.steps(fitted)])
-            estimate, truth = overheads.estimate_ns(calm.steps(third)).sum(), host_ns(calm.steps(third))
-            stalled = host_ns(recorded.take(stalls).steps(fitted)) / 2
-            whole = (estimate + stalled) / host_ns(recorded.steps(third)) - 1
-            print(f"{name:26}{first:>6}, {first + 1}{first + 2:>5}{truth / 1e6:>13.3f}{estimate / 1e6:>14.3f}"
-                  f"{estimate / truth - 1:>+9.2%}{whole:>+13.2%}")
+            stalled = host_ns(still.steps(fitted)) / 2
+            for other in sorted({*range(len(recorded.step_names))} - {*fitted}):
+                estimate, truth = overheads.estimate_ns(calm.steps([other])).sum(), host_ns(calm.steps([other]))
+                errors.append(estimate / truth - 1)
+                first.append(0 in (*fitted, other))
+                whole.append((estimate + stalled) / host_ns(recorded.steps([other])) - 1)
+                print(f"{name:26}{fitted[0]:>6}, {fitted[1]}{other:>5}{truth / 1e6:>13.3f}{estimate / 1e6:>14.3f}"
+                      f"{errors[-1]:>+9.2%}{whole[-1]:>+13.2%}")
+        print(f"{name}: {summary(errors)}; with stalls {summary(whole)}")
+        if not all(first):
+            later = [[value for value, one in zip(values, first, strict=True) if not one] for values in (errors, whole)]
+            print(f"{name} without its first step: {summary(later[0])}; with stalls {summary(later[1])}")
 
 
-def workloads_table() -> None:
-    print("\nThree workloads of the suite fitted, the fourth predicted (CPU captures; host time a step)\n")
-    print(f"{'left out':16}{'measured ms':>13}{'predicted ms':>14}{'error':>9}{'unseen events':>15}")
-    parts = {}
-    for name in SUITE:
-        recorded, _ = recorded_overheads(read_job(TRACES / name).graphs[0], profiled=True)
-        parts[name] = recorded.take(~recorded.stalls() & (recorded.segments.step >= 0))
+def summary(errors: list[float]) -> str:
+    size = np.abs(errors)
+    return (f"mean absolute error {size.mean():.2%}, median {np.median(size):.2%}, bias {np.mean(errors):+.2%}, worst "
+            f"{size.max():.2%}, {np.sum(size <= 0.03)} of {len(size)} within 3%")
+
+
+def by_kind(graphs: dict[str, list[ExecutionGraph]], names: tuple[str, ...]) -> dict[str, float]:
+    """Errors by the mean of each segment or kind, all steps of all windows."""
+    parts = {name: [recorded_overheads(graph, profiled=True)[0] for graph in graphs[name]] for name in names}
+    calm = {name: [part.take(~part.stalls() & (part.segments.step >= 0)) for part in found]
+            for name, found in parts.items()}
+    errors = {}
+    for name in names:
+        overheads = fit_overheads([part for other in names if other != name for part in calm[other]])
+        estimate = sum(overheads.estimate_ns(part).sum() for part in calm[name])
+        errors[name] = estimate / sum(host_ns(part) for part in calm[name]) - 1
+    return errors
+
+
+def workloads_table(title: str, graphs: dict[str, list[ExecutionGraph]], names: tuple[str, ...]) -> None:
+    print(f"\n{title}\n")
+    print(f"{'left out':12}{'measured ms':>13}{'predicted ms':>14}{'shared':>9}{'by kind':>9}{'seen elsewhere':>16}"
+          f"{'error there':>13}")
+    before = by_kind(graphs, names)
+    steps = {name: step_events(graphs[name]) for name in names}
     errors = []
-    for name in SUITE:
-        overheads = fit_overheads([part for other, part in parts.items() if other != name])
-        part = parts[name]
-        estimate, truth, steps = overheads.estimate_ns(part).sum(), host_ns(part), len(part.step_names)
-        unseen = np.mean([(kind, op, detail) not in overheads.table for kind, op, detail in zip(
-            part.segments.kind.tolist(), part.op.tolist(), part.detail.tolist(), strict=True)])
-        errors.append(estimate / truth - 1)
-        print(f"{name:16}{truth / steps / 1e6:>13.3f}{estimate / steps / 1e6:>14.3f}{errors[-1]:>+9.2%}{unseen:>15.1%}")
-    print(f"\nmean absolute error {np.abs(errors).mean():.2%}, bias {np.mean(errors):+.2%}, "
-          f"worst {np.abs(errors).max():.2%}")
+    for name, step in steps.items():
+        shared = SharedOverheads.fit([other for key, other in steps.items() if key != name])
+        estimate, seen = shared.estimate_ns(step), shared.seen(step)
+        errors.append(float(estimate.sum()) / step.host_ns - 1)
+        print(f"{name:12}{step.host_ns / 1e6:>13.3f}{estimate.sum() / 1e6:>14.3f}{errors[-1]:>+9.1%}"
+              f"{before[name]:>+9.1%}{step.ns[seen].sum() / step.host_ns:>16.0%}"
+              f"{estimate[seen].sum() / step.ns[seen].sum() - 1:>+13.1%}")
+    for label, found in (("shared", errors), ("by kind", list(before.values()))):
+        print(f"{label}: mean absolute error {np.abs(found).mean():.1%}, bias {np.mean(found):+.1%}, worst "
+              f"{np.abs(found).max():.1%}")
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        kinds_table(Path(sys.argv[1]))
+        steps_table(Path(sys.argv[1]))
+    rounds = {name: [read_job(path).graphs[0] for path in sorted((TRACES / "host" / name).glob("round*"))]
+              for name in (*SUITE, *CHOSEN_ON)}
+    workloads_table("Three of the suite's small captures fitted, the fourth predicted", rounds, SUITE)
+    workloads_table("The same of the five workloads that the law's figures were chosen on", rounds, CHOSEN_ON)
+    large = {name: [read_job(TRACES / f"{name}-cpu").graphs[0]] for name in SUITE}
+    workloads_table("Three captures at the default sizes fitted, the fourth predicted", large, SUITE)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        steps_table(Path(sys.argv[1]))
-    workloads_table()
+    main()

@@ -47,13 +47,15 @@ def calibrate(
     at any moment, and resumed.
     """
     with one_sentence(debug):
-        from kernel_models.calibration import Request
+        from kernel_models.calibration import CalibrationError, Request
         from kernel_models.calibration import calibrate as run
         from kernel_models.calibration.run import write_profile
 
         check_output(output, [], device_allowed=False)
         folder = Path(work or _beside(output))
         named = [name.strip() for name in families.split(",") if name.strip()]
+        if families and not named:
+            raise CalibrationError("--families names none: give names separated by commas, or leave it out for all.")
         request = Request(folder, device, minutes, named, resume, threads, seed)
         line = _ProgressLine()
         try:

@@ -37,6 +37,7 @@ NAME = "calibration"
 """Of the measurements' directory, as ``campaign.json`` has it."""
 START_S, FAMILY_S = 12.0, 2.0
 """Least that the start, and each family, need of the minutes."""
+MOST_MINUTES = 24 * 60.0
 FIT_SHARE, MOST_FIT_S = 0.2, 60.0
 """Part of the minutes kept for fitting."""
 _MAX_MB = 200.0
@@ -98,6 +99,9 @@ def calibrate(request: Request, *, probe: checks.Probe = checks.probe, host: Hos
     device = _device(request.device)
     families = _families(request.families, device)
     needed = START_S + FAMILY_S * len(families)
+    if not 0 < request.minutes <= MOST_MINUTES:
+        raise CalibrationError(f"A calibration cannot last {request.minutes:g} minutes: give a number up to "
+                               f"{MOST_MINUTES:.0f}, a day (--minutes; nine are enough for a GPU).")
     if not request.minutes * 60 >= needed:
         raise CalibrationError(f"{request.minutes:g} minutes are not enough for {len(families)} families: give at "
                                f"least {needed / 60:.1f} (--minutes), or fewer families (--families).")
@@ -180,8 +184,8 @@ def _run(source: Measurements, work: Path, options: RunOptions, device: str) -> 
             raise
         hint = " --device cpu calibrates the CPU." if device == "cuda" else ""
         reason = str(error)[len(told) + len(marker):].partition(")")[0]
-        raise CalibrationError(f"Nothing can be measured here: {reason} "
-                               f"PyTorch is needed (pip install 'foretrace[capture]').{hint}") from error
+        needs = " PyTorch is needed (pip install 'foretrace[capture]')." if "No module" in reason else ""
+        raise CalibrationError(f"Nothing can be measured here: {reason}{needs}{hint}") from error
 
 
 def _entries(one: Samples, spec: DeviceSpec) -> list[Entry]:

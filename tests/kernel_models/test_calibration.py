@@ -24,6 +24,7 @@ from kernel_models.calibration.planner import Planner
 from kernel_models.calibration.run import write_profile
 from kernel_models.calibration.space import draw, limits_for, spaces
 from kernel_models.datasets import read_samples
+from kernel_models.datasets.intended import is_intended
 from kernel_models.device import DeviceError, DeviceSpec, device, device_names
 from kernel_models.families.copy import memset
 from kernel_models.families.gemm import gemm
@@ -182,6 +183,26 @@ def test_every_family_has_its_micro_benchmark() -> None:
     assert {*families_of("cuda")} == {family.value for family in Family} - {"other"}
     # Half-precision Triton kernels need a GPU; all else is there.
     assert {*families_of("cpu")} == {*families_of("cuda")} - {"triton"}
+
+
+def test_every_benchmark_runs_its_family_and_names_what_ran() -> None:
+    """One small setting of every space, measured for real; a GPU's kernels are told by the profiler in the same way."""
+    pytest.importorskip("torch")
+    from tracer.campaign.lab import Lab
+    from tracer.campaign.micro import measure
+
+    lab, spec = Lab("cpu"), device("cpu")
+    limits = replace(limits_for(spec, 2e9), run_us=300.0, bytes=2e6)
+    seen = set()
+    for space in spaces("cpu"):
+        rng = np.random.default_rng(1)
+        one = next(found for found in (draw(space, spec, limits, rng) for _ in range(50)) if found is not None)
+        for row in measure(space.benchmark, one.item.settings, lab):
+            assert row["kernels"], space
+            assert is_intended(one.call, {**row, **one.item.settings}), (space, row["kernels"])
+            assert row["p10_us"] > 0
+        seen.add(space.family.value)
+    assert seen == {*families_of("cpu")}
 
 
 @pytest.mark.parametrize("kind", ["cuda", "cpu"])
@@ -436,7 +457,9 @@ MISTAKES = {
     "an unknown device": ({"device": "tpu"}, "'tpu'"),
     "an unknown family": ({"families": ("gemm", "fft")}, "'fft'"),
     "not enough minutes": ({"minutes": 0.1}, "not enough for 1 families"),
-    "no number of minutes": ({"minutes": float("nan")}, "not enough"),
+    "no number of minutes": ({"minutes": float("nan")}, "cannot last nan minutes"),
+    "minutes without end": ({"minutes": float("inf")}, "cannot last inf minutes"),
+    "minutes below zero": ({"minutes": -3.0}, "cannot last -3 minutes"),
 }
 
 
