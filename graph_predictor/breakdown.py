@@ -150,7 +150,7 @@ def breakdown(replay: Replay, *, step: str | None = None) -> Breakdown:
     """
     graphs = replay.graphs
     positions = {(g.meta.rank if g.meta.rank >= 0 else i): i for i, g in enumerate(graphs)}
-    chosen = _choose(replay.steps, step)
+    chosen = choose_steps(replay.steps, step)
     ranks: dict[int, _Rank] = {}
     steps = []
     for one in chosen:
@@ -166,7 +166,12 @@ def breakdown(replay: Replay, *, step: str | None = None) -> Breakdown:
     return Breakdown(steps, notes)
 
 
-def _choose(steps: list[ReplayedStep], wanted: str | None) -> list[ReplayedStep]:
+def choose_steps(steps: list[ReplayedStep], wanted: str | None) -> list[ReplayedStep]:
+    """The steps of that name, or of that number within each rank; all without a wish.
+
+    Raises:
+        ForetraceError: No rank has such a step.
+    """
     if wanted is None:
         return list(steps)
     named = [s for s in steps if s.name == wanted]

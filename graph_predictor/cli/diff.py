@@ -1,0 +1,102 @@
+"""``foretrace diff``: what makes one recorded step take longer than another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from graph_predictor.cli.console import Column, Report, count, milliseconds, percent, print_json, read
+from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.options import Debug, Json, Window
+
+if TYPE_CHECKING:
+    from graph_predictor.diff import Difference
+
+DEFAULT_TOP = 10
+HIDDEN_SHARE = 0.01
+"""Work that changed off the critical path is shown from this share of A's step on."""
+
+
+def diff(
+    before: Annotated[str, typer.Argument(
+        metavar="A", help="The recording before: a trace, a converted file, a directory or glob of a job's ranks.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="The recording after.")],
+    step: Annotated[str | None, typer.Option(
+        metavar="NAME_OR_NUMBER", help="Only this step: its name, or its number from 0 (-1: the last).")] = None,
+    step_b: Annotated[str | None, typer.Option(
+        "--step-b", metavar="NAME_OR_NUMBER", help="The step of B, where it is another one.")] = None,
+    top: Annotated[int | None, typer.Option(
+        min=1, help=f"Causes to show (by default {DEFAULT_TOP}, and all with --json).")] = None,
+    window: Window = 0,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show what makes B's step take longer, or shorter, than A's.
+
+    Operations are aligned by name, module and order; the parts add up to the difference of the step time exactly.
+    """
+    with one_sentence(debug):
+        from graph_predictor.diff import diff_jobs
+
+        jobs = [read([path], window) for path in (before, after)]
+        result = diff_jobs(*jobs, step=step, step_b=step_b, one_machine=_one_machine(before, after))
+        if json:
+            print_json(result.to_json(top))
+        else:
+            _report(result, top or DEFAULT_TOP)
+
+
+def _one_machine(before: str, after: str) -> bool | None:
+    """Whether two captures name the same processor and device; ``None`` where they do not say."""
+    from tracer.capture_layout import find_parts, read_context
+
+    found = []
+    for path in (before, after):
+        parts = find_parts(path) if "://" not in path else []
+        hardware = read_context(parts[0].path).get("hardware") if parts else None
+        found.append({name: hardware.get(name) for name in ("cpu", "device")} if isinstance(hardware, dict) else None)
+    return found[0] == found[1] if found[0] and found[1] else None
+
+
+def _report(result: Difference, top: int) -> None:
+    report = Report()
+    before, total = result.before_ns, result.total_ns
+    how = f"{milliseconds(abs(total))} ms ({percent(abs(total) / before if before else None)}) " + (
+        "longer" if total > 0 else "shorter")
+    report.line(f"A {milliseconds(before)} ms, B {milliseconds(result.after_ns)} ms: B's step is "
+                f"{how if total else 'as long'}.", style="bold")
+    known = (("host", result.host_ratio), ("device", result.device_ratio))
+    ratios = [f"{what} ×{ratio:.2f}" for what, ratio in known if ratio is not None]
+    report.line(f"Aligned: {percent(result.aligned)} of the operations; attributed: {percent(result.attributed)} of "
+                f"the difference; means of {count(result.steps_before)} and {count(result.steps_after)} steps."
+                + (f" Unchanged work takes in B: {', '.join(ratios)}." if ratios else ""))
+
+    def share(ns: int) -> str:
+        return percent(ns / total if total else None)
+
+    any_hidden = any(part.hidden_ns for part in result.parts)
+    report.table(
+        "The difference by kind, ms of a step (hidden: changed off the critical path, moves nothing)",
+        [Column("kind", name=True), Column("ms"), Column("share"), *([Column("hidden ms")] if any_hidden else [])],
+        ([kind.value, _signed(time), share(time), *([_signed(hidden)] if any_hidden else [])]
+         for kind, time, hidden in result.by_kind()))
+    modules = any(part.module for part in result.parts[:top])
+    report.table(
+        f"Causes: first of {count(len(result.parts))}, what is surest to matter first, ms of a step",
+        [Column("kind", name=True), Column("what", name=True),
+         *([Column("module", name=True, path=True)] if modules else []), Column("places"), Column("A"), Column("B"),
+         Column("ms"), Column("sure ms")],
+        ([part.kind.value, part.what, *([part.module] if modules else []), count(part.places) if part.places else "–",
+          milliseconds(part.before_ns), milliseconds(part.after_ns), _signed(part.time_ns),
+          milliseconds(part.certain_ns)] for part in result.top(top)))
+    hidden = [part for part in result.hidden() if abs(part.hidden_ns) >= HIDDEN_SHARE * before]
+    report.table("Hidden: what changed off the critical path, ms of a step",
+                 [Column("kind", name=True), Column("what", name=True), Column("hidden ms"), Column("on path ms")],
+                 ([part.kind.value, part.what, _signed(part.hidden_ns), _signed(part.time_ns)]
+                  for part in hidden[:top]))
+    report.notes(result.notes)
+
+
+def _signed(ns: int) -> str:
+    return f"{ns / 1e6:+,.3f}"

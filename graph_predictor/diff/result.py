@@ -1,0 +1,140 @@
+"""What a difference consists of: parts that add up to it, each with a kind, a name and where it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Kind(Enum):
+    """What a part of a difference is; the value is the name people read."""
+
+    ADDED = "only in B"
+    REMOVED = "only in A"
+    REPLACED = "replaced operations"
+    SHAPES = "changed shapes"
+    TYPES = "changed types"
+    KERNELS = "changed kernels"
+    KERNEL_TIME = "kernel time"
+    HOST = "host time"
+    GAP = "gap"
+    LAUNCH = "launches"
+    SYNC = "sync"
+    COPY = "memory copy"
+    COLLECTIVE = "collective"
+    WAITING = "waiting for ranks"
+    LOADER = "data loading"
+    WHOLE_HOST = "host as a whole"
+    WHOLE_DEVICE = "device as a whole"
+    SHIFT = "moved on or off the critical path"
+    IRREGULAR = "not the same in every step"
+    REPLAY = "not explained by the replay"
+
+
+UNEXPLAINED = (Kind.IRREGULAR, Kind.REPLAY)
+"""Kinds that name what is left over rather than a cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One cause of a difference (B less A, nanoseconds a step).
+
+    Attributes:
+        kind: what it is.
+        what: the operation, kernel or change, in words.
+        module: where it has most of its time; empty where the traces name no modules.
+        places: how many aligned operations, or places in the program, it was found at.
+        time_ns: by how much it moves the step time.
+        hidden_ns: what changed besides, off the critical path: more or less work that moves nothing.
+        before_ns, after_ns: its time on the critical path of A and of B.
+        certain_ns: how large it is in steady times (medians over the steps), less the spread with which unchanged work
+            differs, from A to B and from step to step.
+    """
+
+    kind: Kind
+    what: str
+    module: str
+    places: int
+    time_ns: int
+    hidden_ns: int
+    before_ns: int
+    after_ns: int
+    certain_ns: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON, microseconds."""
+        return {"kind": self.kind.value, "what": self.what, "module": self.module or None, "places": self.places,
+                "time_us": self.time_ns / 1e3, "certain_us": self.certain_ns / 1e3,
+                "hidden_us": self.hidden_ns / 1e3, "before_us": self.before_ns / 1e3, "after_us": self.after_ns / 1e3}
+
+
+@dataclass(slots=True)
+class Difference:
+    """The difference of two jobs' typical steps, B less A, nanoseconds. ``parts`` add up to ``total_ns`` exactly.
+
+    Attributes:
+        before_ns, after_ns: typical step time of A and of B, of the mean rank.
+        parts: every cause, what is most certain to matter first.
+        aligned: share of both programs' operations that has a partner in the other one.
+        host_ratio: how much longer B's host takes for unchanged work (1.2: a fifth longer); ``None`` if unknown.
+        device_ratio: the same of B's kernels, for those of the same name.
+        steps_before, steps_after: the steps that were looked at.
+        notes: what to know when reading them.
+    """
+
+    before_ns: int
+    after_ns: int
+    parts: list[Part]
+    aligned: float
+    host_ratio: float | None
+    device_ratio: float | None
+    steps_before: int
+    steps_after: int
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def total_ns(self) -> int:
+        """B's typical step less A's."""
+        return self.after_ns - self.before_ns
+
+    @property
+    def total_us(self) -> float:
+        """The same in microseconds."""
+        return self.total_ns / 1e3
+
+    @property
+    def attributed(self) -> float:
+        """Share of the difference with a named cause: one less what is left over, whatever its sign."""
+        left = sum(abs(part.time_ns) for part in self.parts if part.kind in UNEXPLAINED)
+        return max(0.0, 1.0 - left / abs(self.total_ns)) if self.total_ns else float(left == 0)
+
+    def top(self, number: int = 1) -> list[Part]:
+        """The first causes."""
+        return self.parts[:number]
+
+    def by_kind(self) -> list[tuple[Kind, int, int]]:
+        """Kind, time and hidden time (ns) of every kind that occurs, the largest first."""
+        sums: dict[Kind, list[int]] = {}
+        for part in self.parts:
+            known = sums.setdefault(part.kind, [0, 0])
+            known[0] += part.time_ns
+            known[1] += part.hidden_ns
+        found = [(kind, time, hidden) for kind, (time, hidden) in sums.items()]
+        return sorted(found, key=lambda each: (-abs(each[1]), -abs(each[2]), each[0].value))
+
+    def hidden(self) -> list[Part]:
+        """Parts with work that changed off the critical path, the largest first."""
+        return sorted((part for part in self.parts if part.hidden_ns), key=lambda part: -abs(part.hidden_ns))
+
+    def to_json(self, top: int | None = None) -> dict[str, Any]:
+        """Plain values for JSON, microseconds; at most ``top`` parts."""
+        return {
+            "before_us": self.before_ns / 1e3, "after_us": self.after_ns / 1e3, "total_us": self.total_us,
+            "attributed": self.attributed, "aligned": self.aligned, "host_ratio": self.host_ratio,
+            "device_ratio": self.device_ratio, "steps_before": self.steps_before, "steps_after": self.steps_after,
+            "kinds": [{"kind": kind.value, "time_us": time / 1e3, "hidden_us": hidden / 1e3}
+                      for kind, time, hidden in self.by_kind()],
+            "parts": [part.to_json() for part in self.parts[:top]], "parts_total": len(self.parts),
+            "notes": self.notes,
+        }

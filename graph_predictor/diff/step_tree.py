@@ -1,0 +1,164 @@
+"""One step's operations as a tree in columns, with codes that two programs share, ready to be aligned.
+
+Nodes are in pre-order, so that the subtree of node ``i`` is the rows ``i`` to ``i + size[i]``: first what the step's
+own thread and the autograd threads ran, by the time of the outermost operation, then other threads, then device work of
+no recorded operation, each piece a node of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from graph_predictor.host_time import operation_of
+from graph_predictor.program import Int64
+from tracer.graph import NONE, ExecutionGraph, OpKind, Phase
+
+UInt64 = npt.NDArray[np.uint64]
+
+LOADER = "enumerate(DataLoader)"
+"""How the names of the profiler's ranges of a data loader begin; they take part as if they were operations."""
+_BASE = np.uint64(0x9E3779B97F4A7C15)
+_INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
+
+
+@dataclass(slots=True)
+class Vocabulary:
+    """Codes of texts, the same for all traces that are compared; 0 stands for "none"."""
+
+    texts: list[str] = field(default_factory=lambda: [""])
+    codes: dict[str, int] = field(default_factory=lambda: {"": 0})
+
+    def add(self, graph: ExecutionGraph) -> Int64:
+        """Shared code of every string of a graph; one more at the end, for ``NONE``."""
+        found = []
+        for text in graph.strings:
+            code = self.codes.setdefault(text, len(self.texts))
+            if code == len(self.texts):
+                self.texts.append(text)
+            found.append(code)
+        return np.array([*found, 0], np.int64)
+
+
+@dataclass(slots=True)
+class StepTree:
+    """Nodes of one step, [n].
+
+    Name, module, shapes, types and strides are codes of the ``Vocabulary`` (0: not recorded). ``parent`` is a node,
+    ``size`` the number of nodes of the subtree, ``op`` the row of ``ops`` (-1: a piece of device work, whose row of
+    ``kernels`` is ``kernel``), ``digest`` a hash of the subtree's names, ``loading`` whether it is part of fetching
+    data.
+    """
+
+    name: Int64
+    parent: Int64
+    size: Int64
+    op: Int64
+    kernel: Int64
+    module: Int64
+    shapes: Int64
+    dtypes: Int64
+    strides: Int64
+    digest: UInt64
+    phase: Int64
+    loading: npt.NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+    def children(self, node: int) -> Int64:
+        """The children of a node in order; of -1 the outermost nodes."""
+        low, high = (0, len(self)) if node < 0 else (node + 1, node + int(self.size[node]))
+        return low + np.flatnonzero(self.parent[low:high] == node)
+
+
+def with_loader(graph: ExecutionGraph) -> ExecutionGraph:
+    """The same graph with the data loader's ranges as operations."""
+    codes = [code for code, text in enumerate(graph.strings) if text.startswith(LOADER)]
+    if not codes:
+        return graph
+    kind = np.where(np.isin(graph.ops.name, codes), np.int8(OpKind.OPERATION), graph.ops.kind).astype(np.int8)
+    return replace(graph, ops=replace(graph.ops, kind=kind))
+
+
+def step_tree(graph: ExecutionGraph, codes: Int64, row: int, kernels: Int64) -> StepTree:
+    """The tree of one step.
+
+    Args:
+        graph: A graph, ``with_loader``.
+        codes: Of its strings, from ``Vocabulary.add``.
+        row: The step, -1 for the whole window.
+        kernels: The step's device work.
+    """
+    ops = graph.ops
+    nearest = np.append(operation_of(graph), NONE)
+    rows = np.flatnonzero((ops.kind == OpKind.OPERATION) & ((ops.step == row) | (row < 0)))
+    place = np.full(len(ops) + 1, NONE, np.int64)
+    place[rows] = np.arange(len(rows))
+    above = ops.parent[rows]
+    parent = place[np.where(above >= 0, nearest[above], NONE)]
+    root: Int64 = np.arange(len(rows))
+    while (inner := parent[root] >= 0).any():
+        root = np.where(inner, parent[root], root)
+    thread = int(graph.steps.thread[row]) if row >= 0 else int(ops.thread[rows[0]]) if len(rows) else NONE
+    main = np.unique(ops.thread[rows][ops.phase[rows] == Phase.BACKWARD]).tolist()
+    aside = ~np.isin(ops.thread[rows], [thread, *main])
+    order = np.lexsort((np.arange(len(rows)), ops.start_ns[rows][root], aside[root]))
+    position = np.empty(len(rows) + 1, np.int64)
+    position[order], position[-1] = np.arange(len(rows)), NONE
+    parent, rows = position[parent[order]], rows[order]
+
+    launched = place[nearest[graph.kernels.op[kernels]]] if len(kernels) else kernels
+    alone = kernels[launched < 0]
+    if len(rows):
+        # What was launched before the recording is of another step; it is told as such.
+        alone = alone[graph.kernels.launch[alone] >= 0]
+    alone = alone[np.argsort(graph.kernels.start_ns[alone], kind="stable")]
+    number = len(rows) + len(alone)
+    nothing = np.zeros(len(alone), np.int64)
+    none = np.full(len(alone), NONE, np.int64)
+    parent = np.concatenate([parent, none])
+    size = _sizes(parent)
+    name = np.concatenate([codes[ops.name[rows]], codes[graph.kernels.name[alone]]])
+    texts = [graph.strings[code].startswith(LOADER) for code in ops.name[rows].tolist()]
+    loading = np.zeros(number, np.bool_)
+    for node in np.flatnonzero(texts).tolist():
+        loading[node:node + int(size[node])] = True
+    return StepTree(
+        name=name, parent=parent, size=size, op=np.concatenate([rows, none]),
+        kernel=np.concatenate([np.full(len(rows), NONE, np.int64), alone]),
+        module=np.concatenate([codes[ops.module[rows]], nothing]),
+        shapes=np.concatenate([codes[ops.shapes[rows]], nothing]),
+        dtypes=np.concatenate([codes[ops.dtypes[rows]], nothing]),
+        strides=np.concatenate([codes[ops.strides[rows]], nothing]), digest=_digests(name, size),
+        phase=np.concatenate([ops.phase[rows].astype(np.int64), nothing]), loading=loading)
+
+
+def _sizes(parent: Int64) -> Int64:
+    """Nodes of each subtree, level by level."""
+    size = np.ones(len(parent), np.int64)
+    above = parent
+    while (inside := above >= 0).any():
+        np.add.at(size, above[inside], 1)
+        above = np.where(inside, parent[above], NONE)
+    return size
+
+
+def _digests(name: Int64, size: Int64) -> UInt64:
+    """A polynomial hash (mod 2⁶⁴) of every subtree: names and sizes in pre-order say what the tree is."""
+    with np.errstate(over="ignore"):
+        tokens = _mixed(name.astype(np.uint64) * np.uint64(0x100000001B3) + size.astype(np.uint64))
+        powers = np.cumprod(np.concatenate([np.ones(1, np.uint64), np.full(len(name), _BASE)]))
+        inverse = np.cumprod(np.concatenate([np.ones(1, np.uint64), np.full(len(name), _INVERSE)]))
+        sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(tokens * powers[:-1])])
+        first = np.arange(len(name))
+        return np.asarray((sums[first + size] - sums[first]) * inverse[:-1], np.uint64)
+
+
+def _mixed(values: UInt64) -> UInt64:
+    """The finaliser of splitmix64 (Steele et al. 2014)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(values ^ (values >> np.uint64(31)), np.uint64)

@@ -1,0 +1,310 @@
+"""The difference of two steps: on paper for hand-made traces, exact on recorded ones, one sentence for bad input."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from micro import Micro
+from report_support import ROOT, real_trace
+
+from graph_predictor.cli import main
+from graph_predictor.diff import Difference, Kind, diff_jobs
+from graph_predictor.diff.align import align
+from graph_predictor.diff.align_loop import align_band
+from graph_predictor.diff.step_tree import StepTree, _digests, _sizes
+from tracer.errors import ForetraceError
+from tracer.graph import SHAPE_ONLY, ExecutionGraph
+from tracer.job import Job, read_job
+
+TRACES = ROOT / "traces"
+
+
+def job(trace: Micro, folder: Path, name: str) -> Job:
+    (folder / name).mkdir()
+    graph = trace.read(folder / name)
+    return Job([graph], 1)
+
+
+def us(difference: Difference) -> dict[tuple[Kind, str], float]:
+    """Time of every part that moves the step, in µs."""
+    assert sum(part.time_ns for part in difference.parts) == difference.total_ns
+    return {(part.kind, part.what): part.time_ns / 1e3 for part in difference.parts if part.time_ns}
+
+
+def two_kernels(second: float = 100, *, name: str = "gemm", shapes: object = None, types: object = None,
+                other_host: float = 0, sync: float | None = None) -> Micro:
+    """Step 1: two operations launch a kernel each, an ``aten::item`` waits for the second, then 100 us of host.
+
+        host      |first|   |second|    |item ------------|
+        stream       ----100----  -----second-----
+
+    ``other_host`` lengthens the first operation; ``sync`` puts an ``aten::item`` of its own after it.
+    """
+    trace = Micro().calibrate()
+    at = 1000.0
+    trace.op("aten::first", at + 10, at + 30 + other_host)
+    trace.launch(at + 15, 5, kernel=(7, at + 25, 100))
+    now = at + 30 + other_host
+    if sync is not None:
+        # The copy runs after the first kernel; the call returns when it is done.
+        trace.op("aten::item", now + 5, at + 140)
+        trace.op("aten::_local_scalar_dense", now + 6, at + 139)
+        trace.copy(now + 7, 5, (7, at + 126, 2), "DtoH (Device -> Pageable)", 4)
+        trace.call("cudaStreamSynchronize", now + 13, at + 130 - now - 13)
+        now = at + 140
+    arguments = {key: value for key, value in (("Input Dims", shapes), ("Input type", types)) if value is not None}
+    trace.op("aten::second", now + 10, now + 30, **arguments)
+    launched = now + 20
+    busy = at + 125 if sync is None else 0.0
+    start = max(launched + 5, busy + 1)
+    trace.launch(launched - 5, 5, kernel=(7, start, second), name=name)
+    end = start + second
+    trace.op("aten::item", now + 40, end + 30)
+    trace.op("aten::_local_scalar_dense", now + 41, end + 29)
+    trace.copy(now + 42, 5, (7, end + 1, 2), "DtoH (Device -> Pageable)", 4)
+    trace.call("cudaStreamSynchronize", now + 50, end + 10 - now - 50)
+    trace.step(at, end + 130)
+    return trace
+
+
+@pytest.mark.parametrize(("after", "kind"), [
+    ({}, Kind.KERNEL_TIME), ({"name": "other_gemm"}, Kind.KERNELS),
+    ({"shapes": [[8, 16]]}, Kind.SHAPES), ({"types": ["c10::BFloat16"]}, Kind.TYPES)])
+def test_a_longer_kernel(tmp_path: Path, after: dict[str, object], kind: Kind) -> None:
+    """The second kernel takes 140 us for 100, and so does the step; what else changed says of what kind it is."""
+    before = {key: {"shapes": [[8, 8]], "types": ["float"]}[key] for key in after if key in ("shapes", "types")}
+    a, b = job(two_kernels(**before), tmp_path, "a"), job(two_kernels(140, **after), tmp_path, "b")
+    found = diff_jobs(a, b, step="1")
+    assert found.total_us == 40
+    assert us(found) == {(kind, "aten::second" if kind is not Kind.KERNELS else "aten::second: gemm → other_gemm"): 40}
+    assert found.top()[0].kind is kind
+    assert found.attributed == 1.0
+    assert found.aligned == 1.0
+
+
+def test_hidden_host_time_is_told_apart(tmp_path: Path) -> None:
+    """50 us more host in the first operation, while the GPU works: nothing moves, and it is named as hidden."""
+    found = diff_jobs(job(two_kernels(), tmp_path, "a"), job(two_kernels(other_host=50), tmp_path, "b"), step="1")
+    assert found.total_ns == 0
+    assert us(found) == {}
+    (part,) = found.hidden()
+    assert (part.kind, part.what, part.hidden_ns, part.time_ns) == (Kind.HOST, "aten::first", 50_000, 0)
+
+
+def test_an_added_wait_for_the_device_comes_first(tmp_path: Path) -> None:
+    """With the wait the host's work after it is no longer hidden: that part is said to have moved onto the path."""
+    found = diff_jobs(job(two_kernels(), tmp_path, "a"), job(two_kernels(sync=1), tmp_path, "b"), step="1")
+    assert found.total_us > 0
+    assert (found.top()[0].kind, found.top()[0].what) == (Kind.SYNC, "aten::item (only in B)")
+    assert us(found)[Kind.SHIFT, "host work"] > 0
+    back = diff_jobs(job(two_kernels(sync=1), tmp_path, "c"), job(two_kernels(), tmp_path, "d"), step="1")
+    assert back.top()[0].what == "aten::item (only in A)"
+
+
+def host_step(names: list[tuple[str, float]], pause: float = 5) -> Micro:
+    """A step of operations on the host alone, ``pause`` us apart."""
+    trace = Micro()
+    now = 0.0
+    for name, length in names:
+        now += pause
+        trace.op(name, now, now + length)
+        now += length
+    return trace.step(0, now + pause)
+
+
+BLOCK = [(f"aten::{name}", 20.0) for name in ("linear", "relu", "mul", "add", "sum", "mean")]
+
+
+def test_an_added_operation_has_the_pause_beside_it(tmp_path: Path) -> None:
+    """30 us of its own, and 5 us of Python: there are two pauses where there was one."""
+    more = [*BLOCK[:2], ("aten::layer_norm", 30.0), *BLOCK[2:]]
+    found = diff_jobs(job(host_step(BLOCK), tmp_path, "a"), job(host_step(more), tmp_path, "b"))
+    assert us(found) == {(Kind.ADDED, "aten::layer_norm"): 35}
+    back = diff_jobs(job(host_step(more), tmp_path, "c"), job(host_step(BLOCK), tmp_path, "d"))
+    assert us(back) == {(Kind.REMOVED, "aten::layer_norm"): -35}
+
+
+def test_a_replaced_operation(tmp_path: Path) -> None:
+    parts = [*BLOCK[:2], ("aten::matmul", 30.0), ("aten::softmax", 10.0), ("aten::matmul", 30.0), *BLOCK[2:]]
+    fused = [*BLOCK[:2], ("aten::scaled_dot_product_attention", 40.0), *BLOCK[2:]]
+    found = diff_jobs(job(host_step(fused), tmp_path, "a"), job(host_step(parts), tmp_path, "b"))
+    assert us(found) == {
+        (Kind.REPLACED, "aten::scaled_dot_product_attention → aten::matmul ×2, aten::softmax"): 40}
+    assert (found.parts[0].before_ns, found.parts[0].after_ns, found.parts[0].places) == (50_000, 90_000, 1)
+
+
+def test_a_slower_machine_is_told_from_a_slower_operation(tmp_path: Path) -> None:
+    """Everything takes half as long again, and ``aten::sum`` 100 us more."""
+    slower = [(name, 1.5 * length + (100 if name == "aten::sum" else 0)) for name, length in BLOCK]
+    found = diff_jobs(job(host_step(BLOCK), tmp_path, "a"), job(host_step(slower, 7.5), tmp_path, "b"))
+    assert found.host_ratio == pytest.approx(1.5)
+    parts = us(found)
+    # Six operations of 20 us and seven pauses of 5; of aten::sum's 130 more, (r - 1) / (r + 1) of 20 + 130 is common.
+    assert parts[Kind.WHOLE_HOST, "unchanged work"] == pytest.approx(5 * 10 + 7 * 2.5 + 30, abs=0.01)
+    assert parts[Kind.HOST, "aten::sum"] == pytest.approx(80, abs=0.01)
+    # On one kind of machine its state is no cause in the program; on another it is one.
+    assert found.top()[0].kind is Kind.HOST
+    other = diff_jobs(job(host_step(BLOCK), tmp_path, "c"), job(host_step(slower, 7.5), tmp_path, "d"),
+                      one_machine=False)
+    assert other.top()[0].kind is Kind.WHOLE_HOST
+
+
+@pytest.mark.parametrize("name", ["resnet50-cpu", "bert-cpu", "dlrm-cpu"])
+def test_steps_of_one_trace(name: str) -> None:
+    """The parts add up exactly, the other way round they have the other sign, and a step is like itself."""
+    both = read_job(TRACES / name)
+    found = diff_jobs(both, both, step="0", step_b="-1")
+    steps = both.graphs[0].steps.duration_ns
+    assert found.total_ns == steps[-1] - steps[0]
+    assert found.aligned > 0.99
+    forth, back = us(found), us(diff_jobs(both, both, step="-1", step_b="0"))
+    assert {key: -value for key, value in back.items()} == forth
+    assert not diff_jobs(both, both).parts
+
+
+@pytest.mark.real_traces
+@pytest.mark.parametrize(("before", "after", "host"), [
+    ("resnet50-V100/rank0.kineto.json.gz", "resnet50-ddp-2xA100/rank0.kineto.json.gz", 7.3),
+    ("h100-vs-mi300/h100-Qwen_Qwen1.5-0.5B-Chat.json.gz", "h100-vs-mi300/mi300-Qwen_Qwen1.5-0.5B-Chat.json.gz", 0.76),
+    ("h100-vs-mi300/h100-gaunernst_bert-small-uncased.json.gz",
+     "h100-vs-mi300/mi300-gaunernst_bert-small-uncased.json.gz", 0.92)])
+def test_other_devices(before: str, after: str, host: float) -> None:
+    """Each pair is decided by its hosts: free kernels leave it nearly as long, and the hosts differ by these ratios."""
+    found = diff_jobs(read_job(real_trace(before)), read_job(real_trace(after)))
+    assert us(found)
+    assert found.attributed >= 0.99
+    assert found.top()[0].kind is Kind.WHOLE_HOST
+    assert found.host_ratio == pytest.approx(host, rel=0.05)
+
+
+def tree(names: list[int], parent: list[int]) -> StepTree:
+    name, above = np.array(names, np.int64), np.array(parent, np.int64)
+    zero = np.zeros(len(name), np.int64)
+    size = _sizes(above)
+    return StepTree(name, above, size, np.arange(len(name)), zero - 1, zero, zero, zero, zero, _digests(name, size),
+                    zero, zero.astype(bool))
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> StepTree:
+    """Nodes in pre-order: each one's parent is the node before it, or one of that one's ancestors."""
+    names = draw(st.lists(st.integers(1, 4), min_size=1, max_size=30))
+    parent: list[int] = []
+    for node in range(len(names)):
+        line = [node - 1] if node else []
+        while line and line[-1] >= 0:
+            line.append(parent[line[-1]])
+        parent.append(draw(st.sampled_from(line or [-1])))
+    return tree(names, parent)
+
+
+@settings(max_examples=60, deadline=None)
+@given(trees(), trees())
+def test_an_alignment_keeps_names_order_and_parents(one: StepTree, other: StepTree) -> None:
+    pair = align(one, other)
+    met = np.flatnonzero(pair >= 0)
+    assert (one.name[met] == other.name[pair[met]]).all()
+    assert (np.diff(pair[met]) > 0).all()
+    above = one.parent[met]
+    wanted = np.where(above >= 0, pair[above], -1)
+    assert (other.parent[pair[met]] == wanted).all()
+    assert (align(one, one) == np.arange(len(one))).all()
+
+
+elements = st.lists(st.tuples(*[st.integers(0, 2)] * 4), min_size=1, max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(elements, elements)
+def test_no_alignment_is_worth_more(one: list[tuple[int, ...]], other: list[tuple[int, ...]]) -> None:
+    """Against every way there is to pair two short lists."""
+    def worth(i: int, j: int) -> int:
+        same = [x == y for x, y in zip(one[i], other[j], strict=True)]
+        return 4 + 3 * same[1] + 2 * same[2] + same[3] if same[0] else -99
+
+    ways = (sum(worth(i, j) for i, j in zip(left, right, strict=True))
+            for number in range(1 + min(len(one), len(other)))
+            for left in combinations(range(len(one)), number) for right in combinations(range(len(other)), number))
+    met = align_band(np.array(one).T.copy(), np.array(other).T.copy(), len(other))
+    rows = np.flatnonzero(met >= 0)
+    assert (np.diff(met[rows]) > 0).all()
+    assert sum(worth(i, int(met[i])) for i in rows) == max(ways)
+
+
+def without(graph: ExecutionGraph, *tables: str) -> Job:
+    """A graph with nothing in some tables."""
+    none = np.zeros(0, np.int64)
+    return Job([replace(graph, **{name: getattr(graph, name).take(none) for name in tables})], 1)
+
+
+def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
+    small, bert = read_job(TRACES / "cpu-small"), read_job(TRACES / "resnet50-cpu")
+    graph = small.graphs[0]
+    shapes = Job([replace(graph, meta=replace(graph.meta, era=SHAPE_ONLY))], 1)
+    rank = {number: job(Micro(rank=number, world_size=4).op("aten::a", 5, 9).step(0, 10), tmp_path, str(number))
+            for number in (0, 2, 3)}
+    for a, b, options, said in (
+        (small, bert, {}, r"different programs: only \d+% of their operations could be aligned.* 50% are needed"),
+        (small, without(graph, "ops", "launches", "kernels", "steps", "collectives"), {}, "B is empty"),
+        (shapes, small, {}, "A was traced by shapes alone"),
+        (small, without(graph, "steps"), {}, "B has no steps and A has"),
+        (small, small, {"step": "99"}, "A: There is no step '99'"),
+        (small, small, {"step": "0", "step_b": "99"}, "B: There is no step '99'"),
+        (rank[0], Job([rank[2].graphs[0], rank[3].graphs[0]], 4), {}, "no rank in common .A has 0, B has 2, 3."),
+    ):
+        with pytest.raises(ForetraceError, match=said):
+            diff_jobs(a, b, **options)
+
+
+def test_one_rank_alone_is_compared_with_any_other(tmp_path: Path) -> None:
+    a, b = (job(Micro(rank=number, world_size=4).op("aten::a", 5, end).step(0, end + 1), tmp_path, str(number))
+            for number, end in ((0, 9), (3, 19)))
+    assert diff_jobs(a, b).total_us == 10
+
+
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+        *arguments: object) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of ``foretrace diff``."""
+    monkeypatch.setattr(sys, "argv", ["foretrace", "diff", *map(str, arguments)])
+    with pytest.raises(SystemExit) as left:
+        sys.exit(main())
+    captured = capsys.readouterr()
+    return left.value.code if isinstance(left.value.code, int) else 0, captured.out, captured.err
+
+
+def test_the_command_prints_a_table_and_json(monkeypatch: pytest.MonkeyPatch,
+                                             capsys: pytest.CaptureFixture[str]) -> None:
+    trace = TRACES / "bert-cpu"
+    code, out, _ = run(monkeypatch, capsys, trace, trace, "--step", 0, "--step-b", 1, "--json", "--top", 3)
+    assert code == 0
+    value = json.loads(out)
+    found = diff_jobs(read_job(trace), read_job(trace), step="0", step_b="1")
+    assert value["total_us"] == found.total_us
+    assert round(1e3 * (value["after_us"] - value["before_us"])) == found.total_ns
+    assert sum(round(1e3 * kind["time_us"]) for kind in value["kinds"]) == found.total_ns
+    assert [part["what"] for part in value["parts"]] == [part.what for part in found.top(3)]
+    assert value["parts_total"] == len(found.parts)
+    code, out, _ = run(monkeypatch, capsys, trace, trace, "--step", 0, "--step-b", 1)
+    assert code == 0
+    assert f"A {found.before_ns / 1e6:,.3f} ms, B {found.after_ns / 1e6:,.3f} ms" in out
+    assert all(kind.value in out for kind, _, _ in found.by_kind())
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (("bert-cpu", "resnet50-cpu"), "different programs"), (("bert-cpu", "nowhere"), "nowhere"),
+    (("bert-cpu", "bert-cpu", "--step", "99"), "There is no step '99'")])
+def test_the_command_ends_with_2_for_bad_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+                                               arguments: tuple[str, ...], said: str) -> None:
+    paths = [str(TRACES / each) for each in arguments[:2]]
+    code, out, error = run(monkeypatch, capsys, *paths, *arguments[2:])
+    assert (code, out) == (2, "")
+    assert said in error
+    assert len(error.splitlines()) == 1
