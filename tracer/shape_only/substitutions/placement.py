@@ -37,6 +37,8 @@ _ONE_PLACE = frozenset(getattr(torch.ops.aten, name) for name in (
     "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"))
 """Operators whose tensors with dimensions must lie together, among them the first a forgotten move meets."""
 _USERS_OF_OWN = "tracer.workloads"
+SYNCHRONIZE = "synchronize"
+"""What ``meta.substitutions`` counts waits of the host under that user code asks for and that are left out."""
 
 
 class Placement(TorchFunctionMode):
@@ -233,7 +235,7 @@ def _install(site: Site) -> None:
     properties = SimpleNamespace(name=site.device.name, major=capability[0], minor=capability[1],
                                  multi_processor_count=0, total_memory=site.device.memory_bytes)
     answers: dict[str, Any] = {
-        "is_available": True, "device_count": 1, "current_device": 0, "set_device": None, "synchronize": None,
+        "is_available": True, "device_count": 1, "current_device": 0, "set_device": None,
         "empty_cache": None, "get_device_name": site.device.name, "get_device_capability": capability,
         "get_device_properties": properties, "reset_peak_memory_stats": None, "ipc_collect": None,
         "is_bf16_supported": site.device.has_bf16, "manual_seed": None, "manual_seed_all": None,
@@ -242,13 +244,17 @@ def _install(site: Site) -> None:
     for name, answer in answers.items():
         if hasattr(cuda, name):
             site.patch(cuda, name, _answering(getattr(cuda, name), answer))
+    if hasattr(cuda, "synchronize"):
+        site.patch(cuda, "synchronize", _counting(cuda.synchronize, site))
     # torch.random.fork_rng asks torch.cuda itself.
     site.patch(cuda, "get_rng_state", lambda *_: torch.empty(0, dtype=torch.uint8))
     site.patch(cuda, "set_rng_state", lambda *_: None)
-    site.patch(cuda, "Stream", _Stream)
-    site.patch(cuda, "Event", _Event)
-    site.patch(cuda, "current_stream", lambda *_: _Stream())
-    site.patch(cuda, "default_stream", lambda *_: _Stream())
+    waits = {"synchronize": lambda _: site.used(SYNCHRONIZE)}
+    stream = type("Stream", (_Stream,), waits)
+    site.patch(cuda, "Stream", stream)
+    site.patch(cuda, "Event", type("Event", (_Event,), waits))
+    site.patch(cuda, "current_stream", lambda *_: stream())
+    site.patch(cuda, "default_stream", lambda *_: stream())
     site.patch(cuda, "stream", lambda stream: stream)
     set_default = torch.set_default_device
     site.patch(torch, "set_default_device",
@@ -318,6 +324,13 @@ def _answering(original: Callable[..., Any], answer: Any) -> Callable[..., Any]:
     return function
 
 
+def _counting(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+    def synchronize(*args: Any, **kwargs: Any) -> Any:
+        return site.used(SYNCHRONIZE) if _asked_by_user(sys._getframe(1)) else original(*args, **kwargs)
+
+    return synchronize
+
+
 class _Event:
     """An event of a device that does not exist."""
 
@@ -353,7 +366,7 @@ class _Stream(_Event):
 
     def record_event(self, event: Any = None) -> Any:
         """An event, at once over."""
-        return event or _Event()
+        return event or torch.cuda.Event()
 
     def __enter__(self) -> _Stream:
         return self

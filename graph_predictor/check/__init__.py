@@ -1,0 +1,1 @@
+"""Regression checks: captures against a baseline, and limits of steps that never ran."""

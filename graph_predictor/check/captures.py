@@ -1,0 +1,243 @@
+"""The captures of a directory: what is checked, and which new one belongs to which old one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tracer.capture_layout import COLLECTIVES, CONTEXT, EXECUTION_TRACE, find_parts, read_context
+from tracer.errors import ForetraceError
+from tracer.files import find_files
+from tracer.graph import SHAPE_ONLY, ExecutionGraph, OpKind
+from tracer.job import Job, read_job
+
+BASELINE = "baseline.json"
+ALIKE = 0.5
+"""Captures whose smaller one shares less than this of its operations (by name and shapes) with the other are of
+different programs. An added or a lost fusion keeps the operations around it; other sizes keep next to none."""
+
+
+class CheckError(ForetraceError):
+    """A check cannot be made."""
+
+
+@dataclass(frozen=True)
+class Capture:
+    """One recording: a capture's directory, or a directory of ranks' traces.
+
+    Attributes:
+        name: where it lies in the directory that was given, with ``/``.
+        path: the same on this machine.
+        program: what it records; repeated runs of one program lie in one directory, which is its name.
+    """
+
+    name: str
+    path: Path
+    program: str
+
+    @cached_property
+    def contexts(self) -> list[dict[str, Any]]:
+        """``context.json`` of every rank's part; of traces recorded otherwise the directory's own, if there is one."""
+        parts = find_parts(self.path)
+        found = [read_context(part.path) for part in parts] or [read_context(self.path)]
+        return [each for each in found if each]
+
+    @property
+    def files(self) -> list[Path]:
+        """Its traces and their side files, in order of name."""
+        parts = find_parts(self.path)
+        if parts:
+            side = [part.path / name for part in parts for name in (CONTEXT, COLLECTIVES, EXECUTION_TRACE)]
+            return sorted([window for part in parts for window in part.windows] + [p for p in side if p.is_file()])
+        if self.path.is_file():
+            return [self.path]
+        return sorted(_traces(self.path))
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of its files."""
+        total = hashlib.sha256()
+        for path in self.files:
+            with open(path, "rb") as stream:
+                total.update(hashlib.file_digest(stream, "sha256").digest() if hasattr(hashlib, "file_digest") else
+                             hashlib.sha256(stream.read()).digest())
+        return total.hexdigest()
+
+    @cached_property
+    def job(self) -> Job:
+        """Read once. Raises ``CheckError`` for one in which nothing was recorded or that has no times."""
+        try:
+            if find_parts(self.path):
+                job = read_job(self.path)
+            else:
+                job = read_job([os.fspath(path) for path in self.files])
+        except ForetraceError as error:
+            raise CheckError(f"The capture {self.name} cannot be read: {error}") from error
+        if not any(len(graph.ops) or len(graph.kernels) for graph in job.graphs):
+            raise CheckError(f"The capture {self.name} is empty: its trace has no operations and no kernels; record it "
+                             "again with foretrace capture.")
+        if any(graph.meta.era == SHAPE_ONLY for graph in job.graphs):
+            raise CheckError(f"{self.name} was traced by shapes alone and has no measured times; a directory to check "
+                             "holds recordings (foretrace capture). Limits without a GPU are set in tests (pytest).")
+        if not any(len(graph.steps) for graph in job.graphs):
+            raise CheckError(f"The capture {self.name} has no steps: call prof.step() after each iteration, or record "
+                             "it with foretrace capture.")
+        return job
+
+    @property
+    def workload(self) -> str:
+        """The workload's name, where it is one of the suite."""
+        return str(self._workload.get("name", ""))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The workload's settings."""
+        found = self._workload.get("settings")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def _workload(self) -> dict[str, Any]:
+        value = self.contexts[0].get("workload") if self.contexts else None
+        return value if isinstance(value, dict) else {}
+
+
+def find_captures(directory: str) -> list[Capture]:
+    """The captures in a directory, by name; or the directory itself, if it is one.
+
+    A directory in it is a program: a capture, or several of them that repeat the same run.
+
+    Raises:
+        CheckError: there is no such directory, or no capture in it.
+    """
+    root = Path(directory)
+    if not root.exists():
+        raise CheckError(f"{directory} does not exist; check the path.")
+    name = root.resolve().name
+    if root.is_file() or _is_capture(root):
+        return [Capture(name, root, name)]
+    found = []
+    for path in sorted(each for each in root.iterdir() if each.is_dir()):
+        if _is_capture(path):
+            found.append(Capture(path.name, path, path.name))
+            continue
+        found += [Capture(f"{path.name}/{run.name}", run, path.name) for run in sorted(path.iterdir())
+                  if run.is_dir() and _is_capture(run)]
+    if not found:
+        raise CheckError(f"{directory} holds no capture: neither it nor a directory in it has traces; record some with "
+                         "foretrace capture --out, one directory each.")
+    return found
+
+
+def _is_capture(path: Path) -> bool:
+    if find_parts(path):
+        return True
+    # A directory of traces; not one that holds captures beside a stray file.
+    return bool(_traces(path)) and not any(child.is_dir() and find_parts(child) for child in path.iterdir())
+
+
+def _traces(path: Path) -> list[Path]:
+    try:
+        files = find_files([os.fspath(path)], [])
+    except ForetraceError:
+        return []
+    return [Path(file.path) for file in files if Path(file.path).name != BASELINE]
+
+
+def operations(job: Job) -> Counter[tuple[str, str]]:
+    """How often each operation, by name and shapes, runs in a step of all recorded ranks."""
+    found: Counter[tuple[str, str]] = Counter()
+    for graph in job.graphs:
+        steps = max(len(graph.steps), 1)
+        for key, number in _by_name_and_shapes(graph).items():
+            found[key] += max(1, round(number / steps))
+    return found
+
+
+def _by_name_and_shapes(graph: ExecutionGraph) -> Counter[tuple[str, str]]:
+    ops = graph.ops
+    rows = (ops.kind == OpKind.OPERATION) & (ops.step >= 0)
+    pairs = Counter(zip(ops.name[rows].tolist(), ops.shapes[rows].tolist(), strict=True))
+    return Counter({(graph.string(name), graph.string(shapes)): number for (name, shapes), number in pairs.items()})
+
+
+def likeness(one: Job, other: Job) -> float:
+    """Share of the smaller program's operations, by name and shapes, that the larger one has too."""
+    a, b = operations(one), operations(other)
+    if not a or not b:  # traces of device work alone
+        a, b = _kernels(one), _kernels(other)
+    least = min(a.total(), b.total())
+    return (a & b).total() / least if least else 0.0
+
+
+def _kernels(job: Job) -> Counter[tuple[str, str]]:
+    found: Counter[tuple[str, str]] = Counter()
+    for graph in job.graphs:
+        found.update((graph.string(name), "") for name in graph.kernels.name.tolist())
+    return found
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One program before and after: the captures of either side are repeated runs."""
+
+    program: str
+    old: list[Capture]
+    new: list[Capture]
+
+
+def pair_captures(old: list[Capture], new: list[Capture]) -> list[Pair]:
+    """Old and new captures by program, in the old ones' order; programs without a new capture are left out.
+
+    A workload of the suite goes by its name and settings; anything else by its directory's name, or, where that is
+    none of the old ones', by what it runs.
+
+    Raises:
+        CheckError: a new capture is of no old one's program, or of the same workload with other settings.
+    """
+    programs: dict[str, list[Capture]] = {}
+    for capture in old:
+        programs.setdefault(capture.program, []).append(capture)
+    found: dict[str, list[Capture]] = {}
+    for capture in new:
+        found.setdefault(_partner(capture, programs), []).append(capture)
+    return [Pair(program, programs[program], found[program]) for program in programs if program in found]
+
+
+def _partner(new: Capture, programs: dict[str, list[Capture]]) -> str:
+    first = {program: runs[0] for program, runs in programs.items()}
+    if new.workload:
+        same = {program: each for program, each in first.items() if each.workload == new.workload}
+        exact = [program for program, each in same.items() if each.settings == new.settings]
+        if exact:
+            return new.program if new.program in exact else exact[0]
+        if same:
+            program, each = next(iter(same.items()))
+            raise CheckError(f"{new.path} and the baseline's {program} record different programs: {new.workload} with "
+                             f"{_differing(new.settings, each.settings)}; record it with the baseline's settings.")
+    if new.program in first:
+        share = likeness(first[new.program].job, new.job)
+        if share < ALIKE:
+            raise CheckError(f"{new.path} and the baseline's {new.program} record different programs: they share "
+                             f"{share:.0%} of their operations (by name and shapes); compare captures of one program "
+                             "at the same sizes.")
+        return new.program
+    shares = sorted(((likeness(each.job, new.job), program) for program, each in first.items()), reverse=True)
+    share, best = shares[0]
+    if share < ALIKE:
+        raise CheckError(f"{new.path} is of none of the baseline's programs: with the nearest, {best}, it shares "
+                         f"{share:.0%} of its operations (by name and shapes); compare captures of one program at the "
+                         "same sizes.")
+    if len(shares) > 1 and shares[1][0] > 0.95 * share:
+        raise CheckError(f"{new.path} could be {best} or {shares[1][1]}: name its directory like the one that is "
+                         "meant.")
+    return best
+
+
+def _differing(new: dict[str, Any], old: dict[str, Any]) -> str:
+    names = [name for name in sorted(new.keys() | old.keys()) if new.get(name) != old.get(name)]
+    return ", ".join(f"{name}={new.get(name)} where the baseline has {old.get(name)}" for name in names[:4])

@@ -1,0 +1,246 @@
+"""Whether a program got slower: new captures of it against the baseline's.
+
+Counts (launches, host reads, collectives, bytes) repeat exactly from run to run, and one more is a failure; where they
+change from step to step, one more than in any step before is. Times and
+memory do not: each is tested (``noise``), with what the machine itself did taken off (``machine``). All tests of a
+check share one level by Holm's method: the chance that a check fails without a change is ``LEVEL``, however many
+programs it compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from graph_predictor.check.baseline import Entry
+from graph_predictor.check.captures import Pair
+from graph_predictor.check.machine import BUSY, disturbance, machine_slowdown
+from graph_predictor.check.measure import Count, Measured, Run, measure
+from graph_predictor.check.noise import Prior, Slowdown, slowdown
+from graph_predictor.check.verdict import Status, Verdict, in_unit
+
+LEVEL = 0.01
+"""Chance of a false alarm of a whole check."""
+LEAST = 0.01
+"""Times and memory that grew by no more than this share never fail."""
+MACHINE_SD = 0.02
+"""Standard deviation of the log of ``machine_slowdown``: it is measured on profiled steps, moments after the timed
+ones."""
+NOTABLE = 0.05
+"""A machine that was this much slower is told."""
+SHAKEN = 0.5
+"""Standard deviation of the log of a run's step, as a share of ``disturbance``. Chosen, with ``CALM``, ``QUANTILES``
+and the witness, on 108 recordings of nine programs on two shared cores, most of them disturbed: 2 of 1,188 pairs
+fail."""
+LEAST_LEFT = 0.2
+"""Share of a profiled step that is left in any case when the profiler's cost is taken off."""
+TIME = Prior(sd=0.03, weight=8, within=0.01)
+DEVICE_TIME = Prior(sd=0.015, weight=8, within=0.005)
+DEVICE_MEMORY = Prior(sd=0.002, weight=8, within=0.002)
+HOST_MEMORY = Prior(sd=0.1, weight=8, within=0.01)
+"""From run to run: see docs/checks.md, where they come from."""
+
+COUNTED = {
+    "operations": "operations", "launches": "launches", "kernels": "kernels", "host_reads": "values read by the host",
+    "blocking_syncs": "blocking synchronisations", "collectives": "collectives",
+    "communicated_bytes": "bytes communicated"}
+"""Counts in words, per step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Test:
+    """One quantity of one program that is to be tested."""
+
+    program: str
+    quantity: str
+    unit: str
+    base: Sequence[Sequence[float]]
+    new: Sequence[Sequence[float]]
+    prior: Prior
+    machine: float = 0.0
+    disturbed: Sequence[float] = ()
+    witness: tuple[Sequence[Sequence[float]], Sequence[Sequence[float]]] | None = None
+    """The same quantity measured at another moment of each run: what grew has grown there too."""
+
+
+def check_programs(pairs: Sequence[Pair], stored: Mapping[str, Entry], least: float = LEAST, level: float = LEVEL) -> \
+        tuple[list[Verdict], list[str]]:
+    """Compare programs with their baseline.
+
+    Args:
+        pairs: the programs, see ``captures.pair_captures``.
+        stored: the baseline's entries by name of the capture.
+        least: growth of times and memory that is too small to matter.
+        level: chance of a false alarm.
+
+    Returns:
+        Verdicts in order of programs, and notes.
+
+    Raises:
+        CheckError: a new capture is empty or has no steps.
+    """
+    verdicts: list[Verdict] = []
+    tests: list[_Test] = []
+    notes: list[str] = []
+    for pair in pairs:
+        old = [stored[capture.name] for capture in pair.old]
+        new = [measure(capture) for capture in pair.new]
+        verdicts += _counts(pair.program, old, new)
+        found, skipped = _tests(pair, old, new, notes)
+        tests += found
+        verdicts += skipped
+        if old[0].environment.torch != new[0].environment.torch and old[0].environment.torch:
+            notes.append(f"{pair.program}: PyTorch {old[0].environment.torch} before, {new[0].environment.torch} now, "
+                         "which changes operations and kernels by itself.")
+    verdicts += _judged(tests, least, level)
+    order = {pair.program: place for place, pair in enumerate(pairs)}
+    return sorted(verdicts, key=lambda verdict: (order[verdict.program], not verdict.failed)), notes
+
+
+def _counts(program: str, old: Sequence[Entry], new: Sequence[Measured]) -> list[Verdict]:
+    found = []
+    # With a device its launches count; without one every operation is what a launch is there.
+    before_all, now_all = [entry.counts for entry in old], [each.counts for each in new]
+    device = any(counts[name].most for name in ("launches", "kernels") for counts in (*before_all, *now_all))
+    for name, words in COUNTED.items():
+        before, now = (_together([counts[name] for counts in side]) for side in (before_all, now_all))
+        if not (before.most or now.most) or (name == "operations" and device):
+            continue
+        unit = "bytes" if name == "communicated_bytes" else ""
+        more = now.typical > (before.typical if before.steady else before.most)
+        change = (f"{in_unit(now.typical - before.typical, unit)} more" if more else
+                  "as before" if now.typical == before.typical else "no more than before")
+        found.append(Verdict(
+            program, words, Status.FAILED if more else Status.PASSED, before.typical, now.typical, unit,
+            f"{words} a step: {in_unit(before.typical, unit)} → {in_unit(now.typical, unit)}, {change} (counted)"))
+    return found
+
+
+def _together(counts: Sequence[Count]) -> Count:
+    """Of repeated runs: the median run's typical step, steady only where all runs agree, and the most of all."""
+    typical = sorted(count.typical for count in counts)[(len(counts) - 1) // 2]
+    steady = all(count.steady and count.typical == typical for count in counts)
+    return Count(typical, steady, max(count.most for count in counts))
+
+
+def _tests(pair: Pair, old: Sequence[Entry], new: Sequence[Measured], notes: list[str]) -> tuple[
+        list[_Test], list[Verdict]]:
+    """What can be tested of one program, and what cannot."""
+    program = pair.program
+    before, now = [entry.run for entry in old], [each.run for each in new]
+    elsewhere = next((text for entry in old for each in new
+                      if (text := entry.environment.other_machine(each.environment))), "")
+    tests: list[_Test] = []
+    skipped: list[Verdict] = []
+
+    def add(quantity: str, unit: str, samples: Callable[[Run], list[int]], prior: Prior, why_not: str = "",
+            **known: Any) -> None:
+        base, after = (_samples(side, samples) for side in (before, now))
+        if not all(base) or not all(after):
+            if all(base) and any(any(run) for run in base):
+                skipped.append(_skipped(program, quantity, "the new capture does not have it"))
+            return
+        if why_not:
+            skipped.append(_skipped(program, quantity, why_not))
+            return
+        tests.append(_Test(program, quantity, unit, base, after, prior, **known))
+
+    other = f"another machine ({elsewhere})" if elsewhere else ""
+    watched = {run.profiled for run in (*before, *now)}
+    mixed = "timed under the profiler on one side only" if len(watched) > 1 else ""
+    host, device, disturbed = (0.0, 0.0, []) if elsewhere else _machine(pair, before)
+    add("step time", "ns", lambda run: run.step_ns, TIME, other or mixed, machine=host, disturbed=disturbed,
+        witness=None if watched != {False} else _watched(before, now))
+    add("GPU active time", "ns", lambda run: run.gpu_active_ns, DEVICE_TIME, other, machine=device)
+    add("peak device memory", "bytes", lambda run: _known(run.peak_device_bytes), DEVICE_MEMORY,
+        other if "device" in elsewhere else "")
+    add("peak host memory", "bytes", lambda run: _known(run.peak_host_bytes), HOST_MEMORY, other)
+    slower = max(host, device)
+    if slower > np.log1p(NOTABLE):
+        notes.append(f"{program}: work that did not change took {np.expm1(slower):.0%} longer than in the baseline, so "
+                     "the machine was slower (busy, throttled, other libraries); that much was taken off the times.")
+    if elsewhere:
+        notes.append(f"{program}: recorded on {other}; times and host memory were not compared, counts were.")
+    return tests, skipped
+
+
+def _samples(runs: Sequence[Run], samples: Callable[[Run], list[int]]) -> list[list[float]]:
+    return [[float(value) for value in samples(run)] for run in runs]
+
+
+def _watched(before: Sequence[Run], now: Sequence[Run]) -> tuple[list[list[float]], list[list[float]]]:
+    """The window's steps, less what the profiler cost in the baseline: they show a change as the unwatched ones do."""
+    base, after = (_samples(side, lambda run: run.profiled_ns) for side in (before, now))
+    cost = max(float(np.median([np.median(run) for run in base])
+                     - np.median([np.median(run.step_ns) for run in before])), 0.0)
+    return [[max(ns - cost, LEAST_LEFT * ns) for ns in run] for run in base], [
+        [max(ns - cost, LEAST_LEFT * ns) for ns in run] for run in after]
+
+
+def _machine(pair: Pair, before: Sequence[Run]) -> tuple[float, float, list[float]]:
+    """Log of the slowdown of the machine, for the step and for the device's work; and how each run was disturbed.
+
+    A machine that got faster is not held against the program.
+    """
+    old, new = ([graph for capture in side for graph in capture.job.graphs] for side in (pair.old, pair.new))
+    has_device = any(len(graph.kernels) for graph in old) and any(len(graph.kernels) for graph in new)
+    device = max(machine_slowdown(old, new, device_decides=True), 0.0) if has_device else 0.0
+    busy = [float(np.median(run.gpu_active_ns) / np.median(run.step_ns)) for run in before
+            if run.gpu_active_ns and run.step_ns]
+    decides = bool(busy) and float(np.median(busy)) >= BUSY
+    host = device if decides else max(machine_slowdown(old, new, device_decides=False), 0.0)
+    return host, device, [SHAKEN * disturbance(capture.job.graphs, device_decides=decides)
+                          for capture in (*pair.old, *pair.new)]
+
+
+def _known(value: int) -> list[int]:
+    return [value] if value else []
+
+
+def _skipped(program: str, quantity: str, why: str) -> Verdict:
+    return Verdict(program, quantity, Status.SKIPPED, None, None, "", f"{quantity}: not compared, {why}")
+
+
+def _judged(tests: Sequence[_Test], least: float, level: float) -> list[Verdict]:
+    """Test all, with one level for all of them (Holm 1979)."""
+    results = [_tested(test, least, level / len(tests)) for test in tests]
+    failed: set[int] = set()
+    for rank, place in enumerate(sorted(range(len(tests)), key=lambda i: results[i].p_value)):
+        if results[place].p_value > level / (len(tests) - rank):
+            break
+        failed.add(place)
+    return [_verdict(test, result, place in failed) for place, (test, result) in enumerate(
+        zip(tests, results, strict=True))]
+
+
+def _tested(test: _Test, least: float, level: float) -> Slowdown:
+    """The test's result; with a witness the less sure one of both, since a real change shows in both."""
+    sides = [(test.base, test.new), *([test.witness] if test.witness is not None else [])]
+    return max((slowdown(base, new, test.prior, least=least, level=level, shared=test.machine,
+                         shared_sd=MACHINE_SD if test.machine else 0.0, disturbed=test.disturbed)
+                for base, new in sides), key=lambda result: result.p_value)
+
+
+def _verdict(test: _Test, result: Slowdown, failed: bool) -> Verdict:
+    before, now = (float(np.median([np.median(run) for run in side])) for side in (test.base, test.new))
+    low, change, high = (float(np.expm1(value)) for value in (result.low, result.difference, result.high))
+    detectable = float(np.expm1(result.detectable))
+    text = (f"{test.quantity}: {in_unit(before, test.unit)} → {in_unit(now, test.unit)}, {change:+.1%} "
+            f"(90% between {low:+.1%} and {high:+.1%})")
+    if test.machine:
+        text += f" after {np.expm1(test.machine):.1%} were taken off for a slower machine"
+    text += (f"; larger with {sure(result.confidence)} confidence" if failed else
+             f"; no evidence that it grew (growth of {detectable:.0%} or more would have been seen)")
+    return Verdict(test.program, test.quantity, Status.FAILED if failed else Status.PASSED, before, now, test.unit,
+                   text, confidence=result.confidence, detectable=detectable)
+
+
+def sure(confidence: float) -> str:
+    """A confidence in percent, with as many nines as it has, five at most."""
+    if confidence >= 0.99999:
+        return "over 99.999%"
+    decimals = next(n for n in range(1, 6) if confidence < 0.99 or round(confidence * 100, n) < 100)
+    return f"{confidence * 100:.{decimals}f}%"

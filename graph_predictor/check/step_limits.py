@@ -1,0 +1,281 @@
+"""Limits of a training step that never ran: traced by shapes, predicted for a device, and compared.
+
+What a limit is broken by is told with its top offenders. Counts are compared with stored ones (``step_store``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from graph_predictor.check.captures import CheckError
+from graph_predictor.check.measure import count_steps
+from graph_predictor.check.verdict import in_unit
+from graph_predictor.predict import Baseline
+from graph_predictor.prediction.explain import OUTSIDE
+from graph_predictor.prediction.result import Prediction
+from graph_predictor.rank_view import view_rank
+from graph_predictor.whatif.device import find_device
+from tracer.graph import LAUNCHING, NONE, ExecutionGraph, LaunchKind
+from tracer.job import assemble_job
+
+TOP = 5
+COUNTED = {"launches": "launches", "syncs": "blocking_syncs", "collectives": "collectives",
+           "communicated_bytes": "communicated_bytes"}
+"""What ``no_added`` may name beside "memory", and the count behind each (of waits, those of calls that wait)."""
+MEMORY = "memory"
+SYNCHRONIZE = "synchronize"
+"""Under which ``meta.substitutions`` counts waits that the traced code asks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a step must keep to.
+
+    Attributes:
+        device: where it would run.
+        max_step_ms: expected step time.
+        max_gpu_ms: expected time in which the device works, which does not hang on the host.
+        max_memory_gb: peak memory of the step, 10⁹ bytes.
+        no_added: what must not become more than is stored: "launches", "syncs", "collectives", "communicated_bytes",
+            "memory".
+        world_size: ranks of the job; the step then runs as rank 0 of a fake world.
+        host_from: a capture whose host it would run on.
+        profile: a file of fitted models of the device.
+    """
+
+    device: str = "h200-sxm"
+    max_step_ms: float | None = None
+    max_gpu_ms: float | None = None
+    max_memory_gb: float | None = None
+    no_added: Sequence[str] = ()
+    world_size: int | None = None
+    host_from: str | None = None
+    profile: str | None = None
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Limits:
+        """Limits by name.
+
+        Raises:
+            CheckError: there is no such limit, or a value is not possible.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise CheckError(f"There is no limit {name!r}; there are {', '.join(known)}.")
+        found = cls(**values)
+        if isinstance(found.no_added, str):
+            raise CheckError(f"no_added={found.no_added!r} must be a list, such as [{found.no_added!r}].")
+        unknown = [name for name in found.no_added if name not in COUNTED and name != MEMORY]
+        if unknown:
+            raise CheckError(f"no_added cannot have {unknown[0]!r}; it may have {', '.join([*COUNTED, MEMORY])}.")
+        for name in ("max_step_ms", "max_gpu_ms", "max_memory_gb"):
+            value = getattr(found, name)
+            if value is not None and not (isinstance(value, int | float) and value > 0):
+                raise CheckError(f"{name}={value!r} is no limit: give a number above 0.")
+        return found
+
+
+class StepFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is stored of a step: its device, counts, peak memory and its parts (bytes), launches and waits by operation.
+    """
+
+    device: str
+    torch: str
+    counts: dict[str, int]
+    memory: int
+    memory_parts: dict[str, int]
+    launches_by_operation: dict[str, int]
+    syncs_by_operation: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedStep:
+    """A step that was traced and predicted."""
+
+    prediction: Prediction
+    figures: StepFigures
+    gpu_by_operation_ns: dict[str, float]
+
+
+def predict_step(build: Callable[[], Callable[[], Any]], limits: Limits) -> PredictedStep:
+    """Trace a step by shapes and predict it.
+
+    Args:
+        build: makes model, optimizer and data and returns the step (see ``tracer.shape_only.trace_step``).
+        limits: whose device, host and world are used.
+
+    Raises:
+        ForetraceError: the step cannot be traced, or device, host or profile are not known.
+    """
+    from tracer.shape_only import trace_step
+
+    graph = trace_step(build, limits.device, world_size=limits.world_size)
+    baseline = Baseline(assemble_job([graph]), device=find_device(limits.device), models=_models(limits.profile),
+                        host=_host(limits.host_from))
+    made = baseline.built.graphs
+    counts = count_steps(made)
+    parts = {name: size for name, size in graph.meta.memory.items()
+             if name not in ("peak", "peak_blocks", "start", "end") and size}
+    syncs = _waits(graph, made)
+    figures = StepFigures(
+        device=graph.meta.device, torch=_torch_version(), memory=graph.meta.memory.get("peak", 0),
+        memory_parts=parts, counts={
+            **{name: counts[count].typical for name, count in COUNTED.items()}, "syncs": sum(syncs.values())},
+        launches_by_operation=_by_operation(made, LAUNCHING),
+        syncs_by_operation=syncs)
+    return PredictedStep(baseline.predict(), figures, _gpu_time(made))
+
+
+def broken_limits(step: PredictedStep, limits: Limits, stored: StepFigures | None) -> list[str]:
+    """What a step breaks, each with its top offenders in indented lines; empty if it keeps to its limits.
+
+    Args:
+        step: as predicted.
+        limits: to keep to.
+        stored: what ``no_added`` compares with; without it nothing is compared.
+    """
+    found = []
+    prediction = step.prediction
+    if limits.max_step_ms is not None and prediction.step_time_us > limits.max_step_ms * 1e3:
+        low, high = prediction.interval_us
+        found.append(_told(
+            f"step time: {prediction.step_time_us / 1e3:,.3f} ms predicted (80% between {low / 1e3:,.3f} and "
+            f"{high / 1e3:,.3f}), limit {limits.max_step_ms:,g} ms; decided by: {prediction.bound}",
+            [f"{each.operation} ({each.bound}): {each.time_us / 1e3:,.3f} ms, {each.share:.0%}"
+             for each in prediction.critical_path[:TOP]]))
+    if limits.max_gpu_ms is not None and prediction.gpu_active_us > limits.max_gpu_ms * 1e3:
+        total = sum(step.gpu_by_operation_ns.values()) or 1.0
+        largest = sorted(step.gpu_by_operation_ns.items(), key=lambda each: (-each[1], each[0]))[:TOP]
+        found.append(_told(
+            f"GPU active time: {prediction.gpu_active_us / 1e3:,.3f} ms predicted, limit {limits.max_gpu_ms:,g} ms",
+            [f"{name}: {ns / 1e6:,.3f} ms, {ns / total:.0%}" for name, ns in largest]))
+    if limits.max_memory_gb is not None and step.figures.memory > limits.max_memory_gb * 1e9:
+        found.append(_told(f"peak memory: {in_unit(step.figures.memory, 'bytes')}, limit {limits.max_memory_gb:,g} GB",
+                           _largest_parts(step.figures.memory_parts)))
+    if stored is not None:
+        found += _added(step, limits, stored)
+    return found
+
+
+def _added(step: PredictedStep, limits: Limits, stored: StepFigures) -> list[str]:
+    now = step.figures
+    if now.device != stored.device:
+        return [f"the stored counts are of {stored.device}, this step was traced for {now.device}: counts of two "
+                "devices are not compared"]
+    found = []
+    other = f" (PyTorch {stored.torch} then, {now.torch} now)" if stored.torch != now.torch else ""
+    for name in limits.no_added:
+        unit = "bytes" if name in (MEMORY, "communicated_bytes") else ""
+        before, after = (each.memory if name == MEMORY else each.counts.get(name, 0) for each in (stored, now))
+        if after <= before:
+            continue
+        offenders = {
+            "launches": lambda: more_calls(stored.launches_by_operation, now.launches_by_operation),
+            "syncs": lambda: more_calls(stored.syncs_by_operation, now.syncs_by_operation),
+            MEMORY: lambda: _grown_parts(stored.memory_parts, now.memory_parts)}.get(name, list)()
+        found.append(_told(f"{name.replace('_', ' ')}: {in_unit(after, unit)}, stored {in_unit(before, unit)}: "
+                           f"{in_unit(after - before, unit)} more{other}", offenders))
+    return found
+
+
+def more_calls(before: Mapping[str, int], now: Mapping[str, int], most: int = TOP) -> list[str]:
+    """Operations called more often than before, as "aten::item: 0 → 32 a step", the most added ones first."""
+    added = sorted(((number - before.get(name, 0), name) for name, number in now.items()
+                    if number > before.get(name, 0)), key=lambda each: (-each[0], each[1]))
+    lines = [f"{name}: {before.get(name, 0):,} → {now[name]:,} a step" for _, name in added[:most]]
+    if len(added) > most:
+        lines.append(f"and {len(added) - most} more operations")
+    return lines
+
+
+def _told(sentence: str, offenders: Sequence[str]) -> str:
+    return "\n".join([sentence, *(f"    {each}" for each in offenders)])
+
+
+def _largest_parts(parts: Mapping[str, int]) -> list[str]:
+    largest = sorted(parts.items(), key=lambda each: (-each[1], each[0]))[:TOP]
+    return [f"{name.replace('_', ' ')}: {in_unit(size, 'bytes')}" for name, size in largest]
+
+
+def _grown_parts(before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
+    grown = sorted(((size - before.get(name, 0), name) for name, size in now.items()), reverse=True)
+    return [f"{name.replace('_', ' ')}: {in_unit(before.get(name, 0), 'bytes')} → {in_unit(now[name], 'bytes')}"
+            for more, name in grown[:TOP] if more > 0]
+
+
+def _by_operation(graphs: Sequence[ExecutionGraph], kinds: Sequence[int]) -> dict[str, int]:
+    """Calls a step of the given kinds, by the operation that makes them, of all ranks."""
+    found: Counter[str] = Counter()
+    for graph in graphs:
+        launches = graph.launches
+        rows = np.flatnonzero(np.isin(launches.kind, kinds) & (launches.step >= 0))
+        codes, numbers = np.unique(_names(graph, launches.op[rows]), return_counts=True)
+        for code, number in zip(codes.tolist(), numbers.tolist(), strict=True):
+            found[graph.string(code) or OUTSIDE] += -(-number // max(len(graph.steps), 1))
+    return dict(sorted(found.items()))
+
+
+def _waits(traced: ExecutionGraph, made: Sequence[ExecutionGraph]) -> dict[str, int]:
+    """Waits of the host for the device a step, by the operation that waits.
+
+    ``traced`` tells those that the user's code asks for itself; ``made`` has the calls that wait and the copies to
+    pageable memory, which their call waits for.
+    """
+    found = Counter(_by_operation(made, [LaunchKind.BLOCKING_SYNC]))
+    for graph in made:
+        rows = np.flatnonzero(view_rank(graph).k_in_call & (graph.kernels.step >= 0))
+        for code in _names(graph, graph.kernels.op[rows]).tolist():
+            found[graph.string(code) or OUTSIDE] += 1
+    if asked := traced.meta.substitutions.get(SYNCHRONIZE, 0):
+        found["torch.cuda.synchronize"] += -(-asked // max(len(traced.steps), 1))
+    return dict(sorted(found.items()))
+
+
+def _gpu_time(graphs: Sequence[ExecutionGraph]) -> dict[str, float]:
+    """Device time a step by the operation that launched it, ns, of all ranks."""
+    found: dict[str, float] = {}
+    for graph in graphs:
+        codes, place = np.unique(_names(graph, graph.kernels.op), return_inverse=True)
+        sums = np.bincount(place, weights=graph.kernels.duration_ns, minlength=len(codes))
+        for code, ns in zip(codes.tolist(), sums.tolist(), strict=True):
+            name = graph.string(code) or OUTSIDE
+            found[name] = found.get(name, 0.0) + ns / max(len(graph.steps), 1)
+    return found
+
+
+def _names(graph: ExecutionGraph, op: np.ndarray) -> np.ndarray:
+    """String codes of the operations' names; ``NONE`` for none."""
+    return np.append(graph.ops.name, NONE)[op]
+
+
+def _models(path: str | None) -> Any:
+    if path is None:
+        return None
+    from kernel_models.profile import load_profile
+
+    return load_profile(path)
+
+
+def _host(path: str | None) -> Any:
+    if path is None:
+        return None
+    from graph_predictor.overheads import measure_overheads
+    from tracer.job import read_job
+
+    return measure_overheads(read_job(path)).overheads
+
+
+def _torch_version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,110 @@
+"""What a check found: a verdict on each quantity of each program, and all of them together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Status(Enum):
+    """Of one verdict."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    """It could not be compared; ``Verdict.text`` says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One quantity of one program.
+
+    Attributes:
+        program: its name.
+        quantity: what was compared, in words.
+        status: the outcome.
+        before, now: the two values; None where there is none.
+        unit: of both: "ns", "bytes", "" (a count) or "error" (a share of what was measured).
+        text: one sentence for people.
+        confidence: of a statistical test, 1 − p of "it got worse by no more than what is too small to matter".
+        detectable: of such a test, the smallest increase that it could have shown, as a share.
+    """
+
+    program: str
+    quantity: str
+    status: Status
+    before: float | None
+    now: float | None
+    unit: str
+    text: str
+    confidence: float | None = None
+    detectable: float | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it got worse."""
+        return self.status is Status.FAILED
+
+    def value(self, number: float | None) -> str:
+        """``before`` or ``now`` with its unit."""
+        return in_unit(number, self.unit)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"program": self.program, "quantity": self.quantity, "status": self.status.value, "before": self.before,
+                "now": self.now, "unit": self.unit or "count", "text": self.text, "confidence": self.confidence,
+                "detectable": self.detectable}
+
+
+@dataclass(slots=True)
+class Outcome:
+    """All verdicts of a check, those that failed first explained.
+
+    Attributes:
+        what: what was checked, in words.
+        verdicts: in order of programs.
+        causes: of programs that failed, what made the difference, the largest first.
+        notes: one sentence for each thing worth knowing.
+    """
+
+    what: str
+    verdicts: list[Verdict]
+    causes: dict[str, list[str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def failures(self) -> Sequence[Verdict]:
+        """What got worse."""
+        return [verdict for verdict in self.verdicts if verdict.failed]
+
+    @property
+    def summary(self) -> str:
+        """One sentence."""
+        programs = len({verdict.program for verdict in self.verdicts})
+        of = f"{programs} program{'' if programs == 1 else 's'}"
+        worse = list(dict.fromkeys(verdict.program for verdict in self.failures))
+        if not worse:
+            return f"Nothing got worse: {len(self.verdicts)} figures of {of}."
+        return (f"{len(self.failures)} of {len(self.verdicts)} figures got worse, in {len(worse)} of {of}: "
+                f"{', '.join(worse)}.")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"checked": self.what, "passed": not self.failures, "summary": self.summary,
+                "verdicts": [verdict.to_json() for verdict in self.verdicts], "causes": self.causes,
+                "notes": list(dict.fromkeys(self.notes))}
+
+
+def in_unit(number: float | None, unit: str) -> str:
+    """A value in words: "12.345 ms", "1.20 GB", "412", "+3.1%"; a dash for none."""
+    if number is None:
+        return "–"
+    if unit == "ns":
+        return f"{number / 1e6:,.3f} ms"
+    if unit == "bytes":
+        return f"{number / 1e9:,.3f} GB" if abs(number) >= 1e9 else f"{number / 1e6:,.3f} MB"
+    if unit == "error":
+        return f"{number * 100:+.2f}%"
+    return f"{number:,.0f}"

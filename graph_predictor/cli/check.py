@@ -1,0 +1,154 @@
+"""``foretrace check``: has a model, or a program, got worse than its baseline?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from graph_predictor.cli.console import Column, Report, milliseconds, print_json, working
+from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.options import Debug, Json
+from graph_predictor.cli.output import check_output
+from tracer.errors import ForetraceError
+
+if TYPE_CHECKING:
+    from graph_predictor.check.captures import Capture
+    from graph_predictor.check.verdict import Outcome
+    from graph_predictor.diff import Part
+    from kernel_models.profile import DeviceProfile
+
+WORSE = 1
+"""Exit code where something got worse."""
+MOST_CAUSES = 5
+WHY = "what made the step longer (A: baseline, B: new; see foretrace diff)"
+
+
+def check(
+    directory: Annotated[str, typer.Argument(
+        metavar="DIR", help="Captures, one directory each, and their baseline.json.")],
+    against: Annotated[str | None, typer.Option(
+        "--against", metavar="NEW", help="New captures of the same programs: did a program get slower?")] = None,
+    tolerance: Annotated[str | None, typer.Option(
+        metavar="PERCENT", help="Growth that is no failure: of errors (5%), with --against of times (1%).")] = None,
+    update: Annotated[bool, typer.Option(
+        "--update-baseline", help="Write baseline.json anew from the captures; needs --reason.")] = False,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why the baseline changes; kept in it.")] = "",
+    profile: Annotated[list[str] | None, typer.Option(
+        metavar="FILE", help="Fitted models of a device (repeatable).")] = None,
+    junit: Annotated[str | None, typer.Option(metavar="FILE", help="Also write JUnit XML.")] = None,
+    markdown: Annotated[str | None, typer.Option(
+        metavar="FILE", help="Also write a Markdown summary for a pull request.")] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compare captures with their baseline; exit code 1 if something got worse.
+
+    Without --against every capture is predicted again: did the models get worse? With it the new captures are compared:
+    did the program get slower, beyond what repeating it does?
+    """
+    with one_sentence(debug):
+        from graph_predictor.check import gate
+        from graph_predictor.check.captures import find_captures
+
+        share = None if tolerance is None else share_of(tolerance)
+        _check_options(update, reason, against)
+        for path in (junit, markdown):
+            if path is not None:
+                check_output(path, [str(file) for each in find_captures(directory) for file in each.files],
+                             device_allowed=True)
+        profiles = {one.device.name: one for one in map(_profile, profile or [])}
+        with working("Checking"):
+            if update:
+                found = gate.update_baseline(directory, reason, profiles)
+            elif against is not None:
+                found = gate.check_against(directory, against, tolerance=share, explain=explain)
+            else:
+                found = gate.check_directory(directory, tolerance=share, profiles=profiles)
+        _write(found, junit, markdown)
+        if json:
+            print_json(found.to_json())
+        else:
+            _report(found)
+        if found.failures:
+            raise typer.Exit(WORSE)
+
+
+def share_of(text: str) -> float:
+    """A share of "5%" or "0.05".
+
+    Raises:
+        ForetraceError: it is neither, or negative.
+    """
+    try:
+        value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        value = float("nan")
+    if not 0 <= value < 10:
+        raise ForetraceError(f"--tolerance {text} is no share: give it like 5% or 0.05.")
+    return value
+
+
+def _check_options(update: bool, reason: str, against: str | None) -> None:
+    if update and against is not None:
+        raise ForetraceError("--update-baseline and --against exclude each other: to make new captures the baseline, "
+                             "put them into the directory in the place of the old ones, then --update-baseline.")
+    if update and not reason.strip():
+        raise ForetraceError("--update-baseline needs --reason TEXT: say why the figures changed.")
+    if reason and not update:
+        raise ForetraceError("--reason belongs to --update-baseline.")
+
+
+def _profile(path: str) -> DeviceProfile:
+    from kernel_models.profile import load_profile
+
+    return load_profile(path)
+
+
+def explain(old: Capture, new: Capture) -> list[str]:
+    """What makes the new capture's step longer, as lines; where the two cannot be compared, why."""
+    from graph_predictor.diff import diff_jobs
+
+    try:
+        found = diff_jobs(old.job, new.job)
+    except ForetraceError as error:
+        return [str(error)]
+    longer = [part for part in found.top(len(found.parts)) if part.time_ns > 0 or part.hidden_ns > 0]
+    return [_told(part) for part in longer[:MOST_CAUSES]]
+
+
+def _told(part: Part) -> str:
+    where = f" in {part.module}" if part.module else ""
+    hidden = f" ({milliseconds(part.hidden_ns)} ms more hidden)" if part.hidden_ns > 0 else ""
+    return f"{part.kind.value}: {part.what}{where}, {milliseconds(part.time_ns)} ms{hidden}"
+
+
+def _write(found: Outcome, junit: str | None, markdown: str | None) -> None:
+    from graph_predictor.check import reports
+    from graph_predictor.output_file import whole_file
+
+    for path, text in ((junit, reports.junit_xml), (markdown, lambda each: reports.markdown(each).encode())):
+        if path is not None:
+            with whole_file(path) as stream:
+                stream.write(text(found))
+
+
+def _report(found: Outcome) -> None:
+    report = Report()
+    report.line(f"Check: {found.what}", style="bold")
+    report.table("Figures", [Column("program", name=True), Column("figure", name=True), Column("before"),
+                             Column("now"), Column("outcome", name=True)],
+                 ([v.program, v.quantity, v.value(v.before), v.value(v.now), v.status.value.upper() if v.failed else
+                   v.status.value] for v in found.verdicts))
+    for verdict in found.verdicts:
+        if verdict.failed or verdict.confidence is not None:
+            report.line()
+            report.line(f"{verdict.program}: {verdict.text}.", indent=2)
+    for program, causes in found.causes.items():
+        report.line()
+        report.line(f"{program}: {WHY}", style="bold")
+        for cause in causes:
+            report.line(f"  {cause}", indent=4)
+    report.notes(found.notes)
+    report.line()
+    report.line(found.summary, style="bold")

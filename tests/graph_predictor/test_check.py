@@ -1,0 +1,385 @@
+"""`foretrace check`: models that got worse, programs that got slower, and what is wrong with a baseline."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import planted
+import pytest
+from check_support import SIZES, samples, step_trace, write_capture
+
+from graph_predictor.check import gate
+from graph_predictor.check.accuracy import Accuracy
+from graph_predictor.check.baseline import BaselineFile
+from graph_predictor.check.captures import CheckError, find_captures, pair_captures
+from graph_predictor.check.machine import disturbance
+from graph_predictor.check.models_gate import judge
+from graph_predictor.check.verdict import Status, Verdict
+from graph_predictor.cli import main
+
+
+@dataclass
+class Ran:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def call(*arguments: object) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["foretrace", "check", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            sys.exit(main())
+        captured = capsys.readouterr()
+        return Ran(int(left.value.code or 0), captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """A directory with one program and its baseline."""
+    folder = tmp_path / "kept"
+    write_capture(folder / "step")
+    gate.update_baseline(str(folder), "first")
+    return folder
+
+
+def failed(verdicts: list[Verdict]) -> set[str]:
+    return {verdict.quantity for verdict in verdicts if verdict.failed}
+
+
+def against(kept: Path, new: Path) -> set[str]:
+    return failed(gate.check_against(str(kept), str(new)).verdicts)
+
+
+# --- the models ----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_stored_is_found_again(kept: Path, run: Run) -> None:
+    said = run(kept, "--json")
+    assert said.code == 0
+    assert said.json["passed"] is True
+    figures = {each["quantity"]: each for each in said.json["verdicts"]}
+    assert figures.keys() == {"predicted step time", "replayed steps", "modelled device time",
+                              "modelled device time by family"}
+    assert all(each["before"] == each["now"] for each in figures.values())
+    # 100 µs measured; on an A100 19.5 Tflop/s in fp32 (no TF32 kernel ran) make 440 µs of 8.6 Gflop.
+    assert 2 < figures["modelled device time"]["now"] < 6
+
+
+@pytest.mark.parametrize(("old", "new", "worse"), [(0.10, 0.14, False), (0.10, 0.16, True), (0.10, -0.16, True),
+                                                   (-0.30, 0.05, False), (0.0, 0.05, False), (0.02, None, True)])
+def test_an_error_may_grow_by_the_tolerance_in_either_direction(old: float, new: float | None, worse: bool) -> None:
+    verdicts = judge("x", Accuracy(old, None, None, None), Accuracy(new, None, None, None), 0.05)
+    assert [verdict.failed for verdict in verdicts] == [worse]
+
+
+def test_a_figure_nobody_stored_is_told_and_passes() -> None:
+    (verdict,) = judge("x", Accuracy(None, None, None, None), Accuracy(None, None, 0.5, None), 0.05)
+    assert verdict.status is Status.SKIPPED
+
+
+def test_models_that_got_worse_fail(kept: Path, run: Run) -> None:
+    """The baseline is told that the models had been right."""
+    path = kept / "baseline.json"
+    value = json.loads(path.read_text(encoding="utf-8"))
+    value["captures"]["step"]["accuracy"]["device"] = 0.01
+    path.write_text(json.dumps(value), encoding="utf-8")
+    said = run(kept)
+    assert said.code == 1
+    assert "modelled device time" in said.out and "FAILED" in said.out
+    assert run(kept, "--tolerance", "900%").code == 0
+
+
+# --- the program ---------------------------------------------------------------------------------------------------
+
+
+def test_the_same_again_is_no_alarm(kept: Path, tmp_path: Path) -> None:
+    write_capture(tmp_path / "new" / "step", step_ns=samples(550, seed=1))
+    assert against(kept, tmp_path / "new") == set()
+
+
+@pytest.mark.parametrize(("change", "expected"), [
+    ({"trace": step_trace(launches=2, kernel_us=50)}, {"launches", "kernels"}),
+    ({"trace": step_trace(items=2)}, {"values read by the host", "blocking synchronisations"}),
+    ({"trace": step_trace(length=900), "step_ns": samples(800, seed=1)}, {"step time"}),
+    ({"memory": 11 * 10**8}, {"peak device memory"}),
+    ({"trace": step_trace(launches=2, kernel_us=100)}, {"launches", "kernels", "GPU active time"}),
+], ids=["launch", "read", "slower", "memory", "work"])
+def test_each_kind_of_growth_is_told_apart(kept: Path, tmp_path: Path, change: dict[str, Any],
+                                           expected: set[str]) -> None:
+    write_capture(tmp_path / "new" / "step", **change)
+    assert against(kept, tmp_path / "new") == expected
+
+
+def test_less_of_everything_is_no_alarm(tmp_path: Path) -> None:
+    write_capture(tmp_path / "kept" / "step", step_trace(launches=3, items=2), samples(800), memory=2 * 10**9)
+    gate.update_baseline(str(tmp_path / "kept"), "first")
+    write_capture(tmp_path / "new" / "step")
+    assert against(tmp_path / "kept", tmp_path / "new") == set()
+
+
+def test_what_is_too_small_to_matter_passes_and_the_tolerance_says_what_that_is(kept: Path, tmp_path: Path) -> None:
+    write_capture(tmp_path / "new" / "step", step_trace(length=750), samples(700, seed=1))
+    assert against(kept, tmp_path / "new") == {"step time"}
+    assert failed(gate.check_against(str(kept), str(tmp_path / "new"), tolerance=0.5).verdicts) == set()
+
+
+def test_repeated_runs_of_a_program_see_smaller_changes(tmp_path: Path) -> None:
+    """8% hide in the noise between two runs and are seen with five on either side."""
+    for number in range(5):
+        write_capture(tmp_path / "kept" / "step" / f"run{number}", step_ns=samples(550, seed=number))
+        write_capture(tmp_path / "new" / "step" / f"run{number}", trace=step_trace(length=644),
+                      step_ns=samples(594, seed=9 + number))
+    gate.update_baseline(str(tmp_path / "kept"), "first")
+    assert against(tmp_path / "kept", tmp_path / "new") == {"step time"}
+    assert against(tmp_path / "kept", tmp_path / "new" / "step" / "run0") == set()
+
+
+def test_another_machine_is_compared_by_counts_alone(kept: Path, tmp_path: Path) -> None:
+    other = {"device": "NVIDIA A100-SXM4-80GB", "cpu": "another CPU", "cores": 8}
+    write_capture(tmp_path / "new" / "step", step_trace(launches=2, kernel_us=50), samples(2000), hardware=other)
+    found = gate.check_against(str(kept), str(tmp_path / "new"))
+    assert failed(found.verdicts) == {"launches", "kernels"}
+    assert {v.quantity for v in found.verdicts if v.status is Status.SKIPPED} >= {"step time", "GPU active time"}
+    assert any("another CPU" in note for note in found.notes)
+
+
+def test_a_slower_machine_is_taken_off_where_unchanged_work_tells_it(tmp_path: Path) -> None:
+    """Every one of ten different operations takes 1.5 times as long, and so does the step."""
+    def capture(folder: Path, factor: float) -> None:
+        trace = step_trace(launches=0, items=0)
+        for n in range(9):
+            for i in range(10):
+                at = 1000 + 600 * n + 50 * i
+                trace.op(f"aten::op{i}", at + 1, at + 1 + 20 * factor)
+        write_capture(folder, trace, samples(500 * factor))
+
+    capture(tmp_path / "kept" / "step", 1.0)
+    gate.update_baseline(str(tmp_path / "kept"), "first")
+    capture(tmp_path / "new" / "step", 1.5)
+    found = gate.check_against(str(tmp_path / "kept"), str(tmp_path / "new"))
+    assert failed(found.verdicts) == set()
+    assert any("took 50% longer" in note for note in found.notes)
+
+
+def test_what_only_one_of_two_moments_shows_is_no_alarm(kept: Path, tmp_path: Path) -> None:
+    """The timed steps doubled, the profiled ones of the same run did not: the machine had a bad moment."""
+    write_capture(tmp_path / "new" / "step", step_ns=samples(1100, seed=1))
+    assert against(kept, tmp_path / "new") == set()
+
+
+def test_interruptions_of_the_same_work_are_told_from_a_quiet_machine(tmp_path: Path) -> None:
+    """Nine calls of 8 µs; then two of them take 80: 26 µs in the mean, 8 at the lower quartile, 1.4 being calm."""
+    def recorded(name: str, long: int) -> float:
+        trace = step_trace(launches=0, items=0)
+        for n in range(9):
+            trace.op("aten::add", 1100 + 600 * n, 1108 + 600 * n + (72 if n < long else 0))
+        return disturbance(find_captures(str(write_capture(tmp_path / name, trace)))[0].job.graphs,
+                           device_decides=False)
+
+    assert recorded("quiet", 0) == 0.0
+    assert recorded("shaken", 2) == pytest.approx(np.log((7 * 8 + 2 * 80) / (9 * 8) / 1.4))
+
+
+@pytest.mark.parametrize("kind", planted.KINDS)
+def test_a_planted_regression_of_a_real_step_is_caught(kind: str, tmp_path: Path) -> None:
+    """Real captures on this CPU: four by what is counted, the sleep by the time of the steps.
+
+    That takes a machine that is not interrupted all the time, which the recordings themselves tell.
+    """
+    before, after = planted.recorded(kind)
+    if kind == "sleep" and max(_disturbance(before), _disturbance(after)) > np.log(1.3):
+        pytest.skip("the machine is too busy to say anything of step times")
+    shutil.copytree(before, tmp_path / "kept" / kind)
+    gate.update_baseline(str(tmp_path / "kept"), "first")
+    expected = {"layer_norm": "operations", "item": "values read by the host", "fusion": "operations",
+                "bucket": "bytes communicated", "sleep": "step time"}[kind]
+    assert expected in against(tmp_path / "kept", after)
+
+
+def _disturbance(path: Path) -> float:
+    return disturbance(find_captures(str(path))[0].job.graphs, device_decides=False)
+
+
+# --- reports -------------------------------------------------------------------------------------------------------
+
+
+def test_reports_for_machines_and_pull_requests(kept: Path, tmp_path: Path, run: Run) -> None:
+    write_capture(tmp_path / "new" / "step", step_trace(launches=2, kernel_us=50))
+    said = run(kept, "--against", tmp_path / "new", "--json", "--junit", tmp_path / "out.xml", "--markdown",
+               tmp_path / "out.md")
+    assert said.code == 1
+    assert said.json["passed"] is False
+    assert said.json["causes"]["step"]
+    suites = ElementTree.parse(tmp_path / "out.xml").getroot()
+    assert suites.attrib["failures"] == "2"
+    (suite,) = suites
+    cases = {case.attrib["name"]: case for case in suite}
+    assert len(cases) == int(suite.attrib["tests"]) == len(said.json["verdicts"])
+    assert cases["launches"].find("failure") is not None
+    assert cases["step time"].find("failure") is None
+    summary = (tmp_path / "out.md").read_text(encoding="utf-8")
+    assert summary.startswith("### ❌")
+    assert "| ❌ | step | launches | 1 | 2 |" in summary
+
+
+def test_names_that_others_wrote_break_neither_table_nor_xml() -> None:
+    from graph_predictor.check.reports import junit_xml, markdown
+    from graph_predictor.check.verdict import Outcome
+
+    nasty = "a|b <img> `x` \x00\x1b[31m\n]]> &"
+    found = Outcome(nasty, [Verdict(nasty, nasty, Status.FAILED, 1, 2, "", nasty)], {nasty: [nasty]}, [nasty])
+    suites = ElementTree.fromstring(junit_xml(found))
+    assert suites[0].attrib["name"].startswith("a|b <img>")
+    text = markdown(found)
+    assert "<img>" not in text and "\x1b" not in text
+    assert [line.count("|") - line.count("\\|") for line in text.splitlines() if line.startswith("| ❌")] == [7, 7]
+
+
+# --- bad input -----------------------------------------------------------------------------------------------------
+
+
+def refused(said: Ran, *words: str) -> None:
+    assert said.code == 2, said
+    assert said.out == ""
+    assert said.err.startswith("foretrace: ") and said.err.count("\n") == 1
+    for word in words:
+        assert word in said.err, said.err
+
+
+def test_a_missing_baseline(tmp_path: Path, run: Run) -> None:
+    write_capture(tmp_path / "kept" / "step")
+    refused(run(tmp_path / "kept"), "baseline.json does not exist", "--update-baseline")
+
+
+def test_no_directory_no_capture_a_file(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    refused(run(tmp_path / "none"), "does not exist")
+    refused(run(tmp_path / "empty"), "holds no capture")
+    refused(run(tmp_path / "file"), "is a file")
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ('{"name": "another tool"}', "was not written by foretrace"),
+    ("[]", "was not written by foretrace"),
+    ("{", "is not JSON"),
+    ('{"format": "foretrace-baseline", "version": 99}', "of version 99"),
+    ('{"format": "foretrace-baseline", "version": "1"}', "is damaged"),
+    ('{"format": "foretrace-baseline", "version": 1, "reasons": [], "captures": {"step": 3}}', "is damaged"),
+], ids=["foreign", "list", "torn", "newer", "version", "fields"])
+def test_a_baseline_that_is_none(kept: Path, run: Run, text: str, words: str) -> None:
+    """Told, and never overwritten by an update either."""
+    (kept / "baseline.json").write_text(text, encoding="utf-8")
+    refused(run(kept), words)
+    refused(run(kept, "--update-baseline", "--reason", "again"), words)
+    assert (kept / "baseline.json").read_text(encoding="utf-8") == text
+
+
+def test_a_baseline_of_other_captures(kept: Path, run: Run) -> None:
+    write_capture(kept / "another")
+    refused(run(kept), "made from other captures", "another is not in it")
+    shutil.rmtree(kept / "another")
+    shutil.move(kept / "step", kept / "renamed")
+    refused(run(kept), "step is missing here", "renamed is not in it")
+    shutil.move(kept / "renamed", kept / "step")
+    context = kept / "step" / "rank0" / "context.json"
+    context.write_text(context.read_text(encoding="utf-8") + " ", encoding="utf-8")
+    refused(run(kept), "step has other files")
+
+
+def test_captures_of_different_programs(kept: Path, tmp_path: Path, run: Run) -> None:
+    other = step_trace(name="aten::conv2d", args={"Input Dims": [[8, 3, 4, 4]], "Input type": ["float"]}, items=0)
+    write_capture(tmp_path / "new" / "step", other)
+    refused(run(kept, "--against", tmp_path / "new"), "record different programs", "share 0% of their operations")
+    write_capture(tmp_path / "named" / "something", other)
+    refused(run(kept, "--against", tmp_path / "named"), "of none of the baseline's programs")
+
+
+def test_a_workload_with_other_settings(tmp_path: Path, run: Run) -> None:
+    write_capture(tmp_path / "kept" / "a", workload={"name": "llama", "settings": {"batch": 4, "seq": 64}})
+    gate.update_baseline(str(tmp_path / "kept"), "first")
+    write_capture(tmp_path / "new" / "a", workload={"name": "llama", "settings": {"batch": 8, "seq": 64}})
+    refused(run(tmp_path / "kept", "--against", tmp_path / "new"), "batch=8 where the baseline has 4")
+
+
+def test_a_new_capture_under_another_name_goes_by_what_it_runs(kept: Path, tmp_path: Path) -> None:
+    write_capture(kept / "second", step_trace(name="aten::conv2d", args={
+        "Input Dims": [[8, 3, 4, 4]], "Input type": ["float"]}, items=0))
+    pairs = pair_captures(find_captures(str(kept)), find_captures(str(write_capture(tmp_path / "fresh"))))
+    assert [(pair.program, [new.name for new in pair.new]) for pair in pairs] == [("step", ["fresh"])]
+    write_capture(kept / "third")
+    with pytest.raises(CheckError, match="could be"):
+        pair_captures(find_captures(str(kept)), find_captures(str(tmp_path / "fresh")))
+
+
+def test_empty_jobs(kept: Path, tmp_path: Path, run: Run) -> None:
+    from micro import Micro
+
+    write_capture(tmp_path / "new" / "step", Micro())
+    refused(run(kept, "--against", tmp_path / "new"), "step", "is empty")
+    write_capture(tmp_path / "stepless" / "step", Micro().op("aten::linear", 0, 10, **SIZES))
+    refused(run(kept, "--against", tmp_path / "stepless"), "has no steps")
+
+
+def test_options_that_exclude_each_other(kept: Path, run: Run) -> None:
+    refused(run(kept, "--update-baseline"), "needs --reason")
+    refused(run(kept, "--update-baseline", "--reason", "  "), "needs --reason")
+    refused(run(kept, "--reason", "x"), "--reason belongs to --update-baseline")
+    refused(run(kept, "--update-baseline", "--reason", "x", "--against", kept), "exclude each other")
+    refused(run(kept, "--against", kept), "own directory")
+    refused(run(kept, "--tolerance", "little"), "is no share")
+    refused(run(kept, "--tolerance", "-1%"), "is no share")
+
+
+# --- updates -------------------------------------------------------------------------------------------------------
+
+
+def test_an_update_keeps_the_earlier_reasons(kept: Path, run: Run) -> None:
+    write_capture(kept / "another")
+    assert run(kept, "--update-baseline", "--reason", "one more\nprogram").code == 0
+    found = BaselineFile(str(kept)).read()
+    assert [each.reason for each in found.reasons] == ["first", "one more program"]
+    assert found.captures.keys() == {"step", "another"}
+    assert run(kept).code == 0
+
+
+def test_an_update_that_fails_leaves_the_old_baseline_whole(kept: Path, run: Run,
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    old = (kept / "baseline.json").read_bytes()
+    broken = write_capture(kept / "broken")
+    (broken / "rank0" / "kineto.json.gz").write_bytes(b"no trace")
+    refused(run(kept, "--update-baseline", "--reason", "x"), "broken")
+    shutil.rmtree(broken)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.replace", full)
+        refused(run(kept, "--update-baseline", "--reason", "x"), "No space left")
+    assert (kept / "baseline.json").read_bytes() == old
+    assert [path.name for path in kept.iterdir() if path.name.startswith(".")] == []
+    assert run(kept).code == 0
+
+
+def test_samples_have_the_median_they_are_asked_for() -> None:
+    assert np.median(samples(550)) == pytest.approx(550e3, rel=1e-4)
