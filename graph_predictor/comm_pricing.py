@@ -52,7 +52,7 @@ def find_collectives(built: Built, on: Topology) -> tuple[list[RecordedCollectiv
     found: list[RecordedCollective] = []
     unknown = 0
     for members, recorded in zip(built.rendezvous.groups, built.rendezvous.intrinsic_ns, strict=True):
-        call = _call(graphs, row_of, members, on)
+        call = recorded_call(graphs, row_of, members, on)
         if call is None:
             unknown += len(members)
         else:
@@ -61,7 +61,7 @@ def find_collectives(built: Built, on: Topology) -> tuple[list[RecordedCollectiv
         for kernel in np.flatnonzero(graph.kernels.kind == KernelKind.COLLECTIVE).tolist():
             if (position, kernel) in grouped:
                 continue
-            call = _call(graphs, row_of, [(position, kernel)], on)
+            call = recorded_call(graphs, row_of, [(position, kernel)], on)
             if call is None:
                 unknown += 1
             else:
@@ -70,8 +70,10 @@ def find_collectives(built: Built, on: Topology) -> tuple[list[RecordedCollectiv
     return found, unknown
 
 
-def _call(graphs: Sequence[ExecutionGraph], row_of: list[dict[int, int]], members: Sequence[tuple[int, int]],
-          on: Topology) -> CollectiveCall | None:
+def recorded_call(graphs: Sequence[ExecutionGraph], row_of: list[dict[int, int]],
+                  members: Sequence[tuple[int, int]], on: Topology) -> CollectiveCall | None:
+    """The call of one collective's kernels, (position of the rank, kernel row) each; ``None`` where nothing tells what
+    it moves."""
     size, kind, dtype = float("nan"), None, "float32"
     ranks: list[int] = []
     named: list[int] = []

@@ -67,7 +67,7 @@ def predict(
         from kernel_models.collectives.times import Level
 
         kind = collective_kind(collective)
-        model, where = _profile_on(profile, topology, oversubscription)
+        model, where = profile_on(profile, topology, oversubscription)
         payload, members = _payload(kind, size, sizes)
         if group is not None and ranks is not None:
             raise CommError("Ranks are given twice; give --group or --ranks.")
@@ -309,7 +309,7 @@ def report_communication(
             report_found(found, checks, notes)
 
 
-def _profile_on(path: str | None, name: str | None, oversubscription: float | None) -> tuple[CommProfile, Topology]:
+def profile_on(path: str | None, name: str | None, oversubscription: float | None) -> tuple[CommProfile, Topology]:
     """The profile (one of data sheets only without a file), and the cluster that was asked for."""
     from kernel_models.collectives import CommError, CommProfile, topology
 

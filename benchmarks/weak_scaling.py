@@ -1,0 +1,171 @@
+"""Published step times of large jobs from shape-only graphs: how they grow with the job, and which is faster.
+
+    python benchmarks/weak_scaling.py [DATA] [--rows mpt|dgx]
+
+DATA (default: the environment's FORETRACE_DATA, else the shared data beside the checkout) is a folder with
+`end_to_end/mosaic_mpt_fsdp.parquet` (LLM-Foundry's benchmark tables, github.com/mosaicml/llm-foundry) and
+`end_to_end/dgxc_step_times.parquet` (github.com/NVIDIA/dgxc-benchmarking). Nothing is fitted: kernels by data sheets
+and default efficiencies, collectives by the topology's, `Rates()` as they are. Only bf16 rows are read; of the second
+table pre-training rows whose model and plan are published (fine-tuning, fp8 and the 5-billion GPT are not).
+
+Printed for each table: every row, MAPE, median, bias, p90 and largest error of the step time, and Spearman's rank
+correlation over its rows; for jobs that only grow (same model, sequence and batch of a GPU) the slope: the step time of
+the largest over the smallest, measured and predicted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy.stats import spearmanr
+
+from graph_predictor.parallel.collective_times import CollectiveModel
+from graph_predictor.parallel.estimate import estimate
+from graph_predictor.parallel.loads import loads_of
+from graph_predictor.parallel.pieces import Pieces
+from graph_predictor.parallel.plan import ParallelPlan, Recompute, Schedule, Sharding
+from kernel_models.collectives import topology
+from kernel_models.device import device
+from tracer.shape_only.transformer import TransformerShape
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = Path(os.environ.get("FORETRACE_DATA", ROOT.parent / "shared" / "data"))
+ASKED = 0.95
+
+MPT = {"125m": (12, 768, 12), "350m": (24, 1024, 16), "760m": (24, 1536, 12), "1b": (24, 2048, 16),
+       "3b": (32, 2560, 20), "7b": (32, 4096, 32), "13b": (40, 5120, 40), "30b": (48, 7168, 56), "70b": (80, 8192, 64)}
+"""Layers, width and heads of LLM-Foundry's MPT models."""
+GPUS = {"h100_80gb": ("h100-sxm", "dgx-h100", ""), "a100_80gb": ("a100-sxm-80g", "dgx-a100", "@roce-200"),
+        "a100_40gb": ("a100-sxm-40g", "dgx-a100", "@roce-200")}
+"""Device, node and network by the tables' names of GPUs."""
+
+
+def _llama(layers: int, hidden: int, heads: int, ffn: int, vocab: int, seq: int) -> TransformerShape:
+    return TransformerShape(layers, hidden, heads, 8, ffn, vocab, seq, gated=True, rms=True, bias=False, rotary=True)
+
+
+LLAMA_70B = (80, 8192, 64, 28_672)
+MEGATRON = {"sharding": Sharding.OPTIMIZER}
+DGX: dict[tuple[str, str, str], tuple[TransformerShape, dict[str, object]]] = {
+    ("v25.02", "llama3.1/README_70b.md", "BF16"): (_llama(*LLAMA_70B, 128_256, 8192), {
+        **MEGATRON, "tp": 4, "pp": 4, "cp": 2, "chunks": 5, "schedule": Schedule.INTERLEAVED,
+        "sequence_parallel": True}),
+    ("v25.02", "llama3.1/README_8b.md", "BF16"): (_llama(32, 4096, 32, 14_336, 128_256, 8192), {**MEGATRON, "cp": 2}),
+    ("v25.02", "nemo_megatron/README_175b.md", "BF16"): (
+        TransformerShape(96, 12_288, 96, 96, 49_152, 51_200, 2048), {
+            **MEGATRON, "tp": 4, "pp": 8, "chunks": 12, "schedule": Schedule.INTERLEAVED, "sequence_parallel": True}),
+    ("v24.11.1", "maxtext/README_70b.md", "BF16"): (_llama(*LLAMA_70B, 32_000, 4096), {
+        "microbatch": 2, "sharding": Sharding.PARAMETERS, "recompute": Recompute.FULL}),
+    ("v25.02", "maxtext/README_70b.md", "BF16"): (_llama(*LLAMA_70B, 128_256, 8192), {
+        "microbatch": 2, "sharding": Sharding.PARAMETERS, "recompute": Recompute.FULL}),
+}
+"""Model and plan by release, file and precision; micro-batches of 1 where nothing else is said."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row: what it is, which series it is of, GPUs, seconds measured and predicted."""
+
+    name: str
+    series: str
+    gpus: int
+    measured: float
+    predicted: float
+    bound: str
+
+
+def predict(plan: ParallelPlan, shape: TransformerShape, pieces: Pieces, node: str, network: str) -> tuple[float, str]:
+    """Seconds of a step, and what binds it."""
+    gpus = topology(node).gpus
+    nodes = -(-plan.world_size // gpus)
+    where = topology(node if nodes == 1 else f"{node}x{nodes}{network}")
+    found = estimate(loads_of(plan, shape, pieces, CollectiveModel(where)))
+    return found.time_us / 1e6, found.bound
+
+
+def mpt(path: Path) -> dict[str, list[Result]]:
+    """LLM-Foundry's tables: FSDP, bf16."""
+    tables: dict[str, list[Result]] = defaultdict(list)
+    pieces = {name: Pieces(device(spec)) for name, (spec, _, _) in GPUS.items()}
+    for row in pd.read_parquet(path).to_dict("records"):
+        if row["Precision"] == "amp_fp8":
+            continue
+        layers, hidden, heads = MPT[row["Model"]]
+        seq, gpus, kind = int(row["SeqLen (T)"]), int(row["# GPUs"]), row["GPU"]
+        shape = TransformerShape(layers, hidden, heads, heads, 4 * hidden, 50_368, seq, bias=False)
+        full = row["Sharding Strategy"] == "FULL_SHARD"
+        again = Recompute.FULL if row["Activation Checkpointing"] == "True" else Recompute.NONE
+        plan = ParallelPlan(dp=gpus, microbatch=int(row["MicroBatchSize"]), microbatches=int(row["GradAccum"]),
+                            sharding=Sharding.PARAMETERS if full else Sharding.GRADIENTS, recompute=again)
+        seconds, bound = predict(plan, shape, pieces[kind], *GPUS[kind][1:])
+        measured = plan.global_batch * seq / float(row["Throughput (T/s)"])
+        series = f"{row['Model']} {seq} {plan.microbatch}×{plan.microbatches} {again.value}"
+        tables[row["section"]].append(Result(f"{row['Model']} seq {seq} on {gpus}", series,
+            gpus, measured, seconds, bound))
+    return tables
+
+
+def dgx(path: Path) -> dict[str, list[Result]]:
+    """NVIDIA's tables of pre-training on H100."""
+    tables: dict[str, list[Result]] = defaultdict(list)
+    pieces = Pieces(device("h100-sxm"))
+    for row in pd.read_parquet(path).to_dict("records"):
+        dtype = "BF16" if "BF16" in row["workload"] else "other"
+        known = DGX.get((row["ref"], row["file"], dtype))
+        if known is None:
+            continue
+        shape, values = known
+        gpus = int(row["gpus"])
+        dp = gpus // np.prod([int(str(values.get(name, 1))) for name in ("tp", "pp", "cp")])
+        micro = int(str(values.get("microbatch", 1)))
+        plan = ParallelPlan(dp=int(dp), microbatches=int(float(row["gbs"])) // int(dp) // micro, **values)
+        seconds, bound = predict(plan, shape, pieces, "dgx-h100", "")
+        tables["H100, pre-training"].append(Result(f"{row['workload'][:34]} on {gpus}", f"{row['ref']} {row['file']}",
+                                                   gpus, float(row["value"]), seconds, bound))
+    return tables
+
+
+def show(title: str, rows: list[Result]) -> None:
+    """Print a table: every row, its errors, its orders and slopes."""
+    print(f"\n{title}: {len(rows)} rows")
+    for row in rows:
+        print(f"  {row.name:46}{row.measured:>10.3f}{row.predicted:>10.3f} s{row.predicted / row.measured - 1:>+8.1%}"
+              f"  {row.bound}")
+    measured, predicted = np.array([row.measured for row in rows]), np.array([row.predicted for row in rows])
+    error = 100 * (predicted / measured - 1)
+    size = np.abs(error)
+    rank = spearmanr(measured, predicted).statistic
+    print(f"  MAPE {size.mean():.1f}%, median {np.median(size):.1f}%, bias {error.mean():+.1f}%, p90 "
+          f"{np.quantile(size, 0.9):.1f}%, largest {size.max():.1f}%; Spearman {rank:.3f} (asked {ASKED})")
+    for series in dict.fromkeys(row.series for row in rows):
+        mine = sorted((row for row in rows if row.series == series), key=lambda row: row.gpus)
+        if len(mine) > 1 and mine[-1].gpus > mine[0].gpus:
+            slopes = [getattr(mine[-1], name) / getattr(mine[0], name) for name in ("measured", "predicted")]
+            rank = spearmanr([row.measured for row in mine], [row.predicted for row in mine]).statistic
+            print(f"  {series}: {mine[0].gpus} → {mine[-1].gpus} GPUs × {slopes[0]:.3f} measured, × {slopes[1]:.3f} "
+                  f"predicted" + (f"; Spearman {rank:.2f} of {len(mine)}" if len(mine) > 2 else ""))
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", nargs="?", type=Path, default=DATA)
+    parser.add_argument("--rows", choices=["mpt", "dgx", "all"], default="all")
+    options = parser.parse_args()
+    folder = options.data / "end_to_end"
+    if options.rows != "mpt":
+        for title, rows in dgx(folder / "dgxc_step_times.parquet").items():
+            show(title, rows)
+    if options.rows != "dgx":
+        for title, rows in mpt(folder / "mosaic_mpt_fsdp.parquet").items():
+            show(title, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""``foretrace plan``: the best way to spread a decoder's step over a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from graph_predictor.cli.console import Column, Report, percent, print_json, read, working
+from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.options import Debug, Json
+
+if TYPE_CHECKING:
+    from graph_predictor.parallel.search import Found, Ranked
+    from tracer.shape_only.transformer import TransformerShape
+
+BEST = 10
+
+
+def plan(
+    source: Annotated[str, typer.Argument(
+        metavar="SOURCE", help="A workload (llama, gpt2, moe), or a capture or shape-only trace of one.")],
+    gpus: Annotated[int, typer.Option(min=1, metavar="N", help="GPUs of the job.")],
+    device: Annotated[str, typer.Option(metavar="NAME", help="The GPU.")] = "h200-sxm",
+    topology: Annotated[str | None, typer.Option(
+        metavar="NODE[xN][@NET]", help="The cluster, such as dgx-h200x8; by default the device's usual nodes.")] = None,
+    assignments: Annotated[list[str] | None, typer.Option(
+        "--set", metavar="KEY=VALUE", help="A setting of the workload (repeatable).")] = None,
+    preset: Annotated[str, typer.Option(metavar="NAME", help="The workload's preset.")] = "default",
+    global_batch: Annotated[int | None, typer.Option(
+        min=1, metavar="N", help="Sequences of a step; by default what the source does, on every GPU.")] = None,
+    only: Annotated[str | None, typer.Option(
+        "--parallel", metavar="PLAN", help="Estimate this plan alone, such as dp=8,tp=4,pp=2,microbatches=16.")] = None,
+    memory_limit: Annotated[float | None, typer.Option(
+        min=0, metavar="GB", help="Memory of a GPU; by default all it has.")] = None,
+    price: Annotated[float | None, typer.Option(min=0, metavar="PER_HOUR", help="Price of one GPU and hour.")] = None,
+    profile: Annotated[str | None, typer.Option(metavar="FILE", help="Fitted models of the device.")] = None,
+    comm_profile: Annotated[str | None, typer.Option(
+        metavar="FILE", help="Measured collectives of the cluster (foretrace comm fit).")] = None,
+    host_us: Annotated[float | None, typer.Option(
+        min=0, metavar="US", help="Host time of a kernel's launch, µs.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Plans to show.")] = BEST,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Find the best parallel plan: data, tensor and pipeline parallelism, micro-batch, recomputation and sharding.
+
+    foretrace plan llama --preset real --gpus 64 --device h200-sxm --topology dgx-h200x8
+    """
+    with one_sentence(debug):
+        from dataclasses import replace
+
+        from graph_predictor.parallel.collective_times import CollectiveModel, topology_of
+        from graph_predictor.parallel.estimate import Rates
+        from graph_predictor.parallel.pieces import Pieces
+        from graph_predictor.parallel.search import price_plan, search
+        from graph_predictor.whatif.device import find_device
+
+        spec = find_device(device)
+        shape, per_gpu = _decoder(source, assignments or [], preset)
+        if topology is None and comm_profile is None:
+            collectives = CollectiveModel(topology_of(spec, gpus))
+        else:
+            from graph_predictor.cli.comm import profile_on
+
+            known, where = profile_on(comm_profile, topology, None)
+            collectives = CollectiveModel(where, known)
+        models = None
+        if profile is not None:
+            from kernel_models.profile import load_profile
+
+            models = load_profile(profile)
+        pieces = Pieces(spec, models)
+        rates = Rates() if host_us is None else replace(Rates(), host_us=host_us, host_collective_us=host_us)
+        limit = None if memory_limit is None else memory_limit * 1e9
+        with working("Tracing and pricing"):
+            if only is not None:
+                found = price_plan(only, gpus, shape, pieces, collectives, memory_limit=limit, rates=rates)
+            else:
+                found = search(shape, gpus, global_batch or per_gpu * gpus, pieces, collectives, memory_limit=limit,
+                               rates=rates)
+        notes = _notes(collectives.topology.node.device, spec.name, rates.host_us, measured=host_us is not None)
+        if json:
+            print_json({"shape": asdict(shape), "gpus": gpus, "device": spec.name,
+                        "topology": collectives.topology.name, "considered": found.considered,
+                        "plans": [_plain(each, gpus, price) for each in found.plans[:top]],
+                        "refused": [asdict(each) for each in found.refused], "notes": notes})
+            return
+        _report(found, shape, gpus, collectives.topology.name, price, top, notes)
+
+
+def _decoder(source: str, assignments: list[str], preset: str) -> tuple[TransformerShape, int]:
+    """The decoder of a workload's name or of a trace, and the sequences of its step."""
+    from graph_predictor.parallel.decoder import decoder_of
+    from graph_predictor.parallel.plan import PlanError
+    from tracer import workloads
+
+    if source in workloads.names():
+        settings = workloads.parse(source, assignments, preset=preset)
+        return decoder_of(source, workloads.as_plain(settings)), settings.samples_per_step
+    meta = read([source]).graphs[0].meta
+    if not meta.workload:
+        raise PlanError(f"{source} does not say which model it is of, so that how to split its layers is not known; "
+                        "give a workload, or a capture or trace made with --workload.")
+    values = {**meta.workload["settings"], **dict(item.partition("=")[::2] for item in assignments)}
+    return (decoder_of(meta.workload["name"], values),
+            int(values.get("batch", 1)) * int(values.get("accumulation", 1)))
+
+
+def _notes(node: str, device: str, host_us: float, *, measured: bool) -> list[str]:
+    notes = [] if node == device else [f"The nodes of the topology have {node}, not {device}; their network is taken."]
+    if not measured:
+        notes.append(f"A launch is taken to cost the host {host_us:g} µs; give --host-us where it is known.")
+    return notes
+
+
+def _cost(each: Ranked, gpus: int, price: float | None) -> float | None:
+    return None if price is None else price * gpus * each.estimate.time_us / 3.6e9
+
+
+def _plain(each: Ranked, gpus: int, price: float | None) -> dict[str, Any]:
+    from kernel_models.model import Source
+
+    e, m = each.estimate, each.memory
+    return {
+        "plan": str(e.plan), "step_ms": e.time_us / 1e3, "interval_ms": [e.low_us / 1e3, e.high_us / 1e3],
+        "memory_gb": m.total / 1e9, "exposed_communication_ms": e.exposed_us / 1e3, "bubble": e.bubble,
+        "sequences_per_second": e.plan.global_batch / e.time_us * 1e6, "cost_per_step": _cost(each, gpus, price),
+        "bound": e.bound,
+        "parts_ms": {name: getattr(e, name) / 1e3 for name in (
+            "products", "others", "host", "layers", "pipeline", "data", "optimizer", "fixed", "hidden")},
+        "memory_parts_gb": {name: getattr(m, name) / 1e9 for name in (
+            "parameters", "gradients", "state", "activations", "reserved")},
+        "sources": {Source(source).label: share for source, share in e.sources.items()}}
+
+
+def _report(found: Found, shape: TransformerShape, gpus: int, where: str, price: float | None, top: int,
+            notes: list[str]) -> None:
+    report = Report()
+    report.line(f"A decoder of {shape.parameters / 1e9:,.3g} billion parameters ({shape.layers} layers, {shape.dtype}) "
+                f"on {gpus} GPUs of {where}: {found.considered:,} plans, {len(found.plans):,} possible.")
+    columns = [Column("dp"), Column("tp"), Column("pp"), Column("micro-\nbatches"), Column("ZeRO"),
+               Column("re-\ncompute", name=True), Column("step\nms"), Column("80% between\nms"), Column("memory\nGB"),
+               Column("exposed\nms"), Column("bubble"), Column("binds", name=True)]
+    if price is not None:
+        columns.insert(-1, Column("cost\na step"))
+    rows = []
+    for each in found.plans[:top]:
+        e = each.estimate
+        p = e.plan
+        row = [str(p.dp), str(p.tp), str(p.pp), f"{p.microbatches} × {p.microbatch}", str(int(p.sharding)),
+               p.recompute.value, f"{e.time_us / 1e3:,.1f}", f"{e.low_us / 1e3:,.0f} – {e.high_us / 1e3:,.0f}",
+               f"{each.memory.total / 1e9:.1f}", f"{e.exposed_us / 1e3:,.1f}", percent(e.bubble), e.bound]
+        if price is not None:
+            row.insert(-1, f"{_cost(each, gpus, price):.3g}")
+        rows.append(row)
+    report.table("Best plans, fastest first", columns, rows)
+    if found.refused:
+        report.line()
+        report.line("Not possible", style="bold")
+    for refused in found.refused:
+        report.line(f"{refused.count:,} plans: {refused.reason} Such as {refused.example}.", indent=4)
+    if not found.plans:
+        report.line()
+        report.line("No plan is possible.", style="bold")
+    report.notes(notes)

@@ -1,0 +1,266 @@
+"""``estimate``: the time of a plan's step from what it is made of, and what binds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from graph_predictor.parallel.loads import Exchange, Loads
+from graph_predictor.parallel.pieces import Work
+from graph_predictor.parallel.plan import ParallelPlan, Recompute, Schedule, Sharding
+from graph_predictor.parallel.schedule import order_of, simulate
+
+HOST_SPREAD = 1.1
+"""Log half width of the 80% interval of host time nobody measured, as of a step traced by shapes."""
+BUCKET_SHARE = 0.1
+"""Of the gradients, what is reduced after backward has ended: the last of about ten buckets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """How a real job compares with its models; ``benchmarks/vtrain.py`` fits these.
+
+    Attributes:
+        products, others: factors on matrix products and on everything else.
+        collectives, network: factors on collectives within a node, and on those that leave it.
+        host_us: host time of each kernel's launch; host_collective_us: of each collective.
+        step_us: once a step.
+        meet: how host and GPU share a stretch of work: (host^meet + gpu^meet)^(1/meet). Large: the slower one decides;
+            smaller: each waits for the other at times.
+    """
+
+    products: float = 1.0
+    others: float = 1.0
+    collectives: float = 1.0
+    network: float = 1.0
+    host_us: float = 15.0
+    host_collective_us: float = 15.0
+    step_us: float = 0.0
+    meet: float = 16.0
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The step of a plan, µs. The parts are those of the average stage and add up to ``time_us``.
+
+    Attributes:
+        time_us, low_us, high_us: the step and its 80% interval.
+        products, others: arithmetic and other device work.
+        host: what the host takes longer than the device.
+        layers: collectives within layers that work waits for.
+        pipeline: sending between stages, and waiting for other stages that are no slower than this one.
+        data: gradients and parameters of replicas that nothing hides.
+        optimizer: its work.
+        fixed: once a step.
+        hidden: collectives that work hides.
+        sources: share of the device's time by ``Source``.
+    """
+
+    plan: ParallelPlan
+    time_us: float
+    low_us: float
+    high_us: float
+    products: float
+    others: float
+    host: float
+    layers: float
+    pipeline: float
+    data: float
+    optimizer: float
+    fixed: float
+    hidden: float
+    sources: dict[int, float]
+
+    @property
+    def exposed_us(self) -> float:
+        """Collectives that the step waits for, without the pipeline's."""
+        return self.layers + self.data
+
+    @property
+    def bubble(self) -> float:
+        """Share of the step in which the average stage waits for others."""
+        return self.pipeline / self.time_us if self.time_us else 0.0
+
+    @property
+    def bound(self) -> str:
+        """What most of the step is."""
+        parts = {"arithmetic": self.products, "memory": self.others + self.optimizer, "host": self.host + self.fixed,
+                 "communication": self.exposed_us, "pipeline bubble": self.pipeline}
+        return max(parts, key=lambda name: parts[name])
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Work of one stage for one micro-batch: device µs by kind, collectives it waits for, hidden ones, host µs."""
+
+    products: float = 0.0
+    others: float = 0.0
+    waits: float = 0.0
+    hidden: float = 0.0
+    host: float = 0.0
+
+    def add(self, work: Work, rates: Rates, exchange: Exchange = Exchange(), count: int = 1) -> None:  # noqa: B008
+        self.products += count * work.products * rates.products
+        self.others += count * work.others * rates.others
+        self.waits += count * _us(exchange, rates)
+        self.host += count * (work.launches * rates.host_us + exchange.count * rates.host_collective_us)
+
+    @property
+    def device(self) -> float:
+        return self.products + self.others + self.waits
+
+    def us(self, rates: Rates) -> float:
+        longest = max(self.device, self.host)
+        if longest <= 0:
+            return 0.0
+        other = min(self.device, self.host) / longest
+        return float(longest * (1 + other ** rates.meet) ** (1 / rates.meet))
+
+
+def estimate(loads: Loads, rates: Rates = Rates()) -> Estimate:
+    """The step of a plan.
+
+    Every stage does forward and backward of its blocks for each micro-batch in the schedule's order; the replicas'
+    collectives follow, beside the last backward where they can, and the optimizer.
+    """
+    plan = loads.plan
+    stages, chunks = plan.pp, plan.chunks
+    forward = [[_forward(loads, rates, stage, chunk) for chunk in range(chunks)] for stage in range(stages)]
+    backward = [[_backward(loads, rates, stage, chunk) for chunk in range(chunks)] for stage in range(stages)]
+    f = np.array([[each.us(rates) for each in row] for row in forward])
+    b = np.array([[each.us(rates) for each in row] for row in backward])
+    transfer = np.array([_us(each, rates) + each.count * rates.host_collective_us for each in loads.transfer])
+    run = simulate(order_of(plan.schedule, stages, plan.microbatches, chunks), f, b, transfer,
+                   plan.schedule is not Schedule.INTERLEAVED)
+    ends, data, hidden = [], [], 0.0
+    for stage in range(stages):
+        exposed, beside = _replicas(loads, rates, stage, float(b[stage].mean()), float(f[stage].mean()))
+        optimizer = _optimizer(loads, rates, stage)
+        ends.append(float(run.stage_end[stage]) + exposed + optimizer)
+        data.append(exposed)
+        hidden += beside / stages
+    total = max(ends) + rates.step_us
+    count = plan.microbatches / stages
+    every = [each for rows in (forward, backward) for row in rows for each in row]
+    products = count * sum(each.products for each in every)
+    others = count * sum(each.others for each in every)
+    waits = count * sum(each.waits for each in every)
+    busy = float(run.busy.mean())
+    optimizer = float(np.mean([_optimizer(loads, rates, stage) for stage in range(stages)]))
+    mean_data = float(np.mean(data))
+    pipeline = total - rates.step_us - busy - mean_data - optimizer
+    hidden += count * sum(each.hidden for each in every)
+    host = busy - products - others - waits
+    low, high = _interval(loads, rates, total, products + others + optimizer, host, waits + mean_data)
+    return Estimate(plan, total, low, high, products, others, host, waits, max(pipeline, 0.0), mean_data, optimizer,
+                    rates.step_us, hidden, _sources(loads))
+
+
+def _us(exchange: Exchange, rates: Rates) -> float:
+    return exchange.us * (rates.network if exchange.between_nodes else rates.collectives)
+
+
+def _layers(loads: Loads) -> int:
+    return loads.shape.layers // (loads.plan.pp * loads.plan.chunks)
+
+
+def _forward(loads: Loads, rates: Rates, stage: int, chunk: int) -> _Stretch:
+    plan, layers = loads.plan, _layers(loads)
+    out = _Stretch()
+    if stage == 0 and chunk == 0:
+        out.add(loads.embedding.forward, rates, loads.embedding_forward)
+    _add_forward(out, loads, rates, layers)
+    if stage == plan.pp - 1 and chunk == plan.chunks - 1:
+        out.add(loads.head.forward, rates, loads.head_forward)
+    if plan.sharding is Sharding.PARAMETERS:
+        compute = out.device / layers
+        _beside(out, _us(loads.block_gather, rates), compute, layers, plan.overlap)
+        _expose(out, loads.root_gather, rates)
+    return out
+
+
+def _backward(loads: Loads, rates: Rates, stage: int, chunk: int) -> _Stretch:
+    plan, layers = loads.plan, _layers(loads)
+    out = _Stretch()
+    if stage == plan.pp - 1 and chunk == plan.chunks - 1:
+        out.add(loads.head.backward, rates, loads.head_backward)
+    if plan.recompute is Recompute.FULL:
+        _add_forward(out, loads, rates, layers)
+    elif plan.recompute is Recompute.SELECTIVE:
+        out.add(loads.block.core, rates, count=layers)
+    before = out.device
+    out.add(loads.block.backward, rates, loads.block_backward, layers)
+    out.add(Work(), rates, loads.experts_backward, layers)
+    _beside(out, _us(loads.context_backward, rates), (out.device - before) / layers, layers, plan.overlap)
+    if stage == 0 and chunk == 0:
+        out.add(loads.embedding.backward, rates)
+    if plan.sharding is Sharding.PARAMETERS:
+        compute = out.device / layers
+        _beside(out, _us(loads.block_gather, rates) + _us(loads.block_reduce, rates), compute, layers, plan.overlap)
+        _expose(out, loads.root_reduce, rates)
+    return out
+
+
+def _add_forward(out: _Stretch, loads: Loads, rates: Rates, layers: int) -> None:
+    before = out.device
+    out.add(loads.block.forward, rates, loads.block_forward, layers)
+    out.add(Work(), rates, loads.experts_forward, layers)
+    _beside(out, _us(loads.context_forward, rates), (out.device - before) / layers, layers, loads.plan.overlap)
+
+
+def _beside(out: _Stretch, us: float, compute: float, layers: int, overlap: bool) -> None:
+    """Collectives of each block beside its work: what is longer than it is waited for."""
+    behind = min(us, compute) if overlap else 0.0
+    out.hidden += behind * layers
+    out.waits += (us - behind) * layers
+
+
+def _expose(out: _Stretch, exchange: Exchange, rates: Rates) -> None:
+    out.waits += _us(exchange, rates)
+    out.host += exchange.count * rates.host_collective_us
+
+
+def _replicas(loads: Loads, rates: Rates, stage: int, backward: float, forward: float) -> tuple[float, float]:
+    """Collectives of replicas at the end of the step: what is exposed, and what work hides, µs."""
+    plan = loads.plan
+    reduce, gather = _us(loads.reduce[stage], rates), _us(loads.gather[stage], rates)
+    if plan.sharding is Sharding.GRADIENTS:
+        reduce *= plan.microbatches  # sharded gradients cannot be accumulated before they are reduced
+        backward, forward = backward * plan.microbatches, forward
+    if not plan.overlap:
+        return reduce + gather, 0.0
+    behind = min(reduce * (1 - BUCKET_SHARE), backward * (1 - BUCKET_SHARE))
+    ahead = min(gather * (1 - BUCKET_SHARE), forward * (1 - BUCKET_SHARE))
+    return reduce + gather - behind - ahead, behind + ahead
+
+
+def _optimizer(loads: Loads, rates: Rates, stage: int) -> float:
+    work = loads.optimizer[stage]
+    return work.products * rates.products + work.others * rates.others
+
+
+def _interval(loads: Loads, rates: Rates, total: float, device: float, host: float,
+              waits: float) -> tuple[float, float]:
+    """Ends of the step's 80% interval: errors of kernels, of collectives and of the host are independent."""
+    works = [loads.block.forward, loads.block.backward, loads.head.forward, loads.head.backward]
+    weights = [float(loads.shape.layers), float(loads.shape.layers), 1.0, 1.0]
+    us = sum(w * each.us for w, each in zip(weights, works, strict=True))
+    exchanges = [loads.block_forward, loads.block_backward, loads.block_gather, loads.block_reduce, *loads.reduce,
+                 *loads.gather, loads.experts_forward, loads.context_forward]
+    moved = sum(each.us for each in exchanges)
+    scale = (total - waits - host) / device if device else 0.0
+    ends = []
+    for sign, end in ((-1, "low"), (1, "high")):
+        kernels = sum(w * getattr(each, end) for w, each in zip(weights, works, strict=True)) / us - 1 if us else 0.0
+        wire = sum(getattr(each, end) for each in exchanges) / moved - 1 if moved else 0.0
+        hosts = float(np.exp(sign * HOST_SPREAD)) - 1
+        parts = (kernels * device * max(scale, 0.0), wire * waits, hosts * max(host, 0.0))
+        ends.append(total + sign * float(np.sqrt(sum(part * part for part in parts))))
+    return max(ends[0], 0.0), ends[1]
+
+
+def _sources(loads: Loads) -> dict[int, float]:
+    layers = loads.shape.layers
+    whole = (loads.block.forward + loads.block.backward).times(layers) + loads.head.forward + loads.head.backward
+    return {source: us / whole.us for source, us in sorted(whole.sources.items())} if whole.us else {}

@@ -1,0 +1,91 @@
+"""Device memory of a plan's step: parameters, gradients, optimizer state, what backward needs, and what is reserved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from graph_predictor.parallel.loads import GRADIENT_BYTES, stage_parameters
+from graph_predictor.parallel.pieces import Pieces
+from graph_predictor.parallel.plan import ParallelPlan, Recompute, Schedule, Sharding
+from tracer.shape_only.transformer import Part, Piece, TransformerShape
+
+STATE_BYTES = 12
+"""Adam's two moments and the fp32 copy of a half-precision parameter (Rajbhandari et al., 2020)."""
+RESERVED_BYTES = 3e9
+"""Of a device for contexts, libraries' workspaces, NCCL's buffers and fragmentation: an assumption."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMemory:
+    """Bytes on the fullest stage's ranks."""
+
+    stage: int
+    parameters: float
+    gradients: float
+    state: float
+    activations: float
+    reserved: float = RESERVED_BYTES
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.parameters + self.gradients + self.state + self.activations + self.reserved
+
+
+def memory_of(plan: ParallelPlan, shape: TransformerShape, pieces: Pieces) -> PlanMemory:
+    """Memory of the stage that needs most."""
+    stages = {0, plan.pp - 1}
+    return max((_stage(plan, shape, pieces, stage) for stage in sorted(stages)), key=lambda memory: memory.total)
+
+
+def in_flight(plan: ParallelPlan, stage: int) -> float:
+    """Micro-batches of a whole stage whose activations are kept at once, at most."""
+    if plan.schedule is Schedule.GPIPE:
+        return plan.microbatches
+    if plan.chunks > 1:
+        ahead = min((plan.pp - stage - 1) * 2 + (plan.chunks - 1) * plan.pp + 1, plan.microbatches * plan.chunks)
+        return ahead / plan.chunks
+    return min(plan.pp - stage, plan.microbatches)
+
+
+def _stage(plan: ParallelPlan, shape: TransformerShape, pieces: Pieces, stage: int) -> PlanMemory:
+    count = stage_parameters(plan, shape, stage)
+    width = shape.element_bytes
+    replicas = plan.dp * plan.cp
+    parameters = float(count * width)
+    gradients = float(count * GRADIENT_BYTES)
+    state = float(count * (STATE_BYTES if width < 4 else 8))
+    if plan.sharding >= Sharding.OPTIMIZER:
+        state /= replicas
+    if plan.sharding >= Sharding.GRADIENTS:
+        gradients /= replicas
+    if plan.sharding is Sharding.PARAMETERS:
+        # The block at work and the one gathered ahead are whole, and so are one block's gradients.
+        block = shape.block_parameters(plan.tp, plan.ep) * width
+        root = (shape.embedding_parameters(plan.tp) + shape.head_parameters(plan.tp)) * width
+        parameters = parameters / replicas + 2 * block + root
+        gradients += block
+    return PlanMemory(stage, parameters, gradients, state, _activations(plan, shape, pieces, stage))
+
+
+def _activations(plan: ParallelPlan, shape: TransformerShape, pieces: Pieces, stage: int) -> float:
+    # Traced for one sequence: what backward needs grows with the micro-batch.
+    part = Part(Piece.BLOCK, 1, plan.tp, plan.cp, plan.ep, plan.sequence_parallel)
+    # With selective recomputation, what attention leaves is what fused attention does.
+    kept = replace(shape, flash=True) if plan.recompute is Recompute.SELECTIVE else shape
+    block = float(plan.microbatch * pieces.saved_bytes(kept, part))
+    layers = shape.layers // plan.pp
+    tokens = plan.microbatch * shape.seq // plan.cp
+    stream = tokens * shape.hidden * shape.element_bytes / (plan.tp if plan.sequence_parallel else 1)
+    flying = in_flight(plan, stage)
+    if plan.recompute is Recompute.FULL:
+        total = flying * layers * stream + block
+    else:
+        total = flying * layers * block
+    if stage == 0:
+        total += flying * stream
+    if stage == plan.pp - 1:
+        # Logits' gradient beside the logits.
+        logits = tokens * -(-shape.vocab // plan.tp) * 4
+        total += plan.microbatch * pieces.saved_bytes(shape, Part(Piece.HEAD, 1, plan.tp, plan.cp)) + logits
+    return total

@@ -1,0 +1,153 @@
+"""What one rank's pieces of a decoder cost: a block, the embedding, the head and the optimizer, each traced once by
+shapes and priced on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from graph_predictor.prediction.modelled import calls_by_operation
+from kernel_models.device import DeviceSpec
+from kernel_models.op_call import Family, OpCall
+from kernel_models.pricing import Models, price
+from tracer.graph import ExecutionGraph, Phase
+from tracer.shape_only.transformer import Part, Piece, TransformerShape
+
+PRODUCTS = frozenset((Family.GEMM, Family.ATTENTION))
+"""Bound by arithmetic; everything else by memory."""
+_CORE = frozenset(("bmm", "softmax", "softmax_backward", "native_dropout_backward"))
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Device work in a row, µs.
+
+    Attributes:
+        products: of matrix products and fused attention.
+        others: of everything else.
+        low, high: 80% interval of the two together.
+        launches: kernels.
+        sources: µs by ``Source``.
+    """
+
+    products: float = 0.0
+    others: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    launches: int = 0
+    sources: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def us(self) -> float:
+        """All of it."""
+        return self.products + self.others
+
+    def __add__(self, other: Work) -> Work:
+        sources = dict(self.sources)
+        for source, us in other.sources.items():
+            sources[source] = sources.get(source, 0.0) + us
+        return Work(self.products + other.products, self.others + other.others, self.low + other.low,
+                    self.high + other.high, self.launches + other.launches, sources)
+
+    def times(self, factor: float) -> Work:
+        """So many of it."""
+        return Work(self.products * factor, self.others * factor, self.low * factor, self.high * factor,
+                    round(self.launches * factor), {source: us * factor for source, us in self.sources.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class PieceCost:
+    """A piece for one micro-batch on one rank.
+
+    Attributes:
+        forward, backward: its work.
+        core: of forward, what selective recomputation runs again; nothing where attention is fused.
+    """
+
+    forward: Work
+    backward: Work
+    core: Work
+
+
+class Pieces:
+    """Traces and prices pieces; each part is traced once, each distinct kernel priced once.
+
+    Args:
+        device: where they run.
+        models: fitted models of it.
+    """
+
+    def __init__(self, device: DeviceSpec, models: Models | None = None) -> None:
+        self.device = device
+        self._models = models
+        self._costs: dict[tuple[TransformerShape, Part], PieceCost] = {}
+        self._optimizers: dict[tuple[TransformerShape, Part], Work] = {}
+        self._saved: dict[tuple[TransformerShape, Part], int] = {}
+
+    def cost(self, shape: TransformerShape, part: Part) -> PieceCost:
+        """Cost of a part.
+
+        Raises:
+            ShapeOnlyError: the shape does not divide as the part wants it.
+        """
+        shape = _one_layer(shape)
+        key = shape, part
+        if key not in self._costs:
+            from tracer.shape_only.transformer_parts import trace_part
+
+            graph = trace_part(shape, part, self.device.name)
+            phase = graph.ops.phase
+            calls = calls_by_operation(graph, range(len(graph.ops)))
+            forward = [call for op, each in calls.items() if phase[op] != Phase.BACKWARD for call in each]
+            backward = [call for op, each in calls.items() if phase[op] == Phase.BACKWARD for call in each]
+            core = [] if shape.flash or part.piece is not Piece.BLOCK else [
+                call for call in forward if call.kind in _CORE or _is_core_dropout(call, shape, part)]
+            self._costs[key] = PieceCost(self._work(forward), self._work(backward), self._work(core))
+        return self._costs[key]
+
+    def optimizer(self, shape: TransformerShape, part: Part) -> Work:
+        """The optimizer's work for the parameters of one block."""
+        shape = _one_layer(shape)
+        key = shape, replace(part, microbatch=1)
+        if key not in self._optimizers:
+            from tracer.shape_only.transformer_parts import trace_optimizer
+
+            self._optimizers[key] = self._work(_calls(trace_optimizer(shape, key[1], self.device.name)))
+        return self._optimizers[key]
+
+    def saved_bytes(self, shape: TransformerShape, part: Part) -> int:
+        """What forward of a part keeps for backward, its output among it."""
+        key = _one_layer(shape), part
+        if key not in self._saved:
+            from tracer.shape_only.transformer_parts import trace_saved
+
+            self._saved[key] = trace_saved(*key, self.device.name)
+        return self._saved[key]
+
+    def _work(self, calls: Iterable[OpCall]) -> Work:
+        calls = list(calls)
+        if not calls:
+            return Work()
+        priced = price(calls, self.device, self._models)
+        us = priced.times_us
+        product = np.array([call.family in PRODUCTS for call in priced.calls])[priced.index]
+        source = priced.source[priced.index]
+        return Work(float(us[product].sum()), float(us[~product].sum()), *priced.total_interval_us(), len(calls),
+                    {int(each): float(us[source == each].sum()) for each in np.unique(source)})
+
+
+def _calls(graph: ExecutionGraph) -> list[OpCall]:
+    return [call for each in calls_by_operation(graph, range(len(graph.ops))).values() for call in each]
+
+
+def _is_core_dropout(call: OpCall, shape: TransformerShape, part: Part) -> bool:
+    """Dropout of attention's probabilities, which are more than the residual stream's values."""
+    return call.family is Family.RANDOM and call.dims[0] == (
+        shape.heads // part.tp * part.microbatch * (shape.seq // part.cp) * shape.seq)
+
+
+def _one_layer(shape: TransformerShape) -> TransformerShape:
+    """The same pieces serve models of any depth."""
+    return replace(shape, layers=1)

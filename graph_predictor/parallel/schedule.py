@@ -1,0 +1,165 @@
+"""Pipeline schedules, exactly: the order of every stage's work, and when each piece of it starts and ends.
+
+Ranks of a stage do the same work at the same time, so that one of each stage is simulated.
+
+    stage 0   F0 F1 F2 F3 .. .. B0 F4 B1 ..        1F1B: as many forwards ahead as stages follow
+    stage 1      F0 F1 F2 .. B0 F3 B1 ..
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numba
+import numpy as np
+
+from graph_predictor.parallel.plan import Schedule
+from graph_predictor.program import Float64, Int64
+
+FORWARD, BACKWARD = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What each stage does in order: arrays [stage, task] of kind (0 forward, 1 backward), micro-batch and chunk."""
+
+    kind: Int64
+    microbatch: Int64
+    chunk: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class Pipelined:
+    """A simulated pipeline, µs: start and end of every task [stage, task], and of each stage its busy time."""
+
+    order: Order
+    start: Float64
+    end: Float64
+    busy: Float64
+
+    @property
+    def stage_end(self) -> Float64:
+        """When each stage is done."""
+        ends: Float64 = self.end.max(axis=1)
+        return ends
+
+    @property
+    def makespan(self) -> float:
+        """From the first start to the last end."""
+        return float(self.end.max())
+
+
+@lru_cache(maxsize=512)
+def order_of(schedule: Schedule, stages: int, microbatches: int, chunks: int = 1) -> Order:
+    """The order of work on every stage.
+
+    1F1B: stage i runs ``stages − i − 1`` forwards ahead. Interleaved: micro-batches go in groups of ``stages`` through
+    all chunks, and stage i runs ``2 (stages − i − 1) + (chunks − 1) · stages`` ahead (Narayanan et al., 2021, as
+    Megatron-LM schedules it).
+    """
+    total = microbatches * chunks
+    index = np.arange(total)
+    if chunks == 1:
+        chunk_of, mb_of = np.zeros(total, np.int64), index
+    else:
+        group = stages * chunks
+        chunk_of, mb_of = index % group // stages, index // group * stages + index % stages
+    rows = []
+    for stage in range(stages):
+        if schedule is Schedule.GPIPE:
+            ahead = total
+        elif chunks == 1:
+            ahead = min(stages - stage - 1, total)
+        else:
+            ahead = total if microbatches == stages else min((stages - stage - 1) * 2 + (chunks - 1) * stages, total)
+        kind = np.empty(2 * total, np.int64)
+        kind[:ahead] = FORWARD
+        steady = total - ahead
+        kind[ahead:ahead + 2 * steady:2], kind[ahead + 1:ahead + 2 * steady:2] = FORWARD, BACKWARD
+        kind[ahead + 2 * steady:] = BACKWARD
+        place = np.where(kind == FORWARD, np.cumsum(kind == FORWARD), np.cumsum(kind == BACKWARD)) - 1
+        rows.append((kind, mb_of[place], np.where(kind == FORWARD, chunk_of[place], chunks - 1 - chunk_of[place])))
+    return Order(*(np.array(column) for column in zip(*rows, strict=True)))
+
+
+def simulate(order: Order, forward: Float64, backward: Float64, transfer: Float64, blocking: bool) -> Pipelined:
+    """Run a schedule: every task starts when its stage is free and its input is there.
+
+    Args:
+        order: as ``order_of`` gives it.
+        forward, backward: µs of one micro-batch's work, [stage, chunk].
+        transfer: µs from stage i to stage i + 1 (the last entry: from the last to the first), either way, [stage].
+        blocking: a stage that sends waits for the transfer too, as Megatron-LM's does without interleaving.
+
+    Raises:
+        ValueError: the order is no schedule: work waits for itself.
+    """
+    start, end, ok = _run(order.kind, order.microbatch, order.chunk, forward, backward, transfer, blocking)
+    if not ok:
+        raise ValueError("The order of work waits for itself.")
+    return Pipelined(order, start, end, (end - start).sum(axis=1))
+
+
+@numba.njit(cache=True)
+def _run(kind, microbatch, chunk, forward, backward, transfer, blocking):  # type: ignore[no-untyped-def]
+    """The longest path, stage by stage as far as each can go; returns start, end and whether all was run."""
+    stages, tasks = kind.shape
+    chunks = forward.shape[1]
+    count = tasks // 2 // chunks
+    done = np.full((2, stages, chunks, count), -1.0)
+    start, end = np.zeros((stages, tasks)), np.zeros((stages, tasks))
+    at = np.zeros(stages, np.int64)
+    free = np.zeros(stages)
+    left = stages * tasks
+    moved = True
+    while left > 0 and moved:
+        moved = False
+        for s in range(stages):
+            while at[s] < tasks:
+                t = at[s]
+                k, m, c = kind[s, t], microbatch[s, t], chunk[s, t]
+                ready = 0.0
+                sends = True
+                if k == 0:
+                    sends = s < stages - 1 or c < chunks - 1
+                    if s > 0:
+                        ready = done[0, s - 1, c, m]
+                        lag = transfer[s - 1]
+                    elif c > 0:
+                        ready = done[0, stages - 1, c - 1, m]
+                        lag = transfer[stages - 1]
+                    else:
+                        lag = 0.0
+                else:
+                    sends = s > 0 or c > 0
+                    if s < stages - 1:
+                        ready = done[1, s + 1, c, m]
+                        lag = transfer[s]
+                    elif c < chunks - 1:
+                        ready = done[1, 0, c + 1, m]
+                        lag = transfer[stages - 1]
+                    else:
+                        ready = done[0, s, c, m]
+                        lag = 0.0
+                if ready < 0.0:
+                    break
+                begin = max(free[s], ready + lag)
+                finish = begin + (forward[s, c] if k == 0 else backward[s, c])
+                start[s, t], end[s, t] = begin, finish
+                done[k, s, c, m] = finish
+                free[s] = finish
+                if blocking and sends:
+                    free[s] += transfer[s] if k == 0 else transfer[(s - 1) % stages]
+                at[s] += 1
+                left -= 1
+                moved = True
+    return start, end, left == 0
+
+
+def bubble_share(pipelined: Pipelined) -> float:
+    """Share of the schedule in which the average stage has nothing to do."""
+    return 1.0 - float(pipelined.busy.mean()) / pipelined.makespan if pipelined.makespan else 0.0
+
+
+__all__ = ["BACKWARD", "FORWARD", "Order", "Pipelined", "bubble_share", "order_of", "simulate"]

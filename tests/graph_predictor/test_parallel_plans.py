@@ -1,0 +1,184 @@
+"""Parallel plans: what is possible, schedules by their formulas, memory, the parts of a step, and the command."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from typer.testing import CliRunner
+
+from graph_predictor.cli import app
+from graph_predictor.parallel.collective_times import CollectiveModel, PlanError
+from graph_predictor.parallel.decoder import decoder_of
+from graph_predictor.parallel.estimate import Rates, estimate
+from graph_predictor.parallel.loads import loads_of, stage_parameters
+from graph_predictor.parallel.memory import in_flight, memory_of
+from graph_predictor.parallel.pieces import Pieces
+from graph_predictor.parallel.plan import ParallelPlan, Recompute, Schedule, Sharding, check_plan
+from graph_predictor.parallel.schedule import bubble_share, order_of, simulate
+from graph_predictor.parallel.search import candidates, search
+from kernel_models.collectives import topology
+from kernel_models.device import device
+from tracer.shape_only.transformer import TransformerShape
+
+SHAPE = TransformerShape(8, 512, 8, 8, 2048, 1024, 256, dtype="bf16")
+RUNNER = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def pieces() -> Pieces:
+    return Pieces(device("h200-sxm"))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> CollectiveModel:
+    return CollectiveModel(topology("dgx-h200x2"))
+
+
+@pytest.mark.parametrize("text", [
+    "dp=8,tp=4,microbatch=2,microbatches=16,sequence_parallel,recompute=full,sharding=1",
+    "dp=1,microbatch=1,microbatches=8,overlap=false", "pp=4,microbatch=1,microbatches=8,chunks=2,schedule=interleaved"])
+def test_a_plan_is_read_as_it_is_written(text: str) -> None:
+    plan = ParallelPlan.parse(text)
+    assert ParallelPlan.parse(str(plan)) == plan
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("tp=3", "8 heads cannot be split evenly by tp=3"), ("pp=3", "8 layers cannot be split evenly by pp=3"),
+    ("dp=32", "do not fit on dgx-h200x2"), ("dp=2,ep=2", "needs experts"),
+    ("dp=2,pp=2,sharding=3", "Sharded parameters with a pipeline"), ("cp=3", "cannot be split evenly by 2 cp=6")])
+def test_what_cannot_be_is_named(text: str, says: str, cluster: CollectiveModel) -> None:
+    with pytest.raises(PlanError, match=says):
+        check_plan(ParallelPlan.parse(text), SHAPE, cluster.topology)
+
+
+@pytest.mark.parametrize("text", ["xp=2", "dp=two", "dp=0", "chunks=2", "sequence_parallel", "dp=2,dp=2",
+                                  "pp=4,chunks=2,schedule=interleaved,microbatches=3", "sharding=4"])
+def test_what_is_no_plan_is_told(text: str) -> None:
+    with pytest.raises(PlanError):
+        ParallelPlan.parse(text)
+
+
+@pytest.mark.parametrize("schedule", [Schedule.GPIPE, Schedule.ONE_F_ONE_B])
+@pytest.mark.parametrize(("stages", "count"), [(1, 3), (2, 2), (4, 8), (8, 32)])
+def test_the_bubble_is_that_of_the_formula(schedule: Schedule, stages: int, count: int) -> None:
+    ones = np.ones((stages, 1))
+    run = simulate(order_of(schedule, stages, count), ones, 2 * ones, np.zeros(stages), False)
+    assert run.makespan == pytest.approx(3 * (count + stages - 1))
+    assert bubble_share(run) == pytest.approx((stages - 1) / (count + stages - 1))
+
+
+@pytest.mark.parametrize("chunks", [2, 4])
+def test_interleaving_divides_the_bubble_by_the_chunks(chunks: int) -> None:
+    stages, count = 4, 16
+    work = np.full((stages, chunks), 1 / chunks)
+    run = simulate(order_of(Schedule.INTERLEAVED, stages, count, chunks), work, 2 * work, np.zeros(stages), False)
+    assert run.makespan == pytest.approx(3 * (count + (stages - 1) / chunks))
+
+
+def test_the_slowest_stage_sets_the_pace_and_transfers_add_up() -> None:
+    forward, backward = np.array([[1.0], [3.0]]), np.array([[1.0], [3.0]])
+    run = simulate(order_of(Schedule.ONE_F_ONE_B, 2, 10), forward, backward, np.array([0.5, 0.5]), False)
+    assert run.makespan == pytest.approx(1 + 0.5 + 60 + 0.5 + 1)
+
+
+def test_the_parts_of_a_step_add_up(pieces: Pieces, cluster: CollectiveModel) -> None:
+    for text in ("dp=2,microbatches=2", "dp=2,tp=2,pp=2,microbatches=4,sequence_parallel",
+                 "dp=4,sharding=3,recompute=full", "dp=16,sharding=1,overlap=false"):
+        e = estimate(loads_of(ParallelPlan.parse(text), SHAPE, pieces, cluster))
+        parts = e.products + e.others + e.host + e.layers + e.pipeline + e.data + e.optimizer + e.fixed
+        assert parts == pytest.approx(e.time_us, rel=1e-6), text
+        assert e.low_us < e.time_us < e.high_us
+
+
+def test_a_host_that_costs_nothing_leaves_the_device(pieces: Pieces, cluster: CollectiveModel) -> None:
+    loads = loads_of(ParallelPlan(), SHAPE, pieces, cluster)
+    free = estimate(loads, Rates(host_us=0.0, host_collective_us=0.0))
+    work = (loads.block.forward + loads.block.backward).times(SHAPE.layers)
+    whole = work.us + sum(each.us for each in (loads.head.forward, loads.head.backward, loads.embedding.forward,
+                                               loads.embedding.backward))
+    assert free.time_us == pytest.approx(whole + loads.optimizer[0].us)
+    assert estimate(loads, Rates(host_us=100.0)).bound == "host"
+
+
+def test_tensor_parallelism_has_two_collectives_a_block_and_half_the_products(
+        pieces: Pieces, cluster: CollectiveModel) -> None:
+    one, two = (loads_of(ParallelPlan(tp=tp), SHAPE, pieces, cluster) for tp in (1, 2))
+    assert (one.block_forward.count, two.block_forward.count, two.block_backward.count) == (0, 2, 2)
+    assert two.block.forward.products < one.block.forward.products
+    spread = loads_of(ParallelPlan(tp=2, sequence_parallel=True), SHAPE, pieces, cluster)
+    assert (spread.block_forward.count, spread.block_backward.count) == (4, 6)
+
+
+def test_parameters_are_all_on_some_stage_and_shared_evenly() -> None:
+    whole = stage_parameters(ParallelPlan(), SHAPE, 0)
+    assert whole == SHAPE.parameters
+    assert sum(stage_parameters(ParallelPlan(pp=4), SHAPE, stage) for stage in range(4)) == whole
+
+
+def test_memory_shrinks_with_sharding_recomputation_and_shards(pieces: Pieces) -> None:
+    def total(**values: object) -> float:
+        plan = ParallelPlan(**{"dp": 4, "microbatch": 2, "microbatches": 4, **values})  # type: ignore[arg-type]
+        return memory_of(plan, SHAPE, pieces).total
+
+    zero = [total(sharding=each) for each in Sharding]
+    assert zero == sorted(zero, reverse=True)
+    assert len(set(zero)) == 4
+    assert total(recompute=Recompute.FULL) < total()
+    assert total(tp=2) < total()
+
+
+def test_micro_batches_in_flight() -> None:
+    plan = ParallelPlan(pp=4, microbatches=8)
+    assert [in_flight(plan, stage) for stage in range(4)] == [4, 3, 2, 1]
+    assert in_flight(replace(plan, schedule=Schedule.GPIPE), 3) == 8
+
+
+def test_a_search_finds_every_plan_and_says_why_others_are_not_there(pieces: Pieces, cluster: CollectiveModel) -> None:
+    shape = replace(SHAPE, heads=2, kv_heads=2, layers=2)
+    every = search(shape, 4, 4, pieces, cluster)
+    limit = float(np.median([each.memory.total for each in every.plans]))
+    found = search(shape, 4, 4, pieces, cluster, memory_limit=limit)
+    assert found.considered == every.considered == len(list(candidates(shape, 4, 4)))
+    assert 0 < len(found.plans) < len(every.plans)
+    times = [float(f"{each.estimate.time_us:.3g}") for each in found.plans]
+    assert times == sorted(times)
+    assert all(each.memory.total <= limit for each in found.plans)
+    reasons = " ".join(each.reason for each in found.refused)
+    assert "does not fit" in reasons
+    assert "2 heads cannot be split evenly by tp=4" in reasons
+    assert "2 layers cannot be split evenly by pp=4" in reasons
+
+
+def test_workloads_that_are_no_decoder_are_told() -> None:
+    with pytest.raises(PlanError, match="no decoder"):
+        decoder_of("resnet50", {})
+    with pytest.raises(PlanError, match="lack or spoil"):
+        decoder_of("llama", {"depth": 2})
+
+
+def test_the_command_prints_plans_and_refuses_in_one_sentence() -> None:
+    base = ["plan", "llama", "--gpus", "2", "--set", "dtype=bf16", "--global-batch", "2"]
+    result = RUNNER.invoke(app, [*base, "--price", "2", "--json"])
+    assert result.exit_code == 0, result.stderr
+    values = json.loads(result.stdout)
+    assert values["topology"] == "dgx-h200"
+    best = values["plans"][0]
+    assert best["interval_ms"][0] < best["step_ms"] < best["interval_ms"][1]
+    assert best["cost_per_step"] == pytest.approx(2 * 2 * best["step_ms"] / 3.6e6)
+    shown = RUNNER.invoke(app, [*base, "--parallel", "tp=2,microbatches=2"])
+    assert shown.exit_code == 0
+    assert "Best plans" in shown.stdout
+    refused = RUNNER.invoke(app, ["plan", "llama", "--gpus", "3", "--parallel", "tp=3"])
+    assert "4 heads cannot be split evenly by tp=3" in " ".join(refused.stdout.split())
+    for arguments, says in ((["plan", "resnet50", "--gpus", "2"], "no decoder"),
+                            (["plan", "llama", "--gpus", "64", "--topology", "dgx-h200"], "do not fit"),
+                            ([*base, "--parallel", "tp=4"], "4 GPUs, and 2 were given")):
+        wrong = RUNNER.invoke(app, arguments)
+        assert wrong.exit_code == 2
+        assert says in " ".join(wrong.stderr.split())
