@@ -4,33 +4,29 @@
 PYTHON ?= python3
 VENV ?= .venv
 OUT ?= out
-TRACE ?= traces/cpu-small
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
+CAPTURING := $(VENV)/.capturing
 TESTABLE := $(VENV)/.testable
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test lint check bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED)  ## create the virtual environment and install foretrace into it
 
-demo: $(INSTALLED)  ## inspect, break down and replay the recorded trace, write a timeline
-	@mkdir -p $(OUT)
-	@echo '$$ foretrace inspect $(TRACE)'
-	@$(BIN)/foretrace inspect $(TRACE)
-	@echo && echo '$$ foretrace breakdown $(TRACE)'
-	@$(BIN)/foretrace breakdown $(TRACE)
-	@echo && echo '$$ foretrace replay $(TRACE) --timeline $(OUT)/timeline.json'
-	@$(BIN)/foretrace replay $(TRACE) --timeline $(OUT)/timeline.json
-	@echo && echo 'Measured and replayed timeline: $(OUT)/timeline.json (open it in ui.perfetto.dev or chrome://tracing)'
+demo: $(CAPTURING)  ## record a training step here, predict three that were never run, run them and compare
+	@$(BIN)/python examples/demo.py --out $(OUT)/demo
 
-test: lint  ## linters, type check and the whole test suite
+test: lint check  ## linters, type check, the recorded traces' baseline and the whole test suite
 	$(BIN)/python -m pytest -q
+
+check: $(INSTALLED)  ## predict the recorded traces again: fails where a model got worse than traces/baseline.json
+	$(BIN)/foretrace check traces
 
 lint: $(TESTABLE)  ## ruff, import rules, mypy
 	$(BIN)/ruff check .
@@ -55,7 +51,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PIP) install -qq -c constraints.txt -e .
 	@touch $@
 
-# The tests also capture real training runs, which needs PyTorch.
+# The demo captures real training runs, which needs PyTorch.
+$(CAPTURING): $(INSTALLED)
+	@echo 'Installing PyTorch, which records, once ...'
+	@$(PIP) install -qq -c constraints.txt -e '.[capture]'
+	@touch $@
+
+# So do the tests.
 $(TESTABLE): $(INSTALLED)
 	@echo 'Installing what the tests need, PyTorch among it, once ...'
 	@$(PIP) install -qq -c constraints.txt -e '.[dev]'

@@ -63,16 +63,16 @@ class _RankParts:
     constants: LaunchConstants
 
 
-def build_program(graphs: list[ExecutionGraph]) -> Built:
+def build_program(graphs: list[ExecutionGraph], *, by_order: bool = False) -> Built:
     """Build the program of a job, one graph a rank.
 
     Durations in it are the recorded ones less all waiting; launch latencies, kernel gaps and return lags are
-    constants of each trace.
+    constants of each trace. With ``by_order`` collectives are matched by their order alone, whenever they end.
     """
     base = min((g.meta.base_time_ns for g in graphs), default=0)
     clock = [g.meta.base_time_ns - base for g in graphs]
     parts = [_rank_parts(graph) for graph in graphs]
-    rendezvous = match_collectives([p.view for p in parts], clock)
+    rendezvous = match_collectives([p.view for p in parts], clock, by_order=by_order)
     program, item_offset = _assemble(parts, clock, rendezvous)
     reports = [
         RankReport(

@@ -1,7 +1,8 @@
 """The critical path of a simulated step: which work its time consists of, back from the step's end.
 
 Each nanosecond between a step's simulated begin and end is in exactly one segment, so the segments add up to the step
-time. The path stays in the step's own rank: where a collective waited for a later rank, that is a segment of its own.
+time. The path stays in the step's own rank: where a collective waited for a later rank, that is a segment of its own;
+unless it is asked to go on ``across`` ranks, with what held the last one up.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ def _kinds(graphs: list[ExecutionGraph]) -> list[Int8]:
     return [g.kernels.kind for g in graphs]
 
 
-def path_back(program: Program, simulated: Simulated, kinds: list[Int8], at: tuple[str, int], stop_ns: int) -> Path:
+def path_back(program: Program, simulated: Simulated, kinds: list[Int8], at: tuple[str, int], stop_ns: int, *,
+              across: bool = False) -> Path:
     """Walk back from the end of any item or kernel to a time.
 
     Args:
@@ -111,25 +113,33 @@ def path_back(program: Program, simulated: Simulated, kinds: list[Int8], at: tup
         kinds: ``KernelKind`` of the program's kernels, an array a rank.
         at: ("item" or "kernel", row) where the path ends.
         stop_ns: Where it begins, on the simulated clock.
+        across: At a collective go on with the rank that arrived last, rather than wait for it.
     """
     end = simulated.item_end[at[1]] if at[0] == "item" else simulated.kernel_end[at[1]]
-    return _Walk(program, simulated, kinds, stop_ns, int(end)).run(at)
+    return _Walk(program, simulated, kinds, stop_ns, int(end), across).run(at)
 
 
 class _Walk:
     """State of one walk: the current time and the segments found so far, last first."""
 
-    def __init__(self, program: Program, simulated: Simulated, kinds: list[Int8], stop: int, time: int) -> None:
-        self.p, self.s, self.stop, self.time = program, simulated, stop, time
+    def __init__(self, program: Program, simulated: Simulated, kinds: list[Int8], stop: int, time: int,
+                 across: bool = False) -> None:
+        self.p, self.s, self.stop, self.time, self.across = program, simulated, stop, time, across
         self.kinds = kinds
         self.rank_of_kernel = program.kernel_rank()
         self.first_item = set(program.thread_ptr[:-1].tolist())
         self.segments: list[tuple[int, int, int, int, int, bool]] = []
+        self.last_special = self._last_special()
 
     def run(self, at: tuple[str, int] | None) -> Path:
         """Follow the causes from an item or kernel until the stop time."""
         while at is not None and self.time > self.stop:
-            at = self._item(at[1]) if at[0] == "item" else self._kernel(at[1])
+            if at[0] == "kernel":
+                at = self._kernel(at[1])
+            elif self.last_special[at[1]] < at[1]:
+                at = self._plain(int(self.last_special[at[1]]) + 1, at[1])
+            else:
+                at = self._item(at[1])
         if self.time > self.stop:
             # Nothing before: the window opened here with this already under way.
             self._segment(self.stop, Bound.HOST)
@@ -146,6 +156,32 @@ class _Walk:
         if start < self.time:
             self.segments.append((start, self.time, int(bound), item, kernel, is_work))
             self.time = start
+
+    def _last_special(self) -> Int64:
+        """For each item the last one up to it that is more than its thread going on: the first, or one that waited."""
+        p, s = self.p, self.s
+        special = np.isin(s.item_end_cause, (_END_KERNEL, _END_QUEUE, _END_EXTERNAL))
+        special |= s.item_start_cause == _START_OTHER_THREAD
+        special[p.thread_ptr[:-1][np.diff(p.thread_ptr) > 0]] = True
+        return np.maximum.accumulate(np.where(special, np.arange(len(special)), -1)) if len(special) else np.zeros(
+            0, np.int64)
+
+    def _plain(self, first: int, last: int) -> tuple[str, int]:
+        """``_item`` of many items that follow one another on a thread, last to first."""
+        p, s = self.p, self.s
+        first = min(first + int(np.searchsorted(s.item_end[first:last + 1], self.stop)), last)
+        items = np.arange(last, first - 1, -1)
+        start = np.stack([s.item_start[items], s.item_end[items - 1]], axis=1).reshape(-1)
+        start = np.maximum(np.minimum(start, self.time), self.stop)
+        end = np.concatenate([[self.time], start[:-1]])
+        own = np.where(p.item_queue[items] >= 0, int(Bound.LAUNCH), int(Bound.HOST))
+        bound = np.stack([own, np.full(len(items), int(Bound.HOST))], axis=1).reshape(-1)
+        kept = start < end
+        self.segments += zip(start[kept].tolist(), end[kept].tolist(), bound[kept].tolist(),
+                             np.repeat(items, 2)[kept].tolist(), [-1] * int(kept.sum()),
+                             np.tile([False, True], len(items))[kept].tolist(), strict=True)
+        self.time = int(start[-1])
+        return ("item", first - 1)
 
     def _item(self, n: int) -> tuple[str, int] | None:
         p, s = self.p, self.s
@@ -175,6 +211,8 @@ class _Walk:
         if group >= 0:
             last = int(s.group_last[group])
             self._segment(int(s.kernel_start[last]), bound, kernel=k)
+            if self.across:
+                k = last
             self._segment(int(s.kernel_start[k]), Bound.WAITING_FOR_RANK, kernel=k)
         cause, source = s.kernel_cause[k], int(s.kernel_source[k])
         if cause == _KERNEL_LAUNCH and p.kernel_anchor[k] == _ANCHOR_STAGED:

@@ -11,18 +11,24 @@ an interval, and the critical path that says why. Without edits, a prediction is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from graph_predictor.build import Built, build_program
 from graph_predictor.damage import damage_notes
+from graph_predictor.parallel.collective_times import CollectiveModel
 from graph_predictor.prediction.explain import Explained, explain
 from graph_predictor.prediction.host_pieces import HostPieces, host_pieces
+from graph_predictor.prediction.host_spread import drift, mean_spread, step_totals, unwatched_spread
 from graph_predictor.prediction.interval import step_interval
+from graph_predictor.prediction.memory import lacking_memory, peak_memory
 from graph_predictor.prediction.pricing import KernelTimes, price_kernels, target_device
-from graph_predictor.prediction.repeat import MOST_STEPS, Cycle, Repeated, choose_steps, similar_steps
+from graph_predictor.prediction.profiler_cost import cost_elsewhere
+from graph_predictor.prediction.repeat import Cycle, Repeated, choose_steps, similar_steps
 from graph_predictor.prediction.result import Prediction, RankPrediction
+from graph_predictor.prediction.retraced import Anchors
+from graph_predictor.prediction.rewriting import replaced_kernels, rewrite
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.prediction.settle import Steady, measure, settle
 from graph_predictor.prediction.shape_only import MadeUp, make_up
@@ -41,11 +47,6 @@ from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY, ExecutionGraph, KernelKind
 from tracer.job import Job
 
-HOST_SPREAD = 0.05
-LEAST_HOST_SPREAD = 0.02
-"""Log half width of the 80% interval of host time where a single step was recorded, and at least: steps of the
-host-bound recordings differ by 0.015 (2×A100), 0.025 (V100, 2021) and 0.036 (8×A100); one alone need not be typical."""
-END = 1.2816
 CPU = "cpu"
 UNLIKE_RECORDED = 0.02
 """A steady state this far from the recorded steps is told."""
@@ -60,6 +61,8 @@ class Baseline:
         device: where it was recorded, if the trace does not say or is not to be believed.
         models: fitted models of that device.
         host: of a step traced by shapes alone, the overheads of the host it would run on.
+        collectives: of a step traced by shapes alone, the cluster it would run on.
+        origin: of a step traced by shapes alone, the recorded one whose times stand for its own; see ``retraced``.
 
     Raises:
         ForetraceError: there is nothing to simulate, no step, or no such step.
@@ -67,14 +70,16 @@ class Baseline:
 
     def __init__(self, job: Job | ExecutionGraph | Sequence[ExecutionGraph], steps: int | range | None = None, *,
                  device: DeviceSpec | None = None, models: Models | None = None,
-                 host: HostOverheads | None = None) -> None:
+                 host: HostOverheads | None = None, collectives: CollectiveModel | None = None,
+                 origin: Baseline | None = None) -> None:
         graphs = [job] if isinstance(job, ExecutionGraph) else list(job.graphs if isinstance(job, Job) else job)
         if not graphs:
             raise ForetraceError("There is nothing to predict from: no graph was given. Read a trace or a job first.")
         self.notes = list(job.notes) if isinstance(job, Job) else []
         made: MadeUp | None = None
         if all(graph.meta.era == SHAPE_ONLY for graph in graphs):
-            made = make_up(graphs, device, models, host)
+            anchors = None if origin is None else Anchors(origin.scenario, origin.host_spread)
+            made = make_up(graphs, device, models, host, collectives, anchors)
             graphs, steps = made.built.graphs, None
         check_recorded(graphs)
         self.built: Built = build_program(graphs) if made is None else made.built
@@ -84,16 +89,20 @@ class Baseline:
                                  "with foretrace capture.")
         self.cycle: Cycle = found
         self.pieces: HostPieces = host_pieces(self.built)
-        self.scenario = Scenario(
+        self.scenario: Scenario = Scenario(
             self.built, self.cycle, describe_work(self.built), self.pieces, models=models, source_models=models,
             source_device=device or _recorded_device(graphs[0]))
         self.made_up = made is not None
-        self.host_spread = self._host_spread() if made is None else made.host_spread
+        self.origin = origin
+        self.changes: tuple[str, ...] = ()
+        times = step_totals(self.built, self.cycle, self.pieces)
+        self.host_spread: float = mean_spread(times) if made is None else made.host_spread
+        self.drift = drift(times) if made is None else None
         if made is not None:
             self.notes += made.notes
             self.scenario = replace(
                 self.scenario, source_device=made.device, base_source=made.source, base_low=made.low,
-                base_high=made.high, base_host=Source.HEURISTIC)
+                base_high=made.high, base_host=made.host_source, host_spread=made.change_spread)
 
     def with_models(self, profiles: Mapping[str, Models]) -> Baseline:
         """The same with fitted models of the device it was recorded on, if there are any under its name."""
@@ -102,32 +111,56 @@ class Baseline:
         self.scenario = replace(self.scenario, models=models, source_models=models)
         return self
 
+    def retraced(self, job: Job | ExecutionGraph | Sequence[ExecutionGraph], change: str = "", *,
+                 collectives: CollectiveModel | None = None) -> Baseline:
+        """This job as a step traced by shapes shows it, at other sizes for instance.
+
+        Times come from the recording wherever one of its operations stands for the traced one: measured where its
+        sizes are the same, else measured × the models' ratio; from models where there is none.
+
+        Args:
+            job: traced by shapes, a graph a rank; ranks beyond the recorded ones take the last one's times.
+            change: what is different, one phrase for reports.
+            collectives: another cluster it would run on.
+
+        Raises:
+            ForetraceError: the job was recorded, or this one was not; or it has no sizes to compare (``EditError``).
+        """
+        graphs = [job] if isinstance(job, ExecutionGraph) else list(job.graphs if isinstance(job, Job) else job)
+        if self.made_up or not all(graph.meta.era == SHAPE_ONLY for graph in graphs):
+            raise ForetraceError("Times go from a recorded step to one that was traced by shapes alone; these are not "
+                                 "of these two kinds.")
+        found = Baseline(job, models=self.scenario.source_models, collectives=collectives, origin=self)
+        found.notes = list(dict.fromkeys([*self.notes, *found.notes]))
+        found.changes = (change,) if change else ()
+        found.scenario = replace(found.scenario, profiler=cost_elsewhere(self.scenario, found.scenario))
+        return found
+
+    def with_items(self, items: float | None) -> Baseline:
+        """The same with a known number of samples a step and rank."""
+        self.scenario = replace(self.scenario, items_per_rank=items)
+        return self
+
     def predict(self, edits: Sequence[Edit] = (), *, price_per_hour: float | None = None) -> Prediction:
         """Predict the step with edits, in any order that makes sense.
 
         Raises:
             EditError: an edit cannot be done; nothing is changed.
         """
+        return self._run(edits).prediction(price_per_hour)
+
+    def settled(self, edits: Sequence[Edit] = ()) -> Settled:
+        """The simulated job behind ``predict``, for reports that look at all of it. Raises as ``predict``."""
+        run = self._run(edits)
+        return Settled(run.scenario, run.steady, tuple(run.edits), tuple(run.said()))
+
+    def _run(self, edits: Sequence[Edit]) -> _Run:
         scenario = self.scenario
         for edit in edits:
             scenario = edit.apply(scenario)
-        return _Run(self, scenario, [edit.describe() for edit in edits]).prediction(price_per_hour)
-
-    def _host_spread(self) -> float:
-        """How much host time varies from step to step (log half width of 80%)."""
-        program, pieces = self.built.program, self.pieces
-        graph = self.built.graphs[0]
-        rows = pieces.of_rank(0)
-        when = program.recorded_item_start[pieces.item[rows]] - self.built.clock_ns[0]
-        order = np.argsort(graph.steps.start_ns)
-        start = graph.steps.start_ns[order]
-        place = np.searchsorted(start, when, side="right") - 1
-        inside = (place >= 0) & (when < (start + graph.steps.duration_ns[order])[np.maximum(place, 0)])
-        total = np.bincount(place[inside], weights=pieces.ns[rows][inside], minlength=len(start))[-MOST_STEPS:]
-        total = total[total > 0]
-        if len(total) < 2:
-            return HOST_SPREAD
-        return max(LEAST_HOST_SPREAD, END * float(np.std(np.log(total), ddof=1)))
+        if edits and (lacking := lacking_memory(scenario)) is not None:
+            raise EditError(lacking)
+        return _Run(self, scenario, [*self.changes, *(edit.describe() for edit in edits)])
 
 
 def predict(job: Job | ExecutionGraph | Sequence[ExecutionGraph], edits: Sequence[Edit] = (), *,
@@ -146,12 +179,29 @@ def predict(job: Job | ExecutionGraph | Sequence[ExecutionGraph], edits: Sequenc
     return Baseline(job, steps, device=device, models=models).predict(edits, price_per_hour=price_per_hour)
 
 
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A predicted job as it was simulated.
+
+    Attributes:
+        scenario: what was simulated; ``steady`` its copies and their times.
+        edits: what is different, a phrase each.
+        notes: warnings and notes.
+    """
+
+    scenario: Scenario
+    steady: Steady
+    edits: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
 class _Run:
     """One scenario, priced and simulated."""
 
     def __init__(self, baseline: Baseline, scenario: Scenario, edits: list[str]) -> None:
+        scenario = rewrite(scenario)
         self.baseline, self.scenario, self.edits = baseline, scenario, edits
-        self.times: KernelTimes = price_kernels(scenario)
+        self.times: KernelTimes = replaced_kernels(scenario, price_kernels(scenario))
         self.host: EditedHost = edit_host(scenario)
         self.steady: Steady = settle(scenario.cycle, lambda copies: self._dressed(copies, self.times.ns, 1.0))
         self.kinds = np.concatenate([g.kernels.kind for g in scenario.built.graphs])
@@ -175,18 +225,20 @@ class _Run:
         target = target_device(scenario)
         flops = self._flops(slowest)
         world = max([len(scenario.built.graphs), *(g.meta.world_size for g in scenario.built.graphs)])
-        recorded = self._recorded_ns()
-        made_up = self.baseline.made_up
+        rests_on = self.baseline.origin or self.baseline
+        recorded = _recorded_ns(rests_on.cycle)
+        made_up = rests_on.made_up
         return Prediction(
             step_time_us=step_ns / 1e3, interval_us=(low / 1e3, high / 1e3), gpu_active_us=active, bound=chosen.bound,
             per_rank=per_rank, bounds_us={k: v / cycle.steps / 1e3 for k, v in chosen.bounds.items()},
             families_us=families, critical_path=chosen.path,
             sources={s.label: chosen.source_ns[s] / total for s in Source if chosen.source_ns.get(s, 0.0) > 0},
-            kernel_sources=kernel_sources, recorded_us=None if made_up else recorded / 1e3, steps=cycle.names,
+            kernel_sources=kernel_sources, recorded_us=None if made_up else recorded / 1e3,
+            steps=rests_on.cycle.names,
             device=target.name if target is not None else scenario.built.graphs[0].meta.device,
             recorded_on="" if made_up else (
                 scenario.source_device.name if scenario.source_device else scenario.built.graphs[0].meta.device),
-            peak_memory_bytes=max((g.meta.memory.get("peak", 0) for g in scenario.built.graphs), default=0) or None,
+            peak_memory_bytes=peak_memory(scenario),
             items_per_second=None if scenario.items_per_rank is None else (
                 scenario.items_per_rank * world / step_ns * 1e9),
             flops_per_step=flops or None,
@@ -239,7 +291,8 @@ class _Run:
 
     def _interval(self, step_ns: float) -> tuple[float, float]:
         scenario, repeated = self.scenario, self.steady.repeated
-        spread = self.baseline.host_spread
+        recorded = (self.baseline.origin or self.baseline).built
+        spread = unwatched_spread(recorded) if scenario.unprofiled else self.baseline.host_spread
         if scenario.host_spread is not None:
             spread = float(np.hypot(spread, scenario.host_spread))
         weight = np.where(scenario.cycle.kernel, self.times.ns, 0.0)
@@ -251,16 +304,23 @@ class _Run:
         events = len(repeated.program.item_kind) + len(repeated.program.kernel_item)
         return step_interval(simulated, self.times, weight, spread, step_ns, events)
 
-    def _recorded_ns(self) -> float:
-        program, cycle = self.scenario.built.program, self.scenario.cycle
-        lengths = program.recorded_item_end[cycle.last] - program.recorded_item_start[cycle.first]
-        return float(lengths.max()) / cycle.steps
+    def said(self) -> list[str]:
+        """Warnings and notes."""
+        steps = self.scenario.cycle.steps
+        warned = self._warnings(_recorded_ns((self.baseline.origin or self.baseline).cycle),
+                                float(self.steady.period_ns.max()) / steps)
+        return [*(f"Warning: {text}" for text in warned), *self._notes()]
 
     def _warnings(self, recorded_ns: float, step_ns: float) -> list[str]:
-        found = []
+        found = [*self.scenario.warnings]
         built = self.scenario.built
+        if (lacking := lacking_memory(self.scenario)) is not None:
+            found.append(lacking)
         if not self.steady.settled:
             found.append("The pace of the repeated step had not settled.")
+        if self.baseline.drift is not None and self.scenario.host_ns is None:
+            found.append(f"Host time changed by {np.expm1(self.baseline.drift):+.0%} from the first to the last of the "
+                         "repeated steps: the machine was changing its pace, and steps to come may go on with it.")
         if any(report.unexplained_share > REPRODUCIBLE_SHARE for report in built.reports):
             found.append("The recorded GPU timeline is not reproducible (see foretrace replay): kernels' times are "
                          "not to "
@@ -279,13 +339,20 @@ class _Run:
     def _notes(self) -> list[str]:
         notes = [*self.baseline.notes, *damage_notes(self.scenario.built.graphs), *self.scenario.built.rendezvous.notes,
                  *self.scenario.notes, *self.times.notes]
-        unprofiled = self.scenario.built.graphs[0].meta.unprofiled_step_ns
-        if unprofiled and not self.baseline.made_up:
+        recorded = self.baseline.origin or self.baseline
+        unprofiled = recorded.built.graphs[0].meta.unprofiled_step_ns
+        if unprofiled and not recorded.made_up and not self.scenario.unprofiled:
             notes.append(f"Times are those under the profiler; without it the recorded step took "
                          f"{float(np.median(unprofiled)) / 1e6:,.3f} ms (median).")
         if not len(self.scenario.built.program.kernel_item):
             notes.append("The trace has no GPU work: the step is host time throughout.")
         return list(dict.fromkeys(notes))
+
+
+def _recorded_ns(cycle: Cycle) -> float:
+    program = cycle.built.program
+    lengths = program.recorded_item_end[cycle.last] - program.recorded_item_start[cycle.first]
+    return float(lengths.max()) / cycle.steps
 
 
 def _recorded_device(graph: ExecutionGraph) -> DeviceSpec | None:

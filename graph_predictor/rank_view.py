@@ -15,7 +15,7 @@ LONG_AGO = np.int64(-(2**60))
 STAGED_BYTES = 64 * 1024
 """CUDA copies up to this size from pageable memory through one internal buffer, larger ones piece by piece."""
 
-_IN_CALL_COPIES = ("hipMemcpyWithStream", "cudaMemcpy", "hipMemcpy", "cudaMemcpy_v3020")
+IN_CALL_COPIES = ("hipMemcpyWithStream", "cudaMemcpy", "hipMemcpy", "cudaMemcpy_v3020")
 """Copies whose call returns only when the copy is done, whatever the memory."""
 
 
@@ -135,7 +135,7 @@ def _copies(graph: ExecutionGraph, launched: npt.NDArray[np.bool_]) -> tuple[
         return none, none
     to_host = np.array(["-> Pageable" in text for text in graph.strings], np.bool_)
     from_host = np.array(["Pageable ->" in text for text in graph.strings], np.bool_)
-    blocking = np.array([text in _IN_CALL_COPIES for text in graph.strings], np.bool_)
+    blocking = np.array([text in IN_CALL_COPIES for text in graph.strings], np.bool_)
     copies = launched & (kernels.kind == KernelKind.MEMCPY)
     by_call = none.copy()
     by_call[copies] = blocking[graph.launches.name[kernels.launch[copies]]]

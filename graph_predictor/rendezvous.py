@@ -29,8 +29,11 @@ class Rendezvous:
     notes: list[str] = field(default_factory=list)
 
 
-def match_collectives(views: list[RankView], clock_ns: list[int]) -> Rendezvous:
-    """Match the collective kernels of all ranks; ``clock_ns`` is each window's start on the job's clock."""
+def match_collectives(views: list[RankView], clock_ns: list[int], *, by_order: bool = False) -> Rendezvous:
+    """Match the collective kernels of all ranks; ``clock_ns`` is each window's start on the job's clock.
+
+    With ``by_order`` their ends need not agree: ranks that were laid out one by one have not met yet.
+    """
     result = Rendezvous()
     if len(views) < 2:
         return result
@@ -51,7 +54,7 @@ def match_collectives(views: list[RankView], clock_ns: list[int]) -> Rendezvous:
         for order in range(lengths.pop()):
             members = [(position, rows[order]) for position, rows in sorted(by_rank.items())]
             ends = [int(views[p].k_end[k]) + clock_ns[p] for p, k in members]
-            if max(ends) - min(ends) > ENDS_AGREE_NS:
+            if not by_order and max(ends) - min(ends) > ENDS_AGREE_NS:
                 apart.append((max(ends) - min(ends)) / 1e6)
                 continue
             result.groups.append(members)

@@ -166,6 +166,9 @@ def apply_context(graph: ExecutionGraph, directory: PathLike) -> bool:
     if meta.world_size == NONE:
         meta.world_size = _whole(context, "world_size")
     meta.backend = meta.backend or str(context.get("backend", ""))
+    workload = _mapping(context, "workload")
+    if isinstance(workload.get("name"), str) and isinstance(workload.get("settings"), dict):
+        meta.workload = {"name": workload["name"], "settings": workload["settings"]}
     groups = context.get("process_groups")
     if isinstance(groups, list) and not meta.process_groups:
         meta.process_groups = [group for group in groups if isinstance(group, dict)]

@@ -12,15 +12,20 @@ from graph_predictor.cli.breakdown import breakdown
 from graph_predictor.cli.calibrate import calibrate
 from graph_predictor.cli.campaign import campaign
 from graph_predictor.cli.capture import CaptureCommand, capture
+from graph_predictor.cli.check import check
 from graph_predictor.cli.comm import comm
 from graph_predictor.cli.convert import convert
+from graph_predictor.cli.diff import diff
 from graph_predictor.cli.fit import fit
 from graph_predictor.cli.inspect import inspect
 from graph_predictor.cli.models import models
+from graph_predictor.cli.opportunities import opportunities
 from graph_predictor.cli.overheads import overheads
+from graph_predictor.cli.plan import plan
 from graph_predictor.cli.predict import predict
 from graph_predictor.cli.price import price
 from graph_predictor.cli.replay import replay
+from graph_predictor.cli.sweep import sweep
 from graph_predictor.cli.trace import trace
 from graph_predictor.cli.workloads import workloads
 
@@ -50,7 +55,8 @@ def _options(
     """Options before the command."""
 
 
-for command in (inspect, breakdown, replay, predict, overheads, convert, calibrate, fit, price):
+for command in (inspect, breakdown, diff, replay, predict, opportunities, sweep, plan, overheads, convert, calibrate,
+                fit, price, check):
     app.command()(command)
 app.command(cls=CaptureCommand)(capture)
 app.command()(trace)

@@ -9,11 +9,14 @@ import typer
 from graph_predictor.cli.console import Column, Report, percent, print_json, read, working
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Window
+from graph_predictor.cli.work_edits import work_edits
 from tracer.graph import SHAPE_ONLY
 
 if TYPE_CHECKING:
+    from graph_predictor.parallel.collective_times import CollectiveModel
+    from graph_predictor.predict import Baseline
     from graph_predictor.prediction.result import Prediction
-    from graph_predictor.whatif import Edit
+    from graph_predictor.whatif import Edit, Straggler
     from kernel_models.host.overheads import HostOverheads
     from kernel_models.profile import DeviceProfile
     from tracer.job import Job
@@ -36,14 +39,46 @@ def predict(
     clock: Annotated[float, typer.Option(metavar="FACTOR", help="GPU clock × FACTOR.")] = 1.0,
     bandwidth: Annotated[float, typer.Option(metavar="FACTOR", help="GPU memory bandwidth × FACTOR.")] = 1.0,
     kernels: Annotated[float, typer.Option(metavar="FACTOR", help="Kernel durations × FACTOR.")] = 1.0,
+    topology: Annotated[str | None, typer.Option(
+        metavar="NODE[xN][@NET]", help="Collectives on this cluster, such as dgx-h200x8.")] = None,
+    comm_profile: Annotated[str | None, typer.Option(
+        metavar="FILE", help="Measured collectives of that cluster (foretrace comm fit).")] = None,
+    from_topology: Annotated[str | None, typer.Option(
+        metavar="NODE[xN]", help="The cluster of the recording; by default its device's usual nodes.")] = None,
+    parallel: Annotated[str | None, typer.Option(
+        metavar="PLAN", help="A workload's step on many ranks: ddp=8, fsdp2=8,tp=2, pp=4,microbatches=8, "
+                             "ddp=8,accumulation=4.")] = None,
+    straggler: Annotated[str | None, typer.Option(
+        metavar="RANK:PERCENT%", help="One rank slower, such as 3:10%.")] = None,
     dtype: Annotated[str | None, typer.Option(
         metavar="TYPE", help="Products in bf16 or fp16 (autocast), tf32 or fp32.")] = None,
     sizes: Annotated[list[str] | None, typer.Option(
-        "--set", metavar="NAME=OLD:NEW", help="Another size, such as batch=32:64 (repeatable).")] = None,
+        "--set", metavar="NAME=[OLD:]NEW", help="Another size, such as batch=64, or batch=32:64 where nothing says the "
+                                                "recorded one (repeatable).")] = None,
+    code: Annotated[str | None, typer.Option(
+        metavar="SCRIPT.py:FUNCTION", help="The program: FUNCTION takes the sizes of --set by name and returns the "
+                                           "step, which is traced again.")] = None,
+    also: Annotated[list[str] | None, typer.Option(
+        metavar="PATH[:NAME=SIZE,…]", help="A capture of the same program at another size, such as runs/b:batch=64: "
+                                           "sizes and times follow laws through the captures (repeatable).")] = None,
+    unprofiled: Annotated[bool, typer.Option("--unprofiled", help="The step as it is with no profiler on.")] = False,
     cuda_graphs: Annotated[bool, typer.Option("--cuda-graphs", help="Replay the step as a CUDA graph.")] = False,
     no_data_loading: Annotated[bool, typer.Option("--no-data-loading", help="Batches are always ready.")] = False,
     fused_optimizer: Annotated[bool, typer.Option(
         "--fused-optimizer", help="The optimizer's step as one fused kernel.")] = False,
+    fuse_elementwise: Annotated[bool, typer.Option(
+        "--fuse-elementwise", help="Chains of elementwise kernels as one kernel each.")] = False,
+    flash_attention: Annotated[bool, typer.Option(
+        "--flash-attention", help="Attention that is written out as a fused operator.")] = False,
+    recompute: Annotated[str | None, typer.Option(
+        metavar="on|off", help="Activation checkpointing of every block.")] = None,
+    overlap_loading: Annotated[bool, typer.Option(
+        "--overlap-loading", help="Batches loaded in the background.")] = False,
+    compiled: Annotated[bool, typer.Option("--compile", help="torch.compile, approximately.")] = False,
+    free_launches: Annotated[bool, typer.Option("--free-launches", help="Launches cost nothing.")] = False,
+    no_waits: Annotated[bool, typer.Option("--no-waits", help="The host never waits for the device.")] = False,
+    hide_collectives: Annotated[bool, typer.Option(
+        "--hide-collectives", help="Collectives overlap with everything else.")] = False,
     step: Annotated[int | None, typer.Option(
         metavar="NUMBER",
         help="The recorded step to repeat, from 0 (-1: the last); by default the last few alike.")] = None,
@@ -59,22 +94,39 @@ def predict(
     """
     with one_sentence(debug):
         from graph_predictor.predict import Baseline
+        from graph_predictor.whatif import Unprofiled
         from graph_predictor.whatif import device as devices
 
         profiles = [_profile(path) for path in profile or []]
-        job = _source(source, window, device)
+        job = read_source(source, window, device)
         recorded = None if from_device is None else devices.find_device(from_device)
         overheads = None
         if any(graph.meta.era == SHAPE_ONLY for graph in job.graphs):
             # A step that never ran has no host of its own to change: it is made with the given one.
             overheads, host_from = None if host_from is None else _overheads(host_from), None
             recorded = recorded or (devices.find_device(device) if device is not None else None)
+        collectives = _collectives(topology, comm_profile)
         with working("Preparing"):
             models = next((one for one in profiles if recorded is not None and one.device.name == recorded.name), None)
-            baseline = Baseline(job, step, device=recorded, models=models, host=overheads)
+            baseline = Baseline(job, step, device=recorded, models=models, host=overheads, collectives=collectives)
         baseline = baseline.with_models({one.device.name: one for one in profiles})
-        edits = _edits(device, host_from, host, clock, bandwidth, kernels, dtype, sizes or [], profiles,
-                       cuda_graphs=cuda_graphs, no_data_loading=no_data_loading, fused_optimizer=fused_optimizer)
+        if parallel is not None:
+            from graph_predictor.whatif.ranks import Ranks, on_ranks
+
+            with working("Tracing"):
+                baseline = on_ranks(baseline, Ranks.parse(parallel), collectives, also=_straggling(straggler))
+        edits: list[Edit] = [Unprofiled()] if unprofiled else []
+        if straggler is not None:
+            edits.append(_straggler(straggler))
+        baseline, by_size = _sized(baseline, sizes or [], also or [], code)
+        edits += by_size
+        edits += _edits(device, host_from, host, clock, bandwidth, kernels, dtype, profiles,
+                        cuda_graphs=cuda_graphs, no_data_loading=no_data_loading, fused_optimizer=fused_optimizer)
+        edits += work_edits(recompute, fuse_elementwise=fuse_elementwise, flash_attention=flash_attention,
+                            overlap_loading=overlap_loading, compiled=compiled, free_launches=free_launches,
+                            no_waits=no_waits, hide_collectives=hide_collectives)
+        if collectives is not None and not baseline.made_up:
+            edits.append(_on_topology(collectives, from_topology))
         with working("Predicting"):
             result = baseline.predict(edits, price_per_hour=price)
         if json:
@@ -83,7 +135,7 @@ def predict(
             _report(result, top)
 
 
-def _source(source: list[str], window: int, device: str | None) -> Job:
+def read_source(source: list[str], window: int, device: str | None) -> Job:
     """The job of traces, or of a step traced by shapes from SCRIPT.py:FUNCTION."""
     path, colon, function = source[0].rpartition(":")
     if len(source) == 1 and colon and path.endswith(".py") and function.isidentifier():
@@ -93,6 +145,72 @@ def _source(source: list[str], window: int, device: str | None) -> Job:
         with working("Tracing"):
             return assemble_job([trace_script(source[0], device or DEFAULT_DEVICE)])
     return read(source, window)
+
+
+def _sized(baseline: Baseline, sets: list[str], also: list[str], code: str | None) -> tuple[Baseline, list[Edit]]:
+    """Other sizes by the best way there is: the program traced again, the laws of several captures, one capture."""
+    from graph_predictor.prediction.scenario import EditError
+    from graph_predictor.whatif import Sizes
+    from graph_predictor.whatif.named_sizes import parse_sets
+    from graph_predictor.whatif.retrace import recorded_sizes, retrace, why_not
+
+    if (also or code is not None) and not sets:
+        raise EditError("--also and --code are for other sizes; name one with --set, such as --set batch=64.")
+    if not sets:
+        return baseline, []
+    if also and code is None:
+        return baseline, [_laws(baseline, also, sets)]
+    reason = "" if baseline.made_up else why_not(baseline, code)
+    if reason is None:
+        old, new = parse_sets(sets)
+        with working("Tracing"):
+            return retrace(baseline, new, old, code=code), []
+    if code is not None:
+        raise EditError(f"{reason or 'The step was traced by shapes already'}; leave --code out.")
+    if also:
+        return baseline, [_laws(baseline, also, sets)]
+    noted = recorded_sizes(baseline)
+    return baseline, [Sizes.parse(sets, noted, reason if noted else "")]
+
+
+def _laws(baseline: Baseline, also: list[str], sets: list[str]) -> Edit:
+    """Another size by the laws of several captures."""
+    from graph_predictor.predict import Baseline
+    from graph_predictor.whatif import SizeLaws
+    from graph_predictor.whatif.named_sizes import captured_sizes, parse_also, parse_sets
+
+    old, new = parse_sets(sets)
+    others = [parse_also(text) for text in also]
+    captures = [baseline, *(Baseline(read([path]), device=baseline.scenario.source_device) for path, _ in others)]
+    graphs = [one.built.graphs[0] for one in captures]
+    return SizeLaws(captures, captured_sizes(graphs, [old, *(sizes for _, sizes in others)], new), new)
+
+
+def _collectives(name: str | None, profile: str | None) -> CollectiveModel | None:
+    from graph_predictor.cli.comm import profile_on
+    from graph_predictor.parallel.collective_times import CollectiveModel
+
+    if name is None and profile is None:
+        return None
+    known, where = profile_on(profile, name, None)
+    return CollectiveModel(where, known)
+
+
+def _straggler(text: str) -> Straggler:
+    from graph_predictor.whatif.ranks import Straggler
+
+    return Straggler.parse(text)
+
+
+def _straggling(text: str | None) -> list[int]:
+    return [] if text is None else [_straggler(text).rank]
+
+
+def _on_topology(collectives: CollectiveModel, recorded: str | None) -> Edit:
+    from graph_predictor.whatif import OnTopology
+    from kernel_models.collectives import topology
+
+    return OnTopology(collectives, None if recorded is None else topology(recorded))
 
 
 def _overheads(path: str) -> HostOverheads:
@@ -108,8 +226,8 @@ def _profile(path: str) -> DeviceProfile:
 
 
 def _edits(device: str | None, host_from: str | None, host: float, clock: float, bandwidth: float, kernels: float,
-           dtype: str | None, sizes: list[str], profiles: list[DeviceProfile], *, cuda_graphs: bool,
-           no_data_loading: bool, fused_optimizer: bool) -> list[Edit]:
+           dtype: str | None, profiles: list[DeviceProfile], *, cuda_graphs: bool, no_data_loading: bool,
+           fused_optimizer: bool) -> list[Edit]:
     from graph_predictor import whatif
     from graph_predictor.whatif.device import find_device
 
@@ -117,8 +235,6 @@ def _edits(device: str | None, host_from: str | None, host: float, clock: float,
     if device is not None:
         spec = find_device(device)
         edits.append(whatif.Device(spec, next((p for p in profiles if p.device.name == spec.name), None)))
-    if sizes:
-        edits.append(whatif.Sizes.parse(sizes))
     if dtype is not None:
         edits.append(whatif.Precision(dtype))
     if fused_optimizer:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from enum import Enum
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,7 +26,19 @@ from kernel_models.op_call import OpCall
 from kernel_models.pricing import Models
 from tracer.errors import ForetraceError
 
+if TYPE_CHECKING:
+    from graph_predictor.prediction.profiler_cost import ProfilerCost
+    from graph_predictor.prediction.rewriting import Rewrite, Rewritten
+
 CallEdit = Callable[[OpCall], "tuple[OpCall, ...]"]
+
+
+class Loading(Enum):
+    """Where a step's batch is loaded."""
+
+    INLINE = "inline"
+    BACKGROUND = "background"
+    NONE = "none"
 
 
 class EditError(ForetraceError):
@@ -47,12 +60,21 @@ class Scenario:
             interval.
         host_ns: times of the host's pieces, if another host's; ``host_spread`` the log half width of their interval.
         host_factor: on all host time.
-        host_kept: which pieces of host time remain.
+        host_weight: factor on each piece of host time.
         constants: launch constants of another host, by rank.
         graphed: launches are replayed from a CUDA graph.
-        loading: batches come from a loader.
-        memory_factor: on peak memory, where an edit is known to change it.
+        launch_cost: launch calls cost the host something, and their kernels start later than they return.
+        waits: the host waits for the device where it did.
+        loading: where batches are loaded: by the training thread, as recorded; beside it; or nowhere.
+        hidden_collectives: collectives run beside everything else, and are never waited for.
+        rewrites: work replaced by other work, by name (see ``rewriting``); ``rewritten`` is what came of it.
+        activation_factors: on the memory that activations take, by edit.
         items_per_rank: samples a step and rank, where known.
+        unprofiled: host time is wanted without the profiler's cost; ``profiler`` is that cost where an edit knows it,
+            else it is the capture's own.
+        change_known: how work changes on one device was measured, so that ``kernel_spread`` alone is the interval of
+            changed kernels, not that of the models whose ratio was taken.
+        warnings: what makes the prediction less reliable.
         notes: what was assumed.
     """
 
@@ -73,10 +95,16 @@ class Scenario:
     host_ns: Float64 | None = None
     host_spread: float | None = None
     host_factor: float = 1.0
-    host_kept: np.ndarray | None = None
+    host_weight: Float64 | None = None
     constants: list[LaunchConstants] | None = None
     graphed: bool = False
-    loading: bool = True
+    launch_cost: bool = True
+    waits: bool = True
+    loading: Loading = Loading.INLINE
+    hidden_collectives: bool = False
+    rewrites: dict[str, Rewrite] = field(default_factory=dict)
+    rewritten: Rewritten | None = None
+    activation_factors: dict[str, float] = field(default_factory=dict)
     kernel_ns: Float64 | None = None
     """Durations of kernels that a fit gives instead of the recorded ones, ns; NaN where it has none."""
     base_source: Int64 | None = None
@@ -85,7 +113,11 @@ class Scenario:
     base_high: Float64 | None = None
     base_host: Source = Source.MEASURED
     items_per_rank: float | None = None
+    unprofiled: bool = False
+    profiler: ProfilerCost | None = None
+    change_known: bool = False
     set_by: dict[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def claim(self, what: str, edit: str) -> Scenario:

@@ -3,27 +3,42 @@
 Every operation's calls are priced on the device, and each becomes a kernel on one compute stream; collectives go to a
 stream of their own, start after the work launched before them, and the operation that first needs a result
 (``wait_op``) waits for it. The host's time is that of a given host, or a default with a wide interval: what no shape
-can tell.
+can tell. Where a recorded step of the same or a similar program is given (``Anchors``), its times are taken instead
+wherever one of its operations stands for the traced one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graph_predictor.build import Built, build_program
-from graph_predictor.program import Float64, Int64, Program
+from graph_predictor.parallel.collective_times import CollectiveModel
+from graph_predictor.prediction.laid_out import (
+    COMMUNICATION_STREAM,
+    COMPUTE_STREAM,
+    Call,
+    LaidOut,
+    OpTimes,
+    Work,
+    laid_out,
+    plain_constants,
+)
+from graph_predictor.prediction.modelled import calls_by_operation, collective_works, modelled_works
+from graph_predictor.program import Anchor, Float64, Int64, Program
 from kernel_models.device import DeviceSpec, resolve_device
-from kernel_models.dtypes import itemsize, short_dtype
 from kernel_models.host.overheads import ANY, HostOverheads
 from kernel_models.host.segments import Overhead
-from kernel_models.launch_constants import GAP_DEFAULT_NS
+from kernel_models.launch_constants import LaunchConstants
 from kernel_models.model import Source
-from kernel_models.op_call import OpCall
-from kernel_models.operation import Operation, calls_of
-from kernel_models.pricing import Models, price
-from tracer.graph import NONE, ExecutionGraph, KernelKind, KernelTable, LaunchKind, LaunchTable, StepTable
+from kernel_models.placed import host_work_ns
+from kernel_models.pricing import Models
+from tracer.graph import ExecutionGraph, KernelKind, LaunchKind, Place
+
+if TYPE_CHECKING:
+    from graph_predictor.prediction.retraced import Anchors
 
 HOST_NS = 15_000.0
 HOST_SPREAD = 1.1
@@ -34,17 +49,20 @@ CALL_SHARE = 0.3
 """Of it, the launch call itself."""
 OVERHEADS_SPREAD = 0.3
 """The same where overheads of a real host are given: an assumption, see ``whatif.host_from.FALLBACK_SPREAD``."""
-RING_EFFICIENCY = 0.75
-COLLECTIVE_ALPHA_NS = 20_000.0
-COLLECTIVE_SPREAD = 0.7
-"""Collectives by a ring over the device's links at this share of the data sheet's rate, and a fixed cost. An assumption
-with a wide interval (a factor of 2); ``kernel_models.collectives`` knows better where a topology is given."""
-COMPUTE_STREAM, COMMUNICATION_STREAM = 7, 20
+HOST_DEVICE = "cpu"
+"""Of this device operations run on the host thread itself."""
+READ_BACK = "aten::_local_scalar_dense"
+"""Reads one number from the device, for which the host waits."""
+WAIT = "cudaStreamSynchronize"
 
 
 @dataclass(frozen=True, slots=True)
 class MadeUp:
-    """A built job with its kernels' sources and intervals (logs of their ends over the time), by kernel."""
+    """A built job with its kernels' sources and intervals (logs of their ends over the time), by kernel.
+
+    ``host_spread`` is the log half width of the 80% interval of the host's time, ``change_spread`` what is added where
+    anchored times changed; ``host_source`` says where most of it comes from.
+    """
 
     built: Built
     source: Int64
@@ -53,145 +71,135 @@ class MadeUp:
     host_spread: float
     device: DeviceSpec
     notes: tuple[str, ...]
+    host_source: Source = Source.HEURISTIC
+    change_spread: float | None = None
 
 
 def make_up(graphs: list[ExecutionGraph], device: DeviceSpec | None = None, models: Models | None = None,
-            host: HostOverheads | None = None) -> MadeUp:
+            host: HostOverheads | None = None, collectives: CollectiveModel | None = None,
+            anchors: Anchors | None = None) -> MadeUp:
     """Give shape-only graphs times.
 
     Args:
         graphs: of one job, a rank each.
-        device: where they run; by default what they were traced for.
+        device: where they run; by default where the anchors were recorded, else what they were traced for.
         models: fitted models of it.
-        host: overheads of the host; by default ``HOST_NS`` for each operation.
+        host: overheads of the host; by default the anchors', else ``HOST_NS`` for each operation.
+        collectives: the cluster's; by default rings over the links of one node.
+        anchors: a recorded job whose operations stand for the traced ones.
 
     Raises:
         DeviceError: the device is not known.
     """
-    spec = device or resolve_device(graphs[0].meta.device)
-    parts = [_timed(graph, spec, models, host) for graph in graphs]
-    built = build_program([part[0] for part in parts])
-    program = _with_waits(built)
-    notes = [f"The step never ran: its kernels are priced for {spec.name}, and "
-             + ("its host time is made of the given host's overheads." if host is not None else
-                f"its host is taken to spend {HOST_NS / 1e3:.0f} µs on each operation that launches work; give "
-                "--host-from for a real one.")]
-    if any(len(graph.collectives) for graph in graphs):
-        notes.append("Collectives are rings over the links of one node of the device, by its data sheet.")
-    # Kernels are in order of their starts, what was priced in order of launching.
-    source = np.concatenate([of[timed.kernels.launch] for timed, of, _, _ in parts])
-    low = np.concatenate([of[timed.kernels.launch] for timed, _, of, _ in parts])
-    high = np.concatenate([of[timed.kernels.launch] for timed, _, _, of in parts])
-    return MadeUp(replace(built, program=program), source, low, high,
-                  HOST_SPREAD if host is None else OVERHEADS_SPREAD, spec, tuple(notes))
+    spec = device or (anchors.device if anchors is not None else resolve_device(graphs[0].meta.device))
+    if collectives is not None:
+        collectives.check_fits(max(graph.meta.world_size for graph in graphs))
+    parts: list[LaidOut] = []
+    for position, graph in enumerate(graphs):
+        works = collective_works(graph, spec, collectives)
+        if anchors is not None:
+            times = anchors.times(graph, position, spec, models, works,
+                                  measured_collectives=collectives is None)
+            constants = anchors.constants(position)
+        else:
+            times = _modelled(graph, spec, models, host, works)
+            constants = plain_constants(round(spec.launch_latency_us * 1e3))
+        if spec.name == HOST_DEVICE and _has_collectives(times):
+            _host_waits(graph, times)
+        parts.append(laid_out(graph, times, constants))
+    # Ranks laid out one by one do not meet in their collectives yet: their order tells which belong together.
+    built = build_program([part.graph for part in parts], by_order=True)
+    program = replace(_with_waits(built), kernel_duration=_durations(built, parts))
+    if anchors is not None:
+        program = _recorded_constants(program, built, anchors)
+    notes = anchors.notes(parts) if anchors is not None else _notes(spec, host)
+    measured = anchors is not None and collectives is None
+    if any(len(graph.collectives) for graph in graphs) and spec.name != HOST_DEVICE and not measured:
+        notes.append("Collectives are rings over the links of one node of the device, by its data sheet; give "
+                     "--topology for a cluster's." if collectives is None else
+                     f"Collectives are priced for {collectives.topology.name}, each as if its ranks arrive together.")
+    spread = anchors.recorded_spread if anchors is not None else HOST_SPREAD if host is None else OVERHEADS_SPREAD
+    return MadeUp(replace(built, program=program), np.concatenate([part.source for part in parts]),
+                  np.concatenate([part.low for part in parts]), np.concatenate([part.high for part in parts]),
+                  spread, spec, tuple(notes), Source.HEURISTIC if anchors is None else anchors.host_source,
+                  None if anchors is None else anchors.change_spread)
 
 
-def _timed(graph: ExecutionGraph, spec: DeviceSpec, models: Models | None, host: HostOverheads | None) -> tuple[
-        ExecutionGraph, Int64, Float64, Float64]:
-    """A rank's graph with times, launches and kernels; source and interval of each kernel."""
+def _notes(spec: DeviceSpec, host: HostOverheads | None) -> list[str]:
+    return [f"The step never ran: its kernels are priced for {spec.name}, and "
+            + ("its host time is made of the given host's overheads." if host is not None else
+               f"its host is taken to spend {HOST_NS / 1e3:.0f} µs on each operation that launches work; give "
+               "--host-from for a real one.")]
+
+
+def _modelled(graph: ExecutionGraph, spec: DeviceSpec, models: Models | None, host: HostOverheads | None,
+              collectives: dict[int, Work]) -> OpTimes:
+    """Everything from models: each call of an operation is a kernel that is launched."""
     ops = graph.ops
-    communicates = {int(op): row for row, op in enumerate(graph.collectives.op.tolist())}
-    known: dict[tuple[int, ...], tuple[OpCall, ...]] = {}
-    calls: list[OpCall] = []
-    owner: list[int] = []
-    collective: list[int] = []
+    row_of = {int(op): row for row, op in enumerate(graph.collectives.op.tolist())}
+    calls = calls_by_operation(graph, (op for op in range(len(ops)) if op not in row_of))
+    works = modelled_works(calls, spec, models)
+    between, launch, rest = _host_times(graph, host)
+    on_host = spec.name == HOST_DEVICE
+    before, inside = np.zeros(len(ops)), np.zeros(len(ops))
+    found: dict[int, list[Call]] = {}
     for op in range(len(ops)):
-        if op in communicates:
-            owner.append(op)
-            collective.append(communicates[op])
+        own = [collectives[row_of[op]]] if op in row_of else works[op]
+        computed = host_work_ns(graph, op) if ops.place[op] == Place.HOST else 0.0
+        if not own and not computed:
             continue
-        key = tuple(int(column[op]) for column in (ops.name, ops.shapes, ops.dtypes, ops.strides, ops.scalars))
-        if key not in known:
-            known[key] = calls_of(Operation.from_graph(graph, op))
-        calls += known[key]
-        owner += [op] * len(known[key])
-        collective += [NONE] * len(known[key])
-    op_of, row_of = np.array(owner, np.int64), np.array(collective, np.int64)
-    computes = row_of < 0
-    priced = price(calls, spec, models)
-    ns = np.empty(len(op_of))
-    source = np.full(len(op_of), Source.DATASHEET, np.int64)
-    low, high = np.full(len(op_of), -COLLECTIVE_SPREAD), np.full(len(op_of), COLLECTIVE_SPREAD)
-    ns[computes] = priced.times_us * 1e3
-    source[computes] = priced.source[priced.index]
-    low[computes] = np.log(priced.low_us / priced.time_us)[priced.index]
-    high[computes] = np.log(priced.high_us / priced.time_us)[priced.index]
-    ns[~computes] = [_ring_ns(graph, row, spec) for row in row_of[~computes].tolist()]
-    return _laid_out(graph, op_of, row_of, np.rint(ns).astype(np.int64), calls, spec, host), source, low, high
+        before[op], inside[op] = between[op], computed or rest[op]
+        if on_host and op not in row_of:
+            # Where operations compute on the host, what a call costs is part of the operation.
+            inside[op] += sum(work.ns for work in own) + launch[op]
+            continue
+        found[op] = [Call("cudaLaunchKernel" if work.kind != KernelKind.MEMCPY else "cudaMemcpyAsync",
+                          LaunchKind.KERNEL if work.kind != KernelKind.MEMCPY else LaunchKind.MEMCPY, float(launch[op]),
+                          [work]) for work in own]
+        if graph.string(int(ops.name[op])) == READ_BACK:
+            found[op].append(Call(WAIT, LaunchKind.BLOCKING_SYNC, float(launch[op]), stream=COMPUTE_STREAM))
+    return OpTimes(before, inside, found)
 
 
-def _ring_ns(graph: ExecutionGraph, row: int, spec: DeviceSpec) -> float:
-    """A collective over one node's links: every byte goes (n-1)/n times, twice for an all-reduce."""
-    table = graph.collectives
-    n = max(int(table.group_size[row]), 1)
-    elements = max(int(table.elements_in[row]), int(table.elements_out[row]), 0)
-    size = elements * itemsize(short_dtype(graph.string(int(table.dtype[row]))) or "fp32")
-    rounds = 2.0 if graph.string(int(table.kind[row])) == "all_reduce" else 1.0
-    bandwidth = max(spec.peer_gbps, spec.host_gbps, 1.0) * RING_EFFICIENCY
-    return COLLECTIVE_ALPHA_NS + rounds * (n - 1) / n * size / bandwidth
+def _has_collectives(times: OpTimes) -> bool:
+    """Whether collectives are work of their own; those of a recorded CPU job are in its host time."""
+    return any(work.kind == KernelKind.COLLECTIVE for own in times.calls.values() for call in own
+               for work in call.kernels)
 
 
-def _laid_out(graph: ExecutionGraph, op_of: Int64, row_of: Int64, ns: Int64, calls: list[OpCall], spec: DeviceSpec,
-              host: HostOverheads | None) -> ExecutionGraph:
-    """Host operations one after the other, their launches inside them, and kernels as soon as their streams are
-    free."""
-    ops = graph.ops
-    strings = list(graph.strings)
-    codes: dict[str, int] = {}
-
-    def code(text: str) -> int:
-        if text not in codes:
-            codes[text] = len(strings)
-            strings.append(text)
-        return codes[text]
-
-    between, launch, rest = _host_times(graph, op_of, host)
-    count = np.bincount(op_of, minlength=len(ops))
-    length = np.where(count > 0, rest + count * launch, 0)
-    gap = np.where(count > 0, between, 0)
-    start = np.cumsum(gap + length) - length
-    within = np.arange(len(op_of)) - (np.cumsum(count) - count)[op_of]
-    call_start = start[op_of] + rest[op_of] // 2 + within * launch[op_of]
-    call_end = call_start + launch[op_of]
-    latency = round(spec.launch_latency_us * 1e3)
-    stream = np.where(row_of < 0, COMPUTE_STREAM, COMMUNICATION_STREAM)
-    begin = np.zeros(len(op_of), np.int64)
-    for number in (COMPUTE_STREAM, COMMUNICATION_STREAM):
-        mine = np.flatnonzero(stream == number)
-        free = 0
-        for i in mine.tolist():
-            begin[i] = max(int(call_end[i]) + latency, free + GAP_DEFAULT_NS if free else 0)
-            free = int(begin[i] + ns[i])
-    names = iter(calls)
-    kernel_name = [code(f"{c.family.value}: {c.kind} {c.dtype}") if row < 0 and (c := next(names)) else code(
-        f"collective: {graph.string(int(graph.collectives.kind[row]))}") for row in row_of.tolist()]
-    order = np.argsort(begin, kind="stable")
-    launches = LaunchTable.empty(len(op_of))
-    launches.name[:], launches.kind[:], launches.op[:] = code("cudaLaunchKernel"), LaunchKind.KERNEL, op_of
-    launches.thread[:], launches.start_ns[:], launches.duration_ns[:] = ops.thread[op_of], call_start, launch[op_of]
-    launches.correlation[:], launches.step[:] = np.arange(len(op_of)), ops.step[op_of]
-    kernels = KernelTable.empty(len(op_of))
-    kernels.name[:] = np.array(kernel_name, np.int64)[order] if len(order) else 0
-    kernels.kind[:] = np.where(row_of < 0, KernelKind.COMPUTE, KernelKind.COLLECTIVE)[order]
-    kernels.launch[:], kernels.op[:], kernels.device[:] = order, op_of[order], 0
-    kernels.stream[:], kernels.start_ns[:], kernels.duration_ns[:] = stream[order], begin[order], ns[order]
-    kernels.correlation[:], kernels.step[:] = order, ops.step[op_of[order]]
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    collectives = graph.collectives.take(np.arange(len(graph.collectives)))
-    collectives.kernel[row_of[row_of >= 0]] = place[np.flatnonzero(row_of >= 0)]
-    end = int((start + length).max(initial=0)) + 1
-    steps = StepTable.empty(1)
-    steps.name[:], steps.start_ns[:], steps.duration_ns[:] = code("traced step"), 0, end
-    steps.thread[:] = ops.thread[0] if len(ops) else 0
-    timed = ops.take(np.arange(len(ops)))
-    timed.start_ns[:], timed.duration_ns[:] = start, length
-    meta = replace(graph.meta, era="", window_ns=max(end, int((begin + ns).max(initial=0))))
-    return replace(graph, strings=strings, ops=timed, launches=launches, kernels=kernels, collectives=collectives,
-                   steps=steps, meta=meta)
+def _host_waits(graph: ExecutionGraph, times: OpTimes) -> None:
+    """On a CPU the host itself waits for a collective, where its result is first needed."""
+    for op in np.unique(graph.collectives.wait_op[graph.collectives.wait_op >= 0]).tolist():
+        wait = Call(WAIT, LaunchKind.BLOCKING_SYNC, 0.0, stream=COMMUNICATION_STREAM)
+        times.calls[op] = [wait, *times.calls.get(op, [])]
 
 
-def _host_times(graph: ExecutionGraph, op_of: Int64, host: HostOverheads | None) -> tuple[Int64, Int64, Int64]:
+def _durations(built: Built, parts: list[LaidOut]) -> Int64:
+    """What each kernel takes; a collective, on each of its ranks, what it takes on the slowest."""
+    ns = np.concatenate([part.ns for part in parts]).astype(np.int64)
+    group = built.program.kernel_group
+    longest = np.zeros(len(built.program.group_size), np.int64)
+    np.maximum.at(longest, group[group >= 0], ns[group >= 0])
+    return np.where(group >= 0, longest[group] if len(longest) else 0, ns)
+
+
+def _recorded_constants(program: Program, built: Built, anchors: Anchors) -> Program:
+    """The recorded launch latencies, gaps and queue depths, rather than those read off the few launches of one step."""
+    latency, gap = program.kernel_latency.copy(), program.kernel_gap.copy()
+    depth = program.queue_depth.copy()
+    for rank, graph in enumerate(built.graphs):
+        low, high = int(program.kernel_ptr[rank]), int(program.kernel_ptr[rank + 1])
+        own: LaunchConstants = anchors.constants(rank)
+        kind = graph.kernels.kind
+        plain = program.kernel_anchor[low:high] == Anchor.CALL_END
+        latency[low:high] = np.where(plain, own.latency[kind], latency[low:high])
+        before = np.maximum(program.kernel_previous[low:high] - low, -1)
+        gap[low:high] = np.where(before >= 0, own.gap[kind[before], kind, 0], gap[low:high]) if len(kind) else 0
+        depth[rank] = max(own.queue_depth, 0)
+    return replace(program, kernel_latency=latency, kernel_gap=gap, queue_depth=depth)
+
+
+def _host_times(graph: ExecutionGraph, host: HostOverheads | None) -> tuple[Int64, Int64, Int64]:
     """Host time before each operation, of each of its launches, and of the rest of it, ns."""
     names = graph.ops.name
     if host is None:

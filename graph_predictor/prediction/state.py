@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graph_predictor.prediction.host_pieces import with_host
+from graph_predictor.prediction.profiler_cost import profiler_cost, without_profiler
 from graph_predictor.prediction.repeat import Repeated
-from graph_predictor.prediction.scenario import Scenario
+from graph_predictor.prediction.rewriting import replaced_host
+from graph_predictor.prediction.scenario import Loading, Scenario
 from graph_predictor.program import NEVER, Anchor, Float64, Int64, ItemKind, Program
 from kernel_models.launch_constants import LaunchConstants
-from tracer.graph import LAUNCHING, ExecutionGraph, KernelKind
+from tracer.graph import LAUNCHING, NONE, ExecutionGraph, KernelKind, Phase
 
 GRAPH_LAUNCH_NS = 10_000.0
 """Host time of one CUDA graph launch: 2.5 µs + 1 ns a node from CUDA 12.6, 5 to 10 µs before for some hundred nodes
@@ -21,7 +23,8 @@ GRAPH_LAUNCH_NS = 10_000.0
 
 @dataclass(frozen=True, slots=True)
 class EditedHost:
-    """Host side of the recorded program after the edits: work and cost by item (ns), lags and latencies."""
+    """Host side of the recorded program after the edits: work and cost by item (ns), lags and latencies; ``floor`` is
+    what loading a cycle's batches takes each rank beside it, ns."""
 
     work: Int64
     cost: Int64
@@ -29,6 +32,7 @@ class EditedHost:
     external: Int64
     latency: Int64
     queue_depth: Int64
+    floor: Float64
 
 
 def edit_host(scenario: Scenario) -> EditedHost:
@@ -39,13 +43,24 @@ def edit_host(scenario: Scenario) -> EditedHost:
     if scenario.host_ns is not None:
         mine = scenario.cycle.working[pieces.item]
         lag = lag * _total_ratio(pieces.ns[mine], ns[mine])
+    if scenario.unprofiled and (watching := scenario.profiler or profiler_cost(scenario)) is not None:
+        left = without_profiler(scenario, ns, watching)
+        mine = scenario.cycle.working[pieces.item]
+        lag, ns = lag * _total_ratio(ns[mine], left[mine]), left
     external = program.item_external
     depth = program.queue_depth
-    if not scenario.loading:
+    floor = np.zeros(program.ranks)
+    if scenario.loading is not Loading.INLINE:
+        if scenario.loading is Loading.BACKGROUND:
+            mine = pieces.data & scenario.cycle.working[pieces.item]
+            floor += np.bincount(pieces.rank[mine], weights=ns[mine], minlength=program.ranks) * scenario.host_factor
         ns[pieces.data] = 0.0
         external = np.full_like(external, NEVER)
-    if scenario.host_kept is not None:
-        ns[~scenario.host_kept] = 0.0
+    ns = replaced_host(scenario, ns)
+    if scenario.host_weight is not None:
+        ns = ns * scenario.host_weight
+    if not scenario.launch_cost:
+        ns[pieces.is_cost & np.isin(pieces.launch_kind, LAUNCHING)] = 0.0
     if scenario.graphed:
         # Within the graph no operation runs on the host; one launch is left, on the first item of each rank's step.
         ns = np.where(pieces.data, ns, 0.0)
@@ -57,7 +72,9 @@ def edit_host(scenario: Scenario) -> EditedHost:
         first = _first_launches(scenario)
         cost[first] += int(GRAPH_LAUNCH_NS * scenario.host_factor)
     latency = program.kernel_latency if scenario.constants is None else _latency(scenario, scenario.constants)
-    return EditedHost(work, cost, np.rint(lag).astype(np.int64), external, latency, depth)
+    if not scenario.launch_cost:
+        latency = np.where(program.kernel_anchor == Anchor.CALL_END, 0, latency)
+    return EditedHost(work, cost, np.rint(lag).astype(np.int64), external, latency, depth, floor)
 
 
 def dress(repeated: Repeated, host: EditedHost, scenario: Scenario, kernel_ns: Float64, host_factor: float = 1.0) -> \
@@ -81,7 +98,53 @@ def dress(repeated: Repeated, host: EditedHost, scenario: Scenario, kernel_ns: F
         changes["after_lag"] = _copied_lags(repeated, host.after_lag, source)
     if host.external is not source.item_external:
         changes["item_external"] = np.full_like(p.item_external, NEVER)
-    return replace(p, **changes)
+    if not scenario.waits:
+        changes["wait_ptr"] = np.zeros_like(p.wait_ptr)
+        changes["wait_kernel"], changes["wait_lag"] = p.wait_kernel[:0], p.wait_lag[:0]
+    if scenario.rewritten is not None:
+        changes["kernel_gap"] = np.where(scenario.rewritten.kernel_gone[repeated.kernel], 0, p.kernel_gap)
+    return _beside(replace(p, **changes), repeated, scenario, host.floor * host_factor)
+
+
+def _beside(program: Program, repeated: Repeated, scenario: Scenario, floor: Float64) -> Program:
+    """Work that runs beside the step: it takes no time of its own, but no step can be shorter than it."""
+    program = replace(program, kernel_duration=program.kernel_duration.copy())
+    floor = floor.copy()
+    for beside in (input_copies(scenario) if scenario.loading is Loading.BACKGROUND else None,
+                   collective_rows(scenario) if scenario.hidden_collectives else None):
+        if beside is None:
+            continue
+        mine = beside[repeated.kernel]
+        once = mine & (repeated.copy_of_kernel == 0)
+        rank = program.kernel_rank()
+        longest = np.bincount(rank[once], weights=program.kernel_duration[once], minlength=program.ranks)
+        floor = np.maximum(floor, longest)
+        program.kernel_duration[mine] = 0
+    if not floor.any():
+        return program
+    external = program.item_external.copy()
+    starts = np.flatnonzero(np.isin(repeated.item, scenario.cycle.first))
+    thread = program.item_thread()[starts]
+    wanted = program.thread_start[thread] + np.rint(
+        repeated.copy_of_item[starts] * floor[program.thread_rank[thread]]).astype(np.int64)
+    external[starts] = np.maximum(external[starts], wanted)
+    return replace(program, item_external=external)
+
+
+def input_copies(scenario: Scenario) -> np.ndarray:
+    """Which kernels copy batches to the device: from host to device, outside the optimizer."""
+    found = []
+    for graph in scenario.built.graphs:
+        to_device = np.array(["htod" in text.lower().replace(" ", "") for text in graph.strings] or [False], np.bool_)
+        phase = np.append(graph.ops.phase, NONE)[graph.kernels.op]
+        found.append(to_device[graph.kernels.name] & (graph.kernels.kind == KernelKind.MEMCPY)
+                     & (phase != Phase.OPTIMIZER))
+    return np.concatenate(found)
+
+
+def collective_rows(scenario: Scenario) -> np.ndarray:
+    """Which kernels are collectives."""
+    return np.concatenate([graph.kernels.kind == KernelKind.COLLECTIVE for graph in scenario.built.graphs])
 
 
 def _copied_lags(repeated: Repeated, lag: Int64, source: Program) -> Int64:
@@ -94,7 +157,7 @@ def _copied_lags(repeated: Repeated, lag: Int64, source: Program) -> Int64:
     return np.rint(p.after_lag * (float(lag.sum()) / total if total else 1.0)).astype(np.int64)
 
 
-def _total_ratio(before: Int64, after: Float64) -> float:
+def _total_ratio(before: Int64 | Float64, after: Float64) -> float:
     total = float(before.sum())
     return float(after.sum()) / total if total else 1.0
 

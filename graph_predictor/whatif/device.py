@@ -56,11 +56,6 @@ class Device:
                             "step by "
                             "shapes (foretrace trace) to predict it there.")
         source = scenario.known_source()
-        need = max((g.meta.memory.get("peak", 0) for g in scenario.built.graphs), default=0)
-        if need > spec.memory_gb * 1e9:
-            raise EditError(f"The step needs {need / 1e9:.1f} GB and {spec.name} has {spec.memory_gb:g} GB: it does "
-                            "not fit; "
-                            "choose a larger device, a smaller batch, or recomputation.")
         if spec.name == source.name:
             return replace(scenario, device=spec, models=self.models or scenario.source_models)
         edits: dict[str, CallEdit] = {**scenario.call_edits, "0 tf32 by device": _TF32(spec)}

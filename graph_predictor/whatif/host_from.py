@@ -68,7 +68,8 @@ class HostFrom:
                             "the same "
                             "model.")
         share = matched / total if total else 0.0
-        changed = replace(scenario, host_ns=ns, host_spread=(1.0 - share) * FALLBACK_SPREAD,
+        spread = float(np.hypot(scenario.host_spread or 0.0, (1.0 - share) * FALLBACK_SPREAD))
+        changed = replace(scenario, host_ns=ns, host_spread=spread,
                           constants=[report.constants for report in other.reports])
         return changed.with_note(f"Host time is that of {self.name}: {share:.0%} of it by the same operation in the "
                                  "same "

@@ -1,10 +1,10 @@
-"""How work is launched."""
+"""How work is launched, and what a batch costs the training thread."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.prediction.scenario import EditError, Loading, Scenario
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,26 @@ class CudaGraphs:
 
     def apply(self, scenario: Scenario) -> Scenario:
         """See ``Edit``."""
-        if not len(scenario.built.program.kernel_item):
-            raise EditError("The trace has no GPU work: there is nothing to put into a CUDA graph.")
+        _with_kernels(scenario, "there is nothing to put into a CUDA graph")
         return scenario.with_note("The whole step but data loading is taken to be one CUDA graph: it must not depend "
-                                  "on values "
-                                  "computed on the GPU, nor on changing shapes.", graphed=True)
+                                  "on values computed on the GPU, nor on changing shapes.", graphed=True)
+
+
+@dataclass(frozen=True)
+class FreeLaunches:
+    """Launch calls take no host time, and kernels start as soon as they are launched.
+
+    A bound: what is left of the host is Python and the framework's own work.
+    """
+
+    def describe(self) -> str:
+        """One phrase."""
+        return "free launches"
+
+    def apply(self, scenario: Scenario) -> Scenario:
+        """See ``Edit``."""
+        _with_kernels(scenario, "there is no launch to make free")
+        return replace(scenario, launch_cost=False)
 
 
 @dataclass(frozen=True)
@@ -42,4 +57,9 @@ class NoDataLoading:
 
     def apply(self, scenario: Scenario) -> Scenario:
         """See ``Edit``."""
-        return replace(scenario, loading=False)
+        return replace(scenario.claim("loading", "--no-data-loading"), loading=Loading.NONE)
+
+
+def _with_kernels(scenario: Scenario, why: str) -> None:
+    if not len(scenario.built.program.kernel_item):
+        raise EditError(f"The trace has no GPU work: {why}.")

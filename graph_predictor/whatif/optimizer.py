@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from graph_predictor.prediction.memory import OPTIMIZER
+from graph_predictor.prediction.rewriting import Rewriting
 from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.program import Int64
+from graph_predictor.prediction.units import Bools, Replacement, Units, host_weight, sized, units_of
+from graph_predictor.program import Float64
 from kernel_models.op_call import Family, OpCall
 from tracer.graph import OpKind, Phase
 
 STATES = {"adam": 2, "sgd": 1}
 """Values an optimizer keeps beside each parameter: Adam's two moments, SGD's momentum."""
+OPERATIONS = {"adam": 12.0, "sgd": 4.0}
+"""Floating-point operations for each parameter, counted from the formulas."""
+MUCH = 0.1
+"""Operations on fewer elements than this share of the most are on the optimizer's step counters, not on parameters."""
 
 
 @dataclass(frozen=True)
 class FusedOptimizer:
     """The optimizer's step as fused kernels that read and write every value once.
 
-    Assumes: parameters in fp32; the operations marked as the optimizer's, by its annotation, are all of it and their
-    host time shrinks with their number of kernels; one kernel a step is left that reads parameters, gradients and
-    states and writes parameters and states back. Gradient clipping outside the optimizer stays.
+    Assumes: parameters in fp32; the operations marked as the optimizer's, by its annotation, are all of it; one kernel
+    a step is left that reads parameters, gradients and states and writes parameters and states back, and takes the time
+    of them all × model(fused) / model(them all). Of the host's time what comes before the optimizer's first operation
+    (collecting parameters, in Python) and the first operation itself stay. Gradient clipping outside the optimizer
+    stays.
     """
 
     def describe(self) -> str:
@@ -31,73 +41,61 @@ class FusedOptimizer:
     def apply(self, scenario: Scenario) -> Scenario:
         """See ``Edit``."""
         scenario = scenario.claim("the optimizer", "--fused-optimizer")
-        work = scenario.work
-        in_cycle = _pieces_in_cycle(scenario)
-        mine = np.flatnonzero(in_cycle & (work.op >= 0) & _is_optimizer(scenario))
-        if not len(mine):
+        units = units_of(scenario)
+        mine = _of_optimizer(units)
+        if not mine.any():
             raise EditError("No operation of the step is marked as the optimizer's: there is nothing to fuse.")
-        if len(np.unique(work.piece[np.isin(work.piece, mine) & scenario.cycle.kernel])) <= scenario.cycle.steps:
+        kernels = int(units.kernels[mine].sum())
+        if kernels <= scenario.cycle.steps * len(scenario.built.graphs) or _fused_already(scenario, units, mine):
             raise EditError("The optimizer is fused already.")
         scenario.known_source()
-        elements, kind = _elements(scenario, mine), _kind(scenario)
-        if not elements:
+        if not fuse(scenario, units).replacements:
             raise EditError("The sizes of the parameters were not recorded: the fused step cannot be priced; record "
-                            "with "
-                            "record_shapes=True.")
-        # The first piece of each rank and step becomes the fused kernel, the others nothing.
-        calls, after = list(work.calls), dict(scenario.calls)
-        group = work.group.copy()
-        steps = scenario.cycle.steps
-        states = STATES[kind]
-        fused = OpCall(Family.OPTIMIZER, kind, (1, elements), "fp32", flops=12.0 * elements,
-                       bytes_read=4.0 * elements * (2 + states), bytes_written=4.0 * elements * (1 + states))
-        kernel_factor = np.ones(len(work.piece)) if scenario.kernel_factor is None else scenario.kernel_factor.copy()
-        for rank in np.unique(work.rank[mine]).tolist():
-            own = mine[work.rank[mine] == rank]
-            heads = np.array([part[0] for part in np.array_split(own, steps) if len(part)])
-            for head in heads.tolist():
-                calls.append(work.calls[group[head]])
-                group[head] = len(calls) - 1
-                after[len(calls) - 1] = (fused,)
-            gone = np.setdiff1d(own, heads)
-            kernel_factor[np.isin(work.piece, gone)] = 0.0
-        kept = _host_kept(scenario)
-        return replace(scenario, work=replace(work, calls=calls, group=group), calls=after, kernel_factor=kernel_factor,
-                       host_kept=kept if scenario.host_kept is None else kept & scenario.host_kept)
+                            "with record_shapes=True.")
+        return replace(scenario, rewrites={**scenario.rewrites, OPTIMIZER: fuse})
 
 
-def _is_optimizer(scenario: Scenario) -> np.ndarray:
-    """Pieces of device work whose operation is the optimizer's."""
-    work = scenario.work
-    found = np.zeros(len(work.op), np.bool_)
-    for rank, graph in enumerate(scenario.built.graphs):
-        rows = np.flatnonzero((work.rank == rank) & (work.op >= 0))
-        found[rows] = graph.ops.phase[work.op[rows]] == Phase.OPTIMIZER
+def fuse(scenario: Scenario, units: Units) -> Rewriting:
+    """One fused operation a rank and step for the optimizer's operations."""
+    mine = np.flatnonzero(_of_optimizer(units))
+    kind = _kind(scenario)
+    states = STATES[kind]
+    found = []
+    for key in np.unique(np.stack([units.rank[mine], units.step[mine]]), axis=1).T.tolist():
+        own = mine[(units.rank[mine] == key[0]) & (units.step[mine] == key[1])]
+        own = own[np.argsort(units.start[own], kind="stable")]
+        elements = _elements(scenario, units, own)
+        if not elements:
+            return Rewriting([])
+        call = OpCall(Family.OPTIMIZER, kind, (1, elements), "fp32", flops=OPERATIONS[kind] * elements,
+                      bytes_read=4.0 * elements * (2 + states), bytes_written=4.0 * elements * (1 + states))
+        found.append(Replacement(own, (call,)))
+    heads = [(int(units.rank[one.units[0]]), int(units.op[one.units[0]])) for one in found]
+    return Rewriting(found, _host_weight(scenario, heads))
+
+
+def _of_optimizer(units: Units) -> Bools:
+    found: Bools = units.alive & (units.phase == Phase.OPTIMIZER)
     return found
 
 
-def _pieces_in_cycle(scenario: Scenario) -> np.ndarray:
-    found = np.zeros(len(scenario.work.op), np.bool_)
-    found[np.unique(scenario.work.piece[scenario.cycle.kernel & (scenario.work.piece >= 0)])] = True
-    return found
+def _fused_already(scenario: Scenario, units: Units, mine: Bools) -> bool:
+    """Whether an operation of the optimizer names itself fused."""
+    names = {scenario.built.graphs[r].string(int(scenario.built.graphs[r].ops.name[op]))
+             for r, op in zip(units.rank[mine].tolist(), units.op[mine].tolist(), strict=True) if op >= 0}
+    return any("_fused_adam" in name or "_fused_sgd" in name or "_fused_adagrad" in name for name in names)
 
 
-def _elements(scenario: Scenario, mine: Int64) -> int:
-    """Parameters of the first rank: the data of the largest single operation kind over the optimizer's pieces, a
-    step."""
-    work = scenario.work
-    by_name: dict[tuple[int, str], float] = {}
-    graph = scenario.built.graphs[0]
-    for i in mine[work.rank[mine] == 0].tolist():
-        name = graph.string(int(graph.ops.name[work.op[i]]))
-        for call in work.calls[work.group[i]]:
-            if "unsized" not in call.flags and call.family in (Family.ELEMENTWISE, Family.OPTIMIZER):
-                elements = call.dims[0] if call.family is Family.ELEMENTWISE else call.dims[1]
-                by_name[i, name] = by_name.get((i, name), 0.0) + elements
-    totals: dict[str, float] = {}
-    for (_, name), elements in by_name.items():
-        totals[name] = totals.get(name, 0.0) + elements
-    return int(min(totals.values(), default=0.0) / scenario.cycle.steps)
+def _elements(scenario: Scenario, units: Units, own: np.ndarray) -> int:
+    """Parameters of a rank: every operation of an optimizer goes over all of them, most of them once a step."""
+    totals: dict[int, float] = defaultdict(float)
+    graph = scenario.built.graphs[int(units.rank[own[0]])]
+    for u in own.tolist():
+        for call in units.calls[u]:
+            if sized((call,)) and call.family in (Family.ELEMENTWISE, Family.OPTIMIZER):
+                totals[int(graph.ops.name[units.op[u]])] += call.dims[0 if call.family is Family.ELEMENTWISE else 1]
+    most = max(totals.values(), default=0.0)
+    return int(min((total for total in totals.values() if total >= MUCH * most), default=0.0))
 
 
 def _kind(scenario: Scenario) -> str:
@@ -107,13 +105,15 @@ def _kind(scenario: Scenario) -> str:
     return "sgd" if "Optimizer.step#SGD" in names else "adam"
 
 
-def _host_kept(scenario: Scenario) -> np.ndarray:
-    """Pieces of host time outside the optimizer's operations."""
-    pieces = scenario.pieces
-    kept = np.ones(len(pieces), np.bool_)
+def _host_weight(scenario: Scenario, heads: list[tuple[int, int]]) -> Float64:
+    """The optimizer's host time vanishes, but that before its first operations (of ``heads``), and in these."""
+    chosen = []
     for rank, graph in enumerate(scenario.built.graphs):
-        rows = np.flatnonzero(pieces.rank == rank)
-        op = np.where(pieces.op[rows] >= 0, pieces.op[rows], pieces.following[rows])
-        phase = np.append(graph.ops.phase, -1)[op]
-        kept[rows] = phase != Phase.OPTIMIZER
-    return kept
+        kept = np.zeros(len(graph.ops), np.bool_)
+        for of_rank, head in heads:
+            here = head if of_rank == rank else -1
+            while here >= 0:
+                kept[here] = True
+                here = int(graph.ops.parent[here])
+        chosen.append((graph.ops.phase == Phase.OPTIMIZER) & ~kept)
+    return host_weight(scenario, chosen, 0.0)

@@ -10,6 +10,7 @@ from kernel_models.op_call import Family, OpCall
 
 PRODUCTS = frozenset({Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT})
 """What autocast runs in 16 bits (torch.amp, "CUDA Ops that can autocast to float16")."""
+TYPES = frozenset({"fp32", "tf32", "bf16", "fp16"})
 FOLLOWING = frozenset({Family.ELEMENTWISE, Family.POOLING, Family.NORM, Family.CONCAT, Family.COPY, Family.INTERPOLATE,
                        Family.INDEX, Family.REDUCTION})
 """What reads and writes the activations these products leave. Softmax, losses and the optimizer stay in fp32."""
@@ -21,8 +22,8 @@ class Precision:
 
     ``bf16`` and ``fp16`` stand for autocast: products run in 16 bits and the activations they leave are read and
     written in 16 bits by what follows; softmax, losses and optimizer stay in fp32. ``tf32`` and ``fp32`` switch the
-    products of fp32 data. Assumes that casts of weights are hidden in their neighbours (autocast caches them once a
-    step); what is said to be fp32 in the recording changes, all else stays.
+    products of fp32 data, and switch autocast off where the recording computed in 16 bits. Assumes that parameters are
+    fp32, and that casts of weights are hidden in their neighbours (autocast caches them once a step).
     """
 
     dtype: str
@@ -45,8 +46,7 @@ class Precision:
         change = _Products(self.dtype)
         if not any(change(call) != (call,) for calls in scenario.work.calls for call in calls):
             raise EditError(f"No operation of the step changes with products in {self.dtype}: none is known to "
-                            "compute in "
-                            f"{'fp32' if self.dtype != 'fp32' else 'tf32'}.")
+                            "compute in another type.")
         return replace(scenario, call_edits={**scenario.call_edits, "1 precision": change})
 
 
@@ -55,13 +55,14 @@ class _Products:
     dtype: str
 
     def __call__(self, call: OpCall) -> tuple[OpCall, ...]:
-        if "unsized" in call.flags:
+        if "unsized" in call.flags or call.family not in PRODUCTS | FOLLOWING or call.dtype not in TYPES:
             return (call,)
-        if self.dtype in ("tf32", "fp32"):
-            other = {"tf32": "fp32", "fp32": "tf32"}[self.dtype]
-            return (replace(call, dtype=self.dtype),) if call.family in PRODUCTS and call.dtype == other else (call,)
-        if call.dtype in ("fp32", "tf32") and call.family in PRODUCTS | FOLLOWING:
-            less = itemsize(self.dtype) / itemsize("fp32")
-            return (replace(call, dtype=self.dtype, bytes_read=call.bytes_read * less,
-                            bytes_written=call.bytes_written * less),)
-        return (call,)
+        # Between fp32 and TF32 only products differ, and what they read and write is fp32.
+        dtype = "fp32" if self.dtype == "tf32" and call.family in FOLLOWING else self.dtype
+        if call.family in FOLLOWING and itemsize(dtype) == itemsize(call.dtype):
+            return (replace(call, dtype=dtype),)
+        change = itemsize(dtype) / itemsize(call.dtype)
+        # Flash kernels take 16 bits; in fp32 the memory-efficient ones run.
+        wide = call.family is Family.ATTENTION and change > 1
+        return (replace(call, kind=call.kind.replace("flash", "efficient") if wide else call.kind, dtype=dtype,
+                        bytes_read=call.bytes_read * change, bytes_written=call.bytes_written * change),)

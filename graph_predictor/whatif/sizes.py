@@ -4,37 +4,33 @@ again."""
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from graph_predictor.overheads import computing_operations
+from graph_predictor.prediction.modelled import ring_ns
+from graph_predictor.prediction.retraced import CPU_SPREAD
 from graph_predictor.prediction.scenario import EditError, Scenario
-from kernel_models.families import registry
+from graph_predictor.program import Float64, Int64
+from graph_predictor.whatif.named_sizes import LEADING, MOST, parse_sets
+from graph_predictor.whatif.scaled_shapes import ScaledShapes
 from kernel_models.families.copy import memset, transfer
 from kernel_models.op_call import Family, OpCall
 from kernel_models.operation import Operation, calls_of
 from kernel_models.pricing import price
-from tracer.graph import ExecutionGraph, Phase
-from tracer.views import Argument
 
-Shape = tuple[int, ...]
-
-LEADING = frozenset({"batch", "b", "bs", "batch_size"})
-"""Names of the dimension that comes first in activations. Any other name may stand anywhere."""
-PARAMETERS = frozenset({"weight", "bias", "running_mean", "running_var", "weights"})
-"""Arguments that hold parameters, as the operations' schemas call them."""
+MOST_GROWTH = 1000
+"""Times the recorded size, up or down: beyond it (``pricing.MOST_RATIO``) one recorded time says nothing."""
+MOST_UNDECIDED = 0.05
+"""Share of the step's work on matrices that may be parameters or samples."""
 MOST_UNSIZED = 0.05
 """Share of the kernels' time whose sizes may be missing."""
 LINEAR_SPREAD = 0.2
 """Log half width of the 80% interval of kernels taken to scale with their data: from a fixed cost to a cache's edge."""
-CPU_SPREAD = 0.2
-"""The same of a CPU's operations, whose caches and threads the formulas know little of."""
 
 
 @dataclass(frozen=True)
@@ -49,35 +45,47 @@ class Sizes:
 
     Attributes:
         changes: (name, old, new).
+        because: why no better way than one capture was taken, as a sentence without its end.
     """
 
     changes: tuple[tuple[str, int, int], ...]
+    because: str = ""
 
     @classmethod
-    def parse(cls, texts: list[str]) -> Sizes:
-        """From "batch=32:64". Raises ``EditError`` for anything else."""
-        found = []
-        for text in texts:
-            match = re.fullmatch(r"(\w+)=(\d+):(\d+)", text.strip())
-            if match is None or int(match[2]) < 1 or int(match[3]) < 1:
-                raise EditError(f"{text!r} names no old and new size: one capture does not say which of its "
-                                "dimensions is "
-                                "meant; write it like batch=32:64.")
-            found.append((match[1], int(match[2]), int(match[3])))
-        names = [name for name, _, _ in found]
-        if len(set(names)) < len(names):
-            raise EditError(f"{max(names, key=names.count)} is set twice; give one old and one new size.")
-        return cls(tuple(found))
+    def parse(cls, texts: Sequence[str], known: Mapping[str, int] | None = None, because: str = "") -> Sizes:
+        """From "batch=32:64", or "batch=64" where the old size is known. Raises ``EditError`` for anything else."""
+        old, new = parse_sets(texts)
+        old = {**(known or {}), **old}
+        for name, size in new.items():
+            if name not in old:
+                raise EditError(f"{name}={size} names no old size: one capture does not say which of its dimensions is "
+                                f"meant; write it like {name}=32:64.")
+            bad = next((one for one in (old[name], size) if not 1 <= one <= MOST), None)
+            if bad is not None:
+                raise EditError(f"{name}={bad} is no size: give a whole number from 1 to {MOST:,}.")
+        return cls(tuple((name, old[name], size) for name, size in new.items()), because)
 
     def describe(self) -> str:
         """One phrase."""
-        return ", ".join(f"{name} {old} → {new}" for name, old, new in self.changes)
+        said = ", ".join(f"{name} {old} → {new}" for name, old, new in self.changes)
+        return f"{said} by scaling one capture" if said else "sizes as recorded"
+
+    def operations_of(self, scenario: Scenario, rows: Sequence[int] | Int64, rank: int = 0) -> list[Operation]:
+        """Operations at the new sizes, of rows of a rank's ``ops``. Raises ``EditError`` as ``apply``."""
+        scaled = ScaledShapes(scenario.built.graphs[rank], self.changes)
+        scaled.check()
+        found = [Operation.from_graph(scaled.graph, int(row)) for row in rows]
+        return [scaled.operation(one) for one in found]
 
     def apply(self, scenario: Scenario) -> Scenario:
         """See ``Edit``."""
         if not self.changes:
             return scenario
         scenario = scenario.claim("the sizes", f"--set {self.describe()}")
+        for name, old, new in self.changes:
+            if max(new / old, old / new) > MOST_GROWTH:
+                raise EditError(f"{name}={new} is more than {MOST_GROWTH:,} times away from the recorded {old}: one "
+                                "capture says nothing of it; capture the step at a size nearer to it.")
         scenario.known_source()
         work = scenario.work
         mine = np.unique(work.piece[scenario.cycle.kernel & (work.piece >= 0)])
@@ -85,97 +93,43 @@ class Sizes:
         if unsized > MOST_UNSIZED:
             raise EditError(f"The trace has no sizes for {unsized:.0%} of its kernels' time, so that they cannot be "
                             "changed; record with record_shapes=True (foretrace capture does).")
-        scaled = [_Scaled(graph, self.changes) for graph in scenario.built.graphs]
+        scaled = [ScaledShapes(graph, self.changes) for graph in scenario.built.graphs]
         for rank in scaled:
             rank.check()
+        _check_decided(scenario, scaled, self)
+        if self.because:
+            scenario = scenario.with_note(f"{self.because}; the sizes of one capture were scaled instead.")
         if not len(scenario.built.program.kernel_item):
             return _resized_on_cpu(scenario, scaled, self.changes)
         return _resized(scenario, scaled, self.changes)
 
 
-class _Scaled:
-    """One rank's shapes before and after."""
-
-    def __init__(self, graph: ExecutionGraph, changes: tuple[tuple[str, int, int], ...]) -> None:
-        self.graph, self.changes = graph, changes
-        self.parameters = _parameter_shapes(graph)
-        self.parameter_sizes = {size for shape in self.parameters for size in shape}
-        self.shapes = {shape for text in _texts(graph) for shape in _tensors(text)} - self.parameters
-        self.found = {name: False for name, _, _ in changes}
-        self.products: dict[int, Fraction] = {}
-        for name, old, new in changes:
-            for shape in self.shapes:
-                if shape and shape[0] == old and name.lower() in LEADING:
-                    total = old
-                    for size in shape[1:]:
-                        total *= size
-                        self.products[total] = Fraction(new, old)
-        for _, old, _ in changes:
-            self.products.pop(old, None)
-        self.products = {size: factor for size, factor in self.products.items() if size not in self.parameter_sizes}
-
-    def check(self) -> None:
-        """Raise ``EditError`` if a dimension is unknown or ambiguous."""
-        for name, old, new in self.changes:
-            leading = name.lower() in LEADING
-            holders = [s for s in self.shapes if (s[:1] == (old,) if leading else old in s)]
-            if not holders:
-                where = "as its first dimension " if leading else ""
-                sizes = sorted({shape[0] for shape in self.shapes if shape})[:8]
-                raise EditError(f"No tensor of the step has {old} {where}(there are {', '.join(map(str, sizes))}, …): "
-                                f"{name}={old}:{new} changes nothing; name the size that was recorded.")
-            clash: list[Shape] = [shape for shape in self.parameters if old in shape]
-            if clash and old > 1:
-                shown = "×".join(map(str, sorted(clash, key=_dimensions)[-1]))
-                raise EditError(f"{name}={old}:{new} is ambiguous: a parameter of {shown} has the size {old} too, so "
-                                "that "
-                                "they cannot be told apart; capture the step at another size, or two sizes.")
-
-    def shape(self, shape: Shape) -> Shape:
-        """A tensor's new shape."""
-        if shape in self.parameters or not shape:
-            return shape
-        new = list(shape)
-        for name, old, size in self.changes:
-            for at in range(1 if name.lower() in LEADING else len(shape)):
-                if shape[at] == old:
-                    new[at] = size
-        if new[0] == shape[0] and shape[0] in self.products:
-            scaled = shape[0] * self.products[shape[0]]
-            if scaled.denominator == 1:
-                new[0] = int(scaled)
-        return tuple(new)
-
-    def argument(self, argument: Argument) -> Argument:
-        """An argument with new sizes and strides; lists of numbers that are a tensor's sizes change too."""
-        shape = argument.shape
-        if shape is None:
-            try:
-                value = msgspec.json.decode(argument.value) if argument.value.startswith("[") else None
-            except msgspec.DecodeError:
-                value = None
-            if isinstance(value, list) and all(isinstance(v, int) for v in value) and tuple(value) in self.shapes:
-                return argument.__class__(argument.dtype, None, argument.stride, str(list(self.shape(tuple(value)))))
-            return argument
-        if any(isinstance(part, tuple) for part in shape):
-            shapes = tuple(self.shape(part) for part in shape)
-            strides = argument.stride
-            if strides is not None:
-                strides = tuple(_strides(a, b, c) for a, b, c in zip(shape, shapes, strides, strict=False))
-            return argument.__class__(argument.dtype, shapes, strides, argument.value)
-        new = self.shape(shape)
-        stride = None if argument.stride is None else _strides(shape, new, argument.stride)
-        return argument.__class__(argument.dtype, new, stride, argument.value)
-
-    def growth(self, op: int) -> Fraction:
-        """How much larger the largest tensor among an operation's arguments becomes."""
-        shapes: list[Shape] = list(_tensors(self.graph.string(int(self.graph.ops.shapes[op]))))
-        largest: Shape = max(shapes, key=_elements) if shapes else ()
-        after = self.shape(largest)
-        return Fraction(math.prod(after), max(math.prod(largest), 1))
+def _check_decided(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> None:
+    """Raise ``EditError`` where too much work is on matrices that may be parameters or samples."""
+    if len(scenario.built.program.kernel_item):
+        work = scenario.work
+        rank, op, ns = work.rank, work.op, work.measured_ns
+    else:
+        pieces = scenario.pieces
+        mine = scenario.cycle.working[pieces.item]
+        rank, op, ns = pieces.rank[mine], pieces.op[mine], pieces.ns[mine]
+    known: dict[tuple[int, int, int, int], bool] = {}
+    undecided = 0
+    for r, o, time in zip(rank.tolist(), op.tolist(), ns.tolist(), strict=True):
+        if o >= 0:
+            ops = scaled[r].graph.ops
+            key = (r, int(ops.name[o]), int(ops.shapes[o]), int(ops.phase[o]))
+            if key not in known:
+                known[key] = scaled[r].undecided(o)
+            undecided += time * known[key]
+    share = undecided / max(int(ns.sum()), 1)
+    if share > MOST_UNDECIDED:
+        raise EditError(f"{sizes.describe()} is ambiguous: parameters have as many rows as there are samples, and "
+                        f"{share:.0%} of the work is on matrices that may be either; capture the step at another size, "
+                        "or two sizes.")
 
 
-def _resized(scenario: Scenario, scaled: list[_Scaled], changes: tuple[tuple[str, int, int], ...]) -> Scenario:
+def _resized(scenario: Scenario, scaled: list[ScaledShapes], changes: tuple[tuple[str, int, int], ...]) -> Scenario:
     """New calls for every piece in the cycle; pieces are grouped again by old and new calls."""
     work = scenario.work
     known: dict[tuple[Any, ...], tuple[tuple[OpCall, ...], Fraction]] = {}
@@ -199,22 +153,32 @@ def _resized(scenario: Scenario, scaled: list[_Scaled], changes: tuple[tuple[str
                 after[numbers[pair]] = new
         group[i] = numbers[pair]
         factor[i] = float(grown)
-    kernel_factor = np.where(work.piece >= 0, factor[np.maximum(work.piece, 0)], 1.0)
+    kernel_factor = np.where(work.piece >= 0, factor[np.maximum(work.piece, 0)], 1.0) if len(factor) else np.ones(
+        len(work.piece))
+    collectives, exchanged = _collectives(scenario, scaled)
+    kernel_factor = kernel_factor * collectives
     spread = np.where(kernel_factor != 1.0, LINEAR_SPREAD, 0.0)
     if scenario.kernel_factor is not None:
         kernel_factor = kernel_factor * scenario.kernel_factor
+    if scenario.kernel_spread is not None:
+        spread = np.hypot(spread, scenario.kernel_spread)
     batch = next((new for name, _, new in changes if name.lower() in LEADING), None)
     share = work.measured_ns[factor != 1.0].sum() / max(int(work.measured_ns.sum()), 1)
     changed = replace(scenario, work=replace(work, calls=calls, group=group), calls=after,
                       kernel_factor=kernel_factor, kernel_spread=spread,
+                      activation_factors={**scenario.activation_factors, "sizes": math.prod(
+                          new / old for _, old, new in changes)},
                       items_per_rank=None if batch is None else float(batch))
     return changed.with_note(
         f"Sizes were scaled through the graph of one capture; host time stays. {share:.0%} of the kernels' time, of "
         "operations "
-        "no formula gives back, was taken to grow with their data.")
+        "no formula gives back, was taken to grow with their data." + (
+            f" {exchanged:,} collectives of samples change with them; those of gradients and parameters stay."
+            if exchanged else ""))
 
 
-def _resized_on_cpu(scenario: Scenario, scaled: list[_Scaled], changes: tuple[tuple[str, int, int], ...]) -> Scenario:
+def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], changes: tuple[tuple[str, int, int], ...]) -> \
+        Scenario:
     """On a CPU the operations are the kernels: the own time of those that compute × model(new sizes) / model(old)."""
     scenario = scenario.claim("the host's computation", "--set")
     spec, pieces = scenario.known_source(), scenario.pieces
@@ -234,7 +198,7 @@ def _resized_on_cpu(scenario: Scenario, scaled: list[_Scaled], changes: tuple[tu
         if key not in known:
             operation = Operation.from_graph(scaled[rank].graph, op)
             old = calls_of(operation)
-            new = calls_of(replace(operation, arguments=tuple(scaled[rank].argument(a) for a in operation.arguments)))
+            new = calls_of(scaled[rank].operation(operation))
             sized = old and new and not any("unsized" in call.flags for call in (*old, *new)) and old != new
             known[key] = (len(before), len(before) + len(old), len(after), len(after) + len(new)) if sized else None
             before += old if sized else ()
@@ -250,13 +214,48 @@ def _resized_on_cpu(scenario: Scenario, scaled: list[_Scaled], changes: tuple[tu
     ns[rows] *= ratio
     batch = next((new for name, _, new in changes if name.lower() in LEADING), None)
     share = float(pieces.ns[rows].sum()) / max(float(pieces.ns[scenario.cycle.working[pieces.item]].sum()), 1.0)
-    changed = replace(scenario, host_ns=ns, host_spread=share * CPU_SPREAD,
+    spread = float(np.hypot(scenario.host_spread or 0.0, share * CPU_SPREAD))
+    changed = replace(scenario, host_ns=ns, host_spread=spread,
                       items_per_rank=None if batch is None else float(batch))
     return changed.with_note(f"{share:.0%} of the step is operations that compute on the CPU and grow by their models; "
                              "the rest of the host's time stays.")
 
 
-def _new_calls(scaled: _Scaled, op: int, old: tuple[OpCall, ...]) -> tuple[tuple[OpCall, ...], Fraction]:
+def payload_factors(scenario: Scenario, scaled: list[ScaledShapes]) -> Float64:
+    """How much more every kernel's collective moves, the same on all ranks that take part; 1 for other kernels."""
+    program, graphs = scenario.built.program, scenario.built.graphs
+    factor = np.ones(len(program.kernel_item))
+    for rank, (graph, shapes) in enumerate(zip(graphs, scaled, strict=True)):
+        table = graph.collectives
+        for row in np.flatnonzero(table.kernel >= 0).tolist():
+            factor[int(program.kernel_ptr[rank]) + int(table.kernel[row])] = float(shapes.payload(row))
+    group = program.kernel_group
+    mine = group >= 0
+    most = np.ones(len(program.group_size))
+    np.maximum.at(most, group[mine], factor[mine])
+    least = np.full(len(program.group_size), np.inf)
+    np.minimum.at(least, group[mine], factor[mine])
+    # One rank that is sure decides for all: lists of indices differ in length from rank to rank.
+    factor[mine] = np.where(most > 1, most, least)[group[mine]]
+    return factor
+
+
+def _collectives(scenario: Scenario, scaled: list[ScaledShapes]) -> tuple[Float64, int]:
+    """Factors on the time of collectives that move more (or less), and how many there are."""
+    program = scenario.built.program
+    moved = payload_factors(scenario, scaled)
+    time = np.ones(len(moved))
+    for rank, graph in enumerate(scenario.built.graphs):
+        table, low = graph.collectives, int(program.kernel_ptr[rank])
+        for row in np.flatnonzero(table.kernel >= 0).tolist():
+            kernel = low + int(table.kernel[row])
+            if moved[kernel] != 1:
+                spec = scenario.known_source()
+                time[kernel] = ring_ns(graph, row, spec, moved[kernel]) / ring_ns(graph, row, spec)
+    return time, int((moved != 1).sum())
+
+
+def _new_calls(scaled: ScaledShapes, op: int, old: tuple[OpCall, ...]) -> tuple[tuple[OpCall, ...], Fraction]:
     """Calls of an operation at the new sizes, or the old ones and a factor where its calls cannot be made again."""
     if op < 0:
         return old, Fraction(1)
@@ -271,66 +270,4 @@ def _new_calls(scaled: _Scaled, op: int, old: tuple[OpCall, ...]) -> tuple[tuple
     before = Operation.from_graph(scaled.graph, op)
     if calls_of(before, tf32) != old:
         return old, growth
-    return calls_of(replace(before, arguments=tuple(scaled.argument(a) for a in before.arguments)), tf32), Fraction(1)
-
-
-def _elements(shape: Shape) -> int:
-    return math.prod(shape)
-
-
-def _dimensions(shape: Shape) -> int:
-    return len(shape)
-
-
-def _strides(old: Shape, new: Shape, stride: Shape) -> Shape:
-    """Strides of a tensor whose sizes changed: those of dimensions outside a changed one follow it."""
-    result = [Fraction(s) for s in stride]
-    for at, (before, after) in enumerate(zip(old, new, strict=True)):
-        if before != after and before:
-            for j, s in enumerate(stride):
-                if j != at and (s, -j) > (stride[at], -at) and s >= stride[at] * before:
-                    result[j] *= Fraction(after, before)
-    return tuple(int(s) for s in result)
-
-
-def _texts(graph: ExecutionGraph) -> set[str]:
-    return {graph.string(int(code)) for code in np.unique(graph.ops.shapes) if code >= 0}
-
-
-def _tensors(text: str) -> Iterator[Shape]:
-    """Shapes of all tensors in a JSON text of the profiler, those in lists too."""
-    try:
-        value = msgspec.json.decode(text) if text else []
-    except msgspec.DecodeError:
-        return
-    todo = list(value) if isinstance(value, list) else []
-    while todo:
-        one = todo.pop()
-        if isinstance(one, list) and one:
-            if all(isinstance(size, int) for size in one):
-                yield tuple(one)
-            else:
-                todo.extend(one)
-
-
-def _parameter_shapes(graph: ExecutionGraph) -> set[Shape]:
-    """Shapes of parameters: what the optimizer works on, and weights by the operations' schemas; transposed ones
-    too."""
-    found: set[Shape] = set()
-    ops = graph.ops
-    codes = np.unique(ops.shapes[(ops.phase == Phase.OPTIMIZER) & (ops.shapes >= 0)])
-    for code in codes.tolist():
-        found |= set(_tensors(graph.string(code)))
-    pairs = np.unique(np.stack([ops.name, ops.shapes]), axis=1).T if len(ops) else np.zeros((0, 2), np.int64)
-    for name, shapes in pairs.tolist():
-        rule = registry.forward_rule(graph.string(name))
-        if rule is None or shapes < 0:
-            continue
-        try:
-            parts = msgspec.json.decode(graph.string(shapes) or "[]")
-        except msgspec.DecodeError:
-            continue
-        for argument, part in zip(rule.names, parts, strict=False):
-            if argument in PARAMETERS and isinstance(part, list) and part and all(isinstance(s, int) for s in part):
-                found.add(tuple(part))
-    return found | {tuple(reversed(shape)) for shape in found if len(shape) == 2}
+    return calls_of(scaled.operation(before), tf32), Fraction(1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import runpy
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,11 @@ from tracer.shape_only.errors import ShapeOnlyError
 from tracer.shape_only.trace import trace_step
 
 
-def trace_script(target: str, device: str = "h200-sxm", *, world_size: int | None = None, rank: int = 0) -> \
-        ExecutionGraph:
+def trace_script(target: str, device: str = "h200-sxm", *, world_size: int | None = None, rank: int = 0,
+                 arguments: Mapping[str, int] | None = None) -> ExecutionGraph:
     """Trace the step that ``SCRIPT.py:FUNCTION`` returns; arguments as ``trace_step``.
+
+    ``arguments`` are passed to the function by name: sizes, as in ``def build(batch=32)``.
 
     The file runs inside the trace, as a module (``__name__`` is not ``"__main__"``), so that what it makes on import
     is traced too and its decorators see the GPU that is not there.
@@ -39,7 +43,9 @@ def trace_script(target: str, device: str = "h200-sxm", *, world_size: int | Non
                 there = ", ".join(key for key, value in found.items() if callable(value) and not key.startswith("_")
                                   and getattr(value, "__module__", "") == file.stem)
                 raise ShapeOnlyError(f"{path} has no function {name!r}" + (f"; it has {there}." if there else "."))
-            step = function()
+            for argument in arguments or ():
+                _check_takes(target, function, argument)
+            step = function(**(arguments or {}))
         finally:
             sys.path[:] = before
         if not callable(step):
@@ -49,3 +55,12 @@ def trace_script(target: str, device: str = "h200-sxm", *, world_size: int | Non
         return step
 
     return trace_step(build, device, world_size=world_size, rank=rank, source=target)
+
+
+def _check_takes(target: str, function: Any, argument: str) -> None:
+    """Raise ``ShapeOnlyError`` if a function takes no argument of a name."""
+    parameters = inspect.signature(function).parameters
+    if argument not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        there = f"it takes {', '.join(parameters)}" if parameters else "it takes none"
+        raise ShapeOnlyError(f"{target} takes no argument {argument!r} ({there}); let it take its sizes by name, as in "
+                             f"def {target.rpartition(':')[2]}({argument}=32).")

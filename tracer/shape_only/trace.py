@@ -111,8 +111,12 @@ def trace_workload(
         batches = iter(workload.batches())
         return lambda: workload.step(next(batches))
 
-    return trace_step(build, device, world_size=world_size, rank=rank, steps=steps, warmup=warmup,
-                      source=f"workload {settings.WORKLOAD}")
+    from tracer.workloads import as_plain
+
+    graph = trace_step(build, device, world_size=world_size, rank=rank, steps=steps, warmup=warmup,
+                       source=f"workload {settings.WORKLOAD}")
+    graph.meta.workload = {"name": settings.WORKLOAD, "settings": as_plain(placed)}
+    return graph
 
 
 def trace_job(settings: Settings, device: str = "h200-sxm", *, world_size: int, parallel: ParallelPlan | str,

@@ -1,0 +1,83 @@
+"""``foretrace opportunities``: the changes of a step that would save most."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from graph_predictor.cli.console import Column, Report, percent, print_json, working
+from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.options import Debug, Json, Window
+from graph_predictor.cli.predict import read_source
+
+if TYPE_CHECKING:
+    from graph_predictor.opportunities import Opportunities
+
+DEFAULT_TOP = 10
+
+
+def opportunities(
+    source: Annotated[list[str], typer.Argument(
+        metavar="SOURCE", help="The step to start from: traces, a capture, a converted file, or SCRIPT.py:FUNCTION.")],
+    device: Annotated[str | None, typer.Option(
+        metavar="NAME", help="The device it was recorded on, where the trace does not say, or is traced for.")] = None,
+    profile: Annotated[list[str] | None, typer.Option(
+        metavar="FILE", help="Fitted models of the device (repeatable).")] = None,
+    step: Annotated[int | None, typer.Option(
+        metavar="NUMBER",
+        help="The recorded step to repeat, from 0 (-1: the last); by default the last few alike.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Changes to show.")] = DEFAULT_TOP,
+    window: Window = 0,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List the changes of a step that would save most.
+
+    Each is predicted by itself; gains do not add up. Changes that cannot be done are left out (--json says why).
+    """
+    with one_sentence(debug):
+        from graph_predictor.opportunities import opportunities as find
+        from graph_predictor.predict import Baseline
+        from graph_predictor.whatif.device import find_device
+        from kernel_models.profile import load_profile
+
+        profiles = {one.device.name: one for one in map(load_profile, profile or [])}
+        job = read_source(source, window, device)
+        with working("Preparing"):
+            spec = None if device is None else find_device(device)
+            baseline = Baseline(job, step, device=spec, models=None if spec is None else profiles.get(spec.name))
+            baseline = baseline.with_models(profiles)
+        with working("Predicting"):
+            result = find(baseline, top=top)
+        if json:
+            print_json(result.to_json())
+        else:
+            _report(result)
+
+
+def _report(result: Opportunities) -> None:
+    report = Report()
+    before = result.baseline
+    report.line()
+    low, high = before.interval_us
+    report.line(f"Step: {_ms(before.step_time_us)} ms, 80% between {_ms(low)} and {_ms(high)} ms; decided by: "
+                f"{before.bound}", style="bold")
+    report.table("What would save most, each by itself",
+                 [Column("change", name=True), Column("saves ms"), Column("share"), Column("80% between"),
+                  Column("then decides", name=True), Column("predict", name=True)],
+                 ([one.name + (" *" if one.bound else ""), _ms(one.gain_us), percent(one.gain),
+                   f"{_ms(one.interval_us[0])} … {_ms(one.interval_us[1])}", one.decides, one.option]
+                  for one in result.found))
+    if not result.found:
+        report.line("No change that is known would save time.")
+    if any(one.bound for one in result.found):
+        report.line("* a bound: what a perfect version could save at most")
+    sources = sorted({name for one in result.found for name in one.sources})
+    if sources:
+        report.line(f"Times are {', '.join(sources)}; left out: {len(result.left_out)} changes (--json says why)")
+    report.notes([*(f"Warning: {text}" for text in before.warnings), *before.notes])
+
+
+def _ms(us: float) -> str:
+    return f"{us / 1e3:,.3f}"

@@ -1,0 +1,208 @@
+"""``foretrace sweep``: every combination of sizes, devices, ranks and edits."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from graph_predictor.cli.console import Column, Report, print_json, working
+from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.options import Debug, Json, Window
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from graph_predictor.configuration import Configuration
+    from graph_predictor.sweep import Goal, Space, Sweep
+    from graph_predictor.sweep.space import Axis
+
+SHOWN = 20
+
+
+def sweep(
+    source: Annotated[list[str], typer.Argument(
+        metavar="SOURCE", help="As of foretrace predict: traces, a capture, a converted file, or SCRIPT.py:FUNCTION.")],
+    output: Annotated[str, typer.Option(
+        "--output", "-o", metavar="FILE", help="The table: FILE.parquet or FILE.csv. FILE.journal beside it keeps "
+                                               "finished points; the same command goes on where it was ended.")],
+    sizes: Annotated[list[str] | None, typer.Option(
+        "--set", metavar="NAME=[OLD:]A,B,…", help="Sizes, such as batch=8,16,32 (repeatable).")] = None,
+    device: Annotated[str | None, typer.Option(metavar="A,B,…", help="Devices.")] = None,
+    world_size: Annotated[str | None, typer.Option(
+        metavar="A,B,…", help="Numbers of data-parallel ranks; 1 is the source's own.")] = None,
+    parallel: Annotated[list[str] | None, typer.Option(
+        metavar="PLAN", help="A parallel plan, such as fsdp2=8,tp=2 (repeatable: one plan each).")] = None,
+    topology: Annotated[str | None, typer.Option(metavar="A,B,…", help="Clusters, such as dgx-h200x8.")] = None,
+    dtype: Annotated[str | None, typer.Option(metavar="A,B,…", help="bf16, fp16, tf32, fp32.")] = None,
+    edits: Annotated[str | None, typer.Option(
+        metavar="A,B+C,…", help="Edits without a value, such as none,cuda-graphs,cuda-graphs+fused-optimizer.")] = None,
+    clock: Annotated[str | None, typer.Option(metavar="A,B,…", help="GPU clock × factor.")] = None,
+    bandwidth: Annotated[str | None, typer.Option(metavar="A,B,…", help="Memory bandwidth × factor.")] = None,
+    host: Annotated[str | None, typer.Option(metavar="A,B,…", help="Host time × factor.")] = None,
+    host_from: Annotated[str | None, typer.Option(metavar="PATH", help="The host of another capture, for all.")] = None,
+    from_device: Annotated[str | None, typer.Option(
+        metavar="NAME", help="The device it was recorded on, where the trace does not say.")] = None,
+    from_topology: Annotated[str | None, typer.Option(metavar="NODE[xN]", help="The recording's cluster.")] = None,
+    profile: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Fitted models (repeatable).")] = None,
+    comm_profile: Annotated[str | None, typer.Option(metavar="FILE", help="Measured collectives.")] = None,
+    code: Annotated[str | None, typer.Option(
+        metavar="SCRIPT.py:FUNCTION", help="The program, which is traced again at each size.")] = None,
+    also: Annotated[list[str] | None, typer.Option(
+        metavar="PATH[:NAME=SIZE,…]", help="Captures at other sizes (repeatable).")] = None,
+    step: Annotated[int | None, typer.Option(metavar="NUMBER", help="The recorded step to repeat.")] = None,
+    price: Annotated[float | None, typer.Option(
+        min=0, metavar="PER_HOUR", help="Price of one device and hour.")] = None,
+    best: Annotated[str | None, typer.Option(
+        metavar="throughput|time|cost", help="Show the feasible points, the best first.")] = None,
+    memory_limit: Annotated[str | None, typer.Option(
+        metavar="SIZE", help="Points that need more memory are not feasible, such as 80GiB.")] = None,
+    plot: Annotated[str | None, typer.Option(metavar="FILE", help="Also a plot: .png, .svg or .pdf.")] = None,
+    backend: Annotated[str, typer.Option(metavar="local|dask|ray", help="Where points are computed.")] = "local",
+    scheduler: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Of a running Dask or Ray cluster.")] = None,
+    jobs: Annotated[int, typer.Option(metavar="N", help="Processes on this machine; -1 for one a core.")] = -1,
+    top: Annotated[int, typer.Option(min=1, help="Points to show.")] = SHOWN,
+    window: Window = 0,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Predict every combination of sizes, devices, ranks and edits, in parallel.
+
+    foretrace sweep runs/a --set batch=8,16,32 --device h100-sxm,h200-sxm -o sweep.parquet --best throughput
+    """
+    with one_sentence(debug):
+        from graph_predictor.cli.output import check_output
+        from graph_predictor.comm_units import parse_bytes
+        from graph_predictor.configuration import Configuration
+        from graph_predictor.sweep import sweep as run
+        from graph_predictor.sweep.files import check_plot, check_table, write_plot, write_table
+        from graph_predictor.sweep.run import Source
+
+        check_table(output)
+        goal = None if best is None else _goal(best)
+        limit = None if memory_limit is None else parse_bytes(memory_limit)
+        for path in (output, *([] if plot is None else [plot])):
+            check_output(path, list(source), device_allowed=False)
+        if plot is not None:
+            check_plot(plot)
+        fixed = Configuration(host_from=host_from, from_topology=from_topology, comm_profile=comm_profile, code=code,
+                              also=tuple(also or ()))
+        lists = {"device": device, "world_size": world_size, "topology": topology, "dtype": dtype, "edits": edits,
+                 "clock": clock, "bandwidth": bandwidth, "host": host}
+        space = _space(sizes or [], lists, parallel or [], fixed)
+        where = Source(tuple(source), window, step, from_device, tuple(profile or ()))
+        with _progress(len(space)) as progress:
+            found = run(where, space, output=output, price_per_hour=price, backend=backend, scheduler=scheduler,
+                        jobs=jobs, progress=progress)
+        with working("Writing"):
+            write_table(found.table, output)
+            if plot is not None:
+                write_plot(found.table, found.axes, plot)
+        shown = _shown(found, goal, limit)
+        if json:
+            print_json(_plain(shown if goal is not None else found.table, found))
+        else:
+            _report(found, shown, goal, limit, top, [output, *([] if plot is None else [plot])])
+
+
+def _goal(text: str) -> Goal:
+    from graph_predictor.sweep import Goal, SweepError
+
+    try:
+        return Goal(text)
+    except ValueError:
+        raise SweepError(f"--best {text!r} is not known; there are {', '.join(one.value for one in Goal)}.") from None
+
+
+def _space(sizes: list[str], lists: dict[str, str | None], plans: list[str], fixed: Configuration) -> Space:
+    from graph_predictor.sweep import Axis, Space, SweepError
+
+    axes: list[Axis] = [Axis.sizes(text) for text in sizes]
+    axes += [Axis.texts(name, text) for name, text in lists.items() if text is not None]
+    if plans:
+        axes.append(Axis("parallel", tuple(plans)))
+    if not axes:
+        raise SweepError("Nothing varies; give values with --set, --device, --world-size, --parallel, --topology, "
+                         "--dtype, --edits, --clock, --bandwidth or --host.")
+    return Space(tuple(axes), fixed)
+
+
+@contextmanager
+def _progress(points: int) -> Iterator[Callable[[int, int], None] | None]:
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    with Progress(TextColumn("Predicting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+                  console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("Predicting", total=points)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _shown(found: Sweep, goal: Goal | None, limit: float | None) -> pd.DataFrame:
+    from graph_predictor.sweep import feasible, ranked
+
+    if goal is not None:
+        return ranked(found.table, goal, limit)
+    return found.table if limit is None else feasible(found.table, limit)
+
+
+def _plain(table: pd.DataFrame, found: Sweep) -> dict[str, object]:
+    rows = [{name: None if isinstance(value, float) and value != value else value for name, value in row.items()}
+            for row in table.to_dict("records")]
+    return {"axes": list(found.axes), "points": len(found.table), "resumed": found.resumed, "rows": rows}
+
+
+def _report(found: Sweep, shown: pd.DataFrame, goal: Goal | None, limit: float | None, top: int,
+            written: list[str]) -> None:
+    report = Report()
+    table = found.table
+    refused = table[table["step_time_us"].isna()]
+    columns = [*(Column(name) for name in found.axes), Column("ms"), Column("80%\nbetween"), Column("and"),
+               Column("samples/s"), Column("memory\nGB"), Column("bound", name=True)]
+    costs = shown["cost_per_step"].notna().any()
+    if costs:
+        columns.insert(-1, Column("cost a\nmillion\nsamples"))
+    what = "Points" if goal is None else f"Best by {goal.value}"
+    what += "" if limit is None else f", up to {limit / 1e9:,.4g} GB"
+    priced = shown[shown["step_time_us"].notna()]
+    report.table(f"{what}: {min(len(priced), top):,} of {len(table):,}", columns,
+                 (_cells(row, found.axes, costs) for row in priced.head(top).to_dict("records")))
+    if priced.empty:
+        report.line()
+        report.line("No point is feasible.")
+    if goal is not None and limit is not None and priced["peak_memory_bytes"].isna().any():
+        report.notes(["Points of unknown peak memory are among them."])
+    if len(refused):
+        report.table(f"Not priced: {len(refused):,} points", [Column("points"), Column("such as", name=True)],
+                     ([f"{number:,}", _values(refused[refused["refused"] == why].iloc[0], found.axes)]
+                      for why, number in refused["refused"].value_counts().items()))
+        for why in refused["refused"].unique()[:top]:
+            report.line(f"Not priced: {why}", indent=4)
+    report.line()
+    more = f" ({found.resumed:,} of an earlier run)" if found.resumed else ""
+    report.line(f"{len(table):,} points{more} written to {' and '.join(written)}.")
+
+
+def _values(row: pd.Series[object], axes: tuple[str, ...]) -> str:
+    return ", ".join(f"{name} {row[name]}" for name in axes)
+
+
+def _cells(row: dict[str, object], axes: tuple[str, ...], costs: bool) -> list[str]:
+    def number(name: str, scale: float = 1.0, digits: int = 3) -> str:
+        value = row[name]
+        if not isinstance(value, int | float) or value != value:
+            return "–"
+        return f"{value * scale:,.{digits}f}"
+
+    cells = [str(row[name]) for name in axes]
+    cells += [number("step_time_us", 1e-3), number("low_us", 1e-3), number("high_us", 1e-3),
+              number("items_per_second", 1.0, 1), number("peak_memory_bytes", 1e-9, 2)]
+    if costs:
+        cells.append(number("cost_per_million_items"))
+    return [*cells, str(row["bound"])]

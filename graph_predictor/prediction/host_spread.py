@@ -1,0 +1,60 @@
+"""How sure host time is: from how much the repeated steps differ, and what steps usually differ by.
+
+Few steps say little of their own spread, so that it is drawn to a usual one. Steps near each other are alike (clocks,
+other work on the machine): the mean of several is hardly surer of the steps to come than one of them is, and the
+spread between steps is taken for that of their mean.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graph_predictor.build import Built
+from graph_predictor.prediction.host_pieces import HostPieces
+from graph_predictor.prediction.repeat import Cycle
+from graph_predictor.program import Float64
+
+END = 1.2816
+"""Quantile of a normal distribution at an 80% interval's upper end."""
+USUAL_SPREAD = 0.03
+"""Standard deviation of the log of a step's host time that is usual; worth one difference between steps as evidence.
+Pairs of steps of the recordings in ``benchmarks/interval_coverage.py`` after their first two hold the mean of the four
+that follow in 79% of the cases (mean of runs)."""
+STRETCHES = 5
+"""Parts that steps which nothing watched are cut into: what a machine does to a run lasts longer than a step."""
+DRIFT = 0.1
+"""A change (log) of host time from the first to the last of the repeated steps that is told: over twice the standard
+deviation of what two steps usually differ by."""
+
+
+def unwatched_spread(built: Built) -> float:
+    """``mean_spread`` of a capture's steps that nothing watched: of the medians of consecutive stretches of them."""
+    times = np.array(built.graphs[0].meta.unprofiled_step_ns, np.float64)
+    return mean_spread(np.array([np.median(part) for part in np.array_split(times, STRETCHES) if len(part)]))
+
+
+def mean_spread(times: Float64) -> float:
+    """Log half width of the 80% interval of steps to come, from steps that took these times."""
+    log = np.log(times[times > 0])
+    squares = float(((log - log.mean()) ** 2).sum()) if len(log) else 0.0
+    return END * float(np.sqrt((USUAL_SPREAD**2 + squares) / max(len(log), 1)))
+
+
+def drift(times: Float64) -> float | None:
+    """By how much (log) steps went one way from the first to the last, if they did and by more than ``DRIFT``."""
+    change = np.diff(np.log(times)) if len(times) > 1 and (times > 0).all() else np.zeros(0)
+    one_way = len(change) > 0 and bool((change > 0).all() or (change < 0).all())
+    total = float(change.sum())
+    return total if one_way and abs(total) > DRIFT else None
+
+
+def step_totals(built: Built, cycle: Cycle, pieces: HostPieces) -> Float64:
+    """Host time of each step of the cycle, ns, of the first rank."""
+    program, graph = built.program, built.graphs[0]
+    first = int(program.item_row[cycle.first[0]])
+    start = graph.steps.start_ns[first:first + cycle.steps]
+    rows = np.flatnonzero((pieces.rank == 0) & cycle.working[pieces.item])
+    when = program.recorded_item_start[pieces.item[rows]] - built.clock_ns[0]
+    place = np.clip(np.searchsorted(start, when, side="right") - 1, 0, None)
+    totals = np.bincount(place, weights=pieces.ns[rows], minlength=cycle.steps)
+    return np.asarray(totals, np.float64)

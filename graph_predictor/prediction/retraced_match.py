@@ -1,0 +1,77 @@
+"""Which recorded operation stands for a traced one.
+
+Both sequences are aligned in program order. What has no partner there (a layer more, a gradient summed in another
+place) is stood for by an operation of the same name, the nearest in size; what has no namesake stays without one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from graph_predictor.prediction.retraced_slots import Bools, Slots
+from graph_predictor.program import Int64
+from tracer.alignment import align
+from tracer.graph import NONE, ExecutionGraph
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """For every traced operation the slot that stands for it (-1: none), and whether it is its own partner rather than
+    a namesake of another place."""
+
+    slot: Int64
+    own: Bools
+
+
+def plain_name(name: str) -> str:
+    """An operation's name without the mark of those that work in place: autograd sums gradients in place or not."""
+    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
+
+
+def names_of_both(graph: ExecutionGraph) -> frozenset[str]:
+    """Names of a trace's operations, in place and not: by which slots are found."""
+    own = {plain_name(graph.string(code)) for code in np.unique(graph.ops.name).tolist()}
+    return frozenset(own | {f"{name}_" for name in own})
+
+
+def match(graph: ExecutionGraph, slots: Slots) -> Match:
+    """Find the slots of a traced rank's operations."""
+    numbers: dict[str, int] = {}
+    traced = _tokens(graph, graph.ops.name, numbers)
+    recorded = _tokens(slots.graph, slots.graph.ops.name[slots.op], numbers)
+    none = (np.full(len(traced), NONE, np.int64), np.full(len(recorded), NONE, np.int64))
+    partner = align(traced, recorded, *none) if len(traced) and len(recorded) else none[0]
+    own = partner >= 0
+    alone = np.flatnonzero(~own)
+    if not len(alone) or not len(recorded):
+        return Match(partner, own)
+    sizes = [_log_elements(slots.graph, int(op)) for op in slots.op.tolist()]
+    namesakes: dict[int, list[int]] = {}
+    for slot, token in enumerate(recorded.tolist()):
+        namesakes.setdefault(token, []).append(slot)
+    known: dict[tuple[int, int], int] = {}
+    for op in alone.tolist():
+        key = (int(traced[op]), int(graph.ops.shapes[op]))
+        if key not in known:
+            size = _log_elements(graph, op)
+            known[key] = min(namesakes.get(key[0], []), key=lambda slot: abs(sizes[slot] - size), default=NONE)
+        partner[op] = known[key]
+    return Match(partner, own)
+
+
+def _tokens(graph: ExecutionGraph, names: np.ndarray, numbers: dict[str, int]) -> Int64:
+    of_code = {code: numbers.setdefault(plain_name(graph.string(code)), len(numbers))
+               for code in np.unique(names).tolist()}
+    return np.array([of_code[code] for code in names.tolist()], np.int64)
+
+
+def _log_elements(graph: ExecutionGraph, op: int) -> float:
+    """Log of the elements of all tensors among an operation's arguments."""
+    def count(shape: object) -> int:
+        if not isinstance(shape, tuple) or not shape:
+            return 0
+        return math.prod(shape) if all(isinstance(size, int) for size in shape) else sum(map(count, shape))
+    return math.log1p(sum(count(argument.shape) for argument in graph.arguments(op)))

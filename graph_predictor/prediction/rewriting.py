@@ -1,0 +1,230 @@
+"""Work replaced by other work: edits name what is replaced (``Rewrite``), and it is carried out here, once everything
+else about the scenario is known. So the order of the edits does not matter.
+
+    units    mul  add  relu        time  t₁ t₂ t₃
+    becomes  fused                 (t₁ + t₂ + t₃) × model(fused) / model(mul, add, relu)
+
+Kernels that vanish take no time, nor do the gaps before them; an operation all of whose kernels vanish takes no host
+time, launches among it. Python between the operations stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from graph_predictor.prediction.pricing import KernelTimes, call_prices, target_device
+from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.prediction.units import Bools, Replacement, Units, below, units_of
+from graph_predictor.program import Float64, Int64
+from kernel_models.model import Source
+from kernel_models.op_call import OpCall
+from kernel_models.trace_calls import FAMILIES
+
+CPU_SPREAD = 0.3
+"""Log half width of the 80% interval of a CPU's replaced work, whose caches and threads the formulas know little of."""
+LEAST_US = 1e-3
+
+
+@dataclass(slots=True)
+class Rewriting:
+    """What one edit replaces, and a factor on each piece of host time (row of ``Scenario.pieces``) beside it."""
+
+    replacements: list[Replacement]
+    host_weight: Float64 | None = None
+
+
+Rewrite = Callable[[Scenario, Units], Rewriting]
+
+
+@dataclass(slots=True)
+class Rewritten:
+    """All replacements of a scenario with the ratio of each one's time to that of the work whose place it takes.
+
+    Attributes:
+        units: the units, after all replacements.
+        replacements: in the order they are carried out.
+        ratio, low, high: of each: time after over time before, and the logs of its 80% interval's ends.
+        host_weight: factor on each piece of host time; zero where it vanishes.
+        kernel_gone: kernels of the recorded program that vanish.
+        first, kernels: kernel that the new work is, and all kernels whose place it takes, of each (on a CPU none).
+    """
+
+    units: Units
+    replacements: list[Replacement]
+    ratio: Float64
+    low: Float64
+    high: Float64
+    host_weight: Float64
+    kernel_gone: Bools
+    kernels: list[Int64] = field(default_factory=list)
+
+
+def rewrite(scenario: Scenario) -> Scenario:
+    """Carry out a scenario's rewrites, in the order of their names."""
+    if not scenario.rewrites:
+        return scenario
+    units = units_of(scenario)
+    found: list[Replacement] = []
+    before: list[tuple[OpCall, ...]] = []
+    weight: Float64 = np.ones(len(scenario.pieces))
+    for name in sorted(scenario.rewrites):
+        rewriting = scenario.rewrites[name](scenario, units)
+        for replacement in rewriting.replacements:
+            before.append(tuple(call for u in replacement.units.tolist() for call in units.calls[u]))
+            replacement.carry_out(units)
+        found += rewriting.replacements
+        if rewriting.host_weight is not None:
+            weight = weight * rewriting.host_weight
+    result = _priced(scenario, units, found, before, weight)
+    if units.on_host and found:
+        scenario = replace(scenario, host_spread=float(np.hypot(scenario.host_spread or 0.0, _cpu_spread(
+            scenario, result))))
+    return replace(scenario, rewritten=result)
+
+
+def replaced_kernels(scenario: Scenario, times: KernelTimes) -> KernelTimes:
+    """The kernels' times with all replacements."""
+    done = scenario.rewritten
+    if done is None or done.units.on_host:
+        return times
+    ns, source, family, low, high = (getattr(times, name).copy() for name in ("ns", "source", "family", "low", "high"))
+    for i, (replacement, kernels) in enumerate(zip(done.replacements, done.kernels, strict=True)):
+        total = float(ns[kernels].sum()) * done.ratio[i]
+        widest = kernels[np.argmax(ns[kernels])]
+        ns[kernels] = 0.0
+        head = kernels[0]
+        ns[head] = total
+        source[head] = max(int(source[kernels].max()), Source.ANCHORED)
+        family[head] = FAMILIES.index(replacement.calls[0].family)
+        low[head], high[head] = min(low[widest], done.low[i]), max(high[widest], done.high[i])
+    return replace(times, ns=ns, source=source, family=family, low=low, high=high)
+
+
+def replaced_host(scenario: Scenario, ns: Float64) -> Float64:
+    """Times of the host's pieces with all replacements, ns."""
+    done = scenario.rewritten
+    if done is None:
+        return ns
+    units, pieces = done.units, scenario.pieces
+    result = ns * done.host_weight
+    if not units.on_host:
+        return result
+    # A CPU's operations: the own time of all goes to the first one.
+    rows_of = _rows_by_operation(scenario)
+    current = ns.copy()
+    for replacement, ratio in zip(done.replacements, done.ratio.tolist(), strict=True):
+        rows = [rows_of.get((int(units.rank[u]), int(units.op[u])), _NONE) for u in replacement.units.tolist()]
+        every = np.concatenate(rows)
+        total = float(current[every].sum()) * ratio
+        current[every] = result[every] = 0.0
+        head = rows[0][np.argmax(pieces.ns[rows[0]])]
+        current[head] = result[head] = total
+    return result
+
+
+_NONE = np.zeros(0, np.int64)
+
+
+def _rows_by_operation(scenario: Scenario) -> dict[tuple[int, int], Int64]:
+    pieces = scenario.pieces
+    rows = np.flatnonzero((pieces.op >= 0) & ~pieces.is_cost & scenario.cycle.working[pieces.item])
+    rows = rows[np.lexsort((pieces.op[rows], pieces.rank[rows]))]
+    changes = np.flatnonzero((np.diff(pieces.op[rows]) != 0) | (np.diff(pieces.rank[rows]) != 0)) + 1
+    return {(int(pieces.rank[part[0]]), int(pieces.op[part[0]])): part for part in np.split(rows, changes) if len(part)}
+
+
+def _priced(scenario: Scenario, units: Units, found: list[Replacement], before: list[tuple[OpCall, ...]],
+            weight: Float64) -> Rewritten:
+    source, target = scenario.known_source(), target_device(scenario)
+    if target is None:
+        raise EditError("Neither the trace nor an option names the device.")
+    moved = target != source
+    models = scenario.models if moved else scenario.source_models
+    was, was_low, was_high = call_prices(before, target, models)
+    now, now_low, now_high = call_prices([one.calls for one in found], target, models)
+    ratio = now / np.maximum(was, LEAST_US)
+    # On one device errors of one family cancel but for the change: e-fold of it, the whole of the model's interval.
+    # What another family replaces shares no error with it.
+    alike = np.array([{call.family for call in old} == {call.family for call in one.calls}
+                      for old, one in zip(before, found, strict=True)], np.bool_)
+    unsure = np.where(alike, np.minimum(np.abs(np.log(np.maximum(ratio, 1e-9))), 1.0), 1.0)
+    kernel_gone = np.zeros(len(scenario.built.program.kernel_item), np.bool_)
+    kernels = [] if units.on_host else _kernels(scenario, units, found, kernel_gone)
+    gone = _host_of_dead(scenario, units) if units.on_host else _host_of(scenario, kernel_gone)
+    return Rewritten(units, found, ratio, -unsure * np.hypot(now_low, was_high), unsure * np.hypot(now_high, was_low),
+                     np.where(gone, 0.0, weight), kernel_gone, kernels)
+
+
+def _kernels(scenario: Scenario, units: Units, found: list[Replacement], gone: Bools) -> list[Int64]:
+    """The cycle's kernels of each replacement, the new work's first; marks those that vanish."""
+    piece = scenario.work.piece
+    rows = np.flatnonzero(scenario.cycle.kernel & (piece >= 0))
+    rows = rows[np.lexsort((rows, scenario.built.program.recorded_kernel_start[rows], piece[rows]))]
+    pointer = np.searchsorted(piece[rows], np.arange(len(scenario.work.group) + 1))
+    result = []
+    for replacement in found:
+        of = units.row[replacement.units].tolist()
+        kernels = np.concatenate([rows[pointer[p]:pointer[p + 1]] for p in of])
+        gone[kernels[1:]] = True
+        result.append(kernels)
+    return result
+
+
+def _host_of(scenario: Scenario, kernel_gone: Bools) -> Bools:
+    """Pieces of host time in operations all of whose kernels vanish."""
+    pieces = scenario.pieces
+    result = np.zeros(len(pieces), np.bool_)
+    program = scenario.built.program
+    for rank, graph in enumerate(scenario.built.graphs):
+        low, high = int(program.kernel_ptr[rank]), int(program.kernel_ptr[rank + 1])
+        vanished = kernel_gone[low:high]
+        if not vanished.any():
+            continue
+        op = graph.kernels.op.astype(np.int64)
+        every = _counts_up(graph.ops.parent, op[op >= 0])
+        dead = (_counts_up(graph.ops.parent, op[vanished & (op >= 0)]) == every) & (every > 0)
+        mine = np.flatnonzero((pieces.rank == rank) & (pieces.op >= 0))
+        result[mine] = below(graph.ops.parent, dead)[pieces.op[mine]]
+    return result
+
+
+def _host_of_dead(scenario: Scenario, units: Units) -> Bools:
+    """The same on a CPU: in operations all of whose computing operations vanish."""
+    pieces = scenario.pieces
+    result = np.zeros(len(pieces), np.bool_)
+    for rank, graph in enumerate(scenario.built.graphs):
+        mine = units.rank == rank
+        if not (mine & ~units.alive).any():
+            continue
+        every = _counts_up(graph.ops.parent, units.op[mine])
+        dead = (_counts_up(graph.ops.parent, units.op[mine & ~units.alive]) == every) & (every > 0)
+        rows = np.flatnonzero((pieces.rank == rank) & (pieces.op >= 0))
+        result[rows] = below(graph.ops.parent, dead)[pieces.op[rows]]
+    return result
+
+
+def _counts_up(parent: np.ndarray, op: Int64) -> Int64:
+    """How many of the given rows lie at or below each operation."""
+    count = np.zeros(len(parent), np.int64)
+    here = op.astype(np.int64)
+    while len(here):
+        np.add.at(count, here, 1)
+        here = parent[here].astype(np.int64)
+        here = here[here >= 0]
+    return count
+
+
+def _cpu_spread(scenario: Scenario, done: Rewritten) -> float:
+    """What a CPU's replaced work adds to the interval of the host's time: its share × its own, ``CPU_SPREAD`` at
+    least."""
+    pieces = scenario.pieces
+    rows_of = _rows_by_operation(scenario)
+    units = done.units
+    unsure = 0.0
+    for one, ratio, low, high in zip(done.replacements, done.ratio, done.low, done.high, strict=True):
+        rows = [rows_of.get((int(units.rank[u]), int(units.op[u])), _NONE) for u in one.units.tolist()]
+        unsure += float(pieces.ns[np.concatenate(rows)].sum()) * ratio * max(CPU_SPREAD, -low, high)
+    return unsure / (float(pieces.ns[scenario.cycle.working[pieces.item]].sum()) or 1.0)

@@ -1,0 +1,201 @@
+"""The work of the repeated steps one unit after another, as edits that replace some of it by other work see it.
+
+On a GPU a unit is a piece of device work (see ``work``); on a CPU, where operations are the kernels, an operation that
+computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from graph_predictor.overheads import computing_operations
+from graph_predictor.prediction.host_pieces import top_operations
+from graph_predictor.prediction.pricing import edited_call
+from graph_predictor.prediction.scenario import Scenario
+from graph_predictor.program import Float64, Int64
+from kernel_models.op_call import OpCall
+from kernel_models.operation import Operation, calls_of
+from tracer.graph import NONE, ExecutionGraph
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class Units:
+    """Columns of equal length, sorted by rank, lane and time.
+
+    Attributes:
+        rank: position in the job.
+        lane: the stream (on a CPU: the thread).
+        row: the piece of ``Scenario.work`` (on a CPU: the operation).
+        op: row of the rank's ``ops``, -1 for none.
+        phase, step: as in ``ops``.
+        start: recorded start, ns.
+        kernels: how many kernels it has; 1 on a CPU.
+        follows: whether it comes next after the unit before it on its lane, with no other work between, and waits for
+            nothing else.
+        watched: whether the host, or work of another stream, waits for it.
+        calls: after the edits of sizes and precision; replaced units have the new ones.
+        alive: whether it is still there.
+        on_host: whether these are a CPU's operations.
+    """
+
+    rank: Int64
+    lane: Int64
+    row: Int64
+    op: Int64
+    phase: Int64
+    step: Int64
+    start: Int64
+    kernels: Int64
+    follows: Bools
+    watched: Bools
+    calls: list[tuple[OpCall, ...]]
+    alive: Bools
+    on_host: bool
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """Units (in time order) whose place other work takes: it runs where the first of them did, the others vanish."""
+
+    units: Int64
+    calls: tuple[OpCall, ...]
+
+    def carry_out(self, units: Units) -> None:
+        """Put the new work into the table."""
+        units.alive[self.units[1:]] = False
+        units.calls[int(self.units[0])] = self.calls
+
+
+def units_of(scenario: Scenario) -> Units:
+    """The units of a scenario's cycle, with its edits of sizes and precision."""
+    if len(scenario.built.program.kernel_item):
+        return _device_units(scenario)
+    return _host_units(scenario)
+
+
+def _device_units(scenario: Scenario) -> Units:
+    work, program, cycle = scenario.work, scenario.built.program, scenario.cycle
+    mine = np.flatnonzero(cycle.kernel & (work.piece >= 0))
+    rank = program.kernel_rank()
+    stream = np.concatenate([g.kernels.stream for g in scenario.built.graphs]).astype(np.int64)
+    order = mine[np.lexsort((mine, program.recorded_kernel_start[mine], stream[mine], rank[mine]))]
+    pieces, first_at, count = np.unique(work.piece[order], return_index=True, return_counts=True)
+    by_time = np.argsort(first_at, kind="stable")
+    pieces, first, count = pieces[by_time], order[first_at[by_time]], count[by_time]
+    last = np.full(len(work.group), NONE, np.int64)
+    last[work.piece[order]] = order  # the last one written stays
+    # What starts a kernel beside its launch and its stream's previous one, and what waits for it.
+    previous = program.kernel_previous[first]
+    owner = np.repeat(np.arange(len(program.kernel_item)), np.diff(program.edge_ptr))
+    other = program.edge_kernel != program.kernel_previous[owner]
+    awaits = np.zeros(len(program.kernel_item), np.bool_)
+    awaits[owner[other]] = True
+    seen = np.zeros(len(program.kernel_item), np.bool_)
+    seen[program.edge_kernel[other]] = True
+    seen[program.wait_kernel] = True
+    watched_piece = np.zeros(len(work.group), np.bool_)
+    watched_piece[work.piece[np.flatnonzero(seen & (work.piece >= 0))]] = True
+    follows = np.zeros(len(pieces), np.bool_)
+    follows[1:] = (previous[1:] == last[pieces[:-1]]) & ~awaits[first[1:]]
+    new = [tuple(n for call in scenario.calls.get(number, calls) for n in edited_call(scenario, call))
+           for number, calls in enumerate(work.calls)]
+    calls = [new[number] for number in work.group[pieces].tolist()]
+    op = work.op[pieces]
+    phase, step = (_of_ops(scenario, work.rank[pieces], op, name) for name in ("phase", "step"))
+    return Units(work.rank[pieces], stream[first], pieces, op, phase, step, program.recorded_kernel_start[first], count,
+                 follows, watched_piece[pieces], calls, np.ones(len(pieces), np.bool_), False)
+
+
+def _host_units(scenario: Scenario) -> Units:
+    pieces, parts = scenario.pieces, []
+    calls: list[tuple[OpCall, ...]] = []
+    for rank, graph in enumerate(scenario.built.graphs):
+        rows = np.flatnonzero((pieces.rank == rank) & (pieces.op >= 0) & scenario.cycle.working[pieces.item])
+        op = np.unique(pieces.op[rows])
+        op = op[computing_operations(graph)[op]]
+        op = op[np.lexsort((graph.ops.start_ns[op], graph.ops.thread[op]))]
+        thread = graph.ops.thread[op].astype(np.int64)
+        follows = np.zeros(len(op), np.bool_)
+        follows[1:] = thread[1:] == thread[:-1]
+        parts.append((np.full(len(op), rank, np.int64), thread, op, graph.ops.start_ns[op], follows))
+        known: dict[tuple[int, ...], tuple[OpCall, ...]] = {}
+        table = graph.ops
+        for row in op.tolist():
+            key = tuple(int(c[row]) for c in (table.name, table.shapes, table.dtypes, table.strides, table.scalars))
+            if key not in known:
+                known[key] = tuple(new for call in calls_of(Operation.from_graph(graph, row))
+                                   for new in edited_call(scenario, call))
+            calls.append(known[key])
+    rank_of, lane, op, start, follows = (np.concatenate([part[i] for part in parts]) for i in range(5))
+    phase, step = (_of_ops(scenario, rank_of, op, name) for name in ("phase", "step"))
+    return Units(rank_of, lane, op, op, phase, step, start, np.ones(len(op), np.int64), follows,
+                 np.zeros(len(op), np.bool_), calls, np.ones(len(op), np.bool_), True)
+
+
+def _of_ops(scenario: Scenario, rank: Int64, op: Int64, column: str) -> Int64:
+    """A column of ``ops`` for operations of several ranks; -1 for none."""
+    found = np.full(len(op), NONE, np.int64)
+    for number, graph in enumerate(scenario.built.graphs):
+        mine = (rank == number) & (op >= 0)
+        found[mine] = getattr(graph.ops, column)[op[mine]]
+    return found
+
+
+def below(parent: npt.NDArray[np.integer], chosen: Bools) -> Bools:
+    """Operations that are chosen, and all inside them."""
+    found = chosen.copy()
+    above = parent.astype(np.int64)
+    while (inside := above >= 0).any():
+        found |= inside & chosen[np.maximum(above, 0)]
+        above = np.where(inside, parent[np.maximum(above, 0)], NONE).astype(np.int64)
+    return found
+
+
+def host_weight(scenario: Scenario, chosen: list[Bools], factor: float, before: list[Bools] | None = None) -> Float64:
+    """Factor on each piece of host time, where chosen operations take another time.
+
+    Args:
+        scenario: of the host time.
+        chosen: operations of each rank, on whose time the factor is.
+        factor: on their time and on that before them; time of loading data stays.
+        before: operations before which time has the factor; by default the chosen ones.
+    """
+    pieces = scenario.pieces
+    weight = np.ones(len(pieces))
+    for rank, graph in enumerate(scenario.built.graphs):
+        rows = np.flatnonzero((pieces.rank == rank) & ~pieces.data)
+        op, following = pieces.op[rows], pieces.following[rows]
+        ahead = chosen[rank] if before is None else before[rank]
+        inside, gap = np.append(chosen[rank], False)[op], np.append(ahead, False)[following]
+        weight[rows[np.where(op >= 0, inside, gap)]] = factor
+        # Where a step is one long piece of host work, its gaps are not told apart.
+        lump = rows[(op < 0) & (following < 0)]
+        weight[lump] = 1.0 + (factor - 1.0) * _share_of_gaps(graph, ahead) if len(lump) else 1.0
+    return weight
+
+
+def _share_of_gaps(graph: ExecutionGraph, ahead: Bools) -> float:
+    """Share of the time between top-level operations of a step that lies before the given ones."""
+    ops = graph.ops
+    top = top_operations(graph)
+    top = top[(ops.step[top] >= 0)]
+    top = top[np.lexsort((ops.start_ns[top], ops.thread[top]))]
+    if len(top) < 2:
+        return 0.0
+    same = (ops.thread[top][1:] == ops.thread[top][:-1]) & (ops.step[top][1:] == ops.step[top][:-1])
+    gap = np.where(same, ops.start_ns[top][1:] - (ops.start_ns[top] + ops.duration_ns[top])[:-1], 0)
+    total = float(np.maximum(gap, 0).sum())
+    return float(np.maximum(gap, 0)[ahead[top[1:]]].sum()) / total if total else 0.0
+
+
+def sized(calls: tuple[OpCall, ...]) -> bool:
+    """Whether calls have sizes, so that they can be priced."""
+    return bool(calls) and not any("unsized" in call.flags for call in calls)

@@ -1,0 +1,285 @@
+"""``Study``: predictions of many configurations of one source.
+
+::
+
+    source ──> recorded Baseline ──(plan, sizes: traced again, once each)──> Baseline ──(other edits)──> Prediction
+
+What the configurations of one source share (a trace under a plan, a host, a cluster) is made once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, TypeVar
+
+from graph_predictor.configuration import Configuration, switched_edits
+from graph_predictor.predict import Baseline
+from graph_predictor.prediction.scenario import EditError
+from graph_predictor.whatif import (
+    Device,
+    HostFrom,
+    OnTopology,
+    Precision,
+    ScaleBandwidth,
+    ScaleClock,
+    ScaleHost,
+    ScaleKernels,
+    SizeLaws,
+    Sizes,
+)
+from graph_predictor.whatif.device import find_device
+from graph_predictor.whatif.named_sizes import captured_sizes, parse_also, parse_sets
+from graph_predictor.whatif.ranks import Ranks, Straggler, on_ranks, traced
+from graph_predictor.whatif.retrace import recorded_sizes, retrace, trace_again, why_not
+from tracer.graph import SHAPE_ONLY
+from tracer.job import Job, assemble_job, read_job
+
+if TYPE_CHECKING:
+    from graph_predictor.parallel.collective_times import CollectiveModel
+    from graph_predictor.prediction.result import Prediction
+    from graph_predictor.whatif import Edit
+    from kernel_models.device import DeviceSpec
+    from kernel_models.host.overheads import HostOverheads
+    from kernel_models.profile import DeviceProfile
+
+DEFAULT_DEVICE = "h200-sxm"
+"""A script is traced for this device where none is named."""
+KEPT = 6
+"""Traces of other sizes and plans that are kept: configurations come grouped by them."""
+
+T = TypeVar("T")
+
+
+def read_source(source: Sequence[str], window: int = 0, device: str | None = None, *,
+                read: Callable[[list[str], int], Job] | None = None) -> Job:
+    """The job of traces, or of a step traced by shapes from SCRIPT.py:FUNCTION.
+
+    Args:
+        source: paths, or one SCRIPT.py:FUNCTION.
+        window: of a capture.
+        device: what a script is traced for.
+        read: reads paths; by default ``tracer.read_job``.
+
+    Raises:
+        ForetraceError: it cannot be read or traced.
+    """
+    if is_script(source):
+        from tracer.shape_only.script import trace_script
+
+        return assemble_job([trace_script(source[0], device or DEFAULT_DEVICE)])
+    return read_job(list(source), window=window) if read is None else read(list(source), window)
+
+
+def is_script(source: Sequence[str]) -> bool:
+    """Whether a source names a function of a script."""
+    path, colon, function = source[0].rpartition(":")
+    return len(source) == 1 and bool(colon) and path.endswith(".py") and function.isidentifier()
+
+
+class Study:
+    """A source, and predictions from it.
+
+    Args:
+        job: recorded, or traced by shapes.
+        step: the recorded step to repeat; by default the last ones alike.
+        recorded_on: the device it was recorded on, if the trace does not say.
+        profiles: fitted models of devices.
+        code: of a job traced by shapes, the SCRIPT.py:FUNCTION it was traced from.
+        read: reads further captures; by default ``tracer.read_job``.
+
+    Raises:
+        ForetraceError: there is nothing to predict from.
+    """
+
+    def __init__(self, job: Job, step: int | None = None, *, recorded_on: DeviceSpec | None = None,
+                 profiles: Sequence[DeviceProfile] = (), code: str | None = None,
+                 read: Callable[[list[str]], Job] = read_job) -> None:
+        self.job = job
+        self.shape_only = any(graph.meta.era == SHAPE_ONLY for graph in job.graphs)
+        self._step, self._recorded_on, self._code, self._read = step, recorded_on, code, read
+        self._profiles = {one.device.name: one for one in profiles}
+        self._recorded = None if self.shape_only else self._plain(job)
+        # Of this study only, and gone with it.
+        self._remembered: dict[str, Callable[..., object]] = {}
+
+    def predict(self, configuration: Configuration, *, price_per_hour: float | None = None) -> Prediction:
+        """The step time of a configuration.
+
+        Raises:
+            ForetraceError: it cannot be done; the sentence says why.
+        """
+        baseline, edits = self.prepared(configuration)
+        return baseline.predict(edits, price_per_hour=price_per_hour)
+
+    def prepared(self, configuration: Configuration) -> tuple[Baseline, list[Edit]]:
+        """Where a configuration starts, and what is left to edit. Raises as ``predict``."""
+        wanted = configuration
+        if wanted.also and wanted.parallel is not None:
+            raise EditError("Laws of several captures are of their own ranks; leave --also or --parallel out.")
+        if (wanted.also or wanted.code is not None) and not wanted.sizes:
+            raise EditError("--also and --code are for other sizes; name one with --set, such as --set batch=64.")
+        collectives = self._cluster(wanted)
+        if self.shape_only:
+            start, edits = self._made(wanted, collectives)
+        else:
+            start, edits = self._measured(wanted, collectives)
+        edits += self._scaling(wanted)
+        if wanted.straggler is not None:
+            edits.append(Straggler.parse(wanted.straggler))
+        edits += switched_edits(wanted.switches)
+        if collectives is not None and not start.made_up:
+            recorded = None if wanted.from_topology is None else _topology(wanted.from_topology)
+            edits.append(OnTopology(collectives, recorded))
+        return start, edits
+
+    def _plain(self, job: Job) -> Baseline:
+        known = self._recorded_on
+        models = None if known is None else self._profiles.get(known.name)
+        return Baseline(job, self._step, device=known, models=models).with_models(self._profiles)
+
+    # -- a source that never ran --------------------------------------------------------------------------------------
+
+    def _made(self, wanted: Configuration, collectives: CollectiveModel | None) -> tuple[Baseline, list[Edit]]:
+        """It is made for the device and with the host that are wanted, rather than changed to them."""
+        spec = self._recorded_on or (None if wanted.device is None else find_device(wanted.device))
+        overheads = None if wanted.host_from is None else self._once("overheads", self._overheads, wanted.host_from)
+        sizes, edits = wanted.sizes, list[Edit]()
+        job = self.job
+        workload = self.job.graphs[0].meta.workload
+        if wanted.parallel is not None or (sizes and (workload or self._code)):
+            _, new = parse_sets(sizes)
+            name = spec.name if spec is not None else self.job.graphs[0].meta.device
+            job = self._once("traced", self._traced, wanted.parallel, tuple(new.items()), name,
+                             tuple(_straggling(wanted)))
+            sizes = ()
+        if sizes:
+            edits.append(Sizes.parse(list(sizes)))
+        models = None if spec is None else self._profiles.get(spec.name)
+        start = Baseline(job, device=spec, models=models, host=overheads, collectives=collectives)
+        return start.with_models(self._profiles), edits
+
+    def _traced(self, parallel: str | None, sizes: tuple[tuple[str, int], ...], device: str,
+                also: tuple[int, ...]) -> Job:
+        graph = self.job.graphs[0]
+        if parallel is None:
+            return assemble_job([trace_again(graph, dict(sizes), device, self._code)])
+        if not graph.meta.workload:
+            raise EditError("Only a workload of the suite can be traced again under a plan; trace your own script "
+                            "under it with foretrace trace SCRIPT.py:FUNCTION --world-size N.")
+        ranks = Ranks.parse(parallel)
+        return traced(Ranks(ranks.plan, ranks.world_size, {**dict(sizes), **ranks.settings}), graph.meta.workload,
+                      device, also=also)
+
+    # -- a recorded source --------------------------------------------------------------------------------------------
+
+    def _measured(self, wanted: Configuration, collectives: CollectiveModel | None) -> tuple[Baseline, list[Edit]]:
+        edits: list[Edit] = []
+        if wanted.parallel is not None:
+            start = self._once("ranks", self._on_ranks, wanted.parallel, wanted.sizes, collectives,
+                               tuple(_straggling(wanted)))
+        else:
+            start, edits = self._sized(wanted)
+        if wanted.device is not None:
+            spec = find_device(wanted.device)
+            edits.append(Device(spec, self._profiles.get(spec.name)))
+        if wanted.host_from is not None:
+            edits.append(HostFrom(self._once("host", self._other, wanted.host_from).graphs, wanted.host_from))
+        return start, edits
+
+    def _on_ranks(self, parallel: str, sizes: tuple[str, ...], collectives: CollectiveModel | None,
+                  also: tuple[int, ...]) -> Baseline:
+        assert self._recorded is not None
+        ranks = Ranks.parse(parallel)
+        _, new = parse_sets(sizes)
+        spread = Ranks(ranks.plan, ranks.world_size, {**new, **ranks.settings})
+        return on_ranks(self._recorded, spread, collectives, also=also)
+
+    def _sized(self, wanted: Configuration) -> tuple[Baseline, list[Edit]]:
+        """Other sizes by the best way there is: the program traced again, the laws of several captures, one capture."""
+        recorded = self._recorded
+        assert recorded is not None
+        if not wanted.sizes:
+            return recorded, []
+        old, new = parse_sets(wanted.sizes)
+        reason = why_not(recorded, wanted.code)
+        if reason is None and (wanted.code is not None or not wanted.also):
+            return self._once("retraced", self._retraced, tuple(new.items()), tuple(old.items()), wanted.code), []
+        if wanted.code is not None:
+            raise EditError(f"{reason}; leave --code out.")
+        if wanted.also:
+            return recorded, [self._once("laws", self._laws, wanted.also, tuple(new.items()), tuple(old.items()))]
+        noted = recorded_sizes(recorded)
+        return recorded, [Sizes.parse(list(wanted.sizes), noted, reason if noted and reason else "")]
+
+    def _retraced(self, new: tuple[tuple[str, int], ...], old: tuple[tuple[str, int], ...],
+                  code: str | None) -> Baseline:
+        assert self._recorded is not None
+        return retrace(self._recorded, dict(new), dict(old), code=code)
+
+    def _laws(self, also: tuple[str, ...], new: tuple[tuple[str, int], ...],
+              old: tuple[tuple[str, int], ...]) -> Edit:
+        assert self._recorded is not None
+        others = [parse_also(text) for text in also]
+        source = self._recorded.scenario.source_device
+        captures = [self._recorded, *(Baseline(self._once("captures", self._other, path), device=source)
+                                      for path, _ in others)]
+        graphs = [one.built.graphs[0] for one in captures]
+        told = [dict(old), *(sizes for _, sizes in others)]
+        return SizeLaws(captures, captured_sizes(graphs, told, dict(new)), dict(new))
+
+    # -- shared -------------------------------------------------------------------------------------------------------
+
+    def _scaling(self, wanted: Configuration) -> list[Edit]:
+        edits: list[Edit] = [] if wanted.dtype is None else [Precision(wanted.dtype)]
+        factors = ((wanted.clock, ScaleClock), (wanted.bandwidth, ScaleBandwidth), (wanted.kernels, ScaleKernels),
+                   (wanted.host, ScaleHost))
+        return [*edits, *(edit(factor) for factor, edit in factors if factor != 1.0)]
+
+    def _cluster(self, wanted: Configuration) -> CollectiveModel | None:
+        """The cluster that is named; under a plan on another device, that device's usual one."""
+        from graph_predictor.parallel.collective_times import CollectiveModel, PlanError, topology_of
+
+        if wanted.topology is not None or wanted.comm_profile is not None:
+            return self._once("cluster", self._named_cluster, wanted.topology, wanted.comm_profile)
+        if wanted.parallel is None or wanted.device is None:
+            return None
+        try:
+            return CollectiveModel(topology_of(find_device(wanted.device), Ranks.parse(wanted.parallel).world_size))
+        except PlanError:  # no known node has the device: its own links are taken
+            return None
+
+    def _named_cluster(self, name: str | None, profile: str | None) -> CollectiveModel:
+        from graph_predictor.cli.comm import profile_on
+        from graph_predictor.parallel.collective_times import CollectiveModel
+
+        known, where = profile_on(profile, name, None)
+        return CollectiveModel(where, known)
+
+    def _overheads(self, path: str) -> HostOverheads:
+        from graph_predictor.overheads import measure_overheads
+
+        return measure_overheads(self._other(path)).overheads
+
+    def _other(self, path: str) -> Job:
+        return self._read([path])
+
+    def _once(self, name: str, make: Callable[..., T], *arguments: object) -> T:
+        """``make(*arguments)``, of the last few arguments made once."""
+        if name not in self._remembered:
+            self._remembered[name] = lru_cache(maxsize=KEPT)(make)
+        found: T = self._remembered[name](*arguments)  # type: ignore[assignment]
+        return found
+
+
+def _straggling(wanted: Configuration) -> list[int]:
+    return [] if wanted.straggler is None else [Straggler.parse(wanted.straggler).rank]
+
+
+def _topology(name: str):  # type: ignore[no-untyped-def]
+    from kernel_models.collectives import topology
+
+    return topology(name)
+
+
+__all__ = ["DEFAULT_DEVICE", "Study", "is_script", "read_source"]

@@ -1,0 +1,12 @@
+"""Many configurations of one source: every combination, in parallel, resumable.
+
+::
+
+    axes ──> points ──(journal: which are done?)──> chunks ──(joblib: this machine, Dask, Ray)──> rows ──> table, plot
+"""
+
+from graph_predictor.sweep.rank import Goal, feasible, ranked
+from graph_predictor.sweep.run import Sweep, sweep
+from graph_predictor.sweep.space import Axis, Point, Space, SweepError
+
+__all__ = ["Axis", "Goal", "Point", "Space", "Sweep", "SweepError", "feasible", "ranked", "sweep"]

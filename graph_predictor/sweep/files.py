@@ -1,0 +1,89 @@
+"""The table of a sweep as a file, and as a plot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from graph_predictor.sweep.space import SweepError
+
+TABLES = (".parquet", ".csv")
+PLOTS = (".png", ".svg", ".pdf")
+MOST_LINES = 12
+
+
+def check_table(path: str) -> None:
+    """Raise ``SweepError`` if the name says no known format."""
+    _check(path, TABLES, "A table")
+
+
+def check_plot(path: str) -> None:
+    """Raise ``SweepError`` if the name says no known format, or there is nothing to plot with."""
+    _check(path, PLOTS, "A plot")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise SweepError("Plots need matplotlib; install it with: pip install 'foretrace[plot]'.") from None
+
+
+def write_table(table: pd.DataFrame, path: str) -> None:
+    """Write it whole or not at all, as Parquet or CSV by its name.
+
+    Raises:
+        ForetraceError: it cannot be written.
+    """
+    from graph_predictor.output_file import whole_file
+
+    with whole_file(path) as stream:
+        if Path(path).suffix.lower() == ".csv":
+            stream.write(table.to_csv(index=False).encode())
+        else:
+            table.to_parquet(stream, index=False)
+
+
+def write_plot(table: pd.DataFrame, axes: tuple[str, ...], path: str) -> None:
+    """Step time with its interval against the axis of numbers that has most values; a line for each of the others.
+
+    Raises:
+        SweepError: no axis has numbers, or nothing was priced.
+        ForetraceError: it cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    from graph_predictor.output_file import whole_file
+
+    priced = table[table["step_time_us"].notna()]
+    numbers = [name for name in axes if pd.api.types.is_numeric_dtype(table[name]) and table[name].nunique() > 1]
+    if priced.empty or not numbers:
+        raise SweepError("There is nothing to plot: " + ("no point was priced." if priced.empty else
+                         "no axis has several numbers; sweep a size, a factor or --world-size."))
+    across = max(numbers, key=lambda name: int(table[name].nunique()))
+    others = [name for name in axes if name != across and table[name].nunique() > 1]
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    chart = figure.subplots()
+    for values, line in priced.groupby(others, sort=False) if others else [((), priced)]:
+        if len(chart.lines) >= MOST_LINES:
+            chart.set_title(f"the first {MOST_LINES} lines")
+            break
+        own = line.sort_values(across)
+        label = ", ".join(f"{name} {value}" for name, value in zip(others, values, strict=True))
+        drawn = chart.plot(own[across], own["step_time_us"] / 1e3, marker="o", label=label or None)
+        chart.fill_between(own[across], own["low_us"] / 1e3, own["high_us"] / 1e3, alpha=0.15,
+                           color=drawn[0].get_color())
+    chart.set_xlabel(across)
+    chart.set_ylabel("step time, ms (80% interval shaded)")
+    chart.set_ylim(bottom=0)
+    if others:
+        chart.legend(fontsize="small")
+    chart.grid(alpha=0.3)
+    with whole_file(path) as stream:
+        figure.savefig(stream, format=Path(path).suffix[1:].lower())
+
+
+def _check(path: str, known: tuple[str, ...], what: str) -> None:
+    if Path(path).suffix.lower() not in known:
+        raise SweepError(f"{path} cannot be written: {what.lower()}'s name ends with {' or '.join(known)}.")
+
+
+__all__ = ["check_plot", "check_table", "write_plot", "write_table"]

@@ -1,0 +1,125 @@
+"""The journal of a sweep: every finished point, one line each, so that a sweep that was ended goes on where it was.
+
+The first line says what the points are of. A line that was cut off by a killed process is left out and written again.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import msgspec
+
+from graph_predictor.sweep.space import SweepError
+
+FORMAT = 1
+SUFFIX = ".journal"
+
+
+class Journal:
+    """Of one output file; written by one process at a time.
+
+    Args:
+        output: the table's path; the journal lies beside it.
+        about: plain values that say what the points are of; a journal of other values is refused.
+
+    Raises:
+        SweepError: the journal is of another sweep or a newer version, cannot be read or written, or is in use.
+    """
+
+    def __init__(self, output: str | os.PathLike[str], about: dict[str, Any]) -> None:
+        self.path = Path(f"{os.fspath(output)}{SUFFIX}")
+        self._about = about
+        self.rows: dict[str, dict[str, Any]] = {}
+        """Finished points' rows by their keys."""
+        try:
+            self._file: IO[bytes] = open(self.path, "a+b")  # noqa: SIM115 -- until close()
+        except OSError as error:
+            raise SweepError(f"{self.path} cannot be written ({error.strerror}); check the folder.") from None
+        try:
+            self._lock()
+            self._read()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Journal:
+        """Itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def add(self, rows: dict[str, dict[str, Any]]) -> None:
+        """Keep finished points' rows, by their keys; they are on the disk when this returns.
+
+        Raises:
+            SweepError: they cannot be written.
+        """
+        lines = b"".join(msgspec.json.encode({"key": key, "row": row}) + b"\n" for key, row in rows.items())
+        self._write(lines)
+        self.rows.update(rows)
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._file.write(data)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise SweepError(f"{self.path} cannot be written ({error.strerror}); the points before are kept, and the "
+                             "same command goes on from there.") from None
+
+    def _lock(self) -> None:
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            return
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise SweepError(f"{self.path} is being written by another sweep; wait for it, or name another "
+                             "output.") from None
+
+    def _read(self) -> None:
+        self._file.seek(0)
+        data = self._file.read()
+        whole = data[:data.rfind(b"\n") + 1]
+        lines = whole.splitlines()
+        if not lines:
+            self._file.truncate(0)
+            self._write(msgspec.json.encode({"foretrace_sweep": FORMAT, "about": self._about}) + b"\n")
+            return
+        self._check(_decoded(lines[0]))
+        for line in lines[1:]:
+            entry = _decoded(line)
+            if not isinstance(entry, dict) or not isinstance(entry.get("row"), dict) or "key" not in entry:
+                raise self._broken()
+            self.rows[str(entry["key"])] = entry["row"]
+        if len(whole) < len(data):
+            self._file.truncate(len(whole))
+
+    def _check(self, head: Any) -> None:
+        if not isinstance(head, dict) or not isinstance(head.get("foretrace_sweep"), int):
+            raise self._broken()
+        if head["foretrace_sweep"] > FORMAT:
+            raise SweepError(f"{self.path} was written by a newer foretrace; use that, or name another output.")
+        theirs, ours = head.get("about"), msgspec.json.decode(msgspec.json.encode(self._about))
+        if theirs != ours:
+            differing = [name for name in ours if not isinstance(theirs, dict) or theirs.get(name) != ours[name]]
+            raise SweepError(f"{self.path} is of a sweep with another {differing[0] if differing else 'content'}; "
+                             "name another output, or remove it to start anew.")
+
+    def _broken(self) -> SweepError:
+        return SweepError(f"{self.path} is no journal of a sweep, or is damaged; remove it to start anew, or name "
+                          "another output.")
+
+
+def _decoded(line: bytes) -> Any:
+    try:
+        return msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None

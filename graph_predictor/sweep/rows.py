@@ -1,0 +1,38 @@
+"""A point's row of the table: what was predicted, or why nothing was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graph_predictor.prediction.result import Prediction
+from graph_predictor.study import Study
+from graph_predictor.sweep.space import Point
+from tracer.errors import ForetraceError
+
+COLUMNS = ("step_time_us", "low_us", "high_us", "gpu_active_us", "bound", "ranks", "items_per_second", "mfu",
+           "peak_memory_bytes", "cost_per_step", "cost_per_million_items", "measured_share", "warnings", "refused")
+"""After the axes' columns. Times in µs with the ends of the 80% interval; ``measured_share`` of the step time rests on
+measured durations; ``refused`` says why a point was not priced, and is empty for the others."""
+
+
+def row(study: Study, point: Point, price_per_hour: float | None) -> dict[str, Any]:
+    """Predict one point: plain values by column."""
+    try:
+        result = study.predict(point.configuration, price_per_hour=price_per_hour)
+    except ForetraceError as error:
+        return {**point.values, **dict.fromkeys(COLUMNS), "refused": " ".join(str(error).split())}
+    return {**point.values, **_results(result)}
+
+
+def _results(result: Prediction) -> dict[str, Any]:
+    items = result.items_per_second
+    cost = result.cost_per_step
+    per_step = None if items is None else items * result.step_time_us / 1e6
+    return {
+        "step_time_us": result.step_time_us, "low_us": result.interval_us[0], "high_us": result.interval_us[1],
+        "gpu_active_us": result.gpu_active_us, "bound": result.bound, "ranks": len(result.per_rank),
+        "items_per_second": items, "mfu": result.mfu, "peak_memory_bytes": result.peak_memory_bytes,
+        "cost_per_step": cost,
+        "cost_per_million_items": None if cost is None or not per_step else cost / per_step * 1e6,
+        "measured_share": result.sources.get("measured", 0.0), "warnings": " ".join(result.warnings), "refused": "",
+    }

@@ -1,0 +1,217 @@
+"""Running a sweep: chunks of points on this machine's processes, or an existing cluster's."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import groupby
+from typing import Any
+
+import pandas as pd
+from joblib import Parallel, delayed, parallel_config
+
+from graph_predictor.study import Study, is_script, read_source
+from graph_predictor.sweep.journal import Journal
+from graph_predictor.sweep.rows import COLUMNS, row
+from graph_predictor.sweep.space import Point, Space, SweepError
+from tracer.graph import ExecutionGraph
+from tracer.job import Job
+
+LOCAL, DASK, RAY = "local", "dask", "ray"
+BACKENDS = (LOCAL, DASK, RAY)
+CHUNK = 16
+"""Points a worker does before it reports: few, so that a kill loses little; more than one, as they share traces."""
+ROUND = 8
+"""Chunks a worker is given at once where a backend only returns whole lists."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What each worker reads: plain values. Its paths must mean the same on every machine of a cluster.
+
+    Attributes:
+        paths: of the source, or one SCRIPT.py:FUNCTION.
+        window, step, recorded_on, profiles: see ``Study``; devices and profiles by name and path.
+    """
+
+    paths: tuple[str, ...]
+    window: int = 0
+    step: int | None = None
+    recorded_on: str | None = None
+    profiles: tuple[str, ...] = ()
+
+    def study(self, job: Job | None = None) -> Study:
+        """Read it.
+
+        Raises:
+            ForetraceError: it cannot be read.
+        """
+        from graph_predictor.whatif.device import find_device
+        from kernel_models.profile import load_profile
+
+        return Study(job or read_source(self.paths, self.window), self.step,
+                     recorded_on=None if self.recorded_on is None else find_device(self.recorded_on),
+                     profiles=[load_profile(path) for path in self.profiles],
+                     code=self.paths[0] if is_script(self.paths) else None)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What came out.
+
+    Attributes:
+        table: a row a point, in the order of the space: the axes' columns, then ``rows.COLUMNS``.
+        axes: names of the axes' columns.
+        resumed: points that an earlier run had finished.
+    """
+
+    table: pd.DataFrame
+    axes: tuple[str, ...]
+    resumed: int = 0
+    notes: tuple[str, ...] = field(default_factory=tuple)
+
+
+def sweep(source: Source, space: Space, *, output: str | os.PathLike[str] | None = None,
+          price_per_hour: float | None = None, backend: str = LOCAL, scheduler: str | None = None,
+          jobs: int = -1, progress: Callable[[int, int], None] | None = None) -> Sweep:
+    """Predict every point of a space.
+
+    Args:
+        source: where every point starts.
+        space: the points.
+        output: the table's path: beside it a journal is kept, and points in it are not done again. Without, nothing is
+            written.
+        price_per_hour: of one device.
+        backend: "local", "dask" or "ray".
+        scheduler: address of a Dask scheduler, or of a Ray cluster.
+        jobs: processes on this machine; -1 for one a core.
+        progress: called with points done and in all.
+
+    Raises:
+        SweepError: the backend is not there, or the journal is of another sweep.
+        ForetraceError: the source cannot be read.
+    """
+    if backend not in BACKENDS:
+        raise SweepError(f"There is no backend {backend!r}; there are {', '.join(BACKENDS)}.")
+    if scheduler is not None and backend == LOCAL:
+        raise SweepError("A scheduler is of a cluster; give --backend dask or ray with it.")
+    study = source.study()  # what is wrong with it is told before any worker starts
+    points = list(space)
+    with ExitStack() as stack:
+        rows: dict[str, Row] = {}
+        keep: Callable[[dict[str, Row]], None] = rows.update
+        if output is not None:
+            journal = stack.enter_context(Journal(output, _about(source, study.job, space, price_per_hour)))
+            rows, keep = journal.rows, journal.add
+        missing = [point for point in points if point.key not in rows]
+        resumed = len(points) - len(missing)
+        done = resumed
+        for found in _run(source, study, missing, price_per_hour, backend, scheduler, jobs, stack):
+            keep(found)
+            done += len(found)
+            if progress is not None:
+                progress(done, len(points))
+        axes = tuple(axis.title for axis in space.axes)
+        table = pd.DataFrame([rows[point.key] for point in points], columns=[*axes, *COLUMNS])
+    return Sweep(table, axes, resumed)
+
+
+def _run(source: Source, study: Study, points: Sequence[Point], price: float | None, backend: str,
+         scheduler: str | None, jobs: int, stack: ExitStack) -> Iterator[dict[str, Row]]:
+    """Rows of chunks of points, as they are finished."""
+    chunks = list(_chunks(points))
+    if not chunks:
+        return
+    if backend == LOCAL and (jobs == 1 or len(chunks) == 1):
+        for chunk in chunks:
+            yield {point.key: row(study, point, price) for point in chunk}
+        return
+    if backend == LOCAL:
+        stack.enter_context(parallel_config(backend="loky", n_jobs=jobs, inner_max_num_threads=1))
+    else:
+        stack.enter_context(_cluster(backend, scheduler, stack))
+    calls = [delayed(_rows)(source, chunk, price) for chunk in chunks]
+    if backend == RAY:  # returns whole lists only
+        size = ROUND * max(os.cpu_count() or 1, 1)
+        for at in range(0, len(calls), size):
+            yield from Parallel()(calls[at:at + size])
+        return
+    yield from Parallel(return_as="generator_unordered")(calls)
+
+
+def _chunks(points: Iterable[Point]) -> Iterator[list[Point]]:
+    """Points that are traced alike lie together: a worker traces them once."""
+    for _, group in groupby(sorted(points, key=lambda point: repr(point.traced)), key=lambda point: point.traced):
+        alike = list(group)
+        for at in range(0, len(alike), CHUNK):
+            yield alike[at:at + CHUNK]
+
+
+def _rows(source: Source, points: list[Point], price: float | None) -> dict[str, Row]:
+    study = _read_once(source)
+    return {point.key: row(study, point, price) for point in points}
+
+
+@lru_cache(maxsize=1)
+def _read_once(source: Source) -> Study:
+    """A worker's study: read for its first chunk, used for all."""
+    return source.study()
+
+
+def _cluster(backend: str, scheduler: str | None, stack: ExitStack) -> AbstractContextManager[Any]:
+    """joblib on a running cluster."""
+    if backend == DASK:
+        try:
+            from distributed import Client
+        except ImportError:
+            raise SweepError("Dask is not installed here; install it with: pip install 'foretrace[cluster]'.") from None
+        if scheduler is None:
+            raise SweepError("Nothing says where the Dask cluster is; give its address with --scheduler, such as "
+                             "tcp://host:8786.")
+        try:
+            stack.enter_context(Client(scheduler, timeout="10s", set_as_default=True))
+        except (OSError, ValueError) as error:
+            raise SweepError(f"No Dask scheduler answers at {scheduler} ({type(error).__name__}); check the address "
+                             "and that it runs.") from None
+        return parallel_config(backend="dask")
+    try:
+        import ray
+        from ray.util.joblib import register_ray
+    except ImportError:
+        raise SweepError("Ray is not installed here; install it with: pip install ray.") from None
+    ray.init(address=scheduler)
+    register_ray()
+    return parallel_config(backend="ray")
+
+
+def _about(source: Source, job: Job, space: Space, price: float | None) -> dict[str, Any]:
+    """What the points of a journal are of: content, not paths alone."""
+    return {
+        "source": _fingerprint(job.graphs), "window": source.window, "step": source.step,
+        "recorded device": source.recorded_on, "profiles": [_content(path) for path in source.profiles],
+        "options": space.fixed.differences(), "price": price,
+        "recorded sizes": {axis.title: axis.old for axis in space.axes if axis.old is not None},
+    }
+
+
+def _fingerprint(graphs: Sequence[ExecutionGraph]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for graph in graphs:
+        for column in (graph.ops.name, graph.ops.start_ns, graph.ops.shapes, graph.kernels.name,
+                       graph.kernels.start_ns, graph.kernels.duration_ns):
+            digest.update(column.tobytes())
+        digest.update("\0".join(graph.strings).encode("utf-8", "replace"))
+    return digest.hexdigest()
+
+
+def _content(path: str) -> str:
+    import fsspec
+
+    with fsspec.open(path, "rb") as file:
+        return hashlib.blake2b(file.read(), digest_size=16).hexdigest()

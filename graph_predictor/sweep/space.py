@@ -1,0 +1,175 @@
+"""What is swept: axes, their values, and the configuration of each combination."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from graph_predictor.configuration import Configuration
+from tracer.errors import ForetraceError
+
+Value = str | int | float
+
+MOST_POINTS = 1_000_000
+SIZE = "set:"
+"""Before the name of a size, so that a size called "device" is none."""
+WORLD_SIZE, SWITCHES, NO_SWITCH = "world_size", "edits", "none"
+UNCHANGED = Configuration()
+_TEXTS = frozenset({"device", "dtype", "topology", "parallel", "straggler", "host_from"})
+_FACTORS = frozenset({"host", "clock", "bandwidth", "kernels"})
+_SIZE = re.compile(r"(?P<name>\w+)=(?:(?P<old>\d+):)?(?P<values>\d+(?:,\d+)*)")
+
+
+class SweepError(ForetraceError):
+    """A sweep that cannot be done: what was asked, and why not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One thing that varies.
+
+    Attributes:
+        name: an attribute of ``Configuration``, ``world_size``, ``edits``, or ``set:`` and the name of a size.
+        values: at least one, none twice.
+        old: of a size, the recorded one where it was named.
+    """
+
+    name: str
+    values: tuple[Value, ...]
+    old: int | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.name in _TEXTS | _FACTORS | {WORLD_SIZE, SWITCHES} or self.name.startswith(SIZE)):
+            raise SweepError(f"{self.name!r} cannot be swept.")
+        if not self.values:
+            raise SweepError(f"There is no value for {self.title}; give at least one.")
+        double = [value for value in self.values if self.values.count(value) > 1]
+        if double:
+            raise SweepError(f"{self.title} has the value {double[0]} twice; give every value once.")
+
+    @classmethod
+    def sizes(cls, text: str) -> Axis:
+        """From "batch=8,16,32" or "batch=32:8,16", 32 being the recorded size.
+
+        Raises:
+            SweepError: it is written in another way.
+        """
+        match = _SIZE.fullmatch(text.strip().replace(" ", ""))
+        if match is None:
+            raise SweepError(f"{text!r} names no sizes: write them like batch=8,16,32, or batch=32:8,16 with the "
+                             "recorded one.")
+        old = None if match["old"] is None else int(match["old"])
+        return cls(SIZE + match["name"], tuple(int(value) for value in match["values"].split(",")), old)
+
+    @classmethod
+    def texts(cls, name: str, text: str) -> Axis:
+        """From values with commas between them.
+
+        Raises:
+            SweepError: a value is empty or none of its kind.
+        """
+        parts = [part.strip() for part in text.split(",")]
+        option = "--" + name.replace("_", "-")
+        if not all(parts):
+            raise SweepError(f"{option} {text!r} has an empty value; write values with commas between them.")
+        try:
+            if name == WORLD_SIZE:
+                return cls(name, tuple(int(part) for part in parts))
+            if name in _FACTORS:
+                return cls(name, tuple(float(part) for part in parts))
+        except ValueError:
+            raise SweepError(f"{option} {text!r} is no list of numbers.") from None
+        return cls(name, tuple(parts))
+
+    @property
+    def title(self) -> str:
+        """Name of its column."""
+        return self.name.removeprefix(SIZE)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One combination: its axes' values by name, and its configuration."""
+
+    values: dict[str, Value]
+    configuration: Configuration
+
+    @property
+    def key(self) -> str:
+        """What tells it from other points of the sweep, the same in every process."""
+        return msgspec.json.encode(self.values, order="sorted").decode()
+
+    @property
+    def traced(self) -> tuple[object, ...]:
+        """What it shares with points that are traced alike."""
+        own = self.configuration
+        return own.parallel or "", own.sizes, own.device or "", own.topology or ""
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Every combination of the axes.
+
+    Attributes:
+        axes: none twice.
+        fixed: what is different in all points.
+
+    Raises:
+        SweepError: two axes of one name, or far too many points.
+    """
+
+    axes: tuple[Axis, ...]
+    fixed: Configuration = UNCHANGED
+
+    def __post_init__(self) -> None:
+        titles = [axis.title for axis in self.axes]
+        double = [title for title in titles if titles.count(title) > 1]
+        if double:
+            raise SweepError(f"{double[0]} is swept twice; give all its values in one option.")
+        if {"parallel", WORLD_SIZE} <= set(titles):
+            raise SweepError("--world-size spreads over data-parallel ranks, --parallel under a plan; give one of "
+                             "them.")
+        if len(self) > MOST_POINTS:
+            raise SweepError(f"These are {len(self):,} points, and {MOST_POINTS:,} are the most; give fewer values.")
+
+    def __len__(self) -> int:
+        number = 1
+        for axis in self.axes:
+            number *= len(axis.values)
+        return number
+
+    def __iter__(self) -> Iterator[Point]:
+        names = [axis.title for axis in self.axes]
+        for values in itertools.product(*(axis.values for axis in self.axes)):
+            yield Point(dict(zip(names, values, strict=True)), self._configuration(values))
+
+    def _configuration(self, values: Sequence[Value]) -> Configuration:
+        changed: dict[str, object] = {}
+        sizes = list(self.fixed.sizes)
+        for axis, value in zip(self.axes, values, strict=True):
+            if axis.name.startswith(SIZE):
+                old = "" if axis.old is None else f"{axis.old}:"
+                sizes.append(f"{axis.title}={old}{value}")
+            elif axis.name == WORLD_SIZE:
+                changed["parallel"] = data_parallel(int(value))
+            elif axis.name == SWITCHES:
+                named = frozenset() if value == NO_SWITCH else frozenset(str(value).split("+"))
+                changed["switches"] = self.fixed.switches | named
+            else:
+                changed[axis.name] = value
+        return self.fixed.with_values(sizes=tuple(sizes), **changed)
+
+
+def data_parallel(world_size: int) -> str | None:
+    """The plan of a data-parallel job; None for one rank.
+
+    Raises:
+        SweepError: it is no number of ranks.
+    """
+    if world_size < 1:
+        raise SweepError(f"--world-size {world_size} is no number of ranks; give at least 1.")
+    return f"ddp={world_size}" if world_size > 1 else None

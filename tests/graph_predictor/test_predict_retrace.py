@@ -1,0 +1,276 @@
+"""Other sizes by tracing the program again: recorded steps stand for those that never ran."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_predict_shapes import LAYERS, TOKENS, WIDTH, traced
+from typer.testing import CliRunner
+
+from graph_predictor.cli import app
+from graph_predictor.predict import Baseline
+from graph_predictor.prediction.retraced_match import match, names_of_both, plain_name
+from graph_predictor.prediction.retraced_slots import slot_of_operations, slots_of
+from graph_predictor.prediction.scenario import EditError
+from graph_predictor.whatif import ScaleHost, ScaleKernels
+from graph_predictor.whatif.retrace import retrace, why_not
+from kernel_models.device import device
+from kernel_models.operation import calls_of, operation
+from kernel_models.pricing import price
+from tracer.errors import ForetraceError
+from tracer.graph import (
+    NONE,
+    SHAPE_ONLY,
+    ExecutionGraph,
+    GapTable,
+    KernelTable,
+    LaunchTable,
+    OverheadTable,
+    Place,
+    StepTable,
+    SyncTable,
+    Thread,
+)
+from tracer.job import read_job
+
+ROOT = Path(__file__).resolve().parents[2]
+Find = Callable[[str], Path]
+
+
+def recorded(**options: bool) -> Baseline:
+    """A recording of ``traced``: what it would look like on the device, taken for real."""
+    made = Baseline(traced(**options))  # type: ignore[arg-type]
+    return Baseline(made.built.graphs[0], device=device("h200-sxm"))
+
+
+def at(tokens: int, layers: int = LAYERS, collective: bool = False, elements: int = 10**8) -> ExecutionGraph:
+    graph = traced(layers, collective)
+    graph.strings[1] = f"[[{tokens},{WIDTH}],[{WIDTH},{WIDTH}]]"
+    graph.collectives.elements_in[:] = graph.collectives.elements_out[:] = elements
+    return graph
+
+
+def product_us(tokens: int) -> float:
+    return price(calls_of(operation("aten::mm", [(tokens, WIDTH), (WIDTH, WIDTH)], "bf16")),
+                 device("h200-sxm")).total_us
+
+
+@pytest.mark.parametrize("collective", [False, True])
+def test_the_same_size_is_what_was_recorded(collective: bool) -> None:
+    base = recorded(collective=collective)
+    again = base.retraced(at(TOKENS, collective=collective)).predict()
+    # The trace says which operation waits for the collective, which no event of the recording does.
+    was = Baseline(traced(collective=collective)).predict()
+    assert again.step_time_us == pytest.approx(was.step_time_us, rel=0.005)
+    assert again.kernel_sources == {"measured": 1.0}
+    assert again.recorded_us == base.predict().recorded_us
+
+
+def test_the_changed_is_measured_times_the_models_ratio() -> None:
+    """Recorded kernels take a third longer than the models say: at twice the tokens they still do."""
+    base = recorded()
+    graph = replace(base.built.graphs[0], kernels=base.built.graphs[0].kernels.take(np.arange(LAYERS)))
+    slow = round(product_us(TOKENS) * 1e3 * 4 / 3)
+    graph.kernels.duration_ns[:] = slow
+    graph.kernels.start_ns[:] = graph.kernels.start_ns[0] + (slow + 1200) * np.arange(LAYERS)
+    twice = Baseline(graph, device=device("h200-sxm")).retraced(at(2 * TOKENS), "twice the tokens").predict()
+    assert twice.gpu_active_us == pytest.approx(LAYERS * product_us(2 * TOKENS) * 4 / 3, rel=1e-3)
+    assert twice.kernel_sources == {"anchored": 1.0}
+    assert twice.edits == ["twice the tokens"]
+    assert twice.interval_us[0] < twice.step_time_us < twice.interval_us[1]
+
+
+def test_more_layers_cost_what_their_namesakes_do() -> None:
+    base = recorded()
+    more = base.retraced(at(TOKENS, LAYERS + 3)).predict()
+    assert more.gpu_active_us == pytest.approx((LAYERS + 3) * product_us(TOKENS), rel=1e-3)
+    fewer = base.retraced(at(TOKENS, LAYERS - 2))
+    assert fewer.predict().gpu_active_us == pytest.approx((LAYERS - 2) * product_us(TOKENS), rel=1e-3)
+    assert any("were left out" in note for note in fewer.notes)
+
+
+def test_an_operation_nobody_recorded_is_modelled() -> None:
+    graph = at(TOKENS)
+    graph.strings += ["aten::relu", f"[[{TOKENS},{WIDTH}]]", '["c10::BFloat16"]']
+    graph.ops.name[2], graph.ops.shapes[2], graph.ops.dtypes[2] = (len(graph.strings) - n for n in (3, 2, 1))
+    result = recorded().retraced(graph).predict()
+    assert 0 < result.kernel_sources["datasheet"] < 0.5
+    assert "elementwise" in result.families_us
+    assert any("which the recording does not have" in note for note in result.notes)
+
+
+def test_collectives_are_measured_anchored_or_of_another_cluster() -> None:
+    base = recorded(collective=True)
+    was = base.predict().families_us["collective"]
+    half = base.retraced(at(TOKENS, collective=True, elements=5 * 10**7)).predict().families_us["collective"]
+    # 20 µs are the ring's fixed cost.
+    assert half - 20 == pytest.approx(0.5 * (was - 20), rel=1e-3)
+
+
+def test_every_duration_doubled_doubles_the_step() -> None:
+    base = recorded().retraced(at(2 * TOKENS))
+    once, twice = base.predict(), base.predict([ScaleKernels(2), ScaleHost(2)])
+    # Latency and gaps are constants of the machine.
+    assert twice.step_time_us == pytest.approx(2 * once.step_time_us, rel=0.01)
+
+
+def test_what_cannot_be_retraced_says_so() -> None:
+    base = recorded()
+    with pytest.raises(ForetraceError, match="recorded step"):
+        base.retraced(base.built.graphs[0])
+    with pytest.raises(ForetraceError, match="recorded step"):
+        Baseline(at(TOKENS)).retraced(at(TOKENS))
+    graph = replace(base.built.graphs[0], ops=base.built.graphs[0].ops.take(np.arange(LAYERS)))
+    graph.ops.shapes[:] = NONE
+    with pytest.raises(EditError, match="no sizes"):
+        Baseline(graph, device=device("h200-sxm")).retraced(at(TOKENS))
+    with pytest.raises(EditError, match="--code"):
+        retrace(base, {"batch": 2})
+    assert plain_name("aten::add_") == "aten::add" and plain_name("aten::__and__") == "aten::__and__"
+
+
+# Recorded on a CPU, traced again for it.
+
+@lru_cache(maxsize=3)
+def capture(name: str) -> Baseline:
+    return Baseline(read_job(ROOT / "traces" / f"{name}-cpu"))
+
+
+@pytest.mark.parametrize("name", ["dlrm", "llama"])
+def test_a_cpu_capture_at_its_own_size(name: str) -> None:
+    """All host time of the recorded step is found in its slots, and comes back."""
+    pytest.importorskip("torch", reason="tracing by shapes needs torch")
+    base = capture(name)
+    batch = base.built.graphs[0].meta.workload["settings"]["batch"]
+    again = retrace(base, {"batch": batch})
+    assert again.predict().step_time_us == pytest.approx(base.predict().step_time_us, rel=0.01)
+    graph = again.built.graphs[0]
+    assert match(graph, slots_of(base.scenario, 0, names_of_both(graph))).own.mean() > 0.97
+
+
+def test_another_batch_and_another_depth() -> None:
+    pytest.importorskip("torch", reason="tracing by shapes needs torch")
+    base = capture("llama")
+    settings = base.built.graphs[0].meta.workload["settings"]
+    once = base.predict()
+    twice = retrace(base, {"batch": 2 * settings["batch"]}, {"batch": settings["batch"]}).predict()
+    assert 1.2 < twice.step_time_us / once.step_time_us < 2.2
+    assert twice.items_per_second == pytest.approx(2 * settings["batch"] / twice.step_time_us * 1e6)
+    assert twice.interval_us[1] / twice.interval_us[0] > once.interval_us[1] / once.interval_us[0]
+    deeper = retrace(base, {"depth": 2 * settings["depth"]}).predict()
+    assert 1.3 < deeper.step_time_us / once.step_time_us < 2.1
+    with pytest.raises(EditError, match="recorded with batch"):
+        retrace(base, {"batch": 8}, {"batch": settings["batch"] + 1})
+    with pytest.raises(EditError, match="is no size"):
+        retrace(base, {"batch": 10**14})
+    with pytest.raises(ForetraceError, match="no setting 'width_of_it'"):
+        retrace(base, {"width_of_it": 2})
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["predict", *map(str, arguments)])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_command_line_takes_the_best_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="tracing by shapes needs torch")
+    path = ROOT / "traces" / "dlrm-cpu"
+    batch = capture("dlrm").built.graphs[0].meta.workload["settings"]["batch"]
+    code, text, _ = run(path, "--set", f"batch={2 * batch}", "--json")
+    assert code == 0
+    assert json.loads(text)["edits"] == [f"batch {batch} → {2 * batch} by tracing the program again"]
+    monkeypatch.setattr("graph_predictor.whatif.retrace.find_spec", lambda name: None)
+    assert why_not(capture("dlrm")) is not None
+    code, text, _ = run(path, "--set", f"batch={2 * batch}", "--json")
+    values = json.loads(text)
+    assert code == 0
+    assert values["edits"] == [f"batch {batch} → {2 * batch} by scaling one capture"]
+    assert any("PyTorch is not installed" in note for note in values["notes"])
+    code, _, error = run(path, "--set", "batch=8", "--code", "train.py:build")
+    assert code == 2 and "PyTorch is not installed" in error
+
+
+def test_the_users_own_code(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="tracing by shapes needs torch")
+    import tracer
+
+    script = tmp_path / "train.py"
+    script.write_text("""
+import torch
+
+def build(batch=16):
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.randn(batch, 64)
+    def step():
+        optimizer.zero_grad()
+        model(data).square().mean().backward()
+        optimizer.step()
+    return step
+""")
+    step = _loaded(script)()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with tracer.capture(tmp_path / "capture", steps=3, timed=3, warmup=1, execution_trace="none") as recording:
+        for _ in range(12):
+            step()
+            recording.step()
+    torch.set_num_threads(threads)
+    options = (tmp_path / "capture", "--set")
+    code, text, _ = run(*options, "batch=4096", "--code", f"{script}:build", "--json")
+    values = json.loads(text)
+    assert code == 0
+    assert values["step_time_us"] > 1.5 * values["recorded_us"]
+    assert values["edits"] == ["batch ? → 4096 by tracing the program again"]
+    code, _, error = run(*options, "width=3", "--code", f"{script}:build")
+    assert code == 2 and "takes no argument 'width'" in error
+    code, _, error = run(*options[:1], "--code", f"{script}:build")
+    assert code == 2 and "--set" in error
+
+
+def _loaded(script: Path) -> Callable[..., Callable[[], None]]:
+    import runpy
+
+    found: Callable[..., Callable[[], None]] = runpy.run_path(str(script))["build"]
+    return found
+
+
+@pytest.mark.real_traces
+def test_a_gpus_step_comes_back_from_its_own_operations(real_trace: Find) -> None:
+    """The operations of a DDP rank, with no times, take theirs from the recording: the step is what it was."""
+    base = Baseline(read_job(real_trace("resnet50-ddp-2xA100")))
+    graph = base.built.graphs[0]
+    names = {name for name in graph.strings if name.startswith(("aten::_foreach", "c10d::allreduce")) or name in {
+        "aten::convolution", "aten::cudnn_batch_norm", "aten::convolution_backward", "aten::add_", "aten::threshold",
+        "aten::cudnn_batch_norm_backward", "aten::relu_", "aten::threshold_backward", "aten::mean", "aten::addmm",
+        "aten::mm", "aten::copy_", "aten::fill_", "aten::zero_", "aten::sum", "aten::div_", "aten::mul_"}}
+    again = base.retraced(_without_times(base, names))
+    was, now = base.predict(), again.predict()
+    assert now.step_time_us == pytest.approx(was.step_time_us, rel=0.01)
+    assert now.bound == was.bound == "host"
+    assert now.kernel_sources == {"measured": 1.0}
+
+
+def _without_times(base: Baseline, names: set[str]) -> ExecutionGraph:
+    """The slots of a recorded rank as a trace by shapes would show them."""
+    slots = slots_of(base.scenario, 0, names)
+    graph, owner = slots.graph, slot_of_operations(slots.graph, names)
+    ops = graph.ops.take(slots.op)
+    ops.place[:], ops.parent[:], ops.thread[:], ops.step[:] = Place.DEVICE, NONE, 0, 0
+    ops.start_ns[:], ops.duration_ns[:] = np.arange(len(ops)), 0
+    place = {int(op): row for row, op in enumerate(slots.op.tolist())}
+    known = [row for row, op in enumerate(graph.collectives.op.tolist()) if op >= 0 and int(owner[op]) in place]
+    collectives = graph.collectives.take(np.array(known, np.int64))
+    collectives.op[:] = [place[int(owner[graph.collectives.op[row]])] for row in known]
+    collectives.kernel[:], collectives.wait_op[:] = NONE, NONE
+    steps = StepTable.empty(1)
+    steps.name[:], steps.start_ns[:], steps.duration_ns[:], steps.thread[:] = 0, 0, len(ops), 0
+    meta = replace(graph.meta, era=SHAPE_ONLY, unprofiled_step_ns=[])
+    return ExecutionGraph(graph.strings, [Thread("0", "0")], ops, LaunchTable.empty(), KernelTable.empty(), collectives,
+                          SyncTable.empty(), GapTable.empty(), steps, OverheadTable.empty(), meta)

@@ -1,0 +1,148 @@
+"""Another size from one capture: which dimensions change, which collectives carry more, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from micro import Micro
+from test_predict import waiting_steps
+
+from graph_predictor.predict import Baseline
+from graph_predictor.prediction.scenario import EditError
+from graph_predictor.whatif import Sizes
+from graph_predictor.whatif.scaled_shapes import ScaledShapes
+from graph_predictor.whatif.sizes import payload_factors
+from kernel_models.operation import Operation, operation
+from tracer.graph import ExecutionGraph, Phase
+from tracer.job import read_job
+
+Find = Callable[[str], Path]
+
+
+def graph_of(folder: Path, *operations: tuple[str, list[list[int]]]) -> ExecutionGraph:
+    trace = Micro().calibrate()
+    trace.step(1000, 2000, 1)
+    for number, (name, shapes) in enumerate(operations):
+        trace.op(name, 1010 + 10 * number, 1015 + 10 * number,
+                 **{"Input Dims": shapes, "Input type": ["float"] * len(shapes)})
+    return trace.read(folder)
+
+
+def shapes(found: Operation) -> list[object]:
+    return [argument.shape for argument in found.arguments]
+
+
+def test_a_parameter_in_a_product_tells_the_samples(tmp_path: Path) -> None:
+    """16 samples and 16 features: the weight's shape says which is which."""
+    graph = graph_of(tmp_path, ("aten::linear", [[16, 128], [16, 128], [16]]), ("aten::relu", [[16, 16]]))
+    scaled = ScaledShapes(graph, (("batch", 16, 32),))
+    scaled.check()
+    cases = [([(16, 16), (16, 128)], [(32, 16), (16, 128)]),     # gradient × weight
+             ([(10, 16), (16, 40)], [(10, 32), (32, 40)]),       # nothing known: the matrices that hold 16
+             ([(16, 128), (128, 16)], [(32, 128), (128, 16)])]   # input × transposed weight
+    for before, after in cases:
+        assert shapes(scaled.operation(operation("aten::mm", before))) == after
+    bias = scaled.operation(operation("aten::addmm", [(16,), (16, 128), (128, 16)]))
+    assert shapes(bias) == [(16,), (32, 128), (128, 16)]
+
+
+def test_a_weights_gradient_sums_over_the_samples(tmp_path: Path) -> None:
+    graph = graph_of(tmp_path, ("aten::linear", [[512, 128], [256, 128], [256]]))
+    scaled = ScaledShapes(graph, (("batch", 512, 2048),))
+    product = scaled.operation(operation("aten::mm", [(256, 512), (512, 128)], strides=[(1, 256), (128, 1)]))
+    assert shapes(product) == [(256, 2048), (2048, 128)]
+    assert product.arguments[0].stride == (1, 256)
+
+
+def test_lists_of_indices_are_as_long_as_their_offsets_say(tmp_path: Path) -> None:
+    graph = graph_of(tmp_path, ("aten::embedding_bag", [[500, 16], [240], [24]]), ("aten::relu", [[24, 16]]))
+    scaled = ScaledShapes(graph, (("batch", 24, 48),))
+    found = scaled.operation(operation("aten::embedding_bag", [(500, 16), (240,), (24,)]))
+    assert shapes(found) == [(500, 16), (480,), (48,)]
+    assert shapes(scaled.operation(operation("aten::select", [(8, 240)]))) == [(8, 480)]
+
+
+def test_two_sizes_at_once_multiply(tmp_path: Path) -> None:
+    """6 samples of 10 tokens: 60 rows become 12 × 30."""
+    graph = graph_of(tmp_path, ("aten::linear", [[6, 10, 32], [64, 32], [64]]), ("aten::mm", [[60, 32], [32, 64]]))
+    scaled = ScaledShapes(graph, (("batch", 6, 12), ("seq", 10, 30)))
+    assert shapes(scaled.operation(operation("aten::mm", [(60, 32), (32, 64)]))) == [(360, 32), (32, 64)]
+
+
+REFUSED = [
+    (["batch=4096:99999999999999"], "is no size"),
+    (["batch=0:8"], "is no size"),
+    (["batch=4096:2147483647"], "1,000 times away"),
+    (["batch=4096:0"], "is no size"),
+    (["batch=1:2"], "No tensor|everywhere"),
+    (["batch=8192"], "names no old size"),
+    (["batch=lots"], "names no size"),
+    (["batch=4096:8192", "batch=4096:1"], "set twice"),
+]
+
+
+@pytest.mark.parametrize(("texts", "why"), REFUSED)
+def test_what_is_no_size_is_refused(tmp_path: Path, texts: list[str], why: str) -> None:
+    baseline = Baseline(waiting_steps().read(tmp_path))
+    with pytest.raises(EditError, match=why):
+        baseline.predict([Sizes.parse(texts)])
+
+
+def test_a_size_of_one_is_everywhere(tmp_path: Path) -> None:
+    graph = graph_of(tmp_path, ("aten::relu", [[1, 64]]))
+    with pytest.raises(EditError, match="everywhere"):
+        ScaledShapes(graph, (("batch", 1, 2),)).check()
+
+
+def test_matrices_that_may_be_either_are_refused(tmp_path: Path) -> None:
+    """As many samples as a layer has outputs, and most of the time goes to matrices of just that shape."""
+    trace = waiting_steps()
+    graph = trace.read(tmp_path)
+    graph.strings = [text.replace("aten::linear", "aten::relu").replace("[[4096,1024],[1024,1024],[1024]]",
+                                                                       "[[1024,1024]]") for text in graph.strings]
+    for code, text in enumerate(graph.strings):
+        if text.replace(" ", "").startswith("[[4096,1024],[1024,1024]"):
+            graph.strings[code] = "[[1024, 1024]]"
+    # Some parameter of that shape is updated, which is what makes the others undecidable.
+    rows = np.flatnonzero(graph.ops.shapes >= 0)
+    graph.ops.phase[rows[0]] = Phase.OPTIMIZER
+    graph.strings.append("[[1024, 8]]")
+    graph.ops.shapes[np.flatnonzero(graph.ops.shapes < 0)[0]] = len(graph.strings) - 1
+    with pytest.raises(EditError, match="may be either"):
+        Baseline(graph).predict([Sizes((("batch", 1024, 2048),))])
+
+
+@pytest.mark.real_traces
+def test_a_doubled_batch_doubles_payloads_and_look_ups_on_all_ranks(real_trace: Find) -> None:
+    """16 samples a rank, and layers of 16 outputs too."""
+    base = Baseline(read_job(real_trace("dlrm-8xV100-2023")))
+    changes = (("batch", 16, 32),)
+    scaled = [ScaledShapes(graph, changes) for graph in base.built.graphs]
+    for graph, rank in zip(base.built.graphs, scaled, strict=True):
+        table = graph.collectives
+        moved = {(graph.string(int(table.kind[row])), max(int(table.elements_in[row]), int(table.elements_out[row]))):
+                 rank.payload(row) for row in range(len(table))}
+        assert {elements: factor for (kind, elements), factor in moved.items() if kind == "all_reduce"} == {
+            394241: 1, 112: 1, 226960: 1}
+        # Embeddings, look-ups (as many as there are, on each rank) and their lengths; 24 counts stay.
+        exchanged = {elements: factor for (kind, elements), factor in moved.items() if kind == "all_to_all"}
+        assert {6144, 24, 384} < set(exchanged)
+        assert all(factor == (1 if elements == 24 else 2) for elements, factor in exchanged.items())
+        names = {name: row for row, name in enumerate(graph.string(code) for code in graph.ops.name.tolist())}
+        before = Operation.from_graph(graph, names["fbgemm::bounds_check_indices"])
+        (tables, indices, offsets, _), (same, more, ends, _) = (
+            [argument.shape[0] for argument in one.arguments if argument.shape]
+            for one in (before, rank.operation(before)))
+        assert (same, more, ends - 1) == (tables, 2 * indices, 2 * (offsets - 1))
+    factor = payload_factors(base.scenario, scaled)
+    for members in base.built.rendezvous.groups:
+        assert len({factor[int(base.built.program.kernel_ptr[rank]) + kernel] for rank, kernel in members}) == 1
+    once, twice = base.predict(), base.predict([Sizes(changes)])
+    assert 1.7 < twice.families_us["embedding"] / once.families_us["embedding"] < 2.5
+    assert twice.families_us["collective"] > once.families_us["collective"]
+    assert twice.step_time_us >= once.step_time_us
+    times = [rank.step_time_us for rank in twice.per_rank]
+    assert max(times) == pytest.approx(min(times), rel=1e-3)

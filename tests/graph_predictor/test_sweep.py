@@ -1,0 +1,209 @@
+"""Sweeps: the points of a space, resuming, backends that agree, ranking, and bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from graph_predictor.cli import app
+from graph_predictor.configuration import Configuration
+from graph_predictor.sweep import Axis, Goal, Space, SweepError, feasible, ranked, sweep
+from graph_predictor.sweep import run as running
+from graph_predictor.sweep.files import write_plot, write_table
+from graph_predictor.sweep.run import Source
+
+CAPTURE = str(Path(__file__).parents[2] / "traces" / "cpu-small")
+HERE = Source((CAPTURE,))
+HOSTS = Axis("host", (1.0, 0.5, 0.25))
+SMALL = Space((HOSTS, Axis("edits", ("none", "no-data-loading"))))
+
+
+def _result(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["sweep", *arguments])
+
+
+def test_a_space_is_every_combination() -> None:
+    space = Space((Axis.sizes("batch=32:8,16"), Axis.texts("device", "b200, h200-sxm"),
+                   Axis.texts("world_size", "1,8")),
+                  Configuration(host=0.5))
+    points = list(space)
+    assert len(space) == len(points) == len({point.key for point in points}) == 8
+    assert points[-1].values == {"batch": 16, "device": "h200-sxm", "world_size": 8}
+    last = points[-1].configuration
+    assert (last.sizes, last.device, last.parallel, last.host) == (("batch=32:16",), "h200-sxm", "ddp=8", 0.5)
+    assert points[0].configuration.parallel is None
+
+
+@pytest.mark.parametrize(("make", "says"), [
+    (lambda: Axis.sizes("batch"), "names no sizes"),
+    (lambda: Axis.sizes("batch=8,,16"), "names no sizes"),
+    (lambda: Axis.sizes("batch=8,8"), "value 8 twice"),
+    (lambda: Axis.texts("device", "b200,,"), "empty value"),
+    (lambda: Axis.texts("host", "fast"), "no list of numbers"),
+    (lambda: Axis.texts("colour", "red"), "cannot be swept"),
+    (lambda: Space((HOSTS, HOSTS)), "swept twice"),
+    (lambda: Space((Axis("parallel", ("ddp=2",)), Axis("world_size", (2,)))), "one of them"),
+    (lambda: Space((Axis("clock", tuple(range(1, 1002))), Axis("host", tuple(range(1, 1002))))), "the most"),
+    (lambda: list(Space((Axis("edits", ("warp-drive",)),))), "warp-drive"),
+    (lambda: list(Space((Axis("world_size", (0,)),))), "no number of ranks"),
+])
+def test_what_is_no_space_is_refused(make: Any, says: str) -> None:
+    with pytest.raises(Exception, match=says) as error:
+        make()
+    assert "\n" not in str(error.value)
+
+
+def test_rows_are_predictions() -> None:
+    found = sweep(HERE, SMALL, jobs=1)
+    study = HERE.study()
+    for point, row in zip(SMALL, found.table.to_dict("records"), strict=True):
+        expected = study.predict(point.configuration)
+        assert row["step_time_us"] == expected.step_time_us
+        assert (row["low_us"], row["high_us"]) == expected.interval_us
+    times = found.table.set_index(["host", "edits"])["step_time_us"]
+    assert times[0.25, "none"] < times[0.5, "none"] < times[1.0, "none"]
+
+
+def test_what_cannot_be_done_is_named_and_not_priced() -> None:
+    found = sweep(HERE, Space((Axis("edits", ("none", "flash-attention")),)), jobs=1).table
+    assert found["refused"][0] == "" and found["step_time_us"][0] > 0
+    assert found["refused"][1] and pd.isna(found["step_time_us"][1])
+    assert list(feasible(found).index) == [0]
+
+
+def test_an_ended_sweep_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = tmp_path / "all.csv"
+    whole = sweep(HERE, SMALL, output=output, jobs=1)
+    journal = tmp_path / "all.csv.journal"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:3]) + lines[3][:20])  # killed while the third point was written
+    done: list[Any] = []
+    plain = running.row
+    monkeypatch.setattr(running, "row", lambda *given: done.append(given[1].key) or plain(*given))
+    again = sweep(HERE, SMALL, output=output, jobs=1)
+    assert again.resumed == 2 and len(done) == len(SMALL) - 2
+    pd.testing.assert_frame_equal(again.table, whole.table)
+    more = sweep(HERE, Space((Axis("host", (*HOSTS.values, 2.0)), SMALL.axes[1])), output=output, jobs=1)
+    assert more.resumed == len(SMALL) and len(more.table) == len(SMALL) + 2
+
+
+def test_a_journal_of_something_else_is_refused(tmp_path: Path) -> None:
+    output = tmp_path / "t.csv"
+    sweep(HERE, SMALL, output=output, jobs=1)
+    journal = tmp_path / "t.csv.journal"
+    with pytest.raises(SweepError, match="another price"):
+        sweep(HERE, SMALL, output=output, jobs=1, price_per_hour=2.0)
+    with pytest.raises(SweepError, match="another options"):
+        sweep(HERE, Space(SMALL.axes, Configuration(kernels=2.0)), output=output, jobs=1)
+    head, _, rest = journal.read_bytes().partition(b"\n")
+    for broken, says in ((b"not a journal\n" + rest, "no journal"),
+                         (head.replace(b'"foretrace_sweep":1', b'"foretrace_sweep":99') + b"\n" + rest, "newer"),
+                         (head + b"\n[1]\n", "no journal")):
+        journal.write_bytes(broken)
+        with pytest.raises(SweepError, match=says):
+            sweep(HERE, SMALL, output=output, jobs=1)
+        assert journal.read_bytes() == broken
+
+
+def test_processes_give_what_one_gives() -> None:
+    space = Space((Axis("host", tuple(1 + i / 100 for i in range(20))),))
+    pd.testing.assert_frame_equal(sweep(HERE, space, jobs=2).table, sweep(HERE, space, jobs=1).table)
+
+
+def test_a_dask_cluster_gives_what_this_process_gives(tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed", reason="the extra 'cluster' is not installed")
+    space = Space((Axis("host", tuple(1 + i / 100 for i in range(20))),))
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None,
+                                  local_directory=str(tmp_path)) as cluster:
+        there = sweep(HERE, space, backend="dask", scheduler=cluster.scheduler_address, output=tmp_path / "t.csv")
+    pd.testing.assert_frame_equal(there.table, sweep(HERE, space, jobs=1).table)
+
+
+def test_a_killed_sweep_loses_no_finished_point(tmp_path: Path) -> None:
+    output = tmp_path / "t.parquet"
+    journal = tmp_path / "t.parquet.journal"
+    hosts = ",".join(str(1 + i / 1000) for i in range(200))
+    command = [sys.executable, "-c", "from graph_predictor.cli import main; main()", "sweep", CAPTURE, "--host", hosts,
+               "-o", str(output), "--jobs", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    for _ in range(3000):
+        if process.poll() is not None or (journal.exists() and journal.read_bytes().count(b"\n") > 20):
+            break
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    kept = journal.read_bytes().count(b"\n") - 1
+    assert not output.exists() and 0 < kept < 200
+    done = subprocess.run([*command, "--json"], check=True, capture_output=True, text=True)
+    assert json.loads(done.stdout)["resumed"] == kept
+    assert len(pd.read_parquet(output)) == 200
+
+
+def test_ranking() -> None:
+    table = pd.DataFrame({
+        "step_time_us": [4.0, 2.0, None, 8.0], "items_per_second": [1.0, 2.0, None, 9.0],
+        "peak_memory_bytes": [10, 50, None, 90], "cost_per_step": [3.0, 1.0, None, 2.0],
+        "cost_per_million_items": [None] * 4})
+    assert list(ranked(table, Goal.TIME).index) == [1, 0, 3]
+    assert list(ranked(table, Goal.THROUGHPUT).index) == [3, 1, 0]
+    assert list(ranked(table, Goal.THROUGHPUT, 60).index) == [1, 0]
+    assert list(ranked(table, Goal.COST).index) == [1, 3, 0]
+    with pytest.raises(SweepError, match="--price"):
+        ranked(table.assign(cost_per_step=None), Goal.COST)
+    with pytest.raises(SweepError, match="samples"):
+        ranked(table.assign(items_per_second=None), Goal.THROUGHPUT)
+
+
+def test_files(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra 'plot' is not installed")
+    found = sweep(HERE, SMALL, jobs=1)
+    write_table(found.table, str(tmp_path / "t.parquet"))
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "t.parquet"), found.table, check_dtype=False)
+    write_plot(found.table, found.axes, str(tmp_path / "t.png"))
+    assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(SweepError, match="no axis has several numbers"):
+        write_plot(found.table, ("edits",), str(tmp_path / "u.svg"))
+
+
+def test_the_command(tmp_path: Path) -> None:
+    output = str(tmp_path / "t.csv")
+    said = _result(CAPTURE, "--host", "1,0.5", "--edits", "none,flash-attention", "-o", output, "--best", "time",
+                   "--jobs", "1", "--price", "2")
+    assert said.exit_code == 0, said.output
+    assert "Best by time: 2 of 4" in said.stdout and "Not priced" in said.stdout
+    assert "4 points written to" in said.stdout
+    assert "(4 of an earlier run)" in _result(CAPTURE, "--host", "1,0.5", "--edits", "none,flash-attention", "-o",
+                                              output, "--price", "2").stdout
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["--host", "1,2"], "Missing option"),
+    (["-o", "t.xlsx", "--host", "1"], ".parquet or .csv"),
+    (["-o", "t.csv"], "Nothing varies"),
+    (["-o", "t.csv", "--host", "1", "--best", "beauty"], "beauty"),
+    (["-o", "t.csv", "--host", "1", "--memory-limit", "lots"], "no size"),
+    (["-o", "t.csv", "--host", "1", "--backend", "cloud"], "no backend"),
+    (["-o", "t.csv", "--host", "1", "--scheduler", "tcp://nowhere:1"], "--backend"),
+    (["-o", "t.csv", "--host", "1", "--backend", "dask"], "--scheduler"),
+    (["-o", "t.csv", "--host", "1", "--backend", "dask", "--scheduler", "nonsense://x"], "scheduler"),
+    (["-o", "nowhere/t.csv", "--host", "1"], "does not exist"),
+    (["-o", "t.csv", "--host", "1", "--plot", "t.bmp"], ".png"),
+    (["-o", "t.csv", "--host", "1", "--profile", "missing.profile"], "missing.profile"),
+    (["-o", "t.csv", "--host", "1", "--from-device", "gpu9000"], "gpu9000"),
+])
+def test_bad_commands_get_a_sentence(arguments: list[str], says: str, tmp_path: Path,
+                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = _result(CAPTURE, *arguments)
+    assert said.exit_code == 2 and says in said.output and "Traceback" not in said.output
+    assert not [name for name in os.listdir(tmp_path) if not name.endswith(".journal")]

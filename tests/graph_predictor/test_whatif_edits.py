@@ -1,0 +1,474 @@
+"""Edits that replace work, repeat it, hide it or launch it otherwise: hand-made traces whose answer is known on paper,
+the project's own CPU captures, and properties over small random steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from micro import Micro, read_ranks
+
+from graph_predictor.predict import Baseline, predict
+from graph_predictor.prediction.scenario import EditError
+from graph_predictor.whatif import (
+    Compile,
+    CudaGraphs,
+    Device,
+    Edit,
+    FlashAttention,
+    FreeLaunches,
+    FusedOptimizer,
+    FuseElementwise,
+    HideCollectives,
+    NoDataLoading,
+    NoWaits,
+    OverlapLoading,
+    Precision,
+    Recompute,
+    ScaleBandwidth,
+    ScaleClock,
+    ScaleHost,
+    ScaleKernels,
+    Sizes,
+)
+from graph_predictor.whatif.fusion import fused_call
+from graph_predictor.whatif.recompute import repeated_run
+from kernel_models.device import device
+from kernel_models.families.attention import attention
+from kernel_models.op_call import Family, OpCall
+from kernel_models.operation import calls_of, operation
+from kernel_models.pricing import price
+from tracer.graph import ExecutionGraph
+from tracer.job import Job, read_job
+
+TRACES = Path(__file__).resolve().parents[2] / "traces"
+A100 = "a100-sxm-80g"
+ROWS, WIDTH = 8192, 1024
+LARGE = [ROWS, WIDTH]
+BATCH, QUERIES, HEAD = 64, 512, 64
+SCORES = [BATCH, QUERIES, QUERIES]
+
+
+@dataclass(frozen=True)
+class Op:
+    """An operation of a hand-made step: 8 µs on the host of which 4 are its launch, one kernel."""
+
+    name: str
+    shapes: Sequence[Sequence[int]]
+    kernel: float = 50
+    stream: int = 7
+    dtype: str = "float"
+    thread: int = 1
+    sequence: int = -1
+    wait: bool = False
+
+    def arguments(self, step: int) -> dict[str, Any]:
+        more: dict[str, Any] = {"Sequence number": self.sequence + 100 * step} if self.sequence >= 0 else {}
+        if self.thread == 2:
+            more["Fwd thread id"] = 1
+        return {"Input Dims": [list(shape) for shape in self.shapes], "Input type": [self.dtype] * len(self.shapes),
+                **more}
+
+
+def trace_of(ops: Sequence[Op], *, steps: int = 3, rank: int | None = None, world_size: int = 1,
+             loading: float = 0) -> Micro:
+    """Equal steps: loading, the operations 10 µs after one another, and a wait for all of them at the end."""
+    trace = Micro(rank=rank, world_size=world_size)
+    trace.metadata["deviceProperties"] = [{"id": 0, "name": "NVIDIA A100-SXM4-80GB", "totalGlobalMem": 85 * 10**9,
+                                           "numSms": 108}]
+    trace.calibrate()
+    at = 1000.0
+    for n in range(steps):
+        begin, last = at, 0.0
+        free: dict[int, float] = {}
+        if loading:
+            trace.op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, at + loading)
+            at += loading
+        at += 2
+        for op in ops:
+            name = f"autograd::engine::evaluate_function: {op.name}" if op.thread == 2 else op.name
+            trace.op(name, at, at + 8, op.thread, **op.arguments(n))
+            if op.thread == 2:
+                inner = {key: value for key, value in op.arguments(n).items() if key.startswith("Input")}
+                trace.op(op.name, at + 1, at + 8, op.thread, **inner)
+            start = max(at + 2 + 4 + 5, free.get(op.stream, 0) + 1)
+            free[op.stream] = start + op.kernel
+            trace.launch(at + 2, 4, (op.stream, start, op.kernel), thread=op.thread, name=_kernel(op.name))
+            last = max(last, free[op.stream])
+            at += 10
+            if op.wait:
+                trace.call("cudaDeviceSynchronize", at, max(last - at, 1))
+                at = max(last, at + 1) + 5
+        trace.call("cudaDeviceSynchronize", at, max(last - at, 1))
+        at = max(last, at + 1) + 10
+        trace.step(begin, at, n + 1)
+    return trace
+
+
+def _kernel(name: str) -> str:
+    return "ncclKernel_AllReduce" if "allreduce" in name else f"{name}_kernel"
+
+
+CHAIN = [Op("aten::mm", [LARGE, [WIDTH, WIDTH]], 100), Op("aten::add", [LARGE, LARGE]), Op("aten::mul", [LARGE, LARGE]),
+         Op("aten::relu", [LARGE]), Op("aten::mm", [LARGE, [WIDTH, WIDTH]], 100)]
+MATH = [Op("aten::bmm", [[BATCH, QUERIES, HEAD], [BATCH, HEAD, QUERIES]], 80, sequence=1),
+        Op("aten::mul", [SCORES, []], 70, sequence=2), Op("aten::_softmax", [SCORES], 90, sequence=3),
+        Op("aten::bmm", [SCORES, [BATCH, QUERIES, HEAD]], 80, sequence=4)]
+BACKWARD = [Op("aten::bmm", [SCORES, [BATCH, QUERIES, HEAD]], 160, thread=2, sequence=4),
+            Op("aten::_softmax_backward_data", [SCORES, SCORES], 120, thread=2, sequence=3),
+            Op("aten::mul", [SCORES, []], 70, thread=2, sequence=2),
+            Op("aten::bmm", [[BATCH, QUERIES, HEAD], [BATCH, HEAD, QUERIES]], 160, thread=2, sequence=1)]
+
+
+def time_of(calls: Sequence[OpCall], spec: str = A100) -> float:
+    return float(price(list(calls), device(spec)).times_us.sum())
+
+
+# Chains of elementwise kernels
+
+
+def test_a_chain_becomes_one_kernel_of_its_outer_tensors(tmp_path: Path) -> None:
+    baseline = Baseline(trace_of(CHAIN).read(tmp_path))
+    chain = [calls_of(operation(op.name, [tuple(s) for s in op.shapes]))[0] for op in CHAIN[1:4]]
+    size = ROWS * WIDTH
+    assert [call.dims[0] for call in chain] == [size] * 3
+    fused = fused_call(chain)
+    # add reads two tensors, mul one more, relu writes one.
+    assert fused.bytes_read == 3 * size * 4
+    assert fused.bytes_written == size * 4
+    assert fused.dims == (size, 3, 3 * size)
+    assert fused.flops == sum(call.flops for call in chain)
+    ratio = time_of([fused]) / time_of(chain)
+    assert 0.3 < ratio < 0.7
+    before, after = baseline.predict(), baseline.predict([FuseElementwise()])
+    assert before.gpu_active_us == 350
+    assert after.gpu_active_us == pytest.approx(200 + 150 * ratio, abs=0.01)
+    assert after.edits == ["elementwise chains fused"]
+    assert any("3 elementwise operations a step become 1" in note for note in after.notes)
+    # Two kernels and the gaps of a microsecond before them are gone.
+    assert before.step_time_us - after.step_time_us == pytest.approx(150 * (1 - ratio) + 2, abs=0.01)
+
+
+def test_launches_of_a_fused_chain_vanish(tmp_path: Path) -> None:
+    """With short kernels the host decides: two operations of 8 µs are gone, the Python between them stays."""
+    ops = [replace(op, kernel=1) for op in CHAIN]
+    baseline = Baseline(trace_of(ops).read(tmp_path))
+    before, after = baseline.predict(), baseline.predict([FuseElementwise()])
+    assert before.step_time_us - after.step_time_us == pytest.approx(16, abs=1.5)
+
+
+@pytest.mark.parametrize(("ops", "why"), [
+    ([CHAIN[1], CHAIN[0], CHAIN[2]], "a product between"),
+    ([CHAIN[1], Op("aten::mul", [[16, 16], [16, 16]])], "other sizes"),
+    ([CHAIN[1], replace(CHAIN[2], stream=9)], "another stream"),
+    ([replace(CHAIN[1], wait=True), CHAIN[2]], "the host waits for the first"),
+    ([CHAIN[1], Op("aten::fill_", [[ROWS, WIDTH], []])], "nothing is read"),
+    ([CHAIN[0]], "nothing elementwise"),
+])
+def test_what_is_no_chain(tmp_path: Path, ops: list[Op], why: str) -> None:
+    baseline = Baseline(trace_of(ops).read(tmp_path))
+    with pytest.raises(EditError, match="No two elementwise operations"):
+        baseline.predict([FuseElementwise()])
+    assert why
+
+
+# Attention
+
+
+def test_attention_written_out_becomes_flash_attention_forward_and_backward(tmp_path: Path) -> None:
+    half = [replace(op, dtype="c10::Half") for op in (*MATH, *BACKWARD)]
+    baseline = Baseline(trace_of([Op("aten::mm", [LARGE, [WIDTH, WIDTH]], 100, dtype="c10::Half"), *half]).read(
+        tmp_path))
+    before, after = baseline.predict(), baseline.predict([FlashAttention()])
+    assert before.gpu_active_us == 100 + 320 + 510
+    assert 100 < after.gpu_active_us < 100 + 320 + 510
+    assert any("1 attentions a step, 1 of them with their backward, become flash attention" in n for n in after.notes)
+    assert set(before.families_us) >= {"softmax"}
+    # Everything but the first product is attention now, forward and backward.
+    assert set(after.families_us) == {"gemm", "attention"}
+    assert after.families_us["gemm"] == 100
+    only = Baseline(trace_of(half[:4]).read(tmp_path)).predict([FlashAttention()])
+    assert only.gpu_active_us < after.families_us["attention"]
+
+
+def test_attention_in_fp32_takes_the_memory_efficient_kernels(tmp_path: Path) -> None:
+    after = predict(trace_of(MATH).read(tmp_path), [FlashAttention()])
+    (call,) = attention("efficient_forward", 1, BATCH, BATCH, QUERIES, QUERIES, HEAD, HEAD, "fp32")
+    old = [c for op in MATH for c in calls_of(operation(op.name, [tuple(s) for s in op.shapes]))]
+    assert after.gpu_active_us == pytest.approx(320 * time_of([call]) / time_of(old), rel=2e-3)
+    assert any("become efficient attention" in note for note in after.notes)
+
+
+def test_no_attention_to_replace(tmp_path: Path) -> None:
+    with pytest.raises(EditError, match="no attention that is written out"):
+        predict(trace_of(CHAIN).read(tmp_path), [FlashAttention()])
+    fused = Op("aten::_scaled_dot_product_flash_attention", [[2, 8, 256, 64]] * 3, 90, dtype="c10::Half")
+    with pytest.raises(EditError, match="fused already"):
+        predict(trace_of([fused]).read(tmp_path), [FlashAttention()])
+
+
+# Number formats
+
+
+def test_autocast_is_switched_on_and_off(tmp_path: Path) -> None:
+    """fp32 → bf16 and bf16 → fp32 are each other's inverse; between fp32 and TF32 products alone change."""
+    wide, half = (Baseline(trace_of([replace(op, dtype=dtype) for op in CHAIN]).read(tmp_path))
+                  for dtype in ("float", "c10::BFloat16"))
+    there, back = wide.predict([Precision("bf16")]), half.predict([Precision("fp32")])
+    assert there.gpu_active_us < 0.7 * 350
+    for family in ("gemm", "elementwise"):
+        before = wide.predict().families_us[family]
+        assert there.families_us[family] / before == pytest.approx(before / back.families_us[family], rel=1e-4)
+    faster = wide.predict([Precision("tf32")])
+    assert faster.families_us["elementwise"] == 150
+    assert faster.families_us["gemm"] < 200
+    assert half.predict([Precision("fp16")]).families_us["elementwise"] == pytest.approx(150, rel=0.05)
+    with pytest.raises(EditError, match="No operation of the step changes"):
+        half.predict([Precision("bf16")])
+
+
+# A step traced by shapes: what is recomputed
+
+
+def test_longest_repeated_run() -> None:
+    assert repeated_run(np.array([9, 1, 2, 3, 1, 2, 3, 1, 2, 3, 8])) == (1, 9, 3)
+    assert repeated_run(np.array([1, 2, 3, 4, 5, 6, 7])) == (0, 0, 0)
+    assert repeated_run(np.array([], np.int64)) == (0, 0, 0)
+
+
+LAYER = [Op("aten::mm", [LARGE, [WIDTH, WIDTH]], 100), Op("aten::relu", [LARGE]), Op("aten::add", [LARGE, LARGE])]
+
+
+def test_recomputation_runs_the_blocks_forward_twice(tmp_path: Path) -> None:
+    head = Op("aten::mm", [LARGE, [WIDTH, 8]], 30)
+    baseline = Baseline(trace_of([head, *LAYER, *LAYER]).read(tmp_path))
+    assert baseline.predict().gpu_active_us == 430
+    after = baseline.predict([Recompute(True)])
+    assert after.gpu_active_us == 830
+    assert any("2 blocks, 86% of forward's operations" in note for note in after.notes)
+    with pytest.raises(EditError, match="recomputes nothing"):
+        baseline.predict([Recompute(False)])
+    with pytest.raises(EditError, match="both change recomputation"):
+        baseline.predict([Recompute(True), Recompute(False)])
+    with pytest.raises(EditError, match="No block of the forward repeats"):
+        predict(trace_of(CHAIN).read(tmp_path), [Recompute(True)])
+
+
+def test_forward_operations_within_backward_are_left_out(tmp_path: Path) -> None:
+    """A product with a number of its own runs inside the backward function, 100 µs; Python between is its own time."""
+    trace = trace_of([CHAIN[0], replace(BACKWARD[2], sequence=1)])
+    for event in [e for e in trace.events if e["name"] == "aten::mul"]:
+        args = {"Input Dims": [LARGE, [WIDTH, WIDTH]], "Input type": ["float", "float"], "Sequence number": 7777,
+                "Fwd thread id": 0}
+        trace.op("aten::mm", event["ts"] + 0.2, event["ts"] + event["dur"] - 0.1, 2, **args)
+    baseline = Baseline(trace.read(tmp_path))
+    with pytest.raises(EditError, match="already"):
+        baseline.predict([Recompute(True)])
+    assert baseline.predict().gpu_active_us == 170
+    assert baseline.predict([Recompute(False)]).gpu_active_us == 100
+
+
+# Loading, launches, waits, collectives
+
+
+def test_loading_runs_beside_the_step_and_bounds_it(tmp_path: Path) -> None:
+    short = Baseline(trace_of(CHAIN, loading=200).read(tmp_path))
+    step = short.predict().step_time_us
+    overlapped, none = short.predict([OverlapLoading()]), short.predict([NoDataLoading()])
+    # The 2 µs of Python after loading count as loading.
+    assert none.step_time_us == pytest.approx(step - 202, abs=1)
+    assert overlapped.step_time_us == none.step_time_us
+    long = Baseline(trace_of(CHAIN, loading=900).read(tmp_path))
+    overlapped, none = long.predict([OverlapLoading()]), long.predict([NoDataLoading()])
+    assert overlapped.step_time_us == pytest.approx(902, abs=1)
+    assert overlapped.bound == "data loading"
+    assert none.step_time_us < 450
+    assert long.predict([OverlapLoading(), ScaleHost(0.8)]).step_time_us == pytest.approx(902 * 0.8, abs=1)
+    with pytest.raises(EditError, match="both change loading"):
+        long.predict([OverlapLoading(), NoDataLoading()])
+    with pytest.raises(EditError, match="loads nothing"):
+        predict(trace_of(CHAIN).read(tmp_path), [OverlapLoading()])
+
+
+def test_free_launches_leave_the_rest_of_the_host(tmp_path: Path) -> None:
+    ops = [replace(op, kernel=1) for op in CHAIN]
+    baseline = Baseline(trace_of(ops).read(tmp_path))
+    gain = baseline.predict().step_time_us - baseline.predict([FreeLaunches()]).step_time_us
+    # Five calls of 4, and that the host need not wait for the last kernel to start.
+    assert gain == pytest.approx(5 * 4 + 2, abs=1)
+    assert baseline.predict([CudaGraphs()]).step_time_us < baseline.predict([FreeLaunches()]).step_time_us
+
+
+def test_without_waits_the_device_alone_decides(tmp_path: Path) -> None:
+    baseline = Baseline(trace_of(CHAIN).read(tmp_path))
+    after = baseline.predict([NoWaits()])
+    assert after.bound == "compute"
+    assert after.step_time_us == pytest.approx(350 + 5, abs=1)  # five gaps
+    assert after.step_time_us < baseline.predict().step_time_us
+
+
+def test_collectives_are_hidden_but_no_step_is_shorter_than_they_are(tmp_path: Path) -> None:
+    for length in (300.0, 5000.0):
+        ops = [CHAIN[0], Op("c10d::allreduce_", [LARGE], length, stream=20, wait=True), CHAIN[4]]
+        traces = [trace_of(ops, rank=rank, world_size=2) for rank in range(2)]
+        baseline = Baseline(read_ranks(traces, tmp_path))
+        before, after = baseline.predict(), baseline.predict([HideCollectives()])
+        assert after.step_time_us < before.step_time_us
+        assert after.step_time_us >= length
+        if length > 1000:
+            assert after.step_time_us == pytest.approx(length, abs=1)
+    with pytest.raises(EditError, match="no collectives"):
+        predict(trace_of(CHAIN).read(tmp_path), [HideCollectives()])
+
+
+def test_compiling_fuses_and_quarters_the_hosts_time(tmp_path: Path) -> None:
+    ops = [replace(op, kernel=1) for op in CHAIN]
+    baseline = Baseline(trace_of(ops).read(tmp_path))
+    before, after = baseline.predict(), baseline.predict([Compile()])
+    assert after.step_time_us < 0.7 * before.step_time_us
+    assert any("approximate" in text for text in (*after.edits, *after.notes))
+    width = [np.log(one.interval_us[1] / one.interval_us[0]) for one in (before, after)]
+    assert width[1] > 1.3 * width[0]
+    for edit in (FreeLaunches(), CudaGraphs()):
+        with pytest.raises(EditError, match="no GPU work"):
+            predict(cpu("bert-cpu"), [edit])
+
+
+# The optimizer
+
+
+STEP = [("aten::mul_", 1), ("aten::lerp_", 2), ("aten::mul_", 1), ("aten::addcmul_", 3), ("aten::addcdiv_", 3)]
+"""AdamW written out, on one parameter: decay, two moments (the second in two operations), and the update."""
+
+
+def test_a_fused_optimizer_moves_every_value_once(tmp_path: Path) -> None:
+    trace = trace_of([CHAIN[0], *[Op(name, [LARGE] * inputs) for name, inputs in STEP]])
+    for event in [e for e in trace.events if e["name"].startswith("ProfilerStep#") and e["ts"] >= 1000]:
+        # From after the product to the end of the last operation.
+        trace._event("note", "Optimizer.step#AdamW.step", event["ts"] + 11.5, 51, 1, 1)
+    baseline = Baseline(trace.read(tmp_path))
+    after = baseline.predict([FusedOptimizer()])
+    size = ROWS * WIDTH
+    fused = OpCall(Family.OPTIMIZER, "adam", (1, size), "fp32", flops=12.0 * size, bytes_read=16.0 * size,
+                   bytes_written=12.0 * size)
+    old = [call for name, inputs in STEP for call in calls_of(operation(name, [tuple(LARGE)] * inputs))]
+    assert after.gpu_active_us == pytest.approx(100 + 250 * time_of([fused]) / time_of(old), abs=0.01)
+    assert after.gpu_active_us < 300
+    assert after.step_time_us < baseline.predict().step_time_us
+
+
+def cpu(name: str) -> Job:
+    return read_job(str(TRACES / name))
+
+
+def test_edits_of_a_cpus_step_replace_its_operations() -> None:
+    baseline = Baseline(cpu("bert-cpu"))
+    step = baseline.predict()
+    for edit in (FusedOptimizer(), FlashAttention(), FuseElementwise(), Compile()):
+        after = baseline.predict([edit])
+        assert 0.5 * step.step_time_us < after.step_time_us < step.step_time_us
+        low, high = after.interval_us
+        assert low < after.step_time_us < high
+    with pytest.raises(EditError, match="fused already"):
+        predict(cpu("llama-cpu"), [FlashAttention()])
+
+
+# Memory
+
+
+def test_recomputation_makes_a_step_fit(tmp_path: Path) -> None:
+    """40 GB of activations in two blocks: with recomputation one block's, and the blocks' inputs, are kept."""
+    graph = trace_of([*LAYER, *LAYER]).read(tmp_path)
+    graph.meta.memory.update(peak=60 * 10**9, activations=40 * 10**9)
+    baseline = Baseline(graph)
+    with pytest.raises(EditError, match=r"does not fit.*recomputation"):
+        baseline.predict([Device("a100-sxm-40g")])
+    fits = baseline.predict([Device("a100-sxm-40g"), Recompute(True)])
+    assert fits.peak_memory_bytes == 40 * 10**9
+    assert baseline.predict([Recompute(True), Device("a100-sxm-40g")]).step_time_us == fits.step_time_us
+    # The optimizer's step needs parameters, as many gradients, and its states, with recomputation or without.
+    graph.meta.memory.update(parameters=15 * 10**9, optimizer_state=30 * 10**9)
+    assert Baseline(graph).predict([Recompute(True)]).peak_memory_bytes == 60 * 10**9
+    graph.meta.memory["peak"] = 100 * 10**9
+    assert any("does not fit" in text for text in Baseline(graph).predict().warnings)
+    with pytest.raises(EditError, match="does not fit"):
+        Baseline(graph).predict([ScaleHost(0.5)])
+
+
+# Properties
+
+PALETTE = [
+    *CHAIN, *MATH, Op("aten::copy_", [LARGE, LARGE]), Op("aten::native_layer_norm", [LARGE, [WIDTH], [WIDTH]]),
+    Op("aten::gelu", [LARGE], 20), Op("aten::mul", [LARGE, LARGE], 3, wait=True), Op("aten::sum", [LARGE], 10),
+    Op("aten::add", [LARGE, LARGE], 15, stream=9)]
+EDITS: list[Edit] = [
+    FuseElementwise(), FlashAttention(), Compile(), Recompute(True), OverlapLoading(), FreeLaunches(), NoWaits(),
+    CudaGraphs(), Device("h100-sxm"), ScaleClock(0.8), ScaleBandwidth(1.5), ScaleHost(0.7), ScaleKernels(1.2),
+    Precision("bf16"), Precision("tf32"), Sizes((("batch", ROWS, ROWS // 2),)), NoDataLoading(), FusedOptimizer()]
+FASTER: tuple[type, ...] = (FreeLaunches, NoWaits, CudaGraphs, NoDataLoading, OverlapLoading)
+
+few = settings(max_examples=12, deadline=None, derandomize=True,
+               suppress_health_check=[HealthCheck.function_scoped_fixture])
+steps = st.tuples(st.lists(st.sampled_from(PALETTE), min_size=1, max_size=9), st.sampled_from([0.0, 150.0]),
+                  st.booleans())
+
+
+def graph_of(drawn: tuple[list[Op], float, bool], folder: Path) -> ExecutionGraph:
+    ops, loading, twice = drawn
+    return trace_of(ops * 2 if twice else ops, loading=loading).read(folder)
+
+
+def outcome(baseline: Baseline, edits: Sequence[Edit]) -> Any:
+    """The step time and its interval, or that it cannot be done."""
+    try:
+        result = baseline.predict(edits)
+    except EditError:
+        return None
+    return result.step_time_us, *result.interval_us, result.gpu_active_us
+
+
+@few
+@given(steps, st.sampled_from(EDITS), st.sampled_from(EDITS))
+def test_edits_commute(tmp_path: Path, drawn: tuple[list[Op], float, bool], first: Edit, second: Edit) -> None:
+    baseline = Baseline(graph_of(drawn, tmp_path))
+    one, other = outcome(baseline, [first, second]), outcome(baseline, [second, first])
+    assert (one is None) == (other is None)
+    if one is not None:
+        assert one == pytest.approx(other, rel=1e-9)
+
+
+@few
+@given(steps, st.lists(st.sampled_from(EDITS), min_size=1, max_size=3))
+def test_no_edit_makes_negative_times(tmp_path: Path, drawn: tuple[list[Op], float, bool], edits: list[Edit]) -> None:
+    baseline = Baseline(graph_of(drawn, tmp_path))
+    program = baseline.built.program.copy()
+    try:
+        result = baseline.predict(edits)
+    except EditError:
+        return
+    low, high = result.interval_us
+    assert 0 <= low <= result.step_time_us <= high
+    assert 0 <= result.gpu_active_us <= result.step_time_us + 1e-6
+    assert min(result.bounds_us.values()) >= 0
+    assert min(result.families_us.values(), default=0) >= 0
+    assert sum(result.bounds_us.values()) == pytest.approx(result.step_time_us, rel=1e-6)
+    assert np.array_equal(program.kernel_duration, baseline.built.program.kernel_duration)
+    assert np.array_equal(program.item_work, baseline.built.program.item_work)
+
+
+@few
+@given(steps, st.sampled_from([edit for edit in EDITS if isinstance(edit, FASTER)]))
+def test_what_removes_work_or_waits_never_slows(tmp_path: Path, drawn: tuple[list[Op], float, bool],
+                                               edit: Edit) -> None:
+    """Free launches move a kernel's earliest start, never later; a graph's launch is the exception told."""
+    baseline = Baseline(graph_of(drawn, tmp_path))
+    after = outcome(baseline, [edit])
+    if after is not None:
+        allowance = 10.0 if isinstance(edit, CudaGraphs) else 1e-6
+        assert after[0] <= baseline.predict().step_time_us + allowance
