@@ -40,7 +40,7 @@ def space(points: int) -> Space:
 def sweeping(trace: Path, points: int, jobs: int) -> None:
     source = Source((str(trace),))
     study = source.study()
-    start = study.prepared(space(1).fixed)[0]
+    start = study.prepared(space(1).fixed).start
     steps = np.unique(start.built.graphs[0].ops.step)[-start.cycle.steps:]
     ops = int(np.isin(start.built.graphs[0].ops.step, steps).sum())
     wanted = space(points)

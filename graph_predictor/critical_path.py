@@ -2,7 +2,8 @@
 
 Each nanosecond between a step's simulated begin and end is in exactly one segment, so the segments add up to the step
 time. The path stays in the step's own rank: where a collective waited for a later rank, that is a segment of its own;
-unless it is asked to go on ``across`` ranks, with what held the last one up.
+unless it is asked to go on ``across`` ranks, with what held the last one up. Where a receive waited for another rank's
+send, it goes on with that rank.
 """
 
 from __future__ import annotations
@@ -120,22 +121,25 @@ def path_back(program: Program, simulated: Simulated, kinds: list[Int8], at: tup
 
 
 class _Walk:
-    """State of one walk: the current time and the segments found so far, last first."""
+    """State of one walk: the current time and the segments found so far, last first: ``parts``, then ``segments``."""
 
     def __init__(self, program: Program, simulated: Simulated, kinds: list[Int8], stop: int, time: int,
                  across: bool = False) -> None:
         self.p, self.s, self.stop, self.time, self.across = program, simulated, stop, time, across
-        self.kinds = kinds
-        self.rank_of_kernel = program.kernel_rank()
         self.first_item = set(program.thread_ptr[:-1].tolist())
         self.segments: list[tuple[int, int, int, int, int, bool]] = []
+        self.parts: list[Int64] = []
         self.last_special = self._last_special()
+        self.bound_of_kernel = _kernel_bounds(kinds)
+        # Of kernels that only waited for the one before on their stream, that one; Python's lists are walked faster.
+        waited = (simulated.kernel_cause == _KERNEL_STREAM) & (program.kernel_group < 0)
+        self.before = np.where(waited, simulated.kernel_source, -1).tolist()
 
     def run(self, at: tuple[str, int] | None) -> Path:
         """Follow the causes from an item or kernel until the stop time."""
         while at is not None and self.time > self.stop:
             if at[0] == "kernel":
-                at = self._kernel(at[1])
+                at = self._kernel(at[1]) if self.before[at[1]] < 0 else self._stream(at[1])
             elif self.last_special[at[1]] < at[1]:
                 at = self._plain(int(self.last_special[at[1]]) + 1, at[1])
             else:
@@ -143,12 +147,22 @@ class _Walk:
         if self.time > self.stop:
             # Nothing before: the window opened here with this already under way.
             self._segment(self.stop, Bound.HOST)
-        columns = list(zip(*reversed(self.segments), strict=True)) if self.segments else [()] * 6
-        return Path(
-            start_ns=np.array(columns[0], np.int64), end_ns=np.array(columns[1], np.int64),
-            bound=np.array(columns[2], np.int8), item=np.array(columns[3], np.int64),
-            kernel=np.array(columns[4], np.int64), is_work=np.array(columns[5], np.bool_),
-        )
+        self._flush()
+        found = np.concatenate([np.zeros((6, 0), np.int64), *self.parts], axis=1)[:, ::-1]
+        return Path(start_ns=found[0], end_ns=found[1], bound=found[2].astype(np.int8), item=found[3],
+                    kernel=found[4], is_work=found[5].astype(np.bool_))
+
+    def _flush(self) -> None:
+        """Make columns of the segments that were found one by one."""
+        if self.segments:
+            self.parts.append(np.array(self.segments, np.int64).T)
+            self.segments = []
+
+    def _add(self, start: Int64, end: Int64, bound: Int64, item: Int64, kernel: Int64, is_work: Int64) -> None:
+        """Many segments at once, last first; those without length are left out."""
+        self._flush()
+        self.parts.append(np.stack([start, end, bound, item, kernel, is_work])[:, start < end])
+        self.time = int(start[-1])
 
     def _segment(self, start: int, bound: Bound, item: int = -1, kernel: int = -1, is_work: bool = False) -> None:
         """Close [start, current time) with ``bound``; clipped to the step."""
@@ -176,12 +190,24 @@ class _Walk:
         end = np.concatenate([[self.time], start[:-1]])
         own = np.where(p.item_queue[items] >= 0, int(Bound.LAUNCH), int(Bound.HOST))
         bound = np.stack([own, np.full(len(items), int(Bound.HOST))], axis=1).reshape(-1)
-        kept = start < end
-        self.segments += zip(start[kept].tolist(), end[kept].tolist(), bound[kept].tolist(),
-                             np.repeat(items, 2)[kept].tolist(), [-1] * int(kept.sum()),
-                             np.tile([False, True], len(items))[kept].tolist(), strict=True)
-        self.time = int(start[-1])
+        self._add(start, end, bound, np.repeat(items, 2), np.full(len(end), -1), np.tile([0, 1], len(items)))
         return ("item", first - 1)
+
+    def _stream(self, k: int) -> tuple[str, int] | None:
+        """``_kernel`` of many kernels that follow one another on a stream, last to first."""
+        chain, before, begins = [k], self.before, self.s.kernel_start
+        while before[k] >= 0 and begins[k] > self.stop:
+            k = before[k]
+            chain.append(k)
+        if len(chain) == 1:
+            return self._kernel(k)
+        kernels, earlier = np.array(chain[:-1]), np.array(chain[1:])
+        start = np.stack([begins[kernels], self.s.kernel_end[earlier]], axis=1).reshape(-1)
+        start = np.maximum(np.minimum.accumulate(np.minimum(start, self.time)), self.stop)
+        end = np.concatenate([[self.time], start[:-1]])
+        bound = np.stack([self.bound_of_kernel[kernels], np.full(len(kernels), int(Bound.LAUNCH))], axis=1).reshape(-1)
+        self._add(start, end, bound, np.full(len(end), -1), np.repeat(kernels, 2), np.zeros(len(end), np.int64))
+        return ("kernel", k)
 
     def _item(self, n: int) -> tuple[str, int] | None:
         p, s = self.p, self.s
@@ -250,11 +276,16 @@ class _Walk:
         return ("item", n - 1)
 
     def _bound(self, k: int) -> Bound:
-        rank = int(self.rank_of_kernel[k])
-        kind = self.kinds[rank][k - int(self.p.kernel_ptr[rank])]
-        if kind == KernelKind.COLLECTIVE:
-            return Bound.EXPOSED_COMMUNICATION
-        return Bound.COMPUTE if kind == KernelKind.COMPUTE else Bound.MEMORY_COPY
+        return Bound(int(self.bound_of_kernel[k]))
+
+
+def _kernel_bounds(kinds: list[Int8]) -> Int64:
+    """The bound of each kernel's own time, as numbers of ``Bound``."""
+    kind = np.concatenate(kinds) if kinds else np.zeros(0, np.int8)
+    found = np.full(len(kind), int(Bound.MEMORY_COPY), np.int64)
+    found[kind == KernelKind.COMPUTE] = Bound.COMPUTE
+    found[kind == KernelKind.COLLECTIVE] = Bound.EXPOSED_COMMUNICATION
+    return found
 
 
 def step_items(program: Program) -> list[tuple[int, int, int, int]]:

@@ -10,11 +10,13 @@ What the configurations of one source share (a trace under a plan, a host, a clu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 from graph_predictor.configuration import Configuration, switched_edits
 from graph_predictor.predict import Baseline
+from graph_predictor.prediction.memory import lacking_memory
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.whatif import (
     Device,
@@ -32,6 +34,7 @@ from graph_predictor.whatif.device import find_device
 from graph_predictor.whatif.named_sizes import captured_sizes, parse_also, parse_sets
 from graph_predictor.whatif.ranks import Ranks, Straggler, on_ranks, traced
 from graph_predictor.whatif.retrace import recorded_sizes, retrace, trace_again, why_not
+from kernel_models.collectives import topology as find_topology
 from tracer.graph import SHAPE_ONLY
 from tracer.job import Job, assemble_job, read_job
 
@@ -77,6 +80,24 @@ def is_script(source: Sequence[str]) -> bool:
     return len(source) == 1 and bool(colon) and path.endswith(".py") and function.isidentifier()
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A configuration before it is predicted: where it starts, and the edits that are left.
+
+    One that ``must_fit`` is refused where its device has too little memory; the source itself gets a warning.
+    """
+
+    start: Baseline
+    edits: list[Edit]
+    must_fit: bool = False
+
+    def predict(self, *, price_per_hour: float | None = None) -> Prediction:
+        """The step time. Raises ``EditError`` as ``Baseline.predict`` does."""
+        if self.must_fit and not self.edits and (lacking := lacking_memory(self.start.scenario)) is not None:
+            raise EditError(lacking)
+        return self.start.predict(self.edits, price_per_hour=price_per_hour)
+
+
 class Study:
     """A source, and predictions from it.
 
@@ -109,10 +130,9 @@ class Study:
         Raises:
             ForetraceError: it cannot be done; the sentence says why.
         """
-        baseline, edits = self.prepared(configuration)
-        return baseline.predict(edits, price_per_hour=price_per_hour)
+        return self.prepared(configuration).predict(price_per_hour=price_per_hour)
 
-    def prepared(self, configuration: Configuration) -> tuple[Baseline, list[Edit]]:
+    def prepared(self, configuration: Configuration) -> Prepared:
         """Where a configuration starts, and what is left to edit. Raises as ``predict``."""
         wanted = configuration
         if wanted.also and wanted.parallel is not None:
@@ -125,13 +145,13 @@ class Study:
         else:
             start, edits = self._measured(wanted, collectives)
         edits += self._scaling(wanted)
+        edits += switched_edits(wanted.switches)
         if wanted.straggler is not None:
             edits.append(Straggler.parse(wanted.straggler))
-        edits += switched_edits(wanted.switches)
         if collectives is not None and not start.made_up:
-            recorded = None if wanted.from_topology is None else _topology(wanted.from_topology)
+            recorded = None if wanted.from_topology is None else find_topology(wanted.from_topology)
             edits.append(OnTopology(collectives, recorded))
-        return start, edits
+        return Prepared(start, edits, must_fit=wanted != Configuration())
 
     def _plain(self, job: Job) -> Baseline:
         known = self._recorded_on
@@ -147,8 +167,14 @@ class Study:
         sizes, edits = wanted.sizes, list[Edit]()
         job = self.job
         workload = self.job.graphs[0].meta.workload
-        if wanted.parallel is not None or (sizes and (workload or self._code)):
-            _, new = parse_sets(sizes)
+        if wanted.also:
+            raise EditError("Laws of sizes rest on recorded steps, and this one never ran; leave --also out.")
+        old, new = parse_sets(sizes)
+        again = (workload or self._code) and not (old and not workload)
+        if wanted.code is not None:
+            raise EditError("The step was traced by shapes already; trace it again with foretrace trace, or name "
+                            "SCRIPT.py:FUNCTION as the source, and leave --code out.")
+        if wanted.parallel is not None or (sizes and again):
             name = spec.name if spec is not None else self.job.graphs[0].meta.device
             job = self._once("traced", self._traced, wanted.parallel, tuple(new.items()), name,
                              tuple(_straggling(wanted)))
@@ -176,24 +202,38 @@ class Study:
     def _measured(self, wanted: Configuration, collectives: CollectiveModel | None) -> tuple[Baseline, list[Edit]]:
         edits: list[Edit] = []
         if wanted.parallel is not None:
-            start = self._once("ranks", self._on_ranks, wanted.parallel, wanted.sizes, collectives,
-                               tuple(_straggling(wanted)))
+            start = self._once("ranks", self._on_ranks, wanted.parallel, wanted.sizes,
+                               (wanted.topology, wanted.comm_profile, wanted.device), tuple(_straggling(wanted)))
         else:
             start, edits = self._sized(wanted)
         if wanted.device is not None:
             spec = find_device(wanted.device)
+            if wanted.parallel is not None:  # its collectives must not hide that a CPU's step has no kernels
+                self._once("device", self._can_move, wanted.device)
             edits.append(Device(spec, self._profiles.get(spec.name)))
         if wanted.host_from is not None:
             edits.append(HostFrom(self._once("host", self._other, wanted.host_from).graphs, wanted.host_from))
         return start, edits
 
-    def _on_ranks(self, parallel: str, sizes: tuple[str, ...], collectives: CollectiveModel | None,
+    def _on_ranks(self, parallel: str, sizes: tuple[str, ...], where: tuple[str | None, str | None, str | None],
                   also: tuple[int, ...]) -> Baseline:
         assert self._recorded is not None
+        topology, profile, device = where
+        collectives = self._cluster(Configuration(parallel=parallel, topology=topology, comm_profile=profile,
+                                                  device=device))
         ranks = Ranks.parse(parallel)
         _, new = parse_sets(sizes)
         spread = Ranks(ranks.plan, ranks.world_size, {**new, **ranks.settings})
-        return on_ranks(self._recorded, spread, collectives, also=also)
+        found = on_ranks(self._recorded, spread, collectives, also=also)
+        settings = {**self.job.graphs[0].meta.workload["settings"], **spread.settings}
+        if type(settings.get("batch")) is not int:
+            return found
+        # Ranks of a tensor- or pipeline-parallel group work on the same samples.
+        return found.with_items(settings["batch"] * int(settings.get("accumulation") or 1) / sharing(spread.plan))
+
+    def _can_move(self, device: str) -> None:
+        assert self._recorded is not None
+        Device(find_device(device)).apply(self._recorded.scenario)
 
     def _sized(self, wanted: Configuration) -> tuple[Baseline, list[Edit]]:
         """Other sizes by the best way there is: the program traced again, the laws of several captures, one capture."""
@@ -250,7 +290,7 @@ class Study:
             return None
 
     def _named_cluster(self, name: str | None, profile: str | None) -> CollectiveModel:
-        from graph_predictor.cli.comm import profile_on
+        from graph_predictor.parallel.clusters import profile_on
         from graph_predictor.parallel.collective_times import CollectiveModel
 
         known, where = profile_on(profile, name, None)
@@ -272,14 +312,16 @@ class Study:
         return found
 
 
+def sharing(plan: str) -> int:
+    """How many ranks of a plan work on the same samples."""
+    sizes = dict(part.split("=") for part in plan.split(","))
+    return int(sizes.get("tp", 1)) * int(sizes.get("pp", 1))
+
+
 def _straggling(wanted: Configuration) -> list[int]:
     return [] if wanted.straggler is None else [Straggler.parse(wanted.straggler).rank]
 
 
-def _topology(name: str):  # type: ignore[no-untyped-def]
-    from kernel_models.collectives import topology
-
-    return topology(name)
 
 
-__all__ = ["DEFAULT_DEVICE", "Study", "is_script", "read_source"]
+__all__ = ["DEFAULT_DEVICE", "Prepared", "Study", "is_script", "read_source"]

@@ -67,6 +67,8 @@ def predict(
         from kernel_models.collectives.times import Level
 
         kind = collective_kind(collective)
+        from graph_predictor.parallel.clusters import profile_on
+
         model, where = profile_on(profile, topology, oversubscription)
         payload, members = _payload(kind, size, sizes)
         if group is not None and ranks is not None:
@@ -307,23 +309,6 @@ def report_communication(
                                      "agrees": c.agrees} for c in checks]})
         else:
             report_found(found, checks, notes)
-
-
-def profile_on(path: str | None, name: str | None, oversubscription: float | None) -> tuple[CommProfile, Topology]:
-    """The profile (one of data sheets only without a file), and the cluster that was asked for."""
-    from kernel_models.collectives import CommError, CommProfile, topology
-
-    if path is None:
-        if name is None:
-            raise CommError("Nothing says where the collective runs; give --topology, --profile or both.")
-        where = topology(name, oversubscription)
-        return CommProfile(where), where
-    profile = CommProfile.load(path)
-    where = topology(name or profile.topology.name, oversubscription) if name or oversubscription else profile.topology
-    if where.node.name != profile.topology.node.name:
-        raise CommError(f"{path} was measured on {profile.topology.node.name} nodes and says nothing about "
-                        f"{where.node.name}; leave one of --profile and --topology out.")
-    return profile, where
 
 
 def _payload(kind: CollectiveKind, size: str | None, sizes: str | None) -> tuple[float, int | None]:

@@ -9,7 +9,7 @@ import typer
 from graph_predictor.cli.console import Column, Report, percent, print_json, working
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Window
-from graph_predictor.cli.predict import read_source
+from graph_predictor.cli.predict import source_job
 
 if TYPE_CHECKING:
     from graph_predictor.opportunities import Opportunities
@@ -43,7 +43,7 @@ def opportunities(
         from kernel_models.profile import load_profile
 
         profiles = {one.device.name: one for one in map(load_profile, profile or [])}
-        job = read_source(source, window, device)
+        job = source_job(source, window, device)
         with working("Preparing"):
             spec = None if device is None else find_device(device)
             baseline = Baseline(job, step, device=spec, models=None if spec is None else profiles.get(spec.name))

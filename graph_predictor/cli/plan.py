@@ -62,7 +62,7 @@ def plan(
         if topology is None and comm_profile is None:
             collectives = CollectiveModel(topology_of(spec, gpus))
         else:
-            from graph_predictor.cli.comm import profile_on
+            from graph_predictor.parallel.clusters import profile_on
 
             known, where = profile_on(comm_profile, topology, None)
             collectives = CollectiveModel(where, known)

@@ -9,20 +9,13 @@ import typer
 from graph_predictor.cli.console import Column, Report, percent, print_json, read, working
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Window
-from graph_predictor.cli.work_edits import work_edits
-from tracer.graph import SHAPE_ONLY
+from tracer.errors import ForetraceError
 
 if TYPE_CHECKING:
-    from graph_predictor.parallel.collective_times import CollectiveModel
-    from graph_predictor.predict import Baseline
     from graph_predictor.prediction.result import Prediction
-    from graph_predictor.whatif import Edit, Straggler
-    from kernel_models.host.overheads import HostOverheads
-    from kernel_models.profile import DeviceProfile
     from tracer.job import Job
 
 DEFAULT_TOP = 8
-DEFAULT_DEVICE = "h200-sxm"
 
 
 def predict(
@@ -93,163 +86,47 @@ def predict(
     foretrace predict resnet50-V100/ --device a100-sxm-40g --host-from resnet50-A100/
     """
     with one_sentence(debug):
-        from graph_predictor.predict import Baseline
-        from graph_predictor.whatif import Unprofiled
-        from graph_predictor.whatif import device as devices
+        from graph_predictor.configuration import Configuration
+        from graph_predictor.study import Study, is_script
+        from graph_predictor.whatif.device import find_device
+        from kernel_models.profile import load_profile
 
-        profiles = [_profile(path) for path in profile or []]
-        job = read_source(source, window, device)
-        recorded = None if from_device is None else devices.find_device(from_device)
-        overheads = None
-        if any(graph.meta.era == SHAPE_ONLY for graph in job.graphs):
-            # A step that never ran has no host of its own to change: it is made with the given one.
-            overheads, host_from = None if host_from is None else _overheads(host_from), None
-            recorded = recorded or (devices.find_device(device) if device is not None else None)
-        collectives = _collectives(topology, comm_profile)
+        if recompute not in (None, "on", "off"):
+            raise ForetraceError(f"--recompute {recompute} is not known: it is on or off.")
+        switches = {
+            "unprofiled": unprofiled, "cuda-graphs": cuda_graphs, "no-data-loading": no_data_loading,
+            "fused-optimizer": fused_optimizer, "fuse-elementwise": fuse_elementwise,
+            "flash-attention": flash_attention, "recompute": recompute == "on", "no-recompute": recompute == "off",
+            "overlap-loading": overlap_loading, "compile": compiled, "free-launches": free_launches,
+            "no-waits": no_waits, "hide-collectives": hide_collectives}
+        wanted = Configuration(
+            device=device, dtype=dtype, parallel=parallel, straggler=straggler, topology=topology,
+            from_topology=from_topology, comm_profile=comm_profile, host_from=host_from, host=host, clock=clock,
+            bandwidth=bandwidth, kernels=kernels, sizes=tuple(sizes or ()), also=tuple(also or ()), code=code,
+            switches=frozenset(name for name, on in switches.items() if on))
+        job = source_job(source, window, device)
         with working("Preparing"):
-            models = next((one for one in profiles if recorded is not None and one.device.name == recorded.name), None)
-            baseline = Baseline(job, step, device=recorded, models=models, host=overheads, collectives=collectives)
-        baseline = baseline.with_models({one.device.name: one for one in profiles})
-        if parallel is not None:
-            from graph_predictor.whatif.ranks import Ranks, on_ranks
-
-            with working("Tracing"):
-                baseline = on_ranks(baseline, Ranks.parse(parallel), collectives, also=_straggling(straggler))
-        edits: list[Edit] = [Unprofiled()] if unprofiled else []
-        if straggler is not None:
-            edits.append(_straggler(straggler))
-        baseline, by_size = _sized(baseline, sizes or [], also or [], code)
-        edits += by_size
-        edits += _edits(device, host_from, host, clock, bandwidth, kernels, dtype, profiles,
-                        cuda_graphs=cuda_graphs, no_data_loading=no_data_loading, fused_optimizer=fused_optimizer)
-        edits += work_edits(recompute, fuse_elementwise=fuse_elementwise, flash_attention=flash_attention,
-                            overlap_loading=overlap_loading, compiled=compiled, free_launches=free_launches,
-                            no_waits=no_waits, hide_collectives=hide_collectives)
-        if collectives is not None and not baseline.made_up:
-            edits.append(_on_topology(collectives, from_topology))
+            study = Study(job, step, recorded_on=None if from_device is None else find_device(from_device),
+                          profiles=[load_profile(path) for path in profile or []],
+                          code=source[0] if is_script(source) else None, read=read)
+        with working("Tracing" if parallel is not None or sizes else "Preparing"):
+            prepared = study.prepared(wanted)
         with working("Predicting"):
-            result = baseline.predict(edits, price_per_hour=price)
+            result = prepared.predict(price_per_hour=price)
         if json:
             print_json(result.to_json())
         else:
             _report(result, top)
 
 
-def read_source(source: list[str], window: int, device: str | None) -> Job:
-    """The job of traces, or of a step traced by shapes from SCRIPT.py:FUNCTION."""
-    path, colon, function = source[0].rpartition(":")
-    if len(source) == 1 and colon and path.endswith(".py") and function.isidentifier():
-        from tracer.job import assemble_job
-        from tracer.shape_only.script import trace_script
+def source_job(source: list[str], window: int, device: str | None) -> Job:
+    """``read_source`` with what is shown on a terminal meanwhile."""
+    from graph_predictor.study import is_script, read_source
 
-        with working("Tracing"):
-            return assemble_job([trace_script(source[0], device or DEFAULT_DEVICE)])
-    return read(source, window)
-
-
-def _sized(baseline: Baseline, sets: list[str], also: list[str], code: str | None) -> tuple[Baseline, list[Edit]]:
-    """Other sizes by the best way there is: the program traced again, the laws of several captures, one capture."""
-    from graph_predictor.prediction.scenario import EditError
-    from graph_predictor.whatif import Sizes
-    from graph_predictor.whatif.named_sizes import parse_sets
-    from graph_predictor.whatif.retrace import recorded_sizes, retrace, why_not
-
-    if (also or code is not None) and not sets:
-        raise EditError("--also and --code are for other sizes; name one with --set, such as --set batch=64.")
-    if not sets:
-        return baseline, []
-    if also and code is None:
-        return baseline, [_laws(baseline, also, sets)]
-    reason = "" if baseline.made_up else why_not(baseline, code)
-    if reason is None:
-        old, new = parse_sets(sets)
-        with working("Tracing"):
-            return retrace(baseline, new, old, code=code), []
-    if code is not None:
-        raise EditError(f"{reason or 'The step was traced by shapes already'}; leave --code out.")
-    if also:
-        return baseline, [_laws(baseline, also, sets)]
-    noted = recorded_sizes(baseline)
-    return baseline, [Sizes.parse(sets, noted, reason if noted else "")]
-
-
-def _laws(baseline: Baseline, also: list[str], sets: list[str]) -> Edit:
-    """Another size by the laws of several captures."""
-    from graph_predictor.predict import Baseline
-    from graph_predictor.whatif import SizeLaws
-    from graph_predictor.whatif.named_sizes import captured_sizes, parse_also, parse_sets
-
-    old, new = parse_sets(sets)
-    others = [parse_also(text) for text in also]
-    captures = [baseline, *(Baseline(read([path]), device=baseline.scenario.source_device) for path, _ in others)]
-    graphs = [one.built.graphs[0] for one in captures]
-    return SizeLaws(captures, captured_sizes(graphs, [old, *(sizes for _, sizes in others)], new), new)
-
-
-def _collectives(name: str | None, profile: str | None) -> CollectiveModel | None:
-    from graph_predictor.cli.comm import profile_on
-    from graph_predictor.parallel.collective_times import CollectiveModel
-
-    if name is None and profile is None:
-        return None
-    known, where = profile_on(profile, name, None)
-    return CollectiveModel(where, known)
-
-
-def _straggler(text: str) -> Straggler:
-    from graph_predictor.whatif.ranks import Straggler
-
-    return Straggler.parse(text)
-
-
-def _straggling(text: str | None) -> list[int]:
-    return [] if text is None else [_straggler(text).rank]
-
-
-def _on_topology(collectives: CollectiveModel, recorded: str | None) -> Edit:
-    from graph_predictor.whatif import OnTopology
-    from kernel_models.collectives import topology
-
-    return OnTopology(collectives, None if recorded is None else topology(recorded))
-
-
-def _overheads(path: str) -> HostOverheads:
-    from graph_predictor.overheads import measure_overheads
-
-    return measure_overheads(read([path])).overheads
-
-
-def _profile(path: str) -> DeviceProfile:
-    from kernel_models.profile import load_profile
-
-    return load_profile(path)
-
-
-def _edits(device: str | None, host_from: str | None, host: float, clock: float, bandwidth: float, kernels: float,
-           dtype: str | None, profiles: list[DeviceProfile], *, cuda_graphs: bool, no_data_loading: bool,
-           fused_optimizer: bool) -> list[Edit]:
-    from graph_predictor import whatif
-    from graph_predictor.whatif.device import find_device
-
-    edits: list[Edit] = []
-    if device is not None:
-        spec = find_device(device)
-        edits.append(whatif.Device(spec, next((p for p in profiles if p.device.name == spec.name), None)))
-    if dtype is not None:
-        edits.append(whatif.Precision(dtype))
-    if fused_optimizer:
-        edits.append(whatif.FusedOptimizer())
-    for factor, edit in ((clock, whatif.ScaleClock), (bandwidth, whatif.ScaleBandwidth), (kernels, whatif.ScaleKernels),
-                         (host, whatif.ScaleHost)):
-        if factor != 1.0:
-            edits.append(edit(factor))
-    if host_from is not None:
-        edits.append(whatif.HostFrom(read([host_from]).graphs, host_from))
-    if no_data_loading:
-        edits.append(whatif.NoDataLoading())
-    if cuda_graphs:
-        edits.append(whatif.CudaGraphs())
-    return edits
+    if not is_script(source):
+        return read(source, window)
+    with working("Tracing"):
+        return read_source(source, window, device)
 
 
 def _report(result: Prediction, top: int) -> None:

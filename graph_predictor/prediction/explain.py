@@ -87,14 +87,41 @@ def _entries(scenario: Scenario, steady: Steady, path: Path, length: Int64, reco
         mine = rank_of_item == rank
         of_item[mine] = names.of(rank, graph.ops.name, main[mine], none[mine])
     item = steady.repeated.item[np.maximum(path.item, 0)] if len(main) else path.item
-    name = np.full(len(length), NONE, np.int64)
+    name: np.ndarray = np.full(len(length), NONE, np.int64)
     on_kernel, on_item = path.kernel >= 0, (path.kernel < 0) & (path.item >= 0)
     name[on_kernel], name[on_item] = of_kernel[recorded[on_kernel]], of_item[item[on_item]]
-    key, place = np.unique(np.stack([name, path.bound.astype(np.int64)]), axis=1, return_inverse=True)
-    sums = np.bincount(place.reshape(-1), weights=length, minlength=key.shape[1])
-    entries = [PathItem(names.text(code) or OUTSIDE, Bound(bound).label, ns / scenario.cycle.steps / 1e3, ns / total)
-               for (code, bound), ns in zip(key.T.tolist(), sums.tolist(), strict=True)]
+    by_host = on_item & (path.bound == Bound.HOST)
+    spent = np.bincount(item[by_host], weights=length[by_host], minlength=len(main))
+    piece_name, piece_ns, split = _host_entries(scenario, names, spent)
+    # Of items without pieces the time stays with the item.
+    left = np.where(by_host & split[item], 0, length) if len(main) else length
+    name, bound = np.append(name, piece_name), np.append(path.bound, np.full(len(piece_ns), int(Bound.HOST)))
+    key, place = np.unique((name + 1) * len(Bound) + bound, return_inverse=True)
+    sums = np.bincount(place, weights=np.append(left, piece_ns), minlength=len(key))
+    entries = [PathItem(names.text(each // len(Bound) - 1) or OUTSIDE, Bound(each % len(Bound)).label,
+                        ns / scenario.cycle.steps / 1e3, ns / total)
+               for each, ns in zip(key.tolist(), sums.tolist(), strict=True) if ns]
     return sorted(entries, key=lambda entry: (-entry.time_us, entry.operation))
+
+
+def _host_entries(scenario: Scenario, names: _Names, spent: np.ndarray) -> tuple[Int64, np.ndarray, np.ndarray]:
+    """Name and share of each host piece in the time spent in its item, ns; and which items have pieces.
+
+    An item reaches from one call to the next: where operations launch nothing, as on a CPU, over a whole step.
+    """
+    pieces = scenario.pieces
+    ns = (pieces.ns if scenario.host_ns is None else scenario.host_ns).astype(np.float64)
+    if scenario.host_weight is not None:
+        ns = ns * scenario.host_weight
+    whole = np.bincount(pieces.item, weights=ns, minlength=len(spent))
+    kept = np.flatnonzero((spent[pieces.item] > 0) & (whole[pieces.item] > 0))
+    share = ns[kept] / whole[pieces.item[kept]] * spent[pieces.item[kept]]
+    name = np.full(len(kept), NONE, np.int64)
+    none = np.full(len(kept), NONE)
+    for rank, graph in enumerate(scenario.built.graphs):
+        mine = pieces.rank[kept] == rank
+        name[mine] = names.of(rank, graph.ops.name, pieces.op[kept][mine], none[mine])
+    return name, share, whole > 0
 
 
 class _Names:

@@ -27,6 +27,7 @@ from graph_predictor.prediction.laid_out import (
     plain_constants,
 )
 from graph_predictor.prediction.modelled import calls_by_operation, collective_works, modelled_works
+from graph_predictor.prediction.transfers import paired_transfers
 from graph_predictor.program import Anchor, Float64, Int64, Program
 from kernel_models.device import DeviceSpec, resolve_device
 from kernel_models.host.overheads import ANY, HostOverheads
@@ -226,7 +227,8 @@ def _host_times(graph: ExecutionGraph, host: HostOverheads | None) -> tuple[Int6
 
 
 def _with_waits(built: Built) -> Program:
-    """Edges of collectives: after the compute work launched before, and before the work that needs their result."""
+    """Edges of collectives: after the compute work launched before, and before the work that needs their result; of
+    receives: not before what they receive is sent."""
     program = built.program
     target: list[int] = []
     source: list[int] = []
@@ -246,6 +248,10 @@ def _with_waits(built: Built) -> Program:
                 if after < len(compute) and kernels.launch[compute[after]] > kernels.launch[k]:
                     target.append(low + int(compute[after]))
                     source.append(low + k)
+    whole = len(target)
+    for receive, send in paired_transfers(built):
+        target.append(receive)
+        source.append(send)
     own = np.repeat(np.arange(len(program.kernel_item)), np.diff(program.edge_ptr))
     owner = np.concatenate([own, np.array(target, np.int64)])
     order = np.argsort(owner, kind="stable")
@@ -254,5 +260,5 @@ def _with_waits(built: Built) -> Program:
     return replace(
         program, edge_ptr=pointer,
         edge_kernel=np.concatenate([program.edge_kernel, np.array(source, np.int64)])[order],
-        edge_fraction=np.concatenate([program.edge_fraction, np.ones(more)])[order],
+        edge_fraction=np.concatenate([program.edge_fraction, np.arange(more) < whole])[order],
         edge_lag=np.concatenate([program.edge_lag, np.zeros(more, np.int64)])[order])

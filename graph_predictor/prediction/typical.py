@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -25,21 +26,22 @@ SPREAD = 0.5
 0.43 between V100 and A100 (1 ms kernels, fp32 against TF32), and layers stray further than two examples."""
 
 
-def ladders(family: Family) -> list[list[OpCall]]:
+@lru_cache
+def ladders(family: Family) -> tuple[tuple[OpCall, ...], ...]:
     """Typical work of a family, as ladders of growing calls; the ratios of several ladders are averaged (log)."""
     sizes = np.unique(np.rint(np.geomspace(1, 4096, RUNGS)).astype(int)).tolist()
     if family is Family.CONV:
         # Layers of ResNet-50 (He et al. 2016, table 1): the 3×3 and the 1×1 of a middle stage.
         options = [[1, 1], [1, 1], [1, 1]]
         of = [((128, 28, 28), (128, 128, 3, 3)), ((512, 28, 28), (128, 512, 1, 1))]
-        return [[_one("aten::convolution", [(n, *image), weight, None, *([None] * 6)],
-                      [None, None, None, options[0], [kernel // 2] * 2, options[2], False, [0, 0], 1])
-                 for n in sizes] for image, weight in of for kernel in [weight[-1]]]
+        return tuple(tuple(_one("aten::convolution", [(n, *image), weight, None, *([None] * 6)],
+                                [None, None, None, options[0], [kernel // 2] * 2, options[2], False, [0, 0], 1])
+                           for n in sizes) for image, weight in of for kernel in [weight[-1]])
     if family is Family.GEMM:
-        return [[_one("aten::mm", [(16 * n, 1024), (1024, 1024)], None) for n in sizes]]
+        return (tuple(_one("aten::mm", [(16 * n, 1024), (1024, 1024)], None) for n in sizes),)
     if family is Family.ATTENTION:
-        return [[_one("aten::bmm", [(n, 512, 64), (n, 64, 512)], None) for n in sizes]]
-    return [[_one("aten::add", [(n * 16384,), (n * 16384,)], None) for n in sizes]]
+        return (tuple(_one("aten::bmm", [(n, 512, 64), (n, 64, 512)], None) for n in sizes),)
+    return (tuple(_one("aten::add", [(n * 16384,), (n * 16384,)], None) for n in sizes),)
 
 
 def _one(name: str, shapes: Sequence[object], values: Sequence[object] | None) -> OpCall:
@@ -60,7 +62,7 @@ def typical_ratios(family: Family, measured_us: Float64, source: DeviceSpec, sou
     logs = np.zeros(len(measured_us))
     rungs = ladders(family)
     for rung in rungs:
-        calls = rung
+        calls = list(rung)
         if family is Family.CONV and "tf32" in source.matrix_tflops:
             # cuDNN's default: fp32 data, TF32 products.
             calls = [replace(call, dtype="tf32") for call in calls]
