@@ -32,14 +32,15 @@ class Rendezvous:
 def match_collectives(views: list[RankView], clock_ns: list[int], *, by_order: bool = False) -> Rendezvous:
     """Match the collective kernels of all ranks; ``clock_ns`` is each window's start on the job's clock.
 
-    With ``by_order`` their ends need not agree: ranks that were laid out one by one have not met yet.
+    With ``by_order`` their ends need not agree: ranks that were laid out one by one have not met yet. Sends and
+    receives are then no rendezvous (see ``prediction.transfers``).
     """
     result = Rendezvous()
     if len(views) < 2:
         return result
     buckets: dict[tuple[str, ...], dict[int, list[int]]] = defaultdict(dict)
     for position, view in enumerate(views):
-        for key, rows in _sequences(view).items():
+        for key, rows in _sequences(view, pairs=not by_order).items():
             buckets[key][position] = rows
     for key, by_rank in sorted(buckets.items()):
         if len(by_rank) < 2:
@@ -66,17 +67,23 @@ def match_collectives(views: list[RankView], clock_ns: list[int], *, by_order: b
     return result
 
 
-def _sequences(view: RankView) -> dict[tuple[str, ...], list[int]]:
-    """Collective kernels of one rank in launch order, by what identifies their sequence across ranks."""
+def _sequences(view: RankView, pairs: bool) -> dict[tuple[str, ...], list[int]]:
+    """Collective kernels of one rank in launch order, by what identifies their sequence across ranks.
+
+    With ``pairs`` a send and the receive of a group of two are one.
+    """
     graph = view.graph
     kernels, table = graph.kernels, graph.collectives
     described: dict[int, tuple[str, ...]] = {}
     for i in range(len(table)):
         # A group of one name can differ by rank (a row and a column of a mesh): its ranks tell them apart.
         if table.kernel[i] >= 0 and table.group[i] >= 0:
+            kind = graph.string(int(table.kind[i]))
+            if pairs and kind in ("send", "recv") and table.group_size[i] == 2:
+                # Of two ranks, what one sends the other receives.
+                kind = "send_recv"
             described[int(table.kernel[i])] = (
-                "group", graph.string(int(table.group[i])), graph.string(int(table.ranks[i])),
-                graph.string(int(table.kind[i])))
+                "group", graph.string(int(table.group[i])), graph.string(int(table.ranks[i])), kind)
     rows = np.nonzero((kernels.kind == KernelKind.COLLECTIVE) & (view.k_call >= 0))[0]
     rows = rows[np.argsort(view.k_order[rows], kind="stable")]
     named = all(int(k) in described for k in rows)

@@ -45,6 +45,11 @@ def write_timeline(replay: Replay, path: str | os.PathLike[str]) -> None:
     Raises:
         ForetraceError: The file cannot be written.
     """
+    write_events(timeline_events(replay), path)
+
+
+def write_events(blocks: Iterable[str], path: str | os.PathLike[str]) -> None:
+    """Write blocks of events (JSON objects with commas between them) as a timeline, see ``write_timeline``."""
     with ExitStack() as stack:
         stream: BinaryIO = stack.enter_context(whole_file(path))
         if os.fspath(path).endswith(".gz"):
@@ -52,7 +57,7 @@ def write_timeline(replay: Replay, path: str | os.PathLike[str]) -> None:
                 gzip.GzipFile(filename="", mode="wb", fileobj=stream, compresslevel=_COMPRESSION, mtime=0))
         stream.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
         separator = b""
-        for block in timeline_events(replay):
+        for block in blocks:
             if block:
                 stream.write(separator + block.encode("utf-8", "replace"))
                 separator = b",\n"
@@ -61,12 +66,12 @@ def write_timeline(replay: Replay, path: str | os.PathLike[str]) -> None:
 
 def timeline_events(replay: Replay) -> Iterator[str]:
     """The events as blocks of JSON objects, with commas between those of a block (blocks may be empty)."""
-    tracks = _Tracks()
+    tracks = Tracks()
     for position, graph in enumerate(replay.graphs):
         rank = graph.meta.rank if graph.meta.rank >= 0 else position
-        measured = _Process(tracks, 2 * position + 1, f"rank {rank} measured")
-        simulated = _Process(tracks, 2 * position + 2, f"rank {rank} simulated")
-        texts = [_json(text) for text in [*graph.strings, ""]]
+        measured = Process(tracks, 2 * position + 1, f"rank {rank} measured")
+        simulated = Process(tracks, 2 * position + 2, f"rank {rank} simulated")
+        texts = [json_text(text) for text in [*graph.strings, ""]]
         rows = _RankRows(replay, graph, position, rank, texts)
         yield from rows.measured(measured)
         yield from rows.simulated(simulated)
@@ -74,21 +79,22 @@ def timeline_events(replay: Replay) -> Iterator[str]:
         yield simulated.metadata()
 
 
-class _Tracks:
+class Tracks:
     """Hands out track numbers."""
 
     def __init__(self) -> None:
         self.used = _FIRST_TRACK
 
     def new(self) -> int:
+        """The next number."""
         self.used += 1
         return self.used
 
 
-class _Process:
+class Process:
     """One process of the timeline: its number and its named tracks."""
 
-    def __init__(self, tracks: _Tracks, pid: int, name: str) -> None:
+    def __init__(self, tracks: Tracks, pid: int, name: str) -> None:
         self.tracks, self.pid, self.name = tracks, pid, name
         self.tids: dict[tuple[int, str], int] = {}
 
@@ -116,7 +122,7 @@ class _Process:
         events = [("process_name", 0, {"name": self.name}), ("process_sort_index", 0, {"sort_index": self.pid})]
         for (order, name), tid in self.tids.items():
             events += [("thread_name", tid, {"name": name}), ("thread_sort_index", tid, {"sort_index": order})]
-        return ",\n".join(_json({"ph": "M", "pid": self.pid, "tid": tid, "name": name, "args": args})
+        return ",\n".join(json_text({"ph": "M", "pid": self.pid, "tid": tid, "name": name, "args": args})
                           for name, tid, args in events)
 
 
@@ -135,7 +141,7 @@ class _RankRows:
         ops = graph.ops
         self.ops = np.nonzero((ops.kind == OpKind.OPERATION) | ~np.isin(ops.name, graph.steps.name))[0]
 
-    def measured(self, process: _Process) -> Iterator[str]:
+    def measured(self, process: Process) -> Iterator[str]:
         graph, clock = self.graph, self.clock
         steps, ops, calls, kernels = graph.steps, graph.ops, graph.launches, graph.kernels
         yield self._steps(process, steps.start_ns + clock, steps.duration_ns, [self.texts[n] for n in steps.name])
@@ -148,12 +154,12 @@ class _RankRows:
         yield process.slices("kernel", self._streams(process, start, start + kernels.duration_ns), start,
                              kernels.duration_ns, self._names(kernels.name), self._kernel_arguments(None))
 
-    def simulated(self, process: _Process) -> Iterator[str]:
+    def simulated(self, process: Process) -> Iterator[str]:
         graph, program, simulated = self.graph, self.replay.program, self.replay.simulated
         steps = [s for s in self.replay.steps if s.rank == self.rank and s.name != WINDOW]
         begin = simulated.item_end[[s.begin_item for s in steps]] if steps else np.zeros(0, np.int64)
         duration = np.array([s.replayed_ns for s in steps], np.int64)
-        yield self._steps(process, begin, duration, [_json(s.name) for s in steps])
+        yield self._steps(process, begin, duration, [json_text(s.name) for s in steps])
         yield self._simulated_ops(process)
 
         is_call = program.item_kind[self.items] == ItemKind.CALL
@@ -169,7 +175,7 @@ class _RankRows:
                              self._names(graph.kernels.name), self._kernel_arguments(simulated.kernel_cause[low:high]))
         yield self._arrows(process, items, host, streams)
 
-    def _arrows(self, process: _Process, items: Int64, host: list[int], streams: list[int]) -> str:
+    def _arrows(self, process: Process, items: Int64, host: list[int], streams: list[int]) -> str:
         """From each launching call to its kernel."""
         program, simulated = self.replay.program, self.replay.simulated
         kernels = np.arange(self.first_kernel, self.kernels_end)
@@ -184,7 +190,7 @@ class _RankRows:
             form % (host[p], from_ts, k + 1, streams[k - self.first_kernel], to_ts, k + 1)
             for p, from_ts, k, to_ts in zip(place.tolist(), begin, kernels.tolist(), arrive, strict=True)])
 
-    def _simulated_ops(self, process: _Process) -> str:
+    def _simulated_ops(self, process: Process) -> str:
         """Operations where the simulation moved them: recorded times carried along by the items around them."""
         ops, program, simulated = self.graph.ops, self.replay.program, self.replay.simulated
         blocks = []
@@ -201,11 +207,11 @@ class _RankRows:
                                          self._names(ops.name[rows])))
         return ",\n".join(block for block in blocks if block)
 
-    def _steps(self, process: _Process, start: Int64, duration: Int64, names: list[str]) -> str:
+    def _steps(self, process: Process, start: Int64, duration: Int64, names: list[str]) -> str:
         tid = process.track(_STEPS, "steps") if len(names) else 0
         return process.slices("step", [tid] * len(names), start, duration, names)
 
-    def _host(self, process: _Process, thread: np.ndarray) -> list[int]:
+    def _host(self, process: Process, thread: np.ndarray) -> list[int]:
         """Track of each row by its thread."""
         tids = {}
         for number in np.unique(thread).tolist():
@@ -214,7 +220,7 @@ class _RankRows:
             tids[number] = process.track(_HOST + max(number, 0), name)
         return [tids[number] for number in thread.tolist()]
 
-    def _streams(self, process: _Process, start: Int64, end: Int64) -> list[int]:
+    def _streams(self, process: Process, start: Int64, end: Int64) -> list[int]:
         """Track of each kernel by its stream; kernels that overlap on one stream get a lane more."""
         kernels = self.graph.kernels
         found = [0] * len(start)
@@ -242,7 +248,7 @@ class _RankRows:
         op = [f'{{"op":{text}' for text in self._names(name)]
         if cause is None:
             return [text + "}" for text in op]
-        why = {int(c): f',"starts after":{_json(text)}}}' for c, text in _STARTS_AFTER.items()}
+        why = {int(c): f',"starts after":{json_text(text)}}}' for c, text in _STARTS_AFTER.items()}
         return [text + why[c] for text, c in zip(op, cause.tolist(), strict=True)]
 
 
@@ -270,7 +276,7 @@ def _lanes(start: Int64, end: Int64) -> list[int]:
     return lanes
 
 
-def _json(value: object) -> str:
+def json_text(value: object) -> str:
     """JSON text; what is no valid text (half a surrogate pair) is replaced."""
     if isinstance(value, str):
         value = value.encode("utf-8", "replace").decode()

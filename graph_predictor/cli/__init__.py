@@ -24,6 +24,7 @@ from graph_predictor.cli.overheads import overheads
 from graph_predictor.cli.plan import plan
 from graph_predictor.cli.predict import predict
 from graph_predictor.cli.price import price
+from graph_predictor.cli.ranks import ranks
 from graph_predictor.cli.replay import replay
 from graph_predictor.cli.sweep import sweep
 from graph_predictor.cli.trace import trace
@@ -55,8 +56,8 @@ def _options(
     """Options before the command."""
 
 
-for command in (inspect, breakdown, diff, replay, predict, opportunities, sweep, plan, overheads, convert, calibrate,
-                fit, price, check):
+for command in (inspect, breakdown, diff, replay, predict, opportunities, ranks, sweep, plan, overheads, convert,
+                calibrate, fit, price, check):
     app.command()(command)
 app.command(cls=CaptureCommand)(capture)
 app.command()(trace)

@@ -169,10 +169,15 @@ def _has_collectives(times: OpTimes) -> bool:
 
 
 def _host_waits(graph: ExecutionGraph, times: OpTimes) -> None:
-    """On a CPU the host itself waits for a collective, where its result is first needed."""
-    for op in np.unique(graph.collectives.wait_op[graph.collectives.wait_op >= 0]).tolist():
-        wait = Call(WAIT, LaunchKind.BLOCKING_SYNC, 0.0, stream=COMMUNICATION_STREAM)
-        times.calls[op] = [wait, *times.calls.get(op, [])]
+    """On a CPU the host itself waits for a collective: in the call where it is synchronous (FSDP2's are; on a GPU only
+    its stream would wait), else where its result is first needed."""
+    table = graph.collectives
+    at_once = (table.is_async == 0) & (table.op >= 0)
+    wait = Call(WAIT, LaunchKind.BLOCKING_SYNC, 0.0, stream=COMMUNICATION_STREAM)
+    for op in np.unique(table.op[at_once]).tolist():
+        times.calls[op] = [*times.calls.get(op, []), replace(wait)]
+    for op in np.unique(table.wait_op[(table.wait_op >= 0) & ~at_once]).tolist():
+        times.calls[op] = [replace(wait), *times.calls.get(op, [])]
 
 
 def _durations(built: Built, parts: list[LaidOut]) -> Int64:

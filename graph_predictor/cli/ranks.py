@@ -1,0 +1,163 @@
+"""``foretrace ranks``: the ranks of a job side by side, and the critical path across them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from graph_predictor.cli.console import Column, Report, count, milliseconds, percent, print_json, read, working
+from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.options import Debug, Json, Window
+from graph_predictor.cli.output import check_output
+from tracer.graph import SHAPE_ONLY
+
+if TYPE_CHECKING:
+    from graph_predictor.configuration import Configuration
+    from graph_predictor.rank_report import JobTimes, RankReport
+    from graph_predictor.rank_report.path import Stretch
+
+SHOWN_PARTS = 2
+DEFAULT_TOP = 20
+
+
+def ranks(
+    source: Annotated[list[str], typer.Argument(
+        metavar="SOURCE", help="A job's ranks: traces, a directory or glob; or one step with --parallel.")],
+    parallel: Annotated[str | None, typer.Option(
+        metavar="PLAN", help="Predicted: the step on many ranks, such as ddp=8 or pp=4,microbatches=8.")] = None,
+    device: Annotated[str | None, typer.Option(metavar="NAME", help="Predicted: another device.")] = None,
+    topology: Annotated[str | None, typer.Option(
+        metavar="NODE[xN][@NET]", help="Predicted: collectives on this cluster.")] = None,
+    comm_profile: Annotated[str | None, typer.Option(
+        metavar="FILE", help="Predicted: measured collectives of that cluster.")] = None,
+    straggler: Annotated[str | None, typer.Option(
+        metavar="RANK:PERCENT%", help="Predicted: one rank slower, such as 3:10%.")] = None,
+    host_from: Annotated[str | None, typer.Option(
+        metavar="PATH", help="Predicted: the host of another capture.")] = None,
+    sizes: Annotated[list[str] | None, typer.Option(
+        "--set", metavar="NAME=[OLD:]NEW", help="Predicted: another size (repeatable).")] = None,
+    step: Annotated[str | None, typer.Option(
+        metavar="NAME_OR_NUMBER", help="Recorded: only this step: its name, or its number from 0 (-1: the "
+                                       "last).")] = None,
+    timeline: Annotated[str | None, typer.Option(
+        metavar="OUT.json[.gz]", help="Write tracks of ranks and groups, for ui.perfetto.dev.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Stretches of the critical path to show.")] = DEFAULT_TOP,
+    window: Window = 0,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compare the ranks of a job: waiting, stragglers, bubbles, and the critical path across them.
+
+    foretrace ranks dlrm-8xV100/ --timeline ranks.json.gz
+    """
+    with one_sentence(debug):
+        from graph_predictor.configuration import Configuration
+        from graph_predictor.rank_report import rank_report
+
+        if timeline is not None:
+            check_output(timeline, source, device_allowed=True)
+        wanted = Configuration(device=device, parallel=parallel, straggler=straggler, topology=topology,
+                               comm_profile=comm_profile, host_from=host_from, sizes=tuple(sizes or ()))
+        times, notes = _times(source, window, wanted, step)
+        with working("Comparing"):
+            found = rank_report(times)
+        found.notes[:0] = notes
+        if timeline is not None:
+            from graph_predictor.rank_report.tracks import rank_events
+            from graph_predictor.timeline import write_events
+
+            write_events(rank_events(found), timeline)
+        if json:
+            print_json({**found.to_json(), "timeline": timeline})
+        else:
+            _report(found, top, timeline)
+
+
+def _times(source: list[str], window: int, wanted: Configuration, step: str | None) -> tuple[JobTimes, list[str]]:
+    """The simulated job, and what was said when it was read."""
+    from graph_predictor.damage import folded_notes
+    from graph_predictor.rank_report import predicted_times, recorded_times
+    from graph_predictor.replay import replay
+    from graph_predictor.study import Study, is_script, read_source
+    from tracer.errors import ForetraceError
+
+    with working("Tracing" if is_script(source) else "Reading"):
+        job = read_source(source, window, wanted.device, read=read)
+    notes = folded_notes(job)
+    if not wanted.differences() and all(graph.meta.era != SHAPE_ONLY for graph in job.graphs):
+        with working("Replaying"):
+            return recorded_times(replay(job.graphs), step), [*job.notes, *notes]
+    if step is not None:
+        raise ForetraceError("--step chooses a recorded step; a predicted job has one settled step. Leave --step, or "
+                             "the changes, out.")
+    with working("Predicting"):
+        study = Study(job, code=source[0] if is_script(source) else None)
+        prepared = study.prepared(wanted)
+        return predicted_times(prepared.start.settled(prepared.edits)), [] if wanted.parallel is not None else notes
+
+
+def _report(found: RankReport, top: int, timeline: str | None) -> None:
+    report = Report()
+    steps = found.steps
+    what = "; ".join(found.times.edits) or ("predicted" if found.times.predicted else "as recorded")
+    report.line()
+    report.line(f"Step: {milliseconds(found.step_ns)} ms, the longest of {count(len(found.ranks))} ranks"
+                f"{f', mean of {count(steps)} steps' if steps > 1 else ''} ({what})", style="bold")
+    report.line("Largest over mean of the ranks: " + ", ".join(
+        f"{name} {share:.3f}" for name, share in found.imbalance.items()) + " (own: busy and idle).")
+    bubbles, late = any(r.bubble_ns for r in found.ranks), any(r.late_ns for r in found.ranks)
+    report.table(
+        "By rank, ms a step; busy to idle add up to the step",
+        [Column("rank"), Column("step"), Column("busy"), Column("exposed\ncomm."), Column("waiting\nfor ranks"),
+         *([Column("bubble")] if bubbles else []), Column("idle"), Column("overlapped\ncomm."),
+         *([Column("begins\nlater by")] if late else [])],
+        ([str(r.rank), *(milliseconds(ns / steps) for ns in (r.step_ns, r.busy_ns, r.exposed_ns, r.waiting_ns,
+                                                             *([r.bubble_ns] if bubbles else []), r.idle_ns,
+                                                             r.overlapped_ns, *([r.late_ns] if late else [])))]
+         for r in found.ranks))
+    late_ranks = sorted((r for r in found.ranks if r.arrivals.last), key=lambda r: -r.arrivals.held_ns)
+    report.table(
+        "Who arrives last at collectives (ms a step; job: its step if the rank had the median's work)",
+        [Column("rank"), Column("last"), Column("of"), Column("behind the\nlast but one"),
+         Column("others waited,\nall together"), Column("job like\nmedian"), Column("gain")],
+        ([str(r.rank), count(r.arrivals.last / steps), count(r.arrivals.met / steps),
+          milliseconds(r.arrivals.held_ns / steps), milliseconds(r.arrivals.others_waited_ns / steps),
+          "–" if r.like_median_ns is None else milliseconds(r.like_median_ns),
+          percent(None if r.like_median_ns is None else 1 - r.like_median_ns / found.step_ns)] for r in late_ranks))
+    _groups(report, found)
+    total = sum(s.length_ns for s in found.path) or 1
+    report.table(
+        f"Critical path across ranks ({found.path_step}): {min(top, len(found.path)):,} of {len(found.path):,} "
+        "stretches in order",
+        [Column("rank"), Column("from ms"), Column("ms"), Column("share"), Column("takes over at", name=True),
+         Column("mostly", name=True)],
+        ([str(found.times.number(s.rank)), milliseconds(s.start_ns), milliseconds(s.length_ns),
+          percent(s.length_ns / total), s.after, _mostly(s)] for s in found.path[:top]))
+    report.notes(found.notes)
+    if timeline is not None:
+        report.line()
+        report.line(f"Timeline written to {timeline}: open it in ui.perfetto.dev or chrome://tracing.")
+
+
+def _groups(report: Report, found: RankReport) -> None:
+    from graph_predictor.rank_report.report import TOGETHER_NS, waiting_ns
+
+    steps = found.steps
+    rows = []
+    for row in found.groups:
+        waited = waiting_ns(row, None)
+        last = row.straggler if row.skew_ns and max(row.skew_ns) > TOGETHER_NS else None
+        rows.append([row.group, row.kind, count(row.ranks), count(row.count / steps / max(row.ranks, 1)),
+                     milliseconds(row.transfer_ns / steps) if row.matched else "–",
+                     "–" if waited is None else milliseconds(waited * 1e3 / steps),
+                     milliseconds(row.exposed_ns / steps), milliseconds((row.kernel_ns - row.exposed_ns) / steps),
+                     f"{last[0]} ({percent(last[1], 0)})" if last else "–"])
+    report.table("By process group and kind, ms a step (means over its ranks)",
+                 [Column("group", name=True), Column("kind", name=True), Column("ranks"), Column("calls"),
+                  Column("transfer"), Column("waiting"), Column("exposed"), Column("overlapped"), Column("last\nrank")],
+                 rows)
+
+
+def _mostly(stretch: Stretch) -> str:
+    return "; ".join(f"{p.bound.label} {milliseconds(p.time_ns)} {p.operation}" for p in stretch.parts[:SHOWN_PARTS])
