@@ -18,7 +18,7 @@ import msgspec
 
 from graph_predictor.check.accuracy import Accuracy
 from graph_predictor.check.captures import BASELINE, Capture, CheckError
-from graph_predictor.check.measure import Count, Environment, Run
+from graph_predictor.check.measure import COUNTS, Count, Environment, Run
 from graph_predictor.output_file import whole_file
 
 FORMAT = "foretrace-baseline"
@@ -85,7 +85,11 @@ class BaselineFile:
                              "or remove it and make a new one with --update-baseline.") from error
         check_kind(head, str(self.path), FORMAT, VERSION)
         try:
-            return msgspec.convert(head, Baseline)
+            found = msgspec.convert(head, Baseline)
+            for name, entry in found.captures.items():
+                if lacking := [each for each in COUNTS if each not in entry.counts]:
+                    raise msgspec.ValidationError(f"{name} lacks the count of {lacking[0]}")
+            return found
         except msgspec.ValidationError as error:
             raise CheckError(f"{self.path} is damaged ({error}); take it from version control again, or remove it and "
                              "make a new one with --update-baseline.") from error

@@ -43,8 +43,9 @@ class Capture:
     @cached_property
     def contexts(self) -> list[dict[str, Any]]:
         """``context.json`` of every rank's part; of traces recorded otherwise the directory's own, if there is one."""
-        parts = find_parts(self.path)
-        found = [read_context(part.path) for part in parts] or [read_context(self.path)]
+        if self.path.is_file():
+            return []
+        found = [read_context(part.path) for part in find_parts(self.path)] or [read_context(self.path)]
         return [each for each in found if each]
 
     @property
@@ -70,7 +71,7 @@ class Capture:
 
     @cached_property
     def job(self) -> Job:
-        """Read once. Raises ``CheckError`` for one in which nothing was recorded or that has no times."""
+        """Read once. Raises ``CheckError`` for one in which nothing was recorded, that lost its end or has no times."""
         try:
             if find_parts(self.path):
                 job = read_job(self.path)
@@ -81,6 +82,9 @@ class Capture:
         if not any(len(graph.ops) or len(graph.kernels) for graph in job.graphs):
             raise CheckError(f"The capture {self.name} is empty: its trace has no operations and no kernels; record it "
                              "again with foretrace capture.")
+        if torn := [graph.meta.source for graph in job.graphs if graph.meta.loss.truncated_bytes]:
+            raise CheckError(f"The capture {self.name} is damaged: {torn[0]} ends too early, and what it lost would "
+                             "pass for work that is no longer done; copy or record it again.")
         if any(graph.meta.era == SHAPE_ONLY for graph in job.graphs):
             raise CheckError(f"{self.name} was traced by shapes alone and has no measured times; a directory to check "
                              "holds recordings (foretrace capture). Limits without a GPU are set in tests (pytest).")
@@ -115,8 +119,10 @@ def find_captures(directory: str) -> list[Capture]:
         CheckError: there is no such directory, or no capture in it.
     """
     root = Path(directory)
-    if not root.exists():
-        raise CheckError(f"{directory} does not exist; check the path.")
+    if not directory or not root.exists():
+        raise CheckError(f"{directory or 'The empty path'} does not exist; check the path.")
+    if not root.is_dir() and not root.is_file():
+        raise CheckError(f"{directory} is a pipe or device; name a directory of captures.")
     name = root.resolve().name
     if root.is_file() or _is_capture(root):
         return [Capture(name, root, name)]

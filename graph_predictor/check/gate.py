@@ -33,7 +33,8 @@ def check_directory(directory: str, *, tolerance: float | None = None,
     captures = _captures(directory)
     stored = BaselineFile(directory).read_for(captures).captures
     allowed = TOLERANCE if tolerance is None else tolerance
-    return Outcome(f"accuracy of the models on {directory}", check_models(captures, stored, allowed, profiles))
+    return Outcome(f"accuracy of the models on {directory}", check_models(captures, stored, allowed, profiles),
+                   notes=_partial(captures))
 
 
 def check_against(directory: str, new: str, *, tolerance: float | None = None, level: float = LEVEL,
@@ -52,11 +53,15 @@ def check_against(directory: str, new: str, *, tolerance: float | None = None, l
     """
     captures = _captures(directory)
     stored = BaselineFile(directory).read_for(captures).captures
-    if Path(new).exists() and os.path.samefile(directory, new):
+    if new and Path(new).exists() and os.path.samefile(directory, new):
         raise CheckError(f"{new} is the baseline's own directory; name that of the new captures.")
-    pairs = pair_captures(captures, find_captures(new))
+    fresh = find_captures(new)
+    for capture in fresh:
+        if any(os.path.samefile(capture.path, each.path) for each in captures):
+            raise CheckError(f"{capture.path} is one of the baseline's own captures; name a new capture.")
+    pairs = pair_captures(captures, fresh)
     verdicts, notes = check_programs(pairs, stored, LEAST if tolerance is None else tolerance, level)
-    found = Outcome(f"{new} against {directory}", verdicts, notes=notes)
+    found = Outcome(f"{new} against {directory}", verdicts, notes=[*_partial(fresh), *notes])
     left = sorted({capture.program for capture in captures} - {pair.program for pair in pairs})
     if left:
         found.notes.append(f"Not in {new}, and so not compared: {', '.join(left)}.")
@@ -82,9 +87,16 @@ def update_baseline(directory: str, reason: str, profiles: Mapping[str, Models] 
     entries = {capture.name: new_entry(capture, profiles) for capture in captures}
     file.write(entries, reason)
     return Outcome(f"new baseline of {directory}", [
-        Verdict(name, FIGURES[figure], Status.PASSED, before[name].accuracy.figures().get(figure) if name in before else
+        Verdict(name, FIGURES[figure], Status.STORED, before[name].accuracy.figures().get(figure) if name in before else
                 None, value, "error", f"{FIGURES[figure]}: error {value:+.2%}, stored")
-        for name, entry in entries.items() for figure, value in entry.accuracy.figures().items()])
+        for name, entry in entries.items() for figure, value in entry.accuracy.figures().items()],
+        notes=_partial(captures), stored=True)
+
+
+def _partial(captures: list[Capture]) -> list[str]:
+    """A note on each capture that ended before it had everything."""
+    return [f"The capture {capture.name} is not complete: {context.get('ended') or 'it ended early'}."
+            for capture in captures for context in capture.contexts[:1] if context.get("complete") is False]
 
 
 def _captures(directory: str) -> list[Capture]:

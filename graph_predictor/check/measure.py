@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -14,6 +14,10 @@ from graph_predictor.prediction.state import gpu_active_ns
 from tracer.graph import LAUNCHING, ExecutionGraph, KernelKind, LaunchKind, OpKind
 from tracer.job import Job
 
+Number = Annotated[int, msgspec.Meta(ge=0)]
+"""Of calls, bytes or nanoseconds."""
+Times = Annotated[list[Annotated[int, msgspec.Meta(gt=0)]], msgspec.Meta(min_length=1)]
+"""Of steps, ns."""
 HOST_READ = "aten::_local_scalar_dense"
 """The operation under ``.item()``, ``bool(tensor)`` and the like: on a GPU it waits for all work before it."""
 
@@ -39,9 +43,9 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Count(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A number a step: of the typical step, whether more than half of the window's steps have it, and the most."""
 
-    typical: int
+    typical: Number
     steady: bool
-    most: int
+    most: Number
 
 
 class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,12 +61,12 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     recorded: str
-    step_ns: list[int]
+    step_ns: Times
     profiled: bool
-    profiled_ns: list[int]
-    gpu_active_ns: list[int]
-    peak_device_bytes: int
-    peak_host_bytes: int
+    profiled_ns: Times
+    gpu_active_ns: list[Number]
+    peak_device_bytes: Number
+    peak_host_bytes: Number
 
 
 COUNTS = ("operations", "host_reads", "launches", "kernels", "blocking_syncs", "collectives", "communicated_bytes")

@@ -92,9 +92,10 @@ def check_programs(pairs: Sequence[Pair], stored: Mapping[str, Entry], least: fl
         found, skipped = _tests(pair, old, new, notes)
         tests += found
         verdicts += skipped
-        if old[0].environment.torch != new[0].environment.torch and old[0].environment.torch:
-            notes.append(f"{pair.program}: PyTorch {old[0].environment.torch} before, {new[0].environment.torch} now, "
-                         "which changes operations and kernels by itself.")
+        torch_before, torch_now = old[0].environment.torch, new[0].environment.torch
+        if torch_before and torch_now and torch_before != torch_now:
+            notes.append(f"{pair.program}: PyTorch {torch_before} before, {torch_now} now, which changes operations "
+                         "and kernels by itself.")
     verdicts += _judged(tests, least, level)
     order = {pair.program: place for place, pair in enumerate(pairs)}
     return sorted(verdicts, key=lambda verdict: (order[verdict.program], not verdict.failed)), notes
@@ -229,11 +230,11 @@ def _verdict(test: _Test, result: Slowdown, failed: bool) -> Verdict:
     low, change, high = (float(np.expm1(value)) for value in (result.low, result.difference, result.high))
     detectable = float(np.expm1(result.detectable))
     text = (f"{test.quantity}: {in_unit(before, test.unit)} → {in_unit(now, test.unit)}, {change:+.1%} "
-            f"(90% between {low:+.1%} and {high:+.1%})")
+            f"(90% between {low:+.1%} and {high:+,.1%})")
     if test.machine:
         text += f" after {np.expm1(test.machine):.1%} were taken off for a slower machine"
     text += (f"; larger with {sure(result.confidence)} confidence" if failed else
-             f"; no evidence that it grew (growth of {detectable:.0%} or more would have been seen)")
+             f"; no evidence that it grew (growth of {detectable:,.0%} or more would have been seen)")
     return Verdict(test.program, test.quantity, Status.FAILED if failed else Status.PASSED, before, now, test.unit,
                    text, confidence=result.confidence, detectable=detectable)
 

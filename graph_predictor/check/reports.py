@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from graph_predictor.check.verdict import Outcome, Status, Verdict
 
-_MARKS = {Status.PASSED: "✅", Status.FAILED: "❌", Status.SKIPPED: "➖"}
+_MARKS = {Status.PASSED: "✅", Status.FAILED: "❌", Status.SKIPPED: "➖", Status.STORED: "💾"}
 _CONTROL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML cannot hold."""
 

@@ -5,9 +5,11 @@ What a limit is broken by is told with its top offenders. Counts are compared wi
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
+from math import inf
 from typing import Any
 
 import msgspec
@@ -16,7 +18,7 @@ import numpy as np
 from graph_predictor.check.captures import CheckError
 from graph_predictor.check.measure import count_steps
 from graph_predictor.check.verdict import in_unit
-from graph_predictor.predict import Baseline
+from graph_predictor.predict import CPU, Baseline
 from graph_predictor.prediction.explain import OUTSIDE
 from graph_predictor.prediction.result import Prediction
 from graph_predictor.rank_view import view_rank
@@ -29,6 +31,7 @@ COUNTED = {"launches": "launches", "syncs": "blocking_syncs", "collectives": "co
            "communicated_bytes": "communicated_bytes"}
 """What ``no_added`` may name beside "memory", and the count behind each (of waits, those of calls that wait)."""
 MEMORY = "memory"
+FILES = {"host_from": "capture", "profile": "file of fitted models"}
 SYNCHRONIZE = "synchronize"
 """Under which ``meta.substitutions`` counts waits that the traced code asks for."""
 
@@ -70,15 +73,21 @@ class Limits:
             if name not in known:
                 raise CheckError(f"There is no limit {name!r}; there are {', '.join(known)}.")
         found = cls(**values)
-        if isinstance(found.no_added, str):
-            raise CheckError(f"no_added={found.no_added!r} must be a list, such as [{found.no_added!r}].")
-        unknown = [name for name in found.no_added if name not in COUNTED and name != MEMORY]
+        if isinstance(found.no_added, str) or not isinstance(found.no_added, Sequence | Set):
+            example = found.no_added if isinstance(found.no_added, str) else "launches"
+            raise CheckError(f"no_added={found.no_added!r} must be a list, such as [{example!r}].")
+        unknown = [name for name in found.no_added if name not in (*COUNTED, MEMORY)]
         if unknown:
             raise CheckError(f"no_added cannot have {unknown[0]!r}; it may have {', '.join([*COUNTED, MEMORY])}.")
         for name in ("max_step_ms", "max_gpu_ms", "max_memory_gb"):
             value = getattr(found, name)
-            if value is not None and not (isinstance(value, int | float) and value > 0):
+            if value is not None and not (isinstance(value, int | float) and not isinstance(value, bool)
+                                          and 0 < value < inf):
                 raise CheckError(f"{name}={value!r} is no limit: give a number above 0.")
+        for name in ("host_from", "profile"):
+            value = getattr(found, name)
+            if value is not None and not isinstance(value, str | os.PathLike):
+                raise CheckError(f"{name}={value!r} is no path: give that of a {FILES[name]}.")
         return found
 
 
@@ -112,7 +121,8 @@ def predict_step(build: Callable[[], Callable[[], Any]], limits: Limits) -> Pred
         limits: whose device, host and world are used.
 
     Raises:
-        ForetraceError: the step cannot be traced, or device, host or profile are not known.
+        ForetraceError: the step cannot be traced or does nothing on the device, which would keep to every limit; or
+            device, host or profile are not known.
     """
     from tracer.shape_only import trace_step
 
@@ -120,6 +130,9 @@ def predict_step(build: Callable[[], Callable[[], Any]], limits: Limits) -> Pred
     baseline = Baseline(assemble_job([graph]), device=find_device(limits.device), models=_models(limits.profile),
                         host=_host(limits.host_from))
     made = baseline.built.graphs
+    if limits.device != CPU and not any(len(each.kernels) for each in made):
+        raise CheckError(f"The step does nothing on {limits.device}: it launches no work there, so that no limit could "
+                         "be broken; let build() put the model and the data on the device (.cuda()).")
     counts = count_steps(made)
     parts = {name: size for name, size in graph.meta.memory.items()
              if name not in ("peak", "peak_blocks", "start", "end") and size}

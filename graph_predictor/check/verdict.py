@@ -15,6 +15,8 @@ class Status(Enum):
     FAILED = "failed"
     SKIPPED = "skipped"
     """It could not be compared; ``Verdict.text`` says why."""
+    STORED = "stored"
+    """It is one of a new baseline, and was not judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +69,14 @@ class Outcome:
         verdicts: in order of programs.
         causes: of programs that failed, what made the difference, the largest first.
         notes: one sentence for each thing worth knowing.
+        stored: whether the figures are those of a new baseline, so that nothing was judged.
     """
 
     what: str
     verdicts: list[Verdict]
     causes: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    stored: bool = False
 
     @property
     def failures(self) -> Sequence[Verdict]:
@@ -84,6 +88,8 @@ class Outcome:
         """One sentence."""
         programs = len({verdict.program for verdict in self.verdicts})
         of = f"{programs} program{'' if programs == 1 else 's'}"
+        if self.stored:
+            return f"The new baseline is written: {len(self.verdicts)} figures of {of}; none was judged."
         worse = list(dict.fromkeys(verdict.program for verdict in self.failures))
         if not worse:
             return f"Nothing got worse: {len(self.verdicts)} figures of {of}."

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -49,14 +52,16 @@ def check(
     """
     with one_sentence(debug):
         from graph_predictor.check import gate
+        from graph_predictor.check.baseline import BaselineFile
         from graph_predictor.check.captures import find_captures
 
         share = None if tolerance is None else share_of(tolerance)
         _check_options(update, reason, against)
-        for path in (junit, markdown):
-            if path is not None:
-                check_output(path, [str(file) for each in find_captures(directory) for file in each.files],
-                             device_allowed=True)
+        if junit is not None or markdown is not None:
+            folders = [directory] if against is None else [directory, against]
+            _check_reports(junit, markdown, [
+                *(file for folder in folders for each in find_captures(folder) for file in each.files),
+                BaselineFile(directory).path, *(profile or [])])
         profiles = {one.device.name: one for one in map(_profile, profile or [])}
         with working("Checking"):
             if update:
@@ -78,12 +83,15 @@ def share_of(text: str) -> float:
     """A share of "5%" or "0.05".
 
     Raises:
-        ForetraceError: it is neither, or negative.
+        ForetraceError: it is neither, or negative; or a number such as 5, which more likely means 5% than 500%.
     """
     try:
         value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:
         value = float("nan")
+    if value >= 1 and not text.endswith("%"):
+        raise ForetraceError(f"--tolerance {text} would be {value:.0%}; write {text}% if that is meant in percent, or "
+                             f"{value * 100:g}%.")
     if not 0 <= value < 10:
         raise ForetraceError(f"--tolerance {text} is no share: give it like 5% or 0.05.")
     return value
@@ -97,6 +105,22 @@ def _check_options(update: bool, reason: str, against: str | None) -> None:
         raise ForetraceError("--update-baseline needs --reason TEXT: say why the figures changed.")
     if reason and not update:
         raise ForetraceError("--reason belongs to --update-baseline.")
+
+
+def _check_reports(junit: str | None, markdown: str | None, read: Sequence[str | Path]) -> None:
+    """Refuse reports that cannot be written, or that would replace one another or what the check reads or keeps."""
+    kept = {os.path.realpath(each) for each in read}
+    for path in (junit, markdown):
+        if path is None:
+            continue
+        check_output(path, [], device_allowed=True)
+        if os.path.realpath(path) in kept:
+            raise ForetraceError(f"{path} belongs to what is checked and would be overwritten; name another file for "
+                                 "the report.")
+    if junit is not None and markdown is not None and Path(junit).resolve() == Path(markdown).resolve() and (
+            not Path(junit).exists() or Path(junit).is_file()):
+        raise ForetraceError(f"--junit and --markdown both name {junit}, and one would replace the other; name two "
+                             "files.")
 
 
 def _profile(path: str) -> DeviceProfile:

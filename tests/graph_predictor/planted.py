@@ -12,15 +12,11 @@ regression. What is planted, and what a difference should name first:
 
 from __future__ import annotations
 
-import atexit
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -63,16 +59,6 @@ def record(kind: str, captures: Sequence[tuple[Path, bool]], *, steps: int = 4, 
         for rank in ranks:
             rank.kill()
     assert not any(rank.returncode for rank in ranks), "\n".join(text[-3000:] for text in said)
-
-
-@cache
-def recorded(kind: str) -> tuple[Path, Path]:
-    """Captures without and with the regression, recorded once for all tests of the process."""
-    folder = Path(tempfile.mkdtemp(prefix="foretrace-planted-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    before, after = folder / "before" / kind, folder / "after" / kind
-    record(kind, [(before, False), (after, True)])
-    return before, after
 
 
 def _record_one(kind: str, out: Path, planted: bool, options: dict[str, int]) -> None:

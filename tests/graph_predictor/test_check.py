@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import planted
 import pytest
 from check_support import SIZES, samples, step_trace, write_capture
 
@@ -199,26 +198,6 @@ def test_interruptions_of_the_same_work_are_told_from_a_quiet_machine(tmp_path: 
     assert recorded("shaken", 2) == pytest.approx(np.log((7 * 8 + 2 * 80) / (9 * 8) / 1.4))
 
 
-@pytest.mark.parametrize("kind", planted.KINDS)
-def test_a_planted_regression_of_a_real_step_is_caught(kind: str, tmp_path: Path) -> None:
-    """Real captures on this CPU: four by what is counted, the sleep by the time of the steps.
-
-    That takes a machine that is not interrupted all the time, which the recordings themselves tell.
-    """
-    before, after = planted.recorded(kind)
-    if kind == "sleep" and max(_disturbance(before), _disturbance(after)) > np.log(1.3):
-        pytest.skip("the machine is too busy to say anything of step times")
-    shutil.copytree(before, tmp_path / "kept" / kind)
-    gate.update_baseline(str(tmp_path / "kept"), "first")
-    expected = {"layer_norm": "operations", "item": "values read by the host", "fusion": "operations",
-                "bucket": "bytes communicated", "sleep": "step time"}[kind]
-    assert expected in against(tmp_path / "kept", after)
-
-
-def _disturbance(path: Path) -> float:
-    return disturbance(find_captures(str(path))[0].job.graphs, device_decides=False)
-
-
 # --- reports -------------------------------------------------------------------------------------------------------
 
 
@@ -294,6 +273,17 @@ def test_a_baseline_that_is_none(kept: Path, run: Run, text: str, words: str) ->
     assert (kept / "baseline.json").read_text(encoding="utf-8") == text
 
 
+@pytest.mark.parametrize(("part", "change"), [
+    ("counts", {}), ("run", {"step_ns": []}), ("run", {"step_ns": [-5]}), ("run", {"profiled_ns": [0]}),
+    ("run", {"peak_host_bytes": -1}), ("counts", {"kernels": {"typical": -3, "steady": True, "most": 1}})])
+def test_a_baseline_with_figures_that_cannot_be(kept: Path, run: Run, part: str, change: dict[str, Any]) -> None:
+    value = json.loads((kept / "baseline.json").read_text(encoding="utf-8"))
+    entry = value["captures"]["step"]
+    entry[part] = {**entry[part], **change} if change else {}
+    (kept / "baseline.json").write_text(json.dumps(value), encoding="utf-8")
+    refused(run(kept), "is damaged")
+
+
 def test_a_baseline_of_other_captures(kept: Path, run: Run) -> None:
     write_capture(kept / "another")
     refused(run(kept), "made from other captures", "another is not in it")
@@ -340,6 +330,34 @@ def test_empty_jobs(kept: Path, tmp_path: Path, run: Run) -> None:
     refused(run(kept, "--against", tmp_path / "stepless"), "has no steps")
 
 
+def test_a_capture_that_lost_its_end_is_not_work_saved(kept: Path, tmp_path: Path, run: Run) -> None:
+    trace = write_capture(tmp_path / "new" / "step") / "rank0" / "kineto.json.gz"
+    trace.write_bytes(trace.read_bytes()[:-500])
+    refused(run(kept, "--against", tmp_path / "new"), "step is damaged", "ends too early")
+
+
+def test_a_capture_that_ended_early_is_told(kept: Path, tmp_path: Path) -> None:
+    write_capture(tmp_path / "new" / "step", complete=False, ended="the script raised ValueError")
+    notes = gate.check_against(str(kept), str(tmp_path / "new")).notes
+    assert notes == ["The capture step is not complete: the script raised ValueError."]
+
+
+def test_what_is_no_new_capture(kept: Path, run: Run) -> None:
+    refused(run(kept, "--against", kept / "step"), "baseline's own captures")
+    refused(run(kept, "--against", kept / "baseline.json"), "no profiler trace")
+    refused(run(kept, "--against", "/dev/null"), "is a pipe or device")
+    refused(run(kept, "--against", ""), "does not exist")
+
+
+def test_a_new_trace_without_a_context(kept: Path, tmp_path: Path) -> None:
+    """A file by itself says nothing of PyTorch, of the machine, or of steps with nothing watching."""
+    trace = write_capture(tmp_path / "new") / "rank0" / "kineto.json.gz"
+    found = gate.check_against(str(kept), str(trace))
+    assert failed(found.verdicts) == set()
+    assert not any("PyTorch" in note for note in found.notes)
+    assert "step time" in {v.quantity for v in found.verdicts if v.status is Status.SKIPPED}
+
+
 def test_options_that_exclude_each_other(kept: Path, run: Run) -> None:
     refused(run(kept, "--update-baseline"), "needs --reason")
     refused(run(kept, "--update-baseline", "--reason", "  "), "needs --reason")
@@ -348,6 +366,21 @@ def test_options_that_exclude_each_other(kept: Path, run: Run) -> None:
     refused(run(kept, "--against", kept), "own directory")
     refused(run(kept, "--tolerance", "little"), "is no share")
     refused(run(kept, "--tolerance", "-1%"), "is no share")
+    refused(run(kept, "--tolerance", "5"), "would be 500%", "5%")
+    assert run(kept, "--tolerance", "0.05").code == 0
+
+
+@pytest.mark.parametrize("option", ["--junit", "--markdown"])
+def test_a_report_replaces_nothing_that_is_checked(kept: Path, tmp_path: Path, run: Run, option: str) -> None:
+    write_capture(tmp_path / "new" / "step")
+    for victim in (kept / "baseline.json", kept / "step" / "rank0" / "kineto.json.gz",
+                   tmp_path / "new" / "step" / "rank0" / "context.json"):
+        before = victim.read_bytes()
+        refused(run(kept, "--against", tmp_path / "new", option, victim), "would be overwritten")
+        assert victim.read_bytes() == before
+    (kept / "baseline.json").unlink()
+    refused(run(kept, "--update-baseline", "--reason", "x", option, kept / "baseline.json"), "would be overwritten")
+    refused(run(kept, "--junit", tmp_path / "out", "--markdown", tmp_path / "out"), "name two files")
 
 
 # --- updates -------------------------------------------------------------------------------------------------------
@@ -355,7 +388,9 @@ def test_options_that_exclude_each_other(kept: Path, run: Run) -> None:
 
 def test_an_update_keeps_the_earlier_reasons(kept: Path, run: Run) -> None:
     write_capture(kept / "another")
-    assert run(kept, "--update-baseline", "--reason", "one more\nprogram").code == 0
+    said = run(kept, "--update-baseline", "--reason", "one more\nprogram")
+    assert said.code == 0
+    assert "The new baseline is written: 8 figures of 2 programs" in said.out and "Nothing got worse" not in said.out
     found = BaselineFile(str(kept)).read()
     assert [each.reason for each in found.reasons] == ["first", "one more program"]
     assert found.captures.keys() == {"step", "another"}

@@ -137,6 +137,11 @@ class TestStep:
     ("max_step_ms=0", "max_step_ms=0 is no limit"),
     ("no_added='syncs'", "must be a list"),
     ("no_added=['sync']", "cannot have 'sync'"),
+    ("no_added=None", "must be a list"),
+    ("no_added=[['syncs']]", "cannot have ['syncs']"),
+    ("max_gpu_ms=True", "max_gpu_ms=True is no limit"),
+    ("max_memory_gb=float('inf')", "max_memory_gb=inf is no limit"),
+    ("profile=3", "profile=3 is no path"),
     ("device='h9'", "h9"),
     ("12", "takes its limits by name"),
 ])
@@ -149,6 +154,19 @@ def test_step(foretrace):
     assert result.ret == 1
     assert words in result.stdout.str()
     assert "Traceback" not in result.stdout.str()
+
+
+def test_a_step_that_does_nothing_on_the_device_keeps_to_no_limit(run: Run) -> None:
+    result = run("""
+@pytest.mark.foretrace(device="h100-sxm", max_gpu_ms=5)
+def test_step(foretrace):
+    def on_the_cpu():
+        model = nn.Linear(4, 4)
+        return lambda: model(torch.randn(2, 4)).sum().backward()
+    foretrace(on_the_cpu)
+""")
+    result.assert_outcomes(failed=1)
+    assert "does nothing on h100-sxm" in result.stdout.str()
 
 
 # --- counts --------------------------------------------------------------------------------------------------------
