@@ -14,13 +14,13 @@ from graph_predictor.cli.price_arguments import (
     Asked,
     PriceError,
     asked,
-    check,
     full_name,
     is_empty,
     missing,
     near_operations,
     registry_names,
 )
+from graph_predictor.cli.price_checks import check
 
 if TYPE_CHECKING:
     from kernel_models.device import DeviceSpec

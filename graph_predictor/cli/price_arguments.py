@@ -209,48 +209,6 @@ def _completed(
     return placed, numbers
 
 
-def check(name: str, wanted: Asked) -> None:
-    """Refuse sizes that the operation itself would refuse, where its formula would not notice.
-
-    Raises:
-        PriceError: they do not fit each other.
-    """
-    from kernel_models.families import registry
-
-    plain, arguments = registry.plain_name(name), wanted.operation.arguments
-    if not name.startswith("aten::") or not arguments:
-        return
-    first: Any = arguments[0].shape
-    if plain in ("cat", "concat", "concatenate", "stack") and first and isinstance(first[0], tuple):
-        dim = int(wanted.values.get("dim", 0))
-        shapes = [shape for shape in first if shape != (0,)]
-        rank = len(shapes[0]) if shapes else 0
-        if not -rank - (plain == "stack") <= dim < rank + (plain == "stack"):
-            raise PriceError(f"{name} has no dimension {dim} to join tensors of {rank} dimensions along.")
-        kept = [shape if plain == "stack" else shape[:dim % rank] + shape[dim % rank + 1:] for shape in shapes]
-        if len({len(shape) for shape in shapes}) > 1 or len(set(kept)) > 1:
-            but = "" if plain == "stack" else f" but those of dimension {dim}"
-            raise PriceError(f"{name} cannot join {', '.join(map(_shown, shapes))}: all sizes{but} must "
-                             "be equal.")
-    of = dict(zip(registry_names(name), arguments, strict=False))
-    if plain in ("layer_norm", "native_layer_norm", "rms_norm") and first:
-        sizes = wanted.values.get("normalized_shape") or [first[-1]]
-        for one in ("weight", "bias"):
-            own = (of[one].shape if one in of else None) or ()
-            if own and prod(own) != prod(sizes):
-                raise PriceError(f"The {one} {_shown(own)} of {name} does not fit its normalised sizes "
-                                 f"{_shown(tuple(sizes))}.")
-    weight = (of["weight"].shape if "weight" in of else None) or ()
-    if plain in ("conv1d", "conv2d", "conv3d", "convolution") and first and len(first) > 1 and len(weight) > 1:
-        channels = first[1] if len(first) == len(weight) else first[0]
-        each, groups = weight[1], wanted.values.get("groups")
-        if not wanted.values.get("transposed") and (each * groups != channels if groups else channels % max(each, 1)):
-            raise PriceError(f"The weight {_shown(weight)} of {name} takes {each} channels a group, which does not "
-                             f"fit {channels} channels{f' in {groups} groups' if groups else ''}.")
-    if plain == "embedding" and of["weight"].dtype.startswith(("int", "uint")):
-        raise PriceError(f"{name} takes its table before its indices: {name}(weight, indices).")
-
-
 def registry_names(name: str) -> tuple[str, ...]:
     """Names of the operation's arguments, as far as they count."""
     from kernel_models.families import registry
@@ -356,7 +314,3 @@ def _value(operation: str, text: str) -> tuple[str, Any]:
     if not listed and (len(numbers) > 1 or bare != written):
         return name, numbers
     return name, numbers if listed else numbers[0]
-
-
-def _shown(sizes: Sequence[int]) -> str:
-    return "x".join(map(str, sizes))
