@@ -29,8 +29,9 @@ OPTIONS = CaptureOptions(steps=1, warmup=3, timed=0, execution_trace="none")
 SETTINGS = {"depth": 3, "heads": 64, "kv_heads": 64, "width": 512, "hidden": 1024, "seq": 16, "batch": 4,
             "vocabulary": 2048}
 """Sizes that 64 shards divide, and more than one DDP bucket."""
-PLANS = {2: ("ddp=2", "fsdp2=2", "tp=2", "pp=2"), 4: ("ddp=4", "fsdp2=4", "tp=4", "fsdp2=2,tp=2", "ddp=2,pp=2"),
-         64: ("ddp=64", "fsdp2=64", "tp=64", "fsdp2=8,tp=8")}
+PLANS = {2: ("ddp=2", "ddp=2,bucket_mb=3", "fsdp2=2", "tp=2", "pp=2"),
+         4: ("ddp=4", "fsdp2=4", "tp=4", "fsdp2=2,tp=2", "ddp=2,pp=2"),
+         64: ("ddp=64", "ddp=64,bucket_mb=50", "fsdp2=64", "tp=64", "fsdp2=8,tp=8")}
 
 Collective = tuple[str, str, str, int, int]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from graph_predictor.predict import Baseline
 
 _SIZES = ("ddp", "fsdp2", "tp", "pp")
-_MORE = ("microbatches", "accumulation")
+_MORE = ("microbatches", "bucket_mb", "accumulation")
 MOST_SEPARATE = 8
 """Worlds up to this size are simulated rank by rank; of larger ones, one rank of each class of equal ranks."""
 
@@ -42,7 +42,7 @@ class Ranks:
 
     @classmethod
     def parse(cls, text: str) -> Ranks:
-        """From "ddp=8", "fsdp2=8,tp=2", "ddp=4,accumulation=8" or "pp=4,microbatches=8".
+        """From "ddp=8", "fsdp2=8,tp=2", "ddp=4,bucket_mb=50,accumulation=8" or "pp=4,microbatches=8".
 
         Raises:
             EditError: an unknown part, or one without its size.

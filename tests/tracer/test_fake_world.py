@@ -288,6 +288,8 @@ def test_plans_and_their_places() -> None:
     assert parse_plan(" TP ", 8) == ParallelPlan(tp=8)
     assert parse_plan("ddp,pp=2,microbatches=8", 8) == ParallelPlan(DataParallel.DDP, dp=4, pp=2, microbatches=8)
     assert parse_plan("pp", 4).microbatches == 4
+    assert parse_plan("ddp,bucket_mb=50", 8) == ParallelPlan(DataParallel.DDP, dp=8, bucket_mb=50)
+    assert str(parse_plan("ddp=8,bucket_mb=50", 8)) == "ddp=8,bucket_mb=50"
     plan = parse_plan("fsdp2=2,tp=3,pp=4", 24)
     assert parse_plan(str(plan), 24) == plan
     assert [plan.rank(plan.place(rank)) for rank in range(24)] == list(range(24))
@@ -310,6 +312,9 @@ def test_plans_and_their_places() -> None:
     ("fsdp2=8,tp=0", 8, "a dimension of size 0"),
     ("ddp=8,microbatches=2", 8, "microbatches belong to a pipeline"),
     ("pp=8,microbatches=0", 8, "microbatches=0 is not possible in a plan"),
+    ("fsdp2=8,bucket_mb=50", 8, "bucket_mb is of DDP"),
+    ("ddp=8,bucket_mb=0", 8, "bucket_mb=0 is not possible in a plan"),
+    ("ddp=8,bucket_mb=x", 8, "'bucket_mb=x' is no part of a parallel plan"),
 ])
 def test_texts_that_are_no_plan(text: str, size: int, message: str) -> None:
     with pytest.raises(FakeWorldError, match=message) as error:

@@ -66,9 +66,11 @@ def _replicate(model: nn.Module, blocks: list[nn.Module], plan: ParallelPlan, me
     if plan.kind is DataParallel.DDP:
         from torch.nn.parallel import DistributedDataParallel
 
+        # Even its own size, given to DDP, is another: the first bucket is then no smaller one.
+        size: dict[str, Any] = {} if plan.bucket_mb is None else {"bucket_cap_mb": plan.bucket_mb}
         if plan.tp > 1:  # told of the mesh, DDP makes the DTensors local ones
-            return DistributedDataParallel(model, device_mesh=_part(mesh, "dp"))
-        return DistributedDataParallel(model, process_group=_part(mesh, "dp").get_group())
+            return DistributedDataParallel(model, device_mesh=_part(mesh, "dp"), **size)
+        return DistributedDataParallel(model, process_group=_part(mesh, "dp").get_group(), **size)
     if plan.kind is DataParallel.FSDP2:
         try:
             from torch.distributed.fsdp import fully_shard

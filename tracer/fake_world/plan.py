@@ -18,7 +18,8 @@ MOST_RANKS = 1_000_000
 """Of a fake world: far above the largest job there is, and rank numbers still fit everywhere."""
 
 _SIZES = {"pp": "pp", "tp": "tp", "ddp": "dp", "fsdp2": "dp", "dp": "dp"}
-_KNOWN = "ddp, fsdp2, tp, pp, and sizes such as fsdp2=8,tp=8 or ddp=4,pp=2,microbatches=8"
+_MORE = ("microbatches", "bucket_mb")
+_KNOWN = "ddp, fsdp2, tp, pp, and sizes such as fsdp2=8,tp=8, ddp=4,pp=2,microbatches=8 or ddp=8,bucket_mb=50"
 
 
 class DataParallel(str, Enum):
@@ -50,6 +51,8 @@ class ParallelPlan:
         tp: ranks that share each layer.
         pp: pipeline stages, run in the 1F1B schedule.
         microbatches: parts that a pipeline's batch is split into; 1 without a pipeline.
+        bucket_mb: MiB of gradients that DDP reduces together (its ``bucket_cap_mb``); by default what DDP does
+            without one: 25, and 1 for the first bucket.
 
     Raises:
         FakeWorldError: a size is no whole number of at least 1, or they contradict each other.
@@ -60,10 +63,13 @@ class ParallelPlan:
     tp: int = 1
     pp: int = 1
     microbatches: int = 1
+    bucket_mb: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("dp", "tp", "pp", "microbatches"):
+        for name in ("dp", "tp", "pp", "microbatches", "bucket_mb"):
             value = getattr(self, name)
+            if name == "bucket_mb" and value is None:
+                continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise FakeWorldError(f"{name}={value!r} is not possible in a plan: give a whole number, 1 or more.")
         if (self.kind is DataParallel.NONE) and self.dp > 1:
@@ -72,6 +78,10 @@ class ParallelPlan:
         if self.pp == 1 and self.microbatches > 1:
             raise FakeWorldError("microbatches belong to a pipeline: add pp=2 or more, or accumulate gradients with "
                                  "--set accumulation instead.")
+
+        if self.bucket_mb is not None and self.kind is not DataParallel.DDP:
+            raise FakeWorldError("bucket_mb is of DDP, which reduces gradients in buckets: add ddp=2 or more, or leave "
+                                 "bucket_mb out.")
 
     @property
     def world_size(self) -> int:
@@ -101,6 +111,7 @@ class ParallelPlan:
         parts += [f"tp={self.tp}"] if self.tp > 1 else []
         parts += [f"pp={self.pp}"] if self.pp > 1 else []
         parts += [f"microbatches={self.microbatches}"] if self.pp > 1 else []
+        parts += [f"bucket_mb={self.bucket_mb}"] if self.bucket_mb is not None else []
         return ",".join(parts) or "tp=1"
 
 
@@ -126,7 +137,7 @@ def parse_plan(text: str, world_size: int) -> ParallelPlan:
     """A plan from its text: kinds with sizes, joined by commas; one kind may go without its size.
 
     ``ddp``, ``fsdp2``, ``tp`` or ``pp`` alone take the whole world; in ``fsdp2,tp=8`` fsdp2 takes what is left.
-    ``microbatches=N`` goes with ``pp``; without it there are as many as stages.
+    ``microbatches=N`` goes with ``pp``; without it there are as many as stages. ``bucket_mb=N`` goes with ``ddp``.
 
     Raises:
         FakeWorldError: the text is no plan, or its sizes do not multiply to the world size.
@@ -134,11 +145,11 @@ def parse_plan(text: str, world_size: int) -> ParallelPlan:
     sizes: dict[str, int] = {}
     kind = DataParallel.NONE
     open_name = ""
-    microbatches: int | None = None
+    more: dict[str, int] = {}
     for part in text.split(","):
         name, equals, number = (piece.strip().lower() for piece in part.partition("="))
-        if name == "microbatches" and number.isdecimal():
-            microbatches = int(number)
+        if name in _MORE and name not in more and number.isdecimal() and len(number) <= 9:
+            more[name] = int(number)
             continue
         if name not in _SIZES or name == "dp" or (equals and not number.isdecimal()) or len(number) > 9:
             raise FakeWorldError(f"{part.strip()!r} is no part of a parallel plan; there are {_KNOWN}.")
@@ -161,5 +172,5 @@ def parse_plan(text: str, world_size: int) -> ParallelPlan:
         shown = f"{product} does not divide" if open_name else f"its sizes multiply to {product}, which is not"
         raise FakeWorldError(f"The plan {text!r} does not fill the world: {shown} the world size {world_size}.")
     stages = sizes.get("pp", 1)
-    return ParallelPlan(kind, sizes.get("dp", 1), sizes.get("tp", 1), stages,
-                        stages if microbatches is None else microbatches)
+    return ParallelPlan(kind, sizes.get("dp", 1), sizes.get("tp", 1), stages, more.get("microbatches", stages),
+                        more.get("bucket_mb"))

@@ -1,0 +1,101 @@
+"""Collectives of a recorded job on another network: steps worked out from the models' ratio, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from micro import Micro, read_ranks
+
+from graph_predictor.parallel.collective_times import CollectiveModel
+from graph_predictor.predict import Baseline
+from graph_predictor.prediction.scenario import EditError
+from graph_predictor.whatif import OnTopology
+from kernel_models.collectives import CollectiveCall, CollectiveKind, Topology, topology
+from kernel_models.device import device
+
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+ELEMENTS, TRANSFER = 16 << 20, 800
+"""Of the all-reduce: floats of each rank, and µs recorded."""
+
+
+def rank(number: int, world: int) -> Micro:
+    """Three steps of 1,000 µs, in which the host waits for an all-reduce of the whole world.
+
+        calls   |15 launch 20|  |25 synchronise ··························|
+        kernel                 25 ───────────── all-reduce ──────────── 825       + 175 of host after it
+    """
+    args = {"Collective name": "allreduce", "Process Group Name": "dp",
+            "Process Group Ranks": str(list(range(world))), "Group size": world, "In msg nelems": ELEMENTS,
+            "Out msg nelems": ELEMENTS, "dtype": "Float"}
+    trace = Micro(rank=number, world_size=world).calibrate()
+    for n in range(3):
+        at = 1000 + 1000 * n
+        trace.step(at, at + 1000, n + 1)
+        trace.launch(at + 15, 5, (20, at + 25, TRANSFER), name=NCCL, **args)
+        trace.op("aten::item", at + 24, at + TRANSFER + 31)
+        trace.call("cudaDeviceSynchronize", at + 25, TRANSFER + 5)
+    return trace
+
+
+def all_reduce_us(where: Topology, world: int) -> float:
+    """What the model says of the recorded all-reduce on a cluster."""
+    call = CollectiveCall(CollectiveKind.ALL_REDUCE, 4.0 * ELEMENTS, where.first(world), "float32")
+    return float(CollectiveModel(where).predict([call]).time_us[0])
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Baseline:
+    """Both ranks of a job on two A100."""
+    return Baseline(read_ranks([rank(0, 2), rank(1, 2)], tmp_path_factory.mktemp("pair")),
+                    device=device("a100-sxm-80g"))
+
+
+@pytest.mark.parametrize(("name", "faster"), [("dgx-h100", True), ("pcie-a100", False)])
+def test_the_transfer_takes_the_models_ratio_and_nothing_else_changes(pair: Baseline, name: str, faster: bool) -> None:
+    assert pair.predict().step_time_us == 1000
+    said = pair.predict([OnTopology(CollectiveModel(topology(name)))])
+    ratio = all_reduce_us(topology(name), 2) / all_reduce_us(topology("dgx-a100"), 2)
+    assert (ratio < 1) == faster
+    assert said.step_time_us == pytest.approx(1000 - TRANSFER + TRANSFER * ratio, abs=0.01)
+    assert said.interval_us[0] < said.step_time_us < said.interval_us[1]
+    assert said.families_us == {"collective": pytest.approx(TRANSFER * ratio)}
+    assert any("were recorded on dgx-a100 (the device's usual nodes)" in note for note in said.notes)
+
+
+def test_where_it_was_recorded_it_takes_what_it_took(pair: Baseline) -> None:
+    for edit in (OnTopology(CollectiveModel(topology("dgx-a100"))),
+                 OnTopology(CollectiveModel(topology("pcie-a100")), topology("pcie-a100"))):
+        assert pair.predict([edit]).step_time_us == 1000
+
+
+def test_one_recorded_rank_of_two_nodes_on_a_slower_network(tmp_path: Path) -> None:
+    alone = Baseline(rank(3, 16).read(tmp_path), device=device("h100-sxm"))
+    slow, usual = topology("dgx-h100x2", 8.0), topology("dgx-h100x2")
+    ratio = all_reduce_us(slow, 16) / all_reduce_us(usual, 16)
+    assert ratio > 1.5
+    said = alone.predict([OnTopology(CollectiveModel(slow))])
+    assert said.step_time_us == pytest.approx(1000 - TRANSFER + TRANSFER * ratio, abs=0.01)
+    back = alone.predict([OnTopology(CollectiveModel(usual), slow)])
+    assert back.step_time_us == pytest.approx(1000 - TRANSFER + TRANSFER / ratio, abs=0.01)
+
+
+def test_a_cluster_that_is_too_small_is_refused(tmp_path: Path) -> None:
+    alone = Baseline(rank(3, 16).read(tmp_path), device=device("h100-sxm"))
+    with pytest.raises(EditError, match=r"16 ranks do not fit on dgx-h100, which has 8 GPUs; name .* dgx-h100x2"):
+        alone.predict([OnTopology(CollectiveModel(topology("dgx-h100")))])
+    with pytest.raises(EditError, match="16 ranks do not fit on dgx-h100"):
+        alone.predict([OnTopology(CollectiveModel(topology("dgx-h100x2")), topology("dgx-h100"))])
+
+
+def test_two_networks_contradict_each_other_and_none_is_needed_without_collectives(
+        pair: Baseline, tmp_path: Path) -> None:
+    edit, other = (OnTopology(CollectiveModel(topology(name))) for name in ("dgx-h100", "pcie-a100"))
+    with pytest.raises(EditError, match="the network"):
+        pair.predict([edit, other])
+    plain = Micro().calibrate()
+    for n in range(3):
+        plain.step(1000 + 100 * n, 1100 + 100 * n, n + 1).launch(1010 + 100 * n, 5, (7, 1020 + 100 * n, 20))
+    said = Baseline(plain.read(tmp_path), device=device("h100-sxm")).predict([edit])
+    assert said.step_time_us == 100
+    assert any("no collectives" in note for note in said.notes)
