@@ -23,7 +23,7 @@ demo: $(CAPTURING)  ## record a training step here, predict three that were neve
 	@$(BIN)/python examples/demo.py --out $(OUT)/demo
 
 test: lint check  ## linters, type check, the recorded traces' baseline and the whole test suite
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto --dist loadfile
 
 check: $(INSTALLED)  ## predict the recorded traces again: fails where a model got worse than traces/baseline.json
 	$(BIN)/foretrace check traces

@@ -76,20 +76,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("out") / "demo", metavar="DIR", help="where everything goes")
     out = parser.parse_args().out
-    import torch
+    try:
+        import torch
+    except ImportError:
+        sys.exit("The demo records a training step, which needs PyTorch: make demo installs it, as does "
+                 "pip install '.[capture]'.")
 
     on_gpu = torch.cuda.is_available()
     print(f"This machine computes on {torch.cuda.get_device_name() if on_gpu else 'one thread of its CPU'}.")
     if not on_gpu:
         os.environ["OMP_NUM_THREADS"] = "1"
     fixed = ON_GPU if on_gpu else {}
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
-
     captures = [out / label(sizes) for sizes in CAPTURED]
+    profile, timeline = out / "this-machine.profile", out / "timeline.json"
+    try:
+        # Of an earlier demo alone: the directory may be anyone's.
+        for path in (*captures, *(out / label(sizes) for sizes in PREDICTED), profile, timeline):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        sys.exit(f"The demo cannot write to {out}: {error.strerror}; name another directory with --out.")
+
     for sizes, path in zip(CAPTURED, captures, strict=True):
         capture(sizes, fixed, path)
-    profile = out / "this-machine.profile"
     foretrace("calibrate", "--device", "cuda" if on_gpu else "cpu", "--minutes", MINUTES, "--families", FAMILIES,
               "-o", profile)
     said = [predict(sizes, captures, profile) for sizes in PREDICTED]
@@ -106,10 +118,12 @@ def main() -> None:
     print(f"mean error {sum(map(abs, errors)) / len(errors):.1%}, bias {sum(errors) / len(errors):+.1%}; measured is "
           "the median of 40 steps with no profiler on")
 
-    timeline = out / "timeline.json"
     foretrace("replay", captures[0], "--timeline", timeline, quiet=True)
     print(f"Measured and replayed timeline: {timeline} (open it in ui.perfetto.dev or chrome://tracing)")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("Interrupted; the captures made so far stay, and the next demo replaces them.")

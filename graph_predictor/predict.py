@@ -10,6 +10,7 @@ an interval, and the critical path that says why. Without edits, a prediction is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -145,8 +146,10 @@ class Baseline:
         """Predict the step with edits, in any order that makes sense.
 
         Raises:
-            EditError: an edit cannot be done; nothing is changed.
+            EditError: an edit cannot be done, or the price is none; nothing is changed.
         """
+        if price_per_hour is not None and not 0.0 <= price_per_hour < math.inf:
+            raise EditError(f"A price of {price_per_hour:g} is none: give what one device costs an hour, 0 or more.")
         return self._run(edits).prediction(price_per_hour)
 
     def settled(self, edits: Sequence[Edit] = ()) -> Settled:

@@ -37,6 +37,7 @@ from graph_predictor.whatif.retrace import recorded_sizes, retrace, trace_again,
 from kernel_models.collectives import topology as find_topology
 from tracer.graph import SHAPE_ONLY
 from tracer.job import Job, assemble_job, read_job
+from tracer.shape_only.errors import ShapeOnlyError
 
 if TYPE_CHECKING:
     from graph_predictor.parallel.collective_times import CollectiveModel
@@ -164,21 +165,27 @@ class Study:
         """It is made for the device and with the host that are wanted, rather than changed to them."""
         spec = self._recorded_on or (None if wanted.device is None else find_device(wanted.device))
         overheads = None if wanted.host_from is None else self._once("overheads", self._overheads, wanted.host_from)
-        sizes, edits = wanted.sizes, list[Edit]()
+        sizes = wanted.sizes
+        edits: list[Edit] = []
         job = self.job
         workload = self.job.graphs[0].meta.workload
         if wanted.also:
             raise EditError("Laws of sizes rest on recorded steps, and this one never ran; leave --also out.")
         old, new = parse_sets(sizes)
-        again = (workload or self._code) and not (old and not workload)
+        again = bool(workload or self._code)
         if wanted.code is not None:
             raise EditError("The step was traced by shapes already; trace it again with foretrace trace, or name "
                             "SCRIPT.py:FUNCTION as the source, and leave --code out.")
         if wanted.parallel is not None or (sizes and again):
             name = spec.name if spec is not None else self.job.graphs[0].meta.device
-            job = self._once("traced", self._traced, wanted.parallel, tuple(new.items()), name,
-                             tuple(_straggling(wanted)))
-            sizes = ()
+            try:
+                job = self._once("traced", self._traced, wanted.parallel, tuple(new.items()), name,
+                                 tuple(_straggling(wanted)))
+                sizes = ()
+            except ShapeOnlyError:
+                # The function takes no such size; a user who named the old one means the traced dimensions.
+                if wanted.parallel is not None or set(old) != set(new):
+                    raise
         if sizes:
             edits.append(Sizes.parse(list(sizes)))
         models = None if spec is None else self._profiles.get(spec.name)

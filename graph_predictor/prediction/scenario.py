@@ -134,8 +134,8 @@ class Scenario:
         """The device of the recording. Raises ``EditError`` where nobody knows it."""
         if self.source_device is None:
             name = self.built.graphs[0].meta.device
-            raise EditError(f"The trace was recorded on {name!r}, which is no known device" if name else
-                            "The trace does not say on which device it was recorded"
+            raise EditError((f"The trace was recorded on {name!r}, which is no known device" if name else
+                             "The trace does not say on which device it was recorded")
                             + "; name it with --from-device to scale its kernels to another one.")
         return self.source_device
 

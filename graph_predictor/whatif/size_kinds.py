@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.program import Int64
+from graph_predictor.program import Float64, Int64
 from graph_predictor.whatif.argument_laws import new_arguments
 from graph_predictor.whatif.number_laws import NoLawError, NumberLaws
 from graph_predictor.whatif.slots import Slots, partners, slots_of
@@ -80,7 +80,7 @@ class PairedRank:
         for number, slots in enumerate(self.slots):
             alone = np.asarray(~self.paired if number == 0 else
                                ~np.isin(np.arange(len(slots.op)), self.partner[number]), np.bool_)
-            time = slots.own.sum(axis=0) + slots.device.sum(axis=0)
+            time = _least_ns(slots)
             if time[alone].sum() > MOST_ALONE * max(float(time.sum()), 1.0):
                 worst = int(np.flatnonzero(alone)[np.argmax(time[alone])])
                 name = slots.graph.string(int(slots.graph.ops.name[slots.op[worst]]))
@@ -114,12 +114,12 @@ class PairedRank:
     def _check_lawless(self) -> None:
         """Operations without a law have no partners; too many are refused, with the one that takes longest."""
         lawless = np.array([bool(kind.lawless) for kind in self.kinds], np.bool_)[self.kind]
-        slots = self.slots[0]
-        time = slots.own.sum(axis=0) + slots.device.sum(axis=0)
+        time = _least_ns(self.slots[0])
         if time[lawless].sum() > MOST_ALONE * max(float(time.sum()), 1.0):
             worst = self.kinds[self.kind[int(np.flatnonzero(lawless)[np.argmax(time[lawless])])]]
             raise EditError(f"The sizes of {worst.name} differ between the captures in a way that was not understood: "
-                            f"{worst.lawless}.")
+                            f"{worst.lawless}; {time[lawless].sum() / time.sum():.0%} of the step is of such "
+                            "operations; trace the program again (--code), or scale one capture (leave --also out).")
         self.partner[1:, lawless] = NONE
 
     def collective(self, slot: int) -> tuple[int, ...] | None:
@@ -132,3 +132,9 @@ class PairedRank:
                 return None
             found.append(max(int(table.elements_in[rows[0]]), int(table.elements_out[rows[0]]), 0))
         return tuple(found)
+
+
+def _least_ns(slots: Slots) -> Float64:
+    """Time of every slot in the step in which it was quickest: a pause that falls into a step is no work."""
+    found: Float64 = (slots.own + slots.device).min(axis=0)
+    return found

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from graph_predictor.overheads import computing_operations
+from graph_predictor.prediction.memory import ACTIVATIONS, PEAK
 from graph_predictor.prediction.modelled import ring_ns
 from graph_predictor.prediction.retraced import CPU_SPREAD
 from graph_predictor.prediction.scenario import EditError, Scenario
@@ -164,10 +165,8 @@ def _resized(scenario: Scenario, scaled: list[ScaledShapes], changes: tuple[tupl
         spread = np.hypot(spread, scenario.kernel_spread)
     batch = next((new for name, _, new in changes if name.lower() in LEADING), None)
     share = work.measured_ns[factor != 1.0].sum() / max(int(work.measured_ns.sum()), 1)
-    changed = replace(scenario, work=replace(work, calls=calls, group=group), calls=after,
+    changed = replace(_with_activations(scenario, changes), work=replace(work, calls=calls, group=group), calls=after,
                       kernel_factor=kernel_factor, kernel_spread=spread,
-                      activation_factors={**scenario.activation_factors, "sizes": math.prod(
-                          new / old for _, old, new in changes)},
                       items_per_rank=None if batch is None else float(batch))
     return changed.with_note(
         f"Sizes were scaled through the graph of one capture; host time stays. {share:.0%} of the kernels' time, of "
@@ -215,10 +214,23 @@ def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], changes: tup
     batch = next((new for name, _, new in changes if name.lower() in LEADING), None)
     share = float(pieces.ns[rows].sum()) / max(float(pieces.ns[scenario.cycle.working[pieces.item]].sum()), 1.0)
     spread = float(np.hypot(scenario.host_spread or 0.0, share * CPU_SPREAD))
-    changed = replace(scenario, host_ns=ns, host_spread=spread,
+    changed = replace(_with_activations(scenario, changes), host_ns=ns, host_spread=spread,
                       items_per_rank=None if batch is None else float(batch))
     return changed.with_note(f"{share:.0%} of the step is operations that compute on the CPU and grow by their models; "
                              "the rest of the host's time stays.")
+
+
+def _with_activations(scenario: Scenario, changes: tuple[tuple[str, int, int], ...]) -> Scenario:
+    """Activations that grow with the sizes; told where those of the peak do not say what the step will need."""
+    factor = math.prod(new / old for _, old, new in changes)
+    changed = replace(scenario, activation_factors={**scenario.activation_factors, "sizes": factor})
+    memory = [graph.meta.memory for graph in scenario.built.graphs]
+    if factor > 1 and any(one.get(PEAK) and not one.get(ACTIVATIONS) for one in memory):
+        return changed.with_note(
+            "Peak memory is that of a moment without activations (the optimizer's step): what they need at the new "
+            "sizes is not known from it and may be more; trace the program again at the new sizes (--code, or "
+            "SCRIPT.py:FUNCTION as the source) for the peak there.")
+    return changed
 
 
 def payload_factors(scenario: Scenario, scaled: list[ScaledShapes]) -> Float64:

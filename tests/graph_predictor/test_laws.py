@@ -222,22 +222,25 @@ def test_laws_that_cannot_be_found_say_why(tmp_path: Path, make: Callable[[Path]
         baseline.predict([edit])
 
 
-def test_what_takes_no_time_needs_no_law(tmp_path: Path) -> None:
-    """The CPU's attention takes a buffer by blocks of queries: 3,136 numbers at one length and 14,464 at another."""
+@pytest.mark.parametrize("pause", [0, 150])
+def test_what_takes_no_time_needs_no_law(tmp_path: Path, pause: int) -> None:
+    """The CPU's attention takes a buffer by blocks of queries: 3,136 numbers at one length and 14,464 at another.
+
+    A pause of the machine that falls into it, in one of the steps, is no work of its."""
     captures = []
     for batch, buffer in ((100, 3136), (400, 14464)):
         trace = Micro()
         for n in range(3):
-            at = 1000 + 600 * n
-            trace.step(at, at + batch + 110, n).op("aten::empty", at, at + 1, **{
+            at, paused = 1000 + 900 * n, pause * (n == 1)
+            trace.step(at, at + batch + 110 + paused, n).op("aten::empty", at, at + 1 + paused, **{
                 "Input Dims": [[], []], "Input type": ["ScalarList", "Scalar"],
                 "Concrete Inputs": [f"[{buffer}]", "6"]})
-            trace.op("aten::mm", at + 10, at + 10 + batch, **{
+            trace.op("aten::mm", at + 10 + paused, at + 10 + batch + paused, **{
                 "Input Dims": [[16 * batch, WIDTH], [WIDTH, WIDTH]], "Input type": ["float"] * 2})
         captures.append(Baseline(trace.read(tmp_path)))
     laws = SizeLaws(captures, [{"batch": 100}, {"batch": 400}], {"batch": 200})
     assert [operation.name for operation in laws.operations()] == ["aten::empty", "aten::mm"]
-    assert captures[0].predict([laws]).step_time_us == pytest.approx(310, rel=0.1)
+    assert captures[0].predict([laws]).step_time_us == pytest.approx(310 + pause / 3, rel=0.1)
 
 
 def test_the_edited_capture_must_be_among_them(tmp_path: Path) -> None:

@@ -230,6 +230,12 @@ def test_two_edits_of_one_thing_are_refused(tmp_path: Path) -> None:
         baseline.predict([Device("h100-sxm"), Device("b200")])
 
 
+@pytest.mark.parametrize("price", [math.nan, math.inf, -1.0])
+def test_what_is_no_price_is_refused(tmp_path: Path, price: float) -> None:
+    with pytest.raises(EditError, match="is none"):
+        predict(waiting_steps().read(tmp_path), price_per_hour=price)
+
+
 def test_a_step_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     graph = waiting_steps().read(tmp_path)
     graph.meta.memory["peak"] = 60 * 10**9

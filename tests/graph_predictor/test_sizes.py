@@ -15,6 +15,7 @@ from graph_predictor.prediction.scenario import EditError
 from graph_predictor.whatif import Sizes
 from graph_predictor.whatif.scaled_shapes import ScaledShapes
 from graph_predictor.whatif.sizes import payload_factors
+from kernel_models.device import device
 from kernel_models.operation import Operation, operation
 from tracer.graph import ExecutionGraph, Phase
 from tracer.job import read_job
@@ -89,6 +90,26 @@ def test_what_is_no_size_is_refused(tmp_path: Path, texts: list[str], why: str) 
     baseline = Baseline(waiting_steps().read(tmp_path))
     with pytest.raises(EditError, match=why):
         baseline.predict([Sizes.parse(texts)])
+
+
+def test_activations_follow_the_batch(tmp_path: Path) -> None:
+    """2 GB of the peak's 10 are activations; where none are alive at the peak, nobody knows what more would need."""
+    graph = waiting_steps().read(tmp_path)
+    graph.meta.memory.update(peak=10 * 10**9, activations=2 * 10**9)
+    doubled = Sizes.parse(["batch=4096:8192"])
+    assert Baseline(graph).predict([doubled]).peak_memory_bytes == 12 * 10**9
+    graph.meta.memory["activations"] = 0
+    result = Baseline(graph).predict([doubled])
+    assert result.peak_memory_bytes == 10 * 10**9
+    assert any("moment without activations" in note for note in result.notes)
+    smaller = Baseline(graph).predict([Sizes.parse(["batch=4096:2048"])])
+    assert not any("moment without" in note for note in smaller.notes)
+
+
+def test_activations_follow_the_batch_on_a_cpu(tmp_path: Path) -> None:
+    graph = graph_of(tmp_path, ("aten::linear", [[6, 10, 32], [64, 32], [64]]), ("aten::relu", [[6, 10, 64]]))
+    graph.meta.memory.update(peak=100, activations=60)
+    assert Baseline(graph, device=device("cpu")).predict([Sizes.parse(["batch=6:12"])]).peak_memory_bytes == 160
 
 
 def test_a_size_of_one_is_everywhere(tmp_path: Path) -> None:

@@ -1,0 +1,98 @@
+"""A source and its configurations: steps that never ran are made again at other sizes and on other devices."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from graph_predictor.cli import app
+from graph_predictor.configuration import SWITCHES, Configuration, switched_edits
+from graph_predictor.prediction.scenario import EditError
+from graph_predictor.study import Study, is_script, read_source
+from tracer.job import read_job
+
+CAPTURE = str(Path(__file__).parents[2] / "traces" / "llama-cpu")
+SCRIPT = '''
+import torch
+
+def build(batch=16):
+    model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 256)).to("cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.randn(batch, 256, device="cuda")
+
+    def step():
+        model(data).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return step
+
+def fixed():
+    return build()
+'''
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("script") / "train.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def test_a_script_is_traced_again_at_each_size(script: str) -> None:
+    source = [f"{script}:build"]
+    assert is_script(source)
+    study = Study(read_source(source), code=source[0])
+    plain = study.predict(Configuration(device="b200"))
+    large = study.predict(Configuration(device="b200", sizes=("batch=65536",)))
+    named = study.predict(Configuration(device="b200", sizes=("batch=16:65536",)))
+    assert large.gpu_active_us > 2 * plain.gpu_active_us
+    assert (named.gpu_active_us, named.peak_memory_bytes) == (large.gpu_active_us, large.peak_memory_bytes)
+    assert large.peak_memory_bytes is not None and plain.peak_memory_bytes is not None
+    assert large.peak_memory_bytes > plain.peak_memory_bytes
+    with pytest.raises(EditError, match="does not fit"):
+        study.predict(Configuration(device="b200", sizes=("batch=200000000",)))
+
+
+def test_a_function_without_the_size_is_scaled_where_the_old_one_is_named(script: str) -> None:
+    source = [f"{script}:fixed"]
+    study = Study(read_source(source), code=source[0])
+    assert study.predict(Configuration(sizes=("batch=16:4096",))).gpu_active_us > study.predict(
+        Configuration()).gpu_active_us
+    with pytest.raises(Exception, match="batch"):
+        study.predict(Configuration(sizes=("batch=4096",)))
+
+
+def test_the_command_predicts_a_script(script: str) -> None:
+    said = CliRunner().invoke(app, ["predict", f"{script}:build", "--device", "h100-sxm", "--set", "batch=64", "--json"])
+    assert said.exit_code == 0, said.output
+    assert json.loads(said.stdout)["device"] == "h100-sxm"
+
+
+def test_sizes_and_plans_go_together_and_count_samples() -> None:
+    study = Study(read_job(CAPTURE))
+    two = study.predict(Configuration(sizes=("batch=8",), parallel="ddp=2"))
+    shared = study.predict(Configuration(sizes=("batch=8",), parallel="tp=2"))
+    assert two.items_per_second == pytest.approx(2 * 8 / two.step_time_us * 1e6)
+    assert shared.items_per_second == pytest.approx(8 / shared.step_time_us * 1e6)
+
+
+@pytest.mark.parametrize(("wanted", "says"), [
+    ({"also": ("x",), "parallel": "ddp=2"}, "--also or --parallel"),
+    ({"code": "x.py:f"}, "--set"),
+    ({"parallel": "ddp=2", "device": "h200-sxm"}, "no GPU work"),
+    ({"parallel": "ddp=999", "topology": "dgx-h200x8"}, "do not fit"),
+])
+def test_what_cannot_be_is_refused(wanted: dict[str, object], says: str) -> None:
+    study = Study(read_job(CAPTURE))
+    with pytest.raises(Exception, match=says):
+        study.predict(Configuration().with_values(**wanted))
+
+
+def test_every_switch_is_an_edit() -> None:
+    for name in SWITCHES:
+        assert len(switched_edits(frozenset({name}))) == 1
+    with pytest.raises(EditError, match="on and off"):
+        Configuration(switches=frozenset({"recompute", "no-recompute"}))
