@@ -66,7 +66,8 @@ def test_a_function_without_the_size_is_scaled_where_the_old_one_is_named(script
 
 
 def test_the_command_predicts_a_script(script: str) -> None:
-    said = CliRunner().invoke(app, ["predict", f"{script}:build", "--device", "h100-sxm", "--set", "batch=64", "--json"])
+    said = CliRunner().invoke(app, ["predict", f"{script}:build", "--device", "h100-sxm", "--set", "batch=64",
+                                    "--json"])
     assert said.exit_code == 0, said.output
     assert json.loads(said.stdout)["device"] == "h100-sxm"
 
