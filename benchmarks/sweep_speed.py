@@ -1,4 +1,4 @@
-"""What a sweep costs: a thousand points of a step of some 10,000 operations, and a job of 1,024 folded ranks.
+"""What a sweep costs: a thousand points of steps of 7,000 and 19,000 operations, and a job of 1,024 folded ranks.
 
     python benchmarks/sweep_speed.py [DATA] [--points 1000] [--jobs 2]
 
@@ -23,7 +23,8 @@ from graph_predictor.sweep.run import Source
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("FORETRACE_DATA", ROOT.parent / "shared" / "data"))
-BIG = "resnet50-V100"
+CASES = ("rank3-of-8xA100-6steps/rank3.kineto.json.gz", "resnet50-V100")
+"""A step of fewer than 10,000 operations, and steps of more."""
 SWEEP_TARGET_S, FOLDED_TARGET_S = 60, 5
 RANKS = 1024
 DEVICES = ("b200", "h200-sxm", "a100-sxm-80g", "h100-sxm", "l40s")
@@ -74,8 +75,8 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
-    trace = options.data / "traces" / BIG
-    sweeping(trace, options.points, options.jobs)
+    for name in CASES:
+        sweeping(options.data / "traces" / name, options.points, options.jobs)
     folded()
 
 

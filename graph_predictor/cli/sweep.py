@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -21,6 +21,20 @@ if TYPE_CHECKING:
     from graph_predictor.sweep.space import Axis
 
 SHOWN = 20
+
+
+class Known(NamedTuple):
+    """A column that is shown where at least one point has it."""
+
+    name: str
+    title: str
+    scale: float = 1.0
+    digits: int = 3
+
+
+KNOWN = (Known("items_per_second", "samples/s", digits=1), Known("peak_memory_bytes", "memory\nGB", 1e-9, 2),
+         Known("cost_per_million_items", "cost of\nmillion\nsamples"),
+         Known("cost_per_step", "cost of\nmillion\nsteps", 1e6, 2))
 
 
 def sweep(
@@ -163,16 +177,14 @@ def _report(found: Sweep, shown: pd.DataFrame, goal: Goal | None, limit: float |
     report = Report()
     table = found.table
     refused = table[table["step_time_us"].isna()]
+    known = [column for column in KNOWN if shown[column.name].notna().any()]
     columns = [*(Column(name) for name in found.axes), Column("ms"), Column("80%\nbetween"), Column("and"),
-               Column("samples/s"), Column("memory\nGB"), Column("bound", name=True)]
-    costs = shown["cost_per_step"].notna().any()
-    if costs:
-        columns.insert(-1, Column("cost a\nmillion\nsamples"))
+               *(Column(column.title) for column in known), Column("bound", name=True)]
     what = "Points" if goal is None else f"Best by {goal.value}"
     what += "" if limit is None else f", up to {limit / 1e9:,.4g} GB"
     priced = shown[shown["step_time_us"].notna()]
     report.table(f"{what}: {min(len(priced), top):,} of {len(table):,}", columns,
-                 (_cells(row, found.axes, costs) for row in priced.head(top).to_dict("records")))
+                 (_cells(row, found.axes, known) for row in priced.head(top).to_dict("records")))
     if priced.empty:
         report.line()
         report.line("No point is feasible.")
@@ -193,16 +205,13 @@ def _values(row: pd.Series[object], axes: tuple[str, ...]) -> str:
     return ", ".join(f"{name} {row[name]}" for name in axes)
 
 
-def _cells(row: dict[str, object], axes: tuple[str, ...], costs: bool) -> list[str]:
+def _cells(row: dict[str, object], axes: tuple[str, ...], known: list[Known]) -> list[str]:
     def number(name: str, scale: float = 1.0, digits: int = 3) -> str:
         value = row[name]
         if not isinstance(value, int | float) or value != value:
             return "–"
         return f"{value * scale:,.{digits}f}"
 
-    cells = [str(row[name]) for name in axes]
-    cells += [number("step_time_us", 1e-3), number("low_us", 1e-3), number("high_us", 1e-3),
-              number("items_per_second", 1.0, 1), number("peak_memory_bytes", 1e-9, 2)]
-    if costs:
-        cells.append(number("cost_per_million_items"))
-    return [*cells, str(row["bound"])]
+    return [*(str(row[name]) for name in axes), number("step_time_us", 1e-3), number("low_us", 1e-3),
+            number("high_us", 1e-3), *(number(each.name, each.scale, each.digits) for each in known),
+            str(row["bound"])]

@@ -51,8 +51,8 @@ def test_a_planted_regression_is_named_first_and_caught(kind: str, tmp_path: Pat
         pytest.fail(f"{found.top(5)}")
     assert sum(part.time_ns for part in found.parts) == found.total_ns
     assert found.attributed >= 0.99
-    # The other way round it is what makes A slower.
-    assert diff_jobs(after, before).top()[0].time_ns == -first.time_ns
+    # The other way round it is what makes A slower, but for the rounding of shares to nanoseconds.
+    assert abs(diff_jobs(after, before).top()[0].time_ns + first.time_ns) <= 2
     _is_caught(kind, folder)
 
 
