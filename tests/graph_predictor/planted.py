@@ -187,7 +187,11 @@ def _rank(store: str, *told: str) -> None:
     for out, planted in pairs:
         if out not in options:
             _record_one("bucket", Path(out), planted == "1", options)
+    dist.barrier()
     dist.destroy_process_group()
+    # Threads of torch's may still run, and then abort the interpreter's end now and then: all is written, so leave.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
