@@ -66,6 +66,8 @@ class LaunchKind(IntEnum):
 
 LAUNCHING = (LaunchKind.KERNEL, LaunchKind.MEMCPY, LaunchKind.MEMSET, LaunchKind.GRAPH)
 """Calls that start device work."""
+HOST_READ = "aten::_local_scalar_dense"
+"""The operation under ``.item()``, ``bool(tensor)`` and the like: on a GPU it waits for all work before it."""
 
 
 class KernelKind(IntEnum):

@@ -11,15 +11,13 @@ import numpy as np
 from graph_predictor.check.captures import Capture
 from graph_predictor.comm_report import communication_report
 from graph_predictor.prediction.state import gpu_active_ns
-from tracer.graph import LAUNCHING, ExecutionGraph, KernelKind, LaunchKind, OpKind
+from tracer.graph import HOST_READ, LAUNCHING, ExecutionGraph, KernelKind, LaunchKind, OpKind
 from tracer.job import Job
 
 Number = Annotated[int, msgspec.Meta(ge=0)]
 """Of calls, bytes or nanoseconds."""
 Times = Annotated[list[Annotated[int, msgspec.Meta(gt=0)]], msgspec.Meta(min_length=1)]
 """Of steps, ns."""
-HOST_READ = "aten::_local_scalar_dense"
-"""The operation under ``.item()``, ``bool(tensor)`` and the like: on a GPU it waits for all work before it."""
 
 
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

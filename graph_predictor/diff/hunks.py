@@ -12,12 +12,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from graph_predictor.diff.names import HOST_READ, is_collective, plain_name
+from graph_predictor.diff.names import is_collective, plain_name
 from graph_predictor.diff.places import Hunk, Places
 from graph_predictor.diff.result import Kind
 from graph_predictor.diff.step_tree import StepTree, Vocabulary
 from graph_predictor.program import Int64
-from tracer.graph import NONE, ExecutionGraph, LaunchKind, Phase
+from tracer.graph import HOST_READ, NONE, ExecutionGraph, LaunchKind, Phase
 
 MOST_NAMES = 5
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-HOST_READ = "aten::_local_scalar_dense"
-"""The operation under ``.item()``, ``bool(tensor)`` and the like: on a GPU it waits for all work before it."""
-
 
 def is_collective(name: str) -> bool:
     """Whether an operation is torch.distributed's."""

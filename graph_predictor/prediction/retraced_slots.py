@@ -26,7 +26,7 @@ from graph_predictor.overheads import computing_operations
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.program import Float64, Int64, ItemKind
 from kernel_models.kernel_names import uses_tf32
-from tracer.graph import NONE, ExecutionGraph, LaunchKind, OpKind
+from tracer.graph import NONE, ExecutionGraph, OpKind
 
 Bools = npt.NDArray[np.bool_]
 
@@ -245,8 +245,3 @@ def _mean(steps: list[Slots]) -> Slots:
     return Slots(last.graph, last.op, columns["before"], columns["inside"], columns["compute"], last.call_ptr,
                  last.call, columns["call_ns"], last.call_owned, last.kernel_ptr, last.kernel, columns["kernel_ns"],
                  last.tf32, float(np.mean([step.tail for step in steps])))
-
-
-def waits_for_device(graph: ExecutionGraph, call: int) -> bool:
-    """Whether a call is one that waits for device work."""
-    return int(graph.launches.kind[call]) == LaunchKind.BLOCKING_SYNC

@@ -36,7 +36,7 @@ from kernel_models.launch_constants import LaunchConstants
 from kernel_models.model import Source
 from kernel_models.placed import host_work_ns
 from kernel_models.pricing import Models
-from tracer.graph import ExecutionGraph, KernelKind, LaunchKind, Place
+from tracer.graph import HOST_READ, ExecutionGraph, KernelKind, LaunchKind, Place
 
 if TYPE_CHECKING:
     from graph_predictor.prediction.retraced import Anchors
@@ -52,8 +52,6 @@ OVERHEADS_SPREAD = 0.3
 """The same where overheads of a real host are given: an assumption, see ``whatif.host_from.FALLBACK_SPREAD``."""
 HOST_DEVICE = "cpu"
 """Of this device operations run on the host thread itself."""
-READ_BACK = "aten::_local_scalar_dense"
-"""Reads one number from the device, for which the host waits."""
 WAIT = "cudaStreamSynchronize"
 
 
@@ -157,7 +155,7 @@ def _modelled(graph: ExecutionGraph, spec: DeviceSpec, models: Models | None, ho
         found[op] = [Call("cudaLaunchKernel" if work.kind != KernelKind.MEMCPY else "cudaMemcpyAsync",
                           LaunchKind.KERNEL if work.kind != KernelKind.MEMCPY else LaunchKind.MEMCPY, float(launch[op]),
                           [work]) for work in own]
-        if graph.string(int(ops.name[op])) == READ_BACK:
+        if graph.string(int(ops.name[op])) == HOST_READ:
             found[op].append(Call(WAIT, LaunchKind.BLOCKING_SYNC, float(launch[op]), stream=COMPUTE_STREAM))
     return OpTimes(before, inside, found)
 

@@ -17,8 +17,6 @@ from graph_predictor.program import Float64, Int64
 from tracer.alignment import align
 from tracer.graph import NONE, ExecutionGraph
 
-LITTLE = 0.5
-"""Less matched host time than this share is worth a sentence."""
 FALLBACK_SPREAD = 0.3
 """Log half width of the 80% interval of host time that no operation of the other trace stands for: an assumption.
 Quartiles of two hosts' ratios by operation lie 0.2 from their middle (V100 and 8×A100, H100 and MI300X), 0.8 where one
