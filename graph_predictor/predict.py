@@ -33,7 +33,7 @@ from graph_predictor.prediction.rewriting import replaced_kernels, rewrite
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.prediction.settle import Steady, measure, settle
 from graph_predictor.prediction.shape_only import MadeUp, make_up
-from graph_predictor.prediction.state import EditedHost, dress, edit_host
+from graph_predictor.prediction.state import EditedHost, dress, edit_host, host_changed
 from graph_predictor.prediction.work import COLLECTIVE, describe_work
 from graph_predictor.program import Float64, Program
 from graph_predictor.replay import REPRODUCIBLE_SHARE, check_recorded
@@ -214,8 +214,7 @@ class _Run:
 
     def prediction(self, price_per_hour: float | None) -> Prediction:
         scenario, cycle, steady = self.scenario, self.scenario.cycle, self.steady
-        unchanged = scenario.host_ns is None and scenario.host_factor == 1.0
-        host_source = scenario.base_host if unchanged else max(scenario.base_host, Source.ANCHORED)
+        host_source = max(scenario.base_host, Source.ANCHORED) if host_changed(scenario) else scenario.base_host
         ranks = [explain(scenario, steady, self.times, host_source, rank) for rank in range(len(steady.at))]
         slowest = int(np.argmax(steady.period_ns))
         step_ns = float(steady.period_ns[slowest]) / cycle.steps
@@ -267,10 +266,10 @@ class _Run:
         ns, family = self.times.ns[rows], self.times.family[rows]
         sums = np.bincount(family, weights=ns, minlength=COLLECTIVE + 1) / self.scenario.cycle.steps / 1e3
         names = [*(f.value for f in FAMILIES), "collective"]
-        total = float(ns.sum()) or 1.0
+        source = self.times.source[rows]
+        by_source = {s.label: float(ns[source == s].sum()) for s in Source}
         return ({names[i]: float(sums[i]) for i in np.argsort(-sums, kind="stable").tolist() if sums[i] > 0},
-                {s.label: float(ns[self.times.source[rows] == s].sum()) / total for s in Source
-                 if (self.times.source[rows] == s).any()})
+                {label: time / float(ns.sum()) for label, time in by_source.items() if time > 0})
 
     def _flops(self, rank: int) -> float:
         """Floating-point operations a step; 0 where sizes are not known for most of the device time."""

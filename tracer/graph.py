@@ -439,6 +439,9 @@ class Meta:
     memory: dict[str, int] = field(default_factory=dict)
     """Bytes of a step traced by shapes alone (see ``tracer.shape_only.memory``): "peak", "peak_blocks", "start", and
     what the peak consists of; empty for recorded windows."""
+    memory_moments: list[list[int]] = field(default_factory=list)
+    """Moments of such a step that may be its peak at other sizes: bytes that stay, of activations, of forward's and
+    backward's temporaries, and of the optimizer's (see ``MemoryTracker.moments``)."""
     substitutions: dict[str, int] = field(default_factory=dict)
     """What a shape-only trace put in the place of the CPU's operations, and how often."""
     workload: dict[str, Any] = field(default_factory=dict)

@@ -37,19 +37,19 @@ def opportunities(
     Each is predicted by itself; gains do not add up. Changes that cannot be done are left out (--json says why).
     """
     with one_sentence(debug):
+        from graph_predictor.configuration import Configuration
         from graph_predictor.opportunities import opportunities as find
-        from graph_predictor.predict import Baseline
+        from graph_predictor.study import Study
         from graph_predictor.whatif.device import find_device
         from kernel_models.profile import load_profile
 
-        profiles = {one.device.name: one for one in map(load_profile, profile or [])}
         job = source_job(source, window, device)
         with working("Preparing"):
-            spec = None if device is None else find_device(device)
-            baseline = Baseline(job, step, device=spec, models=None if spec is None else profiles.get(spec.name))
-            baseline = baseline.with_models(profiles)
+            study = Study(job, step, recorded_on=None if device is None else find_device(device),
+                          profiles=[load_profile(path) for path in profile or []])
+            start = study.prepared(Configuration()).start
         with working("Predicting"):
-            result = find(baseline, top=top)
+            result = find(start, top=top)
         if json:
             print_json(result.to_json())
         else:

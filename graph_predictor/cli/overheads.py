@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from kernel_models.host.segments import Overhead
 
 DEFAULT_TOP = 5
+FEW_SHARED = 30
+"""Fewer operations and calls in common than this say little of two hosts."""
 
 
 def overheads(
@@ -126,3 +128,7 @@ def _difference(report: Report, ratios: dict[Overhead | None, HostRatio]) -> Non
         [Column("kind", name=True), Column("shared"), Column("ratio"), Column("p25"), Column("p75")],
         [["all kinds" if kind is None else kind.label, count(r.shared), f"{r.ratio:.2f}", f"{r.low:.2f}",
           f"{r.high:.2f}"] for kind, r in ratios.items()])
+    shared = ratios[None].shared
+    if shared < FEW_SHARED:
+        report.notes([f"The captures have only {shared} operations and calls in common, which is too few to tell how "
+                      "fast one host is beside the other; captures of one program tell more."])

@@ -167,9 +167,18 @@ def _report(result: Prediction, top: int) -> None:
                                  Column("bound", name=True)],
                      ([str(r.rank), _ms(r.step_time_us), _ms(r.gpu_active_us), r.bound] for r in result.per_rank))
     report.line()
-    shares = ", ".join(f"{name} {percent(share, 0)}" for name, share in result.sources.items())
-    report.line(f"Where the times come from: {shares}")
+    report.line(f"Where the times come from: {_shares(result)}")
     report.notes([*(f"Warning: {text}" for text in result.warnings), *result.notes])
+
+
+def _shares(result: Prediction) -> str:
+    """Sources of the times along the critical path; what edits changed need not lie on it."""
+    from kernel_models.model import Source
+
+    shares = ", ".join(f"{name} {percent(share, 0)}" for name, share in result.sources.items())
+    if result.edits and set(result.sources) == {Source.MEASURED.label}:
+        return f"{shares} (of what is left; nothing that was changed decides)"
+    return shares
 
 
 def _ms(us: float) -> str:

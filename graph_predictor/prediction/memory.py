@@ -1,14 +1,17 @@
 """Peak memory of an edited step, where a trace by shapes knows it, and whether it fits the device.
 
-    peak = parameters + buffers + gradients + optimizer states + other + temporaries + activations × edits' factors
+    peak = most over the moments of: what stays (parameters, gradients, states, …) + activations × edits' factors
+                                     + temporaries × the sizes' factor + the optimizer's temporaries, unless it is fused
 
-and no less than what the optimizer's step needs, where there are no activations.
+A trace keeps the moments that may become the peak (``tracer.shape_only.memory``): a larger batch moves it from the
+optimizer's step into backward, a smaller one back.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -16,36 +19,52 @@ import numpy as np
 from graph_predictor.prediction.pricing import target_device
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.units import Bools
+from graph_predictor.program import Float64
 from kernel_models.dtypes import itemsize, short_dtype
 from tracer.graph import ExecutionGraph
 
 PEAK, ACTIVATIONS = "peak", "activations"
+SIZES = "sizes"
+"""The edit whose factor temporaries share; recomputation's is on activations alone."""
 OPTIMIZER = "1 optimizer"
 """The rewrite that leaves no foreach operation."""
 
 
 def peak_memory(scenario: Scenario) -> int | None:
-    """Bytes of the rank that needs most, with the edits' factors on activations; ``None`` where nobody knows."""
-    factor = math.prod(scenario.activation_factors.values())
-    needs = []
-    for graph in scenario.built.graphs:
-        memory = graph.meta.memory
-        if PEAK in memory:
-            need = memory[PEAK] + (factor - 1.0) * memory.get(ACTIVATIONS, 0)
-            least = _in_optimizer(graph, fused=OPTIMIZER in scenario.rewrites)
-            needs.append(need if factor == 1.0 else max(need, least))
-    return round(max(needs)) if needs else None
+    """Bytes of the rank that needs most, with the edits' factors; ``None`` where nobody knows."""
+    factors = scenario.activation_factors
+    sizes, fused = factors.get(SIZES, 1.0), OPTIMIZER in scenario.rewrites
+    weights = np.array([1.0, math.prod(factors.values()), sizes, 0.0 if fused else 1.0])
+    known = [graph for graph in scenario.built.graphs if PEAK in graph.meta.memory]
+    if not known:
+        return None
+    if (weights == 1.0).all():
+        return max(graph.meta.memory[PEAK] for graph in known)
+    return round(max(float((_moments(graph) @ weights).max()) for graph in known))
 
 
-def _in_optimizer(graph: ExecutionGraph, *, fused: bool) -> int:
-    """Bytes alive in the optimizer's step, which needs no activation: another moment may be the peak without these.
+def with_sizes(scenario: Scenario, factor: float) -> Scenario:
+    """Activations and temporaries that grow with the sizes."""
+    return replace(scenario, activation_factors={**scenario.activation_factors, SIZES: factor})
 
-    Gradients are all there then; an optimizer of foreach operations makes one more value for every parameter.
-    """
+
+def _moments(graph: ExecutionGraph) -> Float64:
+    """Bytes that stay, of activations, of temporaries and of the optimizer's temporaries, [moments, 4]."""
+    if graph.meta.memory_moments:
+        return np.array(graph.meta.memory_moments, np.float64)
+    # Traced by an earlier version: what the peak consists of, and an estimate of the optimizer's step, where gradients
+    # are all there, and foreach operations make one more value for every parameter.
     memory = graph.meta.memory
-    parameters = memory.get("parameters", 0)
-    foreach = not fused and any(text.startswith("aten::_foreach_") for text in graph.strings)
-    return parameters * (2 + foreach) + sum(memory.get(name, 0) for name in ("buffers", "optimizer_state", "other"))
+    activations, parameters = memory.get(ACTIVATIONS, 0), memory.get("parameters", 0)
+    foreach = any(text.startswith("aten::_foreach_") for text in graph.strings)
+    others = sum(memory.get(name, 0) for name in ("buffers", "optimizer_state", "other"))
+    return np.array([[memory[PEAK] - activations, activations, 0, 0],
+                     [2 * parameters + others, 0, 0, parameters * foreach]], np.float64)
+
+
+def most_activations(graph: ExecutionGraph) -> int:
+    """The most bytes of activations that are alive at once, as far as the trace says; at the peak there may be none."""
+    return int(_moments(graph)[:, 1].max()) if PEAK in graph.meta.memory else 0
 
 
 def lacking_memory(scenario: Scenario) -> str | None:
@@ -60,7 +79,7 @@ def lacking_memory(scenario: Scenario) -> str | None:
 def kept_when_recomputed(graph: ExecutionGraph, chosen: Bools, blocks: int) -> float:
     """Share of the activations that stays when blocks are recomputed: what lies outside them is not told apart, so that
     it is taken to be in proportion to operations; of the blocks, one's activations and the input of each."""
-    activations = graph.meta.memory.get(ACTIVATIONS, 0)
+    activations = most_activations(graph)
     if not activations or not blocks:
         return 1.0
     rows = np.flatnonzero(chosen)

@@ -77,6 +77,16 @@ def edit_host(scenario: Scenario) -> EditedHost:
     return EditedHost(work, cost, np.rint(lag).astype(np.int64), external, latency, depth, floor)
 
 
+def host_changed(scenario: Scenario) -> bool:
+    """Whether host time that is left is other than what was recorded; time that an edit merely takes away is not."""
+    rewritten, weight = scenario.rewritten, scenario.host_weight
+    return (scenario.host_ns is not None or scenario.host_factor != 1.0
+            or (scenario.unprofiled and (scenario.profiler or profiler_cost(scenario)) is not None)
+            or (weight is not None and not np.isin(weight, (0.0, 1.0)).all())
+            or (rewritten is not None and ((rewritten.units.on_host and bool(rewritten.replacements))
+                                           or not np.isin(rewritten.host_weight, (0.0, 1.0)).all())))
+
+
 def dress(repeated: Repeated, host: EditedHost, scenario: Scenario, kernel_ns: Float64, host_factor: float = 1.0) -> \
         Program:
     """The repeated program with edited host time and kernel times (ns by recorded kernel)."""

@@ -11,12 +11,14 @@ shapes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graph_predictor.prediction.memory import with_sizes
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.program import Int64
 from graph_predictor.whatif.number_laws import NumberLaws
@@ -95,7 +97,8 @@ class SizeLaws:
         ordered = NumberLaws([laws.sizes[i] for i in order], laws.new)
         captures = [self.captures[i].scenario for i in order]
         ranks = [PairedRank(captures, rank, ordered) for rank in range(len(scenario.built.graphs))]
-        return self._warned(at_new_sizes(scenario, ranks, ordered, captures))
+        grown = math.prod(laws.new[name] / size for name, size in self.sizes[base].items())
+        return self._warned(with_sizes(at_new_sizes(scenario, ranks, ordered, captures), grown))
 
     def _warned(self, scenario: Scenario) -> Scenario:
         found = []

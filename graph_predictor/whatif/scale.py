@@ -30,6 +30,9 @@ class ScaleKernels:
         """See ``Edit``."""
         if not np.isfinite(self.factor) or self.factor < 0:
             raise EditError(f"Kernel durations cannot be scaled by {self.factor}: give a factor of zero or more.")
+        if not len(scenario.built.program.kernel_item):
+            raise EditError("The trace has no GPU work, so that there is no kernel to scale; --host scales the host's "
+                            "time.")
         factor = np.ones(len(scenario.built.program.kernel_item))
         factor[(scenario.work.piece >= 0) | self.collectives] = self.factor
         before = scenario.kernel_factor

@@ -16,12 +16,12 @@ from graph_predictor.overheads import computing_operations
 from graph_predictor.prediction.profiler_cost import ProfilerCost, profiler_cost, unwatched_ns
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.program import Float64, Int64
+from graph_predictor.whatif.new_calls import copied_calls, remade_calls
 from graph_predictor.whatif.number_laws import NoLawError, NumberLaws
 from graph_predictor.whatif.size_kinds import Kind, PairedRank
 from graph_predictor.whatif.slots import operation_of_kernels
 from graph_predictor.whatif.time_laws import Trend, noise_of
-from kernel_models.families.copy import memset, transfer
-from kernel_models.op_call import Family, OpCall
+from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, calls_of
 from kernel_models.pricing import price
 from tracer.graph import NONE
@@ -246,12 +246,9 @@ def _device(scenario: Scenario, rank: PairedRank, work: _Work, factor: Float64,
 
 def _new_calls(old: tuple[OpCall, ...], kind: Kind, log_work: Float64) -> tuple[OpCall, ...]:
     """Calls of a piece at the new sizes; the old ones where they cannot be made again."""
-    grown = float(np.exp(log_work[-1] - log_work[0]))
-    if len(old) == 1 and old[0].family in (Family.TRANSFER, Family.MEMSET) and "unsized" not in old[0].flags:
-        size = round(old[0].dims[0] * grown)
-        return (memset(size) if old[0].family is Family.MEMSET else transfer(old[0].kind, size, old[0].flags),)
-    tf32 = any(call.dtype == "tf32" for call in old)
-    return calls_of(kind.new, tf32) if calls_of(kind.recorded[0], tf32) == old else old
+    copied = copied_calls(old, float(np.exp(log_work[-1] - log_work[0])))
+    new = remade_calls(old, kind.recorded[0], kind.new) if copied is None else copied
+    return old if new is None else new
 
 
 def _with_kernels(scenario: Scenario, factor: Float64, new: dict[int, tuple[OpCall, ...]], spread: float) -> Scenario:

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 from graph_predictor.overheads import computing_operations
-from graph_predictor.prediction.memory import ACTIVATIONS, PEAK
+from graph_predictor.prediction.memory import PEAK, most_activations, with_sizes
 from graph_predictor.prediction.modelled import ring_ns
 from graph_predictor.prediction.retraced import CPU_SPREAD
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.program import Float64, Int64
 from graph_predictor.whatif.named_sizes import LEADING, MOST, parse_sets
+from graph_predictor.whatif.new_calls import copied_calls, remade_calls
 from graph_predictor.whatif.scaled_shapes import ScaledShapes
-from kernel_models.families.copy import memset, transfer
-from kernel_models.op_call import Family, OpCall
+from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, calls_of
 from kernel_models.pricing import price
 
@@ -221,11 +221,11 @@ def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], changes: tup
 
 
 def _with_activations(scenario: Scenario, changes: tuple[tuple[str, int, int], ...]) -> Scenario:
-    """Activations that grow with the sizes; told where those of the peak do not say what the step will need."""
+    """Memory that grows with the sizes; told where the trace knows no moment with activations."""
     factor = math.prod(new / old for _, old, new in changes)
-    changed = replace(scenario, activation_factors={**scenario.activation_factors, "sizes": factor})
-    memory = [graph.meta.memory for graph in scenario.built.graphs]
-    if factor > 1 and any(one.get(PEAK) and not one.get(ACTIVATIONS) for one in memory):
+    changed = with_sizes(scenario, factor)
+    graphs = scenario.built.graphs
+    if factor > 1 and any(graph.meta.memory.get(PEAK) and not most_activations(graph) for graph in graphs):
         return changed.with_note(
             "Peak memory is that of a moment without activations (the optimizer's step): what they need at the new "
             "sizes is not known from it and may be more; trace the program again at the new sizes (--code, or "
@@ -272,14 +272,9 @@ def _new_calls(scaled: ScaledShapes, op: int, old: tuple[OpCall, ...]) -> tuple[
     if op < 0:
         return old, Fraction(1)
     growth = scaled.growth(op)
-    if old and old[0].family in (Family.TRANSFER, Family.MEMSET) and len(old) == 1 and "unsized" not in old[0].flags:
-        if growth == 1:
-            return old, growth
-        size = int(old[0].dims[0] * growth)
-        new = memset(size) if old[0].family is Family.MEMSET else transfer(old[0].kind, size, old[0].flags)
-        return (new,), Fraction(1)
-    tf32 = any(call.dtype == "tf32" for call in old)
+    copied = copied_calls(old, growth)
+    if copied is not None:
+        return copied, Fraction(1)
     before = Operation.from_graph(scaled.graph, op)
-    if calls_of(before, tf32) != old:
-        return old, growth
-    return calls_of(scaled.operation(before), tf32), Fraction(1)
+    new = remade_calls(old, before, scaled.operation(before))
+    return (old, growth) if new is None else (new, Fraction(1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from tracer.campaign.families import FAMILIES
 from tracer.campaign.results import Results
 from tracer.campaign.runner import Outcome, RunOptions, run_items
 from tracer.campaign.source import Setup
-from tracer.campaign.tables import KERNELS, read_kernels
+from tracer.campaign.tables import KERNELS, quickest_visits, read_kernels
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 from tracer.store import load_graph
@@ -104,7 +105,7 @@ def calibrate(request: Request, *, probe: checks.Probe = checks.probe, host: Hos
                                f"{MOST_MINUTES:.0f}, a day (--minutes; nine are enough for a GPU).")
     if not request.minutes * 60 >= needed:
         raise CalibrationError(f"{request.minutes:g} minutes are not enough for {len(families)} families: give at "
-                               f"least {needed / 60:.1f} (--minutes), or fewer families (--families).")
+                               f"least {math.ceil(needed / 6) / 10:.1f} (--minutes), or fewer families (--families).")
     health = probe(device)
     if device == "cuda" and not health.name and request.device == "auto":
         raise CalibrationError("No GPU answers; --device cpu calibrates the CPU.")
@@ -204,7 +205,7 @@ def _samples(work: Path, sessions: Sequence[dict[str, Any]], spec: DeviceSpec) -
         if not any((work / KERNELS).glob(f"{benchmark}.*parquet")):
             continue
         frame = read_kernels(work, benchmark)
-        for session, rows in frame[frame.variant == "warm"].groupby("session", sort=True):
+        for session, rows in quickest_visits(frame).groupby("session", sort=True):
             found += samples_of(rows, f"{benchmark}.parquet", spec, software_of(sessions[int(session)]))
     return [one for one in found if len(one)]
 

@@ -2,6 +2,7 @@
 
     anchors ──▶ for each turn:  the family of most gain per second, or of most error for its time so far, in turn
                                   └─▶ a held-out shape if fewer than a quarter are, else the planner's choice
+                on a CPU:        first what is due to be visited again (``visits``)
                 now and then:    the canary again (does the device still run as fast?), and its health
 """
 
@@ -24,6 +25,7 @@ from kernel_models.calibration.checks import Finding
 from kernel_models.calibration.figures import spec_of, with_measured
 from kernel_models.calibration.planner import LEAST_TO_LEARN, Planner
 from kernel_models.calibration.space import Candidate, Limits, Space, draw, limits_for, spaces
+from kernel_models.calibration.visits import Visits
 from kernel_models.datasets.campaign import calls_of_benchmark, time_us
 from kernel_models.datasets.intended import is_intended
 from kernel_models.device import DeviceSpec
@@ -33,7 +35,7 @@ from tracer.campaign.items import Item, expand, kernel_item
 from tracer.campaign.plan import KernelEntry, Plan, WorkloadEntry
 from tracer.campaign.results import ItemResult
 from tracer.campaign.source import Rows, Setup
-from tracer.campaign.tables import read_kernels
+from tracer.campaign.tables import WARM, quickest_visits, read_kernels, warm_variant
 
 POOL, REFERENCE, REFILL_BELOW = 360, 120, 40
 """Draws of a family to begin with, how many of them stand for all its calls, and how few are left when more are."""
@@ -128,6 +130,8 @@ class Measurements:
         self._spec: DeviceSpec | None = None
         self._limits: Limits | None = None
         self._seen: list[tuple[OpCall, float, bool]] = []
+        self._visits = Visits()
+        self._told: dict[str, int] = {}
         self._turn, self._checked, self._said = 0, clock(), clock()
         self._begun = clock()
         self._ended = False
@@ -167,6 +171,9 @@ class Measurements:
         if self._clock() - self._checked > CHECK_S and fits(self._canary):
             self._checked = self._clock()
             return self._canary
+        again = self._visits.due(self._clock())
+        if again is not None and fits(again):
+            return again
         for _ in range(_TRIES):
             chosen = self._choose()
             if chosen is None:
@@ -178,6 +185,9 @@ class Measurements:
 
     def record(self, item: Item, result: ItemResult, rows: Rows) -> None:
         """Learn from a measurement."""
+        if item.visit > 1:
+            self._visited(item, result, rows)
+            return
         state, candidate = self._place.pop(item.id, (None, None))
         modes = _modes(item)
         self._done.add(item.id)
@@ -201,9 +211,11 @@ class Measurements:
             state.planner.took(candidate.item.seconds, result.seconds)
             state.fitted, state.held_out = (
                 (state.fitted, state.held_out + 1) if item.split == "held-out" else (state.fitted + 1, state.held_out))
-        warm = next((row for row in rows if row.get("variant") == "warm"), None)
+        warm = next((row for row in rows if row.get("variant") == WARM), None)
         if warm is not None:
             self._learn(item, dict(warm))
+            if self._on_host and state is not None:
+                self._visits.add(item, time_us(dict(warm), host=True), self._clock())
 
     def planned(self) -> int:
         """Open: as many as there is time for."""
@@ -238,6 +250,10 @@ class Measurements:
         if self.scatter and statistics.median(self.scatter) > 0.15:
             found.append(f"Runs of one measurement scatter by {statistics.median(self.scatter):.0%} (interquartile "
                          "range over median): the device was not alone, or not at one clock.")
+        apart = self._visits.spread()
+        if apart and statistics.median(apart) > 0.15:
+            found.append(f"Visits of one benchmark differ by {statistics.median(apart):.0%} (median; slowest over "
+                         "quickest): others use this machine's caches and memory, so the quickest visits count.")
         return found
 
     # --- the inner parts ---------------------------------------------------------------------------------------------
@@ -271,11 +287,31 @@ class Measurements:
         if item.name not in self._tables:
             frame = read_kernels(self._work, item.name)
             self._tables[item.name] = {str(row["id"]): row for row in
-                                       frame[frame.variant == "warm"].to_dict("records")}
+                                       quickest_visits(frame).to_dict("records")}
         row = self._tables[item.name].get(line.id)
         if row is not None:
             self._worked.add(_modes(item))
             self._learn(item, row)
+
+    @property
+    def _on_host(self) -> bool:
+        return self._spec is not None and self._spec.vendor == "host"
+
+    def _visited(self, item: Item, result: ItemResult, rows: Rows) -> None:
+        """A further visit; the planner is told if it was quicker than those before."""
+        row = next((row for row in rows if row.get("variant") == warm_variant(item.visit)), None)
+        if row is None:
+            self._visits.failed(item)
+            return
+        measured_us = time_us(dict(row), host=True)
+        quicker = self._visits.took(item, measured_us, self._clock())
+        calls = calls_of_benchmark(item.name, dict(item.settings))
+        state = self._states.get(calls[0].family) if calls else None
+        if state is None or state.planner is None:
+            return
+        state.seconds += result.seconds
+        if quicker and item.id in self._told and measured_us > 0:
+            state.planner.correct(self._told[item.id], calls[0], measured_us)
 
     def _learn(self, item: Item, row: dict[str, Any]) -> None:
         assert self._spec is not None
@@ -298,7 +334,10 @@ class Measurements:
         self._seen.append((calls[0], measured_us, held))
         state = self._states.get(calls[0].family)
         if state is not None and state.planner is not None and not held:
+            before = state.planner.measured
             state.planner.tell(calls, [measured_us])
+            if state.planner.measured > before:
+                self._told[item.id] = before
 
     def _prepare(self) -> None:
         """Draw candidates for every family, and tell the planners what is known."""

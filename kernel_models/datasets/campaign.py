@@ -30,6 +30,7 @@ from kernel_models.families.pooling import pooling
 from kernel_models.families.recurrent import recurrent
 from kernel_models.op_call import OpCall
 from kernel_models.operation import backward_calls_of, calls_of, operation
+from tracer.campaign.tables import quickest_visits
 
 if TYPE_CHECKING:
     import pandas
@@ -287,7 +288,7 @@ def read(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
     if path.name.partition(".")[0] not in _CALLS:
         return
     sessions = _sessions(path)
-    for session, rows in frame[frame.variant == "warm"].groupby("session", sort=True):
+    for session, rows in quickest_visits(frame).groupby("session", sort=True):
         if not 0 <= int(session) < len(sessions):
             raise DataError(f"{path} names session {session}, which its campaign.json does not have.")
         context = sessions[int(session)]

@@ -130,6 +130,15 @@ class Process:
             found[rows] = self.y[rows] - np.linalg.solve(self.inverse[np.ix_(rows, rows)], self.weights[rows])
         return found
 
+    def corrected(self, row: int, y: float) -> Process:
+        """The same rows, one of which turned out to be another value."""
+        values = self.y.copy()
+        values[row] = y
+        found = Process(self.kernel, self.x, self.v, values, self.loose)
+        if "inverse" in self.__dict__:
+            found.__dict__["inverse"] = self.inverse  # it does not depend on the values
+        return found
+
     def seeing(self, x: Float64, v: Codes, y: Float64) -> Process:
         """The same kernel after more rows; the inverse is extended rather than made again."""
         found = Process(self.kernel, np.vstack([self.x, x]), np.vstack([self.v, v]), np.concatenate([self.y, y]),

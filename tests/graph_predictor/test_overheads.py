@@ -165,6 +165,10 @@ def test_the_command(tmp_path: Path) -> None:
     assert sum(kind["us_per_step"] for kind in first["kinds"].values()) == pytest.approx(first["host_us"])
     assert first["computation_us"] > 0
     assert result["second_over_first"]["all"]["ratio"] > 0
+    compared = CliRunner().invoke(app, ["overheads", str(here / "cpu-small"), str(here / "llama-cpu")])
+    assert "in common, which is too few" in " ".join(compared.output.split())
+    compared = CliRunner().invoke(app, ["overheads", str(here / "host/llama"), str(here / "host/bert")])
+    assert "in common, which is too few" not in " ".join(compared.output.split())
     shown = CliRunner().invoke(app, ["overheads", str(here / "llama-cpu")])
     assert shown.exit_code == 0 and "T1 between operations" in shown.output
 

@@ -232,3 +232,25 @@ def test_a_pipeline_traced_in_a_fake_world() -> None:
     # The stages share one pace, that of the slower one: its receives wait for the other one's sends.
     assert len(found.ranks) == 2 and np.ptp([row.step_ns for row in found.ranks]) <= 1e-3 * found.step_ns
     assert max(row.bubble_ns for row in found.ranks) > 0
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (3, 6)])
+def test_the_bubble_of_a_pipeline_is_that_of_the_textbook(stages: int, microbatches: int) -> None:
+    """1F1B's share of idle time is (p - 1) / (m + p - 1) where stages are even and communication is nearly free
+    (Narayanan et al., 2021): of a model whose blocks are nearly all of its work, with a host that is far ahead."""
+    pytest.importorskip("torch")
+    from graph_predictor.configuration import Configuration
+    from graph_predictor.rank_report import predicted_times
+    from graph_predictor.study import Study
+    from tracer import workloads
+    from tracer.shape_only import trace_job
+
+    settings = workloads.configure("llama", depth=stages, width=4096, heads=32, kv_heads=32, hidden=16384, seq=4096,
+                                   batch=microbatches, vocabulary=64, dtype="bf16", optimizer="sgd")
+    job = trace_job(settings, "h200-sxm", world_size=stages, parallel=f"pp={stages},microbatches={microbatches}")
+    prepared = Study(job).prepared(Configuration(host=0.001, topology="dgx-h200"))
+    found = closing(rank_report(predicted_times(prepared.start.settled(prepared.edits))))
+    textbook = (stages - 1) / (microbatches + stages - 1)
+    for row in found.ranks:
+        assert row.bubble_ns / row.step_ns == pytest.approx(textbook, abs=0.02)
+        assert 1 - row.busy_ns / row.step_ns == pytest.approx(textbook, abs=0.03)

@@ -491,22 +491,25 @@ def test_the_command_is_interrupted_resumed_and_writes_a_profile(tmp_path: Path)
     output, work = tmp_path / "cpu.profile", tmp_path / "cpu.measurements"
     options = ("-o", str(output), "--device", "cpu", "--families", "memset", "--minutes")
     process = command(*options, "2")  # far more than is waited for
-    deadline = time.monotonic() + 60
+    enough = 40  # for a model, should a busy machine leave the second run no time
+    deadline = time.monotonic() + 110
     lines = work / "items.jsonl"
-    while time.monotonic() < deadline and not (lines.exists() and lines.read_text(encoding="utf-8").count("\n") > 12):
+    while time.monotonic() < deadline and not (
+            lines.exists() and lines.read_text(encoding="utf-8").count("\n") > enough):
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130 and "--resume" in error and not output.exists()
     kept = set(Results.read(work).lines)
-    assert len(kept) > 12
+    assert len(kept) > enough
     process = command(*options, "0.25", "--resume", "--json")
     out, error = process.communicate(timeout=90)
     assert process.returncode == 0, error
     told = json.loads(out)
     assert kept <= set(Results.read(work).lines)
     assert [model["family"] for model in told["models"]] == ["memset"]
-    assert told["models"][0]["rows"] >= 12 and not told["device"]["placeholder"]
+    fitted = told["benchmarks"]["memset"]["fit"]
+    assert 12 <= told["models"][0]["rows"] <= fitted and not told["device"]["placeholder"]
     profile = load_profile(output)
     assert profile.device.memory_bandwidth_gbps == told["device"]["memory_bandwidth_gbps"]
     assert price([memset(1 << 20)], profile.device, profile).source[0] == Source.LEARNED

@@ -15,7 +15,9 @@ import pytest
 
 pytest.importorskip("torch", reason="tracing by shapes needs torch")
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from shape_only_support import (
     calls,
     differences,
@@ -29,6 +31,7 @@ from shape_only_support import (
 )
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import tracer
@@ -401,6 +404,76 @@ def test_a_function_of_ones_own_under_ddp() -> None:
     graph = trace(build, world_size=8, rank=3)
     assert [graph.string(int(code)) for code in graph.collectives.kind] == ["all_reduce"]
     assert json.loads(graph.string(int(graph.collectives.ranks[0]))) == list(range(8))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_a_pipeline_receives_is_waited_for_where_real_values_are_first_read(rank: int) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from tracer.fake_world import fake_world, parallelize, parse_plan
+
+    settings = workloads.configure("llama", preset="tiny", depth=2, batch=4)
+    plan = "pp=2,microbatches=4"
+
+    class FirstReaders(TorchDispatchMode):
+        """Real buffers that were received, and the first operation but views that is given each."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.buffers: list[int] = []
+            self.readers: dict[int, str] = {}
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            storages = [t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs))
+                        if isinstance(t, torch.Tensor)]
+            if func._schema.name == "c10d::recv_":
+                self.buffers += storages
+            elif not func.is_view:
+                for storage in set(storages) & set(self.buffers):
+                    self.readers.setdefault(storage, func._schema.name)
+            return func(*args, **(kwargs or {}))
+
+    with fake_world(2, rank):
+        workload = parallelize(workloads.build("llama", preset="tiny", depth=2, batch=4), parse_plan(plan, 2))
+        batches = iter(workload.batches())
+        workload.step(next(batches))
+        with FirstReaders() as seen:
+            workload.step(next(batches))
+    real = [seen.readers[buffer] for buffer in seen.buffers]
+
+    graph = trace_workload(settings, "cpu", world_size=2, rank=rank, parallel=plan)
+    table = graph.collectives
+    kinds = np.array([graph.string(int(code)) for code in table.kind])
+    waits = table.wait_op[kinds == "recv"]
+    assert (waits > table.op[kinds == "recv"]).all() and len(set(waits.tolist())) == 4
+    assert [graph.string(int(graph.ops.name[row])) for row in waits] == real
+    assert (table.wait_op[kinds == "send"] == NONE).all()
+
+
+@pytest.mark.parametrize(("call", "kind"), [
+    (lambda out, parts: dist.all_to_all_single(out, torch.ones_like(out)), "all_to_all"),
+    (lambda out, parts: dist.recv(out, 0), "recv"),
+    (lambda out, parts: dist.all_reduce_coalesced([out]), "all_reduce"),
+    (lambda out, parts: dist.gather(parts[0], parts, dst=1), "gather"),
+    (lambda out, parts: dist.all_gather_into_tensor(out, parts[0]), "all_gather"),
+])
+def test_operators_that_return_only_their_work_are_waited_for_too(call: Any, kind: str) -> None:
+    def build() -> Callable[[], Any]:
+        dist.init_process_group("nccl")
+
+        def step() -> Any:
+            out = torch.zeros(4, device="cuda")
+            parts = list(torch.zeros(2, 2, device="cuda").unbind())
+            call(out, parts)
+            torch.ones(3, device="cuda").exp()
+            return (parts[1] if kind == "gather" else out).sin()
+
+        return step
+
+    graph = trace(build, world_size=2, rank=1)
+    table = graph.collectives
+    assert [graph.string(int(code)) for code in table.kind] == [kind]
+    assert graph.string(int(graph.ops.name[table.wait_op[0]])) == "aten::sin"
 
 
 # --- what cannot be traced, and the command ---------------------------------------------------------------------------

@@ -32,6 +32,7 @@ class Item(msgspec.Struct, frozen=True):
         counts: arguments of ``tracer.capture``; empty for a micro-benchmark.
         split: the side it is on, decided by its sizes alone.
         seconds: what the plan expects it to take.
+        visit: the how-manieth time a micro-benchmark is measured; from the second on only its warm times are.
     """
 
     id: str
@@ -42,6 +43,7 @@ class Item(msgspec.Struct, frozen=True):
     split: Split
     priority: int
     seconds: float
+    visit: int = 1
 
     @property
     def alike(self) -> str:

@@ -132,7 +132,7 @@ def measure_kernel(task: Task, lab: Lab) -> tuple[dict[str, Any], list[dict[str,
     from tracer.campaign.micro import measure
 
     try:
-        rows = measure(task.item.name, task.item.settings, lab)
+        rows = measure(task.item.name, task.item.settings, lab, task.item.visit)
     finally:
         lab.tidy()
         if task.item.name == "fused":

@@ -198,8 +198,11 @@ class Results:
 
     def bytes_used(self) -> int:
         """Bytes of all files but the scratch directory's."""
-        return sum((Path(folder) / name).stat().st_size for folder, _, names in os.walk(self.path) for name in names
-                   if SCRATCH not in Path(folder).relative_to(self.path).parts)
+        used = 0
+        for folder, folders, names in os.walk(self.path):
+            folders[:] = [name for name in folders if name != SCRATCH]
+            used += sum(os.stat(os.path.join(folder, name)).st_size for name in names)
+        return used
 
     def graph_bytes(self) -> int:
         """Bytes of the full graphs."""

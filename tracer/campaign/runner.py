@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tracer.campaign.errors import CampaignError
 from tracer.campaign.items import Item, rehearsed
 from tracer.campaign.plan import Plan
@@ -105,6 +107,7 @@ class _Run:
         self._batch: list[tuple[ItemResult, list[dict[str, Any]]]] = []
         self._flushed, self._batches = time.monotonic(), 0
         self._session = 0
+        self._used: int | None = None
         self._new: list[ItemResult] = []
 
     def go(self) -> Outcome:
@@ -151,6 +154,10 @@ class _Run:
             with _disk(self._results.path):
                 result, rows = self._one(item, workers)
             result.seconds = round(time.monotonic() - start, 3)
+            if item.visit > 1:
+                self._keep_visit(result, rows)
+                source.record(item, result, rows)
+                continue
             if result.status == "ok":
                 self._learn(item, result.seconds)
             failures = failures + 1 if result.status == "failed" else 0
@@ -222,15 +229,28 @@ class _Run:
             else:
                 folder = "graphs" if result.content == "graph" else "tables"
                 result.file = self._results.adopt_file(source, folder, source.name)
+                self._used = None
         return result
+
+    def _keep_visit(self, result: ItemResult, rows: list[dict[str, Any]]) -> None:
+        """A further visit adds rows and seconds to what the first one found; one that failed takes nothing away."""
+        waiting = {kept.id: kept for kept, _ in self._batch}
+        first = waiting.get(result.id) or self._results.lines.get(result.id)
+        if first is None or not rows:
+            return
+        self._wait_for_flush(msgspec.structs.replace(first, seconds=round(first.seconds + result.seconds, 3)), rows)
 
     def _keep(self, result: ItemResult, rows: list[dict[str, Any]]) -> None:
         self._new.append(result)
         if not rows and result.kind == "workload":
             self._results.save([result])
+            self._used = None
             return
         if rows:
             result.file = f"{KERNELS}/{result.name}.parquet"
+        self._wait_for_flush(result, rows)
+
+    def _wait_for_flush(self, result: ItemResult, rows: list[dict[str, Any]]) -> None:
         common = {"id": result.id, "session": self._session, "split": result.split, **result.settings}
         self._batch.append((result, [{**common, **row} for row in rows]))
         if time.monotonic() - self._flushed > FLUSH_S or len(self._batch) >= FLUSH_ITEMS:
@@ -242,6 +262,7 @@ class _Run:
         self._flushed = time.monotonic()
         if not batch:
             return
+        self._used = None
         folder = self._results.path / KERNELS
         for family in sorted({result.name for result, rows in batch if rows}):
             self._batches += 1
@@ -273,7 +294,10 @@ class _Run:
         return item.seconds * upper
 
     def _room(self) -> float:
-        return self._options.max_mb * _MB - self._results.bytes_used()
+        """Bytes left; the files are only looked at again once one was written."""
+        if self._used is None:
+            self._used = self._results.bytes_used()
+        return self._options.max_mb * _MB - self._used
 
     def _graph_room(self) -> int:
         share = GRAPH_SHARE * self._options.max_mb * _MB

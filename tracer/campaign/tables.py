@@ -17,14 +17,19 @@ if TYPE_CHECKING:
 KERNELS = "kernels"
 """Folder of the tables in a campaign's directory."""
 PART_ENDING = ".part.parquet"
+WARM = "warm"
+"""The variant whose data may be in L2. Later visits of the same benchmark are variants ``warm 2``, ``warm 3`` …"""
 
 _COMMON: dict[str, tuple[str, str]] = {
     "id": ("string", "the item; its line of items.jsonl has the rest"),
     "session": ("int32", "which of campaign.json's sessions measured it"),
     "split": ("string", "fit or held-out, by the shape group"),
 }
+_TIMES = ("runs", "min_us", "p10_us", "p25_us", "p50_us", "p75_us", "p90_us", "event_overhead_us")
+"""Columns that every visit measures."""
 _MEASURED: dict[str, tuple[str, str]] = {
-    "variant": ("string", "warm (data may be in L2), cold (L2 flushed before each run), or what was measured"),
+    "variant": ("string", "warm (data may be in L2; \"warm 2\" at its second visit), cold (L2 flushed "
+                "before each run), or what was measured"),
     "runs": ("int32", "timed runs"),
     "min_us": ("float64", "fastest run, microseconds between two events around it"),
     "p10_us": ("float64", "10th percentile of the runs, microseconds"),
@@ -40,6 +45,28 @@ _MEASURED: dict[str, tuple[str, str]] = {
     "event_overhead_us": ("float64", "median of an empty pair of events, contained in the times"),
     "sm_clock_mhz": ("int32", "SM clock right after the runs; null where it cannot be read"),
 }
+
+
+def warm_variant(visit: int) -> str:
+    """The name of a visit's warm variant; visits count from 1."""
+    return WARM if visit <= 1 else f"{WARM} {visit}"
+
+
+def quickest_visits(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """The warm rows, one a benchmark, with the times of its quickest visit (by the tenth percentile).
+
+    What was only seen on the first visit (kernels, bytes) is the first visit's. A benchmark without a first visit's
+    row is left out.
+    """
+    first = frame[frame.variant == WARM]
+    visits = frame[frame.variant.str.match(rf"{WARM}( \d+)?$")]
+    if len(visits) == len(first):
+        return first
+    quickest = visits.loc[visits.groupby("id").p10_us.idxmin()].set_index("id")
+    found = first.copy()
+    for name in _TIMES:
+        found[name] = quickest[name].reindex(found.id).to_numpy()
+    return found
 
 
 def describe(family: Family) -> dict[str, tuple[str, str]]:

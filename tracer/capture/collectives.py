@@ -14,6 +14,7 @@ from tracer.kineto.collectives import collective_kind
 
 _NAMESPACES = ("c10d", "_c10d_functional")
 _NOT_COLLECTIVES = {"wait_tensor", "check_for_nan", "batch_p2p_ops", "_wrap_tensor_autograd"}
+_FILL_NOTHING = {"send", "barrier"}
 
 
 def profiler_lacks_collectives() -> bool:
@@ -64,8 +65,7 @@ class CollectiveNotes:
         name = schema.name.partition("::")[2]
         if name in _NOT_COLLECTIVES:
             return
-        values = {a.name: args[i] if i < len(args) else kwargs.get(a.name, a.default_value)
-                  for i, a in enumerate(schema.arguments)}
+        values = _values_of(func, args, kwargs)
         group, ranks = _group_of(values)
         sent, received = _tensors_of(values, result)
         row = {
@@ -81,6 +81,23 @@ class CollectiveNotes:
         }
         self._order[group] = row["order"] + 1
         self.rows.append(row)
+
+
+def received_tensors(func: Any, args: Any, kwargs: Any, result: Any) -> list[Any]:
+    """Tensors that a call of a collective operator fills on this rank: none of a send or a barrier.
+
+    Schemas do not tell: c10d's operators mark no argument as written, and several (``recv_``, ``alltoall_base_``,
+    ``allreduce_coalesced_``) return nothing but their work.
+    """
+    if collective_kind(func._schema.name.partition("::")[2]) in _FILL_NOTHING:
+        return []
+    return _tensors_of(_values_of(func, args, kwargs), result)[1]
+
+
+def _values_of(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """A call's arguments by name."""
+    return {a.name: args[i] if i < len(args) else kwargs.get(a.name, a.default_value)
+            for i, a in enumerate(func._schema.arguments)}
 
 
 def _group_of(values: dict[str, Any]) -> tuple[str, list[int]]:

@@ -7,6 +7,7 @@ frees within itself, its workspace, is not seen.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -18,6 +19,8 @@ import torch
 
 BLOCK_BYTES = 512
 """CUDA's caching allocator hands out multiples of this."""
+_FACTORS = (0.0, 1 / 64, 1 / 16, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 16.0, 64.0)
+"""Factors on activations and temporaries that moments are kept for."""
 
 
 class Holds(str, Enum):
@@ -55,6 +58,8 @@ class MemoryTracker:
     def __init__(self) -> None:
         self.in_backward = False
         """Whether the recorded step has reached its backward pass; set by the recorder."""
+        self.in_optimizer = False
+        """Whether an optimizer's step runs; set by the recorder."""
         self._live: dict[int, Storage] = {}
         self._count = 0
         self._recording = False
@@ -63,6 +68,7 @@ class MemoryTracker:
         self._forward: set[int] = set()
         self._kept: set[int] = set()
         self._host: set[int] = set()
+        self._by_optimizer: set[int] = set()
         self._holds: dict[int, Holds] = {}
         self._first = 0
 
@@ -85,6 +91,8 @@ class MemoryTracker:
         if self._recording:
             if in_forward:
                 self._forward.add(number)
+            if self.in_optimizer:
+                self._by_optimizer.add(number)
             self._events.append((number, found.size))
         return number
 
@@ -169,6 +177,32 @@ class MemoryTracker:
             parts[self._what(number)] += size
         result.update({what.value: size for what, size in parts.items()})
         return result
+
+    def moments(self) -> list[list[int]]:
+        """Moments of the recorded step that may be its peak when its sizes change.
+
+        Of each the bytes on the device that stay as they are (parameters, gradients, optimizer states, …), activations,
+        temporaries of forward and backward, and temporaries of the optimizer. For any factors on the last three the
+        most that is alive at once is about the largest sum over these moments: they are those that have it for some
+        factors from 1/64 to 64, or none.
+        """
+        rows = [row for row in self._start if row[0] not in self._host]
+        begun = len(rows)
+        rows += [row for row in self._events if row[0] not in self._host]
+        if not rows:
+            return []
+        change = np.zeros((len(rows), 4), np.int64)
+        for i, (number, size) in enumerate(rows):
+            what = self._what(number)
+            column = 1 if what is Holds.ACTIVATIONS else 0
+            if what is Holds.TEMPORARIES:
+                column = 3 if number in self._by_optimizer else 2
+            change[i, column] = size
+        alive = np.unique(np.cumsum(change, axis=0)[max(begun - 1, 0):], axis=0)
+        weights = [(1.0, *each) for each in itertools.product(_FACTORS, _FACTORS, (0.0, 1.0))]
+        chosen = sorted({int(np.argmax(alive @ np.array(weight))) for weight in weights})
+        found: list[list[int]] = alive[chosen].tolist()
+        return found
 
     def _what(self, number: int) -> Holds:
         if number in self._holds:

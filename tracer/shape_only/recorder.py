@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
-from tracer.capture.collectives import CollectiveNotes
+from tracer.capture.collectives import CollectiveNotes, received_tensors
 from tracer.graph import NONE, Phase, Place
 from tracer.shape_only.arguments import ArgumentWriter
 from tracer.shape_only.memory import Holds, MemoryTracker
@@ -110,6 +110,7 @@ class OperatorRecorder(TorchDispatchMode):
     def step(self) -> Iterator[None]:
         """Record what runs inside as the next step."""
         self._in_optimizer = 0
+        self.tracker.in_optimizer = False
         self.recording = True
         self._last_sequence = current_sequence()
         self._module_of.clear()
@@ -160,7 +161,7 @@ class OperatorRecorder(TorchDispatchMode):
         if row != NONE:
             self._last_outputs = numbers
         if self.recording and func.namespace in _COLLECTIVES:
-            self._collective(func, args, kwargs, result, row, outputs)
+            self._collective(func, args, kwargs, result, row)
         return result
 
     def _is_bookkeeping(self, inputs: list[Any], backward: bool) -> bool:
@@ -242,26 +243,28 @@ class OperatorRecorder(TorchDispatchMode):
         self._last_sequence = sequence
         return number, module
 
-    def _collective(self, func: Any, args: Any, kwargs: Any, result: Any, row: int, outputs: list[Any]) -> None:
+    def _collective(self, func: Any, args: Any, kwargs: Any, result: Any, row: int) -> None:
         before = len(self.notes.rows)
         self.notes.note(func, args, kwargs, result)
         name = func._schema.name
         if len(self.notes.rows) > before:
             self.collective_ops.append(row)
-            written = outputs or _written(func, args, kwargs)
-            self.waits.started(len(self.notes.rows) - 1, row, [self.tracker.number(t) for t in written])
+            filled = received_tensors(func, args, kwargs, result)
+            self.waits.started(len(self.notes.rows) - 1, row, [self.tracker.number(t) for t in filled])
         elif name.endswith("::wait_tensor"):
             self.waits.waited(row, [self.tracker.number(t) for t in _tensors_of(args, kwargs)])
 
     def _optimizer_begins(self, optimizer: Any, *_: Any) -> None:
         self.optimizers[id(optimizer)] = optimizer
         self._in_optimizer += 1
+        self.tracker.in_optimizer = True
         if self.recording:
             with torch._C.DisableTorchFunction():
                 self.tracker.hold(_gradients(optimizer), Holds.GRADIENTS)
 
     def _optimizer_ends(self, *_: Any) -> None:
         self._in_optimizer = max(self._in_optimizer - 1, 0)
+        self.tracker.in_optimizer = self._in_optimizer > 0
 
     def _hold_gradients(self) -> None:
         """Gradients of modules without an optimizer."""
@@ -292,15 +295,6 @@ def _gradients(optimizer: Any) -> list[Any]:
 
 def _is_wrapper(kind: Any) -> bool:
     return kind is not FakeTensor and is_traceable_wrapper_subclass_type(kind)
-
-
-def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
-    """Tensors that a call writes to."""
-    found = []
-    for i, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found += _flat(args[i] if i < len(args) else kwargs.get(argument.name))
-    return found
 
 
 def _tensors_of(args: Any, kwargs: Any) -> list[Any]:

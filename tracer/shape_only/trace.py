@@ -213,6 +213,7 @@ def _finished(recorder: OperatorRecorder, site: Site, placement: Placement | Non
                   "would not use it; move model and batch with .cuda() or .to(\"cuda\").")
     meta.source = source
     meta.memory = recorder.tracker.report()
+    meta.memory_moments = recorder.tracker.moments()
     meta.substitutions = dict(sorted(site.counts.items()))
     meta.profiler_flags = recorder.tf32
     meta.backend = "fake" if meta.world_size > 0 else ""
