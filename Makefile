@@ -22,8 +22,9 @@ setup: $(INSTALLED)  ## create the virtual environment and install foretrace int
 demo: $(CAPTURING)  ## record a training step here, predict three that were never run, run them and compare
 	@$(BIN)/python examples/demo.py --out $(OUT)/demo
 
+# One process a core, so one thread a process.
 test: lint check  ## linters, type check, the recorded traces' baseline and the whole test suite
-	$(BIN)/python -m pytest -q -n auto --dist loadfile
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile
 
 check: $(INSTALLED)  ## predict the recorded traces again: fails where a model got worse than traces/baseline.json
 	$(BIN)/foretrace check traces

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,8 +33,8 @@ def plan(
         min=1, metavar="N", help="Sequences of a step; by default what the source does, on every GPU.")] = None,
     only: Annotated[str | None, typer.Option(
         "--parallel", metavar="PLAN", help="Estimate this plan alone, such as dp=8,tp=4,pp=2,microbatches=16.")] = None,
-    memory_limit: Annotated[float | None, typer.Option(
-        min=0, metavar="GB", help="Memory of a GPU; by default all it has.")] = None,
+    memory_limit: Annotated[str | None, typer.Option(
+        metavar="SIZE", help="Memory of a GPU, such as 80GiB (a bare number is in GB); by default all it has.")] = None,
     price: Annotated[float | None, typer.Option(min=0, metavar="PER_HOUR", help="Price of one GPU and hour.")] = None,
     profile: Annotated[str | None, typer.Option(metavar="FILE", help="Fitted models of the device.")] = None,
     comm_profile: Annotated[str | None, typer.Option(
@@ -47,6 +48,8 @@ def plan(
     """Find the best parallel plan: data, tensor and pipeline parallelism, micro-batch, recomputation and sharding.
 
     foretrace plan llama --preset real --gpus 64 --device h200-sxm --topology dgx-h200x8
+
+    Ends with status 1 where no plan is possible.
     """
     with one_sentence(debug):
         from dataclasses import replace
@@ -57,6 +60,9 @@ def plan(
         from graph_predictor.parallel.search import price_plan, search
         from graph_predictor.whatif.device import find_device
 
+        _check_finite(price, "--price", "the price of one GPU and hour")
+        _check_finite(host_us, "--host-us", "the host time of a launch in µs")
+        limit = None if memory_limit is None else _limit(memory_limit)
         spec = find_device(device)
         shape, per_gpu = _decoder(source, assignments or [], preset)
         if topology is None and comm_profile is None:
@@ -73,7 +79,6 @@ def plan(
             models = load_profile(profile)
         pieces = Pieces(spec, models)
         rates = Rates() if host_us is None else replace(Rates(), host_us=host_us, host_collective_us=host_us)
-        limit = None if memory_limit is None else memory_limit * 1e9
         with working("Tracing and pricing"):
             if only is not None:
                 found = price_plan(only, gpus, shape, pieces, collectives, memory_limit=limit, rates=rates)
@@ -86,8 +91,29 @@ def plan(
                         "topology": collectives.topology.name, "considered": found.considered,
                         "plans": [_plain(each, gpus, price) for each in found.plans[:top]],
                         "refused": [asdict(each) for each in found.refused], "notes": notes})
-            return
-        _report(found, shape, gpus, collectives.topology.name, price, top, notes)
+        else:
+            _report(found, shape, gpus, collectives.topology.name, price, top, notes)
+    if not found.plans:
+        raise typer.Exit(1)
+
+
+def _check_finite(value: float | None, option: str, what: str) -> None:
+    """Raise ``PlanError`` for infinity and for what is no number: they would be ranked like any other."""
+    if value is not None and not math.isfinite(value):
+        from graph_predictor.parallel.plan import PlanError
+
+        raise PlanError(f"{option} {value:g} is no figure to compute with; give {what}.")
+
+
+def _limit(text: str) -> float:
+    """Bytes of a ``--memory-limit``. Raises ``ForetraceError``."""
+    from graph_predictor.comm_units import parse_bytes
+    from graph_predictor.parallel.plan import PlanError
+
+    found = parse_bytes(f"{text}GB" if text.replace(".", "", 1).isdigit() else text)
+    if found <= 0:
+        raise PlanError(f"--memory-limit {text} leaves no memory for anything; give what a GPU has, such as 80GiB.")
+    return found
 
 
 def _decoder(source: str, assignments: list[str], preset: str) -> tuple[TransformerShape, int]:
@@ -139,7 +165,11 @@ def _report(found: Found, shape: TransformerShape, gpus: int, where: str, price:
             notes: list[str]) -> None:
     report = Report()
     report.line(f"A decoder of {shape.parameters / 1e9:,.3g} billion parameters ({shape.layers} layers, {shape.dtype}) "
-                f"on {gpus} GPUs of {where}: {found.considered:,} plans, {len(found.plans):,} possible.")
+                f"on {gpus} GPUs of {where}: {found.considered:,} {'plan' if found.considered == 1 else 'plans'}, "
+                f"{len(found.plans):,} possible.")
+    batches = sorted({each.estimate.plan.global_batch for each in found.plans})
+    if batches:
+        report.line(f"Sequences of a step: {', '.join(f'{batch:,}' for batch in batches)}.")
     columns = [Column("dp"), Column("tp"), Column("pp"), Column("micro-\nbatches"), Column("ZeRO"),
                Column("re-\ncompute", name=True), Column("step\nms"), Column("80% between\nms"), Column("memory\nGB"),
                Column("exposed\nms"), Column("bubble"), Column("binds", name=True)]
@@ -150,7 +180,7 @@ def _report(found: Found, shape: TransformerShape, gpus: int, where: str, price:
         e = each.estimate
         p = e.plan
         row = [str(p.dp), str(p.tp), str(p.pp), f"{p.microbatches} × {p.microbatch}", str(int(p.sharding)),
-               p.recompute.value, f"{e.time_us / 1e3:,.1f}", f"{e.low_us / 1e3:,.0f} – {e.high_us / 1e3:,.0f}",
+               p.recompute.value, f"{e.time_us / 1e3:,.1f}", f"{e.low_us / 1e3:,.1f} – {e.high_us / 1e3:,.1f}",
                f"{each.memory.total / 1e9:.1f}", f"{e.exposed_us / 1e3:,.1f}", percent(e.bubble), e.bound]
         if price is not None:
             row.insert(-1, f"{_cost(each, gpus, price):.3g}")
@@ -160,7 +190,8 @@ def _report(found: Found, shape: TransformerShape, gpus: int, where: str, price:
         report.line()
         report.line("Not possible", style="bold")
     for refused in found.refused:
-        report.line(f"{refused.count:,} plans: {refused.reason} Such as {refused.example}.", indent=4)
+        number = f"{refused.count:,} {'plan' if refused.count == 1 else 'plans'}"
+        report.line(f"{number}: {refused.reason} Such as {refused.example}.", indent=4)
     if not found.plans:
         report.line()
         report.line("No plan is possible.", style="bold")

@@ -92,12 +92,20 @@ def sweep(
         from graph_predictor.comm_units import parse_bytes
         from graph_predictor.configuration import Configuration
         from graph_predictor.sweep import sweep as run
-        from graph_predictor.sweep.files import check_plot, check_table, write_plot, write_table
+        from graph_predictor.sweep.files import (
+            check_not_anothers,
+            check_plot,
+            check_table,
+            write_plot,
+            write_table,
+        )
         from graph_predictor.sweep.run import Source
 
         check_table(output)
         goal = None if best is None else _goal(best)
         limit = None if memory_limit is None else parse_bytes(memory_limit)
+        _check_goal(goal, price)
+        check_not_anothers(output)
         for path in (output, *([] if plot is None else [plot])):
             check_output(path, list(source), device_allowed=False)
         if plot is not None:
@@ -129,6 +137,14 @@ def _goal(text: str) -> Goal:
         return Goal(text)
     except ValueError:
         raise SweepError(f"--best {text!r} is not known; there are {', '.join(one.value for one in Goal)}.") from None
+
+
+def _check_goal(goal: Goal | None, price: float | None) -> None:
+    """Raise ``SweepError`` for a goal that no point can have."""
+    from graph_predictor.sweep import Goal, SweepError
+
+    if goal is Goal.COST and price is None:
+        raise SweepError("--best cost needs the price of one device and hour; give it with --price.")
 
 
 def _space(sizes: list[str], lists: dict[str, str | None], plans: list[str], fixed: Configuration) -> Space:

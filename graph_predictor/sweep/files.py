@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from graph_predictor.sweep.journal import SUFFIX
 from graph_predictor.sweep.space import SweepError
 
 TABLES = (".parquet", ".csv")
@@ -16,6 +17,13 @@ MOST_LINES = 12
 def check_table(path: str) -> None:
     """Raise ``SweepError`` if the name says no known format."""
     _check(path, TABLES, "A table")
+
+
+def check_not_anothers(path: str) -> None:
+    """Raise ``SweepError`` if the file is there and no journal beside it says that a sweep wrote it."""
+    if Path(path).exists() and not Path(f"{path}{SUFFIX}").exists():
+        raise SweepError(f"{path} exists, and no {Path(path).name}{SUFFIX} beside it says that a sweep wrote it; "
+                         "remove it, or name another output.")
 
 
 def check_plot(path: str) -> None:
@@ -86,4 +94,4 @@ def _check(path: str, known: tuple[str, ...], what: str) -> None:
         raise SweepError(f"{path} cannot be written: {what.lower()}'s name ends with {' or '.join(known)}.")
 
 
-__all__ = ["check_plot", "check_table", "write_plot", "write_table"]
+__all__ = ["check_not_anothers", "check_plot", "check_table", "write_plot", "write_table"]

@@ -106,13 +106,15 @@ def sweep(source: Source, space: Space, *, output: str | os.PathLike[str] | None
     with ExitStack() as stack:
         rows: dict[str, Row] = {}
         keep: Callable[[dict[str, Row]], None] = rows.update
+        if backend != LOCAL:  # a cluster that cannot be reached leaves no journal behind
+            stack.enter_context(_cluster(backend, scheduler, stack))
         if output is not None:
             journal = stack.enter_context(Journal(output, _about(source, study.job, space, price_per_hour)))
             rows, keep = journal.rows, journal.add
         missing = [point for point in points if point.key not in rows]
         resumed = len(points) - len(missing)
         done = resumed
-        for found in _run(source, study, missing, price_per_hour, backend, scheduler, jobs, stack):
+        for found in _run(source, study, missing, price_per_hour, backend, jobs, stack):
             keep(found)
             done += len(found)
             if progress is not None:
@@ -123,7 +125,7 @@ def sweep(source: Source, space: Space, *, output: str | os.PathLike[str] | None
 
 
 def _run(source: Source, study: Study, points: Sequence[Point], price: float | None, backend: str,
-         scheduler: str | None, jobs: int, stack: ExitStack) -> Iterator[dict[str, Row]]:
+         jobs: int, stack: ExitStack) -> Iterator[dict[str, Row]]:
     """Rows of chunks of points, as they are finished."""
     chunks = list(_chunks(points))
     if not chunks:
@@ -134,8 +136,6 @@ def _run(source: Source, study: Study, points: Sequence[Point], price: float | N
         return
     if backend == LOCAL:
         stack.enter_context(parallel_config(backend="loky", n_jobs=jobs, inner_max_num_threads=1))
-    else:
-        stack.enter_context(_cluster(backend, scheduler, stack))
     calls = [delayed(_rows)(source, chunk, price) for chunk in chunks]
     if backend == RAY:  # returns whole lists only
         size = ROUND * max(os.cpu_count() or 1, 1)

@@ -117,7 +117,8 @@ def calibrate(request: Request, *, probe: checks.Probe = checks.probe, host: Hos
     box_s = request.minutes * 60 - min(FIT_SHARE * request.minutes * 60, MOST_FIT_S)
     left_s = box_s - _spent_s(request)
     setup = Setup(NAME, f"calibration of {device}", device, request.threads if device == "cpu" else 0)
-    source = Measurements(setup, families, request.work, box_s, request.seed, probe, health.free_bytes or 8e9, say)
+    source = Measurements(setup, families, request.work, box_s, request.seed, probe, health.free_bytes or 8e9, say,
+                          left_s=max(left_s, 1.0))
     source.findings += findings
     options = RunOptions(minutes=max(left_s, 1.0) / 60, max_mb=_MAX_MB, resume=request.resume)
     outcome = _run(source, request.work, options, device)

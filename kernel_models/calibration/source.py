@@ -104,11 +104,12 @@ class Measurements:
         free_bytes: memory that may be used.
         say: called with a line of progress.
         clock: seconds, of the run.
+        left_s: seconds of the box that earlier runs of the same directory left, if any did.
     """
 
     def __init__(self, setup: Setup, families: Sequence[Family], work: Path, box_s: float, seed: int,
                  probe: checks.Probe, free_bytes: float, say: Callable[[str], None],
-                 clock: Callable[[], float] = time.monotonic) -> None:
+                 clock: Callable[[], float] = time.monotonic, *, left_s: float = 0.0) -> None:
         self.setup = setup
         self.findings: list[Finding] = []
         self.canary_us: list[float] = []
@@ -130,7 +131,8 @@ class Measurements:
         self._spec: DeviceSpec | None = None
         self._limits: Limits | None = None
         self._seen: list[tuple[OpCall, float, bool]] = []
-        self._visits = Visits()
+        self._visits = Visits(clock(), left_s or box_s)
+        self._left_s = left_s or box_s
         self._told: dict[str, int] = {}
         self._turn, self._checked, self._said = 0, clock(), clock()
         self._begun = clock()
@@ -156,6 +158,7 @@ class Measurements:
         """The device is known: prepare to plan."""
         self._spec = spec_of(context.get("hardware", {}), self.setup.threads)
         self._checked = self._said = self._begun = self._clock()
+        self._visits = Visits(self._begun, self._left_s)
         for item, line in self._earlier:
             self._take_up(item, line)
 
@@ -214,7 +217,7 @@ class Measurements:
         warm = next((row for row in rows if row.get("variant") == WARM), None)
         if warm is not None:
             self._learn(item, dict(warm))
-            if self._on_host and state is not None:
+            if self._on_host and item.id != self._canary.id:
                 self._visits.add(item, time_us(dict(warm), host=True), self._clock())
 
     def planned(self) -> int:
@@ -301,7 +304,6 @@ class Measurements:
         """A further visit; the planner is told if it was quicker than those before."""
         row = next((row for row in rows if row.get("variant") == warm_variant(item.visit)), None)
         if row is None:
-            self._visits.failed(item)
             return
         measured_us = time_us(dict(row), host=True)
         quicker = self._visits.took(item, measured_us, self._clock())

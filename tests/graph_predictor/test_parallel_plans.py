@@ -173,11 +173,18 @@ def test_the_command_prints_plans_and_refuses_in_one_sentence() -> None:
     assert best["cost_per_step"] == pytest.approx(2 * 2 * best["step_ms"] / 3.6e6)
     shown = RUNNER.invoke(app, [*base, "--parallel", "tp=2,microbatches=2"])
     assert shown.exit_code == 0
-    assert "Best plans" in shown.stdout
+    assert "Best plans" in shown.stdout and "Sequences of a step: 2" in shown.stdout
+    for enough in ("80", "80GB", "80GiB"):
+        assert RUNNER.invoke(app, [*base, "--parallel", "tp=2,microbatches=2", "--memory-limit", enough]).exit_code == 0
     refused = RUNNER.invoke(app, ["plan", "llama", "--gpus", "3", "--parallel", "tp=3"])
+    assert refused.exit_code == 1
     assert "4 heads cannot be split evenly by tp=3" in " ".join(refused.stdout.split())
     for arguments, says in ((["plan", "resnet50", "--gpus", "2"], "no decoder"),
                             (["plan", "llama", "--gpus", "64", "--topology", "dgx-h200"], "do not fit"),
+                            ([*base, "--host-us", "inf"], "--host-us inf is no figure"),
+                            ([*base, "--price", "inf"], "--price inf is no figure"),
+                            ([*base, "--memory-limit", "0"], "leaves no memory"),
+                            ([*base, "--memory-limit", "much"], "'much' is no size"),
                             ([*base, "--parallel", "tp=4"], "4 GPUs, and 2 were given")):
         wrong = RUNNER.invoke(app, arguments)
         assert wrong.exit_code == 2

@@ -192,6 +192,7 @@ def test_the_command(tmp_path: Path) -> None:
     (["-o", "t.csv"], "Nothing varies"),
     (["-o", "t.csv", "--host", "1", "--best", "beauty"], "beauty"),
     (["-o", "t.csv", "--host", "1", "--memory-limit", "lots"], "no size"),
+    (["-o", "t.csv", "--host", "1", "--best", "cost"], "--price"),
     (["-o", "t.csv", "--host", "1", "--backend", "cloud"], "no backend"),
     (["-o", "t.csv", "--host", "1", "--scheduler", "tcp://nowhere:1"], "--backend"),
     (["-o", "t.csv", "--host", "1", "--backend", "dask"], "--scheduler"),
@@ -206,4 +207,12 @@ def test_bad_commands_get_a_sentence(arguments: list[str], says: str, tmp_path: 
     monkeypatch.chdir(tmp_path)
     said = _result(CAPTURE, *arguments)
     assert said.exit_code == 2 and says in said.output and "Traceback" not in said.output
-    assert not [name for name in os.listdir(tmp_path) if not name.endswith(".journal")]
+    assert not os.listdir(tmp_path)
+
+
+def test_a_file_that_no_sweep_wrote_is_not_overwritten(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.csv"
+    mine.write_text("precious")
+    said = _result(CAPTURE, "--host", "1", "-o", str(mine))
+    assert said.exit_code == 2 and "no mine.csv.journal beside it" in " ".join(said.output.split())
+    assert mine.read_text() == "precious" and os.listdir(tmp_path) == ["mine.csv"]

@@ -498,12 +498,12 @@ def test_the_command_is_interrupted_resumed_and_writes_a_profile(tmp_path: Path)
             lines.exists() and lines.read_text(encoding="utf-8").count("\n") > enough):
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=240)
     assert process.returncode == 130 and "--resume" in error and not output.exists()
     kept = set(Results.read(work).lines)
     assert len(kept) > enough
     process = command(*options, "0.25", "--resume", "--json")
-    out, error = process.communicate(timeout=90)
+    out, error = process.communicate(timeout=300)
     assert process.returncode == 0, error
     told = json.loads(out)
     assert kept <= set(Results.read(work).lines)
@@ -520,7 +520,7 @@ def test_a_gpu_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     process = command("-o", str(tmp_path / "a.profile"), "--device", "cuda")
-    out, error = process.communicate(timeout=60)
+    out, error = process.communicate(timeout=240)
     assert process.returncode == 2 and out == ""
     assert "sees no CUDA device" in error and "--device cpu" in error and "--rehearse" not in error
     assert error.count("\n") == 1
@@ -534,6 +534,6 @@ def test_mistakes_end_the_command_with_2(tmp_path: Path) -> None:
             (("-o", str(tmp_path / "a.profile"), "--device", "cpu", "--families", "fft"), "'fft'"),
             (("-o", str(tmp_path / "a.profile"), "--device", "cpu", "--minutes", "0.2"), "not enough")):
         process = command(*options)
-        out, error = process.communicate(timeout=60)
+        out, error = process.communicate(timeout=240)
         assert process.returncode == 2 and out == "", error
         assert error.startswith("foretrace: ") and error.count("\n") == 1 and told in error

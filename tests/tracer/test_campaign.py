@@ -100,7 +100,7 @@ def check_sound(out: Path) -> Results:
 def test_reading_and_expanding_imports_no_torch() -> None:
     code = ("import sys; from tracer import campaign as c; [c.expand(c.read_plan(n)) for n in c.packaged_plans()];"
             "sys.exit(any(name.partition('.')[0] == 'torch' for name in sys.modules))")
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=240).returncode == 0
 
 
 def test_the_package_has_the_three_plans() -> None:
@@ -497,10 +497,14 @@ def test_device_times_hold_the_work_alone() -> None:
 
 def test_the_beginning_of_the_h200_workloads_is_rehearsed(torch: Any, tmp_path: Path) -> None:
     out = tmp_path / "rehearsal"
-    ran = foretrace("campaign", "run", "h200-workloads", "--part", "1", "--out", str(out), "--rehearse",
-                    "--minutes", "0.25", timeout=120)
-    assert ran.returncode == 0, ran.stderr
-    results = check_sound(out)
+    # On a crowded machine a worker may need all of a short run to start: then the next run goes on.
+    for resume in ((), *[("--resume",)] * 5):
+        ran = foretrace("campaign", "run", "h200-workloads", "--part", "1", "--out", str(out), "--rehearse",
+                        "--minutes", "0.25", *resume, timeout=240)
+        assert ran.returncode == 0, ran.stderr
+        results = check_sound(out)
+        if results.index.ok:
+            break
     assert results.index.rehearsal and results.index.ok
     first = campaign.expand(campaign.read_plan("h200-workloads"))
     assert set(results.lines) <= {item.id for item in first}
