@@ -1,24 +1,18 @@
 """Which operation of one step is which of another: trees aligned from the outermost operations inwards.
 
 The children of two aligned operations are two sequences of names. Subtrees alike at both ends are taken off, the rest
-is aligned by the classic dynamic programme (Needleman & Wunsch 1970) in a band around the diagonal: only equal names
-may meet, and of several ways the one wins whose pairs are most alike within, in their modules and in their shapes.
+is aligned by ``graph_predictor.alignment``: only equal names may meet, and of several ways the one wins whose pairs are
+most alike within, in their modules and in their shapes.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from graph_predictor.alignment import best_pairs
 from graph_predictor.diff.step_tree import StepTree
 from graph_predictor.program import Int64
 from tracer.graph import NONE
-
-CELLS = 16_000_000
-"""With fewer cells than this everything is compared with everything; longer sequences get a band, as wide as they
-differ in length."""
-MOST_CELLS = 200_000_000
-"""A byte each: a band is no wider than this allows."""
-LEAST_BAND = 256
 
 
 def align(one: StepTree, other: StepTree) -> Int64:
@@ -63,12 +57,8 @@ def _sequences(one: StepTree, other: StepTree, a: Int64, b: Int64) -> tuple[Int6
         return a[:0], b[:0]
     if len(a) == 1 and len(b) == 1:
         return (a, b) if one.name[a[0]] == other.name[b[0]] else (a[:0], b[:0])
-    from graph_predictor.diff.align_loop import align_band
-
-    wanted = max(abs(len(a) - len(b)) + LEAST_BAND, CELLS // (2 * len(a)))
-    band = min(wanted, max(LEAST_BAND, MOST_CELLS // (2 * len(a))))
     columns = [[getattr(tree, key)[nodes].astype(np.int64) for key in ("name", "digest", "module", "shapes")]
                for tree, nodes in ((one, a), (other, b))]
-    met = align_band(*(np.stack(side) for side in columns), min(band, len(b)))
+    met = best_pairs(*(np.stack(side) for side in columns))
     rows = np.flatnonzero(met >= 0)
     return a[rows], b[met[rows]]

@@ -142,8 +142,8 @@ class Anchors:
         left = sum(tally.left_ns for tally in self._tallies)
         host = sum(tally.host_ns for tally in self._tallies) + sum(float(part.ns.sum()) for part in parts)
         if left > 0.01 * host:
-            found.append(f"Recorded operations that the trace does not have ({left / 1e6:.3f} ms a step) were left "
-                         "out.")
+            found.append("Recorded operations that the trace does not have "
+                         f"({left / len(self._tallies) / 1e6:.3f} ms of a rank's step) were left out.")
         return found
 
     def _rank(self, position: int) -> int:

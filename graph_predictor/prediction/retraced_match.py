@@ -1,7 +1,9 @@
 """Which recorded operation stands for a traced one.
 
-Both sequences are aligned in program order. What has no partner there (a layer more, a gradient summed in another
-place) is stood for by an operation of the same name, the nearest in size; what has no namesake stays without one.
+Both sequences are aligned in program order, over everything: a program's layers look alike, and one that begins with
+something else (a broadcast of buffers) must not be taken for its next layer. What has no partner there (a layer more, a
+gradient summed in another place) is stood for by an operation of the same name, the nearest in size; what has no
+namesake stays without one.
 """
 
 from __future__ import annotations
@@ -10,11 +12,15 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
+from graph_predictor.alignment import best_pairs
 from graph_predictor.prediction.retraced_slots import Bools, Slots
 from graph_predictor.program import Int64
-from tracer.alignment import align
 from tracer.graph import NONE, ExecutionGraph
+
+NEAR, FAR = 1, 6
+"""Operations on either side whose names tell how alike two places are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +48,7 @@ def match(graph: ExecutionGraph, slots: Slots) -> Match:
     numbers: dict[str, int] = {}
     traced = _tokens(graph, graph.ops.name, numbers)
     recorded = _tokens(slots.graph, slots.graph.ops.name[slots.op], numbers)
-    none = (np.full(len(traced), NONE, np.int64), np.full(len(recorded), NONE, np.int64))
-    partner = align(traced, recorded, *none) if len(traced) and len(recorded) else none[0]
+    partner = best_pairs(_alike(graph, traced, np.arange(len(traced))), _alike(slots.graph, recorded, slots.op))
     own = partner >= 0
     alone = np.flatnonzero(~own)
     if not len(alone) or not len(recorded):
@@ -60,6 +65,23 @@ def match(graph: ExecutionGraph, slots: Slots) -> Match:
             known[key] = min(namesakes.get(key[0], []), key=lambda slot: abs(sizes[slot] - size), default=NONE)
         partner[op] = known[key]
     return Match(partner, own)
+
+
+def _alike(graph: ExecutionGraph, tokens: Int64, ops: Int64) -> Int64:
+    """What an alignment compares of each operation: its name, the names around it, near and far, and its sizes."""
+    sizes = {code: round(1e6 * _log_elements(graph, int(ops[place])))
+             for code, place in zip(*np.unique(graph.ops.shapes[ops], return_index=True), strict=True)}
+    return np.stack([tokens, _around(tokens, NEAR), _around(tokens, FAR),
+                     np.array([sizes[code] for code in graph.ops.shapes[ops].tolist()], np.int64)])
+
+
+def _around(tokens: Int64, reach: int) -> Int64:
+    """A number for the tokens up to ``reach`` before and after each, itself included."""
+    padded = np.concatenate([np.full(reach, -1, np.int64), tokens, np.full(reach, -1, np.int64)]).astype(np.uint64)
+    found: npt.NDArray[np.uint64] = np.zeros(len(tokens), np.uint64)
+    for offset in range(2 * reach + 1):
+        found = found * np.uint64(0x100000001B3) + padded[offset: offset + len(tokens)]
+    return found.astype(np.int64)
 
 
 def _tokens(graph: ExecutionGraph, names: np.ndarray, numbers: dict[str, int]) -> Int64:

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from micro import Micro
 from test_predict_shapes import LAYERS, TOKENS, WIDTH, traced
 from typer.testing import CliRunner
 
@@ -274,3 +276,26 @@ def _without_times(base: Baseline, names: set[str]) -> ExecutionGraph:
     meta = replace(graph.meta, era=SHAPE_ONLY, unprofiled_step_ns=[])
     return ExecutionGraph(graph.strings, [Thread("0", "0")], ops, LaunchTable.empty(), KernelTable.empty(), collectives,
                           SyncTable.empty(), GapTable.empty(), steps, OverheadTable.empty(), meta)
+
+
+def test_equal_layers_are_not_taken_for_each_other(tmp_path: Path) -> None:
+    """A traced step that begins with a broadcast and drops nothing meets every recorded operation in its place."""
+    layer = ["aten::mm", "aten::add", "aten::pow", "aten::mul", "aten::mm", "aten::silu"]
+    plain = ["aten::view", *layer * 3, "aten::sum"]
+    spread = ["aten::cat", "c10d::broadcast_", "aten::slice", *plain[:9], "aten::copy_", *plain[9:]]
+    graphs = []
+    for place, names in enumerate((plain, spread)):
+        trace = Micro().step(0, 1000)
+        for number, name in enumerate(names):
+            trace.op(name, 10 + 20 * number, 20 + 20 * number)
+        (tmp_path / str(place)).mkdir()
+        graphs.append(trace.read(tmp_path / str(place)))
+    steps = [[row for row, code in enumerate(graph.ops.name.tolist()) if graph.string(code) in set(names)]
+             for graph, names in zip(graphs, (plain, spread), strict=True)]
+    assert [len(rows) for rows in steps] == [len(plain), len(spread)]
+    slots = SimpleNamespace(graph=graphs[0], op=np.array(steps[0]))
+    found = match(graphs[1], slots)  # type: ignore[arg-type]
+    met = [int(found.slot[row]) for row in steps[1]]
+    added = {0, 1, 2, 12}
+    assert [slot for row, slot in enumerate(met) if row not in added] == list(range(len(plain)))
+    assert [place for place, row in enumerate(steps[1]) if not found.own[row]] == sorted(added)

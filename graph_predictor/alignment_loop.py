@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""The inner loop of an alignment, compiled with numba; see ``align``."""
+"""The inner loop of an alignment, compiled with numba; see ``alignment``."""
 
 from __future__ import annotations
 
