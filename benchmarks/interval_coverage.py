@@ -30,8 +30,8 @@ from predict_traces import DATA, FIT, LATER, PAIRS, first_whole_step
 from graph_predictor.overheads import recorded_overheads
 from graph_predictor.predict import Baseline
 from graph_predictor.prediction.fitted import Fitted
-from graph_predictor.prediction.host_spread import mean_spread
-from graph_predictor.whatif import Device, HostFrom
+from graph_predictor.prediction.host_spread import END, mean_spread
+from graph_predictor.whatif import Device, HostFrom, size_times
 from kernel_models.op_call import OpCall
 from kernel_models.pricing import price
 from tracer.graph import ExecutionGraph
@@ -144,6 +144,20 @@ def cpu_sizes(plans: tuple[Plan, ...], folder: Path) -> list[Held]:
                  1e3 * case.truth) for plan in plans for case in cases(plan, folder)]
 
 
+def at_captured(folder: Path) -> None:
+    """Print what the development sizes say of ``HOST_AT_CAPTURED``: coverage, and the log score (lower is better)."""
+    shipped = size_times.HOST_AT_CAPTURED
+    print(f"\n{'HOST_AT_CAPTURED':18}{'inside':>8}{'log score':>11}")
+    for size_times.HOST_AT_CAPTURED in (0.0, 0.03, 0.05, 0.07, 0.09):
+        found = cpu_sizes(_kept(DEVELOPMENT, folder), folder)
+        half = np.array([np.log(one.interval[1] / one.interval[0]) / 2 for one in found])
+        error = np.array([np.log(one.truth / one.predicted) for one in found])
+        score = np.log(half) + 0.5 * (END * error / half) ** 2
+        print(f"{size_times.HOST_AT_CAPTURED:<18}{f'{sum(one.inside for one in found)} of {len(found)}':>8}"
+              f"{score.mean():11.3f}{'  shipped' if shipped == size_times.HOST_AT_CAPTURED else ''}")
+    size_times.HOST_AT_CAPTURED = shipped
+
+
 def unwatched(folder: Path) -> dict[str, np.ndarray]:
     """Steps that nothing watched, of every run in a folder."""
     return {path.name: np.array(json.loads(path.read_text()), float) for path in sorted(folder.iterdir())
@@ -175,6 +189,7 @@ def main() -> None:
     host_windows(series, "host time of the traces' later steps")
     if options.development:
         host_windows(unwatched(options.development), "development runs on this CPU")
+        at_captured(options.development)
         show("development sizes (constants were chosen on these)", cpu_sizes(_kept(DEVELOPMENT, options.development),
                                                                              options.development))
     found = {"steps that follow": later_steps(traces), "another device, with its host": device_pairs(traces)}

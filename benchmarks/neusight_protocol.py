@@ -1,6 +1,6 @@
 """NeuSight's protocol: fit on its train GPUs' train rows, predict its test rows of GPUs never fitted. fp32.
 
-    python benchmarks/neusight_protocol.py [--choices]
+    python benchmarks/neusight_protocol.py [--choices [memory-bound | products]]
 
 Train GPUs are P4, P100, V100, T4 and A100-40G; L4 and A100-80G are never seen. Every choice (formulas, features,
 weights of the sources, shape of the power law) has the least error when one *train* GPU is left out of the fit and
@@ -18,9 +18,9 @@ import numpy as np
 from neusight_data import GROUPS, TRAIN_GPUS, UNSEEN_GPUS, Group, figures, measured, read
 
 from kernel_models.op_call import Family
-from kernel_models.transfer import Measured, TransferModel
+from kernel_models.transfer import Measured, Residuals, Size, TransferModel
 from kernel_models.transfer.choices import LAWS, METRICS, chosen, recipe_of, recipes
-from kernel_models.transfer.model import leave_one_out
+from kernel_models.transfer.model import leave_one_out, spread
 from kernel_models.transfer.power import fit_power_law
 from kernel_models.transfer.products import joined
 
@@ -31,14 +31,14 @@ TARGET_A100 = {"FC": 5.0, "BMM": 7.0}
 _ROWS_FOR_CHOICES = 6000
 
 
-def fitted(train: dict[str, list[Measured]]) -> dict[str, tuple[TransferModel, list[np.ndarray]]]:
-    """The model of each group and its errors on each left-out train GPU."""
+def fitted(train: dict[str, list[Measured]]) -> dict[str, tuple[TransferModel, Residuals]]:
+    """The model of each group and its errors on calls of the train GPUs that were left out."""
     result = {}
     for group in GROUPS:
         recipe = with_envelopes(recipe_of(group.family, group.batched), group, train)
         model = TransferModel(group.family, group.batched, recipe)
-        errors = leave_one_out(recipe, [chosen(group.family, group.batched).metric], train[group.name])[0]
-        result[group.name] = model.fit(train[group.name], leave_out=errors), errors
+        residuals = Residuals.of(recipe, chosen(group.family, group.batched).metric, train[group.name])
+        result[group.name] = model.fit(train[group.name], residuals=residuals), residuals
     return result
 
 
@@ -66,19 +66,14 @@ def summary(errors: np.ndarray) -> str:
             f"{np.quantile(size, 0.9):8.1f} {size.max():8.1f} {len(size):7,d}")
 
 
-def choices(train: dict[str, list[Measured]]) -> None:
-    """Score every candidate by leaving out train GPUs, and print the best ones."""
-    print("Shapes of the power law: mean error of a left-out GPU's best rates, %")
-    rates = joined(train["FC"], train["BMM"])
-    for law in LAWS:
-        errors = []
-        for i, (device, duration, rate) in enumerate(rates):
-            other = fit_power_law([entry for j, entry in enumerate(rates) if j != i], law)
-            errors.append(mape(np.log(other.tflops(device, duration) / rate)))
-        print(f"  beta {law.beta:.1f} static {law.static:.2f}: {np.mean(errors):6.2f}   "
-              + "  ".join(f"{entry[0].name} {error:.1f}" for entry, error in zip(rates, errors, strict=True)))
+def choices(train: dict[str, list[Measured]], which: str) -> None:
+    """Score candidates by leaving out train GPUs, and print the best ones: of both kinds, or of one."""
+    if which != "memory-bound":
+        power_laws(train)
     generator = np.random.default_rng(0)
     for kind, groups in (("memory-bound", GROUPS[:3]), ("products", GROUPS[3:])):
+        if which not in ("both", kind):
+            continue
         total = np.zeros(len(METRICS))
         for group in groups:
             data = [entry if len(entry) <= _ROWS_FOR_CHOICES else
@@ -99,16 +94,35 @@ def choices(train: dict[str, list[Measured]]) -> None:
             print(f"  {total[i]:7.2f} {METRICS[i]}")
 
 
-def left_out_table(models: dict[str, tuple[TransferModel, list[np.ndarray]]]) -> None:
-    """Print the error of each train GPU when it is left out."""
-    print("Train GPUs, each left out of the fit in turn (large train rows): MAPE, %")
-    print(f"  {'':12}" + "".join(f"{figures(gpu).name:>15}" for gpu in TRAIN_GPUS) + f"{'mean':>10}")
-    for name, (_, errors) in models.items():
-        values = [mape(e) for e in errors]
-        print(f"  {name:12}" + "".join(f"{value:15.1f}" for value in values) + f"{np.mean(values):10.1f}")
+def power_laws(train: dict[str, list[Measured]]) -> None:
+    """Score the shapes of the power law by the best rates of left-out GPUs."""
+    print("Shapes of the power law: mean error of a left-out GPU's best rates, %")
+    rates = joined(train["FC"], train["BMM"])
+    for law in LAWS:
+        errors = []
+        for i, (device, duration, rate) in enumerate(rates):
+            other = fit_power_law([entry for j, entry in enumerate(rates) if j != i], law)
+            errors.append(mape(np.log(other.tflops(device, duration) / rate)))
+        print(f"  beta {law.beta:.1f} static {law.static:.2f}: {np.mean(errors):6.2f}   "
+              + "  ".join(f"{entry[0].name} {error:.1f}" for entry, error in zip(rates, errors, strict=True)))
 
 
-def test_table(models: dict[str, tuple[TransferModel, list[np.ndarray]]], gpus: Sequence[str]) -> None:
+def left_out_table(models: dict[str, tuple[TransferModel, Residuals]]) -> None:
+    """Print the error of each train GPU when it is left out, and how much of each the others' intervals hold."""
+    print("Train GPUs, each left out of the fit in turn (train rows by size): MAPE, %, and calls in the intervals that "
+          "the other GPUs' errors give")
+    print(f"  {'':12}{'':8}" + "".join(f"{figures(gpu).name:>15}" for gpu in TRAIN_GPUS) + f"{'mean':>10}{'in 80%':>8}")
+    for name, (_, residuals) in models.items():
+        for size in Size:
+            found = residuals.far[size]
+            values = [mape(e) for e in found]
+            held = [np.mean(np.abs(e) <= spread(found[:i] + found[i + 1:], elsewhere=True))
+                    for i, e in enumerate(found)]
+            print(f"  {name:12}{size.value:8}" + "".join(f"{value:15.1f}" for value in values)
+                  + f"{np.mean(values):10.1f}{100 * np.mean(held):7.0f}%")
+
+
+def test_table(models: dict[str, tuple[TransferModel, Residuals]], gpus: Sequence[str]) -> None:
     """Predict the test rows of GPUs and print errors by group and GPU, and over all of these GPUs by group."""
     test = read("test")
     print(f"  {'':12}{'GPU':15}" + " ".join(f"{name:>8}" for name in ("MAPE", "median", "bias", "p90", "max"))
@@ -133,15 +147,16 @@ def test_table(models: dict[str, tuple[TransferModel, list[np.ndarray]]], gpus: 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--choices", action="store_true", help="score every candidate by leaving out train GPUs")
+    parser.add_argument("--choices", nargs="?", const="both", choices=("both", "memory-bound", "products"),
+                        help="score every candidate by leaving out train GPUs, of all groups or of one kind")
     parser.add_argument("--no-test", action="store_true", help="stop before the test rows are read")
     arguments = parser.parse_args()
     table = read("train")
     train = {group.name: [measured(table, group, gpu) for gpu in TRAIN_GPUS] for group in GROUPS}
     if arguments.choices:
-        choices(train)
+        choices(train, arguments.choices)
         return
-    print("Every choice was made by leaving out one train GPU (--choices), before test rows were first read.\n")
+    print("Every choice was made by leaving out one train GPU (--choices), never on test rows.\n")
     models = fitted(train)
     left_out_table(models)
     if arguments.no_test:

@@ -7,6 +7,10 @@ What remains under checkpointing are states of the CPU's random generator, 5,056
 too.
 
     python benchmarks/peak_memory.py            # every workload (preset tiny, batch 8), with and without checkpointing
+    python benchmarks/peak_memory.py --scaled   # the peak at other batches, from one trace, against the trace there
+
+The second scales the moments of one trace (`graph_predictor/prediction/memory.py`), as where a step cannot be traced
+again; beside it what the peak alone would say, with its activations scaled. Both are shape-only: no run is needed.
 """
 
 from __future__ import annotations
@@ -19,8 +23,11 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "tests" / "tracer")]
 
+import numpy as np  # noqa: E402
 from shape_only_support import real_peak_bytes, traced_peak_bytes  # noqa: E402
 
+from graph_predictor.predict import Baseline  # noqa: E402
+from graph_predictor.prediction.memory import peak_memory, with_sizes  # noqa: E402
 from tracer import workloads  # noqa: E402
 from tracer.shape_only import trace_workload  # noqa: E402
 
@@ -32,10 +39,42 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
+FACTORS = (0.25, 4.0, 16.0)
+"""Of the batch in the second table."""
+
+
+def scaled(names: list[str]) -> None:
+    """Print the peak at other batches from one trace, by its moments and by its peak alone, and traced there."""
+    print(f"{'workload':<10} {'batch':>12} {'traced, B':>14} {'by moments':>14} {'error':>8} {'by the peak':>14} "
+          f"{'error':>8}")
+    errors: list[tuple[float, float]] = []
+    for name in names:
+        sizes = {**SIZES[name], "batch": 4 * SIZES[name]["batch"]}
+        graph = trace_workload(workloads.configure(name, preset="tiny", **sizes), "h200-sxm")
+        scenario, memory = Baseline(graph).scenario, graph.meta.memory
+        for factor in FACTORS:
+            batch = round(sizes["batch"] * factor)
+            settings = workloads.configure(name, preset="tiny", **{**sizes, "batch": batch})
+            truth = trace_workload(settings, "h200-sxm").meta.memory["peak"]
+            moments = peak_memory(with_sizes(scenario, factor)) or 0
+            alone = round(memory["peak"] + (factor - 1) * memory["activations"])
+            errors.append((abs(moments / truth - 1), abs(alone / truth - 1)))
+            change = f"{sizes['batch']} → {batch}"
+            print(f"{name:<10} {change:>12} {truth:>14,} {moments:>14,} {moments / truth - 1:>+8.2%} {alone:>14,} "
+                  f"{alone / truth - 1:>+8.2%}", flush=True)
+    mean, most = np.mean(errors, axis=0), np.max(errors, axis=0)
+    print(f"mean |error| {mean[0]:.2%}, largest {most[0]:.2%}; by the peak alone {mean[1]:.2%}, {most[1]:.2%}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", action="append", help="only this one (repeatable)")
-    chosen = parser.parse_args().workload or workloads.names()
+    parser.add_argument("--scaled", action="store_true", help="other batches from one trace, against traces there")
+    options = parser.parse_args()
+    chosen = options.workload or workloads.names()
+    if options.scaled:
+        scaled(chosen)
+        return
     print(f"{'workload':<10} {'checkpointing':<14} {'real CPU, B':>14} {'shape-only, B':>14} {'error':>8} "
           f"{'as h200-sxm, B':>15}")
     worst = 0.0

@@ -8,12 +8,13 @@ efficiencies (`kernel_models/heuristics/efficiencies.toml`, from published table
 takes only host time from the other trace.
 
 1. *Other devices.* Each trace of a pair is predicted on the other's device, with its own host and with the other's.
-Measured
-   is the other trace's own steady state (its replay, repeated), and its recorded steps.
+   Measured is the other trace's own steady state (its replay, repeated), and its recorded steps.
+   The pairs of H100 and MI300X are predicted a second time with models of both devices that the traces of the *other*
+   model gave (`foretrace fit`): what a user with traces of both devices, but not of this program, would have. Nothing
+   of a pair is used to predict it.
 2. *Later steps.* Models are fitted to the first two steps of each trace, kernels' medians and host overheads; the steps
-that
-   follow are predicted from these alone. A first step that holds less work than the next one (a window's ragged start)
-   is left out.
+   that follow are predicted from these alone. A first step that holds less work than the next one (a window's ragged
+   start) is left out.
 3. *Time of one prediction*, of about 10,000 operations, once loaded.
 """
 
@@ -29,6 +30,8 @@ import numpy as np
 from graph_predictor.predict import Baseline
 from graph_predictor.prediction.fitted import Fitted
 from graph_predictor.whatif import Device, Edit, HostFrom
+from kernel_models.datasets import read_samples
+from kernel_models.fitting import fit_profile
 from tracer.graph import ExecutionGraph
 from tracer.job import Job, read_job
 
@@ -77,6 +80,26 @@ def _pair(source: Job, target: Job, label: str) -> None:
         if whose == "its own":
             for note in said.notes:
                 print(f"{'':30}  {note}")
+
+
+def other_programs(traces: Path) -> None:
+    """Print GPU active time across H100 and MI300X with both devices' models fitted to the other program's traces."""
+    pairs = [pair for pair in PAIRS if pair[0].startswith("h100-vs-mi300")]
+    print(f"\n{'pair':30}{'models fitted to':>26}{'GPU active ms':>15}{'measured':>10}{'error':>9}{'data sheets':>13}")
+    for first, second, name in pairs:
+        for *fitted, other in (pair for pair in pairs if pair[2] != name):
+            profiles = {one.device.name: one for one in (fit_profile(read_samples([str(traces / path)]))
+                                                         for path in fitted)}
+            jobs = read_job(traces / first), read_job(traces / second)
+            for source, target, label in ((0, 1, name), (1, 0, _reversed(name))):
+                measured = Baseline(jobs[target])
+                spec, active = measured.scenario.source_device, measured.predict().gpu_active_us
+                assert spec is not None
+                plain = Baseline(jobs[source]).predict([Device(spec)]).gpu_active_us
+                models = profiles.get(spec.name)
+                said = Baseline(jobs[source]).with_models(profiles).predict([Device(spec, models)]).gpu_active_us
+                print(f"{label:30}{other.split()[0]:>26}{said / 1e3:15.3f}{active / 1e3:10.3f}{said / active - 1:+9.1%}"
+                      f"{plain / active - 1:+13.1%}")
 
 
 def _reversed(name: str) -> str:
@@ -135,6 +158,7 @@ def main() -> None:
     parser.add_argument("data", nargs="?", type=Path, default=DATA)
     traces = parser.parse_args().data / "traces"
     other_devices(traces)
+    other_programs(traces)
     later_steps(traces)
     speed(traces)
 

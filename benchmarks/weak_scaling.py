@@ -52,14 +52,17 @@ def _llama(layers: int, hidden: int, heads: int, ffn: int, vocab: int, seq: int)
 
 LLAMA_70B = (80, 8192, 64, 28_672)
 MEGATRON = {"sharding": Sharding.OPTIMIZER}
+OVERLAPPED = {**MEGATRON, "sequence_parallel": True, "tensor_overlap": True}
+"""The recipes with tensor parallelism switch userbuffers on (NVIDIA/dgxc-benchmarking: `ub_tp_comm_overlap: true` in
+nemo_megatron/gpt3_175b_hydra.yaml, `userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192` in llama3.1/pretrain_llama31.py).
+"""
 DGX: dict[tuple[str, str, str], tuple[TransformerShape, dict[str, object]]] = {
     ("v25.02", "llama3.1/README_70b.md", "BF16"): (_llama(*LLAMA_70B, 128_256, 8192), {
-        **MEGATRON, "tp": 4, "pp": 4, "cp": 2, "chunks": 5, "schedule": Schedule.INTERLEAVED,
-        "sequence_parallel": True}),
+        **OVERLAPPED, "tp": 4, "pp": 4, "cp": 2, "chunks": 5, "schedule": Schedule.INTERLEAVED}),
     ("v25.02", "llama3.1/README_8b.md", "BF16"): (_llama(32, 4096, 32, 14_336, 128_256, 8192), {**MEGATRON, "cp": 2}),
     ("v25.02", "nemo_megatron/README_175b.md", "BF16"): (
         TransformerShape(96, 12_288, 96, 96, 49_152, 51_200, 2048), {
-            **MEGATRON, "tp": 4, "pp": 8, "chunks": 12, "schedule": Schedule.INTERLEAVED, "sequence_parallel": True}),
+            **OVERLAPPED, "tp": 4, "pp": 8, "chunks": 12, "schedule": Schedule.INTERLEAVED}),
     ("v24.11.1", "maxtext/README_70b.md", "BF16"): (_llama(*LLAMA_70B, 32_000, 4096), {
         "microbatch": 2, "sharding": Sharding.PARAMETERS, "recompute": Recompute.FULL}),
     ("v25.02", "maxtext/README_70b.md", "BF16"): (_llama(*LLAMA_70B, 128_256, 8192), {

@@ -2,20 +2,26 @@
 
     OMP_NUM_THREADS=1 python benchmarks/whatif_cpu.py [--only optimizer]
 
-Every case is two programs, before and after the change, captured in turn in `ROUNDS` rounds; each capture also times
-steps with nothing watching. Others on a machine only ever make a step slower, so that what a step takes is the median
-of the quickest fifth of all rounds' steps, before the change too. The prediction is made from the round before the
-change whose recorded steps were quickest (its profiler taken out) and compared with the unwatched steps after. Nothing
-is fitted to these cases; all of them are printed.
+Every case is two programs, before and after the change. The one before is captured in `ROUNDS` rounds; each capture
+also times steps with nothing watching. Others on a machine only ever make a step slower, so that what a step takes is
+the median of the quickest fifth of all rounds' steps. The prediction is made from the round whose recorded steps were
+quickest, its profiler taken out.
+
+The truth: the programs before and after the change run in turn, `BLOCK` steps each, in one process that nothing
+watches; the median ratio of neighbouring blocks times the step before is what the step after takes. Two processes
+minutes apart differ by more than most of the changes save. Nothing is fitted to these cases; all of them are printed.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +46,8 @@ ROOT = Path(__file__).resolve().parents[1]
 COMMAND = "import sys; from graph_predictor.cli import main; sys.argv[0] = 'foretrace'; sys.exit(main())"
 TIMED, ROUNDS = 30, 2
 QUICKEST = 0.2
+BLOCK, BLOCKS = 6, 15
+"""Steps of a program in turn, the first of which is left out; how often each has its turn."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="cases of one kind")
     parser.add_argument("--record", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--in-turn", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.in_turn:
+        print(in_turn(*(program.split() for program in arguments.in_turn)))
+        return
     if arguments.record:
         _record(*arguments.record)
         return
@@ -93,13 +105,11 @@ def main() -> None:
         for case in CASES:
             if arguments.only not in (None, case.kind):
                 continue
-            new = [program for program in (case.before, case.after) if program not in done]
-            for number in range(ROUNDS):
-                for program in new:
-                    out = Path(folder) / f"{len(done)}-{new.index(program)}-{number}"
-                    done.setdefault(program, []).append(_capture(program, out))
-            before = _quickest(done[case.before])
-            was, truth = _unwatched(done[case.before]), _unwatched(done[case.after])
+            if case.before not in done:
+                done[case.before] = [_capture(case.before, Path(folder) / f"{len(done)}-{number}")
+                                     for number in range(ROUNDS)]
+            before, was = _quickest(done[case.before]), _unwatched(done[case.before])
+            truth = was * _ratio(case)
             try:
                 result = before.predict([Unprofiled(), case.edit])
             except ForetraceError as error:
@@ -128,6 +138,33 @@ def _capture(program: tuple[str, ...], out: Path) -> Path:
     return out
 
 
+def _ratio(case: Case) -> float:
+    """A step after the change over one before it, both programs in turn in a process of their own."""
+    programs = [" ".join(word for word in program if word not in ("--workload", "--set"))
+                for program in (case.before, case.after)]
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    said = subprocess.run([sys.executable, __file__, "--in-turn", *programs], check=True, stdout=subprocess.PIPE,
+                          text=True, env={**os.environ, "PYTHONPATH": paths}).stdout
+    return float(said.split()[-1])
+
+
+def in_turn(before: list[str], after: list[str]) -> float:
+    """The median ratio of neighbouring blocks of steps of two programs (see ``_step_of``)."""
+    import torch
+
+    torch.set_num_threads(1)
+    steps = [_step_of(before), _step_of(after)]
+    times = np.zeros((BLOCKS + 1, 2, BLOCK))
+    for block in times:
+        for step, row in zip(steps, block, strict=True):
+            for i in range(BLOCK):
+                begin = time.perf_counter()
+                step()
+                row[i] = time.perf_counter() - begin
+    blocks = np.median(times[1:, :, 1:], axis=2)  # without each program's first block, and each block's first step
+    return float(np.median(blocks[:, 1] / blocks[:, 0]))
+
+
 def _unwatched(captures: list[Path]) -> float:
     """A step with nothing watching, µs: the median of the quickest fifth of all captures' steps."""
     steps = np.sort(np.concatenate([read_job(str(one)).graphs[0].meta.unprofiled_step_ns for one in captures]))
@@ -142,54 +179,84 @@ def _quickest(captures: list[Path]) -> Baseline:
     return Baseline(best)
 
 
-def _record(out: str, program: str, variant: str, size: str = "0") -> None:
-    """Capture a step of one of two programs: attention by PyTorch's math or flash kernels; a loader of each sort."""
+def _record(out: str, *program: str) -> None:
+    """Capture a step of a program that is none of the suite's."""
     import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     import tracer
 
-    torch.manual_seed(0)
     torch.set_num_threads(1)
-    if program == "attention":
-        tokens, width, heads = int(size), 256, 8
-        layers = torch.nn.ModuleList(torch.nn.ModuleDict({
-            "qkv": torch.nn.Linear(width, 3 * width), "out": torch.nn.Linear(width, width)}) for _ in range(4))
-        optimizer = torch.optim.SGD(layers.parameters(), lr=1e-3, foreach=True)
-        batch = torch.randn(4, tokens, width)
-        backend = SDPBackend.MATH if variant == "math" else SDPBackend.FLASH_ATTENTION
-        with tracer.capture(out, execution_trace="none", timed=TIMED) as capture, sdpa_kernel(backend):
-            while not capture.complete:
-                optimizer.zero_grad()
-                x = batch
-                for layer in layers:
-                    q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in layer["qkv"](x).chunk(3, -1))
-                    y = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-                    x = x + layer["out"](y.transpose(1, 2).flatten(-2))
-                x.square().mean().backward()
-                optimizer.step()
-                capture.step()
-        return
+    step = _step_of(program)
+    with tracer.capture(out, execution_trace="none", timed=TIMED) as capture:
+        while not capture.complete:
+            step()
+            capture.step()
+
+
+def _step_of(program: Sequence[str]) -> Callable[[], None]:
+    """A training step of a program: attention by PyTorch's math or flash kernels, a loader of each sort, or one of the
+    suite's workloads with settings."""
+    import torch
+
+    torch.manual_seed(0)
+    if program[0] == "attention":
+        return _attention(program[1], int(program[2]))
+    if program[0] == "loading":
+        return _loading(program[1])
+    from tracer import workloads
+
+    training = workloads.create(workloads.parse(program[0], list(program[1:])))
+    batches = iter(training.batches())
+    return lambda: training.step(next(batches))
+
+
+def _attention(variant: str, tokens: int) -> Callable[[], None]:
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    width, heads = 256, 8
+    layers = torch.nn.ModuleList(torch.nn.ModuleDict({
+        "qkv": torch.nn.Linear(width, 3 * width), "out": torch.nn.Linear(width, width)}) for _ in range(4))
+    optimizer = torch.optim.SGD(layers.parameters(), lr=1e-3, foreach=True)
+    batch = torch.randn(4, tokens, width)
+    backend = SDPBackend.MATH if variant == "math" else SDPBackend.FLASH_ATTENTION
+
+    def step() -> None:
+        optimizer.zero_grad()
+        x = batch
+        with sdpa_kernel(backend):
+            for layer in layers:
+                q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in layer["qkv"](x).chunk(3, -1))
+                y = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+                x = x + layer["out"](y.transpose(1, 2).flatten(-2))
+        x.square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def _loading(variant: str) -> Callable[[], None]:
+    import torch
+
     worker = {"num_workers": 1, "prefetch_factor": 4} if variant == "worker" else {}
     loader = torch.utils.data.DataLoader(_Slow(), batch_size=32, **worker)  # type: ignore[arg-type]
     model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(12)), torch.nn.Linear(512, 8))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, foreach=True)
-    batches = [next(iter(loader))] * len(loader) if variant == "ready" else loader
-    with tracer.capture(out, execution_trace="none", timed=TIMED) as capture:
-        for batch in batches:
-            optimizer.zero_grad()
-            model(batch).square().mean().backward()
-            optimizer.step()
-            capture.step()
-            if capture.complete:
-                break
+    batches = itertools.repeat(next(iter(loader))) if variant == "ready" else iter(loader)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(next(batches)).square().mean().backward()
+        optimizer.step()
+
+    return step
 
 
 class _Slow:
     """Samples that take the host some 0.1 ms each."""
 
     def __len__(self) -> int:
-        return 64 * 32
+        return 512 * 32
 
     def __getitem__(self, index: int) -> Any:
         import torch

@@ -22,7 +22,7 @@ class Configuration:
     Attributes:
         device, dtype, parallel, straggler, topology, from_topology: None for that of the source.
         host_from: path of the capture whose host is taken.
-        comm_profile: path of measured collectives.
+        comm_profile: path of measured collectives; comm_backend: whose they are, such as "gloo".
         host, clock, bandwidth, kernels: factors.
         sizes: as ``--set`` takes them.
         also: further captures, for laws of sizes.
@@ -37,6 +37,7 @@ class Configuration:
     topology: str | None = None
     from_topology: str | None = None
     comm_profile: str | None = None
+    comm_backend: str | None = None
     host_from: str | None = None
     host: float = 1.0
     clock: float = 1.0

@@ -40,12 +40,33 @@ class SimulationStuck(RuntimeError):
     """The program has a cycle: some item or kernel waits for itself (an error of the builder, or of an edit)."""
 
 
-def simulate(program: Program, *, intrinsic: Int64 | None = None) -> Simulated:
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """Who follows whom in a program, whatever anything takes: rows by what they point to, as (pointer, rows) each, and
+    the kernel of every edge."""
+
+    launched: tuple[Int64, Int64]
+    successor: tuple[Int64, Int64]
+    out: tuple[Int64, Int64]
+    member: tuple[Int64, Int64]
+    owner: Int64
+
+
+def structure_of(program: Program) -> Structure:
+    """The structure of a program, for ``simulate``."""
+    p, kernels = program, len(program.kernel_item)
+    return Structure(_invert(p.kernel_item, len(p.item_kind)), _invert(p.kernel_previous, kernels),
+                     _invert(p.edge_kernel, kernels), _invert(p.kernel_group, len(p.group_size)),
+                     np.repeat(np.arange(kernels, dtype=np.int64), np.diff(p.edge_ptr)))
+
+
+def simulate(program: Program, *, intrinsic: Int64 | None = None, structure: Structure | None = None) -> Simulated:
     """Simulate ``program``.
 
     Args:
         program: The job.
         intrinsic: For kernels of a rendezvous, ns from the last arrival to the end; default ``kernel_duration``.
+        structure: of the program, where it is known from one that differs in times only.
 
     Raises:
         SimulationStuck: The dependencies have a cycle.
@@ -63,11 +84,7 @@ def simulate(program: Program, *, intrinsic: Int64 | None = None) -> Simulated:
     from graph_predictor.engine_loop import run
 
     p = program
-    launched_ptr, launched = _invert(p.kernel_item, items)
-    successor_ptr, successor = _invert(p.kernel_previous, kernels)
-    owner = np.repeat(np.arange(kernels, dtype=np.int64), np.diff(p.edge_ptr))
-    out_ptr, out_edge = _invert(p.edge_kernel, kernels)
-    member_ptr, member = _invert(p.kernel_group, len(p.group_size))
+    known = structure_of(p) if structure is None else structure
     done = run(
         p.thread_ptr, p.thread_rank, p.thread_start, p.item_work, p.item_cost, p.item_external, p.item_queue,
         p.after_ptr, p.after_item, p.after_lag, p.wait_ptr, p.wait_kernel, p.wait_lag,
@@ -75,7 +92,7 @@ def simulate(program: Program, *, intrinsic: Int64 | None = None) -> Simulated:
         p.kernel_external, p.edge_ptr, p.edge_kernel, p.edge_fraction, p.edge_lag, p.kernel_group, p.group_size,
         p.queue_ptr, p.queue_kernel, p.queue_depth, p.item_return,
         p.kernel_duration if intrinsic is None else np.ascontiguousarray(intrinsic, np.int64),
-        launched_ptr, launched, successor_ptr, successor, out_ptr, out_edge, owner, member_ptr, member,
+        *known.launched, *known.successor, *known.out, known.owner, *known.member,
         out.item_start, out.item_end, out.item_start_cause, out.item_start_source, out.item_end_cause,
         out.item_end_source, out.kernel_start, out.kernel_end, out.kernel_cause, out.kernel_source, out.group_last,
     )

@@ -84,6 +84,46 @@ def _enter(heap, rank, room, kernel, key, size, slot_kernel):
 
 
 @numba.njit(cache=True)
+def _line_up(line, base, room, first, size, rank, kernel, key, slot_kernel):
+    """Put a finished entry into a rank's queue: a ring of ``room + 1`` places in the order of their ends, from
+    ``first`` on. The earliest of more than ``room`` of them has left its slot.
+
+    Entries come nearly in that order, so that few have to make place.
+    """
+    places = room + 1
+    here = first[rank] + size[rank]
+    if here >= places:
+        here -= places
+    for _ in range(size[rank]):
+        before = here - 1 if here > 0 else room
+        if key[line[base + before]] <= key[kernel]:
+            break
+        line[base + here] = line[base + before]
+        here = before
+    line[base + here] = kernel
+    size[rank] += 1
+    if size[rank] > room:
+        left = line[base + first[rank]]
+        first[rank] = first[rank] + 1 if first[rank] < room else 0
+        size[rank] -= 1
+        if slot_kernel[rank] < 0 or key[left] > key[slot_kernel[rank]]:
+            slot_kernel[rank] = left
+
+
+@numba.njit(cache=True)
+def _ended_by(line, base, room, first, size, key, limit):
+    """How many entries of a ring (see ``_line_up``) have ended by ``limit``."""
+    low, high = 0, size
+    while low < high:
+        middle = (low + high) // 2
+        if key[line[base + (first + middle) % (room + 1)]] <= limit:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@numba.njit(cache=True)
 def _overtaken(entries, room, kernel_done, kernel_end, in_time):
     """The queue for a call whose entries a call of another thread, recorded later, has passed already.
 
@@ -231,12 +271,13 @@ def run(
             runnable[runnable_count] = t
             runnable_count += 1
 
-    # Launch queue of each rank: the largest (depth - 1) ends so far; what falls out is the last freed slot.
+    # Launch queue of each rank: the largest (depth - 1) ends so far, in order; what falls out is the last freed slot.
     queue_at = queue_ptr[:-1].copy()
     queue_base = np.zeros(ranks + 1, np.int64)
     for r in range(ranks):
         queue_base[r + 1] = queue_base[r] + max(queue_depth[r], 1) + 1
-    queue_heap = np.empty(queue_base[ranks] + 1, np.int64)
+    line = np.empty(queue_base[ranks] + 1, np.int64)
+    line_first = np.zeros(ranks, np.int64)
     queue_size = np.zeros(ranks, np.int64)
     slot_kernel = np.full(ranks, -1, np.int64)
     unsettled = np.empty(queue_kernel.shape[0] + 1, np.int64)
@@ -333,12 +374,12 @@ def run(
             if high < queue_at[r]:
                 slot, blocker = _overtaken(queue_kernel[low:high], room, kernel_done, kernel_end, in_time)
             else:
-                view = queue_heap[queue_base[r]:queue_base[r + 1]]
+                base = queue_base[r]
                 still = 0
                 for j in range(low, low + unsettled_count[r]):
                     k = unsettled[j]
                     if kernel_done[k]:
-                        _enter(view, r, room, k, kernel_end, queue_size, slot_kernel)
+                        _line_up(line, base, room, line_first, queue_size, r, k, kernel_end, slot_kernel)
                     else:
                         unsettled[low + still] = k
                         still += 1
@@ -356,15 +397,15 @@ def run(
                 # Work that is not settled yet may hold its slot for ever: enough others must have ended in time.
                 if blocker >= 0:
                     excess = queue_size[r] + still + high - queue_at[r] - room
-                    if excess <= ended or ended + _count_up_to(view, queue_size[r], kernel_end, in_time,
-                                                               excess) >= excess:
+                    if excess <= ended or ended + _ended_by(line, base, room, line_first[r], queue_size[r], kernel_end,
+                                                            in_time) >= excess:
                         blocker = -1
                 if blocker < 0:
                     while queue_at[r] < high:
                         k = queue_kernel[queue_at[r]]
                         queue_at[r] += 1
                         if kernel_done[k]:
-                            _enter(view, r, room, k, kernel_end, queue_size, slot_kernel)
+                            _line_up(line, base, room, line_first, queue_size, r, k, kernel_end, slot_kernel)
                         else:
                             unsettled[low + still] = k
                             still += 1

@@ -210,7 +210,8 @@ class Study:
         edits: list[Edit] = []
         if wanted.parallel is not None:
             start = self._once("ranks", self._on_ranks, wanted.parallel, wanted.sizes,
-                               (wanted.topology, wanted.comm_profile, wanted.device), tuple(_straggling(wanted)))
+                               (wanted.topology, wanted.comm_profile, wanted.device, wanted.comm_backend),
+                               tuple(_straggling(wanted)))
         else:
             start, edits = self._sized(wanted)
         if wanted.device is not None:
@@ -222,17 +223,21 @@ class Study:
             edits.append(HostFrom(self._once("host", self._other, wanted.host_from).graphs, wanted.host_from))
         return start, edits
 
-    def _on_ranks(self, parallel: str, sizes: tuple[str, ...], where: tuple[str | None, str | None, str | None],
+    def _on_ranks(self, parallel: str, sizes: tuple[str, ...], where: tuple[str | None, ...],
                   also: tuple[int, ...]) -> Baseline:
         assert self._recorded is not None
-        topology, profile, device = where
+        topology, profile, device, backend = where
         collectives = self._cluster(Configuration(parallel=parallel, topology=topology, comm_profile=profile,
-                                                  device=device))
+                                                  comm_backend=backend, device=device))
         ranks = Ranks.parse(parallel)
         _, new = parse_sets(sizes)
+        workload = self.job.graphs[0].meta.workload
+        if new and not workload:
+            raise EditError("A step that cannot be traced again is not spread over ranks at other sizes too; leave "
+                            "--set or --parallel out.")
         spread = Ranks(ranks.plan, ranks.world_size, {**new, **ranks.settings})
         found = on_ranks(self._recorded, spread, collectives, also=also)
-        settings = {**self.job.graphs[0].meta.workload["settings"], **spread.settings}
+        settings = {**workload.get("settings", {}), **spread.settings}
         if type(settings.get("batch")) is not int:
             return found
         # Ranks of a tensor- or pipeline-parallel group work on the same samples.
@@ -288,7 +293,11 @@ class Study:
         from graph_predictor.parallel.collective_times import CollectiveModel, PlanError, topology_of
 
         if wanted.topology is not None or wanted.comm_profile is not None:
-            return self._once("cluster", self._named_cluster, wanted.topology, wanted.comm_profile)
+            return self._once("cluster", self._named_cluster, wanted.topology, wanted.comm_profile,
+                              wanted.comm_backend)
+        if wanted.comm_backend is not None:
+            raise EditError(f"Nothing says on which cluster {wanted.comm_backend} would run; name it with --topology, "
+                            "or give its measurements with --comm-profile.")
         if wanted.parallel is None or wanted.device is None:
             return None
         try:
@@ -296,12 +305,12 @@ class Study:
         except PlanError:  # no known node has the device: its own links are taken
             return None
 
-    def _named_cluster(self, name: str | None, profile: str | None) -> CollectiveModel:
+    def _named_cluster(self, name: str | None, profile: str | None, backend: str | None) -> CollectiveModel:
         from graph_predictor.parallel.clusters import profile_on
         from graph_predictor.parallel.collective_times import CollectiveModel
 
         known, where = profile_on(profile, name, None)
-        return CollectiveModel(where, known)
+        return CollectiveModel(where, known, backend)
 
     def _overheads(self, path: str) -> HostOverheads:
         from graph_predictor.overheads import measure_overheads

@@ -36,6 +36,8 @@ def predict(
         metavar="NODE[xN][@NET]", help="Collectives on this cluster, such as dgx-h200x8.")] = None,
     comm_profile: Annotated[str | None, typer.Option(
         metavar="FILE", help="Measured collectives of that cluster (foretrace comm fit).")] = None,
+    comm_backend: Annotated[str | None, typer.Option(
+        metavar="NAME", help="Collectives of this backend, such as gloo.")] = None,
     from_topology: Annotated[str | None, typer.Option(
         metavar="NODE[xN]", help="The cluster of the recording; by default its device's usual nodes.")] = None,
     parallel: Annotated[str | None, typer.Option(
@@ -101,9 +103,9 @@ def predict(
             "no-waits": no_waits, "hide-collectives": hide_collectives}
         wanted = Configuration(
             device=device, dtype=dtype, parallel=parallel, straggler=straggler, topology=topology,
-            from_topology=from_topology, comm_profile=comm_profile, host_from=host_from, host=host, clock=clock,
-            bandwidth=bandwidth, kernels=kernels, sizes=tuple(sizes or ()), also=tuple(also or ()), code=code,
-            switches=frozenset(name for name, on in switches.items() if on))
+            from_topology=from_topology, comm_profile=comm_profile, comm_backend=comm_backend, host_from=host_from,
+            host=host, clock=clock, bandwidth=bandwidth, kernels=kernels, sizes=tuple(sizes or ()),
+            also=tuple(also or ()), code=code, switches=frozenset(name for name, on in switches.items() if on))
         job = source_job(source, window, device)
         with working("Preparing"):
             study = Study(job, step, recorded_on=None if from_device is None else find_device(from_device),

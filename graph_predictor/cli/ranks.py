@@ -31,6 +31,8 @@ def ranks(
         metavar="NODE[xN][@NET]", help="Predicted: collectives on this cluster.")] = None,
     comm_profile: Annotated[str | None, typer.Option(
         metavar="FILE", help="Predicted: measured collectives of that cluster.")] = None,
+    comm_backend: Annotated[str | None, typer.Option(
+        metavar="NAME", help="Predicted: collectives of this backend, such as gloo.")] = None,
     straggler: Annotated[str | None, typer.Option(
         metavar="RANK:PERCENT%", help="Predicted: one rank slower, such as 3:10%.")] = None,
     host_from: Annotated[str | None, typer.Option(
@@ -58,7 +60,8 @@ def ranks(
         if timeline is not None:
             check_output(timeline, source, device_allowed=True)
         wanted = Configuration(device=device, parallel=parallel, straggler=straggler, topology=topology,
-                               comm_profile=comm_profile, host_from=host_from, sizes=tuple(sizes or ()))
+                               comm_profile=comm_profile, comm_backend=comm_backend, host_from=host_from,
+                               sizes=tuple(sizes or ()))
         times, notes = _times(source, window, wanted, step)
         with working("Comparing"):
             found = rank_report(times)

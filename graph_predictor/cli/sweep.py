@@ -63,6 +63,8 @@ def sweep(
     from_topology: Annotated[str | None, typer.Option(metavar="NODE[xN]", help="The recording's cluster.")] = None,
     profile: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Fitted models (repeatable).")] = None,
     comm_profile: Annotated[str | None, typer.Option(metavar="FILE", help="Measured collectives.")] = None,
+    comm_backend: Annotated[str | None, typer.Option(
+        metavar="NAME", help="Collectives of this backend, such as gloo.")] = None,
     code: Annotated[str | None, typer.Option(
         metavar="SCRIPT.py:FUNCTION", help="The program, which is traced again at each size.")] = None,
     also: Annotated[list[str] | None, typer.Option(
@@ -110,8 +112,8 @@ def sweep(
             check_output(path, list(source), device_allowed=False)
         if plot is not None:
             check_plot(plot)
-        fixed = Configuration(host_from=host_from, from_topology=from_topology, comm_profile=comm_profile, code=code,
-                              also=tuple(also or ()))
+        fixed = Configuration(host_from=host_from, from_topology=from_topology, comm_profile=comm_profile,
+                              comm_backend=comm_backend, code=code, also=tuple(also or ()))
         lists = {"device": device, "world_size": world_size, "topology": topology, "dtype": dtype, "edits": edits,
                  "clock": clock, "bandwidth": bandwidth, "host": host}
         space = _space(sizes or [], lists, parallel or [], fixed)

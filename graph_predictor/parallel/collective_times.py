@@ -26,17 +26,36 @@ class PlanError(ForetraceError):
 
 @dataclass(frozen=True, slots=True)
 class CollectiveModel:
-    """What prices the collectives of a cluster: its topology, and measurements of it where there are any."""
+    """What prices the collectives of a cluster: its topology, and measurements of it where there are any.
+
+    Attributes:
+        backend: who carries them out, such as "nccl" or "gloo"; by default NCCL where that was measured, else what was.
+
+    Raises:
+        PlanError: nothing is known of that backend there.
+    """
 
     topology: Topology
     profile: CommProfile | None = None
+    backend: str | None = None
+
+    def __post_init__(self) -> None:
+        measured = [] if self.profile is None else self.profile.backend_names()
+        usual = "gloo" if self.topology.node.link == "loopback" else "nccl"
+        if self.backend in (None, *measured) or (self.backend == usual and not measured):
+            return
+        known = f"the profile has {', '.join(measured)}" if measured else (
+            f"without measurements only {usual}'s are known there")
+        raise PlanError(f"Nothing is known of {self.backend}'s collectives on {self.topology.name}: {known}; measure "
+                        "them (foretrace comm bench, or fit its logs) and give --comm-profile.")
 
     def predict(self, calls: Sequence[CollectiveCall]) -> CommTimes:
         """Times of calls, in their order."""
         if not calls:
             return CommTimes.empty(0)
         profile = self.profile or CommProfile(self.topology)
-        return profile.predict(CollectiveBatch.from_calls(list(calls)), on=self.topology)
+        backend = self.backend if self.backend in profile.backends else None  # else the data sheet's formulas
+        return profile.predict(CollectiveBatch.from_calls(list(calls)), backend, on=self.topology)
 
     def check_fits(self, world_size: int) -> None:
         """Raise ``PlanError`` if the cluster has fewer GPUs than the job has ranks."""

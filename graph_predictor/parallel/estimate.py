@@ -192,7 +192,8 @@ def _backward(loads: Loads, rates: Rates, stage: int, chunk: int) -> _Stretch:
     before = out.device
     out.add(loads.block.backward, rates, loads.block_backward, layers)
     out.add(Work(), rates, loads.experts_backward, layers)
-    _beside(out, _us(loads.context_backward, rates), (out.device - before) / layers, layers, plan.overlap)
+    _beside(out, _us(loads.context_backward, rates) + _us(loads.beside_backward, rates),
+            (out.device - before) / layers, layers, plan.overlap)
     if stage == 0 and chunk == 0:
         out.add(loads.embedding.backward, rates)
     if plan.sharding is Sharding.PARAMETERS:
@@ -206,7 +207,8 @@ def _add_forward(out: _Stretch, loads: Loads, rates: Rates, layers: int) -> None
     before = out.device
     out.add(loads.block.forward, rates, loads.block_forward, layers)
     out.add(Work(), rates, loads.experts_forward, layers)
-    _beside(out, _us(loads.context_forward, rates), (out.device - before) / layers, layers, loads.plan.overlap)
+    _beside(out, _us(loads.context_forward, rates) + _us(loads.beside_forward, rates), (out.device - before) / layers,
+            layers, loads.plan.overlap)
 
 
 def _beside(out: _Stretch, us: float, compute: float, layers: int, overlap: bool) -> None:

@@ -24,6 +24,9 @@ from kernel_models.collectives import CollectiveCall, CollectiveKind, CommTimes,
 from kernel_models.collectives.call import dtype_name
 from tracer.shape_only.transformer import Part, Piece, TransformerShape
 
+OVERLAP_PIECES = 4
+"""A reduce-scatter after a product runs beside it in so many pieces, of which the last is waited for (userbuffers'
+"pipeline" method, num_splits of NVIDIA's published configurations)."""
 GRADIENT_BYTES = 4
 """Gradients are accumulated and reduced in fp32, as Megatron-LM's are with half-precision parameters."""
 FP32 = "float32"
@@ -55,6 +58,7 @@ class Loads:
         block, embedding, head: work of the pieces for one micro-batch on one rank.
         optimizer: of one stage's blocks, and of what the first and last stage have more; with sharded state, a share.
         block_forward, block_backward: collectives of one block that its work waits for.
+        beside_forward, beside_backward: those that its products hide, as far as they last.
         experts_forward, experts_backward: the same of its experts.
         context_forward, context_backward: of its attention, which may be hidden behind it.
         embedding_forward, head_forward, head_backward: the vocabulary's.
@@ -71,6 +75,8 @@ class Loads:
     optimizer: tuple[Work, ...]
     block_forward: Exchange
     block_backward: Exchange
+    beside_forward: Exchange
+    beside_backward: Exchange
     experts_forward: Exchange
     experts_backward: Exchange
     context_forward: Exchange
@@ -140,8 +146,9 @@ def loads_of(plan: ParallelPlan, shape: TransformerShape, pieces: Pieces, collec
     return Loads(
         plan, shape, pieces.cost(shape, part), pieces.cost(shape, outer[Piece.EMBEDDING]),
         pieces.cost(shape, outer[Piece.HEAD]), optimizer, of("block forward"), of("block backward"),
-        of("experts"), of("experts"), of("context forward"), of("context backward"), of("embedding"), of("loss"),
-        of("head backward"), tuple(of(("transfer", stage)) for stage in range(plan.pp)),
+        of("beside forward"), of("beside backward"), of("experts"), of("experts"), of("context forward"),
+        of("context backward"), of("embedding"), of("loss"), of("head backward"),
+        tuple(of(("transfer", stage)) for stage in range(plan.pp)),
         tuple(of(("reduce", stage)) for stage in range(plan.pp)),
         tuple(of(("gather", stage)) for stage in range(plan.pp)),
         of("block gather"), of("block reduce"), of("root gather"), of("root reduce"))
@@ -163,7 +170,14 @@ def _within_layers(calls: _Calls, plan: ParallelPlan, shape: TransformerShape, c
     stream = float(tokens * shape.hidden * width)
     tensor = plan.place("tp", on)
     reduce, gather, scatter = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
-    if plan.sequence_parallel:
+    if plan.tensor_overlap:
+        # Gathers come piece by piece before their products; in backward all have a product of their own to run beside.
+        calls.add("block forward", scatter, stream / OVERLAP_PIECES, tensor, dtype, 2)
+        calls.add("beside forward", scatter, stream * (1 - 1 / OVERLAP_PIECES), tensor, dtype, 2)
+        calls.add("beside forward", gather, stream, tensor, dtype, 2)
+        calls.add("beside backward", scatter, stream, tensor, dtype, 2)
+        calls.add("beside backward", gather, stream, tensor, dtype, 4)
+    elif plan.sequence_parallel:
         for key, more in (("block forward", 0), ("block backward", 2)):
             calls.add(key, scatter, stream, tensor, dtype, 2)
             # What the products' weights need of their inputs is gathered once more in backward.

@@ -58,6 +58,8 @@ class ParallelPlan:
         schedule: of the pipeline.
         sharding: what replicas share.
         sequence_parallel: norms, dropout and residuals on 1/``tp`` of the tokens.
+        tensor_overlap: with sequence parallelism, its gathers and reduce-scatters run beside the products they belong
+            to, in pieces (Transformer Engine's userbuffers).
         recompute: which activations are computed again.
         overlap: gradients are reduced beside the last backward; parameters gathered beside the block before.
 
@@ -76,6 +78,7 @@ class ParallelPlan:
     schedule: Schedule = Schedule.ONE_F_ONE_B
     sharding: Sharding = Sharding.NONE
     sequence_parallel: bool = False
+    tensor_overlap: bool = False
     recompute: Recompute = Recompute.NONE
     overlap: bool = True
 
@@ -94,6 +97,9 @@ class ParallelPlan:
                             "not divide into such; choose a multiple.")
         if self.sequence_parallel and self.tp == 1:
             raise PlanError("Sequence parallelism goes with tensor parallelism; give tp=2 or more, or leave it out.")
+        if self.tensor_overlap and not self.sequence_parallel:
+            raise PlanError("Tensor parallelism's collectives are overlapped with its products where they are gathers "
+                            "and reduce-scatters; give sequence_parallel too, or leave tensor_overlap out.")
 
     @property
     def world_size(self) -> int:
@@ -112,8 +118,8 @@ class ParallelPlan:
         parts += [f"microbatch={self.microbatch}", f"microbatches={self.microbatches}"]
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("chunks", "schedule", "sharding", "recompute", "sequence_parallel", "overlap") and (
-                    value != field.default):
+            if field.name in ("chunks", "schedule", "sharding", "recompute", "sequence_parallel", "tensor_overlap",
+                              "overlap") and value != field.default:
                 text = value.value if isinstance(value, Enum) else value
                 parts.append(field.name if text is True else f"{field.name}={str(text).lower()}")
         return ",".join(parts)

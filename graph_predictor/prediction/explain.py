@@ -14,7 +14,7 @@ from graph_predictor.prediction.result import PathItem
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.settle import Steady
 from graph_predictor.prediction.state import gpu_active_ns, kinds_of
-from graph_predictor.program import Int64
+from graph_predictor.program import Int64, Program
 from kernel_models.model import Source
 from tracer.graph import NONE, ExecutionGraph
 
@@ -77,24 +77,17 @@ def _entries(scenario: Scenario, steady: Steady, path: Path, length: Int64, reco
     graphs, program = scenario.built.graphs, scenario.built.program
     total = float(length.sum()) or 1.0
     names = _Names(graphs)
-    of_kernel = np.concatenate([names.of(rank, g.ops.name, g.kernels.op, g.kernels.name)
-                                for rank, g in enumerate(graphs)])
-    main = main_operation(scenario.pieces, len(program.item_kind))
-    rank_of_item = program.thread_rank[program.item_thread()]
-    none = np.full(len(main), NONE)
-    of_item = np.full(len(main), NONE, np.int64)
-    for rank, graph in enumerate(graphs):
-        mine = rank_of_item == rank
-        of_item[mine] = names.of(rank, graph.ops.name, main[mine], none[mine])
-    item = steady.repeated.item[np.maximum(path.item, 0)] if len(main) else path.item
+    of_kernel, of_item = scenario.shared.once("names", (scenario.built, scenario.pieces),
+                                              lambda: _named(names, program, scenario.pieces))
+    item = steady.repeated.item[np.maximum(path.item, 0)] if len(of_item) else path.item
     name: np.ndarray = np.full(len(length), NONE, np.int64)
     on_kernel, on_item = path.kernel >= 0, (path.kernel < 0) & (path.item >= 0)
     name[on_kernel], name[on_item] = of_kernel[recorded[on_kernel]], of_item[item[on_item]]
     by_host = on_item & (path.bound == Bound.HOST)
-    spent = np.bincount(item[by_host], weights=length[by_host], minlength=len(main))
+    spent = np.bincount(item[by_host], weights=length[by_host], minlength=len(of_item))
     piece_name, piece_ns, split = _host_entries(scenario, names, spent)
     # Of items without pieces the time stays with the item.
-    left = np.where(by_host & split[item], 0, length) if len(main) else length
+    left = np.where(by_host & split[item], 0, length) if len(of_item) else length
     name, bound = np.append(name, piece_name), np.append(path.bound, np.full(len(piece_ns), int(Bound.HOST)))
     key, place = np.unique((name + 1) * len(Bound) + bound, return_inverse=True)
     sums = np.bincount(place, weights=np.append(left, piece_ns), minlength=len(key))
@@ -102,6 +95,20 @@ def _entries(scenario: Scenario, steady: Steady, path: Path, length: Int64, reco
                         ns / scenario.cycle.steps / 1e3, ns / total)
                for each, ns in zip(key.tolist(), sums.tolist(), strict=True) if ns]
     return sorted(entries, key=lambda entry: (-entry.time_us, entry.operation))
+
+
+def _named(names: _Names, program: Program, pieces: HostPieces) -> tuple[Int64, Int64]:
+    """Names of the operations of all kernels, and of that most of each item's host time was spent in."""
+    of_kernel = np.concatenate([names.of(rank, g.ops.name, g.kernels.op, g.kernels.name)
+                                for rank, g in enumerate(names.graphs)])
+    main = main_operation(pieces, len(program.item_kind))
+    rank_of_item = program.thread_rank[program.item_thread()]
+    none = np.full(len(main), NONE)
+    of_item = np.full(len(main), NONE, np.int64)
+    for rank, graph in enumerate(names.graphs):
+        mine = rank_of_item == rank
+        of_item[mine] = names.of(rank, graph.ops.name, main[mine], none[mine])
+    return of_kernel, of_item
 
 
 def _host_entries(scenario: Scenario, names: _Names, spent: np.ndarray) -> tuple[Int64, np.ndarray, np.ndarray]:

@@ -69,7 +69,8 @@ def price_kernels(scenario: Scenario) -> KernelTimes:
         known = np.isfinite(scenario.kernel_ns)
         base = np.where(known, scenario.kernel_ns, base)
         source[known] = Source.LEARNED
-    ratio, ratio_low, ratio_high, changed = _ratios(scenario, notes)
+    ratio, ratio_low, ratio_high, changed, said = _shared_ratios(scenario)
+    notes += said
     of = np.maximum(work.piece, 0)
     inside = work.piece >= 0
     ns = base.copy()
@@ -106,6 +107,19 @@ def edited_call(scenario: Scenario, call: OpCall) -> tuple[OpCall, ...]:
     for name in sorted(scenario.call_edits):
         found = tuple(new for old in found for new in scenario.call_edits[name](old))
     return found
+
+
+def _shared_ratios(scenario: Scenario) -> tuple[Float64, Float64, Float64, np.ndarray, list[str]]:
+    """``_ratios`` and its notes; where no sizes change, made once for each device with its factors and call edits."""
+    def make() -> tuple[Float64, Float64, Float64, np.ndarray, list[str]]:
+        notes: list[str] = []
+        return (*_ratios(scenario, notes), notes)
+
+    if scenario.calls:
+        return make()
+    of = (scenario.work, scenario.device, scenario.source_device, scenario.models, scenario.source_models,
+          scenario.clock, scenario.bandwidth, scenario.change_known, scenario.call_edits)
+    return scenario.shared.once("ratios", of, make)
 
 
 def _ratios(scenario: Scenario, notes: list[str]) -> tuple[Float64, Float64, Float64, np.ndarray]:

@@ -13,13 +13,14 @@ profiler's own. A batch that a data loader delivered late comes a recorded perio
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from graph_predictor.build import Built
 from graph_predictor.critical_path import step_items
+from graph_predictor.engine import Structure, structure_of
 from graph_predictor.program import NEVER, Int64, ItemKind, Program
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
@@ -27,6 +28,8 @@ from tracer.graph import ExecutionGraph
 Bools = npt.NDArray[np.bool_]
 MOST_STEPS = 4
 """Recorded steps a prediction rests on by default."""
+MOST_KEPT = 1_000_000
+"""Items and kernels of a repetition that is kept for further predictions: some 200 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ class Cycle:
     first: Int64
     last: Int64
     names: tuple[str, ...]
+    made: dict[int, Repeated] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Its repetitions so far, by copies: predictions from one recording share them."""
 
     @property
     def working(self) -> Bools:
@@ -72,6 +77,7 @@ class Repeated:
         copy_of_item, copy_of_kernel: which copy.
         end: end item of the last step of each rank and copy, [ranks, copies].
         tail: last kernel of each stream and copy, [streams, copies]; tail_rank the rank of each stream.
+        structure: of ``program``, and of every other with the same copies.
     """
 
     program: Program
@@ -83,6 +89,7 @@ class Repeated:
     end: Int64
     tail: Int64
     tail_rank: Int64
+    structure: Structure
 
 
 def choose_steps(built: Built, steps: int | range | None = None) -> Cycle | None:
@@ -153,7 +160,16 @@ def _alike(graph: ExecutionGraph, one: int, other: int) -> bool:
 
 
 def repeat(cycle: Cycle, copies: int) -> Repeated:
-    """The program of ``copies`` repetitions of a cycle."""
+    """The program of ``copies`` repetitions of a cycle; it is made once, unless it is large."""
+    found = cycle.made.get(copies)
+    if found is None:
+        found = _repeated(cycle, copies)
+        if len(found.item) + len(found.kernel) <= MOST_KEPT:
+            cycle.made[copies] = found
+    return found
+
+
+def _repeated(cycle: Cycle, copies: int) -> Repeated:
     p = cycle.built.program
     items = np.flatnonzero(cycle.item)
     thread = p.item_thread()[items]
@@ -219,7 +235,8 @@ def repeat(cycle: Cycle, copies: int) -> Repeated:
         recorded_item_start=p.recorded_item_start[of_item], recorded_item_end=p.recorded_item_end[of_item],
         recorded_kernel_start=p.recorded_kernel_start[of_kernel], recorded_kernel_end=p.recorded_kernel_end[of_kernel])
     end = new_item[cycle.last][:, None] + item_stride[cycle.last][:, None] * np.arange(copies)
-    return Repeated(program, copies, of_item, of_kernel, copy_of_item, copy_of_kernel, end, tail, tail_rank)
+    return Repeated(program, copies, of_item, of_kernel, copy_of_item, copy_of_kernel, end, tail, tail_rank,
+                    structure_of(program))
 
 
 def _copied(row: Int64, copy: Int64, new: Int64, stride: Int64) -> Int64:

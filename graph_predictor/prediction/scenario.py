@@ -17,6 +17,7 @@ import numpy as np
 from graph_predictor.build import Built
 from graph_predictor.prediction.host_pieces import HostPieces
 from graph_predictor.prediction.repeat import Cycle
+from graph_predictor.prediction.shared import Shared
 from graph_predictor.prediction.work import Work
 from graph_predictor.program import Float64, Int64
 from kernel_models.device import DeviceSpec
@@ -117,6 +118,8 @@ class Scenario:
     profiler: ProfilerCost | None = None
     change_known: bool = False
     set_by: dict[str, str] = field(default_factory=dict)
+    shared: Shared = field(default_factory=Shared, repr=False, compare=False)
+    """What scenarios made from this one share with it."""
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

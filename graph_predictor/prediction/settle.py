@@ -63,7 +63,7 @@ def settle(cycle: Cycle, dress: Dress, copies: int = FIRST_COPIES) -> Steady:
 
 def measure(repeated: Repeated, program: Program) -> Steady:
     """Simulate the copies and read the period off the last ones."""
-    simulated = simulate(program)
+    simulated = simulate(program, structure=repeated.structure)
     times = np.concatenate([simulated.item_end[repeated.end], simulated.kernel_end[repeated.tail]])
     rank = np.concatenate([np.arange(len(repeated.end)), repeated.tail_rank])
     period = times[:, -1] - times[:, -2]

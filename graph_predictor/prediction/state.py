@@ -93,15 +93,16 @@ def dress(repeated: Repeated, host: EditedHost, scenario: Scenario, kernel_ns: F
     p = repeated.program
     recorded = scenario.built.program.kernel_duration
     # A ratio, since the recorded duration of a collective whose other members are outside the cycle is another one.
-    factor = np.where(recorded > 0, kernel_ns / np.maximum(recorded, 1), 1.0)[repeated.kernel]
-    duration = np.where(recorded[repeated.kernel] > 0, p.kernel_duration * factor, kernel_ns[repeated.kernel])
+    known = recorded > 0
+    factor = np.where(known, kernel_ns / np.maximum(recorded, 1), 1.0)[repeated.kernel]
+    duration = np.where(known[repeated.kernel], p.kernel_duration * factor, kernel_ns[repeated.kernel])
     duration = np.maximum(np.rint(duration), 0).astype(np.int64)
     changes: dict[str, np.ndarray] = {"kernel_duration": duration}
     source = scenario.built.program
-    work, cost = host.work, host.cost
-    begins = p.item_kind == ItemKind.STEP_BEGIN
-    changes["item_work"] = np.where(begins, 0, np.rint(work[repeated.item] * host_factor)).astype(np.int64)
-    changes["item_cost"] = np.rint(cost[repeated.item] * host_factor).astype(np.int64)
+    work, cost = (host.work, host.cost) if host_factor == 1.0 else (
+        np.rint(ns * host_factor).astype(np.int64) for ns in (host.work, host.cost))
+    changes["item_work"] = np.where(p.item_kind == ItemKind.STEP_BEGIN, 0, work[repeated.item])
+    changes["item_cost"] = cost[repeated.item]
     changes["kernel_latency"] = host.latency[repeated.kernel]
     changes["queue_depth"] = host.queue_depth
     if len(p.after_lag):

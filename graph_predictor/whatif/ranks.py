@@ -15,6 +15,7 @@ import numpy as np
 
 from graph_predictor.parallel.collective_times import CollectiveModel
 from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.whatif.recorded_ddp import NOTE, spread_recording
 from tracer.graph import ExecutionGraph
 from tracer.job import Job
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from graph_predictor.predict import Baseline
 
 _SIZES = ("ddp", "fsdp2", "tp", "pp")
-_MORE = ("microbatches", "bucket_mb", "accumulation")
+_MORE = ("microbatches", "bucket_mb", "ep", "accumulation")
 MOST_SEPARATE = 8
 """Worlds up to this size are simulated rank by rank; of larger ones, one rank of each class of equal ranks."""
 
@@ -52,7 +53,8 @@ class Ranks:
             name, _, number = (piece.strip().lower() for piece in part.partition("="))
             if name not in (*_SIZES, *_MORE) or not number.isdecimal() or not 0 < int(number) < 10**6:
                 raise EditError(f"{part.strip()!r} is no part of a plan: write kinds with their sizes, such as ddp=8, "
-                                f"fsdp2=8,tp=2 or pp=4,microbatches=8 (there are {', '.join((*_SIZES, *_MORE))}).")
+                                "fsdp2=8,tp=2, pp=4,microbatches=8 or fsdp2=8,ep=4 (there are "
+                                f"{', '.join((*_SIZES, *_MORE))}).")
             if name == "accumulation":
                 settings[name] = int(number)
                 continue
@@ -84,7 +86,15 @@ def traced(ranks: Ranks, workload: dict[str, Any], device: str, *, also: Sequenc
 
     values = {name: value for name, value in workload["settings"].items() if name != "device"}
     settings = workloads.configure(workload["name"], **{**values, **ranks.settings})
-    job = trace_job(settings, device, world_size=ranks.world_size, parallel=ranks.plan)
+    return unfolded(trace_job(settings, device, world_size=ranks.world_size, parallel=ranks.plan), ranks, also)
+
+
+def unfolded(job: Job, ranks: Ranks, also: Sequence[int] = ()) -> Job:
+    """The ranks of a folded job that are simulated one by one: all of a small world, else one of each class.
+
+    Raises:
+        EditError: there is no such rank as one of ``also``.
+    """
     wrong = [rank for rank in also if not 0 <= rank < ranks.world_size]
     if wrong:
         raise EditError(f"There is no rank {wrong[0]} among {ranks.world_size:,} ranks; name one from 0 to "
@@ -96,15 +106,15 @@ def traced(ranks: Ranks, workload: dict[str, Any], device: str, *, also: Sequenc
 
 def on_ranks(baseline: Baseline, ranks: Ranks, collectives: CollectiveModel | None = None, *,
              also: Sequence[int] = ()) -> Baseline:
-    """A recorded step as it would be on many ranks.
+    """A recorded step as it would be on many ranks: traced again under the plan, else by ``with_ddp``.
 
     Args:
-        baseline: a recording of one rank of a workload of the suite.
+        baseline: a recording of one rank.
         collectives: the cluster; by default the device's usual links.
         also: as ``traced``.
 
     Raises:
-        EditError: the recording does not say what it is of, or is of several ranks.
+        EditError: the recording is of several ranks, or says too little for the plan.
         FakeWorldError: the plan does not fit the workload.
         PlanError: the cluster is too small.
     """
@@ -112,14 +122,32 @@ def on_ranks(baseline: Baseline, ranks: Ranks, collectives: CollectiveModel | No
     if len(graphs) > 1 or graphs[0].meta.world_size > 1:
         raise EditError("Only a step that was recorded on one rank can be spread over others; this is one of several.")
     workload = graphs[0].meta.workload
-    if not workload:
-        raise EditError("The recording does not say which workload of the suite it is of, so that it cannot be traced "
-                        "again under a plan; record it with --workload, or trace your own script under a plan with "
-                        "foretrace trace SCRIPT.py:FUNCTION --world-size N.")
     if collectives is not None:
         collectives.check_fits(ranks.world_size)
-    job = traced(ranks, workload, baseline.scenario.known_source().name, also=also)
-    return baseline.retraced(job, ranks.describe(), collectives=collectives)
+    if workload:
+        job = traced(ranks, workload, baseline.scenario.known_source().name, also=also)
+        return baseline.retraced(job, ranks.describe(), collectives=collectives)
+    return with_ddp(baseline, ranks, collectives, also=also)
+
+
+def with_ddp(baseline: Baseline, ranks: Ranks, collectives: CollectiveModel | None = None, *,
+             also: Sequence[int] = ()) -> Baseline:
+    """A recorded step of a program that cannot be traced again, with DDP added to the recording: approximate.
+
+    Raises:
+        EditError: the plan is of more than DDP, or the recording does not show the gradients and their sizes.
+    """
+    from tracer.fake_world import DataParallel, parse_plan
+
+    plan = parse_plan(ranks.plan, ranks.world_size)
+    if plan.kind is not DataParallel.DDP or plan.dp != plan.world_size or plan.ep > 1 or ranks.settings:
+        raise EditError("The recording does not say which workload of the suite it is of, so that it cannot be traced "
+                        "again under a plan, and only ddp=N can be added to it as it is; record it with --workload, or "
+                        "trace your own script under a plan with foretrace trace SCRIPT.py:FUNCTION --world-size N.")
+    job = spread_recording(baseline.built.graphs[0], baseline.cycle, plan.world_size, plan.bucket_mb)
+    found = baseline.retraced(unfolded(job, ranks, also), f"{ranks.describe()}, approximate", collectives=collectives)
+    found.notes.insert(0, NOTE)
+    return found
 
 
 @dataclass(frozen=True)

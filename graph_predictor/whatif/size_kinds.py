@@ -78,15 +78,31 @@ class PairedRank:
 
     def _check_alone(self) -> None:
         for number, slots in enumerate(self.slots):
-            alone = np.asarray(~self.paired if number == 0 else
-                               ~np.isin(np.arange(len(slots.op)), self.partner[number]), np.bool_)
+            alone = self._alone(number)
             time = _least_ns(slots)
-            if time[alone].sum() > MOST_ALONE * max(float(time.sum()), 1.0):
-                worst = int(np.flatnonzero(alone)[np.argmax(time[alone])])
-                name = slots.graph.string(int(slots.graph.ops.name[slots.op[worst]]))
-                raise EditError(f"The captures do not run the same program: {name} of one of them has no partner in "
-                                f"another ({time[alone].sum() / time.sum():.0%} of a step's time is of such "
-                                "operations); give captures of one program.")
+            share = float(time[alone].sum()) / max(float(time.sum()), 1.0)
+            if share > MOST_ALONE:
+                others = [self._worst(other) for other in range(len(self.slots))
+                          if other != number and self._alone(other).any()]
+                nor = f", nor has {others[0]}" if others else ""
+                raise EditError(
+                    f"The captures do not run the same operations: {self._worst(number)} has no partner in another "
+                    f"({share:.0%} of a step's time is of such operations){nor}; give captures of one program, and if "
+                    "these are, its libraries choose another implementation at a size between them: capture it at "
+                    "sizes on one side of that.")
+
+    def _alone(self, number: int) -> npt.NDArray[np.bool_]:
+        """Slots of a capture that another one does not have."""
+        if number == 0:
+            return ~self.paired
+        return np.asarray(~np.isin(np.arange(len(self.slots[number].op)), self.partner[number]), np.bool_)
+
+    def _worst(self, number: int) -> str:
+        """The operation that takes longest of those that another capture does not have, and the capture's sizes."""
+        slots, alone = self.slots[number], np.flatnonzero(self._alone(number))
+        worst = int(alone[np.argmax(_least_ns(slots)[alone])])
+        sizes = ", ".join(f"{name}={size}" for name, size in self.laws.sizes[number].items())
+        return f"{slots.graph.string(int(slots.graph.ops.name[slots.op[worst]]))} of the one at {sizes}"
 
     def _find_kinds(self) -> Int64:
         columns: list[Int64] = []

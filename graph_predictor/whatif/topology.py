@@ -34,7 +34,8 @@ class OnTopology:
 
     def describe(self) -> str:
         """One phrase."""
-        return f"collectives on {self.model.topology.name}"
+        by = "" if self.model.backend is None else f" by {self.model.backend}"
+        return f"collectives on {self.model.topology.name}{by}"
 
     def apply(self, scenario: Scenario) -> Scenario:
         """See ``Edit``."""

@@ -5,6 +5,6 @@
 
 from kernel_models.transfer.figures import Figures, Metric
 from kernel_models.transfer.measured import Measured
-from kernel_models.transfer.model import TransferModel, TransferredModel
+from kernel_models.transfer.model import Residuals, Size, TransferModel, TransferredModel
 
-__all__ = ["Figures", "Measured", "Metric", "TransferModel", "TransferredModel"]
+__all__ = ["Figures", "Measured", "Metric", "Residuals", "Size", "TransferModel", "TransferredModel"]

@@ -28,6 +28,7 @@ METRICS = [Metric(generation, kernels, size, memory, power)
 _FEATURES = {
     "all": FEATURES,
     "no weights": tuple(f for f in FEATURES if f not in ("weights", "stride", "reused")),
+    "no size": tuple(f for f in FEATURES if f not in ("weights", "stride", "duration", "padding")),
     "no duration": tuple(f for f in FEATURES if f not in ("weights", "stride", "reused", "duration", "padding")),
 }
 
@@ -52,15 +53,15 @@ class Choice:
     metric: Metric
 
 
-_MEMORY_BOUND = Metric(generation=0.3, kernels=1.0, size=0.1, memory=3.0, power=2.0)
-_PRODUCTS = Metric(generation=0.3, kernels=3.0, size=0.5, memory=1.0, power=2.0)
+_MEMORY_BOUND = Metric(generation=0.3, kernels=3.0, size=0.1, memory=3.0, power=2.0)
+_PRODUCTS = Metric(generation=0.3, kernels=3.0, size=0.1, memory=1.0, power=1.0)
 _LAW = PowerLaw(beta=0.5, static=0.15)
 _CHOSEN: dict[tuple[Family, bool], Choice] = {
     (Family.ELEMENTWISE, False): Choice("streaming", _MEMORY_BOUND),
-    (Family.NORM, False): Choice("drawn 3", _MEMORY_BOUND),
-    (Family.SOFTMAX, False): Choice("drawn 1", _MEMORY_BOUND),
-    (Family.GEMM, False): Choice("no duration", _PRODUCTS),
-    (Family.GEMM, True): Choice("no duration", _PRODUCTS),
+    (Family.NORM, False): Choice("drawn 0.1", _MEMORY_BOUND),
+    (Family.SOFTMAX, False): Choice("drawn 0.1", _MEMORY_BOUND),
+    (Family.GEMM, False): Choice("all", _PRODUCTS),
+    (Family.GEMM, True): Choice("all", _PRODUCTS),
 }
 
 

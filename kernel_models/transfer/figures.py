@@ -1,8 +1,10 @@
 """What a transfer model knows of a device: published figures, in the units its formulas use, and a distance.
 
-Two figures come with the architecture instead of the data sheet:
+Three figures come with the architecture instead of the data sheet:
 
 - resident threads of a unit, by compute capability (CUDA C++ Programming Guide, technical specifications);
+- the cache of a unit that holds what its threads load: unified with shared memory from compute capability 7.0 on (same
+  table; 7.5: the 64 of 96 KB that are not shared memory). Earlier ones are too small to keep rows and are left out;
 - switching energy relative to TSMC's 16 nm process, from the power savings at equal speed that TSMC publishes for each
   step (its technology pages): 12FFC −25% against 16 nm; 10 nm −35% against 16 nm and 7 nm −40% against 10 nm; 6 nm as
   7 nm; 5 nm −30% against 7 nm. Samsung's 8 nm, an extension of its 10 nm, is counted as 10 nm.
@@ -25,6 +27,8 @@ PROCESS_ENERGY = {
 """Energy of an operation by architecture, relative to 16 nm at the same clock."""
 _OTHER_ENERGY = 0.273
 _RESIDENT_THREADS = {"7.5": 1024, "8.6": 1536, "8.7": 1536, "8.9": 1536, "12.0": 1536}
+_NEAR_CACHE_KB = {"7.0": 128, "7.2": 128, "7.5": 64, "8.0": 192, "8.6": 128, "8.7": 192, "8.9": 128, "9.0": 256,
+                  "10.0": 256, "12.0": 128}
 _LANES = 64
 """A unit is counted as this many lanes, so that units of 64 and of 128 lanes compare."""
 
@@ -39,6 +43,7 @@ class Figures:
         clock_mhz: boost clock.
         bandwidth_gbps: of its memory, 10⁹ bytes/s.
         cache_mb: last cache shared by all units, MiB.
+        near_cache_mb: of the units themselves, all together, MiB; 0 where it does not keep rows.
         power_w: board power limit.
         energy: of an operation, relative to 16 nm.
         threads: resident at once, on the whole device.
@@ -52,6 +57,7 @@ class Figures:
     clock_mhz: float
     bandwidth_gbps: float
     cache_mb: float
+    near_cache_mb: float
     power_w: float
     energy: float
     threads: float
@@ -71,7 +77,8 @@ class Figures:
         unit_threads = float(_RESIDENT_THREADS.get(capability, 2048))
         clock = device.boost_clock_mhz
         return cls(device.name, device.peak_tflops("fp32") / (2 * clock) * 1e6, clock, device.memory_bandwidth_gbps,
-                   max(device.l2_mb, device.l3_mb, 0.25), device.power_w,
+                   max(device.l2_mb, device.l3_mb, 0.25),
+                   _NEAR_CACHE_KB.get(capability, 0) * device.sm_count / 1024, device.power_w,
                    PROCESS_ENERGY.get(architecture, _OTHER_ENERGY), unit_threads * device.sm_count, unit_threads,
                    generation, device.memory_kind.startswith("HBM"))
 
@@ -79,6 +86,16 @@ class Figures:
     def units(self) -> float:
         """Groups of 64 lanes."""
         return self.lanes / _LANES
+
+    @property
+    def chip(self) -> tuple[float, float, float, float]:
+        """What boards of the same chip have in common: compute capability, lanes, cache, threads."""
+        return self.generation, round(self.lanes), self.cache_mb, self.threads
+
+    @property
+    def row_cache_mb(self) -> float:
+        """What keeps rows between two readings by the same unit, MiB."""
+        return self.cache_mb + self.near_cache_mb
 
     def state(self) -> dict[str, Any]:
         """Plain values."""
@@ -117,7 +134,14 @@ class Metric:
         return np.array([np.linalg.norm(self.place(source) - here) for source in sources])
 
     def weights(self, target: Figures, sources: list[Figures]) -> Float64:
-        """Share of each source in a prediction for the target, [n]; a device itself takes all of it."""
+        """Share of each source in a prediction for the target, [n]; a device itself takes all of it.
+
+        So do sources of the same chip on another board: they run the same kernels in the same waves, and the formulas
+        know what memory and power differ by.
+        """
         distance = np.maximum(self.distances(target, sources), 1e-6)
         weight = (distance / distance.min()) ** -self.power
+        same = np.array([source.chip == target.chip for source in sources])
+        if same.any():
+            weight = np.where(same, weight, 0.0)
         return weight / weight.sum()

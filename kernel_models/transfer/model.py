@@ -3,8 +3,10 @@
 Every source GPU gives an expert: formulas in a device's published figures, with constants (and for products a
 residual) that this source taught. A prediction for another device asks each expert with that device's figures and
 takes the mean of the logarithms, weighted by how near the source is to it (``Metric``). The 80% interval comes from
-predicting each source by the others: as wide as those errors for a device as far from the sources as they are from
-one another, narrower for a nearer one, down to the error of fitted devices.
+predicting each source by the others: as wide as those errors for every other chip (sources with a near neighbour were
+predicted no better than those without), narrower for another board of a source's chip, down to the error of sources on
+calls that were not fitted. Calls that the host decides, and calls larger than any that was measured, have widths of
+their own (``Size``).
 
     model = TransferModel(Family.SOFTMAX).fit([measured_p100, measured_v100, …])
     times = model.on(device("l4")).predict(calls)
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from enum import Enum
 from typing import Any, Protocol
 
 import numpy as np
@@ -51,6 +54,11 @@ class Expert(Protocol):
 class Recipe(Protocol):
     """How experts of a family are fitted."""
 
+    @property
+    def least_large(self) -> float:
+        """Work of the least call that counts in choices, bytes or operations."""
+        ...
+
     def fit(self, sources: Sequence[Measured]) -> Sequence[Expert]:
         """An expert of each source."""
         ...
@@ -66,6 +74,8 @@ class Recipe(Protocol):
 
 _LEAST_WEIGHT = 1e-4
 _SMALLER = 0.75
+_MOST_CALLS = 3000
+"""Of a device, that take part in residuals."""
 
 
 def mixed(metric: Metric, experts: Sequence[Expert], sources: list[Figures], target: Figures, dims: Float64) -> Float64:
@@ -78,13 +88,14 @@ def mixed(metric: Metric, experts: Sequence[Expert], sources: list[Figures], tar
 
 
 def leave_one_out(
-    recipe: Recipe, metrics: Sequence[Metric], data: Sequence[Measured], *, larger: bool = False
+    recipe: Recipe, metrics: Sequence[Metric], data: Sequence[Measured], *, larger: bool = False, every: bool = False
 ) -> list[list[Float64]]:
     """Errors log(predicted / measured) of large calls when each device in turn is unknown.
 
     Args:
         recipe, metrics, data: how to fit, how to weight, and one entry a device.
         larger: also leave out sizes: fit to the smaller three quarters and predict sizes above those.
+        every: errors of small calls too.
 
     Returns:
         Errors [metrics][devices][n].
@@ -92,17 +103,67 @@ def leave_one_out(
     errors: list[list[Float64]] = [[] for _ in metrics]
     for left in data:
         others = [other for other in data if other is not left]
-        tested = recipe.large(left)
+        tested = np.ones(len(left), bool) if every else recipe.large(left)
         if larger:
             limit = float(np.quantile(recipe.size(left.dims), _SMALLER))
             others = [other.rows(recipe.size(other.dims) <= limit) for other in others]
             tested = tested & (recipe.size(left.dims) > limit)
         sources = [other.figures for other in others]
-        large = left.rows(tested)
-        logs = np.stack([np.log(expert.time_us(left.figures, large.dims)) for expert in recipe.fit(others)])
+        kept = left.rows(tested)
+        logs = np.stack([np.log(expert.time_us(left.figures, kept.dims)) for expert in recipe.fit(others)])
         for found, metric in zip(errors, metrics, strict=True):
-            found.append(metric.weights(left.figures, sources) @ logs - np.log(large.time_us))
+            found.append(metric.weights(left.figures, sources) @ logs - np.log(kept.time_us))
     return errors
+
+
+class Size(Enum):
+    """What an interval depends on beside the device."""
+
+    SMALL = "small"
+    """Too short to count in choices: often the host decides the time."""
+    LARGE = "large"
+    BEYOND = "beyond"
+    """Larger than anything measured."""
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """Errors log(predicted / measured) of calls that took no part in the fit.
+
+    Attributes:
+        own: by size, [devices][n]: of every other call on sources, fitted to the calls between; of larger sizes,
+            fitted to the smaller ones.
+        far: by size, [devices][n]: of each device when it is unknown.
+    """
+
+    own: dict[Size, list[Float64]]
+    far: dict[Size, list[Float64]]
+
+    @classmethod
+    def of(cls, recipe: Recipe, metric: Metric, data: Sequence[Measured]) -> Residuals:
+        """Fit to parts of the data and predict the rest; of very many calls some, picked at random."""
+        random = np.random.default_rng(0)
+        data = [part.rows(random.permutation(len(part))[:_MOST_CALLS]) for part in data]
+        large = [recipe.large(part) for part in data]
+        odd = [np.arange(len(part)) % 2 == 1 for part in data]
+        above = [recipe.size(part.dims) > np.quantile(recipe.size(part.dims), _SMALLER) for part in data]
+        own = _on_themselves(recipe, data, odd)
+        far = leave_one_out(recipe, [metric], data, every=True)[0]
+        return cls(
+            {Size.SMALL: [e[~counts[left]] for e, counts, left in zip(own, large, odd, strict=True)],
+             Size.LARGE: [e[counts[left]] for e, counts, left in zip(own, large, odd, strict=True)],
+             Size.BEYOND: _on_themselves(recipe, data, above)},
+            {Size.SMALL: [e[~counts] for e, counts in zip(far, large, strict=True)],
+             Size.LARGE: [e[counts] for e, counts in zip(far, large, strict=True)],
+             Size.BEYOND: leave_one_out(recipe, [metric], data, larger=True)[0]})
+
+
+def _on_themselves(recipe: Recipe, data: Sequence[Measured], left: Sequence[Any]) -> list[Float64]:
+    """Errors of the calls marked in ``left`` [devices][n] when the others are fitted."""
+    experts = recipe.fit([part.rows(~out) for part, out in zip(data, left, strict=True)])
+    tested = [part.rows(out) for part, out in zip(data, left, strict=True)]
+    return [np.log(expert.time_us(part.figures, part.dims) / part.time_us)
+            for expert, part in zip(experts, tested, strict=True)]
 
 
 @dataclass
@@ -117,7 +178,8 @@ class TransferModel:
 
     Attributes:
         experts_, sources_: one of each source GPU.
-        own_spread_, far_spread_: half-widths of the 80% interval, log time: on sources, and on a left-out source.
+        own_spread_, far_spread_: half-widths of the 80% interval by size, log time: on sources, on a left-out source.
+        largest_: size above which a call is larger than anything measured, as the recipe counts sizes.
         far_: mean distance of a left-out source from its nearest one.
     """
 
@@ -126,12 +188,12 @@ class TransferModel:
     recipe: Any = None
     metric: Metric | None = None
 
-    def fit(self, data: Sequence[Measured], *, leave_out: Sequence[Float64] | None = None) -> TransferModel:
+    def fit(self, data: Sequence[Measured], *, residuals: Residuals | None = None) -> TransferModel:
         """Fit to several devices.
 
         Args:
             data: measurements, one entry a device; three devices at least.
-            leave_out: errors of leaving each out, where they are known already (``leave_one_out``).
+            residuals: errors of calls left out, where they are known already.
         """
         if len(data) < 3:
             raise ValueError(f"A transfer model needs three devices or more; there are {len(data)}.")
@@ -139,12 +201,10 @@ class TransferModel:
         metric = self._metric()
         self.sources_ = [entry.figures for entry in data]
         self.experts_ = list(recipe.fit(data))
-        own = []
-        for expert, entry in zip(self.experts_, data, strict=True):
-            large = entry.rows(recipe.large(entry))
-            own.append(np.log(expert.time_us(entry.figures, large.dims) / large.time_us))
-        far = leave_out if leave_out is not None else leave_one_out(recipe, [metric], data)[0]
-        self.own_spread_, self.far_spread_ = _spread(own), _spread(far)
+        self.largest_ = float(np.median([recipe.size(entry.dims).max() for entry in data]))
+        left = residuals or Residuals.of(recipe, metric, data)
+        self.own_spread_ = {size: spread(left.own[size]) for size in Size}
+        self.far_spread_ = {size: max(spread(left.far[size], elsewhere=True), self.own_spread_[size]) for size in Size}
         self.far_ = float(np.mean([metric.distances(f, [g for g in self.sources_ if g is not f]).min()
                                    for f in self.sources_]))
         return self
@@ -153,9 +213,15 @@ class TransferModel:
         """The model of one device."""
         figures = device if isinstance(device, Figures) else Figures.of(device)
         metric = self._metric()
-        nearness = min(1.0, float(metric.distances(figures, self.sources_).min()) / self.far_)
-        spread = self.own_spread_ + nearness * max(self.far_spread_ - self.own_spread_, 0.0)
-        return TransferredModel(self.family, figures, self.batched, metric, self.sources_, self.experts_, spread)
+        recipe = self.recipe or recipe_of(self.family, self.batched)
+        nearness = 1.0
+        if any(source.chip == figures.chip for source in self.sources_):
+            nearness = min(1.0, float(metric.distances(figures, self.sources_).min()) / self.far_)
+        share = {Size.LARGE: nearness, Size.BEYOND: nearness, Size.SMALL: float(figures not in self.sources_)}
+        spreads = {size: self.own_spread_[size] + share[size] * (self.far_spread_[size] - self.own_spread_[size])
+                   for size in Size}
+        return TransferredModel(self.family, figures, self.batched, metric, self.sources_, self.experts_, spreads,
+                                recipe.least_large, self.largest_)
 
     def _metric(self) -> Metric:
         return self.metric or metric_of(self.family, self.batched)
@@ -169,7 +235,9 @@ class TransferredModel:
         family, figures: what it prices, and where.
         batched: for GEMM, whether it prices batched products.
         metric, sources, experts: what it was made from.
-        spread: half-width of the 80% interval, log time.
+        spreads: half-widths of the 80% interval by size, log time.
+        least_large, largest: limits of the sizes: in what the family's work is counted in (bytes, operations), and in
+            what it is extrapolated in (``sizes_of``).
     """
 
     family: Family
@@ -178,7 +246,9 @@ class TransferredModel:
     metric: Metric
     sources: list[Figures]
     experts: list[Any]
-    spread: float
+    spreads: dict[Size, float]
+    least_large: float
+    largest: float
     source: Source = Source.LEARNED
 
     def covers(self, calls: Sequence[OpCall]) -> npt.NDArray[np.bool_]:
@@ -203,7 +273,10 @@ class TransferredModel:
     def predict_dims(self, dims: Float64) -> Times:
         """Times of sizes as ``DIMENSIONS`` names them, [n, d]."""
         time = mixed(self.metric, self.experts, self.sources, self.figures, dims)
-        return Times(time, time * np.exp(-self.spread), time * np.exp(self.spread))
+        work, extent = _EXPERTS[self.family].sizes_of(dims)
+        beyond, large, small = (self.spreads[size] for size in (Size.BEYOND, Size.LARGE, Size.SMALL))
+        width = np.exp(np.where(extent > self.largest, beyond, np.where(work >= self.least_large, large, small)))
+        return Times(time, time / width, time * width)
 
     def state(self) -> tuple[dict[str, Any], Arrays]:
         """What a profile stores."""
@@ -215,7 +288,8 @@ class TransferredModel:
             arrays.update({f"{i}/{name}": value for name, value in found.items()})
         return {"family": self.family.value, "figures": self.figures.state(), "batched": self.batched,
                 "metric": asdict(self.metric), "sources": [f.state() for f in self.sources], "experts": plain,
-                "spread": self.spread}, arrays
+                "spreads": {size.value: width for size, width in self.spreads.items()},
+                "limits": [self.least_large, self.largest]}, arrays
 
     @classmethod
     def from_state(cls, plain: dict[str, Any], arrays: Arrays) -> TransferredModel:
@@ -227,13 +301,37 @@ class TransferredModel:
             experts.append(_EXPERTS[family].from_state(
                 values, {n.removeprefix(prefix): v for n, v in arrays.items() if n.startswith(prefix)}))
         return cls(family, Figures(**plain["figures"]), bool(plain["batched"]), Metric(**plain["metric"]),
-                   [Figures(**f) for f in plain["sources"]], experts, float(plain["spread"]))
+                   [Figures(**f) for f in plain["sources"]], experts,
+                   {size: float(plain["spreads"][size.value]) for size in Size}, float(plain["limits"][0]),
+                   float(plain["limits"][1]))
 
 
-def _spread(errors: Sequence[Float64]) -> float:
-    """Half-width that holds 80% of the errors, each device counting alike."""
-    size = np.concatenate([np.abs(e) for e in errors])
-    weight = np.concatenate([np.full(len(e), 1 / len(e)) for e in errors if len(e)])
+def spread(errors: Sequence[Float64], *, elsewhere: bool = False) -> float:
+    """Half-width that holds 80% of the errors [devices][n], each device counting alike.
+
+    Args:
+        errors: of calls that took no part in the fit.
+        elsewhere: the width is for devices that the errors are not of. Errors of one device are alike, so that 80% of
+            the others' hold less than 80% of its own: the share is raised until widths from the others hold 80% of
+            each device's calls in the mean (conformal prediction with devices as groups).
+    """
+    found: list[Float64] = [np.sort(np.abs(e)) for e in errors if len(e)]
+    if not found:
+        return _LEAST_HALF_WIDTH
+    shares: Float64 = np.full(1, _INTERVAL)
+    if elsewhere and len(found) > 2:
+        shares = np.asarray(np.linspace(_INTERVAL, 0.995, 40), np.float64)
+        held = [np.searchsorted(one, _quantiles(found[:i] + found[i + 1:], shares), "right") / len(one)
+                for i, one in enumerate(found)]
+        enough = int(np.argmax(np.append(np.mean(held, axis=0)[:-1] >= _INTERVAL, True)))
+        shares = shares[enough:enough + 1]
+    return float(max(_quantiles(found, shares)[0], _LEAST_HALF_WIDTH))
+
+
+def _quantiles(errors: Sequence[Float64], shares: Float64) -> Float64:
+    """Values below which these shares of the errors lie, each device counting alike, [shares]."""
+    size = np.concatenate(errors)
+    weight = np.concatenate([np.full(len(e), 1 / (len(e) * len(errors))) for e in errors])
     order = np.argsort(size)
-    share = np.cumsum(weight[order]) / weight.sum()
-    return float(max(size[order][np.searchsorted(share, _INTERVAL)], _LEAST_HALF_WIDTH))
+    place = np.searchsorted(np.cumsum(weight[order]), shares - 1e-9)
+    return np.asarray(size[order][np.minimum(place, len(size) - 1)])

@@ -3,10 +3,11 @@
     blocks = batch · ⌈m / tile m⌉ · ⌈n / tile n⌉                    (the tile a source's library would take)
     padded = 2 · blocks · tile m · tile n · k                        operations
     base   = t₀ + (compute(padded)⁴ + memory(bytes)⁴)^¼              compute from ``PowerLaw``
-    time   = base · exp(residual)                                    boosted trees over dimensionless features
+    time   = max(floor, base · exp(residual))                        boosted trees over dimensionless features
 
-The residual is learned on one source GPU; its features (depth k, waves and their tail, tile, balance of compute and
-memory, padding, operands against the cache) mean the same on every device.
+The floor is how often the host launches such an operation (a smooth maximum). The residual is learned on one source
+GPU; its features (depth k, waves and their tail, tile, balance of compute and memory, padding, operands against the
+cache) mean the same on every device.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ _MEMORY_SHARE = 0.8
 """Of the bandwidth, that operands are read with; the residual corrects it."""
 _START_US = 5.0
 _CORNER = 4.0
+_FLOOR_CORNER = 8.0
+_FLOOR_QUANTILE, _ABOVE_FLOOR = 0.01, 1.2
+"""The quickest calls of a source take its floor; the residual is fitted to those that take this much longer."""
 _LARGE_OPERATIONS = 1e9
 FEATURES = ("depth", "waves", "tail", "area", "along_n", "balance", "padding", "duration", "stride", "reused",
             "weights")
@@ -69,17 +73,24 @@ class ProductExpert:
     features: tuple[str, ...]
     tiles: TileChoice
     residual: Trees
+    floor_us: float = 1.0
 
     def time_us(self, figures: Figures, dims: Float64) -> Float64:
         """On a device, [n]."""
         base, features = base_time(self.law, figures, dims, self.tiles.predict(figures, dims))
-        return base * np.exp(self.residual.predict(_matrix(features, self.features)))
+        time = base * np.exp(self.residual.predict(_matrix(features, self.features)))
+        return self.floor_us * (1 + (time / self.floor_us) ** _FLOOR_CORNER) ** (1 / _FLOOR_CORNER)
+
+    @staticmethod
+    def sizes_of(dims: Float64) -> tuple[Float64, Float64]:
+        """Work and what is extrapolated in: operations both, [n]."""
+        return operations(dims), operations(dims)
 
     def state(self) -> tuple[dict[str, Any], Arrays]:
         """What a profile stores."""
         arrays = {f"tiles.{name}": value for name, value in self.tiles.arrays().items()}
         arrays.update({f"residual.{name}": value for name, value in self.residual.arrays().items()})
-        return {"law": self.law.state(), "features": list(self.features)}, arrays
+        return {"law": self.law.state(), "features": list(self.features), "floor_us": self.floor_us}, arrays
 
     @classmethod
     def from_state(cls, plain: dict[str, Any], arrays: Arrays) -> ProductExpert:
@@ -90,7 +101,7 @@ class ProductExpert:
             return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
 
         return cls(PowerLaw(**plain["law"]), tuple(plain["features"]), TileChoice.from_arrays(part("tiles.")),
-                   Trees.from_arrays(part("residual.")))
+                   Trees.from_arrays(part("residual.")), float(plain["floor_us"]))
 
 
 def _matrix(features: dict[str, Float64], names: Sequence[str]) -> Any:
@@ -115,6 +126,11 @@ class Products:
     learning_rate: float = 0.1
     envelopes: Sequence[tuple[Figures, Float64, Float64]] = ()
 
+    @property
+    def least_large(self) -> float:
+        """Operations."""
+        return _LARGE_OPERATIONS
+
     def large(self, data: Measured) -> Any:
         """Which calls are large, [n]."""
         return operations(data.dims) >= _LARGE_OPERATIONS
@@ -137,11 +153,15 @@ class Products:
         known = ~np.isnan(tiles[:, 0])
         source, tiles = source.rows(known), tiles[known]
         choice = TileChoice.fit(source.figures, source.dims, tiles)
+        floor_us = float(np.quantile(source.time_us, _FLOOR_QUANTILE))
+        above = source.time_us >= _ABOVE_FLOOR * floor_us
+        if above.any():
+            source, tiles = source.rows(above), tiles[above]
         base, features = base_time(law, source.figures, source.dims, tiles)
         how = Boosting(iterations=self.iterations, learning_rate=self.learning_rate, leaves=self.leaves,
                        feature_share=1.0, loss="absolute_error")
         residual = fit_trees(_matrix(features, self.features), np.log(source.time_us / base), how)
-        return ProductExpert(law, self.features, choice, residual)
+        return ProductExpert(law, self.features, choice, residual, floor_us)
 
 
 def envelope(source: Measured) -> tuple[Figures, Float64, Float64]:

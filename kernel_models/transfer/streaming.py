@@ -41,6 +41,11 @@ class StreamingExpert:
         moved = start + streamed_bytes(dims) / (figures.bandwidth_gbps * 1e3 * share)
         return (moved ** _CORNER + floor ** _CORNER) ** (1 / _CORNER)
 
+    @staticmethod
+    def sizes_of(dims: Float64) -> tuple[Float64, Float64]:
+        """Work and what is extrapolated in: bytes both, [n]."""
+        return streamed_bytes(dims), streamed_bytes(dims)
+
     def state(self) -> tuple[dict[str, Any], Arrays]:
         """What a profile stores."""
         return {}, {"constants": self.constants}
@@ -60,6 +65,11 @@ class Streaming:
     """
 
     large_bytes: float = 3.2e7
+
+    @property
+    def least_large(self) -> float:
+        """Bytes."""
+        return self.large_bytes
 
     def large(self, data: Measured) -> Any:
         """Which calls are large, [n]."""

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from micro import Micro
 from report_support import ROOT, real_trace
 
+from graph_predictor.alignment_loop import align_band
 from graph_predictor.cli import main
 from graph_predictor.diff import Difference, Kind, diff_jobs
 from graph_predictor.diff.align import align
-from graph_predictor.alignment_loop import align_band
 from graph_predictor.diff.step_tree import StepTree, _digests, _sizes
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY, ExecutionGraph

@@ -212,7 +212,8 @@ def _laws(folder: Path, sizes: list[dict[str, int]], new: dict[str, int], **seco
     (lambda d: _laws(d, [{"batch": 32}, {"batch": 64}], {"batch": 0}), "batch=0 is no size"),
     (lambda d: _laws(d, [{"batch": 32}, {"batch": 64}], {"batch": 99999999999999}), "is no size"),
     (lambda d: _laws(d, [{"batch": 32}, {"batch": 64}], {}), "name the size to predict"),
-    (lambda d: _laws(d, [{"batch": 32}, {"batch": 64}], {"batch": 96}, op="aten::bmm"), "not run the same program"),
+    (lambda d: _laws(d, [{"batch": 32}, {"batch": 64}], {"batch": 96}, op="aten::bmm"),
+     r"aten::addmm of the one at batch=32 has no partner.*nor has aten::bmm of the one at batch=64.*libraries"),
     (lambda d: _laws(d, [{"batch": 32}, {"batch": 64}], {"batch": 96}, rows=777), "follow no law in batch"),
 ])
 def test_laws_that_cannot_be_found_say_why(tmp_path: Path, make: Callable[[Path], tuple[Baseline, Edit]],
@@ -220,6 +221,13 @@ def test_laws_that_cannot_be_found_say_why(tmp_path: Path, make: Callable[[Path]
     with pytest.raises(EditError, match=why):
         baseline, edit = make(tmp_path)
         baseline.predict([edit])
+
+
+def test_a_peak_that_is_known_follows_the_sizes(tmp_path: Path) -> None:
+    first, edit = _laws(tmp_path, [{"batch": 32}, {"batch": 64}], {"batch": 128})
+    assert first.predict([edit]).peak_memory_bytes is None
+    first.built.graphs[0].meta.memory.update(peak=100, activations=30)
+    assert first.predict([edit]).peak_memory_bytes == 100 + 3 * 30
 
 
 @pytest.mark.parametrize("pause", [0, 150])

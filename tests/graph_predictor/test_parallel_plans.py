@@ -16,7 +16,7 @@ from graph_predictor.cli import app
 from graph_predictor.parallel.collective_times import CollectiveModel, PlanError
 from graph_predictor.parallel.decoder import decoder_of
 from graph_predictor.parallel.estimate import Rates, estimate
-from graph_predictor.parallel.loads import loads_of, stage_parameters
+from graph_predictor.parallel.loads import Loads, loads_of, stage_parameters
 from graph_predictor.parallel.memory import in_flight, memory_of
 from graph_predictor.parallel.pieces import Pieces
 from graph_predictor.parallel.plan import ParallelPlan, Recompute, Schedule, Sharding, check_plan
@@ -41,7 +41,7 @@ def cluster() -> CollectiveModel:
 
 
 @pytest.mark.parametrize("text", [
-    "dp=8,tp=4,microbatch=2,microbatches=16,sequence_parallel,recompute=full,sharding=1",
+    "dp=8,tp=4,microbatch=2,microbatches=16,sequence_parallel,tensor_overlap,recompute=full,sharding=1",
     "dp=1,microbatch=1,microbatches=8,overlap=false", "pp=4,microbatch=1,microbatches=8,chunks=2,schedule=interleaved"])
 def test_a_plan_is_read_as_it_is_written(text: str) -> None:
     plan = ParallelPlan.parse(text)
@@ -94,6 +94,30 @@ def test_the_parts_of_a_step_add_up(pieces: Pieces, cluster: CollectiveModel) ->
         parts = e.products + e.others + e.host + e.layers + e.pipeline + e.data + e.optimizer + e.fixed
         assert parts == pytest.approx(e.time_us, rel=1e-6), text
         assert e.low_us < e.time_us < e.high_us
+
+
+def test_overlapped_tensor_parallelism_waits_for_the_last_piece_of_its_reduce_scatters(
+        pieces: Pieces, cluster: CollectiveModel) -> None:
+    plan = ParallelPlan(tp=4, sequence_parallel=True)
+    plain, beside = (loads_of(replace(plan, tensor_overlap=overlap), SHAPE, pieces, cluster)
+                     for overlap in (False, True))
+    assert (plain.block_forward.count, plain.block_backward.count, plain.beside_forward.count) == (4, 6, 0)
+    assert (beside.block_forward.count, beside.block_backward.count) == (2, 0)
+    assert (beside.beside_forward.count, beside.beside_backward.count) == (4, 6)
+    assert beside.beside_backward.us == pytest.approx(plain.block_backward.us)
+    quiet = Rates(host_us=0.0, host_collective_us=0.0)
+    slow, quick = estimate(plain, quiet), estimate(beside, quiet)
+    # What is not waited for any more is hidden, but for what lasts longer than the block's own work.
+    assert quick.products == slow.products and quick.layers < slow.layers
+    assert quick.hidden - slow.hidden == pytest.approx(
+        SHAPE.layers * (beside.beside_forward.us + beside.beside_backward.us) - (
+            quick.layers - SHAPE.layers * beside.block_forward.us - _vocabulary(beside)), rel=0.02)
+    with pytest.raises(PlanError, match="give sequence_parallel too"):
+        ParallelPlan(tp=4, tensor_overlap=True)
+
+
+def _vocabulary(loads: Loads) -> float:
+    return loads.embedding_forward.us + loads.head_forward.us + loads.head_backward.us
 
 
 def test_a_host_that_costs_nothing_leaves_the_device(pieces: Pieces, cluster: CollectiveModel) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from micro import Micro, read_ranks
+from typer.testing import CliRunner
 
+from graph_predictor.cli import app
 from graph_predictor.predict import Baseline, predict
 from graph_predictor.prediction.fitted import Fitted
 from graph_predictor.prediction.host_pieces import with_host
@@ -123,6 +125,25 @@ def test_scales_say_what_became_of_the_sources(tmp_path: Path) -> None:
     assert result.step_time_us == 250
     assert result.kernel_sources == {"anchored": 1.0}
     assert result.sources["anchored"] == pytest.approx(55 / 250)  # the kernel and its launch latency
+
+
+def test_what_is_left_of_kernels_without_time_is_measured(tmp_path: Path) -> None:
+    """Without kernels the recorded host decides, which nothing changed; no device time has no sources."""
+    trace = waiting_steps()
+    result = predict(trace.read(tmp_path), [ScaleKernels(0)])
+    assert (result.kernel_sources, result.families_us, result.gpu_active_us) == ({}, {}, 0)
+    path = trace.write(tmp_path / "steps.json")
+    said = CliRunner().invoke(app, ["predict", str(path), "--kernels", "0"]).output
+    assert "nothing that was changed decides" in " ".join(said.split())
+    assert predict(trace.read(tmp_path), [ScaleHost(0.5)]).sources["anchored"] > 0.1
+
+
+def test_without_kernels_there_is_nothing_to_scale(tmp_path: Path) -> None:
+    trace = Micro()
+    for n in range(2):
+        trace.step(1000 + 100 * n, 1100 + 100 * n, n).op("aten::mm", 1010 + 100 * n, 1090 + 100 * n)
+    with pytest.raises(EditError, match="no kernel to scale"):
+        predict(trace.read(tmp_path), [ScaleKernels(0.5)])
 
 
 def test_pieces_add_up_to_the_program(tmp_path: Path) -> None:

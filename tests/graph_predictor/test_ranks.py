@@ -59,6 +59,9 @@ def test_ranks_meet_in_their_collectives_so_that_one_straggler_holds_up_all(alon
     assert first.step_time_us == pytest.approx(last.step_time_us, rel=1e-3)
     assert first.bound == "waiting for rank"
     assert slowed.step_time_us > 1.5 * even.step_time_us
+    # DDP adds operations and takes none away: every recorded one stands for its own.
+    told = " ".join(spread.notes)
+    assert "was traced again by shapes" in told and "that the trace does not have" not in told
 
 
 def test_a_slower_cluster_takes_longer(alone: Baseline) -> None:
@@ -96,6 +99,6 @@ def test_plans_that_cannot_be_are_told(alone: Baseline) -> None:
 
 
 def test_a_recording_of_unknown_work_is_told() -> None:
-    result = CliRunner().invoke(app, ["predict", str(ROOT / "traces" / "cpu-small"), "--parallel", "ddp=2"])
+    result = CliRunner().invoke(app, ["predict", str(ROOT / "traces" / "cpu-small"), "--parallel", "fsdp2=2"])
     assert result.exit_code == 2
     assert "does not say which workload" in result.stderr

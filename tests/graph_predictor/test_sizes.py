@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ from micro import Micro
 from test_predict import waiting_steps
 
 from graph_predictor.predict import Baseline
+from graph_predictor.prediction.memory import OPTIMIZER, peak_memory, with_sizes
+from graph_predictor.prediction.rewriting import Rewriting
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.whatif import Sizes
 from graph_predictor.whatif.scaled_shapes import ScaledShapes
@@ -104,6 +107,24 @@ def test_activations_follow_the_batch(tmp_path: Path) -> None:
     assert any("moment without activations" in note for note in result.notes)
     smaller = Baseline(graph).predict([Sizes.parse(["batch=4096:2048"])])
     assert not any("moment without" in note for note in smaller.notes)
+
+
+def test_the_peak_moves_between_backward_and_the_optimizer(tmp_path: Path) -> None:
+    """At the recorded size the peak (100) is the optimizer's step, whose 30 do not follow the batch."""
+    graph = waiting_steps().read(tmp_path)
+    graph.meta.memory.update(peak=100)
+    graph.meta.memory_moments = [[70, 0, 0, 30], [50, 20, 10, 0]]
+    baseline = Baseline(graph)
+
+    def peak(new: int) -> int | None:
+        return baseline.predict([Sizes.parse([f"batch=4096:{new}"])]).peak_memory_bytes
+
+    assert [baseline.predict().peak_memory_bytes, peak(2048), peak(8192), peak(16384)] == [100, 100, 110, 170]
+    fused = replace(baseline.scenario, rewrites={OPTIMIZER: lambda scenario, units: Rewriting([])})
+    assert peak_memory(fused) == 80
+    assert peak_memory(with_sizes(fused, 0.5)) == 70
+    recomputed = replace(baseline.scenario, activation_factors={"recompute": 0.25, "sizes": 8.0})
+    assert peak_memory(recomputed) == 50 + 8 * (20 / 4 + 10)
 
 
 def test_activations_follow_the_batch_on_a_cpu(tmp_path: Path) -> None:

@@ -65,6 +65,27 @@ def test_a_function_without_the_size_is_scaled_where_the_old_one_is_named(script
         study.predict(Configuration(sizes=("batch=4096",)))
 
 
+@pytest.mark.parametrize("batch", [4, 64, 8192])  # the batch itself, kept on the device, is not told from other states
+def test_a_scaled_peak_is_that_of_the_trace_there(script: str, batch: int) -> None:
+    """Traced at 16, where the optimizer's step is the peak; at 8,192 activations and their gradients are."""
+    study = Study(read_source([f"{script}:build"]), code=f"{script}:build")
+    there = study.predict(Configuration(sizes=(f"batch={batch}",))).peak_memory_bytes
+    fixed = Study(read_source([f"{script}:fixed"]))
+    scaled = fixed.predict(Configuration(sizes=(f"batch=16:{batch}",))).peak_memory_bytes
+    assert there is not None and scaled is not None
+    assert scaled == pytest.approx(there, rel=0.1)
+    if batch > 64:
+        assert scaled > 2 * (fixed.predict(Configuration()).peak_memory_bytes or 0)
+
+
+def test_the_command_finds_opportunities_in_a_script(script: str) -> None:
+    said = CliRunner().invoke(app, ["opportunities", f"{script}:build", "--device", "b200", "--json"])
+    assert said.exit_code == 0, said.output
+    alone = Study(read_source([f"{script}:build"], device="b200"), code=f"{script}:build").predict(
+        Configuration(device="b200"))
+    assert json.loads(said.stdout)["step_time_us"] == pytest.approx(alone.step_time_us)
+
+
 def test_the_command_predicts_a_script(script: str) -> None:
     said = CliRunner().invoke(app, ["predict", f"{script}:build", "--device", "h100-sxm", "--set", "batch=64",
                                     "--json"])

@@ -6,14 +6,27 @@ from pathlib import Path
 
 import pytest
 from micro import Micro, read_ranks
+from typer.testing import CliRunner
 
-from graph_predictor.parallel.collective_times import CollectiveModel
+from graph_predictor.cli import app
+from graph_predictor.parallel.collective_times import CollectiveModel, PlanError
 from graph_predictor.predict import Baseline
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.whatif import OnTopology
-from kernel_models.collectives import CollectiveCall, CollectiveKind, Topology, topology
+from kernel_models.collectives import (
+    CollectiveCall,
+    CollectiveKind,
+    CommProfile,
+    Measurements,
+    Placement,
+    Topology,
+    make_measurements,
+    topology,
+)
+from kernel_models.collectives.measurements import join
 from kernel_models.device import device
 
+ROOT = Path(__file__).resolve().parents[2]
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 ELEMENTS, TRANSFER = 16 << 20, 800
 """Of the all-reduce: floats of each rank, and µs recorded."""
@@ -99,3 +112,27 @@ def test_two_networks_contradict_each_other_and_none_is_needed_without_collectiv
     said = Baseline(plain.read(tmp_path), device=device("h100-sxm")).predict([edit])
     assert said.step_time_us == 100
     assert any("no collectives" in note for note in said.notes)
+
+
+def test_another_backend_is_priced_as_it_was_measured(pair: Baseline) -> None:
+    def flat(time_us: float, name: str) -> Measurements:
+        return make_measurements([("all_reduce", "float", Placement((2,)), size, time_us)
+                                  for size in (1024, 1 << 20, 4 * ELEMENTS, 1 << 30)], name)
+
+    where = topology("dgx-a100")
+    profile = CommProfile.fit(join([flat(500.0, "nccl"), flat(2000.0, "gloo")]), where)
+    steps = {name: pair.predict([OnTopology(CollectiveModel(where, profile, name))]) for name in (None, "nccl", "gloo")}
+    assert steps["gloo"].edits == ["collectives on dgx-a100 by gloo"]
+    assert steps[None].step_time_us == steps["nccl"].step_time_us
+    # The transfer alone changes, by the ratio of the measured times: 1,500 of the model's µs for NCCL's.
+    expected = 1500.0 * TRANSFER / all_reduce_us(where, 2)
+    assert steps["gloo"].step_time_us - steps["nccl"].step_time_us == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize(("where", "usual", "other"), [("dgx-a100", "nccl", "gloo"), ("cpu", "gloo", "nccl")])
+def test_a_backend_that_nobody_measured_is_told(where: str, usual: str, other: str) -> None:
+    assert CollectiveModel(topology(where), None, usual).predict([]).time_us.size == 0
+    with pytest.raises(PlanError, match=f"Nothing is known of {other}'s collectives on {where}.*only {usual}'s"):
+        CollectiveModel(topology(where), None, other)
+    result = CliRunner().invoke(app, ["predict", str(ROOT / "traces" / "llama-cpu"), "--comm-backend", "gloo"])
+    assert result.exit_code == 2 and "name it with --topology" in " ".join(result.stderr.split())

@@ -1,4 +1,4 @@
-"""Coming back to benchmarks on a shared CPU: when a visit is due, when enough is known, and what the tables then say."""
+"""Coming back to benchmarks on a shared CPU: when a visit is due, when enough is known, what the tables then say."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def test_the_quickest_visit_has_the_times_and_the_first_one_the_rest() -> None:
             {"id": "a", "variant": "warm 3", "p10_us": 8.0, "p50_us": 8.5, "kernels": None},
             {"id": "b", "variant": "warm", "p10_us": 5.0, "p50_us": 6.0, "kernels": ["l"]},
             {"id": "c", "variant": "warm 2", "p10_us": 5.0, "p50_us": 6.0, "kernels": None}]
-    frame = pandas.DataFrame([{**dict.fromkeys(("runs", "min_us", "p25_us", "p75_us", "p90_us", "event_overhead_us"), 1.0), **row} for row in rows])
+    others = dict.fromkeys(("runs", "min_us", "p25_us", "p75_us", "p90_us", "event_overhead_us"), 1.0)
+    frame = pandas.DataFrame([{**others, **row} for row in rows])
     found = tables.quickest_visits(frame)
     assert found.id.tolist() == ["a", "b"]
     assert found.p10_us.tolist() == [7.0, 5.0] and found.p50_us.tolist() == [8.0, 6.0]
@@ -110,7 +111,8 @@ class Twice:
 class Workers:
     """Answers at once; the third visit fails."""
 
-    context: dict[str, object] = {"hardware": {"device": "cpu"}}
+    def __init__(self) -> None:
+        self.context: dict[str, object] = {"hardware": {"device": "cpu"}}
 
     def take(self, *, fresh: bool) -> Workers:
         return self

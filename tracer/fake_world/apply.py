@@ -17,8 +17,8 @@ from tracer.workloads.workload import Workload
 def parallelize(workload: Workload, plan: ParallelPlan) -> Workload:
     """This rank's part of a workload under a plan.
 
-    Layers are split first (tensor parallelism), then stages are cut (pipeline), then replicas are wrapped: DDP around
-    the model, or FSDP2's ``fully_shard`` on each block and on the model. Batches are the same on every rank.
+    Layers are split first (tensor and expert parallelism), then stages are cut (pipeline), then replicas are wrapped:
+    DDP around the model, or FSDP2's ``fully_shard`` on each block and on the model. Batches are the same on every rank.
 
     Args:
         workload: as ``workloads.build`` makes it; it is changed and must not be used otherwise afterwards.
@@ -48,7 +48,27 @@ def parallelize(workload: Workload, plan: ParallelPlan) -> Workload:
         stage = LlamaStage(model, workload.settings, place.pp, plan.pp)  # type: ignore[arg-type]
         return PipelineWorkload(workload, _replicate(stage, list(stage.blocks), plan, mesh), plan, place,
                                 _part(mesh, "pp").get_group())
+    if plan.ep > 1:
+        return workload.wrap(lambda whole: _with_experts(whole, workload, plan, mesh, place.dp))
     return workload.wrap(lambda whole: _replicate(whole, workload.blocks, plan, mesh))
+
+
+def _with_experts(model: nn.Module, workload: Workload, plan: ParallelPlan, mesh: Any, place: int) -> nn.Module:
+    """Experts over groups of ``ep`` neighbours among the replicas, the rest over all of them."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from tracer.fake_world import experts
+
+    with outside_fake_mode():
+        groups = init_device_mesh(workload.device.type, (plan.dp // plan.ep, plan.ep), mesh_dim_names=("copies", "ep"))
+    count: int = workload.settings.experts  # type: ignore[attr-defined]
+    spread = experts.spread_experts(model, count, plan.ep, place % plan.ep, groups["ep"].get_group())
+    if plan.kind is DataParallel.FSDP2:
+        experts.shard_experts(spread, groups["copies"], plan.dp)
+        return _replicate(model, workload.blocks, plan, mesh)
+    experts.replicate_experts(spread, groups["copies"].get_group(), plan.dp // plan.ep, **_bucket_size(plan))
+    experts.ignore_experts(model)
+    return experts.DataParallelWithExperts(model, process_group=_part(mesh, "dp").get_group(), **_bucket_size(plan))
 
 
 def _mesh(device_type: str, plan: ParallelPlan) -> Any:
@@ -66,8 +86,7 @@ def _replicate(model: nn.Module, blocks: list[nn.Module], plan: ParallelPlan, me
     if plan.kind is DataParallel.DDP:
         from torch.nn.parallel import DistributedDataParallel
 
-        # Even its own size, given to DDP, is another: the first bucket is then no smaller one.
-        size: dict[str, Any] = {} if plan.bucket_mb is None else {"bucket_cap_mb": plan.bucket_mb}
+        size = _bucket_size(plan)
         if plan.tp > 1:  # told of the mesh, DDP makes the DTensors local ones
             return DistributedDataParallel(model, device_mesh=_part(mesh, "dp"), **size)
         return DistributedDataParallel(model, process_group=_part(mesh, "dp").get_group(), **size)
@@ -80,3 +99,8 @@ def _replicate(model: nn.Module, blocks: list[nn.Module], plan: ParallelPlan, me
             fully_shard(block, mesh=_part(mesh, "dp"))
         fully_shard(model, mesh=_part(mesh, "dp"))
     return model
+
+
+def _bucket_size(plan: ParallelPlan) -> dict[str, Any]:
+    """DDP's option. Even its own size, given to it, is another: the first bucket is then no smaller one."""
+    return {} if plan.bucket_mb is None else {"bucket_cap_mb": plan.bucket_mb}

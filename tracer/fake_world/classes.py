@@ -2,6 +2,7 @@
 
 Stages of a pipeline differ; replicas under DDP do not; under FSDP2 and tensor parallelism ranks are alike whose shards
 of every parameter have the same shapes. Shards are cut as ``torch.chunk`` does: the last ones may be smaller or empty.
+Experts that are spread over ranks are sharded over those that have the same ones.
 """
 
 from __future__ import annotations
@@ -33,9 +34,12 @@ def rank_classes(plan: ParallelPlan, settings: Settings) -> list[RankClass]:
     for pp in range(plan.pp):
         stage = [(name, shape) for name, shape in shapes.items() if _is_in_stage(name, settings, plan, pp)]
         for tp in range(plan.tp):
-            local = sorted({_local_shape(name, shape, plan.tp, tp) for name, shape in stage})
+            local = sorted({_local_shape(name, shape, plan.tp, tp) for name, shape in stage
+                            if not _is_spread(name, plan)})
+            experts = {(shape[0] // plan.ep, *shape[1:]) for name, shape in stage if _is_spread(name, plan)}
             for dp in range(plan.dp):
-                rows = _rows(local, plan.dp, dp) if plan.kind is DataParallel.FSDP2 else ()
+                rows = _rows(local, plan.dp, dp) + _rows(experts, plan.dp // plan.ep, dp // plan.ep) if (
+                    plan.kind is DataParallel.FSDP2) else ()
                 found.setdefault((pp, *local, rows), []).append(plan.rank(Place(pp, dp, tp)))
     ordered = sorted(found.values(), key=min)
     return [RankClass(spans(ranks), row) for row, ranks in enumerate(ordered)]
@@ -57,6 +61,10 @@ def _local_shape(name: str, shape: Shape, tp: int, place: int) -> Shape:
     if tp > 1 and name.endswith(_BY_COLUMNS):
         return (shape[0], chunk(shape[1], tp, place), *shape[2:])
     return shape
+
+
+def _is_spread(name: str, plan: ParallelPlan) -> bool:
+    return plan.ep > 1 and ".experts." in name
 
 
 def _parameter_shapes(settings: Settings) -> dict[str, Shape]:

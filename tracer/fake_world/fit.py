@@ -8,6 +8,8 @@ from tracer.workloads.settings import Settings
 
 SPLIT_WORKLOADS = frozenset({"llama"})
 """Workloads that tensor parallelism and pipelines know how to split."""
+EXPERT_WORKLOADS = frozenset({"moe"})
+"""Workloads with experts."""
 
 
 _LARGER = " or the published size (--preset real)"
@@ -33,11 +35,23 @@ def check_plan(settings: Settings, plan: ParallelPlan) -> None:
                                  "micro-batches accumulate already; set microbatches in the plan instead.")
         if settings.compile:
             raise FakeWorldError(f"{name}: compile=true does not go with a pipeline yet; set compile=false.")
+    if plan.ep > 1:
+        _experts_fit(settings, plan)
     if settings.compile and plan.tp > 1:
         raise FakeWorldError(f"{name}: compile=true does not go with tensor parallelism yet; set compile=false.")
     if plan.kind is DataParallel.FSDP2 and getattr(settings, "sparse", False):
         raise FakeWorldError(f"{name}: sparse=true does not go with fsdp2, which shards dense gradients; set "
                              "sparse=false or choose ddp.")
+
+
+def _experts_fit(settings: Settings, plan: ParallelPlan) -> None:
+    name = settings.WORKLOAD
+    if name not in EXPERT_WORKLOADS:
+        raise FakeWorldError(f"{name} has no experts to spread over ep={plan.ep} ranks "
+                             f"({', '.join(sorted(EXPERT_WORKLOADS))} has); leave ep out.")
+    _divides(settings, "experts", "ep", plan.ep)
+    if settings.compile:
+        raise FakeWorldError(f"{name}: compile=true does not go with expert parallelism yet; set compile=false.")
 
 
 def stage_sizes(depth: int, stages: int) -> list[int]:

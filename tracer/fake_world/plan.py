@@ -18,8 +18,9 @@ MOST_RANKS = 1_000_000
 """Of a fake world: far above the largest job there is, and rank numbers still fit everywhere."""
 
 _SIZES = {"pp": "pp", "tp": "tp", "ddp": "dp", "fsdp2": "dp", "dp": "dp"}
-_MORE = ("microbatches", "bucket_mb")
-_KNOWN = "ddp, fsdp2, tp, pp, and sizes such as fsdp2=8,tp=8, ddp=4,pp=2,microbatches=8 or ddp=8,bucket_mb=50"
+_MORE = ("microbatches", "bucket_mb", "ep")
+_KNOWN = ("ddp, fsdp2, tp, pp, and sizes such as fsdp2=8,tp=8, ddp=4,pp=2,microbatches=8, ddp=8,bucket_mb=50 or "
+          "fsdp2=8,ep=4")
 
 
 class DataParallel(str, Enum):
@@ -53,6 +54,7 @@ class ParallelPlan:
         microbatches: parts that a pipeline's batch is split into; 1 without a pipeline.
         bucket_mb: MiB of gradients that DDP reduces together (its ``bucket_cap_mb``); by default what DDP does
             without one: 25, and 1 for the first bucket.
+        ep: of the ``dp`` replicas, neighbours that share the experts of a mixture of experts, each with its own.
 
     Raises:
         FakeWorldError: a size is no whole number of at least 1, or they contradict each other.
@@ -64,9 +66,10 @@ class ParallelPlan:
     pp: int = 1
     microbatches: int = 1
     bucket_mb: int | None = None
+    ep: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("dp", "tp", "pp", "microbatches", "bucket_mb"):
+        for name in ("dp", "tp", "pp", "microbatches", "bucket_mb", "ep"):
             value = getattr(self, name)
             if name == "bucket_mb" and value is None:
                 continue
@@ -78,7 +81,9 @@ class ParallelPlan:
         if self.pp == 1 and self.microbatches > 1:
             raise FakeWorldError("microbatches belong to a pipeline: add pp=2 or more, or accumulate gradients with "
                                  "--set accumulation instead.")
-
+        if self.dp % self.ep:
+            raise FakeWorldError(f"ep={self.ep} spreads the experts over data-parallel ranks, whose number ({self.dp}) "
+                                 f"it does not divide: add ddp=N or fsdp2=N with a multiple, such as fsdp2={self.ep}.")
         if self.bucket_mb is not None and self.kind is not DataParallel.DDP:
             raise FakeWorldError("bucket_mb is of DDP, which reduces gradients in buckets: add ddp=2 or more, or leave "
                                  "bucket_mb out.")
@@ -112,6 +117,7 @@ class ParallelPlan:
         parts += [f"pp={self.pp}"] if self.pp > 1 else []
         parts += [f"microbatches={self.microbatches}"] if self.pp > 1 else []
         parts += [f"bucket_mb={self.bucket_mb}"] if self.bucket_mb is not None else []
+        parts += [f"ep={self.ep}"] if self.ep > 1 else []
         return ",".join(parts) or "tp=1"
 
 
@@ -137,7 +143,8 @@ def parse_plan(text: str, world_size: int) -> ParallelPlan:
     """A plan from its text: kinds with sizes, joined by commas; one kind may go without its size.
 
     ``ddp``, ``fsdp2``, ``tp`` or ``pp`` alone take the whole world; in ``fsdp2,tp=8`` fsdp2 takes what is left.
-    ``microbatches=N`` goes with ``pp``; without it there are as many as stages. ``bucket_mb=N`` goes with ``ddp``.
+    ``microbatches=N`` goes with ``pp``; without it there are as many as stages. ``bucket_mb=N`` goes with ``ddp``,
+    ``ep=N`` with ``ddp`` or ``fsdp2``, whose ranks it divides.
 
     Raises:
         FakeWorldError: the text is no plan, or its sizes do not multiply to the world size.
@@ -173,4 +180,4 @@ def parse_plan(text: str, world_size: int) -> ParallelPlan:
         raise FakeWorldError(f"The plan {text!r} does not fill the world: {shown} the world size {world_size}.")
     stages = sizes.get("pp", 1)
     return ParallelPlan(kind, sizes.get("dp", 1), sizes.get("tp", 1), stages, more.get("microbatches", stages),
-                        more.get("bucket_mb"))
+                        more.get("bucket_mb"), more.get("ep", 1))

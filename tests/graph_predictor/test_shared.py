@@ -1,0 +1,64 @@
+"""What predictions from one recording share: made once for equal causes, never for others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from micro import Micro
+
+from graph_predictor.predict import Baseline
+from graph_predictor.prediction import pricing
+from graph_predictor.prediction.repeat import repeat
+from graph_predictor.prediction.shared import KEPT, Shared
+from graph_predictor.whatif import Device, ScaleClock, ScaleHost
+from kernel_models.device import device
+from tracer.job import read_job
+
+
+def test_a_result_is_made_once_for_equal_causes() -> None:
+    shared, made = Shared(), []
+
+    def make(value: int) -> int:
+        made.append(value)
+        return value
+
+    spec = device("h100-sxm")
+    for causes, value in (((spec, 1.0), 1), ((replace(spec), 1.0), 2), ((spec, 1.1), 3), ((object(), 1.0), 4),
+                          ((object(), 1.0), 5), ((spec, 1), 6)):
+        assert shared.once("ratios", causes, lambda value=value: make(value)) == (1 if value == 2 else value)
+    assert made == [1, 3, 4, 5, 6]
+    assert shared.once("others", (spec, 1.0), lambda: make(7)) == 7
+    for clock in range(KEPT):
+        shared.once("ratios", (clock,), lambda clock=clock: clock)
+    assert shared.once("ratios", (spec, 1.0), lambda: make(8)) == 8
+
+
+def step(folder: Path) -> Path:
+    trace = Micro(rank=0).calibrate()
+    for number in range(3):
+        at = 1000 + 1000 * number
+        trace.step(at, at + 900, number + 1)
+        trace.op("aten::mm", at + 10, at + 20, **{"Input Dims": [[2048, 2048], [2048, 2048]],
+                                                  "Input type": ["float", "float"]})
+        trace.launch(at + 11, 5, (7, at + 21, 600))
+        trace.call("cudaDeviceSynchronize", at + 30, 600)
+    return trace.write(folder / "trace.json")
+
+
+def test_many_predictions_from_one_recording_are_those_of_each_alone(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = read_job(step(tmp_path))
+    priced = []
+    original = pricing.price
+    monkeypatch.setattr(pricing, "price", lambda *args: priced.append(args) or original(*args))
+    one = Baseline(job, device=device("a100-sxm-80g"))
+    edits = [[Device(name), ScaleClock(clock), ScaleHost(host)] for name in ("h100-sxm", "b200")
+             for clock in (0.9, 1.1) for host in (0.5, 1.0, 2.0)]
+    together = [one.predict(each) for each in edits]
+    assert len(priced) == 2 * 4  # before and after of each device and clock: hosts change no kernel
+    alone = [Baseline(job, device=device("a100-sxm-80g")).predict(each) for each in edits]
+    assert together == alone
+    assert len({result.step_time_us for result in together}) > 4
+    assert repeat(one.cycle, 4) is repeat(one.cycle, 4)

@@ -1,0 +1,144 @@
+"""Experts spread over ranks: the same training as unspread, by real processes; collectives counted on paper; errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
+    pytest.skip("torch was built without gloo", allow_module_level=True)
+
+from tracer import workloads  # noqa: E402
+from tracer.capture.collectives import CollectiveNotes  # noqa: E402
+from tracer.fake_world import FakeWorldError, fake_world, parallelize, parse_plan, rank_classes  # noqa: E402
+from tracer.shape_only import trace_job  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+SETTINGS = {"preset": "tiny", "depth": 2}
+STEPS = """
+import sys
+import torch, torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from tracer import workloads
+from tracer.fake_world import parallelize, parse_plan
+
+torch.set_num_threads(1)
+rank, folder = int(sys.argv[1]), sys.argv[2]
+
+def train(plan, accumulation):
+    build = lambda: workloads.build("moe", preset="tiny", depth=2, optimizer="sgd", accumulation=accumulation)
+    alone, spread = build(), parallelize(build(), parse_plan(plan, 4))
+    for _, one, other in zip(range(2), alone.batches(), spread.batches()):
+        torch.testing.assert_close(spread.step(other), alone.step(one))
+    whole, seen = dict(alone.model.named_parameters()), 0
+    for name, value in spread.model.named_parameters():
+        value = value.detach().full_tensor() if isinstance(value, DTensor) else value.detach()
+        plain = name.replace("module.", "").replace("experts.experts.", "experts.")
+        expected = whole[plain].detach()
+        if ".experts." in plain:
+            seen += 1
+            expected = expected[rank % 2 * 2:][:2]
+        torch.testing.assert_close(value, expected)
+    assert seen == 6
+
+for number, (plan, accumulation) in enumerate((("ddp=4,ep=2", 2), ("fsdp2=4,ep=2", 1))):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/{number}", rank=rank, world_size=4)
+    train(plan, accumulation)
+    dist.destroy_process_group()
+"""
+
+
+def test_spread_experts_train_as_unspread_ones(tmp_path: Path) -> None:
+    """Two steps by four processes with equal batches, under DDP with accumulation and under FSDP2, against the same
+    steps by one: losses and parameters."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1",
+                   "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    processes = [subprocess.Popen([sys.executable, "-c", STEPS, str(rank), str(tmp_path)], env=environment, text=True,
+                                  stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for rank in range(4)]
+    try:
+        errors = [process.communicate(timeout=240)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * 4, "\n".join(error[-2000:] for error in errors)
+
+
+def noted(plan: str, ranks: int, rank: int, **settings: Any) -> list[dict[str, Any]]:
+    with fake_world(ranks, rank):
+        workload = parallelize(workloads.build("moe", **SETTINGS, **settings), parse_plan(plan, ranks))
+        batches, notes = workload.batches(), CollectiveNotes()
+        for _ in range(2):
+            workload.step(next(batches))
+        notes.start()
+        workload.step(next(batches))
+        notes.stop()
+    return notes.rows
+
+
+def what(rows: list[dict[str, Any]]) -> list[tuple[str, list[int], int]]:
+    return [(row["kind"], row["ranks"], row["elements_in"]) for row in rows]
+
+
+def test_collectives_of_expert_parallelism() -> None:
+    """Two blocks, two exchanges each in forward and in backward; 4 experts of 3 × 32 × 32 numbers on 2 ranks."""
+    places = 20  # 2 × 16 tokens, each to 2 of 4 experts, with a quarter more room: 16 × 1.25
+    rows = what(noted("ddp=4,ep=2", 4, 3))
+    exchanges = [row for row in rows if row[0] == "all_to_all"]
+    assert exchanges == [("all_to_all", [2, 3], 4 * places * 32)] * 8
+    experts = [row for row in rows if row[:2] == ("all_reduce", [1, 3])]
+    assert experts == [("all_reduce", [1, 3], 2 * 3 * 32 * 32)] * 2
+    rest = [row for row in rows if row[:2] == ("all_reduce", [0, 1, 2, 3])]
+    parameters = workloads.build("moe", **SETTINGS).parameters
+    assert sum(row[2] for row in rest) == parameters - 2 * 4 * 3 * 32 * 32
+    # Where every rank has experts of its own, nobody shares their gradients.
+    assert {tuple(row[1]) for row in what(noted("ddp=2,ep=2", 2, 0))} == {(0, 1)}
+
+
+@pytest.mark.parametrize("plan", ["ddp=4,ep=2", "fsdp2=4,ep=2"])
+def test_a_trace_has_the_collectives_of_real_values(plan: str) -> None:
+    job = trace_job(workloads.configure("moe", **SETTINGS), "cpu", world_size=4, parallel=plan)
+    graph = job.rank(3)
+    table = graph.collectives
+    found = [(graph.string(int(table.kind[row])), json.loads(graph.string(int(table.ranks[row]))),
+              int(table.elements_in[row])) for row in range(len(table))]
+    assert found == what(noted(plan, 4, 3))
+    exchanges = [row for row in range(len(table)) if found[row][0] == "all_to_all"]
+    assert {graph.string(int(graph.ops.name[table.wait_op[row]])) for row in exchanges} == {
+        "_c10d_functional::wait_tensor"}
+
+
+def test_classes_of_ranks_with_spread_experts() -> None:
+    settings = workloads.configure("moe", **SETTINGS, experts=4)
+    assert len(rank_classes(parse_plan("ddp=8,ep=4", 8), settings)) == 1
+    # Three ranks share the rows of 2 experts each: 1, 1 and none; of the other parameters' rows all six have some.
+    classes = rank_classes(parse_plan("fsdp2=6,ep=2", 6), settings)
+    empty = [rank for each in classes for rank in each if each.first >= 4]
+    assert empty == [4, 5]
+
+
+@pytest.mark.parametrize(("workload", "plan", "settings", "message"), [
+    ("moe", "ep=2", {}, "number .1. it does not divide"), ("moe", "ddp=4,ep=3", {}, "number .4. it does not divide"),
+    ("moe", "ddp=8,ep=8", {}, "experts=4 cannot be split evenly by ep=8"),
+    ("llama", "ddp=2,ep=2", {}, "llama has no experts"),
+    ("moe", "ddp=2,ep=2", {"compile": True}, "compile=true does not go with expert parallelism"),
+    ("moe", "ddp=2,ep=0", {}, "ep=0 is not possible"),
+])
+def test_experts_that_cannot_be_spread_are_told(workload: str, plan: str, settings: dict[str, Any],
+                                                message: str) -> None:
+    world = int(plan.partition("=")[2].split(",")[0]) if plan.startswith("d") else 1
+    with pytest.raises(FakeWorldError, match=message):
+        rank_classes(parse_plan(plan, world), workloads.configure(workload, preset="tiny", **settings))
+
+
+def test_checkpointed_blocks_with_spread_experts() -> None:
+    rows = what(noted("ddp=4,ep=2", 4, 0, checkpointing=True))
+    # Each block's forward, with its two exchanges, is run again in backward; gradients are shared once.
+    assert sum(row[0] == "all_to_all" for row in rows) == 12
+    assert sum(row[:2] == ("all_reduce", [0, 2]) for row in rows) == 2
