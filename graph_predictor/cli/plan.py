@@ -79,13 +79,14 @@ def plan(
             models = load_profile(profile)
         pieces = Pieces(spec, models)
         rates = Rates() if host_us is None else replace(Rates(), host_us=host_us, host_collective_us=host_us)
+        batch = global_batch or per_gpu * gpus
         with working("Tracing and pricing"):
             if only is not None:
                 found = price_plan(only, gpus, shape, pieces, collectives, memory_limit=limit, rates=rates)
             else:
-                found = search(shape, gpus, global_batch or per_gpu * gpus, pieces, collectives, memory_limit=limit,
-                               rates=rates)
-        notes = _notes(collectives.topology.node.device, spec.name, rates.host_us, measured=host_us is not None)
+                found = search(shape, gpus, batch, pieces, collectives, memory_limit=limit, rates=rates)
+        notes = [] if only is not None else _not_considered(batch, gpus)
+        notes += _notes(collectives.topology.node.device, spec.name, rates.host_us, measured=host_us is not None)
         if json:
             print_json({"shape": asdict(shape), "gpus": gpus, "device": spec.name,
                         "topology": collectives.topology.name, "considered": found.considered,
@@ -139,6 +140,13 @@ def _notes(node: str, device: str, host_us: float, *, measured: bool) -> list[st
     if not measured:
         notes.append(f"A launch is taken to cost the host {host_us:g} µs; give --host-us where it is known.")
     return notes
+
+
+def _not_considered(batch: int, gpus: int) -> list[str]:
+    """A sentence on the numbers of replicas that the batch cannot be split over."""
+    uneven = [str(dp) for dp in range(1, gpus + 1) if gpus % dp == 0 and batch % dp]
+    return [f"A batch of {batch:,} sequences cannot be split evenly over dp={', '.join(uneven)}: there are no plans "
+            "with these."] if uneven else []
 
 
 def _cost(each: Ranked, gpus: int, price: float | None) -> float | None:

@@ -50,6 +50,8 @@ def sweep(
         metavar="A,B,…", help="Numbers of data-parallel ranks; 1 is the source's own.")] = None,
     parallel: Annotated[list[str] | None, typer.Option(
         metavar="PLAN", help="A parallel plan, such as fsdp2=8,tp=2 (repeatable: one plan each).")] = None,
+    straggler: Annotated[str | None, typer.Option(
+        metavar="RANK:SHARE,…", help="One rank slower than the others, such as 0:10%,0:20%.")] = None,
     topology: Annotated[str | None, typer.Option(metavar="A,B,…", help="Clusters, such as dgx-h200x8.")] = None,
     dtype: Annotated[str | None, typer.Option(metavar="A,B,…", help="bf16, fp16, tf32, fp32.")] = None,
     edits: Annotated[str | None, typer.Option(
@@ -114,7 +116,8 @@ def sweep(
             check_plot(plot)
         fixed = Configuration(host_from=host_from, from_topology=from_topology, comm_profile=comm_profile,
                               comm_backend=comm_backend, code=code, also=tuple(also or ()))
-        lists = {"device": device, "world_size": world_size, "topology": topology, "dtype": dtype, "edits": edits,
+        lists = {"device": device, "world_size": world_size, "straggler": straggler,
+                 "topology": topology, "dtype": dtype, "edits": edits,
                  "clock": clock, "bandwidth": bandwidth, "host": host}
         space = _space(sizes or [], lists, parallel or [], fixed)
         where = Source(tuple(source), window, step, from_device, tuple(profile or ()))
@@ -157,8 +160,8 @@ def _space(sizes: list[str], lists: dict[str, str | None], plans: list[str], fix
     if plans:
         axes.append(Axis("parallel", tuple(plans)))
     if not axes:
-        raise SweepError("Nothing varies; give values with --set, --device, --world-size, --parallel, --topology, "
-                         "--dtype, --edits, --clock, --bandwidth or --host.")
+        raise SweepError("Nothing varies; give values with --set, --device, --world-size, --parallel, --straggler, "
+                         "--topology, --dtype, --edits, --clock, --bandwidth or --host.")
     return Space(tuple(axes), fixed)
 
 

@@ -163,6 +163,11 @@ class Straggler:
     rank: int
     slower: float
 
+    def __post_init__(self) -> None:
+        """Raise ``EditError`` for a share that no rank can be slower by."""
+        if not np.isfinite(self.slower) or self.slower <= -1:
+            raise EditError(f"A rank cannot be slower by {100 * self.slower:g}%; give more than -100%.")
+
     @classmethod
     def parse(cls, text: str) -> Straggler:
         """From "3:10%" (rank 3, 10% slower). Raises ``EditError`` for anything else."""
@@ -179,8 +184,6 @@ class Straggler:
 
     def apply(self, scenario: Scenario) -> Scenario:
         """See ``Edit``."""
-        if not np.isfinite(self.slower) or self.slower <= -1:
-            raise EditError(f"A rank cannot be slower by {100 * self.slower:g}%; give more than -100%.")
         graphs = scenario.built.graphs
         found = [row for row, graph in enumerate(graphs) if max(graph.meta.rank, 0) == self.rank]
         if not found:

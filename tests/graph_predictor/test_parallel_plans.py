@@ -198,6 +198,8 @@ def test_the_command_prints_plans_and_refuses_in_one_sentence() -> None:
     shown = RUNNER.invoke(app, [*base, "--parallel", "tp=2,microbatches=2"])
     assert shown.exit_code == 0
     assert "Best plans" in shown.stdout and "Sequences of a step: 2" in shown.stdout
+    uneven = RUNNER.invoke(app, [*base[:-1], "3"])
+    assert "3 sequences cannot be split evenly over dp=2" in " ".join(uneven.stdout.split())
     for enough in ("80", "80GB", "80GiB"):
         assert RUNNER.invoke(app, [*base, "--parallel", "tp=2,microbatches=2", "--memory-limit", enough]).exit_code == 0
     refused = RUNNER.invoke(app, ["plan", "llama", "--gpus", "3", "--parallel", "tp=3"])

@@ -94,6 +94,8 @@ def test_plans_that_cannot_be_are_told(alone: Baseline) -> None:
         alone.predict([Straggler(5, 0.1)])
     with pytest.raises(EditError, match="names no straggler"):
         Straggler.parse("slow")
+    with pytest.raises(EditError, match="slower by nan%"):
+        Straggler.parse("1:nan%")
     with pytest.raises(EditError, match="one rank"):
         on_ranks(on_ranks(alone, Ranks.parse("ddp=2")), Ranks.parse("ddp=2"))
 
