@@ -91,10 +91,12 @@ class JobOverheads:
             "stalls": {"count": self.stalls[0], "us_per_step": self.stalls[1] / 1e3},
             "computation_us": self.computation_ns / 1e3,
             "profiler_event_us": None if self.profiler_event_ns is None else self.profiler_event_ns / 1e3,
-            "launch_latency_us": {"empty_stream": int(self.constants.latency[KernelKind.COMPUTE]) / 1e3,
-                                  "busy_stream_gap": int(self.constants.gap[0, 0, 0]) / 1e3},
+            "launch_latency_us": None if not self.constants.samples else {
+                "empty_stream": int(self.constants.latency[KernelKind.COMPUTE]) / 1e3,
+                "busy_stream_gap": int(self.constants.gap[0, 0, 0]) / 1e3},
             "kinds": {row.kind.name.lower(): {
                 "events_per_step": row.events, "us_per_step": row.step_ns / 1e3, "share": row.share,
+                "share_of_step": row.step_ns / self.step_ns if self.step_ns else None,
                 "quantiles_us": [q / 1e3 for q in row.quantiles_ns],
                 "largest": [{"name": name, "count": n, "mean_us": mean / 1e3, "total_us": total / 1e3}
                             for name, n, mean, total in self.largest(row.kind, top)]} for row in self.kinds},

@@ -145,7 +145,7 @@ def load_profile(path: str | os.PathLike[str]) -> DeviceProfile:
     if "://" not in name and os.path.isdir(name):
         raise ProfileError(f"{name} is a directory; name a profile in it.")
     if os.path.exists(name) and (stat.S_ISCHR(kind := os.stat(name).st_mode) or stat.S_ISBLK(kind)):
-        raise ProfileError(f"{name} is a device and never ends; give a file written by foretrace fit.")
+        raise ProfileError(f"{name} is a device and never ends; give a file written by foretrace fit or calibrate.")
     try:
         data = read_file(path)
     except GraphFileError as error:
@@ -206,7 +206,7 @@ def from_bytes(data: bytes, label: str) -> DeviceProfile:
     if comment is None:
         why = "is empty" if not data else "is truncated or damaged" if MANIFEST.encode() in data[:64] else (
             "is no device profile")
-        raise ProfileError(f"{label} {why}; give a file written by foretrace fit.")
+        raise ProfileError(f"{label} {why}; give a file written by foretrace fit or calibrate.")
     if int(comment.group(1)) > VERSION:
         raise ProfileError(f"{label} is of format version {int(comment.group(1))}, newer than this foretrace reads (up "
                            f"to {VERSION}); update foretrace or fit the profile again.")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tracer.graph import ExecutionGraph
 
 WORK_ENDING = ".measurements"
+ALL = "all"
 
 
 def calibrate(
@@ -32,7 +33,7 @@ def calibrate(
         metavar="auto|cuda|cpu", help="What to calibrate; auto is a GPU if nvidia-smi shows one.")] = "auto",
     minutes: Annotated[float, typer.Option(help="For measuring and fitting, over all runs that are resumed.")] = 9.0,
     families: Annotated[str, typer.Option(
-        metavar="NAME,NAME,…", help="Only these families of kernels; default: all that the device has.")] = "",
+        metavar="NAME,NAME,…", help="Only these families of kernels; default: all that the device has.")] = ALL,
     work: Annotated[str, typer.Option(
         metavar="DIR", help="Directory of the measurements; default: beside PROFILE.")] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the measurements that are there.")] = False,
@@ -53,10 +54,11 @@ def calibrate(
 
         check_output(output, [], device_allowed=False)
         folder = Path(work or _beside(output))
+        _check_not_anothers(output)
         named = [name.strip() for name in families.split(",") if name.strip()]
-        if families and not named:
+        if not named:
             raise CalibrationError("--families names none: give names separated by commas, or leave it out for all.")
-        request = Request(folder, device, minutes, named, resume, threads, seed)
+        request = Request(folder, device, minutes, [] if families == ALL else named, resume, threads, seed)
         line = _ProgressLine()
         try:
             found = run(request, host=_host, say=line.say)
@@ -72,6 +74,19 @@ def calibrate(
             print_json(_as_json(output, folder, found))
         else:
             _report(output, folder, found)
+
+
+def _check_not_anothers(output: str) -> None:
+    """Raise ``ProfileError`` before anything is measured if the output is there and is no profile."""
+    if "://" in output or not Path(output).exists():
+        return
+    from kernel_models.profile import ProfileError, load_profile
+
+    try:
+        load_profile(output)
+    except ProfileError:
+        raise ProfileError(f"{output} exists and is no profile of this foretrace: it would be overwritten; remove it, "
+                           "or name another output.") from None
 
 
 def _beside(output: str) -> str:

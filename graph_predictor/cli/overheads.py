@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from graph_predictor.cli.console import Column, Report, count, microseconds, milliseconds, percent, print_json, read
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json
+from graph_predictor.cli.options import Debug, Json, Window
 
 if TYPE_CHECKING:
     from graph_predictor.overheads import JobOverheads
@@ -28,6 +29,7 @@ def overheads(
     predict: Annotated[str | None, typer.Option(
         metavar="TRACE", help="Predict this capture's host time from the others'; its own times only judge.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Operations and calls shown of each kind.")] = DEFAULT_TOP,
+    window: Window = 0,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -40,12 +42,12 @@ def overheads(
         from tracer.errors import ForetraceError
 
         if predict is not None:
-            _predict(traces, predict, json)
+            _predict(traces, predict, window, json)
             return
         if len(traces) > 2:
             raise ForetraceError(f"{len(traces)} captures were named, and two can be compared at a time: name one or "
                                  "two; ranks of one job go into one directory or a quoted glob.")
-        found = [measure_overheads(read([path])) for path in traces]
+        found = [measure_overheads(read([path], window)) for path in traces]
         ratios = compare(found[0], found[1]) if len(found) == 2 else {}
         if json:
             print_json({"captures": [{"source": path, **part.to_json(top)}
@@ -62,25 +64,30 @@ def overheads(
             _difference(report, ratios)
 
 
-def _predict(traces: list[str], new: str, json: bool) -> None:
+def _predict(traces: list[str], new: str, window: int, json: bool) -> None:
     from graph_predictor.overheads import step_events
     from kernel_models.host.shared import SharedOverheads
+    from tracer.errors import ForetraceError
 
-    shared = SharedOverheads.fit([step_events(read([path]).graphs) for path in traces])
-    step = step_events(read([new]).graphs)
+    if any(os.path.realpath(path) == os.path.realpath(new) for path in traces):
+        raise ForetraceError(f"{new} is among the captures it would be predicted from; name other workloads' captures "
+                             "before --predict.")
+    shared = SharedOverheads.fit([step_events(read([path], window).graphs) for path in traces])
+    step = step_events(read([new], window).graphs)
     estimate, seen = float(shared.estimate_ns(step).sum()), shared.seen(step)
     known = float(shared.estimate_ns(step)[seen].sum()) / estimate if estimate else 0.0
     error = estimate / step.host_ns - 1 if step.host_ns else None
     if json:
         print_json({"fitted_to": traces, "predicted": new, "host_us": estimate / 1e3,
-                    "measured_us": step.host_ns / 1e3, "error": error, "share_of_seen_events": known})
+                    "measured_us": step.host_ns / 1e3, "error": error, "share_of_seen_events": known,
+                    "profiler_cost_included": True})
         return
     report = Report()
     report.line(f"{new}: {milliseconds(estimate)} ms of host time a step by {', '.join(traces)}; {percent(known)} of "
                 "it in events that these ran too.")
     told = f", an error of {error:+.1%}" if error is not None else ""
     report.line(f"Its own steps show {milliseconds(step.host_ns)} ms{told}. Waiting and a CPU's computation are in "
-                "neither.")
+                "neither; the profiler's own cost is in both, as recorded.")
 
 
 def _one(report: Report, path: str, found: JobOverheads, top: int) -> None:
@@ -97,10 +104,11 @@ def _one(report: Report, path: str, found: JobOverheads, top: int) -> None:
         many = "1 stall that belongs" if found.stalls[0] == 1 else f"{found.stalls[0]} stalls that belong"
         report.line(f"{many} to no operation: {milliseconds(found.stalls[1])} ms a step, left out.")
     report.table(
-        "Host time by kind (one event's quantiles in µs; share of the host time)",
-        [Column("kind", name=True), Column("events\na step"), Column("ms\na step"), Column("share"), Column("p10"),
-         Column("p25"), Column("median"), Column("p75"), Column("p90")],
+        "Host time by kind (one event's quantiles in µs; shares of the host time, and of the step)",
+        [Column("kind", name=True), Column("events\na step"), Column("ms\na step"), Column("of\nhost"),
+         Column("of\nstep"), Column("p10"), Column("p25"), Column("median"), Column("p75"), Column("p90")],
         [[row.kind.label, count(row.events), milliseconds(row.step_ns), percent(row.share),
+          percent(row.step_ns / found.step_ns) if found.step_ns else "–",
           *(microseconds(q) for q in row.quantiles_ns)] for row in found.kinds])
     rows = [[row.kind.label if i == 0 else "", name or "(end of the step)", count(n), microseconds(mean),
              percent(total / (row.step_ns * found.steps))]

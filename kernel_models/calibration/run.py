@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from kernel_models.calibration import checks
+from kernel_models.calibration.checks import Finding
 from kernel_models.calibration.errors import CalibrationError
 from kernel_models.calibration.figures import spec_of, with_measured
+from kernel_models.calibration.planner import LEAST_TO_LEARN
 from kernel_models.calibration.source import Measurements
 from kernel_models.calibration.space import families_of
 from kernel_models.datasets.campaign import samples_of, software_of
@@ -106,6 +108,8 @@ def calibrate(request: Request, *, probe: checks.Probe = checks.probe, host: Hos
     if not request.minutes * 60 >= needed:
         raise CalibrationError(f"{request.minutes:g} minutes are not enough for {len(families)} families: give at "
                                f"least {math.ceil(needed / 6) / 10:.1f} (--minutes), or fewer families (--families).")
+    if device == "cpu":
+        _check_threads(request)
     health = probe(device)
     if device == "cuda" and not health.name and request.device == "auto":
         raise CalibrationError("No GPU answers; --device cpu calibrates the CPU.")
@@ -114,6 +118,10 @@ def calibrate(request: Request, *, probe: checks.Probe = checks.probe, host: Hos
         if finding.fatal:
             raise CalibrationError(finding.text)
         say(finding.text)
+    if request.resume and request.minutes * 60 * (1 - FIT_SHARE) < _spent_s(request) + 1:
+        findings.append(Finding("time", f"Earlier runs used the {request.minutes:g} minutes up: nothing more was "
+                                        "measured; give more (--minutes)."))
+        say(findings[-1].text)
     box_s = request.minutes * 60 - min(FIT_SHARE * request.minutes * 60, MOST_FIT_S)
     left_s = box_s - _spent_s(request)
     setup = Setup(NAME, f"calibration of {device}", device, request.threads if device == "cpu" else 0)
@@ -162,6 +170,9 @@ def fit_measurements(work: Path, families: Sequence[Family], host: HostFit | Non
     entries: list[Entry] = []
     for one in joined(part for part in samples if part.family in wanted):
         entries += _entries(one, spec)
+        if entries[-1].rows < LEAST_TO_LEARN:
+            notes.append(f"{one.family.value} rests on {entries[-1].rows} measurements: its errors say little; give "
+                         "more minutes with --resume.")
     overheads = _overheads(results, host, notes)
     provenance = {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"), "data": ["foretrace calibrate"],
@@ -206,6 +217,9 @@ def _samples(work: Path, sessions: Sequence[dict[str, Any]], spec: DeviceSpec) -
         if not any((work / KERNELS).glob(f"{benchmark}.*parquet")):
             continue
         frame = read_kernels(work, benchmark)
+        if len(frame) and int(frame.session.max()) >= len(sessions):
+            raise CalibrationError(f"{work} holds measurements of more runs than its campaign.json knows; it was "
+                                   "changed or damaged, so measure again in another directory (--work).")
         for session, rows in quickest_visits(frame).groupby("session", sort=True):
             found += samples_of(rows, f"{benchmark}.parquet", spec, software_of(sessions[int(session)]))
     return [one for one in found if len(one)]
@@ -245,10 +259,26 @@ def _device(name: str) -> str:
     return name if name != "auto" else "cuda" if checks.has_gpu() else "cpu"
 
 
+def _check_threads(request: Request) -> None:
+    """Raise ``CalibrationError`` for more threads than cores, or other ones than earlier runs measured with."""
+    cores = os.cpu_count() or 1
+    if request.threads > cores:
+        raise CalibrationError(f"{request.threads:,} threads are more than the {cores} cores of this machine; give at "
+                               "most as many (--threads).")
+    if not request.resume or not (request.work / "campaign.json").is_file():
+        return
+    sessions = Results.read(request.work).index.sessions
+    earlier = {int(session["torch_threads"]) for session in sessions if session.get("torch_threads")}
+    if earlier - {request.threads}:
+        raise CalibrationError(f"{request.work} was measured with --threads {', '.join(map(str, sorted(earlier)))} and "
+                               f"this run has {request.threads}: times of different threads are different devices'; "
+                               "give the same, or another directory (--work).")
+
+
 def _families(names: Sequence[str], device: str) -> list[Family]:
     known = families_of(device)
     for name in names:
         if name not in known:
             raise CalibrationError(f"There is no family {name!r} to calibrate on {device}; choose from "
                                    f"{', '.join(known)}.")
-    return [Family(name) for name in (names or known)]
+    return [Family(name) for name in dict.fromkeys(names or known)]

@@ -163,7 +163,9 @@ def test_the_command(tmp_path: Path) -> None:
     result = json.loads(found.stdout)
     first = result["captures"][0]
     assert sum(kind["us_per_step"] for kind in first["kinds"].values()) == pytest.approx(first["host_us"])
-    assert first["computation_us"] > 0
+    assert first["computation_us"] > 0 and first["launch_latency_us"] is None
+    shares = sum(kind["share_of_step"] for kind in first["kinds"].values())
+    assert shares == pytest.approx(first["host_us"] / first["step_us"])
     assert result["second_over_first"]["all"]["ratio"] > 0
     compared = CliRunner().invoke(app, ["overheads", str(here / "cpu-small"), str(here / "llama-cpu")])
     assert "in common, which is too few" in " ".join(compared.output.split())
@@ -181,7 +183,8 @@ def test_the_command_predicts_a_workload_from_others() -> None:
     result = json.loads(found.stdout)
     assert result["error"] == pytest.approx(result["host_us"] / result["measured_us"] - 1)
     assert 0.5 < result["share_of_seen_events"] < 1 and abs(result["error"]) < 0.5
-    shown = CliRunner().invoke(app, ["overheads", *paths, "--predict", paths[2]])  # itself among them
+    # Another recording of the same workload ran all of it.
+    shown = CliRunner().invoke(app, ["overheads", *paths[:2], str(here / "vit" / "round0"), "--predict", paths[2]])
     assert shown.exit_code == 0 and "100.0% of it in events that these ran too" in " ".join(shown.output.split())
     missing = CliRunner().invoke(app, ["overheads", paths[0], "--predict", str(here / "none")])
     assert missing.exit_code == 2 and "Traceback" not in missing.output
@@ -192,6 +195,9 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     assert missing.exit_code == 2 and "Traceback" not in missing.output
     three = CliRunner().invoke(app, ["overheads", "a", "b", "c"])
     assert three.exit_code == 2
+    capture = str(Path(__file__).resolve().parents[2] / "traces" / "llama-cpu")
+    itself = CliRunner().invoke(app, ["overheads", capture, "--predict", capture])
+    assert itself.exit_code == 2 and "is among the captures" in " ".join(itself.output.split())
 
 
 def test_a_job_without_steps_says_so(tmp_path: Path) -> None:

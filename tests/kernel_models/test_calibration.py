@@ -526,8 +526,32 @@ def test_a_gpu_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     assert error.count("\n") == 1
 
 
+def test_runs_of_other_threads_and_results_without_their_index_are_not_mixed(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="measuring needs torch")
+    work = tmp_path / "cpu.measurements"
+    work.mkdir()
+    index = {"version": 1, "sessions": [{"torch_threads": 1}]}
+    (work / "campaign.json").write_text(json.dumps(index))
+    cores = os.cpu_count() or 1
+    for threads, told in ((2, "--threads 1 and this run has 2" if cores > 1 else "more than the 1 cores"),
+                          (cores + 1, f"more than the {cores} cores")):
+        with pytest.raises(CalibrationError, match=told):
+            calibrate(Request(work, "cpu", 1.0, ("memset",), resume=True, threads=threads))
+    (work / "campaign.json").unlink()
+    (work / "items.jsonl").write_text("precious")
+    with pytest.raises(CampaignError, match=r"whose campaign\.json is gone"):
+        calibrate(Request(work, "cpu", 1.0, ("memset",), resume=True))
+    assert (work / "items.jsonl").read_text() == "precious"
+    (work / "items.jsonl").rename(work / "mine.txt")
+    with pytest.raises(CampaignError, match=r"other files \(mine\.txt\)"):
+        calibrate(Request(work, "cpu", 1.0, ("memset",)))
+
+
 def test_mistakes_end_the_command_with_2(tmp_path: Path) -> None:
+    (tmp_path / "letter.profile").write_text("precious")
     for options, told in (
+            (("-o", str(tmp_path / "letter.profile")), "is no profile"),
+            (("-o", str(tmp_path / "a.profile"), "--families", ""), "names none"),
             (("-o", str(tmp_path / "no" / "a.profile")), "does not exist"),
             (("-o", str(tmp_path)), "is a directory"),
             (("-o", str(tmp_path / "a.profile"), "--device", "npu"), "'npu'"),

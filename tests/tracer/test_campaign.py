@@ -644,7 +644,7 @@ def test_a_hanging_and_a_dying_worker_cost_one_item_each(torch: Any, tmp_path: P
         "    import os, time\n"
         "    import tracer.campaign.micro as micro\n"
         "    real = micro.measure\n"
-        "    def measure(family, settings, lab):\n"
+        "    def measure(family, settings, lab, visit=1):\n"
         "        if settings.get('k') == 48 and settings['m'] == 16: os.abort()\n"
         "        if settings.get('k') == 48: time.sleep(60)\n"
         "        return real(family, settings, lab)\n"

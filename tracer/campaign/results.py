@@ -155,7 +155,19 @@ class Results:
             for name, line in list(self.lines.items()):
                 if line.content in ("graph", "summary") and not (self.path / line.file).is_file():
                     del self.lines[name]
+        else:
+            self._check_empty()
         self.index.plan, self.index.description, self.index.rehearsal = plan, description, rehearsal
+
+    def _check_empty(self) -> None:
+        """Raise ``CampaignError`` for a directory of other things, or of results that have lost their index."""
+        others = sorted({path.name for path in self.path.iterdir()} - {SCRATCH, _LOCK})
+        if LINES in others:
+            raise CampaignError(f"{self.path} holds results ({LINES}) whose {INDEX} is gone, so that what measured "
+                                f"them is not known; put {INDEX} back, or choose another directory.")
+        if others:
+            raise CampaignError(f"{self.path} holds other files ({', '.join(others[:3])}) and no campaign; choose an "
+                                "empty or a new directory.")
 
     def close(self) -> None:
         """Leave nothing behind but results. Safe to repeat."""
