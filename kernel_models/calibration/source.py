@@ -132,7 +132,6 @@ class Measurements:
         self._limits: Limits | None = None
         self._seen: list[tuple[OpCall, float, bool]] = []
         self._visits = Visits(clock(), left_s or box_s)
-        self._left_s = left_s or box_s
         self._told: dict[str, int] = {}
         self._turn, self._checked, self._said = 0, clock(), clock()
         self._begun = clock()
@@ -158,7 +157,6 @@ class Measurements:
         """The device is known: prepare to plan."""
         self._spec = spec_of(context.get("hardware", {}), self.setup.threads)
         self._checked = self._said = self._begun = self._clock()
-        self._visits = Visits(self._begun, self._left_s)
         for item, line in self._earlier:
             self._take_up(item, line)
 

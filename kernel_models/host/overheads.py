@@ -89,12 +89,6 @@ class Recorded:
         """The segments of some steps, by their numbers."""
         return self.take(np.isin(self.segments.step, list(numbers)))
 
-    def step_totals_ns(self) -> Int64:
-        """Host time of every step, all threads together; [steps] ns."""
-        inside = self.segments.step >= 0
-        return np.bincount(self.segments.step[inside], weights=self.segments.duration_ns[inside],
-                           minlength=len(self.step_names)).astype(np.int64)
-
     def without_profiler(self, event_ns: float) -> Recorded:
         """The same with the profiler's cost of each recorded operation and call taken out, never below zero."""
         s = self.segments

@@ -18,8 +18,6 @@ Int32 = npt.NDArray[np.int32]
 
 NONE = -1
 
-PROCESS_NODE = "[pytorch|profiler|execution_trace|process]"
-THREAD_NODE = "[pytorch|profiler|execution_trace|thread]"
 PROCESS_GROUP_NODE = "## process_group:init ##"
 COMM_NODE = "record_param_comms"
 

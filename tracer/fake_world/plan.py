@@ -11,9 +11,6 @@ from enum import Enum
 
 from tracer.fake_world.errors import FakeWorldError
 
-MESH_NAMES = ("pp", "dp", "tp")
-"""The dimensions of the device mesh, outermost first; those of size 1 are left out."""
-
 MOST_RANKS = 1_000_000
 """Of a fake world: far above the largest job there is, and rank numbers still fit everywhere."""
 
