@@ -35,7 +35,7 @@ from predict_cpu import COMMAND, ROOT, Case, quickest, summary
 
 from graph_predictor.parallel.collective_times import CollectiveModel
 from graph_predictor.predict import Baseline
-from graph_predictor.whatif import ScaleHost, Unprofiled
+from graph_predictor.whatif import ScaleHost
 from graph_predictor.whatif.ranks import Ranks, on_ranks
 from kernel_models.collectives import CommProfile, topology
 from kernel_models.collectives.measurements import join
@@ -173,7 +173,7 @@ def cases(folder: Path, workloads: tuple[str, ...], count: int, host: float) -> 
         alone = baseline(folder, workload)
         for kind in KINDS:
             spread = on_ranks(alone, Ranks.parse(f"{kind}={count}"), collectives)
-            said = spread.predict([Unprofiled(), ScaleHost(host)])
+            said = spread.predict([ScaleHost(host)])
             truth = _jobs(folder, f"{workload}-{kind}={count}")
             rounds = [step_ms([job]) for job in truth]
             low, high = said.interval_us

@@ -3,7 +3,7 @@
     python benchmarks/predict_cpu.py [--only NAME,NAME] [--keep DIR] [--development]
 
 Each workload of the suite is captured at two sizes. Four others, inside and outside the captured range, are predicted
-from the two captures (`graph_predictor.whatif.SizeLaws`, the profiler's cost taken out by `Unprofiled`) and compared
+from the two captures (`graph_predictor.whatif.SizeLaws`, without the profiler's cost) and compared
 with steps that nothing watched. Every run is a process of its own, on one thread.
 
 Others on a machine only ever make a step slower, by half on a shared core. So all sizes are run in `ROUNDS` rounds, one
@@ -34,7 +34,7 @@ from pathlib import Path
 import numpy as np
 
 from graph_predictor.predict import Baseline
-from graph_predictor.whatif import SizeLaws, Unprofiled
+from graph_predictor.whatif import SizeLaws
 from tracer.job import Job, read_job
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -160,7 +160,7 @@ def cases(plan: Plan, folder: Path) -> list[Case]:
     found = []
     for sizes in plan.unseen:
         laws = SizeLaws(baselines, plan.captured, sizes)
-        said = baselines[0].predict([laws, Unprofiled()])
+        said = baselines[0].predict([laws])
         times = [json.loads((folder / _name(plan, sizes, number)).read_text()) for number in range(ROUNDS)]
         rounds = [float(np.median(quickest(one))) / 1e6 for one in times]
         truth = float(np.median(quickest(*times))) / 1e6

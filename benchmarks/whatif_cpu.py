@@ -37,7 +37,6 @@ from graph_predictor.whatif import (
     NoDataLoading,
     OverlapLoading,
     Recompute,
-    Unprofiled,
 )
 from tracer.errors import ForetraceError
 from tracer.job import read_job
@@ -111,7 +110,7 @@ def main() -> None:
             before, was = _quickest(done[case.before]), _unwatched(done[case.before])
             truth = was * _ratio(case)
             try:
-                result = before.predict([Unprofiled(), case.edit])
+                result = before.predict([case.edit])
             except ForetraceError as error:
                 print(f"{case.name:<44} {error}")
                 continue

@@ -57,7 +57,7 @@ def predict(sizes: dict[str, int], captures: list[Path], profile: Path) -> dict[
     first, *others = captures
     also = [f"--also={path}" for path in others]
     sets = [f"--set={name}={size}" for name, size in sizes.items()]
-    said = foretrace("predict", first, *also, *sets, "--profile", profile, "--unprofiled", "--json", quiet=True)
+    said = foretrace("predict", first, *also, *sets, "--profile", profile, "--json", quiet=True)
     found: dict[str, Any] = json.loads(said)
     low, high = found["interval_us"]
     print(f"{found['step_time_us'] / 1e3:.2f} ms, 80% between {low / 1e3:.2f} and {high / 1e3:.2f} ms; decided by: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,11 +11,14 @@ from graph_predictor.host_items import HostItems, build_host_items
 from graph_predictor.host_waits import HostWaits, infer_host_waits
 from graph_predictor.kernel_waits import KernelEdges, infer_kernel_edges, launch_latency
 from graph_predictor.launch_queue import LaunchQueue, infer_launch_queue
-from graph_predictor.program import NEVER, Anchor, Int64, ItemKind, Program
+from graph_predictor.program import NEVER, Anchor, Float64, Int64, ItemKind, Program
 from graph_predictor.rank_view import LONG_AGO, RankView, view_rank
 from graph_predictor.rendezvous import Rendezvous, match_collectives
 from kernel_models.launch_constants import LaunchConstants, LaunchSamples, fit_launch_constants
 from tracer.graph import ExecutionGraph
+
+if TYPE_CHECKING:
+    from graph_predictor.prediction.host_pieces import HostPieces
 
 
 @dataclass(slots=True)
@@ -38,6 +42,22 @@ class RankReport:
         return self.unexplained_ns / self.window_ns if self.window_ns else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class WithoutProfiler:
+    """What a program whose host times are those without the profiler was made of.
+
+    Attributes:
+        recorded: the program with the recorded host times.
+        pieces: host time without the profiler, in pieces.
+        shares: of each rank, the share of recorded host time that is left of each row of ``ops``; the last one is of
+            time outside any operation.
+    """
+
+    recorded: Program
+    pieces: HostPieces
+    shares: list[Float64]
+
+
 @dataclass(slots=True)
 class Built:
     """A program, where its rows come from, and the reports of its ranks."""
@@ -51,6 +71,18 @@ class Built:
     item_offset: list[int]
     thread_number: list[int] = field(default_factory=list)
     """Row of its rank's ``graph.threads`` for every thread of the program."""
+    without_profiler: WithoutProfiler | None = None
+    """Set where host times are those without the profiler (``prediction.unprofiled``)."""
+
+    @property
+    def recorded_program(self) -> Program:
+        """The program with the recorded host times, whether or not they were changed since."""
+        return self.program if self.without_profiler is None else self.without_profiler.recorded
+
+    @property
+    def profiled(self) -> bool:
+        """Whether host times are those under the profiler."""
+        return self.without_profiler is None
 
 
 @dataclass(slots=True)

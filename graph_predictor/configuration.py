@@ -10,8 +10,8 @@ from graph_predictor.prediction.scenario import EditError
 if TYPE_CHECKING:
     from graph_predictor.whatif import Edit
 
-SWITCHES = ("unprofiled", "cuda-graphs", "no-data-loading", "fused-optimizer", "fuse-elementwise", "flash-attention",
-            "recompute", "no-recompute", "overlap-loading", "compile", "free-launches", "no-waits", "hide-collectives")
+SWITCHES = ("cuda-graphs", "no-data-loading", "fused-optimizer", "fuse-elementwise", "flash-attention", "recompute",
+            "no-recompute", "overlap-loading", "compile", "free-launches", "no-waits", "hide-collectives")
 """Edits without a value. In this order they are applied where the order is ours to choose."""
 
 
@@ -72,7 +72,7 @@ def switched_edits(switches: frozenset[str]) -> list[Edit]:
     from graph_predictor import whatif
 
     edits: dict[str, Edit] = {
-        "unprofiled": whatif.Unprofiled(), "fused-optimizer": whatif.FusedOptimizer(),
+        "fused-optimizer": whatif.FusedOptimizer(),
         "no-data-loading": whatif.NoDataLoading(), "cuda-graphs": whatif.CudaGraphs(),
         "recompute": whatif.Recompute(True), "no-recompute": whatif.Recompute(False),
         "fuse-elementwise": whatif.FuseElementwise(), "flash-attention": whatif.FlashAttention(),

@@ -81,8 +81,8 @@ class Opportunities:
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return {
-            "step_time_us": self.baseline.step_time_us, "interval_us": list(self.baseline.interval_us),
-            "bound": self.baseline.bound,
+            "times": self.baseline.times, "step_time_us": self.baseline.step_time_us,
+            "interval_us": list(self.baseline.interval_us), "bound": self.baseline.bound,
             "opportunities": [{
                 "name": o.name, "option": o.option, "is_bound": o.bound, "gain_us": o.gain_us, "gain": o.gain,
                 "interval_us": list(o.interval_us), "step_time_us": o.step_time_us, "bound": o.decides,
@@ -121,20 +121,18 @@ def opportunities(source: Baseline | Job | ExecutionGraph | Sequence[ExecutionGr
     Args:
         source: a prepared baseline, or what to make one of.
         top: how many to keep.
-        edits: changes that are made in any case. Where a capture knows what a step takes without the profiler, its
-            cost is taken out as well.
+        edits: changes that are made in any case.
 
     Raises:
         ForetraceError: there is nothing to predict from, or one of ``edits`` cannot be done.
     """
     baseline = source if isinstance(source, Baseline) else Baseline(source)
-    fixed = [*_unprofiled(baseline), *edits]
-    before = baseline.predict(fixed)
+    before = baseline.predict(edits)
     found: list[Opportunity] = []
     left_out: list[tuple[str, str]] = []
     for candidate in candidates():
         try:
-            after = baseline.predict([*fixed, candidate.edit])
+            after = baseline.predict([*edits, candidate.edit])
         except EditError as error:
             left_out.append((candidate.name, str(error)))
             continue
@@ -148,14 +146,6 @@ def opportunities(source: Baseline | Job | ExecutionGraph | Sequence[ExecutionGr
     left_out += [(one.name, f"It saves {one.gain_us / 1e3:,.3f} ms ({one.gain:.1%}), less than those shown.")
                  for one in found[top:]]
     return Opportunities(before, tuple(found[:top]), tuple(left_out))
-
-
-def _unprofiled(baseline: Baseline) -> list[Edit]:
-    try:
-        whatif.Unprofiled().apply(baseline.scenario)
-    except EditError:
-        return []
-    return [whatif.Unprofiled()]
 
 
 def _opportunity(candidate: Candidate, before: Prediction, after: Prediction) -> Opportunity:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -21,11 +22,10 @@ from graph_predictor.damage import damage_notes
 from graph_predictor.parallel.collective_times import CollectiveModel
 from graph_predictor.prediction.explain import Explained, explain
 from graph_predictor.prediction.host_pieces import HostPieces, host_pieces
-from graph_predictor.prediction.host_spread import drift, mean_spread, step_totals, unwatched_spread
+from graph_predictor.prediction.host_spread import drift, mean_spread, step_totals, unprofiled_stretches
 from graph_predictor.prediction.interval import step_interval
 from graph_predictor.prediction.memory import lacking_memory, peak_memory
 from graph_predictor.prediction.pricing import KernelTimes, price_kernels, target_device
-from graph_predictor.prediction.profiler_cost import cost_elsewhere
 from graph_predictor.prediction.repeat import Cycle, Repeated, choose_steps, similar_steps
 from graph_predictor.prediction.result import Prediction, RankPrediction
 from graph_predictor.prediction.retraced import Anchors
@@ -34,6 +34,7 @@ from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.prediction.settle import Steady, measure, settle
 from graph_predictor.prediction.shape_only import MadeUp, make_up
 from graph_predictor.prediction.state import EditedHost, dress, edit_host, host_changed
+from graph_predictor.prediction.unprofiled import unprofiled, unprofiled_ns
 from graph_predictor.prediction.work import COLLECTIVE, describe_work
 from graph_predictor.program import Float64, Program
 from graph_predictor.replay import REPRODUCIBLE_SHARE, check_recorded
@@ -49,8 +50,8 @@ from tracer.graph import SHAPE_ONLY, ExecutionGraph, KernelKind
 from tracer.job import Job
 
 CPU = "cpu"
-UNLIKE_RECORDED = 0.02
-"""A steady state this far from the recorded steps is told."""
+UNLIKE_MEASURED = 0.02
+"""A steady state this far from the measured steps is reported."""
 
 
 class Baseline:
@@ -64,6 +65,8 @@ class Baseline:
         host: of a step traced by shapes alone, the overheads of the host it would run on.
         collectives: of a step traced by shapes alone, the cluster it would run on.
         origin: of a step traced by shapes alone, the recorded one whose times stand for its own; see ``retraced``.
+        profiled: predict the step under the profiler. By default it is the step without it wherever the capture knows
+            what that takes; ``scenario.profiled`` says which it is.
 
     Raises:
         ForetraceError: there is nothing to simulate, no step, or no such step.
@@ -72,7 +75,7 @@ class Baseline:
     def __init__(self, job: Job | ExecutionGraph | Sequence[ExecutionGraph], steps: int | range | None = None, *,
                  device: DeviceSpec | None = None, models: Models | None = None,
                  host: HostOverheads | None = None, collectives: CollectiveModel | None = None,
-                 origin: Baseline | None = None) -> None:
+                 origin: Baseline | None = None, profiled: bool = False) -> None:
         graphs = [job] if isinstance(job, ExecutionGraph) else list(job.graphs if isinstance(job, Job) else job)
         if not graphs:
             raise ForetraceError("There is nothing to predict from: no graph was given. Read a trace or a job first.")
@@ -84,6 +87,9 @@ class Baseline:
             graphs, steps = made.built.graphs, None
         check_recorded(graphs)
         self.built: Built = build_program(graphs) if made is None else made.built
+        work = describe_work(self.built)
+        if made is None and not profiled:
+            self.built = unprofiled(self.built, work)
         found = choose_steps(self.built, similar_steps(graphs) if steps is None else steps)
         if found is None:
             raise ForetraceError("The trace has no steps to repeat: call prof.step() after each iteration, or capture "
@@ -91,12 +97,14 @@ class Baseline:
         self.cycle: Cycle = found
         self.pieces: HostPieces = host_pieces(self.built)
         self.scenario: Scenario = Scenario(
-            self.built, self.cycle, describe_work(self.built), self.pieces, models=models, source_models=models,
-            source_device=device or _recorded_device(graphs[0]))
+            self.built, self.cycle, work, self.pieces, models=models, source_models=models,
+            source_device=device or _recorded_device(graphs[0]), profiled=self._profiled(origin, made is not None))
         self.made_up = made is not None
         self.origin = origin
         self.changes: tuple[str, ...] = ()
-        times = step_totals(self.built, self.cycle, self.pieces)
+        self._chosen = steps is not None
+        times = (step_totals(self.built, self.cycle, self.pieces) if self.scenario.profiled or made is not None else
+                 unprofiled_stretches(self.built))
         self.host_spread: float = mean_spread(times) if made is None else made.host_spread
         self.drift = drift(times) if made is None else None
         if made is not None:
@@ -104,6 +112,11 @@ class Baseline:
             self.scenario = replace(
                 self.scenario, source_device=made.device, base_source=made.source, base_low=made.low,
                 base_high=made.high, base_host=made.host_source, host_spread=made.change_spread)
+
+    def _profiled(self, origin: Baseline | None, made_up: bool) -> bool:
+        if made_up:
+            return origin is not None and origin.scenario.profiled
+        return self.built.profiled
 
     def with_models(self, profiles: Mapping[str, Models]) -> Baseline:
         """The same with fitted models of the device it was recorded on, if there are any under its name."""
@@ -134,7 +147,6 @@ class Baseline:
         found = Baseline(job, models=self.scenario.source_models, collectives=collectives, origin=self)
         found.notes = list(dict.fromkeys([*self.notes, *found.notes]))
         found.changes = (change,) if change else ()
-        found.scenario = replace(found.scenario, profiler=cost_elsewhere(self.scenario, found.scenario))
         return found
 
     def with_items(self, items: float | None) -> Baseline:
@@ -152,6 +164,26 @@ class Baseline:
             raise EditError(f"A price of {price_per_hour:g} is none: give what one device costs an hour, 0 or more.")
         return self._run(edits).prediction(price_per_hour)
 
+    @cached_property
+    def unlike_measured(self) -> str | None:
+        """Why the unedited step is not the measured one, in a sentence; ``None`` if it is, or was never measured.
+
+        A recording that is no steady state remains one whatever is edited.
+        """
+        if self.made_up or (self._chosen and not self.scenario.profiled):
+            return None
+        step_ns = self._run([]).step_ns
+        recorded = _recorded_ns(self.cycle)
+        measured = recorded if self.scenario.profiled else unprofiled_ns(self.built)
+        if not measured or abs(step_ns / measured - 1.0) <= UNLIKE_MEASURED:
+            return None
+        if not self.scenario.profiled:
+            return (f"The capture's steps took {measured / 1e6:,.3f} ms without the profiler, and {step_ns / 1e6:,.3f} "
+                    f"ms are predicted of them as they are (under it they took {recorded / 1e6:,.3f} ms): the two "
+                    "phases of the capture differ by more than the profiler's cost on the host.")
+        return (f"The recorded steps took {measured / 1e6:.3f} ms: they were no steady state (a queue was filling or "
+                "draining, or ranks had not met), or single pauses fell into them.")
+
     def settled(self, edits: Sequence[Edit] = ()) -> Settled:
         """The simulated job behind ``predict``, for reports that look at all of it. Raises as ``predict``."""
         run = self._run(edits)
@@ -168,18 +200,19 @@ class Baseline:
 
 def predict(job: Job | ExecutionGraph | Sequence[ExecutionGraph], edits: Sequence[Edit] = (), *,
             steps: int | range | None = None, device: DeviceSpec | None = None, models: Models | None = None,
-            price_per_hour: float | None = None) -> Prediction:
+            price_per_hour: float | None = None, profiled: bool = False) -> Prediction:
     """The steady-state step time of a recorded job with edits (``graph_predictor.whatif``).
 
     Args:
-        job, steps, device, models: see ``Baseline``; to predict often from one job, keep a ``Baseline``.
+        job, steps, device, models, profiled: see ``Baseline``; to predict often from one job, keep a ``Baseline``.
         edits: what is different.
         price_per_hour: of one device, for the cost of a step.
 
     Raises:
         ForetraceError: there is nothing to predict from, or an edit cannot be done (``EditError``).
     """
-    return Baseline(job, steps, device=device, models=models).predict(edits, price_per_hour=price_per_hour)
+    baseline = Baseline(job, steps, device=device, models=models, profiled=profiled)
+    return baseline.predict(edits, price_per_hour=price_per_hour)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,12 +245,16 @@ class _Run:
     def _dressed(self, copies: Repeated, kernel_ns: Float64, host_factor: float) -> Program:
         return dress(copies, self.host, self.scenario, kernel_ns, host_factor)
 
+    @property
+    def step_ns(self) -> float:
+        """Expected time of a step, of the slowest rank."""
+        return float(self.steady.period_ns.max()) / self.scenario.cycle.steps
+
     def prediction(self, price_per_hour: float | None) -> Prediction:
         scenario, cycle, steady = self.scenario, self.scenario.cycle, self.steady
         host_source = max(scenario.base_host, Source.ANCHORED) if host_changed(scenario) else scenario.base_host
         ranks = [explain(scenario, steady, self.times, host_source, rank) for rank in range(len(steady.at))]
-        slowest = int(np.argmax(steady.period_ns))
-        step_ns = float(steady.period_ns[slowest]) / cycle.steps
+        slowest, step_ns = int(np.argmax(steady.period_ns)), self.step_ns
         low, high = self._interval(step_ns)
         chosen = ranks[slowest]
         per_rank = [self._rank(rank, explained) for rank, explained in enumerate(ranks)]
@@ -228,15 +265,14 @@ class _Run:
         flops = self._flops(slowest)
         world = max([len(scenario.built.graphs), *(g.meta.world_size for g in scenario.built.graphs)])
         rests_on = self.baseline.origin or self.baseline
-        recorded = _recorded_ns(rests_on.cycle)
         made_up = rests_on.made_up
         return Prediction(
             step_time_us=step_ns / 1e3, interval_us=(low / 1e3, high / 1e3), gpu_active_us=active, bound=chosen.bound,
             per_rank=per_rank, bounds_us={k: v / cycle.steps / 1e3 for k, v in chosen.bounds.items()},
-            families_us=families, critical_path=chosen.path,
+            families_us=families, critical_path=chosen.path, profiled=scenario.profiled,
             sources={s.label: chosen.source_ns[s] / total for s in Source if chosen.source_ns.get(s, 0.0) > 0},
-            kernel_sources=kernel_sources, recorded_us=None if made_up else recorded / 1e3,
-            steps=rests_on.cycle.names,
+            kernel_sources=kernel_sources, recorded_us=None if made_up else _recorded_ns(rests_on.cycle) / 1e3,
+            unprofiled_us=None if made_up else _microseconds(unprofiled_ns(rests_on.built)), steps=rests_on.cycle.names,
             device=target.name if target is not None else scenario.built.graphs[0].meta.device,
             recorded_on="" if made_up else (
                 scenario.source_device.name if scenario.source_device else scenario.built.graphs[0].meta.device),
@@ -246,7 +282,7 @@ class _Run:
             flops_per_step=flops or None,
             mfu=None if target is None or not flops else flops / step_ns / 1e3 / self._peak(target),
             cost_per_step=None if price_per_hour is None else price_per_hour * world * step_ns / 3.6e12,
-            edits=self.edits, warnings=self._warnings(recorded, step_ns), notes=self._notes())
+            edits=self.edits, warnings=self._warnings(), notes=self._notes())
 
     def _rank(self, rank: int, explained: Explained) -> RankPrediction:
         graph, steps = self.scenario.built.graphs[rank], self.scenario.cycle.steps
@@ -293,8 +329,7 @@ class _Run:
 
     def _interval(self, step_ns: float) -> tuple[float, float]:
         scenario, repeated = self.scenario, self.steady.repeated
-        recorded = (self.baseline.origin or self.baseline).built
-        spread = unwatched_spread(recorded) if scenario.unprofiled else self.baseline.host_spread
+        spread = self.baseline.host_spread
         if scenario.host_spread is not None:
             spread = float(np.hypot(spread, scenario.host_spread))
         weight = np.where(scenario.cycle.kernel, self.times.ns, 0.0)
@@ -308,12 +343,9 @@ class _Run:
 
     def said(self) -> list[str]:
         """Warnings and notes."""
-        steps = self.scenario.cycle.steps
-        warned = self._warnings(_recorded_ns((self.baseline.origin or self.baseline).cycle),
-                                float(self.steady.period_ns.max()) / steps)
-        return [*(f"Warning: {text}" for text in warned), *self._notes()]
+        return [*(f"Warning: {text}" for text in self._warnings()), *self._notes()]
 
-    def _warnings(self, recorded_ns: float, step_ns: float) -> list[str]:
+    def _warnings(self) -> list[str]:
         found = [*self.scenario.warnings]
         built = self.scenario.built
         if (lacking := lacking_memory(self.scenario)) is not None:
@@ -322,14 +354,14 @@ class _Run:
             found.append("The pace of the repeated step had not settled.")
         if self.baseline.drift is not None and self.scenario.host_ns is None:
             found.append(f"Host time changed by {np.expm1(self.baseline.drift):+.0%} from the first to the last of the "
-                         "repeated steps: the machine was changing its pace, and steps to come may go on with it.")
+                         f"{'repeated' if self.scenario.profiled else 'timed'} steps: the machine was changing its "
+                         "speed, and steps to come may go on with it.")
         if any(report.unexplained_share > REPRODUCIBLE_SHARE for report in built.reports):
             found.append("The recorded GPU timeline is not reproducible (see foretrace replay): kernels' times are "
                          "not to "
                          "be trusted.")
-        if not self.baseline.made_up and not self.edits and abs(step_ns / recorded_ns - 1.0) > UNLIKE_RECORDED:
-            found.append(f"The recorded steps took {recorded_ns / 1e6:.3f} ms: they were no steady state (a queue was "
-                         "filling or draining, or ranks had not met), or single pauses fell into them.")
+        if (unlike := (self.baseline.origin or self.baseline).unlike_measured) is not None:
+            found.append(unlike)
         world = max((g.meta.world_size for g in built.graphs), default=1)
         collective = any((g.kernels.kind == KernelKind.COLLECTIVE).any() for g in built.graphs)
         if collective and world > len(built.graphs) and not self.baseline.made_up:
@@ -342,19 +374,25 @@ class _Run:
         notes = [*self.baseline.notes, *damage_notes(self.scenario.built.graphs), *self.scenario.built.rendezvous.notes,
                  *self.scenario.notes, *self.times.notes]
         recorded = self.baseline.origin or self.baseline
-        unprofiled = recorded.built.graphs[0].meta.unprofiled_step_ns
-        if unprofiled and not recorded.made_up and not self.scenario.unprofiled:
-            notes.append(f"Times are those under the profiler; without it the recorded step took "
-                         f"{float(np.median(unprofiled)) / 1e6:,.3f} ms (median).")
+        if self.scenario.profiled and not recorded.made_up:
+            without = unprofiled_ns(recorded.built)
+            notes.append("Times are those under the profiler" + (
+                ": nothing says what the step takes without it (foretrace capture times that too)." if without is None
+                else f"; without it the recorded step took {without / 1e6:,.3f} ms (median)."))
         if not len(self.scenario.built.program.kernel_item):
             notes.append("The trace has no GPU work: the step is host time throughout.")
         return list(dict.fromkeys(notes))
 
 
 def _recorded_ns(cycle: Cycle) -> float:
-    program = cycle.built.program
-    lengths = program.recorded_item_end[cycle.last] - program.recorded_item_start[cycle.first]
-    return float(lengths.max()) / cycle.steps
+    """Mean of the recorded steps, of the slowest rank, ns; time between them is in none."""
+    first = cycle.built.program.item_row[cycle.first]
+    return max(float(graph.steps.duration_ns[at:at + cycle.steps].mean())
+               for graph, at in zip(cycle.built.graphs, first.tolist(), strict=True))
+
+
+def _microseconds(ns: float | None) -> float | None:
+    return None if ns is None else ns / 1e3
 
 
 def _recorded_device(graph: ExecutionGraph) -> DeviceSpec | None:

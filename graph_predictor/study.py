@@ -109,6 +109,7 @@ class Study:
         profiles: fitted models of devices.
         code: of a job traced by shapes, the SCRIPT.py:FUNCTION it was traced from.
         read: reads further captures; by default ``tracer.read_job``.
+        profiled: predict the step under the profiler, see ``Baseline``.
 
     Raises:
         ForetraceError: there is nothing to predict from.
@@ -116,10 +117,11 @@ class Study:
 
     def __init__(self, job: Job, step: int | None = None, *, recorded_on: DeviceSpec | None = None,
                  profiles: Sequence[DeviceProfile] = (), code: str | None = None,
-                 read: Callable[[list[str]], Job] = read_job) -> None:
+                 read: Callable[[list[str]], Job] = read_job, profiled: bool = False) -> None:
         self.job = job
         self.shape_only = any(graph.meta.era == SHAPE_ONLY for graph in job.graphs)
         self._step, self._recorded_on, self._code, self._read = step, recorded_on, code, read
+        self._profiled = profiled
         self._profiles = {one.device.name: one for one in profiles}
         self._recorded = None if self.shape_only else self._plain(job)
         # Of this study only, and gone with it.
@@ -157,7 +159,8 @@ class Study:
     def _plain(self, job: Job) -> Baseline:
         known = self._recorded_on
         models = None if known is None else self._profiles.get(known.name)
-        return Baseline(job, self._step, device=known, models=models).with_models(self._profiles)
+        found = Baseline(job, self._step, device=known, models=models, profiled=self._profiled)
+        return found.with_models(self._profiles)
 
     # -- a source that never ran --------------------------------------------------------------------------------------
 
@@ -274,8 +277,8 @@ class Study:
         assert self._recorded is not None
         others = [parse_also(text) for text in also]
         source = self._recorded.scenario.source_device
-        captures = [self._recorded, *(Baseline(self._once("captures", self._other, path), device=source)
-                                      for path, _ in others)]
+        captures = [self._recorded, *(Baseline(self._once("captures", self._other, path), device=source,
+                                               profiled=self._profiled) for path, _ in others)]
         graphs = [one.built.graphs[0] for one in captures]
         told = [dict(old), *(sizes for _, sizes in others)]
         return SizeLaws(captures, captured_sizes(graphs, told, dict(new)), dict(new))

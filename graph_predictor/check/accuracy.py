@@ -12,7 +12,6 @@ from graph_predictor.overheads import computing_operations
 from graph_predictor.predict import CPU, Baseline
 from graph_predictor.prediction.work import describe_work
 from graph_predictor.replay import replay
-from graph_predictor.whatif.unprofiled import Unprofiled
 from kernel_models.device import DeviceSpec
 from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, calls_of
@@ -81,12 +80,8 @@ def accuracy(capture: Capture, profiles: Mapping[str, Models] | None = None) -> 
 
 
 def _step(job: Job, baseline: Baseline) -> float | None:
-    unwatched = [graph.meta.unprofiled_step_ns for graph in job.graphs]
-    predicted = baseline.predict([Unprofiled()] if unwatched[0] else [])
-    if unwatched[0]:
-        measured_us = max(float(np.median(times)) for times in unwatched if times) / 1e3
-    else:
-        measured_us = predicted.recorded_us or 0.0
+    predicted = baseline.predict()
+    measured_us = (predicted.recorded_us if predicted.profiled else predicted.unprofiled_us) or 0.0
     return _rounded(predicted.step_time_us / measured_us - 1.0) if measured_us else None
 
 

@@ -8,7 +8,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, percent, print_json, working
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Window
+from graph_predictor.cli.options import Debug, Json, Profiled, Window
 from graph_predictor.cli.predict import source_job
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def opportunities(
         help="The recorded step to repeat, from 0 (-1: the last); by default the last few alike.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Changes to show.")] = DEFAULT_TOP,
     window: Window = 0,
+    profiled: Profiled = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -46,7 +47,7 @@ def opportunities(
         job = source_job(source, window, device)
         with working("Preparing"):
             study = Study(job, step, recorded_on=None if device is None else find_device(device),
-                          profiles=[load_profile(path) for path in profile or []])
+                          profiles=[load_profile(path) for path in profile or []], profiled=profiled)
             start = study.prepared(Configuration()).start
         with working("Predicting"):
             result = find(start, top=top)
@@ -61,8 +62,8 @@ def _report(result: Opportunities) -> None:
     before = result.baseline
     report.line()
     low, high = before.interval_us
-    report.line(f"Step: {_ms(before.step_time_us)} ms, 80% between {_ms(low)} and {_ms(high)} ms; decided by: "
-                f"{before.bound}", style="bold")
+    report.line(f"Step {before.times}: {_ms(before.step_time_us)} ms, 80% between {_ms(low)} and {_ms(high)} ms; "
+                f"decided by: {before.bound}", style="bold")
     report.table("What would save most, each by itself",
                  [Column("change", name=True), Column("saves ms"), Column("share"), Column("80% between"),
                   Column("then decides", name=True), Column("predict", name=True)],

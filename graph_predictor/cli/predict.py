@@ -8,7 +8,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, percent, print_json, read, working
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Window
+from graph_predictor.cli.options import Debug, Json, Profiled, Window
 from tracer.errors import ForetraceError
 
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ def predict(
     also: Annotated[list[str] | None, typer.Option(
         metavar="PATH[:NAME=SIZE,…]", help="A capture of the same program at another size, such as runs/b:batch=64: "
                                            "sizes and times follow laws through the captures (repeatable).")] = None,
-    unprofiled: Annotated[bool, typer.Option("--unprofiled", help="The step as it is with no profiler on.")] = False,
     cuda_graphs: Annotated[bool, typer.Option("--cuda-graphs", help="Replay the step as a CUDA graph.")] = False,
     no_data_loading: Annotated[bool, typer.Option("--no-data-loading", help="Batches are always ready.")] = False,
     fused_optimizer: Annotated[bool, typer.Option(
@@ -80,6 +79,7 @@ def predict(
     price: Annotated[float | None, typer.Option(metavar="PER_HOUR", help="Price of one device and hour.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Entries of the critical path to show.")] = DEFAULT_TOP,
     window: Window = 0,
+    profiled: Profiled = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -96,7 +96,7 @@ def predict(
         if recompute not in (None, "on", "off"):
             raise ForetraceError(f"--recompute {recompute} is not known: it is on or off.")
         switches = {
-            "unprofiled": unprofiled, "cuda-graphs": cuda_graphs, "no-data-loading": no_data_loading,
+            "cuda-graphs": cuda_graphs, "no-data-loading": no_data_loading,
             "fused-optimizer": fused_optimizer, "fuse-elementwise": fuse_elementwise,
             "flash-attention": flash_attention, "recompute": recompute == "on", "no-recompute": recompute == "off",
             "overlap-loading": overlap_loading, "compile": compiled, "free-launches": free_launches,
@@ -110,7 +110,7 @@ def predict(
         with working("Preparing"):
             study = Study(job, step, recorded_on=None if from_device is None else find_device(from_device),
                           profiles=[load_profile(path) for path in profile or []],
-                          code=source[0] if is_script(source) else None, read=read)
+                          code=source[0] if is_script(source) else None, read=read, profiled=profiled)
         with working("Tracing" if parallel is not None or sizes else "Preparing"):
             prepared = study.prepared(wanted)
         with working("Predicting"):
@@ -136,14 +136,15 @@ def _report(result: Prediction, top: int) -> None:
     low, high = result.interval_us
     what = "; ".join(result.edits) or "as recorded"
     report.line()
-    report.line(f"Step: {_ms(result.step_time_us)} ms, 80% between {_ms(low)} and {_ms(high)} ms ({what})",
-                style="bold")
+    report.line(f"Step {result.times}: {_ms(result.step_time_us)} ms, 80% between {_ms(low)} and {_ms(high)} ms "
+                f"({what})", style="bold")
     rests = ", ".join(result.steps)
     if len(result.steps) > 1:
         rests = f"{len(result.steps)} recorded steps, {result.steps[0]} to {result.steps[-1]}"
     on = f", recorded on {result.recorded_on}" if result.recorded_on else ""
     if result.recorded_us is not None:
-        report.line(f"It rests on {rests}{on} ({_ms(result.recorded_us)} ms a step).")
+        without = "" if result.unprofiled_us is None else f", {_ms(result.unprofiled_us)} without it"
+        report.line(f"It rests on {rests}{on} ({_ms(result.recorded_us)} ms a step under the profiler{without}).")
     report.line(f"GPU active {_ms(result.gpu_active_us)} ms; decided by: {result.bound}")
     extra = []
     if result.items_per_second is not None:

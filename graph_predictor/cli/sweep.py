@@ -11,7 +11,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, working
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Window
+from graph_predictor.cli.options import Debug, Json, Profiled, Window
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,6 +84,7 @@ def sweep(
     jobs: Annotated[int, typer.Option(metavar="N", help="Processes on this machine; -1 for one a core.")] = -1,
     top: Annotated[int, typer.Option(min=1, help="Points to show.")] = SHOWN,
     window: Window = 0,
+    profiled: Profiled = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -120,7 +121,7 @@ def sweep(
                  "topology": topology, "dtype": dtype, "edits": edits,
                  "clock": clock, "bandwidth": bandwidth, "host": host}
         space = _space(sizes or [], lists, parallel or [], fixed)
-        where = Source(tuple(source), window, step, from_device, tuple(profile or ()))
+        where = Source(tuple(source), window, step, from_device, tuple(profile or ()), profiled)
         with _progress(len(space)) as progress:
             found = run(where, space, output=output, price_per_hour=price, backend=backend, scheduler=scheduler,
                         jobs=jobs, progress=progress)
@@ -204,7 +205,8 @@ def _report(found: Sweep, shown: pd.DataFrame, goal: Goal | None, limit: float |
     what = "Points" if goal is None else f"Best by {goal.value}"
     what += "" if limit is None else f", up to {limit / 1e9:,.4g} GB"
     priced = shown[shown["step_time_us"].notna()]
-    report.table(f"{what}: {min(len(priced), top):,} of {len(table):,}", columns,
+    which = "".join(f", times {times}" for times in priced["times"].unique())
+    report.table(f"{what}: {min(len(priced), top):,} of {len(table):,}{which}", columns,
                  (_cells(row, found.axes, known) for row in priced.head(top).to_dict("records")))
     if priced.empty:
         report.line()

@@ -85,7 +85,7 @@ def host_estimates(scenario: Scenario) -> Float64:
         steps = np.unique(program.item_row[np.flatnonzero(
             scenario.cycle.item & (program.item_kind == ItemKind.STEP_BEGIN)
             & (program.thread_rank[program.item_thread()] == rank))]).tolist()
-        recorded, _ = recorded_overheads(graph, profiled=True)
+        recorded, _ = recorded_overheads(graph, profiled=scenario.profiled)
         recorded = recorded.take(np.isin(recorded.segments.step, steps))
         estimate = fit_overheads([recorded]).estimate_ns(recorded)
         item, is_cost = _items_of(scenario, rank, recorded.segments.thread, recorded.segments.start_ns,

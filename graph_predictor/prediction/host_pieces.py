@@ -56,7 +56,9 @@ class HostPieces:
 
 
 def host_pieces(built: Built) -> HostPieces:
-    """The pieces of all ranks of a recorded job."""
+    """The pieces of all ranks of a recorded job, without the profiler where its program is."""
+    if built.without_profiler is not None:
+        return built.without_profiler.pieces
     parts = [_rank_pieces(built, rank) for rank in range(len(built.graphs))]
     return HostPieces(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(HostPieces)))
 

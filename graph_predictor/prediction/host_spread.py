@@ -21,16 +21,16 @@ USUAL_SPREAD = 0.03
 Pairs of steps of the recordings in ``benchmarks/interval_coverage.py`` after their first two hold the mean of the four
 that follow in 79% of the cases (mean of runs)."""
 STRETCHES = 5
-"""Parts that steps which nothing watched are cut into: what a machine does to a run lasts longer than a step."""
+"""Parts that steps without the profiler are cut into: what a machine does to a run lasts longer than a step."""
 DRIFT = 0.1
 """A change (log) of host time from the first to the last of the repeated steps that is told: over twice the standard
 deviation of what two steps usually differ by."""
 
 
-def unwatched_spread(built: Built) -> float:
-    """``mean_spread`` of a capture's steps that nothing watched: of the medians of consecutive stretches of them."""
+def unprofiled_stretches(built: Built) -> Float64:
+    """Medians of consecutive stretches of the steps that a capture timed without the profiler, ns."""
     times = np.array(built.graphs[0].meta.unprofiled_step_ns, np.float64)
-    return mean_spread(np.array([np.median(part) for part in np.array_split(times, STRETCHES) if len(part)]))
+    return np.array([np.median(part) for part in np.array_split(times, STRETCHES) if len(part)])
 
 
 def mean_spread(times: Float64) -> float:

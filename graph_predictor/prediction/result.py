@@ -6,6 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+def which_times(profiled: bool) -> str:
+    """What reports call the time of a step under the profiler, or without it."""
+    return "under the profiler" if profiled else "without the profiler"
+
+
 @dataclass(frozen=True, slots=True)
 class RankPrediction:
     """One rank, µs a step: ``bounds_us`` along its critical path, by bound."""
@@ -41,7 +46,9 @@ class Prediction:
         critical_path: its largest entries, the longest first.
         sources: share of the step time, along the critical path, by source of its durations.
         kernel_sources: share of the device time by source.
-        recorded_us: the recorded steps' mean, where the source is a recording.
+        profiled: whether times are those under the profiler; else they are those of the step without it.
+        recorded_us: the recorded steps' mean under the profiler, where the source is a recording.
+        unprofiled_us: the median step that the capture timed without the profiler.
         steps: names of the recorded steps it rests on.
         device, recorded_on: names of the devices, empty where unknown.
         peak_memory_bytes: where known.
@@ -60,7 +67,9 @@ class Prediction:
     critical_path: list[PathItem]
     sources: dict[str, float]
     kernel_sources: dict[str, float]
+    profiled: bool = True
     recorded_us: float | None = None
+    unprofiled_us: float | None = None
     steps: tuple[str, ...] = ()
     device: str = ""
     recorded_on: str = ""
@@ -73,10 +82,15 @@ class Prediction:
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def times(self) -> str:
+        """Which times these are: "without the profiler" or "under the profiler"."""
+        return which_times(self.profiled)
+
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return {
-            "step_time_us": self.step_time_us, "interval_us": list(self.interval_us),
+            "times": self.times, "step_time_us": self.step_time_us, "interval_us": list(self.interval_us),
             "gpu_active_us": self.gpu_active_us, "bound": self.bound,
             "per_rank": [{"rank": r.rank, "step_time_us": r.step_time_us, "gpu_active_us": r.gpu_active_us,
                           "bound": r.bound, "bounds_us": r.bounds_us} for r in self.per_rank],
@@ -85,8 +99,9 @@ class Prediction:
             "bounds_us": self.bounds_us, "families_us": self.families_us,
             "critical_path": [{"operation": e.operation, "bound": e.bound, "time_us": e.time_us, "share": e.share}
                               for e in self.critical_path],
-            "recorded_us": self.recorded_us, "steps": list(self.steps), "device": self.device or None,
-            "recorded_on": self.recorded_on or None, "items_per_second": self.items_per_second,
-            "flops_per_step": self.flops_per_step, "mfu": self.mfu, "cost_per_step": self.cost_per_step,
+            "recorded_us": self.recorded_us, "unprofiled_us": self.unprofiled_us, "steps": list(self.steps),
+            "device": self.device or None, "recorded_on": self.recorded_on or None,
+            "items_per_second": self.items_per_second, "flops_per_step": self.flops_per_step, "mfu": self.mfu,
+            "cost_per_step": self.cost_per_step,
             "edits": self.edits, "notes": self.notes,
         }

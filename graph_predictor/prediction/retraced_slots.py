@@ -159,6 +159,10 @@ def _step(built: Built, rank: int, owner: Int64, begin: int, end: int) -> Slots:
         at = int(np.searchsorted(starts, when, side="left"))
         if begin <= when <= end and at < len(rows):
             before[at] -= waited
+    compute = _compute(graph, owner, slot_of, len(rows))
+    before, own, compute, tail = _without_profiler(
+        built, rank, _Parts(starts, begin, end, owner, slot_of), np.maximum(before, 0.0), np.maximum(own, 0.0), compute,
+        max(tail, 0.0))
     order = np.argsort(slot, kind="stable")
     top, slot, owned = top[order], slot[order], owned[order]
 
@@ -175,9 +179,56 @@ def _step(built: Built, rank: int, owner: Int64, begin: int, end: int) -> Slots:
     kernel = by_call[np.repeat(low - kernel_ptr[:-1], high - low) + np.arange(kernel_ptr[-1])].astype(np.int64)
     kernel_ns = program.kernel_duration[int(program.kernel_ptr[rank]) + kernel].astype(np.float64)
     call_ptr = np.searchsorted(slot, np.arange(len(rows) + 1)).astype(np.int64)
-    return Slots(graph, rows, np.maximum(before, 0.0), np.maximum(own, 0.0), _compute(graph, owner, slot_of, len(rows)),
-                 call_ptr, top, cost[top].astype(np.float64), owned, kernel_ptr, kernel, kernel_ns,
-                 _tf32(graph, kernel, np.repeat(slot, high - low), len(rows)), max(tail, 0.0))
+    return Slots(graph, rows, before, own, compute, call_ptr, top, cost[top].astype(np.float64), owned, kernel_ptr,
+                 kernel, kernel_ns, _tf32(graph, kernel, np.repeat(slot, high - low), len(rows)), tail)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """One step's slots: when each starts, the step's begin and end, and of every row of ``ops`` its slot's row and of
+    that the slot."""
+
+    starts: Int64
+    begin: int
+    end: int
+    owner: Int64
+    slot_of: Int64
+
+
+def _without_profiler(built: Built, rank: int, parts: _Parts, before: Float64, own: Float64, compute: Float64,
+                      tail: float) -> tuple[Float64, Float64, Float64, float]:
+    """Time before, in, computed in and after the slots, with the profiler's cost taken out where the job's is."""
+    if built.without_profiler is None:
+        return before, own, compute, tail
+    graph, shares = built.graphs[rank], built.without_profiler.shares[rank]
+    host = exclusive_time(graph).between(parts.begin, parts.end)
+    ns = (host.end_ns - host.start_ns).astype(np.float64)
+    slot = parts.slot_of[np.append(parts.owner, NONE)[host.op]]
+    inside = slot >= 0
+    computing = inside & computing_operations(graph)[host.op]
+    # What runs between two slots belongs to the later one; time outside any operation has a share of its own.
+    following = np.searchsorted(parts.starts, host.start_ns[~inside], side="right")
+    size = len(parts.starts)
+    between = _kept(np.append(before, tail), following, ns[~inside], shares[host.op[~inside]], float(shares[-1]))
+    return (between[:size], _kept(own, slot[inside], ns[inside], shares[host.op[inside]]),
+            _kept(compute, slot[computing], ns[computing], shares[host.op[computing]]), float(between[size]))
+
+
+def _kept(total: Float64, place: Int64, ns: Float64, share: Float64, elsewhere: float | None = None) -> Float64:
+    """Times that are left of some totals, whose parts (by place) keep a share each.
+
+    Args:
+        total: by place.
+        place, ns, share: of each part.
+        elsewhere: the share of what no part covers; by default that of the parts.
+    """
+    covered = np.bincount(place, weights=ns, minlength=len(total))
+    left = np.bincount(place, weights=ns * share, minlength=len(total))
+    mean = np.where(covered > 0, left / np.maximum(covered, 1.0), 1.0)
+    if elsewhere is None:
+        return total * mean
+    inside = np.minimum(covered, total)
+    return inside * mean + (total - inside) * elsewhere
 
 
 def _call_costs(built: Built, rank: int) -> tuple[Int64, Int64]:
@@ -192,7 +243,7 @@ def _call_costs(built: Built, rank: int) -> tuple[Int64, Int64]:
 
 def _data_waits(built: Built, rank: int) -> list[tuple[int, float]]:
     """(end, length) of the waits for a batch, ns of the rank's window."""
-    program = built.program
+    program = built.recorded_program
     rows = np.flatnonzero((program.item_kind == ItemKind.DATA_READY)
                           & (program.thread_rank[program.item_thread()] == rank))
     found = []

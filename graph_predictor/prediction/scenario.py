@@ -28,7 +28,6 @@ from kernel_models.pricing import Models
 from tracer.errors import ForetraceError
 
 if TYPE_CHECKING:
-    from graph_predictor.prediction.profiler_cost import ProfilerCost
     from graph_predictor.prediction.rewriting import Rewrite, Rewritten
 
 CallEdit = Callable[[OpCall], "tuple[OpCall, ...]"]
@@ -71,8 +70,7 @@ class Scenario:
         rewrites: work replaced by other work, by name (see ``rewriting``); ``rewritten`` is what came of it.
         activation_factors: on the memory that activations take, by edit.
         items_per_rank: samples a step and rank, where known.
-        unprofiled: host time is wanted without the profiler's cost; ``profiler`` is that cost where an edit knows it,
-            else it is the capture's own.
+        profiled: host times are those under the profiler; what edits take from other captures must be alike.
         change_known: how work changes on one device was measured, so that ``kernel_spread`` alone is the interval of
             changed kernels, not that of the models whose ratio was taken.
         warnings: what makes the prediction less reliable.
@@ -114,8 +112,7 @@ class Scenario:
     base_high: Float64 | None = None
     base_host: Source = Source.MEASURED
     items_per_rank: float | None = None
-    unprofiled: bool = False
-    profiler: ProfilerCost | None = None
+    profiled: bool = True
     change_known: bool = False
     set_by: dict[str, str] = field(default_factory=dict)
     shared: Shared = field(default_factory=Shared, repr=False, compare=False)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graph_predictor.prediction.host_pieces import with_host
-from graph_predictor.prediction.profiler_cost import profiler_cost, without_profiler
 from graph_predictor.prediction.repeat import Repeated
 from graph_predictor.prediction.rewriting import replaced_host
 from graph_predictor.prediction.scenario import Loading, Scenario
@@ -43,10 +42,6 @@ def edit_host(scenario: Scenario) -> EditedHost:
     if scenario.host_ns is not None:
         mine = scenario.cycle.working[pieces.item]
         lag = lag * _total_ratio(pieces.ns[mine], ns[mine])
-    if scenario.unprofiled and (watching := scenario.profiler or profiler_cost(scenario)) is not None:
-        left = without_profiler(scenario, ns, watching)
-        mine = scenario.cycle.working[pieces.item]
-        lag, ns = lag * _total_ratio(ns[mine], left[mine]), left
     external = program.item_external
     depth = program.queue_depth
     floor = np.zeros(program.ranks)
@@ -81,7 +76,6 @@ def host_changed(scenario: Scenario) -> bool:
     """Whether host time that is left is other than what was recorded; time that an edit merely takes away is not."""
     rewritten, weight = scenario.rewritten, scenario.host_weight
     return (scenario.host_ns is not None or scenario.host_factor != 1.0
-            or (scenario.unprofiled and (scenario.profiler or profiler_cost(scenario)) is not None)
             or (weight is not None and not np.isin(weight, (0.0, 1.0)).all())
             or (rewritten is not None and ((rewritten.units.on_host and bool(rewritten.replacements))
                                            or not np.isin(rewritten.host_weight, (0.0, 1.0)).all())))

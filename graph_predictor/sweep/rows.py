@@ -9,10 +9,12 @@ from graph_predictor.study import Study
 from graph_predictor.sweep.space import Point
 from tracer.errors import ForetraceError
 
-COLUMNS = ("step_time_us", "low_us", "high_us", "gpu_active_us", "bound", "ranks", "items_per_second", "mfu",
-           "peak_memory_bytes", "cost_per_step", "cost_per_million_items", "measured_share", "warnings", "refused")
-"""After the axes' columns. Times in µs with the ends of the 80% interval; ``measured_share`` of the step time rests on
-measured durations; ``refused`` says why a point was not priced, and is empty for the others."""
+COLUMNS = ("times", "step_time_us", "low_us", "high_us", "gpu_active_us", "bound", "ranks", "items_per_second",
+           "mfu", "peak_memory_bytes", "cost_per_step", "cost_per_million_items", "measured_share", "warnings",
+           "refused")
+"""After the axes' columns. ``times`` says whether they are under the profiler or without it. Times in µs with the ends
+of the 80% interval; ``measured_share`` of the step time rests on measured durations; ``refused`` says why a point was
+not priced, and is empty for the others."""
 
 
 def row(study: Study, point: Point, price_per_hour: float | None) -> dict[str, Any]:
@@ -29,7 +31,8 @@ def _results(result: Prediction) -> dict[str, Any]:
     cost = result.cost_per_step
     per_step = None if items is None else items * result.step_time_us / 1e6
     return {
-        "step_time_us": result.step_time_us, "low_us": result.interval_us[0], "high_us": result.interval_us[1],
+        "times": result.times, "step_time_us": result.step_time_us, "low_us": result.interval_us[0],
+        "high_us": result.interval_us[1],
         "gpu_active_us": result.gpu_active_us, "bound": result.bound, "ranks": len(result.per_rank),
         "items_per_second": items, "mfu": result.mfu, "peak_memory_bytes": result.peak_memory_bytes,
         "cost_per_step": cost,

@@ -37,7 +37,7 @@ class Source:
 
     Attributes:
         paths: of the source, or one SCRIPT.py:FUNCTION.
-        window, step, recorded_on, profiles: see ``Study``; devices and profiles by name and path.
+        window, step, recorded_on, profiles, profiled: see ``Study``; devices and profiles by name and path.
     """
 
     paths: tuple[str, ...]
@@ -45,6 +45,7 @@ class Source:
     step: int | None = None
     recorded_on: str | None = None
     profiles: tuple[str, ...] = ()
+    profiled: bool = False
 
     def study(self, job: Job | None = None) -> Study:
         """Read it.
@@ -58,7 +59,7 @@ class Source:
         return Study(job or read_source(self.paths, self.window), self.step,
                      recorded_on=None if self.recorded_on is None else find_device(self.recorded_on),
                      profiles=[load_profile(path) for path in self.profiles],
-                     code=self.paths[0] if is_script(self.paths) else None)
+                     code=self.paths[0] if is_script(self.paths) else None, profiled=self.profiled)
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ def _about(source: Source, job: Job, space: Space, price: float | None) -> dict[
     return {
         "source": _fingerprint(job.graphs), "window": source.window, "step": source.step,
         "recorded device": source.recorded_on, "profiles": [_content(path) for path in source.profiles],
-        "options": space.fixed.differences(), "price": price,
+        "profiled": source.profiled, "options": space.fixed.differences(), "price": price,
         "recorded sizes": {axis.title: axis.old for axis in space.axes if axis.old is not None},
     }
 

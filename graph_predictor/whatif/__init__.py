@@ -16,10 +16,8 @@ from graph_predictor.whatif.recompute import Recompute
 from graph_predictor.whatif.scale import ScaleBandwidth, ScaleClock, ScaleHost, ScaleKernels
 from graph_predictor.whatif.sizes import Sizes
 from graph_predictor.whatif.topology import OnTopology
-from graph_predictor.whatif.unprofiled import Unprofiled
 
 __all__ = ["Compile", "CudaGraphs", "Device", "Edit", "FlashAttention", "FreeLaunches", "FuseElementwise",
            "FusedOptimizer", "HideCollectives", "HostFrom", "NoDataLoading", "NoWaits", "OnTopology", "OverlapLoading",
            "Precision", "Ranks", "Recompute",
-           "ScaleBandwidth", "ScaleClock", "ScaleHost", "ScaleKernels", "SizeLaws", "Sizes", "Straggler",
-           "Unprofiled"]
+           "ScaleBandwidth", "ScaleClock", "ScaleHost", "ScaleKernels", "SizeLaws", "Sizes", "Straggler"]

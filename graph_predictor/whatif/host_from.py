@@ -13,6 +13,7 @@ from graph_predictor.build import build_program
 from graph_predictor.prediction.host_pieces import HostPieces, host_pieces, top_operations
 from graph_predictor.prediction.repeat import Cycle, choose_steps, similar_steps
 from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.prediction.unprofiled import unprofiled
 from graph_predictor.program import Float64, Int64
 from tracer.alignment import align
 from tracer.graph import NONE, ExecutionGraph
@@ -49,6 +50,8 @@ class HostFrom:
         """See ``Edit``."""
         scenario = scenario.claim("the host", f"--host-from {self.name}")
         other = build_program(list(self.graphs))
+        if not scenario.profiled:
+            other = unprofiled(other)
         cycle = choose_steps(other, similar_steps(other.graphs))
         if cycle is None:
             raise EditError(f"{self.name} has no steps, so that its host time cannot be told apart by step; give a "
@@ -69,6 +72,10 @@ class HostFrom:
         spread = float(np.hypot(scenario.host_spread or 0.0, (1.0 - share) * FALLBACK_SPREAD))
         changed = replace(scenario, host_ns=ns, host_spread=spread,
                           constants=[report.constants for report in other.reports])
+        if other.profiled and not scenario.profiled:
+            changed = replace(changed, warnings=(*changed.warnings, (
+                f"{self.name} does not say what its step takes without the profiler: its host times are those under "
+                "it.")))
         return changed.with_note(f"Host time is that of {self.name}: {share:.0%} of it by the same operation in the "
                                  "same "
                                  "place, the rest by operations of the same name or the mean ratio.")

@@ -41,8 +41,7 @@ class SizeLaws:
     nothing else differs between the captures. Numbers that no law explains, or several, are refused with the
     operation's name, unless such operations hardly take time: those stay as they are. Kernels (on a CPU: operations
     that compute) get the time that their trend through the captures gives at the new work; so does the rest of the
-    host's time, which is expected to stay. Times hold under the profiler, as the captures' do; ``Unprofiled`` takes its
-    cost out.
+    host's time, which is expected to stay. Times are under the profiler, or without it, as those of all captures are.
 
     Args:
         captures: prepared or read jobs, two or more. The one that is edited must be among them.
@@ -76,6 +75,10 @@ class SizeLaws:
             if name in self.new and len(set(values)) == 1 and self.new[name] != values[0]:
                 raise EditError(f"{name} is {values[0]} in every capture: they do not say what depends on it; capture "
                                 f"the step at another {name} too.")
+        if len({one.scenario.profiled for one in self.captures}) > 1:
+            raise EditError("Only some of the captures say what their step takes without the profiler, so that their "
+                            "times cannot be compared; predict the step under the profiler (--profiled), or record "
+                            "all of them with foretrace capture.")
         if len({tuple(one[name] for name in names) for one in self.sizes}) < len(self.sizes):
             raise EditError("Two of the captures have the same sizes; they say no more than one of them does.")
 
@@ -86,6 +89,9 @@ class SizeLaws:
 
     def apply(self, scenario: Scenario) -> Scenario:
         """See ``Edit``."""
+        if scenario.profiled != self.captures[0].scenario.profiled:
+            raise EditError("The captures' times are not on the clock of the step that is predicted; make all with the "
+                            "profiler, or all without it.")
         base = self._base(scenario)
         if all(self.sizes[base].get(name) == size for name, size in self.new.items()):
             return scenario
@@ -98,7 +104,7 @@ class SizeLaws:
         captures = [self.captures[i].scenario for i in order]
         ranks = [PairedRank(captures, rank, ordered) for rank in range(len(scenario.built.graphs))]
         grown = math.prod(laws.new[name] / size for name, size in self.sizes[base].items())
-        return self._warned(with_sizes(at_new_sizes(scenario, ranks, ordered, captures), grown))
+        return self._warned(with_sizes(at_new_sizes(scenario, ranks, ordered), grown))
 
     def _warned(self, scenario: Scenario) -> Scenario:
         found = []

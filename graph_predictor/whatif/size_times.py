@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from graph_predictor.overheads import computing_operations
-from graph_predictor.prediction.profiler_cost import ProfilerCost, profiler_cost, unwatched_ns
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.program import Float64, Int64
 from graph_predictor.whatif.new_calls import copied_calls, remade_calls
@@ -50,14 +49,13 @@ class _Work:
     calls: list[list[tuple[OpCall, ...]]]
 
 
-def at_new_sizes(scenario: Scenario, ranks: list[PairedRank], laws: NumberLaws, captures: list[Scenario]) -> Scenario:
+def at_new_sizes(scenario: Scenario, ranks: list[PairedRank], laws: NumberLaws) -> Scenario:
     """A scenario with the device and host times that the captures' trends give at the new sizes.
 
     Args:
         scenario: of the edited capture, with ``host_ns`` set.
         ranks: of all captures, the edited one first.
         laws: of the sizes, captures in the same order.
-        captures: the captures as recorded.
 
     Raises:
         EditError: a collective's payload follows no law.
@@ -69,17 +67,15 @@ def at_new_sizes(scenario: Scenario, ranks: list[PairedRank], laws: NumberLaws, 
     calls_of_piece: dict[int, tuple[OpCall, ...]] = {}
     works = [_work_of(scenario, rank) for rank in ranks]
     log_total = np.log(np.maximum(sum(_total(*one) for one in zip(ranks, works, strict=True)), 1e-9))
-    # The host's time by its laws at every captured size, and at the new one.
-    by_size = np.tile(host_ns, (len(log_total), 1))
+    at_new = host_ns.copy()
     for rank, work in zip(ranks, works, strict=True):
-        _host(scenario, rank, work, log_total, on_cpu, by_size)
+        _host(scenario, rank, work, log_total, on_cpu, at_new)
         if not on_cpu:
             _device(scenario, rank, work, kernel_factor, calls_of_piece)
     host, device = (_spread(log_total, at) for at in (HOST_AT_CAPTURED, KERNELS_AT_CAPTURED))
     batch = next((size for name, size in laws.new.items() if name.lower() in BATCH), None)
     changed = replace(
-        scenario, host_ns=by_size[-1], host_spread=float(np.hypot(scenario.host_spread or 0.0, host)),
-        profiler=_cost(scenario, captures, by_size[:-1], log_total),
+        scenario, host_ns=at_new, host_spread=float(np.hypot(scenario.host_spread or 0.0, host)),
         items_per_rank=None if batch is None else float(batch))
     if not on_cpu:
         changed = _with_kernels(changed, kernel_factor, calls_of_piece, device)
@@ -188,8 +184,8 @@ def _times(mean: Float64, noise: Float64, log_work: Float64, slope: Float64) -> 
 
 
 def _host(scenario: Scenario, rank: PairedRank, work: _Work, log_total: Float64, on_cpu: bool,
-          by_size: Float64) -> None:
-    """Put the times of a rank's host by their laws into ``by_size``, [captures + 1, pieces]."""
+          at_new: Float64) -> None:
+    """Put the times of a rank's host pieces at the new size, by their laws, into ``at_new``."""
     first, kinds = rank.slots[0], len(rank.kinds)
     overall = np.broadcast_to(log_total, (kinds, len(log_total)))
     computes = np.zeros(kinds, np.bool_)
@@ -211,13 +207,13 @@ def _host(scenario: Scenario, rank: PairedRank, work: _Work, log_total: Float64,
         paired = (slot >= 0) & np.append(rank.paired, False)[slot]
         kind = rank.kind[slot[paired]]
         recorded = np.bincount(rank.kind, weights=table[:, :len(rank.kind)].mean(axis=0), minlength=kinds)
-        expected = times * np.bincount(rank.kind, minlength=kinds)
+        expected = times[-1] * np.bincount(rank.kind, minlength=kinds)
         ratio = np.where(recorded > 0, expected / np.maximum(recorded, 1e-9), 1.0)
-        by_size[:, rows[paired]] *= ratio[:, kind]
+        at_new[rows[paired]] *= ratio[kind]
     tail = mine[(pieces.op[mine] < 0) & (pieces.following[mine] < 0)]
     recorded_tail = float(first.gap[:, -1].mean())
     if recorded_tail > 0:
-        by_size[:, tail] *= after / recorded_tail
+        at_new[tail] *= float(after[-1, 0]) / recorded_tail
 
 
 def _device(scenario: Scenario, rank: PairedRank, work: _Work, factor: Float64,
@@ -282,19 +278,3 @@ def _with_kernels(scenario: Scenario, factor: Float64, new: dict[int, tuple[OpCa
     return replace(scenario, work=replace(work, calls=calls, group=group), calls=after, kernel_factor=beyond,
                    kernel_spread=wide if scenario.kernel_spread is None else np.hypot(wide, scenario.kernel_spread),
                    change_known=True)
-
-
-def _cost(scenario: Scenario, captures: list[Scenario], by_size: Float64, log_total: Float64) -> ProfilerCost | None:
-    """The profiler's cost at the new size, from captures that were timed without it; ``None`` if one was not."""
-    costs = [profiler_cost(one) for one in captures]
-    if any(cost is None for cost in costs):
-        return None
-    truth = np.array([unwatched_ns(one) for one in captures])
-    # How far the two phases of a capture differ by chance goes with the length of its steps.
-    event = float(np.average([cost.event_ns for cost in costs if cost is not None], weights=truth**-2.0))
-    factors = [profiler_cost(replace(scenario, host_ns=ns), event, unwatched)
-               for ns, unwatched in zip(by_size, truth, strict=True)]
-    logs = np.log([cost.factor for cost in factors if cost is not None])
-    order = np.argsort(log_total[:-1])
-    return ProfilerCost(event, float(np.exp(np.interp(log_total[-1], log_total[:-1][order], logs[order]))))
-

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from graph_predictor.cli import app
 from graph_predictor.predict import Baseline
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.whatif import Edit, HostFrom, ScaleHost, SizeLaws, Unprofiled
+from graph_predictor.whatif import Edit, HostFrom, ScaleHost, SizeLaws
 from graph_predictor.whatif.named_sizes import captured_sizes, parse_also, parse_sets
 from graph_predictor.whatif.number_laws import NoLawError, NumberLaws
 from graph_predictor.whatif.time_laws import Trend
@@ -44,7 +44,8 @@ def on_gpu(folder: Path, batch: int, kernel_us: float, *, op: str = "aten::addmm
     return Baseline(trace.read(folder))
 
 
-def on_cpu(folder: Path, batch: int, product_us: float, unwatched_us: float | None = None) -> Baseline:
+def on_cpu(folder: Path, batch: int, product_us: float, unprofiled_us: float | None = None, *,
+           profiled: bool = False) -> Baseline:
     """Steps on a CPU: a product that takes ``product_us``, and 100 µs of Python after it; one event a step."""
     trace = Micro()
     for n in range(4):
@@ -53,9 +54,9 @@ def on_cpu(folder: Path, batch: int, product_us: float, unwatched_us: float | No
         trace.op("aten::mm", at, at + product_us, **{
             "Input Dims": [[16 * batch, WIDTH], [WIDTH, WIDTH]], "Input type": ["float"] * 2})
     graph = trace.read(folder)
-    if unwatched_us is not None:
-        graph.meta.unprofiled_step_ns = [int(1000 * unwatched_us)] * 5
-    return Baseline(graph)
+    if unprofiled_us is not None:
+        graph.meta.unprofiled_step_ns = [int(1000 * unprofiled_us)] * 5
+    return Baseline(graph, profiled=profiled)
 
 
 # the laws of numbers
@@ -266,13 +267,18 @@ def test_one_host_at_a_time(tmp_path: Path) -> None:
 
 # without the profiler
 
-def test_without_the_profiler_a_step_takes_what_it_took_unwatched(tmp_path: Path) -> None:
-    watched = on_cpu(tmp_path, 100, 100, unwatched_us=170)
-    assert watched.predict().step_time_us == 200
-    said = watched.predict([Unprofiled()])
+def test_a_step_is_the_one_without_the_profiler_where_the_capture_timed_it(tmp_path: Path) -> None:
+    said = on_cpu(tmp_path, 100, 100, 170).predict()
+    assert (said.times, said.unprofiled_us, said.recorded_us) == ("without the profiler", 170, 200)
     assert said.step_time_us == pytest.approx(170, abs=0.01)
     assert not [note for note in said.notes if "under the profiler" in note]
-    assert watched.predict([ScaleHost(2.0), Unprofiled()]).step_time_us == pytest.approx(340, abs=0.01)
+    assert on_cpu(tmp_path, 100, 100, 170).predict([ScaleHost(2.0)]).step_time_us == pytest.approx(340, abs=0.01)
+
+
+def test_the_step_under_the_profiler_is_there_on_request(tmp_path: Path) -> None:
+    said = on_cpu(tmp_path, 100, 100, 170, profiled=True).predict()
+    assert (said.times, said.step_time_us) == ("under the profiler", 200)
+    assert any("without it the recorded step took 0.170 ms" in note for note in said.notes)
 
 
 def test_the_profilers_cost_at_another_size(tmp_path: Path) -> None:
@@ -280,15 +286,24 @@ def test_the_profilers_cost_at_another_size(tmp_path: Path) -> None:
     first, second = on_cpu(tmp_path, 100, 100, 170), on_cpu(tmp_path, 400, 400, 470)
     captured = [{"batch": 100}, {"batch": 400}]
     for batch, expected in ((400, 470), (200, 270)):
-        pair: list[Edit] = [SizeLaws([first, second], captured, {"batch": batch}), Unprofiled()]
-        result = first.predict(pair)
+        result = first.predict([SizeLaws([first, second], captured, {"batch": batch})])
         assert result.step_time_us == pytest.approx(expected, rel=0.07)
-        assert first.predict(pair[::-1]).step_time_us == result.step_time_us
 
 
-def test_a_trace_that_was_not_timed_unwatched_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EditError, match="does not say what a step takes without the profiler"):
-        on_cpu(tmp_path, 100, 100).predict([Unprofiled()])
+def test_a_trace_that_was_not_timed_without_the_profiler_says_so(tmp_path: Path) -> None:
+    said = on_cpu(tmp_path, 100, 100).predict()
+    assert (said.times, said.step_time_us, said.unprofiled_us) == ("under the profiler", 200, None)
+    assert any("nothing says what the step takes without it" in note for note in said.notes)
+
+
+def test_times_with_and_without_the_profiler_are_not_mixed(tmp_path: Path) -> None:
+    captured = [{"batch": 100}, {"batch": 400}]
+    first, second = on_cpu(tmp_path, 100, 100, 170), on_cpu(tmp_path, 400, 400)
+    with pytest.raises(EditError, match="Only some of the captures say"):
+        SizeLaws([first, second], captured, {"batch": 200})
+    laws = SizeLaws([first, on_cpu(tmp_path, 400, 400, 470)], captured, {"batch": 200})
+    with pytest.raises(EditError, match="not on the clock"):
+        Baseline(first.built.graphs, profiled=True).predict([laws])
 
 
 # as a user writes it
@@ -326,6 +341,6 @@ def test_the_command_takes_captures_at_other_sizes(tmp_path: Path) -> None:
     first, second = (str(tmp_path / name / "micro.json") for name in "ab")
     done = CliRunner().invoke(app, ["predict", first, "--also", f"{second}:batch=64", "--set", "batch=32:128"])
     assert done.exit_code == 0, done.output
-    assert "batch → 128 from captures at 32 and 64" in done.output
+    assert "batch → 128 from captures at 32 and 64" in " ".join(done.output.split())
     for wrong in (["--also", second, "--set", "batch=32:128"], ["--also", f"{second}:batch=64"]):
         assert CliRunner().invoke(app, ["predict", first, *wrong]).exit_code == 2

@@ -15,7 +15,7 @@ import graph_predictor
 from graph_predictor.cli import main
 from graph_predictor.opportunities import Opportunities, candidates, gain_interval, opportunities
 from graph_predictor.predict import Baseline
-from graph_predictor.whatif import NoDataLoading, ScaleBandwidth, Unprofiled
+from graph_predictor.whatif import NoDataLoading, ScaleBandwidth
 from tracer.errors import ForetraceError
 from tracer.job import read_job
 
@@ -85,7 +85,7 @@ def test_what_both_steps_are_unsure_of_cancels(found: Opportunities) -> None:
 def test_a_captures_profiler_is_left_out() -> None:
     job = read_job(str(TRACES / "llama-cpu"))
     result = graph_predictor.opportunities(job, top=3)
-    assert result.baseline.step_time_us == Baseline(job).predict([Unprofiled()]).step_time_us
+    assert result.baseline.step_time_us == Baseline(job).predict().step_time_us
     assert result.baseline.step_time_us == pytest.approx(19_831, rel=0.01)
     assert "no GPU work" in dict(result.left_out)["CUDA graphs"]
     assert len(result.found) == 3

@@ -1,0 +1,97 @@
+"""A recorded job with the host times it has without the profiler.
+
+A profiler makes every recorded operation and call longer, so that a recording is not the step its user runs. Where a
+capture timed that step too, the profiler's cost (``profiler_cost``) is taken out of the recorded host times first,
+before anything else looks at them: whatever is edited then is the step without the profiler, and nothing later goes
+back to the recorded one.
+
+::
+
+    recorded        |= op =|prof|= op =|prof|── gap ──|
+    without         |= op =|= op =|── gap ──|
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from graph_predictor.build import Built, WithoutProfiler, build_program
+from graph_predictor.prediction.host_pieces import HostPieces, host_pieces, with_host
+from graph_predictor.prediction.profiler_cost import profiler_cost, without_profiler
+from graph_predictor.prediction.repeat import choose_steps, similar_steps
+from graph_predictor.prediction.scenario import Scenario
+from graph_predictor.prediction.work import Work, describe_work
+from graph_predictor.program import Float64, Program
+from tracer.graph import ExecutionGraph
+
+
+def build_unprofiled(graphs: list[ExecutionGraph]) -> Built:
+    """``build_program``, with host times without the profiler where the capture knows them."""
+    return unprofiled(build_program(graphs))
+
+
+def unprofiled(built: Built, work: Work | None = None) -> Built:
+    """A recorded job with host times without the profiler; the job itself where no step was timed without it.
+
+    The profiler's cost is one for the whole job: that of the steps a prediction repeats.
+
+    Args:
+        built: as recorded.
+        work: its device work, where it was described already.
+    """
+    if built.without_profiler is not None or not built.graphs[0].meta.unprofiled_step_ns:
+        return built
+    cycle = choose_steps(built, similar_steps(built.graphs))
+    if cycle is None:
+        return built
+    pieces = host_pieces(built)
+    scenario = Scenario(built, cycle, work or describe_work(built), pieces)
+    cost = profiler_cost(scenario)
+    if cost is None:
+        return built
+    recorded = pieces.ns.astype(np.float64)
+    left = without_profiler(scenario, recorded, cost)
+    whole = replace(pieces, ns=np.rint(left).astype(np.int64))
+    item_work, item_cost = with_host(built.program, whole, whole.ns.astype(np.float64))
+    mine = cycle.working[pieces.item]
+    lag = np.rint(built.program.after_lag * _ratio(recorded[mine], left[mine])).astype(np.int64)
+    program = replace(built.program, item_work=item_work, item_cost=item_cost, after_lag=lag)
+    shares = [_shares(pieces, whole, rank, len(graph.ops)) for rank, graph in enumerate(built.graphs)]
+    return replace(built, program=program, without_profiler=WithoutProfiler(built.program, whole, shares))
+
+
+def unprofiled_ns(built: Built) -> float | None:
+    """Median step without the profiler, of the slowest rank, ns; ``None`` where none was timed."""
+    timed = [float(np.median(graph.meta.unprofiled_step_ns)) for graph in built.graphs
+             if graph.meta.unprofiled_step_ns]
+    return max(timed) if timed else None
+
+
+def on_unprofiled_clock(program: Program, built: Built) -> Program:
+    """A program of the recorded times, such as one with residuals, with the profiler's cost taken out of it."""
+    if built.without_profiler is None:
+        return program
+    recorded, left = built.without_profiler.recorded, built.program
+    changes = {name: np.maximum(getattr(program, name) + getattr(left, name) - getattr(recorded, name), 0)
+               for name in ("item_work", "item_cost", "after_lag")}
+    return replace(program, **changes)
+
+
+def _shares(recorded: HostPieces, left: HostPieces, rank: int, operations: int) -> Float64:
+    """Share of a rank's recorded host time that is left, by operation; the last one is of time outside any."""
+    rows = recorded.of_rank(rank)
+    op = np.where(recorded.op[rows] >= 0, recorded.op[rows], operations)
+    before, after = (np.bincount(op, weights=of.ns[rows], minlength=operations + 1).astype(np.float64)
+                     for of in (recorded, left))
+    overall = _ratio(before, after)
+    return np.where(before > 0, after / np.maximum(before, 1.0), overall)
+
+
+def _ratio(before: Float64, after: Float64) -> float:
+    total = float(before.sum())
+    return float(after.sum()) / total if total else 1.0
+
+
+__all__ = ["build_unprofiled", "on_unprofiled_clock", "unprofiled", "unprofiled_ns"]
