@@ -246,10 +246,7 @@ class _Walk:
             return ("item", source)
         self._segment(int(s.kernel_start[k]), bound, kernel=k)
         if cause == _KERNEL_LAUNCH:
-            if p.kernel_anchor[k] == _ANCHOR_CALL_START:
-                return self._from_call_start(k, source)
-            self._segment(int(s.item_end[source]), Bound.LAUNCH, kernel=k)
-            return ("item", source)
+            return self._from_launch(k, source)
         if cause == _KERNEL_STREAM:
             self._segment(int(s.kernel_end[source]), Bound.LAUNCH, kernel=k)
             return ("kernel", source)
@@ -261,7 +258,15 @@ class _Walk:
             # Held back for lack of room: the time since the blocker began is the blocker's.
             self._segment(int(s.kernel_start[other]), self._bound(other), kernel=other)
             return self._kernel(other)
-        return None
+        # Held back by something that was not recorded: what it was held from is its launch, where that was.
+        return self._from_launch(k, int(p.kernel_item[k])) if p.kernel_item[k] >= 0 else None
+
+    def _from_launch(self, k: int, n: int) -> tuple[str, int] | None:
+        """From a kernel's start back to the call that launched it."""
+        if self.p.kernel_anchor[k] == _ANCHOR_CALL_START:
+            return self._from_call_start(k, n)
+        self._segment(int(self.s.item_end[n]), Bound.LAUNCH, kernel=k)
+        return ("item", n)
 
     def _from_call_start(self, k: int, n: int) -> tuple[str, int] | None:
         """A copy its own call waits for: the latency lies inside the call; go on before the call."""

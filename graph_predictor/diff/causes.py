@@ -10,12 +10,16 @@ path. With the changes Δown and Δpath,
 
 All three are antisymmetric: B against A gives the same with the other sign.
 
-A host or a device that is slower altogether is slower everywhere. The ratio ``r`` of unchanged work, the weighted
-median over the names of operations, gives the machine's part of Δown: (r − 1)/(r + 1) · (own_A + own_B), which for a
-place that follows the ratio is all of it; where operations were replaced, (√r − 1/√r) · min(own_A · √r, own_B / √r),
-which is nothing for what was only added. What is left is the operation's. How far names stray from the ratio (the
-median absolute deviation, in logs), and the operation from step to step, says how much of that could be the
-measurement.
+A host or a device that is slower altogether is slower everywhere. The ratio ``r`` of comparable work (aligned, unchanged
+operations one by one, their weighted median) gives the machine's part of Δown of every name:
+(√r − 1/√r) · min(own_A · √r, own_B / √r), which for a name that follows the ratio is all of Δown, for one that took
+longer besides all but what it took longer, and for what only one side has nothing. What is left is the operation's. How
+far names stray from the ratio (the median absolute deviation, in logs), and the operation from step to step, says how
+much of that could be the measurement.
+
+Time outside operations, and fetching data, cannot be compared: nobody knows what ran there, or whether anything did. It
+tells nothing of the machine, and where it follows the machine's ratio, as far as unchanged work does, the machine
+explains as much of it as did change.
 
 All of it is done for the mean step, whose parts add up, and once more for *steady* times, of each place the median over
 the steps: an interrupted operation is no cause, and how sure a cause is goes by its steady time.
@@ -40,9 +44,15 @@ from tracer.graph import Phase
 
 FEWEST = 5
 """From fewer distinct names nothing is said of the machine."""
+LONG = 0.95
+"""Quantile of operations' times from which on a longer one counts no more for the machine's ratio."""
 SPREADS = 3.0
 """So many median deviations of unchanged work are taken for its noise."""
+LEAST_SPREAD = 0.05
+"""Work that nobody changed differs at least this much between two recordings, in logs."""
 MAD_TO_SD = 1.4826
+COMPARABLE = (Kind.HOST, Kind.KERNEL_TIME)
+"""Kinds of work that is the same on both sides, operation by operation."""
 DEVICE_WORK = (Resource.COMPUTE, Resource.COPY, Resource.COMMUNICATION)
 
 
@@ -104,6 +114,8 @@ class Aligned:
     kernel_names: tuple[list[str], list[str]]
     """Of every pair the longest kernel's name, in A and in B; empty where none ran."""
     has_device: bool
+    one_machine: bool
+    """Whether both were recorded on the same kind of machine."""
 
 
 def add_causes(causes: Causes, aligned: Aligned) -> tuple[Ratio, Ratio]:
@@ -121,23 +133,25 @@ def add_causes(causes: Causes, aligned: Aligned) -> tuple[Ratio, Ratio]:
         ((Resource.HOST, Resource.GAP), (Kind.HOST, Kind.GAP, Kind.LOADER), Kind.WHOLE_HOST),
         ((Resource.COMPUTE,), (Kind.KERNEL_TIME,), Kind.WHOLE_DEVICE))
     for resources, unchanged, whole in machines:
-        eligible = np.zeros(shape, np.bool_)
+        eligible, comparable = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
         for resource in resources:
             eligible[resource, : pairs + 1] = [kind in unchanged for kind in kinds[resource]]
+            comparable[resource, :pairs] = [kind in COMPARABLE for kind in kinds[resource][:pairs]]
         eligible[Resource.COMPUTE, pairs] = False  # what was launched before the recording
-        ratio = _ratio(names, eligible, steady.own_a, steady.own_b)
+        ratio = _ratio(names, comparable, steady.own_a, steady.own_b)
         ratios.append(ratio)
         # What replaces something was slowed down as that was.
         eligible[list(resources), places.end + 1:places.irregular] = True
-        noise += np.where(eligible, SPREADS * ratio.spread * steady.exposed * steady.shared(ratio, places.end), 0.0)
+        groups = _Groups(eligible, comparable, kinds, names)
+        noise += SPREADS * ratio.spread * steady.exposed * groups.shared(steady, ratio, every=aligned.one_machine)
         deviation = (aligned.steady_before.spread + aligned.steady_after.spread).reshape(shape)
         noise += np.where(eligible, SPREADS * deviation, 0.0)
-        steady_common, _ = steady.take_common(ratio, eligible, places.end)
-        common, hidden_common = mean.take_common(ratio, eligible, places.end)
+        steady_common, _ = steady.take_common(groups, ratio)
+        common, hidden_common = mean.take_common(groups, ratio)
         if common or hidden_common:
-            _add(causes, (whole, "unchanged work"), common, hidden_common, int(mean.path_a[eligible].sum()),
-                 int(mean.path_b[eligible].sum()), steady=steady_common,
-                 places=int(eligible[:, :pairs].any(axis=0).sum()))
+            _add(causes, (whole, "unchanged work"), common, hidden_common, int(mean.path_a[comparable].sum()),
+                 int(mean.path_b[comparable].sum()), steady=steady_common,
+                 places=int(comparable.any(axis=0).sum()))
 
     vocabulary = aligned.vocabulary
     modules = [vocabulary.texts[m or n] for m, n in zip(
@@ -181,21 +195,68 @@ class _Split:
         self.hidden[:, end + 1:] -= self.shifted[:, end + 1:]
         self.shifted[:, end + 1:] = 0
 
-    def shared(self, ratio: Ratio, end: int) -> Float64:
-        """The work both have, on a machine half way between the two, ns; of hunks, behind ``end``, the smaller one."""
-        half = ratio.value**0.5
-        work = (self.own_a + self.own_b) / (half + 1 / half)
-        work[:, end + 1:] = np.minimum(self.own_a * half, self.own_b / half)[:, end + 1:]
-        return work
-
-    def take_common(self, ratio: Ratio, eligible: np.ndarray, end: int) -> tuple[int, int]:
+    def take_common(self, groups: _Groups, ratio: Ratio) -> tuple[int, int]:
         """Take out what a machine with this ratio explains; returns the sums of it, moved and hidden."""
-        share = (ratio.value**0.5 - ratio.value**-0.5) * self.shared(ratio, end)
-        common = np.where(eligible, np.rint(self.exposed * share), 0).astype(np.int64)
-        hidden = np.where(eligible, np.rint((1 - self.exposed) * share), 0).astype(np.int64)
+        share = groups.share(self, ratio)
+        common = np.rint(self.exposed * share).astype(np.int64)
+        hidden = np.rint((1 - self.exposed) * share).astype(np.int64)
         self.moved -= common
         self.hidden -= hidden
         return int(common.sum()), int(hidden.sum())
+
+
+class _Groups:
+    """Places that a machine slows down or speeds up, in groups of one name (hunks: each by itself).
+
+    One call's time is recorded in whole microseconds at worst, its name's time is not.
+    """
+
+    def __init__(self, eligible: np.ndarray, comparable: np.ndarray, kinds: list[list[Kind]],
+                 names: list[list[str]]) -> None:
+        self.rows = np.nonzero(eligible)
+        numbers: dict[tuple[Kind | int, str | int], int] = {}
+        group = []
+        for resource, at in zip(*(rows.tolist() for rows in self.rows), strict=True):
+            known = at < len(kinds[resource])
+            key = (kinds[resource][at], names[resource][at]) if known else (resource, at)
+            group.append(numbers.setdefault(key, len(numbers)))
+        self.group, self.number = np.array(group, np.int64), len(numbers)
+        self.bounded = ~self._sums(comparable[self.rows].astype(np.float64)).astype(np.bool_)
+
+    def shared(self, times: _Split, ratio: Ratio, *, every: bool) -> Float64:
+        """Of every place and resource the work that both have, on a machine half way between the two, ns.
+
+        ``every`` counts what cannot be compared too: on one machine it varies as operations do.
+        """
+        found = self._shared(times, ratio)
+        return self._spread(times, found if every else np.where(self.bounded, 0.0, found))
+
+    def share(self, times: _Split, ratio: Ratio) -> Float64:
+        """Of every place and resource the change that the machine explains, ns.
+
+        What cannot be compared is explained as far as it did change, if it follows the machine.
+        """
+        found = (ratio.value**0.5 - ratio.value**-0.5) * self._shared(times, ratio)
+        before, after = self._sums(times.own_a[self.rows]), self._sums(times.own_b[self.rows])
+        strays = np.abs(np.log(np.maximum(after, 1) / np.maximum(before, 1) / ratio.value))
+        follows = strays <= SPREADS * max(ratio.spread, LEAST_SPREAD)
+        change = np.where(follows, after - before, 0.0)
+        return self._spread(times, np.where(
+            self.bounded, np.clip(found, np.minimum(change, 0), np.maximum(change, 0)), found))
+
+    def _shared(self, times: _Split, ratio: Ratio) -> Float64:
+        half = ratio.value**0.5
+        return np.minimum(self._sums(times.own_a[self.rows]) * half, self._sums(times.own_b[self.rows]) / half)
+
+    def _sums(self, values: np.ndarray) -> Float64:
+        return np.bincount(self.group, values, self.number)
+
+    def _spread(self, times: _Split, of_group: Float64) -> Float64:
+        """Groups' times spread over their places."""
+        weight = (times.own_a[self.rows] + times.own_b[self.rows]).astype(np.float64)
+        found = np.zeros(times.own_a.shape)
+        found[self.rows] = weight * (of_group / np.maximum(self._sums(weight), 1.0))[self.group]
+        return found
 
 
 def _add_shifts(causes: Causes, mean: _Split) -> None:
@@ -318,19 +379,24 @@ def _names(aligned: Aligned) -> list[list[str]]:
     return [named.get(resource, earlier) for resource in Resource]
 
 
-def _ratio(names: list[list[str]], eligible: np.ndarray, own_a: Int64, own_b: Int64) -> Ratio:
-    """How much longer unchanged work takes, by name of operation."""
-    sums: dict[str, list[float]] = {}
-    for resource, at in zip(*(column.tolist() for column in np.nonzero(eligible)), strict=True):
-        known = sums.setdefault(names[resource][at], [0.0, 0.0])
-        known[0] += float(own_a[resource, at])
-        known[1] += float(own_b[resource, at])
-    both = np.array([each for each in sums.values() if each[0] > 0 and each[1] > 0], np.float64).reshape(-1, 2)
-    if len(both) < FEWEST:
+def _ratio(names: list[list[str]], comparable: np.ndarray, own_a: Int64, own_b: Int64) -> Ratio:
+    """How much longer comparable work takes: the median operation's ratio, weighted by time.
+
+    No operation weighs more than ``LONG`` of them do: the few that took a hundred times as long as others (a lock,
+    memory mapped anew) waited for something, and say little of the machine.
+    """
+    rows = np.nonzero(comparable & (own_a > 0) & (own_b > 0))
+    named: dict[str, int] = {}
+    group = np.array([named.setdefault(names[resource][at], len(named)) for resource, at in zip(
+        *(each.tolist() for each in rows), strict=True)], np.int64)
+    if len(named) < FEWEST:
         return Ratio(1.0, 0.0, known=False)
-    logs, weights = np.log(both[:, 1] / both[:, 0]), np.sqrt(both[:, 0] * both[:, 1])
-    middle = _weighted_median(logs, weights)
-    spread = MAD_TO_SD * _weighted_median(np.abs(logs - middle), weights)
+    before, after = own_a[rows].astype(np.float64), own_b[rows].astype(np.float64)
+    weights = np.sqrt(before * after)
+    weights = np.minimum(weights, np.quantile(weights, LONG))
+    middle = _weighted_median(np.log(after / before), weights)
+    of_names = np.log(np.bincount(group, after) / np.bincount(group, before))
+    spread = MAD_TO_SD * _weighted_median(np.abs(of_names - middle), np.bincount(group, weights))
     return Ratio(float(np.exp(middle)), spread, known=True)
 
 

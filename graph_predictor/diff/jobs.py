@@ -68,12 +68,12 @@ def diff_jobs(a: Job, b: Job, *, step: str | None = None, step_b: str | None = N
         raise ForetraceError(f"A and B record different programs: only {share:.0%} of their operations could be "
                              f"aligned (by name, in order), and {LEAST_ALIGNED:.0%} are needed; compare two versions "
                              "of one program.")
-    for sides, pair in compared:
-        ratios.append(_add_rank(causes, sides, pair, vocabulary))
-        before += sides[0].measured_ns
-        after += sides[1].measured_ns
     if one_machine is None:
         one_machine = _devices(a) == _devices(b)
+    for sides, pair in compared:
+        ratios.append(_add_rank(causes, sides, pair, vocabulary, one_machine=one_machine))
+        before += sides[0].measured_ns
+        after += sides[1].measured_ns
     for name, at in (("A", 0), ("B", 1)):
         taken, given = (sum(len(steps) for steps in each) for each in (
             [sides[at].steps for sides, _ in compared], [sides[at].steps + sides[at].apart for sides, _ in compared]))
@@ -204,7 +204,8 @@ def _rounded(sums: Int64, number: int) -> Int64:
     return np.diff(reached, prepend=0)
 
 
-def _add_rank(causes: Causes, sides: list[_Side], pair: Int64, vocabulary: Vocabulary) -> tuple[Ratio, Ratio]:
+def _add_rank(causes: Causes, sides: list[_Side], pair: Int64, vocabulary: Vocabulary, *,
+              one_machine: bool) -> tuple[Ratio, Ratio]:
     """Add the difference of one rank."""
     one, other = sides
     places = find_places(one.tree, other.tree, pair)
@@ -215,7 +216,7 @@ def _add_rank(causes: Causes, sides: list[_Side], pair: Int64, vocabulary: Vocab
     aligned = Aligned(
         one.tree, other.tree, places, hunk_causes(places, one.tree, other.tree, graphs, vocabulary), vocabulary,
         before, after, steady_before, steady_after, seen[0][0] == seen[1][0], (seen[0][1], seen[1][1]),
-        any(len(graph.kernels) for graph in graphs))
+        any(len(graph.kernels) for graph in graphs), one_machine)
     ratios = add_causes(causes, aligned)
     unlike = (other.measured_ns - one.measured_ns) - int(after.path.sum() - before.path.sum())
     add_left_over(causes, Kind.REPLAY, "recorded less replayed step time", unlike)

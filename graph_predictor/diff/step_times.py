@@ -126,6 +126,8 @@ class RankSteps:
         plain = resource == Resource.HOST
         resource[in_unit & plain] = unit_resource[unit[plain[in_unit]]]
         resource[~in_unit & ~with_op & (pieces.kernel < 0) & plain] = Resource.GAP
+        # Before the first thing that was recorded, the device was under way.
+        resource[(path.item[pieces.segment] < 0) & (path.kernel[pieces.segment] < 0)] = Resource.SYNC
         on_path = np.zeros(RESOURCES * size, np.int64)
         np.add.at(on_path, resource * size + where, pieces.ns)
 
