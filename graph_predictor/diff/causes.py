@@ -10,12 +10,12 @@ path. With the changes Δown and Δpath,
 
 All three are antisymmetric: B against A gives the same with the other sign.
 
-A host or a device that is slower altogether is slower everywhere. The ratio ``r`` of comparable work (aligned, unchanged
-operations one by one, their weighted median) gives the machine's part of Δown of every name:
-(√r − 1/√r) · min(own_A · √r, own_B / √r), which for a name that follows the ratio is all of Δown, for one that took
-longer besides all but what it took longer, and for what only one side has nothing. What is left is the operation's. How
-far names stray from the ratio (the median absolute deviation, in logs), and the operation from step to step, says how
-much of that could be the measurement.
+A host or a device that is slower altogether is slower everywhere. The ratio ``r`` of comparable work (aligned and
+unchanged operations one by one, their weighted median) gives the machine's part of Δown of every name,
+(√r − 1/√r) · min(own_A · √r, own_B / √r): for a name that follows the ratio all of Δown, for one that took longer
+besides all but what it took longer, and for what only one side has nothing. What is left is the operation's. How far
+names stray from the ratio (the median absolute deviation, in logs), and the operation from step to step, says how much
+of that could be the measurement.
 
 Time outside operations, and fetching data, cannot be compared: nobody knows what ran there, or whether anything did. It
 tells nothing of the machine, and where it follows the machine's ratio, as far as unchanged work does, the machine
