@@ -249,7 +249,7 @@ class _Groups:
         return np.minimum(self._sums(times.own_a[self.rows]) * half, self._sums(times.own_b[self.rows]) / half)
 
     def _sums(self, values: np.ndarray) -> Float64:
-        return np.bincount(self.group, values, self.number)
+        return np.bincount(self.group, values, self.number).astype(np.float64)
 
     def _spread(self, times: _Split, of_group: Float64) -> Float64:
         """Groups' times spread over their places."""
@@ -396,7 +396,8 @@ def _ratio(names: list[list[str]], comparable: np.ndarray, own_a: Int64, own_b: 
     weights = np.minimum(weights, np.quantile(weights, LONG))
     middle = _weighted_median(np.log(after / before), weights)
     of_names = np.log(np.bincount(group, after) / np.bincount(group, before))
-    spread = MAD_TO_SD * _weighted_median(np.abs(of_names - middle), np.bincount(group, weights))
+    spread = MAD_TO_SD * _weighted_median(
+        np.abs(of_names - middle), np.bincount(group, weights).astype(np.float64))
     return Ratio(float(np.exp(middle)), spread, known=True)
 
 
