@@ -11,10 +11,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from kernel_models.collectives import CollectiveKind, CommError, bus_factor
+from tracer.input_file import read_input
 
 SCHEMES = ("ddp", "zero1", "zero2", "zero3", "none")
 TOLERANCE = 0.05
@@ -148,7 +148,7 @@ def read_job_shape(path: str) -> JobShape:
     """A job's shape from a TOML file of ``JobShape``'s names. Raises ``CommError`` naming what is wrong in it."""
     toml: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        data = toml.loads(Path(path).read_text(encoding="utf-8"))
+        data = toml.loads(read_input(path).decode("utf-8"))
     except OSError as error:
         raise CommError(f"{path} cannot be read: {error.strerror}; name a TOML file that describes the job.") from None
     except ValueError as error:

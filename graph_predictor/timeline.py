@@ -16,10 +16,10 @@ import msgspec
 import numpy as np
 
 from graph_predictor.causes import KernelCause
-from graph_predictor.output_file import whole_file
 from graph_predictor.program import Int64, ItemKind
 from graph_predictor.replay import WINDOW, Replay
 from tracer.graph import NONE, ExecutionGraph, OpKind
+from tracer.output_file import whole_file
 
 _FIRST_TRACK = 1_000_000
 """Track numbers are unique over processes, and no process number."""

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tracer.errors import ForetraceError
+from tracer.input_file import read_input
 
 FOLDER = Path(__file__).resolve().parent / "devices"
 MEMORY_TOLERANCE = 0.12
@@ -214,7 +215,7 @@ def read_device(path: Path) -> DeviceSpec:
     """
     toml: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        data = toml.loads(path.read_text(encoding="utf-8"))
+        data = toml.loads(read_input(path).decode("utf-8"))
     except (OSError, ValueError) as error:
         raise DeviceError(f"{path.name} cannot be read as a device: {error}") from None
     try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import os
 import re
-import stat
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -144,8 +143,6 @@ def load_profile(path: str | os.PathLike[str]) -> DeviceProfile:
     name = os.fspath(path)
     if "://" not in name and os.path.isdir(name):
         raise ProfileError(f"{name} is a directory; name a profile in it.")
-    if os.path.exists(name) and (stat.S_ISCHR(kind := os.stat(name).st_mode) or stat.S_ISBLK(kind)):
-        raise ProfileError(f"{name} is a device and never ends; give a file written by foretrace fit or calibrate.")
     try:
         data = read_file(path)
     except GraphFileError as error:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracer.errors import ForetraceError, TraceError
 from tracer.graph import NONE, ExecutionGraph
+from tracer.input_file import read_input
 from tracer.rank_classes import Span, checked_classes
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def read_context(directory: PathLike) -> dict[str, Any]:
     """``context.json`` of a part; empty where there is none. Raises ``TraceError`` if it is damaged."""
     path = Path(directory) / CONTEXT
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_input(path).decode("utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -100,6 +101,18 @@ def read_context(directory: PathLike) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TraceError(f"{path} is not a capture's context (a JSON object); record it again.")
     return value
+
+
+def others_files(part: PathLike) -> list[str]:
+    """Names of files in a rank's part that a capture would write to, and that no capture wrote: links, and what lies
+    beside a context that is none of a capture's."""
+    path = Path(part)
+    found = [name for name in sorted(os.listdir(path)) if is_part_file(name)] if path.is_dir() else []
+    try:
+        ours = CONTEXT not in found or "complete" in read_context(path)
+    except TraceError:
+        ours = len(found) > 1  # a damaged context; alone it may be anybody's
+    return [name for name in found if not ours or not os.path.isfile(path / name) or os.path.islink(path / name)]
 
 
 def what_it_holds(part: PathLike) -> str:

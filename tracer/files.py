@@ -8,11 +8,12 @@ import re
 import zlib
 from dataclasses import dataclass
 from enum import Enum
-from typing import IO, Any
+from typing import Any
 
 from tracer.capture_layout import SIDE_FILES
 from tracer.errors import TraceError
 from tracer.execution_trace import is_execution_trace
+from tracer.input_file import NotAFile, open_anywhere
 
 _SUFFIXES = (".json", ".json.gz", ".foretrace", ".pt.trace.gz", ".trace.gz", ".trace")
 _HEAD_BYTES = 1 << 16
@@ -109,16 +110,15 @@ class _Local:
 
 
 def _look_at(path: str, named: bool) -> FoundFile:
-    if "://" not in path and os.path.exists(path) and not os.path.isfile(path):
-        raise TraceError(f"{path} is a pipe or device, which can be read only once; save it as a file first.")
     try:
-        handle, size = _open(path)
+        handle, size = open_anywhere(path)
         with handle:
             stored = handle.read(_HEAD_BYTES)
     except FileNotFoundError as error:
         raise TraceError(f"{path} does not exist; check the path.") from error
-    except TraceError:
-        raise
+    except NotAFile as error:
+        raise TraceError(f"{path} is a pipe or device, which can be read only once; save it as a file first."
+                         ) from error
     except Exception as error:  # fsspec's back ends raise types of their own
         raise TraceError(f"{path} could not be opened ({str(error)[:200]}); check the path and its permissions.") \
             from error
@@ -137,12 +137,3 @@ def _kind(path: str, stored: bytes, head: bytes) -> FileKind:
     if is_execution_trace(head):
         return FileKind.EXECUTION_TRACE
     return FileKind.TRACE
-
-
-def _open(path: str) -> tuple[IO[bytes], int]:
-    if "://" in path:
-        import fsspec
-
-        system, local = fsspec.core.url_to_fs(path)
-        return system.open(local, "rb"), int(system.size(local) or 0)
-    return open(path, "rb"), os.path.getsize(path)

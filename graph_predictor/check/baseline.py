@@ -19,7 +19,8 @@ import msgspec
 from graph_predictor.check.accuracy import Accuracy
 from graph_predictor.check.captures import BASELINE, Capture, CheckError
 from graph_predictor.check.measure import COUNTS, Count, Environment, Run
-from graph_predictor.output_file import whole_file
+from tracer.input_file import read_input
+from tracer.output_file import whole_file
 
 FORMAT = "foretrace-baseline"
 VERSION = 1
@@ -71,7 +72,7 @@ class BaselineFile:
             CheckError: there is none; it is damaged, another program's, or of a newer version.
         """
         try:
-            text = self.path.read_bytes()
+            text = read_input(self.path)
         except FileNotFoundError:
             raise CheckError(f"{self.path} does not exist, so that there is nothing to compare with; make it with "
                              f"foretrace check {self.directory} --update-baseline --reason TEXT.") from None

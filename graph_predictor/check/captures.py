@@ -14,6 +14,7 @@ from tracer.capture_layout import COLLECTIVES, CONTEXT, EXECUTION_TRACE, find_pa
 from tracer.errors import ForetraceError
 from tracer.files import find_files
 from tracer.graph import SHAPE_ONLY, ExecutionGraph, OpKind
+from tracer.input_file import open_input
 from tracer.job import Job, read_job
 
 BASELINE = "baseline.json"
@@ -64,7 +65,7 @@ class Capture:
         """SHA-256 of its files."""
         total = hashlib.sha256()
         for path in self.files:
-            with open(path, "rb") as stream:
+            with open_input(path) as stream:
                 total.update(hashlib.file_digest(stream, "sha256").digest() if hasattr(hashlib, "file_digest") else
                              hashlib.sha256(stream.read()).digest())
         return total.hexdigest()

@@ -16,7 +16,8 @@ import msgspec
 from graph_predictor.check.baseline import check_kind
 from graph_predictor.check.captures import CheckError
 from graph_predictor.check.step_limits import StepFigures
-from graph_predictor.output_file import whole_file
+from tracer.input_file import read_input
+from tracer.output_file import whole_file
 
 FORMAT = "foretrace-limits"
 VERSION = 1
@@ -41,7 +42,7 @@ class StepStore:
             CheckError: it is damaged, another program's, or of a newer version.
         """
         try:
-            head: Any = msgspec.json.decode(self.path.read_bytes())
+            head: Any = msgspec.json.decode(read_input(self.path))
         except FileNotFoundError:
             return {}
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:

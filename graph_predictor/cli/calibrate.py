@@ -14,7 +14,7 @@ from graph_predictor.cli.console import Column, Report, count, print_json
 from graph_predictor.cli.errors import INTERRUPTED, one_sentence
 from graph_predictor.cli.fit import error_cells
 from graph_predictor.cli.options import Debug, Json
-from graph_predictor.cli.output import check_output
+from graph_predictor.cli.output import PROFILE, check_output
 
 if TYPE_CHECKING:
     from kernel_models.calibration import Calibration
@@ -52,9 +52,8 @@ def calibrate(
         from kernel_models.calibration import calibrate as run
         from kernel_models.calibration.run import write_profile
 
-        check_output(output, [], device_allowed=False)
+        check_output(output, [], PROFILE)
         folder = Path(work or _beside(output))
-        _check_not_anothers(output)
         named = [name.strip() for name in families.split(",") if name.strip()]
         if not named:
             raise CalibrationError("--families names none: give names separated by commas, or leave it out for all.")
@@ -74,19 +73,6 @@ def calibrate(
             print_json(_as_json(output, folder, found))
         else:
             _report(output, folder, found)
-
-
-def _check_not_anothers(output: str) -> None:
-    """Raise ``ProfileError`` before anything is measured if the output is there and is no profile."""
-    if "://" in output or not Path(output).exists():
-        return
-    from kernel_models.profile import ProfileError, load_profile
-
-    try:
-        load_profile(output)
-    except ProfileError:
-        raise ProfileError(f"{output} exists and is no profile of this foretrace: it would be overwritten; remove it, "
-                           "or name another output.") from None
 
 
 def _beside(output: str) -> str:

@@ -12,7 +12,7 @@ import typer
 from graph_predictor.cli.console import Column, Report, milliseconds, print_json, working
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json
-from graph_predictor.cli.output import check_output
+from graph_predictor.cli.output import JUNIT, MARKDOWN, check_output
 from tracer.errors import ForetraceError
 
 if TYPE_CHECKING:
@@ -110,10 +110,10 @@ def _check_options(update: bool, reason: str, against: str | None) -> None:
 def _check_reports(junit: str | None, markdown: str | None, read: Sequence[str | Path]) -> None:
     """Refuse reports that cannot be written, or that would replace one another or what the check reads or keeps."""
     kept = {os.path.realpath(each) for each in read}
-    for path in (junit, markdown):
+    for path, kind in ((junit, JUNIT), (markdown, MARKDOWN)):
         if path is None:
             continue
-        check_output(path, [], device_allowed=True)
+        check_output(path, [], kind)
         if os.path.realpath(path) in kept:
             raise ForetraceError(f"{path} belongs to what is checked and would be overwritten; name another file for "
                                  "the report.")
@@ -149,7 +149,7 @@ def _told(part: Part) -> str:
 
 def _write(found: Outcome, junit: str | None, markdown: str | None) -> None:
     from graph_predictor.check import reports
-    from graph_predictor.output_file import whole_file
+    from tracer.output_file import whole_file
 
     for path, text in ((junit, reports.junit_xml), (markdown, lambda each: reports.markdown(each).encode())):
         if path is not None:

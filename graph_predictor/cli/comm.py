@@ -17,7 +17,7 @@ from graph_predictor.cli.console import (
 )
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Paths, Window
-from graph_predictor.cli.output import check_output
+from graph_predictor.cli.output import CHOICES, COMM_PROFILE, MEASUREMENTS, TUNER, check_output
 
 if TYPE_CHECKING:
     from kernel_models.collectives import CollectiveKind, CommProfile, Measurements, Topology
@@ -164,7 +164,7 @@ def fit(
         from kernel_models.collectives.measurements import join
         from kernel_models.collectives.readers.hints import Hints
 
-        check_output(out, logs, device_allowed=False)
+        check_output(out, logs, COMM_PROFILE)
         where = find_topology(topology)
         hints = Hints(ranks, per_node, collective_kind(collective) if collective else None, dtype_name(dtype), backend)
         with working("Reading"):
@@ -205,7 +205,9 @@ def bench(
         from kernel_models.collectives.readers import read_log
         from tracer.comm_bench import BENCH_KINDS, BenchPlan, run_bench, sweep_sizes
 
-        check_output(out, [], device_allowed=False)
+        check_output(out, [], COMM_PROFILE)
+        if table is not None:
+            check_output(table, [], MEASUREMENTS)
         where = find_topology(topology)
         kinds = tuple(collective_kind(name).label for name in collective) if collective else BENCH_KINDS
         plan = BenchPlan(kinds, sweep_sizes(int(parse_bytes(smallest)), int(parse_bytes(largest)), per_octave), backend,
@@ -239,10 +241,11 @@ def tune(
         from graph_predictor.comm_tuning import tune_workload
         from kernel_models.collectives import CommProfile
         from kernel_models.collectives.tuner import backends_of, choose, crossovers, measured_groups, nccl_tuner_csv
+        from tracer.output_file import whole_file
 
-        for path in (out, csv):
+        for path, form in ((out, CHOICES), (csv, TUNER)):
             if path is not None:
-                check_output(path, profiles, device_allowed=True)
+                check_output(path, profiles, form)
         loaded = [CommProfile.load(path) for path in profiles]
         backends = backends_of(loaded)
         groups = measured_groups(loaded)
@@ -264,10 +267,11 @@ def tune(
         if out is not None:
             import msgspec
 
-            Path(out).write_bytes(msgspec.json.format(msgspec.json.encode(_finite(values)), indent=2) + b"\n")
+            with whole_file(out) as stream:
+                stream.write(msgspec.json.format(msgspec.json.encode(_finite(values)), indent=2) + b"\n")
         if csv is not None:
-            Path(csv).write_text(nccl_tuner_csv(loaded[0].topology, [(k, p) for k, p, _, _ in groups]),
-                                 encoding="utf-8")
+            with whole_file(csv) as stream:
+                stream.write(nccl_tuner_csv(loaded[0].topology, [(k, p) for k, p, _, _ in groups]).encode())
         if json:
             print_json(values)
         else:

@@ -10,7 +10,7 @@ import typer
 from graph_predictor.cli.console import Report, count, print_json, read, working
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Paths, Window
-from graph_predictor.cli.output import check_output
+from graph_predictor.cli.output import GRAPH, check_output
 
 
 def convert(
@@ -29,7 +29,7 @@ def convert(
         from graph_predictor.damage import damage_notes
         from tracer.store import save_job
 
-        check_output(output, paths, device_allowed=False)
+        check_output(output, paths, GRAPH)
         job = read(paths, window)
         with working("Writing"):
             save_job(job, output)

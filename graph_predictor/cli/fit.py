@@ -12,7 +12,7 @@ import typer
 from graph_predictor.cli.console import Column, Report, count, percent, print_json
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json
-from graph_predictor.cli.output import check_output
+from graph_predictor.cli.output import PROFILE, check_output
 
 if TYPE_CHECKING:
     from kernel_models.profile import Entry
@@ -47,7 +47,7 @@ def fit(
         from kernel_models.op_call import Family
         from kernel_models.profile import save_profile
 
-        check_output(output, data, device_allowed=False)
+        check_output(output, data, PROFILE)
         spec = resolve_device(device) if device else None
         known = {one.value: one for one in Family}
         for name in family or ():

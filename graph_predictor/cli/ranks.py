@@ -9,7 +9,7 @@ import typer
 from graph_predictor.cli.console import Column, Report, count, milliseconds, percent, print_json, read, working
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Window
-from graph_predictor.cli.output import check_output
+from graph_predictor.cli.output import TIMELINE, check_output
 from tracer.graph import SHAPE_ONLY
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def ranks(
         from graph_predictor.rank_report import rank_report
 
         if timeline is not None:
-            check_output(timeline, source, device_allowed=True)
+            check_output(timeline, source, TIMELINE)
         wanted = Configuration(device=device, parallel=parallel, straggler=straggler, topology=topology,
                                comm_profile=comm_profile, comm_backend=comm_backend, host_from=host_from,
                                sizes=tuple(sizes or ()))

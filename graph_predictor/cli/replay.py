@@ -19,7 +19,7 @@ from graph_predictor.cli.console import (
 )
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Paths, Window
-from graph_predictor.cli.output import check_output
+from graph_predictor.cli.output import TIMELINE, check_output
 
 if TYPE_CHECKING:
     from graph_predictor.build import RankReport
@@ -52,7 +52,7 @@ def replay(
         from graph_predictor.replay import replay as simulate_again
 
         if timeline is not None:
-            check_output(timeline, paths, device_allowed=True)
+            check_output(timeline, paths, TIMELINE)
         job = read(paths, window)
         with working("Replaying"):
             result = simulate_again(job.graphs, residuals=residuals, scale_kernels=scale_kernels)

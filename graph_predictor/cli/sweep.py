@@ -42,7 +42,7 @@ def sweep(
         metavar="SOURCE", help="As of foretrace predict: traces, a capture, a converted file, or SCRIPT.py:FUNCTION.")],
     output: Annotated[str, typer.Option(
         "--output", "-o", metavar="FILE", help="The table: FILE.parquet or FILE.csv. FILE.journal beside it keeps "
-                                               "finished points; the same command goes on where it was ended.")],
+                                               "finished points until then; the same command goes on from them.")],
     sizes: Annotated[list[str] | None, typer.Option(
         "--set", metavar="NAME=[OLD:]A,B,…", help="Sizes, such as batch=8,16,32 (repeatable).")] = None,
     device: Annotated[str | None, typer.Option(metavar="A,B,…", help="Devices.")] = None,
@@ -93,7 +93,7 @@ def sweep(
     foretrace sweep runs/a --set batch=8,16,32 --device h100-sxm,h200-sxm -o sweep.parquet --best throughput
     """
     with one_sentence(debug):
-        from graph_predictor.cli.output import check_output
+        from graph_predictor.cli.output import PLOT, TABLE, check_output
         from graph_predictor.comm_units import parse_bytes
         from graph_predictor.configuration import Configuration
         from graph_predictor.sweep import sweep as run
@@ -102,7 +102,6 @@ def sweep(
             check_plot,
             check_table,
             write_plot,
-            write_table,
         )
         from graph_predictor.sweep.run import Source
 
@@ -111,9 +110,9 @@ def sweep(
         limit = None if memory_limit is None else parse_bytes(memory_limit)
         _check_goal(goal, price)
         check_not_anothers(output)
-        for path in (output, *([] if plot is None else [plot])):
-            check_output(path, list(source), device_allowed=False)
+        check_output(output, list(source), TABLE)
         if plot is not None:
+            check_output(plot, list(source), PLOT)
             check_plot(plot)
         fixed = Configuration(host_from=host_from, from_topology=from_topology, comm_profile=comm_profile,
                               comm_backend=comm_backend, code=code, also=tuple(also or ()))
@@ -125,9 +124,8 @@ def sweep(
         with _progress(len(space)) as progress:
             found = run(where, space, output=output, price_per_hour=price, backend=backend, scheduler=scheduler,
                         jobs=jobs, progress=progress)
-        with working("Writing"):
-            write_table(found.table, output)
-            if plot is not None:
+        if plot is not None:
+            with working("Drawing"):
                 write_plot(found.table, found.axes, plot)
         shown = _shown(found, goal, limit)
         if json:

@@ -10,7 +10,7 @@ import typer
 from graph_predictor.cli.console import Report, count, print_json, working
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json
-from graph_predictor.cli.output import check_output
+from graph_predictor.cli.output import GRAPH, check_output
 from tracer.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def trace(
 
         if (function is None) == (workload is None):
             raise CaptureError("Name what to trace: SCRIPT.py:FUNCTION, or a workload with --workload.")
-        check_output(output, [], device_allowed=False)
+        check_output(output, [], GRAPH)
         with working("Tracing"):
             if workload is not None:
                 job = _workload(workload, assignments or [], preset, device, world_size, rank, parallel)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import csv
+import os
 from pathlib import Path
 
 import pandas as pd
 
-from graph_predictor.sweep.journal import SUFFIX
 from graph_predictor.sweep.space import SweepError
+from tracer.input_file import open_input
+from tracer.output_file import whole_file
 
 TABLES = (".parquet", ".csv")
 PLOTS = (".png", ".svg", ".pdf")
 MOST_LINES = 12
+_MOST_HEADER = 1 << 16
 
 
 def check_table(path: str) -> None:
@@ -20,10 +24,22 @@ def check_table(path: str) -> None:
 
 
 def check_not_anothers(path: str) -> None:
-    """Raise ``SweepError`` if the file is there and no journal beside it says that a sweep wrote it."""
-    if Path(path).exists() and not Path(f"{path}{SUFFIX}").exists():
-        raise SweepError(f"{path} exists, and no {Path(path).name}{SUFFIX} beside it says that a sweep wrote it; "
-                         "remove it, or name another output.")
+    """Raise ``SweepError`` if the file is there and is no sweep's table."""
+    if os.path.lexists(path) and not {"step_time_us", "low_us", "high_us", "refused"} <= _columns(path):
+        raise SweepError(f"{path} exists and is no table of a sweep; remove it, or name another output.")
+
+
+def _columns(path: str) -> set[str]:
+    """Names of a table's columns; none of what is no table."""
+    import pyarrow.parquet
+
+    try:
+        with open_input(path) as stream:
+            if Path(path).suffix.lower() == ".csv":
+                return set(next(csv.reader([stream.readline(_MOST_HEADER).decode()]), []))
+            return set(pyarrow.parquet.read_schema(stream).names)
+    except (OSError, ValueError, csv.Error, pyarrow.ArrowException):
+        return set()
 
 
 def check_plot(path: str) -> None:
@@ -35,14 +51,12 @@ def check_plot(path: str) -> None:
         raise SweepError("Plots need matplotlib; install it with: pip install 'foretrace[plot]'.") from None
 
 
-def write_table(table: pd.DataFrame, path: str) -> None:
+def write_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
     """Write it whole or not at all, as Parquet or CSV by its name.
 
     Raises:
         ForetraceError: it cannot be written.
     """
-    from graph_predictor.output_file import whole_file
-
     with whole_file(path) as stream:
         if Path(path).suffix.lower() == ".csv":
             stream.write(table.to_csv(index=False).encode())
@@ -58,8 +72,6 @@ def write_plot(table: pd.DataFrame, axes: tuple[str, ...], path: str) -> None:
         ForetraceError: it cannot be written.
     """
     from matplotlib.figure import Figure
-
-    from graph_predictor.output_file import whole_file
 
     priced = table[table["step_time_us"].notna()]
     numbers = [name for name in axes if pd.api.types.is_numeric_dtype(table[name]) and table[name].nunique() > 1]

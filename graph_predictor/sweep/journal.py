@@ -5,7 +5,10 @@ The first line says what the points are of. A line that was cut off by a killed 
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -15,6 +18,8 @@ import msgspec
 from graph_predictor.sweep.space import SweepError
 
 FORMAT = 1
+_HEAD = b'{"foretrace_sweep":'
+"""What every journal begins with."""
 SUFFIX = ".journal"
 
 
@@ -35,7 +40,7 @@ class Journal:
         self.rows: dict[str, dict[str, Any]] = {}
         """Finished points' rows by their keys."""
         try:
-            self._file: IO[bytes] = open(self.path, "a+b")  # noqa: SIM115 -- until close()
+            self._file: IO[bytes] = _opened(self.path)
         except OSError as error:
             raise SweepError(f"{self.path} cannot be written ({error.strerror}); check the folder.") from None
         try:
@@ -51,7 +56,9 @@ class Journal:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
                  trace: TracebackType | None) -> None:
-        """Close the file."""
+        """Close the file, and remove it if it keeps nothing."""
+        if not self.rows:
+            self.remove()
         self._file.close()
 
     def add(self, rows: dict[str, dict[str, Any]]) -> None:
@@ -63,6 +70,11 @@ class Journal:
         lines = b"".join(msgspec.json.encode({"key": key, "row": row}) + b"\n" for key, row in rows.items())
         self._write(lines)
         self.rows.update(rows)
+
+    def remove(self) -> None:
+        """Remove it: its points are where they belong."""
+        with suppress(OSError):
+            self.path.unlink()
 
     def _write(self, data: bytes) -> None:
         try:
@@ -87,6 +99,8 @@ class Journal:
     def _read(self) -> None:
         self._file.seek(0)
         data = self._file.read()
+        if not (data.startswith(_HEAD) or _HEAD.startswith(data)):
+            raise self._broken()
         whole = data[:data.rfind(b"\n") + 1]
         lines = whole.splitlines()
         if not lines:
@@ -116,6 +130,18 @@ class Journal:
     def _broken(self) -> SweepError:
         return SweepError(f"{self.path} is no journal of a sweep, or is damaged; remove it to start anew, or name "
                           "another output.")
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """Open it for reading and adding, or make it; neither through a link nor waiting for the reader of a pipe."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
+        flags |= getattr(os, name, 0)
+    file = os.fdopen(os.open(path, flags, 0o666), "a+b")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return file
 
 
 def _decoded(line: bytes) -> Any:

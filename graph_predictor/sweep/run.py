@@ -15,10 +15,12 @@ import pandas as pd
 from joblib import Parallel, delayed, parallel_config
 
 from graph_predictor.study import Study, is_script, read_source
+from graph_predictor.sweep.files import write_table
 from graph_predictor.sweep.journal import Journal
 from graph_predictor.sweep.rows import COLUMNS, row
 from graph_predictor.sweep.space import Point, Space, SweepError
 from tracer.graph import ExecutionGraph
+from tracer.input_file import open_anywhere
 from tracer.job import Job
 
 LOCAL, DASK, RAY = "local", "dask", "ray"
@@ -86,8 +88,8 @@ def sweep(source: Source, space: Space, *, output: str | os.PathLike[str] | None
     Args:
         source: where every point starts.
         space: the points.
-        output: the table's path: beside it a journal is kept, and points in it are not done again. Without, nothing is
-            written.
+        output: where the table is written. Until it is, a journal beside it keeps finished points, which are not done
+            again by the next run. Without, nothing is written.
         price_per_hour: of one device.
         backend: "local", "dask" or "ray".
         scheduler: address of a Dask scheduler, or of a Ray cluster.
@@ -96,7 +98,7 @@ def sweep(source: Source, space: Space, *, output: str | os.PathLike[str] | None
 
     Raises:
         SweepError: the backend is not there, or the journal is of another sweep.
-        ForetraceError: the source cannot be read.
+        ForetraceError: the source cannot be read, or the table not written; the journal is kept then.
     """
     if backend not in BACKENDS:
         raise SweepError(f"There is no backend {backend!r}; there are {', '.join(BACKENDS)}.")
@@ -106,6 +108,7 @@ def sweep(source: Source, space: Space, *, output: str | os.PathLike[str] | None
     points = list(space)
     with ExitStack() as stack:
         rows: dict[str, Row] = {}
+        journal: Journal | None = None
         keep: Callable[[dict[str, Row]], None] = rows.update
         if backend != LOCAL:  # a cluster that cannot be reached leaves no journal behind
             stack.enter_context(_cluster(backend, scheduler, stack))
@@ -122,6 +125,9 @@ def sweep(source: Source, space: Space, *, output: str | os.PathLike[str] | None
                 progress(done, len(points))
         axes = tuple(axis.title for axis in space.axes)
         table = pd.DataFrame([rows[point.key] for point in points], columns=[*axes, *COLUMNS])
+        if output is not None and journal is not None:
+            write_table(table, output)
+            journal.remove()
     return Sweep(table, axes, resumed)
 
 
@@ -212,7 +218,5 @@ def _fingerprint(graphs: Sequence[ExecutionGraph]) -> str:
 
 
 def _content(path: str) -> str:
-    import fsspec
-
-    with fsspec.open(path, "rb") as file:
+    with open_anywhere(path)[0] as file:
         return hashlib.blake2b(file.read(), digest_size=16).hexdigest()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,8 @@ from kernel_models.collectives.measured import MeasuredModel
 from kernel_models.collectives.measurements import Measurements
 from kernel_models.collectives.times import CommTimes, Level
 from kernel_models.collectives.topology import Topology, topology
+from tracer.input_file import read_input
+from tracer.output_file import replaced_file
 
 FORMAT = "foretrace-comm"
 VERSION = 1
@@ -173,25 +174,15 @@ class CommProfile:
 
     def _write(self, target: Path) -> None:
         state = {"format": FORMAT, "version": VERSION, **self.state()}
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".comm-", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(state, file, allow_nan=False)
-                file.write("\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o666 & ~_umask())
-            os.replace(temporary, target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        with replaced_file(target) as file:
+            file.write(json.dumps(state, allow_nan=False).encode() + b"\n")
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> CommProfile:
         """Read a file of ``save``. Raises ``CommError`` with one sentence if it is corrupt, newer or another's."""
         name = os.fspath(path)
         try:
-            state: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+            state: Any = json.loads(read_input(path).decode("utf-8"))
         except OSError as error:
             raise CommError(f"{name} cannot be read: {error.strerror}; name a file of 'foretrace comm fit'.") from None
         except ValueError:
@@ -233,9 +224,3 @@ def _barriers_as_all_reduce(batch: CollectiveBatch) -> CollectiveBatch:
     return CollectiveBatch(np.where(barrier, int(CollectiveKind.ALL_REDUCE), batch.kind),
                            np.where(barrier, BARRIER_BYTES, batch.payload_bytes), batch.dtype, batch.ranks, batch.nodes,
                            batch.widest, batch.narrowest)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

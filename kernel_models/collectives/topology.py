@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from kernel_models.collectives.call import CommError, Placement
+from tracer.input_file import read_input
 
 FOLDER = Path(__file__).resolve().parents[1] / "topologies"
 NETWORKS = "networks"
@@ -204,7 +205,7 @@ def topology(name: str, oversubscription: float | None = None) -> Topology:
 def _toml(path: Path) -> dict[str, Any]:
     toml: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        return dict(toml.loads(path.read_text(encoding="utf-8")))
+        return dict(toml.loads(read_input(path).decode("utf-8")))
     except (OSError, ValueError) as error:
         raise CommError(f"{path.name} cannot be read as a topology: {error}") from None
 

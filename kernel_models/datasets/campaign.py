@@ -31,6 +31,7 @@ from kernel_models.families.recurrent import recurrent
 from kernel_models.op_call import OpCall
 from kernel_models.operation import backward_calls_of, calls_of, operation
 from tracer.campaign.tables import quickest_visits
+from tracer.input_file import read_input
 
 if TYPE_CHECKING:
     import pandas
@@ -339,7 +340,7 @@ _SHAPE = frozenset({
 def _sessions(path: Path) -> list[dict[str, Any]]:
     index = path.resolve().parent.parent / "campaign.json"
     try:
-        sessions = json.loads(index.read_text(encoding="utf-8"))["sessions"]
+        sessions = json.loads(read_input(index).decode("utf-8"))["sessions"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is a campaign's table, and the campaign.json that names its device cannot be read "
                         f"beside its folder ({str(error)[:100]}); keep the campaign's directory together.") from None

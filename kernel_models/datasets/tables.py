@@ -11,6 +11,7 @@ import numpy as np
 
 from kernel_models.datasets.samples import DataError, Samples
 from kernel_models.device import DeviceSpec
+from tracer.input_file import open_input
 
 if TYPE_CHECKING:
     import pandas
@@ -114,11 +115,12 @@ def _frame(path: Path) -> pandas.DataFrame:
     import pyarrow
 
     try:
-        if path.suffix == ".csv":
-            return pandas.read_csv(path)
-        import pyarrow.parquet
-
         # From the open file: a path would be searched for partition=value folders.
-        return pyarrow.parquet.ParquetFile(path).read().to_pandas()
+        with open_input(path) as stream:
+            if path.suffix == ".csv":
+                return pandas.read_csv(stream)
+            import pyarrow.parquet
+
+            return pyarrow.parquet.ParquetFile(stream).read().to_pandas()
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise DataError(f"{path} cannot be read as a table ({str(error)[:120]}); give Parquet or CSV.") from error

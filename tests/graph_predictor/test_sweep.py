@@ -21,6 +21,7 @@ from graph_predictor.sweep import Axis, Goal, Space, SweepError, feasible, ranke
 from graph_predictor.sweep import run as running
 from graph_predictor.sweep.files import write_plot, write_table
 from graph_predictor.sweep.run import Source
+from tracer.errors import ForetraceError
 
 CAPTURE = str(Path(__file__).parents[2] / "traces" / "cpu-small")
 HERE = Source((CAPTURE,))
@@ -81,26 +82,59 @@ def test_what_cannot_be_done_is_named_and_not_priced() -> None:
     assert list(feasible(found).index) == [0]
 
 
-def test_an_ended_sweep_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output = tmp_path / "all.csv"
-    whole = sweep(HERE, SMALL, output=output, jobs=1)
-    journal = tmp_path / "all.csv.journal"
+@pytest.fixture
+def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The journal of a sweep whose table could not be written at its end: all points of SMALL are in it."""
+    def full(table: pd.DataFrame, path: Path) -> None:
+        raise ForetraceError(f"{path} cannot be written (No space left on device)")
+
+    with monkeypatch.context() as patched, pytest.raises(ForetraceError, match="No space"):
+        patched.setattr(running, "write_table", full)
+        sweep(HERE, SMALL, output=tmp_path / "all.csv", jobs=1)
+    assert os.listdir(tmp_path) == ["all.csv.journal"]
+    return tmp_path / "all.csv.journal"
+
+
+def test_an_ended_sweep_goes_on_where_it_was(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = journal.with_name("all.csv")
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(lines[:3]) + lines[3][:20])  # killed while the third point was written
     done: list[Any] = []
     plain = running.row
     monkeypatch.setattr(running, "row", lambda *given: done.append(given[1].key) or plain(*given))
-    again = sweep(HERE, SMALL, output=output, jobs=1)
-    assert again.resumed == 2 and len(done) == len(SMALL) - 2
-    pd.testing.assert_frame_equal(again.table, whole.table)
     more = sweep(HERE, Space((Axis("host", (*HOSTS.values, 2.0)), SMALL.axes[1])), output=output, jobs=1)
-    assert more.resumed == len(SMALL) and len(more.table) == len(SMALL) + 2
+    assert more.resumed == 2 and len(done) == len(SMALL) and len(more.table) == len(SMALL) + 2
+    pd.testing.assert_frame_equal(more.table[:len(SMALL)], sweep(HERE, SMALL, jobs=1).table)
 
 
-def test_a_journal_of_something_else_is_refused(tmp_path: Path) -> None:
-    output = tmp_path / "t.csv"
-    sweep(HERE, SMALL, output=output, jobs=1)
-    journal = tmp_path / "t.csv.journal"
+def test_the_journal_goes_when_the_table_is_written(journal: Path) -> None:
+    output = journal.with_name("all.csv")
+    found = sweep(HERE, SMALL, output=output, jobs=1)
+    assert found.resumed == len(SMALL)
+    assert os.listdir(output.parent) == ["all.csv"]
+    pd.testing.assert_frame_equal(pd.read_csv(output, keep_default_na=False)[["bound"]], found.table[["bound"]])
+
+
+@pytest.mark.parametrize("content", [b"my own notes", b'{"foretrace": 1}\n', b"\n"])
+def test_anothers_journal_is_left(content: bytes, tmp_path: Path) -> None:
+    mine = tmp_path / "t.csv.journal"
+    mine.write_bytes(content)
+    with pytest.raises(SweepError, match="no journal of a sweep"):
+        sweep(HERE, SMALL, output=tmp_path / "t.csv", jobs=1)
+    assert mine.read_bytes() == content and os.listdir(tmp_path) == [mine.name]
+
+
+def test_a_journal_is_not_written_through_a_link(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.touch()
+    (tmp_path / "t.csv.journal").symlink_to(victim)
+    with pytest.raises(SweepError, match="cannot be written"):
+        sweep(HERE, SMALL, output=tmp_path / "t.csv", jobs=1)
+    assert victim.read_bytes() == b""
+
+
+def test_a_journal_of_something_else_is_refused(journal: Path) -> None:
+    output = journal.with_name("all.csv")
     with pytest.raises(SweepError, match="another price"):
         sweep(HERE, SMALL, output=output, jobs=1, price_per_hour=2.0)
     with pytest.raises(SweepError, match="another options"):
@@ -182,8 +216,8 @@ def test_the_command(tmp_path: Path) -> None:
     assert said.exit_code == 0, said.output
     assert "Best by time: 2 of 4, times without the profiler" in said.stdout and "Not priced" in said.stdout
     assert "4 points written to" in said.stdout
-    assert "(4 of an earlier run)" in _result(CAPTURE, "--host", "1,0.5", "--edits", "none,flash-attention", "-o",
-                                              output, "--price", "2").stdout
+    assert os.listdir(tmp_path) == ["t.csv"]
+    assert _result(CAPTURE, "--host", "1", "-o", output).exit_code == 0  # a sweep's table may be replaced
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
@@ -214,5 +248,5 @@ def test_a_file_that_no_sweep_wrote_is_not_overwritten(tmp_path: Path) -> None:
     mine = tmp_path / "mine.csv"
     mine.write_text("precious")
     said = _result(CAPTURE, "--host", "1", "-o", str(mine))
-    assert said.exit_code == 2 and "no mine.csv.journal beside it" in " ".join(said.output.split())
+    assert said.exit_code == 2 and "is no table of a sweep" in " ".join(said.output.split())
     assert mine.read_text() == "precious" and os.listdir(tmp_path) == ["mine.csv"]

@@ -454,7 +454,7 @@ def test_a_complete_capture_is_not_overwritten_unasked(eager: tuple[Path, Traini
 HOLDER = """
 import sys, time
 from pathlib import Path
-from tracer.capture.lock import DirectoryLock
+from tracer.directory_lock import DirectoryLock
 lock = DirectoryLock(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)
@@ -467,7 +467,7 @@ def test_two_processes_do_not_capture_into_one_directory(eager: tuple[Path, Trai
     part = tmp_path / "a" / "rank0"
     shutil.copytree(eager[0] / "rank0", part)
     (part / ".scratch-1").mkdir()
-    monkeypatch.setattr("tracer.capture.lock._PATIENCE_S", 0.1)
+    monkeypatch.setattr("tracer.directory_lock._PATIENCE_S", 0.1)
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(part)], stdout=subprocess.PIPE,
                           env={**os.environ, "PYTHONPATH": str(ROOT)}) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == b"held\n"

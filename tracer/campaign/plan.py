@@ -33,6 +33,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from tracer.campaign.errors import CampaignError
+from tracer.input_file import read_input
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -102,7 +103,7 @@ def read_plan(plan: str | Path) -> Plan:
     known = packaged_plans()
     path = known.get(str(plan), Path(plan))
     try:
-        text = path.read_bytes()
+        text = read_input(path)
     except OSError as error:
         raise CampaignError(f"The plan {plan} cannot be read ({error.strerror or error}); give a TOML file, or one of "
                             f"the package's plans: {', '.join(known)}.") from error

@@ -13,11 +13,14 @@ import msgspec
 
 from tracer.campaign.errors import CampaignError
 from tracer.campaign.items import Item
+from tracer.directory_lock import LOCK, Busy, DirectoryLock
+from tracer.input_file import read_input
 
 INDEX = "campaign.json"
 LINES = "items.jsonl"
 SCRATCH = ".work"
-_LOCK = ".lock"
+MARK = ".foretrace"
+"""In the scratch directory: a run made it, and may remove it."""
 VERSION = 1
 
 Status = Literal["ok", "unsupported", "failed"]
@@ -101,7 +104,7 @@ class Results:
         self.path = Path(out)
         self.index = Index()
         self.lines: dict[str, ItemResult] = {}
-        self._lock: Any = None
+        self._lock: DirectoryLock | None = None
 
     @classmethod
     def read(cls, out: str | os.PathLike[str]) -> Results:
@@ -124,26 +127,35 @@ class Results:
     def open(self, plan: str, description: str, *, resume: bool, rehearsal: bool) -> None:
         """Make the directory ready for a run: checks it, reads what is there, clears what a kill left.
 
+        Nothing in it is touched before it is known to be a campaign's, or empty.
+
         Raises:
             CampaignError: it cannot be written, another run uses it, or what it holds does not fit.
         """
         try:
+            if os.path.lexists(self.path):
+                self._adopt(resume, rehearsal)
             self.path.mkdir(parents=True, exist_ok=True)
-            self._take_lock()
+            self._lock = DirectoryLock(self.path)
+            self._adopt(resume, rehearsal)  # as the run that had the lock has left it
             self._clear_scratch()
             self.scratch.mkdir()
+            (self.scratch / MARK).touch()
+        except Busy:
+            raise CampaignError(f"Another campaign is writing to {self.path}; wait for it, or choose another "
+                                "directory.") from None
         except OSError as error:
             self.close()
             raise CampaignError(f"The campaign cannot be written to {self.path} ({error.strerror or error}): choose a "
                                 "directory that can be written.") from error
-        try:
-            self._adopt(plan, description, resume, rehearsal)
         except BaseException:
             self.close()
             raise
+        self.index.plan, self.index.description, self.index.rehearsal = plan, description, rehearsal
 
-    def _adopt(self, plan: str, description: str, resume: bool, rehearsal: bool) -> None:
-        if (self.path / INDEX).exists():
+    def _adopt(self, resume: bool, rehearsal: bool) -> None:
+        """Read what is there. Raises ``CampaignError`` if it is not for this run; nothing is changed."""
+        if os.path.lexists(self.path / INDEX):
             if not resume:
                 raise CampaignError(f"{self.path} already holds a campaign; add --resume to go on with it, or choose "
                                     "another directory.")
@@ -157,11 +169,11 @@ class Results:
                     del self.lines[name]
         else:
             self._check_empty()
-        self.index.plan, self.index.description, self.index.rehearsal = plan, description, rehearsal
 
     def _check_empty(self) -> None:
         """Raise ``CampaignError`` for a directory of other things, or of results that have lost their index."""
-        others = sorted({path.name for path in self.path.iterdir()} - {SCRATCH, _LOCK})
+        ours = {SCRATCH} if self._has_own_scratch() else set()
+        others = sorted({path.name for path in self.path.iterdir()} - ours - {LOCK})
         if LINES in others:
             raise CampaignError(f"{self.path} holds results ({LINES}) whose {INDEX} is gone, so that what measured "
                                 f"them is not known; put {INDEX} back, or choose another directory.")
@@ -171,13 +183,12 @@ class Results:
 
     def close(self) -> None:
         """Leave nothing behind but results. Safe to repeat."""
-        with suppress(OSError):
-            self._clear_scratch()
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        lock, self._lock = self._lock, None
+        if lock is not None:  # without it nothing here is this run's
             with suppress(OSError):
-                (self.path / _LOCK).unlink()
+                if self._has_own_scratch():
+                    self._clear_scratch()
+            lock.release()
 
     def begin_session(self, context: dict[str, Any]) -> int:
         """Note the machine and software of this run; returns the session's number."""
@@ -228,10 +239,14 @@ class Results:
 
     def _load(self) -> None:
         try:
-            self.index = msgspec.json.decode((self.path / INDEX).read_bytes(), type=Index)
+            text = read_input(self.path / INDEX)
+            if not set(Index.__struct_fields__) <= msgspec.json.decode(text, type=dict[str, Any]).keys():
+                raise CampaignError(f"The {INDEX} in {self.path} was not written by foretrace; choose another "
+                                    "directory.")
+            self.index = msgspec.json.decode(text, type=Index)
             lines = self.path / LINES
             self.lines = {}
-            for text in lines.read_bytes().splitlines() if lines.exists() else []:
+            for text in read_input(lines).splitlines() if os.path.lexists(lines) else []:
                 line = msgspec.json.decode(text, type=ItemResult)
                 self.lines[line.id] = line
         except (OSError, msgspec.MsgspecError) as error:
@@ -250,19 +265,19 @@ class Results:
         os.replace(temporary, self.path / name)
 
     def _clear_scratch(self) -> None:
-        if self.scratch.exists():
-            shutil.rmtree(self.scratch)
-
-    def _take_lock(self) -> None:
-        try:
-            import fcntl
-        except ImportError:  # Windows
+        if not self.scratch.exists():
             return
-        lock = open(self.path / _LOCK, "w")  # noqa: SIM115 -- held until close
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
-            raise CampaignError(f"Another campaign is writing to {self.path}; wait for it, or choose another "
-                                "directory.") from None
-        self._lock = lock
+        mark = self.scratch / MARK
+        for path in self.scratch.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path != mark:
+                path.unlink()
+        mark.unlink(missing_ok=True)  # last: a kill leaves a directory that is known to be a run's
+        self.scratch.rmdir()
+
+    def _has_own_scratch(self) -> bool:
+        """Whether a run made the scratch directory, or nothing is in it."""
+        if self.scratch.is_symlink() or not self.scratch.is_dir():
+            return False
+        return (self.scratch / MARK).is_file() or not any(self.scratch.iterdir())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracer.campaign.errors import CampaignError
 from tracer.campaign.families import FAMILIES, Family
+from tracer.input_file import open_input
 
 if TYPE_CHECKING:
     import pandas
@@ -119,13 +120,12 @@ def _parts(folder: Path, family: str) -> list[Path]:
 
 def _read(folder: Path, family: str) -> pyarrow.Table:
     import pyarrow
-    import pyarrow.parquet
 
     schema = _schema(FAMILIES[family])
     files = [folder / f"{family}.parquet", *_parts(folder, family)]
     try:
         # From the open file: a path would be searched for partition=value folders.
-        tables = [pyarrow.parquet.ParquetFile(path).read().select(schema.names).cast(schema)
+        tables = [_content(path).select(schema.names).cast(schema)
                   for path in files if path.exists()]
     except (OSError, KeyError, ValueError) as error:
         raise CampaignError(f"The table of {family} in {folder} cannot be read ({str(error)[:200]}); remove the "
@@ -134,6 +134,13 @@ def _read(folder: Path, family: str) -> pyarrow.Table:
     keys = list(zip(merged["id"].to_pylist(), merged["variant"].to_pylist(), strict=True))
     last = {key: row for row, key in enumerate(keys)}
     return merged.take(sorted(last.values())) if len(last) < len(keys) else merged
+
+
+def _content(path: Path) -> pyarrow.Table:
+    import pyarrow.parquet
+
+    with open_input(path) as stream:
+        return pyarrow.parquet.ParquetFile(stream).read()
 
 
 def _schema(family: Family) -> pyarrow.Schema:

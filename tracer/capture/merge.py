@@ -18,6 +18,7 @@ from tracer.capture.align import Call, align, call_of
 from tracer.errors import TraceError
 from tracer.fill import string_coder
 from tracer.graph import NONE, CollectiveTable, ExecutionGraph, OpKind
+from tracer.input_file import read_input
 from tracer.kineto.collectives import SAME_SIZE, collective_kind
 
 _OPERATORS = ("c10d::", "_c10d_functional::")
@@ -33,12 +34,13 @@ def merge_collectives(graph: ExecutionGraph, path: Path, groups: object = ()) ->
         TraceError: the file is damaged.
     """
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = json.loads(read_input(path).decode("utf-8"))
         noted = [_checked(row) for row in stored["rows"]]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TraceError(f"{path} cannot be read ({error!r}); copy or record it again.") from error
+        raise TraceError(f"{path} cannot be read as a capture's notes of collectives ({type(error).__name__}); copy or "
+                         "record it again.") from error
     calls = _calls(graph)
     described, unlike = _described(graph, calls, noted)
     left = [index for index, note in enumerate(described) if note is None and graph.ops.step[calls[index][0]] != NONE]

@@ -13,23 +13,25 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from tracer.capture.lock import Busy, DirectoryLock
 from tracer.capture_layout import (
     COLLECTIVES,
     CONTEXT,
     EXECUTION_TRACE,
     find_parts,
     is_part_file,
+    others_files,
     part_name,
     read_context,
     read_window,
     what_it_holds,
     window_name,
 )
+from tracer.directory_lock import Busy, DirectoryLock
 from tracer.disk import FULL, SCARCE_BYTES, free_bytes, free_text, full_disk_error, writing_error
 from tracer.errors import CaptureError, DiskFullError, GraphFileError, TraceError
 
 _SCRATCH = ".scratch-"
+_OWN_SCRATCH = re.compile(r"\.scratch-\d+$")
 _ATTEMPTS = 20
 """To make a directory that other ranks, which only check whether they could write, remove again."""
 _LINES_BYTES = 1 << 22
@@ -67,8 +69,9 @@ class Part:
                 self._make_and_lock()
             self._find_old(out, rank, replace, world_size, fake)
             with self._explained():
-                for left in self.path.glob(f"{_SCRATCH}*"):  # of a process that was killed, as it has no lock
-                    shutil.rmtree(left)
+                for left in self.path.iterdir():  # of a process that was killed, as it has no lock
+                    if _OWN_SCRATCH.match(left.name) and not left.is_symlink():
+                        shutil.rmtree(left)
                 self.scratch.mkdir()
                 # Room is not checked ahead: it may go at any time, and writing tells.
                 (self.scratch / "probe").write_bytes(b"foretrace")
@@ -87,6 +90,9 @@ class Part:
         return bool(self._replaced) and what_it_holds(self.path) != ""
 
     def _make_and_lock(self) -> None:
+        if self.path.is_symlink():
+            raise CaptureError(f"{self.path} is a link, which a capture is not written through: remove it, or choose "
+                               "another directory.")
         for attempt in range(_ATTEMPTS):
             try:
                 for folder in reversed([self.path, *self.path.parents]):
@@ -106,6 +112,9 @@ class Part:
 
     def _find_old(self, out: Path, rank: int, replace: bool, world_size: int, fake: dict[str, Any] | None) -> None:
         """What the first file replaces."""
+        if foreign := others_files(self.path):
+            raise CaptureError(f"{self.path} holds {', '.join(foreign[:3])}, which no capture of foretrace wrote; "
+                               "choose another directory, or move it away.")
         held = what_it_holds(self.path)
         if held and not replace:
             raise CaptureError(f"{self.path} already holds {held}; choose another directory, remove it, or pass "
@@ -124,7 +133,12 @@ class Part:
 
     def _remove_old(self) -> None:
         replaced, self._replaced = self._replaced, []
-        for folder in filter(Path.is_dir, replaced):
+        for folder in replaced:
+            if folder.is_symlink():
+                folder.unlink()  # the link goes, not what it leads to
+                continue
+            if not folder.is_dir():
+                continue
             for old in folder.iterdir():
                 if is_part_file(old.name):
                     old.unlink()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tracer.comm_bench.plan import BenchPlan
 from tracer.errors import ForetraceError
+from tracer.output_file import whole_file
 
 TAIL = 300
 
@@ -30,7 +31,7 @@ def run_bench(plan: BenchPlan, processes: int, out: str | os.PathLike[str], *, t
     if processes < 2:
         raise ForetraceError(f"A sweep needs at least two processes, and {processes} was asked for.")
     target = Path(out)
-    with tempfile.TemporaryDirectory(prefix=".comm-bench-", dir=target.parent) as folder:
+    with tempfile.TemporaryDirectory(prefix="foretrace-comm-bench-") as folder:
         table = Path(folder) / "table.jsonl"
         # One thread a process, so that ranks on one host do not take each other's cores.
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
@@ -47,7 +48,8 @@ def run_bench(plan: BenchPlan, processes: int, out: str | os.PathLike[str], *, t
                 raise ForetraceError("A sweep needs PyTorch; install it with pip install 'foretrace[capture]'.")
             lines = [line for line in done.stderr.splitlines() if "Error" in line or "error" in line]
             raise ForetraceError(f"The sweep failed: {(lines or [done.stderr.strip()])[0][-TAIL:]}")
-        os.replace(table, target)
+        with whole_file(target) as stream:
+            stream.write(table.read_bytes())
     return target
 
 

@@ -84,8 +84,9 @@ class EventStream:
                 self.is_list = True
                 return text[text.index(b"[") + 1:]
             if not head.startswith(b"{"):
-                raise TraceError(f"{self._name} is not JSON: it starts with {head[:20]!r}; "
-                                 "give the .json or .json.gz file written by the PyTorch profiler.")
+                # What it holds is not shown: behind a link in a shared directory lies somebody's own file.
+                raise TraceError(f"{self._name} is not JSON: it begins neither with {{ nor with [; give the .json or "
+                                 ".json.gz file written by the PyTorch profiler.")
             found = _EVENTS_KEY.search(text, searched)
             if found:
                 self._parse_metadata(text[:found.start()].rstrip().rstrip(b",") + b"}", "before")

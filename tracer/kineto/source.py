@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from tracer.errors import TraceError
+from tracer.input_file import open_anywhere
 
 BLOCK_BYTES = 8 << 20
 """Decompressed bytes handed on at a time. 8 MiB keeps the decoded objects of one block near 40 MB."""
@@ -57,12 +58,7 @@ class Source:
 
     def _open(self) -> tuple[IO[bytes], int]:
         try:
-            if "://" in self.name:
-                import fsspec
-
-                filesystem, path = fsspec.core.url_to_fs(self.name)
-                return filesystem.open(path, "rb"), int(filesystem.size(path) or 0)
-            return open(self.name, "rb"), os.path.getsize(self.name)
+            return open_anywhere(self.name)
         except FileNotFoundError as error:
             raise TraceError(f"{self.name} does not exist; check the path.") from error
         except IsADirectoryError as error:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import io
 import os
 import re
-import secrets
 import zipfile
 import zlib
-from pathlib import Path
 
 from tracer.errors import GraphFileError
+from tracer.input_file import open_anywhere
+from tracer.output_file import replaced_file, why_unwritten
 
 VERSION = 1
 """Version of the file format. Raise it when an older reader would misread a new file."""
@@ -107,12 +107,8 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     """
     name = os.fspath(path)
     try:
-        if "://" in name:
-            import fsspec  # slow to import, and needed for remote files only
-
-            with fsspec.open(name, "rb") as stream:
-                return bytes(stream.read())
-        return Path(name).read_bytes()
+        with open_anywhere(name)[0] as stream:
+            return stream.read()
     except FileNotFoundError:
         raise GraphFileError(f"{name} does not exist; check the path.") from None
     except Exception as error:  # fsspec's back ends raise types of their own (missing package, bad credentials)
@@ -131,37 +127,20 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> None:
     name = os.fspath(path)
     try:
         if "://" in name:
-            import fsspec
+            import fsspec  # slow to import, and needed for remote files only
 
             filesystem, remote = fsspec.core.url_to_fs(name)
             filesystem.pipe_file(remote, data)
         else:
-            _replace(Path(name), data)
+            with replaced_file(name) as stream:
+                stream.write(data)
+    except OSError as error:
+        raise GraphFileError(why_unwritten(name, error)) from error
     except Exception as error:  # as in read_file
         reason = _one_line(error)
         raise GraphFileError(f"{name} cannot be written ({reason}); check the folder and its free space.") from None
 
 
-def _replace(path: Path, data: bytes) -> None:
-    if path.exists() and not path.is_file():
-        raise OSError("it is not a regular file")
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-    try:
-        with open(temporary, "xb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    if hasattr(os, "O_DIRECTORY"):  # POSIX: the rename itself is on disk only once the folder is
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    text = getattr(error, "strerror", None) or str(error)
+    return " ".join(text.split())[:200] or type(error).__name__

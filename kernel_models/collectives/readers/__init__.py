@@ -10,6 +10,7 @@ from kernel_models.collectives.readers.hints import Hints
 from kernel_models.collectives.readers.nccl_tests import is_nccl_tests, read_nccl_tests
 from kernel_models.collectives.readers.param import is_param, read_param
 from kernel_models.collectives.readers.tables import is_table, read_table
+from tracer.input_file import read_input
 
 MOST_BYTES = 256 << 20
 
@@ -27,14 +28,13 @@ def read_log(path: str, hints: Hints | None = None) -> Measurements:
     file = Path(path)
     if file.stat().st_size > MOST_BYTES:
         raise CommError(f"{file.name} is larger than {MOST_BYTES >> 20} MiB; give the log of the benchmark alone.")
-    text = file.read_text(encoding="utf-8", errors="replace")
+    text = read_input(file).decode("utf-8", "replace")
     if is_param(text):
         return read_param(text, file.name, hints)
     if is_nccl_tests(text):
         return read_nccl_tests(text, file.name, hints)
-    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    raise CommError(f"{file.name}, line 1: {first[:40]!r} is no output of nccl-tests, rccl-tests or PARAM, and the "
-                    "file is no table (.csv, .tsv, .jsonl, .parquet); give one of those or a trace.")
+    raise CommError(f"{file.name} is no output of nccl-tests, rccl-tests or PARAM, and no table (.csv, .tsv, .jsonl, "
+                    ".parquet); give one of those or a trace.")
 
 
 __all__ = ["Hints", "read_log"]

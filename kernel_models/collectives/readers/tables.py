@@ -14,6 +14,7 @@ from typing import Any
 from kernel_models.collectives.call import CollectiveKind, CommError, Placement, collective_kind, dtype_name
 from kernel_models.collectives.measurements import Measurements, join, make_measurements
 from kernel_models.collectives.readers.hints import Hints
+from tracer.input_file import open_anywhere
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl")
 _NAMES = {
@@ -106,11 +107,12 @@ def _frame(path: str) -> Any:
     import pandas
 
     try:
-        if path.lower().endswith(".parquet"):
-            return pandas.read_parquet(path)
-        if path.lower().endswith(".jsonl"):
-            return pandas.read_json(path, lines=True)
-        return pandas.read_csv(path, sep="\t" if path.lower().endswith(".tsv") else ",", comment="#")
+        with open_anywhere(path)[0] as stream:
+            if path.lower().endswith(".parquet"):
+                return pandas.read_parquet(stream)
+            if path.lower().endswith(".jsonl"):
+                return pandas.read_json(stream, lines=True)
+            return pandas.read_csv(stream, sep="\t" if path.lower().endswith(".tsv") else ",", comment="#")
     except OSError:
         raise
     except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +27,7 @@ class DirectoryLock:
 
     Raises:
         Busy: another process has it.
-        OSError: the lock's file cannot be made.
+        OSError: the lock's file cannot be made, or something else lies there.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -51,7 +52,13 @@ class DirectoryLock:
             import fcntl
         except ImportError:  # Windows
             return True
-        file = open(self._path, "ab")  # noqa: SIM115 -- held until release
+        # Neither through a link, nor waiting for the reader of a pipe.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        file = os.fdopen(os.open(self._path, flags, 0o666), "ab")
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_size:  # ours has no content
+            file.close()
+            raise OSError(errno.EEXIST, f"{self._path} is no lock of foretrace")
         try:
             # A record lock is the process's own: forked data loaders that outlive it do not keep it.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

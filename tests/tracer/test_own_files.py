@@ -1,0 +1,187 @@
+"""Nothing of others is read without end, written through, or removed."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from tracer.campaign.errors import CampaignError
+from tracer.campaign.results import INDEX, MARK, SCRATCH, Results
+from tracer.capture.output import Part
+from tracer.capture_layout import find_parts
+from tracer.directory_lock import LOCK, Busy, DirectoryLock
+from tracer.errors import CaptureError, ForetraceError
+from tracer.input_file import NotAFile, open_input, read_input
+from tracer.job import read_job
+from tracer.output_file import whole_file
+
+
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for name in ("pipe", "zero"):
+        with pytest.raises(NotAFile, match="pipe or a device"):
+            open_input(tmp_path / name)
+    with pytest.raises(IsADirectoryError):
+        open_input(tmp_path)
+    (tmp_path / "file").write_bytes(b"content")
+    (tmp_path / "link").symlink_to("file")
+    assert read_input(tmp_path / "link") == b"content"
+
+
+@pytest.mark.parametrize("name", ["kineto.json.gz", "graph.foretrace", "context.json", "collectives.json",
+                                  "et.json.gz"])
+@pytest.mark.parametrize("what", ["pipe", "device", "secret"])
+def test_links_and_pipes_in_a_capture_are_neither_followed_for_ever_nor_quoted(name: str, what: str,
+                                                                               tmp_path: Path) -> None:
+    part = tmp_path / "cap" / "rank0"
+    part.mkdir(parents=True)
+    trace = (b'{"schemaVersion": 1, "traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::add", "ts": 1, '
+             b'"dur": 5, "pid": 1, "tid": 1, "args": {"External id": 1}}]}')
+    (part / "kineto.json.gz").write_bytes(gzip.compress(trace))
+    (part / "context.json").write_text('{"complete": true}')
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"root:hunter2\xff:0:0\n" * 20)
+    (part / name).unlink(missing_ok=True)
+    if name == "graph.foretrace":
+        (part / "kineto.json.gz").unlink()
+    if what == "pipe":
+        os.mkfifo(part / name)
+    else:
+        (part / name).symlink_to("/dev/zero" if what == "device" else secret)
+    try:
+        job = read_job(tmp_path / "cap")
+    except ForetraceError as error:
+        said = str(error)
+    else:
+        said = " ".join([*job.notes, *(note for graph in job.graphs for note in graph.meta.loss.notes)])
+        assert name == "et.json.gz" and said
+    assert "hunter2" not in said and len(said) < 1000
+
+
+def test_an_output_replaces_a_file_but_not_through_a_link(tmp_path: Path) -> None:
+    victim, link = tmp_path / "victim", tmp_path / "out.json"
+    victim.write_text("keep")
+    link.symlink_to(victim)
+    with pytest.raises(ForetraceError, match="is a link") as error, whole_file(link) as stream:
+        stream.write(b"new")
+    assert "what was there is unchanged" in str(error.value)
+    assert victim.read_text() == "keep" and link.is_symlink()
+    victim.chmod(0o600)
+    with whole_file(victim) as stream:
+        stream.write(b"new")
+    assert victim.read_text() == "new" and stat.S_IMODE(victim.stat().st_mode) == 0o600
+    assert sorted(os.listdir(tmp_path)) == ["out.json", "victim"]
+
+
+def test_standard_output_is_no_link_of_others(tmp_path: Path) -> None:
+    with whole_file("/dev/null") as stream:
+        stream.write(b"gone")
+
+
+def test_a_failed_output_leaves_what_was_there(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    target.write_text("old")
+    with pytest.raises(KeyboardInterrupt), whole_file(target) as stream:
+        stream.write(b"half")
+        raise KeyboardInterrupt
+    assert target.read_text() == "old" and os.listdir(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("make", [lambda path: path.write_text("mine"), lambda path: path.symlink_to("victim"),
+                                  os.mkfifo])
+def test_a_lock_of_others_is_left(make: object, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("keep")
+    make(tmp_path / LOCK)  # type: ignore[operator]
+    with pytest.raises(OSError):
+        DirectoryLock(tmp_path)
+    assert victim.read_text() == "keep" and os.path.lexists(tmp_path / LOCK)
+
+
+def test_a_lock_is_exclusive_and_gone_afterwards(tmp_path: Path) -> None:
+    lock = DirectoryLock(tmp_path)
+    lock.release()
+    assert os.listdir(tmp_path) == [] and issubclass(Busy, Exception)
+
+
+def _filled(folder: Path) -> Path:
+    (folder / SCRATCH).mkdir(parents=True)
+    (folder / SCRATCH / "precious").write_text("work")
+    (folder / LOCK).write_text("not foretrace's")
+    return folder
+
+
+def _open(folder: Path, *, resume: bool = False, rehearsal: bool = False) -> Results:
+    results = Results(folder)
+    results.open("plan", "", resume=resume, rehearsal=rehearsal)
+    return results
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("other", ["notes.txt", None, INDEX])
+def test_a_refused_campaign_touches_nothing(other: str | None, tmp_path: Path) -> None:
+    folder = _filled(tmp_path / "mine")
+    if other is not None:
+        (folder / other).write_text('{"name": "a campaign of another kind"}')
+    before = _content(folder)
+    for resume in (False, True):
+        with pytest.raises(CampaignError):
+            _open(folder, resume=resume)
+        assert _content(folder) == before
+
+
+def test_a_campaign_refused_for_its_options_keeps_what_a_killed_run_left(tmp_path: Path) -> None:
+    results = _open(tmp_path)
+    results.save([])
+    (results.scratch / "half").write_text("left by a kill")
+    assert results._lock is not None
+    results._lock.release()
+    before = _content(tmp_path)
+    for resume, rehearsal in ((False, False), (True, True)):
+        with pytest.raises(CampaignError):
+            _open(tmp_path, resume=resume, rehearsal=rehearsal)
+        assert _content(tmp_path) == before
+    _open(tmp_path, resume=True).close()  # ours: a run that goes on clears it
+    assert sorted(_content(tmp_path)) == [INDEX, "items.jsonl"]
+
+
+def test_a_run_that_was_killed_before_it_wrote_anything_is_taken_up(tmp_path: Path) -> None:
+    (tmp_path / SCRATCH / "item").mkdir(parents=True)
+    (tmp_path / SCRATCH / MARK).touch()
+    (tmp_path / LOCK).touch()
+    _open(tmp_path).close()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_capture_replaces_neither_through_links_nor_what_no_capture_wrote(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "context.json").write_text('{"complete": true}')
+    out = tmp_path / "runs"
+    out.mkdir()
+    (out / "rank0").symlink_to(victim)
+    with pytest.raises(CaptureError, match="is a link"):
+        Part(out, 0, replace=True)
+    (out / "rank0").unlink()
+    (out / "rank0").mkdir()
+    mine = out / "rank0" / "context.json"
+    mine.write_text('{"my": "own file"}')
+    (out / "rank0" / ".scratch-mine").mkdir()
+    with pytest.raises(CaptureError, match="which no capture of foretrace wrote"):
+        Part(out, 0, replace=True)
+    assert mine.read_text() == '{"my": "own file"}' and (out / "rank0" / ".scratch-mine").is_dir()
+    mine.unlink()
+    (out / "rank1").symlink_to(victim)  # of a larger job, which this one would replace
+    assert [part.rank for part in find_parts(out)] == [1]
+    part = Part(out, 0, replace=True)
+    part.write_json("context.json", {"complete": False})
+    part.close()
+    assert os.listdir(victim) == ["context.json"] and not os.path.lexists(out / "rank1")

@@ -1,0 +1,67 @@
+"""Opening files that others may have put there: regular files only, whatever a link in a shared directory points at."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import BinaryIO
+
+PathLike = str | os.PathLike[str]
+
+
+class NotAFile(OSError):
+    """The path is there and is no regular file: a pipe would block for ever, a device never end."""
+
+    def __init__(self, path: PathLike) -> None:
+        super().__init__(errno.EINVAL, "it is a pipe or a device, not a file", os.fspath(path))
+
+
+def open_input(path: PathLike) -> BinaryIO:
+    """Open a regular file for reading; a link is followed, and what it leads to must be a regular file too.
+
+    It is looked at before and after it is opened, which never waits: what lies there may be exchanged in between.
+
+    Raises:
+        NotAFile: it is a pipe, socket or device.
+        OSError: as ``open`` raises.
+    """
+    _check(os.stat(path), path)
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+                         | getattr(os, "O_BINARY", 0))
+    try:
+        _check(os.fstat(descriptor), path)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_input(path: PathLike) -> bytes:
+    """All bytes of a regular file. Raises as ``open_input``."""
+    with open_input(path) as stream:
+        return stream.read()
+
+
+def open_anywhere(path: PathLike) -> tuple[BinaryIO, int]:
+    """Open a local file (see ``open_input``) or an fsspec URL, with its size in bytes, 0 if that is not known.
+
+    Raises:
+        OSError: a local file cannot be opened.
+        Exception: what the URL's back end raises, of types of its own.
+    """
+    name = os.fspath(path)
+    if "://" not in name:
+        stream = open_input(name)
+        return stream, os.fstat(stream.fileno()).st_size
+    import fsspec  # slow to import, and needed for remote files only
+
+    system, remote = fsspec.core.url_to_fs(name)
+    return system.open(remote, "rb"), int(system.size(remote) or 0)
+
+
+def _check(found: os.stat_result, path: PathLike) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise NotAFile(path)
