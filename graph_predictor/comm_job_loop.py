@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from kernel_models.compiled import compiled
 
-@numba.njit(cache=True)
+
+@compiled()
 def run_groups(lane_ptr, entry_collective, entry_work, duration, start, end, last, lane_end, lane_waited):
     """Returns how many collectives never started."""
     lanes, collectives = lane_ptr.shape[0] - 1, duration.shape[0]

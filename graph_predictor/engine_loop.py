@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from graph_predictor.causes import EndCause, KernelCause, StartCause
 from graph_predictor.program import Anchor
+from kernel_models.compiled import compiled
 
 # Compiled code knows plain numbers only.
 PROGRAM_ORDER, OTHER_THREAD = int(StartCause.PROGRAM_ORDER), int(StartCause.OTHER_THREAD)
@@ -19,7 +19,7 @@ SUBMITTED = -1
 
 
 
-@numba.njit(cache=True)
+@compiled()
 def _push(heap, size, kernel, key):
     """Append a kernel to a binary min-heap of kernels ordered by ``key``; returns the new size."""
     i = size
@@ -33,7 +33,7 @@ def _push(heap, size, kernel, key):
     return size + 1
 
 
-@numba.njit(cache=True)
+@compiled()
 def _pop(heap, size, key):
     """Remove the kernel with the least key; returns (it, the new size)."""
     least = heap[0]
@@ -54,7 +54,7 @@ def _pop(heap, size, key):
     return least, size
 
 
-@numba.njit(cache=True)
+@compiled()
 def _count_up_to(heap, size, key, limit, enough):
     """How many kernels of the heap have a key of at most ``limit``, counting no further than ``enough``."""
     todo = np.empty(enough + 64, np.int64)
@@ -73,7 +73,7 @@ def _count_up_to(heap, size, key, limit, enough):
     return found
 
 
-@numba.njit(cache=True)
+@compiled()
 def _enter(heap, rank, room, kernel, key, size, slot_kernel):
     """Put a finished entry into a rank's queue; the earliest of more than ``room`` of them has left its slot."""
     size[rank] = _push(heap, size[rank], kernel, key)
@@ -83,7 +83,7 @@ def _enter(heap, rank, room, kernel, key, size, slot_kernel):
             slot_kernel[rank] = left
 
 
-@numba.njit(cache=True)
+@compiled()
 def _line_up(line, base, room, first, size, rank, kernel, key, slot_kernel):
     """Put a finished entry into a rank's queue: a ring of ``room + 1`` places in the order of their ends, from
     ``first`` on. The earliest of more than ``room`` of them has left its slot.
@@ -110,7 +110,7 @@ def _line_up(line, base, room, first, size, rank, kernel, key, slot_kernel):
             slot_kernel[rank] = left
 
 
-@numba.njit(cache=True)
+@compiled()
 def _ended_by(line, base, room, first, size, key, limit):
     """How many entries of a ring (see ``_line_up``) have ended by ``limit``."""
     low, high = 0, size
@@ -123,7 +123,7 @@ def _ended_by(line, base, room, first, size, key, limit):
     return low
 
 
-@numba.njit(cache=True)
+@compiled()
 def _overtaken(entries, room, kernel_done, kernel_end, in_time):
     """The queue for a call whose entries a call of another thread, recorded later, has passed already.
 
@@ -145,7 +145,7 @@ def _overtaken(entries, room, kernel_done, kernel_end, in_time):
     return slot[0], np.int64(-1)
 
 
-@numba.njit(cache=True)
+@compiled()
 def _offer(kernel, ready, cause, source, start, causes, sources, pending, stack, depth):
     """One input of a kernel is known: it starts no earlier than ``ready``. Returns the stack's new depth."""
     if ready > start[kernel]:
@@ -159,14 +159,14 @@ def _offer(kernel, ready, cause, source, start, causes, sources, pending, stack,
     return depth
 
 
-@numba.njit(cache=True)
+@compiled()
 def _park(thread, parked, on, next_parked):
     """A thread waits for item or kernel ``on``; threads that wait for the same one are a chain."""
     next_parked[thread] = parked[on]
     parked[on] = thread
 
 
-@numba.njit(cache=True)
+@compiled()
 def _wake(parked, on, next_parked, runnable, count):
     """Threads that waited for ``on`` may go on; returns how many are runnable now."""
     thread = parked[on]
@@ -178,7 +178,7 @@ def _wake(parked, on, next_parked, runnable, count):
     return count
 
 
-@numba.njit(cache=True)
+@compiled()
 def _put_thread(keys, threads, size, thread, key):
     """Add a thread to the heap of those that can run, by (time of its next item, thread); returns its size."""
     i = size
@@ -194,7 +194,7 @@ def _put_thread(keys, threads, size, thread, key):
     return size + 1
 
 
-@numba.njit(cache=True)
+@compiled()
 def _take_thread(keys, threads, size):
     """Remove the earliest thread; returns (it, the heap's new size)."""
     earliest = threads[0]
@@ -218,7 +218,7 @@ def _take_thread(keys, threads, size):
     return earliest, size
 
 
-@numba.njit(cache=True)
+@compiled()
 def run(
     thread_ptr, thread_rank, thread_start, item_work, item_cost, item_external, item_queue,
     after_ptr, after_item, after_lag, wait_ptr, wait_kernel, wait_lag,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import metadata
 from typing import Annotated
@@ -69,11 +70,21 @@ app.add_typer(models, name="models")
 
 def main() -> None:
     """Run the command line; ends the process with 0, or 2 for bad input (see ``errors.one_sentence``)."""
+    if sys.stdout is None or sys.stderr is None:
+        _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show µ gets a question mark, not a crash.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     app()
+
+
+def _open_closed_streams() -> None:
+    """Put the null device where a shell closed a stream (``>&-``), so that no output file gets its number."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 -- until the process ends
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 __all__ = ["app", "main"]

@@ -15,6 +15,7 @@ from graph_predictor.cli.errors import INTERRUPTED, one_sentence
 from graph_predictor.cli.fit import error_cells
 from graph_predictor.cli.options import Debug, Json
 from graph_predictor.cli.output import PROFILE, check_output
+from graph_predictor.cli.text import one_line, tell
 
 if TYPE_CHECKING:
     from kernel_models.calibration import Calibration
@@ -64,8 +65,8 @@ def calibrate(
         except KeyboardInterrupt:
             line.end()
             again = f"{' --work ' + work if work else ''} --resume"
-            typer.echo(f"foretrace: Interrupted. What was measured is kept in {folder}; go on with the same command "
-                       f"and {again.strip()}.", err=True)
+            tell(f"foretrace: Interrupted. What was measured is kept in {folder}; go on with the same command and "
+                 f"{again.strip()}.")
             raise typer.Exit(INTERRUPTED) from None
         line.end()
         write_profile(found, output)
@@ -102,11 +103,11 @@ class _ProgressLine:
         """Show a line."""
         passing = " s: " in text or text == "fitting"
         if self._on_terminal and passing:
-            sys.stderr.write(f"\r\x1b[2K{text}")
+            sys.stderr.write(f"\r\x1b[2K{one_line(text)}")
             self._open = True
         else:
             self.end()
-            sys.stderr.write(text + "\n")
+            tell(text)
         sys.stderr.flush()
 
     def end(self) -> None:

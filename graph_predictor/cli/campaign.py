@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +10,7 @@ import typer
 from graph_predictor.cli.console import Column, Report, count, milliseconds, percent, print_json
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json
+from graph_predictor.cli.text import tell
 
 if TYPE_CHECKING:
     from tracer.campaign import ItemResult, Outcome, Results
@@ -42,7 +42,7 @@ def run_plan(
         from tracer.campaign import Results, RunOptions, read_plan
         from tracer.campaign import run as run_campaign
 
-        options = RunOptions(minutes=minutes, max_mb=max_mb, part=part, resume=resume, rehearse=rehearse, say=_say)
+        options = RunOptions(minutes=minutes, max_mb=max_mb, part=part, resume=resume, rehearse=rehearse, say=tell)
         outcome = run_campaign(read_plan(plan), out, options)
         _report_run(outcome, Results.read(out), out)
 
@@ -99,11 +99,6 @@ def show_status(
         _report_results(report, results)
         _report_captures(report, [line for line in results.lines.values() if line.kind == "workload"])
         _report_failures(report, list(results.lines.values()))
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
 
 
 def _report_run(outcome: Outcome, results: Results, out: str) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import traceback
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
+from graph_predictor.cli.console import Report
 from graph_predictor.cli.errors import FAILED, INTERRUPTED, one_sentence
 from graph_predictor.cli.options import Debug
+from graph_predictor.cli.text import tell
 from tracer.errors import CaptureError, ForetraceError
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def _script(path: str, arguments: list[str], out: str, options: CaptureOptions, 
         # As Python ends: a number is the status, anything else is printed and the status 1.
         status = error.code if isinstance(error.code, int) else FAILED
         if not isinstance(error.code, int):
-            typer.echo(str(error.code), err=True)
+            tell(str(error.code))
         what = f"{path} ended itself with exit status {status}"
     except KeyboardInterrupt:
         status, what = INTERRUPTED, f"{path} was interrupted"
@@ -151,7 +152,7 @@ def _script(path: str, arguments: list[str], out: str, options: CaptureOptions, 
         shown = error if debug else without_our_frames(error, path)
         traceback.print_exception(type(shown), shown, shown.__traceback__)
         status, what = FAILED, f"{path} failed with {type(error).__name__}"
-    typer.echo(f"foretrace: {what}; {begun.kept}.", err=True)
+    tell(f"foretrace: {what}; {begun.kept}.")
     raise typer.Exit(status)
 
 
@@ -171,4 +172,6 @@ def _report(done: Capture, out: str) -> None:
     note = done.late_facts().get("optimizers", {}).get("note")
     if note:
         lines.append(f"Note: {note}")
-    sys.stdout.write("\n".join(lines) + "\n")
+    report = Report()
+    for line in lines:
+        report.line(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,12 +15,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from graph_predictor.cli.text import one_line, printable, standard_output
+
 if TYPE_CHECKING:
     from tracer.job import Job
 
 PLAIN_WIDTH = 100
 """Columns of tables in a file or pipe, and the most on a terminal that is wider."""
 _PIECE = 1 << 14
+MOST_NOTES = 60
+"""Notes that are shown."""
+_UNPRINTABLE = re.compile(r"[^\x00-\x7e]")
 NARROWEST = 12
 """A name is cut to no less than this."""
 
@@ -52,7 +58,7 @@ class Report:
 
     def table(self, title: str, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
         """Print a table under its title; one without rows is left out."""
-        cells = [[printable(cell) for cell in row] for row in rows]
+        cells = [[one_line(cell) for cell in row] for row in rows]
         if not cells:
             return
         cells = _fitted(columns, cells, self.width)
@@ -66,21 +72,26 @@ class Report:
         self.line(title, style="bold")
         # Rather a line too long for a narrow terminal than a number cut in two.
         self.console.width = max(self.width, _table_width(columns, cells))
-        self.console.print(table, crop=False)
+        with standard_output():
+            self.console.print(table, crop=False)
 
     def line(self, text: str = "", *, indent: int = 0, style: str = "") -> None:
         """Print one sentence, wrapped; lines after the first are indented by ``indent`` spaces."""
         lines = textwrap.wrap(printable(text), self.width, subsequent_indent=" " * indent, break_long_words=False,
                               break_on_hyphens=False) or [""]
         self.console.width = max(self.width, *map(len, lines))
-        self.console.print(Text("\n".join(lines), style=style))
+        with standard_output():
+            self.console.print(Text("\n".join(lines), style=style))
 
     def notes(self, notes: Iterable[str]) -> None:
-        """Print sentences, each once, as a list."""
-        for i, note in enumerate(dict.fromkeys(notes)):
+        """Print sentences, each once, as a list; of very many the first."""
+        found = list(dict.fromkeys(notes))
+        for i, note in enumerate(found[:MOST_NOTES]):
             if i == 0:
                 self.line()
             self.line(f"Note: {note}", indent=6)
+        if len(found) > MOST_NOTES:
+            self.line(f"… and {len(found) - MOST_NOTES:,} notes more (--json has them).")
 
 
 def _title_width(column: Column) -> int:
@@ -124,19 +135,25 @@ def shortened(text: str, width: int, *, keep_end: bool = False) -> str:
     return "…" + text[len(text) - kept:] if keep_end else text[:kept] + "…"
 
 
-def printable(text: str) -> str:
-    """The text without what would steer a terminal: names come from files others wrote."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text) if not text.isprintable() else text
-
-
 def print_json(value: Any) -> None:
     """Print a value as JSON (NaN and infinities as null)."""
     import msgspec
 
     text = msgspec.json.format(msgspec.json.encode(_encodable(value)), indent=2).decode("utf-8") + "\n"
+    text = _UNPRINTABLE.sub(_json_escape, text)
     # In pieces: an unbuffered stdout hides that the reader left in the middle of a long write.
-    for at in range(0, len(text), _PIECE):
-        sys.stdout.write(text[at:at + _PIECE])
+    with standard_output():
+        for at in range(0, len(text), _PIECE):
+            sys.stdout.write(text[at:at + _PIECE])
+
+
+def _json_escape(found: re.Match[str]) -> str:
+    """A character that steers a terminal as JSON writes it otherwise; JSON itself escapes only those below a space."""
+    character = found.group()
+    if character.isprintable():
+        return character
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
 
 
 def _encodable(value: Any) -> Any:
@@ -169,7 +186,7 @@ def working(text: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    with Console(stderr=True).status(text):
+    with Console(stderr=True).status(Text(printable(text))):
         yield
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import typer
 
+from graph_predictor.cli.text import STDOUT, standard_output, tell
+from tracer.disk import FULL
 from tracer.errors import ForetraceError
 
 BAD_INPUT = 2
@@ -26,7 +29,8 @@ def one_sentence(debug: bool) -> Iterator[None]:
     """Turn what a command raises into one sentence and ``typer.Exit``; with ``debug`` the traceback comes first."""
     try:
         yield
-        sys.stdout.flush()
+        with standard_output():
+            sys.stdout.flush()
     except typer.Exit:
         raise
     except BrokenPipeError:
@@ -38,7 +42,9 @@ def one_sentence(debug: bool) -> Iterator[None]:
             traceback.print_exc()
         code, sentence = _told(error)
         hint = "" if debug or code != FAILED else " The option --debug prints where."
-        typer.echo(f"foretrace: {' '.join(sentence.split())}{hint}", err=True)
+        if isinstance(error, OSError) and error.filename == STDOUT:
+            _forget_stdout()
+        tell(f"foretrace: {' '.join(sentence.split())}{hint}")
         raise typer.Exit(code) from None
 
 
@@ -53,6 +59,9 @@ def _told(error: BaseException) -> tuple[int, str]:
         return BAD_INPUT, f"This needs {lacking}; install it with: pip install 'foretrace[capture]'."
     if isinstance(error, MemoryError):
         return FAILED, "There is not enough memory for this trace; give fewer ranks at a time, or use a larger machine."
+    if isinstance(error, OSError) and error.filename is None and error.errno in FULL:
+        return BAD_INPUT, (f"{error.strerror}: neither what was written, nor the temporary directory "
+                           f"{tempfile.gettempdir()}, may have had room; free space. Existing outputs are unchanged.")
     if isinstance(error, OSError):
         where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
         return BAD_INPUT, f"{where}{error.strerror or error}; check the path, its permissions and the free space."

@@ -13,6 +13,7 @@ from graph_predictor.cli.console import Column, Report, count, percent, print_js
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json
 from graph_predictor.cli.output import PROFILE, check_output
+from graph_predictor.cli.text import tell
 
 if TYPE_CHECKING:
     from kernel_models.profile import Entry
@@ -114,4 +115,4 @@ def error_cells(errors: dict[str, float] | None) -> list[str]:
 
 def _tell(text: str) -> None:
     if sys.stderr.isatty():
-        typer.echo(text, err=True)
+        tell(text)

@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numba
 import numpy as np
 
 from graph_predictor.parallel.plan import Schedule
 from graph_predictor.program import Float64, Int64
+from kernel_models.compiled import compiled
 
 FORWARD, BACKWARD = 0, 1
 
@@ -101,7 +101,7 @@ def simulate(order: Order, forward: Float64, backward: Float64, transfer: Float6
     return Pipelined(order, start, end, (end - start).sum(axis=1))
 
 
-@numba.njit(cache=True)
+@compiled()
 def _run(kind, microbatch, chunk, forward, backward, transfer, blocking):  # type: ignore[no-untyped-def]
     """The longest path, stage by stage as far as each can go; returns start, end and whether all was run."""
     stages, tasks = kind.shape

@@ -32,7 +32,7 @@ from kernel_models.collectives.measurements import Measurements
 from kernel_models.collectives.times import CommTimes, Level
 from kernel_models.collectives.topology import Topology, topology
 from tracer.input_file import read_input
-from tracer.output_file import replaced_file
+from tracer.output_file import replaced_file, why_unwritten
 
 FORMAT = "foretrace-comm"
 VERSION = 1
@@ -168,9 +168,7 @@ class CommProfile:
         try:
             self._write(Path(path))
         except OSError as error:
-            reason = error.strerror or type(error).__name__
-            raise CommError(f"{os.fspath(path)} cannot be written: {reason[:1].lower()}{reason[1:]}; check the folder, "
-                            "its permissions and the free space.") from None
+            raise CommError(why_unwritten(path, error)) from None
 
     def _write(self, target: Path) -> None:
         state = {"format": FORMAT, "version": VERSION, **self.state()}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 import numpy.typing as npt
+
+from kernel_models.compiled import compiled
 
 Float32 = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.uint8]
@@ -49,7 +50,7 @@ class Bins:
         return result
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _codes(rows, edges, start, result):  # type: ignore[no-untyped-def]
     for f in range(rows.shape[1]):
         first, count = start[f], start[f + 1] - start[f]

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from kernel_models.compiled import compiled
 from kernel_models.learned.columns import Columns
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _some(site: Int64) -> npt.NDArray[np.bool_]:
     return kept
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _find(head, code, batch, m, low, high):  # type: ignore[no-untyped-def]
     for i in range(len(code)):
         # First group not before (code, batch, m).
@@ -176,7 +176,7 @@ def _find(head, code, batch, m, low, high):  # type: ignore[no-untyped-def]
         high[i] = above if above >= 0 else below
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _describe(group, n, k, base_us, start, site, log_site, value, base, result):  # type: ignore[no-untyped-def]
     for i in range(len(group)):
         if group[i] < 0:
@@ -241,7 +241,7 @@ def _describe(group, n, k, base_us, start, site, log_site, value, base, result):
             result[i, 13] = _between(lesser_n, larger_n, result[i, 10], result[i, 12], value)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _between(lesser, larger, below, above, value):  # type: ignore[no-untyped-def]
     """Values of two neighbours by their distances; of one where there is no other."""
     if lesser < 0:

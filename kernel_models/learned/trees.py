@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from kernel_models.compiled import compiled
 from kernel_models.learned.bins import Bins
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _tree(nodes: Any) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float64], 
     return words.astype(np.uint32), np.where(leaf, mine["value"], 0.0), max(level)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _walk(codes, words, values, start, depth, result):  # type: ignore[no-untyped-def]
     place = np.zeros(_BLOCK, np.int64)
     for block in range(0, codes.shape[0], _BLOCK):

@@ -17,7 +17,7 @@ from micro import Micro
 from report_support import CPU_SMALL, ROOT, real_trace, worked_step
 
 from graph_predictor.cli import main
-from graph_predictor.cli.console import Column, Report, printable, shortened
+from graph_predictor.cli.console import Column, Report, shortened
 
 COMMAND = "import sys; sys.argv[0] = 'foretrace'; from graph_predictor.cli import main; sys.exit(main())"
 TRACE = str(CPU_SMALL / "kineto.json.gz")
@@ -404,7 +404,7 @@ def test_nothing_steers_the_terminal(run: Run, tmp_path: Path) -> None:
     trace = worked_step().op("evil\x1b[2J\x07\u202eop", 1300, 1380)
     ran = run("breakdown", trace.write(tmp_path / "t.json"), "--top", 50)
     assert ran.code == 0
-    assert "evil?[2J??op" in ran.out
+    assert "evil\\x1b[2J" in ran.out
     assert "\x1b" not in ran.out
     ran = run("breakdown", tmp_path / "t.json", "--json")
     assert "\x1b" not in ran.out
@@ -415,7 +415,6 @@ def test_names_are_shortened_where_they_matter_least() -> None:
     assert shortened("void kernel<4>(int)", 14) == "kernel<4>(int)"
     assert shortened("void kernel<4>(int)", 8) == "kernel<…"
     assert shortened("Net/Encoder/Layer_3", 9, keep_end=True) == "…/Layer_3"
-    assert printable("a\x00b\nc") == "a?b\nc"
 
 
 def test_a_full_table_is_cut_once_and_fits(capsys: pytest.CaptureFixture[str]) -> None:

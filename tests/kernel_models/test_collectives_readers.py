@@ -81,8 +81,8 @@ def test_older_columns_and_given_ranks(tmp_path):
     (lambda t: t.replace(ROWS, ""), "no row of results"),
     (lambda t: t.replace("#  Rank  1 ", "#  Rank  7 "), "of 8 ranks only 3 are listed"),
     (lambda t: t.replace("10.00   0.10", "0.00   0.10"), "line 10: 1024 bytes took 0 µs"),
-    (lambda t: "OSU MPI Allreduce Latency Test\n" + "8 1.2\n", "line 1: 'OSU MPI .* is no output of nccl-tests"),
-    (lambda t: "", "line 1: ''"),
+    (lambda t: "OSU MPI Allreduce Latency Test\n" + "8 1.2\n", "run.log is no output of nccl-tests"),
+    (lambda t: "", "is no output of nccl-tests"),
 ])
 def test_a_bad_log_is_told_with_its_line(tmp_path, change, said):
     with pytest.raises(CommError, match=said) as error:

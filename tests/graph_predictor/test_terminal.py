@@ -1,0 +1,131 @@
+"""What reaches a terminal, a pipe that was closed, or a full disk."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graph_predictor.cli import main
+from graph_predictor.cli.console import Column, Report, print_json
+from graph_predictor.cli.text import MOST_CELL, MOST_TEXT, one_line, printable, tell
+
+ROOT = Path(__file__).resolve().parents[2]
+CAPTURE = ROOT / "traces" / "cpu-small"
+EVIL = "\x1b]0;evil\x07\x9b31m\u202egnp\r[bold]x[/bold]"
+COMMAND = "from graph_predictor.cli import main; main()"
+STEERS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Everything but the newline that a terminal obeys or that turns text round."""
+
+
+def foretrace(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **options.pop("environment", {})}
+    return subprocess.run([sys.executable, "-c", COMMAND, *map(str, arguments)], text=True, check=False,
+                          env=environment, **{"capture_output": "stdout" not in options, **options})
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["foretrace", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            sys.exit(main())
+        shown = capsys.readouterr()
+        return left.value.code if isinstance(left.value.code, int) else 0, shown.out, shown.err
+
+    return call
+
+
+def test_text_steers_nothing_and_is_bounded(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printable(EVIL) == "\\x1b]0;evil\\x07\\x9b31m\\u202egnp\\r[bold]x[/bold]"
+    assert one_line("a\nb") == "a\\nb"
+    long = printable("a" * 70_000 + ": do this.")
+    assert len(long) < MOST_TEXT + 100 and long.endswith(": do this.") and "characters left out" in long
+    report = Report()
+    report.table(EVIL, [Column("name", name=True), Column("n")], [[EVIL, EVIL], ["x" * 70_000, "1" * 70_000]])
+    report.line(EVIL + "y" * 70_000)
+    report.notes([EVIL, *(f"note {number}" for number in range(1000))])
+    tell(EVIL + "z" * 70_000)
+    shown = capsys.readouterr()
+    for text in (shown.out, shown.err):
+        assert not STEERS.search(text) and "[bold]x[/bold]" in text
+        assert max(map(len, text.split())) < MOST_TEXT + MOST_CELL
+    assert len(shown.out) < 20_000 and "notes more" in shown.out
+
+
+def test_json_is_what_the_file_says_and_steers_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    value = {EVIL: [EVIL, "µ – ü 漢 \U000e0001 \U0001f600"]}
+    print_json(value)
+    out = capsys.readouterr().out
+    assert json.loads(out) == value and not STEERS.search(out) and "\U000e0001" not in out and "漢 " in out
+
+
+def _trace(name: str) -> bytes:
+    event = {"ph": "X", "cat": "cpu_op", "name": name, "ts": 10, "dur": 50, "pid": 1, "tid": 1,
+             "args": {"External id": 1}}
+    step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 1, "dur": 100, "pid": 1, "tid": 1,
+            "args": {}}
+    return json.dumps({"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": name}],
+                       "traceEvents": [step, event]}).encode()
+
+
+@pytest.mark.parametrize("command", ["inspect", "breakdown", "replay", "predict", "opportunities", "ranks", "overheads",
+                                     "check", "convert", "diff"])
+@pytest.mark.parametrize("kind", ["names", "context", "long"])
+def test_no_command_passes_on_what_steers_a_terminal(command: str, kind: str, tmp_path: Path, run: Any) -> None:
+    name = "n" * 70_000 if kind == "long" else EVIL
+    part = tmp_path / ("cap" if kind == "long" else "c\x1b]0;evil\x07p") / "rank0"
+    part.mkdir(parents=True)
+    (part / "kineto.json.gz").write_bytes(gzip.compress(_trace(name)))
+    context: dict[str, Any] = {"complete": True}
+    if kind == "context":
+        context = {"complete": False, "ended": name, "hardware": {"device": name}, "optimizers": {"note": name},
+                   "software": {"torch": name}, "workload": {"name": name, "settings": {}}}
+    (part / "context.json").write_text(json.dumps(context))
+    (part.parent / "baseline.json").write_text(json.dumps(
+        {"format": "foretrace-baseline", "version": 1, "reasons": [], "captures": {name: {name: 1}}}))
+    more = {"diff": [part.parent], "convert": ["-o", tmp_path / "x.foretrace"]}.get(command, [])
+    for form in ([], ["--json"]):
+        code, out, err = run(command, part.parent, *more, *form)
+        assert code in (0, 1, 2), err
+        assert not STEERS.search(out) and not STEERS.search(err)
+        if not form:
+            assert len(out) + len(err) < 30_000
+
+
+@pytest.mark.parametrize("arguments", [("workloads", "--json"), ("workloads",), ("--help",), ("inspect", CAPTURE)])
+def test_a_reader_that_has_gone_is_no_error(arguments: tuple[object, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        ran = foretrace(*arguments, stdout=writing, stderr=subprocess.PIPE)
+    finally:
+        os.close(writing)
+    assert ran.stderr == "" and ran.returncode in (0, 1, 141)
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams_are_no_error(closed: str, tmp_path: Path) -> None:
+    out = tmp_path / "small.foretrace"
+    for arguments in (f"inspect {CAPTURE}", f"convert {CAPTURE} -o {out}"):
+        ran = subprocess.run(f"{sys.executable} -c '{COMMAND}' {arguments} {closed}", shell=True, text=True,
+                             check=False, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        assert ran.returncode == 0 and "Traceback" not in ran.stderr
+    assert out.read_bytes().startswith(b"PK\x03\x04")  # nothing else was written into it
+
+
+def test_a_full_standard_output_is_named() -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("this system has no /dev/full")
+    with open("/dev/full", "w") as full:
+        ran = foretrace("workloads", "--json", stdout=full, stderr=subprocess.PIPE)
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("foretrace: the standard output: No space left on device") and (
+        ran.stderr.count("\n") == 1)
