@@ -168,7 +168,7 @@ def test_what_does_not_fit_together_is_refused(profile: DeviceProfile, change: o
 def test_what_is_no_profile_is_told(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello")
     for path, why in ((tmp_path / "text", "is no device profile"), (tmp_path, "is a directory"),
-                      (Path("/dev/zero"), "is a device and never ends"),
+                      (Path("/dev/zero"), "is a pipe or a device"),
                       (tmp_path / "none", "does not exist")):
         with pytest.raises(ProfileError, match=why):
             load_profile(path)
