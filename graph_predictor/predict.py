@@ -72,7 +72,7 @@ class Baseline:
         ForetraceError: there is nothing to simulate, no step, or no such step.
     """
 
-    def __init__(self, job: Job | ExecutionGraph | Sequence[ExecutionGraph], steps: int | range | None = None, *,
+    def __init__(self, job: Job | ExecutionGraph | Sequence[ExecutionGraph], steps: str | int | range | None = None, *,
                  device: DeviceSpec | None = None, models: Models | None = None,
                  host: HostOverheads | None = None, collectives: CollectiveModel | None = None,
                  origin: Baseline | None = None, profiled: bool = False) -> None:

@@ -30,13 +30,14 @@ from graph_predictor.whatif import (
     SizeLaws,
     Sizes,
 )
-from graph_predictor.whatif.device import find_device
 from graph_predictor.whatif.named_sizes import captured_sizes, parse_also, parse_sets
 from graph_predictor.whatif.ranks import Ranks, Straggler, on_ranks, traced
 from graph_predictor.whatif.retrace import recorded_sizes, retrace, trace_again, why_not
 from kernel_models.collectives import topology as find_topology
+from kernel_models.device_choice import find_device, shape_device, traced_device
 from tracer.graph import SHAPE_ONLY
 from tracer.job import Job, assemble_job, read_job
+from tracer.shape_only.devices import Device as ShapeDevice
 from tracer.shape_only.errors import ShapeOnlyError
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def read_source(source: Sequence[str], window: int = 0, device: str | None = Non
     if is_script(source):
         from tracer.shape_only.script import trace_script
 
-        return assemble_job([trace_script(source[0], device or DEFAULT_DEVICE)])
+        return assemble_job([trace_script(source[0], traced_device(device or DEFAULT_DEVICE))])
     return read_job(list(source), window=window) if read is None else read(list(source), window)
 
 
@@ -104,7 +105,7 @@ class Study:
 
     Args:
         job: recorded, or traced by shapes.
-        step: the recorded step to repeat; by default the last ones alike.
+        step: the recorded step to repeat, by name or number; by default the last ones alike.
         recorded_on: the device it was recorded on, if the trace does not say.
         profiles: fitted models of devices.
         code: of a job traced by shapes, the SCRIPT.py:FUNCTION it was traced from.
@@ -115,7 +116,7 @@ class Study:
         ForetraceError: there is nothing to predict from.
     """
 
-    def __init__(self, job: Job, step: int | None = None, *, recorded_on: DeviceSpec | None = None,
+    def __init__(self, job: Job, step: str | int | None = None, *, recorded_on: DeviceSpec | None = None,
                  profiles: Sequence[DeviceProfile] = (), code: str | None = None,
                  read: Callable[[list[str]], Job] = read_job, profiled: bool = False) -> None:
         self.job = job
@@ -180,7 +181,7 @@ class Study:
             raise EditError("The step was traced by shapes already; trace it again with foretrace trace, or name "
                             "SCRIPT.py:FUNCTION as the source, and leave --code out.")
         if wanted.parallel is not None or (sizes and again):
-            name = spec.name if spec is not None else self.job.graphs[0].meta.device
+            name = shape_device(spec) if spec is not None else self.job.graphs[0].meta.device
             try:
                 job = self._once("traced", self._traced, wanted.parallel, tuple(new.items()), name,
                                  tuple(_straggling(wanted)))
@@ -195,8 +196,8 @@ class Study:
         start = Baseline(job, device=spec, models=models, host=overheads, collectives=collectives)
         return start.with_models(self._profiles), edits
 
-    def _traced(self, parallel: str | None, sizes: tuple[tuple[str, int], ...], device: str,
-                also: tuple[int, ...]) -> Job:
+    def _traced(self, parallel: str | None, sizes: tuple[tuple[str, int], ...],
+                device: str | ShapeDevice, also: tuple[int, ...]) -> Job:
         graph = self.job.graphs[0]
         if parallel is None:
             return assemble_job([trace_again(graph, dict(sizes), device, self._code)])

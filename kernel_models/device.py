@@ -216,12 +216,18 @@ def read_device(path: Path) -> DeviceSpec:
     toml: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         data = toml.loads(read_input(path).decode("utf-8"))
-    except (OSError, ValueError) as error:
-        raise DeviceError(f"{path.name} cannot be read as a device: {error}") from None
+    except OSError as error:
+        raise DeviceError(f"{path} cannot be read as a device ({error.strerror}); check the path.") from None
+    except ValueError as error:
+        raise DeviceError(f"{path.name} is no TOML: {error}.") from None
     try:
-        return _spec(data)
-    except (KeyError, TypeError, ValueError) as error:
-        raise DeviceError(f"{path.name} is no complete device: {type(error).__name__}: {error}") from None
+        return _checked(_spec(data))
+    except KeyError as error:
+        raise DeviceError(f"{path.name} is no complete device: it lacks {error}; compare it with a shipped one "
+                          "(foretrace devices h200-sxm --toml).") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise DeviceError(f"{path.name} is no complete device: {error}; compare it with a shipped one (foretrace "
+                          "devices h200-sxm --toml).") from None
 
 
 def _spec(data: dict[str, Any]) -> DeviceSpec:
@@ -256,6 +262,23 @@ def _spec(data: dict[str, Any]) -> DeviceSpec:
         host_gbps=links["host_gbps"], peer_gbps=links["peer_gbps"],
         kernel_floor_us=launch["kernel_floor_us"], launch_latency_us=launch["latency_us"],
         sources=MappingProxyType(sources))
+
+
+def _checked(spec: DeviceSpec) -> DeviceSpec:
+    """The device, whose texts are texts and whose figures can be divided by. Raises ``ValueError``."""
+    for name in ("name", "vendor", "architecture", "compute_capability", "memory_kind"):
+        if not isinstance(getattr(spec, name), str):
+            raise ValueError(f"its {name} is no text")
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", spec.name):
+        raise ValueError("its name has other characters than a-z, 0-9 and -")
+    for name in ("sm_count", "boost_clock_mhz", "shared_memory_per_sm_kb", "registers_per_sm_kb", "memory_gb",
+                 "memory_bandwidth_gbps", "l2_mb", "kernel_floor_us"):
+        if not getattr(spec, name) > 0:
+            raise ValueError(f"its {name} is not above 0")
+    rates = [*spec.matrix_tflops.values(), *spec.vector_tflops.values()]
+    if not spec.vector_tflops.get("fp32") or min(rates) <= 0:
+        raise ValueError("a rate is not above 0, or that of fp32 is missing in vector_tflops")
+    return spec
 
 
 def _figure(name: str, value: Any) -> float:

@@ -22,7 +22,7 @@ from graph_predictor.predict import CPU, Baseline
 from graph_predictor.prediction.explain import OUTSIDE
 from graph_predictor.prediction.result import Prediction
 from graph_predictor.rank_view import view_rank
-from graph_predictor.whatif.device import find_device
+from kernel_models.device_choice import find_device, traced_device
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph, LaunchKind
 from tracer.job import assemble_job
 
@@ -126,7 +126,7 @@ def predict_step(build: Callable[[], Callable[[], Any]], limits: Limits) -> Pred
     """
     from tracer.shape_only import trace_step
 
-    graph = trace_step(build, limits.device, world_size=limits.world_size)
+    graph = trace_step(build, traced_device(limits.device), world_size=limits.world_size)
     baseline = Baseline(assemble_job([graph]), device=find_device(limits.device), models=_models(limits.profile),
                         host=_host(limits.host_from))
     made = baseline.built.graphs

@@ -16,6 +16,7 @@ from graph_predictor.cli.capture import CaptureCommand, capture
 from graph_predictor.cli.check import check
 from graph_predictor.cli.comm import comm
 from graph_predictor.cli.convert import convert
+from graph_predictor.cli.devices import devices, topologies
 from graph_predictor.cli.diff import diff
 from graph_predictor.cli.fit import fit
 from graph_predictor.cli.inspect import inspect
@@ -32,7 +33,7 @@ from graph_predictor.cli.trace import trace
 from graph_predictor.cli.workloads import workloads
 
 app = typer.Typer(
-    name="foretrace", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    name="foretrace", no_args_is_help=True, pretty_exceptions_enable=False,
     rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]},
     help="Read recorded PyTorch steps, see where their time goes, and replay them. PATH is a profiler trace, a file "
          "of 'foretrace convert', a directory or glob of a job's ranks, or a URL of these.",
@@ -63,6 +64,8 @@ for command in (inspect, breakdown, diff, replay, predict, opportunities, ranks,
 app.command(cls=CaptureCommand)(capture)
 app.command()(trace)
 app.command()(workloads)
+app.command()(devices)
+app.command()(topologies)
 app.add_typer(campaign, name="campaign")
 app.add_typer(comm, name="comm")
 app.add_typer(models, name="models")

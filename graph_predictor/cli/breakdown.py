@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from graph_predictor.cli.console import Column, Report, count, microseconds, milliseconds, percent, print_json, read
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Paths, Window
+from graph_predictor.cli.options import Debug, Json, Paths, Step, Top, Window
 
 if TYPE_CHECKING:
     from graph_predictor.breakdown import Breakdown, ModuleTime, OperationTime
@@ -19,10 +17,8 @@ DEFAULT_TOP = 10
 
 def breakdown(
     paths: Paths,
-    step: Annotated[str | None, typer.Option(
-        metavar="NAME_OR_NUMBER", help="Only this step: its name, or its number from 0 (-1: the last).")] = None,
-    top: Annotated[int | None, typer.Option(
-        min=1, help=f"Entries of each table (by default {DEFAULT_TOP}, and all with --json).")] = None,
+    step: Step = None,
+    top: Top = None,
     window: Window = 0,
     json: Json = False,
     debug: Debug = False,

@@ -13,7 +13,7 @@ import typer
 from graph_predictor.cli.console import Column, Report, count, print_json
 from graph_predictor.cli.errors import INTERRUPTED, one_sentence
 from graph_predictor.cli.fit import error_cells
-from graph_predictor.cli.options import Debug, Json
+from graph_predictor.cli.options import Debug, Json, shared
 from graph_predictor.cli.output import PROFILE, check_output
 from graph_predictor.cli.text import one_line, tell
 
@@ -28,16 +28,16 @@ ALL = "all"
 
 
 def calibrate(
-    output: Annotated[str, typer.Option(
-        "-o", "--output", metavar="PROFILE", help="The profile to write, named *.profile by convention.")],
-    device: Annotated[str, typer.Option(
+    out: Annotated[str, shared(
+        "--out", "a profile, named *.profile by convention", short="-o")],
+    on: Annotated[str, typer.Option(
         metavar="auto|cuda|cpu", help="What to calibrate; auto is a GPU if nvidia-smi shows one.")] = "auto",
-    minutes: Annotated[float, typer.Option(help="For measuring and fitting, over all runs that are resumed.")] = 9.0,
+    minutes: Annotated[float, shared("--minutes", "for measuring and fitting, over all runs that are resumed")] = 9.0,
     families: Annotated[str, typer.Option(
         metavar="NAME,NAME,…", help="Only these families of kernels; default: all that the device has.")] = ALL,
     work: Annotated[str, typer.Option(
         metavar="DIR", help="Directory of the measurements; default: beside PROFILE.")] = "",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the measurements that are there.")] = False,
+    resume: Annotated[bool, shared("--resume")] = False,
     threads: Annotated[int, typer.Option(min=1, help="Threads of a CPU's operations.")] = 1,
     seed: Annotated[int, typer.Option(help="Of what is drawn to be measured.")] = 0,
     json: Json = False,
@@ -53,12 +53,12 @@ def calibrate(
         from kernel_models.calibration import calibrate as run
         from kernel_models.calibration.run import write_profile
 
-        check_output(output, [], PROFILE)
-        folder = Path(work or _beside(output))
+        check_output(out, [], PROFILE)
+        folder = Path(work or _beside(out))
         named = [name.strip() for name in families.split(",") if name.strip()]
         if not named:
             raise CalibrationError("--families names none: give names separated by commas, or leave it out for all.")
-        request = Request(folder, device, minutes, [] if families == ALL else named, resume, threads, seed)
+        request = Request(folder, on, minutes, [] if families == ALL else named, resume, threads, seed)
         line = _ProgressLine()
         try:
             found = run(request, host=_host, say=line.say)
@@ -69,11 +69,11 @@ def calibrate(
                  f"{again.strip()}.")
             raise typer.Exit(INTERRUPTED) from None
         line.end()
-        write_profile(found, output)
+        write_profile(found, out)
         if json:
-            print_json(_as_json(output, folder, found))
+            print_json(_as_json(out, folder, found))
         else:
-            _report(output, folder, found)
+            _report(out, folder, found)
 
 
 def _beside(output: str) -> str:

@@ -9,7 +9,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, count, milliseconds, percent, print_json
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json
+from graph_predictor.cli.options import Debug, Json, shared
 from graph_predictor.cli.text import tell
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ _SHOWN_FAILURES = 12
 @campaign.command("run")
 def run_plan(
     plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan of the package by name, or a TOML file.")],
-    out: Annotated[str, typer.Option(metavar="DIR", help="Directory of the results.")],
-    minutes: Annotated[float, typer.Option(help="Time box: nothing is started that would end after it.")] = 9.0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on in a DIR that holds results.")] = False,
+    out: Annotated[str, shared("--out", "a directory", short="-o")],
+    minutes: Annotated[float, shared("--minutes", "nothing is started that would end after it")] = 9.0,
+    resume: Annotated[bool, shared("--resume")] = False,
     part: Annotated[int | None, typer.Option(metavar="N", help="Only this part of the plan, from 1.")] = None,
     max_mb: Annotated[float, typer.Option(metavar="MB", help="Most megabytes of DIR.")] = 30.0,
     rehearse: Annotated[bool, typer.Option(

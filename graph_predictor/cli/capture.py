@@ -10,7 +10,7 @@ from typer.core import TyperCommand
 
 from graph_predictor.cli.console import Report
 from graph_predictor.cli.errors import FAILED, INTERRUPTED, one_sentence
-from graph_predictor.cli.options import Debug
+from graph_predictor.cli.options import Debug, shared
 from graph_predictor.cli.text import tell
 from tracer.errors import CaptureError, ForetraceError
 
@@ -40,14 +40,14 @@ class CaptureCommand(TyperCommand):
 
 
 def capture(
-    out: Annotated[str, typer.Option(metavar="DIR", help="Directory of the job; each rank writes its part.")],
+    out: Annotated[str, shared(
+        "--out", "the job's directory; each rank writes its part", short="-o")],
     script: Annotated[str | None, typer.Argument(
         metavar="SCRIPT.py", help="The script; its own arguments follow after --.")] = None,
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")] = None,
-    workload: Annotated[str | None, typer.Option(metavar="NAME", help="A workload of the suite, not a script.")] = None,
-    assignments: Annotated[list[str] | None, typer.Option(
-        "--set", metavar="KEY=VALUE", help="A setting of the workload (repeatable).")] = None,
-    preset: Annotated[str, typer.Option(metavar="NAME", help="The workload's preset.")] = "default",
+    workload: Annotated[str | None, shared("--workload", "instead of a script")] = None,
+    assignments: Annotated[list[str] | None, shared("--set")] = None,
+    preset: Annotated[str, shared("--preset")] = "default",
     steps: Annotated[int, typer.Option(help="Profiled steps of each cycle.")] = 3,
     warmup: Annotated[int, typer.Option(help="Steps before anything is measured.")] = 3,
     timed: Annotated[int, typer.Option(help="Steps timed without the profiler.")] = 10,
@@ -58,11 +58,10 @@ def capture(
         metavar="json|foretrace", help="The profiler's own files, or the one-file form.")] = "json",
     stacks: Annotated[bool, typer.Option(
         "--stacks", help="Record Python stacks too: the module of each operation, and a much slower host.")] = False,
-    world_size: Annotated[int | None, typer.Option(
-        help="Ranks of a fake world: this one process does what one of them would do.")] = None,
-    rank: Annotated[int, typer.Option(help="Which rank of the fake world.")] = 0,
-    parallel: Annotated[str | None, typer.Option(
-        metavar="PLAN", help="How the workload is spread: ddp, fsdp2, tp, pp, or sizes as in fsdp2=8,tp=8.")] = None,
+    world_size: Annotated[int | None, shared(
+        "--world-size", "a fake world, of which this one process does what one rank would do")] = None,
+    rank: Annotated[int, shared("--rank", "of the fake world")] = 0,
+    parallel: Annotated[str | None, shared("--parallel", "of a workload; also ddp, fsdp2, tp or pp alone")] = None,
     optimizer: Annotated[int | None, typer.Option(
         metavar="INDEX", help="The optimizer of the script whose steps are counted: 0, which is the default, makes its "
                               "first step before all others.")] = None,

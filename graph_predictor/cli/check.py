@@ -11,7 +11,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, milliseconds, print_json, working
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json
+from graph_predictor.cli.options import Debug, Json, shared
 from graph_predictor.cli.output import JUNIT, MARKDOWN, check_output
 from tracer.errors import ForetraceError
 
@@ -37,8 +37,7 @@ def check(
     update: Annotated[bool, typer.Option(
         "--update-baseline", help="Write baseline.json anew from the captures; needs --reason.")] = False,
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Why the baseline changes; kept in it.")] = "",
-    profile: Annotated[list[str] | None, typer.Option(
-        metavar="FILE", help="Fitted models of a device (repeatable).")] = None,
+    profile: Annotated[list[str] | None, shared("--profile", "repeatable")] = None,
     junit: Annotated[str | None, typer.Option(metavar="FILE", help="Also write JUnit XML.")] = None,
     markdown: Annotated[str | None, typer.Option(
         metavar="FILE", help="Also write a Markdown summary for a pull request.")] = None,

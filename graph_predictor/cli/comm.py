@@ -16,7 +16,7 @@ from graph_predictor.cli.console import (
     working,
 )
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Paths, Window
+from graph_predictor.cli.options import Debug, Json, Paths, Window, shared
 from graph_predictor.cli.output import CHOICES, COMM_PROFILE, MEASUREMENTS, TUNER, check_output
 
 if TYPE_CHECKING:
@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 comm = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
                    help="Collectives and networks: predict, fit, measure, tune, report.")
 
-TopologyName = Annotated[str | None, typer.Option(
-    "--topology", metavar="NODE[xN][@NET]", help="Cluster, such as dgx-h100, dgx-h100x16 or dgx-a100x4@roce-100.")]
-ProfileFile = Annotated[str | None, typer.Option("--profile", metavar="FILE", help="A file of 'comm fit'.")]
-Backend = Annotated[str | None, typer.Option("--backend", metavar="NAME", help="Which backend, such as nccl or gloo.")]
+TopologyName = Annotated[str | None, shared("--topology")]
 RANKS_OF_BENCH = 2
 TRACE_ENDINGS = (".json", ".json.gz", ".foretrace")
 SWEEP = ("1KiB", "64MiB")
@@ -45,11 +42,11 @@ def predict(
         metavar="A,B,C", help="Of an uneven all-to-all what every rank sends to rank 0, 1, …; or a row for each "
                               "sending rank (a,b;c,d).")] = None,
     topology: TopologyName = None,
-    profile: ProfileFile = None,
-    ranks: Annotated[int | None, typer.Option(help="The first N ranks; all of the topology by default.")] = None,
+    comm_profile: Annotated[str | None, shared("--comm-profile")] = None,
+    ranks: Annotated[int | None, shared("--ranks", "the first of the topology; all by default")] = None,
     group: Annotated[str | None, typer.Option(metavar="RANKS", help="Which ranks, such as 0-7,16 or 0-63:8.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Element type; bfloat16, or the only one the profile has.")] = None,
-    backend: Backend = None,
+    dtype: Annotated[str | None, shared("--dtype", "bfloat16, or the only one the profile has")] = None,
+    backend: Annotated[str | None, shared("--backend")] = None,
     algorithm: Annotated[str | None, typer.Option(
         help="Only this algorithm, by its formula: ring, tree, nvls, nvls-tree, hierarchical, direct.")] = None,
     oversubscription: Annotated[float | None, typer.Option(help="Of the network; 1 is full bisection.")] = None,
@@ -69,7 +66,7 @@ def predict(
         kind = collective_kind(collective)
         from graph_predictor.parallel.clusters import profile_on
 
-        model, where = profile_on(profile, topology, oversubscription)
+        model, where = profile_on(comm_profile, topology, oversubscription)
         payload, members = _payload(kind, size, sizes)
         if group is not None and ranks is not None:
             raise CommError("Ranks are given twice; give --group or --ranks.")
@@ -141,15 +138,15 @@ def predict(
 def fit(
     logs: Annotated[list[str], typer.Argument(
         metavar="LOG...", help="Output of nccl-tests, rccl-tests or PARAM, tables, traces.")],
-    out: Annotated[str, typer.Option("-o", "--out", metavar="PROFILE", help="The profile to write (JSON).")],
-    topology: Annotated[str, typer.Option("--topology", metavar="NODE[xN][@NET]", help="Where it was measured.")],
-    ranks: Annotated[int | None, typer.Option(min=1, help="Ranks, where a log does not say.")] = None,
+    out: Annotated[str, shared("--out", "a profile (JSON)", short="-o")],
+    topology: Annotated[str, shared("--topology", "where it was measured")],
+    ranks: Annotated[int | None, shared("--ranks", "where a log does not say", least=1)] = None,
     per_node: Annotated[int | None, typer.Option(min=1, help="Ranks of a node, where a log does not say.")] = None,
-    collective: Annotated[str | None, typer.Option(help="The collective, where a log does not say.")] = None,
-    dtype: Annotated[str, typer.Option(help="Element type, where a log does not say.")] = "float32",
-    backend: Annotated[str, typer.Option(help="Name of what was measured.")] = "nccl",
-    device: Annotated[str | None, typer.Option(metavar="NAME", help="Only rows of this GPU, as the table names "
-                                                                    "it.")] = None,
+    collective: Annotated[str | None, shared("--collective", "where a log does not say")] = None,
+    dtype: Annotated[str, shared("--dtype", "where a log does not say")] = "float32",
+    backend: Annotated[str, shared("--backend", "what was measured")] = "nccl",
+    gpu: Annotated[str | None, typer.Option(
+        metavar="NAME", help="Only rows of this GPU, as the table names it.")] = None,
     system: Annotated[str | None, typer.Option(metavar="NAME", help="Only rows of this system or cluster, as the table "
                                                                     "names it.")] = None,
     json: Json = False,
@@ -169,7 +166,7 @@ def fit(
         hints = Hints(ranks, per_node, collective_kind(collective) if collective else None, dtype_name(dtype), backend)
         with working("Reading"):
             parts = [_read_measurements(path, hints, where) for path in logs]
-        rows, notes = of_cluster(join(parts), where, device, system)
+        rows, notes = of_cluster(join(parts), where, gpu, system)
         with working("Fitting"):
             profile = CommProfile.fit(rows, where, [*(f"{Path(path).name}: {len(part)} measurements"
                                                       for path, part in zip(logs, parts, strict=True)), *notes])
@@ -181,16 +178,16 @@ def fit(
 
 @comm.command("bench")
 def bench(
-    out: Annotated[str, typer.Option("-o", "--out", metavar="PROFILE", help="The profile to write (JSON).")],
+    out: Annotated[str, shared("--out", "a profile (JSON)", short="-o")],
     processes: Annotated[int, typer.Option(min=2, help="Ranks on this host.")] = RANKS_OF_BENCH,
-    backend: Annotated[str, typer.Option(help="gloo (CPUs) or nccl (GPUs).")] = "gloo",
-    collective: Annotated[list[str] | None, typer.Option(help="Which collectives; several times, or all.")] = None,
+    backend: Annotated[str, shared("--backend", "gloo (CPUs) or nccl (GPUs)")] = "gloo",
+    collective: Annotated[list[str] | None, shared("--collective", "several times; by default all")] = None,
     smallest: Annotated[str, typer.Option(metavar="SIZE", help="Smallest buffer.")] = SWEEP[0],
     largest: Annotated[str, typer.Option(metavar="SIZE", help="Largest buffer.")] = SWEEP[1],
     per_octave: Annotated[int, typer.Option(min=1, max=16, help="Sizes in each doubling.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="How often each size is measured.")] = 7,
-    dtype: Annotated[str, typer.Option(help="Element type.")] = "float32",
-    topology: Annotated[str, typer.Option("--topology", metavar="NODE", help="What this host is.")] = "cpu",
+    dtype: Annotated[str, shared("--dtype")] = "float32",
+    topology: Annotated[str, shared("--topology", "what this host is")] = "cpu",
     table: Annotated[str | None, typer.Option(metavar="FILE.jsonl", help="Keep the measurements as well.")] = None,
     json: Json = False,
     debug: Debug = False,
@@ -224,11 +221,10 @@ def bench(
 @comm.command("tune")
 def tune(
     profiles: Annotated[list[str], typer.Argument(metavar="PROFILE...", help="Files of 'comm fit', several backends.")],
-    workload: Annotated[list[str] | None, typer.Option(metavar="TRACE", help="A recorded job: the step time "
-                                                                             "gained.")] = None,
+    trace: Annotated[list[str] | None, typer.Option(
+        "--trace", metavar="TRACE", help="A recorded job, whose step time gained is shown.")] = None,
     default: Annotated[str | None, typer.Option(metavar="BACKEND", help="Who wins ties; NCCL by default.")] = None,
-    out: Annotated[str | None, typer.Option("-o", "--out", metavar="FILE.json", help="Write the choices as "
-                                                                                     "JSON.")] = None,
+    out: Annotated[str | None, shared("--out", "the choices as JSON", short="-o")] = None,
     csv: Annotated[str | None, typer.Option(
         metavar="FILE.csv", help="Write NCCL's best algorithms for its tuner plugin (by formula).")] = None,
     json: Json = False,
@@ -258,9 +254,9 @@ def tune(
             if high > low:
                 changes += crossovers(backends, kind, placement, low, high, default=default)
         tuned = None
-        if workload:
+        if trace:
             with working("Simulating"):
-                tuned = tune_workload(build_program(read(workload).graphs), backends, loaded[0].topology, default)
+                tuned = tune_workload(build_program(read(trace).graphs), backends, loaded[0].topology, default)
         values: dict[str, Any] = {"backends": list(backends), "choices": [c.to_json() for c in choices],
                                   "crossovers": [c.to_json() for c in changes], "workload": tuned_json(tuned),
                                   "notes": [*notes, *(tuned.notes if tuned else ())]}
@@ -346,11 +342,11 @@ def _overlap(where: Topology, busbw_gbps: float) -> dict[str, float] | None:
     from dataclasses import asdict
 
     from kernel_models.collectives.contention import overlap_slowdown
-    from kernel_models.device import device
+    from kernel_models.device_choice import find_device
 
     if where.node.link == "loopback" or busbw_gbps <= 0:
         return None
-    return asdict(overlap_slowdown(device(where.node.device), busbw_gbps))
+    return asdict(overlap_slowdown(find_device(where.node.device), busbw_gbps))
 
 
 def _read_measurements(path: str, hints: Hints, where: Topology) -> Measurements:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 from typing import Annotated
 
-import typer
-
 from graph_predictor.cli.console import Report, count, print_json, read, working
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Paths, Window
+from graph_predictor.cli.options import Debug, Json, Paths, Window, shared
 from graph_predictor.cli.output import GRAPH, check_output
 
 
 def convert(
     paths: Paths,
-    output: Annotated[str, typer.Option(
-        "-o", "--output", metavar="FILE", help="The file to write, named *.foretrace by convention.")],
+    out: Annotated[str, shared(
+        "--out", "a file, named *.foretrace by convention", short="-o")],
     window: Window = 0,
     json: Json = False,
     debug: Debug = False,
@@ -29,23 +27,23 @@ def convert(
         from graph_predictor.damage import damage_notes
         from tracer.store import save_job
 
-        check_output(output, paths, GRAPH)
+        check_output(out, paths, GRAPH)
         job = read(paths, window)
         with working("Writing"):
-            save_job(job, output)
-        size = os.path.getsize(output) if "://" not in output else None
+            save_job(job, out)
+        size = os.path.getsize(out) if "://" not in out else None
         sources = [graph.meta.source for graph in job.graphs]
         stored = [os.path.getsize(source) for source in sources if os.path.isfile(source)]
         before = sum(stored) if len(stored) == len(sources) else None
         notes = [*job.notes, *damage_notes(job.graphs)]
         rows = sum(len(getattr(graph, table)) for graph in job.graphs for table in graph.TABLES)
         if json:
-            print_json({"file": output, "bytes": size, "trace_bytes": before, "ranks": job.known_ranks, "rows": rows,
+            print_json({"file": out, "bytes": size, "trace_bytes": before, "ranks": job.known_ranks, "rows": rows,
                         "notes": notes})
             return
         report = Report()
         ranks = "1 rank" if job.known_ranks == 1 else f"{count(job.known_ranks)} ranks"
         smaller = f" ({size / before:.0%} of the traces' {count(round(before / 1e3))} kB)" if size and before else ""
         written = f", {count(round(size / 1e3))} kB{smaller}" if size else ""
-        report.line(f"Wrote {output}: {ranks}, {count(rows)} rows{written}.")
+        report.line(f"Wrote {out}: {ranks}, {count(rows)} rows{written}.")
         report.notes(notes)

@@ -8,7 +8,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, count, milliseconds, percent, print_json, read
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Window
+from graph_predictor.cli.options import Debug, Json, Step, Top, Window
 
 if TYPE_CHECKING:
     from graph_predictor.diff import Difference
@@ -22,12 +22,10 @@ def diff(
     before: Annotated[str, typer.Argument(
         metavar="A", help="The recording before: a trace, a converted file, a directory or glob of a job's ranks.")],
     after: Annotated[str, typer.Argument(metavar="B", help="The recording after.")],
-    step: Annotated[str | None, typer.Option(
-        metavar="NAME_OR_NUMBER", help="Only this step: its name, or its number from 0 (-1: the last).")] = None,
+    step: Step = None,
     step_b: Annotated[str | None, typer.Option(
         "--step-b", metavar="NAME_OR_NUMBER", help="The step of B, where it is another one.")] = None,
-    top: Annotated[int | None, typer.Option(
-        min=1, help=f"Causes to show (by default {DEFAULT_TOP}, and all with --json).")] = None,
+    top: Top = None,
     window: Window = 0,
     json: Json = False,
     debug: Debug = False,

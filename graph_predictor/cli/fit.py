@@ -11,7 +11,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, count, percent, print_json
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json
+from graph_predictor.cli.options import Debug, Json, shared
 from graph_predictor.cli.output import PROFILE, check_output
 from graph_predictor.cli.text import tell
 
@@ -23,11 +23,10 @@ def fit(
     data: Annotated[list[str], typer.Argument(
         metavar="TRACE|DATASET...", help="Tables of measured kernels (Parquet, CSV), traces with shapes, directories "
         "of either, or those of 'foretrace campaign'.")],
-    output: Annotated[str, typer.Option(
-        "-o", "--output", metavar="PROFILE", help="The file to write, named *.profile by convention.")],
-    device: Annotated[str, typer.Option(
-        help="Fit to this device's measurements only; needed where the data are of several, or a table names none.")
-    ] = "",
+    out: Annotated[str, shared(
+        "--out", "a profile, named *.profile by convention", short="-o")],
+    device: Annotated[str, shared(
+        "--device", "its measurements only; needed where the data are of several, or a table names none")] = "",
     software: Annotated[str, typer.Option(
         help="Fit only to software whose name contains this, such as 'vllm-0.24'.")] = "",
     family: Annotated[list[str] | None, typer.Option(help="Fit only this family; may be repeated.")] = None,
@@ -43,13 +42,13 @@ def fit(
     """
     with one_sentence(debug):
         from kernel_models.datasets import DataError, read_samples
-        from kernel_models.device import resolve_device
+        from kernel_models.device_choice import find_device
         from kernel_models.fitting import Options, fit_profile
         from kernel_models.op_call import Family
         from kernel_models.profile import save_profile
 
-        check_output(output, data, PROFILE)
-        spec = resolve_device(device) if device else None
+        check_output(out, data, PROFILE)
+        spec = find_device(device) if device else None
         known = {one.value: one for one in Family}
         for name in family or ():
             if name not in known:
@@ -63,15 +62,15 @@ def fit(
             raise DataError(f"Nothing in the data fits these options; its software: {', '.join(named[:8])}, its "
                             f"families: {', '.join(families)}.")
         profile = fit_profile(some, spec, Options(refit=refit), _tell, notes)
-        save_profile(profile, output)
-        size = os.path.getsize(output) if "://" not in output else None
+        save_profile(profile, out)
+        size = os.path.getsize(out) if "://" not in out else None
         if json:
-            print_json({"file": output, "bytes": size, "device": profile.device.name, "provenance": profile.provenance,
+            print_json({"file": out, "bytes": size, "device": profile.device.name, "provenance": profile.provenance,
                         "models": [{"family": entry.model.family.value, "software": entry.software, "kind": entry.kind,
                                     "rows": entry.rows, **entry.facts} for entry in profile.entries]})
             return
         report = Report()
-        report.line(f"Wrote {output}: {len(profile.entries)} models of {profile.device.name}"
+        report.line(f"Wrote {out}: {len(profile.entries)} models of {profile.device.name}"
                     + (f", {count(round(size / 1e3))} kB." if size else "."))
         models_table(report, profile.entries)
         report.notes(profile.provenance.get("notes", ()))

@@ -16,7 +16,8 @@ from graph_predictor.cli.options import Debug, Json
 if TYPE_CHECKING:
     from kernel_models.profile import DeviceProfile
 
-models = typer.Typer(no_args_is_help=True, help="List fitted device profiles, and judge them by measured kernels.")
+models = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
+                     help="List fitted device profiles, and judge them by measured kernels.")
 
 
 @models.command("list")

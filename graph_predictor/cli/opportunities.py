@@ -8,26 +8,25 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, percent, print_json, working
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Profiled, Window
+from graph_predictor.cli.options import Debug, Json, Profiled, Step, Top, Window, shared
 from graph_predictor.cli.predict import source_job
+from tracer.errors import ForetraceError
 
 if TYPE_CHECKING:
     from graph_predictor.opportunities import Opportunities
 
 DEFAULT_TOP = 10
+ALL = 1000
 
 
 def opportunities(
     source: Annotated[list[str], typer.Argument(
         metavar="SOURCE", help="The step to start from: traces, a capture, a converted file, or SCRIPT.py:FUNCTION.")],
-    device: Annotated[str | None, typer.Option(
-        metavar="NAME", help="The device it was recorded on, where the trace does not say, or is traced for.")] = None,
-    profile: Annotated[list[str] | None, typer.Option(
-        metavar="FILE", help="Fitted models of the device (repeatable).")] = None,
-    step: Annotated[int | None, typer.Option(
-        metavar="NUMBER",
-        help="The recorded step to repeat, from 0 (-1: the last); by default the last few alike.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="Changes to show.")] = DEFAULT_TOP,
+    device: Annotated[str | None, shared("--device", "what a step that never ran is traced for")] = None,
+    from_device: Annotated[str | None, shared("--from-device")] = None,
+    profile: Annotated[list[str] | None, shared("--profile", "repeatable")] = None,
+    step: Step = None,
+    top: Top = None,
     window: Window = 0,
     profiled: Profiled = False,
     json: Json = False,
@@ -41,16 +40,20 @@ def opportunities(
         from graph_predictor.configuration import Configuration
         from graph_predictor.opportunities import opportunities as find
         from graph_predictor.study import Study
-        from graph_predictor.whatif.device import find_device
+        from kernel_models.device_choice import find_device
         from kernel_models.profile import load_profile
 
         job = source_job(source, window, device)
         with working("Preparing"):
-            study = Study(job, step, recorded_on=None if device is None else find_device(device),
+            study = Study(job, step, recorded_on=None if from_device is None else find_device(from_device),
                           profiles=[load_profile(path) for path in profile or []], profiled=profiled)
-            start = study.prepared(Configuration()).start
+            prepared = study.prepared(Configuration(device=device))
+            if prepared.edits:
+                raise ForetraceError("--device says what a step that never ran is traced for, and this one was "
+                                     "recorded; give --from-device for the device it was recorded on, or see "
+                                     "foretrace predict.")
         with working("Predicting"):
-            result = find(start, top=top)
+            result = find(prepared.start, top=top or (ALL if json else DEFAULT_TOP))
         if json:
             print_json(result.to_json())
         else:

@@ -1,15 +1,85 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share: one name, one meaning, one kind of value."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import typer
+
+
+class Shared(NamedTuple):
+    """An option that several commands have: the name of its value, and how its help begins everywhere."""
+
+    value: str
+    stem: str
+
+
+SHARED = {
+    "--out": Shared("PATH", "Where the result is written"),
+    "--device": Shared("DEVICE", "Device, by name or a FILE.toml of one's own (foretrace devices)"),
+    "--from-device": Shared("DEVICE", "The device it was recorded on, where the trace does not say"),
+    "--topology": Shared("CLUSTER", "Cluster NODE[xN][@NET], such as dgx-h200x8, NODE also a FILE.toml of one's own "
+                                    "(foretrace topologies)"),
+    "--from-topology": Shared("CLUSTER", "The cluster of the recording; by default its device's usual nodes"),
+    "--profile": Shared("FILE", "Fitted models of the device (foretrace fit)"),
+    "--comm-profile": Shared("FILE", "Measured collectives of the cluster (foretrace comm fit)"),
+    "--comm-backend": Shared("NAME", "Collectives of this backend, such as gloo"),
+    "--host": Shared("FACTOR", "Host time × FACTOR"),
+    "--host-from": Shared("PATH", "The host of another capture"),
+    "--clock": Shared("FACTOR", "GPU clock × FACTOR"),
+    "--bandwidth": Shared("FACTOR", "GPU memory bandwidth × FACTOR"),
+    "--dtype": Shared("TYPE", "Element type, such as bf16"),
+    "--parallel": Shared("PLAN", "Parallel plan, such as ddp=8 or fsdp2=8,tp=2"),
+    "--straggler": Shared("RANK:PERCENT%", "One rank slower, such as 3:10%"),
+    "--set": Shared("NAME=VALUE", "Another size or setting of the program, such as batch=64 (repeatable)"),
+    "--code": Shared("SCRIPT.py:FUNCTION", "The program, which is traced again at each size"),
+    "--also": Shared("PATH[:NAME=SIZE,…]", "A capture of the same program at another size (repeatable)"),
+    "--step": Shared("STEP", "One recorded step: its name, or its number from 0 (-1: the last)"),
+    "--top": Shared("N", "Rows of each table"),
+    "--price": Shared("PER_HOUR", "Price of one device and hour"),
+    "--memory-limit": Shared("SIZE", "Memory of a device, such as 80GiB"),
+    "--timeline": Shared("OUT.json[.gz]", "Write a timeline, for ui.perfetto.dev"),
+    "--workload": Shared("NAME", "A workload of the suite (foretrace workloads)"),
+    "--preset": Shared("NAME", "The workload's preset"),
+    "--world-size": Shared("N", "Ranks of the job"),
+    "--rank": Shared("N", "One rank of the job"),
+    "--ranks": Shared("N", "Number of ranks"),
+    "--minutes": Shared("MINUTES", "Time box"),
+    "--resume": Shared("", "Go on with what an earlier run left"),
+    "--backend": Shared("NAME", "Backend of the collectives, such as nccl or gloo"),
+    "--collective": Shared("NAME", "Which collective"),
+}
+
+
+def shared(name: str, more: str = "", *, short: str = "", least: float | None = None) -> Any:
+    """Declare one of the shared options.
+
+    Args:
+        name: a key of ``SHARED``.
+        more: what the command adds to its help.
+        short: a short name too.
+        least: the least number.
+    """
+    value, stem = SHARED[name]
+    return typer.Option(*([short] if short else []), name, metavar=value or None, min=least, help=_help(stem, more))
+
+
+def axis(name: str, more: str = "") -> Any:
+    """Declare a shared option whose every value is to be tried: the same values, separated by commas."""
+    value, stem = SHARED[name]
+    return typer.Option(name, metavar=f"{value},…", help=_help(f"{stem}; several", more))
+
+
+def _help(stem: str, more: str) -> str:
+    return f"{stem}: {more}." if more else f"{stem}."
+
 
 Paths = Annotated[list[str], typer.Argument(
     metavar="PATH", help="Traces or converted files, a directory or glob of a job's ranks, or URLs.")]
 Window = Annotated[int, typer.Option(
     min=0, metavar="N", help="Which window of a capture with several cycles, from 0.")]
+Step = Annotated[str | None, shared("--step")]
+Top = Annotated[int | None, shared("--top", "by default as many as are quickly read, and all with --json", least=1)]
 Profiled = Annotated[bool, typer.Option(
     "--profiled", help="The step under the profiler, as it was recorded; by default it is the step without the "
                        "profiler, where the capture says what that takes.")]

@@ -9,7 +9,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, count, microseconds, milliseconds, percent, print_json, read
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Window
+from graph_predictor.cli.options import Debug, Json, Top, Window
 
 if TYPE_CHECKING:
     from graph_predictor.overheads import JobOverheads
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kernel_models.host.segments import Overhead
 
 DEFAULT_TOP = 5
+ALL = 1_000_000
 FEW_SHARED = 30
 """Fewer operations and calls in common than this say little of two hosts."""
 
@@ -28,7 +29,7 @@ def overheads(
              "there are, of one host.")],
     predict: Annotated[str | None, typer.Option(
         metavar="TRACE", help="Predict this capture's host time from the others'; its own times only judge.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="Operations and calls shown of each kind.")] = DEFAULT_TOP,
+    top: Top = None,
     window: Window = 0,
     json: Json = False,
     debug: Debug = False,
@@ -50,7 +51,7 @@ def overheads(
         found = [measure_overheads(read([path], window)) for path in traces]
         ratios = compare(found[0], found[1]) if len(found) == 2 else {}
         if json:
-            print_json({"captures": [{"source": path, **part.to_json(top)}
+            print_json({"captures": [{"source": path, **part.to_json(top or ALL)}
                                      for path, part in zip(traces, found, strict=True)],
                         "second_over_first": {kind.name.lower() if kind is not None else "all": {
                             "shared_operations": ratio.shared, "ratio": ratio.ratio,
@@ -59,7 +60,7 @@ def overheads(
             return
         report = Report()
         for path, part in zip(traces, found, strict=True):
-            _one(report, path, part, top)
+            _one(report, path, part, top or DEFAULT_TOP)
         if len(found) == 2:
             _difference(report, ratios)
 

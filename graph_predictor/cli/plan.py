@@ -10,7 +10,9 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, percent, print_json, read, working
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json
+from graph_predictor.cli.options import Debug, Json, Top, shared
+from graph_predictor.cli.profiles import profile_of
+from tracer.errors import ForetraceError
 
 if TYPE_CHECKING:
     from graph_predictor.parallel.search import Found, Ranked
@@ -23,25 +25,22 @@ def plan(
     source: Annotated[str, typer.Argument(
         metavar="SOURCE", help="A workload (llama, gpt2, moe), or a capture or shape-only trace of one.")],
     gpus: Annotated[int, typer.Option(min=1, metavar="N", help="GPUs of the job.")],
-    device: Annotated[str, typer.Option(metavar="NAME", help="The GPU.")] = "h200-sxm",
-    topology: Annotated[str | None, typer.Option(
-        metavar="NODE[xN][@NET]", help="The cluster, such as dgx-h200x8; by default the device's usual nodes.")] = None,
-    assignments: Annotated[list[str] | None, typer.Option(
-        "--set", metavar="KEY=VALUE", help="A setting of the workload (repeatable).")] = None,
-    preset: Annotated[str, typer.Option(metavar="NAME", help="The workload's preset.")] = "default",
+    device: Annotated[str, shared("--device")] = "h200-sxm",
+    topology: Annotated[str | None, shared("--topology", "by default the device's usual nodes")] = None,
+    assignments: Annotated[list[str] | None, shared("--set")] = None,
+    preset: Annotated[str, shared("--preset")] = "default",
     global_batch: Annotated[int | None, typer.Option(
         min=1, metavar="N", help="Sequences of a step; by default what the source does, on every GPU.")] = None,
-    only: Annotated[str | None, typer.Option(
-        "--parallel", metavar="PLAN", help="Estimate this plan alone, such as dp=8,tp=4,pp=2,microbatches=16.")] = None,
-    memory_limit: Annotated[str | None, typer.Option(
-        metavar="SIZE", help="Memory of a GPU, such as 80GiB (a bare number is in GB); by default all it has.")] = None,
-    price: Annotated[float | None, typer.Option(min=0, metavar="PER_HOUR", help="Price of one GPU and hour.")] = None,
-    profile: Annotated[str | None, typer.Option(metavar="FILE", help="Fitted models of the device.")] = None,
-    comm_profile: Annotated[str | None, typer.Option(
-        metavar="FILE", help="Measured collectives of the cluster (foretrace comm fit).")] = None,
-    host_us: Annotated[float | None, typer.Option(
-        min=0, metavar="US", help="Host time of a kernel's launch, µs.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="Plans to show.")] = BEST,
+    only: Annotated[str | None, shared("--parallel", "this one alone, such as dp=8,tp=4,pp=2,microbatches=16")] = None,
+    memory_limit: Annotated[str | None, shared(
+        "--memory-limit", "a bare number is in GB; by default all it has")] = None,
+    price: Annotated[float | None, shared("--price", least=0)] = None,
+    profile: Annotated[list[str] | None, shared("--profile", "repeatable; the first of the device counts")] = None,
+    comm_profile: Annotated[str | None, shared("--comm-profile")] = None,
+    launch_us: Annotated[float | None, typer.Option(
+        min=0, metavar="US", help="Host time of a kernel's launch, µs, where it is known.")] = None,
+    host: Annotated[float, shared("--host", "of what a launch takes")] = 1.0,
+    top: Top = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -58,10 +57,13 @@ def plan(
         from graph_predictor.parallel.estimate import Rates
         from graph_predictor.parallel.pieces import Pieces
         from graph_predictor.parallel.search import price_plan, search
-        from graph_predictor.whatif.device import find_device
+        from kernel_models.device_choice import find_device
 
         _check_finite(price, "--price", "the price of one GPU and hour")
-        _check_finite(host_us, "--host-us", "the host time of a launch in µs")
+        _check_finite(launch_us, "--launch-us", "the host time of a launch in µs")
+        _check_finite(host, "--host", "a factor of the host time")
+        if host <= 0:
+            raise ForetraceError(f"--host {host:g} is no factor of a time; give a number above 0.")
         limit = None if memory_limit is None else _limit(memory_limit)
         spec = find_device(device)
         shape, per_gpu = _decoder(source, assignments or [], preset)
@@ -72,13 +74,10 @@ def plan(
 
             known, where = profile_on(comm_profile, topology, None)
             collectives = CollectiveModel(where, known)
-        models = None
-        if profile is not None:
-            from kernel_models.profile import load_profile
-
-            models = load_profile(profile)
-        pieces = Pieces(spec, models)
-        rates = Rates() if host_us is None else replace(Rates(), host_us=host_us, host_collective_us=host_us)
+        pieces = Pieces(spec, profile_of(profile, spec))
+        known_us = Rates() if launch_us is None else replace(Rates(), host_us=launch_us, host_collective_us=launch_us)
+        rates = replace(known_us, host_us=known_us.host_us * host,
+                        host_collective_us=known_us.host_collective_us * host)
         batch = global_batch or per_gpu * gpus
         with working("Tracing and pricing"):
             if only is not None:
@@ -86,14 +85,15 @@ def plan(
             else:
                 found = search(shape, gpus, batch, pieces, collectives, memory_limit=limit, rates=rates)
         notes = [] if only is not None else _not_considered(batch, gpus)
-        notes += _notes(collectives.topology.node.device, spec.name, rates.host_us, measured=host_us is not None)
+        notes += _notes(find_device(collectives.topology.node.device).name, spec.name, rates.host_us,
+                        measured=launch_us is not None)
         if json:
             print_json({"shape": asdict(shape), "gpus": gpus, "device": spec.name,
                         "topology": collectives.topology.name, "considered": found.considered,
-                        "plans": [_plain(each, gpus, price) for each in found.plans[:top]],
+                        "plans": [_plain(each, gpus, price) for each in found.plans[:top or None]],
                         "refused": [asdict(each) for each in found.refused], "notes": notes})
         else:
-            _report(found, shape, gpus, collectives.topology.name, price, top, notes)
+            _report(found, shape, gpus, collectives.topology.name, price, top or BEST, notes)
     if not found.plans:
         raise typer.Exit(1)
 
@@ -138,7 +138,7 @@ def _decoder(source: str, assignments: list[str], preset: str) -> tuple[Transfor
 def _notes(node: str, device: str, host_us: float, *, measured: bool) -> list[str]:
     notes = [] if node == device else [f"The nodes of the topology have {node}, not {device}; their network is taken."]
     if not measured:
-        notes.append(f"A launch is taken to cost the host {host_us:g} µs; give --host-us where it is known.")
+        notes.append(f"A launch is taken to cost the host {host_us:g} µs; give --launch-us where it is known.")
     return notes
 
 

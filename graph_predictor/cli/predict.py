@@ -8,7 +8,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, percent, print_json, read, working
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Profiled, Window
+from graph_predictor.cli.options import Debug, Json, Profiled, Step, Top, Window, shared
 from tracer.errors import ForetraceError
 
 if TYPE_CHECKING:
@@ -21,41 +21,27 @@ DEFAULT_TOP = 8
 def predict(
     source: Annotated[list[str], typer.Argument(
         metavar="SOURCE", help="The step to start from: traces, a capture, a converted file, or SCRIPT.py:FUNCTION.")],
-    device: Annotated[str | None, typer.Option(metavar="NAME", help="Another device, such as b200.")] = None,
-    from_device: Annotated[str | None, typer.Option(
-        metavar="NAME", help="The device it was recorded on, where the trace does not say.")] = None,
-    profile: Annotated[list[str] | None, typer.Option(
-        metavar="FILE", help="Fitted models of the device, or of the one recorded on (repeatable).")] = None,
-    host_from: Annotated[str | None, typer.Option(
-        metavar="PATH", help="The host of another capture: its time per operation and launch latencies.")] = None,
-    host: Annotated[float, typer.Option(metavar="FACTOR", help="Host time × FACTOR.")] = 1.0,
-    clock: Annotated[float, typer.Option(metavar="FACTOR", help="GPU clock × FACTOR.")] = 1.0,
-    bandwidth: Annotated[float, typer.Option(metavar="FACTOR", help="GPU memory bandwidth × FACTOR.")] = 1.0,
+    device: Annotated[str | None, shared("--device", "another than the recorded one")] = None,
+    from_device: Annotated[str | None, shared("--from-device")] = None,
+    profile: Annotated[list[str] | None, shared("--profile", "or of the one recorded on; repeatable")] = None,
+    host_from: Annotated[str | None, shared("--host-from", "its time per operation and launch latencies")] = None,
+    host: Annotated[float, shared("--host")] = 1.0,
+    clock: Annotated[float, shared("--clock")] = 1.0,
+    bandwidth: Annotated[float, shared("--bandwidth")] = 1.0,
     kernels: Annotated[float, typer.Option(metavar="FACTOR", help="Kernel durations × FACTOR.")] = 1.0,
-    topology: Annotated[str | None, typer.Option(
-        metavar="NODE[xN][@NET]", help="Collectives on this cluster, such as dgx-h200x8.")] = None,
-    comm_profile: Annotated[str | None, typer.Option(
-        metavar="FILE", help="Measured collectives of that cluster (foretrace comm fit).")] = None,
-    comm_backend: Annotated[str | None, typer.Option(
-        metavar="NAME", help="Collectives of this backend, such as gloo.")] = None,
-    from_topology: Annotated[str | None, typer.Option(
-        metavar="NODE[xN]", help="The cluster of the recording; by default its device's usual nodes.")] = None,
-    parallel: Annotated[str | None, typer.Option(
-        metavar="PLAN", help="A workload's step on many ranks: ddp=8, fsdp2=8,tp=2, pp=4,microbatches=8, "
-                             "ddp=8,accumulation=4.")] = None,
-    straggler: Annotated[str | None, typer.Option(
-        metavar="RANK:PERCENT%", help="One rank slower, such as 3:10%.")] = None,
-    dtype: Annotated[str | None, typer.Option(
-        metavar="TYPE", help="Products in bf16 or fp16 (autocast), tf32 or fp32.")] = None,
-    sizes: Annotated[list[str] | None, typer.Option(
-        "--set", metavar="NAME=[OLD:]NEW", help="Another size, such as batch=64, or batch=32:64 where nothing says the "
-                                                "recorded one (repeatable).")] = None,
-    code: Annotated[str | None, typer.Option(
-        metavar="SCRIPT.py:FUNCTION", help="The program: FUNCTION takes the sizes of --set by name and returns the "
-                                           "step, which is traced again.")] = None,
-    also: Annotated[list[str] | None, typer.Option(
-        metavar="PATH[:NAME=SIZE,…]", help="A capture of the same program at another size, such as runs/b:batch=64: "
-                                           "sizes and times follow laws through the captures (repeatable).")] = None,
+    topology: Annotated[str | None, shared("--topology", "collectives there")] = None,
+    comm_profile: Annotated[str | None, shared("--comm-profile")] = None,
+    comm_backend: Annotated[str | None, shared("--comm-backend")] = None,
+    from_topology: Annotated[str | None, shared("--from-topology")] = None,
+    parallel: Annotated[str | None, shared(
+        "--parallel", "a workload's step on many ranks; also pp=4,microbatches=8 or ddp=8,accumulation=4")] = None,
+    straggler: Annotated[str | None, shared("--straggler")] = None,
+    dtype: Annotated[str | None, shared("--dtype", "products in bf16 or fp16 (autocast), tf32 or fp32")] = None,
+    sizes: Annotated[list[str] | None, shared("--set", "batch=32:64 where nothing says the recorded one")] = None,
+    code: Annotated[str | None, shared(
+        "--code", "FUNCTION takes the sizes of --set by name and returns the step")] = None,
+    also: Annotated[list[str] | None, shared(
+        "--also", "such as runs/b:batch=64; sizes and times follow laws through the captures")] = None,
     cuda_graphs: Annotated[bool, typer.Option("--cuda-graphs", help="Replay the step as a CUDA graph.")] = False,
     no_data_loading: Annotated[bool, typer.Option("--no-data-loading", help="Batches are always ready.")] = False,
     fused_optimizer: Annotated[bool, typer.Option(
@@ -73,11 +59,9 @@ def predict(
     no_waits: Annotated[bool, typer.Option("--no-waits", help="The host never waits for the device.")] = False,
     hide_collectives: Annotated[bool, typer.Option(
         "--hide-collectives", help="Collectives overlap with everything else.")] = False,
-    step: Annotated[int | None, typer.Option(
-        metavar="NUMBER",
-        help="The recorded step to repeat, from 0 (-1: the last); by default the last few alike.")] = None,
-    price: Annotated[float | None, typer.Option(metavar="PER_HOUR", help="Price of one device and hour.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="Entries of the critical path to show.")] = DEFAULT_TOP,
+    step: Step = None,
+    price: Annotated[float | None, shared("--price", least=0)] = None,
+    top: Top = None,
     window: Window = 0,
     profiled: Profiled = False,
     json: Json = False,
@@ -90,7 +74,7 @@ def predict(
     with one_sentence(debug):
         from graph_predictor.configuration import Configuration
         from graph_predictor.study import Study, is_script
-        from graph_predictor.whatif.device import find_device
+        from kernel_models.device_choice import find_device
         from kernel_models.profile import load_profile
 
         if recompute not in (None, "on", "off"):
@@ -116,9 +100,9 @@ def predict(
         with working("Predicting"):
             result = prepared.predict(price_per_hour=price)
         if json:
-            print_json(result.to_json())
+            print_json(result.to_json(top))
         else:
-            _report(result, top)
+            _report(result, top or DEFAULT_TOP)
 
 
 def source_job(source: list[str], window: int, device: str | None) -> Job:

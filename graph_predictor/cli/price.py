@@ -9,7 +9,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json
+from graph_predictor.cli.options import Debug, Json, shared
 from graph_predictor.cli.price_arguments import (
     Asked,
     PriceError,
@@ -21,12 +21,12 @@ from graph_predictor.cli.price_arguments import (
     registry_names,
 )
 from graph_predictor.cli.price_checks import check
+from graph_predictor.cli.profiles import profile_of
 
 if TYPE_CHECKING:
     from kernel_models.device import DeviceSpec
     from kernel_models.op_call import OpCall
     from kernel_models.pricing import Models, PricedCalls
-    from kernel_models.profile import DeviceProfile
 
 
 def price(
@@ -34,10 +34,9 @@ def price(
     shapes: Annotated[str, typer.Option(
         metavar="SIZES", help="Sizes of its tensors in the order of its arguments, such as 8192x4096,11008x4096; "
         "none for one that is left out, 1 for a tensor of one element, [1024x1024;512] for a list of tensors.")],
-    dtype: Annotated[str, typer.Option(metavar="TYPE", help="Element type, or one for each tensor.")] = "fp32",
-    device: Annotated[str | None, typer.Option(
-        metavar="NAME", help="Such as h200-sxm, or as a trace reports it; the profile's if left out.")] = None,
-    profile: Annotated[str | None, typer.Option(metavar="FILE", help="Fitted models of the device.")] = None,
+    dtype: Annotated[str, shared("--dtype", "one for each tensor, separated by commas, or one for all")] = "fp32",
+    device: Annotated[str | None, shared("--device", "the profile's if left out")] = None,
+    profile: Annotated[list[str] | None, shared("--profile", "repeatable; the first of the device counts")] = None,
     value: Annotated[list[str] | None, typer.Option(
         metavar="NAME=VALUE", help="An argument that is no tensor, such as stride=2, is_causal=true or dim=-1; may be "
         "repeated. Others are PyTorch's defaults.")] = None,
@@ -182,26 +181,18 @@ def _work(calls: Sequence[OpCall]) -> str:
         call.family.value, call.kind, call.layout, call.dtype))) for call in calls))
 
 
-def _device(name: str | None, profile: str | None) -> tuple[DeviceSpec, Models | None]:
+def _device(name: str | None, profiles: Sequence[str] | None) -> tuple[DeviceSpec, Models | None]:
     """The device to price on and the models to price with."""
-    from kernel_models.device import DeviceError, device, resolve_device
+    from kernel_models.device_choice import find_device
+    from kernel_models.profile import load_profile
 
-    fitted: DeviceProfile | None = None
-    if profile is not None:
-        from kernel_models.profile import load_profile
-
-        fitted = load_profile(profile)
-    if name is None:
-        if fitted is None:
-            raise PriceError("Name a device with --device, or a profile with --profile.")
-        return fitted.device, fitted
-    try:
-        spec = device(name)
-    except DeviceError:
-        spec = resolve_device(name)
-    if fitted is not None and fitted.device.name != spec.name:
-        raise PriceError(f"{profile} is a profile of {fitted.device.name}, not of {spec.name}; leave out one of them.")
-    return spec, fitted
+    if name is not None:
+        spec = find_device(name)
+        return spec, profile_of(profiles, spec)
+    if not profiles:
+        raise PriceError("Name a device with --device, or a profile with --profile.")
+    fitted = load_profile(profiles[0])
+    return fitted.device, fitted
 
 
 def _label(source: int) -> str:

@@ -8,7 +8,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, count, milliseconds, percent, print_json, read, working
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Window
+from graph_predictor.cli.options import Debug, Json, Step, Top, Window, shared
 from graph_predictor.cli.output import TIMELINE, check_output
 from tracer.graph import SHAPE_ONLY
 
@@ -24,27 +24,17 @@ DEFAULT_TOP = 20
 def ranks(
     source: Annotated[list[str], typer.Argument(
         metavar="SOURCE", help="A job's ranks: traces, a directory or glob; or one step with --parallel.")],
-    parallel: Annotated[str | None, typer.Option(
-        metavar="PLAN", help="Predicted: the step on many ranks, such as ddp=8 or pp=4,microbatches=8.")] = None,
-    device: Annotated[str | None, typer.Option(metavar="NAME", help="Predicted: another device.")] = None,
-    topology: Annotated[str | None, typer.Option(
-        metavar="NODE[xN][@NET]", help="Predicted: collectives on this cluster.")] = None,
-    comm_profile: Annotated[str | None, typer.Option(
-        metavar="FILE", help="Predicted: measured collectives of that cluster.")] = None,
-    comm_backend: Annotated[str | None, typer.Option(
-        metavar="NAME", help="Predicted: collectives of this backend, such as gloo.")] = None,
-    straggler: Annotated[str | None, typer.Option(
-        metavar="RANK:PERCENT%", help="Predicted: one rank slower, such as 3:10%.")] = None,
-    host_from: Annotated[str | None, typer.Option(
-        metavar="PATH", help="Predicted: the host of another capture.")] = None,
-    sizes: Annotated[list[str] | None, typer.Option(
-        "--set", metavar="NAME=[OLD:]NEW", help="Predicted: another size (repeatable).")] = None,
-    step: Annotated[str | None, typer.Option(
-        metavar="NAME_OR_NUMBER", help="Recorded: only this step: its name, or its number from 0 (-1: the "
-                                       "last).")] = None,
-    timeline: Annotated[str | None, typer.Option(
-        metavar="OUT.json[.gz]", help="Write tracks of ranks and groups, for ui.perfetto.dev.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="Stretches of the critical path to show.")] = DEFAULT_TOP,
+    parallel: Annotated[str | None, shared("--parallel", "predicted")] = None,
+    device: Annotated[str | None, shared("--device", "predicted")] = None,
+    topology: Annotated[str | None, shared("--topology", "predicted")] = None,
+    comm_profile: Annotated[str | None, shared("--comm-profile", "predicted")] = None,
+    comm_backend: Annotated[str | None, shared("--comm-backend", "predicted")] = None,
+    straggler: Annotated[str | None, shared("--straggler", "predicted")] = None,
+    host_from: Annotated[str | None, shared("--host-from", "predicted")] = None,
+    sizes: Annotated[list[str] | None, shared("--set", "predicted")] = None,
+    step: Step = None,
+    timeline: Annotated[str | None, shared("--timeline", "tracks of ranks and groups")] = None,
+    top: Top = None,
     window: Window = 0,
     json: Json = False,
     debug: Debug = False,
@@ -72,9 +62,9 @@ def ranks(
 
             write_events(rank_events(found), timeline)
         if json:
-            print_json({**found.to_json(), "timeline": timeline})
+            print_json({**found.to_json(top), "timeline": timeline})
         else:
-            _report(found, top, timeline)
+            _report(found, top or DEFAULT_TOP, timeline)
 
 
 def _times(source: list[str], window: int, wanted: Configuration, step: str | None) -> tuple[JobTimes, list[str]]:

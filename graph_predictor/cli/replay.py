@@ -18,7 +18,7 @@ from graph_predictor.cli.console import (
     working,
 )
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Paths, Window
+from graph_predictor.cli.options import Debug, Json, Paths, Window, shared
 from graph_predictor.cli.output import TIMELINE, check_output
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ HOST_BOUND_SHARE = 0.99
 
 def replay(
     paths: Paths,
-    timeline: Annotated[str | None, typer.Option(
-        metavar="OUT.json[.gz]", help="Write measured and replayed timelines, for ui.perfetto.dev.")] = None,
+    timeline: Annotated[str | None, shared("--timeline", "measured and replayed")] = None,
     residuals: Annotated[bool, typer.Option(
         "--residuals", help="Add each event's own residual: an exact playback, not a test of the model.")] = False,
     scale_kernels: Annotated[float, typer.Option(

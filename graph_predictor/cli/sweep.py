@@ -11,7 +11,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, working
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Profiled, Window
+from graph_predictor.cli.options import Debug, Json, Profiled, Step, Top, Window, axis, shared
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,49 +40,40 @@ KNOWN = (Known("items_per_second", "samples/s", digits=1), Known("peak_memory_by
 def sweep(
     source: Annotated[list[str], typer.Argument(
         metavar="SOURCE", help="As of foretrace predict: traces, a capture, a converted file, or SCRIPT.py:FUNCTION.")],
-    output: Annotated[str, typer.Option(
-        "--output", "-o", metavar="FILE", help="The table: FILE.parquet or FILE.csv. FILE.journal beside it keeps "
-                                               "finished points until then; the same command goes on from them.")],
-    sizes: Annotated[list[str] | None, typer.Option(
-        "--set", metavar="NAME=[OLD:]A,B,…", help="Sizes, such as batch=8,16,32 (repeatable).")] = None,
-    device: Annotated[str | None, typer.Option(metavar="A,B,…", help="Devices.")] = None,
-    world_size: Annotated[str | None, typer.Option(
-        metavar="A,B,…", help="Numbers of data-parallel ranks; 1 is the source's own.")] = None,
-    parallel: Annotated[list[str] | None, typer.Option(
-        metavar="PLAN", help="A parallel plan, such as fsdp2=8,tp=2 (repeatable: one plan each).")] = None,
-    straggler: Annotated[str | None, typer.Option(
-        metavar="RANK:SHARE,…", help="One rank slower than the others, such as 0:10%,0:20%.")] = None,
-    topology: Annotated[str | None, typer.Option(metavar="A,B,…", help="Clusters, such as dgx-h200x8.")] = None,
-    dtype: Annotated[str | None, typer.Option(metavar="A,B,…", help="bf16, fp16, tf32, fp32.")] = None,
+    out: Annotated[str, shared(
+        "--out", "FILE.parquet or FILE.csv; FILE.journal keeps finished points until then, from which the same command "
+                 "goes on", short="-o")],
+    sizes: Annotated[list[str] | None, axis("--set", "such as batch=8,16,32")] = None,
+    device: Annotated[str | None, axis("--device")] = None,
+    world_size: Annotated[str | None, axis("--world-size", "1 is the source's own")] = None,
+    parallel: Annotated[list[str] | None, shared("--parallel", "repeatable, one plan each")] = None,
+    straggler: Annotated[str | None, axis("--straggler")] = None,
+    topology: Annotated[str | None, axis("--topology")] = None,
+    dtype: Annotated[str | None, axis("--dtype", "bf16, fp16, tf32, fp32")] = None,
     edits: Annotated[str | None, typer.Option(
         metavar="A,B+C,…", help="Edits without a value, such as none,cuda-graphs,cuda-graphs+fused-optimizer.")] = None,
-    clock: Annotated[str | None, typer.Option(metavar="A,B,…", help="GPU clock × factor.")] = None,
-    bandwidth: Annotated[str | None, typer.Option(metavar="A,B,…", help="Memory bandwidth × factor.")] = None,
-    host: Annotated[str | None, typer.Option(metavar="A,B,…", help="Host time × factor.")] = None,
-    host_from: Annotated[str | None, typer.Option(metavar="PATH", help="The host of another capture, for all.")] = None,
-    from_device: Annotated[str | None, typer.Option(
-        metavar="NAME", help="The device it was recorded on, where the trace does not say.")] = None,
-    from_topology: Annotated[str | None, typer.Option(metavar="NODE[xN]", help="The recording's cluster.")] = None,
-    profile: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Fitted models (repeatable).")] = None,
-    comm_profile: Annotated[str | None, typer.Option(metavar="FILE", help="Measured collectives.")] = None,
-    comm_backend: Annotated[str | None, typer.Option(
-        metavar="NAME", help="Collectives of this backend, such as gloo.")] = None,
-    code: Annotated[str | None, typer.Option(
-        metavar="SCRIPT.py:FUNCTION", help="The program, which is traced again at each size.")] = None,
-    also: Annotated[list[str] | None, typer.Option(
-        metavar="PATH[:NAME=SIZE,…]", help="Captures at other sizes (repeatable).")] = None,
-    step: Annotated[int | None, typer.Option(metavar="NUMBER", help="The recorded step to repeat.")] = None,
-    price: Annotated[float | None, typer.Option(
-        min=0, metavar="PER_HOUR", help="Price of one device and hour.")] = None,
+    clock: Annotated[str | None, axis("--clock")] = None,
+    bandwidth: Annotated[str | None, axis("--bandwidth")] = None,
+    host: Annotated[str | None, axis("--host")] = None,
+    host_from: Annotated[str | None, shared("--host-from", "for all")] = None,
+    from_device: Annotated[str | None, shared("--from-device")] = None,
+    from_topology: Annotated[str | None, shared("--from-topology")] = None,
+    profile: Annotated[list[str] | None, shared("--profile", "repeatable")] = None,
+    comm_profile: Annotated[str | None, shared("--comm-profile")] = None,
+    comm_backend: Annotated[str | None, shared("--comm-backend")] = None,
+    code: Annotated[str | None, shared("--code")] = None,
+    also: Annotated[list[str] | None, shared("--also")] = None,
+    step: Step = None,
+    price: Annotated[float | None, shared("--price", least=0)] = None,
     best: Annotated[str | None, typer.Option(
         metavar="throughput|time|cost", help="Show the feasible points, the best first.")] = None,
-    memory_limit: Annotated[str | None, typer.Option(
-        metavar="SIZE", help="Points that need more memory are not feasible, such as 80GiB.")] = None,
+    memory_limit: Annotated[str | None, shared("--memory-limit", "points that need more are not feasible")] = None,
     plot: Annotated[str | None, typer.Option(metavar="FILE", help="Also a plot: .png, .svg or .pdf.")] = None,
-    backend: Annotated[str, typer.Option(metavar="local|dask|ray", help="Where points are computed.")] = "local",
+    workers: Annotated[str, typer.Option(
+        metavar="local|dask|ray", help="Where points are computed.")] = "local",
     scheduler: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Of a running Dask or Ray cluster.")] = None,
     jobs: Annotated[int, typer.Option(metavar="N", help="Processes on this machine; -1 for one a core.")] = -1,
-    top: Annotated[int, typer.Option(min=1, help="Points to show.")] = SHOWN,
+    top: Top = None,
     window: Window = 0,
     profiled: Profiled = False,
     json: Json = False,
@@ -105,12 +96,12 @@ def sweep(
         )
         from graph_predictor.sweep.run import Source
 
-        check_table(output)
+        check_table(out)
         goal = None if best is None else _goal(best)
         limit = None if memory_limit is None else parse_bytes(memory_limit)
         _check_goal(goal, price)
-        check_not_anothers(output)
-        check_output(output, list(source), TABLE)
+        check_not_anothers(out)
+        check_output(out, list(source), TABLE)
         if plot is not None:
             check_output(plot, list(source), PLOT)
             check_plot(plot)
@@ -122,16 +113,16 @@ def sweep(
         space = _space(sizes or [], lists, parallel or [], fixed)
         where = Source(tuple(source), window, step, from_device, tuple(profile or ()), profiled)
         with _progress(len(space)) as progress:
-            found = run(where, space, output=output, price_per_hour=price, backend=backend, scheduler=scheduler,
+            found = run(where, space, output=out, price_per_hour=price, backend=workers, scheduler=scheduler,
                         jobs=jobs, progress=progress)
         if plot is not None:
             with working("Drawing"):
                 write_plot(found.table, found.axes, plot)
         shown = _shown(found, goal, limit)
         if json:
-            print_json(_plain(shown if goal is not None else found.table, found))
+            print_json(_plain((shown if goal is not None else found.table).head(top or len(found.table)), found))
         else:
-            _report(found, shown, goal, limit, top, [output, *([] if plot is None else [plot])])
+            _report(found, shown, goal, limit, top or SHOWN, [out, *([] if plot is None else [plot])])
 
 
 def _goal(text: str) -> Goal:

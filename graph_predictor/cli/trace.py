@@ -9,31 +9,29 @@ import typer
 
 from graph_predictor.cli.console import Report, count, print_json, working
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json
+from graph_predictor.cli.options import Debug, Json, shared
 from graph_predictor.cli.output import GRAPH, check_output
 from tracer.errors import CaptureError
 
 if TYPE_CHECKING:
     from tracer.graph import ExecutionGraph
     from tracer.job import Job
+    from tracer.shape_only.devices import Device
 
 
 def trace(
-    output: Annotated[str, typer.Option(
-        "-o", "--output", metavar="FILE", help="The file to write, named *.foretrace by convention.")],
+    out: Annotated[str, shared(
+        "--out", "a file, named *.foretrace by convention", short="-o")],
     function: Annotated[str | None, typer.Argument(
         metavar="SCRIPT.py:FUNCTION", help="A function that builds a model and returns its training step.")] = None,
-    device: Annotated[str, typer.Option(metavar="NAME", help="The device the step is traced for.")] = "h200-sxm",
-    world_size: Annotated[int | None, typer.Option(metavar="N", help="Ranks of the job.")] = None,
-    rank: Annotated[int | None, typer.Option(
-        help="The rank that is traced; by default 0, and with --parallel one of each class of equal ranks.")] = None,
-    parallel: Annotated[str | None, typer.Option(
-        metavar="PLAN", help="How a workload is spread over the ranks: ddp, fsdp2, tp, pp, or fsdp2=8,tp=8.")] = None,
-    workload: Annotated[str | None, typer.Option(
-        metavar="NAME", help="A workload of the suite, not a function.")] = None,
-    assignments: Annotated[list[str] | None, typer.Option(
-        "--set", metavar="KEY=VALUE", help="A setting of the workload (repeatable).")] = None,
-    preset: Annotated[str, typer.Option(metavar="NAME", help="The workload's preset.")] = "default",
+    device: Annotated[str, shared("--device", "the step is traced for it")] = "h200-sxm",
+    world_size: Annotated[int | None, shared("--world-size")] = None,
+    rank: Annotated[int | None, shared(
+        "--rank", "by default 0, and with --parallel one of each class of equal ranks")] = None,
+    parallel: Annotated[str | None, shared("--parallel", "of a workload; also ddp, fsdp2, tp or pp alone")] = None,
+    workload: Annotated[str | None, shared("--workload", "instead of a function")] = None,
+    assignments: Annotated[list[str] | None, shared("--set")] = None,
+    preset: Annotated[str, shared("--preset")] = "default",
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -42,29 +40,31 @@ def trace(
     The graph has the operations the device would run, its collectives, and the step's peak memory.
     """
     with one_sentence(debug):
+        from kernel_models.device_choice import traced_device
         from tracer.job import assemble_job
         from tracer.store import save_job
 
         if (function is None) == (workload is None):
             raise CaptureError("Name what to trace: SCRIPT.py:FUNCTION, or a workload with --workload.")
-        check_output(output, [], GRAPH)
+        check_output(out, [], GRAPH)
+        traced_for = traced_device(device)
         with working("Tracing"):
             if workload is not None:
-                job = _workload(workload, assignments or [], preset, device, world_size, rank, parallel)
+                job = _workload(workload, assignments or [], preset, traced_for, world_size, rank, parallel)
             else:
                 if assignments or parallel:
                     raise CaptureError("--set and --parallel belong to --workload: a function makes its own model, and "
                                        "wraps it itself (DDP, fully_shard) when --world-size is given.")
-                job = assemble_job([_function(str(function), device, world_size, rank or 0)])
+                job = assemble_job([_function(str(function), traced_for, world_size, rank or 0)])
         if len(job.graphs) > 1 or job.classes:
-            save_job(job, output)
+            save_job(job, out)
         else:
-            job.graphs[0].save(output)
-        _report(job, output, json)
+            job.graphs[0].save(out)
+        _report(job, out, json)
 
 
-def _workload(name: str, assignments: list[str], preset: str, device: str, world_size: int | None, rank: int | None,
-              parallel: str | None) -> Job:
+def _workload(name: str, assignments: list[str], preset: str, device: str | Device, world_size: int | None,
+              rank: int | None, parallel: str | None) -> Job:
     from tracer import workloads
     from tracer.job import assemble_job
     from tracer.shape_only import trace_job, trace_workload
@@ -76,7 +76,7 @@ def _workload(name: str, assignments: list[str], preset: str, device: str, world
     return assemble_job([graph])
 
 
-def _function(target: str, device: str, world_size: int | None, rank: int) -> ExecutionGraph:
+def _function(target: str, device: str | Device, world_size: int | None, rank: int) -> ExecutionGraph:
     from tracer.shape_only.script import trace_script
 
     return trace_script(target, device, world_size=world_size, rank=rank)

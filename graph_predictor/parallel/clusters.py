@@ -18,12 +18,12 @@ def profile_on(path: str | None, name: str | None, oversubscription: float | Non
     """
     if path is None:
         if name is None:
-            raise CommError("Nothing says where the collective runs; give --topology, --profile or both.")
+            raise CommError("Nothing says where the collective runs; give --topology, --comm-profile or both.")
         where = topology(name, oversubscription)
         return CommProfile(where), where
     profile = CommProfile.load(path)
     where = topology(name or profile.topology.name, oversubscription) if name or oversubscription else profile.topology
     if where.node.name != profile.topology.node.name:
         raise CommError(f"{path} was measured on {profile.topology.node.name} nodes and says nothing about "
-                        f"{where.node.name}; leave one of --profile and --topology out.")
+                        f"{where.node.name}; leave one of --comm-profile and --topology out.")
     return profile, where

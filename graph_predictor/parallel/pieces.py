@@ -10,6 +10,7 @@ import numpy as np
 
 from graph_predictor.prediction.modelled import calls_by_operation
 from kernel_models.device import DeviceSpec
+from kernel_models.device_choice import shape_device
 from kernel_models.op_call import Family, OpCall
 from kernel_models.pricing import Models, price
 from tracer.graph import ExecutionGraph, Phase
@@ -97,7 +98,7 @@ class Pieces:
         if key not in self._costs:
             from tracer.shape_only.transformer_parts import trace_part
 
-            graph = trace_part(shape, part, self.device.name)
+            graph = trace_part(shape, part, shape_device(self.device))
             phase = graph.ops.phase
             calls = calls_by_operation(graph, range(len(graph.ops)))
             forward = [call for op, each in calls.items() if phase[op] != Phase.BACKWARD for call in each]
@@ -114,7 +115,7 @@ class Pieces:
         if key not in self._optimizers:
             from tracer.shape_only.transformer_parts import trace_optimizer
 
-            self._optimizers[key] = self._work(_calls(trace_optimizer(shape, key[1], self.device.name)))
+            self._optimizers[key] = self._work(_calls(trace_optimizer(shape, key[1], shape_device(self.device))))
         return self._optimizers[key]
 
     def saved_bytes(self, shape: TransformerShape, part: Part) -> int:
@@ -123,7 +124,7 @@ class Pieces:
         if key not in self._saved:
             from tracer.shape_only.transformer_parts import trace_saved
 
-            self._saved[key] = trace_saved(*key, self.device.name)
+            self._saved[key] = trace_saved(*key, shape_device(self.device))
         return self._saved[key]
 
     def _work(self, calls: Iterable[OpCall]) -> Work:

@@ -92,13 +92,13 @@ class Repeated:
     structure: Structure
 
 
-def choose_steps(built: Built, steps: int | range | None = None) -> Cycle | None:
+def choose_steps(built: Built, steps: str | int | range | None = None) -> Cycle | None:
     """The steps to repeat; ``None`` where a rank has none.
 
     Args:
         built: a recorded job.
-        steps: a step's number within each rank (negative from the end), or a range of consecutive ones; by default the
-            last one.
+        steps: a step's name, or its number within each rank (negative from the end), or a range of consecutive ones; by
+            default the last one.
 
     Raises:
         ForetraceError: there is no such step.
@@ -110,6 +110,7 @@ def choose_steps(built: Built, steps: int | range | None = None) -> Cycle | None
     if len(by_rank) < program.ranks:
         return None
     fewest = min(len(found) for found in by_rank.values())
+    steps = _number(built, steps, [row for row, _, _ in by_rank[0]]) if isinstance(steps, str) else steps
     wanted = range(-1, 0) if steps is None else range(steps, steps + 1) if isinstance(steps, int) else steps
     numbers = [number + fewest if number < 0 else number for number in wanted]
     if not numbers or min(numbers) < 0 or max(numbers) >= fewest:
@@ -135,6 +136,20 @@ def choose_steps(built: Built, steps: int | range | None = None) -> Cycle | None
     graph = built.graphs[0]
     names = tuple(graph.string(int(graph.steps.name[row])) for row, _, _ in (by_rank[0][n] for n in numbers))
     return Cycle(built, len(numbers), item, kernel, np.array(first, np.int64), np.array(last, np.int64), names)
+
+
+def _number(built: Built, text: str, rows: list[int]) -> int:
+    """The number of the step of a name, or in a text. Raises ``ForetraceError``."""
+    graph = built.graphs[0]
+    names = [graph.string(int(graph.steps.name[row])) for row in rows]
+    if text in names:
+        return names.index(text)
+    try:
+        return int(text)
+    except ValueError:
+        listed = ", ".join(names[:6]) + (f" … {names[-1]}" if len(names) > 6 else "")
+        raise ForetraceError(f"There is no step {text!r}: the trace has {listed}; give one of these names, or a number "
+                             f"from 0 to {len(names) - 1}.") from None
 
 
 def similar_steps(graphs: Sequence[ExecutionGraph]) -> range | None:

@@ -87,8 +87,8 @@ class Prediction:
         """Which times these are: "without the profiler" or "under the profiler"."""
         return which_times(self.profiled)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+    def to_json(self, top: int | None = None) -> dict[str, Any]:
+        """Plain values; of the critical path the ``top`` largest entries, all by default."""
         return {
             "times": self.times, "step_time_us": self.step_time_us, "interval_us": list(self.interval_us),
             "gpu_active_us": self.gpu_active_us, "bound": self.bound,
@@ -98,7 +98,7 @@ class Prediction:
             "peak_memory_bytes": self.peak_memory_bytes, "warnings": self.warnings,
             "bounds_us": self.bounds_us, "families_us": self.families_us,
             "critical_path": [{"operation": e.operation, "bound": e.bound, "time_us": e.time_us, "share": e.share}
-                              for e in self.critical_path],
+                              for e in self.critical_path[:top]],
             "recorded_us": self.recorded_us, "unprofiled_us": self.unprofiled_us, "steps": list(self.steps),
             "device": self.device or None, "recorded_on": self.recorded_on or None,
             "items_per_second": self.items_per_second, "flops_per_step": self.flops_per_step, "mfu": self.mfu,

@@ -92,8 +92,8 @@ class RankReport:
                    "own": [r.busy_ns + r.idle_ns for r in self.ranks]}
         return {name: max(ns) / (sum(ns) / len(ns)) if sum(ns) else 1.0 for name, ns in columns.items()}
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON: microseconds a step."""
+    def to_json(self, top: int | None = None) -> dict[str, Any]:
+        """Plain values for JSON: microseconds a step; of the path the first ``top`` stretches, all by default."""
         total = sum(stretch.length_ns for stretch in self.path) or 1
         steps = self.steps
         return {
@@ -105,7 +105,7 @@ class RankReport:
                 {"rank": self.times.number(s.rank), "start_us": s.start_ns / 1e3, "time_us": s.length_ns / 1e3,
                  "share": s.length_ns / total, "after": s.after or None,
                  "parts": [{"operation": p.operation, "bound": p.bound.label, "time_us": p.time_ns / 1e3}
-                           for p in s.parts]} for s in self.path]},
+                           for p in s.parts]} for s in self.path[:top]]},
             "notes": list(dict.fromkeys(self.notes)),
         }
 

@@ -44,7 +44,7 @@ class Source:
 
     paths: tuple[str, ...]
     window: int = 0
-    step: int | None = None
+    step: str | int | None = None
     recorded_on: str | None = None
     profiles: tuple[str, ...] = ()
     profiled: bool = False
@@ -55,7 +55,7 @@ class Source:
         Raises:
             ForetraceError: it cannot be read.
         """
-        from graph_predictor.whatif.device import find_device
+        from kernel_models.device_choice import find_device
         from kernel_models.profile import load_profile
 
         return Study(job or read_source(self.paths, self.window), self.step,

@@ -5,19 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from graph_predictor.prediction.scenario import CallEdit, EditError, Scenario
-from kernel_models.device import DeviceSpec, resolve_device
-from kernel_models.device import device as named_device
+from kernel_models.device import DeviceSpec
+from kernel_models.device_choice import find_device
 from kernel_models.op_call import Family, OpCall
 from kernel_models.pricing import Models
-from tracer.errors import ForetraceError
-
-
-def find_device(name: str) -> DeviceSpec:
-    """A device by our name or one that drivers report. Raises ``DeviceError``."""
-    try:
-        return named_device(name)
-    except ForetraceError:
-        return resolve_device(name)
 
 
 @dataclass(frozen=True)

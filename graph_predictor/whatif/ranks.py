@@ -18,6 +18,7 @@ from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.whatif.recorded_ddp import NOTE, spread_recording
 from tracer.graph import ExecutionGraph
 from tracer.job import Job
+from tracer.shape_only.devices import Device as ShapeDevice
 
 if TYPE_CHECKING:
     from graph_predictor.predict import Baseline
@@ -70,7 +71,7 @@ class Ranks:
         return f"{self.plan} on {self.world_size:,} ranks{more}"
 
 
-def traced(ranks: Ranks, workload: dict[str, Any], device: str, *, also: Sequence[int] = ()) -> Job:
+def traced(ranks: Ranks, workload: dict[str, Any], device: str | ShapeDevice, *, also: Sequence[int] = ()) -> Job:
     """A workload's step under a plan, traced by shapes: all ranks of a small world, else one of each class.
 
     Args:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.whatif.named_sizes import LEADING, MOST
+from kernel_models.device_choice import shape_device
 from tracer.graph import ExecutionGraph
+from tracer.shape_only.devices import Device as ShapeDevice
 
 if TYPE_CHECKING:
     from graph_predictor.predict import Baseline
@@ -59,7 +61,7 @@ def retrace(baseline: Baseline, new: Mapping[str, int], old: Mapping[str, int] |
         was = (old or {}).get(name)
         if was is not None and recorded.get(name, was) != was:
             raise EditError(f"The step was recorded with {name}={recorded[name]}, not {was}.")
-    device = baseline.scenario.known_source().name
+    device = shape_device(baseline.scenario.known_source())
     graphs = [trace_again(graph, new, device, code) for graph in baseline.built.graphs]
     said = ", ".join(f"{name} {(recorded.get(name) or (old or {}).get(name, '?'))} → {size}"
                      for name, size in new.items())
@@ -77,7 +79,7 @@ def recorded_sizes(baseline: Baseline) -> dict[str, int]:
     return {name: value for name, value in settings.items() if type(value) is int}
 
 
-def trace_again(graph: ExecutionGraph, sizes: Mapping[str, int], device: str,
+def trace_again(graph: ExecutionGraph, sizes: Mapping[str, int], device: str | ShapeDevice,
                 code: str | None = None) -> ExecutionGraph:
     """A step's program traced by shapes at other sizes.
 

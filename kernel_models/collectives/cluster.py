@@ -14,6 +14,7 @@ from kernel_models.collectives.call import CommError
 from kernel_models.collectives.measurements import Measurements
 from kernel_models.collectives.topology import Topology
 from kernel_models.device import DeviceError, DeviceSpec, device, device_names, resolve_device
+from kernel_models.device_choice import find_device
 
 MOST_NAMED = 6
 """Names that a sentence lists."""
@@ -21,7 +22,7 @@ MOST_NAMED = 6
 
 def same_gpu(name: str, on: Topology) -> bool:
     """Whether a reported GPU may be the topology's: the same, one with another memory, or a short name of both."""
-    wanted = device(on.node.device)
+    wanted = find_device(on.node.device)
     found = _resolved(name)
     if found is not None and (found.name == wanted.name or set(found.short_names) == set(wanted.short_names)):
         return True

@@ -20,7 +20,7 @@ from kernel_models.collectives.datasheet import DatasheetModel, nccl_lines
 from kernel_models.collectives.formulas import Group
 from kernel_models.collectives.measurements import Measurements, Setting
 from kernel_models.collectives.times import CommTimes, Level
-from kernel_models.collectives.topology import Topology, topology
+from kernel_models.collectives.topology import Topology, topology_of_state, topology_state
 
 Float64 = npt.NDArray[np.float64]
 
@@ -193,7 +193,7 @@ class FittedModel:
 
     def state(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {"topology": self.topology.name, "oversubscription": self.topology.network.oversubscription,
+        return {"topology": topology_state(self.topology), "oversubscription": self.topology.network.oversubscription,
                 "residual": self.residual.tolist(),
                 "pieces": [{"setting": [key[0], DTYPES[key[1]], *key[2:]], "upto": p.upto.tolist(),
                             "latency_us": p.latency_us.tolist(), "us_per_byte": p.us_per_byte.tolist(),
@@ -213,7 +213,7 @@ class FittedModel:
                 if len(found.latency_us) != len(found.upto) + 1 or len(found.us_per_byte) != len(found.latency_us):
                     raise ValueError("a line is missing")
                 pieces[(int(kind), DTYPES.index(dtype), ranks, nodes, widest, narrowest)] = found
-            return FittedModel(topology(state["topology"], float(state["oversubscription"])), pieces,
+            return FittedModel(topology_of_state(state["topology"], float(state["oversubscription"])), pieces,
                                np.asarray(state["residual"], np.float64))
         except (KeyError, TypeError, ValueError) as error:
             raise CommError(f"The fitted lines cannot be read ({type(error).__name__}: {error}); fit them again with "

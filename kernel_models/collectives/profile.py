@@ -30,7 +30,7 @@ from kernel_models.collectives.fitted import FittedModel
 from kernel_models.collectives.measured import MeasuredModel
 from kernel_models.collectives.measurements import Measurements
 from kernel_models.collectives.times import CommTimes, Level
-from kernel_models.collectives.topology import Topology, topology
+from kernel_models.collectives.topology import Topology, topology_of_state, topology_state
 from tracer.input_file import read_input
 from tracer.output_file import replaced_file, why_unwritten
 
@@ -146,7 +146,7 @@ class CommProfile:
 
     def state(self) -> dict[str, Any]:
         """Plain JSON values, for this profile's own file or as a part of another."""
-        return {"topology": self.topology.name, "oversubscription": self.topology.network.oversubscription,
+        return {"topology": topology_state(self.topology), "oversubscription": self.topology.network.oversubscription,
                 "sources": self.sources,
                 "backends": {name: {"measured": models.measured.state(), "fitted": models.fitted.state()}
                              for name, models in self.backends.items()}}
@@ -155,7 +155,7 @@ class CommProfile:
     def from_state(state: dict[str, Any]) -> CommProfile:
         """The profile of ``state()``. Raises ``CommError`` if it is none."""
         try:
-            where = topology(state["topology"], float(state["oversubscription"]))
+            where = topology_of_state(state["topology"], float(state["oversubscription"]))
             backends = {backend: BackendModels(MeasuredModel.from_state(models["measured"]),
                                                FittedModel.from_state(models["fitted"]))
                         for backend, models in state["backends"].items()}

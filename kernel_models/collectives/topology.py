@@ -12,7 +12,7 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -25,6 +25,8 @@ from tracer.input_file import read_input
 FOLDER = Path(__file__).resolve().parents[1] / "topologies"
 NETWORKS = "networks"
 MOST_NODES = 100_000
+_OWN = re.compile(r"(?P<file>.+\.toml)(?:x(?P<count>\d{1,9}))?(?:@(?P<network>[A-Za-z0-9-]+))?", re.IGNORECASE)
+"""A file of one's own as the node: "mine.toml", "mine.tomlx4", "mine.tomlx4@roce-100"."""
 LINKS = ("nvswitch", "nvlink-mesh", "pcie", "loopback")
 """How the GPUs of a node reach each other: through a switch, by links between pairs, through host bridges, or a
 host."""
@@ -140,13 +142,26 @@ def node_names() -> list[str]:
 @lru_cache(maxsize=1)
 def networks() -> Mapping[str, Network]:
     """All networks by name."""
-    data = _toml(FOLDER / f"{NETWORKS}.toml")
+    return MappingProxyType(_networks(FOLDER / f"{NETWORKS}.toml", "network"))
+
+
+def _networks(file: Path, table_name: str) -> dict[str, Network]:
+    """The networks in a table of a file. Raises ``CommError`` where a figure is missing, no number or unsourced."""
+    data = _toml(file)
     found = {}
-    for name, table in data["network"].items():
-        figures, sources = _figures(table, data["sources"])
-        found[name] = Network(name, table["title"], bool(table["rail"]), figures["card_gbps"], figures["payload_share"],
-                              figures["extra_latency_us"], figures["oversubscription"], sources)
-    return MappingProxyType(found)
+    tables = data.get(table_name)
+    for name, table in tables.items() if isinstance(tables, dict) else ():
+        try:
+            figures, sources = _figures(table, data["sources"])
+            found[name] = Network(name, str(table["title"]), bool(table["rail"]), figures["card_gbps"],
+                                  figures["payload_share"], figures["extra_latency_us"], figures["oversubscription"],
+                                  sources)
+            if not (found[name].card_gbps > 0 and 0 < found[name].payload_share <= 1
+                    and found[name].oversubscription >= 1):
+                raise ValueError("a bandwidth is not above 0, a share not up to 1, or an oversubscription below 1")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CommError(f"{file.name} describes no complete network {name!r}: {_reason(error)}.") from None
+    return found
 
 
 @cache
@@ -165,22 +180,63 @@ def read_node(path: Path) -> NodeType:
     data = _toml(path)
     try:
         figures, sources = _figures(data["figures"], data["sources"])
-        if data["link"] not in LINKS:
-            raise ValueError(f"link is {data['link']!r}")
-        return NodeType(data["name"], data["device"], data["architecture"], data["link"], data["network"],
-                        int(figures["gpus"]), figures["peer_gbps"], int(figures["nics"]),
-                        bool(figures["in_switch_reduction"]), sources)
-    except (KeyError, TypeError, ValueError) as error:
-        raise CommError(f"{path.name} is no complete node type: {type(error).__name__}: {error}") from None
+        device = str(path.parent / data["device"]) if str(data["device"]).endswith(".toml") else data["device"]
+        return _checked_node(NodeType(
+            data["name"], device, data["architecture"], data["link"], data["network"],
+            int(figures["gpus"]), figures["peer_gbps"], int(figures["nics"]), bool(figures["in_switch_reduction"]),
+            sources))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CommError(f"{path.name} is no complete node type: {_reason(error)}; compare it with a shipped one "
+                        "(foretrace topologies dgx-h200 --toml).") from None
 
 
-@lru_cache(maxsize=256)
+def _checked_node(node: NodeType) -> NodeType:
+    """The node type, if its texts are texts and its figures can be divided by. Raises ``ValueError``."""
+    texts = (node.name, node.device, node.architecture, node.link, node.network)
+    if not all(isinstance(text, str) for text in texts) or not re.fullmatch(r"[a-z0-9][a-z0-9-]*", node.name):
+        raise ValueError("a name is no text, or its own has other characters than a-z, 0-9 and -")
+    if node.link not in LINKS:
+        raise ValueError(f"its link is {node.link!r}, which is none of {', '.join(LINKS)}")
+    if not (node.gpus >= 1 and node.peer_gbps > 0 and node.nics >= 1):
+        raise ValueError("it has no GPU, no card, or no bandwidth between its GPUs")
+    return node
+
+
+def _reason(error: Exception) -> str:
+    return f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+
+
 def topology(name: str, oversubscription: float | None = None) -> Topology:
     """The cluster of a name: NODE[xCOUNT][@NETWORK], such as "dgx-h100", "dgx-h100x16" or "dgx-a100x4@roce-100".
 
+    NODE may also be a TOML file of one's own, in the format of those; it may describe ``[networks.NAME]`` too.
+
     Raises:
-        CommError: An unknown node type or network, or a count that is none.
+        CommError: An unknown node type or network, a count that is none, or a file that is not complete.
     """
+    if (own := _OWN.fullmatch(name.strip())) is not None:
+        return _own_topology(Path(own["file"]), own["count"], own["network"], oversubscription)
+    return _known_topology(name, oversubscription)
+
+
+def topology_state(where: Topology) -> str | dict[str, Any]:
+    """What a file keeps of a topology: the name of a shipped one, all figures of one's own."""
+    if where.node == _shipped(node_type, where.node.name) and where.network.name in networks():
+        return where.name
+    return {"nodes": where.nodes, "node": figures_of(where.node), "network": figures_of(where.network)}
+
+
+def topology_of_state(state: Any, oversubscription: float) -> Topology:
+    """The topology of ``topology_state``. Raises ``CommError`` or ``TypeError`` if it is none."""
+    if isinstance(state, str):
+        return _known_topology(state, oversubscription)
+    node, network = NodeType(**state["node"]), Network(**state["network"])
+    return Topology(_checked_node(node), _count(int(state["nodes"]), node.name),
+                    _oversubscribed(network, oversubscription))
+
+
+@lru_cache(maxsize=256)
+def _known_topology(name: str, oversubscription: float | None) -> Topology:
     text, _, network_name = name.strip().lower().partition("@")
     node_name, count = text, 1
     if text not in node_names() and (match := re.fullmatch(r"(.+)x([-+]?\d+)", text)):
@@ -188,26 +244,60 @@ def topology(name: str, oversubscription: float | None = None) -> Topology:
     elif text not in node_names() and text.rpartition("x")[0] in node_names():
         raise CommError(f"{text.rpartition('x')[2]!r} of {name!r} is no count of nodes; write one such as "
                         f"{text.rpartition('x')[0]}x4.")
+    _count(count, name)
+    return _joined(node_type(node_name), count, network_name, networks(), oversubscription)
+
+
+def _own_topology(file: Path, count: str | None, network_name: str | None,
+                  oversubscription: float | None) -> Topology:
+    node = read_node(file)
+    if node.name in node_names() and node != node_type(node.name):
+        raise CommError(f"{file} calls its node {node.name}, which is the name of a known one with other figures; give "
+                        "it a name of its own.")
+    known = {**networks(), **_networks(file, "networks")}
+    return _joined(node, _count(int(count or 1), str(file)), network_name, known, oversubscription)
+
+
+def _count(count: int, name: str) -> int:
     if not 1 <= count <= MOST_NODES:
         raise CommError(f"{name!r} has {count} nodes; a topology has 1 to {MOST_NODES:,}.")
-    node = node_type(node_name)
+    return count
+
+
+def _joined(node: NodeType, count: int, network_name: str | None, known: Mapping[str, Network],
+            oversubscription: float | None) -> Topology:
     network_name = network_name or node.network
-    if network_name not in networks():
-        raise CommError(f"There is no network {network_name!r}; known: {', '.join(sorted(networks()))}.")
-    network = networks()[network_name]
-    if oversubscription is not None:
-        if not (math.isfinite(oversubscription) and oversubscription >= 1):
-            raise CommError(f"An oversubscription of {oversubscription:g} is none; give a number of at least 1.")
-        network = replace(network, oversubscription=oversubscription)
-    return Topology(node, count, network)
+    if network_name not in known:
+        raise CommError(f"There is no network {network_name!r}; known: {', '.join(sorted(known))}.")
+    return Topology(node, count, _oversubscribed(known[network_name], oversubscription))
+
+
+def _oversubscribed(network: Network, oversubscription: float | None) -> Network:
+    if oversubscription is None:
+        return network
+    if not (math.isfinite(oversubscription) and oversubscription >= 1):
+        raise CommError(f"An oversubscription of {oversubscription:g} is none; give a number of at least 1.")
+    return replace(network, oversubscription=oversubscription)
+
+
+def _shipped(find: Any, name: str) -> Any:
+    return find(name) if name in node_names() else None
+
+
+def figures_of(value: NodeType | Network) -> dict[str, Any]:
+    """All of a node or network as plain values, the source of each figure among them."""
+    found = {one.name: getattr(value, one.name) for one in fields(value)}
+    return {**found, "sources": dict(value.sources)}
 
 
 def _toml(path: Path) -> dict[str, Any]:
     toml: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         return dict(toml.loads(read_input(path).decode("utf-8")))
-    except (OSError, ValueError) as error:
-        raise CommError(f"{path.name} cannot be read as a topology: {error}") from None
+    except OSError as error:
+        raise CommError(f"{path} cannot be read as a topology ({error.strerror}); check the path.") from None
+    except ValueError as error:
+        raise CommError(f"{path.name} is no TOML: {error}.") from None
 
 
 def _figures(table: dict[str, Any], sources: dict[str, str]) -> tuple[dict[str, float], Mapping[str, str]]:

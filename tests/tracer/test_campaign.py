@@ -680,8 +680,11 @@ def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
     first = Results(tmp_path)
     first.open("mine", "", resume=False, rehearsal=False)
-    with pytest.raises(campaign.CampaignError, match="Another campaign"):
-        Results(tmp_path).open("mine", "", resume=True, rehearsal=False)
+    other = ("import sys; from tracer.campaign.results import Results; "
+             "Results(sys.argv[1]).open('mine', '', resume=True, rehearsal=False)")
+    refused = subprocess.run([sys.executable, "-c", other, str(tmp_path)], capture_output=True, text=True, check=False,
+                             env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert "CampaignError: Another campaign" in refused.stderr
     first.save([ItemResult(id="a", kind="kernel", name="gemm", settings={}, split="fit", status="ok")])
     first.close()
     assert list(Results.read(tmp_path).lines) == ["a"]

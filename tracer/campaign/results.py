@@ -240,7 +240,11 @@ class Results:
     def _load(self) -> None:
         try:
             text = read_input(self.path / INDEX)
-            if not set(Index.__struct_fields__) <= msgspec.json.decode(text, type=dict[str, Any]).keys():
+            found = msgspec.json.decode(text, type=dict[str, Any])
+            if isinstance(found.get("version"), int) and found["version"] > VERSION:
+                raise CampaignError(f"{self.path} was written by a newer foretrace (version {found['version']} of the "
+                                    f"directory; this one knows {VERSION}); update foretrace.")
+            if not set(Index.__struct_fields__) <= found.keys():
                 raise CampaignError(f"The {INDEX} in {self.path} was not written by foretrace; choose another "
                                     "directory.")
             self.index = msgspec.json.decode(text, type=Index)
@@ -252,9 +256,6 @@ class Results:
         except (OSError, msgspec.MsgspecError) as error:
             raise CampaignError(f"The campaign in {self.path} cannot be read ({error}); its {INDEX} or {LINES} was "
                                 "changed or damaged.") from error
-        if self.index.version > VERSION:
-            raise CampaignError(f"{self.path} was written by a newer foretrace (version {self.index.version} of the "
-                                f"directory; this one knows {VERSION}); update foretrace.")
 
     def _replace(self, name: str, content: bytes) -> None:
         temporary = self.scratch / name

@@ -36,11 +36,13 @@ class Device:
     Attributes:
         capability: NVIDIA's compute capability; (9, 0), (9, 4) for AMD as torch reports it; (0, 0) for the CPU.
         vendor: "nvidia", "amd" or "cpu".
+        own_memory_bytes: memory of a device that is not among ours.
     """
 
     name: str
     capability: tuple[int, int]
     vendor: str
+    own_memory_bytes: int = 0
 
     @property
     def is_gpu(self) -> bool:
@@ -50,7 +52,7 @@ class Device:
     @property
     def memory_bytes(self) -> int:
         """Memory as it is sold (a program sees a few percent less or more); 0 where unknown."""
-        return _GIB.get(self.name, 0) << 30
+        return self.own_memory_bytes or _GIB.get(self.name, 0) << 30
 
     @property
     def has_bf16(self) -> bool:
@@ -70,8 +72,10 @@ def device_names() -> list[str]:
     return list(_DEVICES)
 
 
-def find_device(name: str) -> Device:
+def find_device(name: str | Device) -> Device:
     """The device of a name. Raises ``ShapeOnlyError`` if there is none."""
+    if isinstance(name, Device):
+        return name
     if name not in _DEVICES:
         raise ShapeOnlyError(f"There is no device {name!r}; choose one of {', '.join(_DEVICES)}.")
     return _DEVICES[name]

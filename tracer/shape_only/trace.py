@@ -33,7 +33,7 @@ Step = Callable[[], Any]
 
 
 def trace_step(
-    fn: Callable[[], Step], device: str = "h200-sxm", *, world_size: int | None = None, rank: int = 0,
+    fn: Callable[[], Step], device: str | Device = "h200-sxm", *, world_size: int | None = None, rank: int = 0,
     steps: int = 1, warmup: int | None = None, source: str = "",
 ) -> ExecutionGraph:
     """Trace a training step by shapes alone.
@@ -73,7 +73,7 @@ def trace_step(
 
 
 def trace_workload(
-    settings: Settings, device: str = "h200-sxm", *, world_size: int | None = None, rank: int = 0,
+    settings: Settings, device: str | Device = "h200-sxm", *, world_size: int | None = None, rank: int = 0,
     parallel: ParallelPlan | str | None = None, steps: int = 1, warmup: int | None = None,
 ) -> ExecutionGraph:
     """Trace a step of a workload of the suite, on its device whatever ``settings.device`` says.
@@ -119,7 +119,7 @@ def trace_workload(
     return graph
 
 
-def trace_job(settings: Settings, device: str = "h200-sxm", *, world_size: int, parallel: ParallelPlan | str,
+def trace_job(settings: Settings, device: str | Device = "h200-sxm", *, world_size: int, parallel: ParallelPlan | str,
               steps: int = 1, warmup: int | None = None) -> Job:
     """Trace a workload on every rank of a world: once for each class of ranks that do the same work.
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tracer.graph import ExecutionGraph
+from tracer.shape_only.devices import Device
 from tracer.shape_only.trace import trace_step
 from tracer.shape_only.transformer import Part, Piece, TransformerShape
 
@@ -191,7 +192,7 @@ class _Head(nn.Module):
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
 
 
-def trace_part(shape: TransformerShape, part: Part, device: str) -> ExecutionGraph:
+def trace_part(shape: TransformerShape, part: Part, device: str | Device) -> ExecutionGraph:
     """Trace forward and backward of a part for one micro-batch; gradients accumulate onto what is there.
 
     Raises:
@@ -213,7 +214,7 @@ def trace_part(shape: TransformerShape, part: Part, device: str) -> ExecutionGra
         return trace_step(build, device, source=f"{part.piece.value} of a transformer")
 
 
-def trace_saved(shape: TransformerShape, part: Part, device: str) -> int:
+def trace_saved(shape: TransformerShape, part: Part, device: str | Device) -> int:
     """Bytes that forward of a part keeps for backward, for one micro-batch; its own output is among them."""
     part.check(shape)
     run = _runner(shape, part)
@@ -229,7 +230,7 @@ def trace_saved(shape: TransformerShape, part: Part, device: str) -> int:
     return int(memory["end"] - memory["start"])
 
 
-def trace_optimizer(shape: TransformerShape, part: Part, device: str) -> ExecutionGraph:
+def trace_optimizer(shape: TransformerShape, part: Part, device: str | Device) -> ExecutionGraph:
     """Trace the optimizer's work for one block: with half-precision parameters, gradients to fp32, Adam on fp32
     copies in one kernel, and the copies back to the parameters."""
     part.check(shape)

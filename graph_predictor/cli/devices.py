@@ -1,0 +1,157 @@
+"""``foretrace devices`` and ``foretrace topologies``: what is known of hardware, with the source of each figure."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from graph_predictor.cli.console import Column, Report, print_json
+from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.options import Debug, Json
+from graph_predictor.cli.text import standard_output
+from tracer.errors import ForetraceError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kernel_models.collectives import Topology
+    from kernel_models.device import DeviceSpec
+
+Toml = Annotated[bool, typer.Option("--toml", help="Print its file, to change and give as FILE.toml.")]
+
+
+def devices(
+    name: Annotated[str | None, typer.Argument(
+        metavar="DEVICE", help="One of them, by our name, a reported one or a FILE.toml of one's own.")] = None,
+    toml: Toml = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List the devices that are known, or show one with the source of each figure.
+
+    A device of one's own: foretrace devices h200-sxm --toml > mine.toml, change it, and give --device mine.toml.
+    """
+    with one_sentence(debug):
+        from kernel_models.device import FOLDER, device, device_names
+        from kernel_models.device_choice import find_device
+
+        _only_with_name(name, toml)
+        if name is not None:
+            spec = find_device(name)
+            if toml:
+                _print_file(FOLDER / f"{spec.name}.toml", name)
+            elif json:
+                print_json(spec.to_json())
+            else:
+                _show_device(spec)
+            return
+        found = [device(each) for each in device_names()]
+        if json:
+            print_json([spec.to_json() for spec in found])
+            return
+        Report().table(
+            "Devices (dense peak rates of data sheets)",
+            [Column("name", name=True), Column("vendor", name=True), Column("architecture", name=True),
+             Column("memory\nGB"), Column("memory\nGB/s"), Column("fp32\nTFLOP/s"), Column("bf16\nTFLOP/s"),
+             Column("units"), Column("MHz"), Column("also called", name=True)],
+            ([spec.name + (" *" if spec.placeholder else ""), spec.vendor, spec.architecture, f"{spec.memory_gb:g}",
+              f"{spec.memory_bandwidth_gbps:,.0f}", f"{spec.peak_tflops('fp32'):,.1f}",
+              f"{spec.peak_tflops('bf16', matrix=True):,.1f}", str(spec.sm_count), f"{spec.boost_clock_mhz:,.0f}",
+              ", ".join(spec.short_names)] for spec in found))
+        Report().line()
+        Report().line("* figures that only stand in for a calibration (foretrace calibrate); sources of a device's "
+                      "figures: foretrace devices NAME")
+
+
+def topologies(
+    name: Annotated[str | None, typer.Argument(
+        metavar="CLUSTER", help="One of them: NODE[xN][@NET], NODE also a FILE.toml of one's own.")] = None,
+    toml: Toml = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List the nodes and networks that are known, or show a cluster with the source of each figure.
+
+    A node of one's own: foretrace topologies dgx-h200 --toml > mine.toml, change it, and give --topology mine.tomlx4.
+    """
+    with one_sentence(debug):
+        from kernel_models.collectives import topology
+        from kernel_models.collectives.topology import FOLDER, figures_of, networks, node_names, node_type
+
+        _only_with_name(name, toml)
+        if name is not None:
+            where = topology(name)
+            if toml:
+                _print_file(FOLDER / f"{where.node.name}.toml", name)
+            elif json:
+                print_json({"name": where.name, "nodes": where.nodes, "node": figures_of(where.node),
+                            "network": figures_of(where.network)})
+            else:
+                _show_topology(where)
+            return
+        nodes, nets = [node_type(each) for each in node_names()], list(networks().values())
+        if json:
+            print_json({"nodes": [figures_of(node) for node in nodes], "networks": [figures_of(net) for net in nets]})
+            return
+        report = Report()
+        report.table("Nodes (bandwidth one way of one GPU to the others of its node)",
+                     [Column("name", name=True), Column("device", name=True), Column("GPUs"), Column("link", name=True),
+                      Column("GB/s"), Column("cards"), Column("usual network", name=True)],
+                     ([node.name, node.device, str(node.gpus), node.link, f"{node.peer_gbps:g}", str(node.nics),
+                       node.network] for node in nodes))
+        report.table("Networks (bandwidth one way of one card)",
+                     [Column("name", name=True), Column("GB/s"), Column("payload"), Column("extra\nlatency µs"),
+                      Column("", name=True)],
+                     ([net.name, f"{net.card_gbps:g}", f"{net.payload_share:.1%}", f"{net.extra_latency_us:g}",
+                       net.title] for net in nets))
+        report.line()
+        report.line("Written as NODE[xN][@NET], such as dgx-a100x4@roce-100; sources: foretrace topologies NODE")
+
+
+def _only_with_name(name: str | None, toml: bool) -> None:
+    if toml and name is None:
+        raise ForetraceError("--toml prints one file; name which.")
+
+
+def _print_file(path: Path, name: str) -> None:
+    if not path.is_file():
+        raise ForetraceError(f"{name} is no shipped one; its file is one's own.")
+    with standard_output():
+        sys.stdout.write(path.read_text(encoding="utf-8"))
+
+
+def _show_device(spec: DeviceSpec) -> None:
+    report = Report()
+    report.line(f"{spec.name}: {spec.vendor}, {spec.architecture}, compute capability "
+                f"{spec.compute_capability or 'none'}, {spec.memory_kind}"
+                + (" (figures only stand in for a calibration)" if spec.placeholder else ""), style="bold")
+    report.line(f"Reported as {', '.join(spec.reported_names) or 'nothing'}; also called "
+                f"{', '.join(spec.short_names) or 'nothing'}.", indent=2)
+    report.table("Figures", [Column("table", name=True), Column("figure", name=True), Column("value"),
+                             Column("source", name=True)],
+                 ([*key.split(".", 1), _figure(spec, key), text] for key, text in spec.sources.items()))
+
+
+def _show_topology(where: Topology) -> None:
+    report = Report()
+    node, network = where.node, where.network
+    report.line(f"{where.name}: {where.nodes} × {node.gpus} GPUs ({node.device}), {node.link} in a node, "
+                f"{network.name} between them ({network.title})", style="bold")
+    report.table("Figures", [Column("of", name=True), Column("figure", name=True), Column("value"),
+                             Column("source", name=True)],
+                 ([part, key, f"{getattr(of, key):g}", text] for part, of in (("node", node), ("network", network))
+                  for key, text in of.sources.items()))
+
+
+_FIELDS = {"memory.capacity_gb": "memory_gb", "memory.bandwidth_gbps": "memory_bandwidth_gbps",
+           "launch.latency_us": "launch_latency_us"}
+
+
+def _figure(spec: DeviceSpec, key: str) -> str:
+    """A figure by "table.key" of its file."""
+    table, _, name = key.partition(".")
+    if table in ("matrix_tflops", "vector_tflops"):
+        return f"{getattr(spec, table)[name]:g}"
+    return f"{getattr(spec, _FIELDS.get(key, name)):g}"

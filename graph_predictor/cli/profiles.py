@@ -1,0 +1,31 @@
+"""Fitted models that a command was given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tracer.errors import ForetraceError
+
+if TYPE_CHECKING:
+    from kernel_models.device import DeviceSpec
+    from kernel_models.profile import DeviceProfile
+
+
+def profile_of(paths: Sequence[str] | None, spec: DeviceSpec) -> DeviceProfile | None:
+    """The first profile of a device among files; ``None`` if none were given.
+
+    Raises:
+        ForetraceError: a file cannot be read, or all are of other devices.
+    """
+    from kernel_models.profile import load_profile
+
+    if not paths:
+        return None
+    found = [load_profile(path) for path in paths]
+    for profile in found:
+        if profile.device.name == spec.name:
+            return profile
+    of = ", ".join(dict.fromkeys(profile.device.name for profile in found))
+    raise ForetraceError(f"{', '.join(paths)} {'is a profile' if len(found) == 1 else 'are profiles'} of {of}, not of "
+                         f"{spec.name}; leave out one of --profile and --device.")
