@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/calibration_cpu.py [--minutes 3] [--seed 0] [--interrupt-after SECONDS]
 
-Runs `foretrace calibrate --device cpu` into a temporary folder. With `--interrupt-after` it is ended by an interrupt
+Runs `foretrace calibrate --on cpu` into a temporary folder. With `--interrupt-after` it is ended by an interrupt
 after so many seconds and resumed: what had been measured must all be there afterwards. The shapes that judge are of
 the third of all drawn that their hash holds out, and no model sees them. Run it on a quiet machine.
 """
@@ -46,7 +46,7 @@ def main() -> None:
     print(f"load before: {os.getloadavg()[0]:.1f} on {cores} cores")
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder) / "cpu.measurements"
-        arguments = ["-o", str(Path(folder) / "cpu.profile"), "--device", "cpu", "--minutes", str(options.minutes),
+        arguments = ["-o", str(Path(folder) / "cpu.profile"), "--on", "cpu", "--minutes", str(options.minutes),
                      "--seed", str(options.seed), "--json"]
         kept: dict[str, Any] = {}
         if options.interrupt_after:
@@ -62,7 +62,7 @@ def main() -> None:
         out, _ = start(arguments).communicate()
         took = time.monotonic() - begun
         if not out:
-            sys.exit("the calibration failed; run foretrace calibrate --device cpu to see why")
+            sys.exit("the calibration failed; run foretrace calibrate --on cpu to see why")
         told = json.loads(out)
         if kept:
             after = lines_of(work)

@@ -102,7 +102,7 @@ def main() -> None:
 
     for sizes, path in zip(CAPTURED, captures, strict=True):
         capture(sizes, fixed, path)
-    foretrace("calibrate", "--device", "cuda" if on_gpu else "cpu", "--minutes", MINUTES, "--families", FAMILIES,
+    foretrace("calibrate", "--on", "cuda" if on_gpu else "cpu", "--minutes", MINUTES, "--families", FAMILIES,
               "-o", profile)
     said = [predict(sizes, captures, profile) for sizes in PREDICTED]
 

@@ -103,7 +103,7 @@ def sweep(source: Source, space: Space, *, output: str | os.PathLike[str] | None
     if backend not in BACKENDS:
         raise SweepError(f"There is no backend {backend!r}; there are {', '.join(BACKENDS)}.")
     if scheduler is not None and backend == LOCAL:
-        raise SweepError("A scheduler is of a cluster; give --backend dask or ray with it.")
+        raise SweepError("A scheduler is of a cluster; give --workers dask or ray with it.")
     study = source.study()  # what is wrong with it is told before any worker starts
     points = list(space)
     with ExitStack() as stack:

@@ -112,7 +112,7 @@ def calibrate(request: Request, *, probe: checks.Probe = checks.probe, host: Hos
         _check_threads(request)
     health = probe(device)
     if device == "cuda" and not health.name and request.device == "auto":
-        raise CalibrationError("No GPU answers; --device cpu calibrates the CPU.")
+        raise CalibrationError("No GPU answers; --on cpu calibrates the CPU.")
     findings = checks.before(health)
     for finding in findings:
         if finding.fatal:
@@ -195,7 +195,7 @@ def _run(source: Measurements, work: Path, options: RunOptions, device: str) -> 
         told, marker, _ = str(error).partition(_NO_START)
         if not marker:
             raise
-        hint = " --device cpu calibrates the CPU." if device == "cuda" else ""
+        hint = " --on cpu calibrates the CPU." if device == "cuda" else ""
         reason = str(error)[len(told) + len(marker):].partition(")")[0]
         needs = " PyTorch is needed (pip install 'foretrace[capture]')." if "No module" in reason else ""
         raise CalibrationError(f"Nothing can be measured here: {reason}{needs}{hint}") from error

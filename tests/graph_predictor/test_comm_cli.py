@@ -108,7 +108,7 @@ def test_a_log_of_another_gpu_is_refused(run, tmp_path: Path):
 def test_a_measured_size_is_measured_without_naming_its_dtype(run, tmp_path: Path):
     profile = tmp_path / "p.json"
     assert run("fit", log(tmp_path, "a.log", 20, 100), "-o", profile, "--topology", "dgx-h100")[0] == 0
-    values = json.loads(run("predict", "all_reduce", "--bytes", "1MiB", "--profile", profile, "--json")[1])
+    values = json.loads(run("predict", "all_reduce", "--bytes", "1MiB", "--comm-profile", profile, "--json")[1])
     assert (values["source"], values["dtype"], values["interval"]) == ("measured", "float32", "checked")
 
 
@@ -131,7 +131,7 @@ def test_a_measured_size_is_measured_without_naming_its_dtype(run, tmp_path: Pat
     (("all_reduce", "--bytes", "1", "--topology", "dgx-h100", "--backend", "mpi"), "knows nothing of 'mpi'"),
     (("all_reduce", "--bytes", "1", "--topology", "dgx-h100", "--algorithm", "fast"), "'fast' is no algorithm"),
     (("all_gather", "--bytes", "1", "--topology", "dgx-h100", "--algorithm", "tree"), "cannot be done by tree"),
-    (("all_reduce", "--bytes", "1", "--profile", "absent.json"), "absent.json cannot be read")])
+    (("all_reduce", "--bytes", "1", "--comm-profile", "absent.json"), "absent.json cannot be read")])
 def test_what_cannot_be_predicted_is_one_sentence(run, arguments, said):
     code, out, err = run("predict", *arguments)
     assert code == 2 and said in err and out == "" and err.count("\n") == 1
@@ -143,13 +143,14 @@ def test_fit_then_predict_then_tune(run, tmp_path: Path):
     assert code == 0 and json.loads(out)["measurements"] == 17
     assert run("fit", log(tmp_path, "b.log", 5, 50), "-o", other, "--topology", "dgx-h100", "--backend",
                "oneshot")[0] == 0
-    code, out, _ = run("predict", "all_reduce", "--bytes", "1MiB", "--profile", profile, "--dtype", "float", "--json")
+    code, out, _ = run("predict", "all_reduce", "--bytes", "1MiB", "--comm-profile", profile, "--dtype", "float",
+                       "--json")
     values = json.loads(out)
     assert values["source"] == "measured" and values["time_us"] == pytest.approx(20 + 2**20 * 1e-5, rel=1e-3)
-    far = json.loads(run("predict", "all_reduce", "--bytes", "1MiB", "--profile", profile, "--topology", "dgx-h100x2",
-                         "--json")[1])
+    far = json.loads(run("predict", "all_reduce", "--bytes", "1MiB", "--comm-profile", profile, "--topology",
+                         "dgx-h100x2", "--json")[1])
     assert far["level"] == "fitted" and far["source"] == "learned" and far["per_node"] == [8, 8]
-    assert "says nothing about dgx-a100" in run("predict", "all_reduce", "--bytes", "1", "--profile", profile,
+    assert "says nothing about dgx-a100" in run("predict", "all_reduce", "--bytes", "1", "--comm-profile", profile,
                                                 "--topology",
                                                 "dgx-a100")[2]
     code, out, _ = run("tune", profile, other, "-o", tmp_path / "t.json", "--csv", tmp_path / "t.csv", "--json")
@@ -201,8 +202,8 @@ def test_a_small_sweep_with_gloo(run, tmp_path: Path):
     rows = [json.loads(line) for line in table.read_text().splitlines()]
     assert len(rows) == 2 * 4 and {row["payload_bytes"] for row in rows} == {1024, 2048, 4096, 8192}
     assert {(row["ranks"], row["backend"]) for row in rows} == {(2, "gloo")} and min(r["latency_us"] for r in rows) > 1
-    values = json.loads(run("predict", "all_reduce", "--bytes", "3000", "--profile", profile, "--ranks", "2", "--dtype",
-                            "float32", "--json")[1])
+    values = json.loads(run("predict", "all_reduce", "--bytes", "3000", "--comm-profile", profile, "--ranks", "2",
+                            "--dtype", "float32", "--json")[1])
     assert values["source"] == "measured" and values["time_us"] > 1
 
 
@@ -224,10 +225,10 @@ def test_tuning_a_workload_of_another_gpu_or_with_lacking_backends_is_said(run, 
     gather = tmp_path / "g.log"
     gather.write_text(log(tmp_path, "b.log", 5, 50, 2).read_text().replace("all_reduce_perf", "all_gather_perf"))
     assert run("fit", gather, "-o", other, "--topology", "dgx-h100", "--backend", "oneshot")[0] == 0
-    code, out, err = run("tune", nccl, other, "--workload", folder, "--json")
+    code, out, err = run("tune", nccl, other, "--trace", folder, "--json")
     assert code == 0, err
     tuned = json.loads(out)["workload"]
     assert tuned["missing"] == {"oneshot": ["all_reduce over 2 ranks"]} and tuned["winners"] == {"nccl": 1}
     assert tuned["step_us"]["oneshot"] == tuned["step_us"]["nccl"]
-    out = " ".join(run("tune", nccl, other, "--workload", folder)[1].split())
+    out = " ".join(run("tune", nccl, other, "--trace", folder)[1].split())
     assert "oneshot was not measured for all_reduce over 2 ranks" in out

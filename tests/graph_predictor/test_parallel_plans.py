@@ -207,7 +207,7 @@ def test_the_command_prints_plans_and_refuses_in_one_sentence() -> None:
     assert "4 heads cannot be split evenly by tp=3" in " ".join(refused.stdout.split())
     for arguments, says in ((["plan", "resnet50", "--gpus", "2"], "no decoder"),
                             (["plan", "llama", "--gpus", "64", "--topology", "dgx-h200"], "do not fit"),
-                            ([*base, "--host-us", "inf"], "--host-us inf is no figure"),
+                            ([*base, "--launch-us", "inf"], "--launch-us inf is no figure"),
                             ([*base, "--price", "inf"], "--price inf is no figure"),
                             ([*base, "--memory-limit", "0"], "leaves no memory"),
                             ([*base, "--memory-limit", "much"], "'much' is no size"),

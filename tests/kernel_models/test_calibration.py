@@ -489,7 +489,7 @@ def command(*arguments: str) -> subprocess.Popen[str]:
 def test_the_command_is_interrupted_resumed_and_writes_a_profile(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="measuring needs torch")
     output, work = tmp_path / "cpu.profile", tmp_path / "cpu.measurements"
-    options = ("-o", str(output), "--device", "cpu", "--families", "memset", "--minutes")
+    options = ("-o", str(output), "--on", "cpu", "--families", "memset", "--minutes")
     process = command(*options, "2")  # far more than is waited for
     enough = 40  # for a model, should a busy machine leave the second run no time
     deadline = time.monotonic() + 110
@@ -519,7 +519,7 @@ def test_a_gpu_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="measuring needs torch")
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    process = command("-o", str(tmp_path / "a.profile"), "--device", "cuda")
+    process = command("-o", str(tmp_path / "a.profile"), "--on", "cuda")
     out, error = process.communicate(timeout=240)
     assert process.returncode == 2 and out == ""
     assert "sees no CUDA device" in error and "--device cpu" in error and "--rehearse" not in error
@@ -554,9 +554,9 @@ def test_mistakes_end_the_command_with_2(tmp_path: Path) -> None:
             (("-o", str(tmp_path / "a.profile"), "--families", ""), "names none"),
             (("-o", str(tmp_path / "no" / "a.profile")), "does not exist"),
             (("-o", str(tmp_path)), "is a directory"),
-            (("-o", str(tmp_path / "a.profile"), "--device", "npu"), "'npu'"),
-            (("-o", str(tmp_path / "a.profile"), "--device", "cpu", "--families", "fft"), "'fft'"),
-            (("-o", str(tmp_path / "a.profile"), "--device", "cpu", "--minutes", "0.2"), "not enough")):
+            (("-o", str(tmp_path / "a.profile"), "--on", "npu"), "'npu'"),
+            (("-o", str(tmp_path / "a.profile"), "--on", "cpu", "--families", "fft"), "'fft'"),
+            (("-o", str(tmp_path / "a.profile"), "--on", "cpu", "--minutes", "0.2"), "not enough")):
         process = command(*options)
         out, error = process.communicate(timeout=240)
         assert process.returncode == 2 and out == "", error

@@ -1,0 +1,210 @@
+"""Options over all commands: one name, one meaning; devices and clusters of one's own wherever a name is taken."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from graph_predictor.cli import app
+from graph_predictor.cli.options import SHARED
+from kernel_models.collectives import CommError, CommProfile, topology
+from kernel_models.device import FOLDER, DeviceError
+from kernel_models.device_choice import find_device, shape_device
+from tracer.shape_only.devices import Device
+
+ROOT = Path(__file__).resolve().parents[2]
+CAPTURE = str(ROOT / "traces" / "cpu-small")
+AXES = "sweep"
+"""The command whose options of these names take several values, separated by commas."""
+PRIVATE = {"--help"}
+
+
+def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from _commands(inner, (*path, name))
+    if not hasattr(command, "commands"):
+        yield " ".join(path), command
+
+
+def _options() -> dict[str, list[tuple[str, Any]]]:
+    """Every long option with the commands that have it."""
+    found: dict[str, list[tuple[str, Any]]] = defaultdict(list)
+    for name, command in _commands(typer.main.get_command(app)):
+        for parameter in command.params:
+            if parameter.param_type_name == "option":
+                for option in parameter.opts:
+                    found[option].append((name, parameter))
+    return found
+
+
+def _kind(parameter: Any) -> type:
+    """What one value of an option is."""
+    kind = parameter.type_descriptor.annotation
+    return get_args(kind)[0] if get_origin(kind) is list else kind
+
+
+def _is_axis(command: str, parameter: Any) -> bool:
+    return command == AXES and str(parameter.metavar).endswith(",…") and parameter.opts[0] in SHARED
+
+
+@pytest.mark.parametrize("option", sorted(name for name, users in _options().items() if len(users) > 1))
+def test_an_option_means_the_same_in_every_command(option: str) -> None:
+    users = _options()[option]
+    plain = [(command, parameter) for command, parameter in users if not _is_axis(command, parameter)]
+    assert len({_kind(parameter) for _, parameter in plain}) <= 1, users
+    assert len({parameter.metavar for _, parameter in plain}) <= 1, users
+    assert len({tuple(parameter.opts) for _, parameter in users}) == 1, users
+    if option in SHARED:
+        value, stem = SHARED[option]
+        for command, parameter in users:
+            assert parameter.help.startswith(stem), command
+            assert parameter.metavar in (value or None, f"{value},…"), command
+    elif not option.startswith("-o"):
+        assert len({parameter.help for _, parameter in users}) == 1, users
+
+
+def test_every_shared_option_is_used_and_no_other_name_of_it_is_left() -> None:
+    found = _options()
+    assert set(SHARED) <= set(found)
+    assert not {"--output", "--host-us", "--unprofiled"} & set(found)
+    assert all({"-o", "--out"} == set(parameter.opts) for _, parameter in found["--out"])
+
+
+@pytest.fixture
+def own_device(tmp_path: Path) -> Path:
+    text = (FOLDER / "h200-sxm.toml").read_text(encoding="utf-8")
+    path = tmp_path / "mine.toml"
+    path.write_text(text.replace('name = "h200-sxm"', 'name = "my-gpu"').replace("value = 4800", "value = 9600"))
+    return path
+
+
+@pytest.fixture
+def own_node(tmp_path: Path, own_device: Path) -> Path:
+    text = (FOLDER.parent / "topologies" / "dgx-h200.toml").read_text(encoding="utf-8")
+    path = tmp_path / "node.toml"
+    path.write_text(text.replace('name = "dgx-h200"', 'name = "my-node"').replace('"h200-sxm"', '"mine.toml"') + """
+[networks.my-net]
+title = "mine"
+rail = true
+card_gbps = { value = 99, source = "node" }
+payload_share = { value = 1, source = "node" }
+extra_latency_us = { value = 0, source = "node" }
+oversubscription = { value = 1, source = "node" }
+""")
+    return path
+
+
+def run(*arguments: object) -> Any:
+    said = CliRunner().invoke(app, [str(each) for each in arguments])
+    assert "Traceback" not in said.output and said.exit_code in (0, 1, 2), said.output
+    return said
+
+
+def test_a_device_of_ones_own_is_priced_and_traced_for(own_device: Path) -> None:
+    spec = find_device(str(own_device))
+    assert (spec.name, spec.memory_bandwidth_gbps) == ("my-gpu", 9600)
+    assert shape_device(spec) == Device("my-gpu", (9, 0), "nvidia", 141_000_000_000)
+    assert shape_device(find_device("h200")) == "h200-sxm"
+    times = [json.loads(run("price", "aten::add", "--shapes", "8192x8192,8192x8192", "--device", name, "--json").stdout)
+             ["time_us"] for name in (own_device, "h200-sxm")]
+    assert times[0] < 0.6 * times[1]
+    shown = run("devices", own_device).stdout
+    assert "my-gpu" in shown and "9600" in shown
+
+
+@pytest.mark.parametrize("command", ["predict", "sweep"])
+def test_predictions_take_a_device_of_ones_own(command: str, own_device: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = tmp_path / "own.py"
+    script.write_text("import torch\n\ndef build():\n    model = torch.nn.Linear(512, 512).cuda()\n"
+                      "    x = torch.randn(64, 512, device='cuda')\n    return lambda: model(x).sum().backward()\n")
+    more = [] if command == "predict" else ["-o", tmp_path / "t.csv", "--jobs", 1]
+    said = run(command, f"{script}:build", "--device", own_device, *more, "--json")
+    assert said.exit_code == 0, said.output
+    found = json.loads(said.stdout)
+    assert (found["device"] if command == "predict" else found["rows"][0]["device"]) in ("my-gpu", str(own_device))
+
+
+@pytest.mark.parametrize(("old", "new", "says"), [
+    ("[memory]", "[memery]", "lacks 'memory'"), ("value = 4800", "value = -1", "-1"),
+    ("value = 4800", 'value = "fast"', "fast"), ("value = 4800", "value = nan", "nan"),
+    ("value = 4800", "value = 0", "above 0"), ('name = "h200-sxm"', "name = 7", "no text"),
+    ('name = "h200-sxm"', 'name = "a b"', "characters"), ("[compute]", "[compute", "is no TOML"),
+    ("value = 4800", "value = 9600", "the name of a known one"), ("fp32 = {", "fp31 = {", "fp32"),
+    ('source = "paper"', 'source = "none"', "lacks 'none'")])
+def test_a_device_that_is_not_complete_is_told(old: str, new: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "d.toml"
+    path.write_text((FOLDER / "h200-sxm.toml").read_text(encoding="utf-8").replace(old, new))
+    with pytest.raises(DeviceError, match=says) as error:
+        find_device(str(path))
+    assert "\n" not in str(error.value)
+    with pytest.raises(DeviceError, match="No such file"):
+        find_device(str(tmp_path / "absent.toml"))
+    os.mkfifo(tmp_path / "pipe.toml")
+    with pytest.raises(DeviceError, match="pipe"):
+        find_device(str(tmp_path / "pipe.toml"))
+
+
+def test_a_cluster_of_ones_own_is_predicted_and_kept_in_profiles(own_node: Path, tmp_path: Path) -> None:
+    where = topology(f"{own_node}x4@my-net")
+    assert (where.nodes, where.gpus, where.network.card_gbps) == (4, 32, 99)
+    assert find_device(where.node.device).name == "my-gpu"
+    said = run("comm", "predict", "all_reduce", "--bytes", "64MiB", "--topology", f"{own_node}x4", "--json")
+    assert said.exit_code == 0 and json.loads(said.stdout)["topology"] == "my-nodex4"
+    kept = tmp_path / "comm.json"
+    CommProfile(where).save(kept)
+    own_node.unlink()
+    assert CommProfile.load(kept).topology == where
+    known = topology("dgx-h200x4@roce-100")
+    CommProfile(known).save(kept)
+    assert json.loads(kept.read_text())["topology"] == "dgx-h200x4@roce-100"
+    assert CommProfile.load(kept).topology == known
+
+
+@pytest.mark.parametrize(("old", "new", "says"), [
+    ('link = "nvswitch"', 'link = "string"', "link"), ("gpus = { value = 8", "gpus = { value = 0", "no GPU"),
+    ("[figures]", "[figure]", "lacks 'figures'"), ('name = "my-node"', 'name = "dgx-h200"', "known one"),
+    ("card_gbps = { value = 99", "card_gbps = { value = 0", "above 0"), ("rail = true", "", "lacks 'rail'")])
+def test_a_node_that_is_not_complete_is_told(old: str, new: str, says: str, own_node: Path) -> None:
+    own_node.write_text(own_node.read_text().replace(old, new))
+    with pytest.raises(CommError, match=says):
+        topology(str(own_node))
+    with pytest.raises(CommError, match="No such file"):
+        topology(str(own_node.with_name("absent.tomlx2")))
+
+
+def test_devices_and_topologies_are_listed_with_their_sources() -> None:
+    listed = json.loads(run("devices", "--json").stdout)
+    assert {each["name"] for each in listed} == {path.stem for path in FOLDER.glob("*.toml")}
+    assert "data sheet" in run("devices", "b200").stdout and "b200" in run("devices").stdout
+    assert run("devices", "h200-sxm", "--toml").stdout == (FOLDER / "h200-sxm.toml").read_text(encoding="utf-8")
+    assert {each["name"] for each in json.loads(run("topologies", "--json").stdout)["nodes"]} >= {"dgx-h200", "cpu"}
+    assert "InfiniBand NDR" in run("topologies", "dgx-h200x8").stdout
+    assert run("devices", "gpu9000").exit_code == 2 and run("devices", "--toml").exit_code == 2
+
+
+@pytest.mark.parametrize(("words", "expected"), [
+    ("foretrace dev", "devices"), ("foretrace replay --time", "--timeline"), ("foretrace comm pre", "predict")])
+def test_a_shell_completes_commands_and_options(words: str, expected: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", "from graph_predictor.cli import app; app(prog_name='foretrace')"], capture_output=True,
+        text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT), "_FORETRACE_COMPLETE": "complete_bash",
+                                     "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)})
+    assert expected in ran.stdout.split(), ran.stderr
+
+
+def test_a_recorded_step_goes_by_name_or_number() -> None:
+    times = [json.loads(run("predict", CAPTURE, "--step", step, "--json").stdout)["steps"] for step in ("0", "-1")]
+    assert times[0] != times[1]
+    assert json.loads(run("predict", CAPTURE, "--step", times[0][0], "--json").stdout)["steps"] == times[0]
+    assert "There is no step" in run("predict", CAPTURE, "--step", "ProfilerStep#999").output
