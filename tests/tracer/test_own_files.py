@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from disk_support import small_disk
 
 from tracer.campaign.errors import CampaignError
 from tracer.campaign.results import INDEX, MARK, SCRATCH, Results
@@ -185,3 +186,16 @@ def test_a_capture_replaces_neither_through_links_nor_what_no_capture_wrote(tmp_
     part.write_json("context.json", {"complete": False})
     part.close()
     assert os.listdir(victim) == ["context.json"] and not os.path.lexists(out / "rank1")
+
+
+def test_a_full_disk_names_the_file_and_what_was_left(tmp_path: Path) -> None:
+    with small_disk(tmp_path, "100k") as disk:
+        target = disk / "out.json"
+        for before, left in ((None, "nothing of it was left"), (b"old", "what was there is unchanged")):
+            if before is not None:
+                target.write_bytes(before)
+            with pytest.raises(ForetraceError) as error, whole_file(target) as stream:
+                stream.write(bytes(1 << 20))
+            said = str(error.value)
+            assert str(target) in said and "No space left" in said and "free there" in said and left in said
+            assert os.listdir(disk) == ([] if before is None else ["out.json"])
