@@ -66,7 +66,9 @@ class StepLimits:
                 raise
             told = "tracing a step needs PyTorch; install it with: pip install 'foretrace[capture]'."
         if told:  # outside of the except clauses, whose exceptions pytest would print too
-            pytest.fail(f"foretrace: {told}", pytrace=False)
+            from graph_predictor.cli.text import printable
+
+            pytest.fail(printable(f"foretrace: {told}"), pytrace=False)
         return prediction
 
     def _check(self, build: Callable[[], Callable[[], Any]], limits: dict[str, Any]) -> tuple[Any, str]:
