@@ -53,7 +53,8 @@ def capture(
     timed: Annotated[int, typer.Option(help="Steps timed without the profiler.")] = 10,
     cycles: Annotated[int, typer.Option(help="Windows of profiled steps.")] = 1,
     execution_trace: Annotated[str, typer.Option(
-        metavar="all|last|none", help="Windows that get an execution trace too.")] = "all",
+        metavar="apart|all|none", help="Where the execution trace is recorded: in a step of its own, in every window "
+                                       "(which slows it down), or nowhere.")] = "apart",
     form: Annotated[str, typer.Option(
         metavar="json|foretrace", help="The profiler's own files, or the one-file form.")] = "json",
     stacks: Annotated[bool, typer.Option(

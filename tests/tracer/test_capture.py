@@ -26,7 +26,7 @@ torch = pytest.importorskip("torch")
 import tracer  # noqa: E402
 from graph_predictor import replay  # noqa: E402
 from tracer.capture import CaptureOptions, CaptureWarning, output  # noqa: E402
-from tracer.capture.options import PROFILER_WARMUP  # noqa: E402
+from tracer.capture.options import PROFILER_WARMUP, TRACED_APART  # noqa: E402
 from tracer.capture_layout import apply_context, find_parts, read_capture, read_context, read_window  # noqa: E402
 from tracer.disk import full_disk_error, writing_error  # noqa: E402
 from tracer.errors import CaptureError, DiskFullError, TraceError  # noqa: E402
@@ -35,7 +35,7 @@ from tracer.graph import ExecutionGraph, GapKind, OpKind  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = {"steps": 2, "warmup": 1, "timed": 3}
-SHORT_STEPS = 1 + 3 + PROFILER_WARMUP + 2
+SHORT_STEPS = 1 + 3 + PROFILER_WARMUP + 2 + TRACED_APART
 STEP_ERROR = 0.03
 """The issue's target for a replay against the profiled steps."""
 
@@ -132,7 +132,7 @@ def eager(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Training]:
 
 def test_truth_comes_before_the_profile(eager: tuple[Path, Training]) -> None:
     out, training = eager
-    assert training.profiled == [False] * (4 + PROFILER_WARMUP) + [True] * 2
+    assert training.profiled == [False] * (4 + PROFILER_WARMUP) + [True] * 2 + [False] * TRACED_APART
     context = read_context(out / "rank0")
     assert context["complete"] is True
     assert len(context["unprofiled_step_ns"]) == 3
@@ -167,13 +167,13 @@ def test_reading_gives_the_job_with_its_context(eager: tuple[Path, Training]) ->
 
 @pytest.mark.parametrize("cycles", [1, 2])
 def test_join_and_replay_eager(tmp_path: Path, cycles: int) -> None:
-    record(tmp_path, Training(accumulate=2, autocast=True), cycles=cycles)
+    record(tmp_path, Training(accumulate=2, autocast=True), cycles=cycles, execution_trace="all")
     check_windows(tmp_path, cycles)
 
 
 def test_checkpointing(tmp_path: Path) -> None:
     """Recomputation ends early by an exception out of its last operation, which the execution trace then leaves out."""
-    record(tmp_path, Training(checkpoint=True))
+    record(tmp_path, Training(checkpoint=True), execution_trace="all")
     (graph,) = tracer.read_job(tmp_path).graphs
     interrupted = np.flatnonzero((graph.ops.et_node < 0) & (graph.ops.kind == OpKind.OPERATION))
     names = [graph.string(int(code)) for code in graph.ops.name[interrupted]]
@@ -186,7 +186,7 @@ def test_checkpointing(tmp_path: Path) -> None:
 def test_join_and_replay_compiled_one_cycle_and_two(tmp_path: Path) -> None:
     training = Training(torch.compile)
     for cycles in (1, 2):
-        record(tmp_path / str(cycles), training, cycles=cycles)
+        record(tmp_path / str(cycles), training, cycles=cycles, execution_trace="all")
         check_windows(tmp_path / str(cycles), cycles)
         names = read_window(tmp_path / str(cycles) / "rank0").strings
         assert any("Compiled" in name or "cpp_fused" in name for name in names)
@@ -224,12 +224,17 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     return call
 
 
-def test_execution_trace_in_the_last_window_only(tmp_path: Path, command: Command) -> None:
-    record(tmp_path, Training(), cycles=2, execution_trace="last")
+def test_execution_trace_in_a_step_of_its_own(tmp_path: Path, command: Command) -> None:
+    """No operation of a window pays for it, and one step of each window is joined to it by sequence."""
+    record(tmp_path, Training(), cycles=2)
     check_the_commands_read_each_window(tmp_path, command)
-    assert_joined_both_ways(read_window(tmp_path / "rank0", 1), tmp_path / "rank0")
-    first = tracer.read_job(tmp_path).graphs[0]
-    assert first.meta.et_joined == first.meta.et_candidates > 0  # by sequence
+    trace = read_execution_trace(tmp_path / "rank0" / "et.json.gz")
+    for window in range(2):
+        graph = read_window(tmp_path / "rank0", window)
+        assert graph.meta.et_joined == graph.meta.et_candidates > 0
+        assert trace.record_id.max() > graph.ops.record_id.max()
+        assert trace.record_id[trace.record_id > 0].min() > graph.ops.record_id.max()
+        assert len(np.unique(graph.ops.step[graph.ops.et_node >= 0])) == 1
     record(tmp_path / "none", Training(), execution_trace="none")
     assert not (tmp_path / "none" / "rank0" / "et.json.gz").exists()
 
@@ -301,7 +306,7 @@ def test_decorator_and_what_is_left_of_it(tmp_path: Path) -> None:
     decorated = tracer.capture(tmp_path, **SHORT)(training.step)
     for _ in range(SHORT_STEPS + 3):
         decorated()
-    assert training.profiled == [False] * (4 + PROFILER_WARMUP) + [True] * 2 + [False] * 3
+    assert training.profiled == [False] * (4 + PROFILER_WARMUP) + [True] * 2 + [False] * (TRACED_APART + 3)
     assert read_context(tmp_path / "rank0")["complete"] is True
 
 
@@ -315,12 +320,12 @@ def test_capture_is_callable_however_it_is_imported() -> None:
 # --- when things go wrong ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("at", "windows", "timed"), [(2, 0, 1), (SHORT_STEPS - 1, 1, 3)])
+@pytest.mark.parametrize(("at", "windows", "timed"), [(2, 0, 1), (SHORT_STEPS - 1 - TRACED_APART, 1, 3)])
 def test_a_crash_leaves_its_exception_and_what_was_recorded(tmp_path: Path, at: int, windows: int, timed: int) -> None:
     training, crash = Training(), ValueError("mine")
     with pytest.raises(ValueError) as caught, warnings.catch_warnings():
         warnings.simplefilter("error")
-        with tracer.capture(tmp_path, **SHORT) as capture:
+        with tracer.capture(tmp_path, execution_trace="all", **SHORT) as capture:
             for number in range(100):
                 training.step()
                 if number == at:
@@ -348,7 +353,7 @@ def test_a_crash_leaves_its_exception_and_what_was_recorded(tmp_path: Path, at: 
     assert read_context(tmp_path / "rank0")["complete"] is True
 
 
-@pytest.mark.parametrize("steps", [0, 2, 4, SHORT_STEPS - 1])
+@pytest.mark.parametrize("steps", [0, 2, 4, SHORT_STEPS - 1 - TRACED_APART, SHORT_STEPS - 1])
 def test_too_few_steps_warn_and_stay_readable(tmp_path: Path, steps: int) -> None:
     training = Training()
     with pytest.warns(CaptureWarning, match=f"after {steps} of the {SHORT_STEPS} steps it needs"), \
@@ -357,8 +362,9 @@ def test_too_few_steps_warn_and_stay_readable(tmp_path: Path, steps: int) -> Non
             training.step()
             capture.step()
     assert read_context(tmp_path / "rank0")["complete"] is False
-    if steps == SHORT_STEPS - 1:
-        assert step_names(tracer.read_job(tmp_path).graphs[0]) == ["ProfilerStep#2"]
+    if steps >= SHORT_STEPS - 1 - TRACED_APART:
+        names = ["ProfilerStep#2", "ProfilerStep#3"][:steps - SHORT_STEPS + 2 + TRACED_APART]
+        assert step_names(tracer.read_job(tmp_path).graphs[0]) == names
     else:
         with pytest.raises(TraceError, match="no trace"):
             tracer.read_job(tmp_path)
@@ -367,7 +373,7 @@ def test_too_few_steps_warn_and_stay_readable(tmp_path: Path, steps: int) -> Non
 
 
 def test_too_few_steps_say_how_they_are_counted(tmp_path: Path) -> None:
-    parts = r"\(1 warm-up \+ 3 timed \+ 2 profiler warm-up \+ 2 profiled"
+    parts = r"\(1 warm-up \+ 3 timed \+ 2 profiler warm-up \+ 2 profiled \+ 1 traced"
     with pytest.warns(CaptureWarning, match=rf"{parts}\): capture\.step\(\) was never called"), \
             tracer.capture(tmp_path / "a", **SHORT):
         pass
@@ -379,7 +385,8 @@ def test_too_few_steps_say_how_they_are_counted(tmp_path: Path) -> None:
                                             rf"{parts}; each call is one step\), in the timed steps"):
         decorating.__exit__(None, None, None)
     twice = CaptureOptions(warmup=0, timed=0, cycles=2)
-    assert twice.parts == "2 × (2 profiler warm-up + 3 profiled)" and twice.total_steps == 10
+    assert twice.parts == "2 × (2 profiler warm-up + 3 profiled) + 1 traced" and twice.total_steps == 11
+    assert CaptureOptions(warmup=0, timed=0, cycles=2, execution_trace="all").total_steps == 10
 
 
 def test_wrong_arguments_one_sentence_each(tmp_path: Path) -> None:
@@ -654,7 +661,7 @@ def test_an_unmodified_script_from_the_command_line(script: Path, tmp_path: Path
         assert (inside == "Optimizer.step#SGD.step").sum() == (inside == "Optimizer.step#Adam.step").sum() == 1
         assert sum(name.startswith("enumerate(DataLoader)#") for name in inside) == 2  # both micro-batches
     assert graph.meta.loss.clamped_children == 0
-    assert_joined_both_ways(graph, out / "rank0")
+    assert graph.meta.et_joined == graph.meta.et_candidates == int((graph.ops.step == 1).sum()) - 1  # its step apart
     assert_replays([graph], 2)
 
 
@@ -664,10 +671,10 @@ def test_a_script_too_short_and_one_that_fails(script: Path, tmp_path: Path, cap
     from tracer.capture.script import ScriptOptions, run_script
 
     options = CaptureOptions(steps=2, warmup=1, timed=2)
-    with pytest.raises(CaptureError, match=r"after 7 of the 8 optimizer steps it needs \(1 first \+ 1 warm-up"):
-        run_script(script, ["--updates", "7"], ScriptOptions(tmp_path / "short", options))
+    with pytest.raises(CaptureError, match=r"after 8 of the 9 optimizer steps it needs \(1 first \+ 1 warm-up"):
+        run_script(script, ["--updates", "8"], ScriptOptions(tmp_path / "short", options))
     assert capsys.readouterr().out == "ran to its end\n"
-    assert run_script(script, ["--updates", "8"], ScriptOptions(tmp_path / "enough", options)).finished
+    assert run_script(script, ["--updates", "9"], ScriptOptions(tmp_path / "enough", options)).finished
     with pytest.raises(KeyError, match="the script's own"):
         run_script(script, ["--fail-at", "15"], ScriptOptions(tmp_path / "failed", options))
     assert read_context(tmp_path / "failed" / "rank0")["ended"] == "the step raised KeyError."
@@ -789,7 +796,7 @@ def test_optimizers_that_step_at_different_rates(tmp_path: Path, command: Comman
     assert code == 0 and told in out
     assert any(told in note for note in tracer.read_job(tmp_path / "a").notes)
     assert read_context(tmp_path / "a" / "rank0")["optimizers"]["seen"][0] == {
-        "class": "SGD", "parameters": 20, "steps": 7}
+        "class": "SGD", "parameters": 20, "steps": 8}
     code, out, _ = command("capture", "--out", tmp_path / "b", *COUNTS, "--optimizer", "1", path)
     assert code == 0 and "Note" not in out
     (graph,) = tracer.read_job(tmp_path / "b").graphs

@@ -54,7 +54,7 @@ else:
     fully_shard(model, mesh=mesh)
 pair = dist.new_group([0, 1])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-with tracer.capture(out, steps=2, warmup=3, timed=3) as capture:
+with tracer.capture(out, steps=2, warmup=3, timed=3, execution_trace="all") as capture:
     while not capture.finished:
         optimizer.zero_grad()
         loss = model(torch.randn(8, 16)).square().mean()

@@ -24,7 +24,7 @@ __all__ = ["Capture", "CaptureError", "CaptureOptions", "CaptureWarning", "captu
 
 
 def capture(out: str | PathLike[str], *, steps: int = 3, warmup: int = 3, timed: int = 10, cycles: int = 1,
-            execution_trace: Literal["all", "last", "none"] = "all", form: Literal["json", "foretrace"] = "json",
+            execution_trace: Literal["apart", "all", "none"] = "apart", form: Literal["json", "foretrace"] = "json",
             stacks: bool = False, replace: bool = False, world_size: int | None = None, rank: int = 0) -> Capture:
     """Record a training run: a context manager, or a decorator of a function whose every call is one step.
 
@@ -34,10 +34,11 @@ def capture(out: str | PathLike[str], *, steps: int = 3, warmup: int = 3, timed:
         warmup: steps run before anything is measured.
         timed: steps timed without the profiler, the device synchronised at each border.
         cycles: windows of ``steps`` profiled steps, each after a warm-up of the profiler; at least 1.
-        execution_trace: "all" records PyTorch's execution trace in every window, at some 10 µs of host time for each
-            operation (the profiler itself takes 1; measured on one AMD EPYC core, torch 2.13). With ``cycles=2`` and
-            "last" the first window, which is the one read, is free of that; its operations are then joined by their
-            sequence. "none" records none.
+        execution_trace: "apart" records PyTorch's execution trace in one more step after the last window. The observer
+            costs some 20 µs of host time for each operation (the profiler itself 2; measured on one AMD EPYC core,
+            torch 2.13), so that the windows are free of it; their operations are joined to it by their sequence. "all"
+            records it in every window: operations are joined by their ids, and their times hold that cost. "none"
+            records none.
         form: "json" keeps the profiler's own files, "foretrace" writes the one-file form of the graph instead.
         stacks: also record Python stacks. Gives the module path of each operation and slows the host down a lot.
         replace: replace a capture that is already there, complete or partial, once this one has measured something.

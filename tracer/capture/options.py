@@ -9,11 +9,13 @@ from typing import Literal, get_args
 from tracer.errors import CaptureError
 
 Form = Literal["json", "foretrace"]
-Observed = Literal["all", "last", "none"]
-"""In which cycles' windows the execution trace is recorded too."""
+Observed = Literal["apart", "all", "none"]
+"""Where the execution trace is recorded: in a step of its own after the last window, in every window, or nowhere."""
 
 PROFILER_WARMUP = 2
 """Discarded steps under the running profiler before each window: the first steps initialise CUPTI and its buffers."""
+TRACED_APART = 1
+"""Steps of an execution trace that is recorded apart."""
 
 
 class CaptureWarning(UserWarning):
@@ -42,7 +44,7 @@ class CaptureOptions:
     warmup: int = 3
     timed: int = 10
     cycles: int = 1
-    execution_trace: Observed = "all"
+    execution_trace: Observed = "apart"
     form: Form = "json"
     stacks: bool = False
     replace: bool = False
@@ -59,7 +61,12 @@ class CaptureOptions:
     @property
     def total_steps(self) -> int:
         """Steps the script must run until everything is recorded."""
-        return self.warmup + self.timed + self.cycles * (PROFILER_WARMUP + self.steps)
+        return self.warmup + self.timed + self.cycles * (PROFILER_WARMUP + self.steps) + self.traced_steps
+
+    @property
+    def traced_steps(self) -> int:
+        """Steps after the windows whose execution trace alone is recorded."""
+        return TRACED_APART if self.execution_trace == "apart" else 0
 
     @property
     def parts(self) -> str:
@@ -67,4 +74,5 @@ class CaptureOptions:
         window = f"{PROFILER_WARMUP} profiler warm-up + {self.steps} profiled"
         return " + ".join([*([f"{self.warmup} warm-up"] if self.warmup else []),
                            *([f"{self.timed} timed"] if self.timed else []),
-                           window if self.cycles == 1 else f"{self.cycles} × ({window})"])
+                           window if self.cycles == 1 else f"{self.cycles} × ({window})",
+                           *([f"{self.traced_steps} traced"] if self.traced_steps else [])])

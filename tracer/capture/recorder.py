@@ -32,7 +32,9 @@ def refuse_another_profiler() -> None:
 
 
 class Recorder:
-    """Records ``cycles`` windows of ``steps`` steps, each after discarded steps of the profiler's warm-up.
+    """Records ``cycles`` windows of ``steps`` steps, each after discarded steps of the profiler's warm-up, and the
+    execution trace: in every window, or of a step of its own after them, since being observed costs an operation ten
+    times what the profiler does.
 
     Files go to a scratch directory: one Kineto export for each window, one execution trace for all of them.
     """
@@ -60,14 +62,19 @@ class Recorder:
         return self._number
 
     @property
+    def _windows_steps(self) -> int:
+        """Steps of all cycles."""
+        return self.cycle_steps * self._options.cycles
+
+    @property
     def is_active_step(self) -> bool:
-        """Whether the current step is recorded."""
-        return self._number % self.cycle_steps >= PROFILER_WARMUP
+        """Whether the profiler records the current step."""
+        return self._number < self._windows_steps and self._number % self.cycle_steps >= PROFILER_WARMUP
 
     @property
     def is_over(self) -> bool:
-        """Whether all steps of all cycles are done."""
-        return self._number >= self.cycle_steps * self._options.cycles
+        """Whether all steps are done."""
+        return self._number >= self._windows_steps + self._options.traced_steps
 
     @property
     def step_name(self) -> str:
@@ -83,8 +90,8 @@ class Recorder:
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
-        if self._options.execution_trace != "none":
-            self._observer = _observer_class(ExecutionTraceObserver)(self)
+        if self._options.execution_trace == "all":
+            self._observer = ExecutionTraceObserver().register_callback(str(self.execution_trace))
         self.flags = {"record_shapes": True, "with_stack": self._options.stacks, "with_modules": True,
                       "profile_memory": False, "with_flops": False,
                       "execution_trace": self._options.execution_trace == "all"}
@@ -105,6 +112,9 @@ class Recorder:
 
     def step(self) -> None:
         """End the current step and begin the next; at the end of a window, write its trace."""
+        if self._profiler is None:  # the step of the execution trace
+            self._number += 1
+            return
         with warnings.catch_warnings():
             # Each window is exported before the next begins, so nothing is lost.
             warnings.filterwarnings("ignore", message=".*Profiler clears events", category=UserWarning)
@@ -112,6 +122,18 @@ class Recorder:
             with self._quiet.quiet() if is_border else nullcontext():
                 self._profiler.step()
         self._number += 1
+        if self._number == self._windows_steps and self._options.traced_steps:
+            self._observe_apart()
+
+    def _observe_apart(self) -> None:
+        """End the profile, and begin the execution trace of the step that follows."""
+        from torch.profiler import ExecutionTraceObserver
+
+        profiler, self._profiler = self._profiler, None
+        with self._quiet.quiet():
+            profiler.__exit__(None, None, None)
+            self._observer = ExecutionTraceObserver().register_callback(str(self.execution_trace))
+            self._observer.start()
 
     def stop(self) -> None:
         """Stop, wherever it is; a window under way is written as far as it went. Harmless if not started."""
@@ -128,32 +150,10 @@ class Recorder:
         finally:
             self._quiet.close()
 
-    @property
-    def observes(self) -> bool:
-        """Whether the window that begins or runs now gets an execution trace."""
-        return self._options.execution_trace == "all" or len(self.windows) == self._options.cycles - 1
-
     def _export(self, profiler: Any) -> None:
         path = self._scratch / f"kineto-{len(self.windows)}.json"
         profiler.export_chrome_trace(str(path))
         self.windows.append(path)
-
-
-def _observer_class(base: type) -> type:
-    """An execution-trace observer that runs only in the windows it is wanted in; ``base`` is torch's."""
-
-    class Observer(base):  # type: ignore[misc]
-        def __init__(self, recorder: Recorder) -> None:
-            super().__init__()
-            self._recorder = recorder
-
-        def start(self) -> None:
-            if self._recorder.observes:
-                # Registered no earlier: being called costs time, even while it records nothing.
-                self.register_callback(str(self._recorder.execution_trace))
-                super().start()
-
-    return Observer
 
 
 def _experimental_config() -> Any:

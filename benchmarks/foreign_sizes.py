@@ -1,0 +1,249 @@
+"""Programs of other people at sizes they never ran: captured, predicted by three routes, then run.
+
+    python benchmarks/foreign_sizes.py [--held-out] [--only NAME,NAME] [--keep DIR] [--rounds N] [--offline]
+                                       [--threads N] [--profile FILE]
+
+A program is a script with a command line for its sizes, and a function ``build`` that makes its step. In every round the
+script is captured once at its own sizes and once at a second size of each kind, as ``foretrace capture`` does it; what
+it is asked for is its step at four times the batch, and at two and a half times the length, by three routes: traced
+again (``--code``), through two captures (``--also``), and scaled from one capture. Then the script is run at the new
+size, and the median of steps with nothing watching is the truth. Captures and runs of a round follow one another, so
+that the machine's noise is in both; a case is one route, one size, one round.
+
+``TUNING`` was used for every choice that was made. ``HELD_OUT`` was named before any result had been looked at, is of
+programs that nothing was tuned on, and is what accuracy is reported of.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from graph_predictor.configuration import Configuration
+from graph_predictor.study import Study
+from kernel_models.profile import DeviceProfile, load_profile
+from tracer.capture_layout import read_context
+from tracer.errors import ForetraceError
+from tracer.job import read_job
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMAND = "from graph_predictor.cli import main; main()"
+CAPTURE = ("--timed", "10", "--steps", "3", "--form", "foretrace")
+TRUTH = ("--timed", "20", "--steps", "1", "--execution-trace", "none")
+"""The program alone: its timed steps are the truth, the profiled one that follows them is not looked at."""
+STEPS = 60
+ROUTES = ("traced again", "two captures", "one capture")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One program: its script, the sizes it is captured at, and of each size the second captured and the one asked."""
+
+    script: str
+    base: dict[str, int]
+    asked: dict[str, tuple[int, int]]
+
+    @property
+    def name(self) -> str:
+        return Path(self.script).stem
+
+
+def _tuning(name: str, base: dict[str, int], **asked: tuple[int, int]) -> Plan:
+    return Plan(f"benchmarks/foreign_tuning/{name}.py", base, asked)
+
+
+def _held_out(name: str, base: dict[str, int], **asked: tuple[int, int]) -> Plan:
+    return Plan(f"tests/foreign/programs/{name}.py", base, asked)
+
+
+TUNING = (
+    _tuning("distilbert", {"batch": 4, "seq": 48}, batch=(8, 16), seq=(72, 120)),
+    _tuning("opt_loop", {"batch": 3, "seq": 56}, batch=(6, 12), seq=(84, 140)),
+    _tuning("encoder_layers", {"batch": 6, "seq": 40}, batch=(12, 24), seq=(60, 100)),
+    _tuning("lstm_language", {"batch": 6, "seq": 24}, batch=(12, 24), seq=(36, 60)),
+    _tuning("residual_images", {"batch": 4, "image": 48}, batch=(8, 16), image=(72, 120)),
+    _tuning("segmenter", {"batch": 2, "image": 48}, batch=(4, 8), image=(72, 120)),
+    _tuning("wide_deep", {"batch": 192}, batch=(384, 768)),
+    _tuning("temporal_convolutions", {"batch": 8, "seq": 64}, batch=(16, 32), seq=(96, 160)),
+    _tuning("autoencoder", {"batch": 64}, batch=(128, 256)),
+    _tuning("depthwise", {"batch": 4, "image": 32}, batch=(8, 16), image=(48, 80)),
+)
+HELD_OUT = (
+    _held_out("bert_trainer", {"batch": 4, "seq": 48}, batch=(8, 16), seq=(72, 120)),
+    _held_out("gpt2_loop", {"batch": 4, "seq": 64}, batch=(8, 16), seq=(96, 160)),
+    _held_out("vit_images", {"batch": 4, "image": 64}, batch=(8, 16), image=(96, 160)),
+    _held_out("cnn_workers", {"batch": 16}, batch=(32, 64)),
+    _held_out("gru_forecast", {"batch": 8, "seq": 32}, batch=(16, 32), seq=(48, 80)),
+    _held_out("embedding_ranker", {"batch": 128}, batch=(256, 512)),
+    _held_out("t5_translation", {"batch": 4, "seq": 32}, batch=(8, 16), seq=(48, 80)),
+    _held_out("timm_images", {"batch": 4, "image": 64}, batch=(8, 16), image=(96, 160)),
+    _held_out("mixer_accumulation", {"batch": 4}, batch=(8, 16)),
+    _held_out("llama_accumulation", {"batch": 2, "seq": 48}, batch=(4, 8), seq=(72, 120)),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One prediction and its truth, ms; ``refused`` says why there is none."""
+
+    program: str
+    size: str
+    route: str
+    round: int
+    truth: float
+    predicted: float = float("nan")
+    low: float = float("nan")
+    high: float = float("nan")
+    refused: str = ""
+
+    @property
+    def error(self) -> float:
+        """Relative error of the prediction."""
+        return self.predicted / self.truth - 1
+
+    @property
+    def covered(self) -> bool:
+        """Whether the truth is in the 80% interval."""
+        return self.low <= self.truth <= self.high
+
+
+def label(sizes: dict[str, int]) -> str:
+    """Sizes as a part of a file's name."""
+    return "-".join(f"{name}{size}" for name, size in sizes.items())
+
+
+def run(plan: Plan, sizes: dict[str, int], options: tuple[str, ...], out: Path, threads: int) -> None:
+    """Capture the program at some sizes in a process of its own, if it is not there yet."""
+    if out.exists():
+        return
+    part = out.with_name(f"part of {out.name}")  # what a run that was stopped left is no capture
+    shutil.rmtree(part, ignore_errors=True)
+    words = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads)}
+    subprocess.run([sys.executable, "-c", COMMAND, "capture", *options, "--out", str(part), str(ROOT / plan.script), "--",
+                    *words, "--steps", str(STEPS)], check=True, capture_output=True, text=True, env=environment)
+    part.rename(out)
+
+
+def places(plan: Plan, folder: Path, number: int) -> Iterator[tuple[Path, dict[str, int], tuple[str, ...]]]:
+    """Every run of a round in turn: where it lies, its sizes, the options of its capture."""
+    at = folder / f"{plan.name}-round{number}"
+    yield at / label(plan.base), plan.base, CAPTURE
+    for name, (second, asked) in plan.asked.items():
+        yield at / f"truth-{name}{asked}", {**plan.base, name: asked}, TRUTH
+        yield at / label({**plan.base, name: second}), {**plan.base, name: second}, CAPTURE
+
+
+def measure(plan: Plan, folder: Path, number: int, threads: int) -> None:
+    """Run everything a round needs."""
+    for place, sizes, options in places(plan, folder, number):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            run(plan, sizes, options, place, threads)
+        except subprocess.CalledProcessError as error:
+            raise SystemExit(f"{plan.name} at {sizes}: {error.stderr[-2000:]}") from error
+
+
+def configurations(plan: Plan, at: Path, name: str) -> dict[str, Configuration]:
+    """What each route is asked."""
+    second, asked = plan.asked[name]
+    switches = frozenset({"unprofiled"})
+    change = f"{name}={plan.base[name]}:{asked}"
+    other = at / label({**plan.base, name: second})
+    return {
+        ROUTES[0]: Configuration(sizes=(f"{name}={asked}",), code=f"{ROOT / plan.script}:build", switches=switches),
+        ROUTES[1]: Configuration(sizes=(change,), also=(f"{other}:{name}={second}",), switches=switches),
+        ROUTES[2]: Configuration(sizes=(change,), switches=switches)}
+
+
+def cases(plan: Plan, folder: Path, number: int, profiles: list[DeviceProfile]) -> Iterator[Case]:
+    """Predictions of a round, each with its truth."""
+    at = folder / f"{plan.name}-round{number}"
+    study = Study(read_job(at / label(plan.base)), profiles=profiles)
+    for name, (_, asked) in plan.asked.items():
+        truth = float(np.median(read_context(at / f"truth-{name}{asked}" / "rank0")["unprofiled_step_ns"])) / 1e6
+        for route, configuration in configurations(plan, at, name).items():
+            what = (plan.name, f"{name}={asked}", route, number, truth)
+            try:
+                found = study.predict(configuration)
+            except ForetraceError as error:
+                yield Case(*what, refused=str(error))
+                continue
+            yield Case(*what, found.step_time_us / 1e3, found.interval_us[0] / 1e3, found.interval_us[1] / 1e3)
+
+
+def summary(title: str, found: list[Case]) -> str:
+    """MAPE, median, bias, p90, max and coverage in one line."""
+    refused = sum(bool(case.refused) for case in found)
+    known = [case for case in found if not case.refused]
+    said = f"{title:<24} {len(found):>4} {refused:>8}"
+    if not known:
+        return said
+    error = np.array([case.error for case in known])
+    size = np.abs(error)
+    held = float(np.mean([case.covered for case in known]))
+    width = float(np.median([np.log(case.high / case.low) / 2 for case in known]))
+    return (f"{said} {size.mean():>7.1%} {np.median(size):>7.1%} {error.mean():>+7.1%} {np.quantile(size, 0.9):>7.1%} "
+            f"{size.max():>7.1%} {held:>7.0%} {width:>7.1%}")
+
+
+def main() -> None:
+    """Measure, predict and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--held-out", action="store_true", help="the programs nothing was tuned on")
+    parser.add_argument("--only", metavar="NAME,NAME", help="these programs alone")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep captures here, and use those that are there")
+    parser.add_argument("--rounds", type=int, default=1, help="times everything is measured, in turn")
+    parser.add_argument("--offline", action="store_true", help="measure nothing, predict from what --keep has")
+    parser.add_argument("--measure", action="store_true", help="measure alone, predict nothing")
+    parser.add_argument("--threads", type=int, default=1, help="threads of the programs")
+    parser.add_argument("--profile", metavar="FILE", help="fitted models of this CPU (foretrace calibrate)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every case here too")
+    options = parser.parse_args()
+    plans = [plan for plan in (HELD_OUT if options.held_out else TUNING)
+             if options.only is None or plan.name in options.only.split(",")]
+    profiles = [] if options.profile is None else [load_profile(options.profile)]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.keep or Path(temporary)
+        if not options.offline:
+            for number in range(options.rounds):
+                for plan in plans:
+                    measure(plan, folder, number, options.threads)
+        if options.measure:
+            return
+        found = []
+        print(f"{'program':<22} {'asked':<12} {'route':<13} {'round':>5} {'truth ms':>9} {'predicted':>9} "
+              f"{'80% interval':>20} {'error':>7}")
+        for plan in plans:
+            for number in range(options.rounds):
+                if options.offline and any(not place.exists() for place, _, _ in places(plan, folder, number)):
+                    continue
+                for case in cases(plan, folder, number, profiles):
+                    found.append(case)
+                    said = f"{case.predicted:>9.2f} {f'{case.low:.2f} to {case.high:.2f}':>20} {case.error:>+7.1%}" + (
+                        "" if case.covered else "  outside") if not case.refused else f" refused: {case.refused[:110]}"
+                    print(f"{case.program:<22} {case.size:<12} {case.route:<13} {number:>5} {case.truth:>9.2f} {said}",
+                          flush=True)
+    if options.json is not None:
+        options.json.write_text(json.dumps([vars(case) for case in found], indent=1))
+    print(f"\n{'':<24} {'cases':>4} {'refused':>8} {'MAPE':>7} {'median':>7} {'bias':>7} {'p90':>7} {'max':>7} "
+          f"{'inside':>7} {'± width':>7}")
+    for route in ROUTES:
+        print(summary(route, [case for case in found if case.route == route]))
+        for kind in ("batch", "other"):
+            print(summary(f"  {kind}", [case for case in found if case.route == route
+                                        and case.size.startswith("batch") == (kind == "batch")]))
+
+
+if __name__ == "__main__":
+    main()
