@@ -3,10 +3,10 @@
     python benchmarks/foreign_sizes.py [--held-out] [--only NAME,NAME] [--keep DIR] [--rounds N] [--offline]
                                        [--threads N] [--profile FILE]
 
-A program is a script with a command line for its sizes, and a function ``build`` that makes its step. In every round the
-script is captured once at its own sizes and once at a second size of each kind, as ``foretrace capture`` does it; what
-it is asked for is its step at four times the batch, and at two and a half times the length, by three routes: traced
-again (``--code``), through two captures (``--also``), and scaled from one capture. Then the script is run at the new
+A program is a script with a command line for its sizes, and a function ``build`` that makes its step. In every round
+the script is captured once at its own sizes and once at a second size of each kind, as ``foretrace capture`` does it;
+what it is asked for is its step at four times the batch, and at two and a half times the length, by three routes:
+traced again (``--code``), through two captures (``--also``), scaled from one capture. Then the script is run at the new
 size, and the median of steps with nothing watching is the truth. Captures and runs of a round follow one another, so
 that the machine's noise is in both; a case is one route, one size, one round.
 
@@ -130,8 +130,8 @@ def run(plan: Plan, sizes: dict[str, int], options: tuple[str, ...], out: Path, 
     shutil.rmtree(part, ignore_errors=True)
     words = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads)}
-    subprocess.run([sys.executable, "-c", COMMAND, "capture", *options, "--out", str(part), str(ROOT / plan.script), "--",
-                    *words, "--steps", str(STEPS)], check=True, capture_output=True, text=True, env=environment)
+    subprocess.run([sys.executable, "-c", COMMAND, "capture", *options, "--out", str(part), str(ROOT / plan.script),
+                    "--", *words, "--steps", str(STEPS)], check=True, capture_output=True, text=True, env=environment)
     part.rename(out)
 
 
@@ -157,13 +157,12 @@ def measure(plan: Plan, folder: Path, number: int, threads: int) -> None:
 def configurations(plan: Plan, at: Path, name: str) -> dict[str, Configuration]:
     """What each route is asked."""
     second, asked = plan.asked[name]
-    switches = frozenset({"unprofiled"})
     change = f"{name}={plan.base[name]}:{asked}"
     other = at / label({**plan.base, name: second})
     return {
-        ROUTES[0]: Configuration(sizes=(f"{name}={asked}",), code=f"{ROOT / plan.script}:build", switches=switches),
-        ROUTES[1]: Configuration(sizes=(change,), also=(f"{other}:{name}={second}",), switches=switches),
-        ROUTES[2]: Configuration(sizes=(change,), switches=switches)}
+        ROUTES[0]: Configuration(sizes=(f"{name}={asked}",), code=f"{ROOT / plan.script}:build"),
+        ROUTES[1]: Configuration(sizes=(change,), also=(f"{other}:{name}={second}",)),
+        ROUTES[2]: Configuration(sizes=(change,))}
 
 
 def cases(plan: Plan, folder: Path, number: int, profiles: list[DeviceProfile]) -> Iterator[Case]:
