@@ -151,7 +151,8 @@ def measure(plan: Plan, folder: Path, number: int, threads: int) -> None:
         try:
             run(plan, sizes, options, place, threads)
         except subprocess.CalledProcessError as error:
-            raise SystemExit(f"{plan.name} at {sizes}: {error.stderr[-2000:]}") from error
+            print(f"{plan.name} at {sizes} failed: {(error.stderr.strip().splitlines() or ['?'])[-1]}", file=sys.stderr)
+            return
 
 
 def configurations(plan: Plan, at: Path, name: str) -> dict[str, Configuration]:

@@ -8,17 +8,35 @@ from typing import Any
 import msgspec
 
 from graph_predictor.whatif.number_laws import NoLawError, NumberLaws
+from kernel_models.families import registry
 from tracer.views import Argument
 
 EXACT_INTEGERS = 2**31
 """Larger numbers among the arguments are seeds and addresses, which have no law and cost nothing."""
 
 
-def new_arguments(laws: NumberLaws, recorded: Sequence[tuple[Argument, ...]]) -> tuple[Argument, ...]:
-    """Arguments at the new sizes of an operation that had these in each capture. Raises ``NoLawError``."""
+def new_arguments(laws: NumberLaws, name: str, recorded: Sequence[tuple[Argument, ...]]) -> tuple[Argument, ...]:
+    """Arguments at the new sizes of an operation that had these in each capture.
+
+    Those that its formula does not read (an RNN's workspace, whose size goes by a library's blocks) keep their size
+    where they follow no law.
+
+    Raises:
+        NoLawError: an argument follows no law.
+    """
     if len({len(arguments) for arguments in recorded}) > 1:
         raise NoLawError("it has more arguments in one than in another")
-    return tuple(_argument(laws, versions) for versions in zip(*recorded, strict=True))
+    rule = registry.forward_rule(name)
+    read = len(recorded[0]) if rule is None or not rule.names else len(rule.names)
+    found = []
+    for place, versions in enumerate(zip(*recorded, strict=True)):
+        try:
+            found.append(_argument(laws, versions))
+        except NoLawError:
+            if place < read:
+                raise
+            found.append(versions[0])
+    return tuple(found)
 
 
 def _argument(laws: NumberLaws, recorded: tuple[Argument, ...]) -> Argument:

@@ -122,7 +122,7 @@ class PairedRank:
         if len(recorded) < len(self.slots):
             return Kind(own.name, recorded, own)
         try:
-            new = new_arguments(self.laws, [one.arguments for one in recorded])
+            new = new_arguments(self.laws, own.name, [one.arguments for one in recorded])
         except NoLawError as error:
             return Kind(own.name, recorded[:1], own, str(error))
         return Kind(own.name, recorded, replace(own, arguments=new))

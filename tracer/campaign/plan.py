@@ -63,7 +63,7 @@ class WorkloadEntry(Grid, frozen=True, kw_only=True, forbid_unknown_fields=True)
     timed: Count = 30
     steps: Count = 3
     cycles: Count = 1
-    execution_trace: Literal["all", "last", "none"] = "all"
+    execution_trace: Literal["apart", "all", "none"] = "apart"
     seconds: Positive = 8.0
 
 
