@@ -30,8 +30,8 @@ from tracer.job import read_job
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("FORETRACE_DATA", ROOT.parent / "shared" / "data"))
-JOBS = ("dlrm-8xV100-2023",)
-"""Folders whose traces are the ranks of one job; everywhere else a file is a job."""
+JOBS = ("dlrm-8xV100-2023", "nanogpt-8xH100")
+"""Folders whose traces are the ranks of one job; elsewhere a file is a job."""
 
 
 def jobs(traces: Path) -> list[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from graph_predictor.program import Int8, Int64, Program
+from tracer.errors import ForetraceError
 
 
 @dataclass(slots=True)
@@ -36,7 +37,7 @@ class Simulated:
     group_last: Int64
 
 
-class SimulationStuck(RuntimeError):
+class SimulationStuck(ForetraceError):
     """The program has a cycle: some item or kernel waits for itself (an error of the builder, or of an edit)."""
 
 
