@@ -60,8 +60,8 @@ def tile(program: Program, copies: int) -> Program:
         return lambda value, copy: np.where(value >= 0, place[copy][value], -1)
 
     entries = np.diff(p.queue_ptr)
-    per_item = entries[p.thread_rank[p.item_thread()]]
-    for name in ("item_kind", "item_row", "item_work", "item_cost", "item_return"):
+    per_item = entries[p.item_channel] if len(entries) else np.zeros(len(p.item_kind), np.int64)
+    for name in ("item_kind", "item_row", "item_work", "item_cost", "item_return", "item_channel"):
         rows(name, item_at)
     rows("item_queue", item_at, lambda value, copy: np.where(value >= 0, value + copy * per_item, -1))
     for name in ("item_external", "recorded_item_start", "recorded_item_end"):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graph_predictor.acyclic import without_cycles
 from graph_predictor.host_items import HostItems, build_host_items
 from graph_predictor.host_waits import HostWaits, infer_host_waits
 from graph_predictor.kernel_waits import KernelEdges, infer_kernel_edges, launch_latency
@@ -32,6 +33,10 @@ class RankReport:
     blocked_launches: int
     queue_depth: int
     queue_source: str
+    queue_shared: bool
+    """Whether all streams share one launch queue."""
+    queue_contradicted: int
+    """Launches that returned although the queue was full by this account: they wait for no slot."""
     unexplained_ns: int
     window_ns: int
     unexplained: list[tuple[int, int]] = field(default_factory=list)
@@ -71,6 +76,8 @@ class Built:
     item_offset: list[int]
     thread_number: list[int] = field(default_factory=list)
     """Row of its rank's ``graph.threads`` for every thread of the program."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """How many inferred dependencies of each kind closed a cycle that the recorded times contradict."""
     without_profiler: WithoutProfiler | None = None
     """Set where host times are those without the profiler (``prediction.unprofiled``)."""
 
@@ -106,17 +113,27 @@ def build_program(graphs: list[ExecutionGraph], *, by_order: bool = False) -> Bu
     parts = [_rank_parts(graph) for graph in graphs]
     rendezvous = match_collectives([p.view for p in parts], clock, by_order=by_order)
     program, item_offset = _assemble(parts, clock, rendezvous)
+    program, left_out = without_cycles(program)
+    _dissolve(rendezvous, program)
     reports = [
         RankReport(
             constants=p.constants, edges=p.edges.counts, hand_overs=p.items.hand_overs,
             blocked_calls=p.waits.blocked, blocked_launches=p.queue.blocked, queue_depth=p.queue.depth,
-            queue_source=p.queue.source, unexplained_ns=p.edges.unexplained_ns + p.waits.unexplained_ns,
+            queue_source=p.queue.source, queue_shared=p.queue.shared, queue_contradicted=p.queue.contradicted,
+            unexplained_ns=p.edges.unexplained_ns + p.waits.unexplained_ns,
             window_ns=p.view.graph.meta.window_ns, unexplained=p.edges.unexplained,
         )
         for p in parts
     ]
     numbers = [number for p in parts for number in p.items.threads]
-    return Built(program, graphs, reports, rendezvous, clock, item_offset, numbers)
+    return Built(program, graphs, reports, rendezvous, clock, item_offset, numbers, left_out)
+
+
+def _dissolve(rendezvous: Rendezvous, program: Program) -> None:
+    """Take out of ``rendezvous`` what is none in the program any more."""
+    kept = [program.kernel_group[program.kernel_ptr[rank] + k] >= 0 for (rank, k), *_ in rendezvous.groups]
+    rendezvous.groups = [members for members, stays in zip(rendezvous.groups, kept, strict=True) if stays]
+    rendezvous.intrinsic_ns = [ns for ns, stays in zip(rendezvous.intrinsic_ns, kept, strict=True) if stays]
 
 
 def _rank_parts(graph: ExecutionGraph) -> _RankParts:
@@ -153,18 +170,23 @@ def _assemble(parts: list[_RankParts], clock: list[int], rendezvous: Rendezvous)
         for name, column in columns.items():
             rows.setdefault(name, []).append(column)
 
+    channels = 0
     for rank, p in enumerate(parts):
         graph, view, items, shift = p.view.graph, p.view, p.items, clock[rank]
         kernels = graph.kernels
         i0, k0 = int(item_offset[rank]), int(kernel_ptr[rank])
         is_call = items.kind == ItemKind.CALL
         cost = np.zeros(len(items.kind), np.int64)
-        queue_at = np.full(len(items.kind), -1, np.int64)
+        queue_at, channel = (np.full(len(items.kind), -1, np.int64) for _ in range(2))
         cost[is_call] = p.queue.cost[items.row[is_call]]
         queue_at[is_call] = p.queue.before_call[items.row[is_call]]
+        own = p.queue.channel[items.row[is_call]]
+        channel[is_call] = np.where(own >= 0, own + channels, -1)
+        channels += len(p.queue.count)
         add(thread_count=np.unique(items.thread, return_counts=True)[1],
             thread_rank=np.full(len(items.threads), rank, np.int32), thread_start=items.thread_start + shift,
             item_kind=items.kind, item_row=items.row, item_work=items.work, item_cost=cost, item_queue=queue_at,
+            item_channel=channel,
             item_return=np.full(len(items.kind), p.constants.queue_return, np.int64),
             item_external=np.where(items.external > NEVER, items.external + shift, NEVER),
             recorded_item_start=items.start + shift, recorded_item_end=items.end + shift)
@@ -190,8 +212,8 @@ def _assemble(parts: list[_RankParts], clock: list[int], rendezvous: Rendezvous)
             recorded_kernel_start=kernels.start_ns + shift, recorded_kernel_end=view.k_end + shift)
         add(edge_owner=p.edges.target + k0, edge_kernel=p.edges.source + k0, edge_fraction=p.edges.fraction,
             edge_lag=p.edges.lag)
-        add(queue_count=np.array([len(p.queue.kernel)]), queue_kernel=p.queue.kernel + k0,
-            queue_depth=np.array([p.queue.depth], np.int64))
+        add(queue_count=p.queue.count, queue_kernel=p.queue.kernel + k0,
+            queue_depth=np.full(len(p.queue.count), p.queue.depth, np.int64))
 
     table = {name: np.concatenate(columns) for name, columns in rows.items()}
     items_total, kernels_total = int(item_offset[-1]), int(kernel_ptr[-1])

@@ -88,6 +88,7 @@ def simulate(program: Program, *, intrinsic: Int64 | None = None, structure: Str
     known = structure_of(p) if structure is None else structure
     done = run(
         p.thread_ptr, p.thread_rank, p.thread_start, p.item_work, p.item_cost, p.item_external, p.item_queue,
+        p.item_channel,
         p.after_ptr, p.after_item, p.after_lag, p.wait_ptr, p.wait_kernel, p.wait_lag,
         p.kernel_item, p.kernel_anchor, p.kernel_latency, p.kernel_previous, p.kernel_gap, p.kernel_duration,
         p.kernel_external, p.edge_ptr, p.edge_kernel, p.edge_fraction, p.edge_lag, p.kernel_group, p.group_size,

@@ -18,133 +18,6 @@ SUBMITTED = -1
 """Stands in an item's start cause while the item is parked with its own work submitted already."""
 
 
-
-@compiled()
-def _push(heap, size, kernel, key):
-    """Append a kernel to a binary min-heap of kernels ordered by ``key``; returns the new size."""
-    i = size
-    while i > 0:
-        parent = (i - 1) >> 1
-        if key[heap[parent]] <= key[kernel]:
-            break
-        heap[i] = heap[parent]
-        i = parent
-    heap[i] = kernel
-    return size + 1
-
-
-@compiled()
-def _pop(heap, size, key):
-    """Remove the kernel with the least key; returns (it, the new size)."""
-    least = heap[0]
-    size -= 1
-    moved = heap[size]
-    i = 0
-    while True:
-        child = 2 * i + 1
-        if child >= size:
-            break
-        if child + 1 < size and key[heap[child + 1]] < key[heap[child]]:
-            child += 1
-        if key[moved] <= key[heap[child]]:
-            break
-        heap[i] = heap[child]
-        i = child
-    heap[i] = moved
-    return least, size
-
-
-@compiled()
-def _count_up_to(heap, size, key, limit, enough):
-    """How many kernels of the heap have a key of at most ``limit``, counting no further than ``enough``."""
-    todo = np.empty(enough + 64, np.int64)
-    todo[0] = 0
-    left, found = 1, 0
-    while left > 0 and found < enough:
-        left -= 1
-        i = todo[left]
-        if i >= size or key[heap[i]] > limit:
-            continue
-        found += 1
-        # Depth first: at most one sibling a level stays behind, and a heap of 2**64 elements has 64 levels.
-        todo[left] = 2 * i + 2
-        todo[left + 1] = 2 * i + 1
-        left += 2
-    return found
-
-
-@compiled()
-def _enter(heap, rank, room, kernel, key, size, slot_kernel):
-    """Put a finished entry into a rank's queue; the earliest of more than ``room`` of them has left its slot."""
-    size[rank] = _push(heap, size[rank], kernel, key)
-    if size[rank] > room:
-        left, size[rank] = _pop(heap, size[rank], key)
-        if slot_kernel[rank] < 0 or key[left] > key[slot_kernel[rank]]:
-            slot_kernel[rank] = left
-
-
-@compiled()
-def _line_up(line, base, room, first, size, rank, kernel, key, slot_kernel):
-    """Put a finished entry into a rank's queue: a ring of ``room + 1`` places in the order of their ends, from
-    ``first`` on. The earliest of more than ``room`` of them has left its slot.
-
-    Entries come nearly in that order, so that few have to make place.
-    """
-    places = room + 1
-    here = first[rank] + size[rank]
-    if here >= places:
-        here -= places
-    for _ in range(size[rank]):
-        before = here - 1 if here > 0 else room
-        if key[line[base + before]] <= key[kernel]:
-            break
-        line[base + here] = line[base + before]
-        here = before
-    line[base + here] = kernel
-    size[rank] += 1
-    if size[rank] > room:
-        left = line[base + first[rank]]
-        first[rank] = first[rank] + 1 if first[rank] < room else 0
-        size[rank] -= 1
-        if slot_kernel[rank] < 0 or key[left] > key[slot_kernel[rank]]:
-            slot_kernel[rank] = left
-
-
-@compiled()
-def _ended_by(line, base, room, first, size, key, limit):
-    """How many entries of a ring (see ``_line_up``) have ended by ``limit``."""
-    low, high = 0, size
-    while low < high:
-        middle = (low + high) // 2
-        if key[line[base + (first + middle) % (room + 1)]] <= limit:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@compiled()
-def _overtaken(entries, room, kernel_done, kernel_end, in_time):
-    """The queue for a call whose entries a call of another thread, recorded later, has passed already.
-
-    Returns (the entry whose end frees the call's slot or -1, an unsettled entry to wait for or -1).
-    """
-    heap = np.empty(room + 2, np.int64)
-    size, slot = np.zeros(1, np.int64), np.full(1, -1, np.int64)
-    still, first = 0, np.int64(-1)
-    for k in entries:
-        if kernel_done[k]:
-            _enter(heap, 0, room, k, kernel_end, size, slot)
-        else:
-            still += 1
-            if first < 0:
-                first = k
-    excess = size[0] + still - room
-    if still > 0 and excess > 0 and _count_up_to(heap, size[0], kernel_end, in_time, excess) < excess:
-        return np.int64(-1), first
-    return slot[0], np.int64(-1)
-
-
 @compiled()
 def _offer(kernel, ready, cause, source, start, causes, sources, pending, stack, depth):
     """One input of a kernel is known: it starts no earlier than ``ready``. Returns the stack's new depth."""
@@ -221,6 +94,7 @@ def _take_thread(keys, threads, size):
 @compiled()
 def run(
     thread_ptr, thread_rank, thread_start, item_work, item_cost, item_external, item_queue,
+    item_channel,
     after_ptr, after_item, after_lag, wait_ptr, wait_kernel, wait_lag,
     kernel_item, kernel_anchor, kernel_latency, kernel_previous, kernel_gap, kernel_duration,
     kernel_external, edge_ptr, edge_kernel, edge_fraction, edge_lag, kernel_group, group_size,
@@ -231,7 +105,6 @@ def run(
 ):  # fmt: skip
     """Returns how many items and kernels were resolved. See ``simulate``; all arrays as in ``Program``."""
     threads, items, kernels = thread_rank.shape[0], item_work.shape[0], kernel_item.shape[0]
-    ranks = queue_depth.shape[0]
     done = 0
     item_done = np.zeros(items, np.bool_)
     kernel_done = np.zeros(kernels, np.bool_)
@@ -271,17 +144,10 @@ def run(
             runnable[runnable_count] = t
             runnable_count += 1
 
-    # Launch queue of each rank: the largest (depth - 1) ends so far, in order; what falls out is the last freed slot.
+    # Launch queue of each channel: entries up to ``queue_at`` are settled, and leave in order: each together with
+    # ``left_by``, the last to end of those up to it.
     queue_at = queue_ptr[:-1].copy()
-    queue_base = np.zeros(ranks + 1, np.int64)
-    for r in range(ranks):
-        queue_base[r + 1] = queue_base[r] + max(queue_depth[r], 1) + 1
-    line = np.empty(queue_base[ranks] + 1, np.int64)
-    line_first = np.zeros(ranks, np.int64)
-    queue_size = np.zeros(ranks, np.int64)
-    slot_kernel = np.full(ranks, -1, np.int64)
-    unsettled = np.empty(queue_kernel.shape[0] + 1, np.int64)
-    unsettled_count = np.zeros(ranks, np.int64)
+    left_by = np.full(queue_kernel.shape[0], -1, np.int64)
 
     while True:
         # 1. settle every kernel whose inputs are known
@@ -336,7 +202,6 @@ def run(
         # 3. the earliest thread's next item
         t, heap = _take_thread(heap_key, heap_thread, heap)
         n = position[t]
-        r = thread_rank[t]
 
         start = clock[t] + item_work[n]
         cause, source = PROGRAM_ORDER, np.int64(-1)
@@ -361,59 +226,21 @@ def run(
         end = start + item_cost[n]
         end_cause, end_source = OWN_COST, np.int64(-1)
         slot = np.int64(-1)
-        wanted = item_queue[n]
+        channel = item_channel[n]
         # Only once the queue can be full do the ends of earlier entries matter.
-        if wanted >= queue_depth[r] and queue_depth[r] > 0:
-            room = queue_depth[r] - 1
-            low, high = queue_ptr[r], queue_ptr[r] + wanted
-            # A slot that is free by then delays nothing: neither the call's return nor what the call itself waits for.
-            in_time = end - item_return[n]
-            if begins_here and start < in_time:
-                in_time = start
-            blocker = np.int64(-1)
-            if high < queue_at[r]:
-                slot, blocker = _overtaken(queue_kernel[low:high], room, kernel_done, kernel_end, in_time)
-            else:
-                base = queue_base[r]
-                still = 0
-                for j in range(low, low + unsettled_count[r]):
-                    k = unsettled[j]
-                    if kernel_done[k]:
-                        _line_up(line, base, room, line_first, queue_size, r, k, kernel_end, slot_kernel)
-                    else:
-                        unsettled[low + still] = k
-                        still += 1
-                unsettled_count[r] = still
-                if still > 0:
-                    blocker = unsettled[low]
-                ended = 0
-                for j in range(queue_at[r], high):
-                    k = queue_kernel[j]
-                    if not kernel_done[k]:
-                        if blocker < 0:
-                            blocker = k
-                    elif kernel_end[k] <= in_time:
-                        ended += 1
-                # Work that is not settled yet may hold its slot for ever: enough others must have ended in time.
-                if blocker >= 0:
-                    excess = queue_size[r] + still + high - queue_at[r] - room
-                    if excess <= ended or ended + _ended_by(line, base, room, line_first[r], queue_size[r], kernel_end,
-                                                            in_time) >= excess:
-                        blocker = -1
-                if blocker < 0:
-                    while queue_at[r] < high:
-                        k = queue_kernel[queue_at[r]]
-                        queue_at[r] += 1
-                        if kernel_done[k]:
-                            _line_up(line, base, room, line_first, queue_size, r, k, kernel_end, slot_kernel)
-                        else:
-                            unsettled[low + still] = k
-                            still += 1
-                    unsettled_count[r] = still
-                    slot = slot_kernel[r]
-            if blocker >= 0:
-                _park(t, parked_on_kernel, blocker, next_parked)
+        if channel >= 0 and queue_depth[channel] > 0 and item_queue[n] >= queue_depth[channel]:
+            first = queue_ptr[channel]
+            leaves = first + item_queue[n] - queue_depth[channel]
+            while queue_at[channel] <= leaves and kernel_done[queue_kernel[queue_at[channel]]]:
+                at = queue_at[channel]
+                left_by[at] = queue_kernel[at]
+                if at > first and kernel_end[left_by[at - 1]] > kernel_end[left_by[at]]:
+                    left_by[at] = left_by[at - 1]
+                queue_at[channel] += 1
+            if queue_at[channel] <= leaves:
+                _park(t, parked_on_kernel, queue_kernel[queue_at[channel]], next_parked)
                 continue
+            slot = left_by[leaves]
             if slot >= 0 and kernel_end[slot] + item_return[n] > end:
                 end, end_cause, end_source = kernel_end[slot] + item_return[n], QUEUE, slot
         if begins_here:

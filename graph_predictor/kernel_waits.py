@@ -202,9 +202,10 @@ def _structural(view: RankView) -> list[tuple[int, int]]:
 
 
 def _possible(view: RankView, target: int, source: int) -> bool:
-    """Whether the recorded times allow ``target`` to have waited for ``source``."""
+    """Whether the recorded times allow ``target`` to have waited for ``source``, which was launched before it."""
     starts = view.graph.kernels.start_ns
-    return bool(view.k_end[source] <= starts[target] + CLOCK_NS and starts[source] < starts[target])
+    return bool(view.k_end[source] <= starts[target] + CLOCK_NS and starts[source] < starts[target]
+                and view.k_order[source] < view.k_order[target])
 
 
 class _Running:

@@ -59,8 +59,8 @@ class Program:
     Host items, thread by thread (``thread_ptr``): ``item_work`` is host work before the item since the previous item
     of its thread, ``item_cost`` the item's own unblocked duration, ``item_external`` the time before which it cannot
     return. ``after_*`` are host-to-host edges into the item's start; ``wait_*`` are kernel-to-host edges into its end.
-    ``item_queue`` counts the launch-queue entries of its rank submitted before it (-1: not a launch), and
-    ``item_return`` is the lag after a full queue frees a slot.
+    ``item_queue`` counts the launch-queue entries of its ``item_channel`` submitted before it (-1: not a launch; a
+    launch without a channel never waits for a slot), and ``item_return`` is the lag after a full queue frees a slot.
 
     Kernels: ``kernel_item`` launches it (-1: not recorded), ``kernel_latency`` later it can start, and
     ``kernel_gap`` after its stream's previous kernel. ``edge_*`` are kernel-to-kernel edges: the kernel starts no
@@ -79,6 +79,7 @@ class Program:
     item_cost: Int64
     item_external: Int64
     item_queue: Int64
+    item_channel: Int64
     item_return: Int64
     after_ptr: Int64
     after_item: Int64
@@ -102,7 +103,7 @@ class Program:
     edge_lag: Int64
     kernel_group: Int64
     group_size: Int64
-    # launch queue, per rank
+    # launch queue, per channel: entries leave in the order they were submitted in
     queue_ptr: Int64
     queue_kernel: Int64
     queue_depth: Int64

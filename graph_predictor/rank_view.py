@@ -78,7 +78,10 @@ def view_rank(graph: ExecutionGraph) -> RankView:
     queued = running_maximum(index[by_stream], k_call_start[by_stream])
     k_queued = np.empty(len(kernels), np.int64)
     k_queued[by_stream] = queued
-    order[np.lexsort((order, k_queued))] = np.arange(len(kernels))
+    # At one time: device order, so that a kernel never precedes its stream predecessor.
+    in_stream = np.empty(len(kernels), np.int64)
+    in_stream[by_stream] = np.arange(len(kernels))
+    order[np.lexsort((in_stream, kernels.start_ns, k_queued))] = np.arange(len(kernels))
     return RankView(
         graph=graph, c_end=c_end, c_top=c_top, k_end=k_end, k_call=k_call,
         k_call_start=k_call_start, k_call_end=k_call_end, k_order=order, k_queued=k_queued,

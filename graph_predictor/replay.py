@@ -146,7 +146,8 @@ def replay(
             free_kernels_ns=int(free.item_end[end] - free.item_end[begin]), begin_item=begin, end_item=end)
         for rank, row, begin, end in step_items(program)
     ]
-    notes = _pinned(built) + damage_notes(built.graphs) + list(built.rendezvous.notes) + _partial_job(built)
+    notes = [*_contradicted(built), *_pinned(built), *damage_notes(built.graphs), *built.rendezvous.notes,
+             *_partial_job(built)]
     with_steps = {s.rank for s in steps}
     for rank, graph in enumerate(built.graphs):
         if _rank_number(graph, rank) not in with_steps:
@@ -155,6 +156,18 @@ def replay(
         notes.append("No steps were found: the whole window is replayed as one. Call prof.step() after each "
                      "iteration to mark them.")
     return Replay(steps=steps, built=built, program=program, simulated=simulated, notes=notes)
+
+
+def _contradicted(built: Built) -> list[str]:
+    """What to say of inferred waits that the recorded times contradict."""
+    launches = sum(report.queue_contradicted for report in built.reports)
+    found = [f"{launches:,} launches returned although the launch queue was full by this account: they wait for no "
+             "place in it."] if launches else []
+    if built.left_out:
+        listed = ", ".join(f"{count:,} {name}" for name, count in built.left_out.items())
+        found.append(f"Inferred waits that would have closed a circle were left out ({listed}): the recorded times "
+                     "contradict them, so that the trace's clocks or its order of events are not to be trusted.")
+    return found
 
 
 def _pinned(built: Built) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from graph_predictor.launch_queue import slot_freed
 from graph_predictor.program import NEVER, Anchor, Int64, Program
 
 
@@ -88,15 +89,10 @@ def _submitted(p: Program, item_start: Int64, end: Int64) -> Int64:
 
 def _freed_slots(p: Program, end: Int64) -> Int64:
     """When the launch queue had a slot for each item in the recording (``NEVER``: it was never full before)."""
-    from graph_predictor.launch_queue import slot_freed
-
     freed = np.full(len(p.item_kind), NEVER, np.int64)
-    rank = p.thread_rank[p.item_thread()]
-    for r in range(p.ranks):
-        depth = int(p.queue_depth[r])
-        rows = np.nonzero((rank == r) & (p.item_queue >= depth))[0] if depth > 0 else np.zeros(0, np.int64)
-        if len(rows):
-            rows = rows[np.argsort(p.item_queue[rows], kind="stable")]
-            entries = p.queue_kernel[p.queue_ptr[r]:p.queue_ptr[r + 1]]
+    for channel, depth in enumerate(p.queue_depth.tolist()):
+        rows = np.flatnonzero((p.item_channel == channel) & (p.item_queue >= depth))
+        if depth > 0 and len(rows):
+            entries = p.queue_kernel[p.queue_ptr[channel]:p.queue_ptr[channel + 1]]
             freed[rows] = slot_freed(end[entries], p.item_queue[rows], depth)
     return freed

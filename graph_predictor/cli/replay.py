@@ -116,10 +116,11 @@ def _to_json(result: Replay, residuals: bool, scale_kernels: float, notes: list[
         "median_abs_error": result.median_abs_error, "max_abs_error": result.max_abs_error,
         "unexplained_share": result.unexplained_share, "reproducible": result.reproducible,
         "kernel_end_p95_share": kernel_end_p95_share(result, scale_kernels), "scale_kernels": scale_kernels,
-        "residuals": residuals, "gpu_work": bool(len(result.program.kernel_item)),
+        "left_out": result.built.left_out, "residuals": residuals, "gpu_work": bool(len(result.program.kernel_item)),
         "ranks": [
             {"rank": rank, "unexplained_share": r.unexplained_share, "launch_queue_depth": r.queue_depth or None,
-             "launch_queue_source": r.queue_source, "blocked_calls": r.blocked_calls,
+             "launch_queue_source": r.queue_source, "launch_queue_shared": r.queue_shared,
+             "launch_queue_contradicted": r.queue_contradicted, "blocked_calls": r.blocked_calls,
              "blocked_launches": r.blocked_launches, "hand_overs": r.hand_overs, "edges": r.edges}
             for rank, r in _by_rank(result)],
         "timeline": timeline, "notes": list(dict.fromkeys(notes)),
@@ -182,7 +183,9 @@ def _report_ranks(report: Report, result: Replay) -> None:
 
 
 def _queue(rank: RankReport) -> str:
-    return f"{count(rank.queue_depth)} deep ({rank.queue_source})" if rank.queue_depth else rank.queue_source
+    if not rank.queue_depth:
+        return rank.queue_source
+    return f"{count(rank.queue_depth)} deep ({rank.queue_source}{', one for all streams' if rank.queue_shared else ''})"
 
 
 def _report_constants(report: Report, result: Replay) -> None:

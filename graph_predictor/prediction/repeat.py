@@ -238,7 +238,8 @@ def _repeated(cycle: Cycle, copies: int) -> Repeated:
     program = Program(
         thread_ptr=offset, thread_rank=p.thread_rank[kept], thread_start=start[p.thread_rank[kept]],
         item_kind=p.item_kind[of_item], item_row=p.item_row[of_item], item_work=work, item_cost=p.item_cost[of_item],
-        item_external=external, item_queue=before, item_return=p.item_return[of_item],
+        item_external=external, item_queue=before,
+        item_channel=p.item_channel[of_item], item_return=p.item_return[of_item],
         after_ptr=after_ptr, after_item=after_item, after_lag=after_lag,
         wait_ptr=wait_ptr, wait_kernel=wait_kernel, wait_lag=wait_lag,
         kernel_ptr=kernel_ptr, kernel_item=_copied(p.kernel_item[of_kernel], copy_of_kernel, new_item, item_stride),
@@ -285,17 +286,16 @@ def _streams(cycle: Cycle, kernels: Int64, new: Int64, stride: Int64, copies: in
 
 def _queue(cycle: Cycle, of_item: Int64, copy: Int64, new: Int64, stride: Int64, copies: int) -> tuple[
         tuple[Int64, Int64], Int64]:
-    """Launch-queue entries (pointer by rank, kernels), and how many come before each item."""
+    """Launch-queue entries (pointer by channel, kernels), and how many come before each item."""
     p = cycle.built.program
-    before = np.full(len(of_item), -1, np.int64)
+    before = np.where(p.item_queue[of_item] >= 0, 0, -1)
     entries, counts = [], []
-    rank_of_item = p.thread_rank[p.item_thread()][of_item]
-    for rank in range(p.ranks):
-        queued = p.queue_kernel[p.queue_ptr[rank]:p.queue_ptr[rank + 1]]
+    for channel in range(len(p.queue_depth)):
+        queued = p.queue_kernel[p.queue_ptr[channel]:p.queue_ptr[channel + 1]]
         inside = cycle.kernel[queued]
         reached = np.concatenate([[0], np.cumsum(inside)])
         mine = queued[inside]
-        rows = np.flatnonzero((rank_of_item == rank) & (p.item_queue[of_item] >= 0))
+        rows = np.flatnonzero(p.item_channel[of_item] == channel)
         before[rows] = reached[p.item_queue[of_item[rows]]] + copy[rows] * len(mine)
         entries += [new[mine] + number * stride[mine] for number in range(copies)]
         counts.append(len(mine) * copies)

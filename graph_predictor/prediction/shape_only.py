@@ -191,6 +191,7 @@ def _recorded_constants(program: Program, built: Built, anchors: Anchors) -> Pro
     """The recorded launch latencies, gaps and queue depths, rather than those read off the few launches of one step."""
     latency, gap = program.kernel_latency.copy(), program.kernel_gap.copy()
     depth = program.queue_depth.copy()
+    channel_rank = program.kernel_rank()[program.queue_kernel[program.queue_ptr[:-1]]]
     for rank, graph in enumerate(built.graphs):
         low, high = int(program.kernel_ptr[rank]), int(program.kernel_ptr[rank + 1])
         own: LaunchConstants = anchors.constants(rank)
@@ -199,7 +200,7 @@ def _recorded_constants(program: Program, built: Built, anchors: Anchors) -> Pro
         latency[low:high] = np.where(plain, own.latency[kind], latency[low:high])
         before = np.maximum(program.kernel_previous[low:high] - low, -1)
         gap[low:high] = np.where(before >= 0, own.gap[kind[before], kind, 0], gap[low:high]) if len(kind) else 0
-        depth[rank] = max(own.queue_depth, 0)
+        depth[channel_rank == rank] = max(own.queue_depth, 0)
     return replace(program, kernel_latency=latency, kernel_gap=gap, queue_depth=depth)
 
 

@@ -42,7 +42,7 @@ def solve(p: Program) -> ReferenceTimes:
         for n in range(items):
             thread = thread_of[n]
             begin = int(p.thread_start[thread]) if first_of[thread] == n else out.item_end[n - 1]
-            _item(p, out, submitted, n, begin, int(p.thread_rank[thread]))
+            _item(p, out, submitted, n, begin)
         for k in range(kernels):
             if out.kernel_start[k] is None:
                 out.kernel_start[k] = _kernel_start(p, out, submitted, k)
@@ -53,7 +53,7 @@ def solve(p: Program) -> ReferenceTimes:
     return out
 
 
-def _item(p: Program, out: ReferenceTimes, submitted: list[int | None], n: int, begin: int | None, rank: int) -> None:
+def _item(p: Program, out: ReferenceTimes, submitted: list[int | None], n: int, begin: int | None) -> None:
     if begin is None or out.item_end[n] is not None:
         return
     after = range(int(p.after_ptr[n]), int(p.after_ptr[n + 1]))
@@ -61,15 +61,16 @@ def _item(p: Program, out: ReferenceTimes, submitted: list[int | None], n: int, 
         return
     start = max([begin + int(p.item_work[n]), *(out.item_end[p.after_item[j]] + int(p.after_lag[j]) for j in after)])
     out.item_start[n] = start
-    cost, queued, depth = int(p.item_cost[n]), int(p.item_queue[n]), int(p.queue_depth[rank])
+    cost, queued, channel = int(p.item_cost[n]), int(p.item_queue[n]), int(p.item_channel[n])
+    depth = int(p.queue_depth[channel]) if channel >= 0 else 0
     end, enters = start + cost, start
     if queued >= depth > 0:
-        low = int(p.queue_ptr[rank])
-        ends = [out.kernel_end[k] for k in p.queue_kernel[low:low + queued]]
+        # What leaves room for it: the first of the entries before it, so that depth - 1 are left.
+        low = int(p.queue_ptr[channel])
+        ends = [out.kernel_end[k] for k in p.queue_kernel[low:low + queued - depth + 1]]
         if None in ends:
             return
-        # At most depth - 1 of the earlier entries may be unfinished.
-        freed = sorted(ends)[queued - depth]
+        freed = max(ends)
         end, enters = max(end, freed + int(p.item_return[n])), max(start, freed)
     submitted[n] = enters
     waits = range(int(p.wait_ptr[n]), int(p.wait_ptr[n + 1]))
@@ -172,6 +173,7 @@ class Draft:
             item_kind=column([ItemKind.CALL] * len(items), np.int8), item_row=column([-1] * len(items), np.int32),
             item_work=column([i.work for i in items]), item_cost=column([i.cost for i in items]),
             item_external=column([i.external for i in items]), item_queue=column([i.queue for i in items]),
+            item_channel=column([self.thread_rank[i.thread] if i.queue >= 0 else -1 for i in items]),
             item_return=column([i.returns for i in items]),
             after_ptr=pointer([len(i.after) for i in items]),
             after_item=column([item_at[a] for i in items for a, _ in i.after]),

@@ -140,40 +140,74 @@ def test_full_queue(tmp_path: Path) -> None:
 
 
 def test_full_queue_with_graphs_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eleven graphs in flight take 9 entries each, so launches block at 1022 - 99 = 923.
+    """Blocks of a graph of 9 entries, whose kernel takes 908, and 91 launches: 100 entries of 101 each on the device.
 
-        streams 20-30   ################ two graph kernels of 150,000 each ################
-        stream 7             #100#.#100#.#100#. ...
-        calls    GGGGGGGGGGG |5| 55 |5| ...               |=== blocked: entry n - 923 ===|
+        calls     |G|  |L|  |L| ... 91 of them |G|  |L| ...        |=== blocked: entry b - 1022 ===|
+        stream 7       ####### 908 #######.#100#.#100#. ...
 
-    Launch n follows the graphs from t1 = 1100 of the step; kernel i ends at t1 + 165 + 101 i. The last call, 3499,
-    returns at 171 + 101 * (3499 - 923) = 260,347 after t1; the step ends 4 later: 261,451.
-    Were the graphs done at once, their 99 entries would be free: the call waits for entry 3499 - 1022, 99 kernels
-    earlier: 261,451 - 99 * 101 = 251,452.
+    Entry e of a launch ends at 165 + 101 e, all entries of a graph with its last one. The last of 40 blocks ends with a
+    launch before which b = 3999 entries were submitted; it waits for entry 2977, a launch (place 77 of its block), and
+    returns 6 after its end: 165 + 101 * 2977 + 6 = 300,848. The step ends 5 later.
+    Were the graphs' kernels done in 1, the first launch, which returns at 120, would begin at 125 rather than behind
+    the graph at 67. A block would take 91 * 101 + 2 = 9193 and entry 2977 would end after 29 blocks, the graph's 2 and 69
+    launches: 65 + 58 + 29 * 9193 + 2 + 69 * 101 - 1 = 273,690. The step would take 273,701.
     """
     trace = Micro().calibrate()
-    t0, t1 = 1000, 2100
-    for g in range(11):
-        at = t0 + 100 * g
-        trace.launch(at, 20, kernels=[(20 + g, at + 25, 150_000), (20 + g, at + 150_026, 150_000)],
-                     call="cudaGraphLaunch", name="graph_node")
-    end = t1
-    for n in range(3500):
+    t0, end, before = 1000, 1000, 0
+    ends: list[int] = []
+    for call in range(40 * 92):
+        graph = call % 92 == 0
         start = end + 55
-        end = max(start + 5, t1 + 171 + 101 * (n - 923))
-        trace.launch(start, end - start, (7, t1 + 65 + 101 * n, 100))
-    trace.step(t0, end + 4, 1)
-    graph = trace.read(tmp_path)
-    result = closes(graph)
+        end = max(start + 5, ends[before - 1022] + 6 if before >= 1022 else 0)
+        begins, length, taken = t0 + 65 + 101 * before, 908 if graph else 100, 9 if graph else 1
+        trace.launch(start, end - start, (7, begins, length), call="cudaGraphLaunch" if graph else "cudaLaunchKernel",
+                     name="graph_node" if graph else "gemm")
+        ends += [begins + length] * taken
+        before += taken
+    trace.step(t0, end + 5, 1)
+    graph_ = trace.read(tmp_path)
+    result = closes(graph_)
     assert result.built.reports[0].queue_depth == 1022
-    assert step_us(result, "1") == 261_451
-    graph_kernels = {int(k): 1.0 for k in np.nonzero(graph.kernels.stream >= 20)[0]}
-    assert step_us(with_kernels(result, graph_kernels), "1") == 251_452
-    # With one entry a graph the replay closes just as well, at a depth of 934: a playback. The what-if tells.
+    assert step_us(result, "1") == 300_853
+    nodes = {int(k): 1.0 for k in np.nonzero(graph_.kernels.name == graph_.strings.index("graph_node"))[0]}
+    assert step_us(with_kernels(result, nodes), "1") == 273_701
+    # With one entry a graph there would be as many graphs and launches in flight, and a depth that no device has.
     monkeypatch.setattr(launch_queue, "ENTRIES_PER_GRAPH", 1)
-    mutant = closes(graph)
-    assert mutant.built.reports[0].queue_depth == 923 + 11
-    assert step_us(with_kernels(mutant, graph_kernels), "1") == 261_451 - 11 * 101
+    assert build_program([graph_]).reports[0].queue_depth in (1022 - 8 * 10, 1022 - 8 * 11)
+
+
+def two_queues() -> Micro:
+    trace = Micro().calibrate()
+    t0, end, busy = 1000, 1000.0, 0.0
+    for n in range(4000):
+        if n % 40 == 0:
+            trace.launch(end + 55, 5, (20, max(end + 65, busy + 1), 3000))
+            busy = max(end + 65, busy + 1) + 3000
+            end += 60
+        start = end + 55
+        end = max(start + 5, t0 + 225 + 101 * (n - 1022) + 6)
+        trace.launch(start, end - start, (7, t0 + 125 + 101 * n, 100))
+    trace.step(1000, end + 5, 1)
+    return trace
+
+
+def test_each_stream_has_a_queue(tmp_path: Path) -> None:
+    """Every 40th call another stream gets a kernel of 3000; a launch waits for entries of its own stream only.
+
+        calls     |5| 55 |5| 55 ...  |=== blocked: entry n - 1022 of stream 7 ===|
+        stream 7       #####100#####.#####100#####. ...
+        stream 20      ################# 3000 #################. ...   (7 to 25 more outstanding)
+
+    The last call, 3999, returns at 225 + 101 * 2977 + 6 = 300,908; the step ends 5 later. With kernels of stream 7
+    half as long, 51 an entry, the queue is never full: 4100 calls of 60, and 5.
+    """
+    graph = two_queues().read(tmp_path)
+    result = closes(graph)
+    report = result.built.reports[0]
+    assert (report.queue_depth, report.queue_source, report.queue_shared) == (1022, "measured", False)
+    assert step_us(result, "1") == 300_913
+    halved = {int(k): 50.0 for k in np.nonzero(graph.kernels.stream == 7)[0]}
+    assert step_us(with_kernels(result, halved), "1") == 4100 * 60 + 5
 
 
 def test_zero_size_memset(tmp_path: Path) -> None:
