@@ -149,8 +149,8 @@ def test_full_queue_with_graphs_in_flight(tmp_path: Path, monkeypatch: pytest.Mo
     launch before which b = 3999 entries were submitted; it waits for entry 2977, a launch (place 77 of its block), and
     returns 6 after its end: 165 + 101 * 2977 + 6 = 300,848. The step ends 5 later.
     Were the graphs' kernels done in 1, the first launch, which returns at 120, would begin at 125 rather than behind
-    the graph at 67. A block would take 91 * 101 + 2 = 9193 and entry 2977 would end after 29 blocks, the graph's 2 and 69
-    launches: 65 + 58 + 29 * 9193 + 2 + 69 * 101 - 1 = 273,690. The step would take 273,701.
+    the graph at 67. A block would take 91 * 101 + 2 = 9193 and entry 2977 would end after 29 blocks, the graph's 2 and
+    69 launches: 65 + 58 + 29 * 9193 + 2 + 69 * 101 - 1 = 273,690. The step would take 273,701.
     """
     trace = Micro().calibrate()
     t0, end, before = 1000, 1000, 0
