@@ -1,7 +1,12 @@
 """What blocking calls wait for, and the cost that is theirs when nothing has to be waited for.
 
-A call's recorded duration is kept only when it did not block. A call that blocked keeps a base cost (the median of
-its unblocked peers by name) and returns a constant lag after the work it waited for.
+Call by call, what the device was doing tells the two apart. A call that returned just after the end of the work it
+waited for did nothing of its own: it keeps a base cost (the median of its unblocked peers by name) and returns a constant
+lag after that work. One that went on for longer did its own work then, as freeing memory does, which takes as long as it
+took whatever it waited for before::
+
+    call      |== waits ==|lag|                    call      |== waits ==|== own work, kept as recorded ==|
+    stream    ### work ###                         stream    ### work ###
 """
 
 from __future__ import annotations
@@ -63,15 +68,22 @@ def infer_host_waits(view: RankView, constants: LaunchConstants) -> HostWaits:
     cost = calls.duration_ns.copy()
     lags: dict[str, list[int]] = {}
     blocked_calls: list[tuple[int, str]] = []
+    own_work: dict[int, int] = {}
     for call, found in waits.items():
         last = max(int(view.k_end[k]) for k in found)
+        own = int(view.c_end[call]) - max(last, int(calls.start_ns[call]))
+        if own > RETURNS_WITHIN_NS:
+            own_work[call] = cost[call] = own
         if last > calls.start_ns[call]:
             name = view.call_name(call)
             blocked_calls.append((call, name))
-            lags.setdefault(name, []).append(int(view.c_end[call]) - last)
+            if call not in own_work:
+                lags.setdefault(name, []).append(int(view.c_end[call]) - last)
     constants.returns = {name: int(np.median(values)) for name, values in lags.items()}
     blocked = {call for call, _ in blocked_calls}
     for call, name in blocked_calls:
+        if call in own_work:
+            continue
         if name not in constants.base_cost:
             peers = np.nonzero(calls.name == calls.name[call])[0]
             free = [int(calls.duration_ns[p]) for p in peers.tolist() if p not in blocked]
@@ -87,6 +99,7 @@ def infer_host_waits(view: RankView, constants: LaunchConstants) -> HostWaits:
     if len(call_of):
         lag_of = np.where(np.isin(call_of, list(blocked)), lag_of,
                           np.minimum(lag_of, view.c_end[call_of] - view.k_end[kernel_of]))
+        lag_of = np.array([own_work.get(int(c), lag) for c, lag in zip(call_of, lag_of, strict=True)], np.int64)
     behind = _behind_the_stream(view)
     cost[view.k_call[behind]] = feeding = (view.k_call_end - view.k_end[view.k_previous])[behind]
     call_of = np.concatenate([call_of, view.k_call[behind]])
@@ -94,10 +107,11 @@ def infer_host_waits(view: RankView, constants: LaunchConstants) -> HostWaits:
     lag_of = np.concatenate([lag_of, feeding])
     long_syncs = (calls.kind == LaunchKind.BLOCKING_SYNC) & (calls.parent == NONE) & (
         calls.duration_ns > FREE_SYNC_NS)
-    alone = [int(c) for c in np.nonzero(long_syncs)[0] if int(c) not in blocked]
-    beyond = calls.duration_ns[alone] - FREE_SYNC_NS if alone else np.zeros(0, np.int64)
+    # A call that only waits has no work of its own: what no kernel's end explains it waited for, or did, unseen.
+    alone = [int(c) for c in np.nonzero(long_syncs)[0] if int(c) not in blocked or int(c) in own_work]
+    beyond = np.array([own_work.get(c, int(calls.duration_ns[c])) - FREE_SYNC_NS for c in alone], np.int64)
     return HostWaits(call=call_of, kernel=kernel_of, lag=lag_of, cost=cost, blocked=len(blocked) + len(behind),
-                     unexplained_ns=int(beyond.sum()))
+                     unexplained_ns=int(np.maximum(beyond, 0).sum()))
 
 
 def _behind_the_stream(view: RankView) -> Int64:

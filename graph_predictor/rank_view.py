@@ -67,7 +67,7 @@ def view_rank(graph: ExecutionGraph) -> RankView:
     in_graph = np.zeros(len(kernels), np.bool_)
     if len(calls):
         in_graph = launched & (calls.kind[kernels.launch] == LaunchKind.GRAPH)
-    in_call, staged = _copies(graph, launched)
+    in_call, staged = _copies(graph, launched, k_call_end)
     pairs, index = _streams(kernels.device, kernels.stream)
     # Kernels of one call (a CUDA graph) keep their device order; orphans were launched before everything else.
     by_launch = np.lexsort((kernels.start_ns, k_call_start))
@@ -125,12 +125,13 @@ def running_maximum(group: Int32, value: Int64) -> Int64:
     return result
 
 
-def _copies(graph: ExecutionGraph, launched: npt.NDArray[np.bool_]) -> tuple[
+def _copies(graph: ExecutionGraph, launched: npt.NDArray[np.bool_], call_end: Int64) -> tuple[
         npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Copies their own call waits for (to pageable memory, or a synchronous copy call), and staged copies.
 
-    A large copy *from* pageable memory is staged by the call piece by piece: the copy ends when the call has staged
-    the last piece. A small one is staged first and launched like any other.
+    A large copy *from* pageable memory is staged by the call piece by piece: the copy runs during the call and ends when
+    the call has staged the last piece. One that began after its call had returned was staged before, all of it, and
+    launched like any other, as a small one is.
     """
     kernels = graph.kernels
     none = np.zeros(len(kernels), np.bool_)
@@ -144,4 +145,5 @@ def _copies(graph: ExecutionGraph, launched: npt.NDArray[np.bool_]) -> tuple[
     by_call[copies] = blocking[graph.launches.name[kernels.launch[copies]]]
     in_call = copies & (to_host[kernels.name] | by_call)
     staged = copies & ~in_call & from_host[kernels.name] & (kernels.bytes > STAGED_BYTES)
+    staged &= kernels.start_ns < call_end
     return in_call, staged
