@@ -1,9 +1,9 @@
 """What blocking calls wait for, and the cost that is theirs when nothing has to be waited for.
 
 Call by call, what the device was doing tells the two apart. A call that returned just after the end of the work it
-waited for did nothing of its own: it keeps a base cost (the median of its unblocked peers by name) and returns a constant
-lag after that work. One that went on for longer did its own work then, as freeing memory does, which takes as long as it
-took whatever it waited for before::
+waited for did nothing of its own: it keeps a base cost (the median of its unblocked peers by name) and returns a
+constant lag after that work. One that went on for longer did its own work then, as freeing memory does, which takes as
+long as it took whatever it waited for before::
 
     call      |== waits ==|lag|                    call      |== waits ==|== own work, kept as recorded ==|
     stream    ### work ###                         stream    ### work ###

@@ -129,9 +129,9 @@ def _copies(graph: ExecutionGraph, launched: npt.NDArray[np.bool_], call_end: In
         npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Copies their own call waits for (to pageable memory, or a synchronous copy call), and staged copies.
 
-    A large copy *from* pageable memory is staged by the call piece by piece: the copy runs during the call and ends when
-    the call has staged the last piece. One that began after its call had returned was staged before, all of it, and
-    launched like any other, as a small one is.
+    A large copy *from* pageable memory is staged by the call piece by piece: the copy runs during the call and ends
+    when the call has staged the last piece. One that began after its call had returned was staged before, all of it,
+    and launched like any other, as a small one is.
     """
     kernels = graph.kernels
     none = np.zeros(len(kernels), np.bool_)
