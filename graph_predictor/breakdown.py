@@ -14,14 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from graph_predictor.critical_path import Bound, critical_path, window_path
+from graph_predictor.critical_path import Bound, Causes, critical_path, window_path
+from graph_predictor.deciding import StreamEnds, decides
 from graph_predictor.host_time import exclusive_time, operation_of, split, waits
 from graph_predictor.path_attribution import attribute_path, bound_sums
-from graph_predictor.program import Int64
+from graph_predictor.program import Int32, Int64
 from graph_predictor.replay import WINDOW, Replay, ReplayedStep
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, ExecutionGraph, OpKind
 
+_CALLS, _HOST, _WAITING, _GPU = range(4)
 OUTSIDE = "outside any op"
 """Name of host time in no operation: Python, the framework's own code, the profiler; and of what it launched."""
 NO_LAUNCH = "launch not recorded"
@@ -108,13 +110,15 @@ class Totals:
 
 @dataclass(slots=True)
 class StepBreakdown:
-    """One step of one rank, ns. The bounds, and the path's entries, add up to ``simulated_ns``."""
+    """One step of one rank, ns. The bounds, and the path's entries, add up to ``simulated_ns``; ``bound`` is what
+    decides steps like it, as ``predict`` has it (see ``deciding``)."""
 
     rank: int
     name: str
     measured_ns: int
     simulated_ns: int
     totals: Totals
+    bound: str
 
 
 @dataclass(slots=True)
@@ -133,7 +137,7 @@ class Breakdown:
         return {
             "steps": [
                 {"rank": s.rank, "step": s.name, "measured_us": s.measured_ns / 1e3,
-                 "simulated_us": s.simulated_ns / 1e3, **s.totals.to_json(top)} for s in self.steps],
+                 "simulated_us": s.simulated_ns / 1e3, "bound": s.bound, **s.totals.to_json(top)} for s in self.steps],
             "notes": self.notes,
         }
 
@@ -152,11 +156,12 @@ def breakdown(replay: Replay, *, step: str | None = None) -> Breakdown:
     positions = {(g.meta.rank if g.meta.rank >= 0 else i): i for i, g in enumerate(graphs)}
     chosen = choose_steps(replay.steps, step)
     ranks: dict[int, _Rank] = {}
+    causes = Causes(replay.program, replay.simulated, [g.kernels.kind for g in graphs])
     steps = []
     for one in chosen:
         position = positions[one.rank]
         if position not in ranks:
-            ranks[position] = _Rank(replay, position)
+            ranks[position] = _Rank(replay, position, causes)
         steps.append(ranks[position].step(one))
     notes = list(replay.notes)
     if not len(replay.program.kernel_item):
@@ -196,17 +201,24 @@ def choose_steps(steps: list[ReplayedStep], wanted: str | None) -> list[Replayed
 
 
 class _Rank:
-    """What all steps of one rank share."""
+    """What all steps of one rank share; a step then takes as long as its own events."""
 
-    def __init__(self, replay: Replay, position: int) -> None:
+    def __init__(self, replay: Replay, position: int, causes: Causes) -> None:
         built = replay.built
-        self.replay, self.position = replay, position
+        self.replay, self.position, self.causes = replay, position, causes
         self.graph: ExecutionGraph = built.graphs[position]
         self.host = exclusive_time(self.graph)
         self.waits = waits(built.program, position, built.thread_number, built.clock_ns[position])
         self.operation = np.append(operation_of(self.graph), NONE)
         low, high = int(replay.program.kernel_ptr[position]), int(replay.program.kernel_ptr[position + 1])
         self.kernel_ns = (replay.simulated.kernel_end - replay.simulated.kernel_start)[low:high]
+        self.ends = StreamEnds(self.graph, low)
+        ops, kernels = self.graph.ops, self.graph.kernels
+        self.ops_of = _ByStep(np.where(ops.kind == OpKind.OPERATION, ops.step, NONE))
+        self.kernels_of = _ByStep(kernels.step)
+        self.modules = bool((ops.module >= 0).any())
+        orphans = np.flatnonzero(kernels.launch < 0)
+        self.orphans = orphans[np.argsort(kernels.start_ns[orphans], kind="stable")]
 
     def step(self, step: ReplayedStep) -> StepBreakdown:
         replay, graph = self.replay, self.graph
@@ -217,12 +229,15 @@ class _Rank:
             row = int(replay.program.item_row[step.begin_item])
             start = int(graph.steps.start_ns[row])
             end, thread = start + int(graph.steps.duration_ns[row]), int(graph.steps.thread[row])
-            path = critical_path(replay.program, replay.simulated, replay.graphs, step.begin_item, step.end_item)
-        pieces = attribute_path(replay, path, self.position, self.host)
+            path = critical_path(replay.program, replay.simulated, replay.graphs, step.begin_item, step.end_item,
+                                 causes=self.causes)
+        pieces = attribute_path(replay, path, self.position, self.host, self.operation)
         entries = self._path_entries(pieces.bound, pieces.op, pieces.kernel, pieces.ns)
         operations, modules = self._host_views(row, start, end, thread)
         totals = Totals(bound_sums(path), entries, operations, modules, self._kernels(row, start, end))
-        return StepBreakdown(step.rank, step.name, step.measured_ns, step.replayed_ns, totals)
+        bounds = {bound.label: float(ns) for bound, ns in totals.bounds.items()}
+        return StepBreakdown(step.rank, step.name, step.measured_ns, step.replayed_ns, totals,
+                             decides(replay, step, self.ends, bounds, self.causes))
 
     def _path_entries(self, bound: np.ndarray, op: Int64, kernel: Int64, ns: Int64) -> list[PathEntry]:
         graph = self.graph
@@ -247,43 +262,47 @@ class _Rank:
         blocked = split(own, waiting.thread, waiting.start_ns, waiting.end_ns)
         # Two more slots: one for what is in no operation, one for device work whose launch is unknown.
         nowhere, unknown = len(ops), len(ops) + 1
-        calls, host_ns, waiting_ns, gpu_ns = (np.zeros(len(ops) + 2, np.int64) for _ in range(4))
-        np.add.at(host_ns, own.op, own.end_ns - own.start_ns)
+        own_ns = own.end_ns - own.start_ns
         inside = blocked.op >= 0
-        np.add.at(host_ns, blocked.op[inside], -blocked.ns[inside])
-        np.add.at(waiting_ns, blocked.op[inside], blocked.ns[inside])
+        found = [(own.op, _HOST, own_ns), (blocked.op[inside], _HOST, -blocked.ns[inside]),
+                 (blocked.op[inside], _WAITING, blocked.ns[inside])]
         if thread >= 0:
             # Outside any operation only the step's own thread counts: others are idle there.
-            mine = own.thread == thread
             outside = (waiting.thread[blocked.query] == thread) & ~inside
-            waiting_ns[nowhere] = blocked.ns[outside].sum()
-            host_ns[nowhere] = end - start - (own.end_ns - own.start_ns)[mine].sum() - waiting_ns[nowhere]
+            waited = int(blocked.ns[outside].sum())
+            rest = end - start - int(own_ns[own.thread == thread].sum()) - waited
+            at = np.array([nowhere])
+            found += [(at, _WAITING, np.array([waited])), (at, _HOST, np.array([rest]))]
         kernels = self._in_step(row, start, end)
         launched_by = self.operation[graph.kernels.op[kernels]]
         launched_by[launched_by < 0] = nowhere
         launched_by[graph.kernels.launch[kernels] < 0] = unknown
-        np.add.at(gpu_ns, launched_by, self.kernel_ns[kernels])
-        calls[:nowhere] = (ops.kind == OpKind.OPERATION) & ((ops.step == row) | (row < 0))
+        called = np.flatnonzero(ops.kind == OpKind.OPERATION) if row < 0 else self.ops_of.rows(row)
+        found += [(launched_by, _GPU, self.kernel_ns[kernels]), (called, _CALLS, np.ones(len(called), np.int64))]
+        op = np.concatenate([each[0] for each in found]).astype(np.int64)
+        what = np.repeat([each[1] for each in found], [len(each[0]) for each in found])
+        ns = np.concatenate([each[2] for each in found]).astype(np.int64)
+        known = op < nowhere
         tables: list[list[tuple[str, list[int]]]] = []
         for column in (ops.name, ops.module):
-            keys, place = np.unique(np.append(column, [NONE, NONE - 1]), return_inverse=True)
+            code = np.where(known, NONE, nowhere - op + NONE).astype(np.int64)
+            code[known] = column[op[known]]
+            keys, place = np.unique(code, return_inverse=True)
             sums = np.zeros((4, len(keys)), np.int64)
-            for values, into in zip((calls, host_ns, waiting_ns, gpu_ns), sums, strict=True):
-                np.add.at(into, place.reshape(-1), values)
+            np.add.at(sums, (what, place.reshape(-1)), ns)
             used = sums.any(axis=0)
             tables.append([(graph.string(k) if k >= 0 else {NONE: "", NONE - 1: NO_LAUNCH}[k], values)
                            for k, values in zip(keys[used].tolist(), sums[:, used].T.tolist(), strict=True)])
         by_name, by_module = tables
-        modules = [ModuleTime(n, *values) for n, values in by_module] if (ops.module >= 0).any() else []
+        modules = [ModuleTime(n, *values) for n, values in by_module] if self.modules else []
         return _largest([OperationTime(n or OUTSIDE, *values) for n, values in by_name]), _largest(modules)
 
     def _in_step(self, row: int, start: int, end: int) -> Int64:
         """Device work launched in a step; orphans count where they started."""
-        kernels = self.graph.kernels
         if row < 0:
-            return np.arange(len(kernels))
-        orphan = (kernels.launch < 0) & (kernels.start_ns >= start) & (kernels.start_ns < end)
-        return np.nonzero((kernels.step == row) | orphan)[0]
+            return np.arange(len(self.graph.kernels))
+        low, high = np.searchsorted(self.graph.kernels.start_ns[self.orphans], (start, end))
+        return np.union1d(self.kernels_of.rows(row), self.orphans[low:high])
 
     def _kernels(self, row: int, start: int, end: int) -> list[KernelTime]:
         rows = self._in_step(row, start, end)
@@ -292,6 +311,19 @@ class _Rank:
         np.add.at(sums, place.reshape(-1), self.kernel_ns[rows])
         return _largest_kernels(
             (self.graph.string(k), int(c), int(s)) for k, c, s in zip(keys.tolist(), count, sums, strict=True))
+
+
+class _ByStep:
+    """Rows by the step they are in, found without looking at those of other steps."""
+
+    def __init__(self, step: Int32) -> None:
+        self.order = np.argsort(step, kind="stable")
+        self.sorted = step[self.order]
+
+    def rows(self, step: int) -> Int64:
+        """Rows of one step, in order."""
+        low, high = np.searchsorted(self.sorted, (step, step + 1))
+        return self.order[low:high]
 
 
 def _host_json(entry: OperationTime | ModuleTime) -> dict[str, Any]:

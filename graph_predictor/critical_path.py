@@ -66,7 +66,27 @@ class Path:
         return {b.label: int(sums[b]) for b in Bound}
 
 
-def critical_path(program: Program, simulated: Simulated, graphs: list[ExecutionGraph], begin: int, end: int) -> Path:
+class Causes:
+    """What a walk looks up of a simulated program, made once for any number of walks.
+
+    Args:
+        program: What was simulated.
+        simulated: Its times.
+        kinds: ``KernelKind`` of the program's kernels, an array a rank.
+    """
+
+    def __init__(self, program: Program, simulated: Simulated, kinds: list[Int8]) -> None:
+        self.program, self.simulated = program, simulated
+        self.first_item = set(program.thread_ptr[:-1].tolist())
+        self.last_special = _last_special(program, simulated)
+        self.bound_of_kernel = _kernel_bounds(kinds)
+        # Of kernels that only waited for the one before on their stream, that one; Python's lists are walked faster.
+        waited = (simulated.kernel_cause == _KERNEL_STREAM) & (program.kernel_group < 0)
+        self.before: list[int] = np.where(waited, simulated.kernel_source, -1).tolist()
+
+
+def critical_path(program: Program, simulated: Simulated, graphs: list[ExecutionGraph], begin: int, end: int, *,
+                  causes: Causes | None = None) -> Path:
     """Walk back from item ``end`` to the time of item ``begin`` (both items of one thread).
 
     Args:
@@ -75,9 +95,10 @@ def critical_path(program: Program, simulated: Simulated, graphs: list[Execution
         graphs: The job's graphs, one a rank of the program.
         begin: Item of the step's begin.
         end: Item of the step's end.
+        causes: Of the program, where paths of several steps are wanted.
     """
-    walk = _Walk(program, simulated, _kinds(graphs), int(simulated.item_end[begin]), int(simulated.item_end[end]))
-    return walk.run(("item", end))
+    causes = causes or Causes(program, simulated, _kinds(graphs))
+    return _Walk(causes, int(simulated.item_end[begin]), int(simulated.item_end[end])).run(("item", end))
 
 
 def window_path(program: Program, simulated: Simulated, graphs: list[ExecutionGraph], rank: int) -> Path:
@@ -94,10 +115,10 @@ def window_path(program: Program, simulated: Simulated, graphs: list[ExecutionGr
     starts = np.concatenate([simulated.item_start[items], simulated.kernel_start[kernels]])
     ends = np.concatenate([simulated.item_end[items], simulated.kernel_end[kernels]])
     if not len(ends):
-        return _Walk(program, simulated, _kinds(graphs), 0, 0).run(None)
+        return _Walk(Causes(program, simulated, _kinds(graphs)), 0, 0).run(None)
     last = int(np.argmax(ends))
     at = ("item", int(items[last])) if last < len(items) else ("kernel", int(kernels[last - len(items)]))
-    return _Walk(program, simulated, _kinds(graphs), int(starts.min()), int(ends[last])).run(at)
+    return _Walk(Causes(program, simulated, _kinds(graphs)), int(starts.min()), int(ends[last])).run(at)
 
 
 def _kinds(graphs: list[ExecutionGraph]) -> list[Int8]:
@@ -105,7 +126,7 @@ def _kinds(graphs: list[ExecutionGraph]) -> list[Int8]:
 
 
 def path_back(program: Program, simulated: Simulated, kinds: list[Int8], at: tuple[str, int], stop_ns: int, *,
-              across: bool = False) -> Path:
+              across: bool = False, causes: Causes | None = None) -> Path:
     """Walk back from the end of any item or kernel to a time.
 
     Args:
@@ -115,25 +136,21 @@ def path_back(program: Program, simulated: Simulated, kinds: list[Int8], at: tup
         at: ("item" or "kernel", row) where the path ends.
         stop_ns: Where it begins, on the simulated clock.
         across: At a collective go on with the rank that arrived last, rather than wait for it.
+        causes: Of the program, where several paths are wanted.
     """
     end = simulated.item_end[at[1]] if at[0] == "item" else simulated.kernel_end[at[1]]
-    return _Walk(program, simulated, kinds, stop_ns, int(end), across).run(at)
+    return _Walk(causes or Causes(program, simulated, kinds), stop_ns, int(end), across).run(at)
 
 
 class _Walk:
     """State of one walk: the current time and the segments found so far, last first: ``parts``, then ``segments``."""
 
-    def __init__(self, program: Program, simulated: Simulated, kinds: list[Int8], stop: int, time: int,
-                 across: bool = False) -> None:
-        self.p, self.s, self.stop, self.time, self.across = program, simulated, stop, time, across
-        self.first_item = set(program.thread_ptr[:-1].tolist())
+    def __init__(self, causes: Causes, stop: int, time: int, across: bool = False) -> None:
+        self.p, self.s, self.stop, self.time, self.across = causes.program, causes.simulated, stop, time, across
+        self.first_item, self.last_special = causes.first_item, causes.last_special
+        self.bound_of_kernel, self.before = causes.bound_of_kernel, causes.before
         self.segments: list[tuple[int, int, int, int, int, bool]] = []
         self.parts: list[Int64] = []
-        self.last_special = self._last_special()
-        self.bound_of_kernel = _kernel_bounds(kinds)
-        # Of kernels that only waited for the one before on their stream, that one; Python's lists are walked faster.
-        waited = (simulated.kernel_cause == _KERNEL_STREAM) & (program.kernel_group < 0)
-        self.before = np.where(waited, simulated.kernel_source, -1).tolist()
 
     def run(self, at: tuple[str, int] | None) -> Path:
         """Follow the causes from an item or kernel until the stop time."""
@@ -170,15 +187,6 @@ class _Walk:
         if start < self.time:
             self.segments.append((start, self.time, int(bound), item, kernel, is_work))
             self.time = start
-
-    def _last_special(self) -> Int64:
-        """For each item the last one up to it that is more than its thread going on: the first, or one that waited."""
-        p, s = self.p, self.s
-        special = np.isin(s.item_end_cause, (_END_KERNEL, _END_QUEUE, _END_EXTERNAL))
-        special |= s.item_start_cause == _START_OTHER_THREAD
-        special[p.thread_ptr[:-1][np.diff(p.thread_ptr) > 0]] = True
-        return np.maximum.accumulate(np.where(special, np.arange(len(special)), -1)) if len(special) else np.zeros(
-            0, np.int64)
 
     def _plain(self, first: int, last: int) -> tuple[str, int]:
         """``_item`` of many items that follow one another on a thread, last to first."""
@@ -282,6 +290,15 @@ class _Walk:
 
     def _bound(self, k: int) -> Bound:
         return Bound(int(self.bound_of_kernel[k]))
+
+
+def _last_special(p: Program, s: Simulated) -> Int64:
+    """For each item the last one up to it that is more than its thread going on: the first, or one that waited."""
+    special = np.isin(s.item_end_cause, (_END_KERNEL, _END_QUEUE, _END_EXTERNAL))
+    special |= s.item_start_cause == _START_OTHER_THREAD
+    special[p.thread_ptr[:-1][np.diff(p.thread_ptr) > 0]] = True
+    return np.maximum.accumulate(np.where(special, np.arange(len(special)), -1)) if len(special) else np.zeros(
+        0, np.int64)
 
 
 def _kernel_bounds(kinds: list[Int8]) -> Int64:

@@ -10,6 +10,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -17,7 +19,7 @@ from graph_predictor.program import Int32, Int64, ItemKind, Program
 from tracer.graph import NONE, ExecutionGraph, OpKind
 
 
-@dataclass(slots=True)
+@dataclass
 class HostTime:
     """Disjoint intervals sorted by (thread, start), ns of the rank's window; ``op`` is the innermost operation."""
 
@@ -27,10 +29,33 @@ class HostTime:
     op: Int64
 
     def between(self, start: int, end: int) -> HostTime:
-        """The intervals cut to [start, end)."""
-        low, high = np.maximum(self.start_ns, start), np.minimum(self.end_ns, end)
-        kept = low < high
-        return HostTime(self.thread[kept], low[kept], high[kept], self.op[kept])
+        """The intervals cut to [start, end). Takes as long as there are threads and intervals in there."""
+        found = []
+        for first, last in self._threads:
+            low = first + int(np.searchsorted(self._latest_end[first:last], start, side="right"))
+            found.append(np.arange(low, first + int(np.searchsorted(self.start_ns[first:last], end, side="left"))))
+        rows = np.concatenate([np.zeros(0, np.int64), *found])
+        rows = rows[self.end_ns[rows] > start]
+        return HostTime(self.thread[rows], np.maximum(self.start_ns[rows], start), np.minimum(self.end_ns[rows], end),
+                        self.op[rows])
+
+    @classmethod
+    def ordered(cls, thread: Int64, start_ns: Int64, end_ns: Int64, op: Int64) -> HostTime:
+        """Intervals given in any order."""
+        order = np.lexsort((start_ns, thread))
+        return cls(thread[order], start_ns[order], end_ns[order], op[order])
+
+    @cached_property
+    def _threads(self) -> list[tuple[int, int]]:
+        """First row and end of each thread's intervals."""
+        bounds = np.concatenate([[0], np.flatnonzero(np.diff(self.thread)) + 1, [len(self.thread)]])
+        return [(low, high) for low, high in pairwise(bounds.tolist()) if low < high]
+
+    @cached_property
+    def _latest_end(self) -> Int64:
+        """The latest end of a thread's intervals up to each."""
+        return np.concatenate([np.zeros(0, np.int64), *(
+            np.maximum.accumulate(self.end_ns[first:last]) for first, last in self._threads)])
 
 
 @dataclass(slots=True)
@@ -145,5 +170,5 @@ def waits(program: Program, rank: int, thread_number: list[int], clock_ns: int) 
     low = np.concatenate([from_before, end - np.maximum(blocked, 0)]) - clock_ns
     high = np.concatenate([start, end]) - clock_ns
     kept = low < high
-    return HostTime(np.concatenate([number, number])[kept].astype(np.int64), low[kept], high[kept],
-                    np.full(int(kept.sum()), NONE, np.int64))
+    return HostTime.ordered(np.concatenate([number, number])[kept].astype(np.int64), low[kept], high[kept],
+                            np.full(int(kept.sum()), NONE, np.int64))

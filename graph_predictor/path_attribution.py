@@ -8,7 +8,7 @@ import numpy as np
 
 from graph_predictor.causes import StartCause
 from graph_predictor.critical_path import Bound, Path
-from graph_predictor.host_time import HostTime, operation_of, split
+from graph_predictor.host_time import HostTime, split
 from graph_predictor.program import Int8, Int64, ItemKind
 from graph_predictor.replay import Replay
 from tracer.graph import NONE
@@ -29,7 +29,7 @@ class PathPieces:
     ns: Int64
 
 
-def attribute_path(replay: Replay, path: Path, rank: int, host: HostTime) -> PathPieces:
+def attribute_path(replay: Replay, path: Path, rank: int, host: HostTime, operation: Int64) -> PathPieces:
     """Tie each piece of a path to an operation.
 
     Args:
@@ -37,12 +37,12 @@ def attribute_path(replay: Replay, path: Path, rank: int, host: HostTime) -> Pat
         path: A path within one rank.
         rank: Position of that rank in the job.
         host: The rank's ``exclusive_time``.
+        operation: Its ``operation_of``, and -1 at the end.
     """
     program, built = replay.program, replay.built
     graph = built.graphs[rank]
     length = path.end_ns - path.start_ns
     first_kernel = int(program.kernel_ptr[rank])
-    operation = np.append(operation_of(graph), NONE)
     kernel = np.where(path.kernel >= 0, path.kernel - first_kernel, NONE)
     op = np.full(len(length), NONE, np.int64)
     with_kernel = kernel >= 0
@@ -57,6 +57,8 @@ def attribute_path(replay: Replay, path: Path, rank: int, host: HostTime) -> Pat
     whole = np.nonzero(~spread)[0]
     rows = np.nonzero(spread)[0]
     thread, low, high = _recorded(replay, path, rows, rank)
+    if len(rows):
+        host = host.between(int(low.min()), int(high.max()))
     pieces = split(host, thread, low, high)
     at = rows[pieces.query]
     # What an edit made longer than it was recorded has no recorded interval, and so no operation.
@@ -77,7 +79,7 @@ def _recorded(replay: Replay, path: Path, rows: Int64, rank: int) -> tuple[Int64
     item = path.item[rows]
     if not len(rows):
         return item, item, item
-    program_thread = program.item_thread()[item]
+    program_thread = np.searchsorted(program.thread_ptr, item, side="right") - 1
     numbers = np.array([*replay.built.thread_number, NONE], np.int64)
     thread = numbers[program_thread] if len(numbers) > len(program.thread_rank) else np.full(len(rows), NONE, np.int64)
     length = path.end_ns[rows] - path.start_ns[rows]

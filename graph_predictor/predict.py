@@ -20,6 +20,7 @@ import numpy as np
 from graph_predictor.build import Built, build_program
 from graph_predictor.damage import damage_notes
 from graph_predictor.parallel.collective_times import CollectiveModel
+from graph_predictor.prediction.closing import Closing, closing
 from graph_predictor.prediction.explain import Explained, explain
 from graph_predictor.prediction.host_pieces import HostPieces, host_pieces
 from graph_predictor.prediction.host_spread import drift, mean_spread, step_totals, unprofiled_stretches
@@ -37,7 +38,7 @@ from graph_predictor.prediction.state import EditedHost, dress, edit_host, host_
 from graph_predictor.prediction.unprofiled import unprofiled, unprofiled_ns
 from graph_predictor.prediction.work import COLLECTIVE, describe_work
 from graph_predictor.program import Float64, Program
-from graph_predictor.replay import REPRODUCIBLE_SHARE, check_recorded
+from graph_predictor.replay import check_recorded
 from graph_predictor.whatif.edit import Edit
 from kernel_models.device import DeviceError, DeviceSpec, resolve_device
 from kernel_models.device import device as device_named
@@ -165,6 +166,13 @@ class Baseline:
         return self._run(edits).prediction(price_per_hour)
 
     @cached_property
+    def closing(self) -> Closing:
+        """What the replay of the recording this rests on misses; of a step by models alone, nothing."""
+        if self.origin is not None:
+            return self.origin.closing
+        return Closing() if self.made_up else closing(self.built, self.cycle)
+
+    @cached_property
     def unlike_measured(self) -> str | None:
         """Why the unedited step is not the measured one, in a sentence; ``None`` if it is, or was never measured.
 
@@ -255,7 +263,7 @@ class _Run:
         host_source = max(scenario.base_host, Source.ANCHORED) if host_changed(scenario) else scenario.base_host
         ranks = [explain(scenario, steady, self.times, host_source, rank) for rank in range(len(steady.at))]
         slowest, step_ns = int(np.argmax(steady.period_ns)), self.step_ns
-        low, high = self._interval(step_ns)
+        low, high = self.baseline.closing.widened(*self._interval(step_ns))
         chosen = ranks[slowest]
         per_rank = [self._rank(rank, explained) for rank, explained in enumerate(ranks)]
         active = max(r.gpu_active_us for r in per_rank)
@@ -356,10 +364,7 @@ class _Run:
             found.append(f"Host time changed by {np.expm1(self.baseline.drift):+.0%} from the first to the last of the "
                          f"{'repeated' if self.scenario.profiled else 'timed'} steps: the machine was changing its "
                          "speed, and steps to come may go on with it.")
-        if any(report.unexplained_share > REPRODUCIBLE_SHARE for report in built.reports):
-            found.append("The recorded GPU timeline is not reproducible (see foretrace replay): kernels' times are "
-                         "not to "
-                         "be trusted.")
+        found += self.baseline.closing.warnings()
         if (unlike := (self.baseline.origin or self.baseline).unlike_measured) is not None:
             found.append(unlike)
         world = max((g.meta.world_size for g in built.graphs), default=1)

@@ -26,6 +26,8 @@ from tracer.graph import SHAPE_ONLY, ExecutionGraph, KernelKind
 
 REPRODUCIBLE_SHARE = 0.005
 """Above this share of unexplained delay, the GPU timeline is said not to be reproducible."""
+INEXACT = 0.01
+"""A replayed step this far from the measured one is reported, and what rests on it widened."""
 WINDOW = "whole window"
 LONGEST_NS = 2.0**60
 """36 years: sums of simulated times stay far from int64's end."""
@@ -58,6 +60,13 @@ class Replay:
     program: Program
     simulated: Simulated
     notes: list[str] = field(default_factory=list)
+    scale_kernels: float = 1.0
+    """Factor on kernel durations: other than 1, steps differ from the measured ones on purpose."""
+
+    @property
+    def inexact(self) -> list[ReplayedStep]:
+        """Steps whose replay is more than 1% off; of a what-if none."""
+        return [s for s in self.steps if abs(s.error) > INEXACT] if self.scale_kernels == 1.0 else []
 
     @property
     def graphs(self) -> list[ExecutionGraph]:
@@ -76,8 +85,13 @@ class Replay:
 
     @property
     def unexplained_share(self) -> float:
-        """The worst rank's delay that no rule explains, as a share of its window."""
-        return max((r.unexplained_share for r in self.built.reports), default=0.0)
+        """The worst rank's delay that no rule explains, as a share of its window; the error of inexact steps is one."""
+        missed: dict[int, int] = {}
+        for step in self.inexact:
+            missed[step.rank] = missed.get(step.rank, 0) + abs(step.replayed_ns - step.measured_ns)
+        shares = [report.unexplained_share + missed.get(_rank_number(graph, at), 0) / max(report.window_ns, 1)
+                  for at, (graph, report) in enumerate(zip(self.graphs, self.built.reports, strict=True))]
+        return max(shares, default=0.0)
 
     @property
     def reproducible(self) -> bool:
@@ -155,7 +169,14 @@ def replay(
     if any(s.name == WINDOW for s in steps):
         notes.append("No steps were found: the whole window is replayed as one. Call prof.step() after each "
                      "iteration to mark them.")
-    return Replay(steps=steps, built=built, program=program, simulated=simulated, notes=notes)
+    result = Replay(steps=steps, built=built, program=program, simulated=simulated, notes=notes,
+                    scale_kernels=scale_kernels)
+    if result.inexact:
+        worst = max(result.inexact, key=lambda s: abs(s.error))
+        result.notes.insert(0, f"{len(result.inexact):,} of {len(steps):,} steps are replayed more than 1% off (most: "
+                            f"{worst.name} of rank {worst.rank}, {worst.error:+.1%}): the rules miss something that "
+                            "decided them, and predictions that rest on them are wider by that.")
+    return result
 
 
 def _contradicted(built: Built) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from graph_predictor.cli.console import Column, Report, count, microseconds, milliseconds, percent, print_json, read
@@ -9,7 +10,7 @@ from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Paths, Step, Top, Window
 
 if TYPE_CHECKING:
-    from graph_predictor.breakdown import Breakdown, ModuleTime, OperationTime
+    from graph_predictor.breakdown import Breakdown, ModuleTime, OperationTime, StepBreakdown
     from graph_predictor.critical_path import Bound
 
 DEFAULT_TOP = 10
@@ -55,6 +56,8 @@ def _report(result: Breakdown, top: int) -> None:
     report.table("Time by bound, ms of each replayed step (critical path)",
                  [Column("rank"), Column("step", name=True), Column("time"),
                   *(Column(_heading(b)) for b in bounds)], rows)
+    report.line()
+    report.line(f"Decided by: {_decided_by(result.steps)}")
     each = "ms" if len(result.steps) == 1 else f"ms a step, mean of {count(steps)} (all ranks)"
 
     time = sum(total.bounds.values())
@@ -77,6 +80,14 @@ def _report(result: Breakdown, top: int) -> None:
                  ([e.kernel, count(e.count / steps), milliseconds(e.total_ns / steps), microseconds(e.mean_ns),
                    percent(e.share)] for e in total.kernels[:top]))
     report.notes(result.notes)
+
+
+def _decided_by(steps: list[StepBreakdown]) -> str:
+    """What decides the steps, and how many of them where it is not one for all."""
+    counts = Counter(step.bound for step in steps)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{name} ({count(number)} of {count(len(steps))} steps)" for name, number in counts.most_common())
 
 
 def _heading(bound: Bound) -> str:

@@ -114,6 +114,7 @@ def _to_json(result: Replay, residuals: bool, scale_kernels: float, notes: list[
              "error": s.error, "free_kernels_us": s.free_kernels_ns / 1e3, "host_bound": host_bound(s)}
             for s in result.steps],
         "median_abs_error": result.median_abs_error, "max_abs_error": result.max_abs_error,
+        "inexact_steps": len(result.inexact),
         "unexplained_share": result.unexplained_share, "reproducible": result.reproducible,
         "kernel_end_p95_share": kernel_end_p95_share(result, scale_kernels), "scale_kernels": scale_kernels,
         "left_out": result.built.left_out, "residuals": residuals, "gpu_work": bool(len(result.program.kernel_item)),

@@ -65,9 +65,10 @@ class RankSteps:
                                & (program.item_kind == ItemKind.CALL))
         number = np.array([*built.thread_number, NONE], np.int64)[thread[calls]]
         start = program.recorded_item_start[calls] - built.clock_ns[self.position]
-        return HostTime(np.concatenate([blocked.thread, number]), np.concatenate([blocked.start_ns, start]),
-                        np.concatenate([blocked.end_ns, start + program.item_cost[calls]]),
-                        np.full(len(blocked.op) + len(calls), NONE, np.int64))
+        return HostTime.ordered(
+            np.concatenate([blocked.thread, number]), np.concatenate([blocked.start_ns, start]),
+            np.concatenate([blocked.end_ns, start + program.item_cost[calls]]),
+            np.full(len(blocked.op) + len(calls), NONE, np.int64))
 
     def row(self, step: ReplayedStep) -> int:
         """The step's row, -1 for the whole window."""
@@ -112,7 +113,7 @@ class RankSteps:
         unit_resource, unit_place = self._units(tree, place, places)
         labelled = HostTime(self.cover.thread, self.cover.start_ns, self.cover.end_ns,
                             operations + np.arange(len(self.cover.op)))
-        pieces = attribute_path(replay, path, self.position, labelled)
+        pieces = attribute_path(replay, path, self.position, labelled, self.nearest)
         resource = np.array([_OF_BOUND[bound] for bound in Bound], np.int64)[pieces.bound]
         of_op, of_kernel = rows
         where = np.full(len(resource), places.end, np.int64)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from graph_predictor.critical_path import Bound, Path, path_back
+from graph_predictor.deciding import deciding
 from graph_predictor.prediction.host_pieces import HostPieces
 from graph_predictor.prediction.pricing import KernelTimes
 from graph_predictor.prediction.result import PathItem
@@ -19,10 +20,6 @@ from kernel_models.model import Source
 from tracer.graph import NONE, ExecutionGraph
 
 OUTSIDE = "outside any op"
-HOST = "host"
-_MERGED = {Bound.HOST: HOST, Bound.LAUNCH: HOST, Bound.SYNC: HOST}
-"""Bounds that count together where one word names what decides: launch calls and return lags are the host's. (A gap
-between two queued kernels is a launch too, but never decides.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +35,6 @@ class Explained:
     def bound(self) -> str:
         """What decides, in one word."""
         return deciding(self.bounds)
-
-
-def deciding(bounds: dict[str, float]) -> str:
-    """The largest of the bounds, the host's parts taken together."""
-    merged: dict[str, float] = defaultdict(float)
-    for bound in Bound:
-        merged[_MERGED.get(bound, bound.label)] += bounds.get(bound.label, 0.0)
-    return max(merged, key=lambda name: merged[name])
 
 
 def explain(scenario: Scenario, steady: Steady, times: KernelTimes, host_source: Source, rank: int) -> Explained:

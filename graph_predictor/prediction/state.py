@@ -96,7 +96,7 @@ def dress(repeated: Repeated, host: EditedHost, scenario: Scenario, kernel_ns: F
     work, cost = (host.work, host.cost) if host_factor == 1.0 else (
         np.rint(ns * host_factor).astype(np.int64) for ns in (host.work, host.cost))
     changes["item_work"] = np.where(p.item_kind == ItemKind.STEP_BEGIN, 0, work[repeated.item])
-    changes["item_cost"] = cost[repeated.item]
+    changes["item_cost"] = _at_the_copies_speed(cost, source, kernel_ns)[repeated.item]
     changes["kernel_latency"] = host.latency[repeated.kernel]
     changes["queue_depth"] = host.queue_depth
     if len(p.after_lag):
@@ -109,6 +109,23 @@ def dress(repeated: Repeated, host: EditedHost, scenario: Scenario, kernel_ns: F
     if scenario.rewritten is not None:
         changes["kernel_gap"] = np.where(scenario.rewritten.kernel_gone[repeated.kernel], 0, p.kernel_gap)
     return _beside(replace(p, **changes), repeated, scenario, host.floor * host_factor)
+
+
+def _at_the_copies_speed(cost: Int64, recorded: Program, kernel_ns: Float64) -> Int64:
+    """Costs of calls (ns, by recorded item) with the time in which they feed a copy from pageable memory changed as the
+    copy's own: it is the link that both wait for."""
+    copies = np.flatnonzero((recorded.kernel_anchor == Anchor.STAGED) & (recorded.kernel_item >= 0))
+    copies = copies[recorded.kernel_duration[copies] > 0]
+    item = recorded.kernel_item[copies]
+    feeding = recorded.recorded_item_end[item] - np.maximum(recorded.recorded_kernel_start[copies],
+                                                            recorded.recorded_item_start[item])
+    change = np.clip(feeding, 0, recorded.item_cost[item]) * (
+        kernel_ns[copies] / recorded.kernel_duration[copies] - 1.0)
+    if not change.any():
+        return cost
+    found = cost.copy()
+    np.add.at(found, item, np.rint(change).astype(np.int64))
+    return np.maximum(found, 0)
 
 
 def _beside(program: Program, repeated: Repeated, scenario: Scenario, floor: Float64) -> Program:

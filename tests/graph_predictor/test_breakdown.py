@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +12,14 @@ import pytest
 from micro import Micro
 from report_support import CPU_SMALL, REAL, real_trace, worked_step
 
-from graph_predictor.breakdown import OUTSIDE, Breakdown, breakdown
-from graph_predictor.critical_path import Bound, critical_path
-from graph_predictor.host_time import HostTime, exclusive_time, split
+from graph_predictor.breakdown import OUTSIDE, Breakdown, _Rank, breakdown
+from graph_predictor.critical_path import Bound, Causes, critical_path
+from graph_predictor.host_time import HostTime, exclusive_time, operation_of, split
 from graph_predictor.path_attribution import attribute_path
+from graph_predictor.predict import predict
 from graph_predictor.replay import WINDOW, Replay, replay
 from tracer.errors import ForetraceError
-from tracer.graph import OpKind
+from tracer.graph import NONE, OpKind
 from tracer.job import read_job
 
 
@@ -156,10 +159,10 @@ def test_every_step_adds_up_on_real_traces(name: str) -> None:
 @pytest.mark.real_traces
 def test_attributed_pieces_keep_every_segment_whole() -> None:
     result = replayed(real_trace("rank3-of-8xA100-6steps"))
-    host = exclusive_time(result.graphs[0])
+    host, operation = exclusive_time(result.graphs[0]), np.append(operation_of(result.graphs[0]), NONE)
     for step in result.steps:
         path = critical_path(result.program, result.simulated, result.graphs, step.begin_item, step.end_item)
-        pieces = attribute_path(result, path, 0, host)
+        pieces = attribute_path(result, path, 0, host, operation)
         assert (pieces.ns > 0).all()
         sums = np.zeros(len(path.bound), np.int64)
         np.add.at(sums, pieces.segment, pieces.ns)
@@ -179,3 +182,77 @@ def test_a_gpu_bound_trace_is_compute() -> None:
     (step,) = breakdown(replayed(real_trace("resnet50-V100")), step="ProfilerStep#104").steps
     assert step.totals.bounds[Bound.COMPUTE] > 0.9 * step.simulated_ns
     assert step.totals.path[0].operation == "aten::convolution_backward"
+
+
+# What decides
+
+
+def running_ahead() -> Micro:
+    """Three steps of 100 launches, 60 each; the kernels take 150 each, 151 with the gap, and fall behind."""
+    trace, now, busy = Micro().calibrate(), 1000.0, 1000.0
+    for number in (1, 2, 3):
+        begin = now
+        for _ in range(100):
+            trace.launch(now + 55, 5, (7, max(now + 65, busy + 1), 150))
+            busy = max(now + 65, busy + 1) + 150
+            now += 60
+        trace.step(begin, now, number)
+    return trace
+
+
+def test_what_falls_behind_decides(tmp_path: Path) -> None:
+    """The recorded steps, 6000 of host time each, waited for nothing; those to come wait for 15,100 of the device."""
+    graph = running_ahead().read(tmp_path)
+    result = breakdown(replay(graph))
+    for step in result.steps[1:]:
+        assert step.simulated_ns == 6_000_000 == step.totals.bounds[Bound.HOST] + step.totals.bounds[Bound.LAUNCH]
+        assert step.bound == "compute"
+    predicted = predict(graph)
+    assert predicted.bound == "compute"
+    assert predicted.step_time_us == 15_100
+    free = breakdown(replay(graph, scale_kernels=0.1))
+    assert {step.bound for step in free.steps} == {"host"}
+
+
+@pytest.mark.real_traces
+@pytest.mark.parametrize("name", ["resnet50-V100", "resnet50-ddp-2xA100", "rank3-of-8xA100-6steps", "linear-2080Ti",
+                                  "nanogpt-rank0-of-8xH100", "resnet18-ddp-MI300X",
+                                  "resnet50-V100-2021/list-form-2020.json.gz"])
+def test_breakdown_and_predict_name_the_same(name: str) -> None:
+    graphs = read_job(real_trace(name)).graphs
+    assert breakdown(replay(graphs), step="-1").steps[0].bound == predict(graphs).bound
+
+
+# How it grows
+
+
+def many_steps(steps: int) -> Micro:
+    """Steps of 20 operations, each with a launch."""
+    trace = Micro().calibrate()
+    for number in range(steps):
+        begin = 1000 + 2000 * number
+        trace.step(begin, begin + 2000, number + 1)
+        for n in range(20):
+            at = begin + 100 * n
+            trace.op("aten::add", at + 10, at + 90)
+            trace.launch(at + 20, 5, (7, at + 30, 40))
+    return trace
+
+
+def most_held(steps: int, folder: Path) -> int:
+    """Most bytes that breaking down one of several steps held at a time, above what was held before."""
+    result = replay(many_steps(steps).read(folder))
+    rank = _Rank(result, 0, Causes(result.program, result.simulated, [g.kernels.kind for g in result.graphs]))
+    rank.step(result.steps[1])
+    gc.collect()
+    tracemalloc.start()
+    try:
+        rank.step(result.steps[2])
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_step_costs_its_own_events(tmp_path: Path) -> None:
+    """One step of 400 is broken down with no more memory than one of 10: nothing as long as the trace is made."""
+    assert most_held(400, tmp_path) < 2 * most_held(10, tmp_path)

@@ -458,6 +458,29 @@ def test_implicit_sync(tmp_path: Path) -> None:
     assert step_us(with_kernels(result, {kernel_row(graph, 1020): 1000}), "1") == 1035
 
 
+def test_a_call_does_its_own_work_after_waiting(tmp_path: Path) -> None:
+    """Freeing waits for the device and then works, each time for another while: 700, 2000, and 900 on an idle device.
+
+        calls      |A|  |== free: waits ==|= 700 =| |B| |= free: waits =|=== 2000 ===| |= 900 =| 5450, step end 5455
+        stream 7     ##### A 1020-1520 ####           ## B 2240-2540 ###
+
+    A + 500: the step of 4455 takes 4955. A of 1 ends at 1021, before the first call at 1030, which returns at 1730
+    instead of 2220: 3965. B + 1000: 5455.
+    """
+    trace = Micro().calibrate().step(1000, 5455)
+    trace.launch(1010, 5, (7, 1020, 500))
+    trace.call("hipFree", 1030, 1190)
+    trace.launch(2230, 5, (7, 2240, 300))
+    trace.call("hipFree", 2250, 2290)
+    trace.call("hipFree", 4550, 900)
+    graph = trace.read(tmp_path)
+    result = closes(graph)
+    a, b = kernel_row(graph, 1020), kernel_row(graph, 2240)
+    assert step_us(with_kernels(result, {a: 1000}), "1") == 4955
+    assert step_us(with_kernels(result, {a: 1}), "1") == 3965
+    assert step_us(with_kernels(result, {b: 1300}), "1") == 5455
+
+
 def test_sync_that_returns_before_its_work_ends(tmp_path: Path) -> None:
     """Host and device clocks disagree by 8 (seen on an MI300X): no duration may come out negative.
 
@@ -553,6 +576,28 @@ def test_staged_copy_behind_a_kernel(tmp_path: Path) -> None:
     a = kernel_row(graph, 1020)
     assert step_us(with_kernels(result, {a: 1500}), "1") == 1885
     assert step_us(with_kernels(result, {a: 1}), "1") == 395
+
+
+def test_a_queued_copy_beside_a_staged_one(tmp_path: Path) -> None:
+    """A call that returned before its copy began did not feed it: the copy follows its stream, 50,000 later.
+
+        calls      |== staged copy call 500 ==| 1530   |A| |queued copy 20| 1680  |B|  |==== sync ====| 51766
+        stream 7            ### 1280-1630 ###            ###### A 1650-51650 ######.#copy 4#.## B 51656-51756 ##
+
+    The step ends at 51,770. A + 20,000 moves all behind it: 70,770. The call's own cost is 20 whatever A takes, so that
+    with A of 1 B, launched at 1695, starts at 1700, the sync returns at 1810, and the step takes 814.
+    """
+    trace = Micro().calibrate().step(1000, 51770)
+    trace.copy(1030, 500, (7, 1280, 350), "HtoD (Pageable -> Device)", 1 << 20)
+    trace.launch(1640, 5, (7, 1650, 50_000))
+    trace.copy(1660, 20, (7, 51651, 4), "HtoD (Pageable -> Device)", 82944)
+    trace.launch(1690, 5, (7, 51656, 100))
+    trace.call("cudaDeviceSynchronize", 1700, 50_066)
+    graph = trace.read(tmp_path)
+    result = closes(graph)
+    a = kernel_row(graph, 1650)
+    assert step_us(with_kernels(result, {a: 70_000}), "1") == 70_770
+    assert step_us(with_kernels(result, {a: 1}), "1") == 814
 
 
 # The window's start, data, step borders

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -330,3 +331,26 @@ def test_json_has_what_it_promises(tmp_path: Path) -> None:
             "warnings"} <= set(values)
     assert values["cost_per_step"] == pytest.approx(3.6 * 300e-6 / 3600)
     assert values["per_rank"][0]["step_time_us"] == 300
+
+
+def test_a_call_that_feeds_a_copy_follows_the_link(tmp_path: Path) -> None:
+    """Copies of 8 MB from pageable memory, fed by calls of 400 for 300 of them: on a link twice as fast 150 less each.
+
+        calls      |=== copy call 400 ===|   |= sync =|
+        stream 7         ##### copy 350 #####
+    """
+    trace = Micro().calibrate()
+    for number in (1, 2, 3):
+        at = 1000 * number
+        trace.step(at, at + 1000, number)
+        trace.copy(at + 10, 400, (7, at + 110, 350), "HtoD (Pageable -> Device)", 8_000_000)
+        trace.call("cudaDeviceSynchronize", at + 420, 50)
+    graph = trace.read(tmp_path)
+    slow = device("v100-sxm2-32g")
+    fast = replace(slow, name="twice the link", host_gbps=2 * slow.host_gbps)
+    before = predict(graph, device=slow)
+    after = predict(graph, [Device(fast)], device=slow)
+    ratio = after.families_us["transfer"] / before.families_us["transfer"]
+    assert 0.5 <= ratio < 0.6
+    assert before.step_time_us == 1000
+    assert after.step_time_us == pytest.approx(1000 - 300 * (1 - ratio), abs=1)

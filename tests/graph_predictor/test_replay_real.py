@@ -28,13 +28,18 @@ from tracer.job import read_job
 pytestmark = pytest.mark.real_traces
 
 DLRM = "dlrm-8xV100-2023"
+NANOGPT = "nanogpt-8xH100"
+HOOK = "nanogpt-rank0-of-8xH100/hook.kineto.json.gz"
+MI300_DDP = "resnet18-ddp-MI300X/rank0.kineto.json.gz"
+H100_COPIES = "h100-vs-mi300/h100-google_owlv2-large-patch14-ensemble.json.gz"
 V100 = "resnet50-V100/rank0.kineto.json.gz"
 DDP = "resnet50-ddp-2xA100/rank0.kineto.json.gz"
 RANK3 = "rank3-of-8xA100-6steps/rank3.kineto.json.gz"
 SAMPLED = ("rank0-1-of-128/sampled_rank-0.json.gz", "rank0-1-of-128/sampled_rank-1.json.gz")
 
 WITH_STEPS = (
-    "cuda-sync-A100/cuda_event_sync/event_sync_trace.json.gz", DLRM,
+    "cuda-sync-A100/cuda_event_sync/event_sync_trace.json.gz", DLRM, NANOGPT, HOOK, MI300_DDP, H100_COPIES,
+    "h100-vs-mi300/mi300-google_owlv2-large-patch14-ensemble.json.gz",
     "h100-vs-mi300/h100-Qwen_Qwen1.5-0.5B-Chat.json.gz", "h100-vs-mi300/h100-gaunernst_bert-small-uncased.json.gz",
     "h100-vs-mi300/mi300-Qwen_Qwen1.5-0.5B-Chat.json.gz", "h100-vs-mi300/mi300-gaunernst_bert-small-uncased.json.gz",
     "linear-2080Ti/kineto.json.gz", *SAMPLED, RANK3, "resnet50-V100-2021/list-form-2020.json.gz",
@@ -81,8 +86,8 @@ def test_every_trace_is_here(data_folder: Path) -> None:
     """A trace added to the data gets a test."""
     traces = data_folder / "traces"
     names = {str(path.relative_to(traces)) for path in traces.glob("**/*.json.gz")
-             if ".et." not in path.name and path.name != "et.json.gz" and path.parent.name != DLRM}
-    assert names | {DLRM} == {*WITH_STEPS, *WITHOUT_STEPS}
+             if ".et." not in path.name and path.name != "et.json.gz" and path.parent.name not in (DLRM, NANOGPT)}
+    assert names | {DLRM, NANOGPT} == {*WITH_STEPS, *WITHOUT_STEPS}
 
 
 @pytest.mark.parametrize("name", [*WITH_STEPS, *WITHOUT_STEPS])

@@ -1,0 +1,61 @@
+"""What a recording's replay misses: a prediction that rests on it cannot be surer than that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graph_predictor.build import Built
+from graph_predictor.critical_path import step_items
+from graph_predictor.engine import simulate
+from graph_predictor.prediction.repeat import Cycle
+from graph_predictor.replay import INEXACT, REPRODUCIBLE_SHARE
+
+MOST_UNEXPLAINED = 0.95
+"""Unexplained delays of several streams add up to more than the window; no interval gets wider than a factor of 20."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """How well the rules give back the recorded steps that a prediction repeats.
+
+    Attributes:
+        error: largest absolute error of the replayed steps, a fraction.
+        unexplained: share of the worst rank's window that no rule explains.
+    """
+
+    error: float = 0.0
+    unexplained: float = 0.0
+
+    def widened(self, low: float, high: float) -> tuple[float, float]:
+        """An interval, made wider by what the replay misses."""
+        factor = 1.0
+        if self.error > INEXACT:
+            factor *= 1.0 + self.error
+        if self.unexplained > REPRODUCIBLE_SHARE:
+            # Were the delay no part of the step, only the rest would be: recorded / (recorded - unexplained).
+            factor /= 1.0 - min(self.unexplained, MOST_UNEXPLAINED)
+        return low / factor, high * factor
+
+    def warnings(self) -> list[str]:
+        """Sentences for a prediction."""
+        found = []
+        if self.error > INEXACT:
+            found.append(f"The recorded step itself is replayed {self.error:.1%} off (see foretrace replay): the "
+                         "interval is wider by that.")
+        if self.unexplained > REPRODUCIBLE_SHARE:
+            found.append(f"The recorded GPU timeline is not reproducible (see foretrace replay): no rule explains "
+                         f"{self.unexplained:.1%} of it. The kernels' times are not to be trusted, and the interval is "
+                         "wider by that.")
+        return found
+
+
+def closing(built: Built, cycle: Cycle) -> Closing:
+    """Replay the recorded steps of a cycle."""
+    program = built.recorded_program
+    simulated = simulate(program)
+    error = 0.0
+    for _, _, begin, end in step_items(program):
+        measured = int(program.recorded_item_end[end] - program.recorded_item_end[begin])
+        if cycle.item[begin] and measured > 0:
+            error = max(error, abs(int(simulated.item_end[end] - simulated.item_end[begin]) / measured - 1.0))
+    return Closing(error, max((report.unexplained_share for report in built.reports), default=0.0))
