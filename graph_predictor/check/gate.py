@@ -38,7 +38,7 @@ def check_directory(directory: str, *, tolerance: float | None = None,
 
 
 def check_against(directory: str, new: str, *, tolerance: float | None = None, level: float = LEVEL,
-                  explain: Explain | None = None) -> Outcome:
+                  resolution: float | None = None, explain: Explain | None = None) -> Outcome:
     """Compare new captures with the baseline of a directory.
 
     Args:
@@ -46,6 +46,7 @@ def check_against(directory: str, new: str, *, tolerance: float | None = None, l
         new: a capture, or a directory of them.
         tolerance: growth of times and memory that is too small to matter; 1%.
         level: chance of a false alarm.
+        resolution: growth that must be excluded, or a figure is inconclusive; 25%, of host memory 50%.
         explain: asked about every program that got worse.
 
     Raises:
@@ -60,7 +61,7 @@ def check_against(directory: str, new: str, *, tolerance: float | None = None, l
         if any(os.path.samefile(capture.path, each.path) for each in captures):
             raise CheckError(f"{capture.path} is one of the baseline's own captures; name a new capture.")
     pairs = pair_captures(captures, fresh)
-    verdicts, notes = check_programs(pairs, stored, LEAST if tolerance is None else tolerance, level)
+    verdicts, notes = check_programs(pairs, stored, LEAST if tolerance is None else tolerance, level, resolution)
     found = Outcome(f"{new} against {directory}", verdicts, notes=[*_partial(fresh), *notes])
     left = sorted({capture.program for capture in captures} - {pair.program for pair in pairs})
     if left:

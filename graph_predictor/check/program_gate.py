@@ -4,19 +4,21 @@ Counts (launches, host reads, collectives, bytes) repeat exactly from run to run
 change from step to step, one more than in any step before is. Times and
 memory do not: each is tested (``noise``), with what the machine itself did taken off (``machine``). All tests of a
 check share one level by Holm's method: the chance that a check fails without a change is ``LEVEL``, however many
-programs it compares.
+programs it compares. What did not fail has passed only where the measurements exclude a growth that anybody would want
+to know of; else they decide nothing, and the quantity is inconclusive.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from graph_predictor.check.baseline import Entry
 from graph_predictor.check.captures import Pair
+from graph_predictor.check.element_types import retyped
 from graph_predictor.check.machine import BUSY, disturbance, machine_slowdown
 from graph_predictor.check.measure import Count, Measured, Run, measure
 from graph_predictor.check.noise import Prior, Slowdown, slowdown
@@ -26,6 +28,11 @@ LEVEL = 0.01
 """Chance of a false alarm of a whole check."""
 LEAST = 0.01
 """Times and memory that grew by no more than this share never fail."""
+RESOLUTION = 0.25
+"""A growth of this share must be excluded (with 95% confidence), or nothing was decided. Two calm runs of one program
+exclude growth of 12 to 20% (docs/checks.md)."""
+MEMORY_RESOLUTION = 0.5
+"""The same of host memory, which varies by 10% from run to run."""
 MACHINE_SD = 0.02
 """Standard deviation of the log of ``machine_slowdown``: it is measured on profiled steps, moments after the timed
 ones."""
@@ -64,10 +71,11 @@ class _Test:
     disturbed: Sequence[float] = ()
     witness: tuple[Sequence[Sequence[float]], Sequence[Sequence[float]]] | None = None
     """The same quantity measured at another moment of each run: what grew has grown there too."""
+    resolution: float = RESOLUTION
 
 
-def check_programs(pairs: Sequence[Pair], stored: Mapping[str, Entry], least: float = LEAST, level: float = LEVEL) -> \
-        tuple[list[Verdict], list[str]]:
+def check_programs(pairs: Sequence[Pair], stored: Mapping[str, Entry], least: float = LEAST, level: float = LEVEL,
+                   resolution: float | None = None) -> tuple[list[Verdict], list[str]]:
     """Compare programs with their baseline.
 
     Args:
@@ -75,6 +83,7 @@ def check_programs(pairs: Sequence[Pair], stored: Mapping[str, Entry], least: fl
         stored: the baseline's entries by name of the capture.
         least: growth of times and memory that is too small to matter.
         level: chance of a false alarm.
+        resolution: growth that must be excluded for a quantity to pass; by default each quantity's own.
 
     Returns:
         Verdicts in order of programs, and notes.
@@ -88,7 +97,7 @@ def check_programs(pairs: Sequence[Pair], stored: Mapping[str, Entry], least: fl
     for pair in pairs:
         old = [stored[capture.name] for capture in pair.old]
         new = [measure(capture) for capture in pair.new]
-        verdicts += _counts(pair.program, old, new)
+        verdicts += [*_counts(pair.program, old, new), *_types(pair)]
         found, skipped = _tests(pair, old, new, notes)
         tests += found
         verdicts += skipped
@@ -96,9 +105,23 @@ def check_programs(pairs: Sequence[Pair], stored: Mapping[str, Entry], least: fl
         if torch_before and torch_now and torch_before != torch_now:
             notes.append(f"{pair.program}: PyTorch {torch_before} before, {torch_now} now, which changes operations "
                          "and kernels by itself.")
-    verdicts += _judged(tests, least, level)
+    verdicts += _judged([test if resolution is None else replace(test, resolution=resolution) for test in tests],
+                        least, level)
     order = {pair.program: place for place, pair in enumerate(pairs)}
-    return sorted(verdicts, key=lambda verdict: (order[verdict.program], not verdict.failed)), notes
+    return sorted(verdicts, key=lambda verdict: (
+        order[verdict.program], not verdict.failed, verdict.status is not Status.INCONCLUSIVE)), notes
+
+
+def _types(pair: Pair) -> list[Verdict]:
+    """Whether the same operations still have inputs of the same element types."""
+    found = retyped(pair.old[0].job, pair.new[0].job)
+    if found is None:
+        return []
+    number, change = found
+    mostly = f", mostly {change}" if number else ""
+    return [Verdict(pair.program, "element types", Status.FAILED if number else Status.PASSED, 0, number, "",
+                    f"element types: {number:,} operations a step have inputs of other types than before{mostly} "
+                    "(counted)")]
 
 
 def _counts(program: str, old: Sequence[Entry], new: Sequence[Measured]) -> list[Verdict]:
@@ -158,7 +181,8 @@ def _tests(pair: Pair, old: Sequence[Entry], new: Sequence[Measured], notes: lis
     add("GPU active time", "ns", lambda run: run.gpu_active_ns, DEVICE_TIME, other, machine=device)
     add("peak device memory", "bytes", lambda run: _known(run.peak_device_bytes), DEVICE_MEMORY,
         other if "device" in elsewhere else "")
-    add("peak host memory", "bytes", lambda run: _known(run.peak_host_bytes), HOST_MEMORY, other)
+    add("peak host memory", "bytes", lambda run: _known(run.peak_host_bytes), HOST_MEMORY, other,
+        resolution=MEMORY_RESOLUTION)
     slower = max(host, device)
     if slower > np.log1p(NOTABLE):
         notes.append(f"{program}: work that did not change took {np.expm1(slower):.0%} longer than in the baseline, so "
@@ -207,36 +231,52 @@ def _skipped(program: str, quantity: str, why: str) -> Verdict:
 
 def _judged(tests: Sequence[_Test], least: float, level: float) -> list[Verdict]:
     """Test all, with one level for all of them (Holm 1979)."""
-    results = [_tested(test, least, level / len(tests)) for test in tests]
+    tested = [_tested(test, least, level / len(tests)) for test in tests]
+    results = [_least_sure(sides) for sides in tested]
     failed: set[int] = set()
     for rank, place in enumerate(sorted(range(len(tests)), key=lambda i: results[i].p_value)):
         if results[place].p_value > level / (len(tests) - rank):
             break
         failed.add(place)
-    return [_verdict(test, result, place in failed) for place, (test, result) in enumerate(
-        zip(tests, results, strict=True))]
+    return [_verdict(test, sides, place in failed) for place, (test, sides) in enumerate(
+        zip(tests, tested, strict=True))]
 
 
-def _tested(test: _Test, least: float, level: float) -> Slowdown:
-    """The test's result; with a witness the less sure one of both, since a real change shows in both."""
+def _tested(test: _Test, least: float, level: float) -> list[Slowdown]:
+    """The test's result, and the witness's if there is one."""
     sides = [(test.base, test.new), *([test.witness] if test.witness is not None else [])]
-    return max((slowdown(base, new, test.prior, least=least, level=level, shared=test.machine,
-                         shared_sd=MACHINE_SD if test.machine else 0.0, disturbed=test.disturbed)
-                for base, new in sides), key=lambda result: result.p_value)
+    return [slowdown(base, new, test.prior, least=least, level=level, shared=test.machine,
+                     shared_sd=MACHINE_SD if test.machine else 0.0, disturbed=test.disturbed) for base, new in sides]
 
 
-def _verdict(test: _Test, result: Slowdown, failed: bool) -> Verdict:
+def _least_sure(sides: Sequence[Slowdown]) -> Slowdown:
+    """A real change shows at both moments: the less sure one counts."""
+    return max(sides, key=lambda result: result.p_value)
+
+
+def _verdict(test: _Test, sides: Sequence[Slowdown], failed: bool) -> Verdict:
     before, now = (float(np.median([np.median(run) for run in side])) for side in (test.base, test.new))
-    low, change, high = (float(np.expm1(value)) for value in (result.low, result.difference, result.high))
+    result = _least_sure(sides)
+    low, change, high = (float(np.expm1(value)) for value in (sides[0].low, sides[0].difference, sides[0].high))
     detectable = float(np.expm1(result.detectable))
     text = (f"{test.quantity}: {in_unit(before, test.unit)} → {in_unit(now, test.unit)}, {change:+.1%} "
             f"(90% between {low:+.1%} and {high:+,.1%})")
     if test.machine:
         text += f" after {np.expm1(test.machine):.1%} were taken off for a slower machine"
-    text += (f"; larger with {sure(result.confidence)} confidence" if failed else
-             f"; no evidence that it grew (growth of {detectable:,.0%} or more would have been seen)")
-    return Verdict(test.program, test.quantity, Status.FAILED if failed else Status.PASSED, before, now, test.unit,
-                   text, confidence=result.confidence, detectable=detectable)
+    if result is not sides[0]:
+        text += f", of the profiled steps {np.expm1(result.difference):+.1%}"
+    # What one moment shows and the other does not is not excluded.
+    undecided = not failed and max(float(np.expm1(side.high)) for side in sides) > test.resolution
+    if failed:
+        text += f"; larger with {sure(result.confidence)} confidence"
+    elif undecided:
+        text += (f"; undecided: it may have grown by {test.resolution:.0%} or more, and only growth of "
+                 f"{detectable:,.0%} would have been seen; repeat the runs on a quieter machine")
+    else:
+        text += f"; no evidence that it grew (growth of {detectable:,.0%} or more would have been seen)"
+    status = Status.FAILED if failed else Status.INCONCLUSIVE if undecided else Status.PASSED
+    return Verdict(test.program, test.quantity, status, before, now, test.unit, text, confidence=result.confidence,
+                   detectable=detectable)
 
 
 def sure(confidence: float) -> str:

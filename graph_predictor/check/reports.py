@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 from graph_predictor.check.verdict import Outcome, Status, Verdict
 
-_MARKS = {Status.PASSED: "✅", Status.FAILED: "❌", Status.SKIPPED: "➖", Status.STORED: "💾"}
+_MARKS = {Status.PASSED: "✅", Status.FAILED: "❌", Status.INCONCLUSIVE: "❔", Status.SKIPPED: "➖",
+          Status.STORED: "💾"}
 _CONTROL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML cannot hold."""
 
@@ -25,7 +26,7 @@ def junit_xml(outcome: Outcome) -> bytes:
                 failure = ElementTree.SubElement(
                     case, "failure", {"message": _clean(verdict.text), "type": "regression"})
                 failure.text = _clean("\n".join([verdict.text, *outcome.causes.get(program, [])]))
-            elif verdict.status is Status.SKIPPED:
+            elif verdict.status in (Status.SKIPPED, Status.INCONCLUSIVE):
                 ElementTree.SubElement(case, "skipped", {"message": _clean(verdict.text)})
             else:
                 ElementTree.SubElement(case, "system-out").text = _clean(verdict.text)
@@ -36,7 +37,8 @@ def junit_xml(outcome: Outcome) -> bytes:
 def _numbers(verdicts: Iterable[Verdict], name: str) -> dict[str, str]:
     every = list(verdicts)
     return {"name": _clean(name), "tests": str(len(every)), "failures": str(sum(v.failed for v in every)),
-            "errors": "0", "skipped": str(sum(v.status is Status.SKIPPED for v in every)), "time": "0"}
+            "errors": "0", "time": "0",
+            "skipped": str(sum(v.status in (Status.SKIPPED, Status.INCONCLUSIVE) for v in every))}
 
 
 def _clean(text: str) -> str:
@@ -52,8 +54,9 @@ def _by_program(verdicts: Iterable[Verdict]) -> dict[str, list[Verdict]]:
 
 def markdown(outcome: Outcome) -> str:
     """A summary for a pull request: what failed and why first, then every figure, folded away."""
-    failed = outcome.failures
-    lines = [f"### {'❌' if failed else '✅'} foretrace check: {_cell(outcome.what)}", "", _cell(outcome.summary), ""]
+    failed = [*outcome.failures, *outcome.inconclusive]
+    mark = "❌" if outcome.failures else "❔" if failed else "✅"
+    lines = [f"### {mark} foretrace check: {_cell(outcome.what)}", "", _cell(outcome.summary), ""]
     if failed:
         lines += [*_table(failed), ""]
         for program, causes in outcome.causes.items():

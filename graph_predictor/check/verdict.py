@@ -13,6 +13,8 @@ class Status(Enum):
 
     PASSED = "passed"
     FAILED = "failed"
+    INCONCLUSIVE = "inconclusive"
+    """The measurements neither show that it got worse nor exclude that it got much worse."""
     SKIPPED = "skipped"
     """It could not be compared; ``Verdict.text`` says why."""
     STORED = "stored"
@@ -84,21 +86,32 @@ class Outcome:
         return [verdict for verdict in self.verdicts if verdict.failed]
 
     @property
+    def inconclusive(self) -> Sequence[Verdict]:
+        """What the measurements do not decide."""
+        return [verdict for verdict in self.verdicts if verdict.status is Status.INCONCLUSIVE]
+
+    @property
     def summary(self) -> str:
         """One sentence."""
         programs = len({verdict.program for verdict in self.verdicts})
         of = f"{programs} program{'' if programs == 1 else 's'}"
         if self.stored:
             return f"The new baseline is written: {len(self.verdicts)} figures of {of}; none was judged."
+        number, undecided = len(self.verdicts), len(self.inconclusive)
         worse = list(dict.fromkeys(verdict.program for verdict in self.failures))
         if not worse:
-            return f"Nothing got worse: {len(self.verdicts)} figures of {of}."
-        return (f"{len(self.failures)} of {len(self.verdicts)} figures got worse, in {len(worse)} of {of}: "
-                f"{', '.join(worse)}.")
+            if undecided:
+                return f"Inconclusive: {undecided} of {number} figures of {of} could not be decided; none got worse " \
+                       "for sure."
+            return f"Nothing got worse: {number} figures of {of}."
+        return (f"{len(self.failures)} of {number} figures got worse, in {len(worse)} of {of}: {', '.join(worse)}"
+                f"{f'; {undecided} more could not be decided' if undecided else ''}.")
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {"checked": self.what, "passed": not self.failures, "summary": self.summary,
+        return {"checked": self.what, "passed": not (self.failures or self.inconclusive),
+                "outcome": "failed" if self.failures else "inconclusive" if self.inconclusive else "passed",
+                "summary": self.summary,
                 "verdicts": [verdict.to_json() for verdict in self.verdicts], "causes": self.causes,
                 "notes": list(dict.fromkeys(self.notes))}
 

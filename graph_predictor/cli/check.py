@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +24,18 @@ if TYPE_CHECKING:
 
 WORSE = 1
 """Exit code where something got worse."""
+UNDECIDED = 3
+"""Exit code where nothing got worse for sure, and something may have; 2 is for what cannot be checked at all."""
+
+
+class Undecided(StrEnum):
+    """What becomes of an inconclusive check."""
+
+    REPORT = "report"
+    FAIL = "fail"
+    PASS = "pass"
+
+
 MOST_CAUSES = 5
 WHY = "what made the step longer (A: baseline, B: new; see foretrace diff)"
 
@@ -34,6 +47,11 @@ def check(
         "--against", metavar="NEW", help="New captures of the same programs: did a program get slower?")] = None,
     tolerance: Annotated[str | None, typer.Option(
         metavar="PERCENT", help="Growth that is no failure: of errors (5%), with --against of times (1%).")] = None,
+    resolution: Annotated[str | None, typer.Option(
+        metavar="PERCENT", help="With --against: growth that must be excluded, or a time is inconclusive (25%).")] =
+    None,
+    inconclusive: Annotated[Undecided, typer.Option(
+        help="An inconclusive check ends with code 3 (report), 1 (fail) or 0 (pass).")] = Undecided.REPORT,
     update: Annotated[bool, typer.Option(
         "--update-baseline", help="Write baseline.json anew from the captures; needs --reason.")] = False,
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Why the baseline changes; kept in it.")] = "",
@@ -44,7 +62,7 @@ def check(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compare captures with their baseline; exit code 1 if something got worse.
+    """Compare captures with their baseline; exit code 1 if something got worse, 3 if noise hides whether it did.
 
     Without --against every capture is predicted again: did the models get worse? With it the new captures are compared:
     did the program get slower, beyond what repeating it does?
@@ -55,6 +73,7 @@ def check(
         from graph_predictor.check.captures import find_captures
 
         share = None if tolerance is None else share_of(tolerance)
+        excluded = None if resolution is None else share_of(resolution, "--resolution")
         _check_options(update, reason, against)
         if junit is not None or markdown is not None:
             folders = [directory] if against is None else [directory, against]
@@ -66,7 +85,8 @@ def check(
             if update:
                 found = gate.update_baseline(directory, reason, profiles)
             elif against is not None:
-                found = gate.check_against(directory, against, tolerance=share, explain=explain)
+                found = gate.check_against(directory, against, tolerance=share, resolution=excluded,
+                                           explain=explain)
             else:
                 found = gate.check_directory(directory, tolerance=share, profiles=profiles)
         _write(found, junit, markdown)
@@ -74,11 +94,13 @@ def check(
             print_json(found.to_json())
         else:
             _report(found)
-        if found.failures:
+        if found.failures or (found.inconclusive and inconclusive is Undecided.FAIL):
             raise typer.Exit(WORSE)
+        if found.inconclusive and inconclusive is Undecided.REPORT:
+            raise typer.Exit(UNDECIDED)
 
 
-def share_of(text: str) -> float:
+def share_of(text: str, option: str = "--tolerance") -> float:
     """A share of "5%" or "0.05".
 
     Raises:
@@ -89,10 +111,10 @@ def share_of(text: str) -> float:
     except ValueError:
         value = float("nan")
     if value >= 1 and not text.endswith("%"):
-        raise ForetraceError(f"--tolerance {text} would be {value:.0%}; write {text}% if that is meant in percent, or "
+        raise ForetraceError(f"{option} {text} would be {value:.0%}; write {text}% if that is meant in percent, or "
                              f"{value * 100:g}%.")
     if not 0 <= value < 10:
-        raise ForetraceError(f"--tolerance {text} is no share: give it like 5% or 0.05.")
+        raise ForetraceError(f"{option} {text} is no share: give it like 5% or 0.05.")
     return value
 
 
@@ -157,12 +179,14 @@ def _write(found: Outcome, junit: str | None, markdown: str | None) -> None:
 
 
 def _report(found: Outcome) -> None:
+    from graph_predictor.check.verdict import Status
+
     report = Report()
     report.line(f"Check: {found.what}", style="bold")
     report.table("Figures", [Column("program", name=True), Column("figure", name=True), Column("before"),
                              Column("now"), Column("outcome", name=True)],
-                 ([v.program, v.quantity, v.value(v.before), v.value(v.now), v.status.value.upper() if v.failed else
-                   v.status.value] for v in found.verdicts))
+                 ([v.program, v.quantity, v.value(v.before), v.value(v.now), v.status.value.upper() if v.failed or
+                   v.status is Status.INCONCLUSIVE else v.status.value] for v in found.verdicts))
     for verdict in found.verdicts:
         if verdict.failed or verdict.confidence is not None:
             report.line()

@@ -182,7 +182,59 @@ def test_a_slower_machine_is_taken_off_where_unchanged_work_tells_it(tmp_path: P
 def test_what_only_one_of_two_moments_shows_is_no_alarm(kept: Path, tmp_path: Path) -> None:
     """The timed steps doubled, the profiled ones of the same run did not: the machine had a bad moment."""
     write_capture(tmp_path / "new" / "step", step_ns=samples(1100, seed=1))
-    assert against(kept, tmp_path / "new") == set()
+    found = gate.check_against(str(kept), str(tmp_path / "new"))
+    assert failed(found.verdicts) == set()
+    assert [verdict.quantity for verdict in found.inconclusive] == ["step time"]
+
+
+def test_what_noise_hides_is_inconclusive_and_the_caller_says_what_becomes_of_it(kept: Path, tmp_path: Path,
+                                                                                 run: Run) -> None:
+    """The step takes twice as long in runs whose steps differ by a factor of three: neither passed nor failed."""
+    write_capture(tmp_path / "new" / "step", step_trace(length=1200), samples(1100, spread=1.2, number=8, seed=1))
+    new = tmp_path / "new"
+    said = run(kept, "--against", new, "--json")
+    assert (said.code, said.json["outcome"], said.json["passed"]) == (3, "inconclusive", False)
+    (verdict,) = [each for each in said.json["verdicts"] if each["status"] == "inconclusive"]
+    assert verdict["quantity"] == "step time"
+    assert "undecided" in verdict["text"]
+    assert run(kept, "--against", new, "--inconclusive", "fail").code == 1
+    assert run(kept, "--against", new, "--inconclusive", "pass").code == 0
+    assert run(kept, "--against", new, "--resolution", "100000%").code == 2
+    assert "INCONCLUSIVE" in run(kept, "--against", new).out
+    junit, text = tmp_path / "out.xml", tmp_path / "out.md"
+    run(kept, "--against", new, "--junit", junit, "--markdown", text)
+    (case,) = [case for case in ElementTree.parse(junit).iter("testcase") if case.get("name") == "step time"]
+    assert [child.tag for child in case] == ["skipped"]
+    assert "❔" in text.read_text(encoding="utf-8")
+
+
+def test_bad_input_is_never_inconclusive(kept: Path, tmp_path: Path, run: Run) -> None:
+    write_capture(tmp_path / "new" / "step", step_trace(length=1200), samples(1100, spread=1.2, number=8, seed=1))
+    (tmp_path / "new" / "step" / "rank0" / "kineto.json.gz").write_bytes(b"nothing")
+    assert run(kept, "--against", tmp_path / "new").code == 2
+
+
+def test_a_calm_repetition_is_decided(kept: Path, tmp_path: Path) -> None:
+    write_capture(tmp_path / "new" / "step", step_ns=samples(550, seed=1))
+    assert gate.check_against(str(kept), str(tmp_path / "new")).inconclusive == []
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_other_element_types_fail(tmp_path: Path, back: bool) -> None:
+    """The same products in fp64, or in fp32 where fp64 was: what must not change has changed."""
+    sizes = {**SIZES, "Input type": ["double"] * 3}
+    write_capture(tmp_path / "kept" / "step", step_trace(launches=3, args=sizes if back else None))
+    gate.update_baseline(str(tmp_path / "kept"), "first")
+    write_capture(tmp_path / "new" / "step", step_trace(launches=3, args=None if back else sizes))
+    found = gate.check_against(str(tmp_path / "kept"), str(tmp_path / "new"))
+    (verdict,) = found.failures
+    assert (verdict.quantity, verdict.before, verdict.now) == ("element types", 0, 3)
+    assert ("double → float" if back else "float → double") in verdict.text
+
+
+def test_more_operations_of_the_same_types_are_no_change_of_types(kept: Path, tmp_path: Path) -> None:
+    write_capture(tmp_path / "new" / "step", step_trace(launches=4, kernel_us=25))
+    assert "element types" not in against(kept, tmp_path / "new")
 
 
 def test_interruptions_of_the_same_work_are_told_from_a_quiet_machine(tmp_path: Path) -> None:
@@ -367,6 +419,7 @@ def test_options_that_exclude_each_other(kept: Path, run: Run) -> None:
     refused(run(kept, "--tolerance", "little"), "is no share")
     refused(run(kept, "--tolerance", "-1%"), "is no share")
     refused(run(kept, "--tolerance", "5"), "would be 500%", "5%")
+    refused(run(kept, "--resolution", "5"), "--resolution 5 would be 500%")
     assert run(kept, "--tolerance", "0.05").code == 0
 
 
