@@ -17,6 +17,7 @@ import numpy as np
 from graph_predictor.critical_path import Bound, Causes, critical_path, window_path
 from graph_predictor.deciding import StreamEnds, decides
 from graph_predictor.host_time import exclusive_time, operation_of, split, waits
+from graph_predictor.module_paths import with_backward_modules
 from graph_predictor.path_attribution import attribute_path, bound_sums
 from graph_predictor.program import Int32, Int64
 from graph_predictor.replay import WINDOW, Replay, ReplayedStep
@@ -167,8 +168,17 @@ def breakdown(replay: Replay, *, step: str | None = None) -> Breakdown:
     if not len(replay.program.kernel_item):
         notes.append("The trace has no GPU work: all time is the host's, and the step is a playback of it.")
     if replay.graphs and not any((g.ops.module >= 0).any() for g in graphs):
-        notes.append("The trace names no modules: record with with_modules=True (or with_stack=True) to have them.")
+        notes.append(_without_modules(replay.graphs))
     return Breakdown(steps, notes)
+
+
+def _without_modules(graphs: list[ExecutionGraph]) -> str:
+    """What to do about a trace that names no modules."""
+    flags = graphs[0].meta.profiler_flags
+    if flags.get("with_stack"):
+        return "The trace names no modules, although stacks were recorded: no operation ran inside a torch.nn.Module."
+    although = " (with_modules=True names those of TorchScript alone)" if flags.get("with_modules") else ""
+    return f"The trace names no modules{although}: record with with_stack=True (foretrace capture --stacks)."
 
 
 def choose_steps(steps: list[ReplayedStep], wanted: str | None) -> list[ReplayedStep]:
@@ -206,7 +216,7 @@ class _Rank:
     def __init__(self, replay: Replay, position: int, causes: Causes) -> None:
         built = replay.built
         self.replay, self.position, self.causes = replay, position, causes
-        self.graph: ExecutionGraph = built.graphs[position]
+        self.graph: ExecutionGraph = with_backward_modules(built.graphs[position])
         self.host = exclusive_time(self.graph)
         self.waits = waits(built.program, position, built.thread_number, built.clock_ns[position])
         self.operation = np.append(operation_of(self.graph), NONE)
