@@ -42,6 +42,10 @@ class RankInspection:
     et_joined: int
     et_candidates: int
     loss: LossReport
+    step_ns: float | None = None
+    """Median recorded step, under the profiler."""
+    unprofiled_step_ns: float | None = None
+    """Median of the steps timed without the profiler."""
     memory: dict[str, int] = field(default_factory=dict)
     """Bytes of a step traced by shapes alone; see ``Meta.memory``."""
     substitutions: dict[str, int] = field(default_factory=dict)
@@ -58,6 +62,8 @@ class RankInspection:
             "device": self.device or None, "torch": self.torch_version or None,
             "window_us": self.window_ns / 1e3 if self.has_times else None, "memory_bytes": self.memory or None,
             "substitutions": self.substitutions or None,
+            "step_us": None if self.step_ns is None else self.step_ns / 1e3,
+            "unprofiled_step_us": None if self.unprofiled_step_ns is None else self.unprofiled_step_ns / 1e3,
             "steps": self.steps, "step_source": self.step_source or None, "ops": self.ops, "calls": self.calls,
             "launches": self.launches, "kernels": self.kernels, "kernels_by_kind": self.kernels_by_kind,
             "collectives": self.collectives, "gpu_busy_share": self.gpu_busy_share,
@@ -99,6 +105,10 @@ class Inspection:
         """Mean over the ranks that have steps, ``None`` if none has."""
         return _mean([rank.host_outside_ops_share for rank in self.ranks])
 
+    def slowest(self, name: str) -> float | None:
+        """Of a rank's time the longest, ``None`` if no rank knows it."""
+        return max((value for rank in self.ranks if (value := getattr(rank, name)) is not None), default=None)
+
     def total(self, name: str) -> int:
         """Sum of a count over the ranks."""
         return sum(getattr(rank, name) for rank in self.ranks)
@@ -121,6 +131,8 @@ class Inspection:
                 {"ranks": [list(span) for span in each.ranks], "number": len(each),
                  "traced": self.ranks[each.graph].rank if each.graph >= 0 else None} for each in self.classes],
             "device": ", ".join(self.devices) or None, "steps": self.steps,
+            **{name.replace("_ns", "_us"): None if (ns := self.slowest(name)) is None else ns / 1e3
+               for name in ("step_ns", "unprofiled_step_ns")},
             "ops": self.total("ops"), "calls": self.total("calls"), "launches": self.total("launches"),
             "kernels": self.total("kernels"), "collectives": self.total("collectives"),
             "gpu_busy_share": self.gpu_busy_share, "host_outside_ops_share": self.host_outside_ops_share,
@@ -161,6 +173,8 @@ def _inspect(graph: ExecutionGraph) -> RankInspection:
         host_outside_ops_share=sum(by_kind.values()) / step_ns if step_ns and meta.era != SHAPE_ONLY else None,
         gaps_ns={kind: ns for kind, ns in by_kind.items() if ns}, profiler_flags=dict(meta.profiler_flags),
         et_schema=meta.et_schema, et_joined=meta.et_joined, et_candidates=meta.et_candidates, loss=meta.loss,
+        step_ns=float(np.median(graph.steps.duration_ns)) if len(graph.steps) and meta.era != SHAPE_ONLY else None,
+        unprofiled_step_ns=float(np.median(meta.unprofiled_step_ns)) if meta.unprofiled_step_ns else None,
         memory=dict(meta.memory), substitutions=dict(meta.substitutions),
     )
 

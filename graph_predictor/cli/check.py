@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from enum import StrEnum
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,7 +28,7 @@ UNDECIDED = 3
 """Exit code where nothing got worse for sure, and something may have; 2 is for what cannot be checked at all."""
 
 
-class Undecided(StrEnum):
+class Undecided(str, Enum):
     """What becomes of an inconclusive check."""
 
     REPORT = "report"

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from graph_predictor.inspection import Inspection, RankInspection
 
 _SHOWN_CLASSES = 8
+_GAPS = {"blocked": "waiting for other threads (autograd, communication)"}
+"""Kinds of host time outside operations whose name does not say what it is."""
 
 
 def inspect(paths: Paths, window: Window = 0, json: Json = False, debug: Debug = False) -> None:
@@ -37,6 +39,7 @@ def _report(found: Inspection) -> None:
         "device": ", ".join(found.devices) or "not named in the trace",
         "ranks": _ranks(found, known),
         "steps": _steps(found),
+        "step time": _step_time(found),
         "operations": count(found.total("ops")),
         "launches": f"{count(found.total('launches'))} of {count(found.total('calls'))} runtime calls",
         "kernels": _kernels(found),
@@ -57,9 +60,10 @@ def _report(found: Inspection) -> None:
     if len(found.ranks) > 1:
         report.table(
             "By rank (host outside ops: share of the steps, on their thread)",
-            [Column("rank"), Column("steps"), Column("window ms"), Column("operations"), Column("kernels"),
-             Column("collectives"), Column("GPU busy"), Column("host outside\nops")],
-            ([str(r.rank), count(r.steps), milliseconds(r.window_ns), count(r.ops), count(r.kernels),
+            [Column("rank"), Column("steps"), Column("step ms,\nprofiled"), Column("window ms"), Column("operations"),
+             Column("kernels"), Column("collectives"), Column("GPU busy"), Column("host outside\nops")],
+            ([str(r.rank), count(r.steps), "–" if r.step_ns is None else milliseconds(r.step_ns),
+              milliseconds(r.window_ns), count(r.ops), count(r.kernels),
               count(r.collectives), percent(r.gpu_busy_share), percent(r.host_outside_ops_share)]
              for r in found.ranks))
     loss = found.loss()
@@ -80,7 +84,7 @@ def _without_times(facts: dict[str, str], found: Inspection) -> None:
     """The facts of a step traced by shapes alone: what it has not, and its memory."""
     from graph_predictor.inspection import memory_lines
 
-    for name in ("launches", "kernels", "GPU busy", "host outside ops", "profiler", "execution trace"):
+    for name in ("step time", "launches", "kernels", "GPU busy", "host outside ops", "profiler", "execution trace"):
         facts.pop(name)
     facts["times"] = "none: a step that never ran, traced by shapes alone"
     worst = max(found.ranks, key=lambda rank: rank.memory.get("peak", 0))
@@ -109,6 +113,17 @@ def _steps(found: Inspection) -> str:
     return f"{count(found.steps)} (from: {', '.join(sorted(sources))})"
 
 
+def _step_time(found: Inspection) -> str:
+    """The median step of the slowest rank, by both clocks."""
+    plain, profiled = found.slowest("unprofiled_step_ns"), found.slowest("step_ns")
+    told = [f"{milliseconds(ns)} ms {clock}" for ns, clock in (
+        (plain, "without the profiler"), (profiled, "under it" if plain is not None else "under the profiler"))
+        if ns is not None]
+    which = "medians" if len(told) > 1 else "median"
+    slowest = ", slowest rank" if len(found.ranks) > 1 else ""
+    return f"{', '.join(told)} ({which}{slowest})" if told else "unknown (no steps)"
+
+
 def _kernels(found: Inspection) -> str:
     kinds: dict[str, int] = {}
     for rank in found.ranks:
@@ -126,7 +141,8 @@ def _outside(found: Inspection) -> str:
         for kind, ns in rank.gaps_ns.items():
             kinds[kind] = kinds.get(kind, 0) + ns
     total = sum(kinds.values())
-    parts = [f"{percent(ns / total, 0)} {kind.replace('_', ' ')}" for kind, ns in kinds.items()] if total else []
+    parts = [f"{percent(ns / total, 0)} {_GAPS.get(kind, kind.replace('_', ' '))}" for kind, ns in kinds.items()
+             if total]
     why = f" ({', '.join(parts)})" if parts else ""
     return f"{percent(found.host_outside_ops_share)} of the steps on their thread{why}"
 

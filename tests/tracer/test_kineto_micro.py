@@ -146,6 +146,26 @@ def test_steps_from_the_data_loader_and_from_a_period(tmp_path: Path) -> None:
     assert len(graph.steps) == 0
 
 
+@pytest.mark.parametrize("names", [["aten::mm"] * 10, ["aten::mm", "aten::relu"] * 8, ["aten::mm"] * 12])
+def test_equal_calls_are_a_loop_and_no_steps(tmp_path: Path, names: list[str]) -> None:
+    """Ten products are also three periods of three; nothing says that three of them are a step."""
+    assert len(graph_of(tmp_path, [op(name, 10 * i, 5) for i, name in enumerate(names)]).steps) == 0
+
+
+def test_waiting_for_autograd_is_no_python(tmp_path: Path) -> None:
+    """The step's thread is idle while another one runs the backward pass, and again while nobody does anything.
+
+        main       |mm| ...........waits............ |mm|   python   |mm|
+        autograd        |--- AddmmBackward0 ---|
+    """
+    events = [event("user_annotation", "ProfilerStep#1", 0, 400), op("aten::mm", 10, 40), op("aten::mm", 200, 50),
+              op("aten::mm", 350, 40), {**op("autograd::engine::evaluate_function: AddmmBackward0", 60, 130), "tid": 9}]
+    gaps = graph_of(tmp_path, events).gaps
+    main = gaps.thread == gaps.thread[np.argmin(gaps.start_ns)]
+    found = dict(zip(gaps.start_ns[main].tolist(), gaps.kind[main].tolist(), strict=True))
+    assert found == {0: GapKind.PYTHON, 50_000: GapKind.BLOCKED, 250_000: GapKind.PYTHON, 390_000: GapKind.PYTHON}
+
+
 def test_module_paths(tmp_path: Path) -> None:
     graph = graph_of(tmp_path, [
         event("python_function", "nn.Module: Net_0", 0, 100), event("python_function", "forward", 1, 98),

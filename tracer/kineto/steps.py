@@ -155,8 +155,10 @@ def _periodic(ops: OpTable, op_end: np.ndarray, strings: Interner) -> StepTable:
     for period in np.flatnonzero(names == names[0])[1:]:
         if len(names) < 3 * period:
             break
-        # A period of one or two operations is a loop inside a step, not a step.
-        if period >= 3 and (names[period:] == names[:-period]).all():
+        if (names[period:] == names[:-period]).all():
+            # A period of one or two operations is a loop inside a step, not a step; and so are several times one.
+            if period < 3:
+                break
             first = np.arange(0, len(names) - period + 1, period)
             starts = ops.start_ns[top[first]]
             ends = np.append(starts[1:], op_end[top[min(first[-1] + period, len(names)) - 1]])
