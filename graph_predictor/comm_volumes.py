@@ -7,13 +7,11 @@ bytes are payload × bus factor.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from importlib import import_module
-from typing import Any
 
 from kernel_models.collectives import CollectiveKind, CommError, bus_factor
+from tracer.decode import DecodeError, from_toml
 from tracer.input_file import read_input
 
 SCHEMES = ("ddp", "zero1", "zero2", "zero3", "none")
@@ -146,13 +144,12 @@ def check_volumes(job: JobShape, recorded: Mapping[CollectiveKind, float]) -> li
 
 def read_job_shape(path: str) -> JobShape:
     """A job's shape from a TOML file of ``JobShape``'s names. Raises ``CommError`` naming what is wrong in it."""
-    toml: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        data = toml.loads(read_input(path).decode("utf-8"))
+        data = from_toml(read_input(path))
     except OSError as error:
         raise CommError(f"{path} cannot be read: {error.strerror}; name a TOML file that describes the job.") from None
-    except ValueError as error:
-        raise CommError(f"{path} is no TOML: {error}") from None
+    except DecodeError as error:
+        raise CommError(f"{path} does not describe a job: {error}") from None
     known = {item.name: item.default for item in fields(JobShape)}
     for name, value in data.items():
         if name not in known:

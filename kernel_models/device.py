@@ -10,15 +10,14 @@ from __future__ import annotations
 import difflib
 import math
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from tracer.decode import DecodeError, from_toml
 from tracer.errors import ForetraceError
 from tracer.input_file import read_input
 
@@ -213,13 +212,12 @@ def read_device(path: Path) -> DeviceSpec:
     Raises:
         DeviceError: A figure is missing, no number, or without a known source.
     """
-    toml: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        data = toml.loads(read_input(path).decode("utf-8"))
+        data = from_toml(read_input(path))
     except OSError as error:
         raise DeviceError(f"{path} cannot be read as a device ({error.strerror}); check the path.") from None
-    except ValueError as error:
-        raise DeviceError(f"{path.name} is no TOML: {error}.") from None
+    except DecodeError as error:
+        raise DeviceError(f"{path.name} cannot be read as a device: {error}.") from None
     try:
         return _checked(_spec(data))
     except KeyError as error:

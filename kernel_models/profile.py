@@ -12,19 +12,21 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
+from kernel_models.arrays import array_from
 from kernel_models.device import DeviceSpec, device, device_names
 from kernel_models.host.overheads import HostOverheads
 from kernel_models.model import Arrays, KernelModel
 from kernel_models.op_call import Family
+from tracer.decode import DecodeError, convert, from_json
 from tracer.errors import ForetraceError, GraphFileError
 from tracer.store.container import read_file, write_file
 
@@ -38,8 +40,8 @@ _COMMENT = re.compile(rb"foretrace-profile (\d+) crc32 ([0-9a-f]{8})\Z")
 _CHECKSUM_BYTES = 8
 _COMMENT_BYTES = 64
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the same models give the same bytes
-_MOST_MANIFEST_BYTES = 16 << 20
-_MOST_ARRAY_BYTES = 256 << 20
+_FREE_BYTES, _MOST_EXPANSION = 64 << 20, 50
+"""What all members may unpack to, at most: so much in any case, or so many times the file."""
 
 LOADERS: dict[str, tuple[str, str]] = {
     "boosted": ("kernel_models.learned.boosted", "BoostedModel"),
@@ -211,49 +213,97 @@ def from_bytes(data: bytes, label: str) -> DeviceProfile:
         raise _corrupt(label, "its checksum does not match")
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            return _read(archive, label)
+            return _read(archive, label, len(data))
     except ProfileError:
         raise
+    except DecodeError as error:
+        raise _corrupt(label, str(error)) from None
     except ForetraceError as error:
         raise ProfileError(f"{label} cannot be used: {error}") from None
-    except (zipfile.BadZipFile, zlib.error, msgspec.MsgspecError, OSError, EOFError, KeyError, IndexError, TypeError,
-            ValueError, OverflowError, NotImplementedError, RuntimeError, AttributeError) as error:
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, LookupError, TypeError, ValueError, ArithmeticError,
+            NotImplementedError, RuntimeError, AttributeError, MemoryError) as error:
         raise _corrupt(label, " ".join(str(error).split())[:200] or type(error).__name__) from None
 
 
-def _read(archive: zipfile.ZipFile, label: str) -> DeviceProfile:
-    for info in archive.infolist():
-        if info.file_size > (_MOST_MANIFEST_BYTES if info.filename == MANIFEST else _MOST_ARRAY_BYTES):
-            raise _corrupt(label, f"its member {info.filename[:80]!r} is impossibly large")
-    manifest = msgspec.json.decode(archive.read(MANIFEST), type=dict[str, Any])
-    own = manifest.get("spec")
-    spec = device(str(manifest["device"])) if own is None else DeviceSpec.from_json(own)
-    host = manifest.get("host")
+class _State(msgspec.Struct):
+    values: dict[str, Any]
+    arrays: dict[str, str]
 
-    def array(name: str) -> np.ndarray:
-        found = np.load(io.BytesIO(archive.read(name)), allow_pickle=False)
-        if not isinstance(found, np.ndarray):
-            raise ValueError(f"{name} is no array")
-        return found
 
-    def model(kind: str, state: dict[str, Any]) -> KernelModel:
+class _Judged(msgspec.Struct):
+    """Errors as ``scores.Errors`` gives them; what was judged on nothing may lack them."""
+
+    n: Annotated[int, msgspec.Meta(ge=0)] = 0
+    mape: float | None = None
+    median: float | None = None
+    bias: float | None = None
+    p90: float | None = None
+    max: float | None = None
+
+
+class _Facts(msgspec.Struct):
+    """What commands print of a model's facts."""
+
+    held_out: _Judged | None = None
+    cross_validation: _Judged | None = None
+
+    def check(self) -> None:
+        """Raise ``ValueError`` where errors are only half there."""
+        for each in (self.held_out, self.cross_validation):
+            if each is not None and each.n and None in (each.mape, each.median, each.bias, each.p90, each.max):
+                raise ValueError("the errors of a model are not complete")
+
+
+class _Model(msgspec.Struct):
+    kind: str
+    software: str
+    rows: Annotated[int, msgspec.Meta(ge=0)]
+    facts: dict[str, Any]
+    state: _State
+    distilled: _State | None = None
+
+
+class _Provenance(msgspec.Struct):
+    """What commands print of a profile's provenance."""
+
+    date: str = ""
+    data: list[str] = []
+    notes: list[str] = []
+
+
+class _Manifest(msgspec.Struct):
+    device: str
+    provenance: dict[str, Any]
+    models: list[_Model]
+    spec: dict[str, Any] | None = None
+    host: dict[str, Any] | None = None
+
+
+def _read(archive: zipfile.ZipFile, label: str, file_bytes: int) -> DeviceProfile:
+    members = archive.infolist()
+    if sum(info.file_size for info in members) > max(_FREE_BYTES, _MOST_EXPANSION * file_bytes):
+        raise _corrupt(label, "its members together are impossibly large")
+    manifest = from_json(archive.read(MANIFEST), _Manifest)
+    convert(manifest.provenance, _Provenance)
+    spec = device(manifest.device) if manifest.spec is None else DeviceSpec.from_json(manifest.spec)
+
+    def model(kind: str, state: _State) -> KernelModel:
         if kind not in LOADERS:
             raise ProfileError(f"{label} holds a model of kind {kind[:40]!r}, which this foretrace does not know; "
                                "update foretrace.")
         module, name = LOADERS[kind]
         loader: Callable[..., KernelModel] = getattr(import_module(module), name).from_state
-        arrays = {key: array(member) for key, member in state["arrays"].items()}
-        return loader(state["values"], arrays, spec) if kind in ON_DEVICE else loader(state["values"], arrays)
+        arrays = {key: array_from(archive.read(member)) for key, member in state.arrays.items()}
+        return loader(state.values, arrays, spec) if kind in ON_DEVICE else loader(state.values, arrays)
 
-    def entries() -> Iterator[Entry]:
-        for stored in manifest["models"]:
-            kind = str(stored["kind"])
-            distilled = stored["distilled"]
-            yield Entry(kind, model(kind, stored["state"]), None if distilled is None else model(kind, distilled),
-                        str(stored["software"]), int(stored["rows"]), dict(stored["facts"]))
+    def entry(stored: _Model) -> Entry:
+        convert(stored.facts, _Facts).check()
+        return Entry(stored.kind, model(stored.kind, stored.state),
+                     None if stored.distilled is None else model(stored.kind, stored.distilled), stored.software,
+                     stored.rows, stored.facts)
 
-    return DeviceProfile(spec, list(entries()), dict(manifest["provenance"]),
-                         None if host is None else HostOverheads.from_json(host))
+    return DeviceProfile(spec, [entry(stored) for stored in manifest.models], manifest.provenance,
+                         None if manifest.host is None else HostOverheads.from_json(manifest.host))
 
 
 def _corrupt(label: str, reason: str) -> ProfileError:

@@ -12,7 +12,6 @@ A directory with these files itself, without ``rank<r>``, is a part too.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable
@@ -20,10 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tracer.decode import DecodeError, from_json
 from tracer.errors import ForetraceError, TraceError
 from tracer.graph import NONE, ExecutionGraph
 from tracer.input_file import read_input
 from tracer.rank_classes import Span, checked_classes
+from tracer.ranks import leave_out_unbelievable
 
 if TYPE_CHECKING:
     from tracer.job import Job
@@ -34,6 +35,8 @@ EXECUTION_TRACE = "et.json.gz"
 SIDE_FILES = frozenset({CONTEXT, COLLECTIVES})
 """Files of a part that are no traces."""
 
+_MOST_STEP_NS = 1 << 50
+"""Some 12 days: longer steps are damage."""
 _PART = re.compile(r"rank(\d{1,8})$")
 _WINDOW = re.compile(r"(?:kineto(?:-(\d+))?\.json\.gz|graph(?:-(\d+))?\.foretrace)$")
 PathLike = str | os.PathLike[str]
@@ -93,10 +96,10 @@ def read_context(directory: PathLike) -> dict[str, Any]:
     """``context.json`` of a part; empty where there is none. Raises ``TraceError`` if it is damaged."""
     path = Path(directory) / CONTEXT
     try:
-        value = json.loads(read_input(path).decode("utf-8"))
+        value = from_json(read_input(path))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, DecodeError) as error:
         raise TraceError(f"{path} cannot be read ({error}); copy or record it again.") from error
     if not isinstance(value, dict):
         raise TraceError(f"{path} is not a capture's context (a JSON object); record it again.")
@@ -161,7 +164,7 @@ def apply_context(graph: ExecutionGraph, directory: PathLike) -> bool:
     meta = graph.meta
     hardware, software = _mapping(context, "hardware"), _mapping(context, "software")
     times = context.get("unprofiled_step_ns")
-    if isinstance(times, list) and all(isinstance(t, int) and t >= 0 for t in times):
+    if isinstance(times, list) and all(type(t) is int and 0 <= t < _MOST_STEP_NS for t in times):
         meta.unprofiled_step_ns = list(times)
     meta.profiler_flags.update({str(name): bool(value) for name, value in _mapping(context, "profiler").items()})
     meta.versions.update({str(name): str(value) for name, value in software.items()})
@@ -178,6 +181,7 @@ def apply_context(graph: ExecutionGraph, directory: PathLike) -> bool:
         meta.rank = _whole(context, "rank")
     if meta.world_size == NONE:
         meta.world_size = _whole(context, "world_size")
+    leave_out_unbelievable(meta)
     meta.backend = meta.backend or str(context.get("backend", ""))
     workload = _mapping(context, "workload")
     if isinstance(workload.get("name"), str) and isinstance(workload.get("settings"), dict):

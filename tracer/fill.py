@@ -10,6 +10,7 @@ from tracer.execution_trace import CommNode, ExecutionTrace
 from tracer.execution_trace.profiler_form import profiler_arguments
 from tracer.graph import NONE, ExecutionGraph, Int64
 from tracer.kineto.collectives import collective_kind
+from tracer.ranks import MOST_RANKS
 
 # PyTorch's scalar types, as execution traces name them → the names of CollectiveTable.
 _DTYPES = {
@@ -50,7 +51,7 @@ def fill_from_trace(graph: ExecutionGraph, trace: ExecutionTrace, node: Int64) -
         graph.meta.process_groups = [dict(group) for group in trace.process_groups]
         filled["process_groups"] = len(trace.process_groups)
     world = next((c.group_size for c in trace.comms if c.group_description == "default_pg" and c.group), NONE)
-    if graph.meta.world_size == NONE and world > 0:
+    if graph.meta.world_size == NONE and 0 < world <= MOST_RANKS:
         graph.meta.world_size = world
         filled["world_size"] = 1
     return filled

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tracer.decode import DecodeError, from_json
 from tracer.errors import JobError
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph, Table
 from tracer.rank_classes import RankClass, Span, groups_like, lattice, peers_like, spans
+from tracer.ranks import missing_of
 
 if TYPE_CHECKING:
     from tracer.job import Job
@@ -82,7 +84,7 @@ def folded_job(graphs: Sequence[ExecutionGraph], classes: Sequence[tuple[Span, .
         rows[place] = row
     held = [replace(each, graph=rows.get(place, NONE)) for place, each in enumerate(found)]
     covered = {rank for each in held if each.graph != NONE for rank in each}
-    return Job(list(ordered), world_size, list(notes), sorted(set(range(world_size)) - covered), held)
+    return Job(list(ordered), world_size, list(notes), missing_of(world_size, covered), held)
 
 
 def all_alike(graphs: Sequence[ExecutionGraph]) -> bool:
@@ -194,8 +196,8 @@ def _shape_text(text: str, own: int, between_two: bool) -> str:
 
 def _ranks_in(text: str) -> list[int] | None:
     try:
-        value = json.loads(text)
-    except ValueError:
+        value = from_json(text)
+    except DecodeError:
         return None
     return value if _are_ranks(value) else None
 

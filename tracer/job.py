@@ -7,10 +7,9 @@ may lie side by side. What belongs to another job is refused, what is merely mis
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from tracer.capture_layout import find_parts, read_capture
 from tracer.errors import GraphFileError, JobError, TraceError
@@ -18,6 +17,7 @@ from tracer.files import FileKind, FoundFile, find_files
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph
 from tracer.kineto import read_kineto
 from tracer.rank_classes import RankClass, Span
+from tracer.ranks import missing_of, rank_in_name
 
 PathLike = str | os.PathLike[str]
 
@@ -34,8 +34,6 @@ one job start their windows together: up to 7.5 ms apart in the eight-rank DLRM 
 
 _EPOCH_NS = 10**17
 """Smaller absolute times (before 1973) are not on the epoch clock and say nothing about when a window was."""
-
-_RANK_IN_NAME = re.compile(r"(?:rank|worker|trainer|node)[-_.]?(\d+)", re.IGNORECASE)
 
 
 @dataclass
@@ -142,7 +140,7 @@ def assemble_job(graphs: list[ExecutionGraph], notes: Iterable[str] = ()) -> Job
     ranks = {graph.meta.rank for graph in graphs}
     size = max([len(graphs), *(graph.meta.world_size for graph in graphs), *(rank + 1 for rank in ranks)])
     notes = [*notes, *_fake_world_notes(graphs)]
-    missing = [] if ranks == {NONE} else sorted(set(range(size)) - ranks)
+    missing = [] if ranks == {NONE} else missing_of(size, ranks)
     job = Job(graphs, size, list(notes), missing)
     if missing and graphs and all(_stands_alone(graph) for graph in graphs):
         done, whose = ("were", "those") if len(graphs) > 1 else ("was", "that one")
@@ -243,12 +241,6 @@ def _shifted(progress: Callable[[int, int], None] | None, done: int, total: int)
     return lambda now, _: progress(done + now, total)
 
 
-def rank_in_name(path: str) -> int:
-    """The rank a file's name gives ("rank3.json", "worker3_step_12…"), ``NONE`` if it gives none."""
-    match = _RANK_IN_NAME.search(path.rstrip("/").rsplit("/", 1)[-1])
-    return int(match.group(1)) if match and len(match.group(1)) < 9 else NONE
-
-
 def _number_ranks(graphs: list[ExecutionGraph], notes: list[str]) -> None:
     unknown = [graph for graph in graphs if graph.meta.rank == NONE]
     for graph in unknown:
@@ -334,6 +326,7 @@ def _why_none(files: list[FoundFile], notes: list[str]) -> str:
 
 
 def _listed(texts: Iterable[str], most: int = 8) -> str:
-    shown = list(texts)
-    more = f" and {len(shown) - most} more" if len(shown) > most else ""
-    return ", ".join(shown[:most]) + more
+    rest = iter(texts)
+    shown = list(islice(rest, most))
+    left = sum(1 for _ in rest)
+    return ", ".join(shown) + (f" and {left} more" if left else "")

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tracer.graph import NONE
+from tracer.ranks import MOST_RANKS
 
 Span = tuple[int, int, int]
 """Ranks ``first, first + step, … last``."""
@@ -70,6 +71,8 @@ def spans(ranks: Iterable[int]) -> tuple[Span, ...]:
 
 def checked_classes(value: object, world_size: int) -> list[tuple[Span, ...]] | None:
     """Classes as JSON has them (lists of [first, last, step]), or ``None`` if they are none of this world."""
+    if world_size > MOST_RANKS:
+        return None
     try:
         found = [tuple((int(first), int(last), int(step)) for first, last, step in ranks)
                  for ranks in value]  # type: ignore[attr-defined]

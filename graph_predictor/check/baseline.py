@@ -19,6 +19,7 @@ import msgspec
 from graph_predictor.check.accuracy import Accuracy
 from graph_predictor.check.captures import BASELINE, Capture, CheckError
 from graph_predictor.check.measure import COUNTS, Count, Environment, Run
+from tracer.decode import DecodeError, convert, from_json
 from tracer.input_file import read_input
 from tracer.output_file import whole_file
 
@@ -80,18 +81,18 @@ class BaselineFile:
             raise CheckError(f"{self.path} cannot be read ({error.strerror or error}); check its permissions."
                              ) from error
         try:
-            head: Any = msgspec.json.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise CheckError(f"{self.path} is damaged: it is not JSON ({error}); take it from version control again, "
+            head: Any = from_json(text)
+        except DecodeError as error:
+            raise CheckError(f"{self.path} is damaged ({error}); take it from version control again, "
                              "or remove it and make a new one with --update-baseline.") from error
         check_kind(head, str(self.path), FORMAT, VERSION)
         try:
-            found = msgspec.convert(head, Baseline)
+            found = convert(head, Baseline)
             for name, entry in found.captures.items():
                 if lacking := [each for each in COUNTS if each not in entry.counts]:
-                    raise msgspec.ValidationError(f"{name} lacks the count of {lacking[0]}")
+                    raise DecodeError(f"{name} lacks the count of {lacking[0]}")
             return found
-        except msgspec.ValidationError as error:
+        except DecodeError as error:
             raise CheckError(f"{self.path} is damaged ({error}); take it from version control again, or remove it and "
                              "make a new one with --update-baseline.") from error
 

@@ -16,6 +16,7 @@ import msgspec
 from graph_predictor.check.baseline import check_kind
 from graph_predictor.check.captures import CheckError
 from graph_predictor.check.step_limits import StepFigures
+from tracer.decode import DecodeError, convert, from_json
 from tracer.input_file import read_input
 from tracer.output_file import whole_file
 
@@ -42,16 +43,16 @@ class StepStore:
             CheckError: it is damaged, another program's, or of a newer version.
         """
         try:
-            head: Any = msgspec.json.decode(read_input(self.path))
+            head: Any = from_json(read_input(self.path))
         except FileNotFoundError:
             return {}
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (OSError, DecodeError) as error:
             raise CheckError(f"{self.path} cannot be read ({error}); take it from version control again, or remove it "
                              "and store the counts anew with pytest --foretrace-update.") from error
         check_kind(head, str(self.path), FORMAT, VERSION)
         try:
-            return msgspec.convert(head, _File).steps
-        except msgspec.ValidationError as error:
+            return convert(head, _File).steps
+        except DecodeError as error:
             raise CheckError(f"{self.path} is damaged ({error}); take it from version control again, or remove it and "
                              "store the counts anew with pytest --foretrace-update.") from error
 

@@ -16,6 +16,7 @@ from typing import IO, Any
 import msgspec
 
 from graph_predictor.sweep.space import SweepError
+from tracer.decode import DecodeError, from_json
 
 FORMAT = 1
 _HEAD = b'{"foretrace_sweep":'
@@ -146,6 +147,6 @@ def _opened(path: Path) -> IO[bytes]:
 
 def _decoded(line: bytes) -> Any:
     try:
-        return msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        return from_json(line)
+    except DecodeError:
         return None

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracer.errors import ForetraceError
+from tracer.ranks import MOST_RANKS
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -149,6 +150,8 @@ class Placement:
         """``ranks`` in blocks of ``per_node``; the last node holds what is left."""
         if ranks < 1 or per_node < 1:
             raise CommError(f"{ranks} ranks cannot lie {per_node} to a node; both must be at least one.")
+        if ranks > MOST_RANKS:
+            raise CommError(f"{ranks} ranks are more than any job has; a group has at most {MOST_RANKS:,}.")
         full, rest = divmod(ranks, per_node)
         return Placement((per_node,) * full + ((rest,) if rest else ()))
 

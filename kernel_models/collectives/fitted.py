@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -19,8 +20,10 @@ from kernel_models.collectives.call import DTYPE_BYTES, DTYPES, CollectiveBatch,
 from kernel_models.collectives.datasheet import DatasheetModel, nccl_lines
 from kernel_models.collectives.formulas import Group
 from kernel_models.collectives.measurements import Measurements, Setting
+from kernel_models.collectives.stored import Bytes, Cost, LogRatio, StoredSetting, stored_setting
 from kernel_models.collectives.times import CommTimes, Level
 from kernel_models.collectives.topology import Topology, topology_of_state, topology_state
+from tracer.decode import DecodeError, convert
 
 Float64 = npt.NDArray[np.float64]
 
@@ -204,20 +207,36 @@ class FittedModel:
     def from_state(state: dict[str, Any]) -> FittedModel:
         """The model of ``state()``. Raises ``CommError`` if it is none."""
         try:
+            stored = convert(state, _State)
             pieces = {}
-            for entry in state["pieces"]:
-                kind, dtype, *rest = entry["setting"]
-                ranks, nodes, widest, narrowest = (int(value) for value in rest)
-                upto, latency, rate = (np.asarray(entry[n], np.float64) for n in ("upto", "latency_us", "us_per_byte"))
-                found = Pieces(upto, latency, rate, float(entry["smallest"]))
-                if len(found.latency_us) != len(found.upto) + 1 or len(found.us_per_byte) != len(found.latency_us):
+            for entry in stored.pieces:
+                upto, latency, rate = (np.array(part, np.float64) for part in (
+                    entry.upto, entry.latency_us, entry.us_per_byte))
+                if len(latency) != len(upto) + 1 or len(rate) != len(latency) or (np.diff(upto) < 0).any():
                     raise ValueError("a line is missing")
-                pieces[(int(kind), DTYPES.index(dtype), ranks, nodes, widest, narrowest)] = found
-            return FittedModel(topology_of_state(state["topology"], float(state["oversubscription"])), pieces,
-                               np.asarray(state["residual"], np.float64))
-        except (KeyError, TypeError, ValueError) as error:
+                pieces[stored_setting(entry.setting)] = Pieces(upto, latency, rate, entry.smallest)
+            return FittedModel(topology_of_state(stored.topology, stored.oversubscription), pieces,
+                               np.array(stored.residual, np.float64))
+        except (DecodeError, ValueError) as error:
             raise CommError(f"The fitted lines cannot be read ({type(error).__name__}: {error}); fit them again with "
                             "'foretrace comm fit'.") from None
+
+
+class _Pieces(msgspec.Struct):
+    setting: StoredSetting
+    upto: list[Bytes]
+    latency_us: list[Cost]
+    us_per_byte: list[Cost]
+    smallest: Bytes
+
+
+class _State(msgspec.Struct):
+    """What ``state()`` gives."""
+
+    topology: str | dict[str, Any]
+    oversubscription: float
+    pieces: list[_Pieces]
+    residual: list[LogRatio]
 
 
 def _like_sizes(setting: Setting, size: Float64) -> CollectiveBatch:

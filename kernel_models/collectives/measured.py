@@ -8,17 +8,19 @@ bridge (PCIe) neither holds, and log time is interpolated over log n.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from kernel_models.collectives.call import DTYPE_BYTES, DTYPES, CollectiveBatch, CommError
 from kernel_models.collectives.curve import DEFAULT_BLEND, SHORTEST, Curve, choose_blend, left_out_step
 from kernel_models.collectives.measurements import Measurements, Setting, setting_of
+from kernel_models.collectives.stored import LogRatio, Micros, Share, Size, Spread, StoredSetting, stored_setting
 from kernel_models.collectives.times import CommTimes, Level
+from tracer.decode import DecodeError, convert
 
 Float64 = npt.NDArray[np.float64]
 
@@ -216,28 +218,41 @@ class MeasuredModel:
     def from_state(state: dict[str, Any]) -> MeasuredModel:
         """The model of ``state()``. Raises ``CommError`` if it is none."""
         try:
+            found = convert(state, _State)
             curves = {}
-            for entry in state["curves"]:
-                kind, dtype, *rest = entry["setting"]
-                ranks, nodes, widest, narrowest = (int(value) for value in rest)
-                size, time_us = _numbers(entry["size"]), _numbers(entry["time_us"])
-                if not len(size) or len(size) != len(time_us) or (time_us <= 0).any() or (np.diff(size) <= 0).any():
+            for entry in found.curves:
+                size, time_us = np.array(entry.size), np.array(entry.time_us)
+                if not len(size) or len(size) != len(time_us) or (np.diff(size) <= 0).any():
                     raise ValueError("a curve is no curve")
-                curves[(int(kind), DTYPES.index(dtype), ranks, nodes, widest, narrowest)] = Curve.fit(size, time_us)
+                curves[stored_setting(entry.setting)] = Curve.fit(size, time_us)
+            if len({len(found.residual_size), len(found.residual), len(found.misfit)}) > 1:
+                raise ValueError("the residuals do not fit together")
             return MeasuredModel(
-                curves, float(state["blend"]), _numbers(state["residual_size"]), _numbers(state["residual"]),
-                _numbers(state["misfit"]), _numbers(state["ranks_residual"]), float(state["spread"]),
-                bool(state["shared_link"]))
-        except (KeyError, TypeError, ValueError) as error:
+                curves, found.blend, np.array(found.residual_size, np.float64), np.array(found.residual, np.float64),
+                np.array(found.misfit, np.float64), np.array(found.ranks_residual, np.float64), found.spread,
+                found.shared_link)
+        except (DecodeError, ValueError) as error:
             raise CommError(f"The measured curves cannot be read ({type(error).__name__}: {error}); fit them again "
                             "with 'foretrace comm fit'.") from None
 
 
-def _numbers(values: Iterable[Any]) -> Float64:
-    found = np.asarray(list(values), np.float64)
-    if not np.isfinite(found).all():
-        raise ValueError("a number is not finite")
-    return found
+class _Curve(msgspec.Struct):
+    setting: StoredSetting
+    size: list[Size]
+    time_us: list[Micros]
+
+
+class _State(msgspec.Struct):
+    """What ``state()`` gives."""
+
+    blend: Share
+    spread: Spread
+    shared_link: bool
+    residual_size: list[Size]
+    residual: list[LogRatio]
+    misfit: list[Spread]
+    ranks_residual: list[LogRatio]
+    curves: list[_Curve]
 
 
 def _quantiles(residual: Float64, default: float) -> tuple[float, float]:

@@ -21,6 +21,9 @@ from kernel_models.collectives.call import (
 
 Float64 = npt.NDArray[np.float64]
 
+MOST_BYTES, LEAST_US, MOST_US = 1e18, 1e-6, 1e12
+"""What a measured collective can be: an exabyte, a picosecond, twelve days. Beyond, the row is damage."""
+
 Setting = tuple[int, int, int, int, int, int]
 """Kind, dtype (row of ``DTYPES``), ranks, nodes, most and fewest ranks on a node: all of a call but its size."""
 
@@ -137,9 +140,9 @@ def make_measurements(
     sizes: list[float] = []
     times: list[float] = []
     for kind, dtype, placement, size, time_us in rows:
-        if not (np.isfinite(size) and size >= 0 and np.isfinite(time_us) and time_us > 0):
+        if not (0 <= size <= MOST_BYTES and LEAST_US <= time_us <= MOST_US):
             raise CommError(f"A collective of {size:g} bytes that took {time_us:g} µs was measured wrongly: sizes are "
-                            "finite and not negative, times finite and above zero.")
+                            "from 0 to an exabyte, times above zero and no longer than days.")
         which = kind if isinstance(kind, CollectiveKind) else collective_kind(kind)
         columns.append((int(which), DTYPES.index(dtype_name(dtype)), placement.ranks, placement.nodes, placement.widest,
                         placement.narrowest))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -31,12 +32,27 @@ from kernel_models.collectives.measured import MeasuredModel
 from kernel_models.collectives.measurements import Measurements
 from kernel_models.collectives.times import CommTimes, Level
 from kernel_models.collectives.topology import Topology, topology_of_state, topology_state
+from tracer.decode import DecodeError, convert, from_json
 from tracer.input_file import read_input
 from tracer.output_file import replaced_file, why_unwritten
 
 FORMAT = "foretrace-comm"
 VERSION = 1
 DEFAULT_BACKEND = "nccl"
+
+
+class _Models(msgspec.Struct):
+    measured: dict[str, Any]
+    fitted: dict[str, Any]
+
+
+class _State(msgspec.Struct):
+    """What ``CommProfile.state`` gives."""
+
+    topology: str | dict[str, Any]
+    oversubscription: float
+    sources: list[str]
+    backends: dict[str, _Models]
 
 
 @dataclass
@@ -155,13 +171,13 @@ class CommProfile:
     def from_state(state: dict[str, Any]) -> CommProfile:
         """The profile of ``state()``. Raises ``CommError`` if it is none."""
         try:
-            where = topology_of_state(state["topology"], float(state["oversubscription"]))
-            backends = {backend: BackendModels(MeasuredModel.from_state(models["measured"]),
-                                               FittedModel.from_state(models["fitted"]))
-                        for backend, models in state["backends"].items()}
-            return CommProfile(where, backends, [str(line) for line in state["sources"]])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CommError(f"The profile lacks or spoils {error}") from None
+            stored = convert(state, _State)
+        except DecodeError as error:
+            raise CommError(f"it is not complete: {error}") from None
+        backends = {name: BackendModels(MeasuredModel.from_state(models.measured),
+                                        FittedModel.from_state(models.fitted))
+                    for name, models in stored.backends.items()}
+        return CommProfile(topology_of_state(stored.topology, stored.oversubscription), backends, stored.sources)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file, whole or not at all. Raises ``CommError`` naming the file where it cannot be written."""
@@ -180,10 +196,10 @@ class CommProfile:
         """Read a file of ``save``. Raises ``CommError`` with one sentence if it is corrupt, newer or another's."""
         name = os.fspath(path)
         try:
-            state: Any = json.loads(read_input(path).decode("utf-8"))
+            state: Any = from_json(read_input(path))
         except OSError as error:
             raise CommError(f"{name} cannot be read: {error.strerror}; name a file of 'foretrace comm fit'.") from None
-        except ValueError:
+        except DecodeError:
             raise CommError(f"{name} is no profile of collectives, or was cut off; make it again with "
                             "'foretrace comm fit'.") from None
         if not isinstance(state, dict) or state.get("format") != FORMAT:

@@ -10,16 +10,17 @@ from __future__ import annotations
 import difflib
 import math
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, lru_cache
-from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+
 from kernel_models.collectives.call import CommError, Placement
+from tracer.decode import DecodeError, convert, from_toml
 from tracer.input_file import read_input
 
 FOLDER = Path(__file__).resolve().parents[1] / "topologies"
@@ -27,6 +28,8 @@ NETWORKS = "networks"
 MOST_NODES = 100_000
 _OWN = re.compile(r"(?P<file>.+\.toml)(?:x(?P<count>\d{1,9}))?(?:@(?P<network>[A-Za-z0-9-]+))?", re.IGNORECASE)
 """A file of one's own as the node: "mine.toml", "mine.tomlx4", "mine.tomlx4@roce-100"."""
+MOST_OVERSUBSCRIPTION = 1e6
+_MOST_OF_A_NODE = 10_000
 LINKS = ("nvswitch", "nvlink-mesh", "pcie", "loopback")
 """How the GPUs of a node reach each other: through a switch, by links between pairs, through host bridges, or a
 host."""
@@ -156,9 +159,7 @@ def _networks(file: Path, table_name: str) -> dict[str, Network]:
             found[name] = Network(name, str(table["title"]), bool(table["rail"]), figures["card_gbps"],
                                   figures["payload_share"], figures["extra_latency_us"], figures["oversubscription"],
                                   sources)
-            if not (found[name].card_gbps > 0 and 0 < found[name].payload_share <= 1
-                    and found[name].oversubscription >= 1):
-                raise ValueError("a bandwidth is not above 0, a share not up to 1, or an oversubscription below 1")
+            _checked_network(found[name])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CommError(f"{file.name} describes no complete network {name!r}: {_reason(error)}.") from None
     return found
@@ -197,13 +198,22 @@ def _checked_node(node: NodeType) -> NodeType:
         raise ValueError("a name is no text, or its own has other characters than a-z, 0-9 and -")
     if node.link not in LINKS:
         raise ValueError(f"its link is {node.link!r}, which is none of {', '.join(LINKS)}")
-    if not (node.gpus >= 1 and node.peer_gbps > 0 and node.nics >= 1):
+    if not (1 <= node.gpus <= _MOST_OF_A_NODE and 0 < node.peer_gbps < math.inf
+            and 1 <= node.nics <= _MOST_OF_A_NODE):
         raise ValueError("it has no GPU, no card, or no bandwidth between its GPUs")
     return node
 
 
 def _reason(error: Exception) -> str:
     return f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+
+
+class _Stored(msgspec.Struct):
+    """What ``topology_state`` gives of a topology of one's own."""
+
+    nodes: int
+    node: NodeType
+    network: Network
 
 
 def topology(name: str, oversubscription: float | None = None) -> Topology:
@@ -227,12 +237,23 @@ def topology_state(where: Topology) -> str | dict[str, Any]:
 
 
 def topology_of_state(state: Any, oversubscription: float) -> Topology:
-    """The topology of ``topology_state``. Raises ``CommError`` or ``TypeError`` if it is none."""
+    """The topology of ``topology_state``. Raises ``CommError`` or ``ValueError`` if it is none."""
     if isinstance(state, str):
         return _known_topology(state, oversubscription)
-    node, network = NodeType(**state["node"]), Network(**state["network"])
-    return Topology(_checked_node(node), _count(int(state["nodes"]), node.name),
-                    _oversubscribed(network, oversubscription))
+    try:
+        found = convert(state, _Stored)
+    except DecodeError as error:
+        raise CommError(f"The topology is not complete: {error}") from None
+    return Topology(_checked_node(found.node), _count(found.nodes, found.node.name),
+                    _oversubscribed(_checked_network(found.network), oversubscription))
+
+
+def _checked_network(network: Network) -> Network:
+    """The network, if its figures can be divided by. Raises ``ValueError``."""
+    if not (0 < network.card_gbps < math.inf and 0 < network.payload_share <= 1
+            and 1 <= network.oversubscription <= MOST_OVERSUBSCRIPTION and 0 <= network.extra_latency_us < 1e12):
+        raise ValueError("a bandwidth is not above 0, a share not up to 1, or an oversubscription below 1")
+    return network
 
 
 @lru_cache(maxsize=256)
@@ -275,8 +296,9 @@ def _joined(node: NodeType, count: int, network_name: str | None, known: Mapping
 def _oversubscribed(network: Network, oversubscription: float | None) -> Network:
     if oversubscription is None:
         return network
-    if not (math.isfinite(oversubscription) and oversubscription >= 1):
-        raise CommError(f"An oversubscription of {oversubscription:g} is none; give a number of at least 1.")
+    if not 1 <= oversubscription <= MOST_OVERSUBSCRIPTION:
+        raise CommError(f"An oversubscription of {oversubscription:g} is none; give a number from 1 to "
+                        f"{MOST_OVERSUBSCRIPTION:g}.")
     return replace(network, oversubscription=oversubscription)
 
 
@@ -291,13 +313,12 @@ def figures_of(value: NodeType | Network) -> dict[str, Any]:
 
 
 def _toml(path: Path) -> dict[str, Any]:
-    toml: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        return dict(toml.loads(read_input(path).decode("utf-8")))
+        return from_toml(read_input(path))
     except OSError as error:
         raise CommError(f"{path} cannot be read as a topology ({error.strerror}); check the path.") from None
-    except ValueError as error:
-        raise CommError(f"{path.name} is no TOML: {error}.") from None
+    except DecodeError as error:
+        raise CommError(f"{path.name} cannot be read as a topology: {error}.") from None
 
 
 def _figures(table: dict[str, Any], sources: dict[str, str]) -> tuple[dict[str, float], Mapping[str, str]]:

@@ -9,13 +9,13 @@ and so are rows whose kernels are not those of the operation. The table's own sp
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from kernel_models.datasets.intended import is_intended
@@ -31,6 +31,7 @@ from kernel_models.families.recurrent import recurrent
 from kernel_models.op_call import OpCall
 from kernel_models.operation import backward_calls_of, calls_of, operation
 from tracer.campaign.tables import quickest_visits
+from tracer.decode import DecodeError, from_json
 from tracer.input_file import read_input
 
 if TYPE_CHECKING:
@@ -337,14 +338,18 @@ _SHAPE = frozenset({
     "factor", "classes", "input", "hidden", "layers"})
 
 
+class _Index(msgspec.Struct):
+    sessions: list[dict[str, Any]]
+
+
 def _sessions(path: Path) -> list[dict[str, Any]]:
     index = path.resolve().parent.parent / "campaign.json"
     try:
-        sessions = json.loads(read_input(index).decode("utf-8"))["sessions"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        sessions = from_json(read_input(index), _Index).sessions
+    except (OSError, DecodeError) as error:
         raise DataError(f"{path} is a campaign's table, and the campaign.json that names its device cannot be read "
                         f"beside its folder ({str(error)[:100]}); keep the campaign's directory together.") from None
-    return [session if isinstance(session, dict) else {} for session in sessions]
+    return sessions
 
 
 READER = Reader("micro-benchmarks", frozenset({"id", "session", "split", "variant", "p50_us"}), read,

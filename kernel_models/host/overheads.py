@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from kernel_models.host.segments import Intervals, Overhead, Segments, host_segments
+from tracer.decode import DecodeError, convert
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 
@@ -177,13 +179,24 @@ class HostOverheads:
     def from_json(cls, state: dict[str, Any]) -> HostOverheads:
         """The reverse of ``to_json``. Raises ``ForetraceError`` for what it did not write."""
         try:
-            table = {(int(kind), str(op), str(detail)): Distribution(
-                int(count), float(mean), float(total), tuple(map(float, quantiles)), float(estimate))
-                for kind, op, detail, count, mean, total, quantiles, estimate in state["rows"]}
-            return cls(table, dict(state["host"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ForetraceError("The host overheads are not in the form foretrace writes: the file is damaged or of "
-                                 "another version; fit them again.") from error
+            stored = convert(state, _State)
+        except DecodeError as error:
+            raise ForetraceError(f"The host overheads are not in the form foretrace writes ({error}): the file is "
+                                 "damaged or of another version; fit them again.") from None
+        return cls({(kind, op, detail): Distribution(count, mean, total, quantiles, estimate)
+                    for kind, op, detail, count, mean, total, quantiles, estimate in stored.rows}, stored.host)
+
+
+_Nanoseconds = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+_Row = tuple[Annotated[int, msgspec.Meta(ge=0, le=127)], str, str, Annotated[int, msgspec.Meta(ge=0)], _Nanoseconds,
+             Annotated[float, msgspec.Meta(ge=0, le=1e18)], tuple[_Nanoseconds, ...], _Nanoseconds]
+
+
+class _State(msgspec.Struct):
+    """What ``to_json`` gives."""
+
+    host: dict[str, Any]
+    rows: list[_Row]
 
 
 def fit_overheads(parts: Sequence[Recorded], host: dict[str, Any] | None = None) -> HostOverheads:

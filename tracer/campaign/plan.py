@@ -25,14 +25,13 @@
 
 from __future__ import annotations
 
-import sys
-from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from tracer.campaign.errors import CampaignError
+from tracer.decode import DecodeError, from_toml
 from tracer.input_file import read_input
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -108,19 +107,13 @@ def read_plan(plan: str | Path) -> Plan:
         raise CampaignError(f"The plan {plan} cannot be read ({error.strerror or error}); give a TOML file, or one of "
                             f"the package's plans: {', '.join(known)}.") from error
     try:
-        found = msgspec.convert(_toml(text), Plan)
-    except (UnicodeDecodeError, ValueError) as error:
-        if isinstance(error, msgspec.ValidationError):
-            raise CampaignError(f"The plan {plan} cannot be used: {_explained(error)}") from error
-        raise CampaignError(f"The plan {plan} is no TOML: {error}.") from error
+        found = msgspec.convert(from_toml(text), Plan)
+    except DecodeError as error:
+        raise CampaignError(f"The plan {plan} cannot be read: {error}.") from error
+    except msgspec.ValidationError as error:
+        raise CampaignError(f"The plan {plan} cannot be used: {_explained(error)}") from error
     if not found.workload and not found.kernel:
         raise CampaignError(f"The plan {plan} has nothing to record: give it a [[workload]] or a [[kernel]].")
-    return found
-
-
-def _toml(content: bytes) -> dict[str, Any]:
-    reader = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    found: dict[str, Any] = reader.loads(content.decode("utf-8"))
     return found
 
 

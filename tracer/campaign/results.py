@@ -13,6 +13,7 @@ import msgspec
 
 from tracer.campaign.errors import CampaignError
 from tracer.campaign.items import Item
+from tracer.decode import DecodeError, from_json
 from tracer.directory_lock import LOCK, Busy, DirectoryLock
 from tracer.input_file import read_input
 
@@ -240,20 +241,20 @@ class Results:
     def _load(self) -> None:
         try:
             text = read_input(self.path / INDEX)
-            found = msgspec.json.decode(text, type=dict[str, Any])
+            found = from_json(text, dict[str, Any])
             if isinstance(found.get("version"), int) and found["version"] > VERSION:
                 raise CampaignError(f"{self.path} was written by a newer foretrace (version {found['version']} of the "
                                     f"directory; this one knows {VERSION}); update foretrace.")
             if not set(Index.__struct_fields__) <= found.keys():
                 raise CampaignError(f"The {INDEX} in {self.path} was not written by foretrace; choose another "
                                     "directory.")
-            self.index = msgspec.json.decode(text, type=Index)
+            self.index = from_json(text, Index)
             lines = self.path / LINES
             self.lines = {}
             for text in read_input(lines).splitlines() if os.path.lexists(lines) else []:
-                line = msgspec.json.decode(text, type=ItemResult)
+                line = from_json(text, ItemResult)
                 self.lines[line.id] = line
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, DecodeError) as error:
             raise CampaignError(f"The campaign in {self.path} cannot be read ({error}); its {INDEX} or {LINES} was "
                                 "changed or damaged.") from error
 

@@ -10,16 +10,29 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict, cast
 
+import msgspec
 import numpy as np
 
 from tracer.capture.align import Call, align, call_of
+from tracer.decode import DecodeError, from_json
 from tracer.errors import TraceError
 from tracer.fill import string_coder
 from tracer.graph import NONE, CollectiveTable, ExecutionGraph, OpKind
 from tracer.input_file import read_input
 from tracer.kineto.collectives import SAME_SIZE, collective_kind
+from tracer.ranks import MOST_RANKS
+
+_Elements = Annotated[int, msgspec.Meta(ge=NONE, le=(1 << 62))]
+_Rank = Annotated[int, msgspec.Meta(ge=0, lt=MOST_RANKS)]
+_Note = TypedDict("_Note", {"op": str, "kind": str, "group": str, "ranks": list[_Rank], "dtype": str,
+                            "elements_in": _Elements, "elements_out": _Elements, "async": bool | None})
+
+
+class _Stored(msgspec.Struct):
+    rows: list[_Note]
+
 
 _OPERATORS = ("c10d::", "_c10d_functional::")
 _NOT_COLLECTIVES = ("::wait_tensor", "::check_for_nan", "::batch_p2p_ops", "::_wrap_tensor_autograd")
@@ -34,13 +47,12 @@ def merge_collectives(graph: ExecutionGraph, path: Path, groups: object = ()) ->
         TraceError: the file is damaged.
     """
     try:
-        stored = json.loads(read_input(path).decode("utf-8"))
-        noted = [_checked(row) for row in stored["rows"]]
+        noted = cast(list[dict[str, Any]], from_json(read_input(path), _Stored).rows)
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TraceError(f"{path} cannot be read as a capture's notes of collectives ({type(error).__name__}); copy or "
-                         "record it again.") from error
+    except (OSError, DecodeError) as error:
+        raise TraceError(f"{path} cannot be read as a capture's notes of collectives ({error}); copy or record "
+                         "it again.") from error
     calls = _calls(graph)
     described, unlike = _described(graph, calls, noted)
     left = [index for index, note in enumerate(described) if note is None and graph.ops.step[calls[index][0]] != NONE]
@@ -78,15 +90,6 @@ def _in_group(group: dict[str, Any], call: Call) -> dict[str, Any]:
     if kind in SAME_SIZE and call.elements >= 0:
         known.update(elements_in=call.elements, elements_out=call.elements)
     return known
-
-
-def _checked(row: Any) -> dict[str, Any]:
-    return {
-        "op": str(row["op"]), "kind": str(row["kind"]), "group": str(row["group"]),
-        "ranks": [int(rank) for rank in row["ranks"]], "dtype": str(row["dtype"]),
-        "elements_in": int(row["elements_in"]), "elements_out": int(row["elements_out"]),
-        "async": None if row["async"] is None else bool(row["async"]),
-    }
 
 
 def _calls(graph: ExecutionGraph) -> list[tuple[int, str]]:

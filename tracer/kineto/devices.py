@@ -9,6 +9,7 @@ import numpy as np
 
 from tracer.graph import NONE, Meta
 from tracer.kineto.numbers import integer
+from tracer.ranks import leave_out_unbelievable
 
 _FLAGS = ("record_shapes", "with_stack", "profile_memory", "with_flops", "with_modules")
 _VERSIONS = ("cuda_runtime_version", "cuda_driver_version", "cupti_version", "hip_runtime_version",
@@ -33,6 +34,7 @@ def fill_meta(meta: Meta, metadata: dict[str, Any], is_list: bool, categories: I
     if isinstance(info, dict):
         meta.rank = integer(info.get("rank"))
         meta.world_size = integer(info.get("world_size"))
+        leave_out_unbelievable(meta)
         meta.backend = str(info.get("backend") or "")
         groups = info.get("pg_config")
         if isinstance(groups, list):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 import msgspec
 
+from tracer.decode import DecodeError, convert, from_json
 from tracer.errors import GraphFileError
 from tracer.graph import (
     NONE,
@@ -25,6 +26,7 @@ from tracer.graph import (
     Thread,
     WaitSource,
 )
+from tracer.ranks import MOST_RANKS
 from tracer.store.container import MANIFEST, VERSION, corrupt, pack, read_file, unpack, write_file
 from tracer.store.tables import (
     MAX_ROWS,
@@ -46,6 +48,10 @@ SUFFIX = ".foretrace"
 # Real traces unpack to 10-40 times their file. A file that claims far more is refused before memory is taken.
 _MAX_EXPANSION = 1000
 _FREE_BYTES = 256 << 20
+
+# Some 12 days: a window lasts minutes, and readers drop events more than half a week from the others.
+MOST_NS = 1 << 50
+_LATEST_NS = 1 << 62
 
 # Row numbers a column holds, and of what. Checked on save and load, so that no later lookup leaves its table.
 _REFERENCES: dict[str, dict[str, str]] = {
@@ -124,10 +130,10 @@ def load_job(path: str | os.PathLike[str]) -> Job:
     hints = get_type_hints(Job)
     try:
         others = {
-            part.name: msgspec.convert(manifest.job[part.name], hints[part.name])
+            part.name: convert(manifest.job[part.name], hints[part.name])
             for part in fields(Job) if part.name in manifest.job
         }
-    except msgspec.ValidationError as error:
+    except DecodeError as error:
         raise corrupt(name, f"its manifest cannot be read: {error}") from None
     job = Job(graphs, **others)
     _check_classes(job, name)
@@ -137,6 +143,8 @@ def load_job(path: str | os.PathLike[str]) -> Job:
 def _check_classes(job: Job, label: str) -> None:
     """Refuse a folded job whose classes hold impossible ranks or point to graphs that are not there."""
     size = max(job.world_size, 0)
+    if size > MOST_RANKS or len(job.missing_ranks) > MOST_RANKS:
+        raise corrupt(label, "it claims an impossible number of ranks")
     for each in job.classes:
         for first, last, step in each.ranks:
             if not (0 <= first <= last < size and step > 0 and (last - first) % step == 0):
@@ -180,8 +188,8 @@ def _load(label: str) -> tuple[_Manifest, list[ExecutionGraph]]:
     data = read_file(label)
     members = unpack(data, label)
     try:
-        manifest = msgspec.json.decode(members.get(MANIFEST, b""), type=_Manifest)
-    except (msgspec.MsgspecError, RecursionError) as error:
+        manifest = from_json(members.get(MANIFEST, b""), _Manifest)
+    except DecodeError as error:
         raise corrupt(label, f"its manifest cannot be read: {error}") from None
     if manifest.format != "foretrace" or manifest.version != VERSION or manifest.kind not in ("graph", "job"):
         raise corrupt(label, "its manifest is not one of this format")
@@ -212,6 +220,10 @@ def _decode(record: _GraphRecord, members: dict[str, bytes], kind: str, index: i
     graph = ExecutionGraph(strings=strings, threads=record.threads, meta=record.meta, **tables)
     _check_references(graph, label)
     _check_kinds(graph, label)
+    _check_times(graph, label)
+    for name in ("rank", "world_size"):
+        if not NONE <= getattr(graph.meta, name) <= MOST_RANKS:
+            raise corrupt(label, f"its {name.replace('_', ' ')} cannot be")
     return graph
 
 
@@ -239,6 +251,20 @@ def _check_kinds(graph: ExecutionGraph, label: str) -> None:
             if len(values) and (int(values.min()) < NONE or int(values.max()) >= len(kind)):
                 raise GraphFileError(f"{label}: column {name}.{column} holds kinds this version does not know; the "
                                      "file is damaged or of a newer version, so convert the traces again.")
+
+
+def _check_times(graph: ExecutionGraph, label: str) -> None:
+    """Refuse a graph with times that no window has: sums of them would leave 64 bits."""
+    for name in ExecutionGraph.TABLES:
+        for column, values in getattr(graph, name).columns().items():
+            if not column.endswith("_ns") or not len(values):
+                continue
+            least = NONE if column == "duration_ns" else -MOST_NS
+            if int(values.min()) < least or int(values.max()) > MOST_NS:
+                raise corrupt(label, f"column {name}.{column} holds a time that cannot be")
+    times = [graph.meta.window_ns, *graph.meta.unprofiled_step_ns]
+    if min(times) < NONE or max(times) > MOST_NS or abs(graph.meta.base_time_ns) > _LATEST_NS:
+        raise corrupt(label, "the length of its window or of a step cannot be")
 
 
 def _check_references(graph: ExecutionGraph, label: str) -> None:

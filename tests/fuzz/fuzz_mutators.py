@@ -1,0 +1,540 @@
+"""Structure-aware damage: JSON trees, trace events, containers, arrays, tables, logs, TOML, and plain bytes.
+
+Every mutator takes the source of choices ``r`` (a ``random.Random``, so that hypothesis decides) and a file's bytes,
+and gives other bytes. Containers with a checksum are sealed again: what is inside is what shall be met.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zipfile
+import zlib
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import numpy as np
+
+Mutator = Callable[[Random, bytes], bytes]
+_RAW = "\ue000raw{}\ue001"
+
+RAW = ["NaN", "Infinity", "-Infinity", "1e400", "-1e308", "1e308", "9" * 5000, "-" + "9" * 5000, "0." + "3" * 3000,
+       "1" + "0" * 30, "9223372036854775807", "9223372036854775808", "-9223372036854775809", "-0", "1e-320",
+       "[" * 2000 + "]" * 2000, '{"a":' * 1500 + "1" + "}" * 1500, "[" * 100_000, "tru", '"\\ud800"', '"\\u0000"',
+       '"\x1b[31m"', '{"a":1,"a":2}', "1.0000000000000000000001", "4294967295", "2147483648"]
+"""JSON text that no Python value becomes."""
+TEXTS = ["", " ", "\n", "x" * 70_000, "\x1b]0;owned\x07", "\x00", "é" * 300, "\u202e", "٣", "½", "²", "NaN", "inf",
+         "-1",
+         "0", "1e308", "9" * 5000, "None", "null", "../../../etc/passwd", "%s%n", "{}", "[]", "[0, 1]", "[1,", "0-7",
+         "0-99999999999", "ProfilerStep#1", "aten::linear", "float", "bfloat16", "nccl:all_reduce", "a,b", "a\tb", "'"]
+NUMBERS: list[Any] = [0, 1, -1, 2, 3, 7, 255, 1 << 15, 1 << 31, (1 << 31) - 1, 1 << 32, 0xFFFFFFFF, 1 << 53, 1 << 62,
+                      (1 << 63) - 1, 1 << 63, 1 << 64, -(1 << 31), -(1 << 63), 30_000_000, 10**11, 10**18, 10**25, 0.5,
+                      -0.0, 1e-300, 1e15, 1e18, 1e300, 0.1, 1.5, 1000.001]
+PLAIN: list[Any] = [None, True, False, [], {}, [[]], [None], [{}], {"": None}, [1, 2, 3], [[1, 2], [3]], ["a"],
+                    {"a": {"b": [1]}}]
+
+
+class _Raw(str):
+    """JSON text to be put in as it is."""
+
+
+def any_value(r: Random) -> Any:
+    """A value of any type, often at an edge."""
+    which = r.random()
+    if which < 0.35:
+        return r.choice(NUMBERS)
+    if which < 0.55:
+        return r.choice(TEXTS)
+    if which < 0.75:
+        return r.choice(PLAIN)
+    return _Raw(r.choice(RAW))
+
+
+def near(r: Random, value: Any) -> Any:
+    """A value that resembles the one there was."""
+    if isinstance(value, bool) or value is None:
+        return any_value(r)
+    if isinstance(value, int | float):
+        with np.errstate(all="ignore"):
+            return r.choice([
+                0, -value, value + 1, value - 1, value * 2, value * 1000, value * 10**9, value / 3, float(value),
+                str(value), [value], -1, 1, value // 7, r.choice(NUMBERS)])
+    if isinstance(value, str):
+        at = r.randint(0, len(value))
+        return r.choice([value[:at], value + value, value[::-1], value.upper(),
+                         value[:at] + r.choice(TEXTS) + value[at:],
+                         [value], 0, r.choice(TEXTS)])
+    if isinstance(value, list):
+        return r.choice([value[:1], value[::-1], value + value, [], value[1:], {"0": value}, value * 20,
+                         [v for v in value for _ in range(2)], [value]])
+    return r.choice([{}, [value], dict(list(value.items())[::2]), list(value)])
+
+
+# JSON -----------------------------------------------------------------------------------------------------------------
+
+def places(tree: Any) -> list[tuple[Any, Any]]:
+    """(container, key) of every value in a tree."""
+    found, todo = [], [tree]
+    while todo:
+        node = todo.pop()
+        pairs = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+        for key, value in pairs:
+            found.append((node, key))
+            if isinstance(value, dict | list):
+                todo.append(value)
+    return found
+
+
+def change_tree(r: Random, tree: Any, times: int = 0) -> Any:
+    """Change a JSON tree in place in one to a few of its places."""
+    for _ in range(times or r.choice([1, 1, 1, 2, 3, 6])):
+        spots = places(tree)
+        if not spots:
+            return any_value(r)
+        node, key = r.choice(spots)
+        what = r.random()
+        if what < 0.35:
+            node[key] = near(r, node[key])
+        elif what < 0.65:
+            node[key] = any_value(r)
+        elif what < 0.8:
+            del node[key]
+        elif what < 0.9:
+            other, name = r.choice(spots)
+            if _there(other, name):
+                node[key] = json.loads(json.dumps(other[name], default=str))  # a copy: no tree may hold itself
+        elif isinstance(node, dict):
+            node[str(any_value(r))[:100] if r.random() < 0.5 else r.choice(list(node))] = node.pop(key)
+        else:
+            node.insert(r.randint(0, len(node)), any_value(r))
+    return tree
+
+
+def _there(node: Any, key: Any) -> bool:
+    return key in node if isinstance(node, dict) else key < len(node)
+
+
+def to_json(tree: Any) -> bytes:
+    """The tree as JSON, raw texts put in as they are."""
+    raws: list[str] = []
+
+    def marked(value: Any) -> Any:
+        if isinstance(value, _Raw):
+            raws.append(str(value))
+            return _RAW.format(len(raws) - 1)
+        if isinstance(value, dict):
+            return {str(key): marked(part) for key, part in value.items()}
+        if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 1 << 4000:
+            return 10**30
+        return [marked(part) for part in value] if isinstance(value, list) else value
+
+    text = json.dumps(marked(tree))
+    for i, raw in enumerate(raws):
+        text = text.replace(json.dumps(_RAW.format(i)), raw)
+    return text.encode("utf-8", "surrogatepass")
+
+
+def json_tree(r: Random, data: bytes) -> bytes:
+    """A JSON file with parts of its tree changed."""
+    return to_json(change_tree(r, json.loads(data)))
+
+
+def json_lines(r: Random, data: bytes) -> bytes:
+    """A file of JSON lines: lines changed, doubled, dropped, swapped, broken."""
+    lines = data.splitlines()
+    for _ in range(r.choice([1, 1, 2])):
+        at = r.randrange(len(lines))
+        what = r.random()
+        if what < 0.6:
+            try:
+                lines[at] = to_json(change_tree(r, json.loads(lines[at])))
+            except ValueError:
+                lines[at] = b"{}"
+        elif what < 0.7:
+            lines.append(lines[at])
+        elif what < 0.8 and len(lines) > 1:
+            del lines[at]
+        elif what < 0.9:
+            lines[at] = plain_bytes(r, lines[at])
+        else:
+            lines.insert(at, r.choice([b"", b"null", b"[]", b"\xff\xfe", b"1", b"[" * 50_000]))
+    return b"\n".join(lines) + (b"\n" if r.random() < 0.8 else b"")
+
+
+# Profiler traces ------------------------------------------------------------------------------------------------------
+
+_TIMES = [0, 1, -1, 5, 500, 1e3, 1e6, 1e9, 1e15, 0.0005, 1e-9, 9.2e15, 9.3e18, 1700000000000000]
+_KINDS = ["cpu_op", "kernel", "cuda_runtime", "gpu_memcpy", "gpu_memset", "user_annotation", "cuda_sync",
+          "python_function",
+          "cuda_driver", "gpu_user_annotation", "overhead", "ac2g", "Operator", "Kernel", "hip_runtime", "?"]
+_CALLS = ["cudaLaunchKernel", "cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize",
+          "cudaEventRecord",
+          "cudaStreamWaitEvent", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMalloc", "cudaFree", "hipFree",
+          "cudaMemcpy", "hipLaunchKernel", "cuLaunchKernel", "cudaEventQuery", "cudaLaunchHostFunc"]
+_NAMES = ["ncclDevKernel_AllReduce_Sum_f32", "nccl:all_reduce", "Memcpy HtoD (Pageable -> Device)",
+          "Memcpy DtoH (Device -> Pinned)", "Memcpy DtoD (Device -> Device)", "Memset (Device)", "ProfilerStep#2",
+          "Optimizer.step#SGD.step", "aten::convolution", "aten::_scaled_dot_product_flash_attention", "aten::mm",
+          "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", "aten::embedding_bag",
+          "## forward ##", "nn.Module: Linear_0", "autograd::engine::evaluate_function: MmBackward0", "DDP.forward"]
+_ARGUMENTS = ["correlation", "stream", "device", "External id", "Ev Idx", "Sequence number", "Fwd thread id",
+              "Input Dims", "Input type", "Input Strides", "Concrete Inputs", "grid", "block", "bytes", "Group size",
+              "Process Group Ranks", "Process Group Name", "In msg nelems", "Out msg nelems", "dtype",
+              "Collective name", "wait_on_stream", "cuda_sync_kind", "registers per thread", "shared memory"]
+
+
+def trace_events(r: Random, data: bytes) -> bytes:
+    """A trace whose events still are events, but of an odd history."""
+    packed = data[:2] == b"\x1f\x8b"
+    tree = json.loads(gzip.decompress(data) if packed else data)
+    events = tree if isinstance(tree, list) else tree["traceEvents"]
+    for _ in range(r.choice([1, 1, 2, 3, 5, 10])):
+        if not events:
+            break
+        _change_events(r, tree, events)
+    text = to_json(tree)
+    return gzip.compress(text, mtime=0) if packed else text
+
+
+def _change_events(r: Random, tree: Any, events: list[Any]) -> None:
+    at = r.randrange(len(events))
+    event = events[at] if isinstance(events[at], dict) else {}
+    args = event.setdefault("args", {}) if isinstance(event.get("args", {}), dict) else {}
+    what = r.randrange(19)
+    if what == 0:
+        event["ts"] = near(r, event.get("ts", 0)) if r.random() < 0.5 else r.choice(_TIMES)
+    elif what == 1:
+        event["dur"] = r.choice(_TIMES)
+    elif what == 2:
+        _shift(event, r.choice([-1000, -100, -10, -1, 1, 10, 100, 1000]))
+    elif what == 3:
+        event["cat"] = r.choice(_KINDS)
+    elif what == 4:
+        event["name"] = r.choice(_CALLS + _NAMES + TEXTS)
+    elif what == 5:
+        args[r.choice(_ARGUMENTS)] = any_value(r)
+    elif what == 6:
+        name = r.choice(_ARGUMENTS)
+        if name in args:
+            args[name] = near(r, args[name])
+    elif what == 7:
+        event[r.choice(["pid", "tid"])] = r.choice([0, 1, 2, 7, 20, "x", -1, 1 << 40, None, "python 3"])
+    elif what == 8:
+        del events[at]
+    elif what == 9:
+        events.insert(r.randint(0, len(events)), json.loads(json.dumps(event, default=str)))
+    elif what == 10:
+        r.shuffle(events)
+    elif what == 11:  # all of one kind gone
+        kind = event.get("cat")
+        events[:] = [e for e in events if not isinstance(e, dict) or e.get("cat") != kind]
+    elif what == 12:  # steps: of no length, wholly elsewhere, one over all
+        for each in events:
+            if isinstance(each, dict) and str(each.get("name")).startswith("ProfilerStep"):
+                each["dur"] = r.choice([0, 0, 1, 1e6, each.get("dur", 0)])
+                if r.random() < 0.5:
+                    _shift(each, r.choice([-400, 170, 435, 10_000]))
+    elif what == 13:  # every event of a kind moved against the others
+        kind, by = event.get("cat"), r.choice([-10_000, -300, -20, 20, 300, 10_000])
+        for each in events:
+            if isinstance(each, dict) and each.get("cat") == kind:
+                _shift(each, by)
+    elif what == 14:
+        events.extend({"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 1000 + i, "ts": 1000 + i, "dur": 5,
+                       "args": {"device": r.choice([0, 1]), "stream": 1000 + i, "correlation": i}}
+                      for i in range(r.choice([3, 300])))
+    elif what == 15:  # a call that spans a whole step
+        step = next((e for e in events if isinstance(e, dict) and str(e.get("name")).startswith("ProfilerStep")), {})
+        events.append({"ph": "X", "cat": "cuda_runtime", "name": r.choice(_CALLS), "pid": 1, "tid": 1,
+                       "ts": step.get("ts", 0), "dur": step.get("dur", 0), "args": {"correlation": r.randrange(50)}})
+    elif what == 16 and isinstance(tree, dict):
+        tree["distributedInfo"] = {"backend": r.choice(["nccl", "gloo", 3]), "rank": r.choice(NUMBERS),
+                                   "world_size": r.choice([0, 1, 2, 8, 30_000_000, 1 << 62, -1, "2"])}
+    elif what == 17 and isinstance(tree, dict):
+        change_tree(r, {k: v for k, v in tree.items() if k != "traceEvents"}, 1)
+        tree[r.choice(["baseTimeNanoseconds", "deviceProperties", "schemaVersion", "traceName", "with_stack"])] = (
+            any_value(r))
+    else:
+        other = r.choice(events)
+        if isinstance(other, dict):
+            for key in ("ts", "dur", "tid", "name"):
+                if r.random() < 0.5 and key in other:
+                    event[key] = other[key]
+
+
+def _shift(event: dict[str, Any], by: float) -> None:
+    if isinstance(event.get("ts"), int | float):
+        event["ts"] += by
+
+
+# Bytes and texts ------------------------------------------------------------------------------------------------------
+
+def plain_bytes(r: Random, data: bytes) -> bytes:
+    """Bytes flipped, cut, doubled, put in."""
+    text = bytearray(data)
+    for _ in range(r.choice([1, 1, 2, 5])):
+        at = r.randint(0, max(len(text) - 1, 0))
+        what = r.randrange(6)
+        if what == 0 and text:
+            text[at] = r.randrange(256)
+        elif what == 1:
+            del text[at:]
+        elif what == 2:
+            del text[at:at + r.randint(1, 64)]
+        elif what == 3:
+            text[at:at] = text[at:at + r.randint(1, 200)]
+        elif what == 4:
+            text[at:at] = r.choice([b'"', b"\\", b"{", b"}", b"[", b"]", b",", b"\0", b"\xff", b"\n", b"1e9999", b"},{",
+                                    b"\xef\xbb\xbf", b"\x1f\x8b", b"PK\x03\x04", b"9" * 5000, b"[" * 3000])
+        else:
+            del text[:at]
+    return bytes(text)
+
+
+def gzip_bytes(r: Random, data: bytes) -> bytes:
+    """A gzip whose stream, or whose text, is damaged."""
+    if r.random() < 0.4:
+        return plain_bytes(r, data)
+    try:
+        text = gzip.decompress(data)
+    except (OSError, EOFError, zlib.error):
+        return plain_bytes(r, data)
+    return gzip.compress(plain_bytes(r, text), mtime=0)
+
+
+def gzip_json(r: Random, data: bytes) -> bytes:
+    """A gzipped JSON file with parts of its tree changed."""
+    return gzip.compress(json_tree(r, gzip.decompress(data)), mtime=0)
+
+
+def log_text(r: Random, data: bytes) -> bytes:
+    """A log: words replaced, lines dropped, doubled, swapped."""
+    lines = data.decode("utf-8", "replace").split("\n")
+    for _ in range(r.choice([1, 1, 2, 4])):
+        at = r.randrange(len(lines))
+        words = lines[at].split(" ")
+        what = r.random()
+        if what < 0.7:
+            filled = [i for i, word in enumerate(words) if word]
+            if filled:
+                words[r.choice(filled)] = _cell(r)
+                lines[at] = " ".join(words)
+        elif what < 0.8:
+            lines.insert(r.randint(0, len(lines)), lines[at])
+        elif what < 0.9 and len(lines) > 1:
+            del lines[at]
+        else:
+            r.shuffle(lines)
+    return "\n".join(lines).encode("utf-8", "surrogatepass")
+
+
+def _cell(r: Random) -> str:
+    return str(r.choice([*NUMBERS, "nan", "inf", "-inf", "", "x", "1e400", "-5", "#", '"', "8,388", *TEXTS,
+                         "9" * 5000]))
+
+
+def table_text(separator: str) -> Mutator:
+    """Cells, rows and columns of a text table changed."""
+    def mutate(r: Random, data: bytes) -> bytes:
+        rows = [line.split(separator) for line in data.decode("utf-8", "replace").splitlines()]
+        for _ in range(r.choice([1, 1, 2, 4])):
+            row = r.choice(rows)
+            at = r.randrange(len(row)) if row else 0
+            what = r.random()
+            if what < 0.5 and row:
+                row[at] = _cell(r)
+            elif what < 0.65:  # a whole column
+                value = _cell(r)
+                for each in rows[1:]:
+                    if at < len(each):
+                        each[at] = value
+            elif what < 0.75:  # a column less
+                for each in rows:
+                    del each[at:at + 1]
+            elif what < 0.85:
+                row.append(_cell(r))
+            elif what < 0.9:
+                rows.append(list(row))
+            elif len(rows) > 2:
+                del rows[r.randrange(len(rows))]
+        return ("\n".join(separator.join(row) for row in rows) + "\n").encode("utf-8", "surrogatepass")
+    return mutate
+
+
+def parquet_table(r: Random, data: bytes) -> bytes:
+    """Cells and columns of a Parquet table changed; now and then its bytes."""
+    if r.random() < 0.15:
+        return plain_bytes(r, data)
+    import pandas
+
+    frame = pandas.read_parquet(io.BytesIO(data))
+    for _ in range(r.choice([1, 1, 2])):
+        name = r.choice(list(frame.columns))
+        what = r.random()
+        if what < 0.3:
+            column = list(frame[name])
+            column[r.randrange(len(column))] = r.choice([float("nan"), float("inf"), 0, -1, 1e300, None, 1 << 40])
+            frame[name] = pandas.Series(column, dtype=object).infer_objects() if all(
+                isinstance(v, int | float) for v in column) else pandas.Series([str(v) for v in column])
+        elif what < 0.6:
+            frame[name] = r.choice([0, -1, float("nan"), float("inf"), "x", "", 1e300, 1 << 40, True])
+        elif what < 0.8 and len(frame.columns) > 1:
+            frame = frame.drop(columns=name)
+        elif what < 0.9:
+            frame = frame.iloc[:r.choice([0, 1])]
+        else:
+            frame = frame.rename(columns={name: f"{name}x"})
+    stream = io.BytesIO()
+    frame.to_parquet(stream)
+    return stream.getvalue()
+
+
+def toml_text(r: Random, data: bytes) -> bytes:
+    """TOML: values, keys and lines changed."""
+    lines = data.decode("utf-8", "replace").splitlines()
+    for _ in range(r.choice([1, 1, 2])):
+        at = r.randrange(len(lines))
+        key, equals, _value = lines[at].partition("=")
+        what = r.random()
+        if what < 0.6 and equals:
+            lines[at] = f"{key}= " + r.choice([
+                "0", "-1", "nan", "inf", "-inf", "true", '""', '"x"', "[]", "{}", "[1, \"a\"]", "9223372036854775808",
+                "9" * 5000, "1e400", "[" * 3000, "[" * 500 + "]" * 500, "{a=" * 800 + "1" + "}" * 800, '"\\u0000"',
+                "1979-05-27", '"' + "x" * 70_000 + '"', '"""', "[nan]", "[16, -1]", "1_000_000_000", '"\\ud800"'])
+        elif what < 0.7:
+            lines.insert(r.randint(0, len(lines)), lines[at])
+        elif what < 0.8 and len(lines) > 1:
+            del lines[at]
+        elif what < 0.9:
+            lines[at] = lines[at].replace(key.strip() or "name", r.choice(["x", "a.b.c", '"\x00"', "dp", "tp",
+                                                                           "family"]))
+        else:
+            return plain_bytes(r, "\n".join(lines).encode())
+    return ("\n".join(lines) + "\n").encode("utf-8", "surrogatepass")
+
+
+# Containers -----------------------------------------------------------------------------------------------------------
+
+def graph_file(r: Random, data: bytes) -> bytes:
+    """A saved graph or job with its manifest or its tables changed, sealed again."""
+    if r.random() < 0.15:
+        return plain_bytes(r, data)
+    from tracer.store.container import MANIFEST, pack, unpack
+
+    members = unpack(data, "seed")
+    if r.random() < 0.85 or len(members) == 1:
+        tree = json.loads(members[MANIFEST])
+        if r.random() < 0.6:
+            _change_columns(r, tree)
+        else:
+            change_tree(r, tree)
+        members[MANIFEST] = to_json(tree)
+    else:
+        name = r.choice([name for name in members if name != MANIFEST])
+        members[name] = _parquet_columns(r, members[name])
+    return pack(members)
+
+
+def _change_columns(r: Random, tree: Any) -> None:
+    """Numbers in a graph's tables: what a damaged or a hand-made file may hold."""
+    table = r.choice(list(r.choice(tree["graphs"])["tables"].values()))
+    for _ in range(r.choice([1, 2, 4])):
+        inline, constants = table.get("inline", {}), table.get("constants", {})
+        if inline and r.random() < 0.7:
+            column = inline[r.choice(list(inline))]
+            if column:
+                at = r.randrange(len(column))
+                column[at] = r.choice([0, -1, -2, 1, len(column), column[at] + 1, -column[at], 1 << 40, 1 << 62,
+                                       (1 << 63) - 1, column[r.randrange(len(column))]])
+        elif constants:
+            name = r.choice(list(constants))
+            constants[name] = r.choice([0, -1, 1, 3, 127, 1 << 20, 1 << 62, -(1 << 62)])
+
+
+def _parquet_columns(r: Random, data: bytes) -> bytes:
+    if r.random() < 0.3:
+        return plain_bytes(r, data)
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    table = parquet.read_table(io.BytesIO(data))
+    columns = {name: table.column(name).to_pylist() for name in table.column_names}
+    types = {name: table.column(name).type for name in table.column_names}
+    name = r.choice(list(columns))
+    values = columns[name]
+    if values and isinstance(values[0], int):
+        for _ in range(r.choice([1, 5])):
+            values[r.randrange(len(values))] = r.choice([0, -1, 1, len(values), 120, 100_000])
+    elif values:
+        values[r.randrange(len(values))] = r.choice(TEXTS)
+    try:
+        changed = pyarrow.table({n: pyarrow.array(v, types[n]) for n, v in columns.items()})
+    except (pyarrow.ArrowException, OverflowError):
+        return data
+    changed = changed.cast(pyarrow.schema([field.with_nullable(False) for field in changed.schema]))
+    stream = io.BytesIO()
+    parquet.write_table(changed, stream, use_dictionary=False, store_schema=False, write_statistics=False)
+    return stream.getvalue()
+
+
+def profile_file(r: Random, data: bytes) -> bytes:
+    """A device profile with its manifest or its arrays changed, sealed again."""
+    if r.random() < 0.1:
+        return plain_bytes(r, data)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+        comment = archive.comment
+    arrays = [name for name in members if name.endswith(".npy")]
+    if arrays and r.random() < 0.5:
+        for _ in range(r.choice([1, 1, 3])):
+            name = r.choice(arrays)
+            members[name] = _array(r, members[name])
+    else:
+        name = next(name for name in members if name.endswith(".json"))
+        members[name] = json_tree(r, members[name])
+    if r.random() < 0.05:
+        members.pop(r.choice(list(members)))
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+        archive.comment = comment[:-8] + b"0" * 8
+    body = stream.getvalue()[:-8]
+    return body + f"{zlib.crc32(body):08x}".encode()
+
+
+def _array(r: Random, data: bytes) -> bytes:
+    what = r.randrange(8)
+    if what == 0:
+        return plain_bytes(r, data)
+    try:
+        found = np.load(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, EOFError, OSError, SyntaxError):
+        return data
+    if what == 1:  # a header that claims more than there is
+        shape = r.choice([(10**11,), (10**6, 10**6), (-1,), (0,), (1 << 62,), (3,) * 40])
+        stream = io.BytesIO()
+        np.lib.format.write_array_header_1_0(stream, {"descr": r.choice(["<f8", "<i8", "|O", "<U9", "|V8"]),
+                                                      "fortran_order": False, "shape": shape})
+        return stream.getvalue() + data[-64:]
+    if what == 2:  # a header that is none
+        head = r.choice([b"{'descr': '<f8', 'fortran_order': False, 'shape': (", b"(" * 3000, b"{'descr'", b"\xff\xfe",
+                         b"lambda: 0", b"'''", b"{'shape':(1,),'descr':'<f8','fortran_order':0x}"])
+        return b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head
+    with np.errstate(all="ignore"):
+        if found.size and what in (3, 4):
+            found = found.copy()
+            flat = found.reshape(-1)
+            flat[r.randrange(len(flat))] = np.array(r.choice(
+                [float("nan"), float("inf"), 0, -1, 1e300, 3, 1 << 15] if found.dtype.kind == "f" else
+                [0, 1, 3, 100])).astype(found.dtype)
+        elif what == 5:
+            found = found.astype(r.choice(["f4", "i8", "f8", "u1", "c16", "U3"]))
+        elif what == 6:
+            found = found.reshape(-1)[:r.choice([0, 1, max(found.size - 1, 0)])]
+        else:
+            found = np.zeros(r.choice([(0,), (1,), (5000, 1000), (2, 2, 2)]), found.dtype)
+    stream = io.BytesIO()
+    np.save(stream, found, allow_pickle=False)
+    return stream.getvalue()

@@ -1,0 +1,264 @@
+"""The fuzzer: as many cases as wanted, and what was wrong with which.
+
+    python tests/fuzz/fuzz_run.py --cases 20000 [--seed 1] [--jobs 2] [--kind kineto] [--out out/fuzz]
+
+Hypothesis makes the choices (a run with the same seed makes the same), ``fuzz_mutators`` damages sound files of every
+kind, and real commands read them. Wrong are: a traceback or "a bug", an exit code that a command does not have,
+over 20 s,
+over 1.5 GB,
+and printed numbers that are none. What is found is kept as a directory each: ``fuzz_run.py --again DIR`` runs
+it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import re
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from fuzz_cases import Case, draw_case, keep, kept
+from fuzz_worker import BYTES, ROOT, SECONDS, Worker
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+CODES = {"check": {0, 1, 2, 3}}
+"""Exit codes of commands that are gates; all others end with 0 or 2."""
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+_CHUNK = 200
+_NO_NUMBER = re.compile(r"(?<![\w.:/'\"=-])[-+]?(?:nan|inf)(?![\w.'\"=-])")
+
+
+@dataclass
+class Outcome:
+    """How a case ended; ``wrong`` says what should not be, empty where all is well."""
+
+    case: Case
+    code: int
+    seconds: float
+    bytes: int
+    processor: float = 0.0
+    wrong: str = ""
+    where: str = ""
+    """The line of foretrace that raised, for what is wrong by an exception."""
+    text: str = ""
+
+
+@dataclass
+class Tally:
+    """Outcomes together. ``kept`` of each fault the first few."""
+
+    codes: Counter[str] = field(default_factory=Counter)
+    faults: dict[tuple[str, str], list[Outcome]] = field(default_factory=dict)
+    cases: int = 0
+    processor: float = 0.0
+    slowest: float = 0.0
+    largest: int = 0
+
+    def add(self, outcome: Outcome) -> None:
+        """Count an outcome."""
+        self.cases += 1
+        self.processor += outcome.processor
+        self.codes[f"{outcome.case.kind}: {outcome.wrong or f'exit {outcome.code}'}"] += 1
+        self.slowest, self.largest = max(self.slowest, outcome.seconds), max(self.largest, outcome.bytes)
+        if outcome.wrong:
+            self.faults.setdefault((outcome.wrong, outcome.where), []).append(outcome)
+
+    def by_outcome(self) -> Counter[str]:
+        """Counts without the kinds."""
+        found: Counter[str] = Counter()
+        for name, number in self.codes.items():
+            found[name.partition(": ")[2]] += number
+        return found
+
+    def told(self) -> str:
+        """What was found, as text."""
+        lines = [f"{self.cases:,} cases, {self.processor:,.0f} s of processor; slowest {self.slowest:.1f} s, largest "
+                 f"{self.largest / 1e6:,.0f} MB"]
+        lines += [f"  {number:7,} {name}" for name, number in sorted(self.by_outcome().items())]
+        for (wrong, where), found in sorted(self.faults.items(), key=lambda item: -len(item[1])):
+            first = found[0]
+            lines += ["", f"{len(found)} × {wrong} at {where or '?'}",
+                      f"    foretrace {' '.join(a[:80] for a in first.case.arguments)}"[:300],
+                      f"    {first.text[-300:]}"]
+        return "\n".join(lines)
+
+
+def cases(seeds: Path, number: int, seed_number: int, kinds: Sequence[str] = ()) -> Iterator[Case]:
+    """Cases of a seed, in chunks that hypothesis draws."""
+    for chunk in itertools.count():
+        size = min(_CHUNK, number - chunk * _CHUNK)
+        if size <= 0:
+            return
+        yield from _chunk(seeds, size, seed_number * 1_000_003 + chunk, kinds)
+
+
+def _chunk(seeds: Path, size: int, number: int, kinds: Sequence[str]) -> list[Case]:
+    found: list[Case] = []
+
+    # Only its choices: what is wrong is kept as files, and must not end the run.
+    @seed(number)
+    @settings(max_examples=size, phases=[Phase.generate], database=None, deadline=None,
+              suppress_health_check=list(HealthCheck))
+    @given(st.randoms(use_true_random=True))
+    def draw(r: Random) -> None:
+        found.append(draw_case(r, seeds, kinds))
+
+    draw()
+    return found[:size]
+
+
+def run_cases(todo: Iterable[Case], seeds: Path, jobs: int = 1) -> Iterator[Outcome]:
+    """Run cases in ``jobs`` processes; outcomes come as they end."""
+    warm = warm_up(seeds)
+    queue, lock, done = iter(todo), threading.Lock(), threading.Condition()
+    results: list[Outcome] = []
+    running = jobs
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        nonlocal running
+        worker = Worker(warm)
+        try:
+            while True:
+                with lock:
+                    case = next(queue, None)
+                if case is None:
+                    return
+                outcome = run_one(worker, case, seeds)
+                with done:
+                    results.append(outcome)
+                    done.notify()
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            worker.close()
+            with done:
+                running -= 1
+                done.notify()
+
+    for _ in range(jobs):
+        threading.Thread(target=work, daemon=True).start()
+    while True:
+        with done:
+            done.wait_for(lambda: results or not running)
+            ready, results[:] = list(results), []
+            over = not running
+        yield from ready
+        if over and not ready:
+            break
+    if errors:
+        raise errors[0]
+
+
+def warm_up(seeds: Path) -> list[list[str]]:
+    """Commands that import and compile what cases need."""
+    one, job = str(seeds / "kineto_linear.json"), str(seeds / "job")
+    return [["replay", one], ["breakdown", job], ["predict", one, "--clock", "2", "--device", "b200"], ["inspect", one],
+            ["opportunities", one], ["ranks", job], ["diff", one, one], ["comm", "report", job], ["overheads", one],
+            ["predict", one, "--set", "batch=4096:64"], ["predict", one, "--parallel", "ddp=4"],
+            ["comm", "tune", str(seeds / "comm.json")], ["models", "list", str(seeds / "device.profile")],
+            ["price", "aten::linear", "--shapes", "32x64,128x64", "--profile", str(seeds / "device.profile")],
+            ["check", str(seeds / "checked")], ["campaign", "status", str(seeds / "campaign")],
+            ["models", "evaluate", str(seeds / "device.profile"), str(seeds / "table.parquet")],
+            ["replay", str(seeds / "graph_long.foretrace")],
+            ["comm", "predict", "all_reduce", "--bytes", "1MiB", "--profile", str(seeds / "comm.json")]]
+
+
+def run_one(worker: Worker, case: Case, seeds: Path) -> Outcome:
+    """Run a case and judge it."""
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+        root = Path(folder)
+        try:
+            argv = case.write(root, seeds)
+        except OSError as error:  # a name that this file system cannot have
+            return Outcome(case, 2, 0.0, 0, text=str(error))
+        answer = worker.run(root, argv)
+        outcome = Outcome(case, answer["code"], answer["seconds"], answer["bytes"], answer["processor"])
+        _judge(outcome, answer["hung"], root)
+    return outcome
+
+
+def _judge(outcome: Outcome, hung: bool, root: Path) -> None:
+    errors = _text(root / "stderr")
+    outcome.text = " ".join(errors.strip().rsplit("\n", 1)[-1].split())
+    gate = outcome.case.arguments[0]
+    if hung:
+        outcome.wrong = f"over {SECONDS:.0f} s"
+    elif outcome.bytes > BYTES:
+        outcome.wrong = f"over {BYTES / 1e9} GB"
+    elif outcome.code < 0:
+        outcome.wrong = f"ended by signal {-outcome.code}"
+    elif "which is a bug of foretrace" in errors or outcome.code >= 90:
+        outcome.wrong = "a bug"
+    elif "not enough memory" in errors:
+        outcome.wrong = "out of memory"
+    elif outcome.code not in CODES.get(gate, {0, 2}):
+        outcome.wrong = f"exit {outcome.code}"
+    elif outcome.code == 0 and not any(re.search("(?i)nan|inf", word) for word in outcome.case.arguments[1:]) and (
+            (root / "unfinished").exists() or _NO_NUMBER.search(_text(root / "stdout"))):
+        outcome.wrong = "a number that is none"
+        found = _NO_NUMBER.search(_text(root / "stdout"))
+        outcome.text = found.string[max(found.start() - 100, 0):found.end() + 30] if found else "in JSON"
+    if outcome.wrong:
+        outcome.where = _where(errors) or (gate if outcome.wrong == "a number that is none" else "")
+
+
+def _text(path: Path) -> str:
+    return path.read_bytes()[:4_000_000].decode("utf-8", "replace") if path.exists() else ""
+
+
+def _where(errors: str) -> str:
+    """The last line of foretrace in a traceback."""
+    own = [match for match in _FRAME.finditer(errors) if match[1].startswith(str(ROOT)) and "/tests/" not in match[1]]
+    return f"{Path(own[-1][1]).relative_to(ROOT)}:{own[-1][2]} {own[-1][3]}" if own else ""
+
+
+def main() -> None:
+    """Run the fuzzer as its options say; ends with 1 if something was wrong."""
+    options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    options.add_argument("--cases", type=int, default=20_000)
+    options.add_argument("--seed", type=int, default=int(time.time()), help="by default another one each time")
+    options.add_argument("--jobs", type=int, default=2)
+    options.add_argument("--kind", action="append", default=[], help="only this kind of file (repeatable)")
+    options.add_argument("--out", type=Path, default=Path("out/fuzz"), help="where what is found is kept")
+    options.add_argument("--again", type=Path, action="append", default=[], help="run what was kept again")
+    given_options = options.parse_args()
+    with tempfile.TemporaryDirectory(prefix="fuzz-seeds-") as folder:
+        from fuzz_seeds import build_seeds
+
+        stdout, sys.stdout = sys.stdout, sys.stderr
+        seeds = build_seeds(Path(folder))
+        sys.stdout = stdout
+        todo = [kept(each) for each in given_options.again] if given_options.again else cases(
+            seeds, given_options.cases, given_options.seed, given_options.kind)
+        print(f"seed {given_options.seed}", flush=True)
+        tally = Tally()
+        for outcome in run_cases(todo, seeds, given_options.jobs):
+            tally.add(outcome)
+            if tally.cases % 1000 == 0:
+                wrong = sum(map(len, tally.faults.values()))
+                print(f"{tally.cases:,} cases, {wrong} wrong in {len(tally.faults)} ways", file=sys.stderr, flush=True)
+            found = tally.faults.get((outcome.wrong, outcome.where), [])
+            if outcome.wrong and not given_options.again and len(found) <= 3:
+                name = re.sub(r"\W+", "-", f"{outcome.wrong} {outcome.where}").strip("-")[:100]
+                target = given_options.out / f"{name}-{len(found)}"
+                shutil.rmtree(target, ignore_errors=True)
+                keep(outcome.case, target, {"wrong": outcome.wrong, "where": outcome.where, "text": outcome.text[:500]})
+    print(tally.told())
+    sys.exit(1 if tally.faults else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+"""Small, sound inputs of every kind that foretrace reads: what the fuzzer damages.
+
+They are made by the code under test where it writes the kind (so that they are always of today's format), and by hand
+where others write it. Everything is deterministic and small: a case should cost milliseconds.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+HERE = Path(__file__).resolve().parent
+for _folder in ("graph_predictor", "kernel_models", "tracer"):
+    sys.path.append(str(HERE.parent / _folder))
+
+import check_support  # noqa: E402
+from et_support import node, write_trace  # noqa: E402
+from learned_support import QUICK, gemm_samples, gemm_table  # noqa: E402
+from micro import Micro  # noqa: E402
+
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def training_step(rank: int | None = None, world_size: int = 1, steps: int = 3) -> Micro:
+    """Steps of two products, a backward thread, copies, a pageable read, a second stream with an event, a collective.
+
+    Everything that makes a dependency in the simulator is there once.
+    """
+    trace = Micro(rank=rank, world_size=world_size)
+    trace.metadata["deviceProperties"] = [{"id": 0, "name": "NVIDIA A100-SXM4-80GB", "totalGlobalMem": 85 * 10**9,
+                                           "numSms": 108, "computeMajor": 8, "computeMinor": 0}]
+    trace.metadata.update({"record_shapes": 1, "with_stack": 0, "traceName": "trace.json",
+                           "baseTimeNanoseconds": 1711964646000000000})
+    trace.calibrate()
+    sizes = {"Input Dims": [[32, 64], [64, 128], []], "Input type": ["float", "float", "Scalar"],
+             "Input Strides": [[64, 1], [128, 1], []], "Concrete Inputs": ["", "", "1"]}
+    group = {"Collective name": "allreduce", "Process Group Name": "dp", "Process Group Ranks": "[0, 1]",
+             "Group size": 2, "In msg nelems": 4096, "Out msg nelems": 4096, "dtype": "Float"}
+    for step in range(steps):
+        at = 1000 + 500 * step
+        trace.step(at, at + 500, step + 1)
+        trace.op("aten::linear", at + 10, at + 40, **sizes, **{"Ev Idx": 10 * step + 1, "Sequence number": step})
+        trace.op("aten::addmm", at + 12, at + 38, **sizes, **{"Ev Idx": 10 * step + 2})
+        trace.launch(at + 20, 5, (7, at + 30, 60), grid=[2, 3, 1], block=[128, 1, 1])
+        trace.op("aten::copy_", at + 42, at + 60, **{"Input Dims": [[32, 64], [32, 64]],
+                                                     "Input type": ["float", "float"], "Ev Idx": 10 * step + 3})
+        trace.copy(at + 44, 4, (7, at + 91, 10), "HtoD (Pinned -> Device)", 8192)
+        trace.call("cudaEventRecord", at + 52, 2)
+        trace.call("cudaStreamWaitEvent", at + 56, 2)
+        trace.op("autograd::engine::evaluate_function: AddmmBackward0", at + 100, at + 150, 2,
+                 **{"Ev Idx": 10 * step + 4, "Sequence number": step, "Fwd thread id": 1})
+        trace.launch(at + 110, 5, (7, at + 120, 80), thread=2, name="gemm_backward")
+        if rank is not None:
+            trace.launch(at + 130, 5, (20, at + 205, 40), thread=2, name=NCCL, **group)
+        trace.op("aten::_local_scalar_dense", at + 160, at + 300, **{"Ev Idx": 10 * step + 5})
+        trace.copy(at + 165, 100, (7, at + 210, 5), "DtoH (Device -> Pageable)", 4)
+        trace.call("cudaStreamSynchronize", at + 270, 20)
+        trace.op("Optimizer.step#Adam.step", at + 310, at + 390, **{"Ev Idx": 10 * step + 6})
+        trace.launch(at + 320, 5, (7, at + 330, 30), name="multi_tensor_apply_kernel")
+        trace.call("cudaGraphLaunch", at + 400, 10)
+        trace.call("cudaDeviceSynchronize", at + 430, 30)
+    return trace
+
+
+def cpu_step(steps: int = 3) -> Micro:
+    """Steps on a host alone."""
+    trace = Micro()
+    for step in range(steps):
+        at = 100 + 400 * step
+        trace.step(at, at + 400, step)
+        for i, name in enumerate(("aten::linear", "aten::relu", "aten::_softmax", "aten::embedding")):
+            trace.op(name, at + 10 + 90 * i, at + 80 + 90 * i,
+                     **{"Input Dims": [[8, 16], [16, 16]], "Input type": ["float", "float"], "Ev Idx": 4 * step + i})
+    return trace
+
+
+def execution_trace(path: Path) -> Path:
+    """An execution trace of a few operations, one of them a collective."""
+    tensor = [1, 1, 0, 512, 4, "cpu"]
+    arguments = {"values": [tensor, tensor], "shapes": [[32, 64], [64, 128]], "types": ["Tensor(float)"] * 2,
+                 "strides": [[64, 1], [128, 1]]}
+    return write_trace(path, [
+        node(3, "ProfilerStep#1", parent=2, rf_id=1),
+        node(4, "aten::linear", parent=3, rf_id=2, inputs=arguments, outputs=arguments, op_schema="aten::linear()"),
+        node(5, "record_param_comms", parent=3, rf_id=3, inputs={
+            "values": [tensor, 0, ["0", "default_pg"], 0, "allreduce", [], [], 0, 1, 2], "shapes": [], "types": [],
+            "strides": []}),
+        node(6, "aten::relu", parent=3, rf_id=4, inputs=arguments),
+    ])
+
+
+NCCL_LOG = """# Collective test starting: all_reduce_perf
+# nThread 1 nGpus 4 minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 5 iters: 20
+#  Rank  0 Group  0 Pid  4711 on  node1 device  0 [0x07] NVIDIA H100
+#  Rank  1 Group  0 Pid  4712 on  node1 device  1 [0x07] NVIDIA H100
+#  Rank  2 Group  0 Pid  4713 on  node1 device  2 [0x07] NVIDIA H100
+#  Rank  3 Group  0 Pid  4714 on  node1 device  3 [0x07] NVIDIA H100
+#
+#                                          out-of-place              in-place
+#   size   count   type redop root   time  algbw  busbw #wrong   time  algbw  busbw #wrong
+#    (B) (elements)                   (us) (GB/s) (GB/s)          (us) (GB/s) (GB/s)
+       0       0  float   sum   -1   5.05   0.00   0.00      0   5.01   0.00   0.00      0
+    1024     256  float   sum   -1  10.00   0.10   0.14      0   9.80   0.10   0.14      0
+   65536   16384  float   sum   -1  12.00   5.46   8.19      0  11.80   5.55   8.32      0
+ 1048576  262144  float   sum   -1  25.41  41.27  61.90      0  25.17  41.66  62.49      0
+ 8388608 2097152  float   sum   -1  80.41 104.32 156.48      0  80.17 104.63 156.95      0
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 13.7885
+"""
+PARAM_LOG = """[Rank   0] allSizes: [1024, 4194304] local_rank: 0 element_size: 4
+\tCOMMS-RES   size (B) nElementsPerRank Latency(us):p50  p75  p95  Min  Max AlgBW(GB/s) BusBW(GB/s)
+\tCOMMS-RES-all_reduce     1024      256  24.1  24.5  25.0  23.0  26.0   0.042   0.074
+\tCOMMS-RES-all_reduce  4194304  1048576  84.0  85.0  86.0  83.0  87.0  49.932  87.381
+"""
+PLAN = """name = "mine"
+description = "for a test"
+device = "cpu"
+threads = 1
+
+[[kernel]]
+family = "gemm"
+product = { m = [16, 32], n = [16], k = [16, 48], dtype = ["fp32"] }
+
+[[workload]]
+name = "llama"
+"""
+JOB = """data_scheme = "ddp"
+dp = 2
+tp = 1
+parameters = 4096
+"""
+
+
+def build_seeds(folder: Path) -> Path:
+    """Write all seeds into a directory; kinds of one file are named ``KIND*``, of several are directories."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for make in (_traces, _profiles, _collectives, _captures, _campaign, _datasets, _tomls, _sweep):
+        make(folder)
+    return folder
+
+
+def _traces(folder: Path) -> None:
+    training_step().write(folder / "kineto.json")
+    cpu_step().write(folder / "kineto_cpu.json")
+    (folder / "kineto.json.gz").write_bytes(gzip.compress((folder / "kineto.json").read_bytes(), mtime=0))
+    check_support.step_trace().write(folder / "kineto_linear.json")
+    old = Micro(era="list-2020").calibrate().step(1000, 1300)
+    old.op("aten::mm", 1010, 1040)
+    old.launch(1020, 5, (7, 1030, 100))
+    old.call("cudaDeviceSynchronize", 1100, 60)
+    old.write(folder / "kineto_2020.json")
+    job = folder / "job"
+    job.mkdir(exist_ok=True)
+    for rank in range(2):
+        training_step(rank, 2).write(job / f"rank{rank}.json")
+    execution_trace(folder / "et.json")
+    from tracer.job import read_job
+    from tracer.store import save_graph, save_job
+
+    save_graph(read_job([folder / "kineto.json"]).graphs[0], folder / "graph.foretrace")
+    save_job(read_job([job / "rank0.json", job / "rank1.json"]), folder / "job.foretrace")
+    # Longer than a manifest's lists: its tables are Parquet.
+    training_step(steps=40).write(folder / "long.json")
+    save_graph(read_job([folder / "long.json"]).graphs[0], folder / "graph_long.foretrace")
+    (folder / "long.json").unlink()
+
+
+def _profiles(folder: Path) -> None:
+    from kernel_models.device import device
+    from kernel_models.heuristics import RooflineModel
+    from kernel_models.learned.fit import Problem
+    from kernel_models.learned.intervals import Intervals
+    from kernel_models.op_call import Family
+    from kernel_models.profile import DeviceProfile, Entry, save_profile
+
+    spec = device("h200-sxm")
+    problem = Problem.of(gemm_samples(60), spec)
+    quick = QUICK.scaled(0.05)
+    predicted, done = problem.out_of_fold(quick, folds=2)
+    model = problem.model(quick, Intervals.of(predicted[done], problem.measured_us[done]))
+    save_profile(DeviceProfile(spec, [
+        Entry("boosted", model, None, "lib-1.0", 60, {"held_out": {"n": 3, "mape": 0.02}}),
+        Entry("roofline", RooflineModel(Family.NORM, spec), None, "lib-1.0", 20),
+    ], {"date": "2026-01-02", "data": ["law"]}), folder / "device.profile")
+
+
+def _collectives(folder: Path) -> None:
+    (folder / "nccl.log").write_text(NCCL_LOG)
+    (folder / "param.log").write_text(PARAM_LOG)
+    frame = pd.DataFrame({
+        "collective": "all_reduce", "dtype": "float16", "ranks": [2] * 6 + [8] * 6, "nodes": 1,
+        "payload_bytes": [2**i for i in range(10, 28, 3)] * 2, "backend": "nccl",
+        "latency_us": [5.0 + 2.0**i / 1e5 for i in range(10, 28, 3)] * 2})
+    frame.to_csv(folder / "collectives.csv", index=False)
+    frame.to_csv(folder / "collectives.tsv", index=False, sep="\t")
+    frame.to_json(folder / "collectives.jsonl", orient="records", lines=True)
+    frame.to_parquet(folder / "collectives.parquet")
+    from kernel_models.collectives import CommProfile, topology
+    from kernel_models.collectives.readers import read_log
+
+    CommProfile.fit(read_log(str(folder / "nccl.log")), topology("dgx-h100"), ["a log"]).save(folder / "comm.json")
+
+
+def _captures(folder: Path) -> None:
+    root = folder / "checked"
+    for name, noise in (("mlp", 0), ("other", 1)):
+        check_support.write_capture(root / name, check_support.step_trace(1 + noise),
+                                    check_support.samples(550, seed=noise),
+                                    workload={"name": "mlp", "settings": {"batch": 4}} if noise else {})
+    execution_trace(folder / "part_et.json")
+    (root / "mlp" / "rank0" / "et.json.gz").write_bytes(
+        gzip.compress((folder / "part_et.json").read_bytes(), mtime=0))
+    (folder / "part_et.json").unlink()
+    (root / "mlp" / "rank0" / "collectives.json").write_text(json.dumps({"rows": [
+        {"op": "c10d::allreduce_", "kind": "all_reduce", "group": "0", "ranks": [0, 1], "dtype": "float",
+         "elements_in": 64, "elements_out": 64, "async": True}]}))
+    from graph_predictor.cli import app
+
+    app(["check", str(root), "--update-baseline", "--reason", "seeds", "--json"],
+        standalone_mode=False)
+
+
+def _campaign(folder: Path) -> None:
+    from tracer.campaign.items import Item
+    from tracer.campaign.results import Results, ended
+
+    root = folder / "campaign"
+    shutil.rmtree(root, ignore_errors=True)
+    results = Results(root)
+    results.open("mine", "for a test", resume=False, rehearsal=True)
+    try:
+        results.begin_session({"hardware": {"device": "CPU", "cpu": "a CPU"}, "software": {"torch": "2.13.0"}})
+        items = [Item(id=f"id{i}", kind="kernel", name="gemm", settings={"m": 16 * i, "n": 16, "k": 16}, counts={},
+                      split="fit", priority=i, seconds=1.0) for i in (1, 2)]
+        results.save([ended(item, "ok", content="kernels", file="kernels/gemm.parquet", median_ns=5000)
+                      for item in items])
+        (root / "kernels").mkdir()
+        pd.DataFrame({"session": 0, "m": [16, 32], "n": 16, "k": 16, "batch": 1, "dtype": "fp32", "layout": "nt",
+                      "p50_us": [5.0, 6.0], "p25_us": [4.9, 5.9], "p75_us": [5.1, 6.1], "min_us": [4.0, 5.0],
+                      "device": "CPU"}).to_parquet(root / "kernels" / "gemm.parquet")
+    finally:
+        results.close()
+
+
+def _datasets(folder: Path) -> None:
+    table = gemm_table(30)
+    table.to_csv(folder / "table.csv", index=False)
+    table.to_parquet(folder / "table.parquet")
+
+
+def _tomls(folder: Path) -> None:
+    (folder / "plan.toml").write_text(PLAN)
+    (folder / "job.toml").write_text(JOB)
+
+
+def _sweep(folder: Path) -> None:
+    from graph_predictor.cli import app
+
+    out = folder / "sweep"
+    out.mkdir(exist_ok=True)
+    shutil.copy(folder / "kineto_linear.json", out / "trace.json")
+    app(["sweep", str(out / "trace.json"), "--clock", "1,2", "--jobs", "1", "-o", str(out / "points.csv"), "--json"],
+        standalone_mode=False)
+

@@ -1,0 +1,102 @@
+"""Reading JSON and TOML that foretrace or a user wrote: a value of the wanted form, or ``DecodeError``, nothing else.
+
+Every file that is not a trace is read through here, so that a damaged one is one sentence whatever was done to it: cut
+off, other types, other encodings, nesting without end, numbers that are none.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from importlib import import_module
+from typing import Any, TypeVar, overload
+
+import msgspec
+
+from tracer.errors import ForetraceError
+
+T = TypeVar("T")
+MOST_DEPTH = 64
+"""Deepest nesting of untyped values: what goes through them calls itself for each level."""
+_MOST_REASON = 200
+
+
+class DecodeError(ForetraceError):
+    """The text is not of the wanted form; the message is the reason, to be put into the file's sentence."""
+
+
+@overload
+def from_json(data: bytes | str) -> Any: ...
+
+
+@overload
+def from_json(data: bytes | str, kind: type[T]) -> T: ...
+
+
+def from_json(data: bytes | str, kind: Any = Any) -> Any:
+    """Decode JSON.
+
+    Args:
+        data: the whole text.
+        kind: what msgspec shall make of it; anything by default.
+
+    Raises:
+        DecodeError: it is no JSON, or not of that form.
+    """
+    try:
+        value = _decoder(kind).decode(data)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
+        raise DecodeError(_reason(error, "JSON")) from None
+    if kind is Any:
+        _check_depth(value)
+    return value
+
+
+def from_toml(data: bytes) -> dict[str, Any]:
+    """Decode TOML.
+
+    Raises:
+        DecodeError: it is none.
+    """
+    toml: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    try:
+        value: dict[str, Any] = toml.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and TOMLDecodeError are ValueErrors
+        raise DecodeError(_reason(error, "TOML")) from None
+    _check_depth(value)
+    return value
+
+
+def convert(value: Any, kind: type[T]) -> T:
+    """Make a typed value of a decoded one.
+
+    Raises:
+        DecodeError: it is not of that form; the reason names the field.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except (msgspec.MsgspecError, RecursionError, ValueError, OverflowError) as error:
+        raise DecodeError(_reason(error, "data")) from None
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+def _reason(error: BaseException, what: str) -> str:
+    if isinstance(error, RecursionError):
+        return f"its {what} is nested without end"
+    text = " ".join(str(error).split())[:_MOST_REASON] or type(error).__name__
+    return text if isinstance(error, msgspec.ValidationError) else f"it is no {what}: {text}"
+
+
+def _check_depth(value: Any) -> None:
+    """Raise ``DecodeError`` where a value is nested deeper than ``MOST_DEPTH``."""
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        level = [part for each in level if isinstance(each, dict | list)
+                 for part in (each.values() if isinstance(each, dict) else each)]
+        if not level:
+            return
+    raise DecodeError(f"it is nested more than {MOST_DEPTH} levels deep")
