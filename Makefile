@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 OUT ?= out
+CASES ?= 20000
+SEED ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -12,7 +14,7 @@ CAPTURING := $(VENV)/.capturing
 TESTABLE := $(VENV)/.testable
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint check bench clean
+.PHONY: help setup demo test fuzz lint check bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -25,6 +27,10 @@ demo: $(CAPTURING)  ## record a training step here, predict three that were neve
 # One process a core, so one thread a process.
 test: lint check  ## linters, type check, the recorded traces' baseline and the whole test suite
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile
+
+# Other inputs each time; `make fuzz SEED=7` makes the same again.
+fuzz: $(TESTABLE)  ## damaged inputs and odd options through every command: make fuzz CASES=100000
+	$(BIN)/python tests/fuzz/fuzz_run.py --cases $(CASES) $(if $(SEED),--seed $(SEED)) --out $(OUT)/fuzz
 
 check: $(INSTALLED)  ## predict the recorded traces again: fails where a model got worse than traces/baseline.json
 	$(BIN)/foretrace check traces

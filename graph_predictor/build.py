@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from tracer.graph import ExecutionGraph
 if TYPE_CHECKING:
     from graph_predictor.prediction.host_pieces import HostPieces
 
+_ONE_CLOCK_NS = 7 * 24 * 3600 * 10**9
 
 @dataclass(slots=True)
 class RankReport:
@@ -102,14 +104,24 @@ class _RankParts:
     constants: LaunchConstants
 
 
+def window_starts(graphs: Sequence[ExecutionGraph]) -> list[int]:
+    """Return when each rank's window starts on the job's clock, ns from the first.
+
+    Windows that lie more than a week apart were not timed by one clock: they are taken to start together.
+    """
+    starts = [graph.meta.base_time_ns for graph in graphs]
+    first = min(starts, default=0)
+    apart = max(starts, default=0) - first > _ONE_CLOCK_NS
+    return [0 if apart else start - first for start in starts]
+
+
 def build_program(graphs: list[ExecutionGraph], *, by_order: bool = False) -> Built:
     """Build the program of a job, one graph a rank.
 
     Durations in it are the recorded ones less all waiting; launch latencies, kernel gaps and return lags are
     constants of each trace. With ``by_order`` collectives are matched by their order alone, whenever they end.
     """
-    base = min((g.meta.base_time_ns for g in graphs), default=0)
-    clock = [g.meta.base_time_ns - base for g in graphs]
+    clock = window_starts(graphs)
     parts = [_rank_parts(graph) for graph in graphs]
     rendezvous = match_collectives([p.view for p in parts], clock, by_order=by_order)
     program, item_offset = _assemble(parts, clock, rendezvous)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from graph_predictor.build import window_starts
 from graph_predictor.rank_view import view_rank
 from graph_predictor.rendezvous import match_collectives
 from kernel_models.collectives import CollectiveKind, bus_factor
@@ -114,8 +115,7 @@ class CommReport:
 
 def communication_report(graphs: list[ExecutionGraph]) -> CommReport:
     """Look at all collectives of the recorded ranks."""
-    base = min((g.meta.base_time_ns for g in graphs), default=0)
-    clock = [g.meta.base_time_ns - base for g in graphs]
+    clock = window_starts(graphs)
     traffic: dict[tuple[str, str, str, int], Traffic] = {}
     histogram: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     row_key: dict[tuple[int, int], tuple[Traffic, float]] = {}

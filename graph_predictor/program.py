@@ -20,6 +20,8 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from tracer.errors import ForetraceError
+
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
 Int8 = npt.NDArray[np.int8]
@@ -27,6 +29,24 @@ Float64 = npt.NDArray[np.float64]
 
 NEVER = np.int64(-(2**62))
 """Time of an external event that does not exist."""
+
+
+LONGEST_NS = 2.0**56
+"""More than two years: sums of simulated times below it stay far from int64's end."""
+
+
+def whole_ns(times: npt.ArrayLike) -> Int64:
+    """Round times to whole nanoseconds, as the simulator takes them: every edited time goes through here.
+
+    Raises:
+        ForetraceError: one is no number, or they last longer together than 64 bits can hold.
+    """
+    values = np.asarray(times, np.float64)
+    # A NaN is not less than anything, so that it is refused too.
+    if not float(np.abs(values).sum()) < LONGEST_NS:
+        raise ForetraceError("With these changes the step would last for years, or for no time that can be told; give "
+                             "smaller factors.")
+    return np.rint(values).astype(np.int64)
 
 
 class ItemKind(IntEnum):

@@ -19,7 +19,7 @@ from graph_predictor.build import Built, build_program
 from graph_predictor.critical_path import step_items
 from graph_predictor.damage import damage_notes
 from graph_predictor.engine import Simulated, simulate
-from graph_predictor.program import Int64, Program
+from graph_predictor.program import Int64, Program, whole_ns
 from graph_predictor.residuals import with_residuals
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY, ExecutionGraph, KernelKind
@@ -29,8 +29,6 @@ REPRODUCIBLE_SHARE = 0.005
 INEXACT = 0.01
 """A replayed step this far from the measured one is reported, and what rests on it widened."""
 WINDOW = "whole window"
-LONGEST_NS = 2.0**60
-"""36 years: sums of simulated times stay far from int64's end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +143,6 @@ def replay(
         raise ForetraceError(
             "There is nothing to replay: the trace holds neither calls nor device work. It was probably recorded "
             "without activities; profile with ProfilerActivity.CPU and CUDA.")
-    if float(program.kernel_duration.sum(dtype=np.float64)) * scale_kernels > LONGEST_NS:
-        raise ForetraceError(f"Kernel durations cannot be scaled by {scale_kernels}: they would last for years. "
-                             "Give a smaller factor.")
     program = program.with_durations(scaled_durations(program, built.graphs, scale_kernels))
     simulated = simulate(program)
     free = simulate(program.with_durations(scaled_durations(program, built.graphs, 0.0)))
@@ -214,7 +209,7 @@ def _partial_job(built: Built) -> list[str]:
 def scaled_durations(program: Program, graphs: Sequence[ExecutionGraph], factor: float) -> Int64:
     """Kernel durations (ns) with everything but collectives scaled by ``factor``."""
     kinds = np.concatenate([g.kernels.kind for g in graphs]) if graphs else np.zeros(0, np.int8)
-    scaled = np.rint(program.kernel_duration * factor).astype(np.int64)
+    scaled = whole_ns(program.kernel_duration * factor)
     return np.where(kinds == KernelKind.COLLECTIVE, program.kernel_duration, scaled)
 
 

@@ -231,7 +231,7 @@ class _State(msgspec.Struct):
 
 
 class _Judged(msgspec.Struct):
-    """Errors as ``scores.Errors`` gives them; what was judged on nothing may lack them."""
+    """Errors as ``scores.Errors`` gives them."""
 
     n: Annotated[int, msgspec.Meta(ge=0)] = 0
     mape: float | None = None
@@ -246,12 +246,6 @@ class _Facts(msgspec.Struct):
 
     held_out: _Judged | None = None
     cross_validation: _Judged | None = None
-
-    def check(self) -> None:
-        """Raise ``ValueError`` where errors are only half there."""
-        for each in (self.held_out, self.cross_validation):
-            if each is not None and each.n and None in (each.mape, each.median, each.bias, each.p90, each.max):
-                raise ValueError("the errors of a model are not complete")
 
 
 class _Model(msgspec.Struct):
@@ -297,7 +291,7 @@ def _read(archive: zipfile.ZipFile, label: str, file_bytes: int) -> DeviceProfil
         return loader(state.values, arrays, spec) if kind in ON_DEVICE else loader(state.values, arrays)
 
     def entry(stored: _Model) -> Entry:
-        convert(stored.facts, _Facts).check()
+        convert(stored.facts, _Facts)
         return Entry(stored.kind, model(stored.kind, stored.state),
                      None if stored.distilled is None else model(stored.kind, stored.distilled), stored.software,
                      stored.rows, stored.facts)

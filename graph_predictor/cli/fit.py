@@ -108,8 +108,9 @@ def error_cells(errors: dict[str, float] | None) -> list[str]:
     """Cells for n, MAPE, median, bias, p90 and max; dashes where nothing was judged."""
     if not errors or not errors.get("n"):
         return ["–"] * 6
-    return [count(errors["n"]), *(percent(errors[name]) for name in ("mape", "median")),
-            f"{errors['bias'] * 100:+.1f}%", *(percent(errors[name]) for name in ("p90", "max"))]
+    bias = errors.get("bias")
+    return [count(errors["n"]), *(percent(errors.get(name)) for name in ("mape", "median")),
+            "–" if bias is None else f"{bias * 100:+.1f}%", *(percent(errors.get(name)) for name in ("p90", "max"))]
 
 
 def _tell(text: str) -> None:

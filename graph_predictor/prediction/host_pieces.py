@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from graph_predictor.build import Built
 from graph_predictor.host_time import exclusive_time, operation_of, split
-from graph_predictor.program import Int8, Int64, ItemKind, Program
+from graph_predictor.program import Int8, Int64, ItemKind, Program, whole_ns
 from tracer.graph import NONE, ExecutionGraph, GapKind, OpKind
 
 
@@ -68,7 +68,7 @@ def with_host(program: Program, pieces: HostPieces, ns: npt.NDArray[np.float64])
     size = len(program.item_kind)
     work, cost = (np.bincount(pieces.item[rows], weights=ns[rows], minlength=size)
                   for rows in (~pieces.is_cost, pieces.is_cost))
-    return np.rint(work).astype(np.int64), np.rint(cost).astype(np.int64)
+    return whole_ns(work), whole_ns(cost)
 
 
 def _rank_pieces(built: Built, rank: int) -> HostPieces:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from graph_predictor.program import Float64, Int64
+from graph_predictor.program import Float64, Int64, whole_ns
 from graph_predictor.rank_view import STAGED_BYTES
 from kernel_models.launch_constants import GAP_DEFAULT_NS, KINDS, RETURN_DEFAULT_NS, LaunchConstants
 from tracer.graph import (
@@ -200,7 +200,7 @@ def _host(graph: ExecutionGraph, times: OpTimes, clock: _Clock) -> tuple[Int64, 
     """Run the host through all operations; their starts and ends."""
     count = len(graph.ops)
     start, end = np.empty(count, np.int64), np.empty(count, np.int64)
-    before, inside = np.rint(times.before).astype(np.int64).tolist(), np.rint(times.inside).astype(np.int64).tolist()
+    before, inside = whole_ns(times.before).tolist(), whole_ns(times.inside).tolist()
     for op in range(count):
         clock.now += before[op]
         start[op] = clock.now

@@ -28,7 +28,7 @@ from graph_predictor.prediction.laid_out import (
 )
 from graph_predictor.prediction.modelled import calls_by_operation, collective_works, modelled_works
 from graph_predictor.prediction.transfers import paired_transfers
-from graph_predictor.program import Anchor, Float64, Int64, Program
+from graph_predictor.program import Anchor, Float64, Int64, Program, whole_ns
 from kernel_models.device import DeviceSpec, resolve_device
 from kernel_models.host.overheads import ANY, HostOverheads
 from kernel_models.host.segments import Overhead
@@ -219,7 +219,7 @@ def _host_times(graph: ExecutionGraph, host: HostOverheads | None) -> tuple[Int6
     def column(*kinds: Overhead) -> Int64:
         by_name = {code: sum(expected(kind, graph.string(code)) for kind in kinds)
                    for code in np.unique(names).tolist()}
-        return np.rint([by_name[code] for code in names.tolist()]).astype(np.int64)
+        return whole_ns([by_name[code] for code in names.tolist()])
 
     launches = [found for (kind, op, detail), found in host.table.items()
                 if kind == Overhead.CALL and op == ANY and detail.endswith("LaunchKernel")]

@@ -11,7 +11,7 @@ from graph_predictor.prediction.host_pieces import with_host
 from graph_predictor.prediction.repeat import Repeated
 from graph_predictor.prediction.rewriting import replaced_host
 from graph_predictor.prediction.scenario import Loading, Scenario
-from graph_predictor.program import NEVER, Anchor, Float64, Int64, ItemKind, Program
+from graph_predictor.program import NEVER, Anchor, Float64, Int64, ItemKind, Program, whole_ns
 from kernel_models.launch_constants import LaunchConstants
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph, KernelKind, Phase
 
@@ -69,7 +69,7 @@ def edit_host(scenario: Scenario) -> EditedHost:
     latency = program.kernel_latency if scenario.constants is None else _latency(scenario, scenario.constants)
     if not scenario.launch_cost:
         latency = np.where(program.kernel_anchor == Anchor.CALL_END, 0, latency)
-    return EditedHost(work, cost, np.rint(lag).astype(np.int64), external, latency, depth, floor)
+    return EditedHost(work, cost, whole_ns(lag), external, latency, depth, floor)
 
 
 def host_changed(scenario: Scenario) -> bool:
@@ -90,11 +90,11 @@ def dress(repeated: Repeated, host: EditedHost, scenario: Scenario, kernel_ns: F
     known = recorded > 0
     factor = np.where(known, kernel_ns / np.maximum(recorded, 1), 1.0)[repeated.kernel]
     duration = np.where(known[repeated.kernel], p.kernel_duration * factor, kernel_ns[repeated.kernel])
-    duration = np.maximum(np.rint(duration), 0).astype(np.int64)
+    duration = whole_ns(np.maximum(duration, 0.0))
     changes: dict[str, np.ndarray] = {"kernel_duration": duration}
     source = scenario.built.program
     work, cost = (host.work, host.cost) if host_factor == 1.0 else (
-        np.rint(ns * host_factor).astype(np.int64) for ns in (host.work, host.cost))
+        whole_ns(ns * host_factor) for ns in (host.work, host.cost))
     changes["item_work"] = np.where(p.item_kind == ItemKind.STEP_BEGIN, 0, work[repeated.item])
     changes["item_cost"] = _at_the_copies_speed(cost, source, kernel_ns)[repeated.item]
     changes["kernel_latency"] = host.latency[repeated.kernel]
@@ -147,8 +147,8 @@ def _beside(program: Program, repeated: Repeated, scenario: Scenario, floor: Flo
     external = program.item_external.copy()
     starts = np.flatnonzero(np.isin(repeated.item, scenario.cycle.first))
     thread = program.item_thread()[starts]
-    wanted = program.thread_start[thread] + np.rint(
-        repeated.copy_of_item[starts] * floor[program.thread_rank[thread]]).astype(np.int64)
+    wanted = program.thread_start[thread] + whole_ns(
+        repeated.copy_of_item[starts] * floor[program.thread_rank[thread]])
     external[starts] = np.maximum(external[starts], wanted)
     return replace(program, item_external=external)
 
@@ -176,7 +176,7 @@ def _copied_lags(repeated: Repeated, lag: Int64, source: Program) -> Int64:
         return p.after_lag
     # Lags of one program are scaled by one factor, so that each copy's follows from its own.
     total = float(source.after_lag.sum())
-    return np.rint(p.after_lag * (float(lag.sum()) / total if total else 1.0)).astype(np.int64)
+    return whole_ns(p.after_lag * (float(lag.sum()) / total if total else 1.0))
 
 
 def _total_ratio(before: Int64 | Float64, after: Float64) -> float:

@@ -23,7 +23,7 @@ from graph_predictor.prediction.profiler_cost import profiler_cost, without_prof
 from graph_predictor.prediction.repeat import choose_steps, similar_steps
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.work import Work, describe_work
-from graph_predictor.program import Float64, Program
+from graph_predictor.program import Float64, Program, whole_ns
 from tracer.graph import ExecutionGraph
 
 
@@ -53,10 +53,10 @@ def unprofiled(built: Built, work: Work | None = None) -> Built:
         return built
     recorded = pieces.ns.astype(np.float64)
     left = without_profiler(scenario, recorded, cost)
-    whole = replace(pieces, ns=np.rint(left).astype(np.int64))
+    whole = replace(pieces, ns=whole_ns(left))
     item_work, item_cost = with_host(built.program, whole, whole.ns.astype(np.float64))
     mine = cycle.working[pieces.item]
-    lag = np.rint(built.program.after_lag * _ratio(recorded[mine], left[mine])).astype(np.int64)
+    lag = whole_ns(built.program.after_lag * _ratio(recorded[mine], left[mine]))
     program = replace(built.program, item_work=item_work, item_cost=item_cost, after_lag=lag)
     shares = [_shares(pieces, whole, rank, len(graph.ops)) for rank, graph in enumerate(built.graphs)]
     return replace(built, program=program, without_profiler=WithoutProfiler(built.program, whole, shares))

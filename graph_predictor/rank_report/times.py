@@ -15,7 +15,7 @@ from graph_predictor.prediction.explain import main_operation
 from graph_predictor.prediction.host_pieces import host_pieces
 from graph_predictor.prediction.settle import Steady, measure
 from graph_predictor.prediction.state import kinds_of
-from graph_predictor.program import Int8, Int64, Program
+from graph_predictor.program import Int8, Int64, Program, whole_ns
 from graph_predictor.replay import WINDOW, Replay, ReplayedStep
 from tracer.graph import NONE, ExecutionGraph, KernelKind
 
@@ -168,9 +168,9 @@ def scaled_rank(times: JobTimes, rank: int, kernels: float, host: float) -> Prog
     low, high = (int(k) for k in program.kernel_ptr[rank: rank + 2])
     duration = program.kernel_duration.copy()
     own = times.kinds[rank] != KernelKind.COLLECTIVE
-    duration[low:high] = np.where(own, np.rint(duration[low:high] * kernels), duration[low:high])
+    duration[low:high] = np.where(own, whole_ns(duration[low:high] * kernels), duration[low:high])
     mine = program.thread_rank[program.item_thread()] == rank
-    work, cost = (np.where(mine, np.rint(ns * host), ns).astype(np.int64)
+    work, cost = (np.where(mine, whole_ns(ns * host), ns)
                   for ns in (program.item_work, program.item_cost))
     return replace(program, kernel_duration=duration, item_work=work, item_cost=cost)
 

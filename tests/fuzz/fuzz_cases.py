@@ -253,7 +253,8 @@ def _arguments(r: Random, template: str, target: str) -> list[str]:
 def _files(seed: Path) -> dict[str, bytes]:
     if seed.is_file():
         return {seed.name: seed.read_bytes()}
-    return {f"{seed.name}/{path.relative_to(seed)}": path.read_bytes() for path in sorted(seed.rglob("*")) if path.is_file()}
+    return {f"{seed.name}/{path.relative_to(seed)}": path.read_bytes()
+            for path in sorted(seed.rglob("*")) if path.is_file()}
 
 
 def draw_case(r: Random, seeds: Path, kinds: Sequence[str] = ()) -> Case:

@@ -230,6 +230,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     options.add_argument("--cases", type=int, default=20_000)
     options.add_argument("--seed", type=int, default=int(time.time()), help="by default another one each time")
+    options.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long")
     options.add_argument("--jobs", type=int, default=2)
     options.add_argument("--kind", action="append", default=[], help="only this kind of file (repeatable)")
     options.add_argument("--out", type=Path, default=Path("out/fuzz"), help="where what is found is kept")
@@ -244,7 +245,9 @@ def main() -> None:
         todo = [kept(each) for each in given_options.again] if given_options.again else cases(
             seeds, given_options.cases, given_options.seed, given_options.kind)
         print(f"seed {given_options.seed}", flush=True)
-        tally = Tally()
+        tally, until = Tally(), time.monotonic() + 60 * given_options.minutes
+        # No case begins after the time is up; those that run are waited for.
+        todo = itertools.takewhile(lambda case: time.monotonic() < until, todo)
         for outcome in run_cases(todo, seeds, given_options.jobs):
             tally.add(outcome)
             if tally.cases % 1000 == 0:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -217,7 +218,10 @@ _OBJECT = re.compile(rb'"(distributedInfo|deviceProperties)"\s*:\s*')
 
 def _fields_one_by_one(text: bytes) -> dict[str, Any]:
     """The fields that matter most, from metadata that is not valid as a whole."""
-    found: dict[str, Any] = {m.group(1).decode(): msgspec.json.decode(m.group(2)) for m in _FIELD.finditer(text)}
+    found: dict[str, Any] = {}
+    for match in _FIELD.finditer(text):
+        with suppress(*DECODE_ERRORS):
+            found[match.group(1).decode()] = msgspec.json.decode(match.group(2))
     for match in _OBJECT.finditer(text):
         for end in re.finditer(rb"[}\]]", text[match.end():match.end() + (1 << 20)]):
             try:

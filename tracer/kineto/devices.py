@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from tracer.graph import NONE, Meta
+from tracer.graph import Meta
 from tracer.kineto.numbers import integer
 from tracer.ranks import leave_out_unbelievable
 
+_LATEST_NS = 1 << 61
+"""The year 2043: a later zero of the clock is damage, and added to a timestamp could leave 64 bits."""
 _FLAGS = ("record_shapes", "with_stack", "profile_memory", "with_flops", "with_modules")
 _VERSIONS = ("cuda_runtime_version", "cuda_driver_version", "cupti_version", "hip_runtime_version",
              "hip_driver_version", "roctracer_version", "rocprofiler_version")
@@ -55,7 +57,7 @@ def fill_meta(meta: Meta, metadata: dict[str, Any], is_list: bool, categories: I
 def base_time_ns(metadata: dict[str, Any]) -> int:
     """``baseTimeNanoseconds``, the zero of relative timestamps; 0 where timestamps count from the epoch."""
     value = integer(metadata.get("baseTimeNanoseconds"))
-    return 0 if value == NONE else value
+    return value if 0 <= value < _LATEST_NS else 0
 
 
 def _device(meta: Meta, properties: Any, devices: np.ndarray) -> None:

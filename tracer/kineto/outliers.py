@@ -1,4 +1,4 @@
-"""Removing events whose times lie impossibly far from all others.
+"""Removing events whose times lie impossibly far from all others, or whose streams or threads are impossibly many.
 
 A single host event at time 0 would stretch the window to decades and hide everything in it.
 """
@@ -12,6 +12,10 @@ from tracer.kineto.names import Group
 
 MAX_WINDOW_NS = 7 * 24 * 3600 * 10**9
 """No profiler window lasts a week: buffers hold minutes at most."""
+
+
+MOST_STREAMS, MOST_THREADS = 4096, 1 << 14
+"""Streams of a process and threads that did work, at most: real traces have some dozens."""
 
 
 def drop_outliers(collected: Collector) -> None:
@@ -28,12 +32,7 @@ def drop_outliers(collected: Collector) -> None:
     for group, found in columns.items():
         keep = (np.abs(found["start"] - middle) <= MAX_WINDOW_NS // 2) & (found["duration"] <= MAX_WINDOW_NS // 2)
         dropped += int(len(keep) - keep.sum())
-        row = np.cumsum(keep) - 1
-        for owner, comms in ((Group.OPERATION, collected.operation_comms), (Group.DEVICE, collected.device_comms)):
-            if owner is group:
-                comms[:] = [(int(row[old]), args) for old, args in comms if keep[old]]
-        kept = {name: column[keep] for name, column in found.items()}
-        collected.restore(group, kept)
+        kept = _restore(collected, group, found, keep)
         if keep.any():
             first.append(int(kept["start"].min()))
             last.append(int((kept["start"] + kept["duration"]).max()))
@@ -41,3 +40,46 @@ def drop_outliers(collected: Collector) -> None:
     collected.loss.dropped_events += dropped
     collected.loss.notes.append(f"{dropped} events more than half a week from all others were dropped: their times are "
                                 "wrong.")
+
+
+def drop_excess(collected: Collector) -> None:
+    """Drop and count the events of streams and threads beyond those a process can have, in order of appearance."""
+    found = collected.finish(Group.DEVICE)
+    stream, device = found["stream"], found["device"]
+    if len(stream) and (np.ptp(stream.astype(np.float64)) >= MOST_STREAMS or np.ptp(device.astype(np.float64)) > 64):
+        _, first, place = np.unique(np.stack([device, stream]), axis=1, return_index=True, return_inverse=True)
+        order = np.empty(len(first), np.int64)
+        order[np.argsort(first)] = np.arange(len(first))
+        keep = order[place.reshape(-1)] < MOST_STREAMS
+        found = _restore(collected, Group.DEVICE, found, keep)
+        _tell(collected, keep, f"on streams beyond the first {MOST_STREAMS:,}")
+    else:
+        collected.restore(Group.DEVICE, found)
+    if len(collected.threads.keys_in_order) <= MOST_THREADS:
+        return
+    for group in GROUP_COLUMNS:
+        if "thread" in GROUP_COLUMNS[group]:
+            found = collected.finish(group)
+            keep = found["thread"] < MOST_THREADS
+            _restore(collected, group, found, keep)
+            _tell(collected, keep, f"on threads beyond the first {MOST_THREADS:,}")
+    del collected.threads.keys_in_order[MOST_THREADS:]
+
+
+def _tell(collected: Collector, keep: np.ndarray, where: str) -> None:
+    dropped = int(len(keep) - keep.sum())
+    if dropped:
+        collected.loss.dropped_events += dropped
+        collected.loss.notes.append(f"{dropped} events {where} were dropped: no process has so many.")
+
+
+def _restore(collected: Collector, group: Group, found: dict[str, np.ndarray], keep: np.ndarray) -> \
+        dict[str, np.ndarray]:
+    """Put the kept rows of a group back."""
+    row = np.cumsum(keep) - 1
+    for owner, comms in ((Group.OPERATION, collected.operation_comms), (Group.DEVICE, collected.device_comms)):
+        if owner is group:
+            comms[:] = [(int(row[old]), args) for old, args in comms if keep[old]]
+    kept = {name: column[keep] for name, column in found.items()}
+    collected.restore(group, kept)
+    return kept

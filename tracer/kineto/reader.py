@@ -12,8 +12,11 @@ from tracer.graph import ExecutionGraph, LossReport
 from tracer.kineto.build import build_graph
 from tracer.kineto.chunks import EventStream
 from tracer.kineto.columns import Collector
-from tracer.kineto.outliers import drop_outliers
+from tracer.kineto.outliers import drop_excess, drop_outliers
 from tracer.kineto.source import Source
+
+LEAST_STORED_BYTES, _FREE_EVENTS = 2, 1 << 20
+"""More events than one for so many bytes of the file, and than the free ones, were not recorded by a profiler."""
 
 
 def read_kineto(source: str | os.PathLike[str], *,
@@ -41,12 +44,17 @@ def read_kineto(source: str | os.PathLike[str], *,
         try:
             for events in stream:
                 collector.add(events)
+                if loss.events_read > max(_FREE_EVENTS, opened.stored_bytes // LEAST_STORED_BYTES):
+                    opened.damage = (f"it has an event for every {opened.stored_bytes / loss.events_read:.1f} stored "
+                                     "bytes, where traces take some 14 to 33")
+                    break
         except TraceError as error:
             if opened.damage and not loss.events_read:
                 raise TraceError(f"{opened.name}: {opened.damage} before its first event; "
                                  "copy or record it again.") from error
             raise
         drop_outliers(collector)
+        drop_excess(collector)
         _check(collector, stream, opened)
         _note_damage(stream, opened, loss)
         return build_graph(collector, stream.metadata, stream.is_list, opened.name)

@@ -22,6 +22,9 @@ _OTHER_FORMATS = {
     b"BZh": "compressed with bzip2", b"PAR1": "a Parquet file", b"\x80\x04\x95": "a Python pickle",
 }
 
+MOST_EXPANSION, _FREE_BYTES = 200, 64 << 20
+"""More text than so many times a compressed file, and than the free bytes, is no trace; real ones reach 30."""
+
 Progress = Callable[[int, int], None]
 
 
@@ -36,6 +39,8 @@ class Source:
         self.name = os.fspath(path)
         self.damage = ""
         self.bytes_read = 0
+        self.stored_bytes = 0
+        """Of the file, read so far: of a compressed one fewer than of text."""
         self._progress = progress
 
     def blocks(self) -> Iterator[bytes]:
@@ -75,6 +80,7 @@ class Source:
         block = first + handle.read(BLOCK_BYTES - len(first)) if len(first) == _COMPRESSED_READ else first
         while block:
             self.bytes_read += len(block)
+            self.stored_bytes = self.bytes_read
             self._report(self.bytes_read, total)
             yield block
             block = handle.read(BLOCK_BYTES)
@@ -103,8 +109,13 @@ class Source:
             if held >= BLOCK_BYTES:
                 self._report(done, total)
                 self.bytes_read += held
+                self.stored_bytes = done
                 yield b"".join(parts)
                 parts, held = [], 0
+                if self.bytes_read > max(_FREE_BYTES, MOST_EXPANSION * (total or done)):
+                    self.damage = (f"its gzip stream unpacks to more than {MOST_EXPANSION} times its size, where "
+                                   "traces unpack to some 10 to 30 times")
+                    return
             if inflater.eof:
                 # A file may be several gzip members after one another; zero bytes after the last one are padding.
                 data = inflater.unused_data.lstrip(b"\0") or handle.read(_COMPRESSED_READ).lstrip(b"\0")
@@ -116,6 +127,7 @@ class Source:
                 self.damage = "its gzip stream ends too early"
                 break
         self._report(total or done, total)
+        self.stored_bytes = done
         if held:
             self.bytes_read += held
             yield b"".join(parts)
