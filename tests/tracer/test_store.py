@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -111,13 +112,15 @@ def random_graphs(draw) -> ExecutionGraph:
             mode = draw(st.sampled_from(["none", "constant", "random"]))
             if mode != "none":
                 low, high = (info.min, info.max) if limit is None else (NONE, limit - 1)
+                if column.endswith("_ns"):
+                    low, high = 0 if column == "duration_ns" else -graphs.MOST_NS, graphs.MOST_NS
                 values = random.integers(low, high, sizes[name], dtype=info.dtype, endpoint=True)
                 getattr(table, column)[:] = values if mode == "random" or not sizes[name] else values[0]
         setattr(graph, name, table)
     graph.meta = draw(st.builds(
         Meta, source=st.text(max_size=10), rank=st.integers(-1, 10_000), base_time_ns=st.integers(-2**63, 2**63 - 1),
         profiler_flags=st.dictionaries(st.text(max_size=5), st.booleans(), max_size=3),
-        unprofiled_step_ns=st.lists(st.integers(0, 2**62), max_size=3),
+        unprofiled_step_ns=st.lists(st.integers(0, graphs.MOST_NS), max_size=3),
         process_groups=st.just([{"pg_name": "0", "ranks": [0, 1], "nested": {"a": None}}]),
         loss=st.builds(LossReport, orphan_kernels=st.integers(0, 2**40), notes=st.lists(st.text(max_size=9))),
     ))
@@ -284,3 +287,24 @@ def _refused(path, content: bytes) -> str:
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 500
     return str(error.value)
+
+
+@pytest.mark.parametrize(("name", "column", "value"), [
+    ("kernels", "duration_ns", 1 << 62), ("ops", "start_ns", -(1 << 60)), ("launches", "duration_ns", -2)])
+def test_times_that_cannot_be_are_refused(tmp_path: Path, name: str, column: str, value: int) -> None:
+    graph = empty_graph()
+    table = ExecutionGraph.TABLES[name].empty(3)
+    getattr(table, column)[1] = value
+    setattr(graph, name, table)
+    graph.save(tmp_path / "odd.foretrace")
+    with pytest.raises(GraphFileError, match=f"column {name}.{column} holds a time that cannot be"):
+        load_graph(tmp_path / "odd.foretrace")
+
+
+@pytest.mark.parametrize(("field", "value"), [("rank", 1 << 40), ("world_size", 30_000_000), ("rank", -7)])
+def test_ranks_that_cannot_be_are_refused(tmp_path: Path, field: str, value: int) -> None:
+    graph = empty_graph()
+    setattr(graph.meta, field, value)
+    graph.save(tmp_path / "odd.foretrace")
+    with pytest.raises(GraphFileError, match=f"its {field.replace('_', ' ')} cannot be"):
+        load_graph(tmp_path / "odd.foretrace")

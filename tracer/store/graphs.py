@@ -51,7 +51,6 @@ _FREE_BYTES = 256 << 20
 
 # Some 12 days: a window lasts minutes, and readers drop events more than half a week from the others.
 MOST_NS = 1 << 50
-_LATEST_NS = 1 << 62
 
 # Row numbers a column holds, and of what. Checked on save and load, so that no later lookup leaves its table.
 _REFERENCES: dict[str, dict[str, str]] = {
@@ -263,7 +262,7 @@ def _check_times(graph: ExecutionGraph, label: str) -> None:
             if int(values.min()) < least or int(values.max()) > MOST_NS:
                 raise corrupt(label, f"column {name}.{column} holds a time that cannot be")
     times = [graph.meta.window_ns, *graph.meta.unprofiled_step_ns]
-    if min(times) < NONE or max(times) > MOST_NS or abs(graph.meta.base_time_ns) > _LATEST_NS:
+    if min(times) < NONE or max(times) > MOST_NS:
         raise corrupt(label, "the length of its window or of a step cannot be")
 
 
