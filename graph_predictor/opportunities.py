@@ -14,8 +14,8 @@ from typing import Any
 from graph_predictor import whatif
 from graph_predictor.predict import Baseline
 from graph_predictor.prediction.result import Prediction
-from graph_predictor.prediction.scenario import EditError
 from graph_predictor.whatif.edit import Edit
+from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 from tracer.job import Job
 
@@ -128,12 +128,14 @@ def opportunities(source: Baseline | Job | ExecutionGraph | Sequence[ExecutionGr
     """
     baseline = source if isinstance(source, Baseline) else Baseline(source)
     before = baseline.predict(edits)
+    if before.step_time_us <= 0:
+        raise ForetraceError("The step takes no time, so that nothing can be saved of it; choose another with --step.")
     found: list[Opportunity] = []
     left_out: list[tuple[str, str]] = []
     for candidate in candidates():
         try:
             after = baseline.predict([*edits, candidate.edit])
-        except EditError as error:
+        except ForetraceError as error:
             left_out.append((candidate.name, str(error)))
             continue
         opportunity = _opportunity(candidate, before, after)

@@ -16,6 +16,7 @@ import numpy as np
 from graph_predictor.parallel.collective_times import CollectiveModel
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.whatif.recorded_ddp import NOTE, spread_recording
+from graph_predictor.whatif.scale import MOST_FACTOR
 from tracer.graph import ExecutionGraph
 from tracer.job import Job
 from tracer.shape_only.devices import Device as ShapeDevice
@@ -166,8 +167,9 @@ class Straggler:
 
     def __post_init__(self) -> None:
         """Raise ``EditError`` for a share that no rank can be slower by."""
-        if not np.isfinite(self.slower) or self.slower <= -1:
-            raise EditError(f"A rank cannot be slower by {100 * self.slower:g}%; give more than -100%.")
+        if not -1 < self.slower <= MOST_FACTOR:
+            raise EditError(f"A rank cannot be slower by {100 * self.slower:g}%; give more than -100%, and less than "
+                            f"{100 * MOST_FACTOR:g}%.")
 
     @classmethod
     def parse(cls, text: str) -> Straggler:

@@ -8,10 +8,13 @@ import numpy as np
 
 from graph_predictor.prediction.scenario import EditError, Scenario
 
+MOST_FACTOR = 1e12
+"""No part of a machine is faster or slower by more: what is beyond is a slip, and overflows."""
+
 
 def _checked(factor: float, what: str) -> float:
-    if not np.isfinite(factor) or factor <= 0:
-        raise EditError(f"{what} cannot be scaled by {factor}: give a positive factor.")
+    if not 1 / MOST_FACTOR <= factor <= MOST_FACTOR:
+        raise EditError(f"{what} cannot be scaled by {factor:g}: give a positive factor, at most {MOST_FACTOR:g}.")
     return factor
 
 
@@ -28,8 +31,9 @@ class ScaleKernels:
 
     def apply(self, scenario: Scenario) -> Scenario:
         """See ``Edit``."""
-        if not np.isfinite(self.factor) or self.factor < 0:
-            raise EditError(f"Kernel durations cannot be scaled by {self.factor}: give a factor of zero or more.")
+        if not 0 <= self.factor <= MOST_FACTOR:
+            raise EditError(f"Kernel durations cannot be scaled by {self.factor:g}: give a factor from zero to "
+                            f"{MOST_FACTOR:g}.")
         if not len(scenario.built.program.kernel_item):
             raise EditError("The trace has no GPU work, so that there is no kernel to scale; --host scales the host's "
                             "time.")
