@@ -2,7 +2,8 @@
 
 Times by bound and the critical path come from the simulated timeline and add up to the simulated step exactly. Host
 time by operation is as recorded, exclusive (an operation's own, not that of operations it calls) and with waiting
-taken out; GPU time is the simulated duration of the work an operation launched.
+taken out, and so is the profiler's cost where the replay is without it; GPU time is the simulated duration of the work
+an operation launched.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from graph_predictor.deciding import StreamEnds, decides
 from graph_predictor.host_time import exclusive_time, operation_of, split, waits
 from graph_predictor.module_paths import with_backward_modules
 from graph_predictor.path_attribution import attribute_path, bound_sums
-from graph_predictor.program import Int32, Int64
+from graph_predictor.prediction.result import which_times
+from graph_predictor.program import Int32, Int64, whole_ns
 from graph_predictor.replay import WINDOW, Replay, ReplayedStep
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, ExecutionGraph, OpKind
@@ -128,6 +130,8 @@ class Breakdown:
 
     steps: list[StepBreakdown]
     notes: list[str] = field(default_factory=list)
+    profiled: bool = True
+    """Whether times are those under the profiler (``measured_ns`` is in any case)."""
 
     def total(self) -> Totals:
         """All steps of all ranks added up."""
@@ -136,6 +140,7 @@ class Breakdown:
     def to_json(self, top: int | None = None) -> dict[str, Any]:
         """Plain values for JSON, microseconds; at most ``top`` entries a list."""
         return {
+            "times": which_times(self.profiled),
             "steps": [
                 {"rank": s.rank, "step": s.name, "measured_us": s.measured_ns / 1e3,
                  "simulated_us": s.simulated_ns / 1e3, "bound": s.bound, **s.totals.to_json(top)} for s in self.steps],
@@ -169,7 +174,7 @@ def breakdown(replay: Replay, *, step: str | None = None) -> Breakdown:
         notes.append("The trace has no GPU work: all time is the host's, and the step is a playback of it.")
     if replay.graphs and not any((g.ops.module >= 0).any() for g in graphs):
         notes.append(_without_modules(replay.graphs))
-    return Breakdown(steps, notes)
+    return Breakdown(steps, notes, replay.profiled)
 
 
 def _without_modules(graphs: list[ExecutionGraph]) -> str:
@@ -218,7 +223,8 @@ class _Rank:
         self.replay, self.position, self.causes = replay, position, causes
         self.graph: ExecutionGraph = with_backward_modules(built.graphs[position])
         self.host = exclusive_time(self.graph)
-        self.waits = waits(built.program, position, built.thread_number, built.clock_ns[position])
+        self.share = None if built.without_profiler is None else built.without_profiler.shares[position]
+        self.waits = waits(built.recorded_program, position, built.thread_number, built.clock_ns[position])
         self.operation = np.append(operation_of(self.graph), NONE)
         low, high = int(replay.program.kernel_ptr[position]), int(replay.program.kernel_ptr[position + 1])
         self.kernel_ns = (replay.simulated.kernel_end - replay.simulated.kernel_start)[low:high]
@@ -241,7 +247,7 @@ class _Rank:
             end, thread = start + int(graph.steps.duration_ns[row]), int(graph.steps.thread[row])
             path = critical_path(replay.program, replay.simulated, replay.graphs, step.begin_item, step.end_item,
                                  causes=self.causes)
-        pieces = attribute_path(replay, path, self.position, self.host, self.operation)
+        pieces = attribute_path(replay, path, self.position, self.host, self.operation, self.share)
         entries = self._path_entries(pieces.bound, pieces.op, pieces.kernel, pieces.ns)
         operations, modules = self._host_views(row, start, end, thread)
         totals = Totals(bound_sums(path), entries, operations, modules, self._kernels(row, start, end))
@@ -283,6 +289,8 @@ class _Rank:
             rest = end - start - int(own_ns[own.thread == thread].sum()) - waited
             at = np.array([nowhere])
             found += [(at, _WAITING, np.array([waited])), (at, _HOST, np.array([rest]))]
+        if self.share is not None:
+            found = [(op, which, whole_ns(ns * self.share[op]) if which == _HOST else ns) for op, which, ns in found]
         kernels = self._in_step(row, start, end)
         launched_by = self.operation[graph.kernels.op[kernels]]
         launched_by[launched_by < 0] = nowhere

@@ -23,15 +23,22 @@ from graph_predictor.parallel.collective_times import CollectiveModel
 from graph_predictor.prediction.closing import Closing, closing
 from graph_predictor.prediction.explain import Explained, explain
 from graph_predictor.prediction.host_pieces import HostPieces, host_pieces
-from graph_predictor.prediction.host_spread import drift, mean_spread, step_totals, unprofiled_stretches
-from graph_predictor.prediction.interval import step_interval
+from graph_predictor.prediction.host_spread import (
+    drift,
+    least_spread,
+    mean_spread,
+    step_totals,
+    unprofiled_stretches,
+)
+from graph_predictor.prediction.interval import active_interval, step_interval
+from graph_predictor.prediction.loader import loader_of
 from graph_predictor.prediction.memory import lacking_memory, peak_memory
 from graph_predictor.prediction.pricing import KernelTimes, price_kernels, target_device
 from graph_predictor.prediction.repeat import Cycle, Repeated, choose_steps, similar_steps
 from graph_predictor.prediction.result import Prediction, RankPrediction
 from graph_predictor.prediction.retraced import Anchors
 from graph_predictor.prediction.rewriting import replaced_kernels, rewrite
-from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.prediction.scenario import EditError, Loading, Scenario
 from graph_predictor.prediction.settle import Steady, measure, settle
 from graph_predictor.prediction.shape_only import MadeUp, make_up
 from graph_predictor.prediction.state import EditedHost, dress, edit_host, host_changed
@@ -100,6 +107,10 @@ class Baseline:
         self.scenario: Scenario = Scenario(
             self.built, self.cycle, work, self.pieces, models=models, source_models=models,
             source_device=device or _recorded_device(graphs[0]), profiled=self._profiled(origin, made is not None))
+        if made is None:
+            self.scenario = replace(self.scenario, loader=loader_of(self.built, self.cycle))
+        elif origin is not None:
+            self.scenario = replace(self.scenario, loader=origin.scenario.loader)
         self.made_up = made is not None
         self.origin = origin
         self.changes: tuple[str, ...] = ()
@@ -107,6 +118,7 @@ class Baseline:
         times = (step_totals(self.built, self.cycle, self.pieces) if self.scenario.profiled or made is not None else
                  unprofiled_stretches(self.built))
         self.host_spread: float = mean_spread(times) if made is None else made.host_spread
+        self.least_spread: float = least_spread(times) if origin is None else origin.least_spread
         self.drift = drift(times) if made is None else None
         if made is not None:
             self.notes += made.notes
@@ -275,7 +287,8 @@ class _Run:
         rests_on = self.baseline.origin or self.baseline
         made_up = rests_on.made_up
         return Prediction(
-            step_time_us=step_ns / 1e3, interval_us=(low / 1e3, high / 1e3), gpu_active_us=active, bound=chosen.bound,
+            step_time_us=step_ns / 1e3, interval_us=(low / 1e3, high / 1e3), gpu_active_us=active,
+            gpu_active_interval_us=self._active_interval(per_rank), bound=chosen.bound,
             per_rank=per_rank, bounds_us={k: v / cycle.steps / 1e3 for k, v in chosen.bounds.items()},
             families_us=families, critical_path=chosen.path, profiled=scenario.profiled,
             sources={s.label: chosen.source_ns[s] / total for s in Source if chosen.source_ns.get(s, 0.0) > 0},
@@ -315,6 +328,15 @@ class _Run:
         return ({names[i]: float(sums[i]) for i in np.argsort(-sums, kind="stable").tolist() if sums[i] > 0},
                 {label: time / float(ns.sum()) for label, time in by_source.items() if time > 0})
 
+    def _active_interval(self, ranks: list[RankPrediction]) -> tuple[float, float]:
+        """80% interval of the most active rank's GPU time a step, µs."""
+        most = max(range(len(ranks)), key=lambda rank: ranks[rank].gpu_active_us)
+        rows = self._in_cycle(most)
+        rows = rows[self.kinds[rows] != KernelKind.COLLECTIVE]
+        weight = np.zeros(len(self.times.ns))
+        weight[rows] = self.times.ns[rows] / self.scenario.cycle.steps / 1e3
+        return active_interval(self.times, weight, ranks[most].gpu_active_us, self.baseline.least_spread)
+
     def _flops(self, rank: int) -> float:
         """Floating-point operations a step; 0 where sizes are not known for most of the device time."""
         work, rows = self.scenario.work, self._in_cycle(rank)
@@ -342,12 +364,21 @@ class _Run:
             spread = float(np.hypot(spread, scenario.host_spread))
         weight = np.where(scenario.cycle.kernel, self.times.ns, 0.0)
 
+        trainer = replace(self.host, workers=np.zeros_like(self.host.workers))
+
         def simulated(factor: Float64, host_factor: float) -> float:
-            again = measure(repeated, self._dressed(repeated, self.times.ns * factor, host_factor))
-            return float(again.period_ns.max()) / scenario.cycle.steps
+            program = dress(repeated, trainer, scenario, self.times.ns * factor, host_factor)
+            return float(measure(repeated, program).period_ns.max()) / scenario.cycle.steps
 
         events = len(repeated.program.item_kind) + len(repeated.program.kernel_item)
-        return step_interval(simulated, self.times, weight, spread, step_ns, events)
+        alone = simulated(np.ones(len(self.times.ns)), 1.0) if self.host.workers.any() else step_ns
+        low, high = step_interval(simulated, self.times, weight, spread, alone, events)
+        if scenario.loader is not None and scenario.loading is Loading.INLINE:
+            # The step is the longer of two that know nothing of each other: the training process, and its workers.
+            at_least = scenario.loader.step_at_least()
+            low, high = max(low, at_least[0]), max(high, at_least[1])
+        least = self.baseline.least_spread
+        return min(low, step_ns * math.exp(-least)), max(high, step_ns * math.exp(least))
 
     def said(self) -> list[str]:
         """Warnings and notes."""
@@ -384,6 +415,8 @@ class _Run:
             notes.append("Times are those under the profiler" + (
                 ": nothing says what the step takes without it (foretrace capture times that too)." if without is None
                 else f"; without it the recorded step took {without / 1e6:,.3f} ms (median)."))
+        if self.scenario.loader is not None and self.scenario.loading is Loading.INLINE:
+            notes.append(self.scenario.loader.note(self.step_ns))
         if not len(self.scenario.built.program.kernel_item):
             notes.append("The trace has no GPU work: the step is host time throughout.")
         return list(dict.fromkeys(notes))

@@ -19,6 +19,7 @@ from graph_predictor.build import Built, build_program
 from graph_predictor.critical_path import step_items
 from graph_predictor.damage import damage_notes
 from graph_predictor.engine import Simulated, simulate
+from graph_predictor.prediction.unprofiled import on_unprofiled_clock, unprofiled
 from graph_predictor.program import Int64, Program, whole_ns
 from graph_predictor.residuals import with_residuals
 from tracer.errors import ForetraceError
@@ -72,6 +73,11 @@ class Replay:
         return self.built.graphs
 
     @property
+    def profiled(self) -> bool:
+        """Whether replayed times are those under the profiler; measured ones are in any case."""
+        return self.built.profiled
+
+    @property
     def median_abs_error(self) -> float:
         """Median of the steps' absolute errors (a fraction)."""
         return float(np.median([abs(s.error) for s in self.steps])) if self.steps else 0.0
@@ -114,14 +120,20 @@ def replay(
     residuals: bool = False,
     scale_kernels: float = 1.0,
     built: Built | None = None,
+    profiled: bool = True,
 ) -> Replay:
     """Simulate a job with its recorded durations.
+
+    The recorded step, under the profiler, is the one that a replay must give back. Reports of where time goes are made
+    of a replay without the profiler (``profiled=False``): of the same durations less the profiler's cost.
 
     Args:
         graphs: One rank's graph, or the graphs of a job.
         residuals: Add the per-event residuals (a playback).
         scale_kernels: Factor on the durations of device work other than collectives: a what-if.
         built: An already built program of the same graphs, to save the work.
+        profiled: Simulate the step as recorded, under the profiler; otherwise without it, where the capture knows what
+            that takes (``Replay.profiled`` says which it was).
 
     Returns:
         The replayed steps. A window without steps is replayed as a whole.
@@ -138,7 +150,9 @@ def replay(
         raise ForetraceError("There is nothing to replay: no graph was given. Read a trace or a job first.")
     check_recorded(graphs)
     built = built or build_program(list(graphs))
-    program = with_residuals(built.program) if residuals else built.program
+    if not profiled:
+        built = unprofiled(built)
+    program = on_unprofiled_clock(with_residuals(built.recorded_program), built) if residuals else built.program
     if not len(program.item_kind) and not len(program.kernel_item):
         raise ForetraceError(
             "There is nothing to replay: the trace holds neither calls nor device work. It was probably recorded "

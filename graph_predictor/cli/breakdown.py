@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from graph_predictor.cli.console import Column, Report, count, microseconds, milliseconds, percent, print_json, read
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Paths, Step, Top, Window
+from graph_predictor.cli.options import Debug, Json, Paths, Profiled, Step, Top, Window
 
 if TYPE_CHECKING:
     from graph_predictor.breakdown import Breakdown, ModuleTime, OperationTime, StepBreakdown
@@ -21,6 +21,7 @@ def breakdown(
     step: Step = None,
     top: Top = None,
     window: Window = 0,
+    profiled: Profiled = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -35,7 +36,7 @@ def breakdown(
         from graph_predictor.replay import replay
 
         job = read(paths, window)
-        result = break_down(replay(job.graphs), step=step)
+        result = break_down(replay(job.graphs, profiled=profiled), step=step)
         result.notes = [*job.notes, *folded_notes(job), *result.notes]
         if json:
             print_json(result.to_json(top))
@@ -44,6 +45,8 @@ def breakdown(
 
 
 def _report(result: Breakdown, top: int) -> None:
+    from graph_predictor.prediction.result import which_times
+
     report = Report()
     total, steps = result.total(), max(len(result.steps), 1)
     bounds = [bound for bound, ns in total.bounds.items() if ns]
@@ -53,7 +56,7 @@ def _report(result: Breakdown, top: int) -> None:
         time = sum(s.simulated_ns for s in result.steps)
         rows += [["mean", "", milliseconds(time / steps), *(milliseconds(total.bounds[b] / steps) for b in bounds)],
                  ["share", "", percent(1.0), *(percent(total.bounds[b] / time if time else 0.0) for b in bounds)]]
-    report.table("Time by bound, ms of each replayed step (critical path)",
+    report.table(f"Time by bound, ms of each step {which_times(result.profiled)} (critical path)",
                  [Column("rank"), Column("step", name=True), Column("time"),
                   *(Column(_heading(b)) for b in bounds)], rows)
     report.line()

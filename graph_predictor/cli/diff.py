@@ -8,7 +8,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, count, milliseconds, percent, print_json, read
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Step, Top, Window
+from graph_predictor.cli.options import Debug, Json, Profiled, Step, Top, Window
 
 if TYPE_CHECKING:
     from graph_predictor.diff import Difference
@@ -27,6 +27,7 @@ def diff(
         "--step-b", metavar="NAME_OR_NUMBER", help="The step of B, where it is another one.")] = None,
     top: Top = None,
     window: Window = 0,
+    profiled: Profiled = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -38,7 +39,8 @@ def diff(
         from graph_predictor.diff import diff_jobs
 
         jobs = [read([path], window) for path in (before, after)]
-        result = diff_jobs(*jobs, step=step, step_b=step_b, one_machine=_one_machine(before, after))
+        result = diff_jobs(*jobs, step=step, step_b=step_b, one_machine=_one_machine(before, after),
+                           profiled=profiled)
         if json:
             print_json(result.to_json(top))
         else:
@@ -58,12 +60,14 @@ def _one_machine(before: str, after: str) -> bool | None:
 
 
 def _report(result: Difference, top: int) -> None:
+    from graph_predictor.prediction.result import which_times
+
     report = Report()
     before, total = result.before_ns, result.total_ns
     how = f"{milliseconds(abs(total))} ms ({percent(abs(total) / before if before else None)}) " + (
         "longer" if total > 0 else "shorter")
-    report.line(f"A {milliseconds(before)} ms, B {milliseconds(result.after_ns)} ms: B's step is "
-                f"{how if total else 'as long'}.", style="bold")
+    report.line(f"A {milliseconds(before)} ms, B {milliseconds(result.after_ns)} ms {which_times(result.profiled)}: "
+                f"B's step is {how if total else 'as long'}.", style="bold")
     known = (("host", result.host_ratio), ("device", result.device_ratio))
     ratios = [f"{what} ×{ratio:.2f}" for what, ratio in known if ratio is not None]
     report.line(f"Aligned: {percent(result.aligned)} of the operations; attributed: {percent(result.attributed)} of "

@@ -129,7 +129,9 @@ def _report(result: Prediction, top: int) -> None:
     if result.recorded_us is not None:
         without = "" if result.unprofiled_us is None else f", {_ms(result.unprofiled_us)} without it"
         report.line(f"It rests on {rests}{on} ({_ms(result.recorded_us)} ms a step under the profiler{without}).")
-    report.line(f"GPU active {_ms(result.gpu_active_us)} ms; decided by: {result.bound}")
+    low, high = result.gpu_active_interval_us
+    between = f", 80% between {_ms(low)} and {_ms(high)} ms" if high else ""
+    report.line(f"GPU active {_ms(result.gpu_active_us)} ms{between}; decided by: {result.bound}")
     extra = []
     if result.items_per_second is not None:
         extra.append(f"{result.items_per_second:,.1f} samples/s")

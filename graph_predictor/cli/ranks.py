@@ -8,7 +8,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, count, milliseconds, percent, print_json, read, working
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Step, Top, Window, shared
+from graph_predictor.cli.options import Debug, Json, Profiled, Step, Top, Window, shared
 from graph_predictor.cli.output import TIMELINE, check_output
 from tracer.graph import SHAPE_ONLY
 
@@ -36,6 +36,7 @@ def ranks(
     timeline: Annotated[str | None, shared("--timeline", "tracks of ranks and groups")] = None,
     top: Top = None,
     window: Window = 0,
+    profiled: Profiled = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -52,7 +53,7 @@ def ranks(
         wanted = Configuration(device=device, parallel=parallel, straggler=straggler, topology=topology,
                                comm_profile=comm_profile, comm_backend=comm_backend, host_from=host_from,
                                sizes=tuple(sizes or ()))
-        times, notes = _times(source, window, wanted, step)
+        times, notes = _times(source, window, wanted, step, profiled)
         with working("Comparing"):
             found = rank_report(times)
         found.notes[:0] = notes
@@ -67,7 +68,8 @@ def ranks(
             _report(found, top or DEFAULT_TOP, timeline)
 
 
-def _times(source: list[str], window: int, wanted: Configuration, step: str | None) -> tuple[JobTimes, list[str]]:
+def _times(source: list[str], window: int, wanted: Configuration, step: str | None, profiled: bool) -> tuple[
+        JobTimes, list[str]]:
     """The simulated job, and what was said when it was read."""
     from graph_predictor.damage import folded_notes
     from graph_predictor.rank_report import predicted_times, recorded_times
@@ -80,23 +82,26 @@ def _times(source: list[str], window: int, wanted: Configuration, step: str | No
     notes = folded_notes(job)
     if not wanted.differences() and all(graph.meta.era != SHAPE_ONLY for graph in job.graphs):
         with working("Replaying"):
-            return recorded_times(replay(job.graphs), step), [*job.notes, *notes]
+            return recorded_times(replay(job.graphs, profiled=profiled), step), [*job.notes, *notes]
     if step is not None:
         raise ForetraceError("--step chooses a recorded step; a predicted job has one settled step. Leave --step, or "
                              "the changes, out.")
     with working("Predicting"):
-        study = Study(job, code=source[0] if is_script(source) else None)
+        study = Study(job, code=source[0] if is_script(source) else None, profiled=profiled)
         prepared = study.prepared(wanted)
         return predicted_times(prepared.start.settled(prepared.edits)), [] if wanted.parallel is not None else notes
 
 
 def _report(found: RankReport, top: int, timeline: str | None) -> None:
+    from graph_predictor.prediction.result import which_times
+
     report = Report()
     steps = found.steps
     what = "; ".join(found.times.edits) or ("predicted" if found.times.predicted else "as recorded")
     report.line()
-    report.line(f"Step: {milliseconds(found.step_ns)} ms, the longest of {count(len(found.ranks))} ranks"
-                f"{f', mean of {count(steps)} steps' if steps > 1 else ''} ({what})", style="bold")
+    report.line(f"Step {which_times(found.times.profiled)}: {milliseconds(found.step_ns)} ms, the longest of "
+                f"{count(len(found.ranks))} ranks{f', mean of {count(steps)} steps' if steps > 1 else ''} ({what})",
+                style="bold")
     report.line("Largest over mean of the ranks: " + ", ".join(
         f"{name} {share:.3f}" for name, share in found.imbalance.items()) + " (own: busy and idle).")
     bubbles, late = any(r.bubble_ns for r in found.ranks), any(r.late_ns for r in found.ranks)

@@ -113,6 +113,7 @@ def _to_json(result: Replay, residuals: bool, scale_kernels: float, notes: list[
             {"rank": s.rank, "step": s.name, "measured_us": s.measured_ns / 1e3, "replayed_us": s.replayed_ns / 1e3,
              "error": s.error, "free_kernels_us": s.free_kernels_ns / 1e3, "host_bound": host_bound(s)}
             for s in result.steps],
+        "times": "under the profiler",
         "median_abs_error": result.median_abs_error, "max_abs_error": result.max_abs_error,
         "inexact_steps": len(result.inexact),
         "unexplained_share": result.unexplained_share, "reproducible": result.reproducible,
@@ -144,7 +145,7 @@ def _report(result: Replay, residuals: bool, scale_kernels: float, notes: list[s
     has_kernels = bool(len(result.program.kernel_item))
     what = f", kernels × {scale_kernels:g}" if scale_kernels != 1.0 else ""
     report.table(
-        f"Measured and replayed steps ({mode}{what})",
+        f"Measured and replayed steps, under the profiler ({mode}{what})",
         [Column("rank"), Column("step", name=True), Column("measured ms"), Column("replayed ms"),
          Column("change" if what else "error"),
          *([Column("with free\nkernels ms"), Column("host-\nbound")] if has_kernels else [])],

@@ -28,7 +28,7 @@ through their loaders and optimizers."""
 
 
 def diff_jobs(a: Job, b: Job, *, step: str | None = None, step_b: str | None = None,
-              one_machine: bool | None = None) -> Difference:
+              one_machine: bool | None = None, profiled: bool = False) -> Difference:
     """What makes B's step take longer, or shorter, than A's.
 
     Both are played back exactly (``replay`` with residuals). The time of a typical step along the critical path (the
@@ -41,16 +41,23 @@ def diff_jobs(a: Job, b: Job, *, step: str | None = None, step_b: str | None = N
         step: Only this step: its name, or its number within a rank (from 0; negative from the end).
         step_b: The step of B, where it is another one.
         one_machine: Whether both ran on the same kind of machine; by default, whether the traces name the same device.
+        profiled: Compare the steps under the profiler. By default they are compared without it where both know what
+            that takes.
 
     Raises:
         ForetraceError: A job holds nothing that can be compared, or the two are of different programs.
     """
     _check_steps(a, b)
-    replayed = [_replayed(job, name) for job, name in ((a, "A"), (b, "B"))]
+    replayed = [_replayed(job, name, profiled) for job, name in ((a, "A"), (b, "B"))]
+    unlike = [name for name, each in zip("AB", replayed, strict=True) if each.profiled]
+    if len(unlike) == 1:
+        replayed = [_replayed(job, name, True) for job, name in ((a, "A"), (b, "B"))]
     chosen = [_chosen(each, wanted, name) for each, wanted, name in zip(
         replayed, (step, step if step_b is None else step_b), "AB", strict=True)]
     notes = [f"{name}: {note}" for name, job, each in (("A", a, replayed[0]), ("B", b, replayed[1]))
              for note in dict.fromkeys([*job.notes, *each.notes, *_doubts(each)])]
+    if len(unlike) == 1:
+        notes.append(f"{unlike[0]} does not say what its step takes without the profiler: both are compared under it.")
     ranks = _common_ranks(replayed, chosen, notes)
     vocabulary = Vocabulary()
     causes: Causes = {}
@@ -72,8 +79,8 @@ def diff_jobs(a: Job, b: Job, *, step: str | None = None, step_b: str | None = N
         one_machine = _devices(a) == _devices(b)
     for sides, pair in compared:
         ratios.append(_add_rank(causes, sides, pair, vocabulary, one_machine=one_machine))
-        before += sides[0].measured_ns
-        after += sides[1].measured_ns
+        before += sides[0].step_ns
+        after += sides[1].step_ns
     for name, at in (("A", 0), ("B", 1)):
         taken, given = (sum(len(steps) for steps in each) for each in (
             [sides[at].steps for sides, _ in compared], [sides[at].steps + sides[at].apart for sides, _ in compared]))
@@ -86,10 +93,11 @@ def diff_jobs(a: Job, b: Job, *, step: str | None = None, step_b: str | None = N
         before_ns=mean, after_ns=mean + round((after - before) / len(ranks)), parts=parts, aligned=share,
         host_ratio=_mean_ratio([host for host, _ in ratios]), device_ratio=_mean_ratio([each for _, each in ratios]),
         steps_before=sum(len(sides[0].steps) for sides, _ in compared),
-        steps_after=sum(len(sides[1].steps) for sides, _ in compared), notes=notes)
+        steps_after=sum(len(sides[1].steps) for sides, _ in compared), notes=notes,
+        profiled=replayed[0].profiled)
 
 
-def _replayed(job: Job, name: str) -> Replay:
+def _replayed(job: Job, name: str, profiled: bool) -> Replay:
     if any(graph.meta.era == SHAPE_ONLY for graph in job.graphs):
         raise ForetraceError(f"{name} was traced by shapes alone and has no times, so that there is no difference to "
                              "explain; compare two recordings (foretrace capture).")
@@ -97,7 +105,7 @@ def _replayed(job: Job, name: str) -> Replay:
         raise ForetraceError(f"{name} is empty: it has neither operations nor device work; record it again (foretrace "
                              "capture).")
     try:
-        return replay(job.graphs, residuals=True)
+        return replay(job.graphs, residuals=True, profiled=profiled)
     except ForetraceError as error:
         raise ForetraceError(f"{name}: {error}") from error
 
@@ -168,13 +176,14 @@ class _Side:
     def __init__(self, result: Replay, position: int, vocabulary: Vocabulary, steps: list[ReplayedStep]) -> None:
         self.vocabulary = vocabulary
         self.rank = RankSteps(result, position, vocabulary)
-        self.median = sorted(steps, key=lambda step: step.measured_ns)[(len(steps) - 1) // 2]
-        near = LIKE_THE_MEDIAN * self.median.measured_ns
-        self.steps = [step for step in steps if abs(step.measured_ns - self.median.measured_ns) <= near]
+        length = {step: step.measured_ns if result.profiled else step.replayed_ns for step in steps}
+        self.median = sorted(steps, key=lambda step: length[step])[(len(steps) - 1) // 2]
+        near = LIKE_THE_MEDIAN * length[self.median]
+        self.steps = [step for step in steps if abs(length[step] - length[self.median]) <= near]
         self.apart = [step for step in steps if step not in self.steps]
         self.others = [step for step in result.steps if step.rank == self.median.rank and step not in steps]
         self.tree: StepTree = self.rank.tree(self.median)
-        self.measured_ns = round(sum(step.measured_ns for step in self.steps) / len(self.steps))
+        self.step_ns = round(sum(length[step] for step in self.steps) / len(self.steps))
 
     def typical(self, places: Places, place: Int64) -> tuple[Times, Times]:
         """Times of the mean of the typical steps; and steady ones, of each place the (lower) median over all steps."""
@@ -218,7 +227,7 @@ def _add_rank(causes: Causes, sides: list[_Side], pair: Int64, vocabulary: Vocab
         before, after, steady_before, steady_after, seen[0][0] == seen[1][0], (seen[0][1], seen[1][1]),
         any(len(graph.kernels) for graph in graphs), one_machine)
     ratios = add_causes(causes, aligned)
-    unlike = (other.measured_ns - one.measured_ns) - int(after.path.sum() - before.path.sum())
+    unlike = (other.step_ns - one.step_ns) - int(after.path.sum() - before.path.sum())
     add_left_over(causes, Kind.REPLAY, "recorded less replayed step time", unlike)
     return ratios
 

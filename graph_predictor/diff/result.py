@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from graph_predictor.prediction.result import which_times
+
 
 class Kind(Enum):
     """What a part of a difference is; the value is the name people read."""
@@ -81,6 +83,7 @@ class Difference:
         device_ratio: the same of B's kernels, for those of the same name.
         steps_before, steps_after: the steps that were looked at.
         notes: what to know when reading them.
+        profiled: whether both steps are those under the profiler.
     """
 
     before_ns: int
@@ -92,6 +95,7 @@ class Difference:
     steps_before: int
     steps_after: int
     notes: list[str] = field(default_factory=list)
+    profiled: bool = True
 
     @property
     def total_ns(self) -> int:
@@ -130,6 +134,7 @@ class Difference:
     def to_json(self, top: int | None = None) -> dict[str, Any]:
         """Plain values for JSON, microseconds; at most ``top`` parts."""
         return {
+            "times": which_times(self.profiled),
             "before_us": self.before_ns / 1e3, "after_us": self.after_ns / 1e3, "total_us": self.total_us,
             "attributed": self.attributed, "aligned": self.aligned, "host_ratio": self.host_ratio,
             "device_ratio": self.device_ratio, "steps_before": self.steps_before, "steps_after": self.steps_after,

@@ -11,7 +11,7 @@ from graph_predictor.diff.places import Places, next_aligned
 from graph_predictor.diff.step_tree import StepTree, Vocabulary, step_tree, with_loader
 from graph_predictor.host_time import HostTime, exclusive_time, operation_of, split, waits
 from graph_predictor.path_attribution import attribute_path
-from graph_predictor.program import Int64, ItemKind
+from graph_predictor.program import Float64, Int64, ItemKind
 from graph_predictor.replay import WINDOW, Replay, ReplayedStep
 from tracer.graph import NONE, KernelKind
 
@@ -51,15 +51,22 @@ class RankSteps:
         self.graph = with_loader(built.graphs[position])
         self.codes = vocabulary.add(self.graph)
         self.cover = _cover(exclusive_time(self.graph))
+        self.share = self._shares()
         self.nearest = np.append(operation_of(self.graph), NONE)
         self.busy = self._busy()
         low, high = int(replay.program.kernel_ptr[position]), int(replay.program.kernel_ptr[position + 1])
         self.kernel_ns = (replay.simulated.kernel_end - replay.simulated.kernel_start)[low:high]
 
+    def _shares(self) -> Float64 | None:
+        """Share of recorded host time that is left of each interval of the cover; ``None`` under the profiler."""
+        left = self.replay.built.without_profiler
+        return None if left is None else left.shares[self.position][self.cover.op]
+
     def _busy(self) -> HostTime:
         """When threads were in calls that launch, or waited: what is not their operations' own work."""
-        built, program = self.replay.built, self.replay.program
-        blocked = waits(built.program, self.position, built.thread_number, built.clock_ns[self.position])
+        built = self.replay.built
+        program = built.recorded_program
+        blocked = waits(program, self.position, built.thread_number, built.clock_ns[self.position])
         thread = program.item_thread()
         calls = np.flatnonzero((program.thread_rank[thread] == self.position) & (program.item_queue >= 0)
                                & (program.item_kind == ItemKind.CALL))
@@ -113,7 +120,9 @@ class RankSteps:
         unit_resource, unit_place = self._units(tree, place, places)
         labelled = HostTime(self.cover.thread, self.cover.start_ns, self.cover.end_ns,
                             operations + np.arange(len(self.cover.op)))
-        pieces = attribute_path(replay, path, self.position, labelled, self.nearest)
+        # Time between operations is in the cover too, so that the last one, of no label, is never used.
+        share = None if self.share is None else np.concatenate([np.ones(operations), self.share, [1.0]])
+        pieces = attribute_path(replay, path, self.position, labelled, self.nearest, share)
         resource = np.array([_OF_BOUND[bound] for bound in Bound], np.int64)[pieces.bound]
         of_op, of_kernel = rows
         where = np.full(len(resource), places.end, np.int64)
@@ -139,6 +148,8 @@ class RankSteps:
         busy = self.busy.between(start, end)
         taken = split(own, busy.thread, busy.start_ns, busy.end_ns)
         for units, ns in ((own.op, own_ns), (taken.op[taken.op >= 0], -taken.ns[taken.op >= 0])):
+            if self.share is not None:
+                ns = np.rint(ns * self.share[units]).astype(np.int64)
             counted = unit_resource[units] == Resource.HOST
             np.add.at(altogether, Resource.HOST * size + unit_place[units[counted]], ns[counted])
         kernels = self.kernels(row)

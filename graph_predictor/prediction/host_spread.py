@@ -22,6 +22,9 @@ Pairs of steps of the recordings in ``benchmarks/interval_coverage.py`` after th
 that follow in 79% of the cases (mean of runs)."""
 STRETCHES = 5
 """Parts that steps without the profiler are cut into: what a machine does to a run lasts longer than a step."""
+RESOLVED = 1e-3
+"""Log half width below which no step is known: recorded times are whole microseconds, of steps of milliseconds, and
+replayed ones are off by 0.1% in the median trace (docs/accuracy.md)."""
 DRIFT = 0.1
 """A change (log) of host time from the first to the last of the repeated steps that is told: over twice the standard
 deviation of what two steps usually differ by."""
@@ -38,6 +41,14 @@ def mean_spread(times: Float64) -> float:
     log = np.log(times[times > 0])
     squares = float(((log - log.mean()) ** 2).sum()) if len(log) else 0.0
     return END * float(np.sqrt((USUAL_SPREAD**2 + squares) / max(len(log), 1)))
+
+
+def least_spread(times: Float64) -> float:
+    """Log half width of the narrowest 80% interval that a step can have: what steps that took these times differ by
+    themselves, and never less than what a timer and a simulation resolve."""
+    log = np.log(times[times > 0])
+    between = float(np.std(log, ddof=1)) if len(log) > 1 else 0.0
+    return max(END * between, RESOLVED)
 
 
 def drift(times: Float64) -> float | None:

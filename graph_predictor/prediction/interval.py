@@ -54,6 +54,26 @@ def step_interval(simulate: Simulate, times: KernelTimes, weight: Float64, host_
     return _linear(simulate, times, masks, host_spread, expected_ns)
 
 
+def active_interval(times: KernelTimes, weight: Float64, active_ns: float, least: float) -> tuple[float, float]:
+    """80% interval of the time in which a device works, ns: as long as its kernels take, one after another.
+
+    Args:
+        times: the kernels' times and intervals.
+        weight: ns of each kernel in the step; 0 for collectives and for those of other ranks.
+        active_ns: the time without errors; kernels that overlap are taken to go on overlapping as they do.
+        least: log half width of the narrowest interval.
+    """
+    total = float(weight.sum())
+    below = above = 0.0
+    for family in np.unique(times.family[weight > 0]):
+        mine = times.family == family
+        below += float((weight[mine] * -np.expm1(times.low[mine])).sum()) ** 2
+        above += float((weight[mine] * np.expm1(times.high[mine])).sum()) ** 2
+    share = active_ns / total if total else 0.0
+    low, high = active_ns - share * float(np.sqrt(below)), active_ns + share * float(np.sqrt(above))
+    return min(max(low, 0.0), active_ns * float(np.exp(-least))), max(high, active_ns * float(np.exp(least)))
+
+
 def _factors(times: KernelTimes, masks: list[np.ndarray], z: Float64) -> Float64:
     """Factor on each kernel's time for standard normal draws of the groups of families."""
     log = np.zeros(len(times.ns))

@@ -38,7 +38,8 @@ class Prediction:
 
     Attributes:
         step_time_us, interval_us: expected time of a step and its 80% interval.
-        gpu_active_us: time a step in which device work other than collectives runs, of the slowest rank.
+        gpu_active_us: time a step in which device work other than collectives runs, of the most active rank;
+            ``gpu_active_interval_us`` is its 80% interval.
         bound: what decides the step time: "host", "compute", "memory copy", "exposed communication", …
         per_rank: the same by rank.
         bounds_us: critical path of the slowest rank by bound; adds up to the step time.
@@ -70,6 +71,7 @@ class Prediction:
     profiled: bool = True
     recorded_us: float | None = None
     unprofiled_us: float | None = None
+    gpu_active_interval_us: tuple[float, float] = (0.0, 0.0)
     steps: tuple[str, ...] = ()
     device: str = ""
     recorded_on: str = ""
@@ -91,7 +93,8 @@ class Prediction:
         """Plain values; of the critical path the ``top`` largest entries, all by default."""
         return {
             "times": self.times, "step_time_us": self.step_time_us, "interval_us": list(self.interval_us),
-            "gpu_active_us": self.gpu_active_us, "bound": self.bound,
+            "gpu_active_us": self.gpu_active_us, "gpu_active_interval_us": list(self.gpu_active_interval_us),
+            "bound": self.bound,
             "per_rank": [{"rank": r.rank, "step_time_us": r.step_time_us, "gpu_active_us": r.gpu_active_us,
                           "bound": r.bound, "bounds_us": r.bounds_us} for r in self.per_rank],
             "sources": self.sources, "kernel_sources": self.kernel_sources,

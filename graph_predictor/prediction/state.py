@@ -23,7 +23,7 @@ GRAPH_LAUNCH_NS = 10_000.0
 @dataclass(frozen=True, slots=True)
 class EditedHost:
     """Host side of the recorded program after the edits: work and cost by item (ns), lags and latencies; ``floor`` is
-    what loading a cycle's batches takes each rank beside it, ns."""
+    what loading a cycle's batches takes each rank beside it, ns, and ``workers`` what worker processes take for it."""
 
     work: Int64
     cost: Int64
@@ -32,6 +32,7 @@ class EditedHost:
     latency: Int64
     queue_depth: Int64
     floor: Float64
+    workers: Float64
 
 
 def edit_host(scenario: Scenario) -> EditedHost:
@@ -44,7 +45,11 @@ def edit_host(scenario: Scenario) -> EditedHost:
         lag = lag * _total_ratio(pieces.ns[mine], ns[mine])
     external = program.item_external
     depth = program.queue_depth
-    floor = np.zeros(program.ranks)
+    floor: Float64 = np.zeros(program.ranks)
+    workers: Float64 = np.zeros(program.ranks)
+    if scenario.loader is not None and scenario.loading is Loading.INLINE:
+        workers = scenario.loader.of_ranks(program.ranks).interval_ns * scenario.cycle.steps
+        external = np.full_like(external, NEVER)
     if scenario.loading is not Loading.INLINE:
         if scenario.loading is Loading.BACKGROUND:
             mine = pieces.data & scenario.cycle.working[pieces.item]
@@ -69,7 +74,7 @@ def edit_host(scenario: Scenario) -> EditedHost:
     latency = program.kernel_latency if scenario.constants is None else _latency(scenario, scenario.constants)
     if not scenario.launch_cost:
         latency = np.where(program.kernel_anchor == Anchor.CALL_END, 0, latency)
-    return EditedHost(work, cost, whole_ns(lag), external, latency, depth, floor)
+    return EditedHost(work, cost, whole_ns(lag), external, latency, depth, floor, workers)
 
 
 def host_changed(scenario: Scenario) -> bool:
@@ -108,7 +113,7 @@ def dress(repeated: Repeated, host: EditedHost, scenario: Scenario, kernel_ns: F
         changes["wait_kernel"], changes["wait_lag"] = p.wait_kernel[:0], p.wait_lag[:0]
     if scenario.rewritten is not None:
         changes["kernel_gap"] = np.where(scenario.rewritten.kernel_gone[repeated.kernel], 0, p.kernel_gap)
-    return _beside(replace(p, **changes), repeated, scenario, host.floor * host_factor)
+    return _beside(replace(p, **changes), repeated, scenario, np.maximum(host.floor * host_factor, host.workers))
 
 
 def _at_the_copies_speed(cost: Int64, recorded: Program, kernel_ns: Float64) -> Int64:

@@ -19,11 +19,12 @@ import numpy as np
 
 from graph_predictor.build import Built, WithoutProfiler, build_program
 from graph_predictor.prediction.host_pieces import HostPieces, host_pieces, with_host
+from graph_predictor.prediction.loader import waits_for_workers
 from graph_predictor.prediction.profiler_cost import profiler_cost, without_profiler
-from graph_predictor.prediction.repeat import choose_steps, similar_steps
+from graph_predictor.prediction.repeat import Cycle, choose_steps, similar_steps
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.work import Work, describe_work
-from graph_predictor.program import Float64, Program, whole_ns
+from graph_predictor.program import NEVER, Float64, Int64, Program, whole_ns
 from tracer.graph import ExecutionGraph
 
 
@@ -51,13 +52,17 @@ def unprofiled(built: Built, work: Work | None = None) -> Built:
     cost = profiler_cost(scenario)
     if cost is None:
         return built
+    if any(waits_for_workers(built, cycle, rank) for rank in range(len(built.graphs))):
+        # What such steps take beyond the host's work is waiting for a batch: no reason to make the work longer.
+        cost = replace(cost, factor=min(cost.factor, 1.0))
     recorded = pieces.ns.astype(np.float64)
     left = without_profiler(scenario, recorded, cost)
     whole = replace(pieces, ns=whole_ns(left))
     item_work, item_cost = with_host(built.program, whole, whole.ns.astype(np.float64))
     mine = cycle.working[pieces.item]
     lag = whole_ns(built.program.after_lag * _ratio(recorded[mine], left[mine]))
-    program = replace(built.program, item_work=item_work, item_cost=item_cost, after_lag=lag)
+    program = replace(built.program, item_work=item_work, item_cost=item_cost, after_lag=lag,
+                      item_external=_arrivals(built, cycle))
     shares = [_shares(pieces, whole, rank, len(graph.ops)) for rank, graph in enumerate(built.graphs)]
     return replace(built, program=program, without_profiler=WithoutProfiler(built.program, whole, shares))
 
@@ -77,6 +82,23 @@ def on_unprofiled_clock(program: Program, built: Built) -> Program:
     changes = {name: np.maximum(getattr(program, name) + getattr(left, name) - getattr(recorded, name), 0)
                for name in ("item_work", "item_cost", "after_lag")}
     return replace(program, **changes)
+
+
+def _arrivals(built: Built, cycle: Cycle) -> Int64:
+    """When batches of worker processes arrive where steps follow one another as they do without the profiler."""
+    program = built.program
+    external, known = program.item_external.copy(), program.item_external > NEVER
+    if not known.any():
+        return external
+    rank = program.thread_rank[program.item_thread()]
+    for number in range(program.ranks):
+        mine = np.flatnonzero(known & (rank == number))
+        begin = int(program.recorded_item_start[rank == number].min(initial=0))
+        first = int(program.item_row[cycle.first[number]])
+        steps = built.graphs[number].steps.duration_ns[first:first + cycle.steps]
+        ratio = float(np.median(built.graphs[number].meta.unprofiled_step_ns or steps)) / float(steps.mean())
+        external[mine] = begin + np.rint((external[mine] - begin) * ratio).astype(np.int64)
+    return external
 
 
 def _shares(recorded: HostPieces, left: HostPieces, rank: int, operations: int) -> Float64:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from graph_predictor.comm_report import Traffic, communication_report
+from graph_predictor.prediction.result import which_times
 from graph_predictor.rank_report.parts import Meetings, Part, RankParts, meetings, parts_of
 from graph_predictor.rank_report.path import Stretch, job_path
 from graph_predictor.rank_report.stragglers import TOGETHER_NS, Arrivals, arrivals, like_the_median
@@ -97,6 +98,7 @@ class RankReport:
         total = sum(stretch.length_ns for stretch in self.path) or 1
         steps = self.steps
         return {
+            "times": which_times(self.times.profiled),
             "step_us": self.step_ns / 1e3, "steps": steps, "predicted": self.times.predicted,
             "edits": list(self.times.edits), "imbalance": self.imbalance,
             "ranks": [row.to_json(self.step_ns) for row in self.ranks],

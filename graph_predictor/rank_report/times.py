@@ -58,6 +58,7 @@ class JobTimes:
         windows: of each step the ranks' windows.
         steps: recorded steps in one window.
         predicted: whether it was predicted rather than recorded and replayed.
+        profiled: whether times are those under the profiler.
         edits: what is different from the source, a phrase each.
         notes: what to know.
         again: job's mean step time (ns) with another program of the same rows.
@@ -73,6 +74,7 @@ class JobTimes:
     windows: list[list[Window]]
     steps: int
     predicted: bool
+    profiled: bool
     edits: tuple[str, ...]
     notes: tuple[str, ...]
     again: Callable[[Program], float]
@@ -137,7 +139,7 @@ def recorded_times(result: Replay, step: str | None = None) -> JobTimes:
     return JobTimes(
         built, program, result.simulated, [graph.kernels.kind for graph in built.graphs], rows,
         np.arange(len(program.kernel_item)), main_operation(host_pieces(built), len(rows)), windows(result.simulated),
-        1, False, (), tuple(notes), again)
+        1, False, result.profiled, (), tuple(notes), again)
 
 
 def predicted_times(settled: Settled) -> JobTimes:
@@ -159,7 +161,7 @@ def predicted_times(settled: Settled) -> JobTimes:
     return JobTimes(
         built, steady.program, steady.simulated, kinds_of(repeated, built.graphs), repeated.item, repeated.kernel,
         main_operation(scenario.pieces, len(built.program.item_kind)), windows(steady), cycle.steps, True,
-        settled.edits, settled.notes, again)
+        scenario.profiled, settled.edits, settled.notes, again)
 
 
 def scaled_rank(times: JobTimes, rank: int, kernels: float, host: float) -> Program:

@@ -58,7 +58,8 @@ class HostFrom:
                             "trace "
                             "with steps.")
         pieces = host_pieces(other)
-        ns = scenario.pieces.ns.astype(np.float64)
+        # The ratio of the hosts is of recorded times, and applies to whatever other edits made of them.
+        ns = scenario.pieces.ns.astype(np.float64) if scenario.host_ns is None else scenario.host_ns.copy()
         matched = total = 0.0
         for rank in range(len(scenario.built.graphs)):
             other_rank = min(rank, len(other.graphs) - 1)

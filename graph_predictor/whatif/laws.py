@@ -23,7 +23,7 @@ from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.program import Int64
 from graph_predictor.whatif.number_laws import NumberLaws
 from graph_predictor.whatif.size_kinds import PairedRank
-from graph_predictor.whatif.size_times import at_new_sizes
+from graph_predictor.whatif.size_times import BATCH, at_new_sizes
 from kernel_models.operation import Operation
 
 if TYPE_CHECKING:
@@ -104,6 +104,8 @@ class SizeLaws:
         captures = [self.captures[i].scenario for i in order]
         ranks = [PairedRank(captures, rank, ordered) for rank in range(len(scenario.built.graphs))]
         grown = math.prod(laws.new[name] / size for name, size in self.sizes[base].items())
+        samples = next((laws.new[name] / size for name, size in self.sizes[base].items() if name.lower() in BATCH), 1.0)
+        scenario = scenario.with_samples(samples)
         return self._warned(with_sizes(at_new_sizes(scenario, ranks, ordered), grown))
 
     def _warned(self, scenario: Scenario) -> Scenario:

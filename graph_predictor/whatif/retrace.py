@@ -67,6 +67,9 @@ def retrace(baseline: Baseline, new: Mapping[str, int], old: Mapping[str, int] |
                      for name, size in new.items())
     found = baseline.retraced(graphs, f"{said} by tracing the program again")
     batch = next((size for name, size in new.items() if name.lower() in LEADING), None)
+    was = next((size for name, size in {**(old or {}), **recorded}.items() if name.lower() in LEADING), None)
+    if batch is not None and was:
+        found.scenario = found.scenario.with_samples(batch / was)
     settings = graphs[0].meta.workload.get("settings", {})
     if batch is None and type(settings.get("batch")) is int:
         batch = settings["batch"]

@@ -100,6 +100,8 @@ class Sizes:
         _check_decided(scenario, scaled, self)
         if self.because:
             scenario = scenario.with_note(f"{self.because}; the sizes of one capture were scaled instead.")
+        samples = next((new / old for name, old, new in self.changes if name.lower() in LEADING), 1.0)
+        scenario = scenario.with_samples(samples)
         if not len(scenario.built.program.kernel_item):
             return _resized_on_cpu(scenario, scaled, self.changes)
         return _resized(scenario, scaled, self.changes)

@@ -20,6 +20,7 @@ from graph_predictor.cli import main
 from graph_predictor.diff import Difference, Kind, diff_jobs
 from graph_predictor.diff.align import align
 from graph_predictor.diff.step_tree import StepTree, _digests, _sizes
+from graph_predictor.replay import replay
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY, ExecutionGraph
 from tracer.job import Job, read_job
@@ -215,17 +216,19 @@ def test_what_holds_a_stream_back_hides_no_host_time(tmp_path: Path) -> None:
     assert us(found) == {(Kind.HOST, "aten::first"): 600}
 
 
+@pytest.mark.parametrize("profiled", [True, False])
 @pytest.mark.parametrize("name", ["resnet50-cpu", "bert-cpu", "dlrm-cpu"])
-def test_steps_of_one_trace(name: str) -> None:
+def test_steps_of_one_trace(name: str, profiled: bool) -> None:
     """The parts add up exactly, the other way round they have the other sign, and a step is like itself."""
     both = read_job(TRACES / name)
-    found = diff_jobs(both, both, step="0", step_b="-1")
-    steps = both.graphs[0].steps.duration_ns
+    found = diff_jobs(both, both, step="0", step_b="-1", profiled=profiled)
+    result = replay(both.graphs, residuals=True, profiled=profiled)
+    steps = [step.measured_ns if profiled else step.replayed_ns for step in result.steps]
     assert found.total_ns == steps[-1] - steps[0]
     assert found.aligned > 0.99
-    forth, back = us(found), us(diff_jobs(both, both, step="-1", step_b="0"))
+    forth, back = us(found), us(diff_jobs(both, both, step="-1", step_b="0", profiled=profiled))
     assert {key: -value for key, value in back.items()} == forth
-    assert not diff_jobs(both, both).parts
+    assert not diff_jobs(both, both, profiled=profiled).parts
 
 
 @pytest.mark.real_traces

@@ -1,0 +1,231 @@
+"""Whose time a step is: without the profiler wherever the capture knows it, whatever is edited and whoever reports."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from micro import Micro
+from typer.testing import CliRunner
+
+from graph_predictor import Baseline, breakdown, replay
+from graph_predictor.cli import app
+from graph_predictor.diff import diff_jobs
+from graph_predictor.rank_report import recorded_times
+from graph_predictor.whatif import Compile, Edit, FusedOptimizer, HostFrom, NoDataLoading, ScaleHost, Sizes
+from tracer.errors import ForetraceError
+from tracer.graph import ExecutionGraph
+from tracer.job import Job, assemble_job, read_job
+
+TRACES = Path(__file__).parents[2] / "traces"
+ITERATOR = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+
+
+@pytest.fixture(scope="module")
+def foreign() -> Job:
+    """A capture whose program nobody knows, so that it cannot be traced again."""
+    job = read_job(str(TRACES / "bert-cpu"))
+    job.graphs[0].meta.workload = {}
+    return job
+
+
+# one clock for every edit
+
+def edits(job: Job) -> dict[str, Edit]:
+    return {"batch × 4": Sizes.parse(["batch=4:16"]), "host × 0.5": ScaleHost(0.5), "optimizer": FusedOptimizer(),
+            "compile": Compile(), "other host": HostFrom(read_job(str(TRACES / "llama-cpu")).graphs, "llama")}
+
+
+def test_no_edit_loses_another(foreign: Job) -> None:
+    """Two edits that each move the step move it together, from what either made of it, in any order."""
+    baseline = Baseline(foreign)
+    plain = baseline.predict().step_time_us
+    assert plain == pytest.approx(np.median(foreign.graphs[0].meta.unprofiled_step_ns) / 1e3, rel=1e-3)
+    known = edits(foreign)
+    alone = {name: baseline.predict([edit]).step_time_us for name, edit in known.items()}
+    assert all(abs(us / plain - 1) > 0.01 for us in alone.values()), alone
+    assert alone["batch × 4"] > 2 * plain
+    tried = 0
+    for one, other in itertools.combinations(known, 2):
+        try:
+            together = baseline.predict([known[one], known[other]]).step_time_us
+        except ForetraceError:
+            continue  # both say what the host takes
+        tried += 1
+        assert baseline.predict([known[other], known[one]]).step_time_us == together
+        for name, rest in ((one, other), (other, one)):
+            assert abs(together / alone[rest] - 1) > 0.005, f"{name} is lost beside {rest}"
+    assert tried >= 6
+
+
+def test_sizes_differ_from_one_another(foreign: Job) -> None:
+    times = [Baseline(foreign).predict([Sizes.parse([f"batch=4:{batch}"])]).step_time_us for batch in (2, 8, 16, 64)]
+    assert all(later > 1.3 * earlier for earlier, later in itertools.pairwise(times))
+
+
+# one clock for every report
+
+def test_reports_agree_on_the_step(foreign: Job) -> None:
+    predicted = Baseline(foreign).predict().step_time_us
+    unprofiled = replay(foreign.graphs, profiled=False)
+    assert not unprofiled.profiled
+    steps = [step.replayed_ns / 1e3 for step in unprofiled.steps]
+    assert np.mean(steps) == pytest.approx(predicted, rel=2e-3)
+    result = breakdown(unprofiled)
+    assert not result.profiled
+    for step in result.steps:
+        assert sum(step.totals.bounds.values()) == step.simulated_ns == sum(e.time_ns for e in step.totals.path)
+        # Without device work all of the step is the host's own time.
+        assert sum(e.host_ns for e in step.totals.operations) == pytest.approx(step.simulated_ns, rel=2e-3)
+    assert np.mean([row.length_ns for step in recorded_times(unprofiled).windows for row in step]) / 1e3 == (
+        pytest.approx(np.mean(steps), rel=1e-6))
+    under = replay(foreign.graphs)
+    assert under.profiled and under.max_abs_error < 1e-3
+
+
+def test_the_difference_of_two_captures_is_that_of_their_steps(foreign: Job) -> None:
+    other = read_job(str(TRACES / "bert-cpu"))
+    other.graphs[0].meta.unprofiled_step_ns = [2 * ns for ns in other.graphs[0].meta.unprofiled_step_ns]
+    found = diff_jobs(foreign, other)
+    assert not found.profiled
+    expected = [Baseline(job).predict().step_time_us * 1e3 for job in (foreign, other)]
+    assert [found.before_ns, found.after_ns] == [pytest.approx(ns, rel=0.02) for ns in expected]
+    assert sum(part.time_ns for part in found.parts) == found.total_ns
+    assert found.attributed > 0.95
+    assert diff_jobs(foreign, other, profiled=True).total_ns == 0
+    other.graphs[0].meta.unprofiled_step_ns = []
+    mixed = diff_jobs(foreign, other)
+    assert mixed.profiled and mixed.total_ns == 0
+    assert any("B does not say what its step takes without the profiler" in note for note in mixed.notes)
+
+
+@pytest.mark.parametrize("command", ["predict", "breakdown", "opportunities", "diff", "sweep"])
+def test_commands_say_which_times_they_are(command: str, tmp_path: Path) -> None:
+    source = str(TRACES / "llama-cpu")
+    more = {"diff": [str(TRACES / "llama-cpu")], "sweep": ["--host", "1,0.5", "--jobs", "1", "-o", "OUT"]}
+    for option, which in (([], "without the profiler"), (["--profiled"], "under the profiler")):
+        arguments = [str(tmp_path / f"{which[:4]}.csv") if text == "OUT" else text for text in more.get(command, [])]
+        done = CliRunner().invoke(app, [command, source, *arguments, *option])
+        assert done.exit_code == 0, done.output
+        assert which in " ".join(done.output.split("Note:")[0].split())
+        if command != "sweep":
+            values = json.loads(CliRunner().invoke(app, [command, source, *arguments, *option, "--json"]).stdout)
+            assert values["times"] == which
+
+
+def test_replay_is_of_the_recorded_step() -> None:
+    done = CliRunner().invoke(app, ["replay", str(TRACES / "llama-cpu")])
+    assert "under the profiler" in done.output.splitlines()[1] and "+0.0" in done.output
+    shown = CliRunner().invoke(app, ["inspect", str(TRACES / "llama-cpu")]).output
+    assert "19.831 ms without the profiler, 24.227 ms under it (medians)" in shown
+
+
+# loaders with worker processes
+
+def loading(folder: Path, work: float, interval: float, *, unprofiled: float | None = None,
+            steps: int = 4) -> ExecutionGraph:
+    """Steps on a CPU: the batch of a worker process is taken, waited for where it is not there, and worked on.
+
+    ::
+
+        trainer  |take|..wait..|===== work =====||take|..wait..|===== work =====|
+        worker                 batch every interval    batch
+    """
+    trace = Micro()
+    length = max(interval, work + 100)
+    for n in range(steps):
+        at = 10_000 + length * n
+        ready = at + length - work
+        trace.step(at, at + length, n + 1)
+        trace.op(ITERATOR, at + 10, ready)
+        trace.op("aten::mm", ready, at + length, **{
+            "Input Dims": [[64, 128], [128, 128]], "Input type": ["float", "float"]})
+    graph = trace.read(folder)
+    graph.meta.unprofiled_step_ns = [] if unprofiled is None else [round(1000 * unprofiled)] * 5
+    return graph
+
+
+def test_a_step_that_waits_for_its_batch_is_as_long_as_its_workers_take(tmp_path: Path) -> None:
+    """Work of 20 ms, a batch every 50: half the work changes nothing, thrice as much takes 60 and a little."""
+    baseline = Baseline(loading(tmp_path, 20_000, 50_000))
+    for factor, expected in ((1.0, 50_000), (0.5, 50_000), (3.0, 60_000)):
+        said = baseline.predict([ScaleHost(factor)])
+        assert said.step_time_us == pytest.approx(expected, rel=0.01)
+        assert said.interval_us[0] < 0.97 * said.step_time_us < 1.03 * said.step_time_us < said.interval_us[1]
+    assert any("a batch every 50.000 ms" in note and "decides the step" in note for note in baseline.predict().notes)
+    assert baseline.predict([NoDataLoading()]).step_time_us == pytest.approx(20_000, rel=0.02)
+
+
+def test_arrivals_under_the_profiler_are_not_those_without_it(tmp_path: Path) -> None:
+    """Recorded 50 ms apart, while a step without the profiler took 40: its batches come every 40."""
+    baseline = Baseline(loading(tmp_path, 20_000, 50_000, unprofiled=40_000))
+    said = baseline.predict()
+    assert said.step_time_us == pytest.approx(40_000, rel=0.01) and said.interval_us[1] > 1.01 * said.step_time_us
+    assert baseline.predict([ScaleHost(0.5)]).step_time_us == pytest.approx(40_000, rel=0.01)
+    # The work is what is left of 20 ms, never more: what a step takes beyond it is waiting.
+    assert baseline.predict([NoDataLoading()]).step_time_us < 20_100
+    steps = replay(baseline.built.graphs, profiled=False).steps[1:]
+    assert [step.replayed_ns for step in steps] == [pytest.approx(40_000_000, rel=0.02)] * len(steps)
+
+
+def test_workers_that_kept_up_may_be_too_slow_for_a_shorter_step(tmp_path: Path) -> None:
+    """Batches were ready for steps of 30 ms. Half the work is expected to take half the time, but nobody knows."""
+    baseline = Baseline(loading(tmp_path, 30_000, 0))
+    said = baseline.predict([ScaleHost(0.5)])
+    assert said.step_time_us == pytest.approx(15_050, rel=0.01)
+    assert said.interval_us[1] == pytest.approx(0.9 * 30_100, rel=0.01)
+    assert any("had batches ready for steps of 30.100 ms" in note for note in said.notes)
+
+
+def test_larger_batches_take_their_workers_longer(tmp_path: Path) -> None:
+    baseline = Baseline(loading(tmp_path, 1_000, 50_000))
+    assert baseline.predict([Sizes.parse(["batch=64:128"])]).step_time_us == pytest.approx(100_000, rel=0.01)
+
+
+# what no prediction may leave out
+
+def test_no_interval_has_no_width(tmp_path: Path, foreign: Job) -> None:
+    graphs: list[Any] = [loading(tmp_path, 20_000, 50_000, unprofiled=40_000), loading(tmp_path, 30_000, 0, steps=1),
+                         foreign]
+    for graph in graphs:
+        for some in ([], [ScaleHost(0.5)], [ScaleHost(1e-6)]):
+            said = Baseline(graph).predict(some)
+            low, high = said.interval_us
+            assert low < (1 - 5e-4) * said.step_time_us < (1 + 5e-4) * said.step_time_us < high
+
+
+def test_gpu_time_has_an_interval(tmp_path: Path) -> None:
+    trace = Micro().calibrate().step(1000, 1400, 1)
+    trace.launch(1010, 5, (7, 1020, 300))
+    trace.call("cudaDeviceSynchronize", 1100, 230)
+    said = Baseline(trace.read(tmp_path)).predict()
+    low, high = said.gpu_active_interval_us
+    assert low < said.gpu_active_us < high
+    assert said.to_json()["gpu_active_interval_us"] == [low, high]
+
+
+def test_an_unsteady_recording_is_so_on_any_device(resnet: Path) -> None:
+    """Its first step fills the launch queue; that is as true of the step on another device."""
+    source = [str(resnet), "--step", "1", "--json"]
+    for more in ([], ["--device", "a100-sxm-40g"]):
+        values = json.loads(CliRunner().invoke(app, ["predict", *source, *more]).stdout)
+        assert any("they were no steady state" in text for text in values["warnings"])
+
+
+@pytest.fixture
+def resnet(data_folder: Path) -> Path:
+    found = data_folder / "traces" / "resnet50-V100"
+    if not found.is_dir():
+        pytest.skip(f"{found} is absent")
+    return found
+
+
+def test_the_profilers_cost_comes_before_other_ranks(foreign: Job) -> None:
+    """A job of ranks is on one clock: that of the rank whose steps were timed."""
+    second = read_job(str(TRACES / "bert-cpu")).graphs[0]
+    job = assemble_job([foreign.graphs[0], second])
+    assert Baseline(job).predict().times == "without the profiler"
