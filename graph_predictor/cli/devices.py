@@ -9,7 +9,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json
+from graph_predictor.cli.options import Debug, Json, complete_cluster, complete_device
 from graph_predictor.cli.text import standard_output
 from tracer.errors import ForetraceError
 
@@ -24,7 +24,8 @@ Toml = Annotated[bool, typer.Option("--toml", help="Print its file, to change an
 
 def devices(
     name: Annotated[str | None, typer.Argument(
-        metavar="DEVICE", help="One of them, by our name, a reported one or a FILE.toml of one's own.")] = None,
+        metavar="DEVICE", autocompletion=complete_device,
+        help="One of them, by our name, a reported one or a FILE.toml of one's own.")] = None,
     toml: Toml = False,
     json: Json = False,
     debug: Debug = False,
@@ -67,7 +68,8 @@ def devices(
 
 def topologies(
     name: Annotated[str | None, typer.Argument(
-        metavar="CLUSTER", help="One of them: NODE[xN][@NET], NODE also a FILE.toml of one's own.")] = None,
+        metavar="CLUSTER", autocompletion=complete_cluster,
+        help="One of them: NODE[xN][@NET], NODE also a FILE.toml of one's own.")] = None,
     toml: Toml = False,
     json: Json = False,
     debug: Debug = False,

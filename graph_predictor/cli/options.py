@@ -51,6 +51,31 @@ SHARED = {
 }
 
 
+def complete_device(incomplete: str) -> list[str]:
+    """Names of devices that begin so, for the shell."""
+    from kernel_models.device import device_names
+
+    return [name for name in device_names() if name.startswith(incomplete)]
+
+
+def complete_cluster(incomplete: str) -> list[str]:
+    """Names of nodes that begin so, for the shell."""
+    from kernel_models.collectives.topology import node_names
+
+    return [name for name in node_names() if name.startswith(incomplete)]
+
+
+def complete_workload(incomplete: str) -> list[str]:
+    """Names of the suite's workloads that begin so, for the shell."""
+    from tracer import workloads
+
+    return [name for name in workloads.names() if name.startswith(incomplete)]
+
+
+_COMPLETED = {"--device": complete_device, "--from-device": complete_device, "--topology": complete_cluster,
+              "--from-topology": complete_cluster, "--workload": complete_workload}
+
+
 def shared(name: str, more: str = "", *, short: str = "", least: float | None = None) -> Any:
     """Declare one of the shared options.
 
@@ -61,7 +86,8 @@ def shared(name: str, more: str = "", *, short: str = "", least: float | None = 
         least: the least number.
     """
     value, stem = SHARED[name]
-    return typer.Option(*([short] if short else []), name, metavar=value or None, min=least, help=_help(stem, more))
+    return typer.Option(*([short] if short else []), name, metavar=value or None, min=least, help=_help(stem, more),
+                        autocompletion=_COMPLETED.get(name))
 
 
 def axis(name: str, more: str = "") -> Any:

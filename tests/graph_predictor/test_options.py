@@ -194,7 +194,9 @@ def test_devices_and_topologies_are_listed_with_their_sources() -> None:
 
 
 @pytest.mark.parametrize(("words", "expected"), [
-    ("foretrace dev", "devices"), ("foretrace replay --time", "--timeline"), ("foretrace comm pre", "predict")])
+    ("foretrace dev", "devices"), ("foretrace replay --time", "--timeline"), ("foretrace comm pre", "predict"),
+    ("foretrace predict x --device b2", "b200"), ("foretrace topologies dgx-h2", "dgx-h200"),
+    ("foretrace capture --workload lla", "llama")])
 def test_a_shell_completes_commands_and_options(words: str, expected: str) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", "from graph_predictor.cli import app; app(prog_name='foretrace')"], capture_output=True,

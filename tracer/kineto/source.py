@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from tracer.errors import TraceError
-from tracer.input_file import open_anywhere
+from tracer.input_file import NotAFile, open_anywhere
 
 BLOCK_BYTES = 8 << 20
 """Decompressed bytes handed on at a time. 8 MiB keeps the decoded objects of one block near 40 MB."""
@@ -68,6 +68,8 @@ class Source:
             raise TraceError(f"{self.name} does not exist; check the path.") from error
         except IsADirectoryError as error:
             raise TraceError(f"{self.name} is a directory; use read_job to read all ranks in it.") from error
+        except NotAFile as error:
+            raise TraceError(f"{self.name} is a pipe or device, which is not read; give a file.") from error
         except Exception as error:  # fsspec's back ends raise types of their own (missing package, bad credentials)
             raise TraceError(f"{self.name} could not be opened ({_one_line(error)}); "
                              "check the path, its permissions and the fsspec back end of its protocol.") from error
@@ -143,5 +145,5 @@ def _until_error(inflater: Any, data: bytes) -> bytes:
 
 
 def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join((getattr(error, "strerror", None) or str(error)).split()) or type(error).__name__
     return text[:200]
