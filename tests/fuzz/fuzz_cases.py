@@ -63,7 +63,7 @@ _STEP = ("replay IN", "breakdown IN", "predict IN {predict}", "predict IN {predi
          "overheads SEED/kineto_linear.json --predict IN",
          "replay IN --timeline OUT/t.json", "replay IN --residuals --constants", "ranks IN --timeline OUT/t.json.gz",
          "sweep IN -o OUT/s.csv --jobs 1 {sweep}", "predict SEED/kineto_linear.json --host-from IN",
-         "plan IN --gpus 8", "comm tune SEED/comm.json --workload IN", "inspect IN SEED/et.json",
+         "plan IN --gpus 8", "comm tune SEED/comm.json --trace IN", "inspect IN SEED/et.json",
          "predict SEED/kineto_linear.json --set batch=4096:64 --also IN",
          "models evaluate SEED/device.profile IN")
 
@@ -82,10 +82,10 @@ KINDS: dict[str, Kind] = {
         "opportunities SEED/kineto_linear.json --profile IN", "check SEED/checked --profile IN",
         "predict SEED/kineto_linear.json --device h200-sxm --profile IN")),
     "comm-profile": Kind(["comm.json"], {"": (M.json_tree, M.json_tree, M.plain_bytes)}, (
-        "comm predict all_reduce --bytes 1MiB --profile IN {comm}", "comm tune IN",
+        "comm predict all_reduce --bytes 1MiB --comm-profile IN {comm}", "comm tune IN",
         "comm tune IN SEED/comm.json --csv OUT/t.csv",
-        "comm tune IN --workload SEED/job", "predict SEED/job --comm-profile IN {predict}",
-        "comm predict all_gather --bytes 1GB --ranks 4 --profile IN --json",
+        "comm tune IN --trace SEED/job", "predict SEED/job --comm-profile IN {predict}",
+        "comm predict all_gather --bytes 1GB --ranks 4 --comm-profile IN --json",
         "ranks SEED/kineto_linear.json --parallel ddp=4 --comm-profile IN")),
     "capture": Kind(["checked/mlp"], {
         "context.json": (M.json_tree,), "collectives.json": (M.json_tree,), ".json.gz": (M.gzip_bytes, M.gzip_json,
@@ -128,7 +128,7 @@ KINDS: dict[str, Kind] = {
         "replay IN --scale-kernels {number}", "replay IN --scale-kernels {number} --timeline OUT/t.json --json",
         "breakdown IN --step {word} --top {number}", "diff IN SEED/kineto.json --step {word} --step-b {word}",
         "opportunities IN --step {word} --device {word}", "ranks IN --parallel {plan} --straggler {straggler} --json",
-        "ranks IN --parallel {plan} {predict}", "plan IN --gpus {number} --parallel {plan} --host-us {number}",
+        "ranks IN --parallel {plan} {predict}", "plan IN --gpus {number} --parallel {plan} --launch-us {number}",
         "price aten::linear --shapes {shapes} --device {device} --json",
         "price {word} --shapes {shapes} --value {word}={number}",
         "price aten::convolution --shapes 1x3x8x8,4x3x3x3 --value stride={number} --dtype {word}",
@@ -221,11 +221,11 @@ def _option(r: Random, group: str) -> list[str]:
     else:
         name, values = r.choice([
             ("--ranks", _COUNTS), ("--per-node", _COUNTS), ("--collective", ["all_reduce", "x", "", "broadcast"]),
-            ("--dtype", _WORDS), ("--backend", _WORDS), ("--device", _WORDS), ("--system", _WORDS)])
+            ("--dtype", _WORDS), ("--backend", _WORDS), ("--gpu", _WORDS), ("--system", _WORDS)])
     return [name] if values is None else [name, r.choice(values)]
 
 
-_FLAGS = ["unprofiled", "cuda-graphs", "no-data-loading", "fused-optimizer", "fuse-elementwise", "flash-attention",
+_FLAGS = ["profiled", "cuda-graphs", "no-data-loading", "fused-optimizer", "fuse-elementwise", "flash-attention",
           "overlap-loading", "compile", "free-launches", "no-waits", "hide-collectives"]
 _VALUES = {"number": _FACTORS, "word": _WORDS, "plan": _PLANS, "straggler": _STRAGGLERS, "shapes": _SHAPES,
            "size": _SIZES,
