@@ -37,6 +37,8 @@ def rank_events(report: RankReport) -> Iterator[str]:
                     continue
                 yield process.slices("step", [process.track(0, "steps")], np.array([window.start_ns - base]),
                                      np.array([window.length_ns]), [json_text(window.name)])
+                if not len(parts.part):  # a window of no length
+                    continue
                 cuts = np.concatenate([[0], np.flatnonzero(np.diff(parts.part)) + 1, [len(parts.part)]])
                 first, edge = parts.edge_ns[cuts[:-1]], parts.edge_ns[cuts[1:]]
                 yield process.slices("part", [process.track(1, "parts")] * len(first), first - base, edge - first,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -67,6 +67,10 @@ class Measurements:
     def of_backend(self, name: str) -> Measurements:
         """The rows of one backend."""
         return self.take(np.array([backend == name for backend in self.backend], np.bool_))
+
+    def of_one_machine(self) -> Measurements:
+        """The same rows as measured on one machine: a log that names its GPU and one that does not repeat each other."""
+        return replace(self, device=[], system=[])
 
     def aggregated(self) -> Measurements:
         """One row for each backend, machine, setting and size: the median over repeats."""

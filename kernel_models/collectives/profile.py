@@ -84,7 +84,7 @@ class CommProfile:
         Raises:
             CommError: The measurements are of several GPUs or systems, or none is of the topology's GPU.
         """
-        measurements, _ = of_cluster(measurements, on)
+        measurements = of_cluster(measurements, on)[0].of_one_machine()
         shared = on.node.link == "pcie"
         backends = {}
         for name in measurements.backends():

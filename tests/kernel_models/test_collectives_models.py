@@ -264,3 +264,24 @@ def test_left_out_sizes_of_a_real_table(data_folder: Path):
     # Over all sizes 2.1% and 9%; a wrong interpolation or a leaked size moves this far.
     assert 0.005 < np.median(error) < 0.04 and np.quantile(error, 0.9) < 0.15
     json.dumps(MeasuredModel.fit(rows, intervals=False).state(), allow_nan=False)
+
+
+def test_a_size_that_two_logs_measured_is_one_point_of_the_curve():
+    first, second = table(last=20), table(last=20)
+    second.device = ["NVIDIA H100"] * len(second)
+    profile = CommProfile.fit(join([first, second]), topology("dgx-h100"))
+    assert all((np.diff(curve.size) > 0).all() for curve in profile.backends["nccl"].measured.curves.values())
+    json.dumps(profile.state(), allow_nan=False)
+
+
+@pytest.mark.parametrize("change", [
+    lambda state: state["backends"]["nccl"]["measured"]["residual"].append(0.1),
+    lambda state: state["backends"]["nccl"]["measured"]["curves"][0].update(setting=[0, "float16", 1 << 40, 1, 8, 8]),
+    lambda state: state["backends"]["nccl"]["measured"]["curves"][0]["time_us"].__setitem__(0, 1e300),
+    lambda state: state["backends"]["nccl"]["fitted"].update(oversubscription=1e308),
+    lambda state: state["backends"].update(nccl=[]), lambda state: state.update(sources=3)])
+def test_states_that_do_not_fit_together_are_refused(change):
+    state = json.loads(json.dumps(CommProfile.fit(table(), topology("dgx-h100")).state()))
+    change(state)
+    with pytest.raises(CommError):
+        CommProfile.from_state(state)

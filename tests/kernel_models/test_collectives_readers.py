@@ -158,3 +158,16 @@ def test_sizes_of_recorded_collectives():
     assert np.isnan(payload_bytes(kind.BROADCAST, -1, -1, 4, 8))
     assert payload_bytes(kind.BARRIER, -1, -1, 4, 8) == 4
     assert topology("dgx-v100").place(range(8)).per_node == (8,)
+
+
+def test_empty_cells_of_the_backend_are_no_backend_of_their_own(tmp_path):
+    table = ("collective,dtype,ranks,payload_bytes,backend,latency_us\n"
+             "all_reduce,float16,2,1024,,5\nall_reduce,float16,2,2048,,6\n")
+    assert read_log(write(tmp_path, table, "table.csv"), Hints(backend="gloo")).backend == ["gloo"] * 2
+
+
+@pytest.mark.parametrize("row", ["1e30,5", "1024,1e300", "1024,1e-300", "inf,5", "1024,nan"])
+def test_sizes_and_times_that_cannot_be_are_refused(tmp_path, row):
+    table = "collective,dtype,ranks,payload_bytes,latency_us\nall_reduce,float16,2," + row + "\n"
+    with pytest.raises(CommError):
+        read_log(write(tmp_path, table, "table.csv"))

@@ -70,7 +70,7 @@ def read_table(path: str, hints: Hints) -> Measurements:
                 raise ValueError(f"{size} bytes in {time}")
         except (TypeError, ValueError, CommError) as error:
             raise CommError(f"{name}, line {i + 2}: it is no measurement ({error}); mend or remove the line.") from None
-        backend = str(values["backend"][i]) if "backend" in values else hints.backend
+        backend = _text(values, "backend", i) or hints.backend
         origin = (backend, _text(values, "device", i), _text(values, "system", i))
         by_origin.setdefault(origin, []).append(
             (kinds[raw], dtype, placements[ranks, per_node], float(size), float(time) * scale))
