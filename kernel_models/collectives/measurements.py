@@ -69,7 +69,7 @@ class Measurements:
         return self.take(np.array([backend == name for backend in self.backend], np.bool_))
 
     def of_one_machine(self) -> Measurements:
-        """The same rows as measured on one machine: a log that names its GPU and one that does not repeat each other."""
+        """The same rows as of one machine: a log that names its GPU and one that does not repeat each other."""
         return replace(self, device=[], system=[])
 
     def aggregated(self) -> Measurements:

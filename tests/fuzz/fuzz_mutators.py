@@ -498,7 +498,7 @@ def profile_file(r: Random, data: bytes) -> bytes:
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():
-            archive.writestr(name, content)
+            archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)  # of no time of day
         archive.comment = comment[:-8] + b"0" * 8
     body = stream.getvalue()[:-8]
     return body + f"{zlib.crc32(body):08x}".encode()
