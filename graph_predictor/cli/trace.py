@@ -52,10 +52,10 @@ def trace(
             if workload is not None:
                 job = _workload(workload, assignments or [], preset, traced_for, world_size, rank, parallel)
             else:
-                if assignments or parallel:
-                    raise CaptureError("--set and --parallel belong to --workload: a function makes its own model, and "
-                                       "wraps it itself (DDP, fully_shard) when --world-size is given.")
-                job = assemble_job([_function(str(function), traced_for, world_size, rank or 0)])
+                if parallel:
+                    raise CaptureError("--parallel belongs to --workload: a function makes its own model, and wraps it "
+                                       "itself (DDP, fully_shard) when --world-size is given.")
+                job = assemble_job([_function(str(function), assignments or [], traced_for, world_size, rank or 0)])
         if len(job.graphs) > 1 or job.classes:
             save_job(job, out)
         else:
@@ -76,10 +76,13 @@ def _workload(name: str, assignments: list[str], preset: str, device: str | Devi
     return assemble_job([graph])
 
 
-def _function(target: str, device: str | Device, world_size: int | None, rank: int) -> ExecutionGraph:
+def _function(target: str, assignments: list[str], device: str | Device, world_size: int | None,
+              rank: int) -> ExecutionGraph:
+    from graph_predictor.whatif.named_sizes import parse_sets
     from tracer.shape_only.script import trace_script
 
-    return trace_script(target, device, world_size=world_size, rank=rank)
+    _, sizes = parse_sets(assignments)  # as `foretrace predict SCRIPT.py:FUNCTION --set` reads them
+    return trace_script(target, device, world_size=world_size, rank=rank, arguments=sizes)
 
 
 def _report(job: Job, output: str, json: bool) -> None:

@@ -113,6 +113,21 @@ def test_backward_thread_phases_and_steps_by_time(tmp_path: Path) -> None:
     assert graph.ops.step[graph.ops.thread == 1].tolist() == [0, 0]
 
 
+def test_a_closure_that_the_optimizer_calls_is_not_its_own_work(tmp_path: Path) -> None:
+    engine = "autograd::engine::evaluate_function: MmBackward0"
+    for thread in (1, 2):
+        graph = graph_of(tmp_path, [
+            event("user_annotation", "ProfilerStep#0", 0, 100),
+            event("user_annotation", "Optimizer.step#Adam.step", 5, 90), op("aten::mm", 10, 10),
+            event("user_annotation", "Optimizer.zero_grad#Adam.zero_grad", 22, 4), op("aten::zero_", 23, 2),
+            op(engine, 30, 20, tid=thread), op("aten::t", 32, 10, tid=thread), op("aten::add_", 60, 5),
+            op("aten::sqrt", 70, 5)])
+        phase = dict(zip(names(graph, graph.ops.name), graph.ops.phase.tolist(), strict=True))
+        assert phase["aten::mm"] == Phase.FORWARD and phase["aten::t"] == phase[engine] == Phase.BACKWARD
+        for name in ("aten::zero_", "aten::add_", "aten::sqrt", "Optimizer.step#Adam.step"):
+            assert phase[name] == Phase.OPTIMIZER, name
+
+
 def test_a_profiler_step_among_python_functions_counts_once(tmp_path: Path) -> None:
     graph = graph_of(tmp_path, [*small_step(), event("python_function", "ProfilerStep#3", 100, 100)])
     assert len(graph.steps) == 1 and graph.meta.python_events == 1

@@ -33,9 +33,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
+from typer.testing import CliRunner
 
 import tracer
 from graph_predictor import breakdown, replay
+from graph_predictor.cli import app
 from graph_predictor.inspection import inspect_job
 from tracer import workloads
 from tracer.errors import ForetraceError
@@ -567,6 +569,54 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.returncode == 2 and "torch.where" in done.stderr and len(done.stderr.strip().splitlines()) == 1
 
 
+def test_sizes_of_a_function_are_set_as_predict_sets_them(tmp_path: Path) -> None:
+    path, out = tmp_path / "user.py", tmp_path / "step.foretrace"
+    path.write_text("import torch\ndef build(batch=2):\n"
+                    "    model = torch.nn.Linear(8, 8).cuda()\n"
+                    "    return lambda: model(torch.ones(batch, 8, device='cuda')).sum().backward()\n")
+
+    def command(*arguments: str) -> Any:
+        return CliRunner().invoke(app, ["trace", f"{path}:build", "-o", str(out), *arguments])
+
+    shapes = []
+    for sizes in ((), ("--set", "batch=6"), ("--set", "batch=2:6")):
+        done = command(*sizes)
+        assert done.exit_code == 0, done.output
+        graph = tracer.load_graph(out)
+        shapes.append([graph.string(int(code)) for code in graph.ops.shapes])
+    assert shapes[0] != shapes[1] == shapes[2]
+    for text, says in (("depth=3", "takes no argument 'depth' (it takes batch)"), ("batch=many", "names no size")):
+        done = command("--set", text)
+        assert done.exit_code == 2 and says in done.output
+
+
+def test_a_closure_that_the_optimizer_calls_is_not_its_own_work() -> None:
+    def build(closed: bool) -> Callable[[], Callable[[], None]]:
+        def make() -> Callable[[], None]:
+            model = nn.Linear(8, 8, device="cuda")
+            optimizer = torch.optim.Adam(model.parameters())
+
+            def forward_and_backward() -> Any:
+                optimizer.zero_grad()
+                loss = model(torch.randn(4, 8, device="cuda")).sum()
+                loss.backward()
+                return loss
+
+            def step() -> None:
+                if not closed:
+                    forward_and_backward()
+                optimizer.step(forward_and_backward if closed else None)
+
+            return step
+
+        return make
+
+    plain, closed = (trace(build(way)) for way in (False, True))
+    assert names(plain) == names(closed) and plain.ops.phase.tolist() == closed.ops.phase.tolist()
+    loss = 4  # it lives on while the optimizer works
+    assert closed.meta.memory["peak"] == plain.meta.memory["peak"] + loss
+
+
 # --- data and devices as users write them -----------------------------------------------------------------------------
 
 
@@ -648,6 +698,22 @@ def saves():
 def mismatch():
     model = nn.Linear(8, 4).cuda()
     return lambda: model(torch.randn(3, 9, device="cuda"))
+
+def added_in_place():
+    model = nn.Linear(8, 4).cuda()
+    def step():
+        total = torch.zeros(3, 4)
+        total += model(torch.randn(3, 8, device="cuda"))
+        total.sum().backward()
+    return step
+
+def chosen():
+    model = nn.Linear(8, 4).cuda()
+    def step():
+        out = model(torch.randn(3, 8, device="cuda"))
+        out = torch.where(torch.rand(3, 4) > 0.5, out, 0.0)
+        out.sum().backward()
+    return step
 """
 
 
@@ -655,6 +721,7 @@ def mismatch():
     ("host_batch", r"user\.py:7 .*same device.*move the batch"), ("fourth", r"user\.py:10 .*cuda:3.*one GPU"),
     ("numbers", r"user\.py:14 .*numpy.*out of the traced step"), ("wants", r"user\.py:17 .*'batch'.*without arguments"),
     ("saves", r"user\.py:20 .*torch\.save out"), ("mismatch", r"user\.py:24 .*reduction dim"),
+    ("added_in_place", r"user\.py:30 .*`total \+= .*same device"), ("chosen", r"user\.py:38 .*where.*same device"),
 ])
 def test_mistakes_of_devices_and_values_are_one_sentence(target: str, says: str, tmp_path: Path, caplog: Any,
                                                          capfd: Any) -> None:

@@ -23,6 +23,7 @@ def phases(ops: OpTable, nesting: Nesting, strings: list[str]) -> np.ndarray:
 
     BACKWARD: below an autograd node, on a thread that runs mostly such nodes, or with a forward thread recorded.
     OPTIMIZER and DATA: inside the annotations of those names. FORWARD: what remains inside a step. Else OTHER.
+    A closure that the optimizer calls (``optimizer.step(closure)``, as Lightning does) is no part of its own work.
     """
     count = len(ops)
     own = np.full(count, NONE, np.int8)
@@ -46,8 +47,39 @@ def phases(ops: OpTable, nesting: Nesting, strings: list[str]) -> np.ndarray:
     nodes = np.bincount(ops.thread[top & node], minlength=threads)
     autograd = (tops > 0) & (nodes >= AUTOGRAD_SHARE * tops)
     out = inherit(own, nesting, NONE)
+    out[_in_closures(ops, own, node, nesting)] = NONE
     rest = out == NONE
     out[rest & autograd[ops.thread]] = Phase.BACKWARD
     rest = out == NONE
     out[rest] = np.where(ops.step[rest] >= 0, Phase.FORWARD, Phase.OTHER)
     return out
+
+
+def _in_closures(ops: OpTable, own: np.ndarray, node: np.ndarray, nesting: Nesting) -> np.ndarray:
+    """Which operations below an optimizer's annotation belong to a closure that it called.
+
+    ::
+
+        Optimizer.step#Adam.step  |--------------------------------------|
+        the caller's thread         forward ops             adam's ops
+        the autograd thread                     backward
+                                    '-- the closure -------' (to the end of the last backward node)
+    """
+    found = np.zeros(len(ops), bool)
+    markers = np.flatnonzero(own == Phase.OPTIMIZER)
+    backward = np.flatnonzero(node)
+    if not len(markers) or not len(backward):
+        return found
+    backward = backward[np.argsort(ops.start_ns[backward], kind="stable")]
+    starts = ops.start_ns[backward]
+    ends = ops.start_ns[backward] + ops.duration_ns[backward]
+    low = np.searchsorted(starts, ops.start_ns[markers])
+    high = np.searchsorted(starts, ops.start_ns[markers] + ops.duration_ns[markers])
+    until = np.full(len(ops), np.iinfo(np.int64).min)
+    for marker, first, last in zip(markers[high > low].tolist(), low[high > low].tolist(), high[high > low].tolist(),
+                                   strict=True):
+        until[marker] = ends[first:last].max()
+    nearest = inherit(np.where(own != NONE, np.arange(len(ops)), NONE), nesting, NONE)
+    below = (nearest != NONE) & (nearest != np.arange(len(ops)))
+    found[below] = ops.start_ns[below] < until[nearest[below]]
+    return found

@@ -6,6 +6,8 @@ operator. Views and other calls that move no data are operations too, and cost a
 
 from __future__ import annotations
 
+import functools
+import types
 from array import array
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -254,13 +256,31 @@ class OperatorRecorder(TorchDispatchMode):
         elif name.endswith("::wait_tensor"):
             self.waits.waited(row, [self.tracker.number(t) for t in _tensors_of(args, kwargs)])
 
-    def _optimizer_begins(self, optimizer: Any, *_: Any) -> None:
+    def _optimizer_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Torch's hook before a step: what it returns takes the place of the step's arguments."""
         self.optimizers[id(optimizer)] = optimizer
         self._in_optimizer += 1
         self.tracker.in_optimizer = True
         if self.recording:
             with torch._C.DisableTorchFunction():
                 self.tracker.hold(_gradients(optimizer), Holds.GRADIENTS)
+        return (tuple(self._closure(each) for each in args),
+                {name: self._closure(each) for name, each in kwargs.items()})
+
+    def _closure(self, argument: Any) -> Any:
+        """A closure that the optimizer calls, run as what it is: no part of the optimizer's own work."""
+        if not isinstance(argument, types.FunctionType | types.MethodType | functools.partial):
+            return argument
+
+        @functools.wraps(argument)
+        def outside(*args: Any, **kwargs: Any) -> Any:
+            depth, self._in_optimizer, self.tracker.in_optimizer = self._in_optimizer, 0, False
+            try:
+                return argument(*args, **kwargs)
+            finally:
+                self._in_optimizer, self.tracker.in_optimizer = depth, depth > 0
+
+        return outside
 
     def _optimizer_ends(self, *_: Any) -> None:
         self._in_optimizer = max(self._in_optimizer - 1, 0)

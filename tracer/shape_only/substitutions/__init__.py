@@ -9,6 +9,7 @@ from __future__ import annotations
 from tracer.shape_only.substitutions import (
     attention,
     autocast,
+    conversions,
     dropout,
     grad_scaler,
     norms,
@@ -22,7 +23,8 @@ from tracer.shape_only.substitutions import (
 from tracer.shape_only.substitutions.substitution import Site, Substitution, installed
 
 GPU: tuple[Substitution, ...] = tuple(module.SUBSTITUTION for module in (
-    placement, autocast, attention, rms_norm, norms, dropout, one_hot, recurrent, optimizers, grad_scaler, subclasses))
-CPU: tuple[Substitution, ...] = (one_hot.SUBSTITUTION, subclasses.SUBSTITUTION)
+    placement, conversions, autocast, attention, rms_norm, norms, dropout, one_hot, recurrent, optimizers, grad_scaler,
+    subclasses))
+CPU: tuple[Substitution, ...] = (conversions.SUBSTITUTION, one_hot.SUBSTITUTION, subclasses.SUBSTITUTION)
 
 __all__ = ["CPU", "GPU", "Site", "Substitution", "installed"]

@@ -31,11 +31,13 @@ GPU = torch.device("cuda", 0)
 _HOST = torch.device("cpu")
 _MODULE_MOVES = "torch.nn.modules.module"
 _OWN = ("torch", "tracer")
-_ONE_PLACE = frozenset(getattr(torch.ops.aten, name) for name in (
-    "mm", "addmm", "bmm", "baddbmm", "convolution", "embedding", "cat", "add", "sub", "mul", "div", "native_layer_norm",
-    "native_group_norm", "nll_loss_forward", "mse_loss", "binary_cross_entropy_with_logits", "_fused_rms_norm",
-    "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"))
-"""Operators whose tensors with dimensions must lie together, among them the first a forgotten move meets."""
+_ONE_PLACE = frozenset((
+    "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution", "embedding", "_embedding_bag", "cat",
+    "gather", "scatter", "scatter_add", "index_select", "index_add", "masked_fill", "native_batch_norm",
+    "cudnn_batch_norm", "native_layer_norm", "native_group_norm", "nll_loss_forward", "nll_loss2d_forward",
+    "binary_cross_entropy", "_fused_rms_norm", "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention"))
+"""Operators whose tensors with dimensions must lie together, in place or not, beside all that torch calls pointwise."""
 _USERS_OF_OWN = "tracer.workloads"
 SYNCHRONIZE = "synchronize"
 """What ``meta.substitutions`` counts waits of the host under that user code asks for and that are left out."""
@@ -106,7 +108,8 @@ class Placement(TorchFunctionMode):
 
     def check(self, func: Any, inputs: list[Any]) -> None:
         """What a GPU refuses: the host's and the device's tensors in one operation."""
-        if func.overloadpacket not in _ONE_PLACE:
+        pointwise = torch.Tag.pointwise in func.tags
+        if func.namespace != "aten" or not (pointwise or func.overloadpacket.__name__.rstrip("_") in _ONE_PLACE):
             return
         host, device = 0, 0
         for tensor in inputs:
@@ -269,28 +272,7 @@ def _install(site: Site) -> None:
     if stance is not None and "torch._dynamo" in sys.modules:  # else nothing was compiled yet, and it is slow to import
         site.stack.enter_context(stance("force_eager"))
 
-
-    site.patch(torch.nn.Module, "_apply", _apply)
     _distributed(site)
-
-
-def _apply(self: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
-    """``nn.Module._apply`` with ``.data`` set; torch's own swaps fake parameters, which fails where anything refers to
-    them."""
-    for child in self.children() if recurse else ():
-        child._apply(fn)
-    for parameter in self._parameters.values():
-        if parameter is None:
-            continue
-        with torch.no_grad():
-            for tensor in (parameter, parameter.grad):
-                applied = fn(tensor) if tensor is not None else None
-                if applied is not tensor:
-                    tensor.data = applied
-    for name, buffer in self._buffers.items():
-        if buffer is not None:
-            self._buffers[name] = fn(buffer)
-    return self
 
 
 def _distributed(site: Site) -> None:
