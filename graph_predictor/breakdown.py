@@ -235,6 +235,7 @@ class _Rank:
         self.modules = bool((ops.module >= 0).any())
         orphans = np.flatnonzero(kernels.launch < 0)
         self.orphans = orphans[np.argsort(kernels.start_ns[orphans], kind="stable")]
+        self.orphans_start = kernels.start_ns[self.orphans]
 
     def step(self, step: ReplayedStep) -> StepBreakdown:
         replay, graph = self.replay, self.graph
@@ -319,7 +320,7 @@ class _Rank:
         """Device work launched in a step; orphans count where they started."""
         if row < 0:
             return np.arange(len(self.graph.kernels))
-        low, high = np.searchsorted(self.graph.kernels.start_ns[self.orphans], (start, end))
+        low, high = np.searchsorted(self.orphans_start, (start, end))
         return np.union1d(self.kernels_of.rows(row), self.orphans[low:high])
 
     def _kernels(self, row: int, start: int, end: int) -> list[KernelTime]:
@@ -336,7 +337,8 @@ class _ByStep:
 
     def __init__(self, step: Int32) -> None:
         self.order = np.argsort(step, kind="stable")
-        self.sorted = step[self.order]
+        # As wide as what is looked up, or all of it would be converted for each look-up.
+        self.sorted = step[self.order].astype(np.int64)
 
     def rows(self, step: int) -> Int64:
         """Rows of one step, in order."""
