@@ -15,6 +15,7 @@ import numpy as np
 from graph_predictor.engine import Simulated, simulate
 from graph_predictor.prediction.repeat import Cycle, Repeated, repeat
 from graph_predictor.program import Int64, Program
+from tracer.errors import ForetraceError
 
 FIRST_COPIES = 4
 MOST_COPIES = 64
@@ -51,8 +52,15 @@ Dress = Callable[[Repeated], Program]
 
 
 def settle(cycle: Cycle, dress: Dress, copies: int = FIRST_COPIES) -> Steady:
-    """Repeat a cycle until its period no longer changes (or ``MOST_COPIES``)."""
+    """Repeat a cycle until its period no longer changes (or ``MOST_COPIES``).
+
+    Raises:
+        ForetraceError: nothing happens in the cycle, so that it cannot be repeated.
+    """
     size = int(cycle.item.sum() + cycle.kernel.sum())
+    if not cycle.item.any():
+        raise ForetraceError("Nothing happens in the chosen step (its marker has no length, or no call lies in it), so "
+                             "that it cannot be repeated; choose another with --step.")
     while True:
         repeated = repeat(cycle, copies)
         steady = measure(repeated, dress(repeated))

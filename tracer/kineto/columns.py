@@ -179,6 +179,11 @@ class Collector:
         """The columns of a group (times in absolute nanoseconds of the trace's clock)."""
         return self._columns[group].finish(GROUP_COLUMNS[group])
 
+    def reach(self, group: Group, name: str) -> int:
+        """Largest less smallest value of a column gathered so far; 0 where there is none."""
+        parts = [part for part in self._columns[group].parts.get(name, ()) if len(part)]
+        return max(int(p.max()) for p in parts) - min(int(p.min()) for p in parts) if parts else 0
+
     def restore(self, group: Group, columns: dict[str, np.ndarray]) -> None:
         """Put columns back that ``finish`` handed over."""
         self._columns[group].extend(**columns)

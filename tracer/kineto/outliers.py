@@ -14,7 +14,7 @@ MAX_WINDOW_NS = 7 * 24 * 3600 * 10**9
 """No profiler window lasts a week: buffers hold minutes at most."""
 
 
-MOST_STREAMS, MOST_THREADS = 4096, 1 << 14
+MOST_STREAMS, MOST_THREADS, _MOST_DEVICES = 4096, 1 << 14, 64
 """Streams of a process and threads that did work, at most: real traces have some dozens."""
 
 
@@ -44,17 +44,16 @@ def drop_outliers(collected: Collector) -> None:
 
 def drop_excess(collected: Collector) -> None:
     """Drop and count the events of streams and threads beyond those a process can have, in order of appearance."""
-    found = collected.finish(Group.DEVICE)
-    stream, device = found["stream"], found["device"]
-    if len(stream) and (np.ptp(stream.astype(np.float64)) >= MOST_STREAMS or np.ptp(device.astype(np.float64)) > 64):
-        _, first, place = np.unique(np.stack([device, stream]), axis=1, return_index=True, return_inverse=True)
+    if (collected.reach(Group.DEVICE, "stream") >= MOST_STREAMS
+            or collected.reach(Group.DEVICE, "device") >= _MOST_DEVICES):
+        found = collected.finish(Group.DEVICE)
+        device, stream = (np.unique(found[name], return_inverse=True)[1].reshape(-1) for name in ("device", "stream"))
+        _, first, place = np.unique(device * len(stream) + stream, return_index=True, return_inverse=True)
         order = np.empty(len(first), np.int64)
         order[np.argsort(first)] = np.arange(len(first))
         keep = order[place.reshape(-1)] < MOST_STREAMS
-        found = _restore(collected, Group.DEVICE, found, keep)
+        _restore(collected, Group.DEVICE, found, keep)
         _tell(collected, keep, f"on streams beyond the first {MOST_STREAMS:,}")
-    else:
-        collected.restore(Group.DEVICE, found)
     if len(collected.threads.keys_in_order) <= MOST_THREADS:
         return
     for group in GROUP_COLUMNS:

@@ -53,10 +53,10 @@ def read_kineto(source: str | os.PathLike[str], *,
                 raise TraceError(f"{opened.name}: {opened.damage} before its first event; "
                                  "copy or record it again.") from error
             raise
+        _note_damage(stream, opened, loss)
         drop_outliers(collector)
         drop_excess(collector)
         _check(collector, stream, opened)
-        _note_damage(stream, opened, loss)
         return build_graph(collector, stream.metadata, stream.is_list, opened.name)
 
 
