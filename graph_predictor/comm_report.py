@@ -15,11 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from graph_predictor.build import window_starts
+from graph_predictor.host_collectives import on_host
 from graph_predictor.rank_view import view_rank
 from graph_predictor.rendezvous import match_collectives
 from kernel_models.collectives import CollectiveKind, bus_factor
 from kernel_models.collectives.readers.traces import element_bytes, kind_of, payload_bytes
-from tracer.graph import NONE, ExecutionGraph, KernelKind
+from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind
 
 Int64 = npt.NDArray[np.int64]
 
@@ -185,9 +186,20 @@ def communication_report(graphs: list[ExecutionGraph]) -> CommReport:
 
 
 def _exposed(graph: ExecutionGraph) -> Int64:
-    """Of every kernel, the ns in which no computation or copy runs on its device (0 for others than collectives)."""
-    kernels = graph.kernels
+    """Of every kernel, the ns in which no computation or copy runs on its device (0 for others than collectives).
+
+    Of a host's collectives, the ns in which the host waits for them.
+    """
+    kernels, calls = graph.kernels, graph.launches
     out: Int64 = np.zeros(len(kernels), np.int64)
+    if on_host(graph):
+        waits = np.flatnonzero(calls.kind == LaunchKind.BLOCKING_SYNC)
+        for row in range(len(kernels)):
+            low = np.maximum(calls.start_ns[waits], kernels.start_ns[row])
+            high = np.minimum(calls.start_ns[waits] + calls.duration_ns[waits],
+                              kernels.start_ns[row] + kernels.duration_ns[row])
+            out[row] = np.maximum(high - low, 0).sum()
+        return out
     for device in np.unique(kernels.device):
         busy = np.flatnonzero((kernels.device == device) & (kernels.kind != KernelKind.COLLECTIVE))
         mine = np.flatnonzero((kernels.device == device) & (kernels.kind == KernelKind.COLLECTIVE))

@@ -18,6 +18,11 @@ from tracer.graph import KernelKind
 
 ENDS_AGREE_NS = 1_000_000
 """Recorded ends of one collective agree within 1–7 µs; clocks of different hosts may add up to this."""
+HOST_RANGE = "gloo:"
+"""How the names of the ranges of a host backend's threads begin."""
+HOST_ENDS_AGREE_NS = 50_000_000
+"""The same of collectives that threads of the host make (gloo): each ends when its own rank's scheduler lets it, on two
+busy cores 5 ms apart; a collective of another turn is further away, or its order is."""
 
 
 @dataclass(slots=True)
@@ -52,10 +57,11 @@ def match_collectives(views: list[RankView], clock_ns: list[int], *, by_order: b
                 "they are replayed with their recorded durations, not as rendezvous.")
             continue
         apart: list[float] = []
+        on_host = all(_on_host(views[position], rows) for position, rows in by_rank.items())
         for order in range(lengths.pop()):
             members = [(position, rows[order]) for position, rows in sorted(by_rank.items())]
             ends = [int(views[p].k_end[k]) + clock_ns[p] for p, k in members]
-            if not by_order and max(ends) - min(ends) > ENDS_AGREE_NS:
+            if not by_order and max(ends) - min(ends) > (HOST_ENDS_AGREE_NS if on_host else ENDS_AGREE_NS):
                 apart.append((max(ends) - min(ends)) / 1e6)
                 continue
             result.groups.append(members)
@@ -65,6 +71,11 @@ def match_collectives(views: list[RankView], clock_ns: list[int], *, by_order: b
                 f"{len(apart)} collectives ({key[-1]}) end up to {max(apart):.1f} ms apart on different ranks: they "
                 "are replayed with their recorded durations, not as rendezvous.")
     return result
+
+
+def _on_host(view: RankView, rows: list[int]) -> bool:
+    graph = view.graph
+    return all(graph.string(name).startswith(HOST_RANGE) for name in np.unique(graph.kernels.name[rows]).tolist())
 
 
 def _sequences(view: RankView, pairs: bool) -> dict[tuple[str, ...], list[int]]:

@@ -288,11 +288,12 @@ def report_communication(
         from graph_predictor.cli.comm_tables import report_found
         from graph_predictor.comm_report import communication_report
         from graph_predictor.comm_volumes import check_volumes, read_job_shape
+        from graph_predictor.host_collectives import with_host_collectives
 
         shape = read_job_shape(job) if job else None
         recorded = read(paths, window)
         with working("Looking at collectives"):
-            found = communication_report(recorded.graphs)
+            found = communication_report([with_host_collectives(graph) for graph in recorded.graphs])
         checks = check_volumes(shape, found.recorded_payload()) if shape else []
         notes = [*recorded.notes, *found.notes]
         if json:

@@ -101,26 +101,27 @@ def report_found(found: CommReport, checks: list[VolumeCheck], notes: list[str])
     if not found.traffic:
         report.line("There are no collectives in what was recorded.")
     rows = [row.to_json() for row in found.traffic]
+    timed = any(found.kernel_ns.values())
     report.table(
         "Collectives by group and kind (all recorded ranks and steps; times are means over ranks)",
         [Column("group", name=True), Column("kind", name=True), Column("ranks"), Column("count"), Column("payload"),
-         Column("transfer\nms"), Column("algbw\nGB/s"), Column("busbw\nGB/s"), Column("exposed\nms"),
-         Column("overlapped\nms"), Column("skew µs\nmedian"), Column("last\nrank")],
+         *([Column("transfer\nms"), Column("algbw\nGB/s"), Column("busbw\nGB/s"), Column("exposed\nms"),
+            Column("overlapped\nms"), Column("skew µs\nmedian"), Column("last\nrank")] if timed else [])],
         [[f"{row['group']} {row['members']}".strip(), row["kind"], count(row["ranks"]), count(row["count"]),
-          bytes_text(row["payload_bytes"]),
-          _maybe(row["transfer_us"], 1e-3, 3), _maybe(row["algbw_gbps"], 1, 1), _maybe(row["busbw_gbps"], 1, 1),
-          f"{row['exposed_us'] / 1e3:,.3f}", f"{row['overlapped_us'] / 1e3:,.3f}", _maybe(row["median_skew_us"], 1, 1),
-          "–" if row["straggler"] is None else f"{row['straggler']} ({row['straggler_share']:.0%})"] for row in rows])
+          bytes_text(row["payload_bytes"]), *(_times(row) if timed else [])] for row in rows])
     report.table("Message sizes (collectives of all ranks)",
                  [Column("kind", name=True), Column("from"), Column("below"), Column("count")],
                  [[kind, "unknown" if at < 0 else bytes_text(2.0**at), "" if at < 0 else bytes_text(2.0**(at + 1)),
                    count(n)]
                   for kind, sizes in found.histogram.items() for at, n in sorted(sizes.items())])
+    if found.traffic and not timed:
+        notes = [*notes, "No collective left device work or ranges of a backend's threads: how long any took, and who "
+                         "waited for whom, is not known."]
     report.table("Collective time of each rank (waiting included)",
                  [Column("rank"), Column("collectives ms"), Column("exposed ms"), Column("exposed share\nof window")],
                  [[str(rank), milliseconds(found.kernel_ns[rank]), milliseconds(found.exposed_ns[rank]),
                    percent(found.exposed_ns[rank] / found.window_ns[rank] if found.window_ns[rank] else None)]
-                  for rank in sorted(found.window_ns)])
+                  for rank in sorted(found.window_ns) if timed])
     report.table("Volumes against what the job should communicate (payload per rank and step)",
                  [Column("kind", name=True), Column("because of", name=True), Column("expected"), Column("recorded"),
                   Column("agrees")],
@@ -130,6 +131,13 @@ def report_found(found: CommReport, checks: list[VolumeCheck], notes: list[str])
     if found.unknown_sizes:
         notes = [*notes, f"{count(found.unknown_sizes)} collectives have no recorded size; record with shapes."]
     report.notes(notes)
+
+
+def _times(row: dict[str, Any]) -> list[str]:
+    return [_maybe(row["transfer_us"], 1e-3, 3), _maybe(row["algbw_gbps"], 1, 1), _maybe(row["busbw_gbps"], 1, 1),
+            f"{row['exposed_us'] / 1e3:,.3f}", f"{row['overlapped_us'] / 1e3:,.3f}",
+            _maybe(row["median_skew_us"], 1, 1),
+            "–" if row["straggler"] is None else f"{row['straggler']} ({row['straggler_share']:.0%})"]
 
 
 def _maybe(value: float | None, scale: float, decimals: int) -> str:

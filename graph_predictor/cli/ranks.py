@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from graph_predictor.rank_report.path import Stretch
 
 SHOWN_PARTS = 2
+SHOWN_MORE = 4
 DEFAULT_TOP = 20
 
 
@@ -72,6 +73,7 @@ def _times(source: list[str], window: int, wanted: Configuration, step: str | No
         JobTimes, list[str]]:
     """The simulated job, and what was said when it was read."""
     from graph_predictor.damage import folded_notes
+    from graph_predictor.host_collectives import on_host, with_host_collectives
     from graph_predictor.rank_report import predicted_times, recorded_times
     from graph_predictor.replay import replay
     from graph_predictor.study import Study, is_script, read_source
@@ -82,7 +84,10 @@ def _times(source: list[str], window: int, wanted: Configuration, step: str | No
     notes = folded_notes(job)
     if not wanted.differences() and all(graph.meta.era != SHAPE_ONLY for graph in job.graphs):
         with working("Replaying"):
-            return recorded_times(replay(job.graphs, profiled=profiled), step), [*job.notes, *notes]
+            graphs = [with_host_collectives(graph) for graph in job.graphs]
+            # A host's collectives end when its scheduler lets them: no rule says when, only the recording does.
+            host = any(map(on_host, graphs))
+            return recorded_times(replay(graphs, residuals=host, profiled=profiled), step), [*job.notes, *notes]
     if step is not None:
         raise ForetraceError("--step chooses a recorded step; a predicted job has one settled step. Leave --step, or "
                              "the changes, out.")
@@ -104,6 +109,12 @@ def _report(found: RankReport, top: int, timeline: str | None) -> None:
                 style="bold")
     report.line("Largest over mean of the ranks: " + ", ".join(
         f"{name} {share:.3f}" for name, share in found.imbalance.items()) + " (own: busy and idle).")
+    if not found.shows_meetings:
+        report.table("By rank, ms a step", [Column("rank"), Column("step"), Column("begins\nlater by")], (
+            [str(r.rank), milliseconds(r.step_ns / steps), milliseconds(r.late_ns / steps)] for r in found.ranks))
+        _path(report, found, top)
+        _end(report, found, timeline)
+        return
     bubbles, late = any(r.bubble_ns for r in found.ranks), any(r.late_ns for r in found.ranks)
     report.table(
         "By rank, ms a step; busy to idle add up to the step",
@@ -123,7 +134,16 @@ def _report(found: RankReport, top: int, timeline: str | None) -> None:
           milliseconds(r.arrivals.held_ns / steps), milliseconds(r.arrivals.others_waited_ns / steps),
           "–" if r.like_median_ns is None else milliseconds(r.like_median_ns),
           percent(None if r.like_median_ns is None else 1 - r.like_median_ns / found.step_ns)] for r in late_ranks))
+    if found.late is not None:
+        report.line()
+        report.line(f"Rank {found.late[0]} computes longer than the median rank: " + ", ".join(
+            f"{name} {milliseconds(ns)} ms" for name, ns in found.late[1][:SHOWN_MORE]) + " a step.")
     _groups(report, found)
+    _path(report, found, top)
+    _end(report, found, timeline)
+
+
+def _path(report: Report, found: RankReport, top: int) -> None:
     total = sum(s.length_ns for s in found.path) or 1
     report.table(
         f"Critical path across ranks ({found.path_step}): {min(top, len(found.path)):,} of {len(found.path):,} "
@@ -132,6 +152,9 @@ def _report(found: RankReport, top: int, timeline: str | None) -> None:
          Column("mostly", name=True)],
         ([str(found.times.number(s.rank)), milliseconds(s.start_ns), milliseconds(s.length_ns),
           percent(s.length_ns / total), s.after, _mostly(s)] for s in found.path[:top]))
+
+
+def _end(report: Report, found: RankReport, timeline: str | None) -> None:
     report.notes(found.notes)
     if timeline is not None:
         report.line()

@@ -15,6 +15,7 @@ import numpy as np
 
 from graph_predictor.breakdown import OUTSIDE
 from graph_predictor.critical_path import Bound, path_back
+from graph_predictor.program import Int64
 from graph_predictor.rank_report.times import JobTimes, Window
 from tracer.graph import ExecutionGraph, KernelKind
 
@@ -69,13 +70,16 @@ def job_path(times: JobTimes, windows: list[Window]) -> list[Stretch]:
     if nowhere.any() and not nowhere.all():
         # Before its first recorded call a rank was not there yet: it is the next segment's that came late.
         rank[nowhere] = rank[np.flatnonzero(~nowhere)[0]]
+    spent = _Spent(times, np.unique(times.item[path.item[on_item]]))
     cuts = [0, *(np.flatnonzero(np.diff(rank)) + 1).tolist(), len(rank)]
     found = []
     for low, high in pairwise(cuts):
         sums: dict[tuple[str, Bound], int] = {}
         for row in range(low, high):
-            key = _operation(times, int(path.kernel[row]), int(path.item[row])), Bound(int(path.bound[row]))
-            sums[key] = sums.get(key, 0) + int(path.end_ns[row] - path.start_ns[row])
+            length = int(path.end_ns[row] - path.start_ns[row])
+            for name, ns in spent.split(int(path.kernel[row]), int(path.item[row]), length):
+                key = name, Bound(int(path.bound[row]))
+                sums[key] = sums.get(key, 0) + ns
         parts = [PathPart(*key, ns) for key, ns in sorted(sums.items(), key=lambda one: (-one[1], one[0]))]
         after = collective_name(times, int(path.kernel[low])) if low else ""
         found.append(Stretch(int(rank[low]), int(path.start_ns[low]) - window.start_ns,
@@ -100,16 +104,32 @@ def collective_name(times: JobTimes, kernel: int) -> str:
     return graph.string(int(table.kind[entry[0]])) + (f" ({group})" if group else "")
 
 
-def _operation(times: JobTimes, kernel: int, item: int) -> str:
-    """The operation that launched a kernel (or the kernel), or that an item's host time was spent in."""
-    if kernel >= 0:
-        rank = int(times.program.kernel_rank()[kernel])
-        graph: ExecutionGraph = times.graphs[rank]
-        row = int(times.kernel[kernel] - times.built.program.kernel_ptr[rank])
-        op = int(graph.kernels.op[row])
-        return graph.string(int(graph.ops.name[op] if op >= 0 else graph.kernels.name[row]))
-    if item >= 0:
-        op = int(times.item_op[times.item[item]])
-        graph = times.graphs[int(times.program.thread_rank[times.program.item_thread()[item]])]
-        return graph.string(int(graph.ops.name[op])) if op >= 0 else OUTSIDE
-    return NOT_YET
+class _Spent:
+    """What the time of kernels and items was spent in, by operation."""
+
+    def __init__(self, times: JobTimes, items: Int64) -> None:
+        self.times = times
+        pieces = times.pieces
+        rows = np.flatnonzero(np.isin(pieces.item, items) & (pieces.ns > 0))
+        self.of_item: dict[int, dict[str, int]] = {}
+        for item, rank, op, ns in zip(*(column[rows].tolist() for column in (
+                pieces.item, pieces.rank, pieces.op, pieces.ns)), strict=True):
+            graph = times.graphs[rank]
+            name = graph.string(int(graph.ops.name[op])) if op >= 0 else OUTSIDE
+            sums = self.of_item.setdefault(item, {})
+            sums[name] = sums.get(name, 0) + ns
+
+    def split(self, kernel: int, item: int, length: int) -> list[tuple[str, int]]:
+        """Split a time over the operation that launched a kernel (or the kernel), or those an item's host time is."""
+        times = self.times
+        if kernel >= 0:
+            rank = int(times.program.kernel_rank()[kernel])
+            graph: ExecutionGraph = times.graphs[rank]
+            row = int(times.kernel[kernel] - times.built.program.kernel_ptr[rank])
+            op = int(graph.kernels.op[row])
+            return [(graph.string(int(graph.ops.name[op] if op >= 0 else graph.kernels.name[row])), length)]
+        if item < 0:
+            return [(NOT_YET, length)]
+        sums = self.of_item.get(int(times.item[item]), {OUTSIDE: 1})
+        reached = np.rint(np.cumsum(list(sums.values())) / sum(sums.values()) * length).astype(np.int64)
+        return list(zip(sums, np.diff(reached, prepend=0).tolist(), strict=True))

@@ -11,7 +11,7 @@ from graph_predictor.comm_report import Traffic, communication_report
 from graph_predictor.prediction.result import which_times
 from graph_predictor.rank_report.parts import Meetings, Part, RankParts, meetings, parts_of
 from graph_predictor.rank_report.path import Stretch, job_path
-from graph_predictor.rank_report.stragglers import TOGETHER_NS, Arrivals, arrivals, like_the_median
+from graph_predictor.rank_report.stragglers import TOGETHER_NS, Arrivals, arrivals, like_the_median, more_work
 from graph_predictor.rank_report.times import JobTimes, Window
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph, KernelKind
@@ -80,6 +80,13 @@ class RankReport:
     parts: list[list[RankParts]] = field(repr=False)
     meet: Meetings = field(repr=False)
     notes: list[str]
+    late: tuple[int, list[tuple[str, float]]] | None = None
+    """The rank that others waited for longest, and what it computes longer than the median rank (ns a step)."""
+
+    @property
+    def shows_meetings(self) -> bool:
+        """Whether anything shows when ranks met: device work of collectives, or ranges of a backend's threads."""
+        return any((kinds == KernelKind.COLLECTIVE).any() for kinds in self.times.kinds)
 
     @property
     def steps(self) -> int:
@@ -101,7 +108,9 @@ class RankReport:
             "times": which_times(self.times.profiled),
             "step_us": self.step_ns / 1e3, "steps": steps, "predicted": self.times.predicted,
             "edits": list(self.times.edits), "imbalance": self.imbalance,
-            "ranks": [row.to_json(self.step_ns) for row in self.ranks],
+            "ranks": [row.to_json(self.step_ns) for row in self.ranks], "meetings_known": self.shows_meetings,
+            "late_rank": None if self.late is None else {"rank": self.late[0], "computes_longer": [
+                {"operation": name, "more_us": ns / 1e3} for name, ns in self.late[1]]},
             "groups": [{**row.to_json(), "waiting_us": waiting_ns(row, None), "steps": steps} for row in self.groups],
             "critical_path": {"step": self.path_step, "stretches": [
                 {"rank": self.times.number(s.rank), "start_us": s.start_ns / 1e3, "time_us": s.length_ns / 1e3,
@@ -145,11 +154,14 @@ def rank_report(times: JobTimes) -> RankReport:
             0 if times.predicted else sum(w.start_ns - min(o.start_ns for o in step) for step in times.windows
                                           for w in step if w.rank == rank),
             found[rank], like.get(rank)))
+    last = max(range(len(rows)), key=lambda rank: found[rank].others_waited_ns)
+    more = more_work(times, last) if found[last].others_waited_ns else []
     chosen = _median_step(times.windows)
     return RankReport(
         times, times.step_ns, rows, _traffic(times), job_path(times, chosen) if chosen else [],
         chosen[0].name if chosen else "", parts, meet,
-        list(dict.fromkeys([*times.notes, *_lacking(times, meet, world), *_apart(rows, times.step_ns)])))
+        list(dict.fromkeys([*times.notes, *_lacking(times, meet, world), *_apart(rows, times.step_ns)])),
+        (times.number(last), more) if more else None)
 
 
 def _traffic(times: JobTimes) -> list[Traffic]:
@@ -174,7 +186,10 @@ def timed_graphs(times: JobTimes) -> list[ExecutionGraph]:
         place[rows] = np.arange(len(rows))
         met = graph.collectives.take(np.flatnonzero(place[graph.collectives.kernel] >= 0))
         met.kernel[:] = place[met.kernel]
-        made.append(replace(graph, kernels=table, collectives=met, meta=replace(graph.meta, base_time_ns=0)))
+        calls = graph.launches.take(np.arange(len(graph.launches)))
+        calls.start_ns += times.built.clock_ns[rank] - base
+        made.append(replace(graph, kernels=table, launches=calls, collectives=met,
+                            meta=replace(graph.meta, base_time_ns=0)))
     return made
 
 
@@ -203,8 +218,8 @@ def _lacking(times: JobTimes, meet: Meetings, world: int) -> list[str]:
         notes.append(f"Only rank {times.number(0)} of {world:,} is known: what it waits for others is part of its "
                      "exposed communication, and who came late is not known; give the traces of the other ranks.")
     if not (kinds == KernelKind.COLLECTIVE).any():
-        notes.append("No collective left device work (as with gloo, whose time is the hosts'), so that nothing shows "
-                     "where ranks met.")
+        notes.append("No collective left device work or ranges of a backend's threads, so that nothing shows where "
+                     "ranks met: waiting and exposed communication are not known, and are part of busy time.")
     elif known > 1 and not len(times.program.group_size) and not (times.predicted and meet.point_to_point.any()):
         notes.append("No collective could be matched over the ranks: waiting for others is part of exposed "
                      "communication.")

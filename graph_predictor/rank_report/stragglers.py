@@ -10,6 +10,8 @@ from statistics import median_low
 
 import numpy as np
 
+from graph_predictor.diff.names import is_collective
+from graph_predictor.module_paths import with_backward_modules
 from graph_predictor.program import Int64
 from graph_predictor.rank_report.parts import Meetings
 from graph_predictor.rank_report.times import JobTimes, scaled_rank
@@ -95,6 +97,36 @@ def _own_work(times: JobTimes) -> tuple[list[int], list[int]]:
             inside &= rank_of_item == window.rank
             host[window.rank] += int((program.item_work[inside] + program.item_cost[inside]).sum())
     return device, host
+
+
+def more_work(times: JobTimes, rank: int) -> list[tuple[str, float]]:
+    """What a rank computes longer than the (lower) median rank: operation with its module, and ns a step.
+
+    Device work counts, or the host's where there is none but collectives; the largest first.
+    """
+    tables = [_by_operation(times, each) for each in range(times.program.ranks)]
+    more = [(name, ns - median_low([table.get(name, 0.0) for table in tables])) for name, ns in tables[rank].items()]
+    return sorted(((name, ns) for name, ns in more if ns > 0), key=lambda one: -one[1])
+
+
+def _by_operation(times: JobTimes, rank: int) -> dict[str, float]:
+    """Computing time of each operation of a rank, ns a recorded step."""
+    graph = with_backward_modules(times.graphs[rank])
+    device = np.flatnonzero(graph.kernels.kind != KernelKind.COLLECTIVE)
+    if len(device):
+        low = int(times.built.program.kernel_ptr[rank])
+        op, ns = graph.kernels.op[device], times.built.program.kernel_duration[low + device]
+    else:
+        rows = times.pieces.of_rank(rank)
+        op, ns = times.pieces.op[rows], times.pieces.ns[rows]
+    found: dict[str, float] = {}
+    steps = max(len(graph.steps), 1)
+    for row, time in zip(op.tolist(), ns.tolist(), strict=True):
+        if row >= 0 and not is_collective(graph.string(int(graph.ops.name[row]))):
+            module = graph.string(int(graph.ops.module[row]))
+            name = graph.string(int(graph.ops.name[row])) + (f" in {module}" if module else "")
+            found[name] = found.get(name, 0.0) + time / steps
+    return found
 
 
 def _runs(values: Int64) -> list[tuple[int, int]]:

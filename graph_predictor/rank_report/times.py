@@ -11,8 +11,7 @@ from graph_predictor.breakdown import choose_steps
 from graph_predictor.build import Built
 from graph_predictor.engine import Simulated, simulate
 from graph_predictor.predict import Settled
-from graph_predictor.prediction.explain import main_operation
-from graph_predictor.prediction.host_pieces import host_pieces
+from graph_predictor.prediction.host_pieces import HostPieces, host_pieces
 from graph_predictor.prediction.settle import Steady, measure
 from graph_predictor.prediction.state import kinds_of
 from graph_predictor.program import Int8, Int64, Program, whole_ns
@@ -54,7 +53,7 @@ class JobTimes:
         program, simulated: what was simulated, and its times.
         kinds: ``KernelKind`` of the program's kernels, an array a rank.
         item, kernel: the row of ``built.program`` that each row of ``program`` is, or is a copy of.
-        item_op: for each item of ``built.program`` the operation most of its host time was spent in (-1: none).
+        pieces: what the host time of the items of ``built.program`` was spent in.
         windows: of each step the ranks' windows.
         steps: recorded steps in one window.
         predicted: whether it was predicted rather than recorded and replayed.
@@ -70,7 +69,7 @@ class JobTimes:
     kinds: list[Int8]
     item: Int64
     kernel: Int64
-    item_op: Int64
+    pieces: HostPieces
     windows: list[list[Window]]
     steps: int
     predicted: bool
@@ -138,7 +137,7 @@ def recorded_times(result: Replay, step: str | None = None) -> JobTimes:
     rows = np.arange(len(program.item_kind))
     return JobTimes(
         built, program, result.simulated, [graph.kernels.kind for graph in built.graphs], rows,
-        np.arange(len(program.kernel_item)), main_operation(host_pieces(built), len(rows)), windows(result.simulated),
+        np.arange(len(program.kernel_item)), host_pieces(built), windows(result.simulated),
         1, False, result.profiled, (), tuple(notes), again)
 
 
@@ -160,7 +159,7 @@ def predicted_times(settled: Settled) -> JobTimes:
     built = scenario.built
     return JobTimes(
         built, steady.program, steady.simulated, kinds_of(repeated, built.graphs), repeated.item, repeated.kernel,
-        main_operation(scenario.pieces, len(built.program.item_kind)), windows(steady), cycle.steps, True,
+        scenario.pieces, windows(steady), cycle.steps, True,
         scenario.profiled, settled.edits, settled.notes, again)
 
 

@@ -1,0 +1,135 @@
+"""Two ranks over gloo, one with a batch half as large again: the reports name it, and what it computes longer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from graph_predictor.cli import app
+from graph_predictor.comm_report import communication_report
+from graph_predictor.host_collectives import with_host_collectives
+from graph_predictor.rank_report import RankReport, rank_report, recorded_times
+from graph_predictor.replay import replay
+from tracer.graph import NONE
+from tracer.job import Job, read_job
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = """
+import sys
+import torch
+import torch.distributed as dist
+import tracer
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+dist.init_process_group("gloo")
+layers = [torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 512), torch.nn.GELU()]
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers, torch.nn.Linear(512, 256)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+data = torch.randn(512 * (3 if dist.get_rank() == 1 else 2) // 2, 256)
+with tracer.capture(sys.argv[1], steps=6, warmup=3, timed=2, execution_trace="none") as capture:
+    while not capture.finished:
+        optimizer.zero_grad()
+        model(data).square().mean().backward()
+        optimizer.step()
+        capture.step()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch = pytest.importorskip("torch")
+    if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
+        pytest.skip("torch was built without gloo")
+    folder = tmp_path_factory.mktemp("gloo")
+    (folder / "train.py").write_text(SCRIPT)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1",
+                   "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    ran = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         str(folder / "train.py"), str(folder / "job")],
+        env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return folder / "job"
+
+
+@pytest.fixture(scope="module")
+def job(path: Path) -> Job:
+    return read_job(path)
+
+
+@pytest.fixture(scope="module")
+def found(job: Job) -> RankReport:
+    graphs = [with_host_collectives(graph) for graph in job.graphs]
+    return rank_report(recorded_times(replay(graphs, residuals=True)))
+
+
+def test_every_collective_has_the_range_that_did_it(job: Job) -> None:
+    for graph in map(with_host_collectives, job.graphs):
+        assert len(graph.collectives) == len(graph.kernels) > 0
+        assert (graph.collectives.kernel >= 0).all()
+        asked = graph.ops.start_ns[graph.kernels.op]
+        assert (graph.kernels.start_ns >= asked).all()
+
+
+def test_the_steps_are_as_recorded_and_their_parts_add_up(job: Job, found: RankReport) -> None:
+    for row, graph in zip(found.ranks, job.graphs, strict=True):
+        assert row.busy_ns + row.exposed_ns + row.waiting_ns + row.bubble_ns + row.idle_ns == row.step_ns
+        assert row.step_ns == int(graph.steps.duration_ns.sum())
+
+
+def test_the_rank_with_the_larger_batch_is_named_with_what_it_computes(found: RankReport) -> None:
+    """Two thirds of the other rank's products are missing: the products are what rank 1 computes longer."""
+    first, second = found.ranks
+    assert second.arrivals.last > first.arrivals.last
+    assert first.waiting_ns > second.waiting_ns
+    assert second.busy_ns > first.busy_ns
+    assert found.late is not None
+    rank, more = found.late
+    assert rank == 1
+    assert {name for name, _ in more[:2]} <= {"aten::mm", "aten::addmm"}
+
+
+def test_the_path_across_ranks_names_operations(found: RankReport) -> None:
+    spent: dict[str, int] = {}
+    for part in (part for stretch in found.path for part in stretch.parts):
+        spent[part.operation] = spent.get(part.operation, 0) + part.time_ns
+    assert sum(spent.values()) in [max(window.length_ns for window in step) for step in found.times.windows]
+    assert max(spent, key=lambda name: spent[name]) in ("aten::mm", "aten::addmm")
+
+
+def test_traffic_has_times_and_a_straggler(job: Job) -> None:
+    (row,) = communication_report([with_host_collectives(graph) for graph in job.graphs]).traffic
+    assert row.matched * 2 == row.count
+    assert 0 < row.exposed_ns <= row.kernel_ns
+    assert row.straggler is not None
+    assert row.straggler[0] == 1
+
+
+def test_what_cannot_be_known_has_no_column(job: Job, tmp_path: Path) -> None:
+    """Without the ranges of gloo's threads nothing shows when ranks met: said once, and no zeros."""
+    for rank, graph in enumerate(job.graphs):
+        strings = [text.replace("gloo:", "other:") for text in graph.strings]
+        replace(graph, strings=strings).save(tmp_path / f"rank{rank}.foretrace")
+    for command in (["ranks"], ["comm", "report"]):
+        ran = CliRunner().invoke(app, [*command, str(tmp_path)])
+        assert ran.exit_code == 0, ran.output
+        assert "exposed" not in ran.output.replace("exposed communication are not known", "")
+        assert ran.output.count("No collective left device work") == 1
+    assert all((graph.collectives.kernel == NONE).all() for graph in job.graphs)
+
+
+def test_the_commands_say_it(path: Path) -> None:
+    ran = CliRunner().invoke(app, ["ranks", str(path)])
+    assert ran.exit_code == 0, ran.output
+    assert "Rank 1 computes longer than the median rank: aten::" in " ".join(ran.output.split())
+    assert np.char.find(CliRunner().invoke(app, ["comm", "report", str(path)]).output, "1 (") >= 0
