@@ -3,10 +3,10 @@
     python benchmarks/diff_traces.py [DATA]
 
 DATA (default: the environment's FORETRACE_DATA, else the shared data beside the checkout) is a folder with `traces/`:
-ResNet-50 on a V100 and on an A100 (PARAM's and Kineto's samples), Qwen1.5-0.5B and BERT-small on an H100 and on an
-MI300X (TraceLens' samples). For each pair: the difference and its kinds, how much has a cause, and how much of it is
+ResNet-50 on a V100 and on an A100 (PARAM's and Kineto's samples), OWLv2, Qwen1.5-0.5B and BERT-small on an H100 and
+on an MI300X (TraceLens' samples). For each pair: the difference and its kinds, how much has a cause, and how much of it is
 tied to aligned operations or to a place between them (the rest is the device's backlog from before the recording). That
-the host decides these pairs is known without any alignment: `free` are the steps with all kernels other than
+the host decides three of these pairs is known without any alignment: `free` are the steps with all kernels other than
 collectives at no time at all.
 """
 
@@ -27,6 +27,8 @@ DATA = Path(os.environ.get("FORETRACE_DATA", ROOT.parent / "shared" / "data"))
 MI300 = "h100-vs-mi300"
 PAIRS = (
     ("resnet50-V100", "resnet50-ddp-2xA100", "ResNet-50 V100 → A100"),
+    (f"{MI300}/h100-google_owlv2-large-patch14-ensemble.json.gz",
+     f"{MI300}/mi300-google_owlv2-large-patch14-ensemble.json.gz", "OWLv2 H100 → MI300X"),
     (f"{MI300}/h100-Qwen_Qwen1.5-0.5B-Chat.json.gz", f"{MI300}/mi300-Qwen_Qwen1.5-0.5B-Chat.json.gz",
      "Qwen1.5-0.5B H100 → MI300X"),
     (f"{MI300}/h100-gaunernst_bert-small-uncased.json.gz", f"{MI300}/mi300-gaunernst_bert-small-uncased.json.gz",
