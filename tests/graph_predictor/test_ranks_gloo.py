@@ -83,7 +83,7 @@ def test_every_collective_has_the_range_that_did_it(job: Job) -> None:
 
 
 def test_the_steps_are_as_recorded_and_their_parts_add_up(job: Job, found: RankReport) -> None:
-    """Ranks that a scheduler lets go one after the other are played back as ending together, which moves a step a bit."""
+    """Ranks that a scheduler lets go one after the other are played back as ending together: steps move a bit."""
     for row, graph in zip(found.ranks, job.graphs, strict=True):
         assert row.busy_ns + row.exposed_ns + row.waiting_ns + row.bubble_ns + row.idle_ns == row.step_ns
         assert row.step_ns == pytest.approx(graph.steps.duration_ns.sum(), rel=CLOSING)
