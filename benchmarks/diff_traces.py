@@ -4,10 +4,10 @@
 
 DATA (default: the environment's FORETRACE_DATA, else the shared data beside the checkout) is a folder with `traces/`:
 ResNet-50 on a V100 and on an A100 (PARAM's and Kineto's samples), OWLv2, Qwen1.5-0.5B and BERT-small on an H100 and
-on an MI300X (TraceLens' samples). For each pair: the difference and its kinds, how much has a cause, and how much of it
-is tied to aligned operations or to a place between them (the rest is the device's backlog from before the recording). That
-the host decides three of these pairs is known without any alignment: `free` are the steps with all kernels other than
-collectives at no time at all.
+on an MI300X (TraceLens' samples). For each pair: the difference and its kinds, how much has a cause, and how much of
+it is tied to aligned operations or to a place between them (the rest is the device's backlog from before the
+recording). That the host decides three of these pairs is known without any alignment: `free` are the steps with all
+kernels other than collectives at no time at all.
 """
 
 from __future__ import annotations
