@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from graph_predictor.cli.console import Report
-from graph_predictor.cli.errors import FAILED, INTERRUPTED, one_sentence
+from graph_predictor.cli.errors import FAILED, INTERRUPTED, TERMINATED, one_sentence
 from graph_predictor.cli.options import Debug, shared
 from graph_predictor.cli.text import tell
 from tracer.errors import CaptureError, ForetraceError
@@ -17,6 +20,7 @@ from tracer.errors import CaptureError, ForetraceError
 if TYPE_CHECKING:
     from tracer.capture.options import CaptureOptions
     from tracer.capture.session import Capture
+    from tracer.workloads import Settings
 
 
 class CaptureCommand(TyperCommand):
@@ -106,17 +110,27 @@ def capture(
 def _workload(name: str, assignments: list[str], preset: str, out: str, options: CaptureOptions, parallel: str | None,
               world: tuple[int, int] | None) -> Capture:
     from tracer import workloads
-    from tracer.capture.script import run_workload
+    from tracer.capture.session import Capture
 
     settings = workloads.parse(name, assignments, preset=preset)
+    begun = Capture(out, options)
+    with _progress(begun), _interruption_told(f"the workload {name}", begun):
+        return _run_workload(settings, out, options, parallel, world, begun)
+
+
+def _run_workload(settings: Settings, out: str, options: CaptureOptions, parallel: str | None,
+                  world: tuple[int, int] | None, begun: Capture) -> Capture:
+    from tracer.capture.script import run_workload
+
     if parallel is None and world is None:
-        return run_workload(settings, out, options)
+        return run_workload(settings, out, options, capture=begun)
     if parallel is None:
         raise CaptureError("Say how the workload is spread over the ranks: --parallel ddp, fsdp2, tp, pp, or sizes "
                            "such as fsdp2=8,tp=8.")
     from tracer.fake_world import parse_plan
 
-    return run_workload(settings, out, options, parse_plan(parallel, world[0] if world else _launched_ranks()), world)
+    plan = parse_plan(parallel, world[0] if world else _launched_ranks())
+    return run_workload(settings, out, options, plan, world, begun)
 
 
 def _launched_ranks() -> int:
@@ -136,8 +150,9 @@ def _script(path: str, arguments: list[str], out: str, options: CaptureOptions, 
     how = ScriptOptions(out, options, "continue" if run_on else "stop", world, optimizer)
     begun = new_capture(how)
     try:
-        return run_script(path, arguments, how, begun)
-    except ForetraceError:
+        with _progress(begun), _interruption_told(path, begun):
+            return run_script(path, arguments, how, begun)
+    except (ForetraceError, typer.Exit):
         raise
     except SystemExit as error:
         # As Python ends: a number is the status, anything else is printed and the status 1.
@@ -145,8 +160,6 @@ def _script(path: str, arguments: list[str], out: str, options: CaptureOptions, 
         if not isinstance(error.code, int):
             tell(str(error.code))
         what = f"{path} ended itself with exit status {status}"
-    except KeyboardInterrupt:
-        status, what = INTERRUPTED, f"{path} was interrupted"
     except BaseException as error:
         # The script's own failure is shown as Python would, not as one of foretrace.
         shown = error if debug else without_our_frames(error, path)
@@ -154,6 +167,44 @@ def _script(path: str, arguments: list[str], out: str, options: CaptureOptions, 
         status, what = FAILED, f"{path} failed with {type(error).__name__}"
     tell(f"foretrace: {what}; {begun.kept}.")
     raise typer.Exit(status)
+
+
+@contextmanager
+def _interruption_told(what: str, begun: Capture) -> Iterator[None]:
+    """End with a shell's status for Ctrl-C or SIGTERM, and say what the capture holds."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        from tracer.capture.interruption import Terminated
+
+        ended = isinstance(error, Terminated)
+        tell(f"foretrace: {what} was {'terminated' if ended else 'interrupted'}; {begun.kept}.")
+        raise typer.Exit(TERMINATED if ended else INTERRUPTED) from None
+
+
+@contextmanager
+def _progress(begun: Capture) -> Iterator[None]:
+    """Show on a terminal how many steps are done. Drawn between steps only, so that no timed step pays for it."""
+    import os
+
+    if not sys.stderr.isatty() or os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    with Progress(TextColumn("Capturing steps"), BarColumn(), MofNCompleteColumn(), console=Console(stderr=True),
+                  auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
+        task = bar.add_task("steps", total=begun.options.total_steps)
+
+        def show(done: int, needed: int) -> None:
+            bar.update(task, completed=done, total=needed, refresh=True)
+
+        begun.progress = show
+        try:
+            yield
+        finally:
+            begun.progress = None
 
 
 def _report(done: Capture, out: str) -> None:

@@ -20,6 +20,8 @@ BAD_INPUT = 2
 FAILED = 1
 """A bug, or too little memory."""
 INTERRUPTED = 130
+TERMINATED = 143
+"""What a shell reports for a program ended by SIGTERM (128 + 15)."""
 BROKEN_PIPE = 141
 """What a shell reports for a program ended by SIGPIPE (128 + 13)."""
 

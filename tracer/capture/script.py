@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from tracer.capture.counting import by_optimizer
+from tracer.capture.interruption import termination_unwinds
 from tracer.capture.optimizers import Optimizers
 from tracer.capture.options import CaptureOptions, CaptureWarning
 from tracer.capture.session import Capture, need_torch
@@ -127,7 +128,7 @@ def run_script(path: str | os.PathLike[str], args: Sequence[str], options: Scrip
 
 def _run(script: str, args: Sequence[str], options: ScriptOptions, capture: Capture) -> Capture:
     finder = _StepFinder(capture, options)
-    with finder.installed(), _as_main(script, args), _ended_quietly(capture):
+    with finder.installed(), _as_main(script, args), termination_unwinds(), _ended_quietly(capture):
         try:
             runpy.run_path(script, run_name="__main__")
         except SystemExit as error:
@@ -146,7 +147,8 @@ def _run(script: str, args: Sequence[str], options: ScriptOptions, capture: Capt
 
 
 def run_workload(settings: Settings, out: str | os.PathLike[str], options: CaptureOptions,
-                 plan: ParallelPlan | None = None, world: tuple[int, int] | None = None) -> Capture:
+                 plan: ParallelPlan | None = None, world: tuple[int, int] | None = None,
+                 capture: Capture | None = None) -> Capture:
     """Build a workload of the suite and capture as many of its steps as are needed.
 
     Args:
@@ -155,6 +157,7 @@ def run_workload(settings: Settings, out: str | os.PathLike[str], options: Captu
         options: what to record.
         plan: how the workload is spread over the ranks; without one every rank would do it alone.
         world: (world size, rank) of a fake world; without one the process groups are real (torchrun's).
+        capture: one with the same directory and options, of a caller that asks it what was kept.
 
     Raises:
         CaptureError: the capture cannot start or be written.
@@ -163,7 +166,7 @@ def run_workload(settings: Settings, out: str | os.PathLike[str], options: Captu
     """
     from tracer import workloads
 
-    capture = Capture(out, options)
+    capture = capture or Capture(out, options)
     facts = {"name": settings.WORKLOAD, "settings": workloads.as_plain(settings), "split": workloads.split(settings)}
     capture.facts["workload"] = facts
     if plan is None:
@@ -192,7 +195,7 @@ def _run_workload(settings: Settings, capture: Capture, spread: Callable[[Any], 
     workload = workloads.create(settings)
     capture.facts["workload"]["parameters"] = workload.parameters
     workload = spread(workload)
-    with capture:
+    with termination_unwinds(), capture:
         for batch in capture.wrap(workload.batches()):
             workload.step(batch)
             capture.step()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from tracer.capture.counting import BY_CALL, BY_FUNCTION, Counting
+from tracer.capture.interruption import uninterrupted
 from tracer.capture.options import CaptureOptions, CaptureWarning, Phase
 from tracer.capture.recorder import Recorder, refuse_another_profiler, synchronize
 from tracer.capture_layout import COLLECTIVES, EXECUTION_TRACE, what_it_holds, window_name
@@ -44,6 +45,7 @@ class Capture:
         facts: what else ``context.json`` shall hold, ready for JSON.
         late_facts: the same, asked for each time the file is written.
         counting: what one step is, for messages.
+        progress: called after each step, outside what is timed, with the steps done and those needed in all.
         unprofiled_step_ns, profiled_step_ns: the steps measured so far, nanoseconds.
     """
 
@@ -64,6 +66,7 @@ class Capture:
         self.facts: dict[str, Any] = {}
         self.late_facts: Callable[[], dict[str, Any]] = dict
         self.counting: Counting = BY_CALL
+        self.progress: Callable[[int, int], None] | None = None
         self.ended = ""
         self._memory: dict[str, int] = {}
         self._machine: dict[str, Any] = {}
@@ -153,7 +156,8 @@ class Capture:
             return
         ended = self._how_it_ended(kind)
         try:
-            self._finish(ended)
+            with uninterrupted():  # a second Ctrl-C must not cost what the first one left
+                self._finish(ended)
         except Exception as failure:  # the script's own exception matters more than this one
             if kind is None:
                 raise
@@ -176,6 +180,8 @@ class Capture:
         except CaptureError as error:
             self._abandon(error)
             raise
+        if self.progress is not None:
+            self.progress(self._steps_done, self.options.total_steps)
         if not self.finished:
             self._started_ns = time.perf_counter_ns()
 
@@ -380,10 +386,12 @@ class Capture:
     def _how_it_ended(self, kind: type[BaseException] | None) -> str:
         if kind is not None:
             return "the script ended itself." if kind is SystemExit else f"the step raised {kind.__name__}."
-        done = self._warm + len(self.unprofiled_step_ns)
-        if self._recorder is not None:
-            done += self._recorder.steps_done
-        return self.counting.too_few(self.options, done, self._phase.value)
+        return self.counting.too_few(self.options, self._steps_done, self._phase.value)
+
+    @property
+    def _steps_done(self) -> int:
+        profiled = self._recorder.steps_done if self._recorder is not None else 0
+        return self._warm + len(self.unprofiled_step_ns) + profiled
 
 
 def need_torch() -> None:
