@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 SHOWN_PARTS = 2
 SHOWN_MORE = 4
+HOST_CLOCK = ("The collectives ran on the hosts' threads (gloo): when ranks met was recorded under the profiler, and is "
+              "shown on that clock.")
 DEFAULT_TOP = 20
 
 
@@ -87,7 +89,10 @@ def _times(source: list[str], window: int, wanted: Configuration, step: str | No
             graphs = [with_host_collectives(graph) for graph in job.graphs]
             # A host's collectives end when its scheduler lets them: no rule says when, only the recording does.
             host = any(map(on_host, graphs))
-            return recorded_times(replay(graphs, residuals=host, profiled=profiled), step), [*job.notes, *notes]
+            if host and not profiled:
+                notes = [*notes, HOST_CLOCK]
+            return recorded_times(replay(graphs, residuals=host, profiled=profiled or host), step), [
+                *job.notes, *notes]
     if step is not None:
         raise ForetraceError("--step chooses a recorded step; a predicted job has one settled step. Leave --step, or "
                              "the changes, out.")
