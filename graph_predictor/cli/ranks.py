@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 SHOWN_PARTS = 2
 SHOWN_MORE = 4
-HOST_CLOCK = ("The collectives ran on the hosts' threads (gloo): when ranks met was recorded under the profiler, and is "
-              "shown on that clock.")
+HOST_CLOCK = ("The collectives ran on the hosts' threads (gloo): when ranks met was recorded under the profiler, and "
+              "is shown on that clock.")
 DEFAULT_TOP = 20
 
 
