@@ -10,6 +10,7 @@ case costs milliseconds, and whatever it does to itself (a crash, all memory, no
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import resource
@@ -43,6 +44,8 @@ def _serve() -> None:
         request = json.loads(line)
         if request.get("warm"):
             _call_quietly(request["argv"])
+            gc.collect()
+            gc.freeze()  # what is there is never looked at again, so that forks share its pages
             answers.write(json.dumps({}) + "\n")
             continue
         answers.write(json.dumps(_one(Path(request["folder"]), request["argv"])) + "\n")

@@ -25,7 +25,7 @@ from tracer.kineto.collectives import SAME_SIZE, collective_kind
 from tracer.ranks import MOST_RANKS
 
 _Elements = Annotated[int, msgspec.Meta(ge=NONE, le=(1 << 62))]
-_Rank = Annotated[int, msgspec.Meta(ge=0, lt=MOST_RANKS)]
+_Rank = Annotated[int, msgspec.Meta(ge=NONE, lt=MOST_RANKS)]
 _Note = TypedDict("_Note", {"op": str, "kind": str, "group": str, "ranks": list[_Rank], "dtype": str,
                             "elements_in": _Elements, "elements_out": _Elements, "async": bool | None})
 
