@@ -1,9 +1,9 @@
 """Which dimensions of a recorded step follow a named size: ``ScaledShapes``.
 
-A tensor says nothing of what its dimensions are. What is known: parameters do not change, and their shapes are those
-the optimizer works on and those that operations' schemas name. A product of two matrices says which of its dimensions
-is shared, so that a parameter on one side, or as its result, tells the third. Lists of indices are as long as the
-offsets into them say.
+A tensor says nothing of what its dimensions are, and a number that equals the batch may be a layer's width. What is
+known: parameters and their gradients do not change, and their shapes are those the optimizer works on and those that
+operations' schemas name; lists of indices are as long as the offsets into them say. From there on the step's tensors
+are followed from operation to operation (``size_flow``), and a shape alone decides only where nothing else does.
 """
 
 from __future__ import annotations
@@ -11,26 +11,28 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from fractions import Fraction
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from operator import mul
 from typing import TypeGuard
 
 import msgspec
 import numpy as np
 
 from graph_predictor.prediction.scenario import EditError
+from graph_predictor.whatif.layouts import Dim, Layout, Shape, NamedSizes, total
 from graph_predictor.whatif.named_sizes import LEADING
+from graph_predictor.whatif.size_flow import Role, SizeFlow, Use, Value
 from kernel_models.families import registry
 from kernel_models.operation import Operation
 from tracer.graph import ExecutionGraph, Phase
 from tracer.views import Argument
 
-Shape = tuple[int, ...]
 Changes = tuple[tuple[str, int, int], ...]
 
-PARAMETERS = frozenset({"weight", "bias", "running_mean", "running_var", "weights"})
+PARAMETERS = frozenset({"weight", "bias", "running_mean", "running_var", "weights", "dev_weights", "uvm_weights"})
 """Arguments that hold parameters, as the operations' schemas call them."""
-_PRODUCTS = {"aten::mm": (0, 1), "aten::addmm": (1, 2)}
-"""Products of two matrices, and the positions of these."""
+DATA = frozenset({"indices", "offsets", "offset2bag", "bag_size", "maximum_indices", "target", "grad_output", "grad_out", "grad"})
+"""Arguments that never hold parameters."""
 _FLAT = 2
 """A leading dimension stands elsewhere only in matrices (transposed, or several lists of samples stacked)."""
 
@@ -40,21 +42,24 @@ class ScaledShapes:
 
     Attributes:
         parameters: shapes of parameters, transposed ones too.
-        factors: of sizes that are products of a named one with others, or lengths of lists of indices.
+        sizes: the named sizes.
+        flow: what every tensor of the step follows.
     """
 
     def __init__(self, graph: ExecutionGraph, changes: Changes) -> None:
         self.graph, self.changes = graph, changes
-        self.leading = {old: new for name, old, new in changes if name.lower() in LEADING}
-        self.anywhere = {old: new for name, old, new in changes if name.lower() not in LEADING}
-        world = max(graph.meta.world_size, 1)
-        self.global_batch = {old * world: new * world for old, new in self.leading.items() if world > 1}
+        self.sizes = NamedSizes(tuple(old for _, old, _ in changes), tuple(new for _, _, new in changes),
+                           tuple(name.lower() in LEADING for name, _, _ in changes))
+        self.world = max(graph.meta.world_size, 1)
         self.parameters = _parameter_shapes(graph)
-        self.sizes_of_parameters = {size for shape in self.parameters for size in shape}
+        self._sizes_of_parameters = {size for shape in self.parameters for size in shape}
         self.shapes = {shape for text in _texts(graph) for shape in tensors_in(text)} - self.parameters
-        self.factors: dict[int, Fraction] = {}
+        # NamedSizes that are products of a named one with those beside it, and lengths of lists of indices.
+        self._products: dict[int, tuple[int, ...]] = {}
+        self._lists: dict[int, tuple[int, ...]] = {}
         self._find_products()
         self._find_lists()
+        self.flow = SizeFlow(graph, self.sizes, self._by_shape, self._list, self.parameters, _role)
 
     def check(self) -> None:
         """Raise ``EditError`` if a dimension is unknown or ambiguous."""
@@ -76,96 +81,110 @@ class ScaledShapes:
                                 "cannot be told apart; capture the step at another size, or two sizes.")
 
     def undecided(self, op: int) -> bool:
-        """Whether an operation works on a matrix that may be a parameter or as many samples as it has rows."""
-        if self.graph.ops.phase[op] == Phase.OPTIMIZER or self.graph.string(int(self.graph.ops.name[op])) in _PRODUCTS:
-            return False
+        """Whether an operation that does work takes a tensor that may be a parameter or samples, and nothing says
+        which."""
         rule = registry.forward_rule(self.graph.string(int(self.graph.ops.name[op])))
-        if rule is not None and (rule.is_free or PARAMETERS & set(rule.names)):
+        if rule is not None and rule.is_free:
             return False
-        shapes = tensors_in(self.graph.string(int(self.graph.ops.shapes[op])))
-        return any(len(shape) > 1 and shape in self.parameters and shape[0] in self.leading for shape in shapes)
+        return any(value.undecided for value in self.flow.values(op).values())
 
     def operation(self, operation: Operation) -> Operation:
-        """An operation at the new sizes."""
-        found = [self._argument(argument) for argument in operation.arguments]
-        for at, shape in self._product(operation).items():
-            found[at] = _reshaped(operation.arguments[at], shape)
-        return Operation(operation.name, tuple(found), operation.list_dtype)
+        """An operation at the new sizes, wherever in the step it may be."""
+        return self._resized(operation, self.flow.values_of(operation.name, list(operation.arguments)))
+
+    def operation_of(self, op: int) -> Operation:
+        """A row of the rank's ``ops`` at the new sizes."""
+        return self._resized(Operation.from_graph(self.graph, op), self.flow.values(op))
+
+    def layouts(self, op: int) -> tuple[Layout, ...]:
+        """How the tensors among an operation's arguments follow the sizes."""
+        return tuple(value.layouts[0] for value in self.flow.values(op).values())
 
     def growth(self, op: int) -> Fraction:
         """How much larger the largest tensor among an operation's arguments becomes."""
-        largest = max(tensors_in(self.graph.string(int(self.graph.ops.shapes[op]))), key=math.prod, default=())
-        return Fraction(math.prod(self.shape(largest)), max(math.prod(largest), 1))
+        values = list(self.flow.values(op).values())
+        return self._growth(max(values, key=_elements)) if values else Fraction(1)
 
     def payload(self, row: int) -> Fraction:
         """How much more a row of the rank's collectives moves.
 
-        What all ranks exchange with all are samples, except short lists of counts. Of other collectives those that work
-        on a matrix of samples grow; gradients and parameters stay.
+        What a collective takes follows the sizes as the tensor does; gradients and parameters stay. Where a trace has
+        the number of its elements only, that is a list's of samples or none.
         """
         table = self.graph.collectives
-        if self.graph.string(int(table.kind[row])) == "all_to_all":
-            for elements in (int(table.elements_in[row]), int(table.elements_out[row])):
-                for old, new in self.leading.items():
-                    if elements in self.factors or (elements > 0 and elements % old == 0):
-                        return self.factors.get(elements, Fraction(new, old))
-            return Fraction(1)
         op = int(table.op[row])
-        shapes = [] if op < 0 else [shape for shape in tensors_in(self.graph.string(int(self.graph.ops.shapes[op])))
-                                    if len(shape) > 1]
-        largest = max(shapes, key=math.prod, default=())
-        return Fraction(math.prod(self.shape(largest)), max(math.prod(largest), 1))
+        values = list(self.flow.values(op).values()) if op >= 0 else []
+        elements = max(int(table.elements_in[row]), int(table.elements_out[row]))
+        if values:
+            return self._growth(max(values, key=_elements))
+        powers = self._lists.get(elements) or self._products.get(elements)
+        if powers is None or self.graph.string(int(table.kind[row])) != "all_to_all":
+            return Fraction(1)
+        return self.sizes.factor(powers)
 
-    def shape(self, shape: Shape) -> Shape:
-        """A tensor's new shape."""
-        if not shape or shape in self.parameters:
-            return shape
-        new = list(self._named(shape))
-        for at, size in enumerate(shape):
-            if new[at] == size and (at == 0 or len(shape) <= _FLAT):
-                new[at] = self._followed(size, offsets=len(shape) == 1)
-        return tuple(new)
+    def _growth(self, value: Value) -> Fraction:
+        new = self.sizes.shape(value.shape, value.layouts[0])
+        return Fraction(math.prod(new), max(math.prod(value.shape), 1))
 
-    def _named(self, shape: Shape) -> Shape:
-        """A shape with the named sizes alone changed."""
-        new = [self.anywhere.get(size, size) for size in shape]
-        if shape[0] in self.leading:
-            new[0] = self.leading[shape[0]]
-        elif len(shape) <= _FLAT:
-            for sizes in (self.leading, self.global_batch):
-                places = [at for at, size in enumerate(shape) if size in sizes and (at or sizes is self.leading)]
-                if len(places) == 1:
-                    new[places[0]] = sizes[shape[places[0]]]
-                    break
-        return tuple(new)
+    def _by_shape(self, shape: Shape) -> list[Layout]:
+        """What a tensor may be by its shape alone, the likeliest first."""
+        base = list(self._elsewhere(shape))
+        found = []
+        for at, dim in self._samples(shape):
+            if not base[at].follows or base[at] == dim:
+                found.append((*base[:at], dim, *base[at + 1:]))
+        return found or [tuple(base)]
 
-    def _followed(self, size: int, *, offsets: bool = False) -> int:
-        """A size that follows a named one; offsets into a list are one more than what they count."""
-        if size in self.factors and size not in self.sizes_of_parameters:
-            return _times(size, self.factors[size])
-        if offsets and size - 1 in self.factors and size not in self.sizes_of_parameters:
-            return _times(size - 1, self.factors[size - 1]) + 1
-        return size
+    def _list(self, shape: Shape) -> Layout | None:
+        """How a list of indices follows the sizes, or the offsets into one, which are one more."""
+        if len(shape) != 1 or shape in self.parameters:
+            return None
+        for fixed in (0, 1):
+            if shape[0] - fixed in self._lists:
+                return (Dim(self._lists[shape[0] - fixed], fixed),)
+        return None
 
-    def _size(self, size: int) -> int:
-        """A dimension that is known to be no parameter's."""
-        if size in self.leading:
-            return self.leading[size]
-        return _times(size, self.factors[size]) if size in self.factors else self.anywhere.get(size, size)
+    def _elsewhere(self, shape: Shape) -> Layout:
+        """The dimensions that follow a name which may stand anywhere."""
+        dims = []
+        for size in shape:
+            name = next((at for at, (old, leads) in enumerate(zip(self.sizes.old, self.sizes.leading, strict=True))
+                         if size == old and not leads), None)
+            dims.append(self.sizes.constant if name is None else self.sizes.following(name))
+        return tuple(dims)
+
+    def _samples(self, shape: Shape) -> Iterator[tuple[int, Dim]]:
+        """Places where samples may stand, and how those follow the sizes; at most one of them does."""
+        flat = len(shape) <= _FLAT
+        for name, (old, leads) in enumerate(zip(self.sizes.old, self.sizes.leading, strict=True)):
+            if not leads:
+                continue
+            follows = self.sizes.following(name)
+            if shape[0] == old:
+                yield 0, follows
+            elif flat and old in shape:
+                yield shape.index(old), follows
+            elif self.world > 1 and old * self.world in shape[:_FLAT if flat else 1]:
+                yield shape.index(old * self.world), follows
+        for at, size in enumerate(shape[:_FLAT] if flat else shape[:1]):
+            if size in self._sizes_of_parameters:
+                continue
+            elif size in self._products:
+                yield at, Dim(self._products[size])
+            elif flat and size in self._lists:
+                yield at, Dim(self._lists[size])
 
     def _find_products(self) -> None:
-        found: dict[int, set[Fraction]] = {}
+        """NamedSizes that a tensor's first dimensions have together where some of them follow a name."""
+        found: dict[int, set[tuple[int, ...]]] = {}
         for shape in self.shapes:
-            if not shape:
-                continue
-            new, total, after = self._named(shape), 1, 1
-            for old, size in zip(shape, new, strict=True):
-                total, after = total * old, after * size
-                if total != after and total:
-                    found.setdefault(total, set()).add(Fraction(after, total))
-        named = {*self.leading, *self.anywhere}
-        self.factors.update({size: ratios.pop() for size, ratios in found.items()
-                             if len(ratios) == 1 and size not in named})
+            layout = self._by_shape(shape)[0]
+            for size, end in zip(accumulate(shape, mul), range(1, len(shape) + 1), strict=True):
+                powers = total(layout[:end])
+                if size and any(powers) and end > 1:
+                    found.setdefault(size, set()).add(powers)
+        self._products.update({size: powers.pop() for size, powers in found.items()
+                               if len(powers) == 1 and size not in self.sizes.old})
 
     def _find_lists(self) -> None:
         """Lengths of lists of indices, of which offsets or lengths say that they grow."""
@@ -182,55 +201,60 @@ class ScaledShapes:
             for indices, telling in lists:
                 if len(indices) != 1 or not indices[0] or indices in self.parameters:
                     continue
-                ratio = self._ratio(telling, bags=not name.startswith("fbgemm::"))
-                if ratio != 1 and indices[0] not in self.leading:
-                    self.factors.setdefault(indices[0], ratio)
+                counts, powers = self._told(telling, bags=not name.startswith("fbgemm::"))
+                for size in (indices[0], counts) if powers else ():
+                    if size not in self.sizes.old and (size,) not in self.parameters:
+                        self._lists.setdefault(size, powers)
 
-    def _ratio(self, telling: Shape, *, bags: bool) -> Fraction:
-        """How much more the samples that offsets or lengths count become; only PyTorch's bags may leave out the last
+    def _told(self, telling: Shape, *, bags: bool) -> tuple[int, tuple[int, ...]]:
+        """How many samples offsets or lengths count, and what these follow; only PyTorch's bags may leave out the last
         offset."""
-        if len(telling) == 1:
-            for count in (telling[0], telling[0] - 1) if bags else (telling[0] - 1,):
-                after = self._size(count)
-                if count > 0 and after != count:
-                    return Fraction(after, count)
-            return Fraction(1)
-        return Fraction(math.prod(self._named(telling)), max(math.prod(telling), 1))
+        if len(telling) != 1:
+            powers = total(self._by_shape(telling)[0]) if telling else ()
+            return math.prod(telling), powers if any(powers) else ()
+        for count in (telling[0], telling[0] - 1) if bags else (telling[0] - 1,):
+            powers = self._products.get(count) or self._by_shape((count,))[0][0].powers
+            if count > 0 and any(powers):
+                return count, powers
+        return 0, ()
 
-    def _product(self, operation: Operation) -> dict[int, Shape]:
-        """New shapes of the two matrices of a product by where its parameter is; none where it has none."""
-        places = _PRODUCTS.get(operation.name)
-        if places is None or len(operation.arguments) <= places[1]:
-            return {}
-        a, b = (operation.arguments[at].shape or () for at in places)
-        if len(a) != 2 or len(b) != 2:
-            return {}
-        (m, k), n = a, b[1]
-        if b in self.parameters:
-            m = self._size(m)
-        elif (m, n) in self.parameters:
-            k = self._size(k)
-        elif a in self.parameters:
-            n = self._size(n)
-        else:
-            return {}
-        return {places[0]: (m, k), places[1]: (k, n)}
+    def _resized(self, operation: Operation, values: dict[Use, Value]) -> Operation:
+        found = [self._argument(argument, place, values) for place, argument in enumerate(operation.arguments)]
+        return Operation(operation.name, tuple(found), operation.list_dtype)
 
-    def _argument(self, argument: Argument) -> Argument:
+    def _argument(self, argument: Argument, place: int, values: dict[Use, Value]) -> Argument:
         """An argument with new sizes and strides; lists of numbers that are a tensor's sizes change too."""
         shape = argument.shape
-        if shape is None or (not shape and argument.value.startswith("[")):
-            value = _decoded(argument.value) if argument.value.startswith("[") else []
-            if _is_shape(value) and tuple(value) in self.shapes:
-                return Argument(argument.dtype, shape, argument.stride, str(list(self.shape(tuple(value)))))
+        if not shape:
+            numbers = _decoded(argument.value) if argument.value.startswith("[") else []
+            if _is_shape(numbers) and tuple(numbers) in self.shapes:
+                sizes = tuple(numbers)
+                new = self.sizes.shape(sizes, self.flow.guessed(sizes))
+                return Argument(argument.dtype, shape, argument.stride, str(list(new)))
             return argument
-        if any(isinstance(part, tuple) for part in shape):
-            shapes = tuple(self.shape(part) for part in shape)
-            strides = argument.stride
-            if strides is not None:
-                strides = tuple(_strides(a, b, c) for a, b, c in zip(shape, shapes, strides, strict=False))
-            return Argument(argument.dtype, shapes, strides, argument.value)
-        return _reshaped(argument, self.shape(shape))
+        if (place, -1) in values:
+            return _reshaped(argument, self._new(values[place, -1]))
+        if not any(isinstance(part, tuple) for part in shape):
+            return argument
+        shapes = tuple(self._new(values[place, at]) if (place, at) in values else one for at, one in enumerate(shape))
+        strides = argument.stride
+        if strides is not None:
+            strides = tuple(_strides(a, b, c) for a, b, c in zip(shape, shapes, strides, strict=False))
+        return Argument(argument.dtype, shapes, strides, argument.value)
+
+    def _new(self, value: Value) -> Shape:
+        return self.sizes.shape(value.shape, value.layouts[0])
+
+
+def _role(name: str, place: int) -> Role:
+    """What an operation's schema says of an argument by its name."""
+    rule = registry.forward_rule(name)
+    argument = rule.names[place] if rule is not None and place < len(rule.names) else ""
+    return Role.PARAMETER if argument in PARAMETERS else Role.DATA if argument in DATA else Role.ANY
+
+
+def _elements(value: Value) -> int:
+    return math.prod(value.shape)
 
 
 def tensors_in(text: str) -> Iterator[Shape]:
@@ -259,12 +283,6 @@ def _decoded(text: str) -> list[object]:
 
 def _is_shape(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and bool(value) and all(type(size) is int for size in value)
-
-
-def _times(size: int, factor: Fraction) -> int:
-    """A size times a factor, where that is whole; else the size itself."""
-    scaled = size * factor
-    return int(scaled) if scaled.denominator == 1 else size
 
 
 def _reshaped(argument: Argument, shape: Shape) -> Argument:

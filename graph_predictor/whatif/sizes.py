@@ -75,8 +75,7 @@ class Sizes:
         """Operations at the new sizes, of rows of a rank's ``ops``. Raises ``EditError`` as ``apply``."""
         scaled = ScaledShapes(scenario.built.graphs[rank], self.changes)
         scaled.check()
-        found = [Operation.from_graph(scaled.graph, int(row)) for row in rows]
-        return [scaled.operation(one) for one in found]
+        return [scaled.operation_of(int(row)) for row in rows]
 
     def apply(self, scenario: Scenario) -> Scenario:
         """See ``Edit``."""
@@ -116,15 +115,10 @@ def _check_decided(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes)
         pieces = scenario.pieces
         mine = scenario.cycle.working[pieces.item]
         rank, op, ns = pieces.rank[mine], pieces.op[mine], pieces.ns[mine]
-    known: dict[tuple[int, int, int, int], bool] = {}
     undecided = 0
     for r, o, time in zip(rank.tolist(), op.tolist(), ns.tolist(), strict=True):
         if o >= 0:
-            ops = scaled[r].graph.ops
-            key = (r, int(ops.name[o]), int(ops.shapes[o]), int(ops.phase[o]))
-            if key not in known:
-                known[key] = scaled[r].undecided(o)
-            undecided += time * known[key]
+            undecided += time * scaled[r].undecided(o)
     share = undecided / max(int(ns.sum()), 1)
     if share > MOST_UNDECIDED:
         raise EditError(f"{sizes.describe()} is ambiguous: parameters have as many rows as there are samples, and "
@@ -141,10 +135,11 @@ def _resized(scenario: Scenario, scaled: list[ScaledShapes], changes: tuple[tupl
     after: dict[int, tuple[OpCall, ...]] = {}
     group = np.empty(len(work.group), np.int64)
     factor = np.ones(len(work.group))
+    doubtful = np.zeros(len(work.group), np.bool_)
     for i, (number, rank, op) in enumerate(zip(work.group.tolist(), work.rank.tolist(), work.op.tolist(), strict=True)):
         ops = scaled[rank].graph.ops
         columns = [ops.name, ops.shapes, ops.dtypes, ops.strides, ops.scalars] if op >= 0 else []
-        key = (number, rank, *(int(column[op]) for column in columns))
+        key = (number, rank, *(int(column[op]) for column in columns), scaled[rank].layouts(op))
         if key not in known:
             known[key] = _new_calls(scaled[rank], op, work.calls[number])
         new, grown = known[key]
@@ -156,11 +151,14 @@ def _resized(scenario: Scenario, scaled: list[ScaledShapes], changes: tuple[tupl
                 after[numbers[pair]] = new
         group[i] = numbers[pair]
         factor[i] = float(grown)
+        doubtful[i] = op >= 0 and scaled[rank].undecided(op)
     kernel_factor = np.where(work.piece >= 0, factor[np.maximum(work.piece, 0)], 1.0) if len(factor) else np.ones(
         len(work.piece))
     collectives, exchanged = _collectives(scenario, scaled)
     kernel_factor = kernel_factor * collectives
     spread = np.where(kernel_factor != 1.0, LINEAR_SPREAD, 0.0)
+    if doubtful.any():
+        spread = np.hypot(spread, np.where((work.piece >= 0) & doubtful[np.maximum(work.piece, 0)], _either(changes), 0.0))
     if scenario.kernel_factor is not None:
         kernel_factor = kernel_factor * scenario.kernel_factor
     if scenario.kernel_spread is not None:
@@ -170,6 +168,8 @@ def _resized(scenario: Scenario, scaled: list[ScaledShapes], changes: tuple[tupl
     changed = replace(_with_activations(scenario, changes), work=replace(work, calls=calls, group=group), calls=after,
                       kernel_factor=kernel_factor, kernel_spread=spread,
                       items_per_rank=None if batch is None else float(batch))
+    if doubtful.any():
+        changed = changed.with_note(_doubt(work.measured_ns[doubtful].sum() / max(int(work.measured_ns.sum()), 1)))
     return changed.with_note(
         f"Sizes were scaled through the graph of one capture; host time stays. {share:.0%} of the kernels' time, of "
         "operations "
@@ -186,20 +186,23 @@ def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], changes: tup
     ns = pieces.ns.astype(np.float64) if scenario.host_ns is None else scenario.host_ns.copy()
     before: list[OpCall] = []
     after: list[OpCall] = []
-    known: dict[tuple[int, ...], tuple[int, int, int, int] | None] = {}
+    known: dict[tuple[Any, ...], tuple[int, int, int, int] | None] = {}
     rows: list[int] = []
+    doubtful = 0
     spans: list[tuple[int, int, int, int]] = []
     computes = [computing_operations(rank.graph) for rank in scaled]
     for i in np.flatnonzero((pieces.op >= 0) & scenario.cycle.working[pieces.item]).tolist():
         rank, op = int(pieces.rank[i]), int(pieces.op[i])
         if not computes[rank][op]:
             continue
+        doubtful += int(pieces.ns[i]) * scaled[rank].undecided(op)
         ops = scaled[rank].graph.ops
-        key = (rank, *(int(c[op]) for c in (ops.name, ops.shapes, ops.dtypes, ops.strides, ops.scalars)))
+        key = (rank, *(int(c[op]) for c in (ops.name, ops.shapes, ops.dtypes, ops.strides, ops.scalars)),
+               scaled[rank].layouts(op))
         if key not in known:
             operation = Operation.from_graph(scaled[rank].graph, op)
             old = calls_of(operation)
-            new = calls_of(scaled[rank].operation(operation))
+            new = calls_of(scaled[rank].operation_of(op))
             sized = old and new and not any("unsized" in call.flags for call in (*old, *new)) and old != new
             known[key] = (len(before), len(before) + len(old), len(after), len(after) + len(new)) if sized else None
             before += old if sized else ()
@@ -216,10 +219,23 @@ def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], changes: tup
     batch = next((new for name, _, new in changes if name.lower() in LEADING), None)
     share = float(pieces.ns[rows].sum()) / max(float(pieces.ns[scenario.cycle.working[pieces.item]].sum()), 1.0)
     spread = float(np.hypot(scenario.host_spread or 0.0, share * CPU_SPREAD))
+    doubt = doubtful / max(float(pieces.ns[scenario.cycle.working[pieces.item]].sum()), 1.0)
+    if doubt:
+        scenario, spread = scenario.with_note(_doubt(doubt)), float(np.hypot(spread, doubt * _either(changes)))
     changed = replace(_with_activations(scenario, changes), host_ns=ns, host_spread=spread,
                       items_per_rank=None if batch is None else float(batch))
     return changed.with_note(f"{share:.0%} of the step is operations that compute on the CPU and grow by their models; "
                              "the rest of the host's time stays.")
+
+
+def _either(changes: tuple[tuple[str, int, int], ...]) -> float:
+    """Log half width of the interval of work that follows the sizes or does not: both are in it."""
+    return math.fsum(abs(math.log(new / old)) for _, old, new in changes)
+
+
+def _doubt(share: float) -> str:
+    return (f"{share:.1%} of the work is on tensors that may be parameters or samples, for all the trace says; their "
+            "interval holds both.")
 
 
 def _with_activations(scenario: Scenario, changes: tuple[tuple[str, int, int], ...]) -> Scenario:
@@ -278,5 +294,5 @@ def _new_calls(scaled: ScaledShapes, op: int, old: tuple[OpCall, ...]) -> tuple[
     if copied is not None:
         return copied, Fraction(1)
     before = Operation.from_graph(scaled.graph, op)
-    new = remade_calls(old, before, scaled.operation(before))
+    new = remade_calls(old, before, scaled.operation_of(op))
     return (old, growth) if new is None else (new, Fraction(1))

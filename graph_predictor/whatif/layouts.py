@@ -1,0 +1,155 @@
+"""How the dimensions of one tensor follow the named sizes: ``Layout``, and what reshaping does to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple
+
+Shape = tuple[int, ...]
+
+
+class Dim(NamedTuple):
+    """One dimension: ``fixed`` elements that stay, the others multiplied by named sizes to the given powers.
+
+    A batch of 16 × 64 tokens with one token before each is ``(16, 65)``, its second dimension ``Dim((0, 1), 1)``.
+    """
+
+    powers: tuple[int, ...]
+    fixed: int = 0
+
+    @property
+    def follows(self) -> bool:
+        """Whether the dimension changes with any size."""
+        return any(self.powers)
+
+
+Layout = tuple[Dim, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedSizes:
+    """The named sizes of a step: what they were, what they become, which of them counts samples.
+
+    Attributes:
+        old, new: one each a name.
+        leading: whether the name is a batch, whose samples every tensor holds once at most.
+    """
+
+    old: tuple[int, ...]
+    new: tuple[int, ...]
+    leading: tuple[bool, ...]
+
+    @property
+    def constant(self) -> Dim:
+        """A dimension that follows none."""
+        return Dim((0,) * len(self.old))
+
+    def following(self, name: int) -> Dim:
+        """A dimension that follows one of the names."""
+        return Dim(tuple(int(one == name) for one in range(len(self.old))))
+
+    def constants(self, shape: Shape) -> Layout:
+        """A layout of which nothing changes."""
+        return (self.constant,) * len(shape)
+
+    def factor(self, powers: Sequence[int]) -> Fraction:
+        """How much a product of the named sizes to these powers grows."""
+        found = Fraction(1)
+        for power, old, new in zip(powers, self.old, self.new, strict=True):
+            found *= Fraction(new, old) ** power
+        return found
+
+    def resized(self, size: int, dim: Dim) -> int:
+        """A dimension's new size; the old one where it would not be whole or none."""
+        scaled = (size - dim.fixed) * self.factor(dim.powers) + dim.fixed
+        return int(scaled) if dim.follows and scaled.denominator == 1 and scaled >= 0 else size
+
+    def shape(self, shape: Shape, layout: Layout) -> Shape:
+        """A tensor's new shape."""
+        return tuple(self.resized(size, dim) for size, dim in zip(shape, layout, strict=True))
+
+    def samples(self, layout: Layout) -> int:
+        """How often a tensor holds the samples: the largest power of a batch in its number of elements."""
+        return max((sum(dim.powers[name] for dim in layout) for name, leads in enumerate(self.leading) if leads),
+                   default=0)
+
+
+def total(layout: Layout) -> tuple[int, ...]:
+    """Powers of the named sizes in a tensor's number of elements."""
+    return tuple(map(sum, zip(*(dim.powers for dim in layout), strict=True)))
+
+
+def reshaped(sizes: NamedSizes, shape: Shape, layout: Layout, target: Shape) -> Layout | None:
+    """The layout of the same elements in another shape; ``None`` where the sizes do not tell.
+
+    Dimensions are taken together from the left until both sides hold as many elements. What a group of old dimensions
+    follows goes to the new dimension that equals one of these, or the named size, or is a multiple of it.
+    """
+    found: list[Dim] = []
+    i = j = 0
+    while i < len(shape) or j < len(target):
+        left, right = [*range(i, min(i + 1, len(shape)))], [*range(j, min(j + 1, len(target)))]
+        a, b = _product(shape, left), _product(target, right)
+        while a != b:
+            if a < b and left and left[-1] + 1 < len(shape):
+                left.append(left[-1] + 1)
+                a *= shape[left[-1]]
+            elif right and right[-1] + 1 < len(target):
+                right.append(right[-1] + 1)
+                b *= target[right[-1]]
+            else:
+                return None
+        if a == 0:
+            return None
+        group = _spread(sizes, [(shape[at], layout[at]) for at in left], [target[at] for at in right])
+        if group is None:
+            return None
+        found += group
+        i, j = i + len(left), j + len(right)
+    return tuple(found)
+
+
+def _product(shape: Shape, places: list[int]) -> int:
+    found = 1
+    for at in places:
+        found *= shape[at]
+    return found
+
+
+def _spread(sizes: NamedSizes, before: list[tuple[int, Dim]], after: list[int]) -> list[Dim] | None:
+    """Dimensions of a group of sizes that hold the elements of another group."""
+    following = [(size, dim) for size, dim in before if dim.follows]
+    found = [sizes.constant] * len(after)
+    if not following:
+        return found
+    wide = [at for at, size in enumerate(after) if size != 1]
+    if len(following) == 1 and following[0][1].fixed:
+        size, dim = following[0]
+        same = [at for at, one in enumerate(after) if one == size]
+        if len(wide) == 1:
+            found[wide[0]] = Dim(dim.powers, dim.fixed * (after[wide[0]] // size))
+        elif same:
+            found[same[0]] = dim
+        else:
+            return None
+        return found
+    if any(dim.fixed for _, dim in following):
+        return None
+    if not after:
+        return None
+    for name, power in enumerate(total(tuple(dim for _, dim in following))):
+        if power:
+            own = {size for size, dim in following if dim.powers[name]}
+            at = _home(after, found, own, sizes.old[name])
+            found[at] = Dim(tuple(p + power * (n == name) for n, p in enumerate(found[at].powers)))
+    return found
+
+
+def _home(after: list[int], taken: list[Dim], own: set[int], old: int) -> int:
+    """Which of the new dimensions holds what one name counts: the first that fits best."""
+    def rank(at: int) -> tuple[bool, bool, bool, bool, int]:
+        size = after[at]
+        return (size not in own, size != old, bool(size % old) or size == 1, taken[at].follows, at)
+    return min(range(len(after)), key=rank)
