@@ -215,3 +215,28 @@ def test_the_command_prints_plans_and_refuses_in_one_sentence() -> None:
         wrong = RUNNER.invoke(app, arguments)
         assert wrong.exit_code == 2
         assert says in " ".join(wrong.stderr.split())
+
+
+GPT_175B = TransformerShape(96, 12288, 96, 96, 4 * 12288, 51200, 2048, flash=False, dropout=0.1, dtype="fp16")
+SBH = 2048 * 12288
+CORE = 5 * 96 * 2048 / 12288
+
+
+@pytest.mark.parametrize(("plan", "factor"), [
+    ("", 34 + CORE), ("tp=8", 10 + (24 + CORE) / 8), ("tp=8,sequence_parallel", (34 + CORE) / 8),
+    ("recompute=selective", 34), ("tp=8,recompute=selective", 10 + 24 / 8),
+    ("tp=8,sequence_parallel,recompute=selective", 34 / 8)])
+def test_a_blocks_activations_are_those_of_the_literature(plan: str, factor: float) -> None:
+    """Korthikanti et al. (2022), "Reducing Activation Recomputation", table 2: bytes a layer over s·b·h; one layer
+    more or less, so that embedding and head do not count. What fused attention adds is a log-sum a row and head."""
+    pieces = Pieces(device("a100-sxm-80g"))
+    parsed = ParallelPlan.parse(f"microbatch=1,{plan}".strip(","))
+    more, fewer = (memory_of(parsed, replace(GPT_175B, layers=layers), pieces).activations for layers in (3, 2))
+    assert (more - fewer) / SBH == pytest.approx(factor, rel=2e-3)
+
+
+def test_full_recomputation_keeps_each_blocks_input() -> None:
+    """2·s·b·h a layer (the same table)."""
+    pieces, parsed = Pieces(device("a100-sxm-80g")), ParallelPlan.parse("microbatch=1,tp=8,recompute=full")
+    more, fewer = (memory_of(parsed, replace(GPT_175B, layers=layers), pieces).activations for layers in (3, 2))
+    assert (more - fewer) / SBH == pytest.approx(2)

@@ -39,6 +39,22 @@ class _Resized(torch.autograd.Function):
         return grads[0].new_empty(ctx.rows, *grads[0].shape[1:]), None
 
 
+@contextmanager
+def _gathered_again(gathered: Tensor, shard: Tensor) -> Iterator[None]:
+    """Keep a rank's own part of what was gathered for backward, as Megatron-LM does, which gathers it once more there
+    (Korthikanti et al., 2022, section 4.2.2)."""
+    whole = gathered.untyped_storage()._cdata
+
+    def pack(saved: Tensor) -> Tensor | tuple[Tensor, torch.Size]:
+        return (shard, saved.shape) if saved.untyped_storage()._cdata == whole else saved
+
+    def unpack(kept: Tensor | tuple[Tensor, torch.Size]) -> Tensor:
+        return kept if isinstance(kept, Tensor) else kept[0].new_empty(kept[1])
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield
+
+
 class _LossInSteps(torch.autograd.Function):
     """The loss as Megatron-LM computes it where ranks share the vocabulary: softmax by its parts, on fp32 logits."""
 
@@ -160,8 +176,13 @@ class Block(nn.Module):
         for norm, layer in ((self.attention_norm, lambda y: self.attention(y, angles)),
                             (self.forward_norm, self.feed_forward)):
             inner = norm(x)
-            inner = layer(_Resized.apply(inner, whole) if whole != own else inner)
-            inner = _Resized.apply(inner, own) if whole != own else inner
+            if whole == own:
+                inner = layer(inner)
+            else:
+                gathered = _Resized.apply(inner, whole)
+                with _gathered_again(gathered, inner):
+                    inner = layer(gathered)
+                inner = _Resized.apply(inner, own)
             x = x + F.dropout(inner, self.shape.dropout)
         return x
 
