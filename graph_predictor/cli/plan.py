@@ -28,7 +28,8 @@ def plan(
     device: Annotated[str, shared("--device")] = "h200-sxm",
     topology: Annotated[str | None, shared("--topology", "by default the device's usual nodes")] = None,
     assignments: Annotated[list[str] | None, shared("--set")] = None,
-    preset: Annotated[str, shared("--preset")] = "default",
+    preset: Annotated[str | None, shared(
+        "--preset", "or a trained model: llama 8b, 70b, 405b; gpt2 xl, 175b; moe 8x7b; the first by default")] = None,
     global_batch: Annotated[int | None, typer.Option(
         min=1, metavar="N", help="Sequences of a step; by default what the source does, on every GPU.")] = None,
     only: Annotated[str | None, shared("--parallel", "this one alone, such as dp=8,tp=4,pp=2,microbatches=16")] = None,
@@ -46,7 +47,7 @@ def plan(
 ) -> None:
     """Find the best parallel plan: data, tensor and pipeline parallelism, micro-batch, recomputation and sharding.
 
-    foretrace plan llama --preset real --gpus 64 --device h200-sxm --topology dgx-h200x8
+    foretrace plan llama --preset 70b --gpus 64 --device h200-sxm --topology dgx-h200x8
 
     Ends with status 1 where no plan is possible.
     """
@@ -66,7 +67,7 @@ def plan(
             raise ForetraceError(f"--host {host:g} is no factor of a time; give a number above 0.")
         limit = None if memory_limit is None else _limit(memory_limit)
         spec = find_device(device)
-        shape, per_gpu = _decoder(source, assignments or [], preset)
+        name, shape, per_gpu = _decoder(source, assignments or [], preset)
         if topology is None and comm_profile is None:
             collectives = CollectiveModel(topology_of(spec, gpus))
         else:
@@ -88,12 +89,13 @@ def plan(
         notes += _notes(find_device(collectives.topology.node.device).name, spec.name, rates.host_us,
                         measured=launch_us is not None)
         if json:
-            print_json({"shape": asdict(shape), "gpus": gpus, "device": spec.name,
+            print_json({"model": name, "parameters": shape.parameters, "shape": asdict(shape), "gpus": gpus,
+                        "device": spec.name,
                         "topology": collectives.topology.name, "considered": found.considered,
                         "plans": [_plain(each, gpus, price) for each in found.plans[:top or None]],
                         "refused": [asdict(each) for each in found.refused], "notes": notes})
         else:
-            _report(found, shape, gpus, collectives.topology.name, price, top or BEST, notes)
+            _report(found, name, shape, gpus, collectives.topology.name, price, top or BEST, notes)
     if not found.plans:
         raise typer.Exit(1)
 
@@ -117,21 +119,26 @@ def _limit(text: str) -> float:
     return found
 
 
-def _decoder(source: str, assignments: list[str], preset: str) -> tuple[TransformerShape, int]:
-    """The decoder of a workload's name or of a trace, and the sequences of its step."""
-    from graph_predictor.parallel.decoder import decoder_of
+def _decoder(source: str, assignments: list[str], preset: str | None) -> tuple[str, TransformerShape, int]:
+    """What is planned, the decoder of a workload's name or of a trace, and the sequences of its step."""
+    from graph_predictor.parallel.decoder import decoder_of, published
     from graph_predictor.parallel.plan import PlanError
     from tracer import workloads
 
     if source in workloads.names():
-        settings = workloads.parse(source, assignments, preset=preset)
-        return decoder_of(source, workloads.as_plain(settings)), settings.samples_per_step
+        chosen, own = published(source, preset)
+        settings = workloads.parse(source, [*own, *assignments], preset="real" if own else chosen)
+        changed = f" with {', '.join(assignments)}" if assignments else ""
+        return (f"{source} {chosen}{changed}", decoder_of(source, workloads.as_plain(settings)),
+                settings.samples_per_step)
     meta = read([source]).graphs[0].meta
     if not meta.workload:
         raise PlanError(f"{source} does not say which model it is of, so that how to split its layers is not known; "
                         "give a workload, or a capture or trace made with --workload.")
+    if preset is not None:
+        raise PlanError(f"{source} says itself which sizes its model has; leave --preset {preset} out.")
     values = {**meta.workload["settings"], **dict(item.partition("=")[::2] for item in assignments)}
-    return (decoder_of(meta.workload["name"], values),
+    return (f"{meta.workload['name']} of {source}", decoder_of(meta.workload["name"], values),
             int(values.get("batch", 1)) * int(values.get("accumulation", 1)))
 
 
@@ -169,11 +176,16 @@ def _plain(each: Ranked, gpus: int, price: float | None) -> dict[str, Any]:
         "sources": {Source(source).label: share for source, share in e.sources.items()}}
 
 
-def _report(found: Found, shape: TransformerShape, gpus: int, where: str, price: float | None, top: int,
+def _report(found: Found, name: str, shape: TransformerShape, gpus: int, where: str, price: float | None, top: int,
             notes: list[str]) -> None:
     report = Report()
-    report.line(f"A decoder of {shape.parameters / 1e9:,.3g} billion parameters ({shape.layers} layers, {shape.dtype}) "
-                f"on {gpus} GPUs of {where}: {found.considered:,} {'plan' if found.considered == 1 else 'plans'}, "
+    count = shape.parameters
+    said = f"{count / 1e9:,.3g} billion" if count >= 1e8 else f"{count / 1e6:,.3g} million"
+    experts = f", {shape.experts} experts of which {shape.top_k} work" if shape.experts else ""
+    report.line(f"{name}: a decoder of {said} parameters ({shape.layers} layers of width {shape.hidden:,}, "
+                f"{shape.heads} heads{experts}, vocabulary {shape.vocab:,}, {shape.dtype}), sequences of "
+                f"{shape.seq:,} tokens.")
+    report.line(f"{gpus} GPUs of {where}: {found.considered:,} {'plan' if found.considered == 1 else 'plans'}, "
                 f"{len(found.plans):,} possible.")
     batches = sorted({each.estimate.plan.global_batch for each in found.plans})
     if batches:

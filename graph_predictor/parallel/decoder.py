@@ -11,6 +11,39 @@ from tracer.shape_only.transformer import TransformerShape
 DECODERS = ("llama", "gpt2", "moe")
 """Workloads whose layers can be split over ranks and stages."""
 
+_LLAMA = {"dtype": "bf16", "batch": "1", "kv_heads": "8", "vocabulary": "128256", "seq": "8192"}
+_GPT = {"dtype": "bf16", "batch": "1", "vocabulary": "50257"}
+PUBLISHED: dict[str, dict[str, dict[str, str]]] = {
+    "llama": {
+        "8b": {**_LLAMA, "depth": "32", "width": "4096", "heads": "32", "hidden": "14336"},
+        "70b": {**_LLAMA, "depth": "80", "width": "8192", "heads": "64", "hidden": "28672"},
+        "405b": {**_LLAMA, "depth": "126", "width": "16384", "heads": "128", "hidden": "53248"},
+    },
+    "gpt2": {
+        "xl": {**_GPT, "depth": "48", "width": "1600", "heads": "25", "seq": "1024", "positions": "1024"},
+        "175b": {**_GPT, "depth": "96", "width": "12288", "heads": "96", "seq": "2048", "positions": "2048"},
+    },
+    "moe": {
+        "8x7b": {"dtype": "bf16", "batch": "1", "depth": "32", "width": "4096", "heads": "32", "kv_heads": "8",
+                 "hidden": "14336", "vocabulary": "32000", "seq": "32768", "experts": "8", "top_k": "2"},
+    },
+}
+"""Models that were really trained, as settings of the workloads, the one that is planned by default first: Llama 3
+(Grattafiori et al., 2024, table 3, sequences of pre-training), GPT-2 XL (Radford et al., 2019), GPT-3 (Brown et al.,
+2020, table 2.1) and Mixtral (Jiang et al., 2024, table 1)."""
+
+
+def published(name: str, preset: str | None) -> tuple[str, list[str]]:
+    """The name of a published model and its settings as assignments; none for a preset of the suite's own.
+
+    Args:
+        name: the workload.
+        preset: a published model's, one of the suite's, or ``None`` for the usual.
+    """
+    models = PUBLISHED.get(name, {})
+    chosen = next(iter(models), "default") if preset is None else preset
+    return chosen, [f"{key}={value}" for key, value in models.get(chosen, {}).items()]
+
 
 def decoder_of(name: str, settings: Mapping[str, Any]) -> TransformerShape:
     """The decoder of a workload by its settings, as plain values.

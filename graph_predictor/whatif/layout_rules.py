@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from graph_predictor.whatif.layouts import Dim, Layout, Shape, NamedSizes, reshaped
+from graph_predictor.whatif.layouts import Dim, Layout, NamedSizes, Shape, reshaped
 from tracer.views import Argument
 
 
@@ -137,7 +137,7 @@ def _multiplied(pair: tuple[Tensor, ...]) -> Outcome:
     if len(pair) != 2 or min(len(one.shape) for one in pair) < 2:
         return Outcome()
     a, b = pair
-    if a.layout[-1] != b.layout[-2] or len(a.shape) == len(b.shape) and a.layout[:-2] != b.layout[:-2]:
+    if a.layout[-1] != b.layout[-2] or (len(a.shape) == len(b.shape) and a.layout[:-2] != b.layout[:-2]):
         raise Inconsistent
     outer = a if len(a.shape) >= len(b.shape) else b
     shape = (*outer.shape[:-2], a.shape[-2], b.shape[-1])
@@ -184,7 +184,7 @@ def _by_channel(call: Call) -> Outcome:
 def _classified(call: Call) -> Outcome:
     """A class for each sample."""
     wide = [one for one in call.tensors if one.shape][:2]
-    if len(wide) == 2 and wide[0].layout[0] != wide[1].layout[0]:  # noqa: PLR2004
+    if len(wide) == 2 and wide[0].layout[0] != wide[1].layout[0]:
         raise Inconsistent
     return Outcome((wide[0],)) if wide else Outcome()
 
@@ -254,7 +254,7 @@ def _squeezed(call: Call) -> Outcome:
         return Outcome()
     one, at = call.tensors[0], call.number(1)
     keep = [i for i, size in enumerate(one.shape)
-            if size != 1 or at is not None and i != at % len(one.shape)]
+            if size != 1 or (at is not None and i != at % len(one.shape))]
     return Outcome((Tensor(tuple(one.shape[i] for i in keep), tuple(one.layout[i] for i in keep)),))
 
 
@@ -406,7 +406,7 @@ def _embedded(call: Call) -> Outcome:
 @_rule("_embedding_bag", "embedding_bag", "_embedding_bag_forward_only")
 def _bagged(call: Call) -> Outcome:
     """A row for each bag; one fewer than offsets where the last of these ends the list."""
-    if len(call.tensors) < 3 or len(call.tensors[0].shape) != 2:  # noqa: PLR2004
+    if len(call.tensors) < 3 or len(call.tensors[0].shape) != 2:
         return Outcome()
     weight, _, offsets = call.tensors[:3]
     ends = any(argument.value == "True" for argument in call.arguments[7:8])

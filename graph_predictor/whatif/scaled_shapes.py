@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.whatif.layouts import Dim, Layout, Shape, NamedSizes, total
+from graph_predictor.whatif.layouts import Dim, Layout, NamedSizes, Shape, total
 from graph_predictor.whatif.named_sizes import LEADING
 from graph_predictor.whatif.size_flow import Role, SizeFlow, Use, Value
 from kernel_models.families import registry
@@ -31,7 +31,8 @@ Changes = tuple[tuple[str, int, int], ...]
 
 PARAMETERS = frozenset({"weight", "bias", "running_mean", "running_var", "weights", "dev_weights", "uvm_weights"})
 """Arguments that hold parameters, as the operations' schemas call them."""
-DATA = frozenset({"indices", "offsets", "offset2bag", "bag_size", "maximum_indices", "target", "grad_output", "grad_out", "grad"})
+DATA = frozenset({"indices", "offsets", "offset2bag", "bag_size", "maximum_indices", "target", "grad_output",
+                  "grad_out", "grad"})
 """Arguments that never hold parameters."""
 _FLAT = 2
 """A leading dimension stands elsewhere only in matrices (transposed, or several lists of samples stacked)."""

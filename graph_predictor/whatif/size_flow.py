@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from graph_predictor.whatif.layout_rules import GUESSING, PRODUCTS, Call, Inconsistent, Outcome, Tensor, rule_of
-from graph_predictor.whatif.layouts import Layout, Shape, NamedSizes, reshaped, total
+from graph_predictor.whatif.layouts import Layout, NamedSizes, Shape, reshaped, total
 from tracer.graph import ExecutionGraph, Phase
 from tracer.views import Argument, arguments
 
@@ -42,8 +42,8 @@ NO_SAMPLES = 2.5
 nearly all do."""
 CLEAR = 1.0
 """How much costlier all other choices are where the arguments together decide for one."""
-OF_GRADIENTS = frozenset({"t", "transpose", "permute", "view", "reshape", "_reshape_alias", "detach", "copy", "clone", "to",
-                          "_to_copy", "mul", "div", "add", "contiguous"})
+OF_GRADIENTS = frozenset({"t", "transpose", "permute", "view", "reshape", "_reshape_alias", "detach", "copy", "clone",
+                          "to", "_to_copy", "mul", "div", "add", "contiguous"})
 """Operations that a parameter's gradient goes through on its way to the optimizer."""
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 
@@ -133,7 +133,8 @@ class SizeFlow:
     """
 
     def __init__(self, graph: ExecutionGraph, sizes: NamedSizes, by_shape: Callable[[Shape], list[Layout]],
-                 told: Callable[[Shape], Layout | None], parameters: set[Shape], role: Callable[[str, int], Role]) -> None:
+                 told: Callable[[Shape], Layout | None], parameters: set[Shape],
+                 role: Callable[[str, int], Role]) -> None:
         self.graph, self.sizes, self.parameters = graph, sizes, parameters
         self._guess, self._told, self._role = by_shape, told, role
         self._pool = _Pool()
@@ -212,11 +213,10 @@ class SizeFlow:
                 else:
                     value = self._value(one, stride or None, around, role, short)
                 found[place, at if nested else -1] = value
-        if rule_of(name) in PRODUCTS:
-            *_, (first, a), (second, b) = [(None, None), (None, None), *found.items()]
-            if a is not None and a is b:
-                # A product of a matrix with itself is rarer than one of two matrices of the same shape.
-                found[first], found[second] = (self._either(one) for one in (a, b))
+        if rule_of(name) in PRODUCTS and len(found) > 1:
+            (first, a), (second, b) = list(found.items())[-2:]
+            if a is b:  # a product of a matrix with itself is rarer than one of two matrices of the same shape
+                found[first], found[second] = self._either(a), self._either(b)
         return found
 
     def _either(self, value: Value) -> Value:
@@ -250,7 +250,7 @@ class SizeFlow:
         if shape in self.parameters and role != Role.DATA:
             layouts.append(self.sizes.constants(shape))
         layouts += [layout for one in far for layout in one.layouts]
-        known = bool(near) or bool(far) and shape not in self.parameters
+        known = bool(near) or (bool(far) and shape not in self.parameters)
         if not layouts:
             layouts = self._of_as_many(shape)
             known = bool(layouts)
@@ -333,6 +333,9 @@ class SizeFlow:
         places = tuple(place for place, _ in found)
         distinct = {id(value): value for value in values}
         possible = {key: value.layouts for key, value in distinct.items()}
+        if rule in PRODUCTS:  # a matrix that nothing spoke of before may be a parameter that was looked up or computed
+            for value in values[-2:]:
+                possible[id(value)] = list(dict.fromkeys((*value.layouts, self.sizes.constants(value.shape))))
         while math.prod(map(len, possible.values())) > MOST_TOGETHER:
             possible = {key: layouts[:max(len(layouts) - 1, 1)] for key, layouts in possible.items()}
         choices: list[_Choice] = []

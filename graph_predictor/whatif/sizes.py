@@ -158,7 +158,8 @@ def _resized(scenario: Scenario, scaled: list[ScaledShapes], changes: tuple[tupl
     kernel_factor = kernel_factor * collectives
     spread = np.where(kernel_factor != 1.0, LINEAR_SPREAD, 0.0)
     if doubtful.any():
-        spread = np.hypot(spread, np.where((work.piece >= 0) & doubtful[np.maximum(work.piece, 0)], _either(changes), 0.0))
+        mine = (work.piece >= 0) & doubtful[np.maximum(work.piece, 0)]
+        spread = np.hypot(spread, np.where(mine, _either(changes), 0.0))
     if scenario.kernel_factor is not None:
         kernel_factor = kernel_factor * scenario.kernel_factor
     if scenario.kernel_spread is not None:

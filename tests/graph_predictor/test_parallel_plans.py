@@ -187,7 +187,7 @@ def test_workloads_that_are_no_decoder_are_told() -> None:
 
 
 def test_the_command_prints_plans_and_refuses_in_one_sentence() -> None:
-    base = ["plan", "llama", "--gpus", "2", "--set", "dtype=bf16", "--global-batch", "2"]
+    base = ["plan", "llama", "--gpus", "2", "--preset", "default", "--set", "dtype=bf16", "--global-batch", "2"]
     result = RUNNER.invoke(app, [*base, "--price", "2", "--json"])
     assert result.exit_code == 0, result.stderr
     values = json.loads(result.stdout)
@@ -204,7 +204,9 @@ def test_the_command_prints_plans_and_refuses_in_one_sentence() -> None:
         assert RUNNER.invoke(app, [*base, "--parallel", "tp=2,microbatches=2", "--memory-limit", enough]).exit_code == 0
     refused = RUNNER.invoke(app, ["plan", "llama", "--gpus", "3", "--parallel", "tp=3"])
     assert refused.exit_code == 1
-    assert "4 heads cannot be split evenly by tp=3" in " ".join(refused.stdout.split())
+    assert "32 heads cannot be split evenly by tp=3" in " ".join(refused.stdout.split())
+    usual = RUNNER.invoke(app, ["plan", "llama", "--gpus", "8", "--parallel", "dp=8,sharding=3"])
+    assert "llama 8b: a decoder of 8.03 billion parameters (32 layers of width 4,096" in " ".join(usual.stdout.split())
     for arguments, says in ((["plan", "resnet50", "--gpus", "2"], "no decoder"),
                             (["plan", "llama", "--gpus", "64", "--topology", "dgx-h200"], "do not fit"),
                             ([*base, "--launch-us", "inf"], "--launch-us inf is no figure"),

@@ -236,16 +236,39 @@ def test_a_collective_described_in_four_places_counts_once(tmp_path: Path) -> No
     ("ncclKernel_AllReduce_RING_LL_Sum_float", "all_reduce"), ("ncclDevKernel_SendRecv", "send_recv"),
     ("_allgather_base", "all_gather"), ("reduce_scatter_tensor_coalesced", "reduce_scatter"),
     ("all_to_allv", "all_to_all"), ("cross_device_reduce_1stage", "all_reduce"), ("ncclDevKernel_Generic", "unknown"),
-    ("reduce", "reduce"), ("recv", "recv")])
+    ("reduce", "reduce"), ("recv", "recv"), ("void deep_ep::intranode::dispatch<8, 768>(int4*)", "all_to_all"),
+    ("void deep_ep::internode_ll::combine<true, 7168, 9, 9>(void*)", "all_to_all"),
+    ("ncclSymkDevKernel_AllGather_LLMC(ncclSymkDevWorkArgs4K)", "all_gather")])
 def test_names_of_collectives(name: str, kind: str) -> None:
     assert collective_kind(name) == kind
 
 
 @pytest.mark.parametrize(("name", "collective"), [
     ("ncclDevKernel_Generic(ncclDevComm*)", True), ("void multimem_all_reduce_kernel<c10::BFloat16>", True),
-    ("void vllm::cross_device_reduce_2stage<float, 8>", True), ("void at::native::reduce_kernel<512>", False)])
+    ("void vllm::cross_device_reduce_2stage<float, 8>", True), ("void at::native::reduce_kernel<512>", False),
+    ("void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*)", True),
+    ("void deep_ep::internode::notify_dispatch<false, 2>(int const*)", True),
+    ("void deep_ep::internode_ll::combine<true, 7168, 9, 9>(void*)", True),
+    ("void dpsk::ep::internode::dispatch_ll<true>()", True), ("nvshmemi_alltoall_kernel", True),
+    ("ncclSymkDevKernel_AllReduce_AGxLLMC_R_sum_bf16(ncclSymkDevWorkArgs4K)", True),
+    ("void tensorrt_llm::kernels::oneShotAllReduceKernel<__half, 8>", True),
+    ("void tensorrt_llm::kernels::ar_fusion::allreduce_fusion_kernel_oneshot_lamport<>", True),
+    ("multimem_all_gather_kernel<16>", True),
+    ("void deep_ep::layout::get_dispatch_layout<256, 32, 8>(long const*)", False),
+    ("void flash_fwd_splitkv_combine_kernel<Flash_fwd_kernel_traits>", False),
+    ("void cutlass::device_kernel<at::cuda::detail::dispatch_x>", False), ("triton_poi_fused_dispatch_0", False)])
 def test_names_of_collective_kernels(name: str, collective: bool) -> None:
     assert bool(COLLECTIVE_KERNEL.search(name)) == collective
+
+
+def test_experts_exchange_is_communication(tmp_path: Path) -> None:
+    """DeepEP's kernels have no process group's operation around them: their names are all there is."""
+    found = graph_of(tmp_path, [
+        op("deep_ep::dispatch", 0, 20), call("cudaLaunchKernel", 2, 3, 1),
+        kernel("void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*)", 10, 30, 1),
+        op("aten::mm", 30, 20), call("cudaLaunchKernel", 32, 3, 2), kernel("gemm", 45, 30, 2)])
+    assert found.kernels.kind.tolist() == [KernelKind.COLLECTIVE, KernelKind.COMPUTE]
+    assert names(found, found.collectives.kind) == ["all_to_all"]
 
 
 @pytest.mark.parametrize(("name", "kind"), [

@@ -74,8 +74,8 @@ class CollectiveNotes:
             "group": group,
             "ranks": _peers(values, ranks),
             "dtype": str((sent or received)[0].dtype).removeprefix("torch.") if sent or received else "",
-            "elements_in": sum(t.numel() for t in sent),
-            "elements_out": sum(t.numel() for t in received),
+            "elements_in": sum(map(_elements, sent)),
+            "elements_out": sum(map(_elements, received)),
             "async": _is_async(values),
             "order": self._order.get(group, 0),
         }
@@ -137,6 +137,14 @@ def _tensors_of(values: dict[str, Any], result: Any) -> tuple[list[Any], list[An
     if both:
         return both, both
     return sent, received or _flat(result)
+
+
+def _elements(tensor: Any) -> int:
+    """Elements that are sent: of a sparse tensor its values, and its indices in elements of their size."""
+    if not tensor.is_sparse:
+        return int(tensor.numel())
+    values, indices = tensor._values(), tensor._indices()
+    return int(values.numel()) + -(-int(indices.numel()) * indices.element_size() // values.element_size())
 
 
 def _flat(value: Any) -> list[Any]:

@@ -23,7 +23,8 @@ _ANNOTATION = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl|c10d):_?(\w+)")
 _KINDS: tuple[tuple[str, str], ...] = (
     ("alltoall", "all_to_all"), ("allreduce", "all_reduce"), ("reducescatter", "reduce_scatter"),
     ("allgather", "all_gather"), ("broadcast", "broadcast"), ("barrier", "barrier"), ("sendrecv", "send_recv"),
-    ("crossdevicereduce", "all_reduce"), ("quickreduce", "all_reduce"), ("coalesced", "unknown"),
+    ("crossdevicereduce", "all_reduce"), ("quickreduce", "all_reduce"), ("dispatch", "all_to_all"),
+    ("combine", "all_to_all"), ("notify", "all_to_all"), ("moea2a", "all_to_all"), ("coalesced", "unknown"),
     ("reduce", "reduce"), ("send", "send"), ("recv", "recv"), ("gather", "all_gather"),
 )
 _DTYPES = {

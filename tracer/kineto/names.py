@@ -50,7 +50,14 @@ ANNOTATION_NAME = re.compile(
 COLLECTIVE_KERNEL = re.compile(
     r"^nccl(?:Dev)?Kernel|^rccl|ncclKern|multimem_all_reduce|multimem_one_shot_all_reduce|two_shot_all_reduce|"
     r"one_shot_all_reduce|cross_device_reduce|allreduce_fusion_kernel|oneShotAllReduce|twoShotAllReduce|"
-    r"all_reduce_one_shot|all_reduce_two_shot|quickreduce|allreduce_prototype", re.IGNORECASE)
+    r"all_reduce_one_shot|all_reduce_two_shot|quickreduce|allreduce_prototype|"
+    # Symmetric memory (PyTorch), NVSHMEM, and what vLLM, SGLang, TensorRT-LLM and FlashInfer bring of their own.
+    r"multimem_|nvshmem\w*(?:put|get|barrier|broadcast|all_?to_?all|reduce|collect)|nccl_symm|ncclSymk|"
+    r"all_to_all_vdev|allToAllV|trtllm_mnnvl_\w*allreduce|mnnvl\w*(?:all_?reduce|all_?to_?all)|moe_?a2a|moeAllToAll|"
+    r"lamport\w*(?:reduce|gather)|allreduce_(?:push|lamport)|cross_device_gather|cross_device_all_gather|userbuffers_|"
+    # Experts' exchange: DeepEP by its namespaces, and perplexity's kernels.
+    r"(?:intranode|internode|internode_ll|hybrid|elastic)::(?:\w+::)*(?:cached_notify|notify|dispatch|combine)|"
+    r"(?:deep_?ep|dpsk::ep|pplx\w*)::(?:\w+::)*(?:cached_notify|notify|dispatch|combine)", re.IGNORECASE)
 
 _CALLS: tuple[tuple[re.Pattern[str], LaunchKind], ...] = (
     (re.compile(r"GraphLaunch"), LaunchKind.GRAPH),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from tracer.shape_only.substitutions import (
     attention,
     autocast,
+    collectives,
     conversions,
     dropout,
     grad_scaler,
@@ -18,13 +19,15 @@ from tracer.shape_only.substitutions import (
     placement,
     recurrent,
     rms_norm,
+    sparse,
     subclasses,
 )
 from tracer.shape_only.substitutions.substitution import Site, Substitution, installed
 
 GPU: tuple[Substitution, ...] = tuple(module.SUBSTITUTION for module in (
     placement, conversions, autocast, attention, rms_norm, norms, dropout, one_hot, recurrent, optimizers, grad_scaler,
-    subclasses))
-CPU: tuple[Substitution, ...] = (conversions.SUBSTITUTION, one_hot.SUBSTITUTION, subclasses.SUBSTITUTION)
+    subclasses, collectives, sparse))
+CPU: tuple[Substitution, ...] = (conversions.SUBSTITUTION, one_hot.SUBSTITUTION, subclasses.SUBSTITUTION,
+                                 collectives.SUBSTITUTION, sparse.SUBSTITUTION)
 
 __all__ = ["CPU", "GPU", "Site", "Substitution", "installed"]
