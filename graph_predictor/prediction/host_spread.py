@@ -66,6 +66,7 @@ def step_totals(built: Built, cycle: Cycle, pieces: HostPieces) -> Float64:
     start = graph.steps.start_ns[first:first + cycle.steps]
     rows = np.flatnonzero((pieces.rank == 0) & cycle.working[pieces.item])
     when = program.recorded_item_start[pieces.item[rows]] - built.clock_ns[0]
-    place = np.clip(np.searchsorted(start, when, side="right") - 1, 0, None)
+    # The end of a step is the instant at which the next one begins: what it ends with is its own.
+    place = np.clip(np.searchsorted(start, when, side="left") - 1, 0, None)
     totals = np.bincount(place, weights=pieces.ns[rows], minlength=cycle.steps)
     return np.asarray(totals, np.float64)

@@ -41,7 +41,7 @@ def test_a_drift_goes_one_way(times: list[float], expected: float | None) -> Non
 def test_a_drift_is_told(tmp_path: Path) -> None:
     def told(*host_us: float) -> list[str]:
         said = Baseline(steps_of(tmp_path, *host_us)).predict()
-        return [text for text in said.warnings if "changing its pace" in text]
+        return [text for text in said.warnings if "changing its speed" in text]
 
     assert told(100, 115, 130)[0].startswith("Host time changed by +30%")
     assert not told(100, 130, 100)
