@@ -63,17 +63,6 @@ def without_profiler(scenario: Scenario, ns: Float64, cost: ProfilerCost) -> Flo
     return _less(ns, events_of(scenario), cost.event_ns) * cost.factor
 
 
-def cost_elsewhere(recorded: Scenario, traced: Scenario) -> ProfilerCost | None:
-    """The cost of a capture for a trace of the same program, which has only the operations that do the work: each of
-    its events holds several recorded ones. ``None`` where the capture was not timed without the profiler."""
-    cost = profiler_cost(recorded)
-    if cost is None:
-        return None
-    events = [int(events_of(one)[one.cycle.working[one.pieces.item]].sum()) / one.cycle.steps
-              for one in (recorded, traced)]
-    return ProfilerCost(cost.event_ns * events[0] / max(events[1], 1.0), cost.factor)
-
-
 def events_of(scenario: Scenario) -> Int64:
     """Recorded events that each piece of host time holds: its call, or its operation at the first of its pieces."""
     pieces = scenario.pieces

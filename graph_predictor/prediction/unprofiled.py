@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from graph_predictor.build import Built, WithoutProfiler, build_program
+from graph_predictor.build import Built, WithoutProfiler
 from graph_predictor.prediction.host_pieces import HostPieces, host_pieces, with_host
 from graph_predictor.prediction.loader import waits_for_workers
 from graph_predictor.prediction.profiler_cost import profiler_cost, without_profiler
@@ -25,12 +25,6 @@ from graph_predictor.prediction.repeat import Cycle, choose_steps, similar_steps
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.work import Work, describe_work
 from graph_predictor.program import NEVER, Float64, Int64, Program, whole_ns
-from tracer.graph import ExecutionGraph
-
-
-def build_unprofiled(graphs: list[ExecutionGraph]) -> Built:
-    """``build_program``, with host times without the profiler where the capture knows them."""
-    return unprofiled(build_program(graphs))
 
 
 def unprofiled(built: Built, work: Work | None = None) -> Built:
@@ -116,4 +110,4 @@ def _ratio(before: Float64, after: Float64) -> float:
     return float(after.sum()) / total if total else 1.0
 
 
-__all__ = ["build_unprofiled", "on_unprofiled_clock", "unprofiled", "unprofiled_ns"]
+__all__ = ["on_unprofiled_clock", "unprofiled", "unprofiled_ns"]

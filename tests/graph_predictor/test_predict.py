@@ -229,7 +229,7 @@ IMPOSSIBLE = [
     (Precision("fp32"), "No operation of the step changes"),
     (FusedOptimizer(), "nothing to fuse"),
     (ScaleHost(0.0), "positive factor"),
-    (ScaleKernels(math.nan), "factor of zero or more"),
+    (ScaleKernels(math.nan), "a factor from zero"),
     (ScaleClock(-1.0), "positive factor"),
     (Device("b2000"), "no device named|No known device"),
 ]
