@@ -101,7 +101,7 @@ class _ProgressLine:
 
     def say(self, text: str) -> None:
         """Show a line."""
-        passing = " s: " in text or text == "fitting"
+        passing = " s: " in text or text.startswith("fitting ")
         if self._on_terminal and passing:
             sys.stderr.write(f"\r\x1b[2K{one_line(text)}")
             self._open = True

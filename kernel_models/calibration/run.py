@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -99,6 +100,7 @@ def calibrate(request: Request, *, probe: checks.Probe = checks.probe, host: Hos
         CampaignError: the measurements cannot be made or written.
         KeyboardInterrupt: with all that was measured kept.
     """
+    began = time.monotonic()
     device = _device(request.device)
     families = _families(request.families, device)
     needed = START_S + FAMILY_S * len(families)
@@ -133,14 +135,16 @@ def calibrate(request: Request, *, probe: checks.Probe = checks.probe, host: Hos
     for finding in checks.during(probe(device)):
         if finding.what not in {one.what for one in source.findings}:
             source.findings.append(finding)
-    say("fitting")
     notes = [*(finding.text for finding in source.findings), *source.notes()]
-    profile = fit_measurements(request.work, families, host, notes, threads=setup.threads)
+    # What the measurements left of the minutes, and never less than was kept for fitting.
+    until = max(began + request.minutes * 60, time.monotonic() + request.minutes * 60 - box_s)
+    profile = fit_measurements(request.work, families, host, notes, threads=setup.threads, say=say, until=until)
     return Calibration(profile, outcome, notes, _counts(request.work))
 
 
 def fit_measurements(work: Path, families: Sequence[Family], host: HostFit | None = None,
-                     notes: list[str] | None = None, *, threads: int = 1) -> DeviceProfile:
+                     notes: list[str] | None = None, *, threads: int = 1,
+                     say: Callable[[str], None] = lambda line: None, until: float = math.inf) -> DeviceProfile:
     """The profile of a directory of measurements.
 
     Args:
@@ -149,6 +153,8 @@ def fit_measurements(work: Path, families: Sequence[Family], host: HostFit | Non
         host: fits the host's overheads.
         notes: what to store with it; what is noticed here is added.
         threads: of a CPU.
+        say: called with the family being fitted.
+        until: on the monotonic clock, after which the families that are left get the formulas alone, and a note.
 
     Raises:
         CalibrationError: there is nothing to fit, or the directory holds measurements of several devices.
@@ -168,11 +174,21 @@ def fit_measurements(work: Path, families: Sequence[Family], host: HostFit | Non
                                 for call, time in zip(one.calls, one.measured_us, strict=True)])
     wanted = set(families)
     entries: list[Entry] = []
-    for one in joined(part for part in samples if part.family in wanted):
-        entries += _entries(one, spec)
+    mine = joined(part for part in samples if part.family in wanted)
+    late: list[str] = []
+    for number, one in enumerate(mine, 1):
+        say(f"fitting {one.family.value}, {number} of {len(mine)}: {len(one):,} measurements")
+        if time.monotonic() > until:
+            late.append(one.family.value)
+            entries.append(_formulas(one, spec))
+        else:
+            entries += _entries(one, spec)
         if entries[-1].rows < LEAST_TO_LEARN:
             notes.append(f"{one.family.value} rests on {entries[-1].rows} measurements: its errors say little; give "
                          "more minutes with --resume.")
+    if late:
+        notes.append(f"The minutes were over before {', '.join(late)} could be fitted: the formulas, fitted to the "
+                     "same measurements, stand for learned models; give more minutes with --resume.")
     overheads = _overheads(results, host, notes)
     provenance = {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"), "data": ["foretrace calibrate"],
@@ -206,9 +222,14 @@ def _entries(one: Samples, spec: DeviceSpec) -> list[Entry]:
     best = fit_entry(one, spec, Options(refit=False, distil=False, process_up_to=MOST_CALLS))
     if best.kind == "roofline":
         return [best]
+    return [best, _formulas(one, spec)]
+
+
+def _formulas(one: Samples, spec: DeviceSpec) -> Entry:
+    """A family's formulas with efficiencies fitted to what is not held out."""
     fit = one.taken(~one.split())
-    formulas = RooflineModel(one.family, spec, fit_efficiencies(fit.calls, fit.measured_us, spec, source=one.source))
-    return [best, Entry("roofline", formulas, None, one.software, len(fit), {"data": one.source})]
+    model = RooflineModel(one.family, spec, fit_efficiencies(fit.calls, fit.measured_us, spec, source=one.source))
+    return Entry("roofline", model, None, one.software, len(fit), {"data": one.source})
 
 
 def _samples(work: Path, sessions: Sequence[dict[str, Any]], spec: DeviceSpec) -> list[Samples]:
