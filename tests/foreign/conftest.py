@@ -1,0 +1,58 @@
+"""Captures of the foreign programs, made once for all processes of a test run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from catalogue import CATALOGUE, program  # noqa: E402
+from filelock import FileLock  # noqa: E402
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+OTHER_SIZE = "gru_forecast:batch=16"
+"""A second capture of one program, for laws of sizes and for another's host."""
+
+
+@pytest.fixture(scope="session")
+def captures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, int, str]]:
+    """Directory, exit status and output of the capture of each program whose packages are installed."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "foreign"
+    folder.mkdir(exist_ok=True)
+    done = folder / "done.json"
+    with FileLock(folder / "lock"):
+        if not done.exists():
+            names = [each.name for each in CATALOGUE if not each.lacking]
+            path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+            run = subprocess.run(
+                [sys.executable, str(HERE / "capturing.py"), str(folder), *names, OTHER_SIZE], check=False, text=True,
+                capture_output=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"})
+            if not run.stdout:
+                pytest.fail(f"No program was captured: {run.stderr}")
+            done.write_text(json.dumps(dict(line.split() for line in run.stdout.splitlines() if " " in line)))
+    return {name: (folder / name, int(status), (folder / f"{name}.log").read_text(encoding="utf-8", errors="replace"))
+            for name, status in json.loads(done.read_text()).items()}
+
+
+@pytest.fixture(scope="session")
+def captured(captures: dict[str, tuple[Path, int, str]]) -> Callable[[str], Path]:
+    """A function from a program's name to its capture; skips where its packages are missing."""
+    def find(name: str) -> Path:
+        if name not in captures:
+            pytest.skip(f"{name} needs {' and '.join(program(name).lacking)}, which is not installed"
+                        + (" (timm needs a torchvision of the same build as torch)" if name == "timm_images" else ""))
+        path, status, log = captures[name]
+        assert status == 0, log
+        return path
+
+    return find
