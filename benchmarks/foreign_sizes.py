@@ -1,14 +1,15 @@
 """Programs of other people at sizes they never ran: captured, predicted by three routes, then run.
 
-    python benchmarks/foreign_sizes.py [--held-out] [--only NAME,NAME] [--keep DIR] [--rounds N] [--offline]
-                                       [--threads N] [--profile FILE]
+    python benchmarks/foreign_sizes.py [--held-out] [--only NAME,NAME] [--keep DIR] [--rounds N] [--each]
+                                       [--offline] [--threads N] [--profile FILE]
 
 A program is a script with a command line for its sizes, and a function ``build`` that makes its step. In every round
 the script is captured once at its own sizes and once at a second size of each kind, as ``foretrace capture`` does it;
 what it is asked for is its step at four times the batch, and at two and a half times the length, by three routes:
 traced again (``--code``), through two captures (``--also``), scaled from one capture. Then the script is run at the new
 size, and the median of steps with nothing watching is the truth. Captures and runs of a round follow one another, so
-that the machine's noise is in both; a case is one route, one size, one round.
+that the machine's noise is in both. Others on a machine only ever make a step slower: of several rounds the quickest
+run of each kind counts, of captures as of the truth. With ``--each`` every round is a case of its own.
 
 ``TUNING`` was used for every choice that was made. ``HELD_OUT`` was named before any result had been looked at, is of
 programs that nothing was tuned on, and is what accuracy is reported of.
@@ -99,7 +100,7 @@ class Case:
     program: str
     size: str
     route: str
-    round: int
+    rounds: str
     truth: float
     predicted: float = float("nan")
     low: float = float("nan")
@@ -155,25 +156,34 @@ def measure(plan: Plan, folder: Path, number: int, threads: int) -> None:
             return
 
 
-def configurations(plan: Plan, at: Path, name: str) -> dict[str, Configuration]:
-    """What each route is asked."""
+def step_ms(capture: Path) -> float:
+    """Median step of a capture with nothing watching, ms."""
+    return float(np.median(read_context(capture / "rank0")["unprofiled_step_ns"])) / 1e6
+
+
+def quickest(plan: Plan, folder: Path, numbers: list[int], name: str) -> Path:
+    """Of several rounds the run that was disturbed least: the one with the shortest median step."""
+    return min((folder / f"{plan.name}-round{number}" / name for number in numbers), key=step_ms)
+
+
+def configurations(plan: Plan, other: Path, name: str) -> dict[str, Configuration]:
+    """What each route is asked; ``other`` is the second capture."""
     second, asked = plan.asked[name]
     change = f"{name}={plan.base[name]}:{asked}"
-    other = at / label({**plan.base, name: second})
     return {
         ROUTES[0]: Configuration(sizes=(f"{name}={asked}",), code=f"{ROOT / plan.script}:build"),
         ROUTES[1]: Configuration(sizes=(change,), also=(f"{other}:{name}={second}",)),
         ROUTES[2]: Configuration(sizes=(change,))}
 
 
-def cases(plan: Plan, folder: Path, number: int, profiles: list[DeviceProfile]) -> Iterator[Case]:
-    """Predictions of a round, each with its truth."""
-    at = folder / f"{plan.name}-round{number}"
-    study = Study(read_job(at / label(plan.base)), profiles=profiles)
-    for name, (_, asked) in plan.asked.items():
-        truth = float(np.median(read_context(at / f"truth-{name}{asked}" / "rank0")["unprofiled_step_ns"])) / 1e6
-        for route, configuration in configurations(plan, at, name).items():
-            what = (plan.name, f"{name}={asked}", route, number, truth)
+def cases(plan: Plan, folder: Path, numbers: list[int], profiles: list[DeviceProfile]) -> Iterator[Case]:
+    """Predictions from a round, or from the quickest of several, each with its truth."""
+    study = Study(read_job(quickest(plan, folder, numbers, label(plan.base))), profiles=profiles)
+    for name, (second, asked) in plan.asked.items():
+        truth = step_ms(quickest(plan, folder, numbers, f"truth-{name}{asked}"))
+        other = quickest(plan, folder, numbers, label({**plan.base, name: second}))
+        for route, configuration in configurations(plan, other, name).items():
+            what = (plan.name, f"{name}={asked}", route, "+".join(map(str, numbers)), truth)
             try:
                 found = study.predict(configuration)
             except ForetraceError as error:
@@ -206,6 +216,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="times everything is measured, in turn")
     parser.add_argument("--offline", action="store_true", help="measure nothing, predict from what --keep has")
     parser.add_argument("--measure", action="store_true", help="measure alone, predict nothing")
+    parser.add_argument("--each", action="store_true", help="every round by itself, rather than the quickest runs")
     parser.add_argument("--threads", type=int, default=1, help="threads of the programs")
     parser.add_argument("--profile", metavar="FILE", help="fitted models of this CPU (foretrace calibrate)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every case here too")
@@ -222,27 +233,32 @@ def main() -> None:
         if options.measure:
             return
         found = []
-        print(f"{'program':<22} {'asked':<12} {'route':<13} {'round':>5} {'truth ms':>9} {'predicted':>9} "
+        print(f"{'program':<22} {'asked':<12} {'route':<13} {'rounds':>6} {'truth ms':>9} {'predicted':>9} "
               f"{'80% interval':>20} {'error':>7}")
         for plan in plans:
-            for number in range(options.rounds):
-                if options.offline and any(not place.exists() for place, _, _ in places(plan, folder, number)):
-                    continue
-                for case in cases(plan, folder, number, profiles):
+            numbers = [number for number in range(options.rounds)
+                       if all(place.exists() for place, _, _ in places(plan, folder, number))]
+            for one in ([[number] for number in numbers] if options.each else [numbers] if numbers else []):
+                for case in cases(plan, folder, one, profiles):
                     found.append(case)
-                    said = f"{case.predicted:>9.2f} {f'{case.low:.2f} to {case.high:.2f}':>20} {case.error:>+7.1%}" + (
-                        "" if case.covered else "  outside") if not case.refused else f" refused: {case.refused[:110]}"
-                    print(f"{case.program:<22} {case.size:<12} {case.route:<13} {number:>5} {case.truth:>9.2f} {said}",
-                          flush=True)
+                    print(line(case), flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps([vars(case) for case in found], indent=1))
     print(f"\n{'':<24} {'cases':>4} {'refused':>8} {'MAPE':>7} {'median':>7} {'bias':>7} {'p90':>7} {'max':>7} "
           f"{'inside':>7} {'± width':>7}")
     for route in ROUTES:
-        print(summary(route, [case for case in found if case.route == route]))
-        for kind in ("batch", "other"):
-            print(summary(f"  {kind}", [case for case in found if case.route == route
-                                        and case.size.startswith("batch") == (kind == "batch")]))
+        mine = [case for case in found if case.route == route]
+        print(summary(route, mine))
+        print(summary("  batch", [case for case in mine if case.size.startswith("batch")]))
+        print(summary("  length", [case for case in mine if not case.size.startswith("batch")]))
+
+
+def line(case: Case) -> str:
+    """One case in a line of the table."""
+    said = f" refused: {case.refused[:110]}" if case.refused else (
+        f"{case.predicted:>9.2f} {f'{case.low:.2f} to {case.high:.2f}':>20} {case.error:>+7.1%}"
+        + ("" if case.covered else "  outside"))
+    return f"{case.program:<22} {case.size:<12} {case.route:<13} {case.rounds:>6} {case.truth:>9.2f} {said}"
 
 
 if __name__ == "__main__":

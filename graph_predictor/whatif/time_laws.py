@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 Float64 = npt.NDArray[np.float64]
 
-SLOPE_SPREAD = 0.3
+SLOPE_SPREAD = 0.15
 """Standard deviation of the slope that times show around the one that is expected of them."""
-NOISE_FLOOR = 0.02
+NOISE_FLOOR = 0.08
 """Standard deviation of the log of a mean time however many events it rests on: two runs of one program differ."""
 ALIKE = 1e-9
 

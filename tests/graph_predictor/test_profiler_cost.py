@@ -1,0 +1,100 @@
+"""What the profiler costs: planted in a trace, it comes out again, where it was put."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from micro import Micro
+
+from graph_predictor import Baseline
+from graph_predictor.prediction.profiler_cost import EVENT_NS, OBSERVED_NS, events_of, profiler_cost
+from graph_predictor.prediction.unprofiled import unprofiled
+from graph_predictor.whatif import Sizes
+from tracer.graph import ExecutionGraph
+
+LAYERS = 40
+WORK, OWN, PYTHON = 20.0, 5.0, 10.0
+"""Of each layer, µs without the profiler: its product, the operation around it, and Python before."""
+STEP = LAYERS * (WORK + OWN + PYTHON)
+SHAPES = {"Input Dims": [[32, 64], [64, 128]], "Input type": ["float", "float"]}
+
+
+def planted(folder: Path, event: float, steps: int = 2) -> ExecutionGraph:
+    """Layers of a product inside a wrapper; each event's cost (µs) lies before it, in what is around it.
+
+    ::
+
+        Python |~prof~|linear |~prof~| aten::mm | linear|  Python …
+    """
+    trace = Micro()
+    at = 0.0
+    for number in range(steps):
+        begin = at
+        for _ in range(LAYERS):
+            at += PYTHON + event
+            start = at
+            at += OWN / 2 + event
+            trace.op("aten::mm", at, at + WORK, **SHAPES)
+            at += WORK + OWN / 2
+            trace.op("aten::linear", start, at)
+        trace.step(begin, at, number)
+        at += 50.0
+    graph = trace.read(folder)
+    graph.meta.unprofiled_step_ns = [round(STEP * 1e3)] * 5
+    graph.meta.device = ""
+    return graph
+
+
+@pytest.mark.parametrize("event", [2.0, 6.0])
+def test_a_planted_cost_is_found_and_taken_out_where_it_was_put(tmp_path: Path, event: float) -> None:
+    """What computes keeps its time, which holds none of the cost; wrapper and Python lose what was put there."""
+    recorded = Baseline(planted(tmp_path, event), profiled=True).scenario
+    cost = profiler_cost(recorded)
+    assert cost is not None
+    assert cost.event_ns == pytest.approx(event * 1e3, rel=0.12)  # drawn a little to what is usual
+    assert cost.factor == pytest.approx(1.0, abs=0.05)
+    left = unprofiled(recorded.built)
+    assert left.without_profiler is not None
+    pieces, graph = left.without_profiler.pieces, left.graphs[0]
+    name = np.array([*graph.strings, "Python"])[np.append(graph.ops.name, -1)[pieces.op]]
+    mine = recorded.cycle.working[pieces.item]
+    for what, expected in (("aten::mm", WORK), ("aten::linear", OWN), ("Python", PYTHON)):
+        time = pieces.ns[mine & (name == what)].sum() / recorded.cycle.steps / LAYERS / 1e3
+        assert time == pytest.approx(expected, rel=0.12, abs=0.4), what
+    assert Baseline(planted(tmp_path, event)).predict().step_time_us == pytest.approx(STEP, rel=1e-3)
+
+
+def test_every_event_is_counted_once(tmp_path: Path) -> None:
+    scenario = Baseline(planted(tmp_path, 3.0), profiled=True).scenario
+    assert float(events_of(scenario).sum()) == pytest.approx(2 * 2 * LAYERS)
+
+
+def test_chance_between_two_phases_is_not_taken_for_events(tmp_path: Path) -> None:
+    """Of few, long operations a slower machine says nothing about events: the difference is a factor on all of them."""
+    graph = planted(tmp_path, 0.0)
+    for table in (graph.ops, graph.steps):
+        table.start_ns *= 100
+        table.duration_ns *= 100
+    graph.meta.unprofiled_step_ns = [round(STEP * 1e5 * 0.9)] * 5
+    cost = profiler_cost(Baseline(graph, profiled=True).scenario)
+    assert cost is not None
+    assert cost.event_ns == pytest.approx(EVENT_NS, rel=0.1)
+    assert cost.factor == pytest.approx(0.9, abs=0.02)
+
+
+def test_an_execution_trace_in_the_window_is_expected_to_cost_more(tmp_path: Path) -> None:
+    graph = planted(tmp_path, (EVENT_NS + OBSERVED_NS) / 1e3)
+    graph.meta.profiler_flags["execution_trace"] = True
+    cost = profiler_cost(Baseline(graph, profiled=True).scenario)
+    assert cost is not None and cost.event_ns == pytest.approx(EVENT_NS + OBSERVED_NS, rel=0.02)
+
+
+def test_another_batch_scales_the_work_and_not_the_profiler(tmp_path: Path) -> None:
+    """The cost of the products' own events is no part of the products: four times the batch is four times their work,
+    and nothing else."""
+    predicted = [Baseline(planted(tmp_path / str(event), event)).predict([Sizes.parse(["batch=32:128"])]).step_time_us
+                 for event in (0.0, 6.0)]
+    assert predicted[1] == pytest.approx(predicted[0], rel=0.06)
+    assert predicted[0] > 2 * STEP
