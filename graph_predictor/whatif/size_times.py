@@ -19,7 +19,7 @@ from graph_predictor.whatif.new_calls import copied_calls, remade_calls
 from graph_predictor.whatif.number_laws import NoLawError, NumberLaws
 from graph_predictor.whatif.size_kinds import Kind, PairedRank
 from graph_predictor.whatif.slots import operation_of_kernels
-from graph_predictor.whatif.time_laws import Trend, noise_of
+from graph_predictor.whatif.time_laws import OF_HOST, OF_KERNELS, Doubt, Trend, noise_of
 from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, calls_of
 from kernel_models.pricing import price
@@ -153,7 +153,7 @@ def _total(rank: PairedRank, work: _Work) -> Float64:
     return found
 
 
-def _means(tables: list[Float64], partner: Int64, kind: Int64, kinds: int) -> tuple[Float64, Float64]:
+def _means(tables: list[Float64], partner: Int64, kind: Int64, kinds: int, doubt: Doubt) -> tuple[Float64, Float64]:
     """Mean time of one event of each kind in every capture, and the noise of its log, [kinds, captures].
 
     A place's time is its median over the steps: with three or more, a pause that fell into one of them is left out.
@@ -170,16 +170,16 @@ def _means(tables: list[Float64], partner: Int64, kind: Int64, kinds: int) -> tu
         events = steps * places
         variation = np.sqrt(square / np.maximum(events - 1, 1)) / np.maximum(average, 1e-9)
         mean[:, number] = average
-        noise[:, number] = noise_of(events.astype(np.float64), np.where(events > 1, variation, ONE_EVENT))
+        noise[:, number] = noise_of(events.astype(np.float64), np.where(events > 1, variation, ONE_EVENT), doubt)
     return mean, noise
 
 
-def _times(mean: Float64, noise: Float64, log_work: Float64, slope: Float64) -> Float64:
+def _times(mean: Float64, noise: Float64, log_work: Float64, slope: Float64, doubt: Doubt) -> Float64:
     """Times by the trend at every captured size and the new one, [captures + 1, kinds]; the first capture's where one
     has no time to follow."""
     known = (mean > 0).all(axis=1)
     safe = np.where(mean > 0, mean, 1.0)
-    trend = Trend(np.log(safe), noise, log_work[:, :-1], slope)
+    trend = Trend(np.log(safe), noise, log_work[:, :-1], slope, doubt)
     return np.stack([np.where(known, np.exp(trend.at(at)), mean[:, 0]) for at in log_work.T])
 
 
@@ -191,12 +191,12 @@ def _host(scenario: Scenario, rank: PairedRank, work: _Work, log_total: Float64,
     computes = np.zeros(kinds, np.bool_)
     if on_cpu:
         computes[rank.kind[computing_operations(first.graph)[first.op]]] = True
-    inside = _times(*_means([s.own for s in rank.slots], rank.partner, rank.kind, kinds),
-                    np.where(computes[:, None], work.log, overall), computes.astype(np.float64))
-    before = _times(*_means([s.gap[:, :-1] for s in rank.slots], rank.partner, rank.kind, kinds), overall,
-                    np.zeros(kinds))
+    inside = _times(*_means([s.own for s in rank.slots], rank.partner, rank.kind, kinds, OF_HOST),
+                    np.where(computes[:, None], work.log, overall), computes.astype(np.float64), OF_HOST)
+    before = _times(*_means([s.gap[:, :-1] for s in rank.slots], rank.partner, rank.kind, kinds, OF_HOST), overall,
+                    np.zeros(kinds), OF_HOST)
     tails = np.array([[float(np.median(s.gap[:, -1])) for s in rank.slots]])
-    after = _times(tails, np.full_like(tails, ONE_EVENT), log_total[None, :], np.zeros(1))
+    after = _times(tails, np.full_like(tails, ONE_EVENT), log_total[None, :], np.zeros(1), OF_HOST)
     pieces = scenario.pieces
     mine = np.flatnonzero((pieces.rank == rank.rank) & scenario.cycle.working[pieces.item])
     slot_of = np.append(first.slot_of_op, NONE)
@@ -220,7 +220,8 @@ def _device(scenario: Scenario, rank: PairedRank, work: _Work, factor: Float64,
             calls: dict[int, tuple[OpCall, ...]]) -> None:
     """Factor of every kernel of a rank beyond the ratio of its calls, and the new calls of its pieces."""
     first, kinds = rank.slots[0], len(rank.kinds)
-    times = _times(*_means([s.device for s in rank.slots], rank.partner, rank.kind, kinds), work.log, np.ones(kinds))
+    times = _times(*_means([s.device for s in rank.slots], rank.partner, rank.kind, kinds, OF_KERNELS), work.log,
+                   np.ones(kinds), OF_KERNELS)
     recorded = np.bincount(rank.kind, weights=first.device.mean(axis=0), minlength=kinds)
     expected = times[-1] * np.bincount(rank.kind, minlength=kinds)
     ratio = np.where(recorded > 0, expected / np.maximum(recorded, 1e-9), 1.0)

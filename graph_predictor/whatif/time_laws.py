@@ -16,10 +16,26 @@ import numpy.typing as npt
 
 Float64 = npt.NDArray[np.float64]
 
-SLOPE_SPREAD = 0.15
-"""Standard deviation of the slope that times show around the one that is expected of them."""
-NOISE_FLOOR = 0.08
-"""Standard deviation of the log of a mean time however many events it rests on: two runs of one program differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """How far times are to be believed.
+
+    Attributes:
+        slope_spread: standard deviation of the slope that times show around the one that is expected of them.
+        noise_floor: standard deviation of the log of a mean time however many events it rests on: two runs of one
+            program differ.
+    """
+
+    slope_spread: float
+    noise_floor: float
+
+
+OF_KERNELS = Doubt(0.3, 0.02)
+OF_HOST = Doubt(0.15, 0.08)
+"""Processes that run the same steps on a shared CPU differ by 4 to 9% (``size_times.HOST_AT_CAPTURED``). On the
+programs of benchmarks/foreign_tuning the models' slopes were nearer to the truth than those of two such captures."""
 ALIKE = 1e-9
 
 
@@ -32,12 +48,14 @@ class Trend:
         noise: standard deviation of these, [groups, captures].
         log_work: logs of the work, [groups, captures].
         slope: the slope that is expected, [groups].
+        doubt: how far the times are to be believed against it.
     """
 
     log_time: Float64
     noise: Float64
     log_work: Float64
     slope: Float64
+    doubt: Doubt
 
     def at(self, log_work: Float64) -> Float64:
         """Logs of the times at other work, [groups]."""
@@ -46,7 +64,7 @@ class Trend:
         middle_x = (weight * self.log_work).sum(axis=1) / total
         middle_y = (weight * self.log_time).sum(axis=1) / total
         dx, dy = self.log_work - middle_x[:, None], self.log_time - middle_y[:, None]
-        prior = 1.0 / SLOPE_SPREAD**2
+        prior = 1.0 / self.doubt.slope_spread**2
         slope = ((weight * dx * dy).sum(axis=1) + prior * self.slope) / ((weight * dx * dx).sum(axis=1) + prior)
         low, high = self.log_work.min(axis=1), self.log_work.max(axis=1)
         inside = middle_y + slope * (np.clip(log_work, low, high) - middle_x)
@@ -65,6 +83,6 @@ def _beyond(slope: Float64, low: Float64, high: Float64, beyond: Float64) -> Flo
     return np.log(np.maximum(1.0 - share + share * np.exp(beyond), ALIKE))
 
 
-def noise_of(events: Float64, variation: Float64) -> Float64:
+def noise_of(events: Float64, variation: Float64, doubt: Doubt) -> Float64:
     """Standard deviation of the log of a mean of so many events with that coefficient of variation."""
-    return np.hypot(NOISE_FLOOR, variation / np.sqrt(np.maximum(events, 1.0)))
+    return np.hypot(doubt.noise_floor, variation / np.sqrt(np.maximum(events, 1.0)))

@@ -19,7 +19,7 @@ from graph_predictor.prediction.scenario import EditError
 from graph_predictor.whatif import Edit, HostFrom, ScaleHost, SizeLaws
 from graph_predictor.whatif.named_sizes import captured_sizes, parse_also, parse_sets
 from graph_predictor.whatif.number_laws import NoLawError, NumberLaws
-from graph_predictor.whatif.time_laws import Trend
+from graph_predictor.whatif.time_laws import OF_HOST, OF_KERNELS, Trend
 from kernel_models.operation import Operation
 from tracer.graph import ExecutionGraph, OpKind
 
@@ -118,13 +118,21 @@ def test_means_divide_by_what_they_count() -> None:
 # the laws of times
 
 def _trend(times: list[float], work: list[float], slope: float = 1.0, noise: float = 1e-4) -> Trend:
-    return Trend(np.log([times]), np.full((1, len(times)), noise), np.log([work]), np.array([slope]))
+    return Trend(np.log([times]), np.full((1, len(times)), noise), np.log([work]), np.array([slope]), OF_KERNELS)
 
 
 def test_between_and_at_captures_times_are_those_captured() -> None:
     trend = _trend([10.0, 30.0], [1.0, 4.0])
     found = [float(np.exp(trend.at(np.log([work])))[0]) for work in (1.0, 2.0, 4.0)]
     assert found == pytest.approx([10.0, np.sqrt(300.0), 30.0], rel=1e-3)
+
+
+def test_times_of_a_shared_host_move_the_slope_less_than_a_gpus() -> None:
+    """Two captures, twice the work apart, of which one was disturbed by a sixth; truth grows as the work does."""
+    work, times = np.log([[1.0, 2.0]]), np.log([[10.0, 2.0 * 10.0 * 0.85]])
+    found = [float(Trend(times, np.full((1, 2), doubt.noise_floor), work, np.ones(1), doubt).at(np.log([4.0]))[0])
+             for doubt in (OF_HOST, OF_KERNELS)]
+    assert abs(found[0] - np.log(40.0)) < 0.7 * abs(found[1] - np.log(40.0))
 
 
 def test_beyond_them_a_fixed_cost_stays_fixed() -> None:
