@@ -115,7 +115,7 @@ def _by_operation(times: JobTimes, rank: int) -> dict[str, float]:
     device = np.flatnonzero(graph.kernels.kind != KernelKind.COLLECTIVE)
     if len(device):
         low = int(times.built.program.kernel_ptr[rank])
-        op, ns = graph.kernels.op[device], times.built.program.kernel_duration[low + device]
+        op, ns = graph.kernels.op[device].astype(np.int64), times.built.program.kernel_duration[low + device]
     else:
         rows = times.pieces.of_rank(rank)
         op, ns = times.pieces.op[rows], times.pieces.ns[rows]

@@ -42,8 +42,8 @@ def uninterrupted() -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for put_off, handler in before.items():
+            signal.signal(put_off, signal.SIG_DFL if handler is None else handler)
     for number in came[:1]:
         signal.raise_signal(number)
 
