@@ -9,7 +9,7 @@ are followed from operation to operation (``size_flow``), and a shape alone deci
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from operator import mul
@@ -34,6 +34,8 @@ PARAMETERS = frozenset({"weight", "bias", "running_mean", "running_var", "weight
 DATA = frozenset({"indices", "offsets", "offset2bag", "bag_size", "maximum_indices", "target", "grad_output",
                   "grad_out", "grad"})
 """Arguments that never hold parameters."""
+_MAP = 4
+"""Dimensions of a batch of images' maps: samples, channels, rows, columns."""
 _FLAT = 2
 """A leading dimension stands elsewhere only in matrices (transposed, or several lists of samples stacked)."""
 
@@ -80,6 +82,12 @@ class ScaledShapes:
                 shown = "×".join(map(str, sorted(clash, key=_dimensions)[-1]))
                 raise EditError(f"{changes} is ambiguous: a parameter of {shown} has the size {old} too, so that they "
                                 "cannot be told apart; capture the step at another size, or two sizes.")
+            strided = [] if leading else strided_maps(self.shapes, old)
+            if strided:
+                raise EditError(f"{changes} changes more than what has the size {old}: maps of "
+                                f"{' and '.join(f'{size}×{size}' for size in strided)} follow from it by strides, which "
+                                "one capture does not tell; trace the program again (--code), or capture it at two "
+                                "sizes (--also).")
 
     def undecided(self, op: int) -> bool:
         """Whether an operation that does work takes a tensor that may be a parameter or samples, and nothing says
@@ -256,6 +264,16 @@ def _role(name: str, place: int) -> Role:
 
 def _elements(value: Value) -> int:
     return math.prod(value.shape)
+
+
+def strided_maps(shapes: Iterable[Shape], size: int) -> list[int]:
+    """Sides of square maps that are a half, a quarter, … of an image's (rounded up), where there are such images:
+    what strides and pooling leave of a size follows it without having it. Largest first."""
+    sides = {shape[-1] for shape in shapes if len(shape) == _MAP and shape[-1] == shape[-2]}
+    if size not in sides:
+        return []
+    parts = {-(-size // 2**halvings) for halvings in range(1, size.bit_length())} - {1, size}
+    return sorted(sides & parts, reverse=True)
 
 
 def tensors_in(text: str) -> Iterator[Shape]:

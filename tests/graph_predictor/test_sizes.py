@@ -16,7 +16,7 @@ from graph_predictor.prediction.memory import OPTIMIZER, peak_memory, with_sizes
 from graph_predictor.prediction.rewriting import Rewriting
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.whatif import Sizes
-from graph_predictor.whatif.scaled_shapes import ScaledShapes
+from graph_predictor.whatif.scaled_shapes import ScaledShapes, strided_maps
 from graph_predictor.whatif.sizes import payload_factors
 from kernel_models.device import device
 from kernel_models.operation import Operation, operation
@@ -188,3 +188,12 @@ def test_a_doubled_batch_doubles_payloads_and_look_ups_on_all_ranks(real_trace: 
     assert twice.step_time_us >= once.step_time_us
     times = [rank.step_time_us for rank in twice.per_rank]
     assert max(times) == pytest.approx(min(times), rel=1e-3)
+
+
+def test_maps_that_strides_leave_follow_an_image_without_its_size() -> None:
+    """Convolutions of stride two, and patches of eight; attention over a sequence has no such maps."""
+    network = [(4, 3, 48, 48), (4, 32, 24, 24), (4, 64, 12, 12), (4, 64, 1, 1)]
+    assert strided_maps(network, 48) == [24, 12]
+    assert strided_maps([(4, 3, 64, 64), (4, 192, 8, 8)], 64) == [8]
+    assert strided_maps([(4, 6, 48, 48), (4, 48, 192), (4, 6, 48, 32)], 48) == []
+    assert strided_maps([(4, 32, 24, 24)], 48) == []  # no image of that size: it is another dimension's
