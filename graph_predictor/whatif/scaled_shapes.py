@@ -84,9 +84,9 @@ class ScaledShapes:
                                 "cannot be told apart; capture the step at another size, or two sizes.")
             strided = [] if leading else strided_maps(self.shapes, old)
             if strided:
-                raise EditError(f"{changes} changes more than what has the size {old}: maps of "
-                                f"{' and '.join(f'{size}×{size}' for size in strided)} follow from it by strides, which "
-                                "one capture does not tell; trace the program again (--code), or capture it at two "
+                maps = " and ".join(f"{size}×{size}" for size in strided)
+                raise EditError(f"{changes} changes more than what has the size {old}: maps of {maps} follow from it by "
+                                "strides, which one capture does not tell; trace the program again (--code), or capture it at two "
                                 "sizes (--also).")
 
     def undecided(self, op: int) -> bool:
