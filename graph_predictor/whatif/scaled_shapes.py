@@ -85,9 +85,9 @@ class ScaledShapes:
             strided = [] if leading else strided_maps(self.shapes, old)
             if strided:
                 maps = " and ".join(f"{size}×{size}" for size in strided)
-                raise EditError(f"{changes} changes more than what has the size {old}: maps of {maps} follow from it by "
-                                "strides, which one capture does not tell; trace the program again (--code), or capture it at two "
-                                "sizes (--also).")
+                raise EditError(f"{changes} changes more than what has the size {old}: maps of {maps} follow from it "
+                                "by strides, which one capture does not tell; trace the program again (--code), or "
+                                "capture it at two sizes (--also).")
 
     def undecided(self, op: int) -> bool:
         """Whether an operation that does work takes a tensor that may be a parameter or samples, and nothing says
