@@ -36,6 +36,9 @@ from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph, KernelKind, OpKind
 from tracer.job import Job
 
+WRITTEN_OUT = frozenset({"aten::_scaled_dot_product_attention_math"})
+"""Operators of a family that other families' operations compute."""
+
 
 @dataclass(frozen=True, slots=True)
 class KindRow:
@@ -248,17 +251,21 @@ def _computing(graph: ExecutionGraph) -> Intervals:
 
 
 def computing_operations(graph: ExecutionGraph) -> npt.NDArray[np.bool_]:
-    """Which operations compute: the innermost ones of each family (``aten::addmm`` in ``aten::linear``)."""
+    """Which operations compute: the innermost ones of each family (``aten::addmm`` in ``aten::linear``).
+
+    What is written out in operations of other families (``WRITTEN_OUT``) is computed by these alone.
+    """
     ops = graph.ops
     numbers = {family: number for number, family in enumerate(Family)}
     family = np.array([*(numbers[family_of(name)] for name in graph.strings), numbers[Family.OTHER]])[ops.name]
     known = (family != numbers[Family.OTHER]) & (ops.kind == OpKind.OPERATION)
     wraps = np.zeros(len(ops), np.bool_)
+    written_out = np.array([*(name in WRITTEN_OUT for name in graph.strings), False], np.bool_)[ops.name]
     inner = np.flatnonzero(known)
     above = ops.parent[inner]
     while len(inner):
         inside = above >= 0
         inner, above = inner[inside], above[inside]
-        wraps[above[family[above] == family[inner]]] = True
+        wraps[above[(family[above] == family[inner]) | written_out[above]]] = True
         above = ops.parent[above]
     return known & ~wraps

@@ -89,6 +89,7 @@ class Baseline:
             raise ForetraceError("There is nothing to predict from: no graph was given. Read a trace or a job first.")
         self.notes = list(job.notes) if isinstance(job, Job) else []
         made: MadeUp | None = None
+        anchors: Anchors | None = None
         if all(graph.meta.era == SHAPE_ONLY for graph in graphs):
             anchors = None if origin is None else Anchors(origin.scenario, origin.host_spread)
             made = make_up(graphs, device, models, host, collectives, anchors)
@@ -110,7 +111,8 @@ class Baseline:
         if made is None:
             self.scenario = replace(self.scenario, loader=loader_of(self.built, self.cycle))
         elif origin is not None:
-            self.scenario = replace(self.scenario, loader=origin.scenario.loader)
+            assert anchors is not None
+            self.scenario = replace(self.scenario, loader=origin.scenario.loader, origin=anchors.origin)
         self.made_up = made is not None
         self.origin = origin
         self.changes: tuple[str, ...] = ()

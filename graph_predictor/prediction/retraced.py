@@ -15,11 +15,12 @@ import numpy as np
 
 from graph_predictor.prediction.laid_out import Call, LaidOut, OpTimes, Work
 from graph_predictor.prediction.modelled import collective_works, modelled_works
+from graph_predictor.prediction.origin import Origin
 from graph_predictor.prediction.pricing import LEAST_RATIO, MEASURED_SPREAD
 from graph_predictor.prediction.retraced_match import Match, match, names_of_both, plain_name
 from graph_predictor.prediction.retraced_slots import Slots, slots_of
 from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.program import Float64
+from graph_predictor.program import Float64, Int64
 from graph_predictor.rank_view import IN_CALL_COPIES
 from kernel_models.device import DeviceSpec
 from kernel_models.launch_constants import LaunchConstants
@@ -82,6 +83,7 @@ class Anchors:
     scenario: Scenario
     recorded_spread: float
     _tallies: list[_Tally] = field(default_factory=list)
+    _stand: list[tuple[int, frozenset[str], Int64]] = field(default_factory=list)
 
     @property
     def device(self) -> DeviceSpec:
@@ -105,6 +107,11 @@ class Anchors:
         """Where most of the host's time comes from."""
         return Source.ANCHORED if any(tally.unsure_ns for tally in self._tallies) else Source.MEASURED
 
+    @property
+    def origin(self) -> Origin:
+        """Which recorded operations stand for those of the ranks so far."""
+        return Origin(self.scenario, *(list(column) for column in zip(*self._stand, strict=True)))
+
     def constants(self, position: int) -> LaunchConstants:
         """Launch constants of the recorded rank that stands for a traced one."""
         return self.scenario.built.reports[self._rank(position)].constants
@@ -123,12 +130,14 @@ class Anchors:
         Raises:
             EditError: the recording does not say what its operations worked on.
         """
-        slots = slots_of(self.scenario, self._rank(position), names_of_both(graph))
+        names = names_of_both(graph)
+        slots = slots_of(self.scenario, self._rank(position), names)
         pairs = match(graph, slots)
         changes = self._changes(graph, slots, pairs, spec, models)
         rank = _Rank(self, graph, slots, pairs, changes, spec, models)
         times = rank.times(rank.collectives(collectives) if measured_collectives else collectives)
         self._tallies.append(rank.tally)
+        self._stand.append((self._rank(position), names, pairs.slot))
         return times
 
     def notes(self, parts: Sequence[LaidOut]) -> list[str]:

@@ -115,6 +115,36 @@ def slots_of(scenario: Scenario, rank: int, names: Iterable[str]) -> Slots:
     return _mean(alike)
 
 
+def slot_places(scenario: Scenario, rank: int, names: Iterable[str]) -> tuple[Int64, Int64, int]:
+    """Where a recorded rank's operations lie among the slots of their step.
+
+    Returns:
+        For every row of ``ops`` the number of the slot it lies in and that of the first slot which begins no earlier,
+        -1 for none and in steps that are unlike the last one; and how many slots there are.
+    """
+    graph = scenario.built.graphs[rank]
+    ops, owner = graph.ops, slot_of_operations(graph, names)
+    inside, later = np.full(len(ops) + 1, NONE, np.int64), np.full(len(ops), NONE, np.int64)
+    spans = _steps(scenario, rank)
+    slots = [_slot_rows(graph, owner, *span) for span in spans]
+    for (begin, end), rows in zip(spans, slots, strict=True):
+        if not np.array_equal(ops.name[rows], ops.name[slots[-1]]):
+            continue
+        inside[rows] = np.arange(len(rows))
+        mine = np.flatnonzero((ops.start_ns >= begin) & (ops.start_ns < end))
+        found = np.searchsorted(ops.start_ns[rows], ops.start_ns[mine], side="left")
+        later[mine] = np.where(found < len(rows), found, NONE)
+    return inside[owner], later, len(slots[-1])
+
+
+def _slot_rows(graph: ExecutionGraph, owner: Int64, begin: int, end: int) -> Int64:
+    """The slots of one step, rows of ``ops`` in the order they began."""
+    ops = graph.ops
+    rows = np.flatnonzero((ops.start_ns >= begin) & (ops.start_ns < end) & (owner == np.arange(len(ops))))
+    found: Int64 = rows[np.lexsort((rows, ops.start_ns[rows]))]
+    return found
+
+
 def _steps(scenario: Scenario, rank: int) -> list[tuple[int, int]]:
     """Begin and end of the repeated steps, ns of the rank's window."""
     program, built = scenario.built.program, scenario.built
@@ -127,9 +157,7 @@ def _steps(scenario: Scenario, rank: int) -> list[tuple[int, int]]:
 def _step(built: Built, rank: int, owner: Int64, begin: int, end: int) -> Slots:
     graph, program = built.graphs[rank], built.program
     ops, calls = graph.ops, graph.launches
-    inside = (ops.start_ns >= begin) & (ops.start_ns < end) & (owner == np.arange(len(ops)))
-    rows = np.flatnonzero(inside)
-    rows = rows[np.lexsort((rows, ops.start_ns[rows]))]
+    rows = _slot_rows(graph, owner, begin, end)
     slot_of = np.full(len(ops) + 1, NONE, np.int64)
     slot_of[rows] = np.arange(len(rows))
     starts, ends = ops.start_ns[rows], (ops.start_ns + ops.duration_ns)[rows]

@@ -29,6 +29,7 @@ from tracer.errors import ForetraceError
 
 if TYPE_CHECKING:
     from graph_predictor.prediction.loader import Loader
+    from graph_predictor.prediction.origin import Origin
     from graph_predictor.prediction.rewriting import Rewrite, Rewritten
 
 CallEdit = Callable[[OpCall], "tuple[OpCall, ...]"]
@@ -71,6 +72,7 @@ class Scenario:
         hidden_collectives: collectives run beside everything else, and are never waited for.
         rewrites: work replaced by other work, by name (see ``rewriting``); ``rewritten`` is what came of it.
         activation_factors: on the memory that activations take, by edit.
+        origin: of a step traced by shapes, the recorded job whose times it has taken.
         items_per_rank: samples a step and rank, where known.
         profiled: host times are those under the profiler; what edits take from other captures must be alike.
         change_known: how work changes on one device was measured, so that ``kernel_spread`` alone is the interval of
@@ -114,6 +116,7 @@ class Scenario:
     base_low: Float64 | None = None
     base_high: Float64 | None = None
     base_host: Source = Source.MEASURED
+    origin: Origin | None = None
     items_per_rank: float | None = None
     profiled: bool = True
     change_known: bool = False

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from graph_predictor.overheads import WRITTEN_OUT
 from graph_predictor.prediction.rewriting import Rewriting
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.prediction.units import Replacement, Units, below, units_of
@@ -18,7 +19,6 @@ from kernel_models.operation import Operation, calls_of
 from tracer.dependencies import forward_backward_pairs
 from tracer.graph import ExecutionGraph, Phase
 
-MATH = "aten::_scaled_dot_product_attention_math"
 BETWEEN = frozenset({Family.ELEMENTWISE, Family.COPY, Family.RANDOM, Family.REDUCTION, Family.OTHER})
 """What lies between the products beside the softmax: scale, mask, dropout, copies, and rows masked throughout."""
 MOST_BETWEEN = 16
@@ -77,7 +77,7 @@ def replace_attention(scenario: Scenario, units: Units) -> Rewriting:
 
 def _forward(units: Units, mine: np.ndarray, graph: ExecutionGraph) -> Iterator[tuple[np.ndarray, np.ndarray, OpCall]]:
     """Units, operations and the new call of each attention in forward."""
-    names = np.array([text == MATH for text in graph.strings] or [False], np.bool_)
+    names = np.array([text in WRITTEN_OUT for text in graph.strings] or [False], np.bool_)
     taken = np.zeros(len(units), np.bool_)
     for op in np.flatnonzero(names[graph.ops.name]).tolist():
         inside = below(graph.ops.parent, np.arange(len(graph.ops)) == op)

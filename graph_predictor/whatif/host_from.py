@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from graph_predictor.build import build_program
 from graph_predictor.prediction.host_pieces import HostPieces, host_pieces, top_operations
+from graph_predictor.prediction.origin import Origin
 from graph_predictor.prediction.repeat import Cycle, choose_steps, similar_steps
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.prediction.unprofiled import unprofiled
@@ -34,6 +35,8 @@ class HostFrom:
     Launch latencies are the other's too. Assumes that the other trace ran the same framework path: its host time, not
     its waiting, is taken.
 
+    A step that was traced again at other sizes is changed as the recorded one is whose times it has taken.
+
     Attributes:
         graphs: of the other capture, a rank each; ranks are paired by position, the first stands for those it lacks.
         name: how to call it.
@@ -49,6 +52,8 @@ class HostFrom:
     def apply(self, scenario: Scenario) -> Scenario:
         """See ``Edit``."""
         scenario = scenario.claim("the host", f"--host-from {self.name}")
+        if scenario.origin is not None:
+            return self._retraced(scenario, scenario.origin)
         other = build_program(list(self.graphs))
         if not scenario.profiled:
             other = unprofiled(other)
@@ -80,6 +85,20 @@ class HostFrom:
         return changed.with_note(f"Host time is that of {self.name}: {share:.0%} of it by the same operation in the "
                                  "same "
                                  "place, the rest by operations of the same name or the mean ratio.")
+
+
+    def _retraced(self, scenario: Scenario, origin: Origin) -> Scenario:
+        """The same of a step traced again: each operation changes as the recorded one that stands for it."""
+        recorded = self.apply(origin.scenario)
+        assert recorded.host_ns is not None and recorded.constants is not None
+        ns = scenario.pieces.ns.astype(np.float64) if scenario.host_ns is None else scenario.host_ns
+        more = recorded.host_spread or 0.0
+        return replace(
+            scenario, host_ns=ns * origin.host_factors(scenario.pieces, recorded.host_ns),
+            host_spread=float(np.hypot(scenario.host_spread or 0.0, more)),
+            constants=[recorded.constants[min(rank, len(recorded.constants) - 1)] for rank in origin.ranks],
+            warnings=tuple(dict.fromkeys((*scenario.warnings, *recorded.warnings))),
+            notes=tuple(dict.fromkeys((*scenario.notes, *recorded.notes))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,9 @@ CATALOGUE = (
             {"batch": 16, "seq": 80}, processes=2, builds=False),
 )
 
+OTHER_SIZE = "gru_forecast:batch=16"
+"""A second capture of one program, for laws of sizes and for another's host."""
+
 
 def program(name: str) -> Program:
     """The program of a name."""

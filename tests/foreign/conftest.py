@@ -13,13 +13,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from catalogue import CATALOGUE, program  # noqa: E402
+from catalogue import CATALOGUE, OTHER_SIZE, program  # noqa: E402
 from filelock import FileLock  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-OTHER_SIZE = "gru_forecast:batch=16"
-"""A second capture of one program, for laws of sizes and for another's host."""
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from graph_predictor.predict import Baseline
 from graph_predictor.prediction.retraced_match import match, names_of_both, plain_name
 from graph_predictor.prediction.retraced_slots import slot_of_operations, slots_of
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.whatif import ScaleHost, ScaleKernels
+from graph_predictor.whatif import HostFrom, ScaleHost, ScaleKernels
 from graph_predictor.whatif.retrace import retrace, why_not
 from kernel_models.device import device
 from kernel_models.operation import calls_of, operation
@@ -173,6 +173,24 @@ def test_another_batch_and_another_depth() -> None:
         retrace(base, {"batch": 10**14})
     with pytest.raises(ForetraceError, match="no setting 'width_of_it'"):
         retrace(base, {"width_of_it": 2})
+
+
+def test_another_host_changes_the_retraced_as_it_does_the_recorded(
+        slowed: Callable[[ExecutionGraph, int], ExecutionGraph]) -> None:
+    """What takes longer at another size still does: a host is compared with the recorded step, not the traced one."""
+    pytest.importorskip("torch", reason="tracing by shapes needs torch")
+    base = capture("llama")
+    settings = base.built.graphs[0].meta.workload["settings"]
+    (graph,) = base.built.graphs
+    again = retrace(base, {"batch": 4 * settings["batch"]})
+    was, sized = base.predict().step_time_us, again.predict().step_time_us
+    assert sized > 1.5 * was
+    assert again.predict([HostFrom([graph])]).step_time_us == pytest.approx(sized, rel=1e-6)
+    slow = HostFrom([slowed(graph, 3)])
+    ratio = base.predict([slow]).step_time_us / was
+    assert ratio > 2
+    assert again.predict([slow]).step_time_us / sized == pytest.approx(ratio, rel=0.01)
+    assert again.predict([slow, ScaleHost(0.5)]).step_time_us == pytest.approx(0.5 * ratio * sized, rel=0.01)
 
 
 def run(*arguments: object) -> tuple[int, str, str]:

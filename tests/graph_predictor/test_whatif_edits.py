@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from micro import Micro, read_ranks
 
 from graph_predictor.predict import Baseline, predict
+from graph_predictor.prediction.rewriting import rewrite
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.whatif import (
     Compile,
@@ -203,6 +204,25 @@ def test_attention_in_fp32_takes_the_memory_efficient_kernels(tmp_path: Path) ->
     old = [c for op in MATH for c in calls_of(operation(op.name, [tuple(s) for s in op.shapes]))]
     assert after.gpu_active_us == pytest.approx(320 * time_of([call]) / time_of(old), rel=2e-3)
     assert any("become efficient attention" in note for note in after.notes)
+
+
+def test_a_cpus_attention_is_priced_by_what_computes_it(tmp_path: Path) -> None:
+    """The operator around the products and the softmax is not priced as one more attention beside them."""
+    trace = Micro()
+    heads = [[1, BATCH, QUERIES, HEAD]] * 3
+    for n in range(3):
+        at = 1000.0 + 1000 * n
+        trace.step(at, at + 1000, n + 1)
+        trace.op("aten::_scaled_dot_product_attention_math", at + 5, at + 315, **Op("", heads).arguments(n))
+        for number, op in enumerate(MATH):
+            trace.op(op.name, at + 10 + 75 * number, at + 85 + 75 * number, **op.arguments(n))
+    scenario = Baseline(trace.read(tmp_path), device=device("cpu")).scenario
+    done = rewrite(FlashAttention().apply(scenario)).rewritten
+    assert done is not None
+    old = [c for op in MATH for c in calls_of(operation(op.name, [tuple(s) for s in op.shapes]))]
+    (call,) = attention("flash_forward", 1, BATCH, BATCH, QUERIES, QUERIES, HEAD, HEAD, "fp32")
+    expected = price([call], device("cpu")).total_us / price(old, device("cpu")).total_us
+    assert done.ratio == pytest.approx([expected] * len(done.replacements))
 
 
 def test_no_attention_to_replace(tmp_path: Path) -> None:
