@@ -379,7 +379,9 @@ class _Run:
             # The step is the longer of two that know nothing of each other: the training process, and its workers.
             at_least = scenario.loader.step_at_least()
             low, high = max(low, at_least[0]), max(high, at_least[1])
-        least = self.baseline.least_spread
+        # A step that an edit makes up is no surer than the recorded one it starts from: what steps differ by goes
+        # with the host time that an edit takes away, and comes back with whatever decides instead.
+        least = max(self.baseline.least_spread, self.baseline.host_spread if self.edits else 0.0)
         return min(low, step_ns * math.exp(-least)), max(high, step_ns * math.exp(least))
 
     def said(self) -> list[str]:

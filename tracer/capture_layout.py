@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracer.decode import DecodeError, from_json
 from tracer.errors import ForetraceError, TraceError
-from tracer.graph import NONE, ExecutionGraph
+from tracer.graph import LEAST_STEP_NS, NONE, ExecutionGraph
 from tracer.input_file import read_input
 from tracer.rank_classes import Span, checked_classes
 from tracer.ranks import leave_out_unbelievable
@@ -145,6 +145,15 @@ def recorded_text(timed: int, windows: int) -> str:
     return f"{timed} timed step{'' if timed == 1 else 's'} and {traces}"
 
 
+def _step_times(context: dict[str, Any], directory: PathLike) -> list[int]:
+    """Times of the steps without the profiler, ns. Raises ``TraceError`` for what no step takes."""
+    times = context.get("unprofiled_step_ns") or []
+    if not isinstance(times, list) or not all(type(t) is int and LEAST_STEP_NS <= t < _MOST_STEP_NS for t in times):
+        raise TraceError(f"The capture {os.fspath(directory)} is damaged: its {CONTEXT} holds times of steps that "
+                         "cannot be. Capture again.")
+    return list(times)
+
+
 def _timed_steps(context: dict[str, Any]) -> int:
     times = context.get("unprofiled_step_ns")
     return len(times) if isinstance(times, list) else 0
@@ -163,9 +172,7 @@ def apply_context(graph: ExecutionGraph, directory: PathLike) -> bool:
         return False
     meta = graph.meta
     hardware, software = _mapping(context, "hardware"), _mapping(context, "software")
-    times = context.get("unprofiled_step_ns")
-    if isinstance(times, list) and all(type(t) is int and 0 <= t < _MOST_STEP_NS for t in times):
-        meta.unprofiled_step_ns = list(times)
+    meta.unprofiled_step_ns = _step_times(context, directory)
     meta.profiler_flags.update({str(name): bool(value) for name, value in _mapping(context, "profiler").items()})
     meta.versions.update({str(name): str(value) for name, value in software.items()})
     meta.torch_version = meta.torch_version or str(software.get("torch", ""))

@@ -29,6 +29,8 @@ Float64 = npt.NDArray[np.float64]
 
 NONE = -1
 """Code of a missing string, parent, step, launch, op or number in every integer column."""
+LEAST_STEP_NS = 1_000
+"""What takes less than a microsecond is no training step."""
 
 SHAPE_ONLY = "shape-only"
 """``meta.era`` of a step that never ran: its operations have an order, 1 ns apart, and no times."""

@@ -7,8 +7,8 @@
 
 A recording shows when batches came, not what they cost: waiting for one is never a duration, and its arrival is no
 event of an edited step. Workers are producers with an interval of their own, and no step can be shorter than that.
-Where the trainer waited, the interval is what a step took. Where batches were ready, it was shorter by an unknown
-amount: anything up to the step is then taken to be equally likely.
+Where the trainer waited for much of the step, the interval is what a step took. Where it waited little or not at all,
+the interval was shorter by an unknown amount: anything up to the step is then taken to be equally likely.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ WORKERS = "_MultiProcessingDataLoaderIter"
 """In the name of the operation that takes a batch from worker processes."""
 MOSTLY = 0.5
 """From this share of steps on that wait for their batch, the loader is what they wait for rather than a stall."""
-LEAST_WAIT = 0.02
-"""Share of a step: less waiting for a batch than that is the time to take a ready one from its queue (shared memory is
-mapped, tensors are rebuilt)."""
+LEAST_WAIT = 0.2
+"""Share of a step: less waiting for a batch than that may as well be taking a ready one from its queue (shared memory
+is mapped, tensors are rebuilt, the worker wants the trainer's core), and says nothing of how long batches take to make.
+A worker that made one in 2.5 ms was waited for 1.9 ms in steps of 20.6 ms."""
+DECIDES = 0.98
+"""Share of a step from which on the time between two batches is said to decide it."""
 UPPER = 0.9
 """Quantile of an 80% interval's upper end."""
 
@@ -68,10 +71,10 @@ class Loader:
         """What the loader does in a step of this length, in a sentence."""
         slowest, most = float(self.interval_ns.max(initial=0.0)), float(self.at_most_ns.max(initial=0.0))
         if not slowest:
-            return (f"The loader's workers had batches ready for steps of {most / 1e6:,.3f} ms; whether they keep up "
+            return (f"The loader's workers kept up with steps of {most / 1e6:,.3f} ms; whether they keep up "
                     "with shorter ones was not recorded, and the interval allows for it.")
         low, high = (end / 1e6 for end in self.step_at_least())
-        decides = "which decides the step" if slowest >= step_ns * (1.0 - LEAST_WAIT) else "and the step takes longer"
+        decides = "which decides the step" if slowest >= step_ns * DECIDES else "and the step takes longer"
         return (f"The loader's workers make a batch every {slowest / 1e6:,.3f} ms (80% between {low:,.3f} and "
                 f"{high:,.3f}), {decides}; changes of the training process leave that as it is.")
 

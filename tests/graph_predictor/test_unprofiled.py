@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from check_support import write_capture
 from micro import Micro
 from typer.testing import CliRunner
 
@@ -178,7 +179,23 @@ def test_workers_that_kept_up_may_be_too_slow_for_a_shorter_step(tmp_path: Path)
     said = baseline.predict([ScaleHost(0.5)])
     assert said.step_time_us == pytest.approx(15_050, rel=0.01)
     assert said.interval_us[1] == pytest.approx(0.9 * 30_100, rel=0.01)
-    assert any("had batches ready for steps of 30.100 ms" in note for note in said.notes)
+    assert any("kept up with steps of 30.100 ms" in note for note in said.notes)
+
+
+def test_a_short_wait_is_no_evidence_of_slow_workers(tmp_path: Path) -> None:
+    """Work of 20 ms and a batch every 22: whether the wait was for the worker or for its queue is not known."""
+    baseline = Baseline(loading(tmp_path, 20_000, 22_000))
+    half = baseline.predict([ScaleHost(0.5)])
+    assert half.step_time_us < 0.7 * 22_000 < half.interval_us[1]
+    assert any("kept up with steps of" in note for note in half.notes)
+
+
+def test_an_edited_step_is_no_surer_than_the_recorded_one(tmp_path: Path) -> None:
+    baseline = Baseline(loading(tmp_path, 30_000, 0))
+    for edits in ([ScaleHost(0.5)], [ScaleHost(1e-6)]):
+        said = baseline.predict(edits)
+        assert np.log(said.interval_us[1] / said.step_time_us) >= 0.999 * baseline.host_spread
+        assert np.log(said.step_time_us / said.interval_us[0]) >= 0.999 * baseline.host_spread
 
 
 def test_larger_batches_take_their_workers_longer(tmp_path: Path) -> None:
@@ -229,3 +246,10 @@ def test_the_profilers_cost_comes_before_other_ranks(foreign: Job) -> None:
     second = read_job(str(TRACES / "bert-cpu")).graphs[0]
     job = assemble_job([foreign.graphs[0], second])
     assert Baseline(job).predict().times == "without the profiler"
+
+
+@pytest.mark.parametrize("times", [[1, 1, 1], ["a"], [10**18], {"a": 1}, [0]])
+def test_times_that_no_step_takes_are_damage(tmp_path: Path, times: Any) -> None:
+    folder = write_capture(tmp_path / "capture", unprofiled_step_ns=times)
+    with pytest.raises(ForetraceError, match="times of steps that cannot be"):
+        read_job([str(folder)])

@@ -120,7 +120,7 @@ def random_graphs(draw) -> ExecutionGraph:
     graph.meta = draw(st.builds(
         Meta, source=st.text(max_size=10), rank=st.integers(-1, 10_000), base_time_ns=st.integers(-2**63, 2**63 - 1),
         profiler_flags=st.dictionaries(st.text(max_size=5), st.booleans(), max_size=3),
-        unprofiled_step_ns=st.lists(st.integers(0, graphs.MOST_NS), max_size=3),
+        unprofiled_step_ns=st.lists(st.integers(1_000, graphs.MOST_NS), max_size=3),
         process_groups=st.just([{"pg_name": "0", "ranks": [0, 1], "nested": {"a": None}}]),
         loss=st.builds(LossReport, orphan_kernels=st.integers(0, 2**40), notes=st.lists(st.text(max_size=9))),
     ))

@@ -13,6 +13,7 @@ import msgspec
 from tracer.decode import DecodeError, convert, from_json
 from tracer.errors import GraphFileError
 from tracer.graph import (
+    LEAST_STEP_NS,
     NONE,
     ExecutionGraph,
     GapKind,
@@ -262,7 +263,7 @@ def _check_times(graph: ExecutionGraph, label: str) -> None:
             if int(values.min()) < least or int(values.max()) > MOST_NS:
                 raise corrupt(label, f"column {name}.{column} holds a time that cannot be")
     times = [graph.meta.window_ns, *graph.meta.unprofiled_step_ns]
-    if min(times) < NONE or max(times) > MOST_NS:
+    if min(times) < NONE or max(times) > MOST_NS or min(times[1:], default=LEAST_STEP_NS) < LEAST_STEP_NS:
         raise corrupt(label, "the length of its window or of a step cannot be")
 
 
