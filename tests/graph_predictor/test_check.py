@@ -312,7 +312,7 @@ def test_no_directory_no_capture_a_file(tmp_path: Path, run: Run) -> None:
 @pytest.mark.parametrize(("text", "words"), [
     ('{"name": "another tool"}', "was not written by foretrace"),
     ("[]", "was not written by foretrace"),
-    ("{", "is not JSON"),
+    ("{", "is no JSON"),
     ('{"format": "foretrace-baseline", "version": 99}', "of version 99"),
     ('{"format": "foretrace-baseline", "version": "1"}', "is damaged"),
     ('{"format": "foretrace-baseline", "version": 1, "reasons": [], "captures": {"step": 3}}', "is damaged"),

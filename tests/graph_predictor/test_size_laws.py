@@ -62,10 +62,12 @@ def check_laws(graph: ExecutionGraph, batch: int, times: int) -> None:
         if [call.kind for call in old] != [call.kind for call in new]:
             continue  # another implementation at the new size
         for was, will in zip(old, new, strict=True):
+            # What lies between samples is one less than they are: 511 of 512 become 16,383 of 16,384.
+            most = 1.001 + 1.0 / batch
             if "sort" in was.kind or "topk" in was.kind or was.family is Family.ATTENTION:
                 continue  # n log n; n² where the tokens of one sequence are the first dimension
             for less, more in ((was.flops, will.flops), (was.bytes_moved, will.bytes_moved)):
-                assert less * 0.999 <= more <= less * times * 1.001, (before, after)
+                assert less * 0.999 <= more <= less * times * most, (before, after)
     assert followed
     for row in range(len(graph.collectives)):
         assert scaled.payload(row) in (1, pytest.approx(times, rel=1 / batch))

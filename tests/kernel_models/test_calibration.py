@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from calibration_support import H200, HEALTHY, Bench0, healthy, law_us, simulated
@@ -36,6 +37,7 @@ from kernel_models.profile import load_profile, save_profile
 from tracer.campaign import CampaignError, Results, read_kernels
 from tracer.campaign.families import FAMILIES
 from tracer.campaign.items import side
+from tracer.campaign.results import Index
 
 ROOT = Path(__file__).resolve().parents[2]
 __all__ = ["simulated"]
@@ -522,7 +524,7 @@ def test_a_gpu_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     process = command("-o", str(tmp_path / "a.profile"), "--on", "cuda")
     out, error = process.communicate(timeout=240)
     assert process.returncode == 2 and out == ""
-    assert "sees no CUDA device" in error and "--device cpu" in error and "--rehearse" not in error
+    assert "sees no CUDA device" in error and "--on cpu" in error and "--rehearse" not in error
     assert error.count("\n") == 1
 
 
@@ -530,7 +532,7 @@ def test_runs_of_other_threads_and_results_without_their_index_are_not_mixed(tmp
     pytest.importorskip("torch", reason="measuring needs torch")
     work = tmp_path / "cpu.measurements"
     work.mkdir()
-    index = {"version": 1, "sessions": [{"torch_threads": 1}]}
+    index = {**msgspec.to_builtins(Index()), "sessions": [{"torch_threads": 1}]}
     (work / "campaign.json").write_text(json.dumps(index))
     cores = os.cpu_count() or 1
     for threads, told in ((2, "--threads 1 and this run has 2" if cores > 1 else "more than the 1 cores"),
@@ -550,7 +552,7 @@ def test_runs_of_other_threads_and_results_without_their_index_are_not_mixed(tmp
 def test_mistakes_end_the_command_with_2(tmp_path: Path) -> None:
     (tmp_path / "letter.profile").write_text("precious")
     for options, told in (
-            (("-o", str(tmp_path / "letter.profile")), "is no profile"),
+            (("-o", str(tmp_path / "letter.profile")), "is no device profile"),
             (("-o", str(tmp_path / "a.profile"), "--families", ""), "names none"),
             (("-o", str(tmp_path / "no" / "a.profile")), "does not exist"),
             (("-o", str(tmp_path)), "is a directory"),

@@ -793,7 +793,7 @@ def test_optimizers_that_step_at_different_rates(tmp_path: Path, command: Comman
     path.write_text(ADVERSARIAL)
     told = "while optimizer 1 (Adam, 72 parameters) made 1 meanwhile, not as many in each; --optimizer 1 counts"
     code, out, _ = command("capture", "--out", tmp_path / "a", *COUNTS, path)
-    assert code == 0 and told in out
+    assert code == 0 and told in " ".join(out.split())
     assert any(told in note for note in tracer.read_job(tmp_path / "a").notes)
     assert read_context(tmp_path / "a" / "rank0")["optimizers"]["seen"][0] == {
         "class": "SGD", "parameters": 20, "steps": 8}
