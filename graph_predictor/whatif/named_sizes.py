@@ -28,10 +28,15 @@ def parse_sets(texts: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
             raise EditError(f"{text!r} names no size: write it like batch=128, or batch=32:128 with the recorded one.")
         if match[1] in new:
             raise EditError(f"{match[1]} is set twice; give one new size.")
-        new[match[1]] = int(match[3])
+        new[match[1]] = _size(match[3])
         if match[2] is not None:
-            old[match[1]] = int(match[2])
+            old[match[1]] = _size(match[2])
     return old, new
+
+
+def _size(digits: str) -> int:
+    """A size; of one with more digits than any, the least that is refused wherever sizes are checked."""
+    return int(digits) if len(digits) <= len(str(MOST)) else MOST + 1
 
 
 def parse_also(text: str) -> tuple[str, dict[str, int]]:
@@ -40,7 +45,7 @@ def parse_also(text: str) -> tuple[str, dict[str, int]]:
     if match is None:
         raise EditError("--also needs the path of a capture, such as runs/b:batch=64.")
     pairs = (part.split("=") for part in (match["sizes"] or "").split(",") if part)
-    return match["path"], {name: int(size) for name, size in pairs}
+    return match["path"], {name: _size(size) for name, size in pairs}
 
 
 def captured_sizes(graphs: Sequence[ExecutionGraph], told: Sequence[Mapping[str, int]], new: Mapping[str, int]) -> list[

@@ -16,6 +16,7 @@ from graph_predictor.prediction.memory import OPTIMIZER, peak_memory, with_sizes
 from graph_predictor.prediction.rewriting import Rewriting
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.whatif import Sizes
+from graph_predictor.whatif.named_sizes import MOST, parse_also
 from graph_predictor.whatif.scaled_shapes import ScaledShapes, strided_maps
 from graph_predictor.whatif.sizes import payload_factors
 from kernel_models.device import device
@@ -197,3 +198,10 @@ def test_maps_that_strides_leave_follow_an_image_without_its_size() -> None:
     assert strided_maps([(4, 3, 64, 64), (4, 192, 8, 8)], 64) == [8]
     assert strided_maps([(4, 6, 48, 48), (4, 48, 192), (4, 6, 48, 32)], 48) == []
     assert strided_maps([(4, 32, 24, 24)], 48) == []  # no image of that size: it is another dimension's
+
+
+def test_a_size_of_thousands_of_digits_is_no_size() -> None:
+    most = "9" * 5_000
+    with pytest.raises(EditError, match=r"is no size: give a whole number from 1 to 2,147,483,647"):
+        Sizes.parse([f"batch=64:{most}"])
+    assert parse_also(f"runs/b:batch={most}")[1]["batch"] > MOST

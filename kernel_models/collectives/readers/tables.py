@@ -7,6 +7,7 @@ collective, the dtype, ranks, ranks per node, the backend, the GPU and the syste
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def read_table(path: str, hints: Hints) -> Measurements:
 def _text(values: dict[str, list[Any]], key: str, row: int) -> str:
     """A cell as text; empty where the column or the cell is."""
     value = values[key][row] if key in values else None
-    return "" if value is None or value != value else str(value).strip()
+    return "" if value is None or (isinstance(value, float) and not math.isfinite(value)) else str(value).strip()
 
 
 def _time(columns: dict[str, Any], name: str) -> tuple[Any, float]:
