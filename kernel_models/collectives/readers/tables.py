@@ -7,7 +7,6 @@ collective, the dtype, ranks, ranks per node, the backend, the GPU and the syste
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -81,9 +80,10 @@ def read_table(path: str, hints: Hints) -> Measurements:
 
 
 def _text(values: dict[str, list[Any]], key: str, row: int) -> str:
-    """A cell as text; empty where the column or the cell is."""
+    """A cell as text; empty where the column or the cell is, or where a writer put down a missing number for it."""
     value = values[key][row] if key in values else None
-    return "" if value is None or (isinstance(value, float) and not math.isfinite(value)) else str(value).strip()
+    text = "" if value is None else str(value).strip()
+    return "" if text.lower().lstrip("+-") in ("nan", "inf") else text
 
 
 def _time(columns: dict[str, Any], name: str) -> tuple[Any, float]:
