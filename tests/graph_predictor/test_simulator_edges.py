@@ -88,7 +88,7 @@ def test_kernel_that_starts_before_its_call(tmp_path: Path) -> None:
 def test_factors_without_meaning(factor: float, tmp_path: Path) -> None:
     """Also those under which durations would not fit an int64 of nanoseconds."""
     graph = Micro().calibrate().read(tmp_path)
-    with pytest.raises(ForetraceError, match="scaled|would last for years"):
+    with pytest.raises(ForetraceError, match=r"scaled|would last for years"):
         replay(graph, scale_kernels=factor)
 
 
