@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import re
 import shutil
 import sys
@@ -37,6 +38,8 @@ CODES = {"check": {0, 1, 2, 3}}
 """Exit codes of commands that are gates; all others end with 0 or 2."""
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _CHUNK = 200
+_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""Where inputs are written: no disk, if there is such a place."""
 _NO_NUMBER = re.compile(r"(?<![\w.:/'\"=-])[-+]?(?:nan|inf)(?![\w.'\"=-])")
 
 
@@ -173,12 +176,13 @@ def warm_up(seeds: Path) -> list[list[str]]:
             ["check", str(seeds / "checked")], ["campaign", "status", str(seeds / "campaign")],
             ["models", "evaluate", str(seeds / "device.profile"), str(seeds / "table.parquet")],
             ["replay", str(seeds / "graph_long.foretrace")],
-            ["comm", "predict", "all_reduce", "--bytes", "1MiB", "--profile", str(seeds / "comm.json")]]
+            ["comm", "predict", "all_reduce", "--bytes", "1MiB", "--profile", str(seeds / "comm.json")],
+            ["sweep", one, "--clock", "1,2", "--jobs", "1", "-o", str(seeds / "warm.csv")], ["plan", one, "--gpus", "8"]]
 
 
 def run_one(worker: Worker, case: Case, seeds: Path) -> Outcome:
     """Run a case and judge it."""
-    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+    with tempfile.TemporaryDirectory(prefix="fuzz-", dir=_MEMORY) as folder:
         root = Path(folder)
         try:
             argv = case.write(root, seeds)
