@@ -18,6 +18,7 @@ from graph_predictor.cli.comm import comm
 from graph_predictor.cli.convert import convert
 from graph_predictor.cli.devices import devices, topologies
 from graph_predictor.cli.diff import diff
+from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.fit import fit
 from graph_predictor.cli.inspect import inspect
 from graph_predictor.cli.models import models
@@ -29,6 +30,7 @@ from graph_predictor.cli.price import price
 from graph_predictor.cli.ranks import ranks
 from graph_predictor.cli.replay import replay
 from graph_predictor.cli.sweep import sweep
+from graph_predictor.cli.text import ClosedOutput, finish_output, standard_output
 from graph_predictor.cli.trace import trace
 from graph_predictor.cli.workloads import workloads
 
@@ -79,13 +81,26 @@ def main() -> None:
         # A terminal that cannot show µ gets a question mark, not a crash.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    app()
+    try:
+        with one_sentence(debug=False), standard_output():
+            _run()
+    except typer.Exit as ended:
+        sys.exit(ended.exit_code)
+
+
+def _run() -> None:
+    try:
+        app()
+    except SystemExit as ended:
+        if not ended.code:
+            finish_output()  # of --help too, which is no command's
+        raise
 
 
 def _open_closed_streams() -> None:
     """Put the null device where a shell closed a stream (``>&-``), so that no output file gets its number."""
     if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 -- until the process ends
+        sys.stdout = ClosedOutput(open(os.devnull, "wb"))  # noqa: SIM115 -- until the process ends
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 

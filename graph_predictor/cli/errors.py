@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import tempfile
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 
 import typer
 
-from graph_predictor.cli.text import STDOUT, standard_output, tell
+from graph_predictor.cli.text import STDOUT, finish_output, tell
 from tracer.disk import FULL
 from tracer.errors import ForetraceError
 
@@ -31,8 +32,7 @@ def one_sentence(debug: bool) -> Iterator[None]:
     """Turn what a command raises into one sentence and ``typer.Exit``; with ``debug`` the traceback comes first."""
     try:
         yield
-        with standard_output():
-            sys.stdout.flush()
+        finish_output()
     except typer.Exit:
         raise
     except BrokenPipeError:
@@ -61,6 +61,9 @@ def _told(error: BaseException) -> tuple[int, str]:
         return BAD_INPUT, f"This needs {lacking}; install it with: pip install 'foretrace[capture]'."
     if isinstance(error, MemoryError):
         return FAILED, "There is not enough memory for this trace; give fewer ranks at a time, or use a larger machine."
+    if isinstance(error, OSError) and error.filename == STDOUT and error.errno == errno.EBADF:
+        return BAD_INPUT, ("The standard output is closed, so that the answer could not be written; send it to a file, "
+                           "or to /dev/null if it is not wanted.")
     if isinstance(error, OSError) and error.filename is None and error.errno in FULL:
         return BAD_INPUT, (f"{error.strerror}: neither what was written, nor the temporary directory "
                            f"{tempfile.gettempdir()}, may have had room; free space. Existing outputs are unchanged.")

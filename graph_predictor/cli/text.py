@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import sys
 import unicodedata
 from collections.abc import Iterator
@@ -49,6 +52,25 @@ def standard_output() -> Iterator[None]:
     except OSError as error:
         error.filename = error.filename or STDOUT
         raise
+
+
+class ClosedOutput(io.TextIOWrapper):
+    """Stands for a standard output that is closed: takes everything, so that work is finished, and knows of it."""
+
+    written = False
+
+    def write(self, text: str) -> int:
+        """Take a text that goes nowhere."""
+        self.written = self.written or bool(text)
+        return len(text)
+
+
+def finish_output() -> None:
+    """Write what is left, at a command's end. Raises ``OSError``: it could not be, or nothing could."""
+    with standard_output():
+        sys.stdout.flush()
+        if isinstance(sys.stdout, ClosedOutput) and sys.stdout.written:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
 
 def _printable(character: str) -> str:

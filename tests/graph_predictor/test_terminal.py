@@ -111,21 +111,24 @@ def test_a_reader_that_has_gone_is_no_error(arguments: tuple[object, ...]) -> No
     assert ran.stderr == "" and ran.returncode in (0, 1, 141)
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
-def test_closed_streams_are_no_error(closed: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", ">&- <&-"])
+def test_an_answer_that_could_not_be_written_is_no_success(closed: str, tmp_path: Path) -> None:
     out = tmp_path / "small.foretrace"
-    for arguments in (f"inspect {CAPTURE}", f"convert {CAPTURE} -o {out}"):
+    for arguments in (f"convert {CAPTURE} -o {out}", "--help"):
         ran = subprocess.run(f"{sys.executable} -c '{COMMAND}' {arguments} {closed}", shell=True, text=True,
                              check=False, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
-        assert ran.returncode == 0 and "Traceback" not in ran.stderr
+        lost = closed != "2>&-"
+        assert ran.returncode == (2 if lost else 0) and "Traceback" not in ran.stderr
+        assert ("standard output is closed" in ran.stderr) == (lost and "2>&-" not in closed)
     assert out.read_bytes().startswith(b"PK\x03\x04")  # nothing else was written into it
 
 
 def test_a_full_standard_output_is_named() -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("this system has no /dev/full")
-    with open("/dev/full", "w") as full:
-        ran = foretrace("workloads", "--json", stdout=full, stderr=subprocess.PIPE)
-    assert ran.returncode == 2
-    assert ran.stderr.startswith("foretrace: the standard output: No space left on device") and (
-        ran.stderr.count("\n") == 1)
+    for arguments in (["workloads", "--json"], ["--help"]):
+        with open("/dev/full", "w") as full:
+            ran = foretrace(*arguments, stdout=full, stderr=subprocess.PIPE)
+        assert ran.returncode == 2
+        assert ran.stderr.startswith("foretrace: the standard output: No space left on device") and (
+            ran.stderr.count("\n") == 1)
