@@ -35,7 +35,7 @@ def parse_ranks(text: str) -> list[int]:
     """Ranks of "0-7,16,24-31" or, with a step, "0-63:8". Raises ``CommError`` for anything else."""
     found: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+)(?::(\d+))?)?\s*", part)
+        match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?\s*", part)
         if not match:
             raise CommError(f"{text!r} is no group of ranks; write it like 0-7,16 or 0-63:8.")
         first, last, step = int(match.group(1)), int(match.group(2) or match.group(1)), int(match.group(3) or 1)

@@ -30,7 +30,8 @@ Float64 = npt.NDArray[np.float64]
 NEVER = np.int64(-(2**62))
 """Time of an external event that does not exist."""
 
-
+MOST_FACTOR = 1e12
+"""No part of a machine is faster or slower by more: what is beyond is a slip, and overflows."""
 LONGEST_NS = 2.0**56
 """More than two years: sums of simulated times below it stay far from int64's end."""
 

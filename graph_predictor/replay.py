@@ -20,7 +20,7 @@ from graph_predictor.critical_path import step_items
 from graph_predictor.damage import damage_notes
 from graph_predictor.engine import Simulated, simulate
 from graph_predictor.prediction.unprofiled import on_unprofiled_clock, unprofiled
-from graph_predictor.program import Int64, Program, whole_ns
+from graph_predictor.program import MOST_FACTOR, Int64, Program, whole_ns
 from graph_predictor.residuals import with_residuals
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY, ExecutionGraph, KernelKind
@@ -144,8 +144,9 @@ def replay(
     """
     if isinstance(graphs, ExecutionGraph):
         graphs = [graphs]
-    if not np.isfinite(scale_kernels) or scale_kernels < 0:
-        raise ForetraceError(f"Kernel durations cannot be scaled by {scale_kernels}: give a factor of zero or more.")
+    if not 0 <= scale_kernels <= MOST_FACTOR:
+        raise ForetraceError(f"Kernel durations cannot be scaled by {scale_kernels:g}: give a factor from zero to "
+                             f"{MOST_FACTOR:g}.")
     if not graphs:
         raise ForetraceError("There is nothing to replay: no graph was given. Read a trace or a job first.")
     check_recorded(graphs)

@@ -56,7 +56,7 @@ def short_dtype(name: str) -> str:
 
 def scalar_type(text: str) -> str:
     """Short name of the element type a recorded ``ScalarType`` argument stands for ("15" → "bf16"), "" if none."""
-    return _SCALAR_TYPES.get(int(text), "") if text.isdigit() else short_dtype(text)
+    return _SCALAR_TYPES.get(int(text), "") if text.isdecimal() and len(text) < 5 else short_dtype(text)
 
 
 def itemsize(dtype: str) -> int:

@@ -47,7 +47,7 @@ _FAMILIES: tuple[tuple[Family, str], ...] = (
 _TF32 = re.compile(r"tf32|s1688(gemm|fprop|dgrad|wgrad)|tensorop_s1688|s1688cudnn|_S_?S?X?F32|XF32", re.IGNORECASE)
 _TEMPLATE = re.compile(r"[<,(]\s*(c10::\w+|long int|long|float|double|int|bool|unsigned char|signed char|__nv_bfloat16"
                        r"|__hip_bfloat16|__half)(?=[\s,>*])")
-_OPAQUE = re.compile(r"OpaqueType<(\d+)u?>")
+_OPAQUE = re.compile(r"OpaqueType<(\d{1,4})u?>")
 _BY_SIZE = {1: "uint8", 2: "bf16", 4: "fp32", 8: "int64"}
 
 

@@ -89,7 +89,7 @@ def _part(path: Path, rank: int) -> CapturePart:
     windows = {int(match.group(1) or match.group(2) or 0): path / name for name in os.listdir(path)
                if (match := _WINDOW.match(name))}
     trace = path / EXECUTION_TRACE
-    return CapturePart(path, rank, [windows[i] for i in sorted(windows)], trace if trace.is_file() else None)
+    return CapturePart(path, rank, [windows[i] for i in sorted(windows)], trace if os.path.lexists(trace) else None)
 
 
 def read_context(directory: PathLike) -> dict[str, Any]:

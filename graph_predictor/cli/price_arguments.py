@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MOST = 2**40
 """Sizes and numbers are below this."""
 _MOST_ELEMENTS = 2**60
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_NUMBER = re.compile(r"[+-]?([0-9]{1,400}\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _DECISIVE = frozenset(("hidden_size", "kernel_size", "output_size", "scale_factors", "input_size", "input_sizes",
                        "size", "split_sizes"))
 """Numbers without which an operation cannot be priced."""

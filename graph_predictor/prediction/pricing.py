@@ -30,6 +30,8 @@ MEASURED_SPREAD = 0.01
 """Log half width of the 80% interval of measured kernel time. From step to step of one run sums differ by 0.002 (V100)
 to 0.005 (A100), and by 0.05 where batches differ (recommendation on 8×A100); another run of the same machine adds
 clocks."""
+UNCHANGED = 1e-3
+"""A kernel's time that changes by less is called the same."""
 LEAST_RATIO, MOST_RATIO = 1e-3, 1e3
 
 
@@ -81,12 +83,23 @@ def price_kernels(scenario: Scenario) -> KernelTimes:
         # Of a modelled time the interval stays that of the model; a measured one takes that of the ratio.
         low[touched] = np.minimum(low[touched], ratio_low[of[touched]])
         high[touched] = np.maximum(high[touched], ratio_high[of[touched]])
+        repeated = of[touched & scenario.cycle.kernel]
+        if scenario.device is None and _factors(scenario) and (np.abs(ratio[repeated] - 1) < UNCHANGED).all():
+            notes.append(f"{_factors(scenario)} changes no kernel's time by {UNCHANGED:.1%}.")
+    elif _factors(scenario):
+        notes.append(f"No time of the step is a GPU's: nothing changes with {_factors(scenario)}.")
     if scenario.kernel_factor is not None:
         ns *= scenario.kernel_factor
         source[scenario.kernel_factor != 1.0] = np.maximum(source[scenario.kernel_factor != 1.0], Source.ANCHORED)
     if scenario.kernel_spread is not None:
         low, high = -np.hypot(low, scenario.kernel_spread), np.hypot(high, scenario.kernel_spread)
     return KernelTimes(ns, source, work.family, low, high, tuple(notes))
+
+
+def _factors(scenario: Scenario) -> str:
+    """The factors on the device's speed, in words; empty where there are none."""
+    return " and ".join(f"{what} × {factor:g}" for what, factor in (
+        ("GPU clock", scenario.clock), ("memory bandwidth", scenario.bandwidth)) if factor != 1.0)
 
 
 def target_device(scenario: Scenario) -> DeviceSpec | None:

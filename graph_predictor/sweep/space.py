@@ -21,7 +21,7 @@ WORLD_SIZE, SWITCHES, NO_SWITCH = "world_size", "edits", "none"
 UNCHANGED = Configuration()
 _TEXTS = frozenset({"device", "dtype", "topology", "parallel", "straggler", "host_from"})
 _FACTORS = frozenset({"host", "clock", "bandwidth", "kernels"})
-_SIZE = re.compile(r"(?P<name>\w+)=(?:(?P<old>\d+):)?(?P<values>\d+(?:,\d+)*)")
+_SIZE = re.compile(r"(?P<name>\w+)=(?:(?P<old>\d{1,18}):)?(?P<values>\d{1,18}(?:,\d{1,18})*)")
 
 
 class SweepError(ForetraceError):

@@ -8,6 +8,7 @@ what the arguments decide is known; a result that depends on numbers the trace l
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,8 @@ import msgspec
 
 from graph_predictor.whatif.layouts import Dim, Layout, NamedSizes, Shape, reshaped
 from tracer.views import Argument
+
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
 
 
 class Inconsistent(Exception):
@@ -52,7 +55,7 @@ class Call:
     def number(self, place: int) -> int | None:
         """The whole number that an argument is; ``None`` where it is none, or not recorded."""
         text = self.arguments[place].value if place < len(self.arguments) else ""
-        return int(text) if text.lstrip("-").isdigit() else None
+        return int(text) if _WHOLE.fullmatch(text) else None
 
     def numbers(self, place: int) -> tuple[int, ...] | None:
         """The list of whole numbers that an argument is; ``None`` where it is none, or not recorded."""

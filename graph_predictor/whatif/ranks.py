@@ -53,7 +53,8 @@ class Ranks:
         world, parts, settings = 1, [], {}
         for part in text.split(","):
             name, _, number = (piece.strip().lower() for piece in part.partition("="))
-            if name not in (*_SIZES, *_MORE) or not number.isdecimal() or not 0 < int(number) < 10**6:
+            if name not in (*_SIZES, *_MORE) or not number.isdecimal() or len(number) > 6 or (
+                    not int(number)):
                 raise EditError(f"{part.strip()!r} is no part of a plan: write kinds with their sizes, such as ddp=8, "
                                 "fsdp2=8,tp=2, pp=4,microbatches=8 or fsdp2=8,ep=4 (there are "
                                 f"{', '.join((*_SIZES, *_MORE))}).")

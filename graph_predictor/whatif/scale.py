@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graph_predictor.prediction.scenario import EditError, Scenario
-
-MOST_FACTOR = 1e12
-"""No part of a machine is faster or slower by more: what is beyond is a slip, and overflows."""
+from graph_predictor.program import MOST_FACTOR
 
 
 def _checked(factor: float, what: str) -> float:

@@ -63,7 +63,8 @@ class OnTopology:
                 _fill(built.program.kernel_ptr, found, here, there, factor, spread)
         notes = f"Collectives were recorded on {old.topology.name}" + (
             " (the device's usual nodes)" if self.recorded is None else "") + (
-            f"; {unknown} of them have no recorded kind or size and keep their times." if unknown else ".")
+            f"; {unknown} of them have no recorded kind or size and keep their times." if unknown else ".") + (
+            " None takes another time there." if (factor == 1.0).all() else "")
         mine = scenario.kernel_factor
         wide = scenario.kernel_spread
         return replace(scenario.with_note(notes), kernel_factor=factor if mine is None else factor * mine,

@@ -260,7 +260,7 @@ def _checked_network(network: Network) -> Network:
 def _known_topology(name: str, oversubscription: float | None) -> Topology:
     text, _, network_name = name.strip().lower().partition("@")
     node_name, count = text, 1
-    if text not in node_names() and (match := re.fullmatch(r"(.+)x([-+]?\d+)", text)):
+    if text not in node_names() and (match := re.fullmatch(r"(.+)x([-+]?\d{1,9})", text)):
         node_name, count = match.group(1), int(match.group(2))
     elif text not in node_names() and text.rpartition("x")[0] in node_names():
         raise CommError(f"{text.rpartition('x')[2]!r} of {name!r} is no count of nodes; write one such as "

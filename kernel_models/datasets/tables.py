@@ -106,7 +106,7 @@ def check_sizes(frame: pandas.DataFrame, columns: Iterable[str], path: Path, lea
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
             raise DataError(f"{path} holds {str(frame[name].iloc[row])[:40]!r} as {name} in row "
-                            f"{frame.index[row] + 1:,}, which is no whole number from {least} to {LARGEST:,}; "
+                            f"{row + 1:,}, which is no whole number from {least} to {LARGEST:,}; "
                             "correct or remove that row.")
 
 

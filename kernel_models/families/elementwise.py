@@ -12,6 +12,7 @@ than the output, "strided" where one has holes or another order of dimensions.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from kernel_models.dtypes import itemsize
@@ -27,6 +28,7 @@ from kernel_models.families.registry import (
 from kernel_models.op_call import Family, OpCall
 from kernel_models.tensors import Tensor, broadcast
 
+_NUMBER = re.compile(r"-?(?=.{1,30}$)[0-9]*\.?[0-9]+")
 OPERATIONS = {
     "gelu": 8, "gelu_backward": 14, "silu": 4, "silu_backward": 7, "sigmoid": 3, "tanh": 5, "softplus": 4, "mish": 8,
     "exp": 1, "addcmul": 3, "addcdiv": 3, "lerp": 3, "sigmoid_backward": 3, "tanh_backward": 3, "silu_and_mul": 5,
@@ -168,7 +170,7 @@ def _sequence(op: Inputs) -> Iterator[OpCall]:
         yield from elementwise("fill", [], outputs[-1].shape, outputs[-1].dtype)
         return
     texts = [argument.value for argument in op.arguments]
-    numbers = [float(text) for text in texts if text.replace(".", "", 1).lstrip("-").isdigit()]
+    numbers = [float(text) for text in texts if _NUMBER.fullmatch(text)]
     if not numbers:
         op.missing("length")
     start, end, step = (0.0, numbers[0], 1.0) if len(numbers) == 1 else (*numbers[:2], (*numbers[2:3], 1.0)[0])

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from kernel_models.model import Arrays, Float64
 from kernel_models.transfer.figures import Figures
 
-_TILE = re.compile(r"_(\d+)x(\d+)(?:x\d+)?_")
+_TILE = re.compile(r"_(\d{1,5})x(\d{1,5})(?:x\d+)?_")
 _LEAVES, _LEAST_ROWS = 100, 15
 
 

@@ -40,7 +40,7 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _CHUNK = 200
 _MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Where inputs are written: no disk, if there is such a place."""
-_NO_NUMBER = re.compile(r"(?<![\w.:/'\"=-])[-+]?(?:nan|inf)(?![\w.'\"=-])")
+_NO_NUMBER = re.compile(r"(?<![\w.:/'\"=-])[-+]?(?:nan|inf)(?![\w.'\"=/-])")
 
 
 @dataclass
@@ -177,7 +177,8 @@ def warm_up(seeds: Path) -> list[list[str]]:
             ["models", "evaluate", str(seeds / "device.profile"), str(seeds / "table.parquet")],
             ["replay", str(seeds / "graph_long.foretrace")],
             ["comm", "predict", "all_reduce", "--bytes", "1MiB", "--profile", str(seeds / "comm.json")],
-            ["sweep", one, "--clock", "1,2", "--jobs", "1", "-o", str(seeds / "warm.csv")], ["plan", one, "--gpus", "8"]]
+            ["sweep", one, "--clock", "1,2", "--jobs", "1", "-o", str(seeds / "warm.csv")],
+            ["plan", one, "--gpus", "8"]]
 
 
 def run_one(worker: Worker, case: Case, seeds: Path) -> Outcome:

@@ -96,13 +96,15 @@ def test_an_odd_trace_is_answered_or_refused(tmp_path: Path, run: Run, make: Cal
 
 
 @pytest.mark.parametrize("arguments", [
-    ["replay", "IN", "--scale-kernels", "1e15"], ["predict", "IN", "--kernels", "1e18"],
+    ["replay", "IN", "--scale-kernels", "1e15"], ["replay", "HOST", "--scale-kernels", "1e20"],
+    ["predict", "IN", "--kernels", "1e18"],
     ["predict", "IN", "--host", "1e15"], ["predict", "IN", "--host", "1e308"],
     ["predict", "IN", "--straggler", "0:1e308%"],
     ["comm", "predict", "all_reduce", "--bytes", "1MiB", "--topology", "dgx-h100x4", "--oversubscription", "1e308"]])
 def test_factors_beyond_all_times_are_refused(tmp_path: Path, run: Run, arguments: list[str]) -> None:
-    trace = step().write(tmp_path / "in.json")
-    code, out, errors = run(*(trace if word == "IN" else word for word in arguments))
+    host = Micro().step(100, 500).op("aten::relu", 110, 480)
+    names = {"IN": step().write(tmp_path / "in.json"), "HOST": host.write(tmp_path / "host.json")}
+    code, out, errors = run(*(names.get(word, word) for word in arguments))
     assert code == 2 and not out and errors.count("\n") == 1
 
 

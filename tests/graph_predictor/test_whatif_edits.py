@@ -387,6 +387,14 @@ def cpu(name: str) -> Job:
     return read_job(str(TRACES / name))
 
 
+def test_a_faster_device_that_changes_nothing_is_said(tmp_path: Path) -> None:
+    baseline = Baseline(trace_of([Op("aten::relu", [LARGE])]).read(tmp_path))
+    assert not any("no kernel's time" in note for note in baseline.predict([ScaleBandwidth(3)]).notes)
+    assert "GPU clock × 3 changes no kernel's time by 0.1%." in baseline.predict([ScaleClock(3)]).notes
+    said = Baseline(cpu("cpu-small")).predict([ScaleClock(3), ScaleBandwidth(2)]).notes
+    assert "No time of the step is a GPU's: nothing changes with GPU clock × 3 and memory bandwidth × 2." in said
+
+
 def test_edits_of_a_cpus_step_replace_its_operations() -> None:
     baseline = Baseline(cpu("bert-cpu"))
     step = baseline.predict()

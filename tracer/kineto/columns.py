@@ -301,5 +301,5 @@ def _absent(values: np.ndarray) -> np.ndarray:
 
 
 def _number(text: Any) -> int:
-    digits = "".join(c for c in str(text) if c.isdigit())
+    digits = "".join(c for c in str(text) if c.isdecimal())
     return int(digits) if digits and len(digits) < 18 else NONE

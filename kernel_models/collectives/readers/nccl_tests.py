@@ -29,7 +29,7 @@ from kernel_models.collectives.call import (
 from kernel_models.collectives.measurements import Measurements, join, make_measurements
 from kernel_models.collectives.readers.hints import Hints
 
-_RANK = re.compile(r"#\s*Rank\s+(\d+)\s.*?\bon\s+(\S+)\s+device\s+\d+(?:\s+\[[^\]]*\])?[ \t]*(.*)$", re.IGNORECASE)
+_RANK = re.compile(r"#\s*Rank\s+(\d{1,9})\s.*?\bon\s+(\S+)\s+device\s+\d+(?:\s+\[[^\]]*\])?[ \t]*(.*)$", re.IGNORECASE)
 _TEST = re.compile(r"(?:Collective test starting:\s*|\b)(\w+)_perf\b")
 _ROW = re.compile(r"^\s+\d+\s+\d+\s+[a-z]\w*\s")
 _END = re.compile(r"^#\s*(Avg bus bandwidth|Out of bounds values)", re.IGNORECASE)

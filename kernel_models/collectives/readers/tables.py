@@ -68,7 +68,7 @@ def read_table(path: str, hints: Hints) -> Measurements:
             dtype = dtype_name(str(values["dtype"][i])) if "dtype" in values else hints.dtype
             if not (float(size) >= 0 and float(time) > 0):
                 raise ValueError(f"{size} bytes in {time}")
-        except (TypeError, ValueError, CommError) as error:
+        except (TypeError, ValueError, OverflowError, CommError) as error:
             raise CommError(f"{name}, line {i + 2}: it is no measurement ({error}); mend or remove the line.") from None
         backend = _text(values, "backend", i) or hints.backend
         origin = (backend, _text(values, "device", i), _text(values, "system", i))
