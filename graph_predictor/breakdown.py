@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from graph_predictor.path_attribution import attribute_path, bound_sums
 from graph_predictor.prediction.result import which_times
 from graph_predictor.program import Int32, Int64, whole_ns
 from graph_predictor.replay import WINDOW, Replay, ReplayedStep
+from graph_predictor.typical_steps import left_out, typical_of_ranks
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, ExecutionGraph, OpKind
 
@@ -122,6 +123,8 @@ class StepBreakdown:
     simulated_ns: int
     totals: Totals
     bound: str
+    typical: bool = True
+    """Whether it is one of the steps that stand for the step."""
 
 
 @dataclass(slots=True)
@@ -133,17 +136,28 @@ class Breakdown:
     profiled: bool = True
     """Whether times are those under the profiler (``measured_ns`` is in any case)."""
 
+    @property
+    def typical(self) -> list[StepBreakdown]:
+        """The steps that stand for the step: all but outliers."""
+        return [step for step in self.steps if step.typical]
+
+    @property
+    def step_ns(self) -> float:
+        """The step: mean of the typical ones, of the slowest rank."""
+        return slowest_mean((step.rank, step.simulated_ns) for step in self.typical)
+
     def total(self) -> Totals:
-        """All steps of all ranks added up."""
-        return _added(step.totals for step in self.steps)
+        """All typical steps of all ranks added up."""
+        return _added(step.totals for step in self.typical)
 
     def to_json(self, top: int | None = None) -> dict[str, Any]:
         """Plain values for JSON, microseconds; at most ``top`` entries a list."""
         return {
-            "times": which_times(self.profiled),
+            "times": which_times(self.profiled), "step_time_us": self.step_ns / 1e3,
             "steps": [
                 {"rank": s.rank, "step": s.name, "measured_us": s.measured_ns / 1e3,
-                 "simulated_us": s.simulated_ns / 1e3, "bound": s.bound, **s.totals.to_json(top)} for s in self.steps],
+                 "simulated_us": s.simulated_ns / 1e3, "typical": s.typical, "bound": s.bound,
+                 **s.totals.to_json(top)} for s in self.steps],
             "notes": self.notes,
         }
 
@@ -161,6 +175,7 @@ def breakdown(replay: Replay, *, step: str | None = None) -> Breakdown:
     graphs = replay.graphs
     positions = {(g.meta.rank if g.meta.rank >= 0 else i): i for i, g in enumerate(graphs)}
     chosen = choose_steps(replay.steps, step)
+    typical = chosen if step is not None else typical_steps(chosen)
     ranks: dict[int, _Rank] = {}
     causes = Causes(replay.program, replay.simulated, [g.kernels.kind for g in graphs])
     steps = []
@@ -168,8 +183,10 @@ def breakdown(replay: Replay, *, step: str | None = None) -> Breakdown:
         position = positions[one.rank]
         if position not in ranks:
             ranks[position] = _Rank(replay, position, causes)
-        steps.append(ranks[position].step(one))
+        steps.append(replace(ranks[position].step(one), typical=one in typical))
     notes = list(replay.notes)
+    if len(typical) < len(chosen):
+        notes.append(f"{left_out(len(typical), len(chosen))} of the mean.")
     if not len(replay.program.kernel_item):
         notes.append("The trace has no GPU work: all time is the host's, and the step is a playback of it.")
     if replay.graphs and not any((g.ops.module >= 0).any() for g in graphs):
@@ -213,6 +230,29 @@ def choose_steps(steps: list[ReplayedStep], wanted: str | None) -> list[Replayed
     most = max((len(own) for own in by_rank.values()), default=0)
     raise ForetraceError(f"There is no step {wanted!r}: the trace has {listed}; give one of these names, or a number "
                          f"from 0 to {most - 1}.")
+
+
+def typical_steps(steps: list[ReplayedStep]) -> list[ReplayedStep]:
+    """Return the steps, of all ranks, that stand for the step: all but outliers."""
+    by_rank: dict[int, list[ReplayedStep]] = {}
+    for one in steps:
+        by_rank.setdefault(one.rank, []).append(one)
+    kept = typical_of_ranks([np.array([one.measured_ns for one in own], np.int64) for own in by_rank.values()])
+    found = {id(one) for own, mask in zip(by_rank.values(), kept, strict=True)
+             for one, keep in zip(own, mask.tolist(), strict=True) if keep}
+    return [one for one in steps if id(one) in found]
+
+
+def slowest_mean(times: Iterable[tuple[int, int]]) -> float:
+    """Return the largest of the ranks' mean times, ns; of no time 0.
+
+    Args:
+        times: rank and time, ns.
+    """
+    by_rank: dict[int, list[int]] = {}
+    for rank, ns in times:
+        by_rank.setdefault(rank, []).append(ns)
+    return max((sum(own) / len(own) for own in by_rank.values()), default=0.0)
 
 
 class _Rank:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from graph_predictor.damage import by_rank
+from graph_predictor.typical_steps import similar_steps
 from tracer.graph import LAUNCHING, SHAPE_ONLY, ExecutionGraph, GapKind, KernelKind, LossReport, OpKind, StepSource
 from tracer.job import Job
 from tracer.rank_classes import RankClass
@@ -43,9 +44,12 @@ class RankInspection:
     et_candidates: int
     loss: LossReport
     step_ns: float | None = None
-    """Median recorded step, under the profiler."""
+    """Recorded step, under the profiler: mean of those that a prediction rests on by default (``similar_steps``)."""
+    step_count: int = 0
+    """How many these are."""
     unprofiled_step_ns: float | None = None
     """Median of the steps timed without the profiler."""
+    unprofiled_count: int = 0
     memory: dict[str, int] = field(default_factory=dict)
     """Bytes of a step traced by shapes alone; see ``Meta.memory``."""
     substitutions: dict[str, int] = field(default_factory=dict)
@@ -145,7 +149,8 @@ class Inspection:
 
 def inspect_job(job: Job) -> Inspection:
     """Count what a job's graphs hold."""
-    found = Inspection([_inspect(graph) for graph in job.graphs], job.world_size, list(job.missing_ranks),
+    similar = similar_steps([graph for graph in job.graphs if graph.meta.era != SHAPE_ONLY])
+    found = Inspection([_inspect(graph, similar) for graph in job.graphs], job.world_size, list(job.missing_ranks),
                        list(job.notes), list(job.classes))
     without = [rank.rank for rank in found.ranks if not rank.kernels and rank.has_times]
     if without:
@@ -155,9 +160,12 @@ def inspect_job(job: Job) -> Inspection:
     return found
 
 
-def _inspect(graph: ExecutionGraph) -> RankInspection:
+def _inspect(graph: ExecutionGraph, similar: range | None) -> RankInspection:
     meta, kernels, calls = graph.meta, graph.kernels, graph.launches
-    step_ns = int(graph.steps.duration_ns.sum())
+    steps_ns = int(graph.steps.duration_ns.sum())
+    # Where a rank has no steps, the others have none in common.
+    chosen = similar if similar is not None else similar_steps([graph])
+    recorded = graph.steps.duration_ns[list(chosen or [])] if meta.era != SHAPE_ONLY else graph.steps.duration_ns[:0]
     gaps = graph.gaps
     in_steps = gaps.step >= 0
     in_steps[in_steps] &= gaps.thread[in_steps] == graph.steps.thread[gaps.step[in_steps]]
@@ -170,11 +178,12 @@ def _inspect(graph: ExecutionGraph) -> RankInspection:
         launches=int(np.isin(calls.kind, LAUNCHING).sum()), kernels=len(kernels),
         kernels_by_kind={kind.name.lower(): int((kernels.kind == kind).sum()) for kind in KernelKind},
         collectives=len(graph.collectives), gpu_busy_share=busy_share(graph),
-        host_outside_ops_share=sum(by_kind.values()) / step_ns if step_ns and meta.era != SHAPE_ONLY else None,
+        host_outside_ops_share=sum(by_kind.values()) / steps_ns if steps_ns and meta.era != SHAPE_ONLY else None,
         gaps_ns={kind: ns for kind, ns in by_kind.items() if ns}, profiler_flags=dict(meta.profiler_flags),
         et_schema=meta.et_schema, et_joined=meta.et_joined, et_candidates=meta.et_candidates, loss=meta.loss,
-        step_ns=float(np.median(graph.steps.duration_ns)) if len(graph.steps) and meta.era != SHAPE_ONLY else None,
+        step_ns=float(recorded.mean()) if len(recorded) else None, step_count=len(recorded),
         unprofiled_step_ns=float(np.median(meta.unprofiled_step_ns)) if meta.unprofiled_step_ns else None,
+        unprofiled_count=len(meta.unprofiled_step_ns),
         memory=dict(meta.memory), substitutions=dict(meta.substitutions),
     )
 

@@ -34,7 +34,7 @@ from graph_predictor.prediction.interval import active_interval, step_interval
 from graph_predictor.prediction.loader import loader_of
 from graph_predictor.prediction.memory import lacking_memory, peak_memory
 from graph_predictor.prediction.pricing import KernelTimes, price_kernels, target_device
-from graph_predictor.prediction.repeat import Cycle, Repeated, choose_steps, similar_steps
+from graph_predictor.prediction.repeat import Cycle, Repeated, choose_steps
 from graph_predictor.prediction.result import Prediction, RankPrediction
 from graph_predictor.prediction.retraced import Anchors
 from graph_predictor.prediction.rewriting import replaced_kernels, rewrite
@@ -46,6 +46,7 @@ from graph_predictor.prediction.unprofiled import unprofiled, unprofiled_ns
 from graph_predictor.prediction.work import COLLECTIVE, describe_work
 from graph_predictor.program import Float64, Program
 from graph_predictor.replay import check_recorded
+from graph_predictor.typical_steps import alike_steps, similar_steps
 from graph_predictor.whatif.edit import Edit
 from kernel_models.device import DeviceError, DeviceSpec, resolve_device
 from kernel_models.device import device as device_named
@@ -97,9 +98,10 @@ class Baseline:
         check_recorded(graphs)
         self.built: Built = build_program(graphs) if made is None else made.built
         work = describe_work(self.built)
+        similar = similar_steps(graphs) if steps is None else None
         if made is None and not profiled:
-            self.built = unprofiled(self.built, work)
-        found = choose_steps(self.built, similar_steps(graphs) if steps is None else steps)
+            self.built = unprofiled(self.built, work, similar)
+        found = choose_steps(self.built, similar if steps is None else steps)
         if found is None:
             raise ForetraceError("The trace has no steps to repeat: call prof.step() after each iteration, or capture "
                                  "with foretrace capture.")
@@ -117,8 +119,11 @@ class Baseline:
         self.origin = origin
         self.changes: tuple[str, ...] = ()
         self._chosen = steps is not None
-        times = (step_totals(self.built, self.cycle, self.pieces) if self.scenario.profiled or made is not None else
-                 unprofiled_stretches(self.built))
+        times = unprofiled_stretches(self.built)
+        if self.scenario.profiled or made is not None:
+            # What steps differ by is also what the outliers among them do.
+            alike = choose_steps(self.built, alike_steps(graphs)) if steps is None else self.cycle
+            times = step_totals(self.built, alike or self.cycle, self.pieces)
         self.host_spread: float = mean_spread(times) if made is None else made.host_spread
         self.least_spread: float = least_spread(times) if origin is None else origin.least_spread
         self.drift = drift(times) if made is None else None
@@ -428,9 +433,7 @@ class _Run:
 
 def _recorded_ns(cycle: Cycle) -> float:
     """Mean of the recorded steps, of the slowest rank, ns; time between them is in none."""
-    first = cycle.built.program.item_row[cycle.first]
-    return max(float(graph.steps.duration_ns[at:at + cycle.steps].mean())
-               for graph, at in zip(cycle.built.graphs, first.tolist(), strict=True))
+    return max(float(cycle.recorded_ns(rank).mean()) for rank in range(len(cycle.row)))
 
 
 def _microseconds(ns: float | None) -> float | None:

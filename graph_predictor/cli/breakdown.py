@@ -48,12 +48,18 @@ def _report(result: Breakdown, top: int) -> None:
     from graph_predictor.prediction.result import which_times
 
     report = Report()
-    total, steps = result.total(), max(len(result.steps), 1)
+    typical = result.typical
+    total, steps = result.total(), max(len(typical), 1)
     bounds = [bound for bound, ns in total.bounds.items() if ns]
     rows = [[str(s.rank) if s.rank >= 0 else "–", s.name, milliseconds(s.simulated_ns),
              *(milliseconds(s.totals.bounds[b]) for b in bounds)] for s in result.steps]
+    report.line()
+    ranks = len({step.rank for step in typical})
+    report.line(f"Step {which_times(result.profiled)}: {milliseconds(result.step_ns)} ms"
+                + (f", mean of {count(steps // ranks)} steps" if steps > ranks else "")
+                + (f" of the slowest of {count(ranks)} ranks" if ranks > 1 else ""), style="bold")
     if len(result.steps) > 1:
-        time = sum(s.simulated_ns for s in result.steps)
+        time = sum(s.simulated_ns for s in typical)
         rows += [["mean", "", milliseconds(time / steps), *(milliseconds(total.bounds[b] / steps) for b in bounds)],
                  ["share", "", percent(1.0), *(percent(total.bounds[b] / time if time else 0.0) for b in bounds)]]
     report.table(f"Time by bound, ms of each step {which_times(result.profiled)} (critical path)",

@@ -114,14 +114,14 @@ def _steps(found: Inspection) -> str:
 
 
 def _step_time(found: Inspection) -> str:
-    """The median step of the slowest rank, by both clocks."""
+    """The step of the slowest rank, by both clocks: the times that ``predict`` gives."""
     plain, profiled = found.slowest("unprofiled_step_ns"), found.slowest("step_ns")
-    told = [f"{milliseconds(ns)} ms {clock}" for ns, clock in (
-        (plain, "without the profiler"), (profiled, "under it" if plain is not None else "under the profiler"))
-        if ns is not None]
-    which = "medians" if len(told) > 1 else "median"
-    slowest = ", slowest rank" if len(found.ranks) > 1 else ""
-    return f"{', '.join(told)} ({which}{slowest})" if told else "unknown (no steps)"
+    timed, recorded = (max(getattr(rank, name) for rank in found.ranks) for name in ("unprofiled_count", "step_count"))
+    told = [f"{milliseconds(ns)} ms {clock} ({how} of {count(number)})" for ns, clock, how, number in (
+        (plain, "without the profiler", "median", timed),
+        (profiled, "under it" if plain is not None else "under the profiler", "mean", recorded)) if ns is not None]
+    slowest = "; slowest rank" if len(found.ranks) > 1 else ""
+    return f"{', '.join(told)}{slowest}" if told else "unknown (no steps)"
 
 
 def _kernels(found: Inspection) -> str:

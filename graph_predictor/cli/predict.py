@@ -127,8 +127,9 @@ def _report(result: Prediction, top: int) -> None:
         rests = f"{len(result.steps)} recorded steps, {result.steps[0]} to {result.steps[-1]}"
     on = f", recorded on {result.recorded_on}" if result.recorded_on else ""
     if result.recorded_us is not None:
-        without = "" if result.unprofiled_us is None else f", {_ms(result.unprofiled_us)} without it"
-        report.line(f"It rests on {rests}{on} ({_ms(result.recorded_us)} ms a step under the profiler{without}).")
+        without = "" if result.unprofiled_us is None else f"; without it {_ms(result.unprofiled_us)} ms, the median"
+        mean = ", the mean" if len(result.steps) > 1 else ""
+        report.line(f"It rests on {rests}{on} ({_ms(result.recorded_us)} ms a step under the profiler{mean}{without}).")
     low, high = result.gpu_active_interval_us
     between = f", 80% between {_ms(low)} and {_ms(high)} ms" if high else ""
     report.line(f"GPU active {_ms(result.gpu_active_us)} ms{between}; decided by: {result.bound}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from graph_predictor.breakdown import choose_steps
+from graph_predictor.breakdown import choose_steps, typical_steps
 from graph_predictor.diff.align import align
 from graph_predictor.diff.causes import Aligned, Causes, Ratio, Times, add_causes, add_left_over, parts_of
 from graph_predictor.diff.hunks import hunk_causes
@@ -14,13 +14,11 @@ from graph_predictor.diff.step_times import RankSteps
 from graph_predictor.diff.step_tree import StepTree, Vocabulary
 from graph_predictor.program import Int64
 from graph_predictor.replay import Replay, ReplayedStep, replay
+from graph_predictor.typical_steps import left_out
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, SHAPE_ONLY
 from tracer.job import Job
 
-LIKE_THE_MEDIAN = 0.1
-"""Steps as long as the median one, within this share, are the typical ones; others (the first, a stutter) are left
-out."""
 LEAST_ALIGNED = 0.5
 """Programs that share less than this of their operations (in order, by name) are different ones: one model with twice
 the layers still shares two thirds; of the pairs of unlike traces tried, small BERT and DLRM steps share most, 46%,
@@ -58,6 +56,7 @@ def diff_jobs(a: Job, b: Job, *, step: str | None = None, step_b: str | None = N
              for note in dict.fromkeys([*job.notes, *each.notes, *_doubts(each)])]
     if len(unlike) == 1:
         notes.append(f"{unlike[0]} does not say what its step takes without the profiler: both are compared under it.")
+    typical = [set(typical_steps([one for steps in each.values() for one in steps])) for each in chosen]
     ranks = _common_ranks(replayed, chosen, notes)
     vocabulary = Vocabulary()
     causes: Causes = {}
@@ -65,8 +64,8 @@ def diff_jobs(a: Job, b: Job, *, step: str | None = None, step_b: str | None = N
     ratios = []
     compared = []
     for left, right in ranks:
-        sides = [_Side(each, position, vocabulary, steps[position])
-                 for each, position, steps in zip(replayed, (left, right), chosen, strict=True)]
+        sides = [_Side(each, position, vocabulary, steps[position], ordinary)
+                 for each, position, steps, ordinary in zip(replayed, (left, right), chosen, typical, strict=True)]
         compared.append((sides, align(sides[0].tree, sides[1].tree)))
         operations += len(sides[0].tree) + len(sides[1].tree)
         aligned += 2 * int((compared[-1][1] >= 0).sum())
@@ -85,8 +84,7 @@ def diff_jobs(a: Job, b: Job, *, step: str | None = None, step_b: str | None = N
         taken, given = (sum(len(steps) for steps in each) for each in (
             [sides[at].steps for sides, _ in compared], [sides[at].steps + sides[at].apart for sides, _ in compared]))
         if taken < given:
-            notes.append(f"{name}: {given - taken} of {given} steps differ from the median one by more than "
-                         f"{LIKE_THE_MEDIAN:.0%} and are left out.")
+            notes.append(f"{name}: {left_out(taken, given)}.")
     parts = parts_of(causes, len(ranks), one_machine=one_machine)
     mean = round(before / len(ranks))
     return Difference(
@@ -173,14 +171,14 @@ def _mean_ratio(ratios: list[Ratio]) -> float | None:
 class _Side:
     """One rank of one job: its steps, and the one of median length, to which the others are aligned."""
 
-    def __init__(self, result: Replay, position: int, vocabulary: Vocabulary, steps: list[ReplayedStep]) -> None:
+    def __init__(self, result: Replay, position: int, vocabulary: Vocabulary, steps: list[ReplayedStep],
+                 ordinary: set[ReplayedStep]) -> None:
         self.vocabulary = vocabulary
         self.rank = RankSteps(result, position, vocabulary)
         length = {step: step.measured_ns if result.profiled else step.replayed_ns for step in steps}
-        self.median = sorted(steps, key=lambda step: length[step])[(len(steps) - 1) // 2]
-        near = LIKE_THE_MEDIAN * length[self.median]
-        self.steps = [step for step in steps if abs(length[step] - length[self.median]) <= near]
-        self.apart = [step for step in steps if step not in self.steps]
+        self.steps = [step for step in steps if step in ordinary]
+        self.apart = [step for step in steps if step not in ordinary]
+        self.median = sorted(self.steps, key=lambda step: length[step])[(len(self.steps) - 1) // 2]
         self.others = [step for step in result.steps if step.rank == self.median.rank and step not in steps]
         self.tree: StepTree = self.rank.tree(self.median)
         self.step_ns = round(sum(length[step] for step in self.steps) / len(self.steps))

@@ -62,8 +62,7 @@ def drift(times: Float64) -> float | None:
 def step_totals(built: Built, cycle: Cycle, pieces: HostPieces) -> Float64:
     """Host time of each step of the cycle, ns, of the first rank."""
     program, graph = built.program, built.graphs[0]
-    first = int(program.item_row[cycle.first[0]])
-    start = graph.steps.start_ns[first:first + cycle.steps]
+    start = graph.steps.start_ns[cycle.row[0]]
     rows = np.flatnonzero((pieces.rank == 0) & cycle.working[pieces.item])
     when = program.recorded_item_start[pieces.item[rows]] - built.clock_ns[0]
     # The end of a step is the instant at which the next one begins: what it ends with is its own.

@@ -20,7 +20,7 @@ import numpy as np
 from graph_predictor.build import Built
 from graph_predictor.prediction.host_spread import mean_spread, unprofiled_stretches
 from graph_predictor.prediction.repeat import Cycle
-from graph_predictor.program import Float64, Int64, ItemKind
+from graph_predictor.program import Float64, ItemKind
 from tracer.graph import ExecutionGraph
 
 WORKERS = "_MultiProcessingDataLoaderIter"
@@ -87,7 +87,7 @@ def loader_of(built: Built, cycle: Cycle) -> Loader | None:
         return None
     steps = np.array([_step_ns(built, cycle, rank) for rank in ranks])
     waited = np.array([waits_for_workers(built, cycle, rank) for rank in ranks])
-    times = unprofiled_stretches(built) if not built.profiled else _recorded_steps(built, cycle, 0).astype(np.float64)
+    times = unprofiled_stretches(built) if not built.profiled else cycle.recorded_ns(0).astype(np.float64)
     return Loader(np.where(waited, steps, 0.0), np.where(uses, steps, 0.0), mean_spread(times))
 
 
@@ -102,13 +102,8 @@ def waits_for_workers(built: Built, cycle: Cycle, rank: int) -> bool:
     rows = np.flatnonzero(cycle.item & (program.item_kind == ItemKind.DATA_READY)
                           & (program.thread_rank[program.item_thread()] == rank))
     waited = program.recorded_item_start[rows] - program.recorded_item_end[rows - 1] - program.item_work[rows]
-    step = float(_recorded_steps(built, cycle, rank).mean())
+    step = float(cycle.recorded_ns(rank).mean())
     return int((waited > LEAST_WAIT * step).sum()) > MOSTLY * cycle.steps
-
-
-def _recorded_steps(built: Built, cycle: Cycle, rank: int) -> Int64:
-    first = int(built.program.item_row[cycle.first[rank]])
-    return built.graphs[rank].steps.duration_ns[first:first + cycle.steps]
 
 
 def _step_ns(built: Built, cycle: Cycle, rank: int) -> float:
@@ -116,4 +111,4 @@ def _step_ns(built: Built, cycle: Cycle, rank: int) -> float:
     timed = built.graphs[rank].meta.unprofiled_step_ns
     if timed and not built.profiled:
         return float(np.median(timed))
-    return float(_recorded_steps(built, cycle, rank).mean())
+    return float(cycle.recorded_ns(rank).mean())

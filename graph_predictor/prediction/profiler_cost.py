@@ -59,8 +59,7 @@ def profiler_cost(scenario: Scenario) -> ProfilerCost | None:
     cycle, pieces = scenario.cycle, scenario.pieces
     events = events_of(scenario)
     mine = cycle.working[pieces.item] & (pieces.rank == 0)
-    first = int(scenario.built.program.item_row[cycle.first[0]])
-    profiled = float(np.median(scenario.built.graphs[0].steps.duration_ns[first:first + cycle.steps]))
+    profiled = float(np.median(cycle.recorded_ns(0)))
     event_ns = _event_ns(scenario, float(events[mine].sum()) / cycle.steps, profiled - unprofiled, unprofiled)
     if len(scenario.built.program.kernel_item):
         return ProfilerCost(event_ns, 1.0)

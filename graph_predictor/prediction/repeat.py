@@ -23,11 +23,8 @@ from graph_predictor.critical_path import step_items
 from graph_predictor.engine import Structure, structure_of
 from graph_predictor.program import NEVER, Int64, ItemKind, Program
 from tracer.errors import ForetraceError
-from tracer.graph import ExecutionGraph
 
 Bools = npt.NDArray[np.bool_]
-MOST_STEPS = 4
-"""Recorded steps a prediction rests on by default."""
 MOST_KEPT = 1_000_000
 """Items and kernels of a repetition that is kept for further predictions: some 200 MB."""
 
@@ -42,6 +39,7 @@ class Cycle:
         item, kernel: which items and kernels of the recorded program belong to it.
         first, last: begin item of the first step and end item of the last one, per rank.
         names: names of the steps, of the first rank.
+        row: rows of ``graph.steps``, [ranks, steps].
     """
 
     built: Built
@@ -51,6 +49,7 @@ class Cycle:
     first: Int64
     last: Int64
     names: tuple[str, ...]
+    row: Int64
     made: dict[int, Repeated] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Its repetitions so far, by copies: predictions from one recording share them."""
 
@@ -58,6 +57,10 @@ class Cycle:
     def working(self) -> Bools:
         """Items whose host time counts: all but the begins of steps, the time before which is between steps."""
         return self.item & (self.built.program.item_kind != ItemKind.STEP_BEGIN)
+
+    def recorded_ns(self, rank: int) -> Int64:
+        """Recorded length of a rank's steps, [steps]."""
+        return self.built.graphs[rank].steps.duration_ns[self.row[rank]]
 
     @property
     def period_ns(self) -> int:
@@ -92,13 +95,13 @@ class Repeated:
     structure: Structure
 
 
-def choose_steps(built: Built, steps: str | int | range | None = None) -> Cycle | None:
+def choose_steps(built: Built, steps: str | int | Sequence[int] | None = None) -> Cycle | None:
     """The steps to repeat; ``None`` where a rank has none.
 
     Args:
         built: a recorded job.
-        steps: a step's name, or its number within each rank (negative from the end), or a range of consecutive ones; by
-            default the last one.
+        steps: a step's name, or its number within each rank (negative from the end), or the numbers of several
+            (consecutive ones, if they are to be repeated); by default the last one.
 
     Raises:
         ForetraceError: there is no such step.
@@ -111,7 +114,7 @@ def choose_steps(built: Built, steps: str | int | range | None = None) -> Cycle 
         return None
     fewest = min(len(found) for found in by_rank.values())
     steps = _number(built, steps, [row for row, _, _ in by_rank[0]]) if isinstance(steps, str) else steps
-    wanted = range(-1, 0) if steps is None else range(steps, steps + 1) if isinstance(steps, int) else steps
+    wanted: Sequence[int] = range(-1, 0) if steps is None else [steps] if isinstance(steps, int) else steps
     numbers = [number + fewest if number < 0 else number for number in wanted]
     if not numbers or min(numbers) < 0 or max(numbers) >= fewest:
         raise ForetraceError(f"There is no step {wanted[0] if len(wanted) else '(empty range)'}: the trace has "
@@ -119,7 +122,7 @@ def choose_steps(built: Built, steps: str | int | range | None = None) -> Cycle 
                              f"counted from 0 (or from -1 backwards).")
     thread = program.item_thread()
     item = np.zeros(len(program.item_kind), np.bool_)
-    first, last = [], []
+    first, last, rows = [], [], []
     for rank in range(program.ranks):
         own = by_rank[rank]
         chosen = [own[number] for number in numbers]
@@ -127,15 +130,19 @@ def choose_steps(built: Built, steps: str | int | range | None = None) -> Cycle 
         others = (program.thread_rank[thread] == rank) & (thread != main)
         for _, begin, end in chosen:
             item[begin:end + 1] = True
-            start, until = program.recorded_item_start[begin], program.recorded_item_end[end]
-            item |= others & (program.recorded_item_start >= start) & (program.recorded_item_start < until)
+        start = np.sort(program.recorded_item_start[[begin for _, begin, _ in chosen]])
+        until = np.maximum.accumulate(np.sort(program.recorded_item_end[[end for _, _, end in chosen]]))
+        at = np.searchsorted(start, program.recorded_item_start, side="right") - 1
+        item |= others & (at >= 0) & (program.recorded_item_start < until[at])
+        rows.append([row for row, _, _ in chosen])
         first.append(chosen[0][1])
         last.append(chosen[-1][2])
     launcher = program.kernel_item
     kernel = np.where(launcher >= 0, item[launcher] if len(item) else False, False).astype(np.bool_)
     graph = built.graphs[0]
     names = tuple(graph.string(int(graph.steps.name[row])) for row, _, _ in (by_rank[0][n] for n in numbers))
-    return Cycle(built, len(numbers), item, kernel, np.array(first, np.int64), np.array(last, np.int64), names)
+    return Cycle(built, len(numbers), item, kernel, np.array(first, np.int64), np.array(last, np.int64), names,
+                 np.array(rows, np.int64))
 
 
 def _number(built: Built, text: str, rows: list[int]) -> int:
@@ -150,28 +157,6 @@ def _number(built: Built, text: str, rows: list[int]) -> int:
         listed = ", ".join(names[:6]) + (f" … {names[-1]}" if len(names) > 6 else "")
         raise ForetraceError(f"There is no step {text!r}: the trace has {listed}; give one of these names, or a number "
                              f"from 0 to {len(names) - 1}.") from None
-
-
-def similar_steps(graphs: Sequence[ExecutionGraph]) -> range | None:
-    """The last steps, at most ``MOST_STEPS``, in which every rank launched the same number of kernels and calls
-    (±1%)."""
-    fewest = min((len(graph.steps) for graph in graphs), default=0)
-    if fewest < 1:
-        return None
-    alike = 1
-    for back in range(2, min(fewest, MOST_STEPS) + 1):
-        if not all(_alike(graph, len(graph.steps) - back, len(graph.steps) - 1) for graph in graphs):
-            break
-        alike = back
-    return range(fewest - alike, fewest)
-
-
-def _alike(graph: ExecutionGraph, one: int, other: int) -> bool:
-    for column in (graph.kernels.step, graph.ops.step, graph.launches.step):
-        a, b = int((column == one).sum()), int((column == other).sum())
-        if abs(a - b) > 0.01 * max(a, b):
-            return False
-    return True
 
 
 def repeat(cycle: Cycle, copies: int) -> Repeated:

@@ -13,6 +13,7 @@ back to the recorded one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,24 +22,27 @@ from graph_predictor.build import Built, WithoutProfiler
 from graph_predictor.prediction.host_pieces import HostPieces, host_pieces, with_host
 from graph_predictor.prediction.loader import waits_for_workers
 from graph_predictor.prediction.profiler_cost import profiler_cost, without_profiler
-from graph_predictor.prediction.repeat import Cycle, choose_steps, similar_steps
+from graph_predictor.prediction.repeat import Cycle, choose_steps
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.work import Work, describe_work
 from graph_predictor.program import NEVER, Float64, Int64, Program, whole_ns
+from graph_predictor.typical_steps import typical_steps
 
 
-def unprofiled(built: Built, work: Work | None = None) -> Built:
+def unprofiled(built: Built, work: Work | None = None, steps: Sequence[int] | None = None) -> Built:
     """A recorded job with host times without the profiler; the job itself where no step was timed without it.
 
-    The profiler's cost is one for the whole job: that of the steps a prediction repeats.
+    The profiler's cost is one for the whole job: that with which the chosen steps take, in the mean, what the steps
+    timed without it took. Outliers are not among them, as the median of the timed ones knows none.
 
     Args:
         built: as recorded.
         work: its device work, where it was described already.
+        steps: numbers of the steps that stand for the step; by default all typical ones.
     """
     if built.without_profiler is not None or not built.graphs[0].meta.unprofiled_step_ns:
         return built
-    cycle = choose_steps(built, similar_steps(built.graphs))
+    cycle = choose_steps(built, typical_steps(built.graphs) if steps is None else steps)
     if cycle is None:
         return built
     pieces = host_pieces(built)
@@ -88,8 +92,7 @@ def _arrivals(built: Built, cycle: Cycle) -> Int64:
     for number in range(program.ranks):
         mine = np.flatnonzero(known & (rank == number))
         begin = int(program.recorded_item_start[rank == number].min(initial=0))
-        first = int(program.item_row[cycle.first[number]])
-        steps = built.graphs[number].steps.duration_ns[first:first + cycle.steps]
+        steps = cycle.recorded_ns(number)
         ratio = float(np.median(built.graphs[number].meta.unprofiled_step_ns or steps)) / float(steps.mean())
         external[mine] = begin + np.rint((external[mine] - begin) * ratio).astype(np.int64)
     return external

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.breakdown import choose_steps
+from graph_predictor.breakdown import choose_steps, typical_steps
 from graph_predictor.build import Built
 from graph_predictor.engine import Simulated, simulate
 from graph_predictor.predict import Settled
@@ -16,6 +16,7 @@ from graph_predictor.prediction.settle import Steady, measure
 from graph_predictor.prediction.state import kinds_of
 from graph_predictor.program import Int8, Int64, Program, whole_ns
 from graph_predictor.replay import WINDOW, Replay, ReplayedStep
+from graph_predictor.typical_steps import left_out
 from tracer.graph import NONE, ExecutionGraph, KernelKind
 
 
@@ -116,12 +117,17 @@ def recorded_times(result: Replay, step: str | None = None) -> JobTimes:
     """
     built, program = result.built, result.program
     chosen = choose_steps(result.steps, step)
+    every = len(chosen)
+    if step is None:
+        chosen = typical_steps(chosen)
     position = {_number(graph, rank): rank for rank, graph in enumerate(built.graphs)}
     of_rank: dict[int, list[ReplayedStep]] = {}
     for one in chosen:
         of_rank.setdefault(position[one.rank], []).append(one)
     fewest = min(len(found) for found in of_rank.values())
     notes = list(result.notes)
+    if len(chosen) < every:
+        notes.append(f"{left_out(len(chosen), every)}.")
     if any(len(found) > fewest for found in of_rank.values()):
         notes.append(f"The ranks recorded different numbers of steps: the last {fewest} of each are compared.")
     in_step = [[_step_of(result, rank, found[number - fewest]) for rank, found in sorted(of_rank.items())]

@@ -12,10 +12,11 @@ import numpy.typing as npt
 from graph_predictor.build import build_program
 from graph_predictor.prediction.host_pieces import HostPieces, host_pieces, top_operations
 from graph_predictor.prediction.origin import Origin
-from graph_predictor.prediction.repeat import Cycle, choose_steps, similar_steps
+from graph_predictor.prediction.repeat import Cycle, choose_steps
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.prediction.unprofiled import unprofiled
 from graph_predictor.program import Float64, Int64
+from graph_predictor.typical_steps import similar_steps
 from tracer.alignment import align
 from tracer.graph import NONE, ExecutionGraph
 
@@ -55,9 +56,10 @@ class HostFrom:
         if scenario.origin is not None:
             return self._retraced(scenario, scenario.origin)
         other = build_program(list(self.graphs))
+        steps = similar_steps(other.graphs)
         if not scenario.profiled:
-            other = unprofiled(other)
-        cycle = choose_steps(other, similar_steps(other.graphs))
+            other = unprofiled(other, steps=steps)
+        cycle = choose_steps(other, steps)
         if cycle is None:
             raise EditError(f"{self.name} has no steps, so that its host time cannot be told apart by step; give a "
                             "trace "

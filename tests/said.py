@@ -1,0 +1,11 @@
+"""What a command said, free of how wide the terminal was: Rich wraps lines, and pads columns, where they end up."""
+
+from __future__ import annotations
+
+
+def plain(output: str) -> str:
+    """Return the text with every run of white space as one blank, so that sentences can be looked for.
+
+    A name that was broken inside a word (a path, a kernel) is not put together again: compare ``--json`` for those.
+    """
+    return " ".join(output.split())
