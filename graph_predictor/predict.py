@@ -131,7 +131,8 @@ class Baseline:
             self.notes += made.notes
             self.scenario = replace(
                 self.scenario, source_device=made.device, base_source=made.source, base_low=made.low,
-                base_high=made.high, base_host=made.host_source, host_spread=made.change_spread)
+                base_high=made.high, base_host=made.host_source, host_spread=made.change_spread,
+                warnings=(*self.scenario.warnings, *made.warnings))
 
     def _profiled(self, origin: Baseline | None, made_up: bool) -> bool:
         if made_up:
@@ -214,7 +215,8 @@ class Baseline:
     def settled(self, edits: Sequence[Edit] = ()) -> Settled:
         """The simulated job behind ``predict``, for reports that look at all of it. Raises as ``predict``."""
         run = self._run(edits)
-        return Settled(run.scenario, run.steady, tuple(run.edits), tuple(run.said()))
+        return Settled(run.scenario, run.steady, tuple(run.edits), tuple(run.said()),
+                       not (self.origin or self).made_up)
 
     def _run(self, edits: Sequence[Edit]) -> _Run:
         scenario = self.scenario
@@ -250,12 +252,14 @@ class Settled:
         scenario: what was simulated; ``steady`` its copies and their times.
         edits: what is different, a phrase each.
         notes: warnings and notes.
+        ran: whether it rests on a recording.
     """
 
     scenario: Scenario
     steady: Steady
     edits: tuple[str, ...]
     notes: tuple[str, ...]
+    ran: bool
 
 
 class _Run:
@@ -297,7 +301,7 @@ class _Run:
             step_time_us=step_ns / 1e3, interval_us=(low / 1e3, high / 1e3), gpu_active_us=active,
             gpu_active_interval_us=self._active_interval(per_rank), bound=chosen.bound,
             per_rank=per_rank, bounds_us={k: v / cycle.steps / 1e3 for k, v in chosen.bounds.items()},
-            families_us=families, critical_path=chosen.path, profiled=scenario.profiled,
+            families_us=families, critical_path=chosen.path, profiled=scenario.profiled, ran=not made_up,
             sources={s.label: chosen.source_ns[s] / total for s in Source if chosen.source_ns.get(s, 0.0) > 0},
             kernel_sources=kernel_sources, recorded_us=None if made_up else _recorded_ns(rests_on.cycle) / 1e3,
             unprofiled_us=None if made_up else _microseconds(unprofiled_ns(rests_on.built)), steps=rests_on.cycle.names,

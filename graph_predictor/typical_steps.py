@@ -19,15 +19,19 @@ from tracer.graph import ExecutionGraph
 Bools = npt.NDArray[np.bool_]
 MOST_STEPS = 4
 """Recorded steps a prediction rests on by default."""
+LEAST_STEPS = 3
 LIKE_THE_MEDIAN = 0.1
 """Steps as long as the median one, within this share, are the typical ones; others (the first, a stutter) are left
 out."""
 
 
 def typical(lengths: Int64) -> Bools:
-    """Return which steps are about as long as the (lower) median one, [steps]."""
-    if not len(lengths):
-        return np.zeros(0, np.bool_)
+    """Return which steps are about as long as the (lower) median one, [steps].
+
+    Of two steps nobody can say which one is the outlier.
+    """
+    if len(lengths) < LEAST_STEPS:
+        return np.ones(len(lengths), np.bool_)
     median = np.sort(lengths)[(len(lengths) - 1) // 2]
     return np.abs(lengths - median) <= LIKE_THE_MEDIAN * median
 

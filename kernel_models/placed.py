@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from math import prod
 
+from kernel_models.device import device
 from kernel_models.dtypes import itemsize, scalar_type
 from kernel_models.families.copy import transfer
 from kernel_models.families.registry import Inputs
-from kernel_models.op_call import OpCall
+from kernel_models.op_call import Family, OpCall
 from kernel_models.operation import Operation, calls_of, is_free
+from kernel_models.pricing import price
 from tracer.graph import ExecutionGraph, Place
 
 HOST_TENSOR_NS = 2_000.0
@@ -21,6 +23,7 @@ HOST_TENSOR_NS = 2_000.0
 takes 1.8 to 2.3 µs a tensor (PyTorch 2.13, one thread of an AMD EPYC)."""
 HOST_BYTES_PER_NS = 4.0
 """Read and written on the host, 10⁹ bytes/s: ``torch.stack`` of 32 and 256 images reaches 4.6 and 2.1 there."""
+_PRODUCTS = (Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT)
 _NON_BLOCKING = {"aten::_to_copy": 5, "aten::copy_": 2}
 """Position of that argument. Who copies without blocking has pinned the host's side, or gains nothing by it."""
 
@@ -51,7 +54,8 @@ def calls_at(operation: Operation, place: int, tf32: bool = False) -> tuple[OpCa
 def host_work_ns(graph: ExecutionGraph, op: int) -> float:
     """Time of an operation's own work on the host, ns; 0 for views and for operations of the device.
 
-    Each tensor costs ``HOST_TENSOR_NS``, each byte its share of ``HOST_BYTES_PER_NS``.
+    Each tensor costs ``HOST_TENSOR_NS``, each byte its share of ``HOST_BYTES_PER_NS``. Products take at least what the
+    data sheet of a usual CPU says.
     """
     if graph.ops.place[op] != Place.HOST:
         return 0.0
@@ -64,8 +68,10 @@ def work_on_host_ns(operation: Operation) -> float:
         return 0.0
     inputs = Inputs(operation.name, operation.arguments, (), operation.list_dtype)
     tensors = max((len(tensors) for tensors in inputs.lists()), default=0) or 1
-    moved = sum(call.bytes_moved for call in calls_of(operation) if "unsized" not in call.flags)
-    return tensors * HOST_TENSOR_NS + moved / HOST_BYTES_PER_NS
+    calls = [call for call in calls_of(operation) if "unsized" not in call.flags]
+    by_bytes = tensors * HOST_TENSOR_NS + sum(call.bytes_moved for call in calls) / HOST_BYTES_PER_NS
+    products = [call for call in calls if call.family in _PRODUCTS]
+    return max(by_bytes, 1e3 * price(products, device("cpu")).total_us) if products else by_bytes
 
 
 def _moved_bytes(operation: Operation) -> int | None:

@@ -107,11 +107,12 @@ def _report(found: RankReport, top: int, timeline: str | None) -> None:
 
     report = Report()
     steps = found.steps
-    what = "; ".join(found.times.edits) or ("predicted" if found.times.predicted else "as recorded")
+    what = "; ".join(found.times.edits) or (
+        "as recorded" if not found.times.predicted else "predicted" if found.times.ran else "as traced")
     report.line()
-    report.line(f"Step {which_times(found.times.profiled)}: {milliseconds(found.step_ns)} ms, the longest of "
-                f"{count(len(found.ranks))} ranks{f', mean of {count(steps)} steps' if steps > 1 else ''} ({what})",
-                style="bold")
+    which, mean = which_times(found.times.profiled, ran=found.times.ran), f", mean of {count(steps)} steps"
+    report.line(f"Step {which}: {milliseconds(found.step_ns)} ms, the longest of {count(len(found.ranks))} "
+                f"ranks{mean if steps > 1 else ''} ({what})", style="bold")
     report.line("Largest over mean of the ranks: " + ", ".join(
         f"{name} {share:.3f}" for name, share in found.imbalance.items()) + " (own: busy and idle).")
     if not found.shows_meetings:

@@ -194,7 +194,7 @@ def _report(found: Sweep, shown: pd.DataFrame, goal: Goal | None, limit: float |
     what = "Points" if goal is None else f"Best by {goal.value}"
     what += "" if limit is None else f", up to {limit / 1e9:,.4g} GB"
     priced = shown[shown["step_time_us"].notna()]
-    which = "".join(f", times {times}" for times in priced["times"].unique())
+    which = "".join(f", step {times}" for times in priced["times"].unique())
     report.table(f"{what}: {min(len(priced), top):,} of {len(table):,}{which}", columns,
                  (_cells(row, found.axes, known) for row in priced.head(top).to_dict("records")))
     if priced.empty:

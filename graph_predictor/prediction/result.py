@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-def which_times(profiled: bool) -> str:
-    """What reports call the time of a step under the profiler, or without it."""
+def which_times(profiled: bool, *, ran: bool = True) -> str:
+    """Return what reports call a step under the profiler, or without it, or one that was only traced."""
+    if not ran:
+        return "that never ran"
     return "under the profiler" if profiled else "without the profiler"
 
 
@@ -48,6 +50,7 @@ class Prediction:
         sources: share of the step time, along the critical path, by source of its durations.
         kernel_sources: share of the device time by source.
         profiled: whether times are those under the profiler; else they are those of the step without it.
+        ran: whether they rest on a recording; else the step was traced by shapes and everything is priced.
         recorded_us: the recorded steps' mean under the profiler, where the source is a recording.
         unprofiled_us: the median step that the capture timed without the profiler.
         steps: names of the recorded steps it rests on.
@@ -69,6 +72,7 @@ class Prediction:
     sources: dict[str, float]
     kernel_sources: dict[str, float]
     profiled: bool = True
+    ran: bool = True
     recorded_us: float | None = None
     unprofiled_us: float | None = None
     gpu_active_interval_us: tuple[float, float] = (0.0, 0.0)
@@ -86,8 +90,8 @@ class Prediction:
 
     @property
     def times(self) -> str:
-        """Which times these are: "without the profiler" or "under the profiler"."""
-        return which_times(self.profiled)
+        """Which times these are: "without the profiler", "under the profiler" or "that never ran" (of a step)."""
+        return which_times(self.profiled, ran=self.ran)
 
     def to_json(self, top: int | None = None) -> dict[str, Any]:
         """Plain values; of the critical path the ``top`` largest entries, all by default."""

@@ -53,6 +53,8 @@ OVERHEADS_SPREAD = 0.3
 HOST_DEVICE = "cpu"
 """Of this device operations run on the host thread itself."""
 WAIT = "cudaStreamSynchronize"
+HOST_WORK_TOLD_NS = 1e6
+"""Computing on the host that is reported: an optimizer's step counters of some hundred parameters take half of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class MadeUp:
     """A built job with its kernels' sources and intervals (logs of their ends over the time), by kernel.
 
     ``host_spread`` is the log half width of the 80% interval of the host's time, ``change_spread`` what is added where
-    anchored times changed; ``host_source`` says where most of it comes from.
+    anchored times changed; ``host_source`` says where most of it comes from. ``warnings`` say what makes it unsure.
     """
 
     built: Built
@@ -72,6 +74,7 @@ class MadeUp:
     notes: tuple[str, ...]
     host_source: Source = Source.HEURISTIC
     change_spread: float | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def make_up(graphs: list[ExecutionGraph], device: DeviceSpec | None = None, models: Models | None = None,
@@ -121,14 +124,36 @@ def make_up(graphs: list[ExecutionGraph], device: DeviceSpec | None = None, mode
     return MadeUp(replace(built, program=program), np.concatenate([part.source for part in parts]),
                   np.concatenate([part.low for part in parts]), np.concatenate([part.high for part in parts]),
                   spread, spec, tuple(notes), Source.HEURISTIC if anchors is None else anchors.host_source,
-                  None if anchors is None else anchors.change_spread)
+                  None if anchors is None else anchors.change_spread,
+                  () if anchors is not None or spec.name == HOST_DEVICE else tuple(_host_work_warnings(graphs, spec)))
+
+
+def _host_work_warnings(graphs: list[ExecutionGraph], spec: DeviceSpec) -> list[str]:
+    """What to say of operations whose tensors lie in the host's memory: no device that is named computes them."""
+    by_name: dict[str, float] = {}
+    number = 0
+    for graph in graphs:
+        for op in np.flatnonzero(graph.ops.place == Place.HOST).tolist():
+            ns = host_work_ns(graph, op)
+            name = graph.string(int(graph.ops.name[op]))
+            by_name[name] = by_name.get(name, 0.0) + ns
+            number += ns > 0.0
+    total = sum(by_name.values()) / len(graphs)
+    if total < HOST_WORK_TOLD_NS:
+        return []
+    most = ", ".join(sorted(by_name, key=lambda name: (-by_name[name], name))[:3])
+    return [f"{number:,} operations ({total / 1e6:,.3f} ms a step and rank; most: {most}) work on tensors in the "
+            f"host's memory, so that {spec.name} does not compute them: they are priced for a usual CPU ({HOST_DEVICE} of "
+            "foretrace devices), the same whatever --device names. Move model and batch to the device if they were "
+            "meant for it."]
 
 
 def _notes(spec: DeviceSpec, host: HostOverheads | None) -> list[str]:
     return [f"The step never ran: its kernels are priced for {spec.name}, and "
             + ("its host time is made of the given host's overheads." if host is not None else
-               f"its host is taken to spend {HOST_NS / 1e3:.0f} µs on each operation that launches work; give "
-               "--host-from for a real one.")]
+               f"its host, which no --device names, is taken to spend {HOST_NS / 1e3:.0f} µs on each operation that "
+               f"launches work (an assumption, right within a factor of {np.exp(HOST_SPREAD):.0f} in 80% of the "
+               "cases); give --host-from for a real one.")]
 
 
 def _modelled(graph: ExecutionGraph, spec: DeviceSpec, models: Models | None, host: HostOverheads | None,

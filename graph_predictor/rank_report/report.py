@@ -105,7 +105,7 @@ class RankReport:
         total = sum(stretch.length_ns for stretch in self.path) or 1
         steps = self.steps
         return {
-            "times": which_times(self.times.profiled),
+            "times": which_times(self.times.profiled, ran=self.times.ran),
             "step_us": self.step_ns / 1e3, "steps": steps, "predicted": self.times.predicted,
             "edits": list(self.times.edits), "imbalance": self.imbalance,
             "ranks": [row.to_json(self.step_ns) for row in self.ranks], "meetings_known": self.shows_meetings,

@@ -59,6 +59,7 @@ class JobTimes:
         steps: recorded steps in one window.
         predicted: whether it was predicted rather than recorded and replayed.
         profiled: whether times are those under the profiler.
+        ran: whether they rest on a recording, rather than on a trace by shapes.
         edits: what is different from the source, a phrase each.
         notes: what to know.
         again: job's mean step time (ns) with another program of the same rows.
@@ -75,6 +76,7 @@ class JobTimes:
     steps: int
     predicted: bool
     profiled: bool
+    ran: bool
     edits: tuple[str, ...]
     notes: tuple[str, ...]
     again: Callable[[Program], float]
@@ -144,7 +146,7 @@ def recorded_times(result: Replay, step: str | None = None) -> JobTimes:
     return JobTimes(
         built, program, result.simulated, [graph.kernels.kind for graph in built.graphs], rows,
         np.arange(len(program.kernel_item)), host_pieces(built), windows(result.simulated),
-        1, False, result.profiled, (), tuple(notes), again)
+        1, False, result.profiled, True, (), tuple(notes), again)
 
 
 def predicted_times(settled: Settled) -> JobTimes:
@@ -166,7 +168,7 @@ def predicted_times(settled: Settled) -> JobTimes:
     return JobTimes(
         built, steady.program, steady.simulated, kinds_of(repeated, built.graphs), repeated.item, repeated.kernel,
         scenario.pieces, windows(steady), cycle.steps, True,
-        scenario.profiled, settled.edits, settled.notes, again)
+        scenario.profiled, settled.ran, settled.edits, settled.notes, again)
 
 
 def scaled_rank(times: JobTimes, rank: int, kernels: float, host: float) -> Program:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
+from said import plain
+from typer.testing import CliRunner
 
+from graph_predictor.cli import app
 from graph_predictor.predict import Baseline
 from graph_predictor.whatif import CudaGraphs, Device, ScaleHost, Sizes
 from kernel_models.device import device
@@ -23,6 +29,7 @@ from tracer.graph import (
     OpTable,
     OverheadTable,
     Phase,
+    Place,
     StepTable,
     SyncTable,
     Thread,
@@ -100,3 +107,30 @@ def test_a_collective_overlaps_until_its_result_is_needed() -> None:
     assert shared.step_time_us == pytest.approx(expected, rel=0.05)
     assert shared.step_time_us > alone.step_time_us
     assert shared.bounds_us["exposed communication"] > 0
+
+
+def test_a_step_that_never_ran_is_not_said_to_be_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "step.foretrace"
+    traced().save(path)
+    said = plain(CliRunner().invoke(app, ["predict", str(path)]).output)
+    assert "Step that never ran: " in said and "(as traced for h200-sxm)" in said
+    assert "recorded" not in said and "the profiler" not in said
+    assert "its host, which no --device names, is taken to spend 15 µs on each operation" in said
+    assert "the host's memory" not in said
+    result = json.loads(CliRunner().invoke(app, ["opportunities", str(path), "--json"]).stdout)
+    assert result["times"] == "that never ran"
+
+
+def test_work_in_the_hosts_memory_is_told_whatever_the_device() -> None:
+    """It is no device's work: the time is the same on each, that of a usual CPU, and a warning says so."""
+    graph = traced()
+    graph.ops.place[:] = Place.HOST
+    times = []
+    for name in ("h200-sxm", "a100-sxm-80g"):
+        result = Baseline(graph, device=device(name)).predict()
+        (warning,) = [text for text in result.warnings if "the host's memory" in text]
+        assert f"{LAYERS} operations (" in warning and "most: aten::mm)" in warning
+        assert f"so that {name} does not compute them" in warning
+        times.append(result.step_time_us)
+    assert times[0] == times[1] > 0.9 * LAYERS * product_us("cpu")
+    assert not any("the host's memory" in text for text in Baseline(traced()).predict().warnings)

@@ -214,7 +214,7 @@ def test_the_command(tmp_path: Path) -> None:
     said = _result(CAPTURE, "--host", "1,0.5", "--edits", "none,flash-attention", "-o", output, "--best", "time",
                    "--jobs", "1", "--price", "2")
     assert said.exit_code == 0, said.output
-    assert "Best by time: 2 of 4, times without the profiler" in said.stdout and "Not priced" in said.stdout
+    assert "Best by time: 2 of 4, step without the profiler" in said.stdout and "Not priced" in said.stdout
     assert "4 points written to" in said.stdout
     assert os.listdir(tmp_path) == ["t.csv"]
     assert _result(CAPTURE, "--host", "1", "-o", output).exit_code == 0  # a sweep's table may be replaced
