@@ -140,13 +140,26 @@ def _report(found: RankReport, top: int, timeline: str | None) -> None:
           milliseconds(r.arrivals.held_ns / steps), milliseconds(r.arrivals.others_waited_ns / steps),
           "–" if r.like_median_ns is None else milliseconds(r.like_median_ns),
           percent(None if r.like_median_ns is None else 1 - r.like_median_ns / found.step_ns)] for r in late_ranks))
-    if found.late is not None:
+    if len(found.ranks) > 1:
         report.line()
-        report.line(f"Rank {found.late[0]} computes longer than the median rank: " + ", ".join(
-            f"{name} {milliseconds(ns)} ms" for name, ns in found.late[1][:SHOWN_MORE]) + " a step.")
+        report.line(_late(found))
     _groups(report, found)
     _path(report, found, top)
     _end(report, found, timeline)
+
+
+def _late(found: RankReport) -> str:
+    """Which rank is late because it computes longer, and with what."""
+    late = found.late
+    if late is None:
+        return "No rank computes longer than the median one by more than steps differ."
+    said = f"Rank {found.times.number(late.rank)} computes {milliseconds(late.more_ns)} ms longer than the median rank"
+    once = "" if late.steps > 1 or found.times.predicted else (
+        "; of one recorded step nothing shows whether it is so in others")
+    if not late.operations:
+        return f"{said}, spread over many operations{once}."
+    return f"{said}: " + ", ".join(
+        f"{name} {milliseconds(ns)} ms" for name, ns in late.operations[:SHOWN_MORE]) + f" a step{once}."
 
 
 def _path(report: Report, found: RankReport, top: int) -> None:

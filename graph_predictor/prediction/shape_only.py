@@ -143,8 +143,8 @@ def _host_work_warnings(graphs: list[ExecutionGraph], spec: DeviceSpec) -> list[
         return []
     most = ", ".join(sorted(by_name, key=lambda name: (-by_name[name], name))[:3])
     return [f"{number:,} operations ({total / 1e6:,.3f} ms a step and rank; most: {most}) work on tensors in the "
-            f"host's memory, so that {spec.name} does not compute them: they are priced for a usual CPU ({HOST_DEVICE} of "
-            "foretrace devices), the same whatever --device names. Move model and batch to the device if they were "
+            f"host's memory, so that {spec.name} does not compute them: they are priced for a usual CPU ({HOST_DEVICE} "
+            "of foretrace devices), the same whatever --device names. Move model and batch to the device if they were "
             "meant for it."]
 
 

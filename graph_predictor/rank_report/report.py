@@ -11,7 +11,7 @@ from graph_predictor.comm_report import Traffic, communication_report
 from graph_predictor.prediction.result import which_times
 from graph_predictor.rank_report.parts import Meetings, Part, RankParts, meetings, parts_of
 from graph_predictor.rank_report.path import Stretch, job_path
-from graph_predictor.rank_report.stragglers import TOGETHER_NS, Arrivals, arrivals, like_the_median, more_work
+from graph_predictor.rank_report.stragglers import TOGETHER_NS, Arrivals, Late, arrivals, late_rank, like_the_median
 from graph_predictor.rank_report.times import JobTimes, Window
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph, KernelKind
@@ -80,8 +80,8 @@ class RankReport:
     parts: list[list[RankParts]] = field(repr=False)
     meet: Meetings = field(repr=False)
     notes: list[str]
-    late: tuple[int, list[tuple[str, float]]] | None = None
-    """The rank that others waited for longest, and what it computes longer than the median rank (ns a step)."""
+    late: Late | None = None
+    """The rank that others wait for because it computes longer, if one does by more than steps differ."""
 
     @property
     def shows_meetings(self) -> bool:
@@ -109,8 +109,10 @@ class RankReport:
             "step_us": self.step_ns / 1e3, "steps": steps, "predicted": self.times.predicted,
             "edits": list(self.times.edits), "imbalance": self.imbalance,
             "ranks": [row.to_json(self.step_ns) for row in self.ranks], "meetings_known": self.shows_meetings,
-            "late_rank": None if self.late is None else {"rank": self.late[0], "computes_longer": [
-                {"operation": name, "more_us": ns / 1e3} for name, ns in self.late[1]]},
+            "late_rank": None if self.late is None else {
+                "rank": self.times.number(self.late.rank), "more_us": self.late.more_ns / 1e3,
+                "steps": self.late.steps, "computes_longer": [
+                    {"operation": name, "more_us": ns / 1e3} for name, ns in self.late.operations]},
             "groups": [{**row.to_json(), "waiting_us": waiting_ns(row, None), "steps": steps} for row in self.groups],
             "critical_path": {"step": self.path_step, "stretches": [
                 {"rank": self.times.number(s.rank), "start_us": s.start_ns / 1e3, "time_us": s.length_ns / 1e3,
@@ -154,14 +156,12 @@ def rank_report(times: JobTimes) -> RankReport:
             0 if times.predicted else sum(w.start_ns - min(o.start_ns for o in step) for step in times.windows
                                           for w in step if w.rank == rank),
             found[rank], like.get(rank)))
-    last = max(range(len(rows)), key=lambda rank: found[rank].others_waited_ns)
-    more = more_work(times, last) if found[last].others_waited_ns else []
     chosen = _median_step(times.windows)
     return RankReport(
         times, times.step_ns, rows, _traffic(times), job_path(times, chosen) if chosen else [],
         chosen[0].name if chosen else "", parts, meet,
         list(dict.fromkeys([*times.notes, *_lacking(times, meet, world), *_apart(rows, times.step_ns)])),
-        (times.number(last), more) if more else None)
+        late_rank(times, found))
 
 
 def _traffic(times: JobTimes) -> list[Traffic]:

@@ -12,15 +12,20 @@ import numpy as np
 
 from graph_predictor.diff.names import is_collective
 from graph_predictor.module_paths import with_backward_modules
-from graph_predictor.program import Int64
+from graph_predictor.prediction.host_spread import USUAL_SPREAD
+from graph_predictor.program import Float64, Int64
 from graph_predictor.rank_report.parts import Meetings
 from graph_predictor.rank_report.times import JobTimes, scaled_rank
-from tracer.graph import KernelKind
+from tracer.graph import NONE, KernelKind
 
 TOGETHER_NS = 1_000
 """Clocks of one host agree no better."""
 MOST_TRIED = 8
 """Ranks that are simulated again as the median rank."""
+LEVEL = 0.005
+"""Chance of naming a rank of a job whose ranks all do the same, where steps differ as logs of a normal distribution do.
+With every seventh step of a rank stalled for as long as a step it is 1 to 5%, of 2 and 8 ranks with 3 and 6 steps."""
+PRIOR_STEPS = 2
 ABOVE_MEDIAN = 1.001
 """A rank with no more work than this much of the median's would gain nothing that is worth a simulation."""
 
@@ -99,33 +104,119 @@ def _own_work(times: JobTimes) -> tuple[list[int], list[int]]:
     return device, host
 
 
-def more_work(times: JobTimes, rank: int) -> list[tuple[str, float]]:
-    """What a rank computes longer than the (lower) median rank: operation with its module, and ns a step.
+@dataclass(frozen=True, slots=True)
+class Late:
+    """A rank that computes longer than the median rank, by more than steps differ.
 
-    Device work counts, or the host's where there is none but collectives; the largest first.
+    Attributes:
+        rank: position in the job.
+        more_ns: how much longer, a step.
+        operations: what it consists of, operation with its module and ns a step, the largest first; only those that
+            are longer by more than their own steps differ.
+        steps: how many steps say so.
     """
-    tables = [_by_operation(times, each) for each in range(times.program.ranks)]
-    more = [(name, ns - median_low([table.get(name, 0.0) for table in tables])) for name, ns in tables[rank].items()]
-    return sorted(((name, ns) for name, ns in more if ns > 0), key=lambda one: -one[1])
+
+    rank: int
+    more_ns: float
+    operations: list[tuple[str, float]]
+    steps: int
 
 
-def _by_operation(times: JobTimes, rank: int) -> dict[str, float]:
-    """Computing time of each operation of a rank, ns a recorded step."""
-    graph = with_backward_modules(times.graphs[rank])
-    device = np.flatnonzero(graph.kernels.kind != KernelKind.COLLECTIVE)
-    if len(device):
-        low = int(times.built.program.kernel_ptr[rank])
-        op, ns = graph.kernels.op[device].astype(np.int64), times.built.program.kernel_duration[low + device]
+def late_rank(times: JobTimes, found: list[Arrivals]) -> Late | None:
+    """Return the rank that others waited for longest and that does compute longer; ``None`` if none stands out.
+
+    Device work counts, or the host's where there is none but collectives. The (lower) median rank is the measure.
+    """
+    tables = [_by_operation(times, rank) for rank in range(times.program.ranks)]
+    own = np.stack([np.sum(list(table.values()), axis=0) if table else np.zeros(len(times.windows))
+                    for table in tables])
+    waited = [one.others_waited_ns for one in found]
+    for rank in sorted(range(len(found)), key=lambda rank: -waited[rank]):
+        if waited[rank] and _later(own, rank, noisy=not times.predicted):
+            break
     else:
-        rows = times.pieces.of_rank(rank)
-        op, ns = times.pieces.op[rows], times.pieces.ns[rows]
-    found: dict[str, float] = {}
-    steps = max(len(graph.steps), 1)
-    for row, time in zip(op.tolist(), ns.tolist(), strict=True):
-        if row >= 0 and not is_collective(graph.string(int(graph.ops.name[row]))):
-            module = graph.string(int(graph.ops.module[row]))
-            name = graph.string(int(graph.ops.name[row])) + (f" in {module}" if module else "")
-            found[name] = found.get(name, 0.0) + time / steps
+        return None
+    more: list[tuple[str, float]] = []
+    nothing = np.zeros(len(times.windows))
+    for name in tables[rank]:
+        of_ranks = np.stack([table.get(name, nothing) for table in tables])
+        if _later(of_ranks, rank, noisy=not times.predicted):
+            more.append((name, _above_median(of_ranks, rank)))
+    return Late(rank, _above_median(own, rank), sorted(more, key=lambda one: -one[1]), own.shape[1] * times.steps)
+
+
+def _later(work: Float64, rank: int, *, noisy: bool) -> bool:
+    """Whether a rank's work, of [ranks, steps], is longer than the median rank's by more than steps differ.
+
+    One-sided t-test of the steps' logs of the ratio, at ``LEVEL`` for all ranks together; that steps differ by the
+    usual is worth ``PRIOR_STEPS`` of them. A prediction has no noise.
+    """
+    from scipy.special import stdtrit
+
+    typical = _median_low(work)
+    if not (work[rank] > typical).any() or not noisy:
+        return bool(work[rank].sum() > ABOVE_MEDIAN * typical.sum())
+    counted = (work[rank] > 0) | (typical > 0)  # a step without work says nothing
+    ratio = np.log(np.maximum(work[rank, counted], 1.0) / np.maximum(typical[counted], 1.0))
+    steps = len(ratio)
+    freedom = PRIOR_STEPS + steps - 1
+    usual = 2.0 * USUAL_SPREAD**2  # of two ranks
+    variance = (PRIOR_STEPS * usual + float(((ratio - ratio.mean()) ** 2).sum())) / freedom
+    least = float(stdtrit(freedom, 1.0 - LEVEL / len(work))) * float(np.sqrt(variance / steps))
+    return float(ratio.mean()) > least
+
+
+def _above_median(work: Float64, rank: int) -> float:
+    """How much longer a rank works than the median rank: of [ranks, steps] the median over the steps, ns."""
+    return float(np.median(work[rank] - _median_low(work)))
+
+
+def _median_low(work: Float64) -> Float64:
+    """The (lower) median over the ranks, [steps]."""
+    return np.asarray(np.sort(work, axis=0)[(len(work) - 1) // 2])
+
+
+def _by_operation(times: JobTimes, rank: int) -> dict[str, Float64]:
+    """Computing time of each operation of a rank but collectives, with its module, [windows] in ns a step."""
+    graph = with_backward_modules(times.graphs[rank])
+    names, modules = (np.append(column, NONE) for column in (graph.ops.name, graph.ops.module))
+    if (graph.kernels.kind != KernelKind.COLLECTIVE).any():
+        own = [each.kernels for step in times.windows for each in step if each.rank == rank]
+        kernels = np.concatenate([np.zeros(0, np.int64), *own])
+        rows = times.graph_row(kernels)
+        ns, op = times.program.kernel_duration[kernels], graph.kernels.op[rows].astype(np.int64)
+        window = np.repeat(np.arange(len(own)), [len(each) for each in own])
+        # A kernel of no operation goes by its own name.
+        name = np.where(op >= 0, names[op], graph.kernels.name[rows])
+        kept = graph.kernels.kind[rows] != KernelKind.COLLECTIVE
+    else:
+        pieces = times.pieces.of_rank(rank)
+        op, ns = times.pieces.op[pieces], times.pieces.ns[pieces]
+        window = _windows_of_items(times, rank)[times.pieces.item[pieces]]
+        name, kept = names[op], (op >= 0) & (window >= 0)
+    op, ns, window, name = op[kept], ns[kept], window[kept], name[kept]
+    keys, place = np.unique(np.stack([name, np.where(op >= 0, modules[op], NONE)]), axis=1, return_inverse=True)
+    count = len(times.windows)
+    sums = np.bincount(place.reshape(-1) * count + window, weights=ns, minlength=keys.shape[1] * count)
+    found: dict[str, Float64] = {}
+    for (code, path), sum_of in zip(keys.T.tolist(), sums.reshape(-1, count) / times.steps, strict=True):
+        text, where = graph.string(code), graph.string(path)
+        if not is_collective(text):
+            found[text + (f" in {where}" if where else "")] = sum_of
+    return found
+
+
+def _windows_of_items(times: JobTimes, rank: int) -> Int64:
+    """Window of each item of the built program, by the copy that was simulated last; -1 for other ranks' and none."""
+    program, simulated = times.program, times.simulated
+    found = np.full(len(times.built.program.item_kind), -1, np.int64)
+    mine = np.flatnonzero(program.thread_rank[program.item_thread()] == rank)
+    end = simulated.item_end[mine]
+    for number, step in enumerate(times.windows):
+        for window in step:
+            if window.rank == rank:
+                inside = (end > window.start_ns) & (end <= window.end_ns)
+                found[times.item[mine[inside]]] = number
     return found
 
 

