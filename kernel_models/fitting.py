@@ -9,7 +9,9 @@ Rows that a table itself marks as held out are never fitted to, not even at the 
 
 from __future__ import annotations
 
+import math
 import platform
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -68,11 +70,13 @@ class Options:
         distil: whether to make quick copies.
         process_up_to: calls up to which a Gaussian process is tried instead of trees: it learns more from few, as a
             calibration has, in less time; 0 for never.
+        until: on the monotonic clock, after which a fit ends with what it has; its facts say "ended_early" then.
     """
 
     refit: bool = True
     distil: bool = True
     process_up_to: int = 0
+    until: float = math.inf
 
 
 def fit_profile(
@@ -116,11 +120,11 @@ def fit_entry(samples: Samples, spec: DeviceSpec, options: Options | None = None
     held = samples.split()
     fit = samples.taken(~held) if (~held).any() else samples
     if LEAST_CALLS <= len(fit) <= options.process_up_to:
-        return _fit_process(fit, samples.taken(held), spec)
-    chosen, candidates, intervals = _choose(fit, spec)
+        return _fit_process(fit, samples.taken(held), spec, options.until)
+    chosen, candidates, intervals = _choose(fit, spec, options.until)
     name = "roofline" if chosen is None else _text(chosen)
     facts: dict[str, Any] = {"data": samples.source, "candidates": candidates, "fit_rows": len(fit), "chosen": name,
-                             "cross_validation": candidates[name]}
+                             "cross_validation": candidates[name], **_ended(options.until)}
     model, distilled = _fitted(fit, spec, chosen, intervals, options.distil)
     if held.any() and (~held).any():
         facts["held_out"] = _judged(model, samples.taken(held))
@@ -133,15 +137,20 @@ def fit_entry(samples: Samples, spec: DeviceSpec, options: Options | None = None
     return Entry("roofline" if chosen is None else "boosted", model, distilled, samples.software, rows, facts)
 
 
-def _fit_process(fit: Samples, held: Samples, spec: DeviceSpec) -> Entry:
+def _ended(until: float) -> dict[str, Any]:
+    """What a fit's facts say of a time that is over."""
+    return {"ended_early": True} if time.monotonic() > until else {}
+
+
+def _fit_process(fit: Samples, held: Samples, spec: DeviceSpec, until: float) -> Entry:
     """The process, or the formulas where rows left out say that it is no better."""
-    model, out = fit_gaussian(fit, spec)
+    model, out = fit_gaussian(fit, spec, until)
     heuristic, learned = _heuristic_errors(fit, spec), errors_of(out, fit.measured_us)
     best: KernelModel = model if learned.mape < heuristic.mape else model.formula
     kind = "gaussian" if best is model else "roofline"
     facts: dict[str, Any] = {"data": fit.source, "fit_rows": len(fit), "chosen": kind,
                              "candidates": {"roofline": heuristic.to_json(), "gaussian": learned.to_json()}}
-    facts["cross_validation"] = facts["candidates"][kind]
+    facts |= {"cross_validation": facts["candidates"][kind], **_ended(until)}
     if len(held):
         facts["held_out"] = _judged(best, held)
     return Entry(kind, best, None, fit.software, len(fit), facts)
@@ -158,8 +167,12 @@ def candidates_of(family: Family, rows: int) -> tuple[Boosting, ...]:
     return (*found, SMALL) if rows < _FEW and SMALL not in found else found
 
 
-def _choose(fit: Samples, spec: DeviceSpec) -> tuple[Boosting | None, dict[str, Any], Intervals | None]:
-    """The best candidate by cross-validated MAPE (``None``: the formulas), all errors, and intervals."""
+def _choose(fit: Samples, spec: DeviceSpec, until: float) -> tuple[
+        Boosting | None, dict[str, Any], Intervals | None]:
+    """The best candidate by cross-validated MAPE (``None``: the formulas), all errors, and intervals.
+
+    After ``until`` no further one is tried.
+    """
     some = _thinned(fit, SELECTION_ROWS)
     problem = each_left_out(Problem.of(some, spec), some.labels())
     folds = 2 if len(fit) > FULL_ROWS else max(FOLDS, int(problem.fold.max()) + 1)
@@ -169,6 +182,8 @@ def _choose(fit: Samples, spec: DeviceSpec) -> tuple[Boosting | None, dict[str, 
         return None, tried, None
     best: tuple[float, Boosting, Float64, np.ndarray] | None = None
     for how in candidates_of(fit.family, len(fit)):
+        if time.monotonic() > until:
+            break
         predicted, done = problem.out_of_fold(how.scaled(0.3), folds)
         if not done.any():
             continue

@@ -104,6 +104,12 @@ def read_job(paths: PathLike | Sequence[PathLike], *, window: int = 0,
         raise TraceError("No trace was named; give a file, a directory or a glob.")
     if len(given) == 1 and find_parts(given[0]):
         return read_capture(given[0], window=window, progress=progress)
+    captures = [os.fspath(path) for path in given if len(given) > 1 and find_parts(path)]
+    if captures:
+        others = _listed(os.fspath(path) for path in given if os.fspath(path) != captures[0])
+        raise TraceError(f"{captures[0]} is the directory of a capture, which is a whole job: it cannot be read "
+                         f"together with {others}. Name one capture; others of the same program go to foretrace predict with --also, such as --also "
+                         f"{captures[-1]}:batch=32, and foretrace diff compares two.")
     if window != 0:
         raise TraceError(f"There is no window {window} in {_listed(os.fspath(path) for path in given)}: only the "
                          "directory of a capture has several; name that directory, or leave --window (window=) out.")
@@ -257,7 +263,8 @@ def _check_one_job(graphs: list[ExecutionGraph]) -> None:
     for first, second in pairwise(graphs):
         if first.meta.rank == second.meta.rank:
             raise JobError(f"Rank {first.meta.rank} is there twice ({first.meta.source}, {second.meta.source}): files "
-                           "of two jobs, or two windows of one, are mixed; give one file for each rank.")
+                           "of two jobs, or two windows of one, are mixed; give one file for each rank (other captures "
+                           "of the same program go to foretrace predict with --also).")
     sizes = {graph.meta.world_size: graph.meta.source for graph in graphs if graph.meta.world_size > 0}
     if len(sizes) > 1:
         (size_a, file_a), (size_b, file_b) = list(sizes.items())[:2]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,14 +53,14 @@ def fit(
             if name not in known:
                 raise DataError(f"There is no family {name!r}; choose one of {', '.join(known)}.")
         notes: list[str] = []
-        samples = read_samples(data, _tell, spec=spec, notes=notes)
+        samples = read_samples(data, tell, spec=spec, notes=notes)
         some = [one for one in samples if software in one.software and (not family or one.family.value in family)]
         if not some:
             named = sorted({one.software for one in samples})
             families = sorted({one.family.value for one in samples})
             raise DataError(f"Nothing in the data fits these options; its software: {', '.join(named[:8])}, its "
                             f"families: {', '.join(families)}.")
-        profile = fit_profile(some, spec, Options(refit=refit), _tell, notes)
+        profile = fit_profile(some, spec, Options(refit=refit), lambda text: tell(f"fitting {text}"), notes)
         save_profile(profile, out)
         size = os.path.getsize(out) if "://" not in out else None
         if json:
@@ -111,8 +110,3 @@ def error_cells(errors: dict[str, float] | None) -> list[str]:
     bias = errors.get("bias")
     return [count(errors["n"]), *(percent(errors.get(name)) for name in ("mape", "median")),
             "–" if bias is None else f"{bias * 100:+.1f}%", *(percent(errors.get(name)) for name in ("p90", "max"))]
-
-
-def _tell(text: str) -> None:
-    if sys.stderr.isatty():
-        tell(text)

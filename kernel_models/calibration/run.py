@@ -176,19 +176,27 @@ def fit_measurements(work: Path, families: Sequence[Family], host: HostFit | Non
     entries: list[Entry] = []
     mine = joined(part for part in samples if part.family in wanted)
     late: list[str] = []
-    for number, one in enumerate(mine, 1):
-        say(f"fitting {one.family.value}, {number} of {len(mine)}: {len(one):,} measurements")
-        if time.monotonic() > until:
+    ended: list[str] = []
+    for number, one in enumerate(mine):
+        say(f"fitting {one.family.value}, {number + 1} of {len(mine)}: {len(one):,} measurements")
+        now = time.monotonic()
+        if now > until:
             late.append(one.family.value)
             entries.append(_formulas(one, spec))
         else:
-            entries += _entries(one, spec)
+            found = _entries(one, spec, now + share_of_time(mine[number:]) * (until - now))
+            if found[0].facts.get("ended_early"):
+                ended.append(one.family.value)
+            entries += found
         if entries[-1].rows < LEAST_TO_LEARN:
             notes.append(f"{one.family.value} rests on {entries[-1].rows} measurements: its errors say little; give "
                          "more minutes with --resume.")
     if late:
         notes.append(f"The minutes were over before {', '.join(late)} could be fitted: the formulas, fitted to the "
                      "same measurements, stand for learned models; give more minutes with --resume.")
+    if ended:
+        notes.append(f"The models of {', '.join(ended)} are what their share of the minutes allowed to learn, and no "
+                     "trees were tried; give more minutes with --resume.")
     overheads = _overheads(results, host, notes)
     provenance = {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"), "data": ["foretrace calibrate"],
@@ -217,9 +225,14 @@ def _run(source: Measurements, work: Path, options: RunOptions, device: str) -> 
         raise CalibrationError(f"Nothing can be measured here: {reason}{needs}{hint}") from error
 
 
-def _entries(one: Samples, spec: DeviceSpec) -> list[Entry]:
-    """The best model of a family, and the formulas for what it does not cover."""
-    best = fit_entry(one, spec, Options(refit=False, distil=False, process_up_to=MOST_CALLS))
+def share_of_time(left: Sequence[Samples]) -> float:
+    """Return the share of the time left that the first of the families left may take to fit: that of its rows."""
+    return len(left[0]) / max(sum(map(len, left)), 1)
+
+
+def _entries(one: Samples, spec: DeviceSpec, until: float) -> list[Entry]:
+    """The best model of a family, found until a time, and the formulas for what it does not cover."""
+    best = fit_entry(one, spec, Options(refit=False, distil=False, process_up_to=MOST_CALLS, until=until))
     if best.kind == "roofline":
         return [best]
     return [best, _formulas(one, spec)]

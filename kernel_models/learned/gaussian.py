@@ -7,6 +7,8 @@ products 0.17 becomes 0.12; mean absolute errors by cross-validation, 426 and 11
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -120,21 +122,22 @@ class GaussianModel:
                    Process(kernel, x, v, y, loose), float(values["widths"]), trees)
 
 
-def fit_gaussian(samples: Samples, spec: DeviceSpec) -> tuple[GaussianModel, Float64]:
+def fit_gaussian(samples: Samples, spec: DeviceSpec, until: float = math.inf) -> tuple[GaussianModel, Float64]:
     """The model of samples, and each row as predicted without its shape group, µs [n].
 
     The formulas and the kernel's few parameters are those of all rows; the process sees no row of the group's fold.
+    After ``until``, on the monotonic clock, the parameters are the best found so far, and no trees are tried.
     """
     formula = RooflineModel(samples.family, spec, fit_efficiencies(samples.calls, samples.measured_us, spec,
                                                                    source=samples.source))
     base = formula.predict(samples.calls).time_us
     points = Points.of(samples.family, samples.calls)
     x, v = points.points(samples.calls)
-    process = fit_process(x, v, np.log(samples.measured_us / base))
+    process = fit_process(x, v, np.log(samples.measured_us / base), until=until)
     fold = np.array([fold_of(label, _FOLDS) for label in samples.labels()])
     out = process.left_out_by(fold) if len(set(fold.tolist())) > 1 else process.left_out()[0]
     alone = base * np.exp(out)
-    trees, blended = _blended(samples, spec, alone)
+    trees, blended = (None, alone) if time.monotonic() > until else _blended(samples, spec, alone)
     _, deviation = process.left_out()
     far = np.abs(np.log(samples.measured_us / blended)) / deviation
     widths = float(np.clip(np.quantile(far, _SHARE), 0.5, 5.0))

@@ -10,6 +10,9 @@ for Machine Learning" (2006), chapters 2, 4 and 5; the leave-one-out formulas ar
 
 from __future__ import annotations
 
+import math
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -158,7 +161,8 @@ class Process:
         return found
 
 
-def fit_process(x: Float64, v: Codes, y: Float64, start: Kernel | None = None, seed: int = 0) -> Process:
+def fit_process(x: Float64, v: Codes, y: Float64, start: Kernel | None = None, seed: int = 0,
+                until: float = math.inf) -> Process:
     """Learn a kernel from rows and condition on them; rows far from what the others say count less.
 
     Args:
@@ -167,21 +171,26 @@ def fit_process(x: Float64, v: Codes, y: Float64, start: Kernel | None = None, s
         y: [n].
         start: where to begin; the middle of the priors.
         seed: of the rows chosen where there are more than ``MOST_TO_LEARN_FROM``.
+        until: on the monotonic clock, after which the best kernel so far is taken.
     """
     rows = np.arange(len(y))
     if len(rows) > MOST_TO_LEARN_FROM:
         rows = np.sort(np.random.default_rng(seed).choice(rows, MOST_TO_LEARN_FROM, replace=False))
-    kernel = _learned(x[rows], v[rows], y[rows], np.ones(len(rows)), start)
+    kernel = _learned(x[rows], v[rows], y[rows], np.ones(len(rows)), start, until)
     process = Process(kernel, x, v, y, np.ones(len(y)))
     mean, deviation = process.left_out()
     far = np.abs(y - mean) / deviation
     if (far <= FAR).all():
         return process
     loose = np.where(far > FAR, far**2, 1.0)
-    return Process(_learned(x[rows], v[rows], y[rows], loose[rows], kernel), x, v, y, loose)
+    return Process(_learned(x[rows], v[rows], y[rows], loose[rows], kernel, until), x, v, y, loose)
 
 
-def _learned(x: Float64, v: Codes, y: Float64, loose: Float64, start: Kernel | None) -> Kernel:
+class _TimeIsUp(Exception):
+    """Ends a search."""
+
+
+def _learned(x: Float64, v: Codes, y: Float64, loose: Float64, start: Kernel | None, until: float) -> Kernel:
     from scipy.optimize import minimize
 
     n, d, c = len(y), x.shape[1], v.shape[1]
@@ -221,10 +230,23 @@ def _learned(x: Float64, v: Codes, y: Float64, loose: Float64, start: Kernel | N
     begin = middle if start is None else _as_logs(start)
     low, high = middle - _REACH, middle + _REACH
     low[2] = np.log(_LEAST_NOISE)
-    best = minimize(cost, np.clip(begin, low, high), jac=True, method="L-BFGS-B",
-                    bounds=list(zip(low, high, strict=True)), options={"maxfun": _EVALUATIONS})
-    smooth, offset, noise = np.exp(best.x[:3])
-    return Kernel(float(smooth), float(offset), float(noise), np.exp(best.x[3:3 + d]), np.exp(best.x[3 + d:]))
+    begin = np.clip(begin, low, high)
+    best, least = begin, math.inf
+
+    def timed(logs: Float64) -> tuple[float, Float64]:
+        nonlocal best, least
+        if time.monotonic() > until:
+            raise _TimeIsUp
+        value, gradient = cost(logs)
+        if value < least:
+            best, least = logs.copy(), value
+        return value, gradient
+
+    with suppress(_TimeIsUp):
+        best = minimize(timed, begin, jac=True, method="L-BFGS-B", bounds=list(zip(low, high, strict=True)),
+                        options={"maxfun": _EVALUATIONS}).x
+    smooth, offset, noise = np.exp(best[:3])
+    return Kernel(float(smooth), float(offset), float(noise), np.exp(best[3:3 + d]), np.exp(best[3 + d:]))
 
 
 def _as_logs(kernel: Kernel) -> Float64:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -11,6 +13,7 @@ import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -22,13 +25,14 @@ from kernel_models.calibration import CalibrationError, Request, calibrate, chec
 from kernel_models.calibration.checks import Health
 from kernel_models.calibration.figures import spec_of, with_measured
 from kernel_models.calibration.planner import Planner
-from kernel_models.calibration.run import write_profile
+from kernel_models.calibration.run import share_of_time, write_profile
 from kernel_models.calibration.space import draw, limits_for, spaces
 from kernel_models.datasets import read_samples
 from kernel_models.datasets.intended import is_intended
 from kernel_models.device import DeviceError, DeviceSpec, device, device_names
 from kernel_models.families.copy import memset
 from kernel_models.families.gemm import gemm
+from kernel_models.learned import process
 from kernel_models.learned.process import Kernel, Process, fit_process
 from kernel_models.model import Source
 from kernel_models.op_call import Family, OpCall
@@ -313,6 +317,22 @@ def test_a_device_is_stored_whole() -> None:
     del stored["l2_mb"]
     with pytest.raises(DeviceError, match="l2_mb"):
         DeviceSpec.from_json(stored)
+
+
+def test_every_family_gets_its_share_of_the_time_left() -> None:
+    some = [[0] * rows for rows in (300, 100, 100)]
+    assert [share_of_time(some[at:]) for at in range(3)] == [0.6, 0.5, 1.0]  # type: ignore[misc]
+
+
+def test_a_search_whose_time_is_over_keeps_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, v, y = smooth(60)
+    begun = fit_process(x, v, y, until=-1.0).kernel
+    assert (begun.smooth, begun.noise) == pytest.approx((Kernel.start(3, 2).smooth, Kernel.start(3, 2).noise))
+    clock = itertools.count()
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    kernels = [fit_process(x, v, y, until=next(clock) + looks).kernel for looks in (1, 12, math.inf)]
+    costs = [float(np.abs(Process(kernel, x, v, y, np.ones(60)).left_out()[0] - y).mean()) for kernel in kernels]
+    assert costs[0] > costs[1] > 0.8 * costs[2]
 
 
 # --- a calibration, on a simulated GPU -------------------------------------------------------------------------------

@@ -254,6 +254,19 @@ def test_few_calls_are_left_to_the_formulas() -> None:
     assert entry.kind == "roofline" and entry.model.source.label == "heuristic"
 
 
+def test_a_fit_whose_time_is_over_ends_with_what_it_has() -> None:
+    samples = gemm_samples(200)
+    late = [fit_entry(samples, H200, Options(distil=False, process_up_to=most, until=-1.0)) for most in (1000, 0)]
+    assert all(entry.facts["ended_early"] for entry in late)
+    process, trees = late
+    # The process keeps the middle of its priors, and it has errors of its own; of trees none were tried.
+    assert "gaussian" in process.facts["candidates"] and process.facts["cross_validation"]["mape"] < 0.5
+    assert trees.kind == "roofline" and set(trees.facts["candidates"]) == {"roofline"}
+    unhurried = fit_entry(samples, H200, Options(distil=False, process_up_to=1000))
+    assert "ended_early" not in unhurried.facts
+    assert unhurried.facts["candidates"]["gaussian"]["mape"] < process.facts["candidates"]["gaussian"]["mape"]
+
+
 def test_formulas_win_where_they_are_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitting, "OTHERS", (Boosting(1, 0.01, 2, 1.0, 50),))
     monkeypatch.setattr(fitting, "SMALL", Boosting(1, 0.01, 2, 1.0, 50))
@@ -304,7 +317,10 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def test_fit_evaluate_and_list(run: Run, tmp_path: Path) -> None:
     data, norms = table(tmp_path / "t.parquet", gemm_table(700)), table(tmp_path / "n.csv", generic())
     out = tmp_path / "h200.profile"
-    code, text, _ = run("fit", data, norms, "-o", out)
+    code, text, told = run("fit", data, norms, "-o", out)
+    # No terminal: a plain line for each family when it begins.
+    assert [line.split(",")[0] for line in told.splitlines() if line.startswith("fitting ")] == [
+        "fitting gemm", "fitting norm"] and "\x1b" not in told
     assert code == 0 and "2 models of h200-sxm" in " ".join(text.split()) and "MAPE" in text
     assert set(load_profile(out).families) == {Family.GEMM, Family.NORM}
 

@@ -101,6 +101,12 @@ def test_the_same_rank_twice(tmp_path: Path) -> None:
         read_job(tmp_path)
 
 
+def test_two_captures_are_not_one_job() -> None:
+    captures = [str(Path(__file__).parents[2] / "traces" / name) for name in ("llama-cpu", "bert-cpu")]
+    with pytest.raises(TraceError, match=r"cannot be read together with .*bert-cpu.*--also .*bert-cpu:batch=32"):
+        read_job(captures)
+
+
 def test_different_world_sizes(tmp_path: Path) -> None:
     rank(tmp_path, 0, size=4)
     rank(tmp_path, 1, size=8)
