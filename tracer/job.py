@@ -108,8 +108,9 @@ def read_job(paths: PathLike | Sequence[PathLike], *, window: int = 0,
     if captures:
         others = _listed(os.fspath(path) for path in given if os.fspath(path) != captures[0])
         raise TraceError(f"{captures[0]} is the directory of a capture, which is a whole job: it cannot be read "
-                         f"together with {others}. Name one capture; others of the same program go to foretrace predict with --also, such as --also "
-                         f"{captures[-1]}:batch=32, and foretrace diff compares two.")
+                         f"together with {others}. Name one capture; others of the same program go to foretrace "
+                         f"predict with --also, such as --also {captures[-1]}:batch=32, and foretrace diff compares "
+                         "two.")
     if window != 0:
         raise TraceError(f"There is no window {window} in {_listed(os.fspath(path) for path in given)}: only the "
                          "directory of a capture has several; name that directory, or leave --window (window=) out.")
