@@ -6,10 +6,11 @@
 A program is a script with a command line for its sizes, and a function ``build`` that makes its step. In every round
 the script is captured once at its own sizes and once at a second size of each kind, as ``foretrace capture`` does it;
 what it is asked for is its step at four times the batch, and at two and a half times the length, by three routes:
-traced again (``--code``), through two captures (``--also``), scaled from one capture. Then the script is run at the new
-size, and the median of steps with nothing watching is the truth. Captures and runs of a round follow one another, so
-that the machine's noise is in both. Others on a machine only ever make a step slower: of several rounds the quickest
-run of each kind counts, of captures as of the truth. With ``--each`` every round is a case of its own.
+traced again (``--code``), through two captures (``--also``), scaled from one capture. The script is also run at its own
+and at the new sizes in turns of a few steps (``foreign_turns``): how many times as long a step takes there, × the
+capture's step with nothing watching, is the truth, so that the machine's noise is in both. Others on a machine only ever
+make a step slower: of several rounds the quickest capture of each kind counts, and the median ratio of all turns. With
+``--each`` every round is a case of its own.
 
 ``TUNING`` was used for every choice that was made. ``HELD_OUT`` was named before any result had been looked at, is of
 programs that nothing was tuned on, and is what accuracy is reported of.
@@ -29,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from foreign_turns import ratios
 
 from graph_predictor.configuration import Configuration
 from graph_predictor.study import Study
@@ -40,9 +42,10 @@ from tracer.job import read_job
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = "from graph_predictor.cli import main; main()"
 CAPTURE = ("--timed", "10", "--steps", "3", "--form", "foretrace")
-TRUTH = ("--timed", "20", "--steps", "1", "--execution-trace", "none")
-"""The program alone: its timed steps are the truth, the profiled one that follows them is not looked at."""
 STEPS = 60
+TURNING_STEPS = 150
+"""Steps that a script is asked for where it takes turns, more than these need."""
+TURNS_FILE = "turns.json"
 ROUTES = ("traced again", "two captures", "one capture")
 
 
@@ -123,37 +126,51 @@ def label(sizes: dict[str, int]) -> str:
     return "-".join(f"{name}{size}" for name, size in sizes.items())
 
 
-def run(plan: Plan, sizes: dict[str, int], options: tuple[str, ...], out: Path, threads: int) -> None:
+def words(sizes: dict[str, int], steps: int) -> list[str]:
+    """Sizes and the number of steps as a program's options."""
+    return [word for name, size in sizes.items() for word in (f"--{name}", str(size))] + ["--steps", str(steps)]
+
+
+def run(plan: Plan, sizes: dict[str, int], out: Path, threads: int) -> None:
     """Capture the program at some sizes in a process of its own, if it is not there yet."""
     if out.exists():
         return
     part = out.with_name(f"part of {out.name}")  # what a run that was stopped left is no capture
     shutil.rmtree(part, ignore_errors=True)
-    words = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads)}
-    subprocess.run([sys.executable, "-c", COMMAND, "capture", *options, "--out", str(part), str(ROOT / plan.script),
-                    "--", *words, "--steps", str(STEPS)], check=True, capture_output=True, text=True, env=environment)
+    subprocess.run([sys.executable, "-c", COMMAND, "capture", *CAPTURE, "--out", str(part), str(ROOT / plan.script),
+                    "--", *words(sizes, STEPS)], check=True, capture_output=True, text=True, env=environment)
     part.rename(out)
 
 
-def places(plan: Plan, folder: Path, number: int) -> Iterator[tuple[Path, dict[str, int], tuple[str, ...]]]:
-    """Every run of a round in turn: where it lies, its sizes, the options of its capture."""
+def places(plan: Plan, folder: Path, number: int) -> Iterator[tuple[Path, dict[str, int]]]:
+    """Every capture of a round: where it lies, and its sizes."""
     at = folder / f"{plan.name}-round{number}"
-    yield at / label(plan.base), plan.base, CAPTURE
-    for name, (second, asked) in plan.asked.items():
-        yield at / f"truth-{name}{asked}", {**plan.base, name: asked}, TRUTH
-        yield at / label({**plan.base, name: second}), {**plan.base, name: second}, CAPTURE
+    yield at / label(plan.base), plan.base
+    for name, (second, _) in plan.asked.items():
+        yield at / label({**plan.base, name: second}), {**plan.base, name: second}
 
 
 def measure(plan: Plan, folder: Path, number: int, threads: int) -> None:
     """Run everything a round needs."""
-    for place, sizes, options in places(plan, folder, number):
+    for place, sizes in places(plan, folder, number):
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
-            run(plan, sizes, options, place, threads)
+            run(plan, sizes, place, threads)
         except subprocess.CalledProcessError as error:
             print(f"{plan.name} at {sizes} failed: {(error.stderr.strip().splitlines() or ['?'])[-1]}", file=sys.stderr)
             return
+    turns = folder / f"{plan.name}-round{number}" / TURNS_FILE
+    if not turns.exists():
+        sizes = [plan.base, *({**plan.base, name: asked} for name, (_, asked) in plan.asked.items())]
+        found = ratios(ROOT / plan.script, [words(one, TURNING_STEPS) for one in sizes], threads=threads)
+        turns.write_text(json.dumps(dict(zip(plan.asked, found, strict=True))))
+
+
+def grown(plan: Plan, folder: Path, numbers: list[int], name: str) -> float:
+    """How many times as long a step takes at the size asked for."""
+    return float(np.median(np.concatenate([
+        json.loads((folder / f"{plan.name}-round{number}" / TURNS_FILE).read_text())[name] for number in numbers])))
 
 
 def step_ms(capture: Path) -> float:
@@ -178,9 +195,10 @@ def configurations(plan: Plan, other: Path, name: str) -> dict[str, Configuratio
 
 def cases(plan: Plan, folder: Path, numbers: list[int], profiles: list[DeviceProfile]) -> Iterator[Case]:
     """Predictions from a round, or from the quickest of several, each with its truth."""
-    study = Study(read_job(quickest(plan, folder, numbers, label(plan.base))), profiles=profiles)
+    captured = quickest(plan, folder, numbers, label(plan.base))
+    study = Study(read_job(captured), profiles=profiles)
     for name, (second, asked) in plan.asked.items():
-        truth = step_ms(quickest(plan, folder, numbers, f"truth-{name}{asked}"))
+        truth = step_ms(captured) * grown(plan, folder, numbers, name)
         other = quickest(plan, folder, numbers, label({**plan.base, name: second}))
         for route, configuration in configurations(plan, other, name).items():
             what = (plan.name, f"{name}={asked}", route, "+".join(map(str, numbers)), truth)
@@ -237,7 +255,7 @@ def main() -> None:
               f"{'80% interval':>20} {'error':>7}")
         for plan in plans:
             numbers = [number for number in range(options.rounds)
-                       if all(place.exists() for place, _, _ in places(plan, folder, number))]
+                       if (folder / f"{plan.name}-round{number}" / TURNS_FILE).exists()]
             for one in ([[number] for number in numbers] if options.each else [numbers] if numbers else []):
                 for case in cases(plan, folder, one, profiles):
                     found.append(case)

@@ -20,6 +20,7 @@ from graph_predictor.program import Float64, Int64
 from graph_predictor.whatif.named_sizes import LEADING, MOST, parse_sets
 from graph_predictor.whatif.new_calls import copied_calls, remade_calls
 from graph_predictor.whatif.scaled_shapes import ScaledShapes
+from graph_predictor.whatif.unrolled import unrolled_size
 from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, calls_of
 from kernel_models.pricing import price
@@ -96,6 +97,7 @@ class Sizes:
         scaled = [ScaledShapes(graph, self.changes) for graph in scenario.built.graphs]
         for rank in scaled:
             rank.check()
+        _check_rolled(scaled, self)
         _check_decided(scenario, scaled, self)
         if self.because:
             scenario = scenario.with_note(f"{self.because}; the sizes of one capture were scaled instead.")
@@ -104,6 +106,16 @@ class Sizes:
         if not len(scenario.built.program.kernel_item):
             return _resized_on_cpu(scenario, scaled, self.changes)
         return _resized(scenario, scaled, self.changes)
+
+
+def _check_rolled(scaled: list[ScaledShapes], sizes: Sizes) -> None:
+    """Raise ``EditError`` where another size is another number of operations."""
+    for rank in scaled:
+        size = unrolled_size(rank)
+        if size is not None:
+            raise EditError(f"{sizes.describe()} would change how many operations there are: the step goes along a "
+                            f"dimension of {size} slice by slice (a recurrent layer or a loop), of which one capture "
+                            "has only its own number; trace the program again (--code).")
 
 
 def _check_decided(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> None:

@@ -245,7 +245,7 @@ def _gpu() -> tuple[Space, ...]:
 def _cpu() -> tuple[Space, ...]:
     plain = {"rows": Span(8, 4096), "width": Span(32, 4096, (1, 16))}
     image = {"batch": Span(1, 16), "channels": Span(8, 256, (8, 16)), "size": Span(7, 112, (1, 7))}
-    product = {"m": Span(8, 2048, (1, 8, 64)), "n": Span(16, 2048, (16, 64)), "k": Span(16, 2048, (16, 64))}
+    product = {"m": Span(1, 2048, (1, 1, 8, 64)), "n": Span(16, 2048, (16, 64)), "k": Span(16, 2048, (16, 64))}
     modes = {"layout": ("nt", "nn", "tn"), "dtype": _HALF}
     return (
         Space(Family.GEMM, "gemm", product, {**modes, "op": ("mm", "addmm")}),

@@ -1,7 +1,8 @@
 """Efficiencies: how much of the published rates kernels of a family reach, by family, dtype and kind.
 
 The defaults (``efficiencies.toml``, written by benchmarks/default_efficiencies.py from measured tables of several
-devices) price a device nobody has calibrated; ``fit_efficiencies`` takes them to one device's measurements.
+devices, and ``efficiencies_host.toml`` from a CPU's calibration) price a device nobody has calibrated;
+``fit_efficiencies`` takes them to one device's measurements.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from kernel_models.model import Float64
 from kernel_models.op_call import Family, OpCall
 
 DEFAULTS_FILE = Path(__file__).with_name("efficiencies.toml")
+HOST_DEFAULTS_FILE = Path(__file__).with_name("efficiencies_host.toml")
 FEW = 3
 """Distinct calls that a key of its own needs; fewer leave it to the next wider key."""
 ENOUGH = 20
@@ -144,11 +146,12 @@ class Measured:
     weight: float = 1.0
 
 
-@lru_cache(maxsize=1)
-def default_efficiencies() -> Efficiencies:
-    """The efficiencies of a device nobody has calibrated."""
+@lru_cache(maxsize=2)
+def default_efficiencies(vendor: str = "") -> Efficiencies:
+    """The efficiencies of a GPU nobody has calibrated, or of a CPU (``vendor`` "host")."""
     toml: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    return Efficiencies.from_state(toml.loads(DEFAULTS_FILE.read_text(encoding="utf-8")))
+    file = HOST_DEFAULTS_FILE if vendor == "host" else DEFAULTS_FILE
+    return Efficiencies.from_state(toml.loads(file.read_text(encoding="utf-8")))
 
 
 def keys(family: Family, dtype: str, kind: str) -> tuple[str, ...]:
@@ -167,9 +170,14 @@ def keys(family: Family, dtype: str, kind: str) -> tuple[str, ...]:
 
 
 def predicted_us(done: Work, device: DeviceSpec, compute: Float64, memory: Float64, fixed: Float64) -> Float64:
-    """Time of work at efficiencies, µs [n]: kernels' fixed costs, then arithmetic and traffic overlapping."""
+    """Time of work at efficiencies, µs [n]: kernels' fixed costs, then arithmetic and traffic, which overlap on a GPU and
+    add up on one thread of a CPU."""
     fixed_us = fixed * device.kernel_floor_us * done.kernels
-    return fixed_us + overlapped(done.compute_us / compute, done.memory_us / memory)
+    return fixed_us + _together(done.compute_us / compute, done.memory_us / memory, device)
+
+
+def _together(compute_us: Float64, memory_us: Float64, device: DeviceSpec) -> Float64:
+    return compute_us + memory_us if device.vendor == "host" else overlapped(compute_us, memory_us)
 
 
 def fit_efficiencies(
@@ -205,7 +213,8 @@ def fit_over_devices(
     Raises:
         ValueError: there is no usable measurement, or the lengths differ.
     """
-    base = base or default_efficiencies()
+    sets = list(sets)
+    base = base or default_efficiencies(sets[0].device.vendor if sets else "")
     rows = [row for one in sets for row in _prepared(one)]
     if not rows:
         raise ValueError("there is no usable measured call to fit efficiencies to")
@@ -322,7 +331,7 @@ def _told(family: Family, done: list[Work], devices: list[DeviceSpec], start: Ef
     for one, device in zip(done, devices, strict=True):
         compute, memory = one.compute_us / start.compute, one.memory_us / start.memory
         fixed = start.fixed * device.kernel_floor_us * one.kernels
-        least = TELLING * (fixed + overlapped(compute, memory))
+        least = TELLING * (fixed + _together(compute, memory, device))
         seen["fixed"].append(fixed > least)
         seen["compute"].append((compute > least) & (compute >= memory))
         seen["memory"].append((memory > least) & (memory >= compute))

@@ -46,7 +46,7 @@ class RooflineModel:
     def __init__(self, family: Family, device: DeviceSpec, efficiencies: Efficiencies | None = None) -> None:
         self.family = family
         self.device = device
-        self.efficiencies = efficiencies or default_efficiencies()
+        self.efficiencies = efficiencies or default_efficiencies(device.vendor if device.vendor == "host" else "")
 
     @property
     def source(self) -> Source:

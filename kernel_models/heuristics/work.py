@@ -29,14 +29,15 @@ class Work:
 
 WorkFunction = Callable[[CallTable, DeviceSpec], Work]
 WORK: dict[Family, WorkFunction] = {}
-_MODULES = ("gemm", "convolution", "attention", "streaming", "embedding", "transfer")
+HOST_WORK: dict[Family, WorkFunction] = {}
+_MODULES = ("gemm", "convolution", "attention", "streaming", "embedding", "transfer", "on_host")
 
 
-def work_of(*families: Family) -> Callable[[WorkFunction], WorkFunction]:
-    """Register the work function of families."""
+def work_of(*families: Family, on_host: bool = False) -> Callable[[WorkFunction], WorkFunction]:
+    """Register the work function of families; ``on_host``: of what a CPU does otherwise than a GPU."""
     def register(function: WorkFunction) -> WorkFunction:
         for family in families:
-            WORK[family] = function
+            (HOST_WORK if on_host else WORK)[family] = function
         return function
     return register
 
@@ -45,7 +46,8 @@ def work(table: CallTable, device: DeviceSpec) -> Work:
     """The work of calls; a family that registered nothing counts by its bytes and operations."""
     for name in _MODULES:
         import_module(f"kernel_models.heuristics.{name}")
-    return WORK.get(table.family, WORK[Family.OTHER])(table, device)
+    known = WORK | HOST_WORK if device.vendor == "host" else WORK
+    return known.get(table.family, WORK[Family.OTHER])(table, device)
 
 
 def vector_us(table: CallTable, device: DeviceSpec) -> Float64:

@@ -1,0 +1,76 @@
+"""What a CPU does otherwise than a GPU: no tiles to fill, operands that are copied before they are multiplied.
+
+A core's arithmetic and its traffic add up (``efficiency.predicted_us``): a product first brings its operands into the
+order that its innermost loop wants, and one thread does one thing at a time.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernel_models.device import DeviceSpec
+from kernel_models.dtypes import multiply_adds
+from kernel_models.heuristics.call_table import CallTable
+from kernel_models.heuristics.curves import GB_PER_S_IN_BYTES_PER_US, L2_SPEEDUP, memory_us, usable_cache_bytes
+from kernel_models.heuristics.sustained import bandwidth_gbps, peak_tflops
+from kernel_models.heuristics.work import Work, one, work_of
+from kernel_models.model import Float64
+from kernel_models.op_call import Family
+
+LANES = 8.0
+"""Values of fp32 in a vector of 256 bits, which channels are rounded up to."""
+_GATES = {"rnn": 1.0, "gru": 3.0, "lstm": 4.0}
+
+
+@work_of(Family.GEMM, on_host=True)
+def product_on_host(table: CallTable, device: DeviceSpec) -> Work:
+    """2·batch·m·n·k operations at the peak rate, and both operands and the output once each, µs.
+
+    With few rows reading the weights is what takes long, so that time does not grow with the rows at first.
+    Source: Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008): packing is O(mk + kn).
+    """
+    product = table.dim("batch") * table.dim("m") * table.dim("n") * table.dim("k")
+    flops = 2.0 * product * table.by_dtype(multiply_adds)
+    return Work(flops / _peak(table, device) / 1e6, memory_us(table.bytes_moved, device), one(table))
+
+
+@work_of(Family.CONV, on_host=True)
+def convolution_on_host(table: CallTable, device: DeviceSpec) -> Work:
+    """Multiply-adds with channels rounded up to whole vectors, and input, weights and output once each, µs.
+
+    Source: Georganas et al., "Anatomy of high-performance deep learning convolutions on SIMD architectures" (2018):
+    channels lie in blocks of a vector's width.
+    """
+    groups = table.dim("groups")
+    inputs, outputs = (np.maximum(table.dim(name) / groups, 1.0) for name in ("in_channels", "out_channels"))
+    # Depthwise kernels have their vectors along the groups.
+    lanes = np.where((inputs <= 1.0) & (groups > 1.0), groups, outputs)
+    padded = np.ceil(lanes / LANES) * LANES / lanes
+    return Work(table.flops * padded / _peak(table, device) / 1e6, memory_us(table.bytes_moved, device), one(table))
+
+
+@work_of(Family.ATTENTION, on_host=True)
+def attention_on_host(table: CallTable, device: DeviceSpec) -> Work:
+    """The call's operations at the peak rate, and its bytes, µs."""
+    return Work(table.flops / _peak(table, device) / 1e6, memory_us(table.bytes_moved, device), one(table))
+
+
+@work_of(Family.REDUCTION, Family.SOFTMAX, Family.NORM, on_host=True)
+def rows_on_host(table: CallTable, device: DeviceSpec) -> Work:
+    """Each byte once, however few rows there are, µs."""
+    return Work(np.zeros(len(table)), memory_us(table.bytes_moved, device), one(table))
+
+
+@work_of(Family.RECURRENT, on_host=True)
+def recurrent_on_host(table: CallTable, device: DeviceSpec) -> Work:
+    """Steps one after another, each of which reads the recurrent weights again, µs."""
+    gates = table.by_kind(lambda kind: _GATES.get(kind.split("_")[0], 1.0))
+    steps = table.dim("sequence") * table.dim("layers") * table.dim("directions")
+    weights = gates * table.dim("hidden") ** 2 * table.item_bytes()
+    cached = np.minimum(1.0, usable_cache_bytes(device) / np.maximum(weights, 1.0))
+    again = steps * weights * (cached / L2_SPEEDUP + 1.0 - cached) / (bandwidth_gbps(device) * GB_PER_S_IN_BYTES_PER_US)
+    return Work(table.flops / _peak(table, device) / 1e6, again + memory_us(table.bytes_moved, device), steps)
+
+
+def _peak(table: CallTable, device: DeviceSpec) -> Float64:
+    return table.by_dtype(lambda dtype: peak_tflops(device, dtype, matrix=True))
