@@ -8,9 +8,9 @@ the script is captured once at its own sizes and once at a second size of each k
 what it is asked for is its step at four times the batch, and at two and a half times the length, by three routes:
 traced again (``--code``), through two captures (``--also``), scaled from one capture. The script is also run at its own
 and at the new sizes in turns of a few steps (``foreign_turns``): how many times as long a step takes there, × the
-capture's step with nothing watching, is the truth, so that the machine's noise is in both. Others on a machine only ever
-make a step slower: of several rounds the quickest capture of each kind counts, and the median ratio of all turns. With
-``--each`` every round is a case of its own.
+capture's step with nothing watching, is the truth, so that the machine's noise is in both. Others on a machine only
+ever make a step slower: of several rounds the quickest capture of each kind counts, and the median ratio of all turns.
+With ``--each`` every round is a case of its own.
 
 ``TUNING`` was used for every choice that was made. ``HELD_OUT`` was named before any result had been looked at, is of
 programs that nothing was tuned on, and is what accuracy is reported of.

@@ -10,6 +10,7 @@ finds cold caches and does not count. The ratio is the median over the turns.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import subprocess
@@ -56,10 +57,8 @@ class Runner:
 
     def turn(self) -> float:
         """Median step of one turn, ms. Raises ``RuntimeError`` where the script has ended."""
-        try:
+        with contextlib.suppress(BrokenPipeError):
             os.write(self._ask, b"\n")
-        except BrokenPipeError:
-            pass
         line = self._lines.readline()
         if not line:
             said = (self._process.communicate()[1] or b"").decode(errors="replace").strip().splitlines()
@@ -67,7 +66,8 @@ class Runner:
         return float(np.median([float(word) for word in line.split()]))
 
 
-def ratios(script: Path, options: Sequence[Sequence[str]], *, turns: int = TURNS, threads: int = 1) -> list[list[float]]:
+def ratios(script: Path, options: Sequence[Sequence[str]], *, turns: int = TURNS, threads: int = 1,
+           ) -> list[list[float]]:
     """Of every set of options but the first, its step over the first one's, in every turn."""
     runners = [Runner(script, words, threads) for words in options]
     try:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from datasheet_traces import START
@@ -96,7 +95,8 @@ def main() -> None:
     arguments = parser.parse_args()
     samples = joined(one for one in read_samples(arguments.calibration) if one.held_out is not None)
     result, left = defaults(samples)
-    print(f"{'key':34}{'held out':>9}{'compute':>9}{'memory':>9}{'fixed':>8}{'median |error|':>16}{'bias':>8}{'p90':>8}")
+    print(f"{'key':34}{'held out':>9}{'compute':>9}{'memory':>9}{'fixed':>8}{'median |error|':>16}{'bias':>8}"
+          f"{'p90':>8}")
     for key, e in result.entries.items():
         error = np.expm1(-np.array(left.get(key, [])))
         told = "" if not len(error) else (f"{np.median(np.abs(error)):16.0%}{error.mean():+8.0%}"

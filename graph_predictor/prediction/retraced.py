@@ -32,9 +32,10 @@ from kernel_models.pricing import Models, price
 from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind, Place
 from tracer.views import Argument
 
-CPU_SPREAD = 0.2
-"""Log half width of the 80% interval of a CPU's operations at another size, whose caches and threads the formulas know
-little of."""
+CPU_SPREAD = 0.15
+"""Log half width of the 80% interval of a CPU's operations at another size, whose caches, threads and fresh pages of
+memory the formulas know little of. On the programs of benchmarks/foreign_tuning (benchmarks/foreign_sizes.py) 80% of
+the steps' errors lie within 0.11; a capture on a busy machine errs by more."""
 MOST_UNSIZED = 0.05
 """Share of the recorded work whose sizes may be missing."""
 _LAUNCH = "cudaLaunchKernel"

@@ -36,6 +36,8 @@ PRIOR_WEIGHT = 0.03
 _FACTORS = np.exp(np.linspace(-0.4, 0.4, 17))
 _SWEEPS = 12
 _BOUNDS = {"compute": (0.005, 2.5), "memory": (0.01, 3.0), "fixed": (0.25, 12.0)}
+_HOST_BOUNDS = _BOUNDS | {"fixed": (0.25, 200.0)}
+"""A CPU's operation allocates, asks a library for a kernel and puts its operands in order before it computes."""
 _PRODUCTS = (Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT)
 """Families with arithmetic worth fitting; of the others only traffic and fixed costs are."""
 TELLING = 0.35
@@ -170,8 +172,8 @@ def keys(family: Family, dtype: str, kind: str) -> tuple[str, ...]:
 
 
 def predicted_us(done: Work, device: DeviceSpec, compute: Float64, memory: Float64, fixed: Float64) -> Float64:
-    """Time of work at efficiencies, µs [n]: kernels' fixed costs, then arithmetic and traffic, which overlap on a GPU and
-    add up on one thread of a CPU."""
+    """Time of work at efficiencies, µs [n]: kernels' fixed costs, then arithmetic and traffic, which overlap on a GPU
+    and add up on one thread of a CPU."""
     fixed_us = fixed * device.kernel_floor_us * done.kernels
     return fixed_us + _together(done.compute_us / compute, done.memory_us / memory, device)
 
@@ -284,6 +286,7 @@ def _fit_one(parts: list[tuple[_Rows, npt.NDArray[np.bool_]]], start: Efficiency
     weight = np.concatenate([one.weight[m] for one, m in parts])
     weight = weight / weight.sum()
     prior = PRIOR_WEIGHT * FEW / count
+    bounds = _HOST_BOUNDS if parts[0][0].device.vendor == "host" else _BOUNDS
     told = _told(parts[0][0].table.family, chosen, [one.device for one, _ in parts], start)
 
     def residuals(e: Efficiency) -> Float64:
@@ -305,7 +308,7 @@ def _fit_one(parts: list[tuple[_Rows, npt.NDArray[np.bool_]]], start: Efficiency
     for _ in range(_SWEEPS):
         before = best
         for name in told:
-            value, (least, most) = getattr(best, name), _BOUNDS[name]
+            value, (least, most) = getattr(best, name), bounds[name]
             tried = [changed(best, name, float(np.clip(value * factor, least, most))) for factor in _FACTORS**step]
             costs = [cost(one, name) for one in tried]
             if min(costs) < cost(best, name) - 1e-12:
