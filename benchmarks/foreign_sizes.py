@@ -81,6 +81,8 @@ TUNING = (
     _tuning("temporal_convolutions", {"batch": 8, "seq": 64}, batch=(16, 32), seq=(96, 160)),
     _tuning("autoencoder", {"batch": 64}, batch=(128, 256)),
     _tuning("depthwise", {"batch": 4, "image": 32}, batch=(8, 16), image=(48, 80)),
+    _tuning("gru_tagger", {"batch": 6, "seq": 28}, batch=(12, 24), seq=(42, 70)),
+    _tuning("autocast_decoder", {"batch": 3, "seq": 40}, batch=(6, 12), seq=(60, 100)),
 )
 HELD_OUT = (
     _held_out("bert_trainer", {"batch": 4, "seq": 48}, batch=(8, 16), seq=(72, 120)),

@@ -2,8 +2,9 @@
 
 Both sequences are aligned in program order, over everything: a program's layers look alike, and one that begins with
 something else (a broadcast of buffers) must not be taken for its next layer. What has no partner there (a layer more, a
-gradient summed in another place) is stood for by an operation of the same name, the nearest in size; what has no
-namesake stays without one.
+gradient summed in another place, a later step of a recurrent layer) is stood for by an operation of the same name, the
+nearest in size: of several that near, one among the same neighbours, and of those the one whose time is their median,
+since the first of many often took longer. What has no namesake stays without one.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from graph_predictor.prediction.retraced_slots import Bools, Slots
 from graph_predictor.program import Int64
 from tracer.graph import NONE, ExecutionGraph
 
+SAME_SIZE = 1e-9
 NEAR, FAR = 1, 6
 """Operations on either side whose names tell how alike two places are."""
 
@@ -48,23 +50,36 @@ def match(graph: ExecutionGraph, slots: Slots) -> Match:
     numbers: dict[str, int] = {}
     traced = _tokens(graph, graph.ops.name, numbers)
     recorded = _tokens(slots.graph, slots.graph.ops.name[slots.op], numbers)
-    partner = best_pairs(_alike(graph, traced, np.arange(len(traced))), _alike(slots.graph, recorded, slots.op))
+    of_trace, of_record = _alike(graph, traced, np.arange(len(traced))), _alike(slots.graph, recorded, slots.op)
+    partner = best_pairs(of_trace, of_record)
     own = partner >= 0
     alone = np.flatnonzero(~own)
     if not len(alone) or not len(recorded):
         return Match(partner, own)
-    sizes = [_log_elements(slots.graph, int(op)) for op in slots.op.tolist()]
-    namesakes: dict[int, list[int]] = {}
-    for slot, token in enumerate(recorded.tolist()):
-        namesakes.setdefault(token, []).append(slot)
-    known: dict[tuple[int, int], int] = {}
+    sizes = np.array([_log_elements(slots.graph, int(op)) for op in slots.op.tolist()])
+    near_trace, near_record = of_trace[1], of_record[1]
+    took = slots.host() + slots.device()
+    known: dict[tuple[int, int, int], int] = {}
     for op in alone.tolist():
-        key = (int(traced[op]), int(graph.ops.shapes[op]))
+        key = (int(traced[op]), int(graph.ops.shapes[op]), int(near_trace[op]))
         if key not in known:
-            size = _log_elements(graph, op)
-            known[key] = min(namesakes.get(key[0], []), key=lambda slot: abs(sizes[slot] - size), default=NONE)
+            namesakes = np.flatnonzero(recorded == key[0])
+            known[key] = _typical(namesakes, np.abs(sizes[namesakes] - _log_elements(graph, op)),
+                                  near_record[namesakes] == key[2], took)
         partner[op] = known[key]
     return Match(partner, own)
+
+
+def _typical(slots: Int64, distance: npt.NDArray[np.float64], neighbours: Bools, took: npt.NDArray[np.float64]) -> int:
+    """Of some slots the nearest ones, of these those among the same neighbours if there are any, and of these the one
+    that took the median time; -1 of none."""
+    if not len(slots):
+        return NONE
+    nearest = distance <= distance.min() + SAME_SIZE
+    if (nearest & neighbours).any():
+        nearest &= neighbours
+    left = slots[nearest]
+    return int(left[np.argsort(took[left], kind="stable")[(len(left) - 1) // 2]])
 
 
 def _alike(graph: ExecutionGraph, tokens: Int64, ops: Int64) -> Int64:
