@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -148,11 +148,19 @@ class Measured:
     weight: float = 1.0
 
 
+def default_efficiencies_of(device: DeviceSpec) -> Efficiencies:
+    """The efficiencies of a device that nobody has calibrated."""
+    return default_efficiencies("host" if device.vendor == "host" else "gpu")
+
+
+def default_efficiencies(kind: Literal["gpu", "host"] = "gpu") -> Efficiencies:
+    """The efficiencies of GPUs that nobody has calibrated, or of CPUs."""
+    return _stored(HOST_DEFAULTS_FILE if kind == "host" else DEFAULTS_FILE)
+
+
 @lru_cache(maxsize=2)
-def default_efficiencies(vendor: str = "") -> Efficiencies:
-    """The efficiencies of a GPU nobody has calibrated, or of a CPU (``vendor`` "host")."""
+def _stored(file: Path) -> Efficiencies:
     toml: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    file = HOST_DEFAULTS_FILE if vendor == "host" else DEFAULTS_FILE
     return Efficiencies.from_state(toml.loads(file.read_text(encoding="utf-8")))
 
 
@@ -215,11 +223,10 @@ def fit_over_devices(
     Raises:
         ValueError: there is no usable measurement, or the lengths differ.
     """
-    sets = list(sets)
-    base = base or default_efficiencies(sets[0].device.vendor if sets else "")
     rows = [row for one in sets for row in _prepared(one)]
     if not rows:
         raise ValueError("there is no usable measured call to fit efficiencies to")
+    base = base or default_efficiencies_of(rows[0].device)
     entries = dict(base.entries)
     for family in dict.fromkeys(row.table.family for row in rows):
         mine = [row for row in rows if row.table.family == family]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from kernel_models.device import DeviceSpec, device
 from kernel_models.heuristics.call_table import CallTable
-from kernel_models.heuristics.efficiency import Efficiencies, default_efficiencies, predicted_us
+from kernel_models.heuristics.efficiency import Efficiencies, default_efficiencies_of, predicted_us
 from kernel_models.heuristics.sustained import computed_as
 from kernel_models.heuristics.work import work
 from kernel_models.model import Arrays, Source, Times
@@ -46,7 +46,7 @@ class RooflineModel:
     def __init__(self, family: Family, device: DeviceSpec, efficiencies: Efficiencies | None = None) -> None:
         self.family = family
         self.device = device
-        self.efficiencies = efficiencies or default_efficiencies(device.vendor if device.vendor == "host" else "")
+        self.efficiencies = efficiencies or default_efficiencies_of(device)
 
     @property
     def source(self) -> Source:

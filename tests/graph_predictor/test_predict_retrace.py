@@ -311,9 +311,29 @@ def test_equal_layers_are_not_taken_for_each_other(tmp_path: Path) -> None:
     steps = [[row for row, code in enumerate(graph.ops.name.tolist()) if graph.string(code) in set(names)]
              for graph, names in zip(graphs, (plain, spread), strict=True)]
     assert [len(rows) for rows in steps] == [len(plain), len(spread)]
-    slots = SimpleNamespace(graph=graphs[0], op=np.array(steps[0]))
+    slots = SimpleNamespace(graph=graphs[0], op=np.array(steps[0]), host=lambda: np.ones(len(plain)),
+                            device=lambda: np.zeros(len(plain)))
     found = match(graphs[1], slots)  # type: ignore[arg-type]
     met = [int(found.slot[row]) for row in steps[1]]
     added = {0, 1, 2, 12}
     assert [slot for row, slot in enumerate(met) if row not in added] == list(range(len(plain)))
     assert [place for place, row in enumerate(steps[1]) if not found.own[row]] == sorted(added)
+
+
+def test_the_first_of_many_does_not_stand_for_those_that_were_never_recorded(tmp_path: Path) -> None:
+    """A recurrent layer's third to sixth steps: of four recorded ones the first took ten times as long."""
+    graphs = []
+    for steps in (4, 9):
+        trace = Micro().step(0, 1000)
+        for number in range(steps):
+            trace.op("aten::mm", 10 + 20 * number, 20 + 20 * number)
+            trace.op("aten::sigmoid", 21 + 20 * number, 25 + 20 * number)
+        (tmp_path / str(steps)).mkdir()
+        graphs.append(trace.read(tmp_path / str(steps)))
+    took = np.array([100.0, 50.0, 10.0, 5.0, 12.0, 6.0, 11.0, 5.5])
+    rows = np.flatnonzero(graphs[0].ops.parent >= 0) if (graphs[0].ops.parent >= 0).any() else np.arange(8)
+    slots = SimpleNamespace(graph=graphs[0], op=rows[-8:], host=lambda: took, device=lambda: np.zeros(8))
+    found = match(graphs[1], slots)  # type: ignore[arg-type]
+    alone = found.slot[~found.own]
+    alone = alone[alone >= 0]
+    assert len(alone) == 10 and not set(alone.tolist()) & {0, 1}

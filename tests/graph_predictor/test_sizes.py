@@ -19,12 +19,41 @@ from graph_predictor.whatif import Sizes
 from graph_predictor.whatif.named_sizes import MOST, parse_also
 from graph_predictor.whatif.scaled_shapes import ScaledShapes, strided_maps
 from graph_predictor.whatif.sizes import payload_factors
+from graph_predictor.whatif.unrolled import unrolled_size
 from kernel_models.device import device
 from kernel_models.operation import Operation, operation
 from tracer.graph import ExecutionGraph, Phase
 from tracer.job import read_job
 
 Find = Callable[[str], Path]
+
+
+def taken_apart(folder: Path, name: str, values: list[list[str]]) -> ScaledShapes:
+    """Data of 4 samples and 12 moments of which slices are taken, at 30 moments."""
+    trace = Micro().calibrate()
+    trace.step(1000, 2000, 1)
+    trace.op("aten::linear", 1005, 1008, **{"Input Dims": [[4, 12, 32], [64, 32], [64]], "Input type": ["float"] * 3})
+    for number, value in enumerate(values):
+        trace.op(name, 1010 + 10 * number, 1015 + 10 * number,
+                 **{"Input Dims": [[4, 12, 32], *[[] for _ in value]],
+                    "Input type": ["float"] + ["Scalar"] * len(value), "Concrete Inputs": ["", *value]})
+    return ScaledShapes(trace.read(folder), (("seq", 12, 30),))
+
+
+def test_a_length_that_is_gone_along_slice_by_slice_is_found(tmp_path: Path) -> None:
+    for number, (name, values, found) in enumerate([
+            ("aten::unbind", [["1"]], 12), ("aten::unbind", [["-2"]], 12), ("aten::unbind", [["0"]], None),
+            ("aten::select", [["1", str(index)] for index in range(12)], 12),
+            ("aten::select", [["1", str(index)] for index in range(11)], None),
+            ("aten::select", [["1", "-1"]], None), ("aten::unbind", [["?"]], None)]):
+        (tmp_path / str(number)).mkdir()
+        assert unrolled_size(taken_apart(tmp_path / str(number), name, values)) == found
+
+
+def test_another_number_of_slices_is_refused(tmp_path: Path) -> None:
+    scaled = taken_apart(tmp_path, "aten::unbind", [["1"]])
+    with pytest.raises(EditError, match="dimension of 12 slice by slice"):
+        Baseline(scaled.graph, device=device("cpu")).predict([Sizes.parse(["seq=12:30"])])
 
 
 def graph_of(folder: Path, *operations: tuple[str, list[list[int]]]) -> ExecutionGraph:

@@ -263,3 +263,38 @@ def test_no_family_gets_quicker_as_its_work_grows(spec, family, size, more, othe
     small, large = RooflineModel(family, spec).predict([sized(family, size, other), sized(family, size + more, other)],
                                                        ).time_us
     assert large >= small * (1 - 1e-9)
+
+
+# A CPU
+
+def test_few_rows_cost_a_cpu_the_reading_of_the_weights() -> None:
+    """From 1 to 8 rows a product of 4 MB of weights grows little, from 256 to 2048 as its rows do."""
+    found = times([gemm(m, 1024, 1024, "fp32") for m in (1, 8, 256, 2048)], "cpu")
+    assert found[1] < 4 * found[0] and found[3] == pytest.approx(8 * found[2], rel=0.1)
+
+
+def test_a_cpus_convolution_costs_its_preparation_unless_it_is_a_product_as_it_stands() -> None:
+    def convolution(kernel: int, stride: int) -> OpCall:
+        dims = (1, 16, 16, 1, 1, 8, 8, 1, 8 // stride, 8 // stride, 1, kernel, kernel, 1, stride, stride, 1, 1, 1)
+        return OpCall(Family.CONV, "forward", dims, "fp32", "nchw", flops=2.0 * 16 * 16 * 64 * kernel ** 2,
+                      bytes_read=4.0 * (1024 + 256 * kernel ** 2), bytes_written=4096.0)
+    plain, wide, strided = times([convolution(1, 1), convolution(3, 1), convolution(1, 2)], "cpu")
+    assert wide > 2 * plain and strided > 2 * plain
+
+
+def test_rows_and_steps_of_a_cpu() -> None:
+    """No units stay idle: few long rows cost what many short ones do; a layer's steps each read its weights."""
+    rows = [OpCall(Family.SOFTMAX, "softmax", (outer, 1 << 20 >> outer.bit_length(), 1), "fp32",
+                   bytes_read=float(1 << 22), bytes_written=float(1 << 22)) for outer in (1, 1024)]
+    few, many = times(rows, "cpu")
+    assert few == pytest.approx(many)
+    layer = [OpCall(Family.RECURRENT, "lstm", (steps, 8, 64, 64, 1, 1), "fp32", flops=2.0 * steps * 8 * 4 * 64 * 128,
+                    bytes_read=4.0 * 4 * 64 * 130, bytes_written=4.0 * steps * 8 * 64) for steps in (10, 100)]
+    short, long = times(layer, "cpu")
+    assert long == pytest.approx(10 * short, rel=0.1)
+
+
+def test_a_cpus_defaults_are_its_own() -> None:
+    assert default_efficiencies("host") is not default_efficiencies()
+    assert heuristic_models(device("cpu"))[Family.GEMM].efficiencies is default_efficiencies("host")
+    assert heuristic_models(device("h100-sxm"))[Family.GEMM].efficiencies is default_efficiencies()
