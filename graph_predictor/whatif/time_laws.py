@@ -35,7 +35,7 @@ class Doubt:
 OF_KERNELS = Doubt(0.3, 0.02)
 OF_HOST = Doubt(0.15, 0.08)
 """Processes that run the same steps on a shared CPU differ by 4 to 9% (``size_times.HOST_AT_CAPTURED``). On the
-programs of benchmarks/foreign_tuning the models' slopes were nearer to the truth than those of two such captures."""
+programs of benchmarks/foreign_programs the models' slopes were nearer to the truth than those of two such captures."""
 ALIKE = 1e-9
 
 
