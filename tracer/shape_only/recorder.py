@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from tracer.capture.collectives import CollectiveNotes, received_tensors
 from tracer.graph import NONE, Phase, Place
 from tracer.shape_only.arguments import ArgumentWriter
+from tracer.shape_only.known_values import KnownValues
 from tracer.shape_only.memory import Holds, MemoryTracker
 from tracer.shape_only.modules import ModuleStack, current_sequence
 from tracer.shape_only.overlap import WaitPoints
@@ -82,6 +83,7 @@ class OperatorRecorder(TorchDispatchMode):
         self.tf32: dict[str, bool] = {}
         self._rules = rules
         self._placement = placement
+        self._values = KnownValues()
         self._writer = ArgumentWriter()
         self._in_optimizer = 0
         self._step = 0
@@ -153,7 +155,12 @@ class OperatorRecorder(TorchDispatchMode):
         device = kwargs.get("device")
         if isinstance(device, torch.device) and device.type == "cuda":
             kwargs = {**kwargs, "device": torch.device("cpu")}
+        known = None if self.recording else self._values.number(func, args)
+        if known is not None:
+            return known
         result = func(*args, **kwargs) if rule is None else rule(*args, **kwargs)
+        if not self.recording:
+            self._values.follow(func, args, kwargs, result)
         # A number of torch's own, such as an optimizer's step counter, stays on the host.
         own = func is _LIFT and self._placement is not None and self._placement.wanted is None and not inputs[0].dim()
         on_device = not own and self._place(inputs)

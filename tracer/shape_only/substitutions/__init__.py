@@ -13,6 +13,7 @@ from tracer.shape_only.substitutions import (
     conversions,
     dropout,
     grad_scaler,
+    initialization,
     norms,
     one_hot,
     optimizers,
@@ -26,8 +27,8 @@ from tracer.shape_only.substitutions.substitution import Site, Substitution, ins
 
 GPU: tuple[Substitution, ...] = tuple(module.SUBSTITUTION for module in (
     placement, conversions, autocast, attention, rms_norm, norms, dropout, one_hot, recurrent, optimizers, grad_scaler,
-    subclasses, collectives, sparse))
+    subclasses, collectives, sparse, initialization))
 CPU: tuple[Substitution, ...] = (conversions.SUBSTITUTION, one_hot.SUBSTITUTION, subclasses.SUBSTITUTION,
-                                 collectives.SUBSTITUTION, sparse.SUBSTITUTION)
+                                 collectives.SUBSTITUTION, sparse.SUBSTITUTION, initialization.SUBSTITUTION)
 
 __all__ = ["CPU", "GPU", "Site", "Substitution", "installed"]

@@ -1,0 +1,70 @@
+"""Numbers that a program reads on its way to a model, where only constants decide them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tracer.shape_only.errors import ShapeOnlyError
+from tracer.shape_only.script import trace_script
+
+SCRIPT = """
+import torch
+from torch import nn
+
+def made(width, weight=None):
+    layer = nn.Linear(3, int(width))
+    if weight is not None:
+        weight(layer.weight)
+    return lambda: layer(torch.randn(2, 3)).sum()
+
+def linspace():
+    rates = [rate.item() for rate in torch.linspace(0, 8, 5, device="cpu")]
+    assert rates == [0.0, 2.0, 4.0, 6.0, 8.0]
+    return made(rates[-1])
+
+def combined():
+    sizes = torch.cat([torch.arange(3) * 2, torch.tensor([7])])
+    sizes += 1
+    assert sizes.tolist() == [1, 3, 5, 8] and bool((sizes > 0).all())
+    return made(sizes[-1])
+
+def truncated():
+    return made(8, lambda weight: nn.init.trunc_normal_(weight, std=0.02))
+
+def random():
+    return made(torch.rand(3).argmax() + 1)
+
+def overwritten():
+    sizes = torch.ones(4)
+    sizes.copy_(torch.rand(4))
+    return made(sizes.sum())
+
+def of_data():
+    table = torch.ones(4)
+    table[torch.randperm(4)] = 2
+    return made(table[0])
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Callable[[str], str]:
+    (tmp_path / "user.py").write_text(SCRIPT)
+    return lambda name: f"{tmp_path / 'user.py'}:{name}"
+
+
+@pytest.mark.parametrize("name", ["linspace", "combined", "truncated"])
+def test_what_constants_decide_is_read(program: Callable[[str], str], name: str) -> None:
+    graph = trace_script(program(name))
+    text = [graph.string(code) for code in graph.ops.shapes.tolist() if code >= 0]
+    assert any("[3,8]" in one.replace(" ", "") or "[8,3]" in one.replace(" ", "") for one in text), text
+
+
+@pytest.mark.parametrize("name", ["random", "overwritten", "of_data"])
+def test_what_chance_or_data_decide_is_not(program: Callable[[str], str], name: str) -> None:
+    with pytest.raises(ShapeOnlyError, match="reads a tensor's values"):
+        trace_script(program(name))
