@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
+_FRAMES = re.compile(r"[\u2500-\u257f]+")
+"""Box drawing, as around the errors of an option that is not known."""
+
+
 
 def plain(output: str) -> str:
-    """Return the text with every run of white space as one blank, so that sentences can be looked for.
+    """Return the text with every run of white space and of frames as one blank, so that sentences can be looked for.
 
     A name that was broken inside a word (a path, a kernel) is not put together again: compare ``--json`` for those.
     """
-    return " ".join(output.split())
+    return " ".join(_FRAMES.sub(" ", output).split())

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from micro import Micro
 from report_support import ROOT, real_trace
+from said import plain
 
 from graph_predictor.alignment_loop import align_band
 from graph_predictor.cli import main
@@ -355,7 +356,7 @@ def test_the_command_prints_a_table_and_json(monkeypatch: pytest.MonkeyPatch,
     assert value["parts_total"] == len(found.parts)
     code, out, _ = run(monkeypatch, capsys, trace, trace, "--step", 0, "--step-b", 1)
     assert code == 0
-    assert f"A {found.before_ns / 1e6:,.3f} ms, B {found.after_ns / 1e6:,.3f} ms" in out
+    assert f"A {found.before_ns / 1e6:,.3f} ms, B {found.after_ns / 1e6:,.3f} ms" in plain(out)
     assert all(kind.value in out for kind, _, _ in found.by_kind())
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from micro import Micro
+from said import plain
 from typer.testing import CliRunner
 
 from graph_predictor.cli import app
@@ -349,6 +350,6 @@ def test_the_command_takes_captures_at_other_sizes(tmp_path: Path) -> None:
     first, second = (str(tmp_path / name / "micro.json") for name in "ab")
     done = CliRunner().invoke(app, ["predict", first, "--also", f"{second}:batch=64", "--set", "batch=32:128"])
     assert done.exit_code == 0, done.output
-    assert "batch → 128 from captures at 32 and 64" in " ".join(done.output.split())
+    assert "batch → 128 from captures at 32 and 64" in plain(done.output)
     for wrong in (["--also", second, "--set", "batch=32:128"], ["--also", f"{second}:batch=64"]):
         assert CliRunner().invoke(app, ["predict", first, *wrong]).exit_code == 2

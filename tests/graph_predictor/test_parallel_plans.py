@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from said import plain
 
 pytest.importorskip("torch")
 
@@ -197,16 +198,16 @@ def test_the_command_prints_plans_and_refuses_in_one_sentence() -> None:
     assert best["cost_per_step"] == pytest.approx(2 * 2 * best["step_ms"] / 3.6e6)
     shown = RUNNER.invoke(app, [*base, "--parallel", "tp=2,microbatches=2"])
     assert shown.exit_code == 0
-    assert "Best plans" in shown.stdout and "Sequences of a step: 2" in shown.stdout
+    assert "Best plans" in plain(shown.stdout) and "Sequences of a step: 2" in plain(shown.stdout)
     uneven = RUNNER.invoke(app, [*base[:-1], "3"])
-    assert "3 sequences cannot be split evenly over dp=2" in " ".join(uneven.stdout.split())
+    assert "3 sequences cannot be split evenly over dp=2" in plain(uneven.stdout)
     for enough in ("80", "80GB", "80GiB"):
         assert RUNNER.invoke(app, [*base, "--parallel", "tp=2,microbatches=2", "--memory-limit", enough]).exit_code == 0
     refused = RUNNER.invoke(app, ["plan", "llama", "--gpus", "3", "--parallel", "tp=3"])
     assert refused.exit_code == 1
-    assert "32 heads cannot be split evenly by tp=3" in " ".join(refused.stdout.split())
+    assert "32 heads cannot be split evenly by tp=3" in plain(refused.stdout)
     usual = RUNNER.invoke(app, ["plan", "llama", "--gpus", "8", "--parallel", "dp=8,sharding=3"])
-    assert "llama 8b: a decoder of 8.03 billion parameters (32 layers of width 4,096" in " ".join(usual.stdout.split())
+    assert "llama 8b: a decoder of 8.03 billion parameters (32 layers of width 4,096" in plain(usual.stdout)
     for arguments, says in ((["plan", "resnet50", "--gpus", "2"], "no decoder"),
                             (["plan", "llama", "--gpus", "64", "--topology", "dgx-h200"], "do not fit"),
                             ([*base, "--launch-us", "inf"], "--launch-us inf is no figure"),
@@ -216,7 +217,7 @@ def test_the_command_prints_plans_and_refuses_in_one_sentence() -> None:
                             ([*base, "--parallel", "tp=4"], "4 GPUs, and 2 were given")):
         wrong = RUNNER.invoke(app, arguments)
         assert wrong.exit_code == 2
-        assert says in " ".join(wrong.stderr.split())
+        assert says in plain(wrong.stderr)
 
 
 GPT_175B = TransformerShape(96, 12288, 96, 96, 4 * 12288, 51200, 2048, flash=False, dropout=0.1, dtype="fp16")

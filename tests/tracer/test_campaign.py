@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 from disk_support import small_disk
+from said import plain
 
 from tracer import campaign
 from tracer.campaign import tables
@@ -371,7 +372,7 @@ def test_smoke_is_killed_half_way_resumed_and_sound(torch: Any, tmp_path: Path) 
             assert line.median_ns and line.profiler_slowdown and line.peak_memory
 
     again = foretrace("campaign", "run", "smoke", "--out", str(out), "--resume")
-    assert again.returncode == 0 and "31 of 31 were there before" in " ".join(again.stdout.split())
+    assert again.returncode == 0 and "31 of 31 were there before" in plain(again.stdout)
     status = foretrace("campaign", "status", str(out))
     assert status.returncode == 0 and "Captures" in status.stdout
     told = json.loads(foretrace("campaign", "status", str(out), "--json").stdout)
@@ -508,7 +509,7 @@ def test_the_beginning_of_the_h200_workloads_is_rehearsed(torch: Any, tmp_path: 
     assert results.index.rehearsal and results.index.ok
     first = campaign.expand(campaign.read_plan("h200-workloads"))
     assert set(results.lines) <= {item.id for item in first}
-    assert "Go on with --resume" in " ".join(ran.stdout.split())
+    assert "Go on with --resume" in plain(ran.stdout)
     line = results.lines[first[0].id]
     assert line.settings["device"] == "cpu" and line.settings["dtype"] == first[0].settings["dtype"]
     assert len(line.unprofiled_step_ns) == 30

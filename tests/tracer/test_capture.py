@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from disk_support import small_disk
+from said import plain
 
 torch = pytest.importorskip("torch")
 
@@ -249,7 +250,7 @@ def check_the_commands_read_each_window(out: Path, command: Command) -> None:
     _, told, _ = command("breakdown", out, "--window", 1, "--json")
     assert "ProfilerStep#6" in told and "ProfilerStep#2" not in told
     _, told, _ = command("inspect", out)
-    assert "--window N (window=N) reads another, from 0 to 1" in " ".join(told.split())
+    assert "--window N (window=N) reads another, from 0 to 1" in plain(told)
     assert command("inspect", out, "--window", 1)[1] != told
     saved = out.parent / "second.foretrace"
     assert command("convert", out, "--window", 1, "-o", saved)[0] == 0
@@ -651,7 +652,7 @@ def test_an_unmodified_script_from_the_command_line(script: Path, tmp_path: Path
     out = tmp_path / "out"
     result = foretrace("--out", str(out), str(script), "--", "--updates", "500")
     assert result.returncode == 0, result.stderr
-    assert "Recorded 2 steps" in result.stdout and "ran to its end" not in result.stdout
+    assert "Recorded 2 steps" in plain(result.stdout) and "ran to its end" not in plain(result.stdout)
     assert "lr_scheduler" not in result.stderr
     (graph,) = tracer.read_job(out).graphs
     assert step_names(graph) == ["ProfilerStep#2", "ProfilerStep#3"]
@@ -793,7 +794,7 @@ def test_optimizers_that_step_at_different_rates(tmp_path: Path, command: Comman
     path.write_text(ADVERSARIAL)
     told = "while optimizer 1 (Adam, 72 parameters) made 1 meanwhile, not as many in each; --optimizer 1 counts"
     code, out, _ = command("capture", "--out", tmp_path / "a", *COUNTS, path)
-    assert code == 0 and told in " ".join(out.split())
+    assert code == 0 and told in plain(out)
     assert any(told in note for note in tracer.read_job(tmp_path / "a").notes)
     assert read_context(tmp_path / "a" / "rank0")["optimizers"]["seen"][0] == {
         "class": "SGD", "parameters": 20, "steps": 8}

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from said import plain
 from typer.testing import CliRunner
 
 import tracer
@@ -182,7 +183,7 @@ def test_a_thousand_ranks_are_one_small_file(tmp_path: Path) -> None:
     assert ranks_of(last)[0] == list(range(7, 1024, 8)) and ranks_of(last)[1] == list(range(1016, 1024))
     result = CliRunner().invoke(app, ["inspect", str(path)])
     assert result.exit_code == 0, result.output
-    assert "1,024 ranks in 1 class: 0–1023" in result.output
+    assert "1,024 ranks in 1 class: 0–1023" in plain(result.output)
     shown = json.loads(CliRunner().invoke(app, ["inspect", str(path), "--json"]).output)
     assert shown["classes"] == [{"ranks": [[0, 1023, 1]], "number": 1024, "traced": 17}]
     assert shown["missing_ranks"] == []
@@ -197,7 +198,7 @@ def test_classes_that_were_not_traced(tmp_path: Path) -> None:
     assert job.rank(7).meta.rank == 7
     save_job(job, tmp_path / "job.foretrace")
     result = CliRunner().invoke(app, ["inspect", str(tmp_path / "job.foretrace")])
-    assert "4 of 8 ranks in 1 class: 4–7" in result.output
+    assert "4 of 8 ranks in 1 class: 4–7" in plain(result.output)
     with pytest.raises(JobError, match="Rank 6 does the same work as rank 5"):
         folded_job([mesh_graph(5, 4, 2), mesh_graph(6, 4, 2)], [((0, 3, 1),), ((4, 7, 1),)], 8)
     with pytest.raises(JobError, match="Rank 5 is in none of the job's classes"):
@@ -247,7 +248,7 @@ def test_workload_captured_once_for_all_its_ranks(tmp_path: Path) -> None:
     loaded = load_job(tmp_path / "job.foretrace").rank(777)
     assert loaded.meta.rank == 777 and ranks_of(loaded) == [list(range(1024))] * 2
     for name in ("inspect", "replay"):
-        output = " ".join(CliRunner().invoke(app, [name, str(tmp_path / "job.foretrace")]).output.split())
+        output = plain(CliRunner().invoke(app, [name, str(tmp_path / "job.foretrace")]).output)
         assert "Rank 0 of a fake world of 1024: its collectives took no time" in output
     assert "The job is folded: only rank 0 is simulated, for all 1,024 ranks" in output
 
