@@ -71,6 +71,17 @@ def test_sizes_differ_from_one_another(foreign: Job) -> None:
     assert all(later > 1.3 * earlier for earlier, later in itertools.pairwise(times))
 
 
+def test_smaller_sizes_hold_that_the_rest_of_the_host_shrinks_too(foreign: Job) -> None:
+    """What does not compute stays, or follows the batch: near to a quarter of the step is the least of both."""
+    baseline = Baseline(foreign)
+    smaller, larger = (baseline.predict([Sizes.parse([f"batch=4:{batch}"])]) for batch in (1, 16))
+    quarter = baseline.predict().step_time_us / 4
+    assert smaller.interval_us[0] < 1.35 * quarter < 1.5 * quarter < smaller.step_time_us
+    below = [np.log(said.step_time_us / said.interval_us[0]) for said in (smaller, larger)]
+    assert below[0] > 1.2 * below[1]
+    assert [any("shrinks too" in note for note in said.notes) for said in (smaller, larger)] == [True, False]
+
+
 # one clock for every report
 
 def test_reports_agree_on_the_step(foreign: Job) -> None:
