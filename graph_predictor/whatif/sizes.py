@@ -256,8 +256,8 @@ def _shrinking(scenario: Scenario, ns: Float64, known: Sequence[int],
     that got shorter (allocating, copying, what a larger batch drives out of caches). The interval holds both. Of the
     pieces in ``known`` it is known what they take: their sizes change, or do not (an optimizer's).
 
-    Of five programs of benchmarks/foreign_tuning taken from batch 16 to 4 on a quiet core none came out more than 1% too
-    short, and two 18 and 35% too long.
+    Of five programs of benchmarks/foreign_tuning taken from batch 16 to 4 on a quiet core none came out more than 1%
+    too short, and two 18 and 35% too long.
     """
     growth = math.prod(new / old for _, old, new in changes)
     working = scenario.cycle.working[scenario.pieces.item]
