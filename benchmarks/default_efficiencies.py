@@ -187,9 +187,9 @@ def coverage_elsewhere(elsewhere: dict[str, list[np.ndarray]]) -> dict[str, list
     return found
 
 
-def written(efficiencies: Efficiencies) -> str:
+def written(efficiencies: Efficiencies, by: str = "benchmarks/default_efficiencies.py") -> str:
     """The file's text."""
-    lines = ["# Default efficiencies, written by benchmarks/default_efficiencies.py; do not edit by hand.",
+    lines = [f"# Default efficiencies, written by {by}; do not edit by hand.",
              "# compute, memory: shares of what a device sustains; fixed: kernel floors; low, high: log 80% interval.",
              "", "[entries]"]
     for key, e in efficiencies.entries.items():
