@@ -32,7 +32,7 @@ KERNELS_AT_CAPTURED, HOST_AT_CAPTURED = 0.03, 0.07
 that run the same steps on a CPU differ by a standard deviation of 0.04 to 0.09, with the quickest of three rounds by
 half of that; a capture and the step it is asked for are two. The development runs of ``benchmarks/predict_cpu.py`` do
 not tell 0.05 from 0.07 for the host (``benchmarks/interval_coverage.py --development``)."""
-PER_DISTANCE = 0.12
+PER_DISTANCE = 0.07
 """What is added to it (in quadrature) for each e-fold of work from the nearest captured size; outside the captured
 range, as many times more as the distance is spans of that range, since a line's end swings with its lever."""
 LEAST_SPAN = 0.1

@@ -244,7 +244,7 @@ def test_a_peak_that_is_known_follows_the_sizes(tmp_path: Path) -> None:
 def test_what_takes_no_time_needs_no_law(tmp_path: Path, pause: int) -> None:
     """The CPU's attention takes a buffer by blocks of queries: 3,136 numbers at one length and 14,464 at another.
 
-    A pause of the machine that falls into it, in one of the steps, is no work of its."""
+    A pause of the machine that falls into it, in one of the steps, is no work of its, and that step is left out."""
     captures = []
     for batch, buffer in ((100, 3136), (400, 14464)):
         trace = Micro()
@@ -258,7 +258,7 @@ def test_what_takes_no_time_needs_no_law(tmp_path: Path, pause: int) -> None:
         captures.append(Baseline(trace.read(tmp_path)))
     laws = SizeLaws(captures, [{"batch": 100}, {"batch": 400}], {"batch": 200})
     assert [operation.name for operation in laws.operations()] == ["aten::empty", "aten::mm"]
-    assert captures[0].predict([laws]).step_time_us == pytest.approx(310 + pause / 3, rel=0.1)
+    assert captures[0].predict([laws]).step_time_us == pytest.approx(310, rel=0.1)
 
 
 def test_the_edited_capture_must_be_among_them(tmp_path: Path) -> None:
