@@ -35,6 +35,7 @@ from graph_predictor.whatif.ranks import Ranks, Straggler, on_ranks, traced
 from graph_predictor.whatif.retrace import recorded_sizes, retrace, trace_again, why_not
 from kernel_models.collectives import topology as find_topology
 from kernel_models.device_choice import find_device, shape_device, traced_device
+from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY
 from tracer.job import Job, assemble_job, read_job
 from tracer.shape_only.devices import Device as ShapeDevice
@@ -325,11 +326,26 @@ class Study:
         return self._read([path])
 
     def _once(self, name: str, make: Callable[..., T], *arguments: object) -> T:
-        """``make(*arguments)``, of the last few arguments made once."""
+        """``make(*arguments)``, of the last few arguments made once; what cannot be made is refused again at once."""
+        def tried(*arguments: object) -> object:
+            try:
+                return make(*arguments)
+            except ForetraceError as error:
+                return _Refused(error)
+
         if name not in self._remembered:
-            self._remembered[name] = lru_cache(maxsize=KEPT)(make)
-        found: T = self._remembered[name](*arguments)  # type: ignore[assignment]
-        return found
+            self._remembered[name] = lru_cache(maxsize=KEPT)(tried)
+        found = self._remembered[name](*arguments)
+        if isinstance(found, _Refused):
+            raise found.error.with_traceback(None)
+        return found  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """Why something cannot be made."""
+
+    error: ForetraceError
 
 
 def sharing(plan: str) -> int:
@@ -340,8 +356,6 @@ def sharing(plan: str) -> int:
 
 def _straggling(wanted: Configuration) -> list[int]:
     return [] if wanted.straggler is None else [Straggler.parse(wanted.straggler).rank]
-
-
 
 
 __all__ = ["DEFAULT_DEVICE", "Prepared", "Study", "is_script", "read_source"]

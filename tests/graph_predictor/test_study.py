@@ -118,3 +118,18 @@ def test_every_switch_is_an_edit() -> None:
         assert len(switched_edits(frozenset({name}))) == 1
     with pytest.raises(EditError, match="on and off"):
         Configuration(switches=frozenset({"recompute", "no-recompute"}))
+
+
+def test_what_cannot_be_made_is_refused_again_without_trying(monkeypatch: pytest.MonkeyPatch) -> None:
+    study = Study(read_job(CAPTURE))
+    tried = []
+
+    def refuse(*arguments: object, **more: object) -> None:
+        tried.append(arguments)
+        raise EditError("Not on these ranks.")
+
+    monkeypatch.setattr("graph_predictor.study.on_ranks", refuse)
+    for host in (1.0, 2.0, 3.0):
+        with pytest.raises(EditError, match="Not on these ranks"):
+            study.predict(Configuration(parallel="ddp=2", host=host))
+    assert len(tried) == 1
