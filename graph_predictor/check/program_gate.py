@@ -97,7 +97,8 @@ def check_programs(pairs: Sequence[Pair], stored: Mapping[str, Entry], least: fl
     for pair in pairs:
         old = [stored[capture.name] for capture in pair.old]
         new = [measure(capture) for capture in pair.new]
-        verdicts += [*_counts(pair.program, old, new), *_types(pair)]
+        verdicts += [*compare_counts(pair.program, [entry.counts for entry in old], [each.counts for each in new]),
+                     *compare_types(pair)]
         found, skipped = _tests(pair, old, new, notes)
         tests += found
         verdicts += skipped
@@ -112,7 +113,7 @@ def check_programs(pairs: Sequence[Pair], stored: Mapping[str, Entry], least: fl
         order[verdict.program], not verdict.failed, verdict.status is not Status.INCONCLUSIVE)), notes
 
 
-def _types(pair: Pair) -> list[Verdict]:
+def compare_types(pair: Pair) -> list[Verdict]:
     """Whether the same operations still have inputs of the same element types."""
     found = retyped(pair.old[0].job, pair.new[0].job)
     if found is None:
@@ -124,10 +125,11 @@ def _types(pair: Pair) -> list[Verdict]:
                     "(counted)")]
 
 
-def _counts(program: str, old: Sequence[Entry], new: Sequence[Measured]) -> list[Verdict]:
+def compare_counts(program: str, before_all: Sequence[Mapping[str, Count]],
+                   now_all: Sequence[Mapping[str, Count]]) -> list[Verdict]:
+    """Whether anything that is counted, of each run by its name, became more."""
     found = []
     # With a device its launches count; without one every operation is what a launch is there.
-    before_all, now_all = [entry.counts for entry in old], [each.counts for each in new]
     device = any(counts[name].most for name in ("launches", "kernels") for counts in (*before_all, *now_all))
     for name, words in COUNTED.items():
         before, now = (_together([counts[name] for counts in side]) for side in (before_all, now_all))

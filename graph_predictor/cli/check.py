@@ -42,14 +42,21 @@ WHY = "what made the step longer (A: baseline, B: new; see foretrace diff)"
 
 def check(
     directory: Annotated[str, typer.Argument(
-        metavar="DIR", help="Captures, one directory each, and their baseline.json.")],
+        metavar="DIR|SCRIPT.py", help="Captures, one directory each, and their baseline.json; with --base a script.")],
+    arguments: Annotated[list[str] | None, typer.Argument(
+        metavar="ARGS", help="Arguments of the script, after --.")] = None,
+    base: Annotated[str | None, typer.Option(
+        metavar="COMMIT|DIR", help="Run SCRIPT.py as it is and as it was there, in turns: did it get slower?")] = None,
+    pairs: Annotated[int | None, typer.Option(
+        metavar="N", help="With --base: how often each of the two is run (8).")] = None,
     against: Annotated[str | None, typer.Option(
         "--against", metavar="NEW", help="New captures of the same programs: did a program get slower?")] = None,
     tolerance: Annotated[str | None, typer.Option(
-        metavar="PERCENT", help="Growth that is no failure: of errors (5%), with --against of times (1%).")] = None,
+        metavar="PERCENT", help="Growth that is no failure: of errors (5%), with --against or --base of times "
+                                "(1%).")] = None,
     resolution: Annotated[str | None, typer.Option(
-        metavar="PERCENT", help="With --against: growth that must be excluded, or a time is inconclusive (25%).")] =
-    None,
+        metavar="PERCENT", help="With --against or --base: growth that must be excluded, or a time is inconclusive "
+                                "(25%).")] = None,
     inconclusive: Annotated[Undecided, typer.Option(
         help="An inconclusive check ends with code 3 (report), 1 (fail) or 0 (pass).")] = Undecided.REPORT,
     update: Annotated[bool, typer.Option(
@@ -65,24 +72,32 @@ def check(
     """Compare captures with their baseline; exit code 1 if something got worse, 3 if noise hides whether it did.
 
     Without --against every capture is predicted again: did the models get worse? With it the new captures are compared:
-    did the program get slower, beyond what repeating it does?
+    did the program get slower, beyond what repeating it does? With --base a script is run here and now, in turns with
+    what it was: foretrace check train.py --base main -- --batch 8
     """
     with one_sentence(debug):
         from graph_predictor.check import gate
         from graph_predictor.check.baseline import BaselineFile
         from graph_predictor.check.captures import find_captures
+        from graph_predictor.check.pairs_gate import PAIRS, check_script
 
         share = None if tolerance is None else share_of(tolerance)
         excluded = None if resolution is None else share_of(resolution, "--resolution")
         _check_options(update, reason, against)
-        if junit is not None or markdown is not None:
+        _check_script(directory, base, arguments, pairs, against is not None or update or bool(profile))
+        if base is not None:
+            _check_reports(junit, markdown, [directory])
+        elif junit is not None or markdown is not None:
             folders = [directory] if against is None else [directory, against]
             _check_reports(junit, markdown, [
                 *(file for folder in folders for each in find_captures(folder) for file in each.files),
                 BaselineFile(directory).path, *(profile or [])])
         profiles = {one.device.name: one for one in map(_profile, profile or [])}
         with working("Checking"):
-            if update:
+            if base is not None:
+                found = check_script(directory, base, arguments or [], pairs=PAIRS if pairs is None else pairs,
+                                     tolerance=share, resolution=excluded, explain=explain)
+            elif update:
                 found = gate.update_baseline(directory, reason, profiles)
             elif against is not None:
                 found = gate.check_against(directory, against, tolerance=share, resolution=excluded,
@@ -126,6 +141,24 @@ def _check_options(update: bool, reason: str, against: str | None) -> None:
         raise ForetraceError("--update-baseline needs --reason TEXT: say why the figures changed.")
     if reason and not update:
         raise ForetraceError("--reason belongs to --update-baseline.")
+
+
+def _check_script(path: str, base: str | None, arguments: list[str] | None, pairs: int | None, others: bool) -> None:
+    """Refuse what belongs to a script where there is none to run, and what belongs to captures where there is one."""
+    if base is None:
+        if path.endswith(".py"):
+            raise ForetraceError(f"{path} is a script; say with --base what it is compared with, a commit such as HEAD "
+                                 "or the directory of another version.")
+        if arguments or pairs is not None:
+            what = "--pairs" if pairs is not None else (arguments or [""])[0]
+            raise ForetraceError(f"{what} belongs to a script that is run: foretrace check SCRIPT.py --base COMMIT.")
+        return
+    if not path.endswith(".py"):
+        raise ForetraceError(f"--base is for a script that is run, and {path} is none; captures are compared with "
+                             "--against.")
+    if others:
+        raise ForetraceError("--base runs a script and needs no captures: leave --against, --update-baseline and "
+                             "--profile out.")
 
 
 def _check_reports(junit: str | None, markdown: str | None, read: Sequence[str | Path]) -> None:
