@@ -204,7 +204,7 @@ def _events_of_steps(graph: ExecutionGraph) -> list[HostEvents]:
     lists = np.append([LISTS in text for text in graph.strings], False)[ops.name]
     parts = np.bincount(ops.parent[(ops.parent >= 0) & (ops.kind == OpKind.OPERATION)], minlength=len(ops))
     tensors = np.append(np.where(lists, parts, 0), 0)
-    computes = computing_operations(graph) & (len(graph.kernels) == 0)
+    computes = computing_operations(graph) & graph.computes_on_host
     # A neighbour in another step is none: what a step begins and ends with is the same in the first and the last.
     after, before = (np.where((neighbour >= 0) & (step[neighbour] == gaps.step), neighbour, -1)
                      for neighbour in (gaps.op, gaps.before))
@@ -243,7 +243,7 @@ def _host(job: Job) -> dict[str, Any]:
 
 def _computing(graph: ExecutionGraph) -> Intervals:
     """On a CPU (no device work recorded) the own time of operations that compute; empty elsewhere."""
-    if len(graph.kernels):
+    if not graph.computes_on_host:
         return Intervals.merged([], [], [])
     own = exclusive_time(graph)
     computes = computing_operations(graph)[own.op]

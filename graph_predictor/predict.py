@@ -448,7 +448,7 @@ def _recorded_device(graph: ExecutionGraph) -> DeviceSpec | None:
     meta = graph.meta
     if not meta.device:
         # Without device work the operations themselves computed: on the host.
-        return None if len(graph.kernels) else device_named(CPU)
+        return device_named(CPU) if graph.computes_on_host else None
     try:
         return resolve_device(meta.device, meta.device_memory_bytes, meta.sm_count)
     except DeviceError:

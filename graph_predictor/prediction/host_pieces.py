@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from graph_predictor.build import Built
 from graph_predictor.host_time import exclusive_time, operation_of, split
-from graph_predictor.program import Int8, Int64, ItemKind, Program, whole_ns
+from graph_predictor.program import Float64, Int8, Int64, ItemKind, Program, whole_ns
 from tracer.graph import NONE, ExecutionGraph, GapKind, OpKind
 
 
@@ -71,8 +71,10 @@ def with_host(program: Program, pieces: HostPieces, ns: npt.NDArray[np.float64])
     return whole_ns(work), whole_ns(cost)
 
 
-def _rank_pieces(built: Built, rank: int) -> HostPieces:
-    program, graph = built.program, built.graphs[rank]
+def _items(built: Built, rank: int) -> tuple[Int64, Int64, Int64]:
+    """A rank's items, their threads (rows of ``graph.threads``), and when the work before each begins, on the graph's
+    clock."""
+    program = built.recorded_program
     thread = program.item_thread()
     items = np.flatnonzero(program.thread_rank[thread] == rank)
     number = np.array(built.thread_number, np.int64)[thread[items]]
@@ -80,7 +82,51 @@ def _rank_pieces(built: Built, rank: int) -> HostPieces:
     follows = np.zeros(len(items), np.bool_)
     follows[1:] = thread[items][1:] == thread[items][:-1]
     begin = np.where(follows, np.concatenate([[0], end[:-1]])[: len(items)], start - program.item_work[items])
-    begin = begin - built.clock_ns[rank]
+    return items, number, begin - built.clock_ns[rank]
+
+
+def gaps_before(built: Built, rank: int, chosen: npt.NDArray[np.bool_]) -> Float64:
+    """Share of the gaps in each item's work (of all ranks' items) that lies before chosen operations of a rank.
+
+    Work between two launches has one gap or none. Where operations launch little, as on a CPU, one piece is the sum of
+    all gaps up to a call, or in a step.
+    """
+    program, graph = built.recorded_program, built.graphs[rank]
+    items, number, begin = _items(built, rank)
+    end = begin + program.item_work[items]
+    found = np.zeros(len(program.item_kind))
+    for thread in np.unique(number).tolist():
+        mine = number == thread
+        time, total, before = _gap_time(graph, thread, int(begin[mine].min()), int(end[mine].max()), chosen)
+        within = [np.interp(end[mine], time, passed) - np.interp(begin[mine], time, passed)
+                  for passed in (total, before)]
+        found[items[mine]] = np.where(within[0] > 0, within[1] / np.maximum(within[0], 1.0), 0.0)
+    return found
+
+
+def _gap_time(graph: ExecutionGraph, thread: int, first: int, last: int,
+              chosen: npt.NDArray[np.bool_]) -> tuple[Float64, Float64, Float64]:
+    """Moments of a thread from ``first`` to ``last``, and the gaps up to each: of all, and of those before a chosen
+    operation of their step."""
+    ops = graph.ops
+    top = top_operations(graph)
+    top = top[ops.thread[top] == thread]
+    top = top[np.argsort(ops.start_ns[top], kind="stable")]
+    begin = np.append(ops.start_ns[top], last)
+    free = np.maximum.accumulate(np.concatenate([[first], ops.start_ns[top] + ops.duration_ns[top]]))
+    begin = np.maximum(begin, free)
+    # What is left of a step after its last operation is no gap before the next step's first one.
+    opened = np.append(np.append(graph.steps.start_ns, first)[ops.step[top]], last)
+    time = np.stack([free, np.clip(opened, free, begin), begin], axis=1).astype(np.float64)
+    passed = np.diff(time, axis=1, prepend=time[:, :1])
+    before = passed * np.append(chosen[top], False)[:, None]
+    before[:, 1] = 0.0
+    return time.reshape(-1), np.cumsum(passed), np.cumsum(before)
+
+
+def _rank_pieces(built: Built, rank: int) -> HostPieces:
+    program, graph = built.program, built.graphs[rank]
+    items, number, begin = _items(built, rank)
     host = exclusive_time(graph)
     found = split(host, number, begin, begin + program.item_work[items])
     worked = found.ns > 0

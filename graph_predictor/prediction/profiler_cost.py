@@ -61,7 +61,7 @@ def profiler_cost(scenario: Scenario) -> ProfilerCost | None:
     mine = cycle.working[pieces.item] & (pieces.rank == 0)
     profiled = float(np.median(cycle.recorded_ns(0)))
     event_ns = _event_ns(scenario, float(events[mine].sum()) / cycle.steps, profiled - unprofiled, unprofiled)
-    if len(scenario.built.program.kernel_item):
+    if not scenario.built.computes_on_host:
         return ProfilerCost(event_ns, 1.0)
     left = float(_less(pieces.ns[mine].astype(np.float64), events[mine], event_ns).sum()) / cycle.steps
     return ProfilerCost(event_ns, unprofiled / left if left > 0 else 1.0)
@@ -77,7 +77,7 @@ def _event_ns(scenario: Scenario, events: float, difference_ns: float, unprofile
     it is sure. Where a device computes, the difference alone: only the part that the device does not hide is felt."""
     if events < 1.0:
         return 0.0
-    if len(scenario.built.program.kernel_item):
+    if not scenario.built.computes_on_host:
         return max(difference_ns, 0.0) / events
     usual, spread = EVENT_NS, EVENT_SPREAD_NS
     if scenario.built.graphs[0].meta.profiler_flags.get("execution_trace"):

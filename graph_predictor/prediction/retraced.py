@@ -94,7 +94,7 @@ class Anchors:
     @property
     def on_cpu(self) -> bool:
         """Whether operations compute on the host thread itself."""
-        return not len(self.scenario.built.program.kernel_item)
+        return self.scenario.built.computes_on_host
 
     @property
     def change_spread(self) -> float | None:
@@ -172,7 +172,9 @@ class Anchors:
             key = _key(graph, op, slots, slot)
             if key not in found:
                 found[key] = _calls_of_pair(graph, op, slots, slot)
-            if op not in collective and any("unsized" in call.flags for call in found[key][0]):
+            was, will = found[key][:2]
+            # What is the recorded operation itself, as where DDP is added to a recording, need not be compared.
+            if op not in collective and was != will and any("unsized" in call.flags for call in was):
                 unsized += float(weight[slot])
         if unsized > MOST_UNSIZED * float(weight.sum()):
             raise EditError(f"The recording has no sizes for {unsized / float(weight.sum()):.0%} of its work, so that "

@@ -283,7 +283,7 @@ def _data_waits(built: Built, rank: int) -> list[tuple[int, float]]:
 
 def _compute(graph: ExecutionGraph, owner: Int64, slot_of: Int64, slots: int) -> Float64:
     """A CPU's own computation in each slot; none where a device computes."""
-    if len(graph.kernels):
+    if not graph.computes_on_host:
         return np.zeros(slots, np.float64)
     own = exclusive_time(graph)
     slot = slot_of[owner[own.op]]

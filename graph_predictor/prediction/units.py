@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from graph_predictor.overheads import computing_operations
-from graph_predictor.prediction.host_pieces import top_operations
+from graph_predictor.prediction.host_pieces import gaps_before
 from graph_predictor.prediction.pricing import edited_call
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.program import Float64, Int64
 from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, calls_of
-from tracer.graph import NONE, ExecutionGraph
+from tracer.graph import NONE
 
 Bools = npt.NDArray[np.bool_]
 
@@ -76,9 +76,7 @@ class Replacement:
 
 def units_of(scenario: Scenario) -> Units:
     """The units of a scenario's cycle, with its edits of sizes and precision."""
-    if len(scenario.built.program.kernel_item):
-        return _device_units(scenario)
-    return _host_units(scenario)
+    return _host_units(scenario) if scenario.built.computes_on_host else _device_units(scenario)
 
 
 def _device_units(scenario: Scenario) -> Units:
@@ -123,8 +121,10 @@ def _host_units(scenario: Scenario) -> Units:
         op = op[computing_operations(graph)[op]]
         op = op[np.lexsort((graph.ops.start_ns[op], graph.ops.thread[op]))]
         thread = graph.ops.thread[op].astype(np.int64)
+        # What one operation that computes does before and after another inside it lies between that one's neighbours.
+        around = _around(graph.ops.parent, op)
         follows = np.zeros(len(op), np.bool_)
-        follows[1:] = thread[1:] == thread[:-1]
+        follows[1:] = (thread[1:] == thread[:-1]) & (around[1:] == around[:-1])
         parts.append((np.full(len(op), rank, np.int64), thread, op, graph.ops.start_ns[op], follows))
         known: dict[tuple[int, ...], tuple[OpCall, ...]] = {}
         table = graph.ops
@@ -138,6 +138,16 @@ def _host_units(scenario: Scenario) -> Units:
     phase, step = (_of_ops(scenario, rank_of, op, name) for name in ("phase", "step"))
     return Units(rank_of, lane, op, op, phase, step, start, np.ones(len(op), np.int64), follows,
                  np.zeros(len(op), np.bool_), calls, np.ones(len(op), np.bool_), True)
+
+
+def _around(parent: npt.NDArray[np.integer], op: Int64) -> Int64:
+    """The nearest of the operations that each of them lies in; -1 for none."""
+    among = np.zeros(len(parent) + 1, np.bool_)
+    among[op] = True
+    found = parent[op].astype(np.int64)
+    while (above := (found >= 0) & ~among[found]).any():
+        found[above] = parent[found[above]]
+    return found
 
 
 def _of_ops(scenario: Scenario, rank: Int64, op: Int64, column: str) -> Int64:
@@ -170,30 +180,14 @@ def host_weight(scenario: Scenario, chosen: list[Bools], factor: float, before: 
     """
     pieces = scenario.pieces
     weight = np.ones(len(pieces))
-    for rank, graph in enumerate(scenario.built.graphs):
+    for rank in range(len(scenario.built.graphs)):
         rows = np.flatnonzero((pieces.rank == rank) & ~pieces.data)
-        op, following = pieces.op[rows], pieces.following[rows]
-        ahead = chosen[rank] if before is None else before[rank]
-        inside, gap = np.append(chosen[rank], False)[op], np.append(ahead, False)[following]
-        weight[rows[np.where(op >= 0, inside, gap)]] = factor
-        # Where a step is one long piece of host work, its gaps are not told apart.
-        lump = rows[(op < 0) & (following < 0)]
-        weight[lump] = 1.0 + (factor - 1.0) * _share_of_gaps(graph, ahead) if len(lump) else 1.0
+        op = pieces.op[rows]
+        weight[rows[(op >= 0) & np.append(chosen[rank], False)[op]]] = factor
+        gaps = rows[op < 0]
+        share = gaps_before(scenario.built, rank, chosen[rank] if before is None else before[rank])
+        weight[gaps] = 1.0 + (factor - 1.0) * share[pieces.item[gaps]]
     return weight
-
-
-def _share_of_gaps(graph: ExecutionGraph, ahead: Bools) -> float:
-    """Share of the time between top-level operations of a step that lies before the given ones."""
-    ops = graph.ops
-    top = top_operations(graph)
-    top = top[(ops.step[top] >= 0)]
-    top = top[np.lexsort((ops.start_ns[top], ops.thread[top]))]
-    if len(top) < 2:
-        return 0.0
-    same = (ops.thread[top][1:] == ops.thread[top][:-1]) & (ops.step[top][1:] == ops.step[top][:-1])
-    gap = np.where(same, ops.start_ns[top][1:] - (ops.start_ns[top] + ops.duration_ns[top])[:-1], 0)
-    total = float(np.maximum(gap, 0).sum())
-    return float(np.maximum(gap, 0)[ahead[top[1:]]].sum()) / total if total else 0.0
 
 
 def sized(calls: tuple[OpCall, ...]) -> bool:

@@ -70,7 +70,7 @@ def compiled(_: Scenario, units: Units) -> Rewriting:
 def _host(scenario: Scenario) -> tuple[Float64, float]:
     """Factor on each piece of host time, and the share of the host's time then left that it is unsure of."""
     pieces = scenario.pieces
-    on_cpu = not len(scenario.built.program.kernel_item)
+    on_cpu = scenario.built.computes_on_host
     before = [np.isin(graph.ops.phase, (Phase.FORWARD, Phase.BACKWARD)) for graph in scenario.built.graphs]
     # What a CPU's operations compute is no overhead.
     inside = [found & ~computing_operations(graph) if on_cpu else found for found, graph in zip(

@@ -42,7 +42,7 @@ class Device:
         """See ``Edit``."""
         spec = self.spec
         scenario = scenario.claim("the device", f"--device {spec.name}")
-        if not len(scenario.built.program.kernel_item):
+        if scenario.built.computes_on_host:
             raise EditError(f"The trace has no GPU work, so that nothing of it would run on {spec.name}: trace the "
                             "step by "
                             "shapes (foretrace trace) to predict it there.")

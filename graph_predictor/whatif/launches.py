@@ -57,9 +57,26 @@ class NoDataLoading:
 
     def apply(self, scenario: Scenario) -> Scenario:
         """See ``Edit``."""
-        return replace(scenario.claim("loading", "--no-data-loading"), loading=Loading.NONE)
+        scenario = scenario.claim("loading", "--no-data-loading")
+        check_loading_is_known(scenario)
+        return replace(scenario, loading=Loading.NONE)
+
+
+def check_loading_is_known(scenario: Scenario) -> None:
+    """Raise ``EditError`` where the recorded step's own thread loads its batches, and a step traced again does not tell
+    that time apart from other host time."""
+    if scenario.origin is None or _loading_ns(scenario) or not _loading_ns(scenario.origin.scenario):
+        return
+    raise EditError("The recorded step loads its batches in the training thread, which a step that is traced again, at "
+                    "other sizes or on other ranks, does not tell apart from its other host time; leave the change of "
+                    "loading out, or the other one.")
+
+
+def _loading_ns(scenario: Scenario) -> float:
+    pieces = scenario.pieces
+    return float(pieces.ns[pieces.data & scenario.cycle.working[pieces.item]].sum())
 
 
 def _with_kernels(scenario: Scenario, why: str) -> None:
-    if not len(scenario.built.program.kernel_item):
+    if scenario.built.computes_on_host:
         raise EditError(f"The trace has no GPU work: {why}.")

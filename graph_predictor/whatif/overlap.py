@@ -9,6 +9,7 @@ import numpy as np
 from graph_predictor.prediction.scenario import EditError, Loading, Scenario
 from graph_predictor.prediction.state import collective_rows, input_copies
 from graph_predictor.program import NEVER
+from graph_predictor.whatif.launches import check_loading_is_known
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class OverlapLoading:
     def apply(self, scenario: Scenario) -> Scenario:
         """See ``Edit``."""
         scenario = scenario.claim("loading", "--overlap-loading")
+        check_loading_is_known(scenario)
         pieces = scenario.pieces
         if not (pieces.ns[pieces.data & scenario.cycle.working[pieces.item]] > 0).any():
             waited = (scenario.built.program.item_external[scenario.cycle.item] > NEVER).any()

@@ -32,7 +32,7 @@ class ScaleKernels:
         if not 0 <= self.factor <= MOST_FACTOR:
             raise EditError(f"Kernel durations cannot be scaled by {self.factor:g}: give a factor from zero to "
                             f"{MOST_FACTOR:g}.")
-        if not len(scenario.built.program.kernel_item):
+        if scenario.built.computes_on_host and not (self.collectives and len(scenario.built.program.kernel_item)):
             raise EditError("The trace has no GPU work, so that there is no kernel to scale; --host scales the host's "
                             "time.")
         factor = np.ones(len(scenario.built.program.kernel_item))

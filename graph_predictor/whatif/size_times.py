@@ -62,7 +62,7 @@ def at_new_sizes(scenario: Scenario, ranks: list[PairedRank], laws: NumberLaws) 
     """
     host_ns = scenario.host_ns
     assert host_ns is not None
-    on_cpu = not len(scenario.built.program.kernel_item)
+    on_cpu = scenario.built.computes_on_host
     kernel_factor = np.ones(len(scenario.built.program.kernel_item))
     calls_of_piece: dict[int, tuple[OpCall, ...]] = {}
     works = [_work_of(scenario, rank) for rank in ranks]

@@ -103,7 +103,7 @@ class Sizes:
             scenario = scenario.with_note(f"{self.because}; the sizes of one capture were scaled instead.")
         samples = next((new / old for name, old, new in self.changes if name.lower() in LEADING), 1.0)
         scenario = scenario.with_samples(samples)
-        if not len(scenario.built.program.kernel_item):
+        if scenario.built.computes_on_host:
             return _resized_on_cpu(scenario, scaled, self.changes)
         return _resized(scenario, scaled, self.changes)
 
@@ -120,7 +120,7 @@ def _check_rolled(scaled: list[ScaledShapes], sizes: Sizes) -> None:
 
 def _check_decided(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> None:
     """Raise ``EditError`` where too much work is on matrices that may be parameters or samples."""
-    if len(scenario.built.program.kernel_item):
+    if not scenario.built.computes_on_host:
         work = scenario.work
         rank, op, ns = work.rank, work.op, work.measured_ns
     else:

@@ -15,6 +15,17 @@ from graph_predictor.cli import app
 from graph_predictor.parallel.collective_times import CollectiveModel
 from graph_predictor.predict import Baseline
 from graph_predictor.prediction.scenario import EditError
+from graph_predictor.whatif import (
+    Compile,
+    CudaGraphs,
+    Device,
+    Edit,
+    FreeLaunches,
+    FusedOptimizer,
+    FuseElementwise,
+    Recompute,
+    ScaleKernels,
+)
 from graph_predictor.whatif.ranks import Ranks, on_ranks, with_ddp
 from graph_predictor.whatif.recorded_ddp import NOTE, Gradient, buckets_of, gradients_of
 from kernel_models.collectives import topology
@@ -65,6 +76,32 @@ def test_a_step_with_ddp_takes_as_long_as_that_of_the_program_run_again(alone: B
     found = with_ddp(alone, ranks, where).predict()
     assert found.step_time_us == pytest.approx(on_ranks(alone, ranks, where).predict().step_time_us, rel=0.05)
     assert NOTE in found.notes and found.edits == ["ddp=2 on 2 ranks, approximate"]
+
+
+@pytest.mark.parametrize("edit", [FusedOptimizer(), FuseElementwise(), Compile(), Recompute(True)],
+                         ids=lambda edit: edit.describe())
+def test_edits_of_a_cpus_work_change_as_much_of_it_with_ddp(alone: Baseline, edit: Edit) -> None:
+    """Its collectives are all the device work there is: operations still compute on the host, DDP's own among them."""
+    spread = with_ddp(alone, Ranks.parse("ddp=2"), CollectiveModel(topology("cpu")))
+    changed, before = alone.predict([edit]).step_time_us, alone.predict().step_time_us
+    found = spread.predict([edit]).step_time_us - spread.predict().step_time_us
+    assert 0.6 < found / (changed - before) < 1.7
+
+
+def test_kernels_launches_and_waits_of_a_cpus_job_are_refused(alone: Baseline) -> None:
+    spread = with_ddp(alone, Ranks.parse("ddp=2"), CollectiveModel(topology("cpu")))
+    for edit in (CudaGraphs(), FreeLaunches(), ScaleKernels(0.5), Device(device("h200-sxm"))):
+        with pytest.raises(EditError, match="no GPU work"):
+            spread.predict([edit])
+
+
+def test_work_whose_sizes_were_not_recorded_is_no_obstacle(alone: Baseline) -> None:
+    """DDP leaves it as it is; a list of more than 30 tensors, as fused optimizers take, has no sizes in a recording."""
+    recorded = alone.built.graphs[0]
+    graph = replace(recorded, ops=recorded.ops.take(np.arange(len(recorded.ops))))
+    products = [code for code, text in enumerate(graph.strings) if text == "aten::mm"]
+    graph.ops.shapes[np.isin(graph.ops.name, products)] = NONE
+    assert with_ddp(Baseline(graph), Ranks.parse("ddp=2"), CollectiveModel(topology("cpu"))).predict().step_time_us > 0
 
 
 def test_buckets_are_filled_as_gradients_become_ready() -> None:

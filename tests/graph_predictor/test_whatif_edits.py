@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from micro import Micro, read_ranks
 
 from graph_predictor.predict import Baseline, predict
+from graph_predictor.prediction.host_pieces import gaps_before
 from graph_predictor.prediction.rewriting import rewrite
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.whatif import (
@@ -367,20 +368,60 @@ STEP = [("aten::mul_", 1), ("aten::lerp_", 2), ("aten::mul_", 1), ("aten::addcmu
 """AdamW written out, on one parameter: decay, two moments (the second in two operations), and the update."""
 
 
-def test_a_fused_optimizer_moves_every_value_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "kind", "states", "flops"), [
+    ("AdamW", "adam", 2, 12.0), ("SGD", "sgd", 1, 4.0), ("Adagrad", "adagrad", 1, 8.0), ("RMSprop", "rmsprop", 1, 8.0)])
+def test_a_fused_optimizer_moves_every_value_once(tmp_path: Path, name: str, kind: str, states: int,
+                                                  flops: float) -> None:
     trace = trace_of([CHAIN[0], *[Op(name, [LARGE] * inputs) for name, inputs in STEP]])
     for event in [e for e in trace.events if e["name"].startswith("ProfilerStep#") and e["ts"] >= 1000]:
         # From after the product to the end of the last operation.
-        trace._event("note", "Optimizer.step#AdamW.step", event["ts"] + 11.5, 51, 1, 1)
+        trace._event("note", f"Optimizer.step#{name}.step", event["ts"] + 11.5, 51, 1, 1)
     baseline = Baseline(trace.read(tmp_path))
     after = baseline.predict([FusedOptimizer()])
     size = ROWS * WIDTH
-    fused = OpCall(Family.OPTIMIZER, "adam", (1, size), "fp32", flops=12.0 * size, bytes_read=16.0 * size,
-                   bytes_written=12.0 * size)
+    fused = OpCall(Family.OPTIMIZER, kind, (1, size), "fp32", flops=flops * size, bytes_read=4.0 * (2 + states) * size,
+                   bytes_written=4.0 * (1 + states) * size)
     old = [call for name, inputs in STEP for call in calls_of(operation(name, [tuple(LARGE)] * inputs))]
     assert after.gpu_active_us == pytest.approx(100 + 250 * time_of([fused]) / time_of(old), abs=0.01)
     assert after.gpu_active_us < 300
     assert after.step_time_us < baseline.predict().step_time_us
+
+
+def on_cpu(inside: bool) -> Micro:
+    """A fill of as many values as the operation after it works on: beside it, or as a part of one before it."""
+    trace = Micro()
+    size = {"Input Dims": [[64, 64], []], "Input type": ["float", "Scalar"]}
+    for n in range(3):
+        at = 1000.0 + 1000 * n
+        trace.step(at, at + 900, n + 1)
+        trace.op("aten::max_pool2d_with_indices_backward", at + 100, at + (400 if inside else 200))
+        trace.op("aten::fill_", at + 250, at + 300, **size)
+        trace.op("aten::threshold_backward", at + 500, at + 600, **{
+            "Input Dims": [[64, 64], [64, 64], []], "Input type": ["float", "float", "Scalar"]})
+    return trace
+
+
+def test_what_a_cpus_operation_does_inside_is_no_neighbour_of_the_next_one(tmp_path: Path) -> None:
+    beside = Baseline(on_cpu(inside=False).read(tmp_path))
+    assert beside.predict([FuseElementwise()]).step_time_us < beside.predict().step_time_us
+    with pytest.raises(EditError, match="nothing to fuse"):
+        Baseline(on_cpu(inside=True).read(tmp_path)).predict([FuseElementwise()])
+
+
+def test_gaps_before_chosen_operations_are_told_apart_within_one_long_step(tmp_path: Path) -> None:
+    """Of a CPU's step all gaps are one piece: 100 us before the first, 300 before the second, 300 left at its end."""
+    trace = Micro()
+    for n in range(3):
+        at = 1000.0 + 1000 * n
+        trace.step(at, at + 900, n + 1).op("aten::mm", at + 100, at + 200).op("aten::relu", at + 500, at + 600)
+    baseline = Baseline(trace.read(tmp_path))
+    graph, pieces = baseline.built.graphs[0], baseline.pieces
+    named = np.array([graph.string(code) for code in graph.ops.name.tolist()])
+    for name, share in (("aten::mm", 100 / 700), ("aten::relu", 300 / 700), ("none", 0.0)):
+        found = gaps_before(baseline.built, 0, named == name)
+        for row in np.flatnonzero((pieces.op < 0) & (pieces.ns == 700_000)).tolist():
+            assert found[pieces.item[row]] == pytest.approx(share)
+    assert (pieces.ns == 700_000).sum() >= 2
 
 
 def cpu(name: str) -> Job:
