@@ -20,6 +20,8 @@ from catalogue import CATALOGUE, Program, program
 
 COUNTS = ("--warmup", "2", "--timed", "4", "--steps", "2")
 """Enough for every command, and few."""
+ALWAYS = ("torch", "torch._dynamo", "torch.profiler", "tracer.capture.script", "tracer.job", "graph_predictor.cli")
+"""What every program needs; PyTorch's optimizers import its compiler."""
 HEAVY = {"transformers": ("transformers", "transformers.trainer"), "accelerate": ("accelerate",),
          "lightning": ("lightning",)}
 """What is worth importing once, by the package that a program needs."""
@@ -27,7 +29,8 @@ HEAVY = {"transformers": ("transformers", "transformers.trainer"), "accelerate":
 
 def capture_all(out: Path, wanted: Sequence[tuple[str, Program, dict[str, int]]]) -> dict[str, int]:
     """Exit status of each capture, by the name of its directory below ``out``."""
-    importlib.import_module("torch")
+    for module in ALWAYS:
+        importlib.import_module(module)
     for package in sorted({package for _, each, _ in wanted for package in each.needs}):
         for module in HEAVY.get(package, ()):
             importlib.import_module(module)

@@ -89,8 +89,8 @@ CATALOGUE = (
             {"batch": 16, "seq": 80}, processes=2, builds=False),
 )
 
-OTHER_SIZE = "gru_forecast:batch=16"
-"""A second capture of one program, for laws of sizes and for another's host."""
+OTHER_SIZE = "embedding_ranker:batch=256"
+"""A second capture of one program, for laws of sizes."""
 
 
 def program(name: str) -> Program:
