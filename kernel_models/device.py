@@ -228,6 +228,13 @@ def read_device(path: Path) -> DeviceSpec:
                           "devices h200-sxm --toml).") from None
 
 
+_FIGURES = frozenset((
+    "compute.sm_count", "compute.boost_clock_mhz", "compute.shared_memory_per_sm_kb", "compute.registers_per_sm_kb",
+    "compute.power_w", "memory.capacity_gb", "memory.bandwidth_gbps", "memory.l2_mb", "memory.l3_mb",
+    "links.pcie_generation", "links.pcie_width", "links.host_gbps", "links.peer_gbps", "launch.kernel_floor_us",
+    "launch.latency_us"))
+
+
 def _spec(data: dict[str, Any]) -> DeviceSpec:
     sources: dict[str, str] = {}
 
@@ -241,6 +248,8 @@ def _spec(data: dict[str, Any]) -> DeviceSpec:
                 raise ValueError(f"{table}.{key} is {value}")
             found[key] = value
             sources[f"{table}.{key}"] = data["sources"][entry["source"]]
+            if not table.endswith("_tflops") and f"{table}.{key}" not in _FIGURES:
+                raise ValueError(f"{table}.{key} is no figure of a device")
         return found
 
     compute, memory, links, launch = (figures(table) for table in ("compute", "memory", "links", "launch"))
@@ -267,6 +276,9 @@ def _checked(spec: DeviceSpec) -> DeviceSpec:
     for name in ("name", "vendor", "architecture", "compute_capability", "memory_kind"):
         if not isinstance(getattr(spec, name), str):
             raise ValueError(f"its {name} is no text")
+    for texts in (spec.reported_names, spec.short_names, spec.default_for, spec.sources.values()):
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("one of its names or sources is no text")
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", spec.name):
         raise ValueError("its name has other characters than a-z, 0-9 and -")
     for name in ("sm_count", "boost_clock_mhz", "shared_memory_per_sm_kb", "registers_per_sm_kb", "memory_gb",

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -30,6 +32,8 @@ class Case:
     kind: str
     files: dict[str, bytes]
     arguments: list[str]
+    odd: dict[str, str] = field(default_factory=dict)
+    """By path what is no regular file: "fifo", "directory", or what a link leads to."""
 
     def write(self, folder: Path, seeds: Path) -> list[str]:
         """Write the input below ``folder``; returns the command's arguments."""
@@ -37,6 +41,18 @@ class Case:
             path = folder / "in" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
+        for name, what in self.odd.items():
+            path = folder / "in" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_dir():
+                shutil.rmtree(path)
+            path.unlink(missing_ok=True)
+            if what == "fifo":
+                os.mkfifo(path)
+            elif what == "directory":
+                path.mkdir()
+            else:
+                path.symlink_to(what)
         (folder / "out").mkdir(parents=True, exist_ok=True)
         places = {"IN": folder / "in", "OUT": folder / "out", "SEED": seeds}
         return [re.sub(r"(?<![A-Za-z])(IN|OUT|SEED)/", lambda m: f"{places[m[1]]}/", argument)
@@ -54,8 +70,8 @@ class Kind:
 
 
 M = mutators
-_TRACE = (M.trace_events, M.trace_events, M.trace_events, M.json_tree, M.plain_bytes)
-_GRAPH = (M.graph_file,)
+_TRACE = (*[M.trace_events] * 6, *[M.json_tree] * 2, M.plain_bytes, M.json_text)
+_GRAPH = (*[M.graph_file] * 8, M.zip_odd)
 _STEP = ("replay IN", "breakdown IN", "predict IN {predict}", "predict IN {predict}", "predict IN {predict}",
          "inspect IN",
          "diff IN SEED/kineto.json", "diff SEED/kineto_linear.json IN", "opportunities IN", "ranks IN",
@@ -67,33 +83,37 @@ _STEP = ("replay IN", "breakdown IN", "predict IN {predict}", "predict IN {predi
          "predict SEED/kineto_linear.json --set batch=4096:64 --also IN",
          "models evaluate SEED/device.profile IN")
 
+_SEEDS = ("kineto.json", "kineto.json.gz", "job", "checked/mlp", "checked", "et.json", "graph.foretrace",
+          "job.foretrace", "device.profile", "comm.json", "campaign", "sweep", "nccl.log", "collectives.csv",
+          "collectives.parquet", "table.csv", "table.parquet", "plan.toml", "job.toml", "device.toml", "node.toml")
 KINDS: dict[str, Kind] = {
     "kineto": Kind(["kineto.json", "kineto_linear.json", "kineto_cpu.json", "kineto_2020.json"], {"": _TRACE}, _STEP),
-    "kineto-gz": Kind(["kineto.json.gz"], {"": (M.gzip_bytes, M.trace_events)}, ("replay IN", "inspect IN")),
+    "kineto-gz": Kind(["kineto.json.gz"], {"": (M.gzip_bytes, M.trace_events, M.gzip_odd)}, (
+        "replay IN", "inspect IN", "predict IN")),
     "job": Kind(["job"], {"": _TRACE}, _STEP),
-    "execution-trace": Kind(["et.json"], {"": (M.json_tree, M.json_tree, M.plain_bytes)}, (
+    "execution-trace": Kind(["et.json"], {"": (*[M.json_tree] * 4, M.plain_bytes, M.json_text)}, (
         "inspect IN", "inspect SEED/kineto.json IN", "convert SEED/kineto.json IN -o OUT/a.foretrace", "replay IN",
         "comm report IN", "breakdown SEED/kineto.json IN")),
     "foretrace": Kind(["graph.foretrace", "job.foretrace", "graph_long.foretrace"], {"": _GRAPH}, _STEP),
-    "profile": Kind(["device.profile"], {"": (M.profile_file,)}, (
+    "profile": Kind(["device.profile"], {"": (*[M.profile_file] * 8, M.zip_odd)}, (
         "price aten::linear --shapes 32x64,128x64 --device h200-sxm --profile IN",
         "price aten::layer_norm --shapes 32x64 --device h200-sxm --profile IN --json",
         "models list IN", "models evaluate IN SEED/table.csv", "predict SEED/kineto_linear.json --profile IN {predict}",
         "opportunities SEED/kineto_linear.json --profile IN", "check SEED/checked --profile IN",
         "predict SEED/kineto_linear.json --device h200-sxm --profile IN")),
-    "comm-profile": Kind(["comm.json"], {"": (M.json_tree, M.json_tree, M.plain_bytes)}, (
+    "comm-profile": Kind(["comm.json"], {"": (*[M.json_tree] * 4, M.plain_bytes, M.json_text)}, (
         "comm predict all_reduce --bytes 1MiB --comm-profile IN {comm}", "comm tune IN",
         "comm tune IN SEED/comm.json --csv OUT/t.csv",
         "comm tune IN --trace SEED/job", "predict SEED/job --comm-profile IN {predict}",
         "comm predict all_gather --bytes 1GB --ranks 4 --comm-profile IN --json",
         "ranks SEED/kineto_linear.json --parallel ddp=4 --comm-profile IN")),
     "capture": Kind(["checked/mlp"], {
-        "context.json": (M.json_tree,), "collectives.json": (M.json_tree,), ".json.gz": (M.gzip_bytes, M.gzip_json,
-                                                                                         M.trace_events)},
+        "context.json": (*[M.json_tree] * 4, M.json_text), "collectives.json": (M.json_tree,),
+        ".json.gz": (M.gzip_bytes, M.gzip_json, M.trace_events, M.gzip_odd)},
         (*_STEP, "check SEED/checked --against IN", "check IN")),
     "baseline": Kind(["checked"], {
-        "baseline.json": (M.json_tree, M.json_tree, M.plain_bytes), "context.json": (M.json_tree,),
-        "": (M.gzip_bytes,)}, (
+        "baseline.json": (*[M.json_tree] * 4, M.plain_bytes, M.json_text), "context.json": (M.json_tree,),
+        "": (M.gzip_bytes, M.gzip_odd)}, (
         "check IN", "check IN --json", "check IN --against SEED/checked", "check SEED/checked --against IN",
         "check IN --update-baseline --reason because", "check IN --junit OUT/a.xml --markdown OUT/a.md")),
     "campaign": Kind(["campaign"], {
@@ -117,6 +137,18 @@ KINDS: dict[str, Kind] = {
         "models evaluate SEED/device.profile IN", "models evaluate SEED/device.profile IN --json")),
     "plan-toml": Kind(["plan.toml"], {"": (M.toml_text, M.toml_text, M.plain_bytes)}, (
         "campaign run IN --out OUT/c --part 1000000",)),
+    "device-toml": Kind(["device.toml"], {"": (M.toml_tree, M.toml_tree, M.toml_text, M.plain_bytes)}, (
+        "devices IN", "devices IN --json", "devices IN --toml", "predict SEED/kineto_linear.json --device IN",
+        "predict SEED/kineto_linear.json --device IN {predict} --json", "predict SEED/kineto.json --from-device IN",
+        "price aten::linear --shapes 32x64,128x64 --device IN", "sweep SEED/kineto_linear.json --device IN,b200 -o "
+        "OUT/s.csv --jobs 1", "opportunities SEED/kineto_linear.json --device IN",
+        "price aten::mm --shapes 4x4,4x4 --dtype {word} --device IN --json")),
+    "topology-toml": Kind(["node.toml"], {"": (M.toml_tree, M.toml_tree, M.toml_text, M.plain_bytes)}, (
+        "topologies IN", "topologies IN --json", "topologies IN --toml", "predict SEED/job --topology IN {predict}",
+        "predict SEED/job --topology INx{number} --from-topology IN", "comm predict all_reduce --bytes {size} "
+        "--topology INx4 {comm}", "comm predict all_to_all --bytes 1MiB --topology INx2@mine --json",
+        "comm fit SEED/nccl.log -o OUT/c.json --topology IN {fit}", "plan llama --gpus 16 --topology IN",
+        "sweep SEED/job --topology IN,INx2 -o OUT/s.csv --jobs 1", "comm tune SEED/comm.json --topology IN")),
     "job-toml": Kind(["job.toml"], {"": (M.toml_text, M.toml_text, M.plain_bytes)}, (
         "comm report SEED/job --job IN", "comm report SEED/job.foretrace --job IN --json")),
     # Sound files, odd options.
@@ -141,11 +173,20 @@ KINDS: dict[str, Kind] = {
         "models list {word}", "comm tune SEED/comm.json --default {word}", "campaign status {word}", "inspect {word}",
         "predict IN --set {set} --also IN:{set}",
         "campaign run {word} --out OUT/c --part {number} --minutes {number}")),
+    # Files of a kind where another is expected, damaged by what fits no kind.
+    "mixed": Kind(_SEEDS, {"": (M.nothing, M.nothing, M.plain_bytes, M.json_text)}, ()),
+    # Links, pipes and directories where files are expected, and the other way about.
+    "odd-file": Kind(_SEEDS, {}, ()),
     # File names.
     "name": Kind(["kineto.json"], {}, ("inspect IN", "replay IN", "ranks IN", "diff IN IN",
                                        "convert IN -o OUT/{name}")),
 }
-_WEIGHTS = {"kineto": 6, "job": 3, "foretrace": 4, "profile": 3, "comm-profile": 2, "capture": 3, "baseline": 2,
+_ALL_COMMANDS = [command for name, kind in KINDS.items() for command in kind.commands if name != "sweep"]
+_ODD = ["fifo", "directory", "/dev/zero", "/dev/full", "/dev/stdin", "nowhere", "../in", ".", "/etc/passwd",
+        "/proc/self/mem", "\x1b[31m"]
+_WEIGHTS = {"mixed": 5, "odd-file": 2, "device-toml": 2, "topology-toml": 2,
+            "kineto": 6, "job": 3, "foretrace": 4, "profile": 3, "comm-profile": 2,
+            "capture": 3, "baseline": 2,
             "options": 6,
             "log": 2, "comm-table": 2}
 
@@ -239,8 +280,9 @@ def _arguments(r: Random, template: str, target: str) -> list[str]:
         if word in ("{predict}", "{sweep}", "{comm}", "{fit}"):
             if r.random() < 0.7 or word == "{sweep}":
                 found += _option(r, word[1:-1])
-        elif word == "IN" or word.startswith("IN/"):
-            found.append(f"{INPUT}/{target}{word[2:]}")
+        elif word == "IN" or re.match(r"IN[/,x]", word):
+            found.append(re.sub(r"\bIN(?=[/,x@]|$)", f"{INPUT}/{target}".replace("\\", ""), re.sub(
+                r"\{(\w+)\}", lambda m: r.choice(_VALUES[m[1]]), word)))
         elif word.startswith("IN:"):
             found.append(f"{INPUT}/{target}:" + r.choice(_VALUES[word[4:-1]]))
         else:
@@ -271,7 +313,7 @@ def draw_case(r: Random, seeds: Path, kinds: Sequence[str] = ()) -> Case:
     seed = r.choice(list(kind.seeds))
     files = dict(_files(seeds / seed))
     target = Path(seed).name
-    template = r.choice(list(kind.commands))
+    template = r.choice(list(kind.commands) or _ALL_COMMANDS)
     if name == "name":
         target = r.choice(_NAMES)
         files = {target: next(iter(files.values()))}
@@ -281,7 +323,10 @@ def draw_case(r: Random, seeds: Path, kinds: Sequence[str] = ()) -> Case:
             files[path] = _damaged(r, kind, path, files[path])
         if len(files) > 1 and r.random() < 0.05:
             files.pop(r.choice(list(files)))
-    return Case(name, files, _arguments(r, template, target))
+    odd: dict[str, str] = {}
+    if name == "odd-file":
+        odd[r.choice([*files, *({target, str(Path(next(iter(files))).parent)} - {"."})])] = r.choice(_ODD)
+    return Case(name, files, _arguments(r, template, target), odd)
 
 
 def _fitting(kind: Kind, path: str) -> Sequence[Mutator]:
@@ -304,7 +349,8 @@ def keep(case: Case, folder: Path, about: dict[str, object]) -> None:
         path = folder / "in" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    (folder / "case.json").write_text(json.dumps({"kind": case.kind, "arguments": case.arguments, **about}, indent=1))
+    (folder / "case.json").write_text(json.dumps(
+        {"kind": case.kind, "arguments": case.arguments, **({"odd": case.odd} if case.odd else {}), **about}, indent=1))
 
 
 def kept(folder: Path) -> Case:
@@ -312,4 +358,4 @@ def kept(folder: Path) -> Case:
     about = json.loads((folder / "case.json").read_text())
     root = folder / "in"
     files = {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
-    return Case(about["kind"], files, about["arguments"])
+    return Case(about["kind"], files, about["arguments"], about.get("odd", {}))

@@ -9,9 +9,12 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable
+from functools import lru_cache
 from random import Random
 from typing import Any
 
@@ -141,6 +144,32 @@ def json_tree(r: Random, data: bytes) -> bytes:
     return to_json(change_tree(r, json.loads(data)))
 
 
+def json_text(r: Random, data: bytes) -> bytes:
+    """A JSON file as other writers may have it: keys twice, other encodings, marks at its beginning, more after it."""
+    text = data.decode("utf-8", "replace")
+    what = r.randrange(6)
+    if what == 0:
+        keys = list(re.finditer(r'"[^"\\]{1,40}"\s*:', text))
+        if keys:
+            at, value = r.choice(keys).start(), r.choice([*RAW[:12], "1", "[]", "{}", "null"])
+            text = f"{text[:at]}{r.choice(keys).group()} {value}, {text[at:]}"
+    elif what == 1:
+        return text.encode(r.choice(["utf-16", "utf-16-le", "utf-32", "utf-8-sig", "cp037"]), "replace")
+    elif what == 2:
+        return data + r.choice([b"{}", b"\n[]", b"\0" * 100, data, b"]", b"\xff"])
+    elif what == 3:  # every number, or every text, of one kind
+        value = r.choice(["NaN", "1e400", "-1", "0", '"5"', "null", "1e3", "9" * 25])
+        text = re.sub(r"(?<=: )\d+(\.\d+)?", value, text)
+    elif what == 4:
+        at = text.find('"', r.randint(0, len(text))) + 1
+        odd = r.choice(["\\ud800", "\\udfff", "\\ud83d\\ude00", "\\u0000", "\\u202e", "\\x41"])
+        text = text[:at] + odd + text[at:]
+    else:
+        odd_byte = r.choice([b"\xe9", b"\xff", b"\xc3\x28", b"\xed\xa0\x80"])
+        return text.encode("latin-1", "replace").replace(b"a", odd_byte)
+    return text.encode("utf-8", "surrogatepass")
+
+
 def json_lines(r: Random, data: bytes) -> bytes:
     """A file of JSON lines: lines changed, doubled, dropped, swapped, broken."""
     lines = data.splitlines()
@@ -161,6 +190,11 @@ def json_lines(r: Random, data: bytes) -> bytes:
         else:
             lines.insert(at, r.choice([b"", b"null", b"[]", b"\xff\xfe", b"1", b"[" * 50_000]))
     return b"\n".join(lines) + (b"\n" if r.random() < 0.8 else b"")
+
+
+def nothing(r: Random, data: bytes) -> bytes:
+    """The file as it is."""
+    return data
 
 
 # Profiler traces ------------------------------------------------------------------------------------------------------
@@ -303,6 +337,29 @@ def gzip_bytes(r: Random, data: bytes) -> bytes:
     return gzip.compress(plain_bytes(r, text), mtime=0)
 
 
+def gzip_odd(r: Random, data: bytes) -> bytes:
+    """A gzip that is none, several, cut off, one in another, of odd headers, or far longer than it looks."""
+    text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+    what = r.randrange(9)
+    if what == 0:
+        return data[:r.randint(0, len(data))]
+    if what == 1:
+        return data + r.choice([data, b"\0" * 50, b"junk", data[:20], gzip.compress(b"", mtime=0)])
+    if what == 2:
+        return gzip.compress(gzip.compress(text, mtime=0), mtime=0)
+    if what == 3:
+        return b"\x1f\x8b\x08" + bytes([r.randrange(256)]) + data[4:]
+    if what == 4:
+        return data[:-8] + r.choice([b"\0" * 8, b"\xff" * 8, b""])
+    if what == 5:
+        return gzip.compress(r.choice([b" ", b"\n", b"[", b"{", b"0"]) * r.choice([0, 1, 10**5, 3 * 10**7]), mtime=0)
+    if what == 6:
+        return gzip.compress(text[:-2] + b" " * r.choice([10**4, 10**7]) + text[-2:], mtime=0)
+    if what == 7:
+        return zlib.compress(text)
+    return text
+
+
 def gzip_json(r: Random, data: bytes) -> bytes:
     """A gzipped JSON file with parts of its tree changed."""
     return gzip.compress(json_tree(r, gzip.decompress(data)), mtime=0)
@@ -362,10 +419,27 @@ def table_text(separator: str) -> Mutator:
     return mutate
 
 
+@lru_cache(maxsize=8)
+def _many_rows(data: bytes, rows: int) -> bytes:
+    """The table's first row very often, which a dictionary stores in next to nothing."""
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    table = parquet.read_table(io.BytesIO(data))
+    first = {name: table.column(name)[0] for name in table.column_names}
+    stream = io.BytesIO()
+    parquet.write_table(pyarrow.table({name: pyarrow.repeat(value, rows) for name, value in first.items()}), stream,
+                        compression="zstd", use_dictionary=True)
+    return stream.getvalue()
+
+
 def parquet_table(r: Random, data: bytes) -> bytes:
-    """Cells and columns of a Parquet table changed; now and then its bytes."""
-    if r.random() < 0.15:
+    """Cells and columns of a Parquet table changed; now and then its bytes, or very many rows."""
+    what = r.random()
+    if what < 0.15:
         return plain_bytes(r, data)
+    if what < 0.18:
+        return _many_rows(data, 20_000_000)
     import pandas
 
     frame = pandas.read_parquet(io.BytesIO(data))
@@ -412,6 +486,35 @@ def toml_text(r: Random, data: bytes) -> bytes:
         else:
             return plain_bytes(r, "\n".join(lines).encode())
     return ("\n".join(lines) + "\n").encode("utf-8", "surrogatepass")
+
+
+def toml_tree(r: Random, data: bytes) -> bytes:
+    """TOML with parts of its tree changed."""
+    from tracer.decode import from_toml
+
+    tree = change_tree(r, from_toml(data))
+    return "".join(_toml_lines(tree if isinstance(tree, dict) else {"x": tree}, "")).encode("utf-8", "surrogatepass")
+
+
+def _toml_lines(table: dict[str, Any], path: str) -> list[str]:
+    found, inner = [], []
+    for key, value in table.items():
+        name = json.dumps(str(key))
+        if isinstance(value, dict) and not path.count("."):
+            inner += [f"[{path}{name}]\n", *_toml_lines(value, f"{path}{name}.")]
+        else:
+            found.append(f"{name} = {_toml_value(value)}\n")
+    return found + inner
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(str(k))} = {_toml_value(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml_value, value)) + "]"
+    if isinstance(value, _Raw):
+        return str(value)
+    return "nan" if value is None else json.dumps(value)
 
 
 # Containers -----------------------------------------------------------------------------------------------------------
@@ -476,6 +579,46 @@ def _parquet_columns(r: Random, data: bytes) -> bytes:
     stream = io.BytesIO()
     parquet.write_table(changed, stream, use_dictionary=False, store_schema=False, write_statistics=False)
     return stream.getvalue()
+
+
+def zip_odd(r: Random, data: bytes) -> bytes:
+    """A container whose zip is odd: members twice, elsewhere, encrypted, by other methods, far longer than stored."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = [(name, archive.read(name)) for name in archive.namelist()]
+        comment = archive.comment
+    what = r.randrange(8)
+    method, flags = zipfile.ZIP_DEFLATED, 0
+    if what == 0:
+        members.insert(r.randint(0, len(members)), r.choice(members))
+    elif what == 1:
+        name = r.choice(["../../x.json", "/etc/x", "a/" * 200 + "b", "", "\x1b[31m", "\u202e.json", "x" * 60_000])
+        members.append((name, b"{}"))
+    elif what == 2:
+        at = r.randrange(len(members))
+        members[at] = (members[at][0], members[at][1] + b"\0" * r.choice([10**5, 5 * 10**7]))
+    elif what == 3:
+        method = r.choice([zipfile.ZIP_STORED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+    elif what == 4:
+        members = members[::-1]
+    elif what == 5:
+        members += [(f"m{i}.npy", b"") for i in range(r.choice([1, 3000]))]
+    elif what == 6:
+        flags = r.choice([1, 8, 0x800, 0x41])
+    else:
+        members = members[:r.choice([0, 1])]
+    stream = io.BytesIO()
+    with warnings.catch_warnings(), zipfile.ZipFile(stream, "w") as archive:
+        warnings.simplefilter("ignore")
+        for name, content in members:
+            archive.writestr(zipfile.ZipInfo(name), content, method)
+        archive.comment = comment
+    body = bytearray(stream.getvalue())
+    if flags:  # in the directory, which is what is believed
+        at = body.find(b"PK\x01\x02")
+        while at >= 0:
+            body[at + 8:at + 10] = flags.to_bytes(2, "little")
+            at = body.find(b"PK\x01\x02", at + 4)
+    return bytes(body[:-8]) + f"{zlib.crc32(bytes(body[:-8])):08x}".encode()
 
 
 def profile_file(r: Random, data: bytes) -> bytes:

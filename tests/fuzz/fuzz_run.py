@@ -40,7 +40,7 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _CHUNK = 200
 _MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Where inputs are written: no disk, if there is such a place."""
-_NO_NUMBER = re.compile(r"(?<![\w.:/'\"=-])[-+]?(?:nan|inf)(?![\w.'\"=/-])")
+_NO_NUMBER = re.compile(r"(?<!inf or )(?<![\w.:/'\"=-])[-+]?(?:nan|inf)(?! or nan)(?![\w.'\"=/-])")
 
 
 @dataclass

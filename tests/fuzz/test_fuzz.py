@@ -20,6 +20,8 @@ from fuzz_worker import Worker
 
 CASES = int(os.environ.get("FUZZ_CASES", "2000"))
 SEED = 1
+JOBS = 1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, os.cpu_count() or 1)
+"""Beside other tests one: they have the other processors."""
 KEPT = sorted(path.parent for path in (Path(__file__).resolve().parent / "kept").glob("*/case.json"))
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="a case's process is watched as Linux can")
@@ -40,7 +42,7 @@ def worker(seeds: Path) -> Iterator[Worker]:
 
 def test_damaged_inputs_and_odd_options_end_as_they_should(seeds: Path) -> None:
     tally = Tally()
-    for outcome in run_cases(cases(seeds, CASES, SEED), seeds, jobs=min(2, os.cpu_count() or 1)):
+    for outcome in run_cases(cases(seeds, CASES, SEED), seeds, jobs=JOBS):
         tally.add(outcome)
     assert not tally.faults, tally.told()
     ended = tally.by_outcome()

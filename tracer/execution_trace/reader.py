@@ -142,7 +142,7 @@ def _broken(label: str, error: msgspec.DecodeError) -> TraceError:
 def _decode(data: bytes, label: str) -> tuple[_File, list[Any]]:
     try:
         file = msgspec.json.decode(data, type=_File)
-    except (msgspec.ValidationError, RecursionError):
+    except (msgspec.ValidationError, UnicodeDecodeError, RecursionError):
         raise TraceError(
             f"{label} is not an execution trace: it has no list of nodes; give a file written by "
             "torch.profiler.ExecutionTraceObserver."
@@ -152,7 +152,7 @@ def _decode(data: bytes, label: str) -> tuple[_File, list[Any]]:
         if nested:
             return file, msgspec.json.decode(file.nodes, type=list[_Node])
         return file, msgspec.json.decode(file.nodes, type=list[_FlatNode])
-    except (msgspec.ValidationError, RecursionError) as error:
+    except (msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(
             f"{label} has schema {file.schema or 'unknown'}, whose nodes this version cannot read ({error}); "
             "record with a PyTorch that writes schema 1.0.1 to 1.1.1."

@@ -39,9 +39,9 @@ class JsonInterner(dict[bytes, int]):
 
     def __missing__(self, text: bytes) -> int:
         if b"\n" in text or b"\t" in text:  # some writers indent; one text for one value
-            value = msgspec.json.format(text, indent=-1).decode()
+            value = msgspec.json.format(text, indent=-1).decode("utf-8", "replace")
         else:
-            value = text.decode()
+            value = text.decode("utf-8", "replace")
         code = self[text] = self._strings[value]
         return code
 
