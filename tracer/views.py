@@ -40,6 +40,9 @@ _ENUMS: dict[str, dict[str, type]] = {
     "collectives": {"wait_source": WaitSource},
 }
 
+_MOST_NESTED = 2
+"""Lists of lists of tensors."""
+
 
 @dataclass(frozen=True, slots=True)
 class Argument:
@@ -134,8 +137,8 @@ def arguments(graph: ExecutionGraph, op: int) -> list[Argument]:
     return [
         Argument(
             dtype=str(_at(dtypes, i, "")),
-            shape=_tuple(_at(shapes, i, None)),
-            stride=_tuple(_at(strides, i, None)),
+            shape=_sizes(_at(shapes, i, None)),
+            stride=_sizes(_at(strides, i, None)),
             value=str(_at(scalars, i, "")),
         )
         for i in range(count)
@@ -159,7 +162,7 @@ def _decode(text: str) -> list[Any]:
     """A list the profiler wrote; empty if it wrote none or something that is no list."""
     try:
         value = msgspec.json.decode(text) if text else []
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return []
     return value if isinstance(value, list) else []
 
@@ -168,5 +171,10 @@ def _at(values: list[Any], index: int, missing: Any) -> Any:
     return values[index] if index < len(values) else missing
 
 
-def _tuple(value: Any) -> Any:
-    return tuple(_tuple(part) for part in value) if isinstance(value, list) else value
+def _sizes(value: Any, depth: int = 0) -> tuple[Any, ...] | None:
+    """Sizes of a tensor, or of the tensors in a list; ``None`` for what is no such thing, empty within a list."""
+    if not isinstance(value, list) or depth > _MOST_NESTED:
+        return None
+    if all(type(part) is int for part in value):
+        return tuple(value)
+    return tuple(_sizes(part, depth + 1) or () for part in value)

@@ -12,6 +12,7 @@ import numpy as np
 from kernel_models.datasets.samples import DataError, Samples
 from kernel_models.device import DeviceSpec
 from tracer.input_file import open_input
+from tracer.parquet_input import read_parquet
 
 if TYPE_CHECKING:
     import pandas
@@ -119,8 +120,6 @@ def _frame(path: Path) -> pandas.DataFrame:
         with open_input(path) as stream:
             if path.suffix == ".csv":
                 return pandas.read_csv(stream)
-            import pyarrow.parquet
-
-            return pyarrow.parquet.ParquetFile(stream).read().to_pandas()
+            return read_parquet(stream).to_pandas()
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise DataError(f"{path} cannot be read as a table ({str(error)[:120]}); give Parquet or CSV.") from error

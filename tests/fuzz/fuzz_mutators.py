@@ -428,8 +428,8 @@ def _many_rows(data: bytes, rows: int) -> bytes:
     table = parquet.read_table(io.BytesIO(data))
     first = {name: table.column(name)[0] for name in table.column_names}
     stream = io.BytesIO()
-    parquet.write_table(pyarrow.table({name: pyarrow.repeat(value, rows) for name, value in first.items()}), stream,
-                        compression="zstd", use_dictionary=True)
+    many = pyarrow.table({name: pyarrow.repeat(value, rows) for name, value in first.items()})
+    parquet.write_table(many, stream, compression="zstd", use_dictionary=True)
     return stream.getvalue()
 
 

@@ -200,7 +200,7 @@ def _judge(outcome: Outcome, hung: bool, root: Path) -> None:
     outcome.text = " ".join(errors.strip().rsplit("\n", 1)[-1].split())
     gate = outcome.case.arguments[0]
     if hung:
-        outcome.wrong = f"over {SECONDS:.0f} s"
+        outcome.wrong = f"over {SECONDS} s"
     elif outcome.bytes > BYTES:
         outcome.wrong = f"over {BYTES / 1e9} GB"
     elif outcome.code < 0:

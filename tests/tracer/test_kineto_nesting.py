@@ -80,3 +80,15 @@ def test_innermost_is_the_last_started_event_that_covers_the_query(
 def test_inherit_takes_the_nearest_ancestor() -> None:
     result = nest(np.zeros(4, np.int32), np.array([0, 1, 2, 3]), np.array([100, 50, 40, 30]))
     assert inherit(np.array([1, NONE, 7, NONE]), result, NONE).tolist() == [1, 1, 7, 7]
+
+
+def test_innermost_goes_up_very_many_levels() -> None:
+    depth = 3000
+    start = np.arange(depth)
+    thread, end = np.zeros(depth, np.int32), 10_000 - start
+    result = nest(thread, start, end - start)
+    until = np.arange(6_000, 11_000, 7)
+    at = np.full(len(until), depth)
+    found = innermost(np.zeros(len(until), np.int32), at, until, thread, start, result)
+    assert result.depth.max() == depth - 1
+    assert found.tolist() == [min(10_000 - each, depth - 1) if each <= 10_000 else NONE for each in until.tolist()]

@@ -7,6 +7,7 @@ import os
 import stat
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 from disk_support import small_disk
 
@@ -19,6 +20,7 @@ from tracer.errors import CaptureError, ForetraceError
 from tracer.input_file import NotAFile, open_input, read_input
 from tracer.job import read_job
 from tracer.output_file import whole_file
+from tracer.parquet_input import read_parquet
 
 
 def test_only_regular_files_are_opened(tmp_path: Path) -> None:
@@ -62,6 +64,22 @@ def test_links_and_pipes_in_a_capture_are_neither_followed_for_ever_nor_quoted(n
         said = " ".join([*job.notes, *(note for graph in job.graphs for note in graph.meta.loss.notes)])
         assert name == "et.json.gz" and "An execution trace was not joined" in said and name in said
     assert "hunter2" not in said and len(said) < 1000
+
+
+@pytest.mark.parametrize(("columns", "rows"), [
+    ({"m": 16, "device": "cpu"}, 5_000_000), ({"device": "x" * 50_000}, 20_000)])
+def test_a_table_of_few_bytes_is_no_table_of_very_many_cells(columns: dict[str, object], rows: int,
+                                                             tmp_path: Path) -> None:
+    few, many = (pyarrow.table({name: pyarrow.repeat(value, count) for name, value in columns.items()})
+                 for count in (3, rows))
+    for table, wrong in ((few, False), (many, True)):
+        pyarrow.parquet.write_table(table, tmp_path / "t.parquet", compression="zstd")
+        with open_input(tmp_path / "t.parquet") as stream:
+            if wrong:
+                with pytest.raises(pyarrow.ArrowException, match="rows"):
+                    read_parquet(stream)
+            else:
+                assert read_parquet(stream).equals(few)
 
 
 def test_an_output_replaces_a_file_but_not_through_a_link(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tracer.campaign.errors import CampaignError
 from tracer.campaign.families import FAMILIES, Family
 from tracer.input_file import open_input
+from tracer.parquet_input import read_parquet
 
 if TYPE_CHECKING:
     import pandas
@@ -137,10 +138,8 @@ def _read(folder: Path, family: str) -> pyarrow.Table:
 
 
 def _content(path: Path) -> pyarrow.Table:
-    import pyarrow.parquet
-
     with open_input(path) as stream:
-        return pyarrow.parquet.ParquetFile(stream).read()
+        return read_parquet(stream)
 
 
 def _schema(family: Family) -> pyarrow.Schema:

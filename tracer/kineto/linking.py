@@ -57,9 +57,12 @@ def link(work: DeviceWork, calls: LaunchTable, processes: np.ndarray) -> np.ndar
     several = np.flatnonzero(matched & ~single)
     if len(several):
         owners = _device_owners(work.device[single], processes[launch[single]])
+        shared: dict[tuple[int, int | None], _Sharing] = {}
         for row in several.tolist():
-            launch[row] = _choose(rows[low[row]:high[row]], int(work.start[row]), owners.get(int(work.device[row])),
-                                  calls, processes)
+            key = int(low[row]), owners.get(int(work.device[row]))
+            if key not in shared:
+                shared[key] = _sharing(rows[low[row]:high[row]], key[1], calls, processes)
+            launch[row] = shared[key].at(int(work.start[row]))
     return launch
 
 
@@ -72,15 +75,31 @@ def _device_owners(devices: np.ndarray, processes: np.ndarray) -> dict[int, int]
     return owners
 
 
-def _choose(candidates: np.ndarray, start: int, owner: int | None, calls: LaunchTable, processes: np.ndarray) -> int:
-    if owner is not None and (mine := candidates[processes[candidates] == owner]).size:
-        candidates = mine
-    earlier = candidates[calls.start_ns[candidates] <= start]
-    best = int(earlier[-1] if len(earlier) else candidates[0])
-    group = set(candidates.tolist())
-    while int(calls.parent[best]) in group:
-        best = int(calls.parent[best])
-    return best
+@dataclass(slots=True)
+class _Sharing:
+    """Calls of one correlation id, by start, and of each the outermost of those around it."""
+
+    start: np.ndarray
+    outermost: list[int]
+
+    def at(self, start: int) -> int:
+        """The call that launched work which starts then."""
+        return self.outermost[max(int(np.searchsorted(self.start, start, side="right")) - 1, 0)]
+
+
+def _sharing(calls_of_id: np.ndarray, owner: int | None, calls: LaunchTable, processes: np.ndarray) -> _Sharing:
+    """Of calls of one id, by start, those of the device's owner if it has any."""
+    if owner is not None and (mine := calls_of_id[processes[calls_of_id] == owner]).size:
+        calls_of_id = mine
+    parents = dict(zip(calls_of_id.tolist(), calls.parent[calls_of_id].tolist(), strict=True))
+    outermost: dict[int, int] = {}
+    for call in parents:
+        chain = [call]
+        while chain[-1] not in outermost and parents[chain[-1]] in parents:
+            chain.append(parents[chain[-1]])
+        top = outermost.get(chain[-1], chain[-1])
+        outermost.update(dict.fromkeys(chain, top))
+    return _Sharing(calls.start_ns[calls_of_id], [outermost[call] for call in parents])
 
 
 def classify(calls: LaunchTable, strings: list[str], launch: np.ndarray, kind: np.ndarray) -> np.ndarray:

@@ -21,6 +21,8 @@ ROUNDING_NS = 1000
 
 
 _NEVER = 2**63 - 1
+_FEW = 32
+"""Levels that are gone up one by one: what real traces need."""
 
 
 @dataclass(slots=True)
@@ -92,11 +94,28 @@ def innermost(thread: np.ndarray, at: np.ndarray, until: np.ndarray, rows_thread
     found[(found >= 0) & (rows_thread[np.maximum(found, 0)] != thread)] = NONE
     active = np.flatnonzero(found >= 0)
     active = active[nesting.end[found[active]] < until[active]]
-    while len(active):
+    for _ in range(_FEW):
+        if not len(active):
+            return found.astype(np.int32)
         found[active] = nesting.parent[found[active]]
         active = active[found[active] >= 0]
         active = active[nesting.end[found[active]] < until[active]]
+    # Far up: by jumps over 2^k ancestors, as ends only grow upwards.
+    for jump in reversed(_jumps(nesting.parent)):
+        above = jump[found[active]]
+        below = (above >= 0) & (nesting.end[above] < until[active])
+        found[active[below]] = above[below]
+    found[active] = nesting.parent[found[active]]
     return found.astype(np.int32)
+
+
+def _jumps(parent: np.ndarray) -> list[np.ndarray]:
+    """The ancestors 1, 2, 4, … levels above each row (``NONE`` where there is none)."""
+    found = [parent]
+    while (found[-1] >= 0).any():
+        last = found[-1]
+        found.append(np.where(last >= 0, last[last], NONE))
+    return found
 
 
 def inherit(values: np.ndarray, nesting: Nesting, unset: int) -> np.ndarray:

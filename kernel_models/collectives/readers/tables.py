@@ -15,6 +15,7 @@ from kernel_models.collectives.call import CollectiveKind, CommError, Placement,
 from kernel_models.collectives.measurements import Measurements, join, make_measurements
 from kernel_models.collectives.readers.hints import Hints
 from tracer.input_file import open_anywhere
+from tracer.parquet_input import read_parquet
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl")
 _NAMES = {
@@ -110,7 +111,7 @@ def _frame(path: str) -> Any:
     try:
         with open_anywhere(path)[0] as stream:
             if path.lower().endswith(".parquet"):
-                return pandas.read_parquet(stream)
+                return read_parquet(stream).to_pandas()
             if path.lower().endswith(".jsonl"):
                 return pandas.read_json(stream, lines=True)
             return pandas.read_csv(stream, sep="\t" if path.lower().endswith(".tsv") else ",", comment="#")
