@@ -44,7 +44,7 @@ from graph_predictor.prediction.shape_only import MadeUp, make_up
 from graph_predictor.prediction.state import EditedHost, dress, edit_host, host_changed
 from graph_predictor.prediction.unprofiled import unprofiled, unprofiled_ns
 from graph_predictor.prediction.work import COLLECTIVE, describe_work
-from graph_predictor.program import Float64, Program
+from graph_predictor.program import MOST_FACTOR, Float64, Program
 from graph_predictor.replay import check_recorded
 from graph_predictor.typical_steps import alike_steps, similar_steps
 from graph_predictor.whatif.edit import Edit
@@ -181,8 +181,9 @@ class Baseline:
         Raises:
             EditError: an edit cannot be done, or the price is none; nothing is changed.
         """
-        if price_per_hour is not None and not 0.0 <= price_per_hour < math.inf:
-            raise EditError(f"A price of {price_per_hour:g} is none: give what one device costs an hour, 0 or more.")
+        if price_per_hour is not None and not 0.0 <= price_per_hour <= MOST_FACTOR:
+            raise EditError(f"A price of {price_per_hour:g} is none: give what one device costs an hour, from 0 to "
+                            f"{MOST_FACTOR:g}.")
         return self._run(edits).prediction(price_per_hour)
 
     @cached_property
