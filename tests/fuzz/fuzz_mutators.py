@@ -352,7 +352,7 @@ def gzip_odd(r: Random, data: bytes) -> bytes:
     if what == 4:
         return data[:-8] + r.choice([b"\0" * 8, b"\xff" * 8, b""])
     if what == 5:
-        return gzip.compress(r.choice([b" ", b"\n", b"[", b"{", b"0"]) * r.choice([0, 1, 10**5, 3 * 10**7]), mtime=0)
+        return gzip.compress(r.choice([b" ", b"\n", b"[", b"{", b"0"]) * r.choice([0, 1, 10**5, 10**7]), mtime=0)
     if what == 6:
         return gzip.compress(text[:-2] + b" " * r.choice([10**4, 10**7]) + text[-2:], mtime=0)
     if what == 7:
@@ -439,7 +439,7 @@ def parquet_table(r: Random, data: bytes) -> bytes:
     if what < 0.15:
         return plain_bytes(r, data)
     if what < 0.18:
-        return _many_rows(data, 20_000_000)
+        return _many_rows(data, 1_000_000)
     import pandas
 
     frame = pandas.read_parquet(io.BytesIO(data))
@@ -595,7 +595,7 @@ def zip_odd(r: Random, data: bytes) -> bytes:
         members.append((name, b"{}"))
     elif what == 2:
         at = r.randrange(len(members))
-        members[at] = (members[at][0], members[at][1] + b"\0" * r.choice([10**5, 5 * 10**7]))
+        members[at] = (members[at][0], members[at][1] + b"\0" * r.choice([10**5, 10**7]))
     elif what == 3:
         method = r.choice([zipfile.ZIP_STORED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
     elif what == 4:
