@@ -118,10 +118,11 @@ def by_sequence(graph: ExecutionGraph, trace: ExecutionTrace, names: Names) -> M
     ops = graph.ops
     match = Match("sequence", np.full(len(ops), NONE, np.int64), np.zeros(len(ops), dtype=bool))
     ours = {
-        thread: _program_order(graph, np.flatnonzero((ops.thread == thread) & names.op_usable))
+        thread: _program_order(graph, np.flatnonzero((ops.thread == thread) & names.op_usable & (names.ops >= 0)))
         for thread in present_values(ops.thread)
     }
-    theirs = {t: np.flatnonzero((trace.thread == t) & names.node_usable) for t in present_values(trace.thread)}
+    named = names.node_usable & (names.nodes >= 0)  # a damaged file has nodes without a name
+    theirs = {t: np.flatnonzero((trace.thread == t) & named) for t in present_values(trace.thread)}
     size = int(max(names.ops.max(initial=0), names.nodes.max(initial=0))) + 1
     histograms = {t: np.bincount(names.ops[rows], minlength=size) for t, rows in ours.items()}
     # Sequence numbers tell iterations apart within one process. Across processes, or where the windows are disjoint,
