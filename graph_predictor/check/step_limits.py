@@ -6,6 +6,7 @@ What a limit is broken by is told with its top offenders. Counts are compared wi
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
@@ -23,7 +24,7 @@ from graph_predictor.prediction.explain import OUTSIDE
 from graph_predictor.prediction.result import Prediction
 from graph_predictor.rank_view import view_rank
 from kernel_models.device_choice import find_device, traced_device
-from tracer.graph import LAUNCHING, NONE, ExecutionGraph, LaunchKind
+from tracer.graph import LAUNCHING, NONE, ExecutionGraph, LaunchKind, OpKind
 from tracer.job import assemble_job
 
 TOP = 5
@@ -31,6 +32,11 @@ COUNTED = {"launches": "launches", "syncs": "blocking_syncs", "collectives": "co
            "communicated_bytes": "communicated_bytes"}
 """What ``no_added`` may name beside "memory", and the count behind each (of waits, those of calls that wait)."""
 MEMORY = "memory"
+TYPES = "wider_types"
+_WIDTHS = ("fp8", "fp16", "fp32", "fp64")
+"""Classes of floating types, the narrowest first; bf16 is as wide as fp16."""
+_NAME = re.compile(r"[a-z][\w:]*")
+_CLASS = (("float8", "fp8"), ("half", "fp16"), ("bfloat16", "fp16"), ("double", "fp64"), ("float", "fp32"))
 FILES = {"host_from": "capture", "profile": "file of fitted models"}
 SYNCHRONIZE = "synchronize"
 """Under which ``meta.substitutions`` counts waits that the traced code asks for."""
@@ -46,7 +52,7 @@ class Limits:
         max_gpu_ms: expected time in which the device works, which does not hang on the host.
         max_memory_gb: peak memory of the step, 10⁹ bytes.
         no_added: what must not become more than is stored: "launches", "syncs", "collectives", "communicated_bytes",
-            "memory".
+            "memory", "wider_types" (operations that compute in a wider floating type than before).
         world_size: ranks of the job; the step then runs as rank 0 of a fake world.
         host_from: a capture whose host it would run on.
         profile: a file of fitted models of the device.
@@ -76,9 +82,10 @@ class Limits:
         if isinstance(found.no_added, str) or not isinstance(found.no_added, Sequence | Set):
             example = found.no_added if isinstance(found.no_added, str) else "launches"
             raise CheckError(f"no_added={found.no_added!r} must be a list, such as [{example!r}].")
-        unknown = [name for name in found.no_added if name not in (*COUNTED, MEMORY)]
+        unknown = [name for name in found.no_added if name not in (*COUNTED, MEMORY, TYPES)]
         if unknown:
-            raise CheckError(f"no_added cannot have {unknown[0]!r}; it may have {', '.join([*COUNTED, MEMORY])}.")
+            raise CheckError(f"no_added cannot have {unknown[0]!r}; it may have "
+                             f"{', '.join([*COUNTED, MEMORY, TYPES])}.")
         for name in ("max_step_ms", "max_gpu_ms", "max_memory_gb"):
             value = getattr(found, name)
             if value is not None and not (isinstance(value, int | float) and not isinstance(value, bool)
@@ -92,7 +99,8 @@ class Limits:
 
 
 class StepFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is stored of a step: its device, counts, peak memory and its parts (bytes), launches and waits by operation.
+    """What is stored of a step: its device, counts, peak memory and its parts (bytes), launches and waits by operation,
+    and operations by the widest floating type among their inputs (none in files of earlier versions).
     """
 
     device: str
@@ -102,6 +110,7 @@ class StepFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_parts: dict[str, int]
     launches_by_operation: dict[str, int]
     syncs_by_operation: dict[str, int]
+    operations_by_type: dict[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +151,7 @@ def predict_step(build: Callable[[], Callable[[], Any]], limits: Limits) -> Pred
         memory_parts=parts, counts={
             **{name: counts[count].typical for name, count in COUNTED.items()}, "syncs": sum(syncs.values())},
         launches_by_operation=_by_operation(made, LAUNCHING),
-        syncs_by_operation=syncs)
+        syncs_by_operation=syncs, operations_by_type=_by_type(graph))
     return PredictedStep(baseline.predict(), figures, _gpu_time(made))
 
 
@@ -185,6 +194,9 @@ def _added(step: PredictedStep, limits: Limits, stored: StepFigures) -> list[str
     found = []
     other = f" (PyTorch {stored.torch} then, {now.torch} now)" if stored.torch != now.torch else ""
     for name in limits.no_added:
+        if name == TYPES:
+            found += _widened(stored.operations_by_type, now.operations_by_type)
+            continue
         unit = "bytes" if name in (MEMORY, "communicated_bytes") else ""
         before, after = (each.memory if name == MEMORY else each.counts.get(name, 0) for each in (stored, now))
         if after <= before:
@@ -196,6 +208,34 @@ def _added(step: PredictedStep, limits: Limits, stored: StepFigures) -> list[str
         found.append(_told(f"{name.replace('_', ' ')}: {in_unit(after, unit)}, stored {in_unit(before, unit)}: "
                            f"{in_unit(after - before, unit)} more{other}", offenders))
     return found
+
+
+def _widened(before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
+    """Operations that went from a narrower floating type to a wider one: as many as one side lost and the other won."""
+    most, at = 0, ""
+    for place, width in enumerate(_WIDTHS[1:], 1):
+        won = sum(now.get(each, 0) - before.get(each, 0) for each in _WIDTHS[place:])
+        lost = sum(before.get(each, 0) - now.get(each, 0) for each in _WIDTHS[:place])
+        if min(won, lost) >= max(most, 1):
+            most, at = min(won, lost), width
+    if not before or not most:
+        return []
+    return [_told(f"wider types: {most:,} operations compute in {at} or wider that did not",
+                  [f"{width}: {before.get(width, 0):,} → {now.get(width, 0):,} operations a step"
+                   for width in _WIDTHS if before.get(width, 0) != now.get(width, 0)])]
+
+
+def _by_type(graph: ExecutionGraph) -> dict[str, int]:
+    """Operations a step by the widest floating type among their inputs."""
+    rows = np.flatnonzero((graph.ops.kind == OpKind.OPERATION) & (graph.ops.step >= 0) & (graph.ops.dtypes >= 0))
+    codes, numbers = np.unique(graph.ops.dtypes[rows], return_counts=True)
+    found: Counter[str] = Counter()
+    for code, number in zip(codes.tolist(), numbers.tolist(), strict=True):
+        widths = {next((width for name, width in _CLASS if name in word), "")
+                  for word in _NAME.findall(graph.string(code).lower())} & set(_WIDTHS)
+        if widths:
+            found[max(widths, key=_WIDTHS.index)] += -(-number // max(len(graph.steps), 1))
+    return dict(sorted(found.items()))
 
 
 def more_calls(before: Mapping[str, int], now: Mapping[str, int], most: int = TOP) -> list[str]:

@@ -200,6 +200,26 @@ def test_added_launches_and_waits_name_what_adds_them(run: Run) -> None:
         result.stdout.fnmatch_lines(["*syncs: 1, stored 0: 1 more", f"*{name}: 0 * 1 a step"])
 
 
+def test_operations_in_wider_types_are_found(run: Run) -> None:
+    step = KEPT.replace('"memory"', '"wider_types"') + """
+def build(norms, wait):
+    def make():
+        model = nn.Linear(64, 64).cuda().to(getattr(torch, os.environ.get("TYPE", "bfloat16")))
+        x = torch.randn(8, 64, device="cuda", dtype=model.weight.dtype)
+        return lambda: model(x).square().mean().backward()
+    return make
+"""
+    run(step, "--foretrace-update").assert_outcomes(passed=1)
+    run(step, TYPE="float16").assert_outcomes(passed=1)
+    for wider, name in (("float32", "fp32"), ("float64", "fp64")):
+        result = run(step, TYPE=wider)
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines([f"*wider types: * operations compute in {name} or wider that did not",
+                                     "*fp16: * 0 operations a step", f"*{name}: 0 * operations a step"])
+    run(step, "--foretrace-update", TYPE="float64").assert_outcomes(passed=1)
+    run(step, TYPE="bfloat16").assert_outcomes(passed=1)
+
+
 def test_a_value_read_by_the_host_fails_with_the_line(run: Run) -> None:
     result = run(KEPT, "--foretrace-update", WAIT="item")
     result.assert_outcomes(failed=1)
