@@ -20,12 +20,11 @@ import msgspec
 from tracer.errors import TraceError
 from tracer.graph import LossReport
 from tracer.kineto.events import EVENTS, Event
-from tracer.kineto.salvage import BOUNDARY, Salvaged, salvage
+from tracer.kineto.salvage import ARRAY_END, BOUNDARY, Salvaged, salvage
 
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _EVENTS_KEY = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
-_ARRAY_END = re.compile(rb"\}\s*,?\s*\]")
 _EMPTY_ARRAY = re.compile(rb"\s*\]")
 _HEADER_LIMIT = 256 << 20
 _EVENT_LIMIT = 128 << 20
@@ -192,7 +191,7 @@ def find_array_end(text: bytes, is_list: bool) -> tuple[int, bytes]:
     if _EMPTY_ARRAY.match(text):
         return text.index(b"]"), text[text.index(b"]") + 1:]
     best, failures = -1, 0
-    for match in reversed(list(_ARRAY_END.finditer(text))):
+    for match in reversed(list(ARRAY_END.finditer(text))):
         footer = text[match.end():].strip()
         if footer == b"}" or (footer.startswith(b",") and _completes(footer)):
             best, failures = match.end() - 1, 0

@@ -15,7 +15,7 @@ from tracer.kineto.repair import MAX_EVENT_BYTES, repair_event
 # process groups: "pg_name") do not, so the metadata is not mistaken for events.
 BOUNDARY = re.compile(rb'\}\s*(?P<comma>,)\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|s|bp)"\s*:)')
 
-_ARRAY_END = re.compile(rb"\}\s*,?\s*\]")
+ARRAY_END = re.compile(rb"\}\s*(?:,\s*)?\]")  # not \s*,?\s*: of spaces without end that tries every pair
 _RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
 _JOINS = 16
 _ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -73,7 +73,7 @@ def salvage(text: bytes, loss: LossReport, at_end: bool) -> Salvaged:
                     used = more + 1
                     break
         if event is None:
-            for end in list(_ARRAY_END.finditer(fragment))[:_JOINS]:
+            for end in list(ARRAY_END.finditer(fragment))[:_JOINS]:
                 event = _decode(fragment[:end.start() + 1])
                 if event is not None:
                     events.append(event)
