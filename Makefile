@@ -14,7 +14,7 @@ CAPTURING := $(VENV)/.capturing
 TESTABLE := $(VENV)/.testable
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz lint check bench clean
+.PHONY: help setup demo test slow fuzz lint check bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -24,9 +24,12 @@ setup: $(INSTALLED)  ## create the virtual environment and install foretrace int
 demo: $(CAPTURING)  ## record a training step here, predict three that were never run, run them and compare
 	@$(BIN)/python examples/demo.py --out $(OUT)/demo
 
-# One process a core, so one thread a process.
-test: lint check  ## linters, type check, the recorded traces' baseline and the whole test suite
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile
+# One process a core, so one thread a process. Tests marked slow, twenty of 4,600, take a fifth of the time.
+test: lint check  ## linters, type check, the recorded traces' baseline and the tests but the slowest
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile -m 'not slow'
+
+slow: $(TESTABLE)  ## the slowest tests: campaigns and calibrations that are killed and resumed, compiled workloads
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
 
 # Other inputs each time; `make fuzz SEED=7` makes the same again.
 fuzz: $(TESTABLE)  ## damaged inputs and odd options through every command: make fuzz CASES=100000

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -205,7 +206,7 @@ def test_no_file_names_a_place_on_someones_machine() -> None:
     for path in committed_files():
         content = path.read_bytes()
         if path.suffix == ".gz":
-            content = gzip.decompress(content)
+            content = zlib.decompressobj(wbits=31).decompress(content)  # inputs of the fuzzer may be cut off
         found += [f"{path.relative_to(ROOT)}: {match.group().decode()}" for match in pattern.finditer(content)]
     assert found == []
 

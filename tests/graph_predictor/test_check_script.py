@@ -45,6 +45,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_planted_sleep_is_found_and_nothing_is_left_behind(project: Path) -> None:
     pytest.importorskip("torch")
     found = check_script("train.py", "HEAD", pairs=FEWEST)

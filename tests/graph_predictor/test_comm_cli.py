@@ -194,6 +194,7 @@ def test_a_job_is_reported_fitted_and_tuned(run, tmp_path: Path):
     assert CommProfile.load(profile).backend_names() == ["nccl"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="a sweep needs PyTorch")
 def test_a_small_sweep_with_gloo(run, tmp_path: Path):
     profile, table = tmp_path / "p.json", tmp_path / "t.jsonl"

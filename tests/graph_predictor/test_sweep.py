@@ -150,6 +150,7 @@ def test_a_journal_of_something_else_is_refused(journal: Path) -> None:
         assert journal.read_bytes() == broken
 
 
+@pytest.mark.slow
 def test_processes_give_what_one_gives() -> None:
     space = Space((Axis("host", tuple(1 + i / 100 for i in range(20))),))
     pd.testing.assert_frame_equal(sweep(HERE, space, jobs=2).table, sweep(HERE, space, jobs=1).table)
@@ -164,6 +165,7 @@ def test_a_dask_cluster_gives_what_this_process_gives(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(there.table, sweep(HERE, space, jobs=1).table)
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_loses_no_finished_point(tmp_path: Path) -> None:
     output = tmp_path / "t.parquet"
     journal = tmp_path / "t.parquet.journal"

@@ -374,6 +374,7 @@ def test_held_out_shapes_are_measured_and_never_fitted(simulated: Bench0, tmp_pa
     assert sum(len(one) for one in samples) == len(warm) and samples[0].device == "h200-sxm"
 
 
+@pytest.mark.slow
 def test_interrupted_and_resumed_nothing_is_lost_and_nothing_measured_twice(simulated: Bench0, tmp_path: Path) -> None:
     simulated.interrupt_after = 120
     with pytest.raises(KeyboardInterrupt):
@@ -446,6 +447,7 @@ def test_attention_must_run_as_forced(simulated: Bench0, tmp_path: Path, backend
     assert backend in kinds and "efficient" not in kinds
 
 
+@pytest.mark.slow
 def test_a_device_that_slows_down_or_is_shared_is_told(simulated: Bench0, tmp_path: Path) -> None:
     simulated.slower_after = 120
     said: list[str] = []
@@ -462,6 +464,7 @@ def test_a_device_that_slows_down_or_is_shared_is_told(simulated: Bench0, tmp_pa
     assert any("has become slower" in line for line in said)
 
 
+@pytest.mark.slow
 def test_a_gpu_nobody_has_described_is_calibrated(simulated: Bench0, tmp_path: Path) -> None:
     simulated.context = {"hardware": {"device": "NVIDIA RTX 9999", "total_memory": 141e9, "multi_processor_count": 132},
                          "software": {"torch": "2.9.0"}}
@@ -508,6 +511,7 @@ def command(*arguments: str) -> subprocess.Popen[str]:
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
 
 
+@pytest.mark.slow
 def test_the_command_is_interrupted_resumed_and_writes_a_profile(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="measuring needs torch")
     output, work = tmp_path / "cpu.profile", tmp_path / "cpu.measurements"

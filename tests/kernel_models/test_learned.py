@@ -278,6 +278,7 @@ def test_a_plane_through_neighbours_is_found_again() -> None:
         0.3 + 0.02 * np.log2(1000) - 0.05 * np.log2(700), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_neighbours_tell_what_sizes_do_not(law: tuple[Problem, BoostedModel]) -> None:
     """Each m has waves of its own over (n, k): to be learned one by one, but the same in neighbouring weights."""
     samples = gemm_samples(3000)

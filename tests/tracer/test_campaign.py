@@ -334,6 +334,7 @@ def torch() -> Any:
     return pytest.importorskip("torch", reason="recording needs torch")
 
 
+@pytest.mark.slow
 def test_smoke_is_killed_half_way_resumed_and_sound(torch: Any, tmp_path: Path) -> None:
     out = tmp_path / "smoke"
     items = campaign.expand(campaign.read_plan("smoke"))
@@ -496,6 +497,7 @@ def test_device_times_hold_the_work_alone() -> None:
         assert gpu.flushes - flushes == (10 if flush else 0)
 
 
+@pytest.mark.slow
 def test_the_beginning_of_the_h200_workloads_is_rehearsed(torch: Any, tmp_path: Path) -> None:
     out = tmp_path / "rehearsal"
     # On a crowded machine a worker may need all of a short run to start: then the next run goes on.
@@ -516,6 +518,7 @@ def test_the_beginning_of_the_h200_workloads_is_rehearsed(torch: Any, tmp_path: 
     assert not line.notes
 
 
+@pytest.mark.slow
 def test_the_directory_stays_below_its_size(torch: Any, tmp_path: Path) -> None:
     """A graph's share too small for the second keeps its tables instead; too small for those, its times."""
     plan = PLAN + '[[workload]]\nworkload = "lstm"\npreset = "tiny"\ntimed = 3\nproduct = { batch = [2, 3] }\n'
@@ -583,6 +586,7 @@ def test_items_may_come_from_what_was_measured_so_far(torch: Any, tmp_path: Path
     assert check_sound(tmp_path / "out").index.plan == "halving"
 
 
+@pytest.mark.slow
 def test_a_failing_item_is_a_result_and_the_run_goes_on(torch: Any, tmp_path: Path) -> None:
     plan = QUICK + """
 [[workload]]
@@ -632,6 +636,7 @@ def test_whose_disk_is_full(tmp_path: Path) -> None:
     assert full_folder(OSError(errno.EACCES, "no"), task) == ""
 
 
+@pytest.mark.slow
 def test_a_hanging_and_a_dying_worker_cost_one_item_each(torch: Any, tmp_path: Path,
                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     from tracer.campaign import runner

@@ -154,6 +154,7 @@ def test_ddp_on_two_processes(ddp: Path) -> None:
     assert job.graphs[0].collectives.is_async.tolist() == ([1, 0, 1, 0] if told else [NONE] * 4)
 
 
+@pytest.mark.slow
 def test_fsdp2_on_four_processes(fsdp: Path) -> None:
     job = read_job(fsdp)
     check_job(job, fsdp, 4)

@@ -55,6 +55,7 @@ for number, (plan, accumulation) in enumerate((("ddp=4,ep=2", 2), ("fsdp2=4,ep=2
 """
 
 
+@pytest.mark.slow
 def test_spread_experts_train_as_unspread_ones(tmp_path: Path) -> None:
     """Two steps by four processes with equal batches, under DDP with accumulation and under FSDP2, against the same
     steps by one: losses and parameters."""

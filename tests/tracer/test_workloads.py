@@ -458,6 +458,7 @@ def test_a_wrapper_replaces_the_model_and_the_optimizer_follows(torch: Any) -> N
     assert workload.model.quiet_micro_batches == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "lstm"])
 def test_a_compiled_step_gives_the_eager_losses(torch: Any, name: str) -> None:
     if shutil.which("g++") is None and shutil.which("clang++") is None:
