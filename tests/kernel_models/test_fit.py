@@ -32,7 +32,6 @@ H200 = device("h200-sxm")
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(autouse=True)
 def only_sentence(error: str) -> str:
     """The last line of what a command says, before which it only says what it is reading."""
     *before, last = error.splitlines()
@@ -40,6 +39,7 @@ def only_sentence(error: str) -> str:
     return last
 
 
+@pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitting, "BOOSTING", {Family.GEMM: (QUICK,), Family.ATTENTION: (QUICK,)})
     monkeypatch.setattr(fitting, "OTHERS", (QUICK,))
