@@ -8,6 +8,7 @@ where they are absent. Golden results change only on request, with a reason:
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer.main
+import typer.testing
 
 from tracer.graph import ExecutionGraph
 
@@ -30,6 +33,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Typer makes its tree of commands anew for every call, which takes longer than most commands that are tested.
+    once = functools.lru_cache(typer.main.get_command)
+    typer.main.get_command = typer.testing._get_command = once
     if config.getoption("--update-golden") and not config.getoption("--reason").strip():
         raise pytest.UsageError("--update-golden needs --reason \"...\": say why the results changed.")
 
