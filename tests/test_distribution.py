@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import gzip
 import importlib.metadata
 import json
@@ -206,7 +207,8 @@ def test_no_file_names_a_place_on_someones_machine() -> None:
     for path in committed_files():
         content = path.read_bytes()
         if path.suffix == ".gz":
-            content = zlib.decompressobj(wbits=31).decompress(content)  # inputs of the fuzzer may be cut off
+            with contextlib.suppress(zlib.error):  # inputs of the fuzzer may be cut off, or damaged
+                content = zlib.decompressobj(wbits=31).decompress(content)
         found += [f"{path.relative_to(ROOT)}: {match.group().decode()}" for match in pattern.finditer(content)]
     assert found == []
 

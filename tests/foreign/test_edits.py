@@ -77,6 +77,7 @@ def test_no_edit_loses_another(name: str, captured: Callable[[str], Path]) -> No
     assert [pair.told for pair in pairs if pair.wrong] == []
 
 
+@pytest.mark.slow
 def test_no_edit_of_a_step_on_a_gpu_loses_another(captured: Callable[[str], Path]) -> None:
     which = program(BY_SHAPES)
     path = captured(BY_SHAPES)

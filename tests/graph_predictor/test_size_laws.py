@@ -124,6 +124,7 @@ def test_reshaping_keeps_the_number_of_elements(shape: list[int], data: st.DataO
 KINDS = ("perceptron", "tokens", "images", "bags")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 10_000))

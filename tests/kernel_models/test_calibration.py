@@ -338,6 +338,7 @@ def test_a_search_whose_time_is_over_keeps_the_best_so_far(monkeypatch: pytest.M
 # --- a calibration, on a simulated GPU -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_gpu_is_calibrated_within_its_minutes(simulated: Bench0, tmp_path: Path) -> None:
     started = simulated.clock_s
     found = run(tmp_path / "work", minutes=1.0)

@@ -110,7 +110,7 @@ def assert_replays(graphs: list[ExecutionGraph], steps: int) -> None:
         mine = [step.replayed_ns for step in result.steps if step.rank == max(graph.meta.rank, 0)]
         # The annotation's borders lie a few microseconds inside the two clock readings, unless the machine gave
         # the processor to another in between: that happens to a step, not to all.
-        assert any(one == pytest.approx(read, rel=STEP_ERROR, abs=200_000)
+        assert any(one == pytest.approx(read, rel=STEP_ERROR, abs=1_000_000)
                    for one, read in zip(mine, profiled[:steps], strict=True))
         assert mine == pytest.approx(profiled[:steps], rel=0.5, abs=200_000)
 
@@ -183,6 +183,7 @@ def test_checkpointing(tmp_path: Path) -> None:
     assert_replays([graph], 2)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 def test_join_and_replay_compiled_one_cycle_and_two(tmp_path: Path) -> None:
     training = Training(torch.compile)

@@ -552,6 +552,7 @@ def test_wrong_requests_are_one_sentence(tmp_path: Path) -> None:
     assert len(device_names()) == 27 and {"cpu", "h200-sxm", "mi300x", "rtx-4090"} <= set(device_names())
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     path, out = tmp_path / "user.py", tmp_path / "step.foretrace"
     path.write_text(SCRIPT)
