@@ -24,7 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOREIGN = ROOT / "tests" / "foreign"
-sys.path[:0] = [str(ROOT), str(FOREIGN)]
+sys.path[:0] = [str(ROOT), str(FOREIGN), str(FOREIGN.parent)]
 
 from catalogue import CATALOGUE, OTHER_SIZE, Program  # noqa: E402
 from edits import Pair, Predictor, complaints, edits_of, pairs_of, together  # noqa: E402

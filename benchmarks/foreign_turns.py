@@ -69,12 +69,9 @@ class Runner:
 def ratios(script: Path, options: Sequence[Sequence[str]], *, turns: int = TURNS, threads: int = 1,
            ) -> list[list[float]]:
     """Of every set of options but the first, its step over the first one's, in every turn."""
-    runners = [Runner(script, words, threads) for words in options]
-    try:
+    with contextlib.ExitStack() as stack:
+        runners = [stack.enter_context(Runner(script, words, threads)) for words in options]
         times = [[runner.turn() for runner in runners] for _ in range(turns)]
-    finally:
-        for runner in runners:
-            runner.__exit__(None, None, None)
     return [[row[number] / row[0] for row in times] for number in range(1, len(options))]
 
 

@@ -12,16 +12,12 @@ import functools
 import json
 import os
 from collections.abc import Callable
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import typer.main
 import typer.testing
-
-from tracer.graph import ExecutionGraph
 
 HERE = Path(__file__).resolve().parent
 DATA = Path(os.environ.get("FORETRACE_DATA") or HERE.parents[1] / "shared" / "data")
@@ -99,23 +95,3 @@ def replay_golden(request: pytest.FixtureRequest) -> Any:
     golden = Golden(HERE / "golden" / "replay.json", reason)
     yield golden
     golden.save()
-
-
-@pytest.fixture(scope="session")
-def slowed() -> Callable[[ExecutionGraph, int], ExecutionGraph]:
-    """A function that makes all times of a recording so many times as long."""
-    def make(graph: ExecutionGraph, factor: int) -> ExecutionGraph:
-        tables = {}
-        for part in fields(graph):
-            table = getattr(graph, part.name)
-            if hasattr(table, "take"):
-                table = tables[part.name] = table.take(np.arange(len(table)))
-                for name in ("start_ns", "duration_ns"):
-                    if hasattr(table, name):
-                        getattr(table, name)[:] *= factor
-        meta = replace(graph.meta, window_ns=graph.meta.window_ns * factor,
-                       base_time_ns=graph.meta.base_time_ns * factor,
-                       unprofiled_step_ns=[factor * ns for ns in graph.meta.unprofiled_step_ns])
-        return replace(graph, meta=meta, **tables)
-
-    return make

@@ -24,6 +24,7 @@ from graph_predictor.prediction.explain import OUTSIDE
 from graph_predictor.prediction.result import Prediction
 from graph_predictor.rank_view import view_rank
 from kernel_models.device_choice import find_device, traced_device
+from kernel_models.dtypes import itemsize, short_dtype
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph, LaunchKind, OpKind
 from tracer.job import assemble_job
 
@@ -33,10 +34,9 @@ COUNTED = {"launches": "launches", "syncs": "blocking_syncs", "collectives": "co
 """What ``no_added`` may name beside "memory", and the count behind each (of waits, those of calls that wait)."""
 MEMORY = "memory"
 TYPES = "wider_types"
-_WIDTHS = ("fp8", "fp16", "fp32", "fp64")
-"""Classes of floating types, the narrowest first; bf16 is as wide as fp16."""
-_NAME = re.compile(r"[a-z][\w:]*")
-_CLASS = (("float8", "fp8"), ("half", "fp16"), ("bfloat16", "fp16"), ("double", "fp64"), ("float", "fp32"))
+_WIDTHS = {1: "fp8", 2: "fp16", 4: "fp32", 8: "fp64"}
+"""Classes of floating types by their bytes, the narrowest first; bf16 is as wide as fp16."""
+_NAME = re.compile(r"[A-Za-z][\w:]*")
 FILES = {"host_from": "capture", "profile": "file of fitted models"}
 SYNCHRONIZE = "synchronize"
 """Under which ``meta.substitutions`` counts waits that the traced code asks for."""
@@ -213,16 +213,17 @@ def _added(step: PredictedStep, limits: Limits, stored: StepFigures) -> list[str
 def _widened(before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
     """Operations that went from a narrower floating type to a wider one: as many as one side lost and the other won."""
     most, at = 0, ""
-    for place, width in enumerate(_WIDTHS[1:], 1):
-        won = sum(now.get(each, 0) - before.get(each, 0) for each in _WIDTHS[place:])
-        lost = sum(before.get(each, 0) - now.get(each, 0) for each in _WIDTHS[:place])
+    widths = list(_WIDTHS.values())
+    for place, width in enumerate(widths[1:], 1):
+        won = sum(now.get(each, 0) - before.get(each, 0) for each in widths[place:])
+        lost = sum(before.get(each, 0) - now.get(each, 0) for each in widths[:place])
         if min(won, lost) >= max(most, 1):
             most, at = min(won, lost), width
     if not before or not most:
         return []
     return [_told(f"wider types: {most:,} operations compute in {at} or wider that did not",
                   [f"{width}: {before.get(width, 0):,} → {now.get(width, 0):,} operations a step"
-                   for width in _WIDTHS if before.get(width, 0) != now.get(width, 0)])]
+                   for width in widths if before.get(width, 0) != now.get(width, 0)])]
 
 
 def _by_type(graph: ExecutionGraph) -> dict[str, int]:
@@ -231,10 +232,10 @@ def _by_type(graph: ExecutionGraph) -> dict[str, int]:
     codes, numbers = np.unique(graph.ops.dtypes[rows], return_counts=True)
     found: Counter[str] = Counter()
     for code, number in zip(codes.tolist(), numbers.tolist(), strict=True):
-        widths = {next((width for name, width in _CLASS if name in word), "")
-                  for word in _NAME.findall(graph.string(code).lower())} & set(_WIDTHS)
-        if widths:
-            found[max(widths, key=_WIDTHS.index)] += -(-number // max(len(graph.steps), 1))
+        dtypes = map(short_dtype, _NAME.findall(graph.string(code)))
+        widest = max((itemsize(dtype) for dtype in dtypes if dtype.startswith(("fp", "bf"))), default=None)
+        if widest is not None:
+            found[_WIDTHS[widest]] += -(-number // max(len(graph.steps), 1))
     return dict(sorted(found.items()))
 
 

@@ -29,8 +29,8 @@ LEAST_LEFT = 0.1
 """Share of a piece of host time that is left in any case: an event's cost is a mean."""
 EVENT_NS, EVENT_SPREAD_NS = 3_900.0, 2_000.0
 """What a recorded event costs, and its standard deviation: profiled less unprofiled steps by the events of a step, the
-median of 72 captures of the programs in benchmarks/foreign_programs (a shared AMD EPYC, torch 2.13, one thread, shapes
-recorded); half of them lie between 1.8 and 5.6 µs."""
+median of 72 captures of benchmarks/foreign_sizes.py's tuning programs (a shared AMD EPYC, torch 2.13, one thread,
+shapes recorded); half of them lie between 1.8 and 5.6 µs."""
 OBSERVED_NS, OBSERVED_SPREAD_NS = 20_000.0, 10_000.0
 """What it costs more, and its deviation, where an execution trace is recorded in the same window."""
 PHASES_SPREAD = 0.1

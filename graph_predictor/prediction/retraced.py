@@ -34,8 +34,8 @@ from tracer.views import Argument
 
 CPU_SPREAD = 0.15
 """Log half width of the 80% interval of a CPU's operations at another size, whose caches, threads and fresh pages of
-memory the formulas know little of. On the programs of benchmarks/foreign_programs (benchmarks/foreign_sizes.py) 80% of
-the steps' errors lie within 0.11; a capture on a busy machine errs by more."""
+memory the formulas know little of. On the tuning programs of benchmarks/foreign_sizes.py 80% of the steps' errors lie
+within 0.11; a capture on a busy machine errs by more."""
 MOST_UNSIZED = 0.05
 """Share of the recorded work whose sizes may be missing."""
 _LAUNCH = "cudaLaunchKernel"

@@ -21,6 +21,7 @@ from graph_predictor.program import Int64
 from tracer.graph import NONE, ExecutionGraph
 
 SAME_SIZE = 1e-9
+"""Logs of sizes that differ by no more are of equal ones."""
 NEAR, FAR = 1, 6
 """Operations on either side whose names tell how alike two places are."""
 

@@ -11,8 +11,8 @@ import numpy as np
 from kernel_models.device import DeviceSpec
 from kernel_models.dtypes import multiply_adds
 from kernel_models.heuristics.call_table import CallTable
-from kernel_models.heuristics.curves import GB_PER_S_IN_BYTES_PER_US, L2_SPEEDUP, memory_us, usable_cache_bytes
-from kernel_models.heuristics.sustained import bandwidth_gbps, peak_tflops
+from kernel_models.heuristics.curves import memory_us
+from kernel_models.heuristics.sustained import peak_tflops
 from kernel_models.heuristics.work import Work, one, work_of
 from kernel_models.model import Float64
 from kernel_models.op_call import Family
@@ -71,9 +71,8 @@ def recurrent_on_host(table: CallTable, device: DeviceSpec) -> Work:
     gates = table.by_kind(lambda kind: _GATES.get(kind.split("_")[0], 1.0))
     steps = table.dim("sequence") * table.dim("layers") * table.dim("directions")
     weights = gates * table.dim("hidden") ** 2 * table.item_bytes()
-    cached = np.minimum(1.0, usable_cache_bytes(device) / np.maximum(weights, 1.0))
-    again = steps * weights * (cached / L2_SPEEDUP + 1.0 - cached) / (bandwidth_gbps(device) * GB_PER_S_IN_BYTES_PER_US)
-    return Work(table.flops / _peak(table, device) / 1e6, again + memory_us(table.bytes_moved, device), steps)
+    moved = steps * memory_us(weights, device) + memory_us(table.bytes_moved, device)
+    return Work(table.flops / _peak(table, device) / 1e6, moved, steps)
 
 
 def _peak(table: CallTable, device: DeviceSpec) -> Float64:

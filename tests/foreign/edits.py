@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from catalogue import Program
+from recordings import slowed
 
 import tracer
 from graph_predictor.configuration import SWITCHES, Configuration
@@ -26,7 +27,7 @@ from graph_predictor.study import Study
 from kernel_models.collectives import topology
 from kernel_models.collectives.profile import CommProfile
 from tracer.errors import ForetraceError
-from tracer.graph import ExecutionGraph, KernelKind
+from tracer.graph import KernelKind
 from tracer.job import Job
 
 CLUSTER = "dgx-h100x2"
@@ -170,22 +171,6 @@ class Predictor:
             prepared = self.study.prepared(Configuration(**change))
             self._works[key] = Work.of(prepared.start.settled(prepared.edits))
         return self._works[key]
-
-
-def slowed(graph: ExecutionGraph, factor: int) -> ExecutionGraph:
-    """The recording with all times so many times as long."""
-    tables = {}
-    for part in fields(graph):
-        table = getattr(graph, part.name)
-        if hasattr(table, "take"):
-            table = tables[part.name] = table.take(np.arange(len(table)))
-            for name in ("start_ns", "duration_ns"):
-                if hasattr(table, name):
-                    getattr(table, name)[:] *= factor
-    meta = replace(graph.meta, window_ns=graph.meta.window_ns * factor,
-                   base_time_ns=graph.meta.base_time_ns * factor,
-                   unprofiled_step_ns=[factor * ns for ns in graph.meta.unprofiled_step_ns])
-    return replace(graph, meta=meta, **tables)
 
 
 def complaints(result: Result) -> list[str]:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from micro import Micro
+from recordings import slowed
 from test_predict_shapes import LAYERS, TOKENS, WIDTH, traced
 from typer.testing import CliRunner
 
@@ -175,8 +176,7 @@ def test_another_batch_and_another_depth() -> None:
         retrace(base, {"width_of_it": 2})
 
 
-def test_another_host_changes_the_retraced_as_it_does_the_recorded(
-        slowed: Callable[[ExecutionGraph, int], ExecutionGraph]) -> None:
+def test_another_host_changes_the_retraced_as_it_does_the_recorded() -> None:
     """What takes longer at another size still does: a host is compared with the recorded step, not the traced one."""
     pytest.importorskip("torch", reason="tracing by shapes needs torch")
     base = capture("llama")
