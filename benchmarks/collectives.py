@@ -263,10 +263,10 @@ def other_tables(folder: Path) -> None:
 
 def dlrm(folder: Path) -> None:
     """Collective kernels' times removed and predicted, eight ranks simulated together."""
-    from graph_predictor.build import build_program
-    from graph_predictor.comm_pricing import price_collectives
-    from graph_predictor.critical_path import step_items
-    from graph_predictor.engine import simulate
+    from graph_predictor.comm.pricing import price_collectives
+    from graph_predictor.simulation.build import build_program
+    from graph_predictor.simulation.critical_path import step_items
+    from graph_predictor.simulation.engine import simulate
     from tracer.job import read_job
 
     built = build_program(read_job(folder / "traces" / "dlrm-8xV100-2023").graphs)
@@ -326,7 +326,7 @@ def tuner(folder: Path, data: dict[str, Measurements]) -> None:
 
 def speed(data: dict[str, Measurements]) -> None:
     """Evaluations a second on one core, and a 4,096-rank job."""
-    from graph_predictor.comm_job import job_of_groups, mesh_groups, simulate_groups
+    from graph_predictor.comm.job import job_of_groups, mesh_groups, simulate_groups
 
     profile = CommProfile.fit(data["H100-SXM5-80GB"], topology("dgx-h100x512"))
     rng = np.random.default_rng(0)

@@ -30,7 +30,7 @@ from catalogue import CATALOGUE, OTHER_SIZE, Program  # noqa: E402
 from edits import Pair, Predictor, complaints, edits_of, pairs_of, together  # noqa: E402
 
 import tracer  # noqa: E402
-from graph_predictor.study import read_source  # noqa: E402
+from graph_predictor.request.study import read_source  # noqa: E402
 
 DEVICE = "h200-sxm"
 """What a step is traced for."""

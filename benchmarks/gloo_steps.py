@@ -2,7 +2,7 @@
 
     python benchmarks/gloo_steps.py --keep DIR [--measure SECONDS] [--development]
 
-Each workload is captured alone, spread over 2 and 4 ranks under DDP and FSDP2 (`graph_predictor.whatif.ranks`, the
+Each workload is captured alone, spread over 2 and 4 ranks under DDP and FSDP2 (`graph_predictor.parallel.ranks`, the
 profiler's cost taken out), with collectives of a profile measured here (`tracer.comm_bench`), and compared with steps
 of real processes on the loopback that nothing watched. Every process has one thread. `--measure` goes on with what is
 not measured yet for about so long and ends; without it all is measured, and the table printed.
@@ -33,10 +33,10 @@ from pathlib import Path
 import numpy as np
 from predict_cpu import COMMAND, ROOT, Case, quickest, summary
 
-from graph_predictor.parallel.collective_times import CollectiveModel
-from graph_predictor.predict import Baseline
-from graph_predictor.whatif import ScaleHost
-from graph_predictor.whatif.ranks import Ranks, on_ranks
+from graph_predictor.comm.collective_times import CollectiveModel
+from graph_predictor.edits import ScaleHost
+from graph_predictor.parallel.ranks import Ranks, on_ranks
+from graph_predictor.prediction.predictor import Baseline
 from kernel_models.collectives import CommProfile, topology
 from kernel_models.collectives.measurements import join
 from kernel_models.collectives.readers import read_log

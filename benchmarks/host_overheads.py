@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from graph_predictor.overheads import measure_overheads, recorded_overheads, step_events
+from graph_predictor.prediction.overheads import measure_overheads, recorded_overheads, step_events
 from kernel_models.host.overheads import Recorded, fit_overheads
 from kernel_models.host.shared import SharedOverheads
 from tracer.graph import ExecutionGraph

@@ -9,7 +9,7 @@ left (without them the CPU's cases are left out).
    of published kernel tables that were measured on two devices, priced from data sheets; how much of the error's
    variance the two have in common. `USUAL_SPREAD` (`prediction/host_spread.py`): pairs of steps of the
    traces after their first two whole ones, and of the development captures, against the steps that follow them.
-   `HOST_AT_CAPTURED` and `PER_DISTANCE` (`whatif/size_times.py`): the development workloads of `predict_cpu.py`.
+   `HOST_AT_CAPTURED` and `PER_DISTANCE` (`sizes/size_times.py`): the development workloads of `predict_cpu.py`.
 2. *Coverage* of every held-out prediction: steps 1–2 of each trace against the mean of those that follow, traces on
    another trace's device and host, and the reported sizes of `predict_cpu.py`.
 """
@@ -27,11 +27,11 @@ from kernel_tables import table_sets
 from predict_cpu import DEVELOPMENT, REPORTED, Plan, cases
 from predict_traces import DATA, FIT, LATER, PAIRS, first_whole_step
 
-from graph_predictor.overheads import recorded_overheads
-from graph_predictor.predict import Baseline
+from graph_predictor.edits import Device, HostFrom, size_times
 from graph_predictor.prediction.fitted import Fitted
 from graph_predictor.prediction.host_spread import END, mean_spread
-from graph_predictor.whatif import Device, HostFrom, size_times
+from graph_predictor.prediction.overheads import recorded_overheads
+from graph_predictor.prediction.predictor import Baseline
 from kernel_models.op_call import OpCall
 from kernel_models.pricing import price
 from tracer.graph import ExecutionGraph

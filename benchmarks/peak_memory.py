@@ -26,8 +26,8 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).res
 import numpy as np  # noqa: E402
 from shape_only_support import real_peak_bytes, traced_peak_bytes  # noqa: E402
 
-from graph_predictor.predict import Baseline  # noqa: E402
 from graph_predictor.prediction.memory import peak_memory, with_sizes  # noqa: E402
+from graph_predictor.prediction.predictor import Baseline  # noqa: E402
 from tracer import workloads  # noqa: E402
 from tracer.shape_only import trace_workload  # noqa: E402
 

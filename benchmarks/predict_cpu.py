@@ -3,7 +3,7 @@
     python benchmarks/predict_cpu.py [--only NAME,NAME] [--keep DIR] [--development]
 
 Each workload of the suite is captured at two sizes. Four others, inside and outside the captured range, are predicted
-from the two captures (`graph_predictor.whatif.SizeLaws`, without the profiler's cost) and compared
+from the two captures (`graph_predictor.edits.SizeLaws`, without the profiler's cost) and compared
 with steps that nothing watched. Every run is a process of its own, on one thread.
 
 Others on a machine only ever make a step slower, by half on a shared core. So all sizes are run in `ROUNDS` rounds, one
@@ -12,7 +12,7 @@ too. Operations' times come from the round whose profiled steps were quickest.
 
 `REPORTED` was written down before anything of it had been run. No time was tuned on it; that its intervals were too
 narrow at first (10 of 16) led to a second look at the development runs (docs/prediction.md). `DEVELOPMENT` holds other
-workloads at sizes of their own: what `whatif/size_times.py`, `whatif/time_laws.py` and `host_spread.py` say of spreads
+workloads at sizes of their own: what `sizes/size_times.py`, `sizes/time_laws.py` and `host_spread.py` say of spreads
 was chosen there.
 """
 
@@ -33,8 +33,8 @@ from pathlib import Path
 
 import numpy as np
 
-from graph_predictor.predict import Baseline
-from graph_predictor.whatif import SizeLaws
+from graph_predictor.edits import SizeLaws
+from graph_predictor.prediction.predictor import Baseline
 from tracer.job import Job, read_job
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -27,9 +27,9 @@ from pathlib import Path
 
 import numpy as np
 
-from graph_predictor.predict import Baseline
+from graph_predictor.edits import Device, Edit, HostFrom
 from graph_predictor.prediction.fitted import Fitted
-from graph_predictor.whatif import Device, Edit, HostFrom
+from graph_predictor.prediction.predictor import Baseline
 from kernel_models.datasets import read_samples
 from kernel_models.fitting import fit_profile
 from tracer.graph import ExecutionGraph

@@ -2,7 +2,7 @@
 
     python benchmarks/rank_edits.py [--ranks 2 4 64]
 
-One process captures a step of the suite's Llama alone; `whatif.Ranks` spreads it under each plan. Beside it the same
+One process captures a step of the suite's Llama alone; `edits.Ranks` spreads it under each plan. Beside it the same
 plan is run, with real values and PyTorch's own DDP, FSDP2 and DTensor, as one rank of a fake world under the profiler,
 and captured. Compared, in order, for the first and the last rank: kind, members, dtype, bytes in and out. The first
 recorded step is the job's fourth, when DDP has rebuilt its buckets.
@@ -15,8 +15,8 @@ import tempfile
 import warnings
 from pathlib import Path
 
-from graph_predictor.predict import Baseline
-from graph_predictor.whatif.ranks import Ranks, on_ranks
+from graph_predictor.parallel.ranks import Ranks, on_ranks
+from graph_predictor.prediction.predictor import Baseline
 from tracer import workloads
 from tracer.capture import CaptureOptions
 from tracer.capture.script import run_workload

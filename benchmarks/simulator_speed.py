@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from graph_predictor.build import Built, build_program
-from graph_predictor.engine import simulate
-from graph_predictor.program import NEVER, Int64, Program
+from graph_predictor.simulation.build import Built, build_program
+from graph_predictor.simulation.engine import simulate
+from graph_predictor.simulation.program import NEVER, Int64, Program
 from tracer.job import read_job
 
 ROOT = Path(__file__).resolve().parents[1]

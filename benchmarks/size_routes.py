@@ -31,11 +31,11 @@ from pathlib import Path
 
 import numpy as np
 
-from graph_predictor.predict import Baseline
-from graph_predictor.prediction.retraced_match import match, names_of_both
-from graph_predictor.prediction.retraced_slots import slots_of
-from graph_predictor.whatif import SizeLaws, Sizes
-from graph_predictor.whatif.retrace import retrace
+from graph_predictor.edits import SizeLaws, Sizes
+from graph_predictor.prediction.predictor import Baseline
+from graph_predictor.sizes.retrace import retrace
+from graph_predictor.synthesis.retraced_match import match, names_of_both
+from graph_predictor.synthesis.retraced_slots import slots_of
 from kernel_models.operation import Operation
 from kernel_models.profile import load_profile
 from tracer import workloads

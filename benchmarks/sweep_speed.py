@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from graph_predictor.predict import Baseline
+from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.sweep import Axis, Space, sweep
 from graph_predictor.sweep.rows import row
 from graph_predictor.sweep.run import Source

@@ -34,7 +34,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from graph_predictor.parallel.collective_times import CollectiveModel
+from graph_predictor.comm.collective_times import CollectiveModel
 from graph_predictor.parallel.estimate import Rates, estimate
 from graph_predictor.parallel.loads import Loads, loads_of
 from graph_predictor.parallel.pieces import Pieces

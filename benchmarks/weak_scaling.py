@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import spearmanr
 
-from graph_predictor.parallel.collective_times import CollectiveModel
+from graph_predictor.comm.collective_times import CollectiveModel
 from graph_predictor.parallel.estimate import estimate
 from graph_predictor.parallel.loads import loads_of
 from graph_predictor.parallel.pieces import Pieces

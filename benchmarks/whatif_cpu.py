@@ -28,8 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from graph_predictor.predict import Baseline
-from graph_predictor.whatif import (
+from graph_predictor.edits import (
     Compile,
     Edit,
     FlashAttention,
@@ -38,6 +37,7 @@ from graph_predictor.whatif import (
     OverlapLoading,
     Recompute,
 )
+from graph_predictor.prediction.predictor import Baseline
 from tracer.errors import ForetraceError
 from tracer.job import read_job
 

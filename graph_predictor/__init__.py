@@ -1,18 +1,18 @@
 """Simulation of recorded and edited training steps: replay, critical path, reports and the command line."""
 
-from graph_predictor.breakdown import Breakdown, breakdown
-from graph_predictor.build import Built, build_program
-from graph_predictor.comm_pricing import PricedJob, price_collectives
-from graph_predictor.comm_report import CommReport, communication_report
-from graph_predictor.comm_tuning import TunedWorkload, tune_workload
-from graph_predictor.critical_path import Bound, Path, critical_path
-from graph_predictor.engine import Simulated, simulate
-from graph_predictor.opportunities import Opportunities, Opportunity, opportunities
-from graph_predictor.predict import Baseline, predict
+from graph_predictor.comm.pricing import PricedJob, price_collectives
+from graph_predictor.comm.report import CommReport, communication_report
+from graph_predictor.comm.tuning import TunedWorkload, tune_workload
+from graph_predictor.prediction.predictor import Baseline, predict
 from graph_predictor.prediction.result import Prediction
-from graph_predictor.program import Program
-from graph_predictor.replay import Replay, ReplayedStep, replay
-from graph_predictor.timeline import write_timeline
+from graph_predictor.reports.breakdown import Breakdown, breakdown
+from graph_predictor.reports.opportunities import Opportunities, Opportunity, opportunities
+from graph_predictor.reports.timeline import write_timeline
+from graph_predictor.simulation.build import Built, build_program
+from graph_predictor.simulation.critical_path import Bound, Path, critical_path
+from graph_predictor.simulation.engine import Simulated, simulate
+from graph_predictor.simulation.program import Program
+from graph_predictor.simulation.replay import Replay, ReplayedStep, replay
 
 # The functions come after their modules of the same name, and so are what the package's names mean.
 __all__ = [

@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 
 from graph_predictor.check.captures import Capture, CheckError
-from graph_predictor.overheads import computing_operations
-from graph_predictor.predict import CPU, Baseline
+from graph_predictor.prediction.overheads import computing_operations
+from graph_predictor.prediction.predictor import CPU, Baseline
 from graph_predictor.prediction.work import describe_work
-from graph_predictor.replay import replay
+from graph_predictor.simulation.replay import replay
 from kernel_models.device import DeviceSpec
 from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, calls_of

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from graph_predictor.check.captures import Capture
-from graph_predictor.comm_report import communication_report
+from graph_predictor.comm.report import communication_report
 from graph_predictor.prediction.state import gpu_active_ns
 from tracer.graph import HOST_READ, LAUNCHING, ExecutionGraph, KernelKind, LaunchKind, OpKind
 from tracer.job import Job

@@ -19,10 +19,10 @@ import numpy as np
 from graph_predictor.check.captures import CheckError
 from graph_predictor.check.measure import count_steps
 from graph_predictor.check.verdict import in_unit
-from graph_predictor.predict import CPU, Baseline
 from graph_predictor.prediction.explain import OUTSIDE
+from graph_predictor.prediction.predictor import CPU, Baseline
 from graph_predictor.prediction.result import Prediction
-from graph_predictor.rank_view import view_rank
+from graph_predictor.simulation.rank_view import view_rank
 from kernel_models.device_choice import find_device, traced_device
 from kernel_models.dtypes import itemsize, short_dtype
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph, LaunchKind, OpKind
@@ -320,7 +320,7 @@ def _models(path: str | None) -> Any:
 def _host(path: str | None) -> Any:
     if path is None:
         return None
-    from graph_predictor.overheads import measure_overheads
+    from graph_predictor.prediction.overheads import measure_overheads
     from tracer.job import read_job
 
     return measure_overheads(read_job(path)).overheads

@@ -10,8 +10,8 @@ from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Paths, Profiled, Step, Top, Window
 
 if TYPE_CHECKING:
-    from graph_predictor.breakdown import Breakdown, ModuleTime, OperationTime, StepBreakdown
-    from graph_predictor.critical_path import Bound
+    from graph_predictor.reports.breakdown import Breakdown, ModuleTime, OperationTime, StepBreakdown
+    from graph_predictor.simulation.critical_path import Bound
 
 DEFAULT_TOP = 10
 
@@ -31,9 +31,9 @@ def breakdown(
     """
     with one_sentence(debug):
         # The submodules' functions, not the modules of the same names.
-        from graph_predictor.breakdown import breakdown as break_down
-        from graph_predictor.damage import folded_notes
-        from graph_predictor.replay import replay
+        from graph_predictor.recorded.damage import folded_notes
+        from graph_predictor.reports.breakdown import breakdown as break_down
+        from graph_predictor.simulation.replay import replay
 
         job = read(paths, window)
         result = break_down(replay(job.graphs, profiled=profiled), step=step)

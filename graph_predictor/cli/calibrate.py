@@ -86,7 +86,7 @@ def _beside(output: str) -> str:
 
 
 def _host(graphs: Sequence[ExecutionGraph]) -> HostOverheads:
-    from graph_predictor.overheads import measure_overheads
+    from graph_predictor.prediction.overheads import measure_overheads
     from tracer.job import Job
 
     return measure_overheads(Job(list(graphs))).overheads

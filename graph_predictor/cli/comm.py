@@ -56,7 +56,7 @@ def predict(
 ) -> None:
     """Predict the time of one collective, with its breakdown."""
     with one_sentence(debug):
-        from graph_predictor.comm_units import bytes_text, parse_ranks
+        from graph_predictor.comm.units import bytes_text, parse_ranks
         from kernel_models.collectives import CollectiveBatch, CommError, bus_factor, collective_kind
         from kernel_models.collectives.datasheet import DatasheetModel, algorithm_label
         from kernel_models.collectives.formulas import Group, lines
@@ -64,7 +64,7 @@ def predict(
         from kernel_models.collectives.times import Level
 
         kind = collective_kind(collective)
-        from graph_predictor.parallel.clusters import profile_on
+        from graph_predictor.comm.clusters import profile_on
 
         model, where = profile_on(comm_profile, topology, oversubscription)
         payload, members = _payload(kind, size, sizes)
@@ -196,7 +196,7 @@ def bench(
     with one_sentence(debug):
         import tempfile
 
-        from graph_predictor.comm_units import parse_bytes
+        from graph_predictor.comm.units import parse_bytes
         from kernel_models.collectives import CommProfile, collective_kind
         from kernel_models.collectives import topology as find_topology
         from kernel_models.collectives.readers import read_log
@@ -232,9 +232,9 @@ def tune(
 ) -> None:
     """Compare backends for each operation, size and group; show winners, crossovers and the step time gained."""
     with one_sentence(debug):
-        from graph_predictor.build import build_program
         from graph_predictor.cli.comm_tables import report_tuning, tuned_json
-        from graph_predictor.comm_tuning import tune_workload
+        from graph_predictor.comm.tuning import tune_workload
+        from graph_predictor.simulation.build import build_program
         from kernel_models.collectives import CommProfile
         from kernel_models.collectives.tuner import backends_of, choose, crossovers, measured_groups, nccl_tuner_csv
         from tracer.output_file import whole_file
@@ -286,9 +286,9 @@ def report_communication(
     """Show what a recorded job communicated, by process group and kind."""
     with one_sentence(debug):
         from graph_predictor.cli.comm_tables import report_found
-        from graph_predictor.comm_report import communication_report
-        from graph_predictor.comm_volumes import check_volumes, read_job_shape
-        from graph_predictor.host_collectives import with_host_collectives
+        from graph_predictor.comm.host_collectives import with_host_collectives
+        from graph_predictor.comm.report import communication_report
+        from graph_predictor.comm.volumes import check_volumes, read_job_shape
 
         shape = read_job_shape(job) if job else None
         recorded = read(paths, window)
@@ -314,7 +314,7 @@ def report_communication(
 
 def _payload(kind: CollectiveKind, size: str | None, sizes: str | None) -> tuple[float, int | None]:
     """Bytes of a rank's buffer, and the number of ranks where ``--sizes`` says it."""
-    from graph_predictor.comm_units import parse_bytes, parse_table
+    from graph_predictor.comm.units import parse_bytes, parse_table
     from kernel_models.collectives import CollectiveKind, CommError, uneven_all_to_all
 
     if (size is None) == (sizes is None):
@@ -354,7 +354,7 @@ def _read_measurements(path: str, hints: Hints, where: Topology) -> Measurements
     from kernel_models.collectives.readers import read_log
 
     if os.path.isdir(path) or path.lower().endswith(TRACE_ENDINGS):
-        from graph_predictor.build import build_program
+        from graph_predictor.simulation.build import build_program
         from kernel_models.collectives.readers.traces import read_matched
 
         built = build_program(read([path]).graphs)

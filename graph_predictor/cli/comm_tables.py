@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graph_predictor.cli.console import Column, Report, count, milliseconds, percent, print_json
-from graph_predictor.comm_units import bytes_text
+from graph_predictor.comm.units import bytes_text
 from kernel_models.collectives import CollectiveKind
 from kernel_models.collectives.call import DTYPES
 
 if TYPE_CHECKING:
-    from graph_predictor.comm_report import CommReport
-    from graph_predictor.comm_tuning import TunedWorkload
-    from graph_predictor.comm_volumes import VolumeCheck
+    from graph_predictor.comm.report import CommReport
+    from graph_predictor.comm.tuning import TunedWorkload
+    from graph_predictor.comm.volumes import VolumeCheck
     from kernel_models.collectives import CommProfile, Measurements
     from kernel_models.collectives.tuner import Choice, Crossover
 

@@ -24,7 +24,7 @@ def convert(
     The file is Parquet tables and a JSON manifest, smaller than the traces and many times faster to read.
     """
     with one_sentence(debug):
-        from graph_predictor.damage import damage_notes
+        from graph_predictor.recorded.damage import damage_notes
         from tracer.store import save_job
 
         check_output(out, paths, GRAPH)

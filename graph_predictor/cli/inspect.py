@@ -9,7 +9,7 @@ from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Paths, Window
 
 if TYPE_CHECKING:
-    from graph_predictor.inspection import Inspection, RankInspection
+    from graph_predictor.reports.inspection import Inspection, RankInspection
 
 _SHOWN_CLASSES = 8
 _GAPS = {"blocked": "waiting for other threads (autograd, communication)"}
@@ -22,7 +22,7 @@ def inspect(paths: Paths, window: Window = 0, json: Json = False, debug: Debug =
     Device, ranks, steps, counts, how busy the GPU was, host time outside operations, and the loss report.
     """
     with one_sentence(debug):
-        from graph_predictor.inspection import inspect_job
+        from graph_predictor.reports.inspection import inspect_job
 
         found = inspect_job(read(paths, window))
         if json:
@@ -82,7 +82,7 @@ def _report(found: Inspection) -> None:
 
 def _without_times(facts: dict[str, str], found: Inspection) -> None:
     """The facts of a step traced by shapes alone: what it has not, and its memory."""
-    from graph_predictor.inspection import memory_lines
+    from graph_predictor.reports.inspection import memory_lines
 
     for name in ("step time", "launches", "kernels", "GPU busy", "host outside ops", "profiler", "execution trace"):
         facts.pop(name)

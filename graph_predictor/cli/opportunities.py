@@ -13,7 +13,7 @@ from graph_predictor.cli.predict import source_job
 from tracer.errors import ForetraceError
 
 if TYPE_CHECKING:
-    from graph_predictor.opportunities import Opportunities
+    from graph_predictor.reports.opportunities import Opportunities
 
 DEFAULT_TOP = 10
 ALL = 1000
@@ -37,9 +37,9 @@ def opportunities(
     Each is predicted by itself; gains do not add up. Changes that cannot be done are left out (--json says why).
     """
     with one_sentence(debug):
-        from graph_predictor.configuration import Configuration
-        from graph_predictor.opportunities import opportunities as find
-        from graph_predictor.study import Study
+        from graph_predictor.reports.opportunities import opportunities as find
+        from graph_predictor.request.configuration import Configuration
+        from graph_predictor.request.study import Study
         from kernel_models.device_choice import find_device
         from kernel_models.profile import load_profile
 

@@ -12,7 +12,7 @@ from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Top, Window
 
 if TYPE_CHECKING:
-    from graph_predictor.overheads import JobOverheads
+    from graph_predictor.prediction.overheads import JobOverheads
     from kernel_models.host.overheads import HostRatio
     from kernel_models.host.segments import Overhead
 
@@ -39,7 +39,7 @@ def overheads(
     With two captures, show what differs between their hosts.
     """
     with one_sentence(debug):
-        from graph_predictor.overheads import compare, measure_overheads
+        from graph_predictor.prediction.overheads import compare, measure_overheads
         from tracer.errors import ForetraceError
 
         if predict is not None:
@@ -66,7 +66,7 @@ def overheads(
 
 
 def _predict(traces: list[str], new: str, window: int, json: bool) -> None:
-    from graph_predictor.overheads import step_events
+    from graph_predictor.prediction.overheads import step_events
     from kernel_models.host.shared import SharedOverheads
     from tracer.errors import ForetraceError
 

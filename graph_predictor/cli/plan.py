@@ -54,7 +54,7 @@ def plan(
     with one_sentence(debug):
         from dataclasses import replace
 
-        from graph_predictor.parallel.collective_times import CollectiveModel, topology_of
+        from graph_predictor.comm.collective_times import CollectiveModel, topology_of
         from graph_predictor.parallel.estimate import Rates
         from graph_predictor.parallel.pieces import Pieces
         from graph_predictor.parallel.search import price_plan, search
@@ -71,7 +71,7 @@ def plan(
         if topology is None and comm_profile is None:
             collectives = CollectiveModel(topology_of(spec, gpus))
         else:
-            from graph_predictor.parallel.clusters import profile_on
+            from graph_predictor.comm.clusters import profile_on
 
             known, where = profile_on(comm_profile, topology, None)
             collectives = CollectiveModel(where, known)
@@ -110,7 +110,7 @@ def _check_finite(value: float | None, option: str, what: str) -> None:
 
 def _limit(text: str) -> float:
     """Bytes of a ``--memory-limit``. Raises ``ForetraceError``."""
-    from graph_predictor.comm_units import parse_bytes
+    from graph_predictor.comm.units import parse_bytes
     from graph_predictor.parallel.plan import PlanError
 
     found = parse_bytes(f"{text}GB" if text.replace(".", "", 1).isdigit() else text)

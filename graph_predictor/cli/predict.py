@@ -72,8 +72,8 @@ def predict(
     foretrace predict resnet50-V100/ --device a100-sxm-40g --host-from resnet50-A100/
     """
     with one_sentence(debug):
-        from graph_predictor.configuration import Configuration
-        from graph_predictor.study import Study, is_script
+        from graph_predictor.request.configuration import Configuration
+        from graph_predictor.request.study import Study, is_script
         from kernel_models.device_choice import find_device
         from kernel_models.profile import load_profile
 
@@ -107,7 +107,7 @@ def predict(
 
 def source_job(source: list[str], window: int, device: str | None) -> Job:
     """``read_source`` with what is shown on a terminal meanwhile."""
-    from graph_predictor.study import is_script, read_source
+    from graph_predictor.request.study import is_script, read_source
 
     if not is_script(source):
         return read(source, window)

@@ -13,9 +13,9 @@ from graph_predictor.cli.output import TIMELINE, check_output
 from tracer.graph import SHAPE_ONLY
 
 if TYPE_CHECKING:
-    from graph_predictor.configuration import Configuration
-    from graph_predictor.rank_report import JobTimes, RankReport
-    from graph_predictor.rank_report.path import Stretch
+    from graph_predictor.reports.ranks import JobTimes, RankReport
+    from graph_predictor.reports.ranks.path import Stretch
+    from graph_predictor.request.configuration import Configuration
 
 SHOWN_PARTS = 2
 SHOWN_MORE = 4
@@ -48,8 +48,8 @@ def ranks(
     foretrace ranks dlrm-8xV100/ --timeline ranks.json.gz
     """
     with one_sentence(debug):
-        from graph_predictor.configuration import Configuration
-        from graph_predictor.rank_report import rank_report
+        from graph_predictor.reports.ranks import rank_report
+        from graph_predictor.request.configuration import Configuration
 
         if timeline is not None:
             check_output(timeline, source, TIMELINE)
@@ -61,8 +61,8 @@ def ranks(
             found = rank_report(times)
         found.notes[:0] = notes
         if timeline is not None:
-            from graph_predictor.rank_report.tracks import rank_events
-            from graph_predictor.timeline import write_events
+            from graph_predictor.reports.ranks.tracks import rank_events
+            from graph_predictor.reports.timeline import write_events
 
             write_events(rank_events(found), timeline)
         if json:
@@ -74,11 +74,11 @@ def ranks(
 def _times(source: list[str], window: int, wanted: Configuration, step: str | None, profiled: bool) -> tuple[
         JobTimes, list[str]]:
     """The simulated job, and what was said when it was read."""
-    from graph_predictor.damage import folded_notes
-    from graph_predictor.host_collectives import on_host, with_host_collectives
-    from graph_predictor.rank_report import predicted_times, recorded_times
-    from graph_predictor.replay import replay
-    from graph_predictor.study import Study, is_script, read_source
+    from graph_predictor.comm.host_collectives import on_host, with_host_collectives
+    from graph_predictor.recorded.damage import folded_notes
+    from graph_predictor.reports.ranks import predicted_times, recorded_times
+    from graph_predictor.request.study import Study, is_script, read_source
+    from graph_predictor.simulation.replay import replay
     from tracer.errors import ForetraceError
 
     with working("Tracing" if is_script(source) else "Reading"):
@@ -181,7 +181,7 @@ def _end(report: Report, found: RankReport, timeline: str | None) -> None:
 
 
 def _groups(report: Report, found: RankReport) -> None:
-    from graph_predictor.rank_report.report import TOGETHER_NS, waiting_ns
+    from graph_predictor.reports.ranks.report import TOGETHER_NS, waiting_ns
 
     steps = found.steps
     rows = []

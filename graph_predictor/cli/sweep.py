@@ -16,7 +16,7 @@ from graph_predictor.cli.options import Debug, Json, Profiled, Step, Top, Window
 if TYPE_CHECKING:
     import pandas as pd
 
-    from graph_predictor.configuration import Configuration
+    from graph_predictor.request.configuration import Configuration
     from graph_predictor.sweep import Goal, Space, Sweep
     from graph_predictor.sweep.space import Axis
 
@@ -85,8 +85,8 @@ def sweep(
     """
     with one_sentence(debug):
         from graph_predictor.cli.output import PLOT, TABLE, check_output
-        from graph_predictor.comm_units import parse_bytes
-        from graph_predictor.configuration import Configuration
+        from graph_predictor.comm.units import parse_bytes
+        from graph_predictor.request.configuration import Configuration
         from graph_predictor.sweep import sweep as run
         from graph_predictor.sweep.files import (
             check_not_anothers,

@@ -78,7 +78,7 @@ def _workload(name: str, assignments: list[str], preset: str, device: str | Devi
 
 def _function(target: str, assignments: list[str], device: str | Device, world_size: int | None,
               rank: int) -> ExecutionGraph:
-    from graph_predictor.whatif.named_sizes import parse_sets
+    from graph_predictor.sizes.named_sizes import parse_sets
     from tracer.shape_only.script import trace_script
 
     _, sizes = parse_sets(assignments)  # as `foretrace predict SCRIPT.py:FUNCTION --set` reads them
@@ -86,7 +86,7 @@ def _function(target: str, assignments: list[str], device: str | Device, world_s
 
 
 def _report(job: Job, output: str, json: bool) -> None:
-    from graph_predictor.inspection import memory_lines
+    from graph_predictor.reports.inspection import memory_lines
 
     graph = max(job.graphs, key=lambda each: each.meta.memory.get("peak", 0))
     meta = graph.meta

@@ -1,17 +1,17 @@
 """Which operation of one step is which of another: trees aligned from the outermost operations inwards.
 
 The children of two aligned operations are two sequences of names. Subtrees alike at both ends are taken off, the rest
-is aligned by ``graph_predictor.alignment``: only equal names may meet, and of several ways the one wins whose pairs are
-most alike within, in their modules and in their shapes.
+is aligned by ``recorded.alignment``: only equal names may meet, and of several ways the one wins whose pairs are most
+alike within, in their modules and in their shapes.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from graph_predictor.alignment import best_pairs
 from graph_predictor.diff.step_tree import StepTree
-from graph_predictor.program import Int64
+from graph_predictor.recorded.alignment import best_pairs
+from graph_predictor.simulation.program import Int64
 from tracer.graph import NONE
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from graph_predictor.breakdown import choose_steps, typical_steps
 from graph_predictor.diff.align import align
 from graph_predictor.diff.causes import Aligned, Causes, Ratio, Times, add_causes, add_left_over, parts_of
 from graph_predictor.diff.hunks import hunk_causes
@@ -12,9 +11,10 @@ from graph_predictor.diff.places import Places, find_places
 from graph_predictor.diff.result import Difference, Kind
 from graph_predictor.diff.step_times import RankSteps
 from graph_predictor.diff.step_tree import StepTree, Vocabulary
-from graph_predictor.program import Int64
-from graph_predictor.replay import Replay, ReplayedStep, replay
-from graph_predictor.typical_steps import left_out
+from graph_predictor.recorded.typical_steps import left_out
+from graph_predictor.reports.breakdown import choose_steps, typical_steps
+from graph_predictor.simulation.program import Int64
+from graph_predictor.simulation.replay import Replay, ReplayedStep, replay
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, SHAPE_ONLY
 from tracer.job import Job

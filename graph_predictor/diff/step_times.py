@@ -6,13 +6,13 @@ from enum import IntEnum
 
 import numpy as np
 
-from graph_predictor.critical_path import Bound, critical_path, window_path
 from graph_predictor.diff.places import Places, next_aligned
 from graph_predictor.diff.step_tree import StepTree, Vocabulary, step_tree, with_loader
-from graph_predictor.host_time import HostTime, exclusive_time, operation_of, split, waits
-from graph_predictor.path_attribution import attribute_path
-from graph_predictor.program import Float64, Int64, ItemKind
-from graph_predictor.replay import WINDOW, Replay, ReplayedStep
+from graph_predictor.recorded.host_time import HostTime, exclusive_time, operation_of, split, waits
+from graph_predictor.simulation.critical_path import Bound, critical_path, window_path
+from graph_predictor.simulation.path_attribution import attribute_path
+from graph_predictor.simulation.program import Float64, Int64, ItemKind
+from graph_predictor.simulation.replay import WINDOW, Replay, ReplayedStep
 from tracer.graph import NONE, KernelKind
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from graph_predictor.parallel.collective_times import PlanError
+from graph_predictor.comm.collective_times import PlanError
 from tracer.shape_only.transformer import TransformerShape
 
 DECODERS = ("llama", "gpt2", "moe")

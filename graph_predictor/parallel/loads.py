@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graph_predictor.parallel.collective_times import CollectiveModel
+from graph_predictor.comm.collective_times import CollectiveModel
 from graph_predictor.parallel.pieces import PieceCost, Pieces, Work
 from graph_predictor.parallel.plan import ParallelPlan, Sharding, check_plan
 from kernel_models.collectives import CollectiveCall, CollectiveKind, CommTimes, Placement

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from enum import Enum, IntEnum
 
-from graph_predictor.parallel.collective_times import PlanError
+from graph_predictor.comm.collective_times import PlanError
 from kernel_models.collectives import Placement, Topology
 from tracer.shape_only.transformer import TransformerShape
 

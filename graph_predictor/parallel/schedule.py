@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from graph_predictor.parallel.plan import Schedule
-from graph_predictor.program import Float64, Int64
+from graph_predictor.simulation.program import Float64, Int64
 from kernel_models.compiled import compiled
 
 FORWARD, BACKWARD = 0, 1

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from graph_predictor.parallel.collective_times import CollectiveModel
+from graph_predictor.comm.collective_times import CollectiveModel
 from graph_predictor.parallel.estimate import Estimate, Rates, estimate
 from graph_predictor.parallel.loads import loads_of
 from graph_predictor.parallel.memory import PlanMemory, memory_of

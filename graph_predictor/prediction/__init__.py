@@ -1,2 +1,2 @@
 """The parts of a prediction: steps repeated, work described, priced, simulated and told. See
-``graph_predictor.predict``."""
+``graph_predictor.prediction.predictor``."""

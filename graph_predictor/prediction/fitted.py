@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.overheads import recorded_overheads
+from graph_predictor.prediction.overheads import recorded_overheads
 from graph_predictor.prediction.scenario import Scenario
-from graph_predictor.program import Float64, Int64, ItemKind
+from graph_predictor.simulation.program import Float64, Int64, ItemKind
 from kernel_models.host.overheads import fit_overheads
 from kernel_models.host.segments import Overhead
 

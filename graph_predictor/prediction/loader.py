@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.build import Built
 from graph_predictor.prediction.host_spread import mean_spread, unprofiled_stretches
 from graph_predictor.prediction.repeat import Cycle
-from graph_predictor.program import Float64, ItemKind
+from graph_predictor.simulation.build import Built
+from graph_predictor.simulation.program import Float64, ItemKind
 from tracer.graph import ExecutionGraph
 
 WORKERS = "_MultiProcessingDataLoaderIter"

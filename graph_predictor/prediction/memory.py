@@ -19,7 +19,7 @@ import numpy as np
 from graph_predictor.prediction.pricing import target_device
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.units import Bools
-from graph_predictor.program import Float64
+from graph_predictor.simulation.program import Float64
 from kernel_models.dtypes import itemsize, short_dtype
 from tracer.graph import ExecutionGraph
 

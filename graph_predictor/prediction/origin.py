@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graph_predictor.prediction.host_pieces import HostPieces
-from graph_predictor.prediction.retraced_slots import slot_places
 from graph_predictor.prediction.scenario import Scenario
-from graph_predictor.program import Float64, Int64
+from graph_predictor.simulation.host_pieces import HostPieces
+from graph_predictor.simulation.program import Float64, Int64
+from graph_predictor.synthesis.retraced_slots import slot_places
 from tracer.graph import NONE
 
 

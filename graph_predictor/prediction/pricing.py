@@ -15,7 +15,7 @@ import numpy as np
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.prediction.typical import SPREAD, typical_ratios
 from graph_predictor.prediction.work import COLLECTIVE
-from graph_predictor.program import Float64, Int64
+from graph_predictor.simulation.program import Float64, Int64
 from kernel_models.device import DeviceSpec
 from kernel_models.model import Source
 from kernel_models.op_call import Family, OpCall

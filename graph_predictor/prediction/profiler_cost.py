@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graph_predictor.host_time import operation_of
 from graph_predictor.prediction.scenario import Scenario
-from graph_predictor.program import Float64, Int64
+from graph_predictor.recorded.host_time import operation_of
+from graph_predictor.simulation.program import Float64, Int64
 from tracer.graph import NONE, ExecutionGraph
 
 LEAST_LEFT = 0.1

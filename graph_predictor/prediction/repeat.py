@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from graph_predictor.build import Built
-from graph_predictor.critical_path import step_items
-from graph_predictor.engine import Structure, structure_of
-from graph_predictor.program import NEVER, Int64, ItemKind, Program
+from graph_predictor.simulation.build import Built
+from graph_predictor.simulation.critical_path import step_items
+from graph_predictor.simulation.engine import Structure, structure_of
+from graph_predictor.simulation.program import NEVER, Int64, ItemKind, Program
 from tracer.errors import ForetraceError
 
 Bools = npt.NDArray[np.bool_]

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graph_predictor.build import Built
-from graph_predictor.prediction.host_pieces import HostPieces
 from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.prediction.shared import Shared
 from graph_predictor.prediction.work import Work
-from graph_predictor.program import Float64, Int64
+from graph_predictor.simulation.build import Built
+from graph_predictor.simulation.host_pieces import HostPieces
+from graph_predictor.simulation.program import Float64, Int64
 from kernel_models.device import DeviceSpec
 from kernel_models.launch_constants import LaunchConstants
 from kernel_models.model import Source

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graph_predictor.engine import Simulated, simulate
 from graph_predictor.prediction.repeat import Cycle, Repeated, repeat
-from graph_predictor.program import Int64, Program
+from graph_predictor.simulation.engine import Simulated, simulate
+from graph_predictor.simulation.program import Int64, Program
 from tracer.errors import ForetraceError
 
 FIRST_COPIES = 4

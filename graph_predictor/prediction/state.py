@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.prediction.host_pieces import with_host
 from graph_predictor.prediction.repeat import Repeated
 from graph_predictor.prediction.rewriting import replaced_host
 from graph_predictor.prediction.scenario import Loading, Scenario
-from graph_predictor.program import NEVER, Anchor, Float64, Int64, ItemKind, Program, whole_ns
+from graph_predictor.simulation.host_pieces import with_host
+from graph_predictor.simulation.program import NEVER, Anchor, Float64, Int64, ItemKind, Program, whole_ns
 from kernel_models.launch_constants import LaunchConstants
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph, KernelKind, Phase
 

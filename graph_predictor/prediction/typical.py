@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from graph_predictor.program import Float64
+from graph_predictor.simulation.program import Float64
 from kernel_models.device import DeviceSpec
 from kernel_models.op_call import Family, OpCall
 from kernel_models.operation import calls_of, operation

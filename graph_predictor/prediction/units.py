@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from graph_predictor.overheads import computing_operations
-from graph_predictor.prediction.host_pieces import gaps_before
+from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.pricing import edited_call
 from graph_predictor.prediction.scenario import Scenario
-from graph_predictor.program import Float64, Int64
+from graph_predictor.simulation.host_pieces import gaps_before
+from graph_predictor.simulation.program import Float64, Int64
 from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, calls_of
 from tracer.graph import NONE

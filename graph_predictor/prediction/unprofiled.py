@@ -18,15 +18,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from graph_predictor.build import Built, WithoutProfiler
-from graph_predictor.prediction.host_pieces import HostPieces, host_pieces, with_host
 from graph_predictor.prediction.loader import waits_for_workers
 from graph_predictor.prediction.profiler_cost import profiler_cost, without_profiler
 from graph_predictor.prediction.repeat import Cycle, choose_steps
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.work import Work, describe_work
-from graph_predictor.program import NEVER, Float64, Int64, Program, whole_ns
-from graph_predictor.typical_steps import typical_steps
+from graph_predictor.recorded.typical_steps import typical_steps
+from graph_predictor.simulation.build import Built, WithoutProfiler
+from graph_predictor.simulation.host_pieces import HostPieces, host_pieces, with_host
+from graph_predictor.simulation.program import NEVER, Float64, Int64, Program, whole_ns
 
 
 def unprofiled(built: Built, work: Work | None = None, steps: Sequence[int] | None = None) -> Built:

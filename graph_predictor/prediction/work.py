@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graph_predictor.build import Built
-from graph_predictor.program import Int64
+from graph_predictor.simulation.build import Built
+from graph_predictor.simulation.program import Int64
 from kernel_models.op_call import OpCall
 from kernel_models.trace_calls import FAMILIES, Basis, graph_calls
 from tracer.graph import NONE, KernelKind

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from graph_predictor.prediction.result import Prediction
-from graph_predictor.study import Study
+from graph_predictor.request.study import Study
 from graph_predictor.sweep.space import Point
 from tracer.errors import ForetraceError
 

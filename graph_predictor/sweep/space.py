@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from graph_predictor.configuration import Configuration
+from graph_predictor.request.configuration import Configuration
 from tracer.errors import ForetraceError
 
 Value = str | int | float

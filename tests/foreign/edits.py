@@ -19,11 +19,11 @@ from catalogue import Program
 from recordings import slowed
 
 import tracer
-from graph_predictor.configuration import SWITCHES, Configuration
-from graph_predictor.predict import Settled
+from graph_predictor.prediction.predictor import Settled
 from graph_predictor.prediction.result import Prediction
-from graph_predictor.program import NEVER
-from graph_predictor.study import Study
+from graph_predictor.request.configuration import SWITCHES, Configuration
+from graph_predictor.request.study import Study
+from graph_predictor.simulation.program import NEVER
 from kernel_models.collectives import topology
 from kernel_models.collectives.profile import CommProfile
 from tracer.errors import ForetraceError

@@ -11,7 +11,7 @@ from catalogue import CATALOGUE, PROGRAMS, program
 
 import tracer
 from graph_predictor import breakdown, replay
-from graph_predictor.inspection import inspect_job
+from graph_predictor.reports.inspection import inspect_job
 from tracer.graph import OpKind, Phase
 
 NAMES = [each.name for each in CATALOGUE]

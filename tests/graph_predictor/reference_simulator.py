@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 from hypothesis import strategies as st
 
-from graph_predictor.program import NEVER, Anchor, ItemKind, Program
+from graph_predictor.simulation.program import NEVER, Anchor, ItemKind, Program
 
 
 @dataclass

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from micro import Micro, read_ranks
 from reference_simulator import Draft, _Item, _Kernel, programs
 
-from graph_predictor import launch_queue
-from graph_predictor.acyclic import without_cycles
-from graph_predictor.build import build_program
-from graph_predictor.engine import SimulationStuck, simulate
-from graph_predictor.program import NEVER, Anchor, Program
+from graph_predictor.simulation import launch_queue
+from graph_predictor.simulation.acyclic import without_cycles
+from graph_predictor.simulation.build import build_program
+from graph_predictor.simulation.engine import SimulationStuck, simulate
+from graph_predictor.simulation.program import NEVER, Anchor, Program
 
 RANDOM = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

@@ -12,11 +12,11 @@ import pytest
 from micro import Micro
 from typer.testing import CliRunner
 
-from graph_predictor.build import Built, build_program
 from graph_predictor.cli import app
-from graph_predictor.predict import Baseline, predict
 from graph_predictor.prediction.closing import Closing
-from graph_predictor.replay import replay
+from graph_predictor.prediction.predictor import Baseline, predict
+from graph_predictor.simulation.build import Built, build_program
+from graph_predictor.simulation.replay import replay
 from tracer.graph import ExecutionGraph
 from tracer.job import read_job
 
@@ -58,7 +58,7 @@ def test_replay_names_steps_that_are_off(tmp_path: Path) -> None:
 
 
 def test_json_carries_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("graph_predictor.replay"), "build_program", too_long)
+    monkeypatch.setattr(import_module("graph_predictor.simulation.replay"), "build_program", too_long)
     path = tmp_path / "micro.json"
     device_bound(tmp_path)
     values = json.loads(CliRunner().invoke(app, ["replay", str(path), "--json"]).stdout)
@@ -69,7 +69,7 @@ def test_json_carries_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_prediction_is_wider_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = device_bound(tmp_path)
     exact = predict(graph)
-    monkeypatch.setattr(import_module("graph_predictor.predict"), "build_program", too_long)
+    monkeypatch.setattr(import_module("graph_predictor.prediction.predictor"), "build_program", too_long)
     baseline = Baseline(graph)
     assert baseline.closing.error == pytest.approx(0.09)
     off = baseline.predict()

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from micro import Micro, read_ranks
 
-from graph_predictor.build import build_program
-from graph_predictor.comm_job import job_of_groups, mesh_groups, simulate_groups
-from graph_predictor.comm_pricing import find_collectives, price_collectives
-from graph_predictor.comm_report import communication_report
-from graph_predictor.comm_tuning import tune_workload
-from graph_predictor.comm_units import bytes_text, parse_bytes, parse_ranks
-from graph_predictor.comm_volumes import JobShape, check_volumes, expected_volumes, read_job_shape
-from graph_predictor.critical_path import step_items
-from graph_predictor.engine import SimulationStuck, simulate
+from graph_predictor.comm.job import job_of_groups, mesh_groups, simulate_groups
+from graph_predictor.comm.pricing import find_collectives, price_collectives
+from graph_predictor.comm.report import communication_report
+from graph_predictor.comm.tuning import tune_workload
+from graph_predictor.comm.units import bytes_text, parse_bytes, parse_ranks
+from graph_predictor.comm.volumes import JobShape, check_volumes, expected_volumes, read_job_shape
+from graph_predictor.simulation.build import build_program
+from graph_predictor.simulation.critical_path import step_items
+from graph_predictor.simulation.engine import SimulationStuck, simulate
 from kernel_models.collectives import CollectiveKind, CommError, CommProfile, Placement, make_measurements, topology
 from kernel_models.collectives.measurements import join
 from kernel_models.collectives.readers.traces import read_matched

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from micro import Micro
 
-from graph_predictor.predict import Baseline
 from graph_predictor.prediction.host_spread import END, USUAL_SPREAD, drift, mean_spread
+from graph_predictor.prediction.predictor import Baseline
 from tracer.graph import ExecutionGraph
 
 

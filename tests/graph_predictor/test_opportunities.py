@@ -13,9 +13,9 @@ from test_whatif_edits import BACKWARD, CHAIN, MATH, TRACES, Op, trace_of
 
 import graph_predictor
 from graph_predictor.cli import main
-from graph_predictor.opportunities import Opportunities, candidates, gain_interval, opportunities
-from graph_predictor.predict import Baseline
-from graph_predictor.whatif import NoDataLoading, ScaleBandwidth
+from graph_predictor.edits import NoDataLoading, ScaleBandwidth
+from graph_predictor.prediction.predictor import Baseline
+from graph_predictor.reports.opportunities import Opportunities, candidates, gain_interval, opportunities
 from tracer.errors import ForetraceError
 from tracer.job import read_job
 

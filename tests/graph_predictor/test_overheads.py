@@ -13,7 +13,7 @@ from said import plain
 from typer.testing import CliRunner
 
 from graph_predictor.cli import app
-from graph_predictor.overheads import measure_overheads, recorded_overheads, step_events
+from graph_predictor.prediction.overheads import measure_overheads, recorded_overheads, step_events
 from kernel_models.host.overheads import ANY, HostOverheads, compare_hosts, fit_overheads, record
 from kernel_models.host.segments import Intervals, Overhead, host_segments
 from kernel_models.host.shared import HostEvents, SharedOverheads, host_class

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 from typer.testing import CliRunner
 
 from graph_predictor.cli import app
-from graph_predictor.parallel.collective_times import CollectiveModel, PlanError
+from graph_predictor.comm.collective_times import CollectiveModel, PlanError
 from graph_predictor.parallel.decoder import decoder_of
 from graph_predictor.parallel.estimate import Rates, estimate
 from graph_predictor.parallel.loads import Loads, loads_of, stage_parameters

@@ -14,12 +14,7 @@ from said import plain
 from typer.testing import CliRunner
 
 from graph_predictor.cli import app
-from graph_predictor.predict import Baseline, predict
-from graph_predictor.prediction.fitted import Fitted
-from graph_predictor.prediction.host_pieces import with_host
-from graph_predictor.prediction.scenario import EditError
-from graph_predictor.replay import replay
-from graph_predictor.whatif import (
+from graph_predictor.edits import (
     CudaGraphs,
     Device,
     Edit,
@@ -33,6 +28,11 @@ from graph_predictor.whatif import (
     ScaleKernels,
     Sizes,
 )
+from graph_predictor.prediction.fitted import Fitted
+from graph_predictor.prediction.predictor import Baseline, predict
+from graph_predictor.prediction.scenario import EditError
+from graph_predictor.simulation.host_pieces import with_host
+from graph_predictor.simulation.replay import replay
 from kernel_models.device import device
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph

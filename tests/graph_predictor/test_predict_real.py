@@ -13,10 +13,10 @@ from said import plain
 from typer.testing import CliRunner
 
 from graph_predictor.cli import app
-from graph_predictor.predict import Baseline
+from graph_predictor.edits import Device, Edit, HostFrom, ScaleKernels, Sizes
 from graph_predictor.prediction.fitted import Fitted
-from graph_predictor.replay import replay
-from graph_predictor.whatif import Device, Edit, HostFrom, ScaleKernels, Sizes
+from graph_predictor.prediction.predictor import Baseline
+from graph_predictor.simulation.replay import replay
 from tracer.job import Job, read_job
 
 pytestmark = pytest.mark.real_traces

@@ -17,12 +17,12 @@ from test_predict_shapes import LAYERS, TOKENS, WIDTH, traced
 from typer.testing import CliRunner
 
 from graph_predictor.cli import app
-from graph_predictor.predict import Baseline
-from graph_predictor.prediction.retraced_match import match, names_of_both, plain_name
-from graph_predictor.prediction.retraced_slots import slot_of_operations, slots_of
+from graph_predictor.edits import HostFrom, ScaleHost, ScaleKernels
+from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.whatif import HostFrom, ScaleHost, ScaleKernels
-from graph_predictor.whatif.retrace import retrace, why_not
+from graph_predictor.sizes.retrace import retrace, why_not
+from graph_predictor.synthesis.retraced_match import match, names_of_both, plain_name
+from graph_predictor.synthesis.retraced_slots import slot_of_operations, slots_of
 from kernel_models.device import device
 from kernel_models.operation import calls_of, operation
 from kernel_models.pricing import price
@@ -205,7 +205,7 @@ def test_command_line_takes_the_best_way(monkeypatch: pytest.MonkeyPatch) -> Non
     code, text, _ = run(path, "--set", f"batch={2 * batch}", "--json")
     assert code == 0
     assert json.loads(text)["edits"] == [f"batch {batch} → {2 * batch} by tracing the program again"]
-    monkeypatch.setattr("graph_predictor.whatif.retrace.find_spec", lambda name: None)
+    monkeypatch.setattr("graph_predictor.sizes.retrace.find_spec", lambda name: None)
     assert why_not(capture("dlrm")) is not None
     code, text, _ = run(path, "--set", f"batch={2 * batch}", "--json")
     values = json.loads(text)

@@ -11,8 +11,8 @@ from said import plain
 from typer.testing import CliRunner
 
 from graph_predictor.cli import app
-from graph_predictor.predict import Baseline
-from graph_predictor.whatif import CudaGraphs, Device, ScaleHost, Sizes
+from graph_predictor.edits import CudaGraphs, Device, ScaleHost, Sizes
+from graph_predictor.prediction.predictor import Baseline
 from kernel_models.device import device
 from kernel_models.operation import calls_of, operation
 from kernel_models.pricing import price

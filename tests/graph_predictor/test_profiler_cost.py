@@ -9,9 +9,9 @@ import pytest
 from micro import Micro
 
 from graph_predictor import Baseline
+from graph_predictor.edits import Sizes
 from graph_predictor.prediction.profiler_cost import EVENT_NS, OBSERVED_NS, events_of, profiler_cost
 from graph_predictor.prediction.unprofiled import unprofiled
-from graph_predictor.whatif import Sizes
 from tracer.graph import ExecutionGraph
 
 LAYERS = 40

@@ -15,10 +15,10 @@ from said import plain
 from typer.testing import CliRunner
 
 from graph_predictor.cli import app
-from graph_predictor.comm_report import communication_report
-from graph_predictor.rank_report import JobTimes, RankReport, rank_report, recorded_times
-from graph_predictor.rank_report.report import timed_graphs, waiting_ns
-from graph_predictor.replay import replay
+from graph_predictor.comm.report import communication_report
+from graph_predictor.reports.ranks import JobTimes, RankReport, rank_report, recorded_times
+from graph_predictor.reports.ranks.report import timed_graphs, waiting_ns
+from graph_predictor.simulation.replay import replay
 from tracer.errors import ForetraceError
 from tracer.job import read_job
 
@@ -222,9 +222,9 @@ def test_a_predicted_straggler_holds_the_others(tmp_path: Path) -> None:
 
 def test_a_pipeline_traced_in_a_fake_world() -> None:
     pytest.importorskip("torch")
-    from graph_predictor.configuration import Configuration
-    from graph_predictor.rank_report import predicted_times
-    from graph_predictor.study import Study
+    from graph_predictor.reports.ranks import predicted_times
+    from graph_predictor.request.configuration import Configuration
+    from graph_predictor.request.study import Study
 
     job = read_job(ROOT / "traces" / "llama-cpu")
     prepared = Study(job).prepared(Configuration(parallel="pp=2,microbatches=2"))
@@ -241,9 +241,9 @@ def test_the_bubble_of_a_pipeline_is_that_of_the_textbook(stages: int, microbatc
     """1F1B's share of idle time is (p - 1) / (m + p - 1) where stages are even and communication is nearly free
     (Narayanan et al., 2021): of a model whose blocks are nearly all of its work, with a host that is far ahead."""
     pytest.importorskip("torch")
-    from graph_predictor.configuration import Configuration
-    from graph_predictor.rank_report import predicted_times
-    from graph_predictor.study import Study
+    from graph_predictor.reports.ranks import predicted_times
+    from graph_predictor.request.configuration import Configuration
+    from graph_predictor.request.study import Study
     from tracer import workloads
     from tracer.shape_only import trace_job
 

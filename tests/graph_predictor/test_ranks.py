@@ -12,11 +12,11 @@ torch = pytest.importorskip("torch")
 from typer.testing import CliRunner  # noqa: E402
 
 from graph_predictor.cli import app  # noqa: E402
-from graph_predictor.parallel.collective_times import CollectiveModel, PlanError  # noqa: E402
-from graph_predictor.predict import Baseline  # noqa: E402
+from graph_predictor.comm.collective_times import CollectiveModel, PlanError  # noqa: E402
+from graph_predictor.edits import Straggler  # noqa: E402
+from graph_predictor.parallel.ranks import Ranks, on_ranks  # noqa: E402
+from graph_predictor.prediction.predictor import Baseline  # noqa: E402
 from graph_predictor.prediction.scenario import EditError  # noqa: E402
-from graph_predictor.whatif import Straggler  # noqa: E402
-from graph_predictor.whatif.ranks import Ranks, on_ranks  # noqa: E402
 from kernel_models.collectives import topology  # noqa: E402
 from tracer import workloads  # noqa: E402
 from tracer.capture import CaptureOptions  # noqa: E402

@@ -12,10 +12,8 @@ from said import plain
 from typer.testing import CliRunner
 
 from graph_predictor.cli import app
-from graph_predictor.parallel.collective_times import CollectiveModel
-from graph_predictor.predict import Baseline
-from graph_predictor.prediction.scenario import EditError
-from graph_predictor.whatif import (
+from graph_predictor.comm.collective_times import CollectiveModel
+from graph_predictor.edits import (
     Compile,
     CudaGraphs,
     Device,
@@ -26,8 +24,10 @@ from graph_predictor.whatif import (
     Recompute,
     ScaleKernels,
 )
-from graph_predictor.whatif.ranks import Ranks, on_ranks, with_ddp
-from graph_predictor.whatif.recorded_ddp import NOTE, Gradient, buckets_of, gradients_of
+from graph_predictor.parallel.ranks import Ranks, on_ranks, with_ddp
+from graph_predictor.parallel.recorded_ddp import NOTE, Gradient, buckets_of, gradients_of
+from graph_predictor.prediction.predictor import Baseline
+from graph_predictor.prediction.scenario import EditError
 from kernel_models.collectives import topology
 from kernel_models.device import device
 from tracer.graph import NONE, ExecutionGraph

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from micro import Micro
 
-from graph_predictor.predict import Baseline
+from graph_predictor.edits import Device, ScaleClock, ScaleHost
 from graph_predictor.prediction import pricing
+from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.repeat import repeat
 from graph_predictor.prediction.shared import KEPT, Shared
-from graph_predictor.whatif import Device, ScaleClock, ScaleHost
 from kernel_models.device import device
 from tracer.job import read_job
 

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from reference_simulator import Draft, _Item, _Kernel, programs, solve
 
-from graph_predictor.critical_path import critical_path
-from graph_predictor.engine import Simulated, SimulationStuck, simulate
-from graph_predictor.program import NEVER, Anchor, Program
-from graph_predictor.residuals import with_residuals
+from graph_predictor.simulation.critical_path import critical_path
+from graph_predictor.simulation.engine import Simulated, SimulationStuck, simulate
+from graph_predictor.simulation.program import NEVER, Anchor, Program
+from graph_predictor.simulation.residuals import with_residuals
 from tracer.graph import ExecutionGraph, KernelKind, Meta
 
 RANDOM = settings(max_examples=150, deadline=None, derandomize=True,

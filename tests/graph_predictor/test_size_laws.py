@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from graph_predictor.predict import Baseline
-from graph_predictor.whatif import Sizes
-from graph_predictor.whatif.layouts import NamedSizes, reshaped
-from graph_predictor.whatif.scaled_shapes import ScaledShapes, tensors_in
+from graph_predictor.edits import Sizes
+from graph_predictor.prediction.predictor import Baseline
+from graph_predictor.sizes.layouts import NamedSizes, reshaped
+from graph_predictor.sizes.scaled_shapes import ScaledShapes, tensors_in
 from kernel_models.op_call import Family
 from kernel_models.operation import Operation, calls_of
 from tracer.errors import ForetraceError

@@ -11,15 +11,15 @@ import pytest
 from micro import Micro
 from test_predict import waiting_steps
 
-from graph_predictor.predict import Baseline
+from graph_predictor.edits import Sizes
 from graph_predictor.prediction.memory import OPTIMIZER, peak_memory, with_sizes
+from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.rewriting import Rewriting
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.whatif import Sizes
-from graph_predictor.whatif.named_sizes import MOST, parse_also
-from graph_predictor.whatif.scaled_shapes import ScaledShapes, strided_maps
-from graph_predictor.whatif.sizes import payload_factors
-from graph_predictor.whatif.unrolled import unrolled_size
+from graph_predictor.sizes.named_sizes import MOST, parse_also
+from graph_predictor.sizes.scaled_shapes import ScaledShapes, strided_maps
+from graph_predictor.sizes.sizes import payload_factors
+from graph_predictor.sizes.unrolled import unrolled_size
 from kernel_models.device import device
 from kernel_models.operation import Operation, operation
 from tracer.graph import ExecutionGraph, Phase

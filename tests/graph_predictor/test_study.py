@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from graph_predictor.cli import app
-from graph_predictor.configuration import SWITCHES, Configuration, switched_edits
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.study import Study, is_script, read_source
+from graph_predictor.request.configuration import SWITCHES, Configuration, switched_edits
+from graph_predictor.request.study import Study, is_script, read_source
 from tracer.job import read_job
 
 CAPTURE = str(Path(__file__).parents[2] / "traces" / "llama-cpu")
@@ -128,7 +128,7 @@ def test_what_cannot_be_made_is_refused_again_without_trying(monkeypatch: pytest
         tried.append(arguments)
         raise EditError("Not on these ranks.")
 
-    monkeypatch.setattr("graph_predictor.study.on_ranks", refuse)
+    monkeypatch.setattr("graph_predictor.request.study.on_ranks", refuse)
     for host in (1.0, 2.0, 3.0):
         with pytest.raises(EditError, match="Not on these ranks"):
             study.predict(Configuration(parallel="ddp=2", host=host))

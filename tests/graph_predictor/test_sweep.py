@@ -17,7 +17,7 @@ from said import plain
 from typer.testing import CliRunner
 
 from graph_predictor.cli import app
-from graph_predictor.configuration import Configuration
+from graph_predictor.request.configuration import Configuration
 from graph_predictor.sweep import Axis, Goal, Space, SweepError, feasible, ranked, sweep
 from graph_predictor.sweep import run as running
 from graph_predictor.sweep.files import write_plot, write_table

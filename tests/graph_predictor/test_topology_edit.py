@@ -10,10 +10,10 @@ from said import plain
 from typer.testing import CliRunner
 
 from graph_predictor.cli import app
-from graph_predictor.parallel.collective_times import CollectiveModel, PlanError
-from graph_predictor.predict import Baseline
+from graph_predictor.comm.collective_times import CollectiveModel, PlanError
+from graph_predictor.edits import OnTopology
+from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.whatif import OnTopology
 from kernel_models.collectives import (
     CollectiveCall,
     CollectiveKind,

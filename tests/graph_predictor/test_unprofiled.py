@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from graph_predictor import Baseline, breakdown, replay
 from graph_predictor.cli import app
 from graph_predictor.diff import diff_jobs
-from graph_predictor.rank_report import recorded_times
-from graph_predictor.whatif import Compile, Edit, FusedOptimizer, HostFrom, NoDataLoading, ScaleHost, Sizes
+from graph_predictor.edits import Compile, Edit, FusedOptimizer, HostFrom, NoDataLoading, ScaleHost, Sizes
+from graph_predictor.reports.ranks import recorded_times
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 from tracer.job import Job, assemble_job, read_job
@@ -183,7 +183,7 @@ def two_ranks(folder: Path, make: Callable[[], ExecutionGraph]) -> Path:
 @pytest.fixture
 def no_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the unedited step of ``opportunities`` is looked at."""
-    monkeypatch.setattr(import_module("graph_predictor.opportunities"), "candidates", list)
+    monkeypatch.setattr(import_module("graph_predictor.reports.opportunities"), "candidates", list)
 
 
 @pytest.mark.usefixtures("no_candidates")

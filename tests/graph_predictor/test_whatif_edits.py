@@ -14,11 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from micro import Micro, read_ranks
 
-from graph_predictor.predict import Baseline, predict
-from graph_predictor.prediction.host_pieces import gaps_before
-from graph_predictor.prediction.rewriting import rewrite
-from graph_predictor.prediction.scenario import EditError
-from graph_predictor.whatif import (
+from graph_predictor.edits import (
     Compile,
     CudaGraphs,
     Device,
@@ -39,8 +35,12 @@ from graph_predictor.whatif import (
     ScaleKernels,
     Sizes,
 )
-from graph_predictor.whatif.fusion import fused_call
-from graph_predictor.whatif.recompute import repeated_run
+from graph_predictor.edits.fusion import fused_call
+from graph_predictor.edits.recompute import repeated_run
+from graph_predictor.prediction.predictor import Baseline, predict
+from graph_predictor.prediction.rewriting import rewrite
+from graph_predictor.prediction.scenario import EditError
+from graph_predictor.simulation.host_pieces import gaps_before
 from kernel_models.device import device
 from kernel_models.families.attention import attention
 from kernel_models.op_call import Family, OpCall

@@ -1,0 +1,1 @@
+"""Communication: the price of a collective, what a job communicates and how that could be tuned."""

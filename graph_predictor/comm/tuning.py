@@ -1,0 +1,104 @@
+"""A workload's step with each collective done by the backend that is best for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from graph_predictor.comm.pricing import RecordedCollective, find_collectives
+from graph_predictor.simulation.build import Built
+from graph_predictor.simulation.critical_path import step_items
+from graph_predictor.simulation.engine import simulate
+from kernel_models.collectives import CollectiveBatch, CommError, Topology
+from kernel_models.collectives.cluster import same_gpu
+from kernel_models.collectives.tuner import MARGIN, Predict
+
+
+@dataclass(slots=True)
+class TunedWorkload:
+    """Mean step (ns) by backend, and with the best for each collective.
+
+    A backend's step does with the default what it was not measured for (``missing``, by backend); what the default
+    lacks too is done by the fastest that has it, and what none has keeps its recorded time (``unmeasured``).
+    ``winner`` is the backend of each collective, empty where none has it. ``notes`` are sentences.
+    """
+
+    collectives: list[RecordedCollective]
+    winner: list[str]
+    step_ns: dict[str, float]
+    best_ns: float
+    default: str
+    missing: dict[str, list[str]] = field(default_factory=dict)
+    unmeasured: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def gain(self) -> float:
+        """The default's step over the best's, less one."""
+        return self.step_ns[self.default] / self.best_ns - 1.0 if self.best_ns else 0.0
+
+
+def tune_workload(built: Built, backends: Mapping[str, Predict], on: Topology,
+                  default: str | None = None) -> TunedWorkload:
+    """Simulate a recorded job's step with each backend and with the best for each collective.
+
+    Raises:
+        CommError: The job has no collective whose size is known, no backend was measured for any of them, or there is
+            no backend ``default``.
+    """
+    collectives, _ = find_collectives(built, on)
+    if not collectives:
+        raise CommError("The workload has no collectives of known size; record it with shapes.")
+    names = list(backends)
+    default = default or next((name for name in names if name.startswith("nccl")), names[0])
+    if default not in names:
+        raise CommError(f"There is no backend {default!r} among {', '.join(names)}.")
+    batch = CollectiveBatch.from_calls([c.call for c in collectives])
+    table = np.stack([backends[name](batch).time_us for name in names])
+    has = np.isfinite(table)
+    if not has.any():
+        lacking = ", ".join(_lacking(collectives, has[0]))
+        raise CommError(f"No backend was measured for what the workload does ({lacking}); measure it with 'foretrace "
+                        "comm bench'.")
+    own = table[names.index(default)]
+    known: npt.NDArray[np.bool_] = np.asarray(has.any(axis=0))
+    best = np.where(has, table, np.inf).argmin(axis=0)
+    best_us = np.where(known, table[best, np.arange(len(best))], [c.recorded_ns / 1e3 for c in collectives])
+    best = np.where(np.isfinite(own) & (own <= best_us * (1 + MARGIN)), names.index(default), best)
+    base_us = np.where(np.isfinite(own), own, best_us)
+    chosen_us = np.where(known, table[best, np.arange(len(best))], best_us)
+    step = {name: _mean_step(built, collectives, np.where(mine, table[i], base_us))
+            for i, (name, mine) in enumerate(zip(names, has, strict=True))}
+    missing = {name: _lacking(collectives, mine) for name, mine in zip(names, has, strict=True) if not mine.all()}
+    return TunedWorkload(collectives, [names[i] if k else "" for i, k in zip(best, known, strict=True)], step,
+                         _mean_step(built, collectives, chosen_us), default, missing, _lacking(collectives, known),
+                         _other_devices(built, on))
+
+
+def _lacking(collectives: list[RecordedCollective], has: npt.NDArray[np.bool_]) -> list[str]:
+    """What is not measured, such as "all_to_all over 8 ranks"."""
+    return sorted({f"{c.call.kind.label} over {c.call.ranks} ranks"
+                   for c, mine in zip(collectives, has, strict=True) if not mine})
+
+
+def _other_devices(built: Built, on: Topology) -> list[str]:
+    """A note where the workload was recorded on another GPU than the profiles are of."""
+    found = sorted({g.meta.device for g in built.graphs if g.meta.device and not same_gpu(g.meta.device, on)})
+    if not found:
+        return []
+    return [f"The workload was recorded on {', '.join(found)}, and the profiles were measured on {on.node.name} "
+            f"({on.node.device}): the steps mix the computation of the one with the collectives of the other."]
+
+
+def _mean_step(built: Built, collectives: list[RecordedCollective], time_us: np.ndarray) -> float:
+    duration = built.program.kernel_duration.copy()
+    for collective, value in zip(collectives, time_us.tolist(), strict=True):
+        for position, kernel in collective.members:
+            duration[int(built.program.kernel_ptr[position]) + kernel] = round(value * 1e3)
+    simulated = simulate(built.program.with_durations(duration))
+    steps = [float(simulated.item_end[end] - simulated.item_end[begin]) for _, _, begin,
+             end in step_items(built.program)]
+    return float(np.mean(steps)) if steps else float(simulated.kernel_end.max(initial=0))

@@ -1,0 +1,215 @@
+"""Attention written out, replaced by one fused operator."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from graph_predictor.prediction.overheads import WRITTEN_OUT
+from graph_predictor.prediction.rewriting import Rewriting
+from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.prediction.units import Replacement, Units, below, units_of
+from kernel_models.dtypes import itemsize
+from kernel_models.families.attention import attention
+from kernel_models.op_call import Family, OpCall
+from kernel_models.operation import Operation, calls_of
+from tracer.dependencies import forward_backward_pairs
+from tracer.graph import ExecutionGraph, Phase
+
+BETWEEN = frozenset({Family.ELEMENTWISE, Family.COPY, Family.RANDOM, Family.REDUCTION, Family.OTHER})
+"""What lies between the products beside the softmax: scale, mask, dropout, copies, and rows masked throughout."""
+MOST_BETWEEN = 16
+
+
+@dataclass(frozen=True)
+class FlashAttention:
+    """Attention as two products and a softmax replaced by a fused operator, forward and backward.
+
+    Found are ``aten::_scaled_dot_product_attention_math`` and, elsewhere, two batched products with one softmax of the
+    scores between them; their backward by autograd's numbers. Each becomes one call that never writes the scores: flash
+    attention where the type has 16 bits or a CPU computes, else the memory-efficient kernels, which take fp32. Its time
+    is that of what it replaces × model(fused) / model(written out). Assumes that a mask that is added or filled in is
+    no causal one the fused operator could skip, unless the operator said so, and that no one else reads the scores.
+    """
+
+    def describe(self) -> str:
+        """One phrase."""
+        return "flash attention"
+
+    def apply(self, scenario: Scenario) -> Scenario:
+        """See ``Edit``."""
+        units = units_of(scenario)
+        found = replace_attention(scenario, units).replacements
+        if not found:
+            if any(call.family is Family.ATTENTION for calls in units.calls for call in calls):
+                raise EditError("The step's attention is fused already: no products with a softmax between them were "
+                                "found.")
+            raise EditError("The step has no attention that is written out: no softmax was found between two batched "
+                            "products.")
+        scenario.known_source()
+        scenario = replace(scenario, rewrites={**scenario.rewrites, "0 attention": replace_attention})
+        backward = sum(one.calls[0].kind.endswith("backward") for one in found)
+        forward, steps = len(found) - backward, scenario.cycle.steps
+        return scenario.with_note(
+            f"{forward / steps:,.0f} attentions a step, {backward / steps:,.0f} of them with their backward, become "
+            f"{found[0].calls[0].kind.rsplit('_', 1)[0]} attention.")
+
+
+def replace_attention(scenario: Scenario, units: Units) -> Rewriting:
+    """Every attention's replacements, forward and backward."""
+    found: list[Replacement] = []
+    for rank, graph in enumerate(scenario.built.graphs):
+        mine = np.flatnonzero((units.rank == rank) & units.alive & (units.op >= 0))
+        backward: dict[int, list[int]] | None = None
+        for members, forward_ops, call in _forward(units, mine, graph):
+            found.append(Replacement(members, (call,)))
+            if backward is None:
+                backward = _backward_units(units, mine, graph)
+            behind = sorted({u for op in forward_ops.tolist() for u in backward.get(op, ())},
+                            key=lambda u: int(units.start[u]))
+            if behind:
+                found.append(Replacement(np.array(behind, np.int64), (_backward_call(call),)))
+    return Rewriting(found)
+
+
+def _forward(units: Units, mine: np.ndarray, graph: ExecutionGraph) -> Iterator[tuple[np.ndarray, np.ndarray, OpCall]]:
+    """Units, operations and the new call of each attention in forward."""
+    names = np.array([text in WRITTEN_OUT for text in graph.strings] or [False], np.bool_)
+    taken = np.zeros(len(units), np.bool_)
+    for op in np.flatnonzero(names[graph.ops.name]).tolist():
+        inside = below(graph.ops.parent, np.arange(len(graph.ops)) == op)
+        members = mine[inside[units.op[mine]]]
+        made = _products(units, members)
+        calls = calls_of(Operation.from_graph(graph, op))
+        if len(members) < 2 or made is None:
+            continue
+        if calls and calls[0].family is Family.ATTENTION and "unsized" not in calls[0].flags:
+            flags = tuple(flag for flag in calls[0].flags if flag != "causal")
+            batch, heads, kv_heads = calls[0].dims[:3]
+            # Sizes and type as edited are those of the products inside; how many heads share keys is the operator's.
+            made = replace(made, flags=flags)
+            grown = made.dims[1] / max(batch * heads, 1)
+            made = _call(_kind(made.dtype, units.on_host), max(round(batch * grown), 1), heads, kv_heads,
+                         made.dims[3:7], made.dtype, "causal" in calls[0].flags, flags)
+        taken[members] = True
+        yield members, np.flatnonzero(inside), made
+    yield from _written_out(units, mine[~taken[mine]], graph)
+
+
+def _written_out(units: Units, mine: np.ndarray, graph: ExecutionGraph) -> Iterator[
+        tuple[np.ndarray, np.ndarray, OpCall]]:
+    """Two batched products with one softmax of the scores between them."""
+    rows = mine[units.phase[mine] != Phase.BACKWARD].tolist()
+    for at, u in enumerate(rows):
+        softmax = _one(units, u, Family.SOFTMAX)
+        if softmax is None or "backward" in softmax.kind:
+            continue
+        scores = softmax.dims[0] * softmax.dims[1] * softmax.dims[2]
+        first = _product(units, rows, at, -1, scores, softmax.dims[1], is_scores=True)
+        second = _product(units, rows, at, 1, scores, softmax.dims[1], is_scores=False)
+        if first is None or second is None:
+            continue
+        members = np.array(rows[first:second + 1], np.int64)
+        made = _products(units, members)
+        if made is None or len(set(units.lane[members].tolist())) > 1:
+            continue
+        ops = graph.ops
+        begin, end = ops.start_ns[units.op[members[0]]], ops.start_ns[units.op[members[-1]]]
+        between = np.flatnonzero((ops.thread == ops.thread[units.op[members[0]]]) & (ops.start_ns >= begin)
+                                 & (ops.start_ns <= end))
+        last = np.zeros(len(ops), np.bool_)
+        last[units.op[members[-1]]] = True
+        yield members, np.union1d(between, np.flatnonzero(below(ops.parent, last))), made
+
+
+def _product(units: Units, rows: list[int], at: int, direction: int, scores: int, keys: int, *, is_scores: bool) -> \
+        int | None:
+    """Position of the batched product before (that makes the scores) or after (that reads them) a softmax."""
+    for distance in range(1, MOST_BETWEEN + 1):
+        here = at + direction * distance
+        if not 0 <= here < len(rows):
+            return None
+        calls = units.calls[rows[here]]
+        product = _one(units, rows[here], Family.GEMM)
+        if product is not None:
+            batch, m, n, k = product.dims
+            size, contracted = (batch * m * n, n) if is_scores else (batch * m * k, k)
+            return here if batch > 1 and size == scores and contracted == keys else None
+        if not all(call.family in BETWEEN for call in calls):
+            return None
+    return None
+
+
+def _one(units: Units, u: int, family: Family) -> OpCall | None:
+    calls = [call for call in units.calls[u] if call.family is family and "unsized" not in call.flags]
+    return calls[0] if calls else None
+
+
+def _products(units: Units, members: np.ndarray) -> OpCall | None:
+    """The fused call of an attention by its first and last product: [batch·heads, queries, keys, head size]."""
+    products = [call for call in (_one(units, int(u), Family.GEMM) for u in members) if call is not None]
+    if len(products) < 2:
+        return None
+    (batch, queries, keys, head), value = products[0].dims, products[-1].dims[2]
+    between = [call for u in members.tolist() for call in units.calls[u]]
+    flags = tuple(name for name, found in (
+        ("bias", any(call.family is Family.ELEMENTWISE and call.kind in _MASKS for call in between)),
+        ("dropout", any(call.family is Family.RANDOM for call in between))) if found)
+    return _call(_kind(products[0].dtype, units.on_host), 1, batch, batch, (queries, keys, head, value),
+                 products[0].dtype, False, flags)
+
+
+_MASKS = frozenset({"add", "add_", "masked_fill", "masked_fill_", "where"})
+
+
+def _call(kind: str, batch: int, heads: int, kv_heads: int, sizes: tuple[int, ...], dtype: str, causal: bool,
+          flags: tuple[str, ...]) -> OpCall:
+    queries, keys, head, value = sizes
+    (made,) = attention(f"{kind}_forward", batch, heads, kv_heads, queries, keys, head, value, dtype, causal=causal,
+                        flags=flags)
+    return made
+
+
+def _kind(dtype: str, on_host: bool) -> str:
+    """Which fused kernels take the type: flash attention those of 16 bits, on a CPU all."""
+    return "flash" if on_host or itemsize("fp32" if dtype == "tf32" else dtype) <= 2 else "efficient"
+
+
+def _backward_call(forward: OpCall) -> OpCall:
+    batch, heads, kv_heads, queries, keys, head, value, _ = forward.dims
+    flags = tuple(flag for flag in forward.flags if flag != "causal")
+    (made,) = attention(forward.kind.replace("forward", "backward"), batch, heads, kv_heads, queries, keys, head, value,
+                        forward.dtype, causal="causal" in forward.flags, flags=flags)
+    return made
+
+
+def _backward_units(units: Units, mine: np.ndarray, graph: ExecutionGraph) -> dict[int, list[int]]:
+    """Units of the backward function of each forward operation."""
+    of_op: dict[int, list[int]] = defaultdict(list)
+    parent = graph.ops.parent
+    for u in mine[units.phase[mine] == Phase.BACKWARD].tolist():
+        here = int(units.op[u])
+        while here >= 0:
+            of_op[here].append(u)
+            here = int(parent[here])
+    found: dict[int, list[int]] = defaultdict(list)
+    for forward, backward in _pairs(graph):
+        found[forward] += of_op.get(backward, [])
+    return found
+
+
+def _pairs(graph: ExecutionGraph) -> list[tuple[int, int]]:
+    """(forward, backward) operations. Without the profiler's backward functions, as in steps traced by shapes, every
+    operation of backward carries its forward operation's number itself."""
+    ops = graph.ops
+    numbered = ops.sequence >= 0
+    if (numbered & (ops.forward_thread > 0)).any():
+        return forward_backward_pairs(graph)
+    forward: dict[int, int] = {}
+    for row in np.flatnonzero(numbered & (ops.phase == Phase.FORWARD)).tolist():
+        forward[int(ops.sequence[row])] = row
+    return [(forward[int(ops.sequence[row])], row) for row in np.flatnonzero(
+        numbered & (ops.phase == Phase.BACKWARD)).tolist() if int(ops.sequence[row]) in forward]

@@ -1,0 +1,82 @@
+"""torch.compile, approximately."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from graph_predictor.edits.fusion import chains, fused_call
+from graph_predictor.prediction.overheads import computing_operations
+from graph_predictor.prediction.rewriting import Rewriting
+from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.prediction.units import Replacement, Units, host_weight, units_of
+from graph_predictor.simulation.program import Float64
+from kernel_models.op_call import Family
+from tracer.graph import Phase
+
+FUSED = frozenset({Family.ELEMENTWISE, Family.COPY, Family.RANDOM})
+HOST_LEFT = 0.25
+HOST_SPREAD = 0.7
+"""Share of forward's and backward's host time, launch calls apart, that compiled code still takes, and the log half
+width of its 80% interval (a factor of 2): an assumption. Guards, one call for each generated kernel, and autograd's one
+node for the whole graph are left of Python, dispatch and a node for each operation."""
+KERNEL_SPREAD = 0.2
+"""The same of every kernel's time: the compiler chooses other kernels for products, and fuses into reductions."""
+
+
+@dataclass(frozen=True)
+class Compile:
+    """torch.compile of the model: approximate, and wide.
+
+    Assumes: one graph without breaks; chains of elementwise work, copies and dropout become one kernel each as in
+    ``FuseElementwise`` (the compiler also fuses into reductions, which is not counted); of the host's time in forward
+    and backward a quarter is left beside the launch calls of the kernels that stay. Products keep their kernels; the
+    optimizer stays as it is. CUDA graphs (mode "reduce-overhead") are an edit of their own.
+    """
+
+    def describe(self) -> str:
+        """One phrase."""
+        return "torch.compile (approximate)"
+
+    def apply(self, scenario: Scenario) -> Scenario:
+        """See ``Edit``."""
+        scenario = scenario.claim("compilation", "--compile")
+        if any("Torch-Compiled Region" in text or text.startswith("triton_") for graph in scenario.built.graphs
+               for text in graph.strings):
+            raise EditError("The step is compiled already.")
+        scenario.known_source()
+        units = units_of(scenario)
+        weight, share = _host(scenario)
+        if not len(units) or not share:
+            raise EditError("No operation of the step is in its forward or backward: there is nothing to compile.")
+        before = scenario.kernel_spread
+        kernels = np.where(scenario.cycle.kernel & (scenario.work.piece >= 0), KERNEL_SPREAD, 0.0)
+        return replace(
+            scenario, rewrites={**scenario.rewrites, "3 compile": compiled},
+            host_weight=weight if scenario.host_weight is None else weight * scenario.host_weight,
+            host_spread=float(np.hypot(scenario.host_spread or 0.0, HOST_SPREAD * share)),
+            kernel_spread=kernels if before is None else np.hypot(before, kernels),
+        ).with_note("torch.compile is approximate: chains of elementwise work are fused, and a quarter of the host's "
+                    "time in forward and backward is left.")
+
+
+def compiled(_: Scenario, units: Units) -> Rewriting:
+    """Every chain's replacement."""
+    return Rewriting([Replacement(np.array(chain, np.int64), (fused_call([units.calls[u][0] for u in chain]),))
+                      for chain in chains(units, FUSED)])
+
+
+def _host(scenario: Scenario) -> tuple[Float64, float]:
+    """Factor on each piece of host time, and the share of the host's time then left that it is unsure of."""
+    pieces = scenario.pieces
+    on_cpu = scenario.built.computes_on_host
+    before = [np.isin(graph.ops.phase, (Phase.FORWARD, Phase.BACKWARD)) for graph in scenario.built.graphs]
+    # What a CPU's operations compute is no overhead.
+    inside = [found & ~computing_operations(graph) if on_cpu else found for found, graph in zip(
+        before, scenario.built.graphs, strict=True)]
+    weight = np.where(pieces.is_cost, 1.0, host_weight(scenario, inside, HOST_LEFT, before))
+    ns = np.where(scenario.cycle.working[pieces.item], pieces.ns, 0)
+    left = float((ns * weight)[weight < 1.0].sum())
+    total = float((ns * weight).sum())
+    return weight, left / total if total else 0.0

@@ -1,0 +1,80 @@
+"""What runs beside the step rather than in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from graph_predictor.edits.launches import check_loading_is_known
+from graph_predictor.prediction.scenario import EditError, Loading, Scenario
+from graph_predictor.prediction.state import collective_rows, input_copies
+from graph_predictor.simulation.program import NEVER
+
+
+@dataclass(frozen=True)
+class OverlapLoading:
+    """Batches loaded in the background while the step before runs.
+
+    Assumes one worker that takes as long for a batch as the training thread did (more workers: more batches at once,
+    so that loading weighs less), a queue that never empties otherwise, and copies to the device from pinned memory on a
+    stream of their own. Loading and copies then take no time of the step, which cannot be shorter than either. The
+    worker is taken to have a core of its own.
+    """
+
+    def describe(self) -> str:
+        """One phrase."""
+        return "loading overlapped"
+
+    def apply(self, scenario: Scenario) -> Scenario:
+        """See ``Edit``."""
+        scenario = scenario.claim("loading", "--overlap-loading")
+        check_loading_is_known(scenario)
+        pieces = scenario.pieces
+        if not (pieces.ns[pieces.data & scenario.cycle.working[pieces.item]] > 0).any():
+            waited = (scenario.built.program.item_external[scenario.cycle.item] > NEVER).any()
+            if waited:
+                raise EditError("The step's batches are loaded in the background already; --no-data-loading tells what "
+                                "faster loading would save.")
+            if not (input_copies(scenario) & scenario.cycle.kernel).any():
+                raise EditError("The step loads nothing: there is no loading to overlap.")
+        return replace(scenario, loading=Loading.BACKGROUND)
+
+
+@dataclass(frozen=True)
+class HideCollectives:
+    """Perfect overlap of communication: collectives run beside all other work, and nothing waits for them.
+
+    A bound, not a plan: no step is shorter than its collectives take one after another, nor waits for any. Ranks that
+    meet in a collective still meet.
+    """
+
+    def describe(self) -> str:
+        """One phrase."""
+        return "collectives overlapped"
+
+    def apply(self, scenario: Scenario) -> Scenario:
+        """See ``Edit``."""
+        if not (collective_rows(scenario) & scenario.cycle.kernel).any():
+            raise EditError("The step has no collectives on the device: there is nothing to overlap.")
+        return replace(scenario, hidden_collectives=True)
+
+
+@dataclass(frozen=True)
+class NoWaits:
+    """The host never waits for the device within the step: no ``.item()``, no synchronisation.
+
+    Assumes that nothing it read back is needed; the calls themselves stay, and so does the bound of the launch queue.
+    """
+
+    def describe(self) -> str:
+        """One phrase."""
+        return "no waits for the device"
+
+    def apply(self, scenario: Scenario) -> Scenario:
+        """See ``Edit``."""
+        program = scenario.built.program
+        waits = np.diff(program.wait_ptr) > 0
+        if not (waits & scenario.cycle.item).any():
+            raise EditError("The host of the step waits for no device work: there is no wait to remove.")
+        return replace(scenario, waits=False)

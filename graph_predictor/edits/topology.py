@@ -1,0 +1,92 @@
+"""Another network: the collectives of a recorded job on another cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from graph_predictor.comm.collective_times import CollectiveModel, PlanError, topology_of
+from graph_predictor.comm.pricing import RecordedCollective, find_collectives
+from graph_predictor.prediction.scenario import EditError, Scenario
+from kernel_models.collectives import CommTimes, Topology
+from tracer.graph import KernelKind
+
+SHARED_VARIANCE = 0.5
+"""Of the variance of a model's error, what two clusters have in common: as of kernels on two devices."""
+END_US = 1e-3
+
+
+@dataclass(frozen=True)
+class OnTopology:
+    """Collectives take their recorded time × model(there) / model(where they were recorded).
+
+    Assumes the same algorithms' choice as NCCL's own rules, ranks that fill nodes in order, and that what a rank waited
+    for others is none of the transfer (it is, where one rank of several was recorded).
+
+    Attributes:
+        model: the cluster, with measurements of it if there are any.
+        recorded: where the job ran; by default its device's usual nodes, filled.
+    """
+
+    model: CollectiveModel
+    recorded: Topology | None = None
+
+    def describe(self) -> str:
+        """One phrase."""
+        by = "" if self.model.backend is None else f" by {self.model.backend}"
+        return f"collectives on {self.model.topology.name}{by}"
+
+    def apply(self, scenario: Scenario) -> Scenario:
+        """See ``Edit``."""
+        built = scenario.built
+        graphs = built.graphs
+        world = max(len(graphs), *(graph.meta.world_size for graph in graphs))
+        scenario = scenario.claim("the network", self.describe())
+        if not any((graph.kernels.kind == KernelKind.COLLECTIVE).any() for graph in graphs):
+            return scenario.with_note("The step has no collectives, so that the network changes nothing.")
+        try:
+            self.model.check_fits(world)
+            old = CollectiveModel(self.recorded or topology_of(scenario.known_source(), world))
+            old.check_fits(world)
+        except PlanError as error:
+            raise EditError(str(error)) from None
+        found, unknown = find_collectives(built, self.model.topology)
+        before, _ = find_collectives(built, old.topology)
+        factor = np.ones(len(built.program.kernel_item))
+        spread = np.zeros(len(factor))
+        if found:
+            there = self.model.predict([each.call for each in found])
+            here = old.predict([each.call for each in before])
+            same = [a.call == b.call for a, b in zip(found, before, strict=True)]
+            if _measured(self.model) or self.model.topology != old.topology or not all(same):
+                _fill(built.program.kernel_ptr, found, here, there, factor, spread)
+        notes = f"Collectives were recorded on {old.topology.name}" + (
+            " (the device's usual nodes)" if self.recorded is None else "") + (
+            f"; {unknown} of them have no recorded kind or size and keep their times." if unknown else ".") + (
+            " None takes another time there." if (factor == 1.0).all() else "")
+        mine = scenario.kernel_factor
+        wide = scenario.kernel_spread
+        return replace(scenario.with_note(notes), kernel_factor=factor if mine is None else factor * mine,
+                       kernel_spread=spread if wide is None else np.hypot(spread, wide))
+
+
+def _fill(pointer: np.ndarray, found: list[RecordedCollective], here: CommTimes, there: CommTimes,
+          factor: np.ndarray, spread: np.ndarray) -> None:
+    """Ratio of each collective, and the log half width of its interval, at the rows of its kernels."""
+    ratio = np.maximum(there.time_us, END_US) / np.maximum(here.time_us, END_US)
+    wide = np.sqrt((1 - SHARED_VARIANCE) * (_half_width(there) ** 2 + _half_width(here) ** 2))
+    for each, value, width in zip(found, ratio.tolist(), wide.tolist(), strict=True):
+        for position, kernel in each.members:
+            row = int(pointer[position]) + kernel
+            factor[row], spread[row] = value, width
+
+
+def _measured(model: CollectiveModel) -> bool:
+    return model.profile is not None and bool(model.profile.backends)
+
+
+def _half_width(times: CommTimes) -> np.ndarray:
+    low, high = np.maximum(times.low_us, END_US), np.maximum(times.high_us, END_US)
+    width: np.ndarray = np.log(high / low) / 2
+    return width

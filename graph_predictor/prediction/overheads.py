@@ -1,0 +1,271 @@
+"""Host overheads of recorded jobs: the segments of every rank without waiting, pooled, and what each kind costs a step.
+
+Waiting is what the simulator's program says it is: blocked calls, waits for the autograd thread and for data. On a
+CPU the computation itself is taken out too, since there the operations are the "kernels": what is left is what a host
+would still pay were they to run elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from graph_predictor.recorded.host_time import exclusive_time, operation_of, waits
+from graph_predictor.simulation.build import build_program
+from kernel_models.host.overheads import (
+    ANY,
+    HostOverheads,
+    HostRatio,
+    Recorded,
+    compare_hosts,
+    fit_overheads,
+    profiler_event_ns,
+    record,
+)
+from kernel_models.host.segments import Intervals, Overhead, Segments
+from kernel_models.host.shared import LISTS, HostEvents
+from kernel_models.launch_constants import LaunchConstants
+from kernel_models.op_call import Family
+from kernel_models.operation import family_of
+from tracer.errors import ForetraceError
+from tracer.graph import ExecutionGraph, KernelKind, OpKind
+from tracer.job import Job
+
+WRITTEN_OUT = frozenset({"aten::_scaled_dot_product_attention_math"})
+"""Operators of a family that other families' operations compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class KindRow:
+    """One kind of host time: events and time a step and rank, quantiles of one event (ns), share of all host time."""
+
+    kind: Overhead
+    events: float
+    step_ns: float
+    quantiles_ns: tuple[float, ...]
+    share: float
+
+
+@dataclass(slots=True)
+class JobOverheads:
+    """Overheads of a job's steps.
+
+    Attributes:
+        overheads: fitted on all steps of all ranks.
+        kinds: a row for every kind that occurs.
+        steps: steps in all, over the ranks.
+        host_ns: mean host time a step and rank, without waiting, stalls and computation on a CPU.
+        step_ns: mean recorded step.
+        stalls: pauses that belong to no operation: how many, and their time a step and rank (ns).
+        computation_ns: a CPU's own computation a step, taken out; zero where a GPU computes.
+        profiler_event_ns: what the profiler cost per event and is taken out; ``None`` where not measured.
+        constants: launch latencies and gaps of the first rank.
+    """
+
+    overheads: HostOverheads
+    kinds: list[KindRow]
+    steps: int
+    host_ns: float
+    step_ns: float
+    stalls: tuple[int, float]
+    computation_ns: float
+    profiler_event_ns: float | None
+    constants: LaunchConstants
+    notes: list[str] = field(default_factory=list)
+
+    def largest(self, kind: Overhead, top: int) -> list[tuple[str, int, float, float]]:
+        """(name, samples, mean ns, total ns) of the operations, or calls, that cost most of a kind."""
+        rows = []
+        for (code, op, detail), found in self.overheads.table.items():
+            pooled = op == ANY and detail != ANY if kind == Overhead.CALL else op != ANY and detail == ANY
+            if code == kind and pooled:
+                rows.append((detail if kind == Overhead.CALL else op, found.count, found.mean_ns, found.total_ns))
+        return sorted(rows, key=lambda row: -row[3])[:top]
+
+    def to_json(self, top: int) -> dict[str, Any]:
+        """Plain values, times in microseconds."""
+        return {
+            "steps": self.steps, "host_us": self.host_ns / 1e3, "step_us": self.step_ns / 1e3,
+            "stalls": {"count": self.stalls[0], "us_per_step": self.stalls[1] / 1e3},
+            "computation_us": self.computation_ns / 1e3,
+            "profiler_event_us": None if self.profiler_event_ns is None else self.profiler_event_ns / 1e3,
+            "launch_latency_us": None if not self.constants.samples else {
+                "empty_stream": int(self.constants.latency[KernelKind.COMPUTE]) / 1e3,
+                "busy_stream_gap": int(self.constants.gap[0, 0, 0]) / 1e3},
+            "kinds": {row.kind.name.lower(): {
+                "events_per_step": row.events, "us_per_step": row.step_ns / 1e3, "share": row.share,
+                "share_of_step": row.step_ns / self.step_ns if self.step_ns else None,
+                "quantiles_us": [q / 1e3 for q in row.quantiles_ns],
+                "largest": [{"name": name, "count": n, "mean_us": mean / 1e3, "total_us": total / 1e3}
+                            for name, n, mean, total in self.largest(row.kind, top)]} for row in self.kinds},
+            "notes": self.notes,
+        }
+
+
+def recorded_overheads(graph: ExecutionGraph, *, profiled: bool = False) -> tuple[Recorded, float | None]:
+    """One rank's segments without waiting, and the profiler's cost per event (ns), taken out unless ``profiled``."""
+    waiting, computing = _waiting(graph), _computing(graph)
+    excluded = Intervals.merged(*(np.concatenate([getattr(waiting, name), getattr(computing, name)])
+                                  for name in ("thread", "start_ns", "end_ns")))
+    recorded = record(graph, excluded)
+    event_ns = profiler_event_ns(graph, recorded)
+    if event_ns and not profiled:
+        recorded = recorded.without_profiler(event_ns)
+    return recorded, event_ns
+
+
+def step_events(graphs: Sequence[ExecutionGraph]) -> HostEvents:
+    """One step of a workload, event by event: medians over the steps that do exactly what most of them do.
+
+    Args:
+        graphs: recorded windows of one workload, one rank's each.
+
+    Raises:
+        ForetraceError: no step has an operation.
+    """
+    steps = [events for graph in graphs for events in _events_of_steps(graph)]
+    if not steps:
+        raise ForetraceError("There is no host time in any step of the capture: profile whole steps, with "
+                             "ProfilerActivity.CPU.")
+    sequences = [hash((tuple(step.is_gap), tuple(step.name), tuple(step.beside))) for step in steps]
+    usual = Counter(sequences).most_common(1)[0][0]
+    alike = [step for step, sequence in zip(steps, sequences, strict=True) if sequence == usual]
+    first = alike[0]
+    return HostEvents(first.is_gap, first.name, first.beside, first.tensors, first.computes,
+                      np.median([step.ns for step in alike], axis=0))
+
+
+def measure_overheads(job: Job) -> JobOverheads:
+    """Overheads of all steps of a job's ranks.
+
+    Raises:
+        ForetraceError: no rank has host time inside steps.
+    """
+    parts, totals, notes = [], [], []
+    stalled, stall_ns, computation, events = 0, 0.0, 0.0, None
+    for graph in job.graphs:
+        recorded, events = recorded_overheads(graph)
+        inside = recorded.segments.step >= 0
+        if not inside.any():
+            notes.append(f"Rank {graph.meta.rank} has no steps: its host time is not counted.")
+            continue
+        stalls = recorded.stalls() & inside
+        stalled, stall_ns = stalled + int(stalls.sum()), stall_ns + float(recorded.segments.duration_ns[stalls].sum())
+        computing = _computing(graph)
+        computation += float((computing.end_ns - computing.start_ns).sum())
+        kept = recorded.take(inside & ~stalls)
+        parts.append(kept)
+        totals.append((kept, graph.steps.duration_ns))
+    overheads = fit_overheads(parts, _host(job))
+    steps = sum(len(durations) for _, durations in totals)
+    host = float(sum(part.segments.duration_ns.sum() for part in parts)) / steps
+    return JobOverheads(
+        overheads, _kinds(overheads, steps), steps, host,
+        float(np.concatenate([durations for _, durations in totals]).mean()), (stalled, stall_ns / steps),
+        computation / steps, events, build_program([job.graphs[0]]).reports[0].constants, [*job.notes, *notes])
+
+
+def compare(first: JobOverheads, second: JobOverheads) -> dict[Overhead | None, HostRatio]:
+    """What differs between two jobs' hosts, see ``compare_hosts``."""
+    return compare_hosts(first.overheads, second.overheads)
+
+
+def _waiting(graph: ExecutionGraph) -> Intervals:
+    """When the host's threads wait, as the simulator's program has it."""
+    built = build_program([graph])
+    found = waits(built.program, 0, built.thread_number, built.clock_ns[0])
+    return Intervals.merged(found.thread, found.start_ns, found.end_ns)
+
+
+def _events_of_steps(graph: ExecutionGraph) -> list[HostEvents]:
+    """Every step's events."""
+    ops = graph.ops
+    waiting = _waiting(graph)
+    segments = record(graph, waiting).segments
+    outside = (segments.kind == Overhead.BETWEEN_OPS) | (segments.kind == Overhead.DATA)
+    gaps: Segments = segments.take(outside & (segments.step >= 0))
+    own = exclusive_time(graph)
+    worked = own.end_ns - own.start_ns - waiting.within(own.thread, own.start_ns, own.end_ns)
+    own_ns = np.bincount(own.op, worked, len(ops))
+    begins = np.argsort(graph.steps.start_ns, kind="stable")
+    place = np.searchsorted(graph.steps.start_ns[begins], ops.start_ns, side="right") - 1
+    step = np.where(place >= 0, begins[np.maximum(place, 0)], -1)
+    ended = ops.start_ns >= (graph.steps.start_ns + graph.steps.duration_ns)[step]
+    step = np.where((ops.kind == OpKind.OPERATION) & (step >= 0) & ~ended, step, -1)
+    rows = np.flatnonzero(step >= 0)
+    names = np.array([*graph.strings, ""], dtype=object)
+    name_of = np.append(ops.name, -1)
+    around = np.append(operation_of(graph), -1)[ops.parent]
+    lists = np.append([LISTS in text for text in graph.strings], False)[ops.name]
+    parts = np.bincount(ops.parent[(ops.parent >= 0) & (ops.kind == OpKind.OPERATION)], minlength=len(ops))
+    tensors = np.append(np.where(lists, parts, 0), 0)
+    computes = computing_operations(graph) & graph.computes_on_host
+    # A neighbour in another step is none: what a step begins and ends with is the same in the first and the last.
+    after, before = (np.where((neighbour >= 0) & (step[neighbour] == gaps.step), neighbour, -1)
+                     for neighbour in (gaps.op, gaps.before))
+    columns = {
+        "is_gap": np.concatenate([np.ones(len(gaps), np.bool_), np.zeros(len(rows), np.bool_)]),
+        "name": np.concatenate([names[name_of[after]], names[name_of[rows]]]),
+        "beside": np.concatenate([names[name_of[before]], names[name_of[around[rows]]]]),
+        "tensors": np.concatenate([np.maximum(tensors[after], tensors[before]), tensors[rows]]),
+        "computes": np.concatenate([np.zeros(len(gaps), np.bool_), computes[rows]]),
+        "ns": np.concatenate([gaps.duration_ns, own_ns[rows]]).astype(np.float64)}
+    where = np.concatenate([gaps.step, step[rows]])
+    thread = np.concatenate([gaps.thread, ops.thread[rows]])
+    start = np.concatenate([gaps.start_ns, ops.start_ns[rows]])
+    order = np.lexsort((np.arange(len(where)), start, thread, where))
+    found = []
+    for number in range(len(graph.steps)):
+        mine = order[where[order] == number]
+        if columns["is_gap"][mine].all():
+            continue
+        events = HostEvents(**{key: values[mine] for key, values in columns.items()})
+        once = events.is_gap & (events.tensors == 0) & events.alone()
+        found.append(replace(events, tensors=np.where(once, events.tensors.max(), events.tensors)))
+    return found
+
+
+def _kinds(overheads: HostOverheads, steps: int) -> list[KindRow]:
+    found = [(kind, overheads.table[kind, ANY, ANY]) for kind in Overhead if (kind, ANY, ANY) in overheads.table]
+    total = sum(d.total_ns for _, d in found) or 1.0
+    return [KindRow(kind, d.count / steps, d.total_ns / steps, d.quantiles_ns, d.total_ns / total) for kind, d in found]
+
+
+def _host(job: Job) -> dict[str, Any]:
+    meta = job.graphs[0].meta
+    return {"source": meta.source, "torch": meta.torch_version, "device": meta.device, **meta.versions}
+
+
+def _computing(graph: ExecutionGraph) -> Intervals:
+    """On a CPU (no device work recorded) the own time of operations that compute; empty elsewhere."""
+    if not graph.computes_on_host:
+        return Intervals.merged([], [], [])
+    own = exclusive_time(graph)
+    computes = computing_operations(graph)[own.op]
+    return Intervals.merged(own.thread[computes], own.start_ns[computes], own.end_ns[computes])
+
+
+def computing_operations(graph: ExecutionGraph) -> npt.NDArray[np.bool_]:
+    """Which operations compute: the innermost ones of each family (``aten::addmm`` in ``aten::linear``).
+
+    What is written out in operations of other families (``WRITTEN_OUT``) is computed by these alone.
+    """
+    ops = graph.ops
+    numbers = {family: number for number, family in enumerate(Family)}
+    family = np.array([*(numbers[family_of(name)] for name in graph.strings), numbers[Family.OTHER]])[ops.name]
+    known = (family != numbers[Family.OTHER]) & (ops.kind == OpKind.OPERATION)
+    wraps = np.zeros(len(ops), np.bool_)
+    written_out = np.array([*(name in WRITTEN_OUT for name in graph.strings), False], np.bool_)[ops.name]
+    inner = np.flatnonzero(known)
+    above = ops.parent[inner]
+    while len(inner):
+        inside = above >= 0
+        inner, above = inner[inside], above[inside]
+        wraps[above[(family[above] == family[inner]) | written_out[above]]] = True
+        above = ops.parent[above]
+    return known & ~wraps

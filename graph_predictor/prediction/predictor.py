@@ -1,0 +1,459 @@
+"""``predict``: the step time of a configuration that was never run.
+
+A recorded job is taken apart (``build``), its last steps are repeated back to back until the pace settles, edits change
+its device work, its host time or its launches, every kernel is priced, and the pace is simulated again: the step time,
+an interval, and the critical path that says why. Without edits, a prediction is the replay of those steps.
+
+    job = tracer.read_job("resnet50-V100/")
+    predict(job, [Device("a100-sxm-40g")]).step_time_us
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from graph_predictor.comm.collective_times import CollectiveModel
+from graph_predictor.prediction.closing import Closing, closing
+from graph_predictor.prediction.edit import Edit
+from graph_predictor.prediction.explain import Explained, explain
+from graph_predictor.prediction.host_spread import (
+    drift,
+    least_spread,
+    mean_spread,
+    step_totals,
+    unprofiled_stretches,
+)
+from graph_predictor.prediction.interval import active_interval, step_interval
+from graph_predictor.prediction.loader import loader_of
+from graph_predictor.prediction.memory import lacking_memory, peak_memory
+from graph_predictor.prediction.pricing import KernelTimes, price_kernels, target_device
+from graph_predictor.prediction.repeat import Cycle, Repeated, choose_steps
+from graph_predictor.prediction.result import Prediction, RankPrediction
+from graph_predictor.prediction.rewriting import replaced_kernels, rewrite
+from graph_predictor.prediction.scenario import EditError, Loading, Scenario
+from graph_predictor.prediction.settle import Steady, measure, settle
+from graph_predictor.prediction.state import EditedHost, dress, edit_host, host_changed
+from graph_predictor.prediction.unprofiled import unprofiled, unprofiled_ns
+from graph_predictor.prediction.work import COLLECTIVE, describe_work
+from graph_predictor.recorded.damage import damage_notes
+from graph_predictor.recorded.typical_steps import alike_steps, similar_steps
+from graph_predictor.simulation.build import Built, build_program
+from graph_predictor.simulation.host_pieces import HostPieces, host_pieces
+from graph_predictor.simulation.program import MOST_FACTOR, Float64, Program
+from graph_predictor.simulation.replay import check_recorded
+from graph_predictor.synthesis.retraced import Anchors
+from graph_predictor.synthesis.shape_only import MadeUp, make_up
+from kernel_models.device import DeviceError, DeviceSpec, resolve_device
+from kernel_models.device import device as device_named
+from kernel_models.host.overheads import HostOverheads
+from kernel_models.model import Source
+from kernel_models.pricing import Models
+from kernel_models.trace_calls import FAMILIES
+from tracer.errors import ForetraceError
+from tracer.graph import SHAPE_ONLY, ExecutionGraph, KernelKind
+from tracer.job import Job
+
+CPU = "cpu"
+UNLIKE_MEASURED = 0.02
+"""A steady state this far from the measured steps is reported."""
+
+
+class Baseline:
+    """A recorded job made ready for predictions: built, described and cut into pieces once, edited any number of times.
+
+    Args:
+        job: a job, its graphs, or one rank's graph.
+        steps: which recorded steps to repeat, see ``choose_steps``; by default the last ones that launch the same work.
+        device: where it was recorded, if the trace does not say or is not to be believed.
+        models: fitted models of that device.
+        host: of a step traced by shapes alone, the overheads of the host it would run on.
+        collectives: of a step traced by shapes alone, the cluster it would run on.
+        origin: of a step traced by shapes alone, the recorded one whose times stand for its own; see ``retraced``.
+        profiled: predict the step under the profiler. By default it is the step without it wherever the capture knows
+            what that takes; ``scenario.profiled`` says which it is.
+
+    Raises:
+        ForetraceError: there is nothing to simulate, no step, or no such step.
+    """
+
+    def __init__(self, job: Job | ExecutionGraph | Sequence[ExecutionGraph], steps: str | int | range | None = None, *,
+                 device: DeviceSpec | None = None, models: Models | None = None,
+                 host: HostOverheads | None = None, collectives: CollectiveModel | None = None,
+                 origin: Baseline | None = None, profiled: bool = False) -> None:
+        graphs = [job] if isinstance(job, ExecutionGraph) else list(job.graphs if isinstance(job, Job) else job)
+        if not graphs:
+            raise ForetraceError("There is nothing to predict from: no graph was given. Read a trace or a job first.")
+        self.notes = list(job.notes) if isinstance(job, Job) else []
+        made: MadeUp | None = None
+        anchors: Anchors | None = None
+        if all(graph.meta.era == SHAPE_ONLY for graph in graphs):
+            anchors = None if origin is None else Anchors(origin.scenario, origin.host_spread)
+            made = make_up(graphs, device, models, host, collectives, anchors)
+            graphs, steps = made.built.graphs, None
+        check_recorded(graphs)
+        self.built: Built = build_program(graphs) if made is None else made.built
+        work = describe_work(self.built)
+        similar = similar_steps(graphs) if steps is None else None
+        if made is None and not profiled:
+            self.built = unprofiled(self.built, work, similar)
+        found = choose_steps(self.built, similar if steps is None else steps)
+        if found is None:
+            raise ForetraceError("The trace has no steps to repeat: call prof.step() after each iteration, or capture "
+                                 "with foretrace capture.")
+        self.cycle: Cycle = found
+        self.pieces: HostPieces = host_pieces(self.built)
+        self.scenario: Scenario = Scenario(
+            self.built, self.cycle, work, self.pieces, models=models, source_models=models,
+            source_device=device or _recorded_device(graphs[0]), profiled=self._profiled(origin, made is not None))
+        if made is None:
+            self.scenario = replace(self.scenario, loader=loader_of(self.built, self.cycle))
+        elif origin is not None:
+            assert anchors is not None
+            self.scenario = replace(self.scenario, loader=origin.scenario.loader, origin=anchors.origin)
+        self.made_up = made is not None
+        self.origin = origin
+        self.changes: tuple[str, ...] = ()
+        self._chosen = steps is not None
+        times = unprofiled_stretches(self.built)
+        if self.scenario.profiled or made is not None:
+            # What steps differ by is also what the outliers among them do.
+            alike = choose_steps(self.built, alike_steps(graphs)) if steps is None else self.cycle
+            times = step_totals(self.built, alike or self.cycle, self.pieces)
+        self.host_spread: float = mean_spread(times) if made is None else made.host_spread
+        self.least_spread: float = least_spread(times) if origin is None else origin.least_spread
+        self.drift = drift(times) if made is None else None
+        if made is not None:
+            self.notes += made.notes
+            self.scenario = replace(
+                self.scenario, source_device=made.device, base_source=made.source, base_low=made.low,
+                base_high=made.high, base_host=made.host_source, host_spread=made.change_spread,
+                warnings=(*self.scenario.warnings, *made.warnings))
+
+    def _profiled(self, origin: Baseline | None, made_up: bool) -> bool:
+        if made_up:
+            return origin is not None and origin.scenario.profiled
+        return self.built.profiled
+
+    def with_models(self, profiles: Mapping[str, Models]) -> Baseline:
+        """The same with fitted models of the device it was recorded on, if there are any under its name."""
+        source = self.scenario.source_device
+        models = profiles.get(source.name) if source is not None else None
+        self.scenario = replace(self.scenario, models=models, source_models=models)
+        return self
+
+    def retraced(self, job: Job | ExecutionGraph | Sequence[ExecutionGraph], change: str = "", *,
+                 collectives: CollectiveModel | None = None) -> Baseline:
+        """This job as a step traced by shapes shows it, at other sizes for instance.
+
+        Times come from the recording wherever one of its operations stands for the traced one: measured where its
+        sizes are the same, else measured × the models' ratio; from models where there is none.
+
+        Args:
+            job: traced by shapes, a graph a rank; ranks beyond the recorded ones take the last one's times.
+            change: what is different, one phrase for reports.
+            collectives: another cluster it would run on.
+
+        Raises:
+            ForetraceError: the job was recorded, or this one was not; or it has no sizes to compare (``EditError``).
+        """
+        graphs = [job] if isinstance(job, ExecutionGraph) else list(job.graphs if isinstance(job, Job) else job)
+        if self.made_up or not all(graph.meta.era == SHAPE_ONLY for graph in graphs):
+            raise ForetraceError("Times go from a recorded step to one that was traced by shapes alone; these are not "
+                                 "of these two kinds.")
+        found = Baseline(job, models=self.scenario.source_models, collectives=collectives, origin=self)
+        found.notes = list(dict.fromkeys([*self.notes, *found.notes]))
+        found.changes = (change,) if change else ()
+        return found
+
+    def with_items(self, items: float | None) -> Baseline:
+        """The same with a known number of samples a step and rank."""
+        self.scenario = replace(self.scenario, items_per_rank=items)
+        return self
+
+    def predict(self, edits: Sequence[Edit] = (), *, price_per_hour: float | None = None) -> Prediction:
+        """Predict the step with edits, in any order that makes sense.
+
+        Raises:
+            EditError: an edit cannot be done, or the price is none; nothing is changed.
+        """
+        if price_per_hour is not None and not 0.0 <= price_per_hour <= MOST_FACTOR:
+            raise EditError(f"A price of {price_per_hour:g} is none: give what one device costs an hour, from 0 to "
+                            f"{MOST_FACTOR:g}.")
+        return self._run(edits).prediction(price_per_hour)
+
+    @cached_property
+    def closing(self) -> Closing:
+        """What the replay of the recording this rests on misses; of a step by models alone, nothing."""
+        if self.origin is not None:
+            return self.origin.closing
+        return Closing() if self.made_up else closing(self.built, self.cycle)
+
+    @cached_property
+    def unlike_measured(self) -> str | None:
+        """Why the unedited step is not the measured one, in a sentence; ``None`` if it is, or was never measured.
+
+        A recording that is no steady state remains one whatever is edited.
+        """
+        if self.made_up or (self._chosen and not self.scenario.profiled):
+            return None
+        step_ns = self._run([]).step_ns
+        recorded = _recorded_ns(self.cycle)
+        measured = recorded if self.scenario.profiled else unprofiled_ns(self.built)
+        if not measured or abs(step_ns / measured - 1.0) <= UNLIKE_MEASURED:
+            return None
+        if not self.scenario.profiled:
+            return (f"The capture's steps took {measured / 1e6:,.3f} ms without the profiler, and {step_ns / 1e6:,.3f} "
+                    f"ms are predicted of them as they are (under it they took {recorded / 1e6:,.3f} ms): the two "
+                    "phases of the capture differ by more than the profiler's cost on the host.")
+        return (f"The recorded steps took {measured / 1e6:.3f} ms: they were no steady state (a queue was filling or "
+                "draining, or ranks had not met), or single pauses fell into them.")
+
+    def settled(self, edits: Sequence[Edit] = ()) -> Settled:
+        """The simulated job behind ``predict``, for reports that look at all of it. Raises as ``predict``."""
+        run = self._run(edits)
+        return Settled(run.scenario, run.steady, tuple(run.edits), tuple(run.said()),
+                       not (self.origin or self).made_up)
+
+    def _run(self, edits: Sequence[Edit]) -> _Run:
+        scenario = self.scenario
+        for edit in edits:
+            scenario = edit.apply(scenario)
+        if edits and (lacking := lacking_memory(scenario)) is not None:
+            raise EditError(lacking)
+        return _Run(self, scenario, [*self.changes, *(edit.describe() for edit in edits)])
+
+
+def predict(job: Job | ExecutionGraph | Sequence[ExecutionGraph], edits: Sequence[Edit] = (), *,
+            steps: int | range | None = None, device: DeviceSpec | None = None, models: Models | None = None,
+            price_per_hour: float | None = None, profiled: bool = False) -> Prediction:
+    """The steady-state step time of a recorded job with edits (``graph_predictor.edits``).
+
+    Args:
+        job, steps, device, models, profiled: see ``Baseline``; to predict often from one job, keep a ``Baseline``.
+        edits: what is different.
+        price_per_hour: of one device, for the cost of a step.
+
+    Raises:
+        ForetraceError: there is nothing to predict from, or an edit cannot be done (``EditError``).
+    """
+    baseline = Baseline(job, steps, device=device, models=models, profiled=profiled)
+    return baseline.predict(edits, price_per_hour=price_per_hour)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A predicted job as it was simulated.
+
+    Attributes:
+        scenario: what was simulated; ``steady`` its copies and their times.
+        edits: what is different, a phrase each.
+        notes: warnings and notes.
+        ran: whether it rests on a recording.
+    """
+
+    scenario: Scenario
+    steady: Steady
+    edits: tuple[str, ...]
+    notes: tuple[str, ...]
+    ran: bool
+
+
+class _Run:
+    """One scenario, priced and simulated."""
+
+    def __init__(self, baseline: Baseline, scenario: Scenario, edits: list[str]) -> None:
+        scenario = rewrite(scenario)
+        self.baseline, self.scenario, self.edits = baseline, scenario, edits
+        self.times: KernelTimes = replaced_kernels(scenario, price_kernels(scenario))
+        self.host: EditedHost = edit_host(scenario)
+        self.steady: Steady = settle(scenario.cycle, lambda copies: self._dressed(copies, self.times.ns, 1.0))
+        self.kinds = np.concatenate([g.kernels.kind for g in scenario.built.graphs])
+
+    def _dressed(self, copies: Repeated, kernel_ns: Float64, host_factor: float) -> Program:
+        return dress(copies, self.host, self.scenario, kernel_ns, host_factor)
+
+    @property
+    def step_ns(self) -> float:
+        """Expected time of a step, of the slowest rank."""
+        return float(self.steady.period_ns.max()) / self.scenario.cycle.steps
+
+    def prediction(self, price_per_hour: float | None) -> Prediction:
+        scenario, cycle, steady = self.scenario, self.scenario.cycle, self.steady
+        host_source = max(scenario.base_host, Source.ANCHORED) if host_changed(scenario) else scenario.base_host
+        ranks = [explain(scenario, steady, self.times, host_source, rank) for rank in range(len(steady.at))]
+        slowest, step_ns = int(np.argmax(steady.period_ns)), self.step_ns
+        low, high = self.baseline.closing.widened(*self._interval(step_ns))
+        chosen = ranks[slowest]
+        per_rank = [self._rank(rank, explained) for rank, explained in enumerate(ranks)]
+        active = max(r.gpu_active_us for r in per_rank)
+        total = sum(chosen.source_ns.values()) or 1.0
+        families, kernel_sources = self._device_time(slowest)
+        target = target_device(scenario)
+        flops = self._flops(slowest)
+        world = max([len(scenario.built.graphs), *(g.meta.world_size for g in scenario.built.graphs)])
+        rests_on = self.baseline.origin or self.baseline
+        made_up = rests_on.made_up
+        return Prediction(
+            step_time_us=step_ns / 1e3, interval_us=(low / 1e3, high / 1e3), gpu_active_us=active,
+            gpu_active_interval_us=self._active_interval(per_rank), bound=chosen.bound,
+            per_rank=per_rank, bounds_us={k: v / cycle.steps / 1e3 for k, v in chosen.bounds.items()},
+            families_us=families, critical_path=chosen.path, profiled=scenario.profiled, ran=not made_up,
+            sources={s.label: chosen.source_ns[s] / total for s in Source if chosen.source_ns.get(s, 0.0) > 0},
+            kernel_sources=kernel_sources, recorded_us=None if made_up else _recorded_ns(rests_on.cycle) / 1e3,
+            unprofiled_us=None if made_up else _microseconds(unprofiled_ns(rests_on.built)), steps=rests_on.cycle.names,
+            device=target.name if target is not None else scenario.built.graphs[0].meta.device,
+            recorded_on="" if made_up else (
+                scenario.source_device.name if scenario.source_device else scenario.built.graphs[0].meta.device),
+            peak_memory_bytes=peak_memory(scenario),
+            items_per_second=None if scenario.items_per_rank is None else (
+                scenario.items_per_rank * world / step_ns * 1e9),
+            flops_per_step=flops or None,
+            mfu=None if target is None or not flops else flops / step_ns / 1e3 / self._peak(target),
+            cost_per_step=None if price_per_hour is None else price_per_hour * world * step_ns / 3.6e12,
+            edits=self.edits, warnings=self._warnings(), notes=self._notes())
+
+    def _rank(self, rank: int, explained: Explained) -> RankPrediction:
+        graph, steps = self.scenario.built.graphs[rank], self.scenario.cycle.steps
+        return RankPrediction(
+            graph.meta.rank if graph.meta.rank >= 0 else rank, float(self.steady.period_ns[rank]) / steps / 1e3,
+            explained.active_ns / steps / 1e3, explained.bound,
+            {name: ns / steps / 1e3 for name, ns in explained.bounds.items()})
+
+    def _in_cycle(self, rank: int) -> np.ndarray:
+        program = self.scenario.built.program
+        rows = np.arange(program.kernel_ptr[rank], program.kernel_ptr[rank + 1])
+        return rows[self.scenario.cycle.kernel[rows]]
+
+    def _device_time(self, rank: int) -> tuple[dict[str, float], dict[str, float]]:
+        """Device time a step by family (µs), and shares of it by source."""
+        rows = self._in_cycle(rank)
+        ns, family = self.times.ns[rows], self.times.family[rows]
+        sums = np.bincount(family, weights=ns, minlength=COLLECTIVE + 1) / self.scenario.cycle.steps / 1e3
+        names = [*(f.value for f in FAMILIES), "collective"]
+        source = self.times.source[rows]
+        by_source = {s.label: float(ns[source == s].sum()) for s in Source}
+        return ({names[i]: float(sums[i]) for i in np.argsort(-sums, kind="stable").tolist() if sums[i] > 0},
+                {label: time / float(ns.sum()) for label, time in by_source.items() if time > 0})
+
+    def _active_interval(self, ranks: list[RankPrediction]) -> tuple[float, float]:
+        """80% interval of the most active rank's GPU time a step, µs."""
+        most = max(range(len(ranks)), key=lambda rank: ranks[rank].gpu_active_us)
+        rows = self._in_cycle(most)
+        rows = rows[self.kinds[rows] != KernelKind.COLLECTIVE]
+        weight = np.zeros(len(self.times.ns))
+        weight[rows] = self.times.ns[rows] / self.scenario.cycle.steps / 1e3
+        return active_interval(self.times, weight, ranks[most].gpu_active_us, self.baseline.least_spread)
+
+    def _flops(self, rank: int) -> float:
+        """Floating-point operations a step; 0 where sizes are not known for most of the device time."""
+        work, rows = self.scenario.work, self._in_cycle(rank)
+        pieces = np.unique(work.piece[rows])
+        pieces = pieces[pieces >= 0]
+        time = work.measured_ns[pieces]
+        if not len(pieces) or time[~work.sized[pieces]].sum() > 0.1 * time.sum():
+            return 0.0
+        by_group = np.array([sum(c.flops for c in self.scenario.calls.get(i, calls))
+                             for i, calls in enumerate(work.calls)])
+        return float(by_group[work.group[pieces]].sum()) / self.scenario.cycle.steps
+
+    def _peak(self, target: DeviceSpec) -> float:
+        """Peak rate of the type most floating-point operations are of, 10¹² operations/s."""
+        counts: dict[str, float] = {}
+        for calls in self.scenario.work.calls:
+            for call in calls:
+                counts[call.dtype] = counts.get(call.dtype, 0.0) + call.flops
+        return target.peak_tflops(max(counts, key=lambda name: counts[name]), matrix=True)
+
+    def _interval(self, step_ns: float) -> tuple[float, float]:
+        scenario, repeated = self.scenario, self.steady.repeated
+        spread = self.baseline.host_spread
+        if scenario.host_spread is not None:
+            spread = float(np.hypot(spread, scenario.host_spread))
+        weight = np.where(scenario.cycle.kernel, self.times.ns, 0.0)
+
+        trainer = replace(self.host, workers=np.zeros_like(self.host.workers))
+
+        def simulated(factor: Float64, host_factor: float) -> float:
+            program = dress(repeated, trainer, scenario, self.times.ns * factor, host_factor)
+            return float(measure(repeated, program).period_ns.max()) / scenario.cycle.steps
+
+        events = len(repeated.program.item_kind) + len(repeated.program.kernel_item)
+        alone = simulated(np.ones(len(self.times.ns)), 1.0) if self.host.workers.any() else step_ns
+        low, high = step_interval(simulated, self.times, weight, spread, alone, events)
+        if scenario.loader is not None and scenario.loading is Loading.INLINE:
+            # The step is the longer of two that know nothing of each other: the training process, and its workers.
+            at_least = scenario.loader.step_at_least()
+            low, high = max(low, at_least[0]), max(high, at_least[1])
+        # A step that an edit makes up is no surer than the recorded one it starts from: what steps differ by goes
+        # with the host time that an edit takes away, and comes back with whatever decides instead.
+        least = max(self.baseline.least_spread, self.baseline.host_spread if self.edits else 0.0)
+        return min(low, step_ns * math.exp(-least)), max(high, step_ns * math.exp(least))
+
+    def said(self) -> list[str]:
+        """Warnings and notes."""
+        return [*(f"Warning: {text}" for text in self._warnings()), *self._notes()]
+
+    def _warnings(self) -> list[str]:
+        found = [*self.scenario.warnings]
+        built = self.scenario.built
+        if (lacking := lacking_memory(self.scenario)) is not None:
+            found.append(lacking)
+        if not self.steady.settled:
+            found.append("The pace of the repeated step had not settled.")
+        if self.baseline.drift is not None and self.scenario.host_ns is None:
+            found.append(f"Host time changed by {np.expm1(self.baseline.drift):+.0%} from the first to the last of the "
+                         f"{'repeated' if self.scenario.profiled else 'timed'} steps: the machine was changing its "
+                         "speed, and steps to come may go on with it.")
+        found += self.baseline.closing.warnings()
+        if (unlike := (self.baseline.origin or self.baseline).unlike_measured) is not None:
+            found.append(unlike)
+        world = max((g.meta.world_size for g in built.graphs), default=1)
+        collective = any((g.kernels.kind == KernelKind.COLLECTIVE).any() for g in built.graphs)
+        if collective and world > len(built.graphs) and not self.baseline.made_up:
+            found.append(f"{len(built.graphs)} of {world} ranks were recorded: collectives keep their recorded "
+                         "durations, "
+                         "other ranks' late arrival among them.")
+        return found
+
+    def _notes(self) -> list[str]:
+        notes = [*self.baseline.notes, *damage_notes(self.scenario.built.graphs), *self.scenario.built.rendezvous.notes,
+                 *self.scenario.notes, *self.times.notes]
+        recorded = self.baseline.origin or self.baseline
+        if self.scenario.profiled and not recorded.made_up:
+            without = unprofiled_ns(recorded.built)
+            notes.append("Times are those under the profiler" + (
+                ": nothing says what the step takes without it (foretrace capture times that too)." if without is None
+                else f"; without it the recorded step took {without / 1e6:,.3f} ms (median)."))
+        if self.scenario.loader is not None and self.scenario.loading is Loading.INLINE:
+            notes.append(self.scenario.loader.note(self.step_ns))
+        if not len(self.scenario.built.program.kernel_item):
+            notes.append("The trace has no GPU work: the step is host time throughout.")
+        return list(dict.fromkeys(notes))
+
+
+def _recorded_ns(cycle: Cycle) -> float:
+    """Mean of the recorded steps, of the slowest rank, ns; time between them is in none."""
+    return max(float(cycle.recorded_ns(rank).mean()) for rank in range(len(cycle.row)))
+
+
+def _microseconds(ns: float | None) -> float | None:
+    return None if ns is None else ns / 1e3
+
+
+def _recorded_device(graph: ExecutionGraph) -> DeviceSpec | None:
+    meta = graph.meta
+    if not meta.device:
+        # Without device work the operations themselves computed: on the host.
+        return device_named(CPU) if graph.computes_on_host else None
+    try:
+        return resolve_device(meta.device, meta.device_memory_bytes, meta.sm_count)
+    except DeviceError:
+        return None
+
+
+__all__ = ["Baseline", "EditError", "Prediction", "predict"]

@@ -1,0 +1,36 @@
+"""The best alignment of two sequences of operations: only equal names meet, and likeness decides among the ways.
+
+The classic dynamic programme (Needleman & Wunsch 1970) in a band around the diagonal, compiled (``alignment_loop``).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graph_predictor.simulation.program import Int64
+
+CELLS = 16_000_000
+"""With fewer cells than this everything is compared with everything; longer sequences get a band, as wide as they
+differ in length."""
+MOST_CELLS = 200_000_000
+"""A byte each: a band is no wider than this allows."""
+LEAST_BAND = 256
+
+
+def best_pairs(one: Int64, other: Int64) -> Int64:
+    """For each element of ``one`` the index of its partner in ``other``, -1 for none, [n]; the order is kept.
+
+    Args:
+        one: of each element its name, and what else makes a pair more alike: what lies within (or around) it, its
+            module, its shapes, as numbers, [4, n]. ``alignment_loop`` says what each is worth.
+        other: the same of the other sequence, [4, m].
+    """
+    n, m = one.shape[1], other.shape[1]
+    if not n or not m:
+        return np.full(n, -1, np.int64)
+    from graph_predictor.recorded.alignment_loop import align_band
+
+    wanted = max(abs(n - m) + LEAST_BAND, CELLS // (2 * n))
+    band = min(wanted, max(LEAST_BAND, MOST_CELLS // (2 * n)))
+    found: Int64 = align_band(one, other, min(band, m))
+    return found

@@ -1,0 +1,174 @@
+"""Which operation a host thread was in at any time: its operations' exclusive time as disjoint intervals.
+
+::
+
+    ops        |------- aten::linear -------|     |-- aten::relu --|
+                  |-- aten::addmm --|
+    intervals  |l||      addmm      |linear|      |      relu      |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from graph_predictor.simulation.program import Int32, Int64, ItemKind, Program
+from tracer.graph import NONE, ExecutionGraph, OpKind
+
+
+@dataclass
+class HostTime:
+    """Disjoint intervals sorted by (thread, start), ns of the rank's window; ``op`` is the innermost operation."""
+
+    thread: Int64
+    start_ns: Int64
+    end_ns: Int64
+    op: Int64
+
+    def between(self, start: int, end: int) -> HostTime:
+        """The intervals cut to [start, end). Takes as long as there are threads and intervals in there."""
+        found = []
+        for first, last in self._threads:
+            low = first + int(np.searchsorted(self._latest_end[first:last], start, side="right"))
+            found.append(np.arange(low, first + int(np.searchsorted(self.start_ns[first:last], end, side="left"))))
+        rows = np.concatenate([np.zeros(0, np.int64), *found])
+        rows = rows[self.end_ns[rows] > start]
+        return HostTime(self.thread[rows], np.maximum(self.start_ns[rows], start), np.minimum(self.end_ns[rows], end),
+                        self.op[rows])
+
+    @classmethod
+    def ordered(cls, thread: Int64, start_ns: Int64, end_ns: Int64, op: Int64) -> HostTime:
+        """Intervals given in any order."""
+        order = np.lexsort((start_ns, thread))
+        return cls(thread[order], start_ns[order], end_ns[order], op[order])
+
+    @cached_property
+    def _threads(self) -> list[tuple[int, int]]:
+        """First row and end of each thread's intervals."""
+        bounds = np.concatenate([[0], np.flatnonzero(np.diff(self.thread)) + 1, [len(self.thread)]])
+        return [(low, high) for low, high in pairwise(bounds.tolist()) if low < high]
+
+    @cached_property
+    def _latest_end(self) -> Int64:
+        """The latest end of a thread's intervals up to each."""
+        return np.concatenate([np.zeros(0, np.int64), *(
+            np.maximum.accumulate(self.end_ns[first:last]) for first, last in self._threads)])
+
+
+@dataclass(slots=True)
+class Pieces:
+    """Parts of some queried intervals: ``query`` is the row asked for, ``op`` -1 where no operation ran."""
+
+    query: Int64
+    op: Int64
+    ns: Int64
+
+
+def exclusive_time(graph: ExecutionGraph) -> HostTime:
+    """The innermost operation of every thread over time. Annotations (``ProfilerStep#3``) are no operations."""
+    ops = graph.ops
+    rows = np.nonzero((ops.kind == OpKind.OPERATION) & (ops.duration_ns > 0))[0]
+    if not len(rows):
+        none = np.zeros(0, np.int64)
+        return HostTime(none, none, none, none)
+    parent = operation_of(graph)[ops.parent[rows]]
+    parent = np.where(ops.parent[rows] >= 0, parent, NONE)
+    depth = _depths(ops.parent)[rows]
+    start = ops.start_ns[rows]
+    # At a start the operation takes over, at its end its parent does. At one instant ends come first, inner ones
+    # before outer ones, then starts, outer ones before inner ones.
+    time = np.concatenate([start, start + ops.duration_ns[rows]])
+    thread = np.concatenate([ops.thread[rows], ops.thread[rows]]).astype(np.int64)
+    now = np.concatenate([rows, parent]).astype(np.int64)
+    begins = np.concatenate([np.ones(len(rows), np.int8), np.zeros(len(rows), np.int8)])
+    order = np.lexsort((np.concatenate([depth, -depth]), begins, time, thread))
+    time, thread, now = time[order], thread[order], now[order]
+    kept = (thread[1:] == thread[:-1]) & (time[1:] > time[:-1]) & (now[:-1] >= 0)
+    return HostTime(thread[:-1][kept], time[:-1][kept], time[1:][kept], now[:-1][kept])
+
+
+def operation_of(graph: ExecutionGraph) -> Int64:
+    """For every row of ``ops`` the nearest row at or above it that is an operation (-1: only annotations)."""
+    ops = graph.ops
+    found = np.arange(len(ops), dtype=np.int64)
+    while True:
+        annotation = (found >= 0) & (ops.kind[found] == OpKind.ANNOTATION) if len(ops) else np.zeros(0, np.bool_)
+        if not annotation.any():
+            return found
+        found[annotation] = ops.parent[found[annotation]]
+
+
+def _depths(parent: Int32) -> Int64:
+    """Number of ancestors of each row, level by level."""
+    depth = np.zeros(len(parent), np.int64)
+    above = parent.astype(np.int64)
+    while (inside := above >= 0).any():
+        depth[inside] += 1
+        above[inside] = parent[above[inside]]
+    return depth
+
+
+def split(host: HostTime, thread: Int64, start: Int64, end: Int64) -> Pieces:
+    """Cut intervals of threads at the borders of operations.
+
+    Args:
+        host: The threads' exclusive time.
+        thread: Thread of each queried interval; -1 where it is not known.
+        start: Begin of each (ns of the window).
+        end: End of each.
+
+    Returns:
+        The pieces, by query. Those of one query add up to its length exactly.
+    """
+    thread, start, end = (np.asarray(a, np.int64) for a in (thread, start, end))
+    length = np.maximum(end - start, 0)
+    queries = np.arange(len(length), dtype=np.int64)
+    if not len(host.op) or not len(length):
+        return Pieces(queries, np.full(len(length), NONE, np.int64), length)
+    # One sortable number for (thread, time).
+    low, high = int(min(host.start_ns.min(), start.min())), int(max(host.end_ns.max(), end.max()))
+    span = high - low + 1
+    first = np.searchsorted(host.thread * span + host.end_ns - low, thread * span + start - low, side="right")
+    last = np.searchsorted(host.thread * span + host.start_ns - low, thread * span + end - low, side="left")
+    count = np.where(length > 0, np.maximum(last - first, 0), 0)
+    query = np.repeat(queries, count)
+    row = np.arange(len(query)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
+    ns = np.minimum(host.end_ns[row], end[query]) - np.maximum(host.start_ns[row], start[query])
+    covered = np.zeros(len(length), np.int64)
+    np.add.at(covered, query, ns)
+    rest = np.nonzero(length > covered)[0]
+    return Pieces(
+        np.concatenate([query, rest]), np.concatenate([host.op[row], np.full(len(rest), NONE, np.int64)]),
+        np.concatenate([ns, (length - covered)[rest]]),
+    )
+
+
+def waits(program: Program, rank: int, thread_number: list[int], clock_ns: int) -> HostTime:
+    """When each thread of a rank waited in the recording: blocked in calls, for another thread, or for data.
+
+    Args:
+        program: The program as built: its work and costs have all waiting taken out.
+        rank: Position of the rank.
+        thread_number: Thread of the graph for each of the program.
+        clock_ns: Start of the rank's window on the job's clock.
+
+    Returns:
+        Intervals in ns of the window; their ``op`` is not set (-1).
+    """
+    thread = program.item_thread()
+    mine = np.nonzero(program.thread_rank[thread] == rank)[0]
+    start, end = program.recorded_item_start[mine], program.recorded_item_end[mine]
+    number = np.array([*thread_number, NONE], np.int64)[thread[mine]] if thread_number else np.full(len(mine), NONE)
+    follows = np.zeros(len(mine), np.bool_)
+    follows[1:] = thread[mine][1:] == thread[mine][:-1]
+    before = np.where(follows, np.concatenate([[0], end[:-1]])[: len(mine)], start)
+    from_before = np.minimum(before + program.item_work[mine], start)
+    blocked = np.where(program.item_kind[mine] == ItemKind.CALL, end - start - program.item_cost[mine], 0)
+    low = np.concatenate([from_before, end - np.maximum(blocked, 0)]) - clock_ns
+    high = np.concatenate([start, end]) - clock_ns
+    kept = low < high
+    return HostTime.ordered(np.concatenate([number, number])[kept].astype(np.int64), low[kept], high[kept],
+                            np.full(int(kept.sum()), NONE, np.int64))

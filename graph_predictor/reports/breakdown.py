@@ -1,0 +1,438 @@
+"""Where a step's time goes: by bound, by operation, by module, by kernel, and along the critical path.
+
+Times by bound and the critical path come from the simulated timeline and add up to the simulated step exactly. Host
+time by operation is as recorded, exclusive (an operation's own, not that of operations it calls) and with waiting
+taken out, and so is the profiler's cost where the replay is without it; GPU time is the simulated duration of the work
+an operation launched.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from graph_predictor.prediction.result import which_times
+from graph_predictor.recorded.host_time import exclusive_time, operation_of, split, waits
+from graph_predictor.recorded.module_paths import with_backward_modules
+from graph_predictor.recorded.typical_steps import left_out, typical_of_ranks
+from graph_predictor.simulation.critical_path import Bound, Causes, critical_path, window_path
+from graph_predictor.simulation.deciding import StreamEnds, decides
+from graph_predictor.simulation.path_attribution import attribute_path, bound_sums
+from graph_predictor.simulation.program import Int32, Int64, whole_ns
+from graph_predictor.simulation.replay import WINDOW, Replay, ReplayedStep
+from tracer.errors import ForetraceError
+from tracer.graph import NONE, ExecutionGraph, OpKind
+
+_CALLS, _HOST, _WAITING, _GPU = range(4)
+OUTSIDE = "outside any op"
+"""Name of host time in no operation: Python, the framework's own code, the profiler; and of what it launched."""
+NO_LAUNCH = "launch not recorded"
+"""Name of GPU work whose launch the window does not hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathEntry:
+    """Critical-path time of one operation in one module and bound, ns.
+
+    ``operation`` is the kernel's name where the operation that launched a kernel was not recorded.
+    """
+
+    operation: str
+    module: str
+    bound: Bound
+    time_ns: int
+    segments: int
+
+
+@dataclass(frozen=True, slots=True)
+class OperationTime:
+    """One operation name: calls, own host time without waiting, waiting, and GPU time it launched (ns)."""
+
+    operation: str
+    calls: int
+    host_ns: int
+    waiting_ns: int
+    gpu_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleTime:
+    """The same of one module path; empty for operations in no module."""
+
+    module: str
+    calls: int
+    host_ns: int
+    waiting_ns: int
+    gpu_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """One kernel name; ``share`` is of the GPU time of the same step or mean."""
+
+    kernel: str
+    count: int
+    total_ns: int
+    share: float
+
+    @property
+    def mean_ns(self) -> float:
+        """Mean duration."""
+        return self.total_ns / self.count if self.count else 0.0
+
+
+@dataclass(slots=True)
+class Totals:
+    """The five views of one step, or of several added up; each list begins with its largest entry."""
+
+    bounds: dict[Bound, int]
+    path: list[PathEntry] = field(default_factory=list)
+    operations: list[OperationTime] = field(default_factory=list)
+    modules: list[ModuleTime] = field(default_factory=list)
+    kernels: list[KernelTime] = field(default_factory=list)
+
+    def to_json(self, top: int | None = None) -> dict[str, Any]:
+        """Plain values for JSON, microseconds; at most ``top`` entries a list."""
+        total = sum(self.bounds.values())
+        return {
+            "bounds_us": {bound.label: ns / 1e3 for bound, ns in self.bounds.items()},
+            "critical_path": [
+                {"operation": e.operation, "module": e.module or None, "bound": e.bound.label,
+                 "time_us": e.time_ns / 1e3, "share": e.time_ns / total if total else 0.0, "segments": e.segments}
+                for e in self.path[:top]],
+            "operations": [{"operation": e.operation, **_host_json(e)} for e in self.operations[:top]],
+            "modules": [{"module": e.module or None, **_host_json(e)} for e in self.modules[:top]],
+            "kernels": [
+                {"kernel": e.kernel, "count": e.count, "total_us": e.total_ns / 1e3, "mean_us": e.mean_ns / 1e3,
+                 "share": e.share} for e in self.kernels[:top]],
+        }
+
+
+@dataclass(slots=True)
+class StepBreakdown:
+    """One step of one rank, ns. The bounds, and the path's entries, add up to ``simulated_ns``; ``bound`` is what
+    decides steps like it, as ``predict`` has it (see ``deciding``)."""
+
+    rank: int
+    name: str
+    measured_ns: int
+    simulated_ns: int
+    totals: Totals
+    bound: str
+    typical: bool = True
+    """Whether it is one of the steps that stand for the step."""
+
+
+@dataclass(slots=True)
+class Breakdown:
+    """The steps asked for, in the order of the replay, and what to know when reading them."""
+
+    steps: list[StepBreakdown]
+    notes: list[str] = field(default_factory=list)
+    profiled: bool = True
+    """Whether times are those under the profiler (``measured_ns`` is in any case)."""
+
+    @property
+    def typical(self) -> list[StepBreakdown]:
+        """The steps that stand for the step: all but outliers."""
+        return [step for step in self.steps if step.typical]
+
+    @property
+    def step_ns(self) -> float:
+        """The step: mean of the typical ones, of the slowest rank."""
+        return slowest_mean((step.rank, step.simulated_ns) for step in self.typical)
+
+    def total(self) -> Totals:
+        """All typical steps of all ranks added up."""
+        return _added(step.totals for step in self.typical)
+
+    def to_json(self, top: int | None = None) -> dict[str, Any]:
+        """Plain values for JSON, microseconds; at most ``top`` entries a list."""
+        return {
+            "times": which_times(self.profiled), "step_time_us": self.step_ns / 1e3,
+            "steps": [
+                {"rank": s.rank, "step": s.name, "measured_us": s.measured_ns / 1e3,
+                 "simulated_us": s.simulated_ns / 1e3, "typical": s.typical, "bound": s.bound,
+                 **s.totals.to_json(top)} for s in self.steps],
+            "notes": self.notes,
+        }
+
+
+def breakdown(replay: Replay, *, step: str | None = None) -> Breakdown:
+    """Break the replayed steps down.
+
+    Args:
+        replay: A replay.
+        step: Only this step of every rank: its name, or its number within the rank (from 0; negative from the end).
+
+    Raises:
+        ForetraceError: No rank has such a step.
+    """
+    graphs = replay.graphs
+    positions = {(g.meta.rank if g.meta.rank >= 0 else i): i for i, g in enumerate(graphs)}
+    chosen = choose_steps(replay.steps, step)
+    typical = chosen if step is not None else typical_steps(chosen)
+    ranks: dict[int, _Rank] = {}
+    causes = Causes(replay.program, replay.simulated, [g.kernels.kind for g in graphs])
+    steps = []
+    for one in chosen:
+        position = positions[one.rank]
+        if position not in ranks:
+            ranks[position] = _Rank(replay, position, causes)
+        steps.append(replace(ranks[position].step(one), typical=one in typical))
+    notes = list(replay.notes)
+    if len(typical) < len(chosen):
+        notes.append(f"{left_out(len(typical), len(chosen))} of the mean.")
+    if not len(replay.program.kernel_item):
+        notes.append("The trace has no GPU work: all time is the host's, and the step is a playback of it.")
+    if replay.graphs and not any((g.ops.module >= 0).any() for g in graphs):
+        notes.append(_without_modules(replay.graphs))
+    return Breakdown(steps, notes, replay.profiled)
+
+
+def _without_modules(graphs: list[ExecutionGraph]) -> str:
+    """What to do about a trace that names no modules."""
+    flags = graphs[0].meta.profiler_flags
+    if flags.get("with_stack"):
+        return "The trace names no modules, although stacks were recorded: no operation ran inside a torch.nn.Module."
+    although = " (with_modules=True names those of TorchScript alone)" if flags.get("with_modules") else ""
+    return f"The trace names no modules{although}: record with with_stack=True (foretrace capture --stacks)."
+
+
+def choose_steps(steps: list[ReplayedStep], wanted: str | None) -> list[ReplayedStep]:
+    """The steps of that name, or of that number within each rank; all without a wish.
+
+    Raises:
+        ForetraceError: No rank has such a step.
+    """
+    if wanted is None:
+        return list(steps)
+    named = [s for s in steps if s.name == wanted]
+    if named:
+        return named
+    by_rank: dict[int, list[ReplayedStep]] = {}
+    for s in steps:
+        by_rank.setdefault(s.rank, []).append(s)
+    try:
+        number = int(wanted)
+    except ValueError:
+        number = None
+    if number is not None:
+        found = [own[number] for own in by_rank.values() if -len(own) <= number < len(own)]
+        if found:
+            return found
+    names = list(dict.fromkeys(s.name for s in steps))
+    listed = ", ".join(names[:6]) + (f" … {names[-1]}" if len(names) > 6 else "")
+    most = max((len(own) for own in by_rank.values()), default=0)
+    raise ForetraceError(f"There is no step {wanted!r}: the trace has {listed}; give one of these names, or a number "
+                         f"from 0 to {most - 1}.")
+
+
+def typical_steps(steps: list[ReplayedStep]) -> list[ReplayedStep]:
+    """Return the steps, of all ranks, that stand for the step: all but outliers."""
+    by_rank: dict[int, list[ReplayedStep]] = {}
+    for one in steps:
+        by_rank.setdefault(one.rank, []).append(one)
+    kept = typical_of_ranks([np.array([one.measured_ns for one in own], np.int64) for own in by_rank.values()])
+    found = {id(one) for own, mask in zip(by_rank.values(), kept, strict=True)
+             for one, keep in zip(own, mask.tolist(), strict=True) if keep}
+    return [one for one in steps if id(one) in found]
+
+
+def slowest_mean(times: Iterable[tuple[int, int]]) -> float:
+    """Return the largest of the ranks' mean times, ns; of no time 0.
+
+    Args:
+        times: rank and time, ns.
+    """
+    by_rank: dict[int, list[int]] = {}
+    for rank, ns in times:
+        by_rank.setdefault(rank, []).append(ns)
+    return max((sum(own) / len(own) for own in by_rank.values()), default=0.0)
+
+
+class _Rank:
+    """What all steps of one rank share; a step then takes as long as its own events."""
+
+    def __init__(self, replay: Replay, position: int, causes: Causes) -> None:
+        built = replay.built
+        self.replay, self.position, self.causes = replay, position, causes
+        self.graph: ExecutionGraph = with_backward_modules(built.graphs[position])
+        self.host = exclusive_time(self.graph)
+        self.share = None if built.without_profiler is None else built.without_profiler.shares[position]
+        self.waits = waits(built.recorded_program, position, built.thread_number, built.clock_ns[position])
+        self.operation = np.append(operation_of(self.graph), NONE)
+        low, high = int(replay.program.kernel_ptr[position]), int(replay.program.kernel_ptr[position + 1])
+        self.kernel_ns = (replay.simulated.kernel_end - replay.simulated.kernel_start)[low:high]
+        self.ends = StreamEnds(self.graph, low)
+        ops, kernels = self.graph.ops, self.graph.kernels
+        self.ops_of = _ByStep(np.where(ops.kind == OpKind.OPERATION, ops.step, NONE))
+        self.kernels_of = _ByStep(kernels.step)
+        self.modules = bool((ops.module >= 0).any())
+        orphans = np.flatnonzero(kernels.launch < 0)
+        self.orphans = orphans[np.argsort(kernels.start_ns[orphans], kind="stable")]
+        self.orphans_start = kernels.start_ns[self.orphans]
+
+    def step(self, step: ReplayedStep) -> StepBreakdown:
+        replay, graph = self.replay, self.graph
+        if step.name == WINDOW:
+            row, start, end, thread = NONE, 0, max(graph.meta.window_ns, 1), NONE
+            path = window_path(replay.program, replay.simulated, replay.graphs, self.position)
+        else:
+            row = int(replay.program.item_row[step.begin_item])
+            start = int(graph.steps.start_ns[row])
+            end, thread = start + int(graph.steps.duration_ns[row]), int(graph.steps.thread[row])
+            path = critical_path(replay.program, replay.simulated, replay.graphs, step.begin_item, step.end_item,
+                                 causes=self.causes)
+        pieces = attribute_path(replay, path, self.position, self.host, self.operation, self.share)
+        entries = self._path_entries(pieces.bound, pieces.op, pieces.kernel, pieces.ns)
+        operations, modules = self._host_views(row, start, end, thread)
+        totals = Totals(bound_sums(path), entries, operations, modules, self._kernels(row, start, end))
+        bounds = {bound.label: float(ns) for bound, ns in totals.bounds.items()}
+        return StepBreakdown(step.rank, step.name, step.measured_ns, step.replayed_ns, totals,
+                             decides(replay, step, self.ends, bounds, self.causes))
+
+    def _path_entries(self, bound: np.ndarray, op: Int64, kernel: Int64, ns: Int64) -> list[PathEntry]:
+        graph = self.graph
+        name = np.full(len(op), NONE, np.int64)
+        module = np.full(len(op), NONE, np.int64)
+        known = op >= 0
+        name[known], module[known] = graph.ops.name[op[known]], graph.ops.module[op[known]]
+        alone = ~known & (kernel >= 0)
+        name[alone] = graph.kernels.name[kernel[alone]]
+        keys, place, count = np.unique(
+            np.stack([name, module, bound.astype(np.int64)]), axis=1, return_inverse=True, return_counts=True)
+        sums = np.zeros(keys.shape[1], np.int64)
+        np.add.at(sums, place.reshape(-1), ns)
+        return _largest_path([
+            PathEntry(graph.string(n) or OUTSIDE, graph.string(m), Bound(b), int(total), int(c))
+            for (n, m, b), total, c in zip(keys.T.tolist(), sums, count, strict=True)])
+
+    def _host_views(self, row: int, start: int, end: int, thread: int) -> tuple[list[OperationTime], list[ModuleTime]]:
+        graph, ops = self.graph, self.graph.ops
+        own = self.host.between(start, end)
+        waiting = self.waits.between(start, end)
+        blocked = split(own, waiting.thread, waiting.start_ns, waiting.end_ns)
+        # Two more slots: one for what is in no operation, one for device work whose launch is unknown.
+        nowhere, unknown = len(ops), len(ops) + 1
+        own_ns = own.end_ns - own.start_ns
+        inside = blocked.op >= 0
+        found = [(own.op, _HOST, own_ns), (blocked.op[inside], _HOST, -blocked.ns[inside]),
+                 (blocked.op[inside], _WAITING, blocked.ns[inside])]
+        if thread >= 0:
+            # Outside any operation only the step's own thread counts: others are idle there.
+            outside = (waiting.thread[blocked.query] == thread) & ~inside
+            waited = int(blocked.ns[outside].sum())
+            rest = end - start - int(own_ns[own.thread == thread].sum()) - waited
+            at = np.array([nowhere])
+            found += [(at, _WAITING, np.array([waited])), (at, _HOST, np.array([rest]))]
+        if self.share is not None:
+            found = [(op, which, whole_ns(ns * self.share[op]) if which == _HOST else ns) for op, which, ns in found]
+        kernels = self._in_step(row, start, end)
+        launched_by = self.operation[graph.kernels.op[kernels]]
+        launched_by[launched_by < 0] = nowhere
+        launched_by[graph.kernels.launch[kernels] < 0] = unknown
+        called = np.flatnonzero(ops.kind == OpKind.OPERATION) if row < 0 else self.ops_of.rows(row)
+        found += [(launched_by, _GPU, self.kernel_ns[kernels]), (called, _CALLS, np.ones(len(called), np.int64))]
+        op = np.concatenate([each[0] for each in found]).astype(np.int64)
+        what = np.repeat([each[1] for each in found], [len(each[0]) for each in found])
+        ns = np.concatenate([each[2] for each in found]).astype(np.int64)
+        known = op < nowhere
+        tables: list[list[tuple[str, list[int]]]] = []
+        for column in (ops.name, ops.module):
+            code = np.where(known, NONE, nowhere - op + NONE).astype(np.int64)
+            code[known] = column[op[known]]
+            keys, place = np.unique(code, return_inverse=True)
+            sums = np.zeros((4, len(keys)), np.int64)
+            np.add.at(sums, (what, place.reshape(-1)), ns)
+            used = sums.any(axis=0)
+            tables.append([(graph.string(k) if k >= 0 else {NONE: "", NONE - 1: NO_LAUNCH}[k], values)
+                           for k, values in zip(keys[used].tolist(), sums[:, used].T.tolist(), strict=True)])
+        by_name, by_module = tables
+        modules = [ModuleTime(n, *values) for n, values in by_module] if self.modules else []
+        return _largest([OperationTime(n or OUTSIDE, *values) for n, values in by_name]), _largest(modules)
+
+    def _in_step(self, row: int, start: int, end: int) -> Int64:
+        """Device work launched in a step; orphans count where they started."""
+        if row < 0:
+            return np.arange(len(self.graph.kernels))
+        low, high = np.searchsorted(self.orphans_start, (start, end))
+        return np.union1d(self.kernels_of.rows(row), self.orphans[low:high])
+
+    def _kernels(self, row: int, start: int, end: int) -> list[KernelTime]:
+        rows = self._in_step(row, start, end)
+        keys, place, count = np.unique(self.graph.kernels.name[rows], return_inverse=True, return_counts=True)
+        sums = np.zeros(len(keys), np.int64)
+        np.add.at(sums, place.reshape(-1), self.kernel_ns[rows])
+        return _largest_kernels(
+            (self.graph.string(k), int(c), int(s)) for k, c, s in zip(keys.tolist(), count, sums, strict=True))
+
+
+class _ByStep:
+    """Rows by the step they are in, found without looking at those of other steps."""
+
+    def __init__(self, step: Int32) -> None:
+        self.order = np.argsort(step, kind="stable")
+        # As wide as what is looked up, or all of it would be converted for each look-up.
+        self.sorted = step[self.order].astype(np.int64)
+
+    def rows(self, step: int) -> Int64:
+        """Rows of one step, in order."""
+        low, high = np.searchsorted(self.sorted, (step, step + 1))
+        return self.order[low:high]
+
+
+def _host_json(entry: OperationTime | ModuleTime) -> dict[str, Any]:
+    return {"calls": entry.calls, "host_us": entry.host_ns / 1e3, "waiting_us": entry.waiting_ns / 1e3,
+            "gpu_us": entry.gpu_ns / 1e3}
+
+
+def _largest_path(entries: list[PathEntry]) -> list[PathEntry]:
+    return sorted(entries, key=lambda e: (-e.time_ns, e.operation, e.module, e.bound))
+
+
+def _largest(entries: list[Any]) -> list[Any]:
+    """Largest host and GPU time together first; what only waited comes last."""
+    return sorted(entries, key=lambda e: (-(e.host_ns + e.gpu_ns), -e.waiting_ns))
+
+
+def _largest_kernels(entries: Iterable[tuple[str, int, int]]) -> list[KernelTime]:
+    found = list(entries)
+    total = sum(ns for _, _, ns in found)
+    made = [KernelTime(name, count, ns, ns / total if total else 0.0) for name, count, ns in found]
+    return sorted(made, key=lambda e: (-e.total_ns, e.kernel))
+
+
+def _added(steps: Iterable[Totals]) -> Totals:
+    bounds = Counter(dict.fromkeys(Bound, 0))
+    path: dict[tuple[str, str, Bound], list[int]] = {}
+    operations: dict[str, list[int]] = {}
+    modules: dict[str, list[int]] = {}
+    kernels: dict[str, list[int]] = {}
+
+    def add(table: dict[Any, list[int]], key: Any, *values: int) -> None:
+        known = table.setdefault(key, [0] * len(values))
+        for i, value in enumerate(values):
+            known[i] += value
+
+    for one in steps:
+        bounds.update(one.bounds)
+        for e in one.path:
+            add(path, (e.operation, e.module, e.bound), e.time_ns, e.segments)
+        for o in one.operations:
+            add(operations, o.operation, o.calls, o.host_ns, o.waiting_ns, o.gpu_ns)
+        for m in one.modules:
+            add(modules, m.module, m.calls, m.host_ns, m.waiting_ns, m.gpu_ns)
+        for k in one.kernels:
+            add(kernels, k.kernel, k.count, k.total_ns)
+    return Totals(
+        dict(bounds),
+        _largest_path([PathEntry(*key, *values) for key, values in path.items()]),
+        _largest([OperationTime(name, *values) for name, values in operations.items()]),
+        _largest([ModuleTime(name, *values) for name, values in modules.items()]),
+        _largest_kernels((name, count, ns) for name, (count, ns) in kernels.items()),
+    )

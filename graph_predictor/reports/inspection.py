@@ -1,0 +1,235 @@
+"""What a job's traces hold, before anything is simulated: counts, how busy the GPU was, and what is missing."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from graph_predictor.recorded.damage import by_rank
+from graph_predictor.recorded.typical_steps import similar_steps
+from tracer.graph import LAUNCHING, SHAPE_ONLY, ExecutionGraph, GapKind, KernelKind, LossReport, OpKind, StepSource
+from tracer.job import Job
+from tracer.rank_classes import RankClass
+
+
+@dataclass(slots=True)
+class RankInspection:
+    """One rank. Shares are fractions, ``None`` where the trace cannot tell."""
+
+    rank: int
+    source: str
+    era: str
+    device: str
+    torch_version: str
+    window_ns: int
+    steps: int
+    step_source: str
+    ops: int
+    calls: int
+    launches: int
+    kernels: int
+    kernels_by_kind: dict[str, int]
+    collectives: int
+    gpu_busy_share: float | None
+    """Time in which at least one piece of device work ran, over the window; the mean of the rank's devices."""
+    host_outside_ops_share: float | None
+    """Time of the steps in which their thread ran no operation and no call."""
+    gaps_ns: dict[str, int]
+    """That time by kind."""
+    profiler_flags: dict[str, bool]
+    et_schema: str
+    et_joined: int
+    et_candidates: int
+    loss: LossReport
+    step_ns: float | None = None
+    """Recorded step, under the profiler: mean of those that a prediction rests on by default (``similar_steps``)."""
+    step_count: int = 0
+    """How many these are."""
+    unprofiled_step_ns: float | None = None
+    """Median of the steps timed without the profiler."""
+    unprofiled_count: int = 0
+    memory: dict[str, int] = field(default_factory=dict)
+    """Bytes of a step traced by shapes alone; see ``Meta.memory``."""
+    substitutions: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def has_times(self) -> bool:
+        """Whether the step ran; one traced by shapes alone did not."""
+        return self.era != SHAPE_ONLY
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON, times in microseconds."""
+        return {
+            "rank": self.rank if self.rank >= 0 else None, "source": self.source, "format": self.era,
+            "device": self.device or None, "torch": self.torch_version or None,
+            "window_us": self.window_ns / 1e3 if self.has_times else None, "memory_bytes": self.memory or None,
+            "substitutions": self.substitutions or None,
+            "step_us": None if self.step_ns is None else self.step_ns / 1e3,
+            "unprofiled_step_us": None if self.unprofiled_step_ns is None else self.unprofiled_step_ns / 1e3,
+            "steps": self.steps, "step_source": self.step_source or None, "ops": self.ops, "calls": self.calls,
+            "launches": self.launches, "kernels": self.kernels, "kernels_by_kind": self.kernels_by_kind,
+            "collectives": self.collectives, "gpu_busy_share": self.gpu_busy_share,
+            "host_outside_ops_share": self.host_outside_ops_share,
+            "host_outside_ops_us": {kind: ns / 1e3 for kind, ns in self.gaps_ns.items()},
+            "profiler_flags": self.profiler_flags, "execution_trace": _join_json(
+                self.et_schema, self.et_joined, self.et_candidates), "loss": asdict(self.loss),
+        }
+
+
+@dataclass(slots=True)
+class Inspection:
+    """A job: its ranks and their sums."""
+
+    ranks: list[RankInspection]
+    world_size: int
+    missing_ranks: list[int]
+    notes: list[str] = field(default_factory=list)
+    classes: list[RankClass] = field(default_factory=list)
+    """Of a folded job: which ranks each of ``ranks`` stands for, and classes nobody traced."""
+
+    @property
+    def devices(self) -> list[str]:
+        """The distinct device names of the ranks that name one."""
+        return sorted({rank.device for rank in self.ranks if rank.device})
+
+    @property
+    def steps(self) -> int:
+        """Steps of the job: the most any rank recorded."""
+        return max((rank.steps for rank in self.ranks), default=0)
+
+    @property
+    def gpu_busy_share(self) -> float | None:
+        """Mean over the ranks that recorded GPU work, ``None`` if none did."""
+        return _mean([rank.gpu_busy_share for rank in self.ranks])
+
+    @property
+    def host_outside_ops_share(self) -> float | None:
+        """Mean over the ranks that have steps, ``None`` if none has."""
+        return _mean([rank.host_outside_ops_share for rank in self.ranks])
+
+    def slowest(self, name: str) -> float | None:
+        """Of a rank's time the longest, ``None`` if no rank knows it."""
+        return max((value for rank in self.ranks if (value := getattr(rank, name)) is not None), default=None)
+
+    def total(self, name: str) -> int:
+        """Sum of a count over the ranks."""
+        return sum(getattr(rank, name) for rank in self.ranks)
+
+    def loss(self) -> LossReport:
+        """The ranks' loss reports added up; a note of several ranks names them."""
+        added = LossReport()
+        for rank in self.ranks:
+            for part in fields(LossReport):
+                if part.name != "notes":
+                    setattr(added, part.name, getattr(added, part.name) + getattr(rank.loss, part.name))
+        added.notes = by_rank([(rank.rank, note) for rank in self.ranks for note in rank.loss.notes], len(self.ranks))
+        return added
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON, times in microseconds. Counts are sums over ranks, ``steps`` is per rank."""
+        return {
+            "ranks": len(self.ranks), "world_size": self.world_size if self.world_size > 0 else None,
+            "missing_ranks": self.missing_ranks, "classes": [
+                {"ranks": [list(span) for span in each.ranks], "number": len(each),
+                 "traced": self.ranks[each.graph].rank if each.graph >= 0 else None} for each in self.classes],
+            "device": ", ".join(self.devices) or None, "steps": self.steps,
+            **{name.replace("_ns", "_us"): None if (ns := self.slowest(name)) is None else ns / 1e3
+               for name in ("step_ns", "unprofiled_step_ns")},
+            "ops": self.total("ops"), "calls": self.total("calls"), "launches": self.total("launches"),
+            "kernels": self.total("kernels"), "collectives": self.total("collectives"),
+            "gpu_busy_share": self.gpu_busy_share, "host_outside_ops_share": self.host_outside_ops_share,
+            "execution_trace": _join_json(
+                ", ".join(sorted({r.et_schema for r in self.ranks if r.et_schema})), self.total("et_joined"),
+                self.total("et_candidates")),
+            "loss": asdict(self.loss()), "notes": self.notes, "per_rank": [rank.to_json() for rank in self.ranks],
+        }
+
+
+def inspect_job(job: Job) -> Inspection:
+    """Count what a job's graphs hold."""
+    similar = similar_steps([graph for graph in job.graphs if graph.meta.era != SHAPE_ONLY])
+    found = Inspection([_inspect(graph, similar) for graph in job.graphs], job.world_size, list(job.missing_ranks),
+                       list(job.notes), list(job.classes))
+    without = [rank.rank for rank in found.ranks if not rank.kernels and rank.has_times]
+    if without:
+        which = "the trace" if len(found.ranks) == 1 else (
+            "any rank" if len(without) == len(found.ranks) else f"rank {', '.join(map(str, without))}")
+        found.notes.append(f"There is no GPU work in {which}: how busy the GPU was is unknown, not zero.")
+    return found
+
+
+def _inspect(graph: ExecutionGraph, similar: range | None) -> RankInspection:
+    meta, kernels, calls = graph.meta, graph.kernels, graph.launches
+    steps_ns = int(graph.steps.duration_ns.sum())
+    # Where a rank has no steps, the others have none in common.
+    chosen = similar if similar is not None else similar_steps([graph])
+    recorded = graph.steps.duration_ns[list(chosen or [])] if meta.era != SHAPE_ONLY else graph.steps.duration_ns[:0]
+    gaps = graph.gaps
+    in_steps = gaps.step >= 0
+    in_steps[in_steps] &= gaps.thread[in_steps] == graph.steps.thread[gaps.step[in_steps]]
+    by_kind = {kind.name.lower(): int(gaps.duration_ns[in_steps & (gaps.kind == kind)].sum()) for kind in GapKind}
+    return RankInspection(
+        rank=meta.rank, source=meta.source, era=meta.era, device=meta.device, torch_version=meta.torch_version,
+        window_ns=meta.window_ns, steps=len(graph.steps),
+        step_source=StepSource(meta.step_source).name.lower() if meta.step_source >= 0 else "",
+        ops=int((graph.ops.kind == OpKind.OPERATION).sum()), calls=len(calls),
+        launches=int(np.isin(calls.kind, LAUNCHING).sum()), kernels=len(kernels),
+        kernels_by_kind={kind.name.lower(): int((kernels.kind == kind).sum()) for kind in KernelKind},
+        collectives=len(graph.collectives), gpu_busy_share=busy_share(graph),
+        host_outside_ops_share=sum(by_kind.values()) / steps_ns if steps_ns and meta.era != SHAPE_ONLY else None,
+        gaps_ns={kind: ns for kind, ns in by_kind.items() if ns}, profiler_flags=dict(meta.profiler_flags),
+        et_schema=meta.et_schema, et_joined=meta.et_joined, et_candidates=meta.et_candidates, loss=meta.loss,
+        step_ns=float(recorded.mean()) if len(recorded) else None, step_count=len(recorded),
+        unprofiled_step_ns=float(np.median(meta.unprofiled_step_ns)) if meta.unprofiled_step_ns else None,
+        unprofiled_count=len(meta.unprofiled_step_ns),
+        memory=dict(meta.memory), substitutions=dict(meta.substitutions),
+    )
+
+
+def memory_lines(memory: dict[str, int]) -> list[str]:
+    """Two sentences on a traced step's peak memory; none if it was not followed."""
+    if not memory:
+        return []
+    parts = ((name, memory.get(name, 0)) for name in (
+        "parameters", "buffers", "gradients", "optimizer_state", "activations", "temporaries", "other"))
+    shown = ", ".join(f"{name.replace('_', ' ')} {_bytes(size)}" for name, size in parts if size)
+    return [f"Peak memory of the step: {_bytes(memory['peak'])} ({_bytes(memory['peak_blocks'])} in blocks of CUDA's "
+            f"allocator; {_bytes(memory['start'])} when it begins)", f"At the peak: {shown}"]
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.2f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"
+
+
+def busy_share(graph: ExecutionGraph) -> float | None:
+    """Share of the window in which a device ran something (mean of the devices); ``None`` without GPU work."""
+    kernels = graph.kernels
+    if not len(kernels) or graph.meta.window_ns <= 0:
+        return None
+    devices = np.unique(kernels.device)
+    busy = sum(_union_ns(kernels.start_ns[rows], (kernels.start_ns + kernels.duration_ns)[rows])
+               for rows in (kernels.device == device for device in devices))
+    return busy / (graph.meta.window_ns * len(devices))
+
+
+def _union_ns(start: np.ndarray, end: np.ndarray) -> int:
+    """Length of the union of intervals (ns)."""
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], end[order]
+    reached = np.concatenate([start[:1], np.maximum.accumulate(end)[:-1]])
+    return int(np.maximum(end - np.maximum(start, reached), 0).sum())
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _join_json(schema: str, joined: int, candidates: int) -> dict[str, Any] | None:
+    return {"schema": schema, "joined": joined, "candidates": candidates} if schema else None

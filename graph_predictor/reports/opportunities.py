@@ -1,0 +1,178 @@
+"""Where the money is: the edits of a step that would save most, one at a time.
+
+Every change that ``graph_predictor.edits`` knows is predicted by itself from one prepared baseline; those that cannot
+be done are left out, with the reason. Gains do not add up: two changes that shorten the same wait save it once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from graph_predictor import edits
+from graph_predictor.prediction.edit import Edit
+from graph_predictor.prediction.predictor import Baseline
+from graph_predictor.prediction.result import Prediction
+from tracer.errors import ForetraceError
+from tracer.graph import ExecutionGraph
+from tracer.job import Job
+
+TOP = 10
+NOTHING = 5e-4
+"""A gain of less than this share of the step is none."""
+LEAST_US = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A change that is tried: what to call it, the option of ``foretrace predict`` that makes it, and the edit.
+
+    ``bound`` says that it is no plan but a bound: what a perfect version could save at most.
+    """
+
+    name: str
+    option: str
+    edit: Edit
+    bound: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Opportunity:
+    """A change and what it is predicted to save.
+
+    Attributes:
+        name, option, bound: as in ``Candidate``.
+        gain_us, gain: time a step it saves, and the share of the step.
+        interval_us: 80% interval of ``gain_us``.
+        step_time_us: the step with it.
+        decides: what decides that step.
+        sources: share of that step's time by source of its durations.
+        notes: what the change assumed about this step.
+    """
+
+    name: str
+    option: str
+    bound: bool
+    gain_us: float
+    gain: float
+    interval_us: tuple[float, float]
+    step_time_us: float
+    decides: str
+    sources: dict[str, float]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Opportunities:
+    """What was found.
+
+    Attributes:
+        baseline: the step as it is.
+        found: the changes that save time, most first, at most as many as asked for.
+        left_out: (name, why) of those that cannot be done or save nothing, and of those beyond the number asked for.
+    """
+
+    baseline: Prediction
+    found: tuple[Opportunity, ...]
+    left_out: tuple[tuple[str, str], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "times": self.baseline.times, "step_time_us": self.baseline.step_time_us,
+            "interval_us": list(self.baseline.interval_us), "bound": self.baseline.bound,
+            "opportunities": [{
+                "name": o.name, "option": o.option, "is_bound": o.bound, "gain_us": o.gain_us, "gain": o.gain,
+                "interval_us": list(o.interval_us), "step_time_us": o.step_time_us, "bound": o.decides,
+                "sources": o.sources, "notes": list(o.notes)} for o in self.found],
+            "left_out": [{"name": name, "reason": reason} for name, reason in self.left_out],
+            "warnings": self.baseline.warnings, "notes": self.baseline.notes,
+        }
+
+
+def candidates() -> list[Candidate]:
+    """Every change that is tried."""
+    return [
+        Candidate("communication overlapped", "--hide-collectives", edits.HideCollectives(), bound=True),
+        Candidate("free launches", "--free-launches", edits.FreeLaunches(), bound=True),
+        Candidate("CUDA graphs", "--cuda-graphs", edits.CudaGraphs()),
+        Candidate("2× memory bandwidth", "--bandwidth 2", edits.ScaleBandwidth(2.0), bound=True),
+        Candidate("2× compute clock", "--clock 2", edits.ScaleClock(2.0), bound=True),
+        Candidate("host twice as fast", "--host 0.5", edits.ScaleHost(0.5)),
+        Candidate("fused optimizer", "--fused-optimizer", edits.FusedOptimizer()),
+        Candidate("no data loading", "--no-data-loading", edits.NoDataLoading(), bound=True),
+        Candidate("data loading overlapped", "--overlap-loading", edits.OverlapLoading()),
+        Candidate("bf16 autocast", "--dtype bf16", edits.Precision("bf16")),
+        Candidate("TF32 products", "--dtype tf32", edits.Precision("tf32")),
+        Candidate("flash attention", "--flash-attention", edits.FlashAttention()),
+        Candidate("fused elementwise chains", "--fuse-elementwise", edits.FuseElementwise()),
+        Candidate("torch.compile (approximate)", "--compile", edits.Compile()),
+        Candidate("no waits for the device", "--no-waits", edits.NoWaits(), bound=True),
+        Candidate("no recomputation", "--recompute off", edits.Recompute(False)),
+    ]
+
+
+def opportunities(source: Baseline | Job | ExecutionGraph | Sequence[ExecutionGraph], *, top: int = TOP,
+                  edits: Sequence[Edit] = ()) -> Opportunities:
+    """The changes that would save most, each by itself.
+
+    Args:
+        source: a prepared baseline, or what to make one of.
+        top: how many to keep.
+        edits: changes that are made in any case.
+
+    Raises:
+        ForetraceError: there is nothing to predict from, or one of ``edits`` cannot be done.
+    """
+    baseline = source if isinstance(source, Baseline) else Baseline(source)
+    before = baseline.predict(edits)
+    if before.step_time_us <= 0:
+        raise ForetraceError("The step takes no time, so that nothing can be saved of it; choose another with --step.")
+    found: list[Opportunity] = []
+    left_out: list[tuple[str, str]] = []
+    for candidate in candidates():
+        try:
+            after = baseline.predict([*edits, candidate.edit])
+        except ForetraceError as error:
+            left_out.append((candidate.name, str(error)))
+            continue
+        opportunity = _opportunity(candidate, before, after)
+        if opportunity.gain > NOTHING:
+            found.append(opportunity)
+        else:
+            left_out.append((candidate.name, f"It saves nothing: the step would take {after.step_time_us / 1e3:,.3f} "
+                                             f"ms, decided by {after.bound}."))
+    found.sort(key=lambda one: (-one.gain_us, one.name))
+    left_out += [(one.name, f"It saves {one.gain_us / 1e3:,.3f} ms ({one.gain:.1%}), less than those shown.")
+                 for one in found[top:]]
+    return Opportunities(before, tuple(found[:top]), tuple(left_out))
+
+
+def _opportunity(candidate: Candidate, before: Prediction, after: Prediction) -> Opportunity:
+    gain = before.step_time_us - after.step_time_us
+    return Opportunity(
+        candidate.name, candidate.option, candidate.bound, gain, gain / before.step_time_us,
+        gain_interval(before, after), after.step_time_us, after.bound, after.sources,
+        tuple(note for note in after.notes if note not in before.notes))
+
+
+def gain_interval(before: Prediction, after: Prediction) -> tuple[float, float]:
+    """80% interval of a gain, µs.
+
+    What the step as it is, is unsure of, is common to both and scales the gain with them; what is left of the new
+    step's (logarithmic) width is the change's own, and adds in quadrature.
+    """
+    gain = before.step_time_us - after.step_time_us
+    ends = []
+    for end in (0, 1):
+        own, common = (abs(math.log(max(one.interval_us[end], LEAST_US) / max(one.step_time_us, LEAST_US)))
+                       for one in (after, before))
+        change = after.step_time_us * math.expm1(math.sqrt(max(own**2 - common**2, 0.0)))
+        ends.append(math.hypot(gain * common, change))
+    # A step that takes longer saves less.
+    return gain - ends[1], gain + ends[0]
+
+
+__all__ = ["Candidate", "Opportunities", "Opportunity", "candidates", "opportunities"]

@@ -1,0 +1,229 @@
+"""``rank_report``: parts, communication, stragglers and the critical path of a job of several ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from graph_predictor.comm.report import Traffic, communication_report
+from graph_predictor.prediction.result import which_times
+from graph_predictor.reports.ranks.parts import Meetings, Part, RankParts, meetings, parts_of
+from graph_predictor.reports.ranks.path import Stretch, job_path
+from graph_predictor.reports.ranks.stragglers import TOGETHER_NS, Arrivals, Late, arrivals, late_rank, like_the_median
+from graph_predictor.reports.ranks.times import JobTimes, Window
+from tracer.errors import ForetraceError
+from tracer.graph import ExecutionGraph, KernelKind
+
+BEGIN_TOGETHER = 0.05
+"""Ranks that begin their steps further apart than this share of a step are told."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """One rank, over ``steps`` steps together (ns).
+
+    ``busy_ns``, ``exposed_ns``, ``waiting_ns``, ``bubble_ns`` and ``idle_ns`` add up to ``step_ns``; see ``parts``.
+    ``overlapped_ns`` lies within the busy time. ``late_ns`` is how much later than the first rank a recorded one began
+    its steps. ``like_median_ns`` is the job's time (of one step) if this rank had
+    the median rank's device and host work, where that was tried.
+    """
+
+    rank: int
+    steps: int
+    step_ns: int
+    busy_ns: int
+    exposed_ns: int
+    waiting_ns: int
+    bubble_ns: int
+    idle_ns: int
+    overlapped_ns: int
+    late_ns: int
+    arrivals: Arrivals
+    like_median_ns: float | None
+
+    def to_json(self, job_ns: float) -> dict[str, Any]:
+        """Plain values, microseconds a step."""
+        times = {name: getattr(self, f"{name}_ns") / self.steps / 1e3
+                 for name in ("step", "busy", "exposed", "waiting", "bubble", "idle", "overlapped", "late")}
+        one, like = self.arrivals, self.like_median_ns
+        return {"rank": self.rank, **{f"{name}_us": value for name, value in times.items()},
+                "collectives": one.met / self.steps, "arrives_last": one.last / one.met if one.met else None,
+                "holds_others_us": one.held_ns / self.steps / 1e3,
+                "others_waited_us": one.others_waited_ns / self.steps / 1e3,
+                "job_step_like_median_us": None if like is None else like / 1e3,
+                "gain_like_median": None if like is None or not job_ns else 1.0 - like / job_ns}
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """A job of several ranks.
+
+    Attributes:
+        times: what it rests on.
+        step_ns: the job's step time, see ``JobTimes.step_ns``.
+        ranks: one row each.
+        groups: collectives by process group and kind, of all windows, as ``foretrace comm report`` tells them.
+        path: of one step, the one of median length; ``path_step`` is its name.
+        parts: of each step, of each of its windows.
+        meet: when ranks met.
+        notes: what to know when reading it.
+    """
+
+    times: JobTimes
+    step_ns: float
+    ranks: list[RankRow]
+    groups: list[Traffic]
+    path: list[Stretch]
+    path_step: str
+    parts: list[list[RankParts]] = field(repr=False)
+    meet: Meetings = field(repr=False)
+    notes: list[str]
+    late: Late | None = None
+    """The rank that others wait for because it computes longer, if one does by more than steps differ."""
+
+    @property
+    def shows_meetings(self) -> bool:
+        """Whether anything shows when ranks met: device work of collectives, or ranges of a backend's threads."""
+        return any((kinds == KernelKind.COLLECTIVE).any() for kinds in self.times.kinds)
+
+    @property
+    def steps(self) -> int:
+        """Steps that sums are over."""
+        return len(self.times.windows) * self.times.steps
+
+    @property
+    def imbalance(self) -> dict[str, float]:
+        """Largest over mean of the ranks: of the step, of busy time, and of a rank's own time (busy and idle)."""
+        columns = {"step": [r.step_ns for r in self.ranks], "busy": [r.busy_ns for r in self.ranks],
+                   "own": [r.busy_ns + r.idle_ns for r in self.ranks]}
+        return {name: max(ns) / (sum(ns) / len(ns)) if sum(ns) else 1.0 for name, ns in columns.items()}
+
+    def to_json(self, top: int | None = None) -> dict[str, Any]:
+        """Plain values for JSON: microseconds a step; of the path the first ``top`` stretches, all by default."""
+        total = sum(stretch.length_ns for stretch in self.path) or 1
+        steps = self.steps
+        return {
+            "times": which_times(self.times.profiled, ran=self.times.ran),
+            "step_us": self.step_ns / 1e3, "steps": steps, "predicted": self.times.predicted,
+            "edits": list(self.times.edits), "imbalance": self.imbalance,
+            "ranks": [row.to_json(self.step_ns) for row in self.ranks], "meetings_known": self.shows_meetings,
+            "late_rank": None if self.late is None else {
+                "rank": self.times.number(self.late.rank), "more_us": self.late.more_ns / 1e3,
+                "steps": self.late.steps, "computes_longer": [
+                    {"operation": name, "more_us": ns / 1e3} for name, ns in self.late.operations]},
+            "groups": [{**row.to_json(), "waiting_us": waiting_ns(row, None), "steps": steps} for row in self.groups],
+            "critical_path": {"step": self.path_step, "stretches": [
+                {"rank": self.times.number(s.rank), "start_us": s.start_ns / 1e3, "time_us": s.length_ns / 1e3,
+                 "share": s.length_ns / total, "after": s.after or None,
+                 "parts": [{"operation": p.operation, "bound": p.bound.label, "time_us": p.time_ns / 1e3}
+                           for p in s.parts]} for s in self.path[:top]]},
+            "notes": list(dict.fromkeys(self.notes)),
+        }
+
+
+def waiting_ns(row: Traffic, unknown: Any) -> Any:
+    """Mean time a rank spent in a group's collectives before the last one was there; ``unknown`` if not all met."""
+    if not row.matched or row.matched * row.ranks != row.count:
+        return unknown
+    return (row.kernel_ns - row.transfer_ns) / 1e3
+
+
+def rank_report(times: JobTimes) -> RankReport:
+    """Look at all ranks of a job.
+
+    Raises:
+        ForetraceError: the job has no more than one rank, recorded or not.
+    """
+    world = max([len(times.graphs), *(graph.meta.world_size for graph in times.graphs)])
+    if world < 2:
+        raise ForetraceError("There is one rank only, so there is nothing to compare: give the traces of all ranks of "
+                             "a job, spread the step with --parallel, or look at one rank with foretrace breakdown.")
+    meet = meetings(times)
+    parts = [[parts_of(times, meet, window) for window in step] for step in times.windows]
+    found = arrivals(times, meet)
+    like = like_the_median(times, found)
+    steps = len(times.windows) * times.steps
+    rows = []
+    for rank in range(len(times.graphs)):
+        own = [(w, p) for step, taken in zip(times.windows, parts, strict=True)
+               for w, p in zip(step, taken, strict=True) if w.rank == rank]
+        sums = {part: sum(p.ns(part) for _, p in own) for part in Part}
+        rows.append(RankRow(
+            times.number(rank), steps, sum(w.length_ns for w, _ in own), sums[Part.BUSY], sums[Part.EXPOSED],
+            sums[Part.WAITING], sums[Part.BUBBLE], sums[Part.IDLE], sum(p.overlapped_ns for _, p in own),
+            0 if times.predicted else sum(w.start_ns - min(o.start_ns for o in step) for step in times.windows
+                                          for w in step if w.rank == rank),
+            found[rank], like.get(rank)))
+    chosen = _median_step(times.windows)
+    return RankReport(
+        times, times.step_ns, rows, _traffic(times), job_path(times, chosen) if chosen else [],
+        chosen[0].name if chosen else "", parts, meet,
+        list(dict.fromkeys([*times.notes, *_lacking(times, meet, world), *_apart(rows, times.step_ns)])),
+        late_rank(times, found))
+
+
+def _traffic(times: JobTimes) -> list[Traffic]:
+    """Collectives by group and kind. Predicted sends do not wait for their receives, so that no meeting is told."""
+    found = communication_report(timed_graphs(times)).traffic
+    return [replace(row, matched=0, matched_bytes=0.0, transfer_ns=0, skew_ns=[], last={})
+            if times.predicted and row.kind == "send_recv" else row for row in found]
+
+
+def timed_graphs(times: JobTimes) -> list[ExecutionGraph]:
+    """The ranks' graphs with the device work of the windows alone, at its simulated times."""
+    base = min((w.start_ns for step in times.windows for w in step), default=0)
+    made = []
+    for rank, graph in enumerate(times.graphs):
+        kernels = np.concatenate([w.kernels for step in times.windows for w in step if w.rank == rank]
+                                 or [np.zeros(0, np.int64)])
+        rows = times.graph_row(kernels)
+        table = graph.kernels.take(rows)
+        table.start_ns[:] = times.simulated.kernel_start[kernels] - base
+        table.duration_ns[:] = times.simulated.kernel_end[kernels] - times.simulated.kernel_start[kernels]
+        place = np.full(len(graph.kernels) + 1, -1, np.int64)
+        place[rows] = np.arange(len(rows))
+        met = graph.collectives.take(np.flatnonzero(place[graph.collectives.kernel] >= 0))
+        met.kernel[:] = place[met.kernel]
+        calls = graph.launches.take(np.arange(len(graph.launches)))
+        calls.start_ns += times.built.clock_ns[rank] - base
+        made.append(replace(graph, kernels=table, launches=calls, collectives=met,
+                            meta=replace(graph.meta, base_time_ns=0)))
+    return made
+
+
+def _median_step(windows: list[list[Window]]) -> list[Window]:
+    """The step whose longest window is the (lower) median."""
+    ordered = sorted(windows, key=lambda step: max(w.length_ns for w in step))
+    return ordered[(len(ordered) - 1) // 2] if ordered else []
+
+
+def _apart(rows: list[RankRow], step_ns: float) -> list[str]:
+    """What to say of ranks that begin their steps at different times."""
+    latest = max(rows, key=lambda row: row.late_ns)
+    late_ns = latest.late_ns / max(latest.steps, 1)
+    if late_ns <= BEGIN_TOGETHER * step_ns:
+        return []
+    return [f"The ranks begin their recorded steps up to {late_ns / 1e6:,.3f} ms apart (rank {latest.rank} last): that "
+            "much of the others' waiting is not of these steps' making, and more work or less would not change it."]
+
+
+def _lacking(times: JobTimes, meet: Meetings, world: int) -> list[str]:
+    """What the job does not show."""
+    notes = []
+    known = len(times.graphs)
+    kinds = np.concatenate(times.kinds) if times.kinds else np.zeros(0, np.int8)
+    if known == 1:
+        notes.append(f"Only rank {times.number(0)} of {world:,} is known: what it waits for others is part of its "
+                     "exposed communication, and who came late is not known; give the traces of the other ranks.")
+    if not (kinds == KernelKind.COLLECTIVE).any():
+        notes.append("No collective left device work or ranges of a backend's threads, so that nothing shows where "
+                     "ranks met: waiting and exposed communication are not known, and are part of busy time.")
+    elif known > 1 and not len(times.program.group_size) and not (times.predicted and meet.point_to_point.any()):
+        notes.append("No collective could be matched over the ranks: waiting for others is part of exposed "
+                     "communication.")
+    return notes
+
+
+__all__ = ["TOGETHER_NS", "RankReport", "RankRow", "rank_report", "timed_graphs", "waiting_ns"]

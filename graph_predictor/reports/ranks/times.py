@@ -1,0 +1,211 @@
+"""A job's simulated times with the window of each step of each rank: the same of a replay and of a prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from graph_predictor.prediction.predictor import Settled
+from graph_predictor.prediction.settle import Steady, measure
+from graph_predictor.prediction.state import kinds_of
+from graph_predictor.recorded.typical_steps import left_out
+from graph_predictor.reports.breakdown import choose_steps, typical_steps
+from graph_predictor.simulation.build import Built
+from graph_predictor.simulation.engine import Simulated, simulate
+from graph_predictor.simulation.host_pieces import HostPieces, host_pieces
+from graph_predictor.simulation.program import Int8, Int64, Program, whole_ns
+from graph_predictor.simulation.replay import WINDOW, Replay, ReplayedStep
+from tracer.graph import NONE, ExecutionGraph, KernelKind
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One step of one rank, or one settled period of a prediction.
+
+    Attributes:
+        rank: position in the job.
+        name: of the step.
+        start_ns, end_ns: on the simulated clock.
+        at: ("item" or "kernel", row) whose end ends it; ``None`` for nothing at all.
+        kernels: device work launched in it, rows of the program.
+    """
+
+    rank: int
+    name: str
+    start_ns: int
+    end_ns: int
+    at: tuple[str, int] | None
+    kernels: Int64
+
+    @property
+    def length_ns(self) -> int:
+        """From begin to end."""
+        return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True, slots=True)
+class JobTimes:
+    """A simulated job.
+
+    Attributes:
+        built: the job whose graphs name things.
+        program, simulated: what was simulated, and its times.
+        kinds: ``KernelKind`` of the program's kernels, an array a rank.
+        item, kernel: the row of ``built.program`` that each row of ``program`` is, or is a copy of.
+        pieces: what the host time of the items of ``built.program`` was spent in.
+        windows: of each step the ranks' windows.
+        steps: recorded steps in one window.
+        predicted: whether it was predicted rather than recorded and replayed.
+        profiled: whether times are those under the profiler.
+        ran: whether they rest on a recording, rather than on a trace by shapes.
+        edits: what is different from the source, a phrase each.
+        notes: what to know.
+        again: job's mean step time (ns) with another program of the same rows.
+    """
+
+    built: Built
+    program: Program
+    simulated: Simulated
+    kinds: list[Int8]
+    item: Int64
+    kernel: Int64
+    pieces: HostPieces
+    windows: list[list[Window]]
+    steps: int
+    predicted: bool
+    profiled: bool
+    ran: bool
+    edits: tuple[str, ...]
+    notes: tuple[str, ...]
+    again: Callable[[Program], float]
+
+    @property
+    def graphs(self) -> list[ExecutionGraph]:
+        """One a rank."""
+        return self.built.graphs
+
+    @property
+    def step_ns(self) -> float:
+        """The job's step time: of each step the longest of the ranks, the mean of the steps."""
+        return mean_step([[w.length_ns for w in ranks] for ranks in self.windows]) / self.steps
+
+    def number(self, rank: int) -> int:
+        """The rank's own number."""
+        found = self.graphs[rank].meta.rank
+        return found if found >= 0 else rank
+
+    def graph_row(self, kernel: Int64) -> Int64:
+        """Rows of their rank's ``graph.kernels`` of kernels of the program."""
+        rank = self.program.kernel_rank()[kernel]
+        return self.kernel[kernel] - self.built.program.kernel_ptr[rank]
+
+
+def mean_step(lengths: list[list[int]]) -> float:
+    """Mean over steps of the longest of the ranks, ns."""
+    return float(np.mean([max(ranks) for ranks in lengths])) if lengths else 0.0
+
+
+def recorded_times(result: Replay, step: str | None = None) -> JobTimes:
+    """The times of a replayed job.
+
+    Args:
+        result: a replay.
+        step: only this step, as ``breakdown`` takes it.
+
+    Raises:
+        ForetraceError: there is no such step.
+    """
+    built, program = result.built, result.program
+    chosen = choose_steps(result.steps, step)
+    every = len(chosen)
+    if step is None:
+        chosen = typical_steps(chosen)
+    position = {_number(graph, rank): rank for rank, graph in enumerate(built.graphs)}
+    of_rank: dict[int, list[ReplayedStep]] = {}
+    for one in chosen:
+        of_rank.setdefault(position[one.rank], []).append(one)
+    fewest = min(len(found) for found in of_rank.values())
+    notes = list(result.notes)
+    if len(chosen) < every:
+        notes.append(f"{left_out(len(chosen), every)}.")
+    if any(len(found) > fewest for found in of_rank.values()):
+        notes.append(f"The ranks recorded different numbers of steps: the last {fewest} of each are compared.")
+    in_step = [[_step_of(result, rank, found[number - fewest]) for rank, found in sorted(of_rank.items())]
+               for number in range(fewest)]
+
+    def windows(simulated: Simulated) -> list[list[Window]]:
+        return [[_recorded_window(program, simulated, rank, one, kernels) for rank, one, kernels in ranks]
+                for ranks in in_step]
+
+    def again(other: Program) -> float:
+        return mean_step([[w.length_ns for w in ranks] for ranks in windows(simulate(other))])
+
+    rows = np.arange(len(program.item_kind))
+    return JobTimes(
+        built, program, result.simulated, [graph.kernels.kind for graph in built.graphs], rows,
+        np.arange(len(program.kernel_item)), host_pieces(built), windows(result.simulated),
+        1, False, result.profiled, True, (), tuple(notes), again)
+
+
+def predicted_times(settled: Settled) -> JobTimes:
+    """The times of a predicted job: of its last settled period."""
+    scenario, steady = settled.scenario, settled.steady
+    repeated, cycle = steady.repeated, scenario.cycle
+    last = np.flatnonzero(repeated.copy_of_kernel == repeated.copies - 1)
+    rank_of = steady.program.kernel_rank()[last]
+
+    def windows(of: Steady) -> list[list[Window]]:
+        return [[Window(rank, " to ".join(dict.fromkeys((cycle.names[0], cycle.names[-1]))), int(of.stop_ns[rank]),
+                        int(of.stop_ns[rank] + of.period_ns[rank]), of.at[rank], last[rank_of == rank])
+                 for rank in range(len(of.at))]]
+
+    def again(other: Program) -> float:
+        return float(measure(repeated, other).period_ns.max()) / cycle.steps
+
+    built = scenario.built
+    return JobTimes(
+        built, steady.program, steady.simulated, kinds_of(repeated, built.graphs), repeated.item, repeated.kernel,
+        scenario.pieces, windows(steady), cycle.steps, True,
+        scenario.profiled, settled.ran, settled.edits, settled.notes, again)
+
+
+def scaled_rank(times: JobTimes, rank: int, kernels: float, host: float) -> Program:
+    """The program with one rank's device work, collectives apart, and host time scaled."""
+    program = times.program
+    low, high = (int(k) for k in program.kernel_ptr[rank: rank + 2])
+    duration = program.kernel_duration.copy()
+    own = times.kinds[rank] != KernelKind.COLLECTIVE
+    duration[low:high] = np.where(own, whole_ns(duration[low:high] * kernels), duration[low:high])
+    mine = program.thread_rank[program.item_thread()] == rank
+    work, cost = (np.where(mine, whole_ns(ns * host), ns)
+                  for ns in (program.item_work, program.item_cost))
+    return replace(program, kernel_duration=duration, item_work=work, item_cost=cost)
+
+
+def _number(graph: ExecutionGraph, position: int) -> int:
+    return graph.meta.rank if graph.meta.rank >= 0 else position
+
+
+def _step_of(result: Replay, rank: int, step: ReplayedStep) -> tuple[int, ReplayedStep, Int64]:
+    """A step with the device work launched in it."""
+    program, graph = result.program, result.graphs[rank]
+    kernels = np.arange(int(program.kernel_ptr[rank]), int(program.kernel_ptr[rank + 1]))
+    row = NONE if step.name == WINDOW else int(program.item_row[step.begin_item])
+    return rank, step, kernels if row == NONE else kernels[graph.kernels.step == row]
+
+
+def _recorded_window(program: Program, simulated: Simulated, rank: int, step: ReplayedStep,
+                     kernels: Int64) -> Window:
+    if step.name != WINDOW:
+        return Window(rank, step.name, int(simulated.item_end[step.begin_item]),
+                      int(simulated.item_end[step.end_item]), ("item", step.end_item), kernels)
+    items = np.flatnonzero(program.thread_rank[program.item_thread()] == rank)
+    starts = np.concatenate([simulated.item_start[items], simulated.kernel_start[kernels]])
+    ends = np.concatenate([simulated.item_end[items], simulated.kernel_end[kernels]])
+    if not len(ends):
+        return Window(rank, step.name, 0, 0, None, kernels)
+    last = int(np.argmax(ends))
+    at = ("item", int(items[last])) if last < len(items) else ("kernel", int(kernels[last - len(items)]))
+    return Window(rank, step.name, int(starts.min()), int(ends[last]), at, kernels)

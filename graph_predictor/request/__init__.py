@@ -1,0 +1,1 @@
+"""Requests: a source and a configuration in, a prediction out."""

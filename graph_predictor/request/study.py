@@ -1,0 +1,361 @@
+"""``Study``: predictions of many configurations of one source.
+
+::
+
+    source ──> recorded Baseline ──(plan, sizes: traced again, once each)──> Baseline ──(other edits)──> Prediction
+
+What the configurations of one source share (a trace under a plan, a host, a cluster) is made once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, TypeVar
+
+from graph_predictor.edits import (
+    Device,
+    HostFrom,
+    OnTopology,
+    Precision,
+    ScaleBandwidth,
+    ScaleClock,
+    ScaleHost,
+    ScaleKernels,
+    SizeLaws,
+    Sizes,
+)
+from graph_predictor.parallel.ranks import Ranks, Straggler, on_ranks, traced
+from graph_predictor.prediction.memory import lacking_memory
+from graph_predictor.prediction.predictor import Baseline
+from graph_predictor.prediction.scenario import EditError
+from graph_predictor.request.configuration import Configuration, switched_edits
+from graph_predictor.sizes.named_sizes import captured_sizes, parse_also, parse_sets
+from graph_predictor.sizes.retrace import recorded_sizes, retrace, trace_again, why_not
+from kernel_models.collectives import topology as find_topology
+from kernel_models.device_choice import find_device, shape_device, traced_device
+from tracer.errors import ForetraceError
+from tracer.graph import SHAPE_ONLY
+from tracer.job import Job, assemble_job, read_job
+from tracer.shape_only.devices import Device as ShapeDevice
+from tracer.shape_only.errors import ShapeOnlyError
+
+if TYPE_CHECKING:
+    from graph_predictor.comm.collective_times import CollectiveModel
+    from graph_predictor.edits import Edit
+    from graph_predictor.prediction.result import Prediction
+    from kernel_models.device import DeviceSpec
+    from kernel_models.host.overheads import HostOverheads
+    from kernel_models.profile import DeviceProfile
+
+DEFAULT_DEVICE = "h200-sxm"
+"""A script is traced for this device where none is named."""
+KEPT = 6
+"""Traces of other sizes and plans that are kept: configurations come grouped by them."""
+
+T = TypeVar("T")
+
+
+def read_source(source: Sequence[str], window: int = 0, device: str | None = None, *,
+                read: Callable[[list[str], int], Job] | None = None) -> Job:
+    """The job of traces, or of a step traced by shapes from SCRIPT.py:FUNCTION.
+
+    Args:
+        source: paths, or one SCRIPT.py:FUNCTION.
+        window: of a capture.
+        device: what a script is traced for.
+        read: reads paths; by default ``tracer.read_job``.
+
+    Raises:
+        ForetraceError: it cannot be read or traced.
+    """
+    if is_script(source):
+        from tracer.shape_only.script import trace_script
+
+        return assemble_job([trace_script(source[0], traced_device(device or DEFAULT_DEVICE))])
+    return read_job(list(source), window=window) if read is None else read(list(source), window)
+
+
+def is_script(source: Sequence[str]) -> bool:
+    """Whether a source names a function of a script."""
+    path, colon, function = source[0].rpartition(":")
+    return len(source) == 1 and bool(colon) and path.endswith(".py") and function.isidentifier()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A configuration before it is predicted: where it starts, and the edits that are left.
+
+    One that ``must_fit`` is refused where its device has too little memory; the source itself gets a warning.
+    """
+
+    start: Baseline
+    edits: list[Edit]
+    must_fit: bool = False
+
+    def predict(self, *, price_per_hour: float | None = None) -> Prediction:
+        """The step time. Raises ``EditError`` as ``Baseline.predict`` does."""
+        if self.must_fit and not self.edits and (lacking := lacking_memory(self.start.scenario)) is not None:
+            raise EditError(lacking)
+        return self.start.predict(self.edits, price_per_hour=price_per_hour)
+
+
+class Study:
+    """A source, and predictions from it.
+
+    Args:
+        job: recorded, or traced by shapes.
+        step: the recorded step to repeat, by name or number; by default the last ones alike.
+        recorded_on: the device it was recorded on, if the trace does not say.
+        profiles: fitted models of devices.
+        code: of a job traced by shapes, the SCRIPT.py:FUNCTION it was traced from.
+        read: reads further captures; by default ``tracer.read_job``.
+        profiled: predict the step under the profiler, see ``Baseline``.
+
+    Raises:
+        ForetraceError: there is nothing to predict from.
+    """
+
+    def __init__(self, job: Job, step: str | int | None = None, *, recorded_on: DeviceSpec | None = None,
+                 profiles: Sequence[DeviceProfile] = (), code: str | None = None,
+                 read: Callable[[list[str]], Job] = read_job, profiled: bool = False) -> None:
+        self.job = job
+        self.shape_only = any(graph.meta.era == SHAPE_ONLY for graph in job.graphs)
+        self._step, self._recorded_on, self._code, self._read = step, recorded_on, code, read
+        self._profiled = profiled
+        self._profiles = {one.device.name: one for one in profiles}
+        self._recorded = None if self.shape_only else self._plain(job)
+        # Of this study only, and gone with it.
+        self._remembered: dict[str, Callable[..., object]] = {}
+
+    def predict(self, configuration: Configuration, *, price_per_hour: float | None = None) -> Prediction:
+        """The step time of a configuration.
+
+        Raises:
+            ForetraceError: it cannot be done; the sentence says why.
+        """
+        return self.prepared(configuration).predict(price_per_hour=price_per_hour)
+
+    def prepared(self, configuration: Configuration) -> Prepared:
+        """Where a configuration starts, and what is left to edit. Raises as ``predict``."""
+        wanted = configuration
+        if wanted.also and wanted.parallel is not None:
+            raise EditError("Laws of several captures are of their own ranks; leave --also or --parallel out.")
+        if (wanted.also or wanted.code is not None) and not wanted.sizes:
+            raise EditError("--also and --code are for other sizes; name one with --set, such as --set batch=64.")
+        collectives = self._cluster(wanted)
+        if self.shape_only:
+            start, edits = self._made(wanted, collectives)
+        else:
+            start, edits = self._measured(wanted, collectives)
+        edits += self._scaling(wanted)
+        edits += switched_edits(wanted.switches)
+        if wanted.straggler is not None:
+            edits.append(Straggler.parse(wanted.straggler))
+        if collectives is not None and not start.made_up:
+            recorded = None if wanted.from_topology is None else find_topology(wanted.from_topology)
+            edits.append(OnTopology(collectives, recorded))
+        return Prepared(start, edits, must_fit=wanted != Configuration())
+
+    def _plain(self, job: Job) -> Baseline:
+        known = self._recorded_on
+        models = None if known is None else self._profiles.get(known.name)
+        found = Baseline(job, self._step, device=known, models=models, profiled=self._profiled)
+        return found.with_models(self._profiles)
+
+    # -- a source that never ran --------------------------------------------------------------------------------------
+
+    def _made(self, wanted: Configuration, collectives: CollectiveModel | None) -> tuple[Baseline, list[Edit]]:
+        """It is made for the device and with the host that are wanted, rather than changed to them."""
+        spec = self._recorded_on or (None if wanted.device is None else find_device(wanted.device))
+        overheads = None if wanted.host_from is None else self._once("overheads", self._overheads, wanted.host_from)
+        sizes = wanted.sizes
+        edits: list[Edit] = []
+        job = self.job
+        workload = self.job.graphs[0].meta.workload
+        if wanted.also:
+            raise EditError("Laws of sizes rest on recorded steps, and this one never ran; leave --also out.")
+        old, new = parse_sets(sizes)
+        again = bool(workload or self._code)
+        if wanted.code is not None:
+            raise EditError("The step was traced by shapes already; trace it again with foretrace trace, or name "
+                            "SCRIPT.py:FUNCTION as the source, and leave --code out.")
+        if wanted.parallel is not None or (sizes and again):
+            name = shape_device(spec) if spec is not None else self.job.graphs[0].meta.device
+            try:
+                job = self._once("traced", self._traced, wanted.parallel, tuple(new.items()), name,
+                                 tuple(_straggling(wanted)))
+                sizes = ()
+            except ShapeOnlyError:
+                # The function takes no such size; a user who named the old one means the traced dimensions.
+                if wanted.parallel is not None or set(old) != set(new):
+                    raise
+        if sizes:
+            edits.append(Sizes.parse(list(sizes)))
+        models = None if spec is None else self._profiles.get(spec.name)
+        start = Baseline(job, device=spec, models=models, host=overheads, collectives=collectives)
+        return start.with_models(self._profiles), edits
+
+    def _traced(self, parallel: str | None, sizes: tuple[tuple[str, int], ...],
+                device: str | ShapeDevice, also: tuple[int, ...]) -> Job:
+        graph = self.job.graphs[0]
+        if parallel is None:
+            return assemble_job([trace_again(graph, dict(sizes), device, self._code)])
+        if not graph.meta.workload:
+            raise EditError("Only a workload of the suite can be traced again under a plan; trace your own script "
+                            "under it with foretrace trace SCRIPT.py:FUNCTION --world-size N.")
+        ranks = Ranks.parse(parallel)
+        return traced(Ranks(ranks.plan, ranks.world_size, {**dict(sizes), **ranks.settings}), graph.meta.workload,
+                      device, also=also)
+
+    # -- a recorded source --------------------------------------------------------------------------------------------
+
+    def _measured(self, wanted: Configuration, collectives: CollectiveModel | None) -> tuple[Baseline, list[Edit]]:
+        edits: list[Edit] = []
+        if wanted.parallel is not None:
+            start = self._once("ranks", self._on_ranks, wanted.parallel, wanted.sizes,
+                               (wanted.topology, wanted.comm_profile, wanted.device, wanted.comm_backend),
+                               tuple(_straggling(wanted)))
+        else:
+            start, edits = self._sized(wanted)
+        if wanted.device is not None:
+            spec = find_device(wanted.device)
+            if wanted.parallel is not None:  # its collectives must not hide that a CPU's step has no kernels
+                self._once("device", self._can_move, wanted.device)
+            edits.append(Device(spec, self._profiles.get(spec.name)))
+        if wanted.host_from is not None:
+            edits.append(HostFrom(self._once("host", self._other, wanted.host_from).graphs, wanted.host_from))
+        return start, edits
+
+    def _on_ranks(self, parallel: str, sizes: tuple[str, ...], where: tuple[str | None, ...],
+                  also: tuple[int, ...]) -> Baseline:
+        assert self._recorded is not None
+        topology, profile, device, backend = where
+        collectives = self._cluster(Configuration(parallel=parallel, topology=topology, comm_profile=profile,
+                                                  comm_backend=backend, device=device))
+        ranks = Ranks.parse(parallel)
+        _, new = parse_sets(sizes)
+        workload = self.job.graphs[0].meta.workload
+        if new and not workload:
+            raise EditError("A step that cannot be traced again is not spread over ranks at other sizes too; leave "
+                            "--set or --parallel out.")
+        spread = Ranks(ranks.plan, ranks.world_size, {**new, **ranks.settings})
+        found = on_ranks(self._recorded, spread, collectives, also=also)
+        settings = {**workload.get("settings", {}), **spread.settings}
+        if type(settings.get("batch")) is not int:
+            return found
+        # Ranks of a tensor- or pipeline-parallel group work on the same samples.
+        return found.with_items(settings["batch"] * int(settings.get("accumulation") or 1) / sharing(spread.plan))
+
+    def _can_move(self, device: str) -> None:
+        assert self._recorded is not None
+        Device(find_device(device)).apply(self._recorded.scenario)
+
+    def _sized(self, wanted: Configuration) -> tuple[Baseline, list[Edit]]:
+        """Other sizes by the best way there is: the program traced again, the laws of several captures, one capture."""
+        recorded = self._recorded
+        assert recorded is not None
+        if not wanted.sizes:
+            return recorded, []
+        old, new = parse_sets(wanted.sizes)
+        reason = why_not(recorded, wanted.code)
+        if reason is None and (wanted.code is not None or not wanted.also):
+            return self._once("retraced", self._retraced, tuple(new.items()), tuple(old.items()), wanted.code), []
+        if wanted.code is not None:
+            raise EditError(f"{reason}; leave --code out.")
+        if wanted.also:
+            return recorded, [self._once("laws", self._laws, wanted.also, tuple(new.items()), tuple(old.items()))]
+        noted = recorded_sizes(recorded)
+        return recorded, [Sizes.parse(list(wanted.sizes), noted, reason if noted and reason else "")]
+
+    def _retraced(self, new: tuple[tuple[str, int], ...], old: tuple[tuple[str, int], ...],
+                  code: str | None) -> Baseline:
+        assert self._recorded is not None
+        return retrace(self._recorded, dict(new), dict(old), code=code)
+
+    def _laws(self, also: tuple[str, ...], new: tuple[tuple[str, int], ...],
+              old: tuple[tuple[str, int], ...]) -> Edit:
+        assert self._recorded is not None
+        others = [parse_also(text) for text in also]
+        source = self._recorded.scenario.source_device
+        captures = [self._recorded, *(Baseline(self._once("captures", self._other, path), device=source,
+                                               profiled=self._profiled) for path, _ in others)]
+        graphs = [one.built.graphs[0] for one in captures]
+        told = [dict(old), *(sizes for _, sizes in others)]
+        return SizeLaws(captures, captured_sizes(graphs, told, dict(new)), dict(new))
+
+    # -- shared -------------------------------------------------------------------------------------------------------
+
+    def _scaling(self, wanted: Configuration) -> list[Edit]:
+        edits: list[Edit] = [] if wanted.dtype is None else [Precision(wanted.dtype)]
+        factors = ((wanted.clock, ScaleClock), (wanted.bandwidth, ScaleBandwidth), (wanted.kernels, ScaleKernels),
+                   (wanted.host, ScaleHost))
+        return [*edits, *(edit(factor) for factor, edit in factors if factor != 1.0)]
+
+    def _cluster(self, wanted: Configuration) -> CollectiveModel | None:
+        """The cluster that is named; under a plan on another device, that device's usual one."""
+        from graph_predictor.comm.collective_times import CollectiveModel, PlanError, topology_of
+
+        if wanted.topology is not None or wanted.comm_profile is not None:
+            return self._once("cluster", self._named_cluster, wanted.topology, wanted.comm_profile,
+                              wanted.comm_backend)
+        if wanted.comm_backend is not None:
+            raise EditError(f"Nothing says on which cluster {wanted.comm_backend} would run; name it with --topology, "
+                            "or give its measurements with --comm-profile.")
+        if wanted.parallel is None or wanted.device is None:
+            return None
+        try:
+            return CollectiveModel(topology_of(find_device(wanted.device), Ranks.parse(wanted.parallel).world_size))
+        except PlanError:  # no known node has the device: its own links are taken
+            return None
+
+    def _named_cluster(self, name: str | None, profile: str | None, backend: str | None) -> CollectiveModel:
+        from graph_predictor.comm.clusters import profile_on
+        from graph_predictor.comm.collective_times import CollectiveModel
+
+        known, where = profile_on(profile, name, None)
+        return CollectiveModel(where, known, backend)
+
+    def _overheads(self, path: str) -> HostOverheads:
+        from graph_predictor.prediction.overheads import measure_overheads
+
+        return measure_overheads(self._other(path)).overheads
+
+    def _other(self, path: str) -> Job:
+        return self._read([path])
+
+    def _once(self, name: str, make: Callable[..., T], *arguments: object) -> T:
+        """``make(*arguments)``, of the last few arguments made once; what cannot be made is refused again at once."""
+        def tried(*arguments: object) -> object:
+            try:
+                return make(*arguments)
+            except ForetraceError as error:
+                return _Refused(error)
+
+        if name not in self._remembered:
+            self._remembered[name] = lru_cache(maxsize=KEPT)(tried)
+        found = self._remembered[name](*arguments)
+        if isinstance(found, _Refused):
+            raise found.error.with_traceback(None)
+        return found  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """Why something cannot be made."""
+
+    error: ForetraceError
+
+
+def sharing(plan: str) -> int:
+    """How many ranks of a plan work on the same samples."""
+    sizes = dict(part.split("=") for part in plan.split(","))
+    return int(sizes.get("tp", 1)) * int(sizes.get("pp", 1))
+
+
+def _straggling(wanted: Configuration) -> list[int]:
+    return [] if wanted.straggler is None else [Straggler.parse(wanted.straggler).rank]
+
+
+__all__ = ["DEFAULT_DEVICE", "Prepared", "Study", "is_script", "read_source"]

@@ -1,0 +1,86 @@
+"""What decides how long a step takes, in one word: one definition for recorded steps and for predicted ones.
+
+In a steady state everything happens one step time later from step to step. Whatever falls behind fastest decides: the
+host where the host decides, a stream of the device where the device does, even while the host still runs ahead and
+fills the launch queue, so that the recorded step itself waited for nothing::
+
+    host      |== step 1 ==|== step 2 ==|== step 3 ==|                  5 ms from end to end
+    stream    #### of step 1 ####|#### of step 2 ####|#### of step 3 ####    8 ms: the device decides
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from graph_predictor.simulation.critical_path import Bound, Causes, path_back
+from graph_predictor.simulation.program import Int64
+from graph_predictor.simulation.replay import WINDOW, Replay, ReplayedStep
+from tracer.graph import ExecutionGraph, KernelKind
+
+HOST = "host"
+_MERGED = {Bound.HOST: HOST, Bound.LAUNCH: HOST, Bound.SYNC: HOST}
+"""Bounds that count together where one word names what decides: launch calls and return lags are the host's. (A gap
+between two queued kernels is a launch too, but never decides.)"""
+
+
+def deciding(bounds: dict[str, float]) -> str:
+    """The largest of the bounds (by their labels) along the path of what decides, the host's parts taken together."""
+    merged: dict[str, float] = defaultdict(float)
+    for bound in Bound:
+        merged[_MERGED.get(bound, bound.label)] += bounds.get(bound.label, 0.0)
+    return max(merged, key=lambda name: merged[name])
+
+
+class StreamEnds:
+    """Where the streams of one rank stand at the end of each recorded step.
+
+    Args:
+        graph: the rank's.
+        first_kernel: its first kernel's row in the program.
+    """
+
+    def __init__(self, graph: ExecutionGraph, first_kernel: int) -> None:
+        kernels = graph.kernels
+        # Collectives and copies wait for others; a stream falls behind by what it computes.
+        rows = np.flatnonzero((kernels.step >= 0) & (kernels.kind == KernelKind.COMPUTE))
+        rows = rows[np.lexsort((kernels.start_ns[rows], kernels.step[rows], kernels.stream[rows],
+                                kernels.device[rows]))]
+        place = np.stack([kernels.device[rows], kernels.stream[rows], kernels.step[rows]]).astype(np.int64)
+        opens = np.ones(len(rows), np.bool_)
+        opens[1:] = (place[:, 1:] != place[:, :-1]).any(axis=0)
+        first = np.flatnonzero(opens)
+        last = np.append(first[1:], len(rows)) - 1 if len(rows) else first
+        self.of_step: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+        before: dict[tuple[int, int], tuple[int, int]] = {}
+        for low, high in zip(first.tolist(), last.tolist(), strict=True):
+            device, stream, step = place[:, low].tolist()
+            earlier, tail = before.get((device, stream), (-2, -1))
+            self.of_step[step].append((first_kernel + int(rows[low]), first_kernel + int(rows[high]),
+                                       tail if earlier == step - 1 else -1))
+            before[device, stream] = (step, first_kernel + int(rows[high]))
+
+
+def decides(replay: Replay, step: ReplayedStep, ends: StreamEnds, bounds: dict[str, float], causes: Causes) -> str:
+    """What decides a replayed step.
+
+    Args:
+        replay: the replay.
+        step: one of its steps.
+        ends: of its rank.
+        bounds: the step's own path by bound.
+        causes: of the replayed program.
+    """
+    simulated: Int64 = replay.simulated.kernel_end
+    longest, at, stop = step.replayed_ns, -1, 0
+    row = int(replay.program.item_row[step.begin_item]) if step.name != WINDOW else -1
+    for first, last, previous in ends.of_step.get(row, []):
+        since = int(simulated[previous] if previous >= 0 else replay.simulated.kernel_start[first])
+        if int(simulated[last]) - since > longest:
+            longest, at, stop = int(simulated[last]) - since, last, since
+    if at < 0:
+        return deciding(bounds)
+    path = path_back(replay.program, replay.simulated, [g.kernels.kind for g in replay.graphs], ("kernel", at), stop,
+                     causes=causes)
+    return deciding({label: float(ns) for label, ns in path.by_bound().items()})

@@ -1,0 +1,198 @@
+"""A job's host time in pieces: what each item's work and cost was spent on, so that an edit can change it by operation.
+
+::
+
+    item       ───────── work ─────────[ cost ]──
+    operation      |── addmm ────────────────|
+    pieces     |gap|   addmm own       | addmm |
+
+A piece belongs to the innermost operation around it. Time outside any operation is a *gap*, and goes by the top-level
+operation that follows on its thread. Waiting is in no piece: the program has none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from graph_predictor.recorded.host_time import exclusive_time, operation_of, split
+from graph_predictor.simulation.build import Built
+from graph_predictor.simulation.program import Float64, Int8, Int64, ItemKind, Program, whole_ns
+from tracer.graph import NONE, ExecutionGraph, GapKind, OpKind
+
+
+@dataclass(frozen=True, slots=True)
+class HostPieces:
+    """Columns of equal length; sums by item are the program's ``item_work`` and ``item_cost``.
+
+    Attributes:
+        rank: position in the job.
+        item: of the recorded program.
+        is_cost: the item's own cost rather than work before it.
+        op: row of the rank's ``ops`` around it; -1 in a gap.
+        following: in a gap, the top-level operation that comes next on the thread; -1 elsewhere, or at a step's end.
+        launch_kind: a ``LaunchKind`` of a call's cost, -1 of work.
+        data: host time of loading data.
+        ns: how long.
+    """
+
+    rank: Int64
+    item: Int64
+    is_cost: npt.NDArray[np.bool_]
+    op: Int64
+    following: Int64
+    launch_kind: Int8
+    data: npt.NDArray[np.bool_]
+    ns: Int64
+
+    def __len__(self) -> int:
+        return len(self.ns)
+
+    def of_rank(self, rank: int) -> Int64:
+        """Rows of one rank."""
+        return np.flatnonzero(self.rank == rank)
+
+
+def host_pieces(built: Built) -> HostPieces:
+    """The pieces of all ranks of a recorded job, without the profiler where its program is."""
+    if built.without_profiler is not None:
+        return built.without_profiler.pieces
+    parts = [_rank_pieces(built, rank) for rank in range(len(built.graphs))]
+    return HostPieces(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(HostPieces)))
+
+
+def with_host(program: Program, pieces: HostPieces, ns: npt.NDArray[np.float64]) -> tuple[Int64, Int64]:
+    """``item_work`` and ``item_cost`` with other times of the pieces (ns)."""
+    size = len(program.item_kind)
+    work, cost = (np.bincount(pieces.item[rows], weights=ns[rows], minlength=size)
+                  for rows in (~pieces.is_cost, pieces.is_cost))
+    return whole_ns(work), whole_ns(cost)
+
+
+def _items(built: Built, rank: int) -> tuple[Int64, Int64, Int64]:
+    """A rank's items, their threads (rows of ``graph.threads``), and when the work before each begins, on the graph's
+    clock."""
+    program = built.recorded_program
+    thread = program.item_thread()
+    items = np.flatnonzero(program.thread_rank[thread] == rank)
+    number = np.array(built.thread_number, np.int64)[thread[items]]
+    start, end = program.recorded_item_start[items], program.recorded_item_end[items]
+    follows = np.zeros(len(items), np.bool_)
+    follows[1:] = thread[items][1:] == thread[items][:-1]
+    begin = np.where(follows, np.concatenate([[0], end[:-1]])[: len(items)], start - program.item_work[items])
+    return items, number, begin - built.clock_ns[rank]
+
+
+def gaps_before(built: Built, rank: int, chosen: npt.NDArray[np.bool_]) -> Float64:
+    """Share of the gaps in each item's work (of all ranks' items) that lies before chosen operations of a rank.
+
+    Work between two launches has one gap or none. Where operations launch little, as on a CPU, one piece is the sum of
+    all gaps up to a call, or in a step.
+    """
+    program, graph = built.recorded_program, built.graphs[rank]
+    items, number, begin = _items(built, rank)
+    end = begin + program.item_work[items]
+    found = np.zeros(len(program.item_kind))
+    for thread in np.unique(number).tolist():
+        mine = number == thread
+        time, total, before = _gap_time(graph, thread, int(begin[mine].min()), int(end[mine].max()), chosen)
+        within = [np.interp(end[mine], time, passed) - np.interp(begin[mine], time, passed)
+                  for passed in (total, before)]
+        found[items[mine]] = np.where(within[0] > 0, within[1] / np.maximum(within[0], 1.0), 0.0)
+    return found
+
+
+def _gap_time(graph: ExecutionGraph, thread: int, first: int, last: int,
+              chosen: npt.NDArray[np.bool_]) -> tuple[Float64, Float64, Float64]:
+    """Moments of a thread from ``first`` to ``last``, and the gaps up to each: of all, and of those before a chosen
+    operation of their step."""
+    ops = graph.ops
+    top = top_operations(graph)
+    top = top[ops.thread[top] == thread]
+    top = top[np.argsort(ops.start_ns[top], kind="stable")]
+    begin = np.append(ops.start_ns[top], last)
+    free = np.maximum.accumulate(np.concatenate([[first], ops.start_ns[top] + ops.duration_ns[top]]))
+    begin = np.maximum(begin, free)
+    # What is left of a step after its last operation is no gap before the next step's first one.
+    opened = np.append(np.append(graph.steps.start_ns, first)[ops.step[top]], last)
+    time = np.stack([free, np.clip(opened, free, begin), begin], axis=1).astype(np.float64)
+    passed = np.diff(time, axis=1, prepend=time[:, :1])
+    before = passed * np.append(chosen[top], False)[:, None]
+    before[:, 1] = 0.0
+    return time.reshape(-1), np.cumsum(passed), np.cumsum(before)
+
+
+def _rank_pieces(built: Built, rank: int) -> HostPieces:
+    program, graph = built.program, built.graphs[rank]
+    items, number, begin = _items(built, rank)
+    host = exclusive_time(graph)
+    found = split(host, number, begin, begin + program.item_work[items])
+    worked = found.ns > 0
+    query, op, ns = found.query[worked], found.op[worked], found.ns[worked]
+    # What is left of a step after its last operation is no gap before the next step's first one.
+    gap = (op < 0) & (program.item_kind[items][query] != ItemKind.STEP_END)
+    following = np.where(gap, _following(graph, number[query], begin[query]), NONE)
+    calls = np.flatnonzero((program.item_kind[items] == ItemKind.CALL) & (program.item_cost[items] > 0))
+    row = program.item_row[items[calls]]
+    around = np.append(operation_of(graph), NONE)[graph.launches.op[row]]
+    data = np.concatenate([_loading(graph, op, begin[query], program.item_work[items][query]),
+                           np.zeros(len(calls), np.bool_)])
+    none = np.full(len(calls), NONE, np.int64)
+    return HostPieces(
+        rank=np.full(len(ns) + len(calls), rank, np.int64), item=np.concatenate([items[query], items[calls]]),
+        is_cost=np.concatenate([np.zeros(len(ns), np.bool_), np.ones(len(calls), np.bool_)]),
+        op=np.concatenate([op, around]), following=np.concatenate([following, none]),
+        launch_kind=np.concatenate([np.full(len(ns), NONE, np.int8), graph.launches.kind[row]]).astype(np.int8),
+        data=data, ns=np.concatenate([ns, program.item_cost[items[calls]]]))
+
+
+def _following(graph: ExecutionGraph, thread: Int64, time: Int64) -> Int64:
+    """The first top-level operation of a thread that begins at a time or later; -1 for none."""
+    ops = graph.ops
+    top = top_operations(graph)
+    span = int((ops.start_ns + ops.duration_ns).max(initial=0)) + int(np.abs(time).max(initial=0)) + 2
+    key = ops.thread[top].astype(np.int64) * span + ops.start_ns[top]
+    order = np.argsort(key, kind="stable")
+    place = np.searchsorted(key[order], thread * span + time, side="left")
+    found = top[order[np.minimum(place, max(len(top) - 1, 0))]] if len(top) else np.full(len(time), NONE)
+    inside = place < len(top)
+    return np.where(inside & (ops.thread[found] == thread) if len(top) else False, found, NONE)
+
+
+def top_operations(graph: ExecutionGraph) -> Int64:
+    """Rows of operations that no other operation is around."""
+    ops = graph.ops
+    above = np.append(operation_of(graph), NONE)[ops.parent]
+    return np.flatnonzero((ops.kind == OpKind.OPERATION) & (above < 0))
+
+
+def _loading(graph: ExecutionGraph, op: Int64, begin: Int64, length: Int64) -> npt.NDArray[np.bool_]:
+    """Pieces that load data: in a loader's operation, or in a gap the reader found to be data loading."""
+    loader = np.array(["DataLoader" in text for text in graph.strings], np.bool_)
+    mine: npt.NDArray[np.bool_] = np.zeros(len(op), np.bool_)
+    if loader.any():
+        under = _under(graph, loader)
+        mine = (op >= 0) & under[op]
+    gaps = graph.gaps
+    loading = np.flatnonzero(gaps.kind == GapKind.DATA_LOADING)
+    if len(loading):
+        order = loading[np.argsort(gaps.start_ns[loading], kind="stable")]
+        place = np.searchsorted(gaps.start_ns[order], begin + length, side="right") - 1
+        last = order[np.maximum(place, 0)]
+        overlap = np.minimum(gaps.start_ns[last] + gaps.duration_ns[last], begin + length) - np.maximum(
+            gaps.start_ns[last], begin)
+        mine |= (op < 0) & (place >= 0) & (2 * overlap > length)
+    return mine
+
+
+def _under(graph: ExecutionGraph, named: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Operations of the given names and all inside them."""
+    ops = graph.ops
+    found: npt.NDArray[np.bool_] = named[ops.name] if len(ops) else np.zeros(0, np.bool_)
+    above = ops.parent.astype(np.int64)
+    while (inside := above >= 0).any():
+        found = found | (inside & named[ops.name[np.maximum(above, 0)]])
+        above = np.where(inside, ops.parent[np.maximum(above, 0)], NONE).astype(np.int64)
+    return found

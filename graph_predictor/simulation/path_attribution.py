@@ -1,0 +1,126 @@
+"""The critical path's segments tied to operations: host work is split over the operations it was spent in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from graph_predictor.recorded.host_time import HostTime, Pieces, split
+from graph_predictor.simulation.causes import StartCause
+from graph_predictor.simulation.critical_path import Bound, Path
+from graph_predictor.simulation.program import Float64, Int8, Int64, ItemKind, whole_ns
+from graph_predictor.simulation.replay import Replay
+from tracer.graph import NONE
+
+
+@dataclass(slots=True)
+class PathPieces:
+    """Pieces of a path, in no order; together they are as long as the path, to the nanosecond.
+
+    ``op`` is a row of the rank's ``ops`` and ``kernel`` one of its ``kernels`` (-1: none). ``segment`` is the row of
+    the path.
+    """
+
+    segment: Int64
+    bound: Int8
+    op: Int64
+    kernel: Int64
+    ns: Int64
+
+
+def attribute_path(replay: Replay, path: Path, rank: int, host: HostTime, operation: Int64,
+                   share: Float64 | None = None) -> PathPieces:
+    """Tie each piece of a path to an operation.
+
+    Args:
+        replay: What the path was found in.
+        path: A path within one rank.
+        rank: Position of that rank in the job.
+        host: The rank's ``exclusive_time``.
+        operation: Its ``operation_of``, and -1 at the end.
+        share: Of a replay without the profiler, the share of recorded time that is left of each ``op`` of ``host``;
+            the last one is of time in none.
+    """
+    program, built = replay.program, replay.built
+    graph = built.graphs[rank]
+    length = path.end_ns - path.start_ns
+    first_kernel = int(program.kernel_ptr[rank])
+    kernel = np.where(path.kernel >= 0, path.kernel - first_kernel, NONE)
+    op = np.full(len(length), NONE, np.int64)
+    with_kernel = kernel >= 0
+    op[with_kernel] = operation[graph.kernels.op[kernel[with_kernel]]]
+    item = np.maximum(path.item, 0)
+    if len(program.item_kind):
+        is_call = (path.item >= 0) & ~path.is_work & (program.item_kind[item] == ItemKind.CALL)
+        op[is_call] = operation[graph.launches.op[program.item_row[item[is_call]]]]
+        spread = (path.item >= 0) & ~is_call
+    else:
+        spread = np.zeros(len(length), np.bool_)
+    whole = np.nonzero(~spread)[0]
+    rows = np.nonzero(spread)[0]
+    thread, low, high = _recorded(replay, path, rows, rank)
+    if len(rows):
+        host = host.between(int(low.min()), int(high.max()))
+    pieces = split(host, thread, low, high)
+    if share is not None:
+        pieces.ns = _fitted(pieces, length[rows], share)
+    at = rows[pieces.query]
+    # What an edit made longer than it was recorded has no recorded interval, and so no operation.
+    covered = np.bincount(pieces.query, weights=pieces.ns, minlength=len(rows)).astype(np.int64)
+    beyond = length[rows] - covered
+    longer = np.nonzero(beyond > 0)[0]
+    segment = np.concatenate([whole, at, rows[longer]])
+    return PathPieces(
+        segment=segment, bound=path.bound[segment],
+        op=np.concatenate([op[whole], pieces.op, np.full(len(longer), NONE, np.int64)]),
+        kernel=np.concatenate([kernel[whole], np.full(len(at) + len(longer), NONE, np.int64)]),
+        ns=np.concatenate([length[whole], pieces.ns, beyond[longer]]),
+    )
+
+
+def _fitted(pieces: Pieces, length: Int64, share: Float64) -> Int64:
+    """Lengths of recorded pieces of intervals that now have other lengths, ns: each in proportion to what is left of
+    it. Those of one query add up to its length exactly."""
+    left = pieces.ns * share[pieces.op]
+    total = np.bincount(pieces.query, weights=left, minlength=len(length))
+    scale = np.where(total > 0, length / np.where(total > 0, total, 1.0), 0.0)
+    order = np.argsort(pieces.query, kind="stable")
+    reached = np.rint(np.cumsum((left * scale[pieces.query])[order])).astype(np.int64)
+    found = np.empty(len(order), np.int64)
+    found[order] = np.diff(reached, prepend=0)
+    return found
+
+
+def _recorded(replay: Replay, path: Path, rows: Int64, rank: int) -> tuple[Int64, Int64, Int64]:
+    """Thread (of the graph) and recorded interval of each host segment, ns of the rank's window."""
+    program, clock = replay.program, replay.built.clock_ns[rank]
+    item = path.item[rows]
+    if not len(rows):
+        return item, item, item
+    program_thread = np.searchsorted(program.thread_ptr, item, side="right") - 1
+    numbers = np.array([*replay.built.thread_number, NONE], np.int64)
+    thread = numbers[program_thread] if len(numbers) > len(program.thread_rank) else np.full(len(rows), NONE, np.int64)
+    recorded = replay.built.recorded_program
+    length = path.end_ns[rows] - path.start_ns[rows]
+    if not replay.profiled:
+        # As much of the recorded work as of the work without the profiler.
+        now = np.maximum(program.item_work[item], 1)
+        length = np.where(path.is_work[rows], whole_ns(length * (recorded.item_work[item] / now)), length).astype(
+            np.int64)
+    end = program.recorded_item_start[item].copy()
+    # Work follows the thread's previous item; what is left before a loader's batch arrives is its wait.
+    has_work = path.is_work[rows] & (replay.simulated.item_start_cause[item] != StartCause.OTHER_THREAD)
+    has_work &= item > program.thread_ptr[program_thread]
+    worked = program.recorded_item_end[item - 1] + recorded.item_work[item]
+    end = np.where(has_work, np.minimum(worked, end), end)
+    start = end - length
+    start = np.where(has_work, np.maximum(start, program.recorded_item_end[item - 1]), start)
+    return thread, start - clock, end - clock
+
+
+def bound_sums(path: Path) -> dict[Bound, int]:
+    """Nanoseconds of a path by bound; every bound is there."""
+    sums = np.zeros(len(Bound), np.int64)
+    np.add.at(sums, path.bound.astype(np.int64), path.end_ns - path.start_ns)
+    return {bound: int(sums[bound]) for bound in Bound}

@@ -1,0 +1,253 @@
+"""Replay: simulate a recorded job with its own durations and compare with what was measured.
+
+In *constants* mode (the default) waiting is never a stored duration, and launch latencies and kernel gaps are a few
+constants per trace: only kernel durations and unblocked host time are as recorded. Closing in this mode is the ground
+every prediction stands on.
+
+Where only some ranks of a job were recorded, its collectives keep their recorded durations: the other ranks' late
+arrival is an external part of them, and is not scaled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from graph_predictor.prediction.unprofiled import on_unprofiled_clock, unprofiled
+from graph_predictor.recorded.damage import damage_notes
+from graph_predictor.simulation.build import Built, build_program
+from graph_predictor.simulation.critical_path import step_items
+from graph_predictor.simulation.engine import Simulated, simulate
+from graph_predictor.simulation.program import MOST_FACTOR, Int64, Program, whole_ns
+from graph_predictor.simulation.residuals import with_residuals
+from tracer.errors import ForetraceError
+from tracer.graph import SHAPE_ONLY, ExecutionGraph, KernelKind
+
+REPRODUCIBLE_SHARE = 0.005
+"""Above this share of unexplained delay, the GPU timeline is said not to be reproducible."""
+INEXACT = 0.01
+"""A replayed step this far from the measured one is reported, and what rests on it widened."""
+WINDOW = "whole window"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedStep:
+    """One step of one rank, ns. ``free_kernels_ns`` is the step with all kernel durations at zero."""
+
+    rank: int
+    name: str
+    measured_ns: int
+    replayed_ns: int
+    free_kernels_ns: int
+    begin_item: int
+    end_item: int
+
+    @property
+    def error(self) -> float:
+        """Replayed over measured, less one."""
+        return self.replayed_ns / self.measured_ns - 1.0 if self.measured_ns else 0.0
+
+
+@dataclass(slots=True)
+class Replay:
+    """The result of a replay; ``program`` and ``simulated`` hold every time behind it."""
+
+    steps: list[ReplayedStep]
+    built: Built
+    program: Program
+    simulated: Simulated
+    notes: list[str] = field(default_factory=list)
+    scale_kernels: float = 1.0
+    """Factor on kernel durations: other than 1, steps differ from the measured ones on purpose."""
+
+    @property
+    def inexact(self) -> list[ReplayedStep]:
+        """Steps whose replay is more than 1% off; of a what-if none."""
+        return [s for s in self.steps if abs(s.error) > INEXACT] if self.scale_kernels == 1.0 else []
+
+    @property
+    def graphs(self) -> list[ExecutionGraph]:
+        """The replayed graphs, one a rank of ``program``."""
+        return self.built.graphs
+
+    @property
+    def profiled(self) -> bool:
+        """Whether replayed times are those under the profiler; measured ones are in any case."""
+        return self.built.profiled
+
+    @property
+    def median_abs_error(self) -> float:
+        """Median of the steps' absolute errors (a fraction)."""
+        return float(np.median([abs(s.error) for s in self.steps])) if self.steps else 0.0
+
+    @property
+    def max_abs_error(self) -> float:
+        """Largest absolute error of a step (a fraction)."""
+        return max((abs(s.error) for s in self.steps), default=0.0)
+
+    @property
+    def unexplained_share(self) -> float:
+        """The worst rank's delay that no rule explains, as a share of its window; the error of inexact steps is one."""
+        missed: dict[int, int] = {}
+        for step in self.inexact:
+            missed[step.rank] = missed.get(step.rank, 0) + abs(step.replayed_ns - step.measured_ns)
+        shares = [report.unexplained_share + missed.get(_rank_number(graph, at), 0) / max(report.window_ns, 1)
+                  for at, (graph, report) in enumerate(zip(self.graphs, self.built.reports, strict=True))]
+        return max(shares, default=0.0)
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether the rules explain the GPU timeline."""
+        return self.unexplained_share <= REPRODUCIBLE_SHARE
+
+    def kernel_end_errors_ns(self) -> Int64:
+        """Simulated less recorded end of every kernel (ns)."""
+        return self.simulated.kernel_end - self.program.recorded_kernel_end
+
+
+def check_recorded(graphs: Sequence[ExecutionGraph]) -> None:
+    """Raise ``ForetraceError`` if a graph has no times, because its step was traced by shapes alone."""
+    if any(graph.meta.era == SHAPE_ONLY for graph in graphs):
+        raise ForetraceError("The step was traced by shapes alone and never ran: it has operations but no times, so "
+                             "there is nothing to replay or break down; use a recording (foretrace capture).")
+
+
+def replay(
+    graphs: ExecutionGraph | Sequence[ExecutionGraph],
+    *,
+    residuals: bool = False,
+    scale_kernels: float = 1.0,
+    built: Built | None = None,
+    profiled: bool = True,
+) -> Replay:
+    """Simulate a job with its recorded durations.
+
+    The recorded step, under the profiler, is the one that a replay must give back. Reports of where time goes are made
+    of a replay without the profiler (``profiled=False``): of the same durations less the profiler's cost.
+
+    Args:
+        graphs: One rank's graph, or the graphs of a job.
+        residuals: Add the per-event residuals (a playback).
+        scale_kernels: Factor on the durations of device work other than collectives: a what-if.
+        built: An already built program of the same graphs, to save the work.
+        profiled: Simulate the step as recorded, under the profiler; otherwise without it, where the capture knows what
+            that takes (``Replay.profiled`` says which it was).
+
+    Returns:
+        The replayed steps. A window without steps is replayed as a whole.
+
+    Raises:
+        ForetraceError: There is nothing to simulate, or the factor is negative, not finite or beyond what int64
+            nanoseconds hold.
+    """
+    if isinstance(graphs, ExecutionGraph):
+        graphs = [graphs]
+    if not 0 <= scale_kernels <= MOST_FACTOR:
+        raise ForetraceError(f"Kernel durations cannot be scaled by {scale_kernels:g}: give a factor from zero to "
+                             f"{MOST_FACTOR:g}.")
+    if not graphs:
+        raise ForetraceError("There is nothing to replay: no graph was given. Read a trace or a job first.")
+    check_recorded(graphs)
+    built = built or build_program(list(graphs))
+    if not profiled:
+        built = unprofiled(built)
+    program = on_unprofiled_clock(with_residuals(built.recorded_program), built) if residuals else built.program
+    if not len(program.item_kind) and not len(program.kernel_item):
+        raise ForetraceError(
+            "There is nothing to replay: the trace holds neither calls nor device work. It was probably recorded "
+            "without activities; profile with ProfilerActivity.CPU and CUDA.")
+    program = program.with_durations(scaled_durations(program, built.graphs, scale_kernels))
+    simulated = simulate(program)
+    free = simulate(program.with_durations(scaled_durations(program, built.graphs, 0.0)))
+    steps = [
+        ReplayedStep(
+            rank=_rank_number(built.graphs[rank], rank), name=built.graphs[rank].string(
+                int(built.graphs[rank].steps.name[row])),
+            measured_ns=int(program.recorded_item_end[end] - program.recorded_item_end[begin]),
+            replayed_ns=int(simulated.item_end[end] - simulated.item_end[begin]),
+            free_kernels_ns=int(free.item_end[end] - free.item_end[begin]), begin_item=begin, end_item=end)
+        for rank, row, begin, end in step_items(program)
+    ]
+    notes = [*_contradicted(built), *_pinned(built), *damage_notes(built.graphs), *built.rendezvous.notes,
+             *_partial_job(built)]
+    with_steps = {s.rank for s in steps}
+    for rank, graph in enumerate(built.graphs):
+        if _rank_number(graph, rank) not in with_steps:
+            steps.append(_whole_window(built, program, simulated, free, rank))
+    if any(s.name == WINDOW for s in steps):
+        notes.append("No steps were found: the whole window is replayed as one. Call prof.step() after each "
+                     "iteration to mark them.")
+    result = Replay(steps=steps, built=built, program=program, simulated=simulated, notes=notes,
+                    scale_kernels=scale_kernels)
+    if result.inexact:
+        worst = max(result.inexact, key=lambda s: abs(s.error))
+        result.notes.insert(0, f"{len(result.inexact):,} of {len(steps):,} steps are replayed more than 1% off (most: "
+                            f"{worst.name} of rank {worst.rank}, {worst.error:+.1%}): the rules miss something that "
+                            "decided them, and predictions that rest on them are wider by that.")
+    return result
+
+
+def _contradicted(built: Built) -> list[str]:
+    """What to say of inferred waits that the recorded times contradict."""
+    launches = sum(report.queue_contradicted for report in built.reports)
+    found = [f"{launches:,} launches returned although the launch queue was full by this account: they wait for no "
+             "place in it."] if launches else []
+    if built.left_out:
+        listed = ", ".join(f"{count:,} {name}" for name, count in built.left_out.items())
+        found.append(f"Inferred waits that would have closed a circle were left out ({listed}): the recorded times "
+                     "contradict them, so that the trace's clocks or its order of events are not to be trusted.")
+    return found
+
+
+def _pinned(built: Built) -> list[str]:
+    """What to say when work without a recorded launch starts, after a pause, when it was seen to."""
+    pinned = sum(report.edges["external"] for report in built.reports)
+    streams = sum(len(np.unique(g.kernels.stream)) for g in built.graphs)
+    if pinned <= streams:
+        return []
+    return [f"{pinned} pieces of GPU work without a recorded launch start when they were seen to, as external events: "
+            "that they are on time says nothing, and a what-if does not move them."]
+
+
+def _partial_job(built: Built) -> list[str]:
+    """What to say when collectives wait for ranks that were not recorded."""
+    world = max((g.meta.world_size for g in built.graphs), default=1)
+    collective = any((g.kernels.kind == KernelKind.COLLECTIVE).any() for g in built.graphs)
+    if world <= len(built.graphs) or not collective:
+        return []
+    return [f"{len(built.graphs)} of {world} ranks were recorded: the late arrival of the others is an external event, "
+            "kept as part of the collectives' recorded durations, which a what-if does not scale."]
+
+
+def scaled_durations(program: Program, graphs: Sequence[ExecutionGraph], factor: float) -> Int64:
+    """Kernel durations (ns) with everything but collectives scaled by ``factor``."""
+    kinds = np.concatenate([g.kernels.kind for g in graphs]) if graphs else np.zeros(0, np.int8)
+    scaled = whole_ns(program.kernel_duration * factor)
+    return np.where(kinds == KernelKind.COLLECTIVE, program.kernel_duration, scaled)
+
+
+def _rank_number(graph: ExecutionGraph, position: int) -> int:
+    """The rank the trace names, or its place in the job."""
+    return graph.meta.rank if graph.meta.rank >= 0 else position
+
+
+def _whole_window(built: Built, program: Program, simulated: Simulated, free: Simulated, rank: int) -> ReplayedStep:
+    """From a rank's first host item or kernel to its last."""
+    thread_rank = program.thread_rank[program.item_thread()]
+    items = np.nonzero(thread_rank == rank)[0]
+    low, high = int(program.kernel_ptr[rank]), int(program.kernel_ptr[rank + 1])
+
+    def span(item_start: Int64, item_end: Int64, kernel_start: Int64, kernel_end: Int64) -> int:
+        starts = np.concatenate([item_start[items], kernel_start[low:high]])
+        ends = np.concatenate([item_end[items], kernel_end[low:high]])
+        return int(ends.max() - starts.min()) if len(starts) else 0
+
+    return ReplayedStep(
+        rank=_rank_number(built.graphs[rank], rank), name=WINDOW,
+        measured_ns=span(program.recorded_item_start, program.recorded_item_end,
+                         program.recorded_kernel_start, program.recorded_kernel_end),
+        replayed_ns=span(simulated.item_start, simulated.item_end, simulated.kernel_start, simulated.kernel_end),
+        free_kernels_ns=span(free.item_start, free.item_end, free.kernel_start, free.kernel_end),
+        begin_item=int(items[0]) if len(items) else -1, end_item=int(items[-1]) if len(items) else -1)

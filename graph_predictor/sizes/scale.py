@@ -1,0 +1,89 @@
+"""Faster or slower parts of the machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.simulation.program import MOST_FACTOR
+
+
+def _checked(factor: float, what: str) -> float:
+    if not 1 / MOST_FACTOR <= factor <= MOST_FACTOR:
+        raise EditError(f"{what} cannot be scaled by {factor:g}: give a positive factor, at most {MOST_FACTOR:g}.")
+    return factor
+
+
+@dataclass(frozen=True)
+class ScaleKernels:
+    """Every kernel's duration times a factor, collectives too if asked. Assumes nothing: a what-if on durations."""
+
+    factor: float
+    collectives: bool = False
+
+    def describe(self) -> str:
+        """One phrase."""
+        return f"kernels × {self.factor:g}" + (", collectives too" if self.collectives else "")
+
+    def apply(self, scenario: Scenario) -> Scenario:
+        """See ``Edit``."""
+        if not 0 <= self.factor <= MOST_FACTOR:
+            raise EditError(f"Kernel durations cannot be scaled by {self.factor:g}: give a factor from zero to "
+                            f"{MOST_FACTOR:g}.")
+        if scenario.built.computes_on_host and not (self.collectives and len(scenario.built.program.kernel_item)):
+            raise EditError("The trace has no GPU work, so that there is no kernel to scale; --host scales the host's "
+                            "time.")
+        factor = np.ones(len(scenario.built.program.kernel_item))
+        factor[(scenario.work.piece >= 0) | self.collectives] = self.factor
+        before = scenario.kernel_factor
+        return replace(scenario, kernel_factor=factor if before is None else factor * before)
+
+
+@dataclass(frozen=True)
+class ScaleClock:
+    """The GPU's clock times a factor. Assumes peak rates follow the clock; memory bandwidth and launch costs do not."""
+
+    factor: float
+
+    def describe(self) -> str:
+        """One phrase."""
+        return f"GPU clock × {self.factor:g}"
+
+    def apply(self, scenario: Scenario) -> Scenario:
+        """See ``Edit``."""
+        scenario.known_source()
+        return replace(scenario, clock=scenario.clock * _checked(self.factor, "The clock"))
+
+
+@dataclass(frozen=True)
+class ScaleBandwidth:
+    """The GPU's memory bandwidth times a factor. Assumes that caches, and all else, stay as they are."""
+
+    factor: float
+
+    def describe(self) -> str:
+        """One phrase."""
+        return f"memory bandwidth × {self.factor:g}"
+
+    def apply(self, scenario: Scenario) -> Scenario:
+        """See ``Edit``."""
+        scenario.known_source()
+        return replace(scenario, bandwidth=scenario.bandwidth * _checked(self.factor, "The memory bandwidth"))
+
+
+@dataclass(frozen=True)
+class ScaleHost:
+    """All host time (Python, operators, calls, hand-overs) times a factor, such as the ratio of two CPUs' single-thread
+    times. Assumes that every part scales alike; waiting comes back from what is waited for."""
+
+    factor: float
+
+    def describe(self) -> str:
+        """One phrase."""
+        return f"host time × {self.factor:g}"
+
+    def apply(self, scenario: Scenario) -> Scenario:
+        """See ``Edit``."""
+        return replace(scenario, host_factor=scenario.host_factor * _checked(self.factor, "Host time"))

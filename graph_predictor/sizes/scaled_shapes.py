@@ -1,0 +1,345 @@
+"""Which dimensions of a recorded step follow a named size: ``ScaledShapes``.
+
+A tensor says nothing of what its dimensions are, and a number that equals the batch may be a layer's width. What is
+known: parameters and their gradients do not change, and their shapes are those the optimizer works on and those that
+operations' schemas name; lists of indices are as long as the offsets into them say. From there on the step's tensors
+are followed from operation to operation (``size_flow``), and a shape alone decides only where nothing else does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
+from itertools import accumulate, pairwise
+from operator import mul
+from typing import TypeGuard
+
+import msgspec
+import numpy as np
+
+from graph_predictor.prediction.scenario import EditError
+from graph_predictor.sizes.layouts import Dim, Layout, NamedSizes, Shape, total
+from graph_predictor.sizes.named_sizes import LEADING
+from graph_predictor.sizes.size_flow import Role, SizeFlow, Use, Value
+from kernel_models.families import registry
+from kernel_models.operation import Operation
+from tracer.graph import ExecutionGraph, Phase
+from tracer.views import Argument
+
+Changes = tuple[tuple[str, int, int], ...]
+
+PARAMETERS = frozenset({"weight", "bias", "running_mean", "running_var", "weights", "dev_weights", "uvm_weights"})
+"""Arguments that hold parameters, as the operations' schemas call them."""
+DATA = frozenset({"indices", "offsets", "offset2bag", "bag_size", "maximum_indices", "target", "grad_output",
+                  "grad_out", "grad"})
+"""Arguments that never hold parameters."""
+_MAP = 4
+"""Dimensions of a batch of images' maps: samples, channels, rows, columns."""
+_FLAT = 2
+"""A leading dimension stands elsewhere only in matrices (transposed, or several lists of samples stacked)."""
+
+
+class ScaledShapes:
+    """One rank's shapes before and after.
+
+    Attributes:
+        parameters: shapes of parameters, transposed ones too.
+        sizes: the named sizes.
+        flow: what every tensor of the step follows.
+    """
+
+    def __init__(self, graph: ExecutionGraph, changes: Changes) -> None:
+        self.graph, self.changes = graph, changes
+        self.sizes = NamedSizes(tuple(old for _, old, _ in changes), tuple(new for _, _, new in changes),
+                           tuple(name.lower() in LEADING for name, _, _ in changes))
+        self.world = max(graph.meta.world_size, 1)
+        self.parameters = _parameter_shapes(graph)
+        self._sizes_of_parameters = {size for shape in self.parameters for size in shape}
+        self.shapes = {shape for text in _texts(graph) for shape in tensors_in(text)} - self.parameters
+        # NamedSizes that are products of a named one with those beside it, and lengths of lists of indices.
+        self._products: dict[int, tuple[int, ...]] = {}
+        self._lists: dict[int, tuple[int, ...]] = {}
+        self._find_products()
+        self._find_lists()
+        self.flow = SizeFlow(graph, self.sizes, self._by_shape, self._list, self.parameters, _role)
+
+    def check(self) -> None:
+        """Raise ``EditError`` if a dimension is unknown or ambiguous."""
+        for name, old, new in self.changes:
+            leading = name.lower() in LEADING
+            changes = f"{name}={old}:{new}"
+            if not any(shape[:1] == (old,) if leading else old in shape for shape in self.shapes):
+                where = "as its first dimension " if leading else ""
+                sizes = sorted({shape[0] for shape in self.shapes if shape})[:8]
+                raise EditError(f"No tensor of the step has {old} {where}(there are {', '.join(map(str, sizes))}, …): "
+                                f"{changes} changes nothing; name the size that was recorded.")
+            if old == 1:
+                raise EditError(f"{changes} is ambiguous: dimensions of 1 are everywhere, and most have nothing to do "
+                                f"with {name}; capture the step at another size, or two sizes.")
+            clash = [shape for shape in self.parameters if old in shape]
+            if clash and not leading:
+                shown = "×".join(map(str, sorted(clash, key=_dimensions)[-1]))
+                raise EditError(f"{changes} is ambiguous: a parameter of {shown} has the size {old} too, so that they "
+                                "cannot be told apart; capture the step at another size, or two sizes.")
+            strided = [] if leading else strided_maps(self.shapes, old)
+            if strided:
+                maps = " and ".join(f"{size}×{size}" for size in strided)
+                raise EditError(f"{changes} changes more than what has the size {old}: maps of {maps} follow from it "
+                                "by strides, which one capture does not tell; trace the program again (--code), or "
+                                "capture it at two sizes (--also).")
+
+    def undecided(self, op: int) -> bool:
+        """Whether an operation that does work takes a tensor that may be a parameter or samples, and nothing says
+        which."""
+        rule = registry.forward_rule(self.graph.string(int(self.graph.ops.name[op])))
+        if rule is not None and rule.is_free:
+            return False
+        return any(value.undecided for value in self.flow.values(op).values())
+
+    def operation(self, operation: Operation) -> Operation:
+        """An operation at the new sizes, wherever in the step it may be."""
+        return self._resized(operation, self.flow.values_of(operation.name, list(operation.arguments)))
+
+    def operation_of(self, op: int) -> Operation:
+        """A row of the rank's ``ops`` at the new sizes."""
+        return self._resized(Operation.from_graph(self.graph, op), self.flow.values(op))
+
+    def layouts(self, op: int) -> tuple[Layout, ...]:
+        """How the tensors among an operation's arguments follow the sizes."""
+        return tuple(value.layouts[0] for value in self.flow.values(op).values())
+
+    def growth(self, op: int) -> Fraction:
+        """How much larger the largest tensor among an operation's arguments becomes."""
+        values = list(self.flow.values(op).values())
+        return self._growth(max(values, key=_elements)) if values else Fraction(1)
+
+    def payload(self, row: int) -> Fraction:
+        """How much more a row of the rank's collectives moves.
+
+        What a collective takes follows the sizes as the tensor does; gradients and parameters stay. Where a trace has
+        the number of its elements only, that is a list's of samples or none.
+        """
+        table = self.graph.collectives
+        op = int(table.op[row])
+        values = list(self.flow.values(op).values()) if op >= 0 else []
+        elements = max(int(table.elements_in[row]), int(table.elements_out[row]))
+        if values:
+            return self._growth(max(values, key=_elements))
+        powers = self._lists.get(elements) or self._products.get(elements)
+        if powers is None or self.graph.string(int(table.kind[row])) != "all_to_all":
+            return Fraction(1)
+        return self.sizes.factor(powers)
+
+    def _growth(self, value: Value) -> Fraction:
+        new = self.sizes.shape(value.shape, value.layouts[0])
+        return Fraction(math.prod(new), max(math.prod(value.shape), 1))
+
+    def _by_shape(self, shape: Shape) -> list[Layout]:
+        """What a tensor may be by its shape alone, the likeliest first."""
+        base = list(self._elsewhere(shape))
+        found = []
+        for at, dim in self._samples(shape):
+            if not base[at].follows or base[at] == dim:
+                found.append((*base[:at], dim, *base[at + 1:]))
+        return found or [tuple(base)]
+
+    def _list(self, shape: Shape) -> Layout | None:
+        """How a list of indices follows the sizes, or the offsets into one, which are one more."""
+        if len(shape) != 1 or shape in self.parameters:
+            return None
+        for fixed in (0, 1):
+            if shape[0] - fixed in self._lists:
+                return (Dim(self._lists[shape[0] - fixed], fixed),)
+        return None
+
+    def _elsewhere(self, shape: Shape) -> Layout:
+        """The dimensions that follow a name which may stand anywhere."""
+        dims = []
+        for size in shape:
+            name = next((at for at, (old, leads) in enumerate(zip(self.sizes.old, self.sizes.leading, strict=True))
+                         if size == old and not leads), None)
+            dims.append(self.sizes.constant if name is None else self.sizes.following(name))
+        return tuple(dims)
+
+    def _samples(self, shape: Shape) -> Iterator[tuple[int, Dim]]:
+        """Places where samples may stand, and how those follow the sizes; at most one of them does."""
+        flat = len(shape) <= _FLAT
+        for name, (old, leads) in enumerate(zip(self.sizes.old, self.sizes.leading, strict=True)):
+            if not leads:
+                continue
+            follows = self.sizes.following(name)
+            if shape[0] == old:
+                yield 0, follows
+            elif flat and old in shape:
+                yield shape.index(old), follows
+            elif self.world > 1 and old * self.world in shape[:_FLAT if flat else 1]:
+                yield shape.index(old * self.world), follows
+        for at, size in enumerate(shape[:_FLAT] if flat else shape[:1]):
+            if size in self._sizes_of_parameters:
+                continue
+            elif size in self._products:
+                yield at, Dim(self._products[size])
+            elif flat and size in self._lists:
+                yield at, Dim(self._lists[size])
+
+    def _find_products(self) -> None:
+        """NamedSizes that a tensor's first dimensions have together where some of them follow a name."""
+        found: dict[int, set[tuple[int, ...]]] = {}
+        for shape in self.shapes:
+            layout = self._by_shape(shape)[0]
+            for size, end in zip(accumulate(shape, mul), range(1, len(shape) + 1), strict=True):
+                powers = total(layout[:end])
+                if size and any(powers) and end > 1:
+                    found.setdefault(size, set()).add(powers)
+        self._products.update({size: powers.pop() for size, powers in found.items()
+                               if len(powers) == 1 and size not in self.sizes.old})
+
+    def _find_lists(self) -> None:
+        """Lengths of lists of indices, of which offsets or lengths say that they grow."""
+        ops = self.graph.ops
+        kinds = np.unique(np.stack([ops.name, ops.shapes]), axis=1).T if len(ops) else np.zeros((0, 2), np.int64)
+        for code, shapes in kinds.tolist():
+            name = self.graph.string(code)
+            if shapes < 0 or not ("embedding" in name or name.startswith("fbgemm::")):
+                continue
+            parts: list[Shape] = [tuple(part) for part in _decoded(self.graph.string(shapes)) if _is_shape(part)]
+            lists = [*pairwise(parts)]
+            if "permute_2D" in name:
+                lists = [(parts[2], parts[1])] if len(parts) > 2 else []
+            for indices, telling in lists:
+                if len(indices) != 1 or not indices[0] or indices in self.parameters:
+                    continue
+                counts, powers = self._told(telling, bags=not name.startswith("fbgemm::"))
+                for size in (indices[0], counts) if powers else ():
+                    if size not in self.sizes.old and (size,) not in self.parameters:
+                        self._lists.setdefault(size, powers)
+
+    def _told(self, telling: Shape, *, bags: bool) -> tuple[int, tuple[int, ...]]:
+        """How many samples offsets or lengths count, and what these follow; only PyTorch's bags may leave out the last
+        offset."""
+        if len(telling) != 1:
+            powers = total(self._by_shape(telling)[0]) if telling else ()
+            return math.prod(telling), powers if any(powers) else ()
+        for count in (telling[0], telling[0] - 1) if bags else (telling[0] - 1,):
+            powers = self._products.get(count) or self._by_shape((count,))[0][0].powers
+            if count > 0 and any(powers):
+                return count, powers
+        return 0, ()
+
+    def _resized(self, operation: Operation, values: dict[Use, Value]) -> Operation:
+        found = [self._argument(argument, place, values) for place, argument in enumerate(operation.arguments)]
+        return Operation(operation.name, tuple(found), operation.list_dtype)
+
+    def _argument(self, argument: Argument, place: int, values: dict[Use, Value]) -> Argument:
+        """An argument with new sizes and strides; lists of numbers that are a tensor's sizes change too."""
+        shape = argument.shape
+        if not shape:
+            numbers = _decoded(argument.value) if argument.value.startswith("[") else []
+            if _is_shape(numbers) and tuple(numbers) in self.shapes:
+                sizes = tuple(numbers)
+                new = self.sizes.shape(sizes, self.flow.guessed(sizes))
+                return Argument(argument.dtype, shape, argument.stride, str(list(new)))
+            return argument
+        if (place, -1) in values:
+            return _reshaped(argument, self._new(values[place, -1]))
+        if not any(isinstance(part, tuple) for part in shape):
+            return argument
+        shapes = tuple(self._new(values[place, at]) if (place, at) in values else one for at, one in enumerate(shape))
+        strides = argument.stride
+        if strides is not None:
+            strides = tuple(_strides(a, b, c) for a, b, c in zip(shape, shapes, strides, strict=False))
+        return Argument(argument.dtype, shapes, strides, argument.value)
+
+    def _new(self, value: Value) -> Shape:
+        return self.sizes.shape(value.shape, value.layouts[0])
+
+
+def _role(name: str, place: int) -> Role:
+    """What an operation's schema says of an argument by its name."""
+    rule = registry.forward_rule(name)
+    argument = rule.names[place] if rule is not None and place < len(rule.names) else ""
+    return Role.PARAMETER if argument in PARAMETERS else Role.DATA if argument in DATA else Role.ANY
+
+
+def _elements(value: Value) -> int:
+    return math.prod(value.shape)
+
+
+def strided_maps(shapes: Iterable[Shape], size: int) -> list[int]:
+    """Sides of square maps that are a half, a quarter, … of an image's (rounded up), where there are such images:
+    what strides and pooling leave of a size follows it without having it. Largest first."""
+    sides = {shape[-1] for shape in shapes if len(shape) == _MAP and shape[-1] == shape[-2]}
+    if size not in sides:
+        return []
+    parts = {-(-size // 2**halvings) for halvings in range(1, size.bit_length())} - {1, size}
+    return sorted(sides & parts, reverse=True)
+
+
+def tensors_in(text: str) -> Iterator[Shape]:
+    """Shapes of all tensors in a JSON text of the profiler, those in lists too."""
+    todo = list(_decoded(text))
+    while todo:
+        one = todo.pop()
+        if isinstance(one, list) and one:
+            if _is_shape(one):
+                yield tuple(one)
+            else:
+                todo.extend(one)
+
+
+def _dimensions(shape: Shape) -> int:
+    return len(shape)
+
+
+def _decoded(text: str) -> list[object]:
+    try:
+        value = msgspec.json.decode(text) if text else []
+    except msgspec.DecodeError:
+        return []
+    return value if isinstance(value, list) else []
+
+
+def _is_shape(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and bool(value) and all(type(size) is int for size in value)
+
+
+def _reshaped(argument: Argument, shape: Shape) -> Argument:
+    stride = None if argument.stride is None else _strides(argument.shape or (), shape, argument.stride)
+    return Argument(argument.dtype, shape, stride, argument.value)
+
+
+def _strides(old: Shape, new: Shape, stride: Shape) -> Shape:
+    """Strides of a tensor whose sizes changed: those of dimensions outside a changed one follow it."""
+    if len(stride) != len(old):
+        return stride
+    result = [Fraction(s) for s in stride]
+    for at, (before, after) in enumerate(zip(old, new, strict=True)):
+        if before != after and before:
+            for j, s in enumerate(stride):
+                if j != at and (s, -j) > (stride[at], -at) and s >= stride[at] * before:
+                    result[j] *= Fraction(after, before)
+    return tuple(int(s) for s in result)
+
+
+def _texts(graph: ExecutionGraph) -> set[str]:
+    return {graph.string(int(code)) for code in np.unique(graph.ops.shapes) if code >= 0}
+
+
+def _parameter_shapes(graph: ExecutionGraph) -> set[Shape]:
+    """Shapes of parameters: what the optimizer works on, and weights by the operations' schemas; transposed ones
+    too."""
+    found: set[Shape] = set()
+    ops = graph.ops
+    codes = np.unique(ops.shapes[(ops.phase == Phase.OPTIMIZER) & (ops.shapes >= 0)])
+    for code in codes.tolist():
+        found |= set(tensors_in(graph.string(code)))
+    pairs = np.unique(np.stack([ops.name, ops.shapes]), axis=1).T if len(ops) else np.zeros((0, 2), np.int64)
+    for name, shapes in pairs.tolist():
+        rule = registry.forward_rule(graph.string(name))
+        if rule is None or shapes < 0:
+            continue
+        for argument, part in zip(rule.names, _decoded(graph.string(shapes)), strict=False):
+            if argument in PARAMETERS and _is_shape(part):
+                found.add(tuple(part))
+    return found | {tuple(reversed(shape)) for shape in found if len(shape) == _FLAT}

@@ -1,0 +1,382 @@
+"""Which dimension of which tensor follows a named size, by following a step's tensors: ``SizeFlow``.
+
+A trace names no tensors, only shapes. So a tensor is looked for among those made before it: the arguments of the
+operation it is nested in, then the latest result of its shape (and strides, where recorded). Several may fit: each
+tensor keeps its possible layouts, the likeliest first, and every operation rules out what its arguments cannot be
+together, and results that would hold the samples twice. What an operation rules out holds for the tensor everywhere, so
+that a gradient's product with a weight tells which of the two the transposed matrix before it was.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from graph_predictor.sizes.layout_rules import GUESSING, PRODUCTS, Call, Inconsistent, Outcome, Tensor, rule_of
+from graph_predictor.sizes.layouts import Layout, NamedSizes, Shape, reshaped, total
+from tracer.graph import ExecutionGraph, Phase
+from tracer.views import Argument, arguments
+
+MOST_LAYOUTS = 4
+"""Possible layouts of one tensor that are kept, and ..."""
+MOST_TOGETHER = 256
+"""... combinations of an operation's arguments that are tried."""
+MOST_RECENT = 4
+"""Results of one shape that an argument may be."""
+FAR = 100
+"""Operations after which a parameter is likelier than a result of the same shape."""
+ALONE = 50
+"""Cost, in ranks, of arguments that do not fit each other: worse than any that do."""
+TWICE = 20
+"""Cost of a result that holds the samples twice, as few programs make one (a contrastive loss)."""
+OUT_OF_PLACE = 1.0
+"""Cost of a result whose samples do not stand first."""
+NO_SAMPLES = 2.5
+"""Cost of a product that works on no samples, or in forward gives none: more than two arguments' second choices, as
+nearly all do."""
+CLEAR = 1.0
+"""How much costlier all other choices are where the arguments together decide for one."""
+OF_GRADIENTS = frozenset({"t", "transpose", "permute", "view", "reshape", "_reshape_alias", "detach", "copy", "clone",
+                          "to", "_to_copy", "mul", "div", "add", "contiguous"})
+"""Operations that a parameter's gradient goes through on its way to the optimizer."""
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
+
+
+class Role(Enum):
+    """What an operation's schema says of an argument by its name."""
+
+    PARAMETER = "parameter"
+    DATA = "data"
+    """Samples, indices, their gradients: no parameter."""
+    ANY = "any"
+
+
+@dataclass(slots=True, eq=False)
+class Value:
+    """A tensor of the step.
+
+    Attributes:
+        shape: its sizes.
+        layouts: what it may be, the likeliest first.
+        known: whether an operation that made it, or its name, says so; else its shape alone does.
+        stride: where known.
+        made: number of the operation that made it, or first used it.
+        gradient: whether it is a parameter's gradient, or a view of one.
+        viewed, views: the tensor that this is a view of, or may be, and its layout for each layout of this one.
+    """
+
+    shape: Shape
+    layouts: list[Layout]
+    known: bool
+    stride: Shape | None = None
+    made: int = 0
+    gradient: bool = False
+    viewed: Value | None = None
+    views: dict[Layout, Layout] = field(default_factory=dict)
+
+    def narrow(self, layouts: list[Layout]) -> None:
+        """Rule out all but some layouts, the likeliest first; and with them those of the tensor this is a view of."""
+        self.layouts[:] = layouts
+        self.known |= len(layouts) == 1
+        if self.viewed is not None and len(self.viewed.layouts) > 1 and layouts[0] in self.views:
+            self.viewed.narrow(list(dict.fromkeys(self.views[one] for one in layouts if one in self.views)))
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the tensor may be of two sizes, for all the step says of it."""
+        return not self.known and len({total(layout) for layout in self.layouts}) > 1
+
+
+Use = tuple[int, int]
+"""An argument's place, and that in a list of tensors; -1 for one that is no list."""
+
+
+@dataclass(slots=True)
+class _Pool:
+    """Results by shape, the latest last."""
+
+    by_shape: dict[Shape, list[Value]] = field(default_factory=dict)
+    by_elements: dict[int, Value] = field(default_factory=dict)
+
+    def add(self, value: Value) -> None:
+        self.by_shape.setdefault(value.shape, []).append(value)
+        self.by_elements[math.prod(value.shape)] = value
+
+    def recent(self, shape: Shape) -> list[Value]:
+        return self.by_shape.get(shape, [])[-MOST_RECENT:][::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """What an operation is nested in: arguments of the outer one, and when that began."""
+
+    values: tuple[Value, ...] = ()
+    began: int = 0
+
+
+class SizeFlow:
+    """The layouts of every tensor that a rank's operations take.
+
+    Args:
+        graph: of the rank.
+        sizes: the named sizes.
+        by_shape: the layouts a tensor of a shape may have by its shape alone, likeliest first.
+        told: the layout of a tensor of a shape that another operation's arguments say for sure.
+        parameters: shapes of parameters.
+        role: by operation and place, what its schema says of an argument.
+    """
+
+    def __init__(self, graph: ExecutionGraph, sizes: NamedSizes, by_shape: Callable[[Shape], list[Layout]],
+                 told: Callable[[Shape], Layout | None], parameters: set[Shape],
+                 role: Callable[[str, int], Role]) -> None:
+        self.graph, self.sizes, self.parameters = graph, sizes, parameters
+        self._guess, self._told, self._role = by_shape, told, role
+        self._pool = _Pool()
+        self._now = 0
+        self._began: dict[int, int] = {}
+        self._guesses: dict[Shape, list[Layout]] = {}
+        self._known_choices: dict[tuple[Any, ...], list[_Choice]] = {}
+        self._of_forward: dict[int, list[Value]] = {}
+        self._inputs: dict[int, dict[Use, Value]] = {}
+        self._decoded: dict[tuple[int, ...], list[Argument]] = {}
+        for op in np.argsort(graph.ops.start_ns, kind="stable").tolist():
+            self._visit(op)
+
+    def values(self, op: int) -> dict[Use, Value]:
+        """The tensors among an operation's arguments."""
+        return self._inputs.get(op, {})
+
+    def values_of(self, name: str, taken: list[Argument]) -> dict[Use, Value]:
+        """The same for an operation that is none of the step's, with what the step says of its shapes."""
+        found = self._look_up(name, taken, Phase.OTHER, _Around())
+        self._decide(name, taken, found, Phase.BACKWARD)
+        return found
+
+    def guessed(self, shape: Shape) -> Layout:
+        """The likeliest layout of a tensor of a shape: of the latest of that shape, else by the shape alone."""
+        told = self._told(shape)
+        if told is not None:
+            return told
+        recent = self._pool.recent(shape)
+        return recent[0].layouts[0] if recent else self._by_shape(shape)[0]
+
+    def _visit(self, op: int) -> None:
+        ops = self.graph.ops
+        name, taken = self.graph.string(int(ops.name[op])), self._arguments(op)
+        self._now += 1
+        self._began[op] = self._now
+        if not taken:
+            return
+        phase, parent, sequence = int(ops.phase[op]), int(ops.parent[op]), int(ops.sequence[op])
+        outer = tuple(self._inputs.get(parent, {}).values()) if parent >= 0 else ()
+        if phase == Phase.BACKWARD and "Backward" in name and sequence >= 0:
+            outer = (*self._of_forward.get(sequence, ()), *outer)
+        found = self._look_up(name, taken, phase, _Around(outer, self._began.get(parent, 0)))
+        if found:
+            self._inputs[op] = found
+        if _is_constant(name, phase):
+            return
+        results = self._decide(name, taken, found, phase)
+        if phase != Phase.BACKWARD and sequence >= 0:
+            self._of_forward.setdefault(sequence, []).extend(results)
+
+    def _arguments(self, op: int) -> list[Argument]:
+        ops = self.graph.ops
+        key = (int(ops.shapes[op]), int(ops.dtypes[op]), int(ops.strides[op]), int(ops.scalars[op]))
+        if key[0] < 0:
+            return []
+        if key not in self._decoded:
+            self._decoded[key] = arguments(self.graph, op)
+        return self._decoded[key]
+
+    def _look_up(self, name: str, taken: list[Argument], phase: int, around: _Around) -> dict[Use, Value]:
+        found: dict[Use, Value] = {}
+        short = name.rpartition("::")[2].rstrip("_")
+        for place, argument in enumerate(taken):
+            shape = argument.shape
+            if not shape:
+                continue
+            nested = any(isinstance(part, tuple) for part in shape)
+            for at, one in enumerate(shape if nested else (shape,)):
+                if not isinstance(one, tuple) or not one or not all(type(size) is int for size in one):
+                    continue
+                stride = argument.stride if not nested else (argument.stride or (None,) * len(shape))[at]
+                role = self._role(name, place)
+                if _is_constant(name, phase) or role == Role.PARAMETER:
+                    value = Value(one, [self.sizes.constants(one)], True, stride, self._now)
+                else:
+                    value = self._value(one, stride or None, around, role, short)
+                found[place, at if nested else -1] = value
+        if rule_of(name) in PRODUCTS and len(found) > 1:
+            (first, a), (second, b) = list(found.items())[-2:]
+            if a is b:  # a product of a matrix with itself is rarer than one of two matrices of the same shape
+                found[first], found[second] = self._either(a), self._either(b)
+        return found
+
+    def _either(self, value: Value) -> Value:
+        """Any tensor of a shape."""
+        layouts = [layout for one in (value, *self._pool.recent(value.shape)) for layout in one.layouts]
+        layouts = list(dict.fromkeys((*layouts, *self._by_shape(value.shape))))
+        return Value(value.shape, layouts[:MOST_LAYOUTS], value.known, value.stride, self._now)
+
+    def _value(self, shape: Shape, stride: Shape | None, around: _Around, role: Role,
+               name: str) -> Value:
+        """The tensor an argument is: the nearest one made before, or a new one with all layouts that it may have."""
+        told = self._told(shape)
+        if told is not None:
+            return Value(shape, [told], True, stride, self._now)
+        recent = self._pool.recent(shape)
+        near = [*(one for one in recent if one.made > around.began),
+                *(one for one in around.values if one.shape == shape),
+                *(one for one in recent if self._now - FAR < one.made <= around.began)]
+        far = [one for one in recent if one not in near]
+        if name not in OF_GRADIENTS:
+            near, far = ([one for one in some if not one.gradient] for some in (near, far))
+        if stride is not None:
+            near = [one for one in near if one.stride in (None, stride)]
+            far = [one for one in far if one.stride in (None, stride)] or far
+        if near and near[0].stride is None:
+            near[0].stride = stride
+        if near and len(near[0].layouts) > 1 and shape not in self.parameters:
+            return near[0]  # seen again, so that what is ruled out here is ruled out there
+        guesses = self._by_shape(shape)
+        layouts = [layout for one in near for layout in one.layouts]
+        if shape in self.parameters and role != Role.DATA:
+            layouts.append(self.sizes.constants(shape))
+        layouts += [layout for one in far for layout in one.layouts]
+        known = bool(near) or (bool(far) and shape not in self.parameters)
+        if not layouts:
+            layouts = self._of_as_many(shape)
+            known = bool(layouts)
+        layouts = list(dict.fromkeys((*layouts, *guesses)))
+        constants = self.sizes.constants(shape)
+        if role == Role.DATA and len(layouts) > 1 and constants in layouts:
+            layouts.remove(constants)
+        layouts = layouts[:MOST_LAYOUTS]
+        if near and layouts == near[0].layouts:
+            return near[0]
+        value = Value(shape, layouts, known or len(layouts) == 1, stride, self._now)
+        if near:
+            value.viewed = near[0]
+            value.views = {one: one for one in near[0].layouts if one != constants}
+        return value
+
+    def _by_shape(self, shape: Shape) -> list[Layout]:
+        """What a tensor may be by its shape alone."""
+        found = self._guesses.get(shape)
+        if found is None:
+            found = self._guess(shape)
+            if shape in self.parameters:
+                found = list(dict.fromkeys((self.sizes.constants(shape), *found)))
+            self._guesses[shape] = found
+        return found
+
+    def _of_as_many(self, shape: Shape) -> list[Layout]:
+        """Layouts of the latest result with as many elements, which a view may have made into this shape."""
+        one = self._pool.by_elements.get(math.prod(shape))
+        if one is None or one.shape in self.parameters:
+            return []
+        found = (reshaped(self.sizes, one.shape, layout, shape) for layout in one.layouts)
+        return [layout for layout in found if layout is not None]
+
+    def _decide(self, name: str, taken: list[Argument], found: dict[Use, Value], phase: int) -> list[Value]:
+        """Rule out what the arguments cannot be together; return the results."""
+        values = list(found.values())
+        choices = self._choices(name, taken, found, phase)
+        best = choices[0]
+        possible = [one for one in choices if one.cost < TWICE]
+        for at, value in enumerate(values):
+            likely = list(dict.fromkeys(one.layouts[at] for one in possible))
+            if at in best.outcome.refined:
+                value.narrow([best.outcome.refined[at]])
+            elif len(values) > 1 and possible and all(
+                    one.cost >= best.cost + CLEAR or one.layouts[at] == best.layouts[at] for one in possible):
+                value.narrow(likely[:1])
+            elif likely and len(value.layouts) > 1:
+                value.narrow(likely)
+        results = []
+        known = all(value.known for value in values) if values else True
+        for number, one in enumerate(best.outcome.results):
+            others = [other.outcome.results[number].layout for other in possible
+                      if len(other.outcome.results) > number and other.outcome.results[number].shape == one.shape]
+            layouts = list(dict.fromkeys((one.layout, *others)))[:MOST_LAYOUTS]
+            results.append(Value(one.shape, layouts, known, one.stride, self._now))
+            results[-1].gradient = self._is_gradient(name, values, best)
+            if len(values) == 1 and len(layouts) > 1:
+                results[-1].viewed = values[0]
+                results[-1].views = {other.outcome.results[number].layout: other.layouts[0]
+                                     for other in reversed(possible) if len(other.outcome.results) > number}
+            self._pool.add(results[-1])
+        return results
+
+    def _is_gradient(self, name: str, values: list[Value], best: _Choice) -> bool:
+        """Whether a result is the gradient of a parameter: a product that sums over the samples, or a view of one."""
+        if rule_of(name) in PRODUCTS:
+            return all(any(dim.follows for dim in layout) for layout in best.layouts[-2:]) and not any(
+                dim.follows for one in best.outcome.results for dim in one.layout)
+        return len(values) == 1 and values[0].gradient
+
+    def _choices(self, name: str, taken: list[Argument], found: dict[Use, Value], phase: int) -> list[_Choice]:
+        """One layout for each argument, in every way, the likeliest first."""
+        rule, values = rule_of(name), list(found.values())
+        first = {id(value): at for at, value in reversed(list(enumerate(values)))}
+        key = (name, phase == Phase.BACKWARD, tuple(taken),
+               tuple((first[id(value)], value.shape, value.stride, *value.layouts) for value in values))
+        if rule not in GUESSING and key in self._known_choices:
+            return self._known_choices[key]
+        places = tuple(place for place, _ in found)
+        distinct = {id(value): value for value in values}
+        possible = {key: value.layouts for key, value in distinct.items()}
+        if rule in PRODUCTS:  # a matrix that nothing spoke of before may be a parameter that was looked up or computed
+            for value in values[-2:]:
+                possible[id(value)] = list(dict.fromkeys((*value.layouts, self.sizes.constants(value.shape))))
+        while math.prod(map(len, possible.values())) > MOST_TOGETHER:
+            possible = {key: layouts[:max(len(layouts) - 1, 1)] for key, layouts in possible.items()}
+        choices: list[_Choice] = []
+        for ranks in itertools.product(*(range(len(one)) for one in possible.values())):
+            chosen = {key: possible[key][rank] for key, rank in zip(possible, ranks, strict=True)}
+            layouts = tuple(chosen[id(value)] for value in values)
+            tensors = tuple(Tensor(value.shape, layout, value.stride)
+                            for value, layout in zip(values, layouts, strict=True))
+            cost = float(sum(ranks))
+            try:
+                outcome = rule(Call(self.sizes, tensors, tuple(taken), places, self.guessed))
+            except Inconsistent:
+                outcome, cost = Outcome(), cost + ALONE
+            cost += sum(self._cost(one) for one in outcome.results)
+            if rule in PRODUCTS:
+                working = layouts[-2:] if phase == Phase.BACKWARD else [one.layout for one in outcome.results]
+                cost += NO_SAMPLES * (not any(dim.follows for layout in working for dim in layout))
+            choices.append(_Choice(cost, layouts, outcome))
+        self._known_choices[key] = sorted(choices, key=_cost_of)
+        return self._known_choices[key]
+
+    def _cost(self, result: Tensor) -> float:
+        """That of samples held twice, and a little for samples that do not stand first, so that of equals the usual
+        one wins."""
+        places = [at for at, dim in enumerate(result.layout) if self.sizes.samples((dim,))]
+        return TWICE * (self.sizes.samples(result.layout) > 1) + OUT_OF_PLACE * bool(places and places[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Layouts of an operation's arguments, what they mean for its results, and how unlikely they are."""
+
+    cost: float
+    layouts: tuple[Layout, ...]
+    outcome: Outcome
+
+
+def _cost_of(choice: _Choice) -> float:
+    return choice.cost
+
+
+def _is_constant(name: str, phase: int) -> bool:
+    """Whether an operation works on parameters, gradients of parameters and the optimizer's states alone."""
+    return phase == Phase.OPTIMIZER or name.startswith(_ACCUMULATE)

@@ -1,0 +1,281 @@
+"""Times at sizes nobody recorded: every kind of operation's trend through the captures, put into a scenario.
+
+What does not compute (Python, the dispatcher, launches) follows the step's total work, and is expected to stay; what
+computes follows its own work, as the device's models see it, and is expected to grow with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from graph_predictor.prediction.new_calls import copied_calls, remade_calls
+from graph_predictor.prediction.overheads import computing_operations
+from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.simulation.program import Float64, Int64
+from graph_predictor.sizes.number_laws import NoLawError, NumberLaws
+from graph_predictor.sizes.size_kinds import Kind, PairedRank
+from graph_predictor.sizes.slots import operation_of_kernels
+from graph_predictor.sizes.time_laws import OF_HOST, OF_KERNELS, Doubt, Trend, noise_of
+from kernel_models.op_call import OpCall
+from kernel_models.operation import Operation, calls_of
+from kernel_models.pricing import price
+from tracer.graph import NONE
+
+BATCH = frozenset({"batch", "b", "bs", "batch_size"})
+"""Names whose size is a rank's samples."""
+KERNELS_AT_CAPTURED, HOST_AT_CAPTURED = 0.03, 0.07
+"""Log half width of the 80% interval of a time law at a captured size: of a GPU's kernels, and of host time. Processes
+that run the same steps on a CPU differ by a standard deviation of 0.04 to 0.09, with the quickest of three rounds by
+half of that; a capture and the step it is asked for are two. The development runs of ``benchmarks/predict_cpu.py`` do
+not tell 0.05 from 0.07 for the host (``benchmarks/interval_coverage.py --development``)."""
+PER_DISTANCE = 0.07
+"""What is added to it (in quadrature) for each e-fold of work from the nearest captured size; outside the captured
+range, as many times more as the distance is spans of that range, since a line's end swings with its lever."""
+LEAST_SPAN = 0.1
+"""e-folds of work that the captures are taken to be apart at least."""
+ONE_EVENT = 0.3
+"""Coefficient of variation that is assumed of what was recorded once."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Logs of the work of every kind in the captures and at the new size, [kinds, captures + 1]; and the calls."""
+
+    log: Float64
+    calls: list[list[tuple[OpCall, ...]]]
+
+
+def at_new_sizes(scenario: Scenario, ranks: list[PairedRank], laws: NumberLaws) -> Scenario:
+    """A scenario with the device and host times that the captures' trends give at the new sizes.
+
+    Args:
+        scenario: of the edited capture, with ``host_ns`` set.
+        ranks: of all captures, the edited one first.
+        laws: of the sizes, captures in the same order.
+
+    Raises:
+        EditError: a collective's payload follows no law.
+    """
+    host_ns = scenario.host_ns
+    assert host_ns is not None
+    on_cpu = scenario.built.computes_on_host
+    kernel_factor = np.ones(len(scenario.built.program.kernel_item))
+    calls_of_piece: dict[int, tuple[OpCall, ...]] = {}
+    works = [_work_of(scenario, rank) for rank in ranks]
+    log_total = np.log(np.maximum(sum(_total(*one) for one in zip(ranks, works, strict=True)), 1e-9))
+    at_new = host_ns.copy()
+    for rank, work in zip(ranks, works, strict=True):
+        _host(scenario, rank, work, log_total, on_cpu, at_new)
+        if not on_cpu:
+            _device(scenario, rank, work, kernel_factor, calls_of_piece)
+    host, device = (_spread(log_total, at) for at in (HOST_AT_CAPTURED, KERNELS_AT_CAPTURED))
+    batch = next((size for name, size in laws.new.items() if name.lower() in BATCH), None)
+    changed = replace(
+        scenario, host_ns=at_new, host_spread=float(np.hypot(scenario.host_spread or 0.0, host)),
+        items_per_rank=None if batch is None else float(batch))
+    if not on_cpu:
+        changed = _with_kernels(changed, kernel_factor, calls_of_piece, device)
+    sizes = " and ".join(_shown(one, laws.names) for one in laws.sizes)
+    grown = np.exp(log_total[-1] - log_total[0])
+    return changed.with_note(f"Sizes and times follow laws through captures at {sizes}; the new step is {grown:.2f} "
+                             "times the work of the first, by the device's models.")
+
+
+def _spread(log_total: Float64, at_captured: float) -> float:
+    """Log half width of the 80% interval of the laws' times, from the work of the captures and of the new step."""
+    captured, new = log_total[:-1], float(log_total[-1])
+    nearest = float(np.abs(captured - new).min())
+    span = max(float(np.ptp(captured)), LEAST_SPAN)
+    outside = max(new - float(captured.max()), float(captured.min()) - new, 0.0)
+    return float(np.hypot(at_captured, PER_DISTANCE * nearest * (1.0 + outside / span)))
+
+
+def _shown(sizes: Mapping[str, int], names: list[str]) -> str:
+    return ", ".join(f"{name}={sizes[name]}" for name in names)
+
+
+def _work_of(scenario: Scenario, rank: PairedRank) -> _Work:
+    """What the models say of every kind's work; where they know nothing, the elements of its arguments."""
+    captures = len(rank.slots)
+    counts = np.bincount(rank.kind, minlength=len(rank.kinds))
+    first = {int(k): int(slot) for slot, k in reversed(list(enumerate(rank.kind.tolist())))}
+    flat: list[OpCall] = []
+    spans: list[list[tuple[int, int]]] = []
+    every: list[list[tuple[OpCall, ...]]] = []
+    log = np.zeros((len(rank.kinds), captures + 1))
+    for number, kind in enumerate(rank.kinds):
+        operations = (*kind.recorded, *([kind.recorded[0]] * (captures - len(kind.recorded))), kind.new)
+        found = [calls_of(one) for one in operations]
+        elements = rank.collective(first[number]) if counts[number] else None
+        if elements is not None:
+            log[number] = np.log([1.0 + one for one in (*elements, _new_elements(rank, kind, elements))])
+        elif not all(found) or any("unsized" in call.flags for calls in found for call in calls):
+            log[number] = np.log([1.0 + _elements(one) for one in operations])
+        every.append(found)
+        spans.append([])
+        for calls in found:
+            spans[-1].append((len(flat), len(flat) + len(calls)))
+            flat += calls
+    priced = price(flat, scenario.known_source(), scenario.source_models).times_us if flat else np.zeros(0)
+    cumulative = np.concatenate([[0.0], np.cumsum(priced)])
+    times = np.array([[cumulative[b] - cumulative[a] for a, b in of] for of in spans]).reshape(log.shape)
+    known = (log == 0).all(axis=1) & (times > 0).all(axis=1)
+    log[known] = np.log(times[known])
+    return _Work(log, every)
+
+
+def _new_elements(rank: PairedRank, kind: Kind, elements: tuple[int, ...]) -> int:
+    try:
+        return rank.laws.value(elements)
+    except NoLawError as error:
+        raise EditError(f"The payload of {kind.name} differs between the captures in a way that was not understood: "
+                        f"{error}.") from None
+
+
+def _elements(operation: Operation) -> float:
+    """Elements of all tensors among the arguments."""
+    def count(shape: Any) -> float:
+        if not shape:
+            return 0.0
+        return float(np.prod(shape)) if all(isinstance(one, int) for one in shape) else sum(map(count, shape))
+    return sum(count(one.shape) for one in operation.arguments)
+
+
+def _total(rank: PairedRank, work: _Work) -> Float64:
+    """Work of a step in every capture and at the new size: measured time of the first × growth by the models."""
+    time = rank.slots[0].own.mean(axis=0) + rank.slots[0].device.mean(axis=0)
+    by_kind = np.bincount(rank.kind, weights=time, minlength=len(rank.kinds))
+    found: Float64 = (by_kind[:, None] * np.exp(work.log - work.log[:, :1])).sum(axis=0)
+    return found
+
+
+def _means(tables: list[Float64], partner: Int64, kind: Int64, kinds: int, doubt: Doubt) -> tuple[Float64, Float64]:
+    """Mean time of one event of each kind in every capture, and the noise of its log, [kinds, captures].
+
+    A place's time is its median over the steps: with three or more, a pause that fell into one of them is left out.
+    The noise is what the events of all steps differ by.
+    """
+    mean, noise = np.zeros((kinds, len(tables))), np.zeros((kinds, len(tables)))
+    for number, table in enumerate(tables):
+        paired = partner[number] >= 0
+        every = table[:, partner[number][paired]]
+        group, steps = kind[paired], len(every)
+        places = np.bincount(group, minlength=kinds)
+        average = np.bincount(group, weights=np.median(every, axis=0), minlength=kinds) / np.maximum(places, 1)
+        square = np.bincount(group, weights=((every - average[group]) ** 2).sum(axis=0), minlength=kinds)
+        events = steps * places
+        variation = np.sqrt(square / np.maximum(events - 1, 1)) / np.maximum(average, 1e-9)
+        mean[:, number] = average
+        noise[:, number] = noise_of(events.astype(np.float64), np.where(events > 1, variation, ONE_EVENT), doubt)
+    return mean, noise
+
+
+def _times(mean: Float64, noise: Float64, log_work: Float64, slope: Float64, doubt: Doubt) -> Float64:
+    """Times by the trend at every captured size and the new one, [captures + 1, kinds]; the first capture's where one
+    has no time to follow."""
+    known = (mean > 0).all(axis=1)
+    safe = np.where(mean > 0, mean, 1.0)
+    trend = Trend(np.log(safe), noise, log_work[:, :-1], slope, doubt)
+    return np.stack([np.where(known, np.exp(trend.at(at)), mean[:, 0]) for at in log_work.T])
+
+
+def _host(scenario: Scenario, rank: PairedRank, work: _Work, log_total: Float64, on_cpu: bool,
+          at_new: Float64) -> None:
+    """Put the times of a rank's host pieces at the new size, by their laws, into ``at_new``."""
+    first, kinds = rank.slots[0], len(rank.kinds)
+    overall = np.broadcast_to(log_total, (kinds, len(log_total)))
+    computes = np.zeros(kinds, np.bool_)
+    if on_cpu:
+        computes[rank.kind[computing_operations(first.graph)[first.op]]] = True
+    inside = _times(*_means([s.own for s in rank.slots], rank.partner, rank.kind, kinds, OF_HOST),
+                    np.where(computes[:, None], work.log, overall), computes.astype(np.float64), OF_HOST)
+    before = _times(*_means([s.gap[:, :-1] for s in rank.slots], rank.partner, rank.kind, kinds, OF_HOST), overall,
+                    np.zeros(kinds), OF_HOST)
+    tails = np.array([[float(np.median(s.gap[:, -1])) for s in rank.slots]])
+    after = _times(tails, np.full_like(tails, ONE_EVENT), log_total[None, :], np.zeros(1), OF_HOST)
+    pieces = scenario.pieces
+    mine = np.flatnonzero((pieces.rank == rank.rank) & scenario.cycle.working[pieces.item])
+    slot_of = np.append(first.slot_of_op, NONE)
+    for rows, op, table, times in (
+            (mine[pieces.op[mine] >= 0], pieces.op, first.own, inside),
+            (mine[(pieces.op[mine] < 0) & (pieces.following[mine] >= 0)], pieces.following, first.gap, before)):
+        slot = slot_of[op[rows]]
+        paired = (slot >= 0) & np.append(rank.paired, False)[slot]
+        kind = rank.kind[slot[paired]]
+        recorded = np.bincount(rank.kind, weights=table[:, :len(rank.kind)].mean(axis=0), minlength=kinds)
+        expected = times[-1] * np.bincount(rank.kind, minlength=kinds)
+        ratio = np.where(recorded > 0, expected / np.maximum(recorded, 1e-9), 1.0)
+        at_new[rows[paired]] *= ratio[kind]
+    tail = mine[(pieces.op[mine] < 0) & (pieces.following[mine] < 0)]
+    recorded_tail = float(first.gap[:, -1].mean())
+    if recorded_tail > 0:
+        at_new[tail] *= float(after[-1, 0]) / recorded_tail
+
+
+def _device(scenario: Scenario, rank: PairedRank, work: _Work, factor: Float64,
+            calls: dict[int, tuple[OpCall, ...]]) -> None:
+    """Factor of every kernel of a rank beyond the ratio of its calls, and the new calls of its pieces."""
+    first, kinds = rank.slots[0], len(rank.kinds)
+    times = _times(*_means([s.device for s in rank.slots], rank.partner, rank.kind, kinds, OF_KERNELS), work.log,
+                   np.ones(kinds), OF_KERNELS)
+    recorded = np.bincount(rank.kind, weights=first.device.mean(axis=0), minlength=kinds)
+    expected = times[-1] * np.bincount(rank.kind, minlength=kinds)
+    ratio = np.where(recorded > 0, expected / np.maximum(recorded, 1e-9), 1.0)
+    program, of = scenario.built.program, scenario.work
+    low, high = int(program.kernel_ptr[rank.rank]), int(program.kernel_ptr[rank.rank + 1])
+    slot = np.append(first.slot_of_op, NONE)[operation_of_kernels(scenario, rank.rank)]
+    kind = np.where(slot >= 0, rank.kind[np.maximum(slot, 0)], NONE)
+    rows = low + np.arange(high - low)
+    factor[rows[kind >= 0]] = ratio[kind[kind >= 0]]
+    piece = of.piece[low:high]
+    mine = (piece >= 0) & (kind >= 0)
+    pairs = np.unique(np.stack([piece[mine], kind[mine]]), axis=1).T if mine.any() else np.zeros((0, 2), np.int64)
+    known: dict[tuple[int, int], tuple[OpCall, ...]] = {}
+    for one, k in pairs.tolist():
+        key = (int(of.group[one]), k)
+        if key not in known:
+            known[key] = _new_calls(of.calls[key[0]], rank.kinds[k], work.log[k])
+        calls[one] = known[key]
+
+
+def _new_calls(old: tuple[OpCall, ...], kind: Kind, log_work: Float64) -> tuple[OpCall, ...]:
+    """Calls of a piece at the new sizes; the old ones where they cannot be made again."""
+    copied = copied_calls(old, float(np.exp(log_work[-1] - log_work[0])))
+    new = remade_calls(old, kind.recorded[0], kind.new) if copied is None else copied
+    return old if new is None else new
+
+
+def _with_kernels(scenario: Scenario, factor: Float64, new: dict[int, tuple[OpCall, ...]], spread: float) -> Scenario:
+    """The new calls of pieces, grouped again, and factors that make up the difference to the measured trend."""
+    work = scenario.work
+    numbers: dict[tuple[int, tuple[OpCall, ...]], int] = {}
+    calls: list[tuple[OpCall, ...]] = []
+    after: dict[int, tuple[OpCall, ...]] = {}
+    group = np.empty(len(work.group), np.int64)
+    for i, number in enumerate(work.group.tolist()):
+        wanted = new.get(i, work.calls[number])
+        pair = (number, wanted)
+        if pair not in numbers:
+            numbers[pair] = len(calls)
+            calls.append(work.calls[number])
+            if wanted != work.calls[number]:
+                after[numbers[pair]] = wanted
+        group[i] = numbers[pair]
+    spec = scenario.known_source()
+    explained = np.ones(len(calls))
+    for number, wanted in after.items():
+        was, will = (float(price(list(one), spec, scenario.source_models).times_us.sum()) if one else 0.0
+                     for one in (calls[number], wanted))
+        explained[number] = will / was if was > 0 and will > 0 else 1.0
+    piece = work.piece
+    beyond = factor / np.where(piece >= 0, explained[group[np.maximum(piece, 0)]] if len(group) else 1.0, 1.0)
+    if scenario.kernel_factor is not None:
+        beyond = beyond * scenario.kernel_factor
+    wide = np.where(factor != 1.0, spread, 0.0)
+    return replace(scenario, work=replace(work, calls=calls, group=group), calls=after, kernel_factor=beyond,
+                   kernel_spread=wide if scenario.kernel_spread is None else np.hypot(wide, scenario.kernel_spread),
+                   change_known=True)

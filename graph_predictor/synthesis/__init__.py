@@ -1,0 +1,1 @@
+"""Steps that never ran: what their operations would cost, as a program for the simulator."""

@@ -1,0 +1,115 @@
+"""Which recorded operation stands for a traced one.
+
+Both sequences are aligned in program order, over everything: a program's layers look alike, and one that begins with
+something else (a broadcast of buffers) must not be taken for its next layer. What has no partner there (a layer more, a
+gradient summed in another place, a later step of a recurrent layer) is stood for by an operation of the same name, the
+nearest in size: of several that near, one among the same neighbours, and of those the one whose time is their median,
+since the first of many often took longer. What has no namesake stays without one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from graph_predictor.recorded.alignment import best_pairs
+from graph_predictor.simulation.program import Int64
+from graph_predictor.synthesis.retraced_slots import Bools, Slots
+from tracer.graph import NONE, ExecutionGraph
+
+SAME_SIZE = 1e-9
+"""Logs of sizes that differ by no more are of equal ones."""
+NEAR, FAR = 1, 6
+"""Operations on either side whose names tell how alike two places are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """For every traced operation the slot that stands for it (-1: none), and whether it is its own partner rather than
+    a namesake of another place."""
+
+    slot: Int64
+    own: Bools
+
+
+def plain_name(name: str) -> str:
+    """An operation's name without the mark of those that work in place: autograd sums gradients in place or not."""
+    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
+
+
+def names_of_both(graph: ExecutionGraph) -> frozenset[str]:
+    """Names of a trace's operations, in place and not: by which slots are found."""
+    own = {plain_name(graph.string(code)) for code in np.unique(graph.ops.name).tolist()}
+    return frozenset(own | {f"{name}_" for name in own})
+
+
+def match(graph: ExecutionGraph, slots: Slots) -> Match:
+    """Find the slots of a traced rank's operations."""
+    numbers: dict[str, int] = {}
+    traced = _tokens(graph, graph.ops.name, numbers)
+    recorded = _tokens(slots.graph, slots.graph.ops.name[slots.op], numbers)
+    of_trace, of_record = _alike(graph, traced, np.arange(len(traced))), _alike(slots.graph, recorded, slots.op)
+    partner = best_pairs(of_trace, of_record)
+    own = partner >= 0
+    alone = np.flatnonzero(~own)
+    if not len(alone) or not len(recorded):
+        return Match(partner, own)
+    sizes = np.array([_log_elements(slots.graph, int(op)) for op in slots.op.tolist()])
+    near_trace, near_record = of_trace[1], of_record[1]
+    took = slots.host() + slots.device()
+    known: dict[tuple[int, int, int], int] = {}
+    for op in alone.tolist():
+        key = (int(traced[op]), int(graph.ops.shapes[op]), int(near_trace[op]))
+        if key not in known:
+            namesakes = np.flatnonzero(recorded == key[0])
+            known[key] = _typical(namesakes, np.abs(sizes[namesakes] - _log_elements(graph, op)),
+                                  near_record[namesakes] == key[2], took)
+        partner[op] = known[key]
+    return Match(partner, own)
+
+
+def _typical(slots: Int64, distance: npt.NDArray[np.float64], neighbours: Bools, took: npt.NDArray[np.float64]) -> int:
+    """Of some slots the nearest ones, of these those among the same neighbours if there are any, and of these the one
+    that took the median time; -1 of none."""
+    if not len(slots):
+        return NONE
+    nearest = distance <= distance.min() + SAME_SIZE
+    if (nearest & neighbours).any():
+        nearest &= neighbours
+    left = slots[nearest]
+    return int(left[np.argsort(took[left], kind="stable")[(len(left) - 1) // 2]])
+
+
+def _alike(graph: ExecutionGraph, tokens: Int64, ops: Int64) -> Int64:
+    """What an alignment compares of each operation: its name, the names around it, near and far, and its sizes."""
+    sizes = {code: round(1e6 * _log_elements(graph, int(ops[place])))
+             for code, place in zip(*np.unique(graph.ops.shapes[ops], return_index=True), strict=True)}
+    return np.stack([tokens, _around(tokens, NEAR), _around(tokens, FAR),
+                     np.array([sizes[code] for code in graph.ops.shapes[ops].tolist()], np.int64)])
+
+
+def _around(tokens: Int64, reach: int) -> Int64:
+    """A number for the tokens up to ``reach`` before and after each, itself included."""
+    padded = np.concatenate([np.full(reach, -1, np.int64), tokens, np.full(reach, -1, np.int64)]).astype(np.uint64)
+    found: npt.NDArray[np.uint64] = np.zeros(len(tokens), np.uint64)
+    for offset in range(2 * reach + 1):
+        found = found * np.uint64(0x100000001B3) + padded[offset: offset + len(tokens)]
+    return found.astype(np.int64)
+
+
+def _tokens(graph: ExecutionGraph, names: np.ndarray, numbers: dict[str, int]) -> Int64:
+    of_code = {code: numbers.setdefault(plain_name(graph.string(code)), len(numbers))
+               for code in np.unique(names).tolist()}
+    return np.array([of_code[code] for code in names.tolist()], np.int64)
+
+
+def _log_elements(graph: ExecutionGraph, op: int) -> float:
+    """Log of the elements of all tensors among an operation's arguments."""
+    def count(shape: object) -> int:
+        if not isinstance(shape, tuple) or not shape:
+            return 0
+        return math.prod(shape) if all(isinstance(size, int) for size in shape) else sum(map(count, shape))
+    return math.log1p(sum(count(argument.shape) for argument in graph.arguments(op)))
