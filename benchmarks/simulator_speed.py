@@ -22,7 +22,8 @@ import numpy as np
 
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.simulation.engine import simulate
-from graph_predictor.simulation.program import NEVER, Int64, Program
+from graph_predictor.simulation.program import NEVER, Program
+from tracer.arrays import Int64
 from tracer.job import read_job
 
 ROOT = Path(__file__).resolve().parents[1]

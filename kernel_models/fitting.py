@@ -28,10 +28,11 @@ from kernel_models.learned.distil import distil
 from kernel_models.learned.fit import FOLDS, Problem
 from kernel_models.learned.gaussian import LEAST_CALLS, fit_gaussian
 from kernel_models.learned.intervals import Intervals
-from kernel_models.model import Float64, KernelModel
+from kernel_models.model import KernelModel
 from kernel_models.op_call import Family
 from kernel_models.profile import DeviceProfile, Entry
 from kernel_models.scores import Errors, errors_of
+from tracer.arrays import Float64
 
 LEAST_ROWS = 60
 """Fewer distinct calls are left to the formulas: trees of ten rows a leaf could not tell them apart."""

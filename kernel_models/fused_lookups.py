@@ -16,16 +16,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from kernel_models.families.registry import Inputs, forward_rule
 from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, backward_calls_of, calls_of
+from tracer.arrays import Int32, Int64
 from tracer.graph import NONE, ExecutionGraph
 from tracer.views import Argument
-
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 
 _KINDS = {  # part of the forward operation's name → of its node's
     "fbgemm::split_embedding_codegen_lookup_": "torch::autograd::CppNode<SplitLookupFunction_",

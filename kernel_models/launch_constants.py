@@ -18,9 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from tracer.arrays import Int64
 from tracer.graph import KernelKind
-
-Int64 = npt.NDArray[np.int64]
 
 LATENCY_CEILING_NS = 60_000
 """From the start of the call: a kernel that begins later than this after its launch waited for something else."""

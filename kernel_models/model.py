@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kernel_models.op_call import Family, OpCall
+from tracer.arrays import Float64
 
-Float64 = npt.NDArray[np.float64]
 Arrays = dict[str, np.ndarray]
 
 

@@ -19,11 +19,9 @@ import numpy.typing as npt
 from kernel_models.anchoring import anchored
 from kernel_models.device import DeviceSpec
 from kernel_models.heuristics import heuristic_models
-from kernel_models.model import Float64, KernelModel, Source, covered_times
+from kernel_models.model import KernelModel, Source, covered_times
 from kernel_models.op_call import Family, OpCall
-
-Int8 = npt.NDArray[np.int8]
-Int64 = npt.NDArray[np.int64]
+from tracer.arrays import Float64, Int8, Int64
 
 LEAST_US = 0.5
 """No kernel takes less: the shortest that CUPTI and roctracer report are 0.7 to 1 µs. Keeps broken models from pricing

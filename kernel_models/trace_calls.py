@@ -24,11 +24,8 @@ from kernel_models.fused_lookups import lookup_calls, pair_lookups, pairs_of
 from kernel_models.kernel_names import element_dtype, family_hint, short_kernel_name, uses_tf32
 from kernel_models.op_call import Family, OpCall
 from kernel_models.operation import Operation, calls_of
+from tracer.arrays import Int8, Int32, Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind
-
-Int8 = npt.NDArray[np.int8]
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 
 FAMILIES: tuple[Family, ...] = tuple(Family)
 """Codes of ``TraceCalls.family``, by position."""

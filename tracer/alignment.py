@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
+from tracer.arrays import Int64
 
 # Runs of 24 operations rarely repeat within an iteration; shorter sequences use shorter runs.
 _RUN = 24

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracer.graph import NONE, ExecutionGraph, Int64, KernelKind, LaunchKind, OpKind, Phase, SyncKind
+from tracer.arrays import Int64
+from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind, OpKind, Phase, SyncKind
 
 if TYPE_CHECKING:
     import networkx

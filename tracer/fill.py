@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tracer.arrays import Int64
 from tracer.execution_trace import CommNode, ExecutionTrace
 from tracer.execution_trace.profiler_form import profiler_arguments
-from tracer.graph import NONE, ExecutionGraph, Int64
+from tracer.graph import NONE, ExecutionGraph
 from tracer.kineto.collectives import collective_kind
 from tracer.ranks import MOST_RANKS
 

@@ -14,7 +14,8 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
+
+from tracer.arrays import Int8, Int32, Int64
 
 if TYPE_CHECKING:
     import networkx
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
 
     from tracer.views import Argument, Row
 
-Int64 = npt.NDArray[np.int64]
-Int32 = npt.NDArray[np.int32]
-Int8 = npt.NDArray[np.int8]
-Float64 = npt.NDArray[np.float64]
 
 NONE = -1
 """Code of a missing string, parent, step, launch, op or number in every integer column."""

@@ -21,9 +21,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tracer.arrays import Int64
 from tracer.execution_trace import ExecutionTrace, read_execution_trace
 from tracer.fill import fill_from_trace
-from tracer.graph import NONE, ExecutionGraph, Int64
+from tracer.graph import NONE, ExecutionGraph
 from tracer.matching import Mask, Match, Names, by_record_id, by_sequence, joinable_names, present_values
 
 # The target: a join that reaches it needs no second method.

@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tracer.alignment import align
+from tracer.arrays import Int64
 from tracer.execution_trace import ExecutionTrace
-from tracer.graph import NONE, ExecutionGraph, Int64, OpKind
+from tracer.graph import NONE, ExecutionGraph, OpKind
 
 Mask = npt.NDArray[np.bool_]
 

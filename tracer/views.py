@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from tracer.arrays import Int64
 from tracer.graph import (
     NONE,
     ExecutionGraph,
     GapKind,
-    Int64,
     KernelKind,
     LaunchKind,
     OpKind,

@@ -27,7 +27,7 @@ from graph_predictor.check.measure import measure
 from graph_predictor.check.program_gate import LEAST, LEVEL, RESOLUTION, compare_counts, compare_types, sure
 from graph_predictor.check.turns import Progress, other_tree, run_in_turns
 from graph_predictor.check.verdict import Outcome, Status, Verdict, in_unit
-from graph_predictor.simulation.program import Float64
+from tracer.arrays import Float64
 
 PAIRS = 8
 """Of two runs each where nothing else is asked for."""

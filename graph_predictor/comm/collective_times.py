@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from graph_predictor.comm.pricing import recorded_call
-from graph_predictor.simulation.program import Float64, Int64
 from kernel_models.collectives import CollectiveBatch, CollectiveCall, CommProfile, CommTimes, Level, Topology
 from kernel_models.collectives import topology as find_topology
 from kernel_models.collectives.topology import node_names, node_type
 from kernel_models.device import DeviceSpec
+from tracer.arrays import Float64, Int64
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 

@@ -20,9 +20,7 @@ import numpy.typing as npt
 
 from graph_predictor.simulation.engine import SimulationStuck
 from kernel_models.collectives import CommError
-
-Int64 = npt.NDArray[np.int64]
-Int32 = npt.NDArray[np.int32]
+from tracer.arrays import Int32, Int64
 
 
 @dataclass(slots=True)

@@ -13,9 +13,10 @@ import msgspec
 import numpy as np
 
 from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.program import Int64, Program
+from graph_predictor.simulation.program import Program
 from kernel_models.collectives import CollectiveBatch, CollectiveCall, CommTimes, Topology
 from kernel_models.collectives.readers.traces import element_bytes, kind_of, payload_bytes
+from tracer.arrays import Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind
 
 Predict = Callable[[CollectiveBatch], CommTimes]

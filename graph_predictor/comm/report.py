@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from graph_predictor.comm.host_collectives import on_host
 from graph_predictor.simulation.build import window_starts
@@ -20,9 +19,8 @@ from graph_predictor.simulation.rank_view import view_rank
 from graph_predictor.simulation.rendezvous import match_collectives
 from kernel_models.collectives import CollectiveKind, bus_factor
 from kernel_models.collectives.readers.traces import element_bytes, kind_of, payload_bytes
+from tracer.arrays import Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind
-
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from graph_predictor.diff.step_tree import StepTree
 from graph_predictor.recorded.alignment import best_pairs
-from graph_predictor.simulation.program import Int64
+from tracer.arrays import Int64
 from tracer.graph import NONE
 
 

@@ -39,7 +39,7 @@ from graph_predictor.diff.places import Places
 from graph_predictor.diff.result import Kind, Part
 from graph_predictor.diff.step_times import Resource
 from graph_predictor.diff.step_tree import StepTree, Vocabulary
-from graph_predictor.simulation.program import Float64, Int64
+from tracer.arrays import Float64, Int64
 from tracer.graph import Phase
 
 FEWEST = 5

@@ -16,7 +16,7 @@ from graph_predictor.diff.names import is_collective, plain_name
 from graph_predictor.diff.places import Hunk, Places
 from graph_predictor.diff.result import Kind
 from graph_predictor.diff.step_tree import StepTree, Vocabulary
-from graph_predictor.simulation.program import Int64
+from tracer.arrays import Int64
 from tracer.graph import HOST_READ, NONE, ExecutionGraph, LaunchKind, Phase
 
 MOST_NAMES = 5

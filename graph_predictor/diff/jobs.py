@@ -13,8 +13,8 @@ from graph_predictor.diff.step_times import RankSteps
 from graph_predictor.diff.step_tree import StepTree, Vocabulary
 from graph_predictor.recorded.typical_steps import left_out
 from graph_predictor.reports.breakdown import choose_steps, typical_steps
-from graph_predictor.simulation.program import Int64
 from graph_predictor.simulation.replay import Replay, ReplayedStep, replay
+from tracer.arrays import Int64
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, SHAPE_ONLY
 from tracer.job import Job

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from graph_predictor.diff.step_tree import StepTree
-from graph_predictor.simulation.program import Int64
+from tracer.arrays import Int64
 from tracer.graph import NONE
 
 

@@ -11,8 +11,9 @@ from graph_predictor.diff.step_tree import StepTree, Vocabulary, step_tree, with
 from graph_predictor.recorded.host_time import HostTime, exclusive_time, operation_of, split, waits
 from graph_predictor.simulation.critical_path import Bound, critical_path, window_path
 from graph_predictor.simulation.path_attribution import attribute_path
-from graph_predictor.simulation.program import Float64, Int64, ItemKind
+from graph_predictor.simulation.program import ItemKind
 from graph_predictor.simulation.replay import WINDOW, Replay, ReplayedStep
+from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, KernelKind
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graph_predictor.recorded.host_time import operation_of
-from graph_predictor.simulation.program import Int64
+from tracer.arrays import Int64
 from tracer.graph import NONE, ExecutionGraph, OpKind, Phase
 
 UInt64 = npt.NDArray[np.uint64]

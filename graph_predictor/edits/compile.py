@@ -11,8 +11,8 @@ from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.rewriting import Rewriting
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.prediction.units import Replacement, Units, host_weight, units_of
-from graph_predictor.simulation.program import Float64
 from kernel_models.op_call import Family
+from tracer.arrays import Float64
 from tracer.graph import Phase
 
 FUSED = frozenset({Family.ELEMENTWISE, Family.COPY, Family.RANDOM})

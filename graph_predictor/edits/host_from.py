@@ -16,8 +16,8 @@ from graph_predictor.prediction.unprofiled import unprofiled
 from graph_predictor.recorded.typical_steps import similar_steps
 from graph_predictor.simulation.build import build_program
 from graph_predictor.simulation.host_pieces import HostPieces, host_pieces, top_operations
-from graph_predictor.simulation.program import Float64, Int64
 from tracer.alignment import align
+from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, ExecutionGraph
 
 FALLBACK_SPREAD = 0.3

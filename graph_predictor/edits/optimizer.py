@@ -11,8 +11,8 @@ from graph_predictor.prediction.memory import OPTIMIZER
 from graph_predictor.prediction.rewriting import Rewriting
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.prediction.units import Bools, Replacement, Units, host_weight, sized, units_of
-from graph_predictor.simulation.program import Float64
 from kernel_models.op_call import Family, OpCall
+from tracer.arrays import Float64
 from tracer.graph import OpKind, Phase
 
 STATES = {"adam": 2, "sgd": 1, "adagrad": 1, "rmsprop": 1}

@@ -12,9 +12,9 @@ from graph_predictor.prediction.memory import kept_when_recomputed
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.prediction.units import Bools, below, host_weight
 from graph_predictor.simulation.host_pieces import top_operations
-from graph_predictor.simulation.program import Int64
 from kernel_models.op_call import Family
 from kernel_models.operation import family_of
+from tracer.arrays import Int64
 from tracer.graph import ExecutionGraph, OpKind, Phase
 
 LEAST_BLOCK = 3

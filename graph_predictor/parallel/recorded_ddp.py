@@ -24,10 +24,10 @@ import numpy as np
 from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.simulation.program import Int64
 from graph_predictor.synthesis.retraced_slots import slot_of_operations
 from kernel_models.dtypes import itemsize, short_dtype
 from kernel_models.trace_calls import graph_calls
+from tracer.arrays import Int64
 from tracer.fill import string_coder
 from tracer.folding import folded_job
 from tracer.graph import (

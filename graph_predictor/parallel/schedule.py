@@ -14,8 +14,8 @@ from functools import lru_cache
 import numpy as np
 
 from graph_predictor.parallel.plan import Schedule
-from graph_predictor.simulation.program import Float64, Int64
 from kernel_models.compiled import compiled
+from tracer.arrays import Float64, Int64
 
 FORWARD, BACKWARD = 0, 1
 

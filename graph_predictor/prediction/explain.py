@@ -15,8 +15,9 @@ from graph_predictor.prediction.state import gpu_active_ns, kinds_of
 from graph_predictor.simulation.critical_path import Bound, Path, path_back
 from graph_predictor.simulation.deciding import deciding
 from graph_predictor.simulation.host_pieces import HostPieces
-from graph_predictor.simulation.program import Int64, Program
+from graph_predictor.simulation.program import Program
 from kernel_models.model import Source
+from tracer.arrays import Int64
 from tracer.graph import NONE, ExecutionGraph
 
 OUTSIDE = "outside any op"

@@ -13,9 +13,10 @@ import numpy as np
 
 from graph_predictor.prediction.overheads import recorded_overheads
 from graph_predictor.prediction.scenario import Scenario
-from graph_predictor.simulation.program import Float64, Int64, ItemKind
+from graph_predictor.simulation.program import ItemKind
 from kernel_models.host.overheads import fit_overheads
 from kernel_models.host.segments import Overhead
+from tracer.arrays import Float64, Int64
 
 
 @dataclass(frozen=True)

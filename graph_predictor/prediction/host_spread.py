@@ -12,7 +12,7 @@ import numpy as np
 from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.host_pieces import HostPieces
-from graph_predictor.simulation.program import Float64
+from tracer.arrays import Float64
 
 END = 1.2816
 """Quantile of a normal distribution at an 80% interval's upper end."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from graph_predictor.prediction.pricing import KernelTimes
-from graph_predictor.simulation.program import Float64
+from tracer.arrays import Float64
 
 END = 1.2815515655446004
 """The standard normal's 90% quantile: z of an 80% interval's upper end."""

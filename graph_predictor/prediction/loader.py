@@ -20,7 +20,8 @@ import numpy as np
 from graph_predictor.prediction.host_spread import mean_spread, unprofiled_stretches
 from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.program import Float64, ItemKind
+from graph_predictor.simulation.program import ItemKind
+from tracer.arrays import Float64
 from tracer.graph import ExecutionGraph
 
 WORKERS = "_MultiProcessingDataLoaderIter"

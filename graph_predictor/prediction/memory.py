@@ -19,8 +19,8 @@ import numpy as np
 from graph_predictor.prediction.pricing import target_device
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.units import Bools
-from graph_predictor.simulation.program import Float64
 from kernel_models.dtypes import itemsize, short_dtype
+from tracer.arrays import Float64
 from tracer.graph import ExecutionGraph
 
 PEAK, ACTIVATIONS = "peak", "activations"

@@ -14,8 +14,8 @@ import numpy as np
 
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.simulation.host_pieces import HostPieces
-from graph_predictor.simulation.program import Float64, Int64
 from graph_predictor.synthesis.retraced_slots import slot_places
+from tracer.arrays import Float64, Int64
 from tracer.graph import NONE
 
 

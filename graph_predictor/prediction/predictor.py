@@ -44,7 +44,7 @@ from graph_predictor.recorded.damage import damage_notes
 from graph_predictor.recorded.typical_steps import alike_steps, similar_steps
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.simulation.host_pieces import HostPieces, host_pieces
-from graph_predictor.simulation.program import MOST_FACTOR, Float64, Program
+from graph_predictor.simulation.program import MOST_FACTOR, Program
 from graph_predictor.simulation.replay import check_recorded
 from graph_predictor.synthesis.retraced import Anchors
 from graph_predictor.synthesis.shape_only import MadeUp, make_up
@@ -54,6 +54,7 @@ from kernel_models.host.overheads import HostOverheads
 from kernel_models.model import Source
 from kernel_models.pricing import Models
 from kernel_models.trace_calls import FAMILIES
+from tracer.arrays import Float64
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY, ExecutionGraph, KernelKind
 from tracer.job import Job

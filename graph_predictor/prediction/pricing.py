@@ -15,12 +15,12 @@ import numpy as np
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.prediction.typical import SPREAD, typical_ratios
 from graph_predictor.prediction.work import COLLECTIVE
-from graph_predictor.simulation.program import Float64, Int64
 from kernel_models.device import DeviceSpec
 from kernel_models.model import Source
 from kernel_models.op_call import Family, OpCall
 from kernel_models.pricing import Models, price
 from kernel_models.trace_calls import FAMILIES
+from tracer.arrays import Float64, Int64
 
 SHARED_VARIANCE = 0.2
 """Of the variance of a model's error, what it has in common on two devices. Calls of published tables that were

@@ -22,7 +22,7 @@ import numpy as np
 
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.recorded.host_time import operation_of
-from graph_predictor.simulation.program import Float64, Int64
+from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, ExecutionGraph
 
 LEAST_LEFT = 0.1

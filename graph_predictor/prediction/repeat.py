@@ -21,7 +21,8 @@ import numpy.typing as npt
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.critical_path import step_items
 from graph_predictor.simulation.engine import Structure, structure_of
-from graph_predictor.simulation.program import NEVER, Int64, ItemKind, Program
+from graph_predictor.simulation.program import NEVER, ItemKind, Program
+from tracer.arrays import Int64
 from tracer.errors import ForetraceError
 
 Bools = npt.NDArray[np.bool_]

@@ -18,10 +18,10 @@ import numpy as np
 from graph_predictor.prediction.pricing import KernelTimes, call_prices, target_device
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.prediction.units import Bools, Replacement, Units, below, units_of
-from graph_predictor.simulation.program import Float64, Int64
 from kernel_models.model import Source
 from kernel_models.op_call import OpCall
 from kernel_models.trace_calls import FAMILIES
+from tracer.arrays import Float64, Int64
 
 CPU_SPREAD = 0.3
 """Log half width of the 80% interval of a CPU's replaced work, whose caches and threads the formulas know little of."""

@@ -19,12 +19,12 @@ from graph_predictor.prediction.shared import Shared
 from graph_predictor.prediction.work import Work
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.host_pieces import HostPieces
-from graph_predictor.simulation.program import Float64, Int64
 from kernel_models.device import DeviceSpec
 from kernel_models.launch_constants import LaunchConstants
 from kernel_models.model import Source
 from kernel_models.op_call import OpCall
 from kernel_models.pricing import Models
+from tracer.arrays import Float64, Int64
 from tracer.errors import ForetraceError
 
 if TYPE_CHECKING:

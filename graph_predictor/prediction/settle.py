@@ -14,7 +14,8 @@ import numpy as np
 
 from graph_predictor.prediction.repeat import Cycle, Repeated, repeat
 from graph_predictor.simulation.engine import Simulated, simulate
-from graph_predictor.simulation.program import Int64, Program
+from graph_predictor.simulation.program import Program
+from tracer.arrays import Int64
 from tracer.errors import ForetraceError
 
 FIRST_COPIES = 4

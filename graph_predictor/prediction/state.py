@@ -11,8 +11,9 @@ from graph_predictor.prediction.repeat import Repeated
 from graph_predictor.prediction.rewriting import replaced_host
 from graph_predictor.prediction.scenario import Loading, Scenario
 from graph_predictor.simulation.host_pieces import with_host
-from graph_predictor.simulation.program import NEVER, Anchor, Float64, Int64, ItemKind, Program, whole_ns
+from graph_predictor.simulation.program import NEVER, Anchor, ItemKind, Program, whole_ns
 from kernel_models.launch_constants import LaunchConstants
+from tracer.arrays import Float64, Int64
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph, KernelKind, Phase
 
 GRAPH_LAUNCH_NS = 10_000.0

@@ -14,11 +14,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from graph_predictor.simulation.program import Float64
 from kernel_models.device import DeviceSpec
 from kernel_models.op_call import Family, OpCall
 from kernel_models.operation import calls_of, operation
 from kernel_models.pricing import Models, price
+from tracer.arrays import Float64
 
 RUNGS = 24
 SPREAD = 0.5

@@ -15,9 +15,9 @@ from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.pricing import edited_call
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.simulation.host_pieces import gaps_before
-from graph_predictor.simulation.program import Float64, Int64
 from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, calls_of
+from tracer.arrays import Float64, Int64
 from tracer.graph import NONE
 
 Bools = npt.NDArray[np.bool_]

@@ -26,7 +26,8 @@ from graph_predictor.prediction.work import Work, describe_work
 from graph_predictor.recorded.typical_steps import typical_steps
 from graph_predictor.simulation.build import Built, WithoutProfiler
 from graph_predictor.simulation.host_pieces import HostPieces, host_pieces, with_host
-from graph_predictor.simulation.program import NEVER, Float64, Int64, Program, whole_ns
+from graph_predictor.simulation.program import NEVER, Program, whole_ns
+from tracer.arrays import Float64, Int64
 
 
 def unprofiled(built: Built, work: Work | None = None, steps: Sequence[int] | None = None) -> Built:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.program import Int64
 from kernel_models.op_call import OpCall
 from kernel_models.trace_calls import FAMILIES, Basis, graph_calls
+from tracer.arrays import Int64
 from tracer.graph import NONE, KernelKind
 
 COLLECTIVE = len(FAMILIES)

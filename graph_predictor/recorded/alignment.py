@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from graph_predictor.simulation.program import Int64
+from tracer.arrays import Int64
 
 CELLS = 16_000_000
 """With fewer cells than this everything is compared with everything; longer sequences get a band, as wide as they

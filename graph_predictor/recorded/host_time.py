@@ -15,7 +15,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from graph_predictor.simulation.program import Int32, Int64, ItemKind, Program
+from graph_predictor.simulation.program import ItemKind, Program
+from tracer.arrays import Int32, Int64
 from tracer.graph import NONE, ExecutionGraph, OpKind
 
 

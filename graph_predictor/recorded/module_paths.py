@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from graph_predictor.simulation.program import Int64
+from tracer.arrays import Int64
 from tracer.graph import NONE, ExecutionGraph, OpKind, OpTable, Phase
 
 _ACCUMULATE = "AccumulateGrad"

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from graph_predictor.simulation.program import Int64
+from tracer.arrays import Int64
 from tracer.graph import ExecutionGraph
 
 Bools = npt.NDArray[np.bool_]

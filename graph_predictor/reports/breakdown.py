@@ -22,8 +22,9 @@ from graph_predictor.recorded.typical_steps import left_out, typical_of_ranks
 from graph_predictor.simulation.critical_path import Bound, Causes, critical_path, window_path
 from graph_predictor.simulation.deciding import StreamEnds, decides
 from graph_predictor.simulation.path_attribution import attribute_path, bound_sums
-from graph_predictor.simulation.program import Int32, Int64, whole_ns
+from graph_predictor.simulation.program import whole_ns
 from graph_predictor.simulation.replay import WINDOW, Replay, ReplayedStep
+from tracer.arrays import Int32, Int64
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, ExecutionGraph, OpKind
 

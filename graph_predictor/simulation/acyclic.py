@@ -10,11 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
-from graph_predictor.simulation.program import Anchor, Int64, Program
-
-Bool = npt.NDArray[np.bool_]
+from graph_predictor.simulation.program import Anchor, Program
+from tracer.arrays import Bool, Int64
 
 FACT, CONTENTION, WAIT_ACROSS, QUEUE, BLOCKING, RENDEZVOUS, HAND_OVER = range(7)
 """Kinds of dependency. Of several inferred ones that no time contradicts, the kind named first is given up."""

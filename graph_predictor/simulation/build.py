@@ -13,10 +13,11 @@ from graph_predictor.simulation.host_items import HostItems, build_host_items
 from graph_predictor.simulation.host_waits import HostWaits, infer_host_waits
 from graph_predictor.simulation.kernel_waits import KernelEdges, infer_kernel_edges, launch_latency
 from graph_predictor.simulation.launch_queue import LaunchQueue, infer_launch_queue
-from graph_predictor.simulation.program import NEVER, Anchor, Float64, Int64, ItemKind, Program
+from graph_predictor.simulation.program import NEVER, Anchor, ItemKind, Program
 from graph_predictor.simulation.rank_view import LONG_AGO, RankView, view_rank
 from graph_predictor.simulation.rendezvous import Rendezvous, match_collectives
 from kernel_models.launch_constants import LaunchConstants, LaunchSamples, fit_launch_constants
+from tracer.arrays import Float64, Int64
 from tracer.graph import ExecutionGraph
 
 if TYPE_CHECKING:

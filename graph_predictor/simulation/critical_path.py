@@ -15,7 +15,8 @@ import numpy as np
 
 from graph_predictor.simulation.causes import EndCause, KernelCause, StartCause
 from graph_predictor.simulation.engine import Simulated
-from graph_predictor.simulation.program import Anchor, Int8, Int64, ItemKind, Program
+from graph_predictor.simulation.program import Anchor, ItemKind, Program
+from tracer.arrays import Int8, Int64
 from tracer.graph import ExecutionGraph, KernelKind
 
 # Plain numbers: the walk compares them a hundred thousand times, and members of an enumeration are slow to look up.

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graph_predictor.simulation.program import Int8, Int64, Program
+from graph_predictor.simulation.program import Program
+from tracer.arrays import Int8, Int64
 from tracer.errors import ForetraceError
 
 

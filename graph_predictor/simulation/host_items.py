@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graph_predictor.simulation.program import NEVER, Int8, Int32, Int64, ItemKind
+from graph_predictor.simulation.program import NEVER, ItemKind
 from graph_predictor.simulation.rank_view import RankView, running_maximum
+from tracer.arrays import Int8, Int32, Int64
 from tracer.graph import NONE, OpKind, Phase
 
 HAND_OVER_GAP_NS = 100_000

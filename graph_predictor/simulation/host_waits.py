@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from graph_predictor.simulation.kernel_waits import CLOCK_NS
-from graph_predictor.simulation.program import Int64
 from graph_predictor.simulation.rank_view import LONG_AGO, RankView
 from kernel_models.launch_constants import RETURN_DEFAULT_NS, LaunchConstants
+from tracer.arrays import Int64
 from tracer.graph import NONE, KernelKind, LaunchKind, SyncKind
 
 _IMPLICIT_SYNCS = ("cudaFree", "hipFree")

@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from graph_predictor.simulation.program import NEVER, Float64, Int64
+from graph_predictor.simulation.program import NEVER
 from graph_predictor.simulation.rank_view import LONG_AGO, RankView
 from kernel_models.launch_constants import LaunchConstants
+from tracer.arrays import Float64, Int64
 from tracer.graph import KernelKind, LaunchKind, SyncKind
 
 EXPLAINED_NS = 12_000

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from graph_predictor.simulation.program import NEVER, Int64
+from graph_predictor.simulation.program import NEVER
 from graph_predictor.simulation.rank_view import RankView
 from kernel_models.launch_constants import RETURN_DEFAULT_NS, LaunchConstants
+from tracer.arrays import Int64
 from tracer.graph import NONE, LaunchKind
 
 CUDA_DEPTH = 1_022

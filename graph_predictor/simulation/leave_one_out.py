@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.program import Int64, Program
+from graph_predictor.simulation.program import Program
+from tracer.arrays import Int64
 from tracer.graph import ExecutionGraph, KernelKind
 
 

@@ -20,12 +20,8 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from tracer.arrays import Float64, Int8, Int32, Int64
 from tracer.errors import ForetraceError
-
-Int64 = npt.NDArray[np.int64]
-Int32 = npt.NDArray[np.int32]
-Int8 = npt.NDArray[np.int8]
-Float64 = npt.NDArray[np.float64]
 
 NEVER = np.int64(-(2**62))
 """Time of an external event that does not exist."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from graph_predictor.simulation.program import Int32, Int64
+from tracer.arrays import Int32, Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind
 
 LONG_AGO = np.int64(-(2**60))

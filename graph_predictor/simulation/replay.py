@@ -20,8 +20,9 @@ from graph_predictor.recorded.damage import damage_notes
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.simulation.critical_path import step_items
 from graph_predictor.simulation.engine import Simulated, simulate
-from graph_predictor.simulation.program import MOST_FACTOR, Int64, Program, whole_ns
+from graph_predictor.simulation.program import MOST_FACTOR, Program, whole_ns
 from graph_predictor.simulation.residuals import with_residuals
+from tracer.arrays import Int64
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY, ExecutionGraph, KernelKind
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from graph_predictor.simulation.launch_queue import slot_freed
-from graph_predictor.simulation.program import NEVER, Anchor, Int64, Program
+from graph_predictor.simulation.program import NEVER, Anchor, Program
+from tracer.arrays import Int64
 
 
 def with_residuals(program: Program) -> Program:

@@ -20,11 +20,11 @@ import numpy as np
 
 from graph_predictor.prediction.memory import with_sizes
 from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.simulation.program import Int64
 from graph_predictor.sizes.number_laws import NumberLaws
 from graph_predictor.sizes.size_kinds import PairedRank
 from graph_predictor.sizes.size_times import BATCH, at_new_sizes
 from kernel_models.operation import Operation
+from tracer.arrays import Int64
 
 if TYPE_CHECKING:
     from graph_predictor.prediction.predictor import Baseline

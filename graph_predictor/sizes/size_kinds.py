@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.simulation.program import Float64, Int64
 from graph_predictor.sizes.argument_laws import new_arguments
 from graph_predictor.sizes.number_laws import NoLawError, NumberLaws
 from graph_predictor.sizes.slots import Slots, partners, slots_of
 from kernel_models.operation import Operation
+from tracer.arrays import Float64, Int64
 from tracer.graph import NONE
 
 MOST_ALONE = 0.02

@@ -15,7 +15,6 @@ import numpy as np
 from graph_predictor.prediction.new_calls import copied_calls, remade_calls
 from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.simulation.program import Float64, Int64
 from graph_predictor.sizes.number_laws import NoLawError, NumberLaws
 from graph_predictor.sizes.size_kinds import Kind, PairedRank
 from graph_predictor.sizes.slots import operation_of_kernels
@@ -23,6 +22,7 @@ from graph_predictor.sizes.time_laws import OF_HOST, OF_KERNELS, Doubt, Trend, n
 from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, calls_of
 from kernel_models.pricing import price
+from tracer.arrays import Float64, Int64
 from tracer.graph import NONE
 
 BATCH = frozenset({"batch", "b", "bs", "batch_size"})

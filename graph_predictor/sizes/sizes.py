@@ -15,7 +15,6 @@ from graph_predictor.prediction.memory import PEAK, most_activations, with_sizes
 from graph_predictor.prediction.new_calls import copied_calls, remade_calls
 from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.simulation.program import Float64, Int64
 from graph_predictor.sizes.named_sizes import LEADING, MOST, parse_sets
 from graph_predictor.sizes.scaled_shapes import ScaledShapes
 from graph_predictor.sizes.unrolled import unrolled_size
@@ -24,6 +23,7 @@ from graph_predictor.synthesis.retraced import CPU_SPREAD
 from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, calls_of
 from kernel_models.pricing import price
+from tracer.arrays import Float64, Int64
 
 MOST_GROWTH = 1000
 """Times the recorded size, up or down: beyond it (``pricing.MOST_RATIO``) one recorded time says nothing."""

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from graph_predictor.prediction.scenario import Scenario
-from graph_predictor.simulation.program import Float64, Int64
 from tracer.alignment import align
+from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, ExecutionGraph, OpKind
 
 

@@ -12,10 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Float64 = npt.NDArray[np.float64]
-
+from tracer.arrays import Float64
 
 
 @dataclass(frozen=True, slots=True)

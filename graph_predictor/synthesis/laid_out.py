@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from graph_predictor.simulation.program import Float64, Int64, whole_ns
+from graph_predictor.simulation.program import whole_ns
 from graph_predictor.simulation.rank_view import STAGED_BYTES
 from kernel_models.launch_constants import GAP_DEFAULT_NS, KINDS, RETURN_DEFAULT_NS, LaunchConstants
+from tracer.arrays import Float64, Int64
 from tracer.graph import (
     NONE,
     ExecutionGraph,

@@ -16,7 +16,6 @@ import numpy as np
 from graph_predictor.prediction.origin import Origin
 from graph_predictor.prediction.pricing import LEAST_RATIO, MEASURED_SPREAD
 from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.simulation.program import Float64, Int64
 from graph_predictor.simulation.rank_view import IN_CALL_COPIES
 from graph_predictor.synthesis.laid_out import Call, LaidOut, OpTimes, Work
 from graph_predictor.synthesis.modelled import collective_works, modelled_works
@@ -29,6 +28,7 @@ from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation
 from kernel_models.placed import calls_at, host_work_ns, work_on_host_ns
 from kernel_models.pricing import Models, price
+from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind, Place
 from tracer.views import Argument
 

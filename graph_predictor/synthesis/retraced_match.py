@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from graph_predictor.recorded.alignment import best_pairs
-from graph_predictor.simulation.program import Int64
 from graph_predictor.synthesis.retraced_slots import Bools, Slots
+from tracer.arrays import Int64
 from tracer.graph import NONE, ExecutionGraph
 
 SAME_SIZE = 1e-9

@@ -16,7 +16,7 @@ import numpy as np
 
 from graph_predictor.comm.collective_times import CollectiveModel
 from graph_predictor.simulation.build import Built, build_program
-from graph_predictor.simulation.program import Anchor, Float64, Int64, Program, whole_ns
+from graph_predictor.simulation.program import Anchor, Program, whole_ns
 from graph_predictor.synthesis.laid_out import (
     COMMUNICATION_STREAM,
     COMPUTE_STREAM,
@@ -36,6 +36,7 @@ from kernel_models.launch_constants import LaunchConstants
 from kernel_models.model import Source
 from kernel_models.placed import host_work_ns
 from kernel_models.pricing import Models
+from tracer.arrays import Float64, Int64
 from tracer.graph import HOST_READ, ExecutionGraph, KernelKind, LaunchKind, Place
 
 if TYPE_CHECKING:

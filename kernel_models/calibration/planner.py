@@ -21,8 +21,7 @@ from kernel_models.heuristics import RooflineModel
 from kernel_models.learned.points import Points
 from kernel_models.learned.process import Kernel, Process, fit_process
 from kernel_models.op_call import Family, OpCall
-
-Float64 = npt.NDArray[np.float64]
+from tracer.arrays import Float64
 
 LEAST_TO_LEARN = 8
 """Measurements before lengths and amplitudes are learned."""

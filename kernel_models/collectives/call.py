@@ -24,11 +24,9 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from tracer.arrays import Float64, Int64
 from tracer.errors import ForetraceError
 from tracer.ranks import MOST_RANKS
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 BARRIER_BYTES = 4.0
 """A barrier is an all-reduce of one 4-byte element."""

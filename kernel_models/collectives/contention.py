@@ -17,8 +17,7 @@ from kernel_models.collectives.call import CommError
 from kernel_models.collectives.nccl_constants import CHANNELS
 from kernel_models.collectives.times import CommTimes
 from kernel_models.device import DeviceSpec
-
-Float64 = npt.NDArray[np.float64]
+from tracer.arrays import Float64
 
 
 def share_links(start_us: npt.ArrayLike, alone_us: npt.ArrayLike, link: npt.ArrayLike) -> Float64:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Float64 = npt.NDArray[np.float64]
+from tracer.arrays import Float64
 
 BLENDS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Weights of the α–β line that are tried."""

@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from kernel_models.collectives.call import DTYPE_BYTES, DTYPES, CollectiveBatch, CollectiveKind, CommError
 from kernel_models.collectives.datasheet import DatasheetModel, nccl_lines
@@ -23,9 +22,8 @@ from kernel_models.collectives.measurements import Measurements, Setting
 from kernel_models.collectives.stored import Bytes, Cost, LogRatio, StoredSetting, stored_setting
 from kernel_models.collectives.times import CommTimes, Level
 from kernel_models.collectives.topology import Topology, topology_of_state, topology_state
+from tracer.arrays import Float64
 from tracer.decode import DecodeError, convert
-
-Float64 = npt.NDArray[np.float64]
 
 PROTOCOLS = 3
 SHORTEST = 2

@@ -13,16 +13,14 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from kernel_models.collectives.call import DTYPE_BYTES, DTYPES, CollectiveBatch, CommError
 from kernel_models.collectives.curve import DEFAULT_BLEND, SHORTEST, Curve, choose_blend, left_out_step
 from kernel_models.collectives.measurements import Measurements, Setting, setting_of
 from kernel_models.collectives.stored import LogRatio, Micros, Share, Size, Spread, StoredSetting, stored_setting
 from kernel_models.collectives.times import CommTimes, Level
+from tracer.arrays import Float64
 from tracer.decode import DecodeError, convert
-
-Float64 = npt.NDArray[np.float64]
 
 FLOOR = 0.02
 """No interval is narrower than ±2%: what identical measurements scatter by (H100 repeats: 2% median)."""

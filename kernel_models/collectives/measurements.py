@@ -18,8 +18,7 @@ from kernel_models.collectives.call import (
     collective_kind,
     dtype_name,
 )
-
-Float64 = npt.NDArray[np.float64]
+from tracer.arrays import Float64
 
 MOST_BYTES, LEAST_US, MOST_US = 1e18, 1e-6, 1e12
 """What a measured collective can be: an exabyte, a picosecond, twelve days. Beyond, the row is damage."""

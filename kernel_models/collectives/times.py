@@ -9,9 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernel_models.model import Source, Times
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
+from tracer.arrays import Float64, Int64
 
 
 class Level(IntEnum):

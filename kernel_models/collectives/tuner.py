@@ -22,7 +22,6 @@ from kernel_models.collectives.profile import CommProfile
 from kernel_models.collectives.times import CommTimes, Level
 from kernel_models.collectives.topology import Topology
 
-Float64 = npt.NDArray[np.float64]
 Predict = Callable[[CollectiveBatch], CommTimes]
 
 MARGIN = 0.05

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kernel_models.op_call import Family, OpCall
+from tracer.arrays import Float64
 from tracer.errors import ForetraceError
 
-Float64 = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 HELD_OUT_SHARE = 0.2
 

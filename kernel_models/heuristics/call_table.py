@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from kernel_models.dtypes import itemsize
-from kernel_models.model import Float64
 from kernel_models.op_call import DIMENSIONS, Family, OpCall
+from tracer.arrays import Float64, Int64
 
-Int64 = npt.NDArray[np.int64]
 T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)

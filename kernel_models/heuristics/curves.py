@@ -6,7 +6,7 @@ import numpy as np
 
 from kernel_models.device import DeviceSpec
 from kernel_models.heuristics.sustained import bandwidth_gbps
-from kernel_models.model import Float64
+from tracer.arrays import Float64
 
 L2_SPEEDUP = 1.5
 """Bandwidth of a last-level cache over that of the memory behind it.

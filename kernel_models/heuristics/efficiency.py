@@ -22,8 +22,8 @@ from kernel_models.device import DeviceSpec
 from kernel_models.heuristics.call_table import CallTable
 from kernel_models.heuristics.curves import overlapped
 from kernel_models.heuristics.work import Work, work
-from kernel_models.model import Float64
 from kernel_models.op_call import Family, OpCall
+from tracer.arrays import Float64
 
 DEFAULTS_FILE = Path(__file__).with_name("efficiencies.toml")
 HOST_DEFAULTS_FILE = Path(__file__).with_name("efficiencies_host.toml")

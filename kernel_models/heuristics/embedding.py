@@ -18,8 +18,8 @@ from kernel_models.heuristics.curves import (
 from kernel_models.heuristics.streaming import SECTOR_BYTES
 from kernel_models.heuristics.sustained import bandwidth_gbps
 from kernel_models.heuristics.work import Work, vector_us, work_of
-from kernel_models.model import Float64
 from kernel_models.op_call import Family
+from tracer.arrays import Float64
 
 REUSE_BINS = 17
 """Bins of a reuse histogram: accesses of a distinct row, 1, 2, 3–4, 5–8, …, more than 32768 (Lin et al., 2024)."""

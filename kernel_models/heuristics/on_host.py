@@ -14,8 +14,8 @@ from kernel_models.heuristics.call_table import CallTable
 from kernel_models.heuristics.curves import memory_us
 from kernel_models.heuristics.sustained import peak_tflops
 from kernel_models.heuristics.work import Work, one, work_of
-from kernel_models.model import Float64
 from kernel_models.op_call import Family
+from tracer.arrays import Float64
 
 LANES = 8.0
 """Values of fp32 in a vector of 256 bits, which channels are rounded up to."""

@@ -9,8 +9,8 @@ from kernel_models.heuristics.call_table import CallTable
 from kernel_models.heuristics.curves import memory_us, sector_bytes
 from kernel_models.heuristics.sustained import peak_tflops
 from kernel_models.heuristics.work import Work, one, vector_us, work_of
-from kernel_models.model import Float64
 from kernel_models.op_call import Family
+from tracer.arrays import Float64
 
 SECTOR_BYTES = 32.0
 """Least that a memory access moves (NVIDIA; AMD's is 64, whose difference the efficiency absorbs)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernel_models.device import DeviceSpec
-from kernel_models.model import Float64
+from tracer.arrays import Float64
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (64, 32), (32, 64), (16, 64), (16, 128))
 """Output tiles (rows, columns) of cuBLAS, CUTLASS and rocBLAS kernels, as the kernels' names tell."""

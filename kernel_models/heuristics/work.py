@@ -11,8 +11,8 @@ import numpy as np
 from kernel_models.device import DeviceSpec
 from kernel_models.heuristics.call_table import CallTable
 from kernel_models.heuristics.sustained import peak_tflops
-from kernel_models.model import Float64
 from kernel_models.op_call import Family
+from tracer.arrays import Float64
 
 
 @dataclass(frozen=True, slots=True)

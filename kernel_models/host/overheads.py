@@ -16,12 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kernel_models.host.segments import Intervals, Overhead, Segments, host_segments
+from tracer.arrays import Float64, Int64
 from tracer.decode import DecodeError, convert
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
-
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 STALL_TIMES = 20.0

@@ -21,11 +21,8 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from tracer.arrays import Int8, Int64
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph, GapKind, OpKind
-
-Int64 = npt.NDArray[np.int64]
-Int32 = npt.NDArray[np.int32]
-Int8 = npt.NDArray[np.int8]
 
 
 class Overhead(IntEnum):

@@ -23,10 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kernel_models.operation import is_free
+from tracer.arrays import Float64, Int64
 from tracer.errors import ForetraceError
 
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Names = npt.NDArray[np.object_]
 

@@ -15,8 +15,9 @@ from kernel_models.learned.features.gemm import baseline_us
 from kernel_models.learned.intervals import Intervals
 from kernel_models.learned.neighbours import Neighbours
 from kernel_models.learned.trees import Trees
-from kernel_models.model import Arrays, Float64, Source, Times
+from kernel_models.model import Arrays, Source, Times
 from kernel_models.op_call import DIMENSIONS, Family, OpCall
+from tracer.arrays import Float64
 
 REACH = 2.0
 """A size is covered up to this factor beyond those measured; past that the trees would repeat their last leaf."""

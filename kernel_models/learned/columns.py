@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kernel_models.op_call import DIMENSIONS, Family, OpCall
+from tracer.arrays import Float64, Int64
 
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
 Variant = tuple[str, str, str, tuple[str, ...]]
 """Kind, dtype, layout and flags: everything of a call but its sizes."""
 

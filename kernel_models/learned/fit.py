@@ -18,8 +18,8 @@ from kernel_models.learned.intervals import Intervals
 from kernel_models.learned.neighbours import Neighbours
 from kernel_models.learned.trees import Trees
 from kernel_models.op_call import Family
+from tracer.arrays import Float64
 
-Float64 = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 FOLDS = 5
 

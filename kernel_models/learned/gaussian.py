@@ -25,8 +25,9 @@ from kernel_models.learned.fit import Problem
 from kernel_models.learned.intervals import Intervals
 from kernel_models.learned.points import Points
 from kernel_models.learned.process import Kernel, Process, fit_process
-from kernel_models.model import Arrays, Float64, Source, Times
+from kernel_models.model import Arrays, Source, Times
 from kernel_models.op_call import Family, OpCall
+from tracer.arrays import Float64
 
 LEAST_CALLS, MOST_CALLS = 12, 900
 """Fewer say nothing beyond the formulas; more are better left to trees (the work grows with the cube)."""

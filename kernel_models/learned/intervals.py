@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Float64 = npt.NDArray[np.float64]
+from tracer.arrays import Float64
+
 QUANTILES = (0.1, 0.9)
 """The 80% interval."""
 LEAST_IN_BIN = 80

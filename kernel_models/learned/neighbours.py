@@ -23,13 +23,12 @@ import numpy.typing as npt
 
 from kernel_models.compiled import compiled
 from kernel_models.learned.columns import Columns
+from tracer.arrays import Float64, Int64
 
 if TYPE_CHECKING:
     from kernel_models.model import Arrays
 
 Float32 = npt.NDArray[np.float32]
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 WIDTH = 14
 """Features of a product."""

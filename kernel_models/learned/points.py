@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kernel_models.op_call import DIMENSIONS, Family, OpCall
+from tracer.arrays import Float64
 
-Float64 = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int64]
 
 _ALIGNED = {Family.GEMM: (1, 2, 3), Family.CONV: (1, 2), Family.ATTENTION: (5,)}

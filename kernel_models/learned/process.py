@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Float64 = npt.NDArray[np.float64]
+from tracer.arrays import Float64
+
 Codes = npt.NDArray[np.int64]
 
 MOST_TO_LEARN_FROM = 240

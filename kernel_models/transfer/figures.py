@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from kernel_models.device import DeviceSpec
-from kernel_models.model import Float64
+from tracer.arrays import Float64
 
 PROCESS_ENERGY = {
     "pascal": 1.0, "volta": 0.75, "turing": 0.75, "ampere": 0.39, "ampere-8nm": 0.65, "ada": 0.273, "hopper": 0.273,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kernel_models.model import Float64
 from kernel_models.op_call import DIMENSIONS, Family, OpCall
 from kernel_models.transfer.figures import Figures
+from tracer.arrays import Float64
 
 
 @dataclass(frozen=True, slots=True)

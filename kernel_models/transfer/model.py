@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernel_models.device import DeviceSpec
-from kernel_models.model import Arrays, Float64, Source, Times
+from kernel_models.model import Arrays, Source, Times
 from kernel_models.op_call import Family, OpCall
 from kernel_models.transfer.choices import metric_of, recipe_of
 from kernel_models.transfer.figures import Figures, Metric
@@ -31,6 +31,7 @@ from kernel_models.transfer.measured import Measured, columns
 from kernel_models.transfer.products import ProductExpert
 from kernel_models.transfer.rows import RowExpert
 from kernel_models.transfer.streaming import StreamingExpert
+from tracer.arrays import Float64
 
 _INTERVAL = 0.8
 _LEAST_HALF_WIDTH = 0.02

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from kernel_models.model import Float64
 from kernel_models.transfer.figures import Figures
+from tracer.arrays import Float64
 
 _REFERENCE_MHZ = 700.0
 _CORNER = 16.0

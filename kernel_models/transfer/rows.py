@@ -28,9 +28,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernel_models.model import Arrays, Float64
+from kernel_models.model import Arrays
 from kernel_models.transfer.figures import Figures
 from kernel_models.transfer.measured import Measured
+from tracer.arrays import Float64
 
 _ITEM = 4
 _TOLERANCE = 1e-5

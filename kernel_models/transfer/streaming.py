@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from kernel_models.model import Arrays, Float64
+from kernel_models.model import Arrays
 from kernel_models.transfer.figures import Figures
 from kernel_models.transfer.measured import Measured
+from tracer.arrays import Float64
 
 _ITEM = 4
 """Bytes of an fp32 element."""

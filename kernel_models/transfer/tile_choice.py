@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kernel_models.model import Arrays, Float64
+from kernel_models.model import Arrays
 from kernel_models.transfer.figures import Figures
+from tracer.arrays import Float64
 
 _TILE = re.compile(r"_(\d{1,5})x(\d{1,5})(?:x\d+)?_")
 _LEAVES, _LEAST_ROWS = 100, 15

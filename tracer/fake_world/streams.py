@@ -23,7 +23,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.graph import NONE, ExecutionGraph, Int32, OpKind, WaitSource
+from tracer.arrays import Int32
+from tracer.graph import NONE, ExecutionGraph, OpKind, WaitSource
 
 ALL_GATHER, REDUCE_SCATTER, BUCKETS, PEERS, IN_ORDER = (
     "fsdp all-gather", "fsdp reduce-scatter", "ddp buckets", "point to point", "compute")

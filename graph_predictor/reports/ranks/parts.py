@@ -19,7 +19,7 @@ import numpy as np
 
 from graph_predictor.reports.ranks.times import JobTimes, Window
 from graph_predictor.simulation.causes import EndCause, KernelCause
-from graph_predictor.simulation.program import Int8, Int64
+from tracer.arrays import Int8, Int64
 from tracer.graph import KernelKind
 
 POINT_TO_POINT = ("send", "recv", "send_recv")

@@ -16,7 +16,7 @@ import numpy as np
 from graph_predictor.reports.breakdown import OUTSIDE
 from graph_predictor.reports.ranks.times import JobTimes, Window
 from graph_predictor.simulation.critical_path import Bound, path_back
-from graph_predictor.simulation.program import Int64
+from tracer.arrays import Int64
 from tracer.graph import ExecutionGraph, KernelKind
 
 NOT_YET = "before its first recorded call"

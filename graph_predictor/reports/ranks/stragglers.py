@@ -15,7 +15,7 @@ from graph_predictor.prediction.host_spread import USUAL_SPREAD
 from graph_predictor.recorded.module_paths import with_backward_modules
 from graph_predictor.reports.ranks.parts import Meetings
 from graph_predictor.reports.ranks.times import JobTimes, scaled_rank
-from graph_predictor.simulation.program import Float64, Int64
+from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, KernelKind
 
 TOGETHER_NS = 1_000

@@ -15,8 +15,9 @@ from graph_predictor.reports.breakdown import choose_steps, typical_steps
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.engine import Simulated, simulate
 from graph_predictor.simulation.host_pieces import HostPieces, host_pieces
-from graph_predictor.simulation.program import Int8, Int64, Program, whole_ns
+from graph_predictor.simulation.program import Program, whole_ns
 from graph_predictor.simulation.replay import WINDOW, Replay, ReplayedStep
+from tracer.arrays import Int8, Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind
 
 

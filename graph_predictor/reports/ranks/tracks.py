@@ -9,7 +9,7 @@ import numpy as np
 from graph_predictor.reports.ranks.path import collective_name
 from graph_predictor.reports.ranks.report import RankReport
 from graph_predictor.reports.timeline import Process, Tracks, json_text
-from graph_predictor.simulation.program import Int64
+from tracer.arrays import Int64
 from tracer.graph import KernelKind
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from kernel_models.learned.columns import Columns
-from kernel_models.learned.features.recipe import FLOOR_US, Described, Figures, Float64, parts, stack
+from kernel_models.learned.features.recipe import FLOOR_US, Described, Figures, parts, stack
+from tracer.arrays import Float64
 
 _BLOCK_ROWS = (64, 128, 192)
 _KEY_ROWS = 128

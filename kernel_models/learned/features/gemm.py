@@ -12,7 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from kernel_models.learned.columns import Columns
-from kernel_models.learned.features.recipe import FLOOR_US, Described, Figures, Float64, Int64, parts, stack
+from kernel_models.learned.features.recipe import FLOOR_US, Described, Figures, parts, stack
+from tracer.arrays import Float64, Int64
 
 # Tile and the share of peak that its inner loop sustains, for an estimate of a tile's own time only.
 _MAIN = ((64, 64, .45), (64, 128, .62), (128, 64, .62), (128, 128, .75), (64, 256, .75), (256, 64, .7),

@@ -11,12 +11,11 @@ import numpy.typing as npt
 
 from kernel_models.dtypes import itemsize
 from kernel_models.learned.columns import Columns, Variant
+from tracer.arrays import Float64, Int64
 
 if TYPE_CHECKING:
     from kernel_models.device import DeviceSpec
 
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 FLOOR_US = 2.0
 """A kernel that does next to nothing, microseconds: start and end of a launch on the GPUs measured so far."""
 

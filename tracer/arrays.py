@@ -1,0 +1,14 @@
+"""Types of the arrays that everything here is made of."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Int64 = npt.NDArray[np.int64]
+Int32 = npt.NDArray[np.int32]
+Int8 = npt.NDArray[np.int8]
+Float64 = npt.NDArray[np.float64]
+Bool = npt.NDArray[np.bool_]
+
+__all__ = ["Bool", "Float64", "Int8", "Int32", "Int64"]
