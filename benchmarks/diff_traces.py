@@ -19,7 +19,7 @@ from pathlib import Path
 
 from graph_predictor.diff import Difference, Kind, diff_jobs
 from graph_predictor.diff.result import UNEXPLAINED
-from graph_predictor.simulation.replay import replay
+from graph_predictor.prediction.replay import replay
 from tracer.job import Job, read_job
 
 ROOT = Path(__file__).resolve().parents[1]

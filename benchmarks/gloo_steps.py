@@ -37,6 +37,7 @@ from graph_predictor.comm.collective_times import CollectiveModel
 from graph_predictor.edits import ScaleHost
 from graph_predictor.parallel.ranks import Ranks, on_ranks
 from graph_predictor.prediction.predictor import Baseline
+from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.collectives import CommProfile, topology
 from kernel_models.collectives.measurements import join
 from kernel_models.collectives.readers import read_log
@@ -149,7 +150,7 @@ def baseline(folder: Path, workload: str) -> Baseline:
     jobs = _jobs(folder, workload)
     best = min(jobs, key=lambda job: float(np.median(job.graphs[0].steps.duration_ns)))
     best.graphs[0].meta.unprofiled_step_ns = quickest(*(job.graphs[0].meta.unprofiled_step_ns for job in jobs))
-    return Baseline(best)
+    return baseline_of(best)
 
 
 def crowding(folder: Path, count: int) -> float:

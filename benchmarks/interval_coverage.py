@@ -31,7 +31,7 @@ from graph_predictor.edits import Device, HostFrom, size_times
 from graph_predictor.prediction.fitted import Fitted
 from graph_predictor.prediction.host_spread import END, mean_spread
 from graph_predictor.prediction.overheads import recorded_overheads
-from graph_predictor.prediction.predictor import Baseline
+from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.op_call import OpCall
 from kernel_models.pricing import price
 from tracer.graph import ExecutionGraph
@@ -118,7 +118,7 @@ def later_steps(traces: Path) -> list[Held]:
     for name in LATER:
         job = read_job(traces / name)
         begin = first_whole_step(job.graphs[0])
-        said = Baseline(job, range(begin, begin + FIT)).predict([Fitted()])
+        said = baseline_of(job, range(begin, begin + FIT)).predict([Fitted()])
         truth = float(job.graphs[0].steps.duration_ns[begin + FIT:].mean()) / 1e3
         found.append(Held(f"{name}, the steps after 1–2", said.step_time_us, said.interval_us, truth))
     return found
@@ -130,10 +130,10 @@ def device_pairs(traces: Path) -> list[Held]:
     for first, second, name in PAIRS:
         jobs = read_job(traces / first), read_job(traces / second)
         for source, target, label in ((0, 1, name), (1, 0, f"{name}, back")):
-            measured = Baseline(jobs[target])
+            measured = baseline_of(jobs[target])
             spec = measured.scenario.source_device
             assert spec is not None
-            said = Baseline(jobs[source]).predict([Device(spec), HostFrom(jobs[target].graphs, "the other")])
+            said = baseline_of(jobs[source]).predict([Device(spec), HostFrom(jobs[target].graphs, "the other")])
             found.append(Held(label, said.step_time_us, said.interval_us, measured.predict().step_time_us))
     return found
 

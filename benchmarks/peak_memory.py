@@ -27,7 +27,7 @@ import numpy as np  # noqa: E402
 from shape_only_support import real_peak_bytes, traced_peak_bytes  # noqa: E402
 
 from graph_predictor.prediction.memory import peak_memory, with_sizes  # noqa: E402
-from graph_predictor.prediction.predictor import Baseline  # noqa: E402
+from graph_predictor.synthesis.baseline import baseline_of  # noqa: E402
 from tracer import workloads  # noqa: E402
 from tracer.shape_only import trace_workload  # noqa: E402
 
@@ -51,7 +51,7 @@ def scaled(names: list[str]) -> None:
     for name in names:
         sizes = {**SIZES[name], "batch": 4 * SIZES[name]["batch"]}
         graph = trace_workload(workloads.configure(name, preset="tiny", **sizes), "h200-sxm")
-        scenario, memory = Baseline(graph).scenario, graph.meta.memory
+        scenario, memory = baseline_of(graph).scenario, graph.meta.memory
         for factor in FACTORS:
             batch = round(sizes["batch"] * factor)
             settings = workloads.configure(name, preset="tiny", **{**sizes, "batch": batch})

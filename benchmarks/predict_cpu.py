@@ -34,7 +34,7 @@ from pathlib import Path
 import numpy as np
 
 from graph_predictor.edits import SizeLaws
-from graph_predictor.prediction.predictor import Baseline
+from graph_predictor.synthesis.baseline import baseline_of
 from tracer.job import Job, read_job
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -156,7 +156,7 @@ def undisturbed(plan: Plan, sizes: Sizes, folder: Path) -> Job:
 def cases(plan: Plan, folder: Path) -> list[Case]:
     """Predictions from the captured sizes, each with its truth."""
     measure(plan, folder)
-    baselines = [Baseline(undisturbed(plan, sizes, folder)) for sizes in plan.captured]
+    baselines = [baseline_of(undisturbed(plan, sizes, folder)) for sizes in plan.captured]
     found = []
     for sizes in plan.unseen:
         laws = SizeLaws(baselines, plan.captured, sizes)

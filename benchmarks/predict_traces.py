@@ -29,7 +29,7 @@ import numpy as np
 
 from graph_predictor.edits import Device, Edit, HostFrom
 from graph_predictor.prediction.fitted import Fitted
-from graph_predictor.prediction.predictor import Baseline
+from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.datasets import read_samples
 from kernel_models.fitting import fit_profile
 from tracer.graph import ExecutionGraph
@@ -64,8 +64,8 @@ def other_devices(traces: Path) -> None:
 
 
 def _pair(source: Job, target: Job, label: str) -> None:
-    measured, baseline = Baseline(target).predict(), Baseline(source)
-    spec = Baseline(target).scenario.source_device
+    measured, baseline = baseline_of(target).predict(), baseline_of(source)
+    spec = baseline_of(target).scenario.source_device
     assert spec is not None
     other = HostFrom(target.graphs, "the other")
     for whose in ("its own", "the other"):
@@ -92,12 +92,12 @@ def other_programs(traces: Path) -> None:
                                                          for path in fitted)}
             jobs = read_job(traces / first), read_job(traces / second)
             for source, target, label in ((0, 1, name), (1, 0, _reversed(name))):
-                measured = Baseline(jobs[target])
+                measured = baseline_of(jobs[target])
                 spec, active = measured.scenario.source_device, measured.predict().gpu_active_us
                 assert spec is not None
-                plain = Baseline(jobs[source]).predict([Device(spec)]).gpu_active_us
+                plain = baseline_of(jobs[source]).predict([Device(spec)]).gpu_active_us
                 models = profiles.get(spec.name)
-                said = Baseline(jobs[source]).with_models(profiles).predict([Device(spec, models)]).gpu_active_us
+                said = baseline_of(jobs[source]).with_models(profiles).predict([Device(spec, models)]).gpu_active_us
                 print(f"{label:30}{other.split()[0]:>26}{said / 1e3:15.3f}{active / 1e3:10.3f}{said / active - 1:+9.1%}"
                       f"{plain / active - 1:+13.1%}")
 
@@ -122,7 +122,7 @@ def later_steps(traces: Path) -> None:
         job = read_job(traces / name)
         graph = job.graphs[0]
         begin = first_whole_step(graph)
-        said = Baseline(job, range(begin, begin + FIT)).predict([Fitted()]).step_time_us / 1e3
+        said = baseline_of(job, range(begin, begin + FIT)).predict([Fitted()]).step_time_us / 1e3
         measured = graph.steps.duration_ns[begin + FIT:] / 1e6
         error = said / measured - 1
         every.append(error)
@@ -141,7 +141,7 @@ def later_steps(traces: Path) -> None:
 def speed(traces: Path) -> None:
     """Print the time of one prediction."""
     job = read_job(traces / BIG[0])
-    baseline = Baseline(job, BIG[1])
+    baseline = baseline_of(job, BIG[1])
     edit = [Device("a100-sxm-40g")]
     baseline.predict(edit)
     times = []

@@ -16,7 +16,7 @@ import warnings
 from pathlib import Path
 
 from graph_predictor.parallel.ranks import Ranks, on_ranks
-from graph_predictor.prediction.predictor import Baseline
+from graph_predictor.synthesis.baseline import baseline_of
 from tracer import workloads
 from tracer.capture import CaptureOptions
 from tracer.capture.script import run_workload
@@ -61,7 +61,7 @@ def main() -> None:
     print(f"{'plan':16}{'rank':>6}  {'collectives':60}")
     with tempfile.TemporaryDirectory() as folder:
         run_workload(settings, f"{folder}/alone", OPTIONS)
-        baseline = Baseline(read_job(f"{folder}/alone"))
+        baseline = baseline_of(read_job(f"{folder}/alone"))
         for count in parser.parse_args().ranks:
             for text in PLANS[count]:
                 plan = parse_plan(text, count)

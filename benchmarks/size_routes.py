@@ -34,6 +34,7 @@ import numpy as np
 from graph_predictor.edits import SizeLaws, Sizes
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.sizes.retrace import retrace
+from graph_predictor.synthesis.baseline import baseline_of
 from graph_predictor.synthesis.retraced_match import match, names_of_both
 from graph_predictor.synthesis.retraced_slots import slots_of
 from kernel_models.operation import Operation
@@ -106,7 +107,7 @@ def captures(plan: Plan, folder: Path) -> list[Baseline]:
     for batch in plan.batches:
         jobs = [read_job(places[batch, number]) for number in range(ROUNDS)]
         best = min(jobs, key=lambda job: int(job.graphs[0].steps.duration_ns.min()))
-        found.append(Baseline(best, int(np.argmin(best.graphs[0].steps.duration_ns))))
+        found.append(baseline_of(best, int(np.argmin(best.graphs[0].steps.duration_ns))))
     return found
 
 
@@ -114,7 +115,7 @@ def modelled(plan: Plan) -> tuple[list[float], list[float]]:
     """GPU active and step times, ms, by tracing the new size, by laws and by scaling, of steps that models made up."""
     fixed = {name: int(value) for name, value in plan.fixed.items()}
     settings = [workloads.configure(plan.workload, **fixed, batch=batch) for batch in plan.batches]
-    small, wanted, large = (Baseline(trace_workload(one, MODELLED)) for one in settings)
+    small, wanted, large = (baseline_of(trace_workload(one, MODELLED)) for one in settings)
     sizes = [{"batch": batch} for batch in plan.batches]
     laws = SizeLaws([small, large], [sizes[0], sizes[2]], sizes[1])
     found = (wanted.predict(), small.predict([laws]), small.predict([Sizes((("batch", *plan.batches[:2]),))]))

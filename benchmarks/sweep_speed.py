@@ -20,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.sweep import Axis, Space, sweep
 from graph_predictor.sweep.rows import row
 from graph_predictor.sweep.run import Source
+from graph_predictor.synthesis.baseline import baseline_of
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("FORETRACE_DATA", ROOT.parent / "shared" / "data"))
@@ -76,7 +76,7 @@ def folded() -> None:
     begin = time.perf_counter()
     job = trace_job(settings, "h200-sxm", world_size=RANKS, parallel=f"fsdp2={RANKS}")
     traced = time.perf_counter()
-    result = Baseline(job).predict()
+    result = baseline_of(job).predict()
     done = time.perf_counter()
     print(f"{RANKS:,} folded ranks ({len(job.graphs)} graphs): traced in {traced - begin:.2f} s, predicted in "
           f"{done - traced:.2f} s ({result.step_time_us / 1e3:.2f} ms a step; asked: {FOLDED_TARGET_S} s)")

@@ -38,6 +38,7 @@ from graph_predictor.edits import (
     Recompute,
 )
 from graph_predictor.prediction.predictor import Baseline
+from graph_predictor.synthesis.baseline import baseline_of
 from tracer.errors import ForetraceError
 from tracer.job import read_job
 
@@ -175,7 +176,7 @@ def _quickest(captures: list[Path]) -> Baseline:
     graphs = [read_job(str(one)).graphs[0] for one in captures]
     best = min(graphs, key=lambda graph: float(np.median(graph.steps.duration_ns)))
     best.meta.unprofiled_step_ns = [round(_unwatched(captures) * 1e3)]
-    return Baseline(best)
+    return baseline_of(best)
 
 
 def _record(out: str, *program: str) -> None:

@@ -10,8 +10,9 @@ import numpy as np
 from graph_predictor.check.captures import Capture, CheckError
 from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.predictor import CPU, Baseline
+from graph_predictor.prediction.replay import replay
 from graph_predictor.prediction.work import describe_work
-from graph_predictor.simulation.replay import replay
+from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device import DeviceSpec
 from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, calls_of
@@ -70,7 +71,7 @@ def accuracy(capture: Capture, profiles: Mapping[str, Models] | None = None) -> 
     """
     job = capture.job
     try:
-        baseline = Baseline(job).with_models(profiles or {})
+        baseline = baseline_of(job).with_models(profiles or {})
         again = replay(job.graphs)
     except ForetraceError as error:
         raise CheckError(f"The capture {capture.name} cannot be predicted: {error}") from error

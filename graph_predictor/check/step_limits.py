@@ -20,9 +20,10 @@ from graph_predictor.check.captures import CheckError
 from graph_predictor.check.measure import count_steps
 from graph_predictor.check.verdict import in_unit
 from graph_predictor.prediction.explain import OUTSIDE
-from graph_predictor.prediction.predictor import CPU, Baseline
+from graph_predictor.prediction.predictor import CPU
 from graph_predictor.prediction.result import Prediction
 from graph_predictor.simulation.rank_view import view_rank
+from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device_choice import find_device, traced_device
 from kernel_models.dtypes import itemsize, short_dtype
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph, LaunchKind, OpKind
@@ -136,7 +137,7 @@ def predict_step(build: Callable[[], Callable[[], Any]], limits: Limits) -> Pred
     from tracer.shape_only import trace_step
 
     graph = trace_step(build, traced_device(limits.device), world_size=limits.world_size)
-    baseline = Baseline(assemble_job([graph]), device=find_device(limits.device), models=_models(limits.profile),
+    baseline = baseline_of(assemble_job([graph]), device=find_device(limits.device), models=_models(limits.profile),
                         host=_host(limits.host_from))
     made = baseline.built.graphs
     if limits.device != CPU and not any(len(each.kernels) for each in made):

@@ -31,9 +31,9 @@ def breakdown(
     """
     with one_sentence(debug):
         # The submodules' functions, not the modules of the same names.
+        from graph_predictor.prediction.replay import replay
         from graph_predictor.recorded.damage import folded_notes
         from graph_predictor.reports.breakdown import breakdown as break_down
-        from graph_predictor.simulation.replay import replay
 
         job = read(paths, window)
         result = break_down(replay(job.graphs, profiled=profiled), step=step)

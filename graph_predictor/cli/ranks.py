@@ -75,10 +75,10 @@ def _times(source: list[str], window: int, wanted: Configuration, step: str | No
         JobTimes, list[str]]:
     """The simulated job, and what was said when it was read."""
     from graph_predictor.comm.host_collectives import on_host, with_host_collectives
+    from graph_predictor.prediction.replay import replay
     from graph_predictor.recorded.damage import folded_notes
     from graph_predictor.reports.ranks import predicted_times, recorded_times
     from graph_predictor.request.study import Study, is_script, read_source
-    from graph_predictor.simulation.replay import replay
     from tracer.errors import ForetraceError
 
     with working("Tracing" if is_script(source) else "Reading"):

@@ -22,8 +22,8 @@ from graph_predictor.cli.options import Debug, Json, Paths, Window, shared
 from graph_predictor.cli.output import TIMELINE, check_output
 
 if TYPE_CHECKING:
+    from graph_predictor.prediction.replay import Replay, ReplayedStep
     from graph_predictor.simulation.build import RankReport
-    from graph_predictor.simulation.replay import Replay, ReplayedStep
 
 HOST_BOUND_SHARE = 0.99
 """A step that keeps this share of its time when kernels take none is bound by the host."""
@@ -47,8 +47,8 @@ def replay(
     are a few constants a trace.
     """
     with one_sentence(debug):
+        from graph_predictor.prediction.replay import replay as simulate_again
         from graph_predictor.recorded.damage import folded_notes
-        from graph_predictor.simulation.replay import replay as simulate_again
 
         if timeline is not None:
             check_output(timeline, paths, TIMELINE)

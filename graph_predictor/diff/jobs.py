@@ -11,9 +11,9 @@ from graph_predictor.diff.places import Places, find_places
 from graph_predictor.diff.result import Difference, Kind
 from graph_predictor.diff.step_times import RankSteps
 from graph_predictor.diff.step_tree import StepTree, Vocabulary
+from graph_predictor.prediction.replay import Replay, ReplayedStep, replay
 from graph_predictor.recorded.typical_steps import left_out
 from graph_predictor.reports.breakdown import choose_steps, typical_steps
-from graph_predictor.simulation.replay import Replay, ReplayedStep, replay
 from tracer.arrays import Int64
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, SHAPE_ONLY

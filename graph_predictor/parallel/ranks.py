@@ -17,6 +17,7 @@ from graph_predictor.comm.collective_times import CollectiveModel
 from graph_predictor.parallel.recorded_ddp import NOTE, spread_recording
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.sizes.scale import MOST_FACTOR
+from graph_predictor.synthesis.baseline import retraced
 from tracer.graph import ExecutionGraph
 from tracer.job import Job
 from tracer.shape_only.devices import Device as ShapeDevice
@@ -129,7 +130,7 @@ def on_ranks(baseline: Baseline, ranks: Ranks, collectives: CollectiveModel | No
         collectives.check_fits(ranks.world_size)
     if workload:
         job = traced(ranks, workload, baseline.scenario.known_source().name, also=also)
-        return baseline.retraced(job, ranks.describe(), collectives=collectives)
+        return retraced(baseline, job, ranks.describe(), collectives=collectives)
     return with_ddp(baseline, ranks, collectives, also=also)
 
 
@@ -148,7 +149,7 @@ def with_ddp(baseline: Baseline, ranks: Ranks, collectives: CollectiveModel | No
                         "again under a plan, and only ddp=N can be added to it as it is; record it with --workload, or "
                         "trace your own script under a plan with foretrace trace SCRIPT.py:FUNCTION --world-size N.")
     job = spread_recording(baseline.built.graphs[0], baseline.cycle, plan.world_size, plan.bucket_mb)
-    found = baseline.retraced(unfolded(job, ranks, also), f"{ranks.describe()}, approximate", collectives=collectives)
+    found = retraced(baseline, unfolded(job, ranks, also), f"{ranks.describe()}, approximate", collectives=collectives)
     found.notes.insert(0, NOTE)
     return found
 

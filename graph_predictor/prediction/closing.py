@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graph_predictor.prediction.repeat import Cycle
+from graph_predictor.prediction.replay import INEXACT, REPRODUCIBLE_SHARE
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.critical_path import step_items
 from graph_predictor.simulation.engine import simulate
-from graph_predictor.simulation.replay import INEXACT, REPRODUCIBLE_SHARE
 
 MOST_UNEXPLAINED = 0.95
 """Unexplained delays of several streams add up to more than the window; no interval gets wider than a factor of 20."""

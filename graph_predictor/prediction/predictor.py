@@ -3,9 +3,6 @@
 A recorded job is taken apart (``build``), its last steps are repeated back to back until the pace settles, edits change
 its device work, its host time or its launches, every kernel is priced, and the pace is simulated again: the step time,
 an interval, and the critical path that says why. Without edits, a prediction is the replay of those steps.
-
-    job = tracer.read_job("resnet50-V100/")
-    predict(job, [Device("a100-sxm-40g")]).step_time_us
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ from functools import cached_property
 
 import numpy as np
 
-from graph_predictor.comm.collective_times import CollectiveModel
 from graph_predictor.prediction.closing import Closing, closing
 from graph_predictor.prediction.edit import Edit
 from graph_predictor.prediction.explain import Explained, explain
@@ -32,7 +28,8 @@ from graph_predictor.prediction.interval import active_interval, step_interval
 from graph_predictor.prediction.loader import loader_of
 from graph_predictor.prediction.memory import lacking_memory, peak_memory
 from graph_predictor.prediction.pricing import KernelTimes, price_kernels, target_device
-from graph_predictor.prediction.repeat import Cycle, Repeated, choose_steps
+from graph_predictor.prediction.repeat import Cycle, Repeated, choose_steps, steps_of
+from graph_predictor.prediction.replay import check_recorded
 from graph_predictor.prediction.result import Prediction, RankPrediction
 from graph_predictor.prediction.rewriting import replaced_kernels, rewrite
 from graph_predictor.prediction.scenario import EditError, Loading, Scenario
@@ -45,100 +42,106 @@ from graph_predictor.recorded.typical_steps import alike_steps, similar_steps
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.simulation.host_pieces import HostPieces, host_pieces
 from graph_predictor.simulation.program import MOST_FACTOR, Program
-from graph_predictor.simulation.replay import check_recorded
-from graph_predictor.synthesis.retraced import Anchors
-from graph_predictor.synthesis.shape_only import MadeUp, make_up
 from kernel_models.device import DeviceError, DeviceSpec, resolve_device
 from kernel_models.device import device as device_named
-from kernel_models.host.overheads import HostOverheads
 from kernel_models.model import Source
 from kernel_models.pricing import Models
 from kernel_models.trace_calls import FAMILIES
 from tracer.arrays import Float64
-from tracer.errors import ForetraceError
-from tracer.graph import SHAPE_ONLY, ExecutionGraph, KernelKind
-from tracer.job import Job
+from tracer.graph import ExecutionGraph, KernelKind
 
 CPU = "cpu"
 UNLIKE_MEASURED = 0.02
 """A steady state this far from the measured steps is reported."""
 
 
-class Baseline:
-    """A recorded job made ready for predictions: built, described and cut into pieces once, edited any number of times.
+@dataclass(frozen=True, slots=True)
+class Spreads:
+    """How sure the host time of an unedited step is.
 
-    Args:
-        job: a job, its graphs, or one rank's graph.
-        steps: which recorded steps to repeat, see ``choose_steps``; by default the last ones that launch the same work.
-        device: where it was recorded, if the trace does not say or is not to be believed.
-        models: fitted models of that device.
-        host: of a step traced by shapes alone, the overheads of the host it would run on.
-        collectives: of a step traced by shapes alone, the cluster it would run on.
-        origin: of a step traced by shapes alone, the recorded one whose times stand for its own; see ``retraced``.
-        profiled: predict the step under the profiler. By default it is the step without it wherever the capture knows
-            what that takes; ``scenario.profiled`` says which it is.
-
-    Raises:
-        ForetraceError: there is nothing to simulate, no step, or no such step.
+    Attributes:
+        host: log half width of the 80% interval of its mean.
+        least: log half width that no interval of the step falls below.
+        drift: log of the change of host time from the first to the last of the steps; ``None`` if there was none.
     """
 
-    def __init__(self, job: Job | ExecutionGraph | Sequence[ExecutionGraph], steps: str | int | range | None = None, *,
-                 device: DeviceSpec | None = None, models: Models | None = None,
-                 host: HostOverheads | None = None, collectives: CollectiveModel | None = None,
-                 origin: Baseline | None = None, profiled: bool = False) -> None:
-        graphs = [job] if isinstance(job, ExecutionGraph) else list(job.graphs if isinstance(job, Job) else job)
-        if not graphs:
-            raise ForetraceError("There is nothing to predict from: no graph was given. Read a trace or a job first.")
-        self.notes = list(job.notes) if isinstance(job, Job) else []
-        made: MadeUp | None = None
-        anchors: Anchors | None = None
-        if all(graph.meta.era == SHAPE_ONLY for graph in graphs):
-            anchors = None if origin is None else Anchors(origin.scenario, origin.host_spread)
-            made = make_up(graphs, device, models, host, collectives, anchors)
-            graphs, steps = made.built.graphs, None
-        check_recorded(graphs)
-        self.built: Built = build_program(graphs) if made is None else made.built
-        work = describe_work(self.built)
-        similar = similar_steps(graphs) if steps is None else None
-        if made is None and not profiled:
-            self.built = unprofiled(self.built, work, similar)
-        found = choose_steps(self.built, similar if steps is None else steps)
-        if found is None:
-            raise ForetraceError("The trace has no steps to repeat: call prof.step() after each iteration, or capture "
-                                 "with foretrace capture.")
-        self.cycle: Cycle = found
-        self.pieces: HostPieces = host_pieces(self.built)
-        self.scenario: Scenario = Scenario(
-            self.built, self.cycle, work, self.pieces, models=models, source_models=models,
-            source_device=device or _recorded_device(graphs[0]), profiled=self._profiled(origin, made is not None))
-        if made is None:
-            self.scenario = replace(self.scenario, loader=loader_of(self.built, self.cycle))
-        elif origin is not None:
-            assert anchors is not None
-            self.scenario = replace(self.scenario, loader=origin.scenario.loader, origin=anchors.origin)
-        self.made_up = made is not None
-        self.origin = origin
-        self.changes: tuple[str, ...] = ()
-        self._chosen = steps is not None
-        times = unprofiled_stretches(self.built)
-        if self.scenario.profiled or made is not None:
-            # What steps differ by is also what the outliers among them do.
-            alike = choose_steps(self.built, alike_steps(graphs)) if steps is None else self.cycle
-            times = step_totals(self.built, alike or self.cycle, self.pieces)
-        self.host_spread: float = mean_spread(times) if made is None else made.host_spread
-        self.least_spread: float = least_spread(times) if origin is None else origin.least_spread
-        self.drift = drift(times) if made is None else None
-        if made is not None:
-            self.notes += made.notes
-            self.scenario = replace(
-                self.scenario, source_device=made.device, base_source=made.source, base_low=made.low,
-                base_high=made.high, base_host=made.host_source, host_spread=made.change_spread,
-                warnings=(*self.scenario.warnings, *made.warnings))
+    host: float
+    least: float
+    drift: float | None = None
 
-    def _profiled(self, origin: Baseline | None, made_up: bool) -> bool:
-        if made_up:
-            return origin is not None and origin.scenario.profiled
-        return self.built.profiled
+
+class Baseline:
+    """A job made ready for predictions: built, described and cut into pieces once, edited any number of times.
+
+    ``synthesis.baseline.baseline_of`` makes one of any job.
+
+    Args:
+        scenario: the job without edits.
+        spreads: how sure its host time is.
+        notes: what reports say beside every prediction.
+        ran: whether it was recorded.
+        chosen: whether somebody named the steps that are repeated.
+        origin: of a step traced by shapes, the recorded one whose times stand for its own.
+        changes: what of it is other than in the origin, a phrase each.
+    """
+
+    def __init__(self, scenario: Scenario, spreads: Spreads, notes: Sequence[str] = (), *, ran: bool = True,
+                 chosen: bool = False, origin: Baseline | None = None, changes: tuple[str, ...] = ()) -> None:
+        self.scenario, self.spreads, self.notes = scenario, spreads, list(dict.fromkeys(notes))
+        self.ran, self.chosen, self.origin, self.changes = ran, chosen, origin, changes
+
+    @classmethod
+    def recorded(cls, graphs: Sequence[ExecutionGraph], steps: str | int | range | None = None, *,
+                 device: DeviceSpec | None = None, models: Models | None = None, profiled: bool = False,
+                 notes: Sequence[str] = ()) -> Baseline:
+        """Take a recorded job apart.
+
+        Args:
+            graphs: one a rank.
+            steps: which recorded steps to repeat, see ``choose_steps``; by default the last ones that launch the same
+                work.
+            device: where it was recorded, if the trace does not say or is not to be believed.
+            models: fitted models of that device.
+            profiled: keep the time that the profiler took. By default it is taken out wherever the capture knows what
+                steps take without it; ``scenario.profiled`` says which it is.
+            notes: what reports say of the job.
+
+        Raises:
+            ForetraceError: there is nothing to simulate, no step, or no such step.
+        """
+        check_recorded(graphs)
+        built = build_program(list(graphs))
+        work = describe_work(built)
+        similar = similar_steps(graphs) if steps is None else None
+        if not profiled:
+            built = unprofiled(built, work, similar)
+        cycle = steps_of(built, similar if steps is None else steps)
+        pieces = host_pieces(built)
+        scenario = Scenario(built, cycle, work, pieces, models=models, source_models=models,
+                            source_device=device or _recorded_device(graphs[0]), profiled=built.profiled,
+                            loader=loader_of(built, cycle))
+        times = unprofiled_stretches(built)
+        if built.profiled:
+            # What steps differ by is also what the outliers among them do.
+            alike = choose_steps(built, alike_steps(graphs)) if steps is None else cycle
+            times = step_totals(built, alike or cycle, pieces)
+        return cls(scenario, Spreads(mean_spread(times), least_spread(times), drift(times)), notes,
+                   chosen=steps is not None)
+
+    @property
+    def built(self) -> Built:
+        """The job's program and graphs."""
+        return self.scenario.built
+
+    @property
+    def cycle(self) -> Cycle:
+        """The steps that are repeated."""
+        return self.scenario.cycle
+
+    @property
+    def pieces(self) -> HostPieces:
+        """The job's host time in pieces."""
+        return self.scenario.pieces
 
     def with_models(self, profiles: Mapping[str, Models]) -> Baseline:
         """The same with fitted models of the device it was recorded on, if there are any under its name."""
@@ -146,30 +149,6 @@ class Baseline:
         models = profiles.get(source.name) if source is not None else None
         self.scenario = replace(self.scenario, models=models, source_models=models)
         return self
-
-    def retraced(self, job: Job | ExecutionGraph | Sequence[ExecutionGraph], change: str = "", *,
-                 collectives: CollectiveModel | None = None) -> Baseline:
-        """This job as a step traced by shapes shows it, at other sizes for instance.
-
-        Times come from the recording wherever one of its operations stands for the traced one: measured where its
-        sizes are the same, else measured × the models' ratio; from models where there is none.
-
-        Args:
-            job: traced by shapes, a graph a rank; ranks beyond the recorded ones take the last one's times.
-            change: what is different, one phrase for reports.
-            collectives: another cluster it would run on.
-
-        Raises:
-            ForetraceError: the job was recorded, or this one was not; or it has no sizes to compare (``EditError``).
-        """
-        graphs = [job] if isinstance(job, ExecutionGraph) else list(job.graphs if isinstance(job, Job) else job)
-        if self.made_up or not all(graph.meta.era == SHAPE_ONLY for graph in graphs):
-            raise ForetraceError("Times go from a recorded step to one that was traced by shapes alone; these are not "
-                                 "of these two kinds.")
-        found = Baseline(job, models=self.scenario.source_models, collectives=collectives, origin=self)
-        found.notes = list(dict.fromkeys([*self.notes, *found.notes]))
-        found.changes = (change,) if change else ()
-        return found
 
     def with_items(self, items: float | None) -> Baseline:
         """The same with a known number of samples a step and rank."""
@@ -192,7 +171,7 @@ class Baseline:
         """What the replay of the recording this rests on misses; of a step by models alone, nothing."""
         if self.origin is not None:
             return self.origin.closing
-        return Closing() if self.made_up else closing(self.built, self.cycle)
+        return closing(self.built, self.cycle) if self.ran else Closing()
 
     @cached_property
     def unlike_measured(self) -> str | None:
@@ -200,7 +179,7 @@ class Baseline:
 
         A recording that is no steady state remains one whatever is edited.
         """
-        if self.made_up or (self._chosen and not self.scenario.profiled):
+        if not self.ran or (self.chosen and not self.scenario.profiled):
             return None
         step_ns = self._run([]).step_ns
         recorded = _recorded_ns(self.cycle)
@@ -218,7 +197,7 @@ class Baseline:
         """The simulated job behind ``predict``, for reports that look at all of it. Raises as ``predict``."""
         run = self._run(edits)
         return Settled(run.scenario, run.steady, tuple(run.edits), tuple(run.said()),
-                       not (self.origin or self).made_up)
+                       (self.origin or self).ran)
 
     def _run(self, edits: Sequence[Edit]) -> _Run:
         scenario = self.scenario
@@ -227,23 +206,6 @@ class Baseline:
         if edits and (lacking := lacking_memory(scenario)) is not None:
             raise EditError(lacking)
         return _Run(self, scenario, [*self.changes, *(edit.describe() for edit in edits)])
-
-
-def predict(job: Job | ExecutionGraph | Sequence[ExecutionGraph], edits: Sequence[Edit] = (), *,
-            steps: int | range | None = None, device: DeviceSpec | None = None, models: Models | None = None,
-            price_per_hour: float | None = None, profiled: bool = False) -> Prediction:
-    """The steady-state step time of a recorded job with edits (``graph_predictor.edits``).
-
-    Args:
-        job, steps, device, models, profiled: see ``Baseline``; to predict often from one job, keep a ``Baseline``.
-        edits: what is different.
-        price_per_hour: of one device, for the cost of a step.
-
-    Raises:
-        ForetraceError: there is nothing to predict from, or an edit cannot be done (``EditError``).
-    """
-    baseline = Baseline(job, steps, device=device, models=models, profiled=profiled)
-    return baseline.predict(edits, price_per_hour=price_per_hour)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,17 +260,17 @@ class _Run:
         flops = self._flops(slowest)
         world = max([len(scenario.built.graphs), *(g.meta.world_size for g in scenario.built.graphs)])
         rests_on = self.baseline.origin or self.baseline
-        made_up = rests_on.made_up
+        ran = rests_on.ran
         return Prediction(
             step_time_us=step_ns / 1e3, interval_us=(low / 1e3, high / 1e3), gpu_active_us=active,
             gpu_active_interval_us=self._active_interval(per_rank), bound=chosen.bound,
             per_rank=per_rank, bounds_us={k: v / cycle.steps / 1e3 for k, v in chosen.bounds.items()},
-            families_us=families, critical_path=chosen.path, profiled=scenario.profiled, ran=not made_up,
+            families_us=families, critical_path=chosen.path, profiled=scenario.profiled, ran=ran,
             sources={s.label: chosen.source_ns[s] / total for s in Source if chosen.source_ns.get(s, 0.0) > 0},
-            kernel_sources=kernel_sources, recorded_us=None if made_up else _recorded_ns(rests_on.cycle) / 1e3,
-            unprofiled_us=None if made_up else _microseconds(unprofiled_ns(rests_on.built)), steps=rests_on.cycle.names,
+            kernel_sources=kernel_sources, recorded_us=None if not ran else _recorded_ns(rests_on.cycle) / 1e3,
+            unprofiled_us=None if not ran else _microseconds(unprofiled_ns(rests_on.built)), steps=rests_on.cycle.names,
             device=target.name if target is not None else scenario.built.graphs[0].meta.device,
-            recorded_on="" if made_up else (
+            recorded_on="" if not ran else (
                 scenario.source_device.name if scenario.source_device else scenario.built.graphs[0].meta.device),
             peak_memory_bytes=peak_memory(scenario),
             items_per_second=None if scenario.items_per_rank is None else (
@@ -348,7 +310,7 @@ class _Run:
         rows = rows[self.kinds[rows] != KernelKind.COLLECTIVE]
         weight = np.zeros(len(self.times.ns))
         weight[rows] = self.times.ns[rows] / self.scenario.cycle.steps / 1e3
-        return active_interval(self.times, weight, ranks[most].gpu_active_us, self.baseline.least_spread)
+        return active_interval(self.times, weight, ranks[most].gpu_active_us, self.baseline.spreads.least)
 
     def _flops(self, rank: int) -> float:
         """Floating-point operations a step; 0 where sizes are not known for most of the device time."""
@@ -372,7 +334,7 @@ class _Run:
 
     def _interval(self, step_ns: float) -> tuple[float, float]:
         scenario, repeated = self.scenario, self.steady.repeated
-        spread = self.baseline.host_spread
+        spread = self.baseline.spreads.host
         if scenario.host_spread is not None:
             spread = float(np.hypot(spread, scenario.host_spread))
         weight = np.where(scenario.cycle.kernel, self.times.ns, 0.0)
@@ -392,7 +354,7 @@ class _Run:
             low, high = max(low, at_least[0]), max(high, at_least[1])
         # A step that an edit makes up is no surer than the recorded one it starts from: what steps differ by goes
         # with the host time that an edit takes away, and comes back with whatever decides instead.
-        least = max(self.baseline.least_spread, self.baseline.host_spread if self.edits else 0.0)
+        least = max(self.baseline.spreads.least, self.baseline.spreads.host if self.edits else 0.0)
         return min(low, step_ns * math.exp(-least)), max(high, step_ns * math.exp(least))
 
     def said(self) -> list[str]:
@@ -406,16 +368,16 @@ class _Run:
             found.append(lacking)
         if not self.steady.settled:
             found.append("The pace of the repeated step had not settled.")
-        if self.baseline.drift is not None and self.scenario.host_ns is None:
-            found.append(f"Host time changed by {np.expm1(self.baseline.drift):+.0%} from the first to the last of the "
-                         f"{'repeated' if self.scenario.profiled else 'timed'} steps: the machine was changing its "
-                         "speed, and steps to come may go on with it.")
+        if self.baseline.spreads.drift is not None and self.scenario.host_ns is None:
+            found.append(f"Host time changed by {np.expm1(self.baseline.spreads.drift):+.0%} from the first to the "
+                         f"last of the {'repeated' if self.scenario.profiled else 'timed'} steps: the machine was "
+                         "changing its speed, and steps to come may go on with it.")
         found += self.baseline.closing.warnings()
         if (unlike := (self.baseline.origin or self.baseline).unlike_measured) is not None:
             found.append(unlike)
         world = max((g.meta.world_size for g in built.graphs), default=1)
         collective = any((g.kernels.kind == KernelKind.COLLECTIVE).any() for g in built.graphs)
-        if collective and world > len(built.graphs) and not self.baseline.made_up:
+        if collective and world > len(built.graphs) and self.baseline.ran:
             found.append(f"{len(built.graphs)} of {world} ranks were recorded: collectives keep their recorded "
                          "durations, "
                          "other ranks' late arrival among them.")
@@ -425,7 +387,7 @@ class _Run:
         notes = [*self.baseline.notes, *damage_notes(self.scenario.built.graphs), *self.scenario.built.rendezvous.notes,
                  *self.scenario.notes, *self.times.notes]
         recorded = self.baseline.origin or self.baseline
-        if self.scenario.profiled and not recorded.made_up:
+        if self.scenario.profiled and recorded.ran:
             without = unprofiled_ns(recorded.built)
             notes.append("Times are those under the profiler" + (
                 ": nothing says what the step takes without it (foretrace capture times that too)." if without is None
@@ -457,4 +419,4 @@ def _recorded_device(graph: ExecutionGraph) -> DeviceSpec | None:
         return None
 
 
-__all__ = ["Baseline", "EditError", "Prediction", "predict"]
+__all__ = ["Baseline", "Spreads"]

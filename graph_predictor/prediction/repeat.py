@@ -96,6 +96,19 @@ class Repeated:
     structure: Structure
 
 
+def steps_of(built: Built, steps: str | int | Sequence[int] | None = None) -> Cycle:
+    """The same as ``choose_steps`` of a job that must have steps.
+
+    Raises:
+        ForetraceError: it has none, or not these.
+    """
+    found = choose_steps(built, steps)
+    if found is None:
+        raise ForetraceError("The trace has no steps to repeat: call prof.step() after each iteration, or capture with "
+                             "foretrace capture.")
+    return found
+
+
 def choose_steps(built: Built, steps: str | int | Sequence[int] | None = None) -> Cycle | None:
     """The steps to repeat; ``None`` where a rank has none.
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep
 from graph_predictor.prediction.result import which_times
 from graph_predictor.recorded.host_time import exclusive_time, operation_of, split, waits
 from graph_predictor.recorded.module_paths import with_backward_modules
@@ -23,7 +24,6 @@ from graph_predictor.simulation.critical_path import Bound, Causes, critical_pat
 from graph_predictor.simulation.deciding import StreamEnds, decides
 from graph_predictor.simulation.path_attribution import attribute_path, bound_sums
 from graph_predictor.simulation.program import whole_ns
-from graph_predictor.simulation.replay import WINDOW, Replay, ReplayedStep
 from tracer.arrays import Int32, Int64
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, ExecutionGraph, OpKind

@@ -15,6 +15,7 @@ from graph_predictor import edits
 from graph_predictor.prediction.edit import Edit
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.result import Prediction
+from graph_predictor.synthesis.baseline import baseline_of
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 from tracer.job import Job
@@ -126,7 +127,7 @@ def opportunities(source: Baseline | Job | ExecutionGraph | Sequence[ExecutionGr
     Raises:
         ForetraceError: there is nothing to predict from, or one of ``edits`` cannot be done.
     """
-    baseline = source if isinstance(source, Baseline) else Baseline(source)
+    baseline = source if isinstance(source, Baseline) else baseline_of(source)
     before = baseline.predict(edits)
     if before.step_time_us <= 0:
         raise ForetraceError("The step takes no time, so that nothing can be saved of it; choose another with --step.")

@@ -15,9 +15,9 @@ from typing import BinaryIO
 import msgspec
 import numpy as np
 
+from graph_predictor.prediction.replay import WINDOW, Replay
 from graph_predictor.simulation.causes import KernelCause
 from graph_predictor.simulation.program import ItemKind
-from graph_predictor.simulation.replay import WINDOW, Replay
 from tracer.arrays import Int64
 from tracer.graph import NONE, ExecutionGraph, OpKind
 from tracer.output_file import whole_file

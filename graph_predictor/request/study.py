@@ -33,6 +33,7 @@ from graph_predictor.prediction.scenario import EditError
 from graph_predictor.request.configuration import Configuration, switched_edits
 from graph_predictor.sizes.named_sizes import captured_sizes, parse_also, parse_sets
 from graph_predictor.sizes.retrace import recorded_sizes, retrace, trace_again, why_not
+from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.collectives import topology as find_topology
 from kernel_models.device_choice import find_device, shape_device, traced_device
 from tracer.errors import ForetraceError
@@ -153,7 +154,7 @@ class Study:
         edits += switched_edits(wanted.switches)
         if wanted.straggler is not None:
             edits.append(Straggler.parse(wanted.straggler))
-        if collectives is not None and not start.made_up:
+        if collectives is not None and start.ran:
             recorded = None if wanted.from_topology is None else find_topology(wanted.from_topology)
             edits.append(OnTopology(collectives, recorded))
         return Prepared(start, edits, must_fit=wanted != Configuration())
@@ -161,7 +162,7 @@ class Study:
     def _plain(self, job: Job) -> Baseline:
         known = self._recorded_on
         models = None if known is None else self._profiles.get(known.name)
-        found = Baseline(job, self._step, device=known, models=models, profiled=self._profiled)
+        found = baseline_of(job, self._step, device=known, models=models, profiled=self._profiled)
         return found.with_models(self._profiles)
 
     # -- a source that never ran --------------------------------------------------------------------------------------
@@ -194,7 +195,7 @@ class Study:
         if sizes:
             edits.append(Sizes.parse(list(sizes)))
         models = None if spec is None else self._profiles.get(spec.name)
-        start = Baseline(job, device=spec, models=models, host=overheads, collectives=collectives)
+        start = baseline_of(job, device=spec, models=models, host=overheads, collectives=collectives)
         return start.with_models(self._profiles), edits
 
     def _traced(self, parallel: str | None, sizes: tuple[tuple[str, int], ...],
@@ -279,7 +280,7 @@ class Study:
         assert self._recorded is not None
         others = [parse_also(text) for text in also]
         source = self._recorded.scenario.source_device
-        captures = [self._recorded, *(Baseline(self._once("captures", self._other, path), device=source,
+        captures = [self._recorded, *(baseline_of(self._once("captures", self._other, path), device=source,
                                                profiled=self._profiled) for path, _ in others)]
         graphs = [one.built.graphs[0] for one in captures]
         told = [dict(old), *(sizes for _, sizes in others)]

@@ -14,8 +14,8 @@ from collections import defaultdict
 
 import numpy as np
 
+from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep
 from graph_predictor.simulation.critical_path import Bound, Causes, path_back
-from graph_predictor.simulation.replay import WINDOW, Replay, ReplayedStep
 from tracer.arrays import Int64
 from tracer.graph import ExecutionGraph, KernelKind
 

@@ -9,12 +9,14 @@ of one name end; a match whose recorded ends disagree is dropped and told.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from graph_predictor.simulation.rank_view import RankView
-from tracer.graph import KernelKind
+from tracer.arrays import Int64
+from tracer.graph import ExecutionGraph, KernelKind
 
 ENDS_AGREE_NS = 1_000_000
 """Recorded ends of one collective agree within 1–7 µs; clocks of different hosts may add up to this."""
@@ -34,57 +36,75 @@ class Rendezvous:
     notes: list[str] = field(default_factory=list)
 
 
-def match_collectives(views: list[RankView], clock_ns: list[int], *, by_order: bool = False) -> Rendezvous:
-    """Match the collective kernels of all ranks; ``clock_ns`` is each window's start on the job's clock.
-
-    With ``by_order`` their ends need not agree: ranks that were laid out one by one have not met yet. Sends and
-    receives are then no rendezvous (see ``synthesis.transfers``).
-    """
+def match_collectives(views: list[RankView], clock_ns: list[int]) -> Rendezvous:
+    """Match the recorded collective kernels of all ranks; ``clock_ns`` is each window's start on the job's clock."""
     result = Rendezvous()
-    if len(views) < 2:
-        return result
-    buckets: dict[tuple[str, ...], dict[int, list[int]]] = defaultdict(dict)
-    for position, view in enumerate(views):
-        for key, rows in _sequences(view, pairs=not by_order).items():
-            buckets[key][position] = rows
-    for key, by_rank in sorted(buckets.items()):
-        if len(by_rank) < 2:
+    apart: dict[str, list[float]] = defaultdict(list)
+    for name, members in _meetings([_recorded_sequences(view) for view in views], result.notes):
+        ends = [int(views[p].k_end[k]) + clock_ns[p] for p, k in members]
+        on_host = all(views[p].graph.string(int(views[p].graph.kernels.name[k])).startswith(HOST_RANGE)
+                      for p, k in members)
+        if max(ends) - min(ends) > (HOST_ENDS_AGREE_NS if on_host else ENDS_AGREE_NS):
+            apart[name].append((max(ends) - min(ends)) / 1e6)
             continue
-        lengths = {len(rows) for rows in by_rank.values()}
-        if len(lengths) > 1:
-            result.notes.append(
-                f"The ranks recorded different numbers of {key[-1]} collectives ({sorted(lengths)}): "
-                "they are replayed with their recorded durations, not as rendezvous.")
-            continue
-        apart: list[float] = []
-        on_host = all(_on_host(views[position], rows) for position, rows in by_rank.items())
-        for order in range(lengths.pop()):
-            members = [(position, rows[order]) for position, rows in sorted(by_rank.items())]
-            ends = [int(views[p].k_end[k]) + clock_ns[p] for p, k in members]
-            if not by_order and max(ends) - min(ends) > (HOST_ENDS_AGREE_NS if on_host else ENDS_AGREE_NS):
-                apart.append((max(ends) - min(ends)) / 1e6)
-                continue
-            result.groups.append(members)
-            result.intrinsic_ns.append(min(int(views[p].graph.kernels.duration_ns[k]) for p, k in members))
-        if apart:
-            result.notes.append(
-                f"{len(apart)} collectives ({key[-1]}) end up to {max(apart):.1f} ms apart on different ranks: they "
-                "are replayed with their recorded durations, not as rendezvous.")
+        result.groups.append(members)
+        result.intrinsic_ns.append(min(int(views[p].graph.kernels.duration_ns[k]) for p, k in members))
+    result.notes += [
+        f"{len(found)} collectives ({name}) end up to {max(found):.1f} ms apart on different ranks: they are replayed "
+        "with their recorded durations, not as rendezvous." for name, found in apart.items()]
     return result
 
 
-def _on_host(view: RankView, rows: list[int]) -> bool:
-    graph = view.graph
-    return all(graph.string(name).startswith(HOST_RANGE) for name in np.unique(graph.kernels.name[rows]).tolist())
+def match_in_order(graphs: list[ExecutionGraph]) -> Rendezvous:
+    """Match the collectives of ranks that never ran, by process group and the order in which each launches them.
+
+    A collective takes what it takes on the slowest rank. Sends and receives are no rendezvous (see
+    ``synthesis.transfers``).
+    """
+    result = Rendezvous()
+    for _, members in _meetings([_sequences(graph, np.flatnonzero(graph.kernels.kind == KernelKind.COLLECTIVE),
+                                            _described(graph, pairs=False)) for graph in graphs], result.notes):
+        result.groups.append(members)
+        result.intrinsic_ns.append(max(int(graphs[p].kernels.duration_ns[k]) for p, k in members))
+    return result
 
 
-def _sequences(view: RankView, pairs: bool) -> dict[tuple[str, ...], list[int]]:
-    """Collective kernels of one rank in launch order, by what identifies their sequence across ranks.
+def _meetings(ranks: list[dict[tuple[str, ...], list[int]]], notes: list[str]) -> Iterator[
+        tuple[str, list[tuple[int, int]]]]:
+    """What each collective is called, and its (rank position, kernel row) pairs, by ``_sequences`` of each rank."""
+    buckets: dict[tuple[str, ...], dict[int, list[int]]] = defaultdict(dict)
+    for position, sequences in enumerate(ranks):
+        for key, rows in sequences.items():
+            buckets[key][position] = rows
+    for key, by_rank in sorted(buckets.items()):
+        lengths = {len(rows) for rows in by_rank.values()}
+        if len(by_rank) < 2:
+            continue
+        if len(lengths) > 1:
+            notes.append(f"The ranks recorded different numbers of {key[-1]} collectives ({sorted(lengths)}): they are "
+                         "replayed with their recorded durations, not as rendezvous.")
+            continue
+        for order in range(lengths.pop()):
+            yield key[-1], [(position, rows[order]) for position, rows in sorted(by_rank.items())]
+
+
+def _recorded_sequences(view: RankView) -> dict[tuple[str, ...], list[int]]:
+    rows = np.nonzero((view.graph.kernels.kind == KernelKind.COLLECTIVE) & (view.k_call >= 0))[0]
+    rows = rows[np.argsort(view.k_order[rows], kind="stable")]
+    described = _described(view.graph, pairs=True)
+    if not all(int(k) in described for k in rows):
+        # Without groups, two overlapping collectives can have been launched in another order on another rank. They
+        # end together everywhere, so the order of their ends is the one to go by.
+        rows = rows[np.argsort(view.k_end[rows], kind="stable")]
+    return _sequences(view.graph, rows, described)
+
+
+def _described(graph: ExecutionGraph, pairs: bool) -> dict[int, tuple[str, ...]]:
+    """What identifies the sequence across ranks that each collective kernel with a process group belongs to.
 
     With ``pairs`` a send and the receive of a group of two are one.
     """
-    graph = view.graph
-    kernels, table = graph.kernels, graph.collectives
+    table = graph.collectives
     described: dict[int, tuple[str, ...]] = {}
     for i in range(len(table)):
         # A group of one name can differ by rank (a row and a column of a mesh): its ranks tell them apart.
@@ -95,15 +115,14 @@ def _sequences(view: RankView, pairs: bool) -> dict[tuple[str, ...], list[int]]:
                 kind = "send_recv"
             described[int(table.kernel[i])] = (
                 "group", graph.string(int(table.group[i])), graph.string(int(table.ranks[i])), kind)
-    rows = np.nonzero((kernels.kind == KernelKind.COLLECTIVE) & (view.k_call >= 0))[0]
-    rows = rows[np.argsort(view.k_order[rows], kind="stable")]
+    return described
+
+
+def _sequences(graph: ExecutionGraph, rows: Int64, described: dict[int, tuple[str, ...]]) -> dict[
+        tuple[str, ...], list[int]]:
+    """Collective kernels of one rank in the given order, by what identifies their sequence across ranks."""
     named = all(int(k) in described for k in rows)
-    if not named:
-        # Without groups, two overlapping collectives can have been launched in another order on another rank. They
-        # end together everywhere, so the order of their ends is the one to go by.
-        rows = rows[np.argsort(view.k_end[rows], kind="stable")]
     sequences: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for k in rows.tolist():
-        key = described[k] if named else ("name", graph.string(int(kernels.name[k])))
-        sequences[key].append(k)
+        sequences[described[k] if named else ("name", graph.string(int(graph.kernels.name[k])))].append(k)
     return sequences

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.sizes.named_sizes import LEADING, MOST
+from graph_predictor.synthesis.baseline import retraced
 from kernel_models.device_choice import shape_device
 from tracer.graph import ExecutionGraph
 from tracer.shape_only.devices import Device as ShapeDevice
@@ -65,7 +66,7 @@ def retrace(baseline: Baseline, new: Mapping[str, int], old: Mapping[str, int] |
     graphs = [trace_again(graph, new, device, code) for graph in baseline.built.graphs]
     said = ", ".join(f"{name} {(recorded.get(name) or (old or {}).get(name, '?'))} → {size}"
                      for name, size in new.items())
-    found = baseline.retraced(graphs, f"{said} by tracing the program again")
+    found = retraced(baseline, graphs, f"{said} by tracing the program again")
     batch = next((size for name, size in new.items() if name.lower() in LEADING), None)
     was = next((size for name, size in {**(old or {}), **recorded}.items() if name.lower() in LEADING), None)
     if batch is not None and was:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from graph_predictor.comm.collective_times import CollectiveModel, price_table
-from graph_predictor.synthesis.laid_out import COMMUNICATION_STREAM, Work
+from graph_predictor.synthesis.operation_times import COMMUNICATION_STREAM, DeviceWork
 from kernel_models.device import DeviceSpec
 from kernel_models.dtypes import itemsize, short_dtype
 from kernel_models.model import Source
@@ -42,7 +42,7 @@ def calls_by_operation(graph: ExecutionGraph, rows: Iterable[int]) -> dict[int, 
 
 
 def modelled_works(calls: dict[int, tuple[OpCall, ...]], spec: DeviceSpec, models: Models | None) -> dict[
-        int, list[Work]]:
+        int, list[DeviceWork]]:
     """Device work of operations by their calls, each of which becomes one kernel."""
     every = [call for of in calls.values() for call in of]
     if not every:
@@ -52,7 +52,7 @@ def modelled_works(calls: dict[int, tuple[OpCall, ...]], spec: DeviceSpec, model
     source = priced.source[priced.index].tolist()
     low = np.log(priced.low_us / priced.time_us)[priced.index].tolist()
     high = np.log(priced.high_us / priced.time_us)[priced.index].tolist()
-    found: dict[int, list[Work]] = {}
+    found: dict[int, list[DeviceWork]] = {}
     at = 0
     for op, of in calls.items():
         found[op] = [_work(call, ns[i], source[i], low[i], high[i]) for i, call in enumerate(of, at)]
@@ -60,22 +60,23 @@ def modelled_works(calls: dict[int, tuple[OpCall, ...]], spec: DeviceSpec, model
     return found
 
 
-def _work(call: OpCall, ns: float, source: int, low: float, high: float) -> Work:
+def _work(call: OpCall, ns: float, source: int, low: float, high: float) -> DeviceWork:
     copy = _COPIES.get((call.kind, "pageable" if "pageable" in call.flags else "pinned")) if (
         call.family is Family.TRANSFER) else None
     if copy is None:
-        return Work(f"{call.family.value}: {call.kind} {call.dtype}", KernelKind.COMPUTE, ns, source=source, low=low,
-                    high=high)
-    return Work(copy, KernelKind.MEMCPY, ns, moved=call.dims[0] if call.dims else NONE, source=source, low=low,
-                high=high, in_call="-> Pageable" in copy)
+        return DeviceWork(f"{call.family.value}: {call.kind} {call.dtype}", KernelKind.COMPUTE, ns, source=source,
+                          low=low, high=high)
+    return DeviceWork(copy, KernelKind.MEMCPY, ns, moved=call.dims[0] if call.dims else NONE, source=source, low=low,
+                      high=high, in_call="-> Pageable" in copy)
 
 
-def collective_works(graph: ExecutionGraph, spec: DeviceSpec, collectives: CollectiveModel | None) -> dict[int, Work]:
+def collective_works(graph: ExecutionGraph, spec: DeviceSpec, collectives: CollectiveModel | None) -> dict[
+        int, DeviceWork]:
     """Device work of each row of the rank's collectives."""
     table = graph.collectives
-    found = {row: Work(f"collective: {graph.string(int(table.kind[row]))}", KernelKind.COLLECTIVE,
-                       ring_ns(graph, row, spec), COMMUNICATION_STREAM, collective=row, source=Source.DATASHEET,
-                       low=-COLLECTIVE_SPREAD, high=COLLECTIVE_SPREAD) for row in range(len(table))}
+    found = {row: DeviceWork(f"collective: {graph.string(int(table.kind[row]))}", KernelKind.COLLECTIVE,
+                             ring_ns(graph, row, spec), COMMUNICATION_STREAM, collective=row, source=Source.DATASHEET,
+                             low=-COLLECTIVE_SPREAD, high=COLLECTIVE_SPREAD) for row in range(len(table))}
     if collectives is not None and found:
         priced = price_table(graph, collectives)
         for row in np.flatnonzero(priced.known).tolist():

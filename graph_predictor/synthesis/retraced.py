@@ -8,7 +8,6 @@ by models. The time of host work itself stays, since it does not depend on sizes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,8 +16,8 @@ from graph_predictor.prediction.origin import Origin
 from graph_predictor.prediction.pricing import LEAST_RATIO, MEASURED_SPREAD
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.simulation.rank_view import IN_CALL_COPIES
-from graph_predictor.synthesis.laid_out import Call, LaidOut, OpTimes, Work
 from graph_predictor.synthesis.modelled import collective_works, modelled_works
+from graph_predictor.synthesis.operation_times import DeviceWork, HostCall, OperationTimes
 from graph_predictor.synthesis.retraced_match import Match, match, names_of_both, plain_name
 from graph_predictor.synthesis.retraced_slots import Slots, slots_of
 from kernel_models.device import DeviceSpec
@@ -118,7 +117,7 @@ class Anchors:
         return self.scenario.built.reports[self._rank(position)].constants
 
     def times(self, graph: ExecutionGraph, position: int, spec: DeviceSpec, models: Models | None,
-              collectives: dict[int, Work], *, measured_collectives: bool = True) -> OpTimes:
+              collectives: dict[int, DeviceWork], *, measured_collectives: bool = True) -> OperationTimes:
         """What the operations of a traced rank cost.
 
         Args:
@@ -141,8 +140,8 @@ class Anchors:
         self._stand.append((self._rank(position), names, pairs.slot))
         return times
 
-    def notes(self, parts: Sequence[LaidOut]) -> list[str]:
-        """What was done, in sentences."""
+    def notes(self, device_ns: float) -> list[str]:
+        """What was done, in sentences; ``device_ns`` is the traced step's device time."""
         measured, anchored, modelled = (sum(getattr(tally, name) for tally in self._tallies)
                                         for name in ("measured", "anchored", "modelled"))
         total = max(measured + anchored + modelled, 1)
@@ -150,7 +149,7 @@ class Anchors:
                  f"recorded, {anchored:,} × the models' ratio of new to old sizes"
                  + (f", and {modelled:,}, which the recording does not have, what models say." if modelled else ".")]
         left = sum(tally.left_ns for tally in self._tallies)
-        host = sum(tally.host_ns for tally in self._tallies) + sum(float(part.ns.sum()) for part in parts)
+        host = sum(tally.host_ns for tally in self._tallies) + device_ns
         if left > 0.01 * host:
             found.append("Recorded operations that the trace does not have "
                          f"({left / len(self._tallies) / 1e6:.3f} ms of a rank's step) were left out.")
@@ -207,7 +206,7 @@ class _Rank:
         self.sync_stream = dict(zip(slots.graph.syncs.launch.tolist(), slots.graph.syncs.stream.tolist(), strict=True))
         self.tally = _Tally()
 
-    def collectives(self, modelled: dict[int, Work]) -> dict[int, Work]:
+    def collectives(self, modelled: dict[int, DeviceWork]) -> dict[int, DeviceWork]:
         """Collectives as recorded, × the models' ratio where their payload changed; modelled in another group."""
         recorded = self.slots.graph
         by_model = collective_works(recorded, self.anchors.device, None)
@@ -229,11 +228,11 @@ class _Rank:
                 name=recorded.string(int(recorded.kernels.name[kernel])))
         return found
 
-    def times(self, collectives: dict[int, Work]) -> OpTimes:
+    def times(self, collectives: dict[int, DeviceWork]) -> OperationTimes:
         """Host time and calls of every operation."""
         slots, ops = self.slots, self.graph.ops
         before, inside = np.zeros(len(ops)), np.zeros(len(ops))
-        calls: dict[int, list[Call]] = {}
+        calls: dict[int, list[HostCall]] = {}
         alone = {op: calls_at(Operation.from_graph(self.graph, op), int(ops.place[op]))
                  for op in np.flatnonzero(self.pairs.slot < 0).tolist() if op not in self.row_of}
         works = modelled_works(alone, self.spec, self.models)
@@ -252,7 +251,7 @@ class _Rank:
         self.tally.left_ns = float((slots.host() + slots.device())[~stands].sum())
         self.tally.host_ns = float(before.sum() + inside.sum()) + slots.tail + sum(
             call.ns for own in calls.values() for call in own)
-        return OpTimes(before, inside, calls, slots.tail)
+        return OperationTimes(before, inside, calls, slots.tail)
 
     def _inside(self, slot: int, change: _Change) -> float:
         """Host time in an operation; on a CPU its computation changes with the sizes."""
@@ -266,14 +265,14 @@ class _Rank:
             return total - compute + compute * change.ratio
         return total * change.on_host
 
-    def _calls(self, op: int, slot: int, change: _Change, collectives: dict[int, Work]) -> list[Call]:
+    def _calls(self, op: int, slot: int, change: _Change, collectives: dict[int, DeviceWork]) -> list[HostCall]:
         slots, recorded = self.slots, self.slots.graph
         found = []
         row = self.row_of.get(op, NONE)
         for number in range(int(slots.call_ptr[slot]), int(slots.call_ptr[slot + 1])):
             launch = int(slots.call[number])
             kind = LaunchKind(int(recorded.launches.kind[launch]))
-            call = Call(recorded.string(int(recorded.launches.name[launch])), kind, float(slots.call_ns[number]),
+            call = HostCall(recorded.string(int(recorded.launches.name[launch])), kind, float(slots.call_ns[number]),
                         stream=int(self.sync_stream.get(launch, NONE)) if kind == LaunchKind.BLOCKING_SYNC else NONE)
             for at in range(int(slots.kernel_ptr[number]), int(slots.kernel_ptr[number + 1])):
                 kernel = int(slots.kernel[at])
@@ -290,29 +289,30 @@ class _Rank:
                     call.ns *= change.ratio
             found.append(call)
         if row >= 0 and not self.anchors.on_cpu:
-            found.append(Call(_LAUNCH, LaunchKind.KERNEL, 0.0, [collectives[row]]))
+            found.append(HostCall(_LAUNCH, LaunchKind.KERNEL, 0.0, [collectives[row]]))
         return found
 
-    def _work(self, kernel: int, ns: float, change: _Change, *, owned: bool) -> Work:
+    def _work(self, kernel: int, ns: float, change: _Change, *, owned: bool) -> DeviceWork:
         """A recorded kernel at the new size; one that was launched before the operation does not change with it."""
         graph = self.slots.graph
         table = graph.kernels
         name, moved = graph.string(int(table.name[kernel])), int(table.bytes[kernel])
         kind = KernelKind(int(table.kind[kernel]))
         ratio = change.ratio if owned else 1.0
-        work = Work(name, kind, ns * ratio, int(table.stream[kernel]), moved if moved < 0 else round(moved * ratio),
-                    source=Source.MEASURED if ratio == 1.0 else Source.ANCHORED, low=-MEASURED_SPREAD,
-                    high=MEASURED_SPREAD, in_call="-> Pageable" in name)
+        work = DeviceWork(
+            name, kind, ns * ratio, int(table.stream[kernel]), moved if moved < 0 else round(moved * ratio),
+            source=Source.MEASURED if ratio == 1.0 else Source.ANCHORED, low=-MEASURED_SPREAD, high=MEASURED_SPREAD,
+            in_call="-> Pageable" in name)
         if ratio != 1.0:
             work.low, work.high = min(work.low, change.low), max(work.high, change.high)
         return work
 
-    def _placed(self, work: Work, kernel: int) -> Work:
+    def _placed(self, work: DeviceWork, kernel: int) -> DeviceWork:
         """A collective on the stream it was recorded on."""
         return replace(work, stream=int(self.slots.graph.kernels.stream[kernel]))
 
-    def _unknown(self, op: int, works: list[Work], collectives: dict[int, Work], usual: tuple[float, float, float]) -> \
-            tuple[float, float, list[Call]]:
+    def _unknown(self, op: int, works: list[DeviceWork], collectives: dict[int, DeviceWork],
+                 usual: tuple[float, float, float]) -> tuple[float, float, list[HostCall]]:
         """An operation the recording does not have."""
         self.tally.modelled += 1
         if op in self.row_of:
@@ -326,7 +326,7 @@ class _Rank:
         computed = host_work_ns(self.graph, op)
         if not works:
             return (usual[0], computed, []) if computed else (0.0, 0.0, [])
-        return usual[0], usual[1] + computed, [Call(_LAUNCH, LaunchKind.KERNEL, usual[2], [work]) for work in works]
+        return usual[0], usual[1] + computed, [HostCall(_LAUNCH, LaunchKind.KERNEL, usual[2], [work]) for work in works]
 
     def _collective_kernel(self, slot: int) -> int:
         if slot < 0:

@@ -7,20 +7,24 @@ were traced by shapes one by one note sender and receiver of each; the order bet
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 
-from graph_predictor.simulation.build import Built
+from tracer.arrays import Int64
+from tracer.graph import ExecutionGraph
 
 SEND, RECEIVE = "send", "recv"
 
 
-def paired_transfers(built: Built) -> list[tuple[int, int]]:
-    """(receive, send) of every pair, kernels of the program. What has no counterpart among the ranks is left out."""
-    program = built.program
+def paired_transfers(graphs: Sequence[ExecutionGraph], kernel_ptr: Int64) -> list[tuple[int, int]]:
+    """(receive, send) of every pair, kernels of the program whose ranks begin at ``kernel_ptr``.
+
+    What has no counterpart among the ranks is left out.
+    """
     found: dict[tuple[str, str], dict[str, list[int]]] = defaultdict(lambda: {SEND: [], RECEIVE: []})
-    for rank, graph in enumerate(built.graphs):
-        table, low = graph.collectives, int(program.kernel_ptr[rank])
+    for graph, low in zip(graphs, kernel_ptr.tolist(), strict=False):
+        table = graph.collectives
         for row in np.flatnonzero(table.kernel >= 0).tolist():
             kind = graph.string(int(table.kind[row]))
             if kind in (SEND, RECEIVE):

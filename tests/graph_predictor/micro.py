@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from graph_predictor.prediction.replay import Replay, replay
 from graph_predictor.simulation.program import ItemKind
-from graph_predictor.simulation.replay import Replay, replay
 from tracer.graph import ExecutionGraph
 from tracer.job import read_job
 from tracer.kineto import read_kineto

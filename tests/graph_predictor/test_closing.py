@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from graph_predictor.cli import app
 from graph_predictor.prediction.closing import Closing
-from graph_predictor.prediction.predictor import Baseline, predict
+from graph_predictor.prediction.replay import replay
 from graph_predictor.simulation.build import Built, build_program
-from graph_predictor.simulation.replay import replay
+from graph_predictor.synthesis.baseline import baseline_of, predict
 from tracer.graph import ExecutionGraph
 from tracer.job import read_job
 
@@ -58,7 +58,7 @@ def test_replay_names_steps_that_are_off(tmp_path: Path) -> None:
 
 
 def test_json_carries_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("graph_predictor.simulation.replay"), "build_program", too_long)
+    monkeypatch.setattr(import_module("graph_predictor.prediction.replay"), "build_program", too_long)
     path = tmp_path / "micro.json"
     device_bound(tmp_path)
     values = json.loads(CliRunner().invoke(app, ["replay", str(path), "--json"]).stdout)
@@ -70,7 +70,7 @@ def test_a_prediction_is_wider_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
     graph = device_bound(tmp_path)
     exact = predict(graph)
     monkeypatch.setattr(import_module("graph_predictor.prediction.predictor"), "build_program", too_long)
-    baseline = Baseline(graph)
+    baseline = baseline_of(graph)
     assert baseline.closing.error == pytest.approx(0.09)
     off = baseline.predict()
     narrow, wide = (one.interval_us[1] / one.interval_us[0] for one in (exact, off))

@@ -20,8 +20,8 @@ from graph_predictor.cli import main
 from graph_predictor.diff import Difference, Kind, diff_jobs
 from graph_predictor.diff.align import align
 from graph_predictor.diff.step_tree import StepTree, _digests, _sizes
+from graph_predictor.prediction.replay import replay
 from graph_predictor.recorded.alignment_loop import align_band
-from graph_predictor.simulation.replay import replay
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY, ExecutionGraph
 from tracer.job import Job, read_job

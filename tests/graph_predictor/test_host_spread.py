@@ -9,7 +9,7 @@ import pytest
 from micro import Micro
 
 from graph_predictor.prediction.host_spread import END, USUAL_SPREAD, drift, mean_spread
-from graph_predictor.prediction.predictor import Baseline
+from graph_predictor.synthesis.baseline import baseline_of
 from tracer.graph import ExecutionGraph
 
 
@@ -40,7 +40,7 @@ def test_a_drift_goes_one_way(times: list[float], expected: float | None) -> Non
 
 def test_a_drift_is_told(tmp_path: Path) -> None:
     def told(*host_us: float) -> list[str]:
-        said = Baseline(steps_of(tmp_path, *host_us)).predict()
+        said = baseline_of(steps_of(tmp_path, *host_us)).predict()
         return [text for text in said.warnings if "changing its speed" in text]
 
     assert told(100, 115, 130)[0].startswith("Host time changed by +30%")
@@ -50,4 +50,4 @@ def test_a_drift_is_told(tmp_path: Path) -> None:
 def test_the_spread_is_that_of_the_repeated_steps_alone(tmp_path: Path) -> None:
     """What the steps after those of the prediction took is not known to it."""
     graph = steps_of(tmp_path, 100, 100, 300, 50)
-    assert Baseline(graph, range(2)).host_spread == pytest.approx(END * USUAL_SPREAD / np.sqrt(2))
+    assert baseline_of(graph, range(2)).host_spread == pytest.approx(END * USUAL_SPREAD / np.sqrt(2))

@@ -21,6 +21,7 @@ from graph_predictor.prediction.scenario import EditError
 from graph_predictor.sizes.named_sizes import captured_sizes, parse_also, parse_sets
 from graph_predictor.sizes.number_laws import NoLawError, NumberLaws
 from graph_predictor.sizes.time_laws import OF_HOST, OF_KERNELS, Trend
+from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.operation import Operation
 from tracer.graph import ExecutionGraph, OpKind
 
@@ -42,7 +43,7 @@ def on_gpu(folder: Path, batch: int, kernel_us: float, *, op: str = "aten::addmm
         begin = max(at + 20, end + 1 if n else 0)
         trace.launch(at + 5, 10, (7, begin, kernel_us))
         end = begin + kernel_us
-    return Baseline(trace.read(folder))
+    return baseline_of(trace.read(folder))
 
 
 def on_cpu(folder: Path, batch: int, product_us: float, unprofiled_us: float | None = None, *,
@@ -57,7 +58,7 @@ def on_cpu(folder: Path, batch: int, product_us: float, unprofiled_us: float | N
     graph = trace.read(folder)
     if unprofiled_us is not None:
         graph.meta.unprofiled_step_ns = [int(1000 * unprofiled_us)] * 5
-    return Baseline(graph, profiled=profiled)
+    return baseline_of(graph, profiled=profiled)
 
 
 # the laws of numbers
@@ -255,7 +256,7 @@ def test_what_takes_no_time_needs_no_law(tmp_path: Path, pause: int) -> None:
                 "Concrete Inputs": [f"[{buffer}]", "6"]})
             trace.op("aten::mm", at + 10 + paused, at + 10 + batch + paused, **{
                 "Input Dims": [[16 * batch, WIDTH], [WIDTH, WIDTH]], "Input type": ["float"] * 2})
-        captures.append(Baseline(trace.read(tmp_path)))
+        captures.append(baseline_of(trace.read(tmp_path)))
     laws = SizeLaws(captures, [{"batch": 100}, {"batch": 400}], {"batch": 200})
     assert [operation.name for operation in laws.operations()] == ["aten::empty", "aten::mm"]
     assert captures[0].predict([laws]).step_time_us == pytest.approx(310, rel=0.1)
@@ -312,7 +313,7 @@ def test_times_with_and_without_the_profiler_are_not_mixed(tmp_path: Path) -> No
         SizeLaws([first, second], captured, {"batch": 200})
     laws = SizeLaws([first, on_cpu(tmp_path, 400, 400, 470)], captured, {"batch": 200})
     with pytest.raises(EditError, match="not on the clock"):
-        Baseline(first.built.graphs, profiled=True).predict([laws])
+        baseline_of(first.built.graphs, profiled=True).predict([laws])
 
 
 # as a user writes it

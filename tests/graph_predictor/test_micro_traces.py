@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from micro import Micro, closes, read_ranks, step_us
 
+from graph_predictor.prediction.replay import Replay, ReplayedStep, replay
 from graph_predictor.simulation import launch_queue
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.simulation.critical_path import Bound, critical_path
 from graph_predictor.simulation.delay import delay_rank
 from graph_predictor.simulation.engine import simulate
 from graph_predictor.simulation.program import ItemKind, Program
-from graph_predictor.simulation.replay import Replay, ReplayedStep, replay
 from tracer.graph import ExecutionGraph, KernelKind, LaunchKind
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

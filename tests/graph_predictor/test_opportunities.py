@@ -14,8 +14,8 @@ from test_whatif_edits import BACKWARD, CHAIN, MATH, TRACES, Op, trace_of
 import graph_predictor
 from graph_predictor.cli import main
 from graph_predictor.edits import NoDataLoading, ScaleBandwidth
-from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.reports.opportunities import Opportunities, candidates, gain_interval, opportunities
+from graph_predictor.synthesis.baseline import baseline_of
 from tracer.errors import ForetraceError
 from tracer.job import read_job
 
@@ -36,7 +36,7 @@ def found(folder: Path) -> Opportunities:
 
 
 def test_each_gain_is_the_difference_of_two_predictions(folder: Path, found: Opportunities) -> None:
-    baseline = Baseline(read_job(str(folder / "rich.json")))
+    baseline = baseline_of(read_job(str(folder / "rich.json")))
     assert found.baseline.step_time_us == baseline.predict().step_time_us
     by_name = {one.name: one for one in found.found}
     for edit, name in ((ScaleBandwidth(2.0), "2× memory bandwidth"), (NoDataLoading(), "no data loading")):
@@ -85,7 +85,7 @@ def test_what_both_steps_are_unsure_of_cancels(found: Opportunities) -> None:
 def test_a_captures_profiler_is_left_out() -> None:
     job = read_job(str(TRACES / "llama-cpu"))
     result = graph_predictor.opportunities(job, top=3)
-    assert result.baseline.step_time_us == Baseline(job).predict().step_time_us
+    assert result.baseline.step_time_us == baseline_of(job).predict().step_time_us
     assert result.baseline.step_time_us == pytest.approx(19_831, rel=0.01)
     assert "no GPU work" in dict(result.left_out)["CUDA graphs"]
     assert len(result.found) == 3

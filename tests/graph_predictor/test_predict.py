@@ -29,10 +29,10 @@ from graph_predictor.edits import (
     Sizes,
 )
 from graph_predictor.prediction.fitted import Fitted
-from graph_predictor.prediction.predictor import Baseline, predict
+from graph_predictor.prediction.replay import replay
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.simulation.host_pieces import with_host
-from graph_predictor.simulation.replay import replay
+from graph_predictor.synthesis.baseline import baseline_of, predict
 from kernel_models.device import device
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
@@ -113,12 +113,12 @@ def test_steps_of_seconds(tmp_path: Path) -> None:
 def test_twice_as_long_everywhere_is_twice_as_long(tmp_path: Path) -> None:
     """Every duration doubled by edits: kernels and host; what is left are latency (5) and lag of the wait."""
     graph = waiting_steps().read(tmp_path)
-    baseline = Baseline(graph)
+    baseline = baseline_of(graph)
     once, twice = baseline.predict(), baseline.predict([ScaleKernels(2), ScaleHost(2)])
     constants = 5 + 5  # of the machine: they stay
     assert twice.step_time_us - constants == pytest.approx(2 * (once.step_time_us - constants), abs=1e-6)
     assert baseline.predict([ScaleKernels(2)]).step_time_us == 400
-    queued = Baseline(queued_steps().read(tmp_path))
+    queued = baseline_of(queued_steps().read(tmp_path))
     assert queued.predict([ScaleKernels(2)]).step_time_us == 101
 
 
@@ -149,7 +149,7 @@ def test_without_kernels_there_is_nothing_to_scale(tmp_path: Path) -> None:
 
 
 def test_pieces_add_up_to_the_program(tmp_path: Path) -> None:
-    baseline = Baseline(waiting_steps().read(tmp_path))
+    baseline = baseline_of(waiting_steps().read(tmp_path))
     program = baseline.built.program
     work, cost = with_host(program, baseline.pieces, baseline.pieces.ns.astype(float))
     assert np.array_equal(work, program.item_work)
@@ -215,7 +215,7 @@ EDITS: list[Edit] = [
 
 @pytest.mark.parametrize("first", range(len(EDITS)))
 def test_edits_commute(tmp_path: Path, first: int) -> None:
-    baseline = Baseline(waiting_steps().read(tmp_path))
+    baseline = baseline_of(waiting_steps().read(tmp_path))
     for second in range(first + 1, len(EDITS)):
         pair = [EDITS[first], EDITS[second]]
         one, other = baseline.predict(pair), baseline.predict(pair[::-1])
@@ -239,7 +239,7 @@ IMPOSSIBLE = [
 @pytest.mark.parametrize(("edit", "why"), IMPOSSIBLE)
 def test_an_edit_that_cannot_be_done_says_why_and_changes_nothing(tmp_path: Path, edit: object, why: str) -> None:
     graph = waiting_steps().read(tmp_path)
-    baseline = Baseline(graph)
+    baseline = baseline_of(graph)
     before = baseline.built.program.copy()
     with pytest.raises(ForetraceError, match=why):
         baseline.predict([edit])  # type: ignore[list-item]
@@ -248,7 +248,7 @@ def test_an_edit_that_cannot_be_done_says_why_and_changes_nothing(tmp_path: Path
 
 
 def test_two_edits_of_one_thing_are_refused(tmp_path: Path) -> None:
-    baseline = Baseline(waiting_steps().read(tmp_path))
+    baseline = baseline_of(waiting_steps().read(tmp_path))
     with pytest.raises(EditError, match="both change the device"):
         baseline.predict([Device("h100-sxm"), Device("b200")])
 

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from graph_predictor.cli import app
 from graph_predictor.edits import Device, Edit, HostFrom, ScaleKernels, Sizes
 from graph_predictor.prediction.fitted import Fitted
-from graph_predictor.prediction.predictor import Baseline
-from graph_predictor.simulation.replay import replay
+from graph_predictor.prediction.replay import replay
+from graph_predictor.synthesis.baseline import baseline_of
 from tracer.job import Job, read_job
 
 pytestmark = pytest.mark.real_traces
@@ -37,17 +37,17 @@ def job(path: Path) -> Job:
 
 
 def test_the_steady_state_of_the_v100_is_not_its_first_step(real_trace: Find) -> None:
-    result = Baseline(job(real_trace(V100))).predict()
+    result = baseline_of(job(real_trace(V100))).predict()
     assert result.step_time_us == pytest.approx(95_600, rel=0.005)
     assert result.bound == "compute"
-    halved = Baseline(job(real_trace(V100))).predict([ScaleKernels(0.5)])
+    halved = baseline_of(job(real_trace(V100))).predict([ScaleKernels(0.5)])
     assert halved.step_time_us == pytest.approx(48_400, rel=0.02)
 
 
 @pytest.mark.parametrize("name", [A100, RANK3])
 def test_no_edit_is_the_replay(real_trace: Find, name: str) -> None:
     read = job(real_trace(name))
-    result = Baseline(read).predict()
+    result = baseline_of(read).predict()
     replayed = {s.name: s.replayed_ns / 1e3 for s in replay(read.graphs).steps}
     # What the GPU still had to do when the first of the steps began is not in a steady state.
     assert result.step_time_us == pytest.approx(np.mean([replayed[step] for step in result.steps]), rel=0.002)
@@ -60,11 +60,11 @@ def test_no_edit_is_the_replay(real_trace: Find, name: str) -> None:
 def test_another_device_with_its_host(real_trace: Find, source: str, target: str, bound: str,
                                       host_decides: bool) -> None:
     """GPU active time within 25%, the bound named right, and the step within 10% where the host decides."""
-    other = Baseline(job(real_trace(target)))
+    other = baseline_of(job(real_trace(target)))
     measured, spec = other.predict(), other.scenario.source_device
     assert spec is not None
     edits: list[Edit] = [Device(spec), HostFrom(job(real_trace(target)).graphs, "the other")]
-    result = Baseline(job(real_trace(source))).predict(edits)
+    result = baseline_of(job(real_trace(source))).predict(edits)
     assert result.gpu_active_us == pytest.approx(measured.gpu_active_us, rel=0.25)
     assert result.bound == measured.bound == bound
     if host_decides:
@@ -74,14 +74,14 @@ def test_another_device_with_its_host(real_trace: Find, source: str, target: str
 
 def test_steps_to_come_from_models_of_the_first_two(real_trace: Find) -> None:
     read = job(real_trace(RANK3))
-    result = Baseline(read, range(2)).predict([Fitted()])
+    result = baseline_of(read, range(2)).predict([Fitted()])
     later = read.graphs[0].steps.duration_ns[2:] / 1e3
     assert np.abs(result.step_time_us / later - 1).mean() < 0.05
     assert "measured" not in result.kernel_sources
 
 
 def test_all_ranks_of_a_job_share_a_pace(real_trace: Find) -> None:
-    result = Baseline(job(real_trace(DLRM))).predict()
+    result = baseline_of(job(real_trace(DLRM))).predict()
     assert [r.rank for r in result.per_rank] == list(range(8))
     times = [r.step_time_us for r in result.per_rank]
     assert max(times) == pytest.approx(min(times), rel=1e-3)
@@ -89,7 +89,7 @@ def test_all_ranks_of_a_job_share_a_pace(real_trace: Find) -> None:
 
 
 def test_a_doubled_batch_doubles_the_data_of_the_a100(real_trace: Find) -> None:
-    baseline = Baseline(job(real_trace(A100)))
+    baseline = baseline_of(job(real_trace(A100)))
     once, twice = baseline.predict(), baseline.predict([Sizes((("batch", 32, 64),))])
     for family in ("conv", "norm", "elementwise", "pooling"):
         assert 1.7 < twice.families_us[family] / once.families_us[family] < 2.2

@@ -21,6 +21,7 @@ from graph_predictor.edits import HostFrom, ScaleHost, ScaleKernels
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.sizes.retrace import retrace, why_not
+from graph_predictor.synthesis.baseline import baseline_of, retraced
 from graph_predictor.synthesis.retraced_match import match, names_of_both, plain_name
 from graph_predictor.synthesis.retraced_slots import slot_of_operations, slots_of
 from kernel_models.device import device
@@ -48,8 +49,8 @@ Find = Callable[[str], Path]
 
 def recorded(**options: bool) -> Baseline:
     """A recording of ``traced``: what it would look like on the device, taken for real."""
-    made = Baseline(traced(**options))  # type: ignore[arg-type]
-    return Baseline(made.built.graphs[0], device=device("h200-sxm"))
+    made = baseline_of(traced(**options))  # type: ignore[arg-type]
+    return baseline_of(made.built.graphs[0], device=device("h200-sxm"))
 
 
 def at(tokens: int, layers: int = LAYERS, collective: bool = False, elements: int = 10**8) -> ExecutionGraph:
@@ -67,9 +68,9 @@ def product_us(tokens: int) -> float:
 @pytest.mark.parametrize("collective", [False, True])
 def test_the_same_size_is_what_was_recorded(collective: bool) -> None:
     base = recorded(collective=collective)
-    again = base.retraced(at(TOKENS, collective=collective)).predict()
+    again = retraced(base, at(TOKENS, collective=collective)).predict()
     # The trace says which operation waits for the collective, which no event of the recording does.
-    was = Baseline(traced(collective=collective)).predict()
+    was = baseline_of(traced(collective=collective)).predict()
     assert again.step_time_us == pytest.approx(was.step_time_us, rel=0.005)
     assert again.kernel_sources == {"measured": 1.0}
     assert again.recorded_us == base.predict().recorded_us
@@ -82,7 +83,7 @@ def test_the_changed_is_measured_times_the_models_ratio() -> None:
     slow = round(product_us(TOKENS) * 1e3 * 4 / 3)
     graph.kernels.duration_ns[:] = slow
     graph.kernels.start_ns[:] = graph.kernels.start_ns[0] + (slow + 1200) * np.arange(LAYERS)
-    twice = Baseline(graph, device=device("h200-sxm")).retraced(at(2 * TOKENS), "twice the tokens").predict()
+    twice = retraced(baseline_of(graph, device=device("h200-sxm")), at(2 * TOKENS), "twice the tokens").predict()
     assert twice.gpu_active_us == pytest.approx(LAYERS * product_us(2 * TOKENS) * 4 / 3, rel=1e-3)
     assert twice.kernel_sources == {"anchored": 1.0}
     assert twice.edits == ["twice the tokens"]
@@ -91,9 +92,9 @@ def test_the_changed_is_measured_times_the_models_ratio() -> None:
 
 def test_more_layers_cost_what_their_namesakes_do() -> None:
     base = recorded()
-    more = base.retraced(at(TOKENS, LAYERS + 3)).predict()
+    more = retraced(base, at(TOKENS, LAYERS + 3)).predict()
     assert more.gpu_active_us == pytest.approx((LAYERS + 3) * product_us(TOKENS), rel=1e-3)
-    fewer = base.retraced(at(TOKENS, LAYERS - 2))
+    fewer = retraced(base, at(TOKENS, LAYERS - 2))
     assert fewer.predict().gpu_active_us == pytest.approx((LAYERS - 2) * product_us(TOKENS), rel=1e-3)
     assert any("were left out" in note for note in fewer.notes)
 
@@ -102,7 +103,7 @@ def test_an_operation_nobody_recorded_is_modelled() -> None:
     graph = at(TOKENS)
     graph.strings += ["aten::relu", f"[[{TOKENS},{WIDTH}]]", '["c10::BFloat16"]']
     graph.ops.name[2], graph.ops.shapes[2], graph.ops.dtypes[2] = (len(graph.strings) - n for n in (3, 2, 1))
-    result = recorded().retraced(graph).predict()
+    result = retraced(recorded(), graph).predict()
     assert 0 < result.kernel_sources["datasheet"] < 0.5
     assert "elementwise" in result.families_us
     assert any("which the recording does not have" in note for note in result.notes)
@@ -111,13 +112,13 @@ def test_an_operation_nobody_recorded_is_modelled() -> None:
 def test_collectives_are_measured_anchored_or_of_another_cluster() -> None:
     base = recorded(collective=True)
     was = base.predict().families_us["collective"]
-    half = base.retraced(at(TOKENS, collective=True, elements=5 * 10**7)).predict().families_us["collective"]
+    half = retraced(base, at(TOKENS, collective=True, elements=5 * 10**7)).predict().families_us["collective"]
     # 20 µs are the ring's fixed cost.
     assert half - 20 == pytest.approx(0.5 * (was - 20), rel=1e-3)
 
 
 def test_every_duration_doubled_doubles_the_step() -> None:
-    base = recorded().retraced(at(2 * TOKENS))
+    base = retraced(recorded(), at(2 * TOKENS))
     once, twice = base.predict(), base.predict([ScaleKernels(2), ScaleHost(2)])
     # Latency and gaps are constants of the machine.
     assert twice.step_time_us == pytest.approx(2 * once.step_time_us, rel=0.01)
@@ -126,13 +127,13 @@ def test_every_duration_doubled_doubles_the_step() -> None:
 def test_what_cannot_be_retraced_says_so() -> None:
     base = recorded()
     with pytest.raises(ForetraceError, match="recorded step"):
-        base.retraced(base.built.graphs[0])
+        retraced(base, base.built.graphs[0])
     with pytest.raises(ForetraceError, match="recorded step"):
-        Baseline(at(TOKENS)).retraced(at(TOKENS))
+        retraced(baseline_of(at(TOKENS)), at(TOKENS))
     graph = replace(base.built.graphs[0], ops=base.built.graphs[0].ops.take(np.arange(LAYERS)))
     graph.ops.shapes[:] = NONE
     with pytest.raises(EditError, match="no sizes"):
-        Baseline(graph, device=device("h200-sxm")).retraced(at(TOKENS))
+        retraced(baseline_of(graph, device=device("h200-sxm")), at(TOKENS))
     with pytest.raises(EditError, match="--code"):
         retrace(base, {"batch": 2})
     assert plain_name("aten::add_") == "aten::add" and plain_name("aten::__and__") == "aten::__and__"
@@ -142,7 +143,7 @@ def test_what_cannot_be_retraced_says_so() -> None:
 
 @lru_cache(maxsize=3)
 def capture(name: str) -> Baseline:
-    return Baseline(read_job(ROOT / "traces" / f"{name}-cpu"))
+    return baseline_of(read_job(ROOT / "traces" / f"{name}-cpu"))
 
 
 @pytest.mark.parametrize("name", ["dlrm", "llama"])
@@ -264,13 +265,13 @@ def _loaded(script: Path) -> Callable[..., Callable[[], None]]:
 @pytest.mark.real_traces
 def test_a_gpus_step_comes_back_from_its_own_operations(real_trace: Find) -> None:
     """The operations of a DDP rank, with no times, take theirs from the recording: the step is what it was."""
-    base = Baseline(read_job(real_trace("resnet50-ddp-2xA100")))
+    base = baseline_of(read_job(real_trace("resnet50-ddp-2xA100")))
     graph = base.built.graphs[0]
     names = {name for name in graph.strings if name.startswith(("aten::_foreach", "c10d::allreduce")) or name in {
         "aten::convolution", "aten::cudnn_batch_norm", "aten::convolution_backward", "aten::add_", "aten::threshold",
         "aten::cudnn_batch_norm_backward", "aten::relu_", "aten::threshold_backward", "aten::mean", "aten::addmm",
         "aten::mm", "aten::copy_", "aten::fill_", "aten::zero_", "aten::sum", "aten::div_", "aten::mul_"}}
-    again = base.retraced(_without_times(base, names))
+    again = retraced(base, _without_times(base, names))
     was, now = base.predict(), again.predict()
     assert now.step_time_us == pytest.approx(was.step_time_us, rel=0.01)
     assert now.bound == was.bound == "host"

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from graph_predictor.cli import app
 from graph_predictor.edits import CudaGraphs, Device, ScaleHost, Sizes
-from graph_predictor.prediction.predictor import Baseline
+from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device import device
 from kernel_models.operation import calls_of, operation
 from kernel_models.pricing import price
@@ -69,7 +69,7 @@ def product_us(name: str = "h200-sxm") -> float:
 
 
 def test_kernels_are_priced_and_the_rest_told() -> None:
-    result = Baseline(traced()).predict()
+    result = baseline_of(traced()).predict()
     assert result.gpu_active_us == pytest.approx(LAYERS * product_us(), rel=1e-3)
     assert result.bound == "compute"
     assert result.kernel_sources == {"datasheet": 1.0}
@@ -81,7 +81,7 @@ def test_kernels_are_priced_and_the_rest_told() -> None:
 
 
 def test_the_host_decides_when_the_work_is_little() -> None:
-    baseline = Baseline(traced(), device=device("b200"))
+    baseline = baseline_of(traced(), device=device("b200"))
     slow = baseline.predict([ScaleHost(50)])
     assert slow.bound == "host"
     assert slow.step_time_us == pytest.approx(LAYERS * 15 * 50, rel=0.01)
@@ -89,7 +89,7 @@ def test_the_host_decides_when_the_work_is_little() -> None:
 
 
 def test_edits_of_what_never_ran() -> None:
-    baseline = Baseline(traced())
+    baseline = baseline_of(traced())
     half = baseline.predict([Sizes((("batch", TOKENS, TOKENS // 2),))])
     assert half.gpu_active_us == pytest.approx(0.5 * LAYERS * product_us(), rel=0.1)
     assert half.kernel_sources == {"datasheet": 1.0}
@@ -99,7 +99,7 @@ def test_edits_of_what_never_ran() -> None:
 
 def test_a_collective_overlaps_until_its_result_is_needed() -> None:
     """800 MB over eight ranks take longer than all the products but the last, which waits for it."""
-    alone, shared = Baseline(traced()).predict(), Baseline(traced(collective=True)).predict()
+    alone, shared = baseline_of(traced()).predict(), baseline_of(traced(collective=True)).predict()
     collective = shared.families_us["collective"]
     products = LAYERS * product_us()
     assert collective > 0
@@ -127,10 +127,10 @@ def test_work_in_the_hosts_memory_is_told_whatever_the_device() -> None:
     graph.ops.place[:] = Place.HOST
     times = []
     for name in ("h200-sxm", "a100-sxm-80g"):
-        result = Baseline(graph, device=device(name)).predict()
+        result = baseline_of(graph, device=device(name)).predict()
         (warning,) = [text for text in result.warnings if "the host's memory" in text]
         assert f"{LAYERS} operations (" in warning and "most: aten::mm)" in warning
         assert f"so that {name} does not compute them" in warning
         times.append(result.step_time_us)
     assert times[0] == times[1] > 0.9 * LAYERS * product_us("cpu")
-    assert not any("the host's memory" in text for text in Baseline(traced()).predict().warnings)
+    assert not any("the host's memory" in text for text in baseline_of(traced()).predict().warnings)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from micro import Micro
 
-from graph_predictor import Baseline
+from graph_predictor import baseline_of
 from graph_predictor.edits import Sizes
 from graph_predictor.prediction.profiler_cost import EVENT_NS, OBSERVED_NS, events_of, profiler_cost
 from graph_predictor.prediction.unprofiled import unprofiled
@@ -51,7 +51,7 @@ def planted(folder: Path, event: float, steps: int = 2) -> ExecutionGraph:
 @pytest.mark.parametrize("event", [2.0, 6.0])
 def test_a_planted_cost_is_found_and_taken_out_where_it_was_put(tmp_path: Path, event: float) -> None:
     """What computes keeps its time, which holds none of the cost; wrapper and Python lose what was put there."""
-    recorded = Baseline(planted(tmp_path, event), profiled=True).scenario
+    recorded = baseline_of(planted(tmp_path, event), profiled=True).scenario
     cost = profiler_cost(recorded)
     assert cost is not None
     assert cost.event_ns == pytest.approx(event * 1e3, rel=0.12)  # drawn a little to what is usual
@@ -64,11 +64,11 @@ def test_a_planted_cost_is_found_and_taken_out_where_it_was_put(tmp_path: Path, 
     for what, expected in (("aten::mm", WORK), ("aten::linear", OWN), ("Python", PYTHON)):
         time = pieces.ns[mine & (name == what)].sum() / recorded.cycle.steps / LAYERS / 1e3
         assert time == pytest.approx(expected, rel=0.12, abs=0.4), what
-    assert Baseline(planted(tmp_path, event)).predict().step_time_us == pytest.approx(STEP, rel=1e-3)
+    assert baseline_of(planted(tmp_path, event)).predict().step_time_us == pytest.approx(STEP, rel=1e-3)
 
 
 def test_every_event_is_counted_once(tmp_path: Path) -> None:
-    scenario = Baseline(planted(tmp_path, 3.0), profiled=True).scenario
+    scenario = baseline_of(planted(tmp_path, 3.0), profiled=True).scenario
     assert float(events_of(scenario).sum()) == pytest.approx(2 * 2 * LAYERS)
 
 
@@ -79,7 +79,7 @@ def test_chance_between_two_phases_is_not_taken_for_events(tmp_path: Path) -> No
         table.start_ns *= 1000
         table.duration_ns *= 1000
     graph.meta.unprofiled_step_ns = [round(STEP * 1e6 * 0.9)] * 5
-    cost = profiler_cost(Baseline(graph, profiled=True).scenario)
+    cost = profiler_cost(baseline_of(graph, profiled=True).scenario)
     assert cost is not None
     assert cost.event_ns == pytest.approx(EVENT_NS, rel=0.1)
     assert cost.factor == pytest.approx(0.9, abs=0.02)
@@ -88,14 +88,15 @@ def test_chance_between_two_phases_is_not_taken_for_events(tmp_path: Path) -> No
 def test_an_execution_trace_in_the_window_is_expected_to_cost_more(tmp_path: Path) -> None:
     graph = planted(tmp_path, (EVENT_NS + OBSERVED_NS) / 1e3)
     graph.meta.profiler_flags["execution_trace"] = True
-    cost = profiler_cost(Baseline(graph, profiled=True).scenario)
+    cost = profiler_cost(baseline_of(graph, profiled=True).scenario)
     assert cost is not None and cost.event_ns == pytest.approx(EVENT_NS + OBSERVED_NS, rel=0.02)
 
 
 def test_another_batch_scales_the_work_and_not_the_profiler(tmp_path: Path) -> None:
     """The cost of the products' own events is no part of the products: four times the batch is four times their work,
     and nothing else."""
-    predicted = [Baseline(planted(tmp_path / str(event), event)).predict([Sizes.parse(["batch=32:128"])]).step_time_us
+    larger = Sizes.parse(["batch=32:128"])
+    predicted = [baseline_of(planted(tmp_path / str(event), event)).predict([larger]).step_time_us
                  for event in (0.0, 6.0)]
     assert predicted[1] == pytest.approx(predicted[0], rel=0.06)
     assert predicted[0] > 1.2 * STEP

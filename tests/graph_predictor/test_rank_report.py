@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from graph_predictor.cli import app
 from graph_predictor.comm.report import communication_report
+from graph_predictor.prediction.replay import replay
 from graph_predictor.reports.ranks import JobTimes, RankReport, rank_report, recorded_times
 from graph_predictor.reports.ranks.report import timed_graphs, waiting_ns
-from graph_predictor.simulation.replay import replay
 from tracer.errors import ForetraceError
 from tracer.job import read_job
 

@@ -17,6 +17,7 @@ from graph_predictor.edits import Straggler  # noqa: E402
 from graph_predictor.parallel.ranks import Ranks, on_ranks  # noqa: E402
 from graph_predictor.prediction.predictor import Baseline  # noqa: E402
 from graph_predictor.prediction.scenario import EditError  # noqa: E402
+from graph_predictor.synthesis.baseline import baseline_of  # noqa: E402
 from kernel_models.collectives import topology  # noqa: E402
 from tracer import workloads  # noqa: E402
 from tracer.capture import CaptureOptions  # noqa: E402
@@ -36,7 +37,7 @@ SETTINGS = workloads.configure("llama", optimizer="adamw-foreach")
 @pytest.fixture(scope="module")
 def alone() -> Baseline:
     """A Llama that was captured on one rank."""
-    return Baseline(read_job(ROOT / "traces" / "llama-cpu"))
+    return baseline_of(read_job(ROOT / "traces" / "llama-cpu"))
 
 
 @pytest.mark.parametrize(("plan", "ranks"), [("ddp=2", 2), ("ddp=2,bucket_mb=1", 2), ("fsdp2=4", 4),

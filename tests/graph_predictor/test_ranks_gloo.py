@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from graph_predictor.cli import app
 from graph_predictor.comm.host_collectives import with_host_collectives
 from graph_predictor.comm.report import communication_report
+from graph_predictor.prediction.replay import replay
 from graph_predictor.reports.ranks import RankReport, rank_report, recorded_times
-from graph_predictor.simulation.replay import replay
 from tracer.graph import NONE
 from tracer.job import Job, read_job
 

@@ -28,6 +28,7 @@ from graph_predictor.parallel.ranks import Ranks, on_ranks, with_ddp
 from graph_predictor.parallel.recorded_ddp import NOTE, Gradient, buckets_of, gradients_of
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
+from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.collectives import topology
 from kernel_models.device import device
 from tracer.graph import NONE, ExecutionGraph
@@ -41,7 +42,7 @@ Reduce = tuple[str, str, str, str, int, int]
 @pytest.fixture(scope="module")
 def alone() -> Baseline:
     """A Llama that was captured on one rank."""
-    return Baseline(read_job(ROOT / "traces" / "llama-cpu"))
+    return baseline_of(read_job(ROOT / "traces" / "llama-cpu"))
 
 
 def reduces(graph: ExecutionGraph) -> list[Reduce]:
@@ -101,7 +102,8 @@ def test_work_whose_sizes_were_not_recorded_is_no_obstacle(alone: Baseline) -> N
     graph = replace(recorded, ops=recorded.ops.take(np.arange(len(recorded.ops))))
     products = [code for code, text in enumerate(graph.strings) if text == "aten::mm"]
     graph.ops.shapes[np.isin(graph.ops.name, products)] = NONE
-    assert with_ddp(Baseline(graph), Ranks.parse("ddp=2"), CollectiveModel(topology("cpu"))).predict().step_time_us > 0
+    found = with_ddp(baseline_of(graph), Ranks.parse("ddp=2"), CollectiveModel(topology("cpu")))
+    assert found.predict().step_time_us > 0
 
 
 def test_buckets_are_filled_as_gradients_become_ready() -> None:
@@ -151,7 +153,7 @@ def on_gpu(passes: int = 1, dims: bool = True) -> Micro:
 
 def test_on_a_gpu_all_but_the_last_bucket_lie_beside_backward(tmp_path: Path) -> None:
     job = read_job(on_gpu().write(tmp_path / "trace.json"))
-    baseline = Baseline(job, device=device("h100-sxm"))
+    baseline = baseline_of(job, device=device("h100-sxm"))
     spread = with_ddp(baseline, Ranks.parse("ddp=8"), CollectiveModel(topology("dgx-h100")))
     graph = spread.built.graphs[0]
     assert graph.collectives.elements_in.tolist() == [1024 * 256, 2048 * 256]
@@ -181,7 +183,7 @@ def test_of_several_micro_batches_the_last_one_is_reduced(tmp_path: Path) -> Non
 def test_what_a_recording_does_not_show_is_told(alone: Baseline, tmp_path: Path) -> None:
     unsized = read_job(on_gpu(dims=False).write(tmp_path / "unsized.json"))
     with pytest.raises(EditError, match="does not have the sizes of its gradients"):
-        with_ddp(Baseline(unsized), Ranks.parse("ddp=2"))
+        with_ddp(baseline_of(unsized), Ranks.parse("ddp=2"))
     graph = alone.built.graphs[0]
     ops = replace(graph.ops, name=np.where(
         graph.ops.name == graph.strings.index(READY), NONE, graph.ops.name).astype(np.int32))

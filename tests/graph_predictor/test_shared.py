@@ -10,9 +10,9 @@ from micro import Micro
 
 from graph_predictor.edits import Device, ScaleClock, ScaleHost
 from graph_predictor.prediction import pricing
-from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.repeat import repeat
 from graph_predictor.prediction.shared import KEPT, Shared
+from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device import device
 from tracer.job import read_job
 
@@ -53,12 +53,12 @@ def test_many_predictions_from_one_recording_are_those_of_each_alone(
     priced = []
     original = pricing.price
     monkeypatch.setattr(pricing, "price", lambda *args: priced.append(args) or original(*args))
-    one = Baseline(job, device=device("a100-sxm-80g"))
+    one = baseline_of(job, device=device("a100-sxm-80g"))
     edits = [[Device(name), ScaleClock(clock), ScaleHost(host)] for name in ("h100-sxm", "b200")
              for clock in (0.9, 1.1) for host in (0.5, 1.0, 2.0)]
     together = [one.predict(each) for each in edits]
     assert len(priced) == 2 * 4  # before and after of each device and clock: hosts change no kernel
-    alone = [Baseline(job, device=device("a100-sxm-80g")).predict(each) for each in edits]
+    alone = [baseline_of(job, device=device("a100-sxm-80g")).predict(each) for each in edits]
     assert together == alone
     assert len({result.step_time_us for result in together}) > 4
     assert repeat(one.cycle, 4) is repeat(one.cycle, 4)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from micro import Micro, closes, read_ranks, step_us
 
+from graph_predictor.prediction.replay import WINDOW, replay
 from graph_predictor.simulation.build import build_program
 from graph_predictor.simulation.engine import simulate
-from graph_predictor.simulation.replay import WINDOW, replay
 from tracer.errors import ForetraceError
 
 

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from graph_predictor.edits import Sizes
-from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.sizes.layouts import NamedSizes, reshaped
 from graph_predictor.sizes.scaled_shapes import ScaledShapes, tensors_in
+from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.op_call import Family
 from kernel_models.operation import Operation, calls_of
 from tracer.errors import ForetraceError
@@ -92,7 +92,7 @@ def test_no_call_of_an_own_trace_grows_faster_than_its_samples(name: str) -> Non
 @pytest.mark.real_traces
 def test_look_ups_take_as_many_times_as_long_as_there_are_more(real_trace: Find) -> None:
     """16 samples a rank, and layers of 16 outputs: look-ups grew by 430 times with 32 times the samples."""
-    base = Baseline(read_job(real_trace("dlrm-8xV100-2023")))
+    base = baseline_of(read_job(real_trace("dlrm-8xV100-2023")))
     once, more = base.predict(), base.predict([Sizes((("batch", 16, 512),))])
     assert 20 < more.families_us["embedding"] / once.families_us["embedding"] < 33
     scaled = ScaledShapes(base.built.graphs[0], (("batch", 16, 512),))

@@ -13,13 +13,13 @@ from test_predict import waiting_steps
 
 from graph_predictor.edits import Sizes
 from graph_predictor.prediction.memory import OPTIMIZER, peak_memory, with_sizes
-from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.rewriting import Rewriting
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.sizes.named_sizes import MOST, parse_also
 from graph_predictor.sizes.scaled_shapes import ScaledShapes, strided_maps
 from graph_predictor.sizes.sizes import payload_factors
 from graph_predictor.sizes.unrolled import unrolled_size
+from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device import device
 from kernel_models.operation import Operation, operation
 from tracer.graph import ExecutionGraph, Phase
@@ -53,7 +53,7 @@ def test_a_length_that_is_gone_along_slice_by_slice_is_found(tmp_path: Path) -> 
 def test_another_number_of_slices_is_refused(tmp_path: Path) -> None:
     scaled = taken_apart(tmp_path, "aten::unbind", [["1"]])
     with pytest.raises(EditError, match="dimension of 12 slice by slice"):
-        Baseline(scaled.graph, device=device("cpu")).predict([Sizes.parse(["seq=12:30"])])
+        baseline_of(scaled.graph, device=device("cpu")).predict([Sizes.parse(["seq=12:30"])])
 
 
 def graph_of(folder: Path, *operations: tuple[str, list[list[int]]]) -> ExecutionGraph:
@@ -120,7 +120,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("texts", "why"), REFUSED)
 def test_what_is_no_size_is_refused(tmp_path: Path, texts: list[str], why: str) -> None:
-    baseline = Baseline(waiting_steps().read(tmp_path))
+    baseline = baseline_of(waiting_steps().read(tmp_path))
     with pytest.raises(EditError, match=why):
         baseline.predict([Sizes.parse(texts)])
 
@@ -130,12 +130,12 @@ def test_activations_follow_the_batch(tmp_path: Path) -> None:
     graph = waiting_steps().read(tmp_path)
     graph.meta.memory.update(peak=10 * 10**9, activations=2 * 10**9)
     doubled = Sizes.parse(["batch=4096:8192"])
-    assert Baseline(graph).predict([doubled]).peak_memory_bytes == 12 * 10**9
+    assert baseline_of(graph).predict([doubled]).peak_memory_bytes == 12 * 10**9
     graph.meta.memory["activations"] = 0
-    result = Baseline(graph).predict([doubled])
+    result = baseline_of(graph).predict([doubled])
     assert result.peak_memory_bytes == 10 * 10**9
     assert any("moment without activations" in note for note in result.notes)
-    smaller = Baseline(graph).predict([Sizes.parse(["batch=4096:2048"])])
+    smaller = baseline_of(graph).predict([Sizes.parse(["batch=4096:2048"])])
     assert not any("moment without" in note for note in smaller.notes)
 
 
@@ -144,7 +144,7 @@ def test_the_peak_moves_between_backward_and_the_optimizer(tmp_path: Path) -> No
     graph = waiting_steps().read(tmp_path)
     graph.meta.memory.update(peak=100)
     graph.meta.memory_moments = [[70, 0, 0, 30], [50, 20, 10, 0]]
-    baseline = Baseline(graph)
+    baseline = baseline_of(graph)
 
     def peak(new: int) -> int | None:
         return baseline.predict([Sizes.parse([f"batch=4096:{new}"])]).peak_memory_bytes
@@ -160,7 +160,7 @@ def test_the_peak_moves_between_backward_and_the_optimizer(tmp_path: Path) -> No
 def test_activations_follow_the_batch_on_a_cpu(tmp_path: Path) -> None:
     graph = graph_of(tmp_path, ("aten::linear", [[6, 10, 32], [64, 32], [64]]), ("aten::relu", [[6, 10, 64]]))
     graph.meta.memory.update(peak=100, activations=60)
-    assert Baseline(graph, device=device("cpu")).predict([Sizes.parse(["batch=6:12"])]).peak_memory_bytes == 160
+    assert baseline_of(graph, device=device("cpu")).predict([Sizes.parse(["batch=6:12"])]).peak_memory_bytes == 160
 
 
 def test_a_size_of_one_is_everywhere(tmp_path: Path) -> None:
@@ -184,13 +184,13 @@ def test_matrices_that_may_be_either_are_refused(tmp_path: Path) -> None:
     graph.strings.append("[[1024, 8]]")
     graph.ops.shapes[np.flatnonzero(graph.ops.shapes < 0)[0]] = len(graph.strings) - 1
     with pytest.raises(EditError, match="may be either"):
-        Baseline(graph).predict([Sizes((("batch", 1024, 2048),))])
+        baseline_of(graph).predict([Sizes((("batch", 1024, 2048),))])
 
 
 @pytest.mark.real_traces
 def test_a_doubled_batch_doubles_payloads_and_look_ups_on_all_ranks(real_trace: Find) -> None:
     """16 samples a rank, and layers of 16 outputs too."""
-    base = Baseline(read_job(real_trace("dlrm-8xV100-2023")))
+    base = baseline_of(read_job(real_trace("dlrm-8xV100-2023")))
     changes = (("batch", 16, 32),)
     scaled = [ScaledShapes(graph, changes) for graph in base.built.graphs]
     for graph, rank in zip(base.built.graphs, scaled, strict=True):

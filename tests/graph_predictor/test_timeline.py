@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from report_support import CPU_SMALL, real_trace, worked_step
 
+from graph_predictor.prediction.replay import Replay, replay
 from graph_predictor.reports import timeline as timeline_module
 from graph_predictor.reports.timeline import write_timeline
-from graph_predictor.simulation.replay import Replay, replay
 from tracer.errors import ForetraceError
 from tracer.job import read_job
 

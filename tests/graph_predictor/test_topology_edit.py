@@ -14,6 +14,7 @@ from graph_predictor.comm.collective_times import CollectiveModel, PlanError
 from graph_predictor.edits import OnTopology
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
+from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.collectives import (
     CollectiveCall,
     CollectiveKind,
@@ -61,7 +62,7 @@ def all_reduce_us(where: Topology, world: int) -> float:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Baseline:
     """Both ranks of a job on two A100."""
-    return Baseline(read_ranks([rank(0, 2), rank(1, 2)], tmp_path_factory.mktemp("pair")),
+    return baseline_of(read_ranks([rank(0, 2), rank(1, 2)], tmp_path_factory.mktemp("pair")),
                     device=device("a100-sxm-80g"))
 
 
@@ -84,7 +85,7 @@ def test_where_it_was_recorded_it_takes_what_it_took(pair: Baseline) -> None:
 
 
 def test_one_recorded_rank_of_two_nodes_on_a_slower_network(tmp_path: Path) -> None:
-    alone = Baseline(rank(3, 16).read(tmp_path), device=device("h100-sxm"))
+    alone = baseline_of(rank(3, 16).read(tmp_path), device=device("h100-sxm"))
     slow, usual = topology("dgx-h100x2", 8.0), topology("dgx-h100x2")
     ratio = all_reduce_us(slow, 16) / all_reduce_us(usual, 16)
     assert ratio > 1.5
@@ -95,7 +96,7 @@ def test_one_recorded_rank_of_two_nodes_on_a_slower_network(tmp_path: Path) -> N
 
 
 def test_a_cluster_that_is_too_small_is_refused(tmp_path: Path) -> None:
-    alone = Baseline(rank(3, 16).read(tmp_path), device=device("h100-sxm"))
+    alone = baseline_of(rank(3, 16).read(tmp_path), device=device("h100-sxm"))
     with pytest.raises(EditError, match=r"16 ranks do not fit on dgx-h100, which has 8 GPUs; name .* dgx-h100x2"):
         alone.predict([OnTopology(CollectiveModel(topology("dgx-h100")))])
     with pytest.raises(EditError, match="16 ranks do not fit on dgx-h100"):
@@ -110,7 +111,7 @@ def test_two_networks_contradict_each_other_and_none_is_needed_without_collectiv
     plain = Micro().calibrate()
     for n in range(3):
         plain.step(1000 + 100 * n, 1100 + 100 * n, n + 1).launch(1010 + 100 * n, 5, (7, 1020 + 100 * n, 20))
-    said = Baseline(plain.read(tmp_path), device=device("h100-sxm")).predict([edit])
+    said = baseline_of(plain.read(tmp_path), device=device("h100-sxm")).predict([edit])
     assert said.step_time_us == 100
     assert any("no collectives" in note for note in said.notes)
 

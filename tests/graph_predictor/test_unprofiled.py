@@ -16,7 +16,7 @@ from micro import Micro
 from said import plain
 from typer.testing import CliRunner
 
-from graph_predictor import Baseline, breakdown, replay
+from graph_predictor import baseline_of, breakdown, replay
 from graph_predictor.cli import app
 from graph_predictor.diff import diff_jobs
 from graph_predictor.edits import Compile, Edit, FusedOptimizer, HostFrom, NoDataLoading, ScaleHost, Sizes
@@ -46,7 +46,7 @@ def edits(job: Job) -> dict[str, Edit]:
 
 def test_no_edit_loses_another(foreign: Job) -> None:
     """Two edits that each move the step move it together, from what either made of it, in any order."""
-    baseline = Baseline(foreign)
+    baseline = baseline_of(foreign)
     plain = baseline.predict().step_time_us
     assert plain == pytest.approx(np.median(foreign.graphs[0].meta.unprofiled_step_ns) / 1e3, rel=1e-3)
     known = edits(foreign)
@@ -67,13 +67,13 @@ def test_no_edit_loses_another(foreign: Job) -> None:
 
 
 def test_sizes_differ_from_one_another(foreign: Job) -> None:
-    times = [Baseline(foreign).predict([Sizes.parse([f"batch=4:{batch}"])]).step_time_us for batch in (2, 8, 16, 64)]
+    times = [baseline_of(foreign).predict([Sizes.parse([f"batch=4:{batch}"])]).step_time_us for batch in (2, 8, 16, 64)]
     assert all(later > 1.3 * earlier for earlier, later in itertools.pairwise(times))
 
 
 def test_smaller_sizes_hold_that_the_rest_of_the_host_shrinks_too(foreign: Job) -> None:
     """What does not compute stays, or follows the batch: near to a quarter of the step is the least of both."""
-    baseline = Baseline(foreign)
+    baseline = baseline_of(foreign)
     smaller, larger = (baseline.predict([Sizes.parse([f"batch=4:{batch}"])]) for batch in (1, 16))
     quarter = baseline.predict().step_time_us / 4
     assert smaller.interval_us[0] < 1.35 * quarter < 1.5 * quarter < smaller.step_time_us
@@ -85,7 +85,7 @@ def test_smaller_sizes_hold_that_the_rest_of_the_host_shrinks_too(foreign: Job) 
 # one clock for every report
 
 def test_reports_agree_on_the_step(foreign: Job) -> None:
-    predicted = Baseline(foreign).predict().step_time_us
+    predicted = baseline_of(foreign).predict().step_time_us
     unprofiled = replay(foreign.graphs, profiled=False)
     assert not unprofiled.profiled
     steps = [step.replayed_ns / 1e3 for step in unprofiled.steps]
@@ -107,7 +107,7 @@ def test_the_difference_of_two_captures_is_that_of_their_steps(foreign: Job) -> 
     other.graphs[0].meta.unprofiled_step_ns = [2 * ns for ns in other.graphs[0].meta.unprofiled_step_ns]
     found = diff_jobs(foreign, other)
     assert not found.profiled
-    expected = [Baseline(job).predict().step_time_us * 1e3 for job in (foreign, other)]
+    expected = [baseline_of(job).predict().step_time_us * 1e3 for job in (foreign, other)]
     assert [found.before_ns, found.after_ns] == [pytest.approx(ns, rel=0.02) for ns in expected]
     assert sum(part.time_ns for part in found.parts) == found.total_ns
     assert found.attributed > 0.95
@@ -263,7 +263,7 @@ def loading(folder: Path, work: float, interval: float, *, unprofiled: float | N
 
 def test_a_step_that_waits_for_its_batch_is_as_long_as_its_workers_take(tmp_path: Path) -> None:
     """Work of 20 ms, a batch every 50: half the work changes nothing, thrice as much takes 60 and a little."""
-    baseline = Baseline(loading(tmp_path, 20_000, 50_000))
+    baseline = baseline_of(loading(tmp_path, 20_000, 50_000))
     for factor, expected in ((1.0, 50_000), (0.5, 50_000), (3.0, 60_000)):
         said = baseline.predict([ScaleHost(factor)])
         assert said.step_time_us == pytest.approx(expected, rel=0.01)
@@ -274,7 +274,7 @@ def test_a_step_that_waits_for_its_batch_is_as_long_as_its_workers_take(tmp_path
 
 def test_arrivals_under_the_profiler_are_not_those_without_it(tmp_path: Path) -> None:
     """Recorded 50 ms apart, while a step without the profiler took 40: its batches come every 40."""
-    baseline = Baseline(loading(tmp_path, 20_000, 50_000, unprofiled=40_000))
+    baseline = baseline_of(loading(tmp_path, 20_000, 50_000, unprofiled=40_000))
     said = baseline.predict()
     assert said.step_time_us == pytest.approx(40_000, rel=0.01) and said.interval_us[1] > 1.01 * said.step_time_us
     assert baseline.predict([ScaleHost(0.5)]).step_time_us == pytest.approx(40_000, rel=0.01)
@@ -286,7 +286,7 @@ def test_arrivals_under_the_profiler_are_not_those_without_it(tmp_path: Path) ->
 
 def test_workers_that_kept_up_may_be_too_slow_for_a_shorter_step(tmp_path: Path) -> None:
     """Batches were ready for steps of 30 ms. Half the work is expected to take half the time, but nobody knows."""
-    baseline = Baseline(loading(tmp_path, 30_000, 0))
+    baseline = baseline_of(loading(tmp_path, 30_000, 0))
     said = baseline.predict([ScaleHost(0.5)])
     assert said.step_time_us == pytest.approx(15_050, rel=0.01)
     assert said.interval_us[1] == pytest.approx(0.9 * 30_100, rel=0.01)
@@ -295,14 +295,14 @@ def test_workers_that_kept_up_may_be_too_slow_for_a_shorter_step(tmp_path: Path)
 
 def test_a_short_wait_is_no_evidence_of_slow_workers(tmp_path: Path) -> None:
     """Work of 20 ms and a batch every 22: whether the wait was for the worker or for its queue is not known."""
-    baseline = Baseline(loading(tmp_path, 20_000, 22_000))
+    baseline = baseline_of(loading(tmp_path, 20_000, 22_000))
     half = baseline.predict([ScaleHost(0.5)])
     assert half.step_time_us < 0.7 * 22_000 < half.interval_us[1]
     assert any("kept up with steps of" in note for note in half.notes)
 
 
 def test_an_edited_step_is_no_surer_than_the_recorded_one(tmp_path: Path) -> None:
-    baseline = Baseline(loading(tmp_path, 30_000, 0))
+    baseline = baseline_of(loading(tmp_path, 30_000, 0))
     for edits in ([ScaleHost(0.5)], [ScaleHost(1e-6)]):
         said = baseline.predict(edits)
         assert np.log(said.interval_us[1] / said.step_time_us) >= 0.999 * baseline.host_spread
@@ -310,7 +310,7 @@ def test_an_edited_step_is_no_surer_than_the_recorded_one(tmp_path: Path) -> Non
 
 
 def test_larger_batches_take_their_workers_longer(tmp_path: Path) -> None:
-    baseline = Baseline(loading(tmp_path, 1_000, 50_000))
+    baseline = baseline_of(loading(tmp_path, 1_000, 50_000))
     assert baseline.predict([Sizes.parse(["batch=64:128"])]).step_time_us == pytest.approx(100_000, rel=0.01)
 
 
@@ -321,7 +321,7 @@ def test_no_interval_has_no_width(tmp_path: Path, foreign: Job) -> None:
                          foreign]
     for graph in graphs:
         for some in ([], [ScaleHost(0.5)], [ScaleHost(1e-6)]):
-            said = Baseline(graph).predict(some)
+            said = baseline_of(graph).predict(some)
             low, high = said.interval_us
             assert low < (1 - 5e-4) * said.step_time_us < (1 + 5e-4) * said.step_time_us < high
 
@@ -330,7 +330,7 @@ def test_gpu_time_has_an_interval(tmp_path: Path) -> None:
     trace = Micro().calibrate().step(1000, 1400, 1)
     trace.launch(1010, 5, (7, 1020, 300))
     trace.call("cudaDeviceSynchronize", 1100, 230)
-    said = Baseline(trace.read(tmp_path)).predict()
+    said = baseline_of(trace.read(tmp_path)).predict()
     low, high = said.gpu_active_interval_us
     assert low < said.gpu_active_us < high
     assert said.to_json()["gpu_active_interval_us"] == [low, high]
@@ -356,7 +356,7 @@ def test_the_profilers_cost_comes_before_other_ranks(foreign: Job) -> None:
     """A job of ranks is on one clock: that of the rank whose steps were timed."""
     second = read_job(str(TRACES / "bert-cpu")).graphs[0]
     job = assemble_job([foreign.graphs[0], second])
-    assert Baseline(job).predict().times == "without the profiler"
+    assert baseline_of(job).predict().times == "without the profiler"
 
 
 @pytest.mark.parametrize("times", [[1, 1, 1], ["a"], [10**18], {"a": 1}, [0]])

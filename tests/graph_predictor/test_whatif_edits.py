@@ -37,10 +37,11 @@ from graph_predictor.edits import (
 )
 from graph_predictor.edits.fusion import fused_call
 from graph_predictor.edits.recompute import repeated_run
-from graph_predictor.prediction.predictor import Baseline, predict
+from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.rewriting import rewrite
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.simulation.host_pieces import gaps_before
+from graph_predictor.synthesis.baseline import baseline_of, predict
 from kernel_models.device import device
 from kernel_models.families.attention import attention
 from kernel_models.op_call import Family, OpCall
@@ -136,7 +137,7 @@ def time_of(calls: Sequence[OpCall], spec: str = A100) -> float:
 
 
 def test_a_chain_becomes_one_kernel_of_its_outer_tensors(tmp_path: Path) -> None:
-    baseline = Baseline(trace_of(CHAIN).read(tmp_path))
+    baseline = baseline_of(trace_of(CHAIN).read(tmp_path))
     chain = [calls_of(operation(op.name, [tuple(s) for s in op.shapes]))[0] for op in CHAIN[1:4]]
     size = ROWS * WIDTH
     assert [call.dims[0] for call in chain] == [size] * 3
@@ -160,7 +161,7 @@ def test_a_chain_becomes_one_kernel_of_its_outer_tensors(tmp_path: Path) -> None
 def test_launches_of_a_fused_chain_vanish(tmp_path: Path) -> None:
     """With short kernels the host decides: two operations of 8 µs are gone, the Python between them stays."""
     ops = [replace(op, kernel=1) for op in CHAIN]
-    baseline = Baseline(trace_of(ops).read(tmp_path))
+    baseline = baseline_of(trace_of(ops).read(tmp_path))
     before, after = baseline.predict(), baseline.predict([FuseElementwise()])
     assert before.step_time_us - after.step_time_us == pytest.approx(16, abs=1.5)
 
@@ -174,7 +175,7 @@ def test_launches_of_a_fused_chain_vanish(tmp_path: Path) -> None:
     ([CHAIN[0]], "nothing elementwise"),
 ])
 def test_what_is_no_chain(tmp_path: Path, ops: list[Op], why: str) -> None:
-    baseline = Baseline(trace_of(ops).read(tmp_path))
+    baseline = baseline_of(trace_of(ops).read(tmp_path))
     with pytest.raises(EditError, match="No two elementwise operations"):
         baseline.predict([FuseElementwise()])
     assert why
@@ -185,7 +186,7 @@ def test_what_is_no_chain(tmp_path: Path, ops: list[Op], why: str) -> None:
 
 def test_attention_written_out_becomes_flash_attention_forward_and_backward(tmp_path: Path) -> None:
     half = [replace(op, dtype="c10::Half") for op in (*MATH, *BACKWARD)]
-    baseline = Baseline(trace_of([Op("aten::mm", [LARGE, [WIDTH, WIDTH]], 100, dtype="c10::Half"), *half]).read(
+    baseline = baseline_of(trace_of([Op("aten::mm", [LARGE, [WIDTH, WIDTH]], 100, dtype="c10::Half"), *half]).read(
         tmp_path))
     before, after = baseline.predict(), baseline.predict([FlashAttention()])
     assert before.gpu_active_us == 100 + 320 + 510
@@ -195,7 +196,7 @@ def test_attention_written_out_becomes_flash_attention_forward_and_backward(tmp_
     # Everything but the first product is attention now, forward and backward.
     assert set(after.families_us) == {"gemm", "attention"}
     assert after.families_us["gemm"] == 100
-    only = Baseline(trace_of(half[:4]).read(tmp_path)).predict([FlashAttention()])
+    only = baseline_of(trace_of(half[:4]).read(tmp_path)).predict([FlashAttention()])
     assert only.gpu_active_us < after.families_us["attention"]
 
 
@@ -217,7 +218,7 @@ def test_a_cpus_attention_is_priced_by_what_computes_it(tmp_path: Path) -> None:
         trace.op("aten::_scaled_dot_product_attention_math", at + 5, at + 315, **Op("", heads).arguments(n))
         for number, op in enumerate(MATH):
             trace.op(op.name, at + 10 + 75 * number, at + 85 + 75 * number, **op.arguments(n))
-    scenario = Baseline(trace.read(tmp_path), device=device("cpu")).scenario
+    scenario = baseline_of(trace.read(tmp_path), device=device("cpu")).scenario
     done = rewrite(FlashAttention().apply(scenario)).rewritten
     assert done is not None
     old = [c for op in MATH for c in calls_of(operation(op.name, [tuple(s) for s in op.shapes]))]
@@ -239,7 +240,7 @@ def test_no_attention_to_replace(tmp_path: Path) -> None:
 
 def test_autocast_is_switched_on_and_off(tmp_path: Path) -> None:
     """fp32 → bf16 and bf16 → fp32 are each other's inverse; between fp32 and TF32 products alone change."""
-    wide, half = (Baseline(trace_of([replace(op, dtype=dtype) for op in CHAIN]).read(tmp_path))
+    wide, half = (baseline_of(trace_of([replace(op, dtype=dtype) for op in CHAIN]).read(tmp_path))
                   for dtype in ("float", "c10::BFloat16"))
     there, back = wide.predict([Precision("bf16")]), half.predict([Precision("fp32")])
     assert there.gpu_active_us < 0.7 * 350
@@ -268,7 +269,7 @@ LAYER = [Op("aten::mm", [LARGE, [WIDTH, WIDTH]], 100), Op("aten::relu", [LARGE])
 
 def test_recomputation_runs_the_blocks_forward_twice(tmp_path: Path) -> None:
     head = Op("aten::mm", [LARGE, [WIDTH, 8]], 30)
-    baseline = Baseline(trace_of([head, *LAYER, *LAYER]).read(tmp_path))
+    baseline = baseline_of(trace_of([head, *LAYER, *LAYER]).read(tmp_path))
     assert baseline.predict().gpu_active_us == 430
     after = baseline.predict([Recompute(True)])
     assert after.gpu_active_us == 830
@@ -288,7 +289,7 @@ def test_forward_operations_within_backward_are_left_out(tmp_path: Path) -> None
         args = {"Input Dims": [LARGE, [WIDTH, WIDTH]], "Input type": ["float", "float"], "Sequence number": 7777,
                 "Fwd thread id": 0}
         trace.op("aten::mm", event["ts"] + 0.2, event["ts"] + event["dur"] - 0.1, 2, **args)
-    baseline = Baseline(trace.read(tmp_path))
+    baseline = baseline_of(trace.read(tmp_path))
     with pytest.raises(EditError, match="already"):
         baseline.predict([Recompute(True)])
     assert baseline.predict().gpu_active_us == 170
@@ -299,13 +300,13 @@ def test_forward_operations_within_backward_are_left_out(tmp_path: Path) -> None
 
 
 def test_loading_runs_beside_the_step_and_bounds_it(tmp_path: Path) -> None:
-    short = Baseline(trace_of(CHAIN, loading=200).read(tmp_path))
+    short = baseline_of(trace_of(CHAIN, loading=200).read(tmp_path))
     step = short.predict().step_time_us
     overlapped, none = short.predict([OverlapLoading()]), short.predict([NoDataLoading()])
     # The 2 µs of Python after loading count as loading.
     assert none.step_time_us == pytest.approx(step - 202, abs=1)
     assert overlapped.step_time_us == none.step_time_us
-    long = Baseline(trace_of(CHAIN, loading=900).read(tmp_path))
+    long = baseline_of(trace_of(CHAIN, loading=900).read(tmp_path))
     overlapped, none = long.predict([OverlapLoading()]), long.predict([NoDataLoading()])
     assert overlapped.step_time_us == pytest.approx(902, abs=1)
     assert overlapped.bound == "data loading"
@@ -319,7 +320,7 @@ def test_loading_runs_beside_the_step_and_bounds_it(tmp_path: Path) -> None:
 
 def test_free_launches_leave_the_rest_of_the_host(tmp_path: Path) -> None:
     ops = [replace(op, kernel=1) for op in CHAIN]
-    baseline = Baseline(trace_of(ops).read(tmp_path))
+    baseline = baseline_of(trace_of(ops).read(tmp_path))
     gain = baseline.predict().step_time_us - baseline.predict([FreeLaunches()]).step_time_us
     # Five calls of 4, and that the host need not wait for the last kernel to start.
     assert gain == pytest.approx(5 * 4 + 2, abs=1)
@@ -327,7 +328,7 @@ def test_free_launches_leave_the_rest_of_the_host(tmp_path: Path) -> None:
 
 
 def test_without_waits_the_device_alone_decides(tmp_path: Path) -> None:
-    baseline = Baseline(trace_of(CHAIN).read(tmp_path))
+    baseline = baseline_of(trace_of(CHAIN).read(tmp_path))
     after = baseline.predict([NoWaits()])
     assert after.bound == "compute"
     assert after.step_time_us == pytest.approx(350 + 5, abs=1)  # five gaps
@@ -338,7 +339,7 @@ def test_collectives_are_hidden_but_no_step_is_shorter_than_they_are(tmp_path: P
     for length in (300.0, 5000.0):
         ops = [CHAIN[0], Op("c10d::allreduce_", [LARGE], length, stream=20, wait=True), CHAIN[4]]
         traces = [trace_of(ops, rank=rank, world_size=2) for rank in range(2)]
-        baseline = Baseline(read_ranks(traces, tmp_path))
+        baseline = baseline_of(read_ranks(traces, tmp_path))
         before, after = baseline.predict(), baseline.predict([HideCollectives()])
         assert after.step_time_us < before.step_time_us
         assert after.step_time_us >= length
@@ -350,7 +351,7 @@ def test_collectives_are_hidden_but_no_step_is_shorter_than_they_are(tmp_path: P
 
 def test_compiling_fuses_and_quarters_the_hosts_time(tmp_path: Path) -> None:
     ops = [replace(op, kernel=1) for op in CHAIN]
-    baseline = Baseline(trace_of(ops).read(tmp_path))
+    baseline = baseline_of(trace_of(ops).read(tmp_path))
     before, after = baseline.predict(), baseline.predict([Compile()])
     assert after.step_time_us < 0.7 * before.step_time_us
     assert any("approximate" in text for text in (*after.edits, *after.notes))
@@ -376,7 +377,7 @@ def test_a_fused_optimizer_moves_every_value_once(tmp_path: Path, name: str, kin
     for event in [e for e in trace.events if e["name"].startswith("ProfilerStep#") and e["ts"] >= 1000]:
         # From after the product to the end of the last operation.
         trace._event("note", f"Optimizer.step#{name}.step", event["ts"] + 11.5, 51, 1, 1)
-    baseline = Baseline(trace.read(tmp_path))
+    baseline = baseline_of(trace.read(tmp_path))
     after = baseline.predict([FusedOptimizer()])
     size = ROWS * WIDTH
     fused = OpCall(Family.OPTIMIZER, kind, (1, size), "fp32", flops=flops * size, bytes_read=4.0 * (2 + states) * size,
@@ -402,10 +403,10 @@ def on_cpu(inside: bool) -> Micro:
 
 
 def test_what_a_cpus_operation_does_inside_is_no_neighbour_of_the_next_one(tmp_path: Path) -> None:
-    beside = Baseline(on_cpu(inside=False).read(tmp_path))
+    beside = baseline_of(on_cpu(inside=False).read(tmp_path))
     assert beside.predict([FuseElementwise()]).step_time_us < beside.predict().step_time_us
     with pytest.raises(EditError, match="nothing to fuse"):
-        Baseline(on_cpu(inside=True).read(tmp_path)).predict([FuseElementwise()])
+        baseline_of(on_cpu(inside=True).read(tmp_path)).predict([FuseElementwise()])
 
 
 def test_gaps_before_chosen_operations_are_told_apart_within_one_long_step(tmp_path: Path) -> None:
@@ -414,7 +415,7 @@ def test_gaps_before_chosen_operations_are_told_apart_within_one_long_step(tmp_p
     for n in range(3):
         at = 1000.0 + 1000 * n
         trace.step(at, at + 900, n + 1).op("aten::mm", at + 100, at + 200).op("aten::relu", at + 500, at + 600)
-    baseline = Baseline(trace.read(tmp_path))
+    baseline = baseline_of(trace.read(tmp_path))
     graph, pieces = baseline.built.graphs[0], baseline.pieces
     named = np.array([graph.string(code) for code in graph.ops.name.tolist()])
     for name, share in (("aten::mm", 100 / 700), ("aten::relu", 300 / 700), ("none", 0.0)):
@@ -429,15 +430,15 @@ def cpu(name: str) -> Job:
 
 
 def test_a_faster_device_that_changes_nothing_is_said(tmp_path: Path) -> None:
-    baseline = Baseline(trace_of([Op("aten::relu", [LARGE])]).read(tmp_path))
+    baseline = baseline_of(trace_of([Op("aten::relu", [LARGE])]).read(tmp_path))
     assert not any("no kernel's time" in note for note in baseline.predict([ScaleBandwidth(3)]).notes)
     assert "GPU clock × 3 changes no kernel's time by 0.1%." in baseline.predict([ScaleClock(3)]).notes
-    said = Baseline(cpu("cpu-small")).predict([ScaleClock(3), ScaleBandwidth(2)]).notes
+    said = baseline_of(cpu("cpu-small")).predict([ScaleClock(3), ScaleBandwidth(2)]).notes
     assert "No time of the step is a GPU's: nothing changes with GPU clock × 3 and memory bandwidth × 2." in said
 
 
 def test_edits_of_a_cpus_step_replace_its_operations() -> None:
-    baseline = Baseline(cpu("bert-cpu"))
+    baseline = baseline_of(cpu("bert-cpu"))
     step = baseline.predict()
     for edit in (FusedOptimizer(), FlashAttention(), FuseElementwise(), Compile()):
         after = baseline.predict([edit])
@@ -455,7 +456,7 @@ def test_recomputation_makes_a_step_fit(tmp_path: Path) -> None:
     """40 GB of activations in two blocks: with recomputation one block's, and the blocks' inputs, are kept."""
     graph = trace_of([*LAYER, *LAYER]).read(tmp_path)
     graph.meta.memory.update(peak=60 * 10**9, activations=40 * 10**9)
-    baseline = Baseline(graph)
+    baseline = baseline_of(graph)
     with pytest.raises(EditError, match=r"does not fit.*recomputation"):
         baseline.predict([Device("a100-sxm-40g")])
     fits = baseline.predict([Device("a100-sxm-40g"), Recompute(True)])
@@ -463,11 +464,11 @@ def test_recomputation_makes_a_step_fit(tmp_path: Path) -> None:
     assert baseline.predict([Recompute(True), Device("a100-sxm-40g")]).step_time_us == fits.step_time_us
     # The optimizer's step needs parameters, as many gradients, and its states, with recomputation or without.
     graph.meta.memory.update(parameters=15 * 10**9, optimizer_state=30 * 10**9)
-    assert Baseline(graph).predict([Recompute(True)]).peak_memory_bytes == 60 * 10**9
+    assert baseline_of(graph).predict([Recompute(True)]).peak_memory_bytes == 60 * 10**9
     graph.meta.memory["peak"] = 100 * 10**9
-    assert any("does not fit" in text for text in Baseline(graph).predict().warnings)
+    assert any("does not fit" in text for text in baseline_of(graph).predict().warnings)
     with pytest.raises(EditError, match="does not fit"):
-        Baseline(graph).predict([ScaleHost(0.5)])
+        baseline_of(graph).predict([ScaleHost(0.5)])
 
 
 # Properties
@@ -505,7 +506,7 @@ def outcome(baseline: Baseline, edits: Sequence[Edit]) -> Any:
 @few
 @given(steps, st.sampled_from(EDITS), st.sampled_from(EDITS))
 def test_edits_commute(tmp_path: Path, drawn: tuple[list[Op], float, bool], first: Edit, second: Edit) -> None:
-    baseline = Baseline(graph_of(drawn, tmp_path))
+    baseline = baseline_of(graph_of(drawn, tmp_path))
     one, other = outcome(baseline, [first, second]), outcome(baseline, [second, first])
     assert (one is None) == (other is None)
     if one is not None:
@@ -515,7 +516,7 @@ def test_edits_commute(tmp_path: Path, drawn: tuple[list[Op], float, bool], firs
 @few
 @given(steps, st.lists(st.sampled_from(EDITS), min_size=1, max_size=3))
 def test_no_edit_makes_negative_times(tmp_path: Path, drawn: tuple[list[Op], float, bool], edits: list[Edit]) -> None:
-    baseline = Baseline(graph_of(drawn, tmp_path))
+    baseline = baseline_of(graph_of(drawn, tmp_path))
     program = baseline.built.program.copy()
     try:
         result = baseline.predict(edits)
@@ -536,7 +537,7 @@ def test_no_edit_makes_negative_times(tmp_path: Path, drawn: tuple[list[Op], flo
 def test_what_removes_work_or_waits_never_slows(tmp_path: Path, drawn: tuple[list[Op], float, bool],
                                                edit: Edit) -> None:
     """Free launches move a kernel's earliest start, never later; a graph's launch is the exception told."""
-    baseline = Baseline(graph_of(drawn, tmp_path))
+    baseline = baseline_of(graph_of(drawn, tmp_path))
     after = outcome(baseline, [edit])
     if after is not None:
         allowance = 10.0 if isinstance(edit, CudaGraphs) else 1e-6

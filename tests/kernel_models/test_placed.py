@@ -104,7 +104,7 @@ def test_places_survive_a_file(adam: ExecutionGraph, tmp_path) -> None:  # type:
 
 
 def test_made_up_steps_spend_host_work_on_the_host(adam: ExecutionGraph) -> None:
-    from graph_predictor.synthesis.shape_only import make_up
+    from graph_predictor.synthesis.step import make_up
 
     graph = make_up([adam]).built.graphs[0]
     (counters,) = _rows(adam, "aten::_foreach_add_", Place.HOST)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graph_predictor.prediction.predictor import Settled
+from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep
 from graph_predictor.prediction.settle import Steady, measure
 from graph_predictor.prediction.state import kinds_of
 from graph_predictor.recorded.typical_steps import left_out
@@ -16,7 +17,6 @@ from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.engine import Simulated, simulate
 from graph_predictor.simulation.host_pieces import HostPieces, host_pieces
 from graph_predictor.simulation.program import Program, whole_ns
-from graph_predictor.simulation.replay import WINDOW, Replay, ReplayedStep
 from tracer.arrays import Int8, Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind
 

@@ -1,0 +1,122 @@
+"""Any job made ready for predictions: recorded, traced by shapes, or traced by shapes with recorded times.
+
+    job = tracer.read_job("resnet50-V100/")
+    baseline_of(job).predict([Device("a100-sxm-40g")]).step_time_us
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graph_predictor.comm.collective_times import CollectiveModel
+from graph_predictor.prediction.edit import Edit
+from graph_predictor.prediction.host_spread import RESOLVED
+from graph_predictor.prediction.predictor import Baseline, Spreads
+from graph_predictor.prediction.repeat import steps_of
+from graph_predictor.prediction.result import Prediction
+from graph_predictor.prediction.scenario import Scenario
+from graph_predictor.prediction.work import describe_work
+from graph_predictor.simulation.host_pieces import host_pieces
+from graph_predictor.synthesis.retraced import Anchors
+from graph_predictor.synthesis.step import SynthesizedStep, anchored_step, modelled_step
+from kernel_models.device import DeviceSpec
+from kernel_models.host.overheads import HostOverheads
+from kernel_models.pricing import Models
+from tracer.errors import ForetraceError
+from tracer.graph import SHAPE_ONLY, ExecutionGraph
+from tracer.job import Job
+
+AnyJob = Job | ExecutionGraph | Sequence[ExecutionGraph]
+
+
+def baseline_of(job: AnyJob, steps: str | int | range | None = None, *, device: DeviceSpec | None = None,
+                models: Models | None = None, host: HostOverheads | None = None,
+                collectives: CollectiveModel | None = None, profiled: bool = False) -> Baseline:
+    """Make a job ready for predictions.
+
+    Args:
+        job: a job, its graphs, or one rank's graph.
+        steps: of a recorded job, which steps to repeat; see ``Baseline.recorded``.
+        device: where it was recorded, if the trace does not say or is not to be believed; of a step traced by shapes
+            alone, where it would run.
+        models: fitted models of that device.
+        host: of a step traced by shapes alone, the overheads of the host it would run on.
+        collectives: of a step traced by shapes alone, the cluster it would run on.
+        profiled: of a recorded job, predict the step under the profiler.
+
+    Raises:
+        ForetraceError: there is nothing to simulate, no step, or no such step.
+    """
+    graphs, notes = _graphs(job), list(job.notes) if isinstance(job, Job) else []
+    if not graphs:
+        raise ForetraceError("There is nothing to predict from: no graph was given. Read a trace or a job first.")
+    if not _shapes_only(graphs):
+        return Baseline.recorded(graphs, steps, device=device, models=models, profiled=profiled, notes=notes)
+    step = modelled_step(graphs, device, models, host, collectives)
+    return Baseline(_scenario(step, models, profiled=False), Spreads(step.host_spread, RESOLVED), [*notes, *step.notes],
+                    ran=False)
+
+
+def retraced(recorded: Baseline, job: AnyJob, change: str = "", *, collectives: CollectiveModel | None = None) -> \
+        Baseline:
+    """A recorded job as a step traced by shapes shows it, at other sizes for instance.
+
+    Times come from the recording wherever one of its operations stands for the traced one: measured where its sizes
+    are the same, else measured × the models' ratio; from models where there is none.
+
+    Args:
+        recorded: where the times come from.
+        job: traced by shapes, a graph a rank; ranks beyond the recorded ones take the last one's times.
+        change: what is different, one phrase for reports.
+        collectives: another cluster it would run on.
+
+    Raises:
+        ForetraceError: the job was recorded, or the baseline was not; or it has no sizes to compare (``EditError``).
+    """
+    graphs, notes = _graphs(job), list(job.notes) if isinstance(job, Job) else []
+    if not recorded.ran or not _shapes_only(graphs):
+        raise ForetraceError("Times go from a recorded step to one that was traced by shapes alone; these are not of "
+                             "these two kinds.")
+    was, spreads = recorded.scenario, recorded.spreads
+    anchors = Anchors(was, spreads.host)
+    step = anchored_step(graphs, anchors, was.source_models, collectives)
+    scenario = _scenario(step, was.source_models, profiled=was.profiled, loader=was.loader, origin=anchors.origin)
+    return Baseline(scenario, Spreads(step.host_spread, spreads.least), [*recorded.notes, *notes, *step.notes],
+                    ran=False, origin=recorded, changes=(change,) if change else ())
+
+
+def predict(job: AnyJob, edits: Sequence[Edit] = (), *, steps: int | range | None = None,
+            device: DeviceSpec | None = None, models: Models | None = None, price_per_hour: float | None = None,
+            profiled: bool = False) -> Prediction:
+    """Predict the steady-state step time of a job with edits (``graph_predictor.edits``).
+
+    Args:
+        job, steps, device, models, profiled: see ``baseline_of``; to predict often from one job, keep its baseline.
+        edits: what is different.
+        price_per_hour: of one device, for the cost of a step.
+
+    Raises:
+        ForetraceError: there is nothing to predict from, or an edit cannot be done (``EditError``).
+    """
+    baseline = baseline_of(job, steps, device=device, models=models, profiled=profiled)
+    return baseline.predict(edits, price_per_hour=price_per_hour)
+
+
+def _scenario(step: SynthesizedStep, models: Models | None, **known: object) -> Scenario:
+    made = step.made
+    cycle = steps_of(made.built)
+    return Scenario(
+        made.built, cycle, describe_work(made.built), host_pieces(made.built), models=models, source_models=models,
+        source_device=step.device, base_source=made.source, base_low=made.low, base_high=made.high,
+        base_host=step.host_source, host_spread=step.change_spread, warnings=step.warnings,
+        **known)  # type: ignore[arg-type]
+
+
+def _graphs(job: AnyJob) -> list[ExecutionGraph]:
+    if isinstance(job, ExecutionGraph):
+        return [job]
+    return list(job.graphs if isinstance(job, Job) else job)
+
+
+def _shapes_only(graphs: Sequence[ExecutionGraph]) -> bool:
+    return all(graph.meta.era == SHAPE_ONLY for graph in graphs)

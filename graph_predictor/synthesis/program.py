@@ -1,0 +1,294 @@
+"""The program of a step that never ran, directly from what its operations cost.
+
+On each rank host operations follow one another on one thread, their calls inside them; kernels go to their call's
+stream in the order of the calls, and a call that waits returns when its stream is done::
+
+    host      ─before─[ operation: half ─(call)─(call)─ half ]─before─[ operation … ]
+                                            │ latency
+    stream                                  [ kernel ]─gap─[ kernel ]
+
+When things happen is the simulator's to say: the rank's graph gets the times of its program simulated without the
+other ranks, so that whoever asks which operation a moment belongs to finds them as in a recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from graph_predictor.simulation.acyclic import without_cycles
+from graph_predictor.simulation.assembly import RankRows, assemble, dissolve, with_edges, with_rendezvous
+from graph_predictor.simulation.build import Built, RankReport
+from graph_predictor.simulation.engine import Simulated, simulate
+from graph_predictor.simulation.host_items import HostItems
+from graph_predictor.simulation.launch_queue import CUDA_DEPTH
+from graph_predictor.simulation.program import NEVER, Anchor, ItemKind, Program, whole_ns
+from graph_predictor.simulation.rendezvous import match_in_order
+from graph_predictor.synthesis.operation_times import DeviceWork, HostCall, OperationTimes
+from graph_predictor.synthesis.transfers import paired_transfers
+from kernel_models.launch_constants import GAP_DEFAULT_NS, KINDS, RETURN_DEFAULT_NS, LaunchConstants
+from tracer.arrays import Float64, Int64
+from tracer.graph import (
+    NONE,
+    ExecutionGraph,
+    KernelKind,
+    KernelTable,
+    LaunchKind,
+    LaunchTable,
+    StepTable,
+    SyncKind,
+    SyncTable,
+)
+
+STEP = "traced step"
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimes:
+    """A rank traced by shapes, what its operations cost, and the constants of its launches."""
+
+    graph: ExecutionGraph
+    times: OperationTimes
+    constants: LaunchConstants
+
+
+@dataclass(frozen=True, slots=True)
+class Synthesized:
+    """A step that never ran, and of each of its kernels (all ranks') where its time comes from and the logs of its
+    interval's ends over it."""
+
+    built: Built
+    source: Int64
+    low: Float64
+    high: Float64
+
+
+def plain_constants(latency_ns: int) -> LaunchConstants:
+    """Launch constants of a device no launch was recorded on."""
+    return LaunchConstants(np.full(KINDS, latency_ns, np.int64), np.full(KINDS, latency_ns, np.int64),
+                           np.full((KINDS, KINDS, 2), GAP_DEFAULT_NS, np.int64), queue_depth=CUDA_DEPTH)
+
+
+def synthesize(ranks: Sequence[RankTimes]) -> Synthesized:
+    """Make the program of a job whose ranks were traced by shapes."""
+    parts = [_Rank(rank) for rank in ranks]
+    alone, item_offset = assemble([part.rows() for part in parts], [0] * len(parts))
+    simulated = simulate(alone)
+    alone = replace(alone, recorded_item_start=simulated.item_start, recorded_item_end=simulated.item_end,
+                    recorded_kernel_start=simulated.kernel_start, recorded_kernel_end=simulated.kernel_end)
+    graphs = [part.timed(alone, simulated, number) for number, part in enumerate(parts)]
+    rendezvous = match_in_order(graphs)
+    program = with_rendezvous(alone, rendezvous)
+    pairs = np.array(paired_transfers(graphs, program.kernel_ptr), np.int64).reshape(-1, 2)
+    # A receive waits until its sender has begun.
+    program, left_out = without_cycles(with_edges(program, pairs[:, 0], pairs[:, 1], np.zeros(len(pairs))))
+    dissolve(rendezvous, program)
+    works = [work for part in parts for work in part.works]
+    built = Built(program, graphs, [part.report() for part in parts], rendezvous, [0] * len(parts), item_offset,
+                  [part.thread for part in parts], left_out)
+    return Synthesized(built, np.array([work.source for work in works], np.int64),
+                       np.array([work.low for work in works], np.float64),
+                       np.array([work.high for work in works], np.float64))
+
+
+class _Rank:
+    """One rank's calls and device work in program order."""
+
+    def __init__(self, rank: RankTimes) -> None:
+        self.graph, self.times, self.constants = rank.graph, rank.times, rank.constants
+        self.thread = int(self.graph.ops.thread[0]) if len(self.graph.ops) else 0
+        owners = sorted(op for op, calls in rank.times.calls.items() if calls)
+        self.calls: list[HostCall] = [call for op in owners for call in rank.times.calls[op]]
+        self.op_of_call = np.repeat(np.array(owners, np.int64), [len(rank.times.calls[op]) for op in owners])
+        self.works: list[DeviceWork] = [work for call in self.calls for work in call.kernels]
+        self.call_of_work = np.repeat(np.arange(len(self.calls)), [len(call.kernels) for call in self.calls])
+        self.kind = np.array([work.kind for work in self.works], np.int64)
+        self.stream = np.array([work.stream for work in self.works], np.int64)
+        before, inside = whole_ns(rank.times.before), whole_ns(rank.times.inside)
+        passed = np.cumsum(before + inside)
+        self.begins = passed - inside
+        """Host time of the step, calls apart, up to each operation's begin; ``ends``: up to its end."""
+        self.ends = passed
+        at_calls = (self.begins + inside // 2)[self.op_of_call]
+        whole = int(passed[-1]) if len(passed) else 0
+        self.at_item: Int64 = np.concatenate([[0], at_calls, [whole + round(rank.times.tail)]]).astype(np.int64)
+        """The same up to each item: the step's begin, its calls, its end."""
+
+    def rows(self) -> RankRows:
+        """The rank's rows of the program."""
+        count, constants = len(self.calls), self.constants
+        own = whole_ns(np.maximum([call.ns for call in self.calls], 0.0))
+        wait_call, wait_kernel = self._waits()
+        edge_target, edge_source = self._meeting_compute()
+        channels, channel = np.unique(self.stream, return_inverse=True)
+        by_channel = np.argsort(channel, kind="stable")
+        call_channel, call_queued = self._submits(channel)
+        previous = self._previous()
+        in_call = np.array([work.in_call for work in self.works], np.bool_)
+        staged = np.array([work.staged for work in self.works], np.bool_)
+        unknown = np.zeros(len(self.works), np.int64)
+        return RankRows(
+            items=self._items(), call_cost=own, call_channel=call_channel, call_queued=call_queued,
+            queue_return=constants.queue_return, wait_call=wait_call, wait_kernel=wait_kernel,
+            wait_lag=np.array([constants.returns.get(self.calls[call].name, RETURN_DEFAULT_NS)
+                               for call in wait_call.tolist()], np.int64),
+            kernel_call=self.call_of_work if count else unknown,
+            kernel_anchor=np.select([in_call, staged], [Anchor.CALL_START, Anchor.STAGED],
+                                    Anchor.CALL_END).astype(np.int8),
+            kernel_latency=np.select([in_call, staged], [constants.latency_in_call[self.kind], constants.staged_tail],
+                                     constants.latency[self.kind]).astype(np.int64),
+            kernel_previous=previous,
+            kernel_gap=np.where(previous >= 0, constants.gap[self.kind[previous], self.kind, 0], 0)
+            if len(previous) else unknown,
+            kernel_duration=self._durations(), kernel_external=np.full(len(self.works), NEVER, np.int64),
+            kernel_start=unknown, kernel_end=unknown, edge_target=edge_target, edge_source=edge_source,
+            edge_fraction=np.ones(len(edge_target)), edge_lag=np.zeros(len(edge_target), np.int64),
+            queue_count=np.bincount(channel, minlength=len(channels)).astype(np.int64), queue_kernel=by_channel,
+            queue_depth=max(constants.queue_depth, 0))
+
+    def timed(self, program: Program, simulated: Simulated, rank: int) -> ExecutionGraph:
+        """The rank's graph with the simulated times: ``rank`` is its position in the program."""
+        item = int(program.thread_ptr[rank])
+        end = simulated.item_end[item:item + len(self.at_item)]
+        start = simulated.item_start[item:item + len(self.at_item)]
+        low, high = int(program.kernel_ptr[rank]), int(program.kernel_ptr[rank + 1])
+        kernel_start, kernel_end = simulated.kernel_start[low:high], simulated.kernel_end[low:high]
+        strings = _Strings(self.graph.strings)
+        ops = self.graph.ops.take(np.arange(len(self.graph.ops)))
+        first = np.searchsorted(self.op_of_call, np.arange(len(ops)), side="left")
+        past = np.searchsorted(self.op_of_call, np.arange(len(ops)), side="right")
+        # Item 0 is the step's begin, so that the item before call n is item n.
+        ops.start_ns[:] = end[first] + self.begins - self.at_item[first]
+        ops.duration_ns[:] = end[past] + self.ends - self.at_item[past] - ops.start_ns
+        launches = LaunchTable.empty(len(self.calls))
+        launches.name[:] = [strings.code(call.name) for call in self.calls]
+        launches.kind[:] = [call.kind for call in self.calls]
+        launches.op[:], launches.thread[:], launches.step[:] = self.op_of_call, self.thread, ops.step[self.op_of_call]
+        launches.start_ns[:], launches.duration_ns[:] = start[1:-1], (end - start)[1:-1]
+        launches.correlation[:] = np.arange(len(self.calls))
+        steps = StepTable.empty(1)
+        steps.name[:], steps.thread[:] = strings.code(STEP), self.thread
+        steps.start_ns[:], steps.duration_ns[:] = end[0], end[-1] - end[0]
+        collectives = self.graph.collectives.take(np.arange(len(self.graph.collectives)))
+        row = np.array([work.collective for work in self.works], np.int64)
+        collectives.kernel[row[row >= 0]] = np.flatnonzero(row >= 0)
+        window = max(int(end[-1]), int(kernel_end.max(initial=0)))
+        return replace(
+            self.graph, ops=ops, launches=launches, kernels=self._kernels(ops.step, kernel_start, kernel_end, strings),
+            collectives=collectives, steps=steps, syncs=self._syncs(launches), strings=strings.texts,
+            meta=replace(self.graph.meta, era="", window_ns=window))
+
+    def report(self) -> RankReport:
+        """What is known of the rank's launches: nothing was inferred."""
+        depth = self.constants.queue_depth
+        return RankReport(
+            constants=self.constants, edges={}, hand_overs=0, blocked_calls=0, blocked_launches=0, queue_depth=depth,
+            queue_source="default" if depth else "unbounded", queue_shared=False, queue_contradicted=0,
+            unexplained_ns=0, window_ns=0)
+
+    def _items(self) -> HostItems:
+        count = len(self.calls)
+        kind = np.full(count + 2, ItemKind.CALL, np.int8)
+        kind[0], kind[-1] = ItemKind.STEP_BEGIN, ItemKind.STEP_END
+        row = np.concatenate([[0], np.arange(count), [0]]).astype(np.int32)
+        none = np.zeros(count + 2, np.int64)
+        return HostItems(
+            thread=np.full(count + 2, self.thread, np.int32), kind=kind, row=row, start=none, end=none,
+            work=np.diff(self.at_item, prepend=0), external=np.full(count + 2, NEVER, np.int64), after=[],
+            item_of_call=np.arange(1, count + 1), threads=[self.thread], thread_start=np.zeros(1, np.int64),
+            hand_overs=0)
+
+    def _durations(self) -> Int64:
+        return whole_ns(np.maximum([work.ns for work in self.works], 0.0))
+
+    def _previous(self) -> Int64:
+        """The kernel before each on its stream; ``NONE`` for the first."""
+        order = np.argsort(self.stream, kind="stable")
+        same = self.stream[order][1:] == self.stream[order][:-1]
+        previous = np.full(len(order), NONE, np.int64)
+        previous[order[1:][same]] = order[:-1][same]
+        return previous
+
+    def _waits(self) -> tuple[Int64, Int64]:
+        """(call, kernel) of every wait: a copy in its call, or the last work of the streams a call waits for."""
+        found: list[tuple[int, int]] = []
+        last: dict[int, int] = {}
+        kernel = 0
+        for number, call in enumerate(self.calls):
+            for work in call.kernels:
+                if work.in_call:
+                    found.append((number, kernel))
+                last[work.stream] = kernel
+                kernel += 1
+            if call.kind == LaunchKind.BLOCKING_SYNC:
+                found += [(number, row) for stream, row in last.items() if call.stream in (NONE, stream)]
+        pairs = np.array(found, np.int64).reshape(-1, 2)
+        return pairs[:, 0], pairs[:, 1]
+
+    def _submits(self, channel: Int64) -> tuple[Int64, Int64]:
+        """Channel of the launch queue that each call submits to, and how many entries of it come before the call."""
+        call_channel, queued = (np.full(len(self.calls), NONE, np.int64) for _ in range(2))
+        callers, first = np.unique(self.call_of_work, return_index=True)
+        call_channel[callers] = channel[first]
+        for number in np.unique(channel).tolist():
+            mine = np.flatnonzero(call_channel == number)
+            queued[mine] = np.searchsorted(self.call_of_work[channel == number], mine, side="left")
+        return call_channel, queued
+
+    def _meeting_compute(self) -> tuple[Int64, Int64]:
+        """(target, source) of what a collective waits for, the compute work launched before it, and of what waits for
+        a collective, the first compute work of the operation that needs its result."""
+        compute = np.flatnonzero(self.kind == KernelKind.COMPUTE)
+        call, op = self.call_of_work[compute], self.op_of_call[self.call_of_work[compute]]
+        target, source = [], []
+        for kernel, work in enumerate(self.works):
+            if work.collective < 0:
+                continue
+            own = int(self.call_of_work[kernel])
+            before = int(np.searchsorted(call, own)) - 1
+            if before >= 0:
+                target.append(kernel)
+                source.append(int(compute[before]))
+            needs = int(self.graph.collectives.wait_op[work.collective])
+            after = int(np.searchsorted(op, needs)) if needs >= 0 else len(compute)
+            if after < len(compute) and call[after] > own:
+                target.append(int(compute[after]))
+                source.append(kernel)
+        return np.array(target, np.int64), np.array(source, np.int64)
+
+    def _kernels(self, step: Int64, start: Int64, end: Int64, strings: _Strings) -> KernelTable:
+        kernels = KernelTable.empty(len(self.works))
+        op = self.op_of_call[self.call_of_work]
+        kernels.name[:] = [strings.code(work.name) for work in self.works]
+        kernels.kind[:], kernels.stream[:], kernels.device[:] = self.kind, self.stream, 0
+        kernels.launch[:], kernels.op[:], kernels.correlation[:] = self.call_of_work, op, self.call_of_work
+        kernels.bytes[:] = [work.moved for work in self.works]
+        kernels.start_ns[:], kernels.duration_ns[:] = start, end - start
+        kernels.step[:] = step[op]
+        return kernels
+
+    def _syncs(self, launches: LaunchTable) -> SyncTable:
+        """What each wait for one stream waits for."""
+        rows = [row for row, call in enumerate(self.calls) if call.stream != NONE]
+        table = SyncTable.empty(len(rows))
+        table.kind[:] = SyncKind.STREAM_SYNC
+        table.launch[:], table.correlation[:] = rows, rows
+        table.stream[:] = [self.calls[row].stream for row in rows]
+        table.start_ns[:], table.duration_ns[:] = launches.start_ns[rows], launches.duration_ns[rows]
+        return table
+
+
+class _Strings:
+    """A graph's strings, and more."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.texts = list(texts)
+        self._codes: dict[str, int] = {}
+
+    def code(self, text: str) -> int:
+        if text not in self._codes:
+            self._codes[text] = len(self.texts)
+            self.texts.append(text)
+        return self._codes[text]

@@ -1,0 +1,242 @@
+"""A step that was traced by shapes alone, with the times that models or a recording give it.
+
+Every operation's calls are priced on the device, and each becomes a kernel on one compute stream; collectives go to a
+stream of their own, start after the work launched before them, and the operation that first needs a result
+(``wait_op``) waits for it. The host's time is that of a given host, or a default with a wide interval: what no shape
+can tell. Where a recorded step of the same or a similar program is given (``Anchors``), its times are taken instead
+wherever one of its operations stands for the traced one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from graph_predictor.comm.collective_times import CollectiveModel
+from graph_predictor.simulation.program import whole_ns
+from graph_predictor.synthesis.modelled import calls_by_operation, collective_works, modelled_works
+from graph_predictor.synthesis.operation_times import (
+    COMMUNICATION_STREAM,
+    COMPUTE_STREAM,
+    DeviceWork,
+    HostCall,
+    OperationTimes,
+)
+from graph_predictor.synthesis.program import RankTimes, Synthesized, plain_constants, synthesize
+from graph_predictor.synthesis.retraced import Anchors
+from kernel_models.device import DeviceSpec, resolve_device
+from kernel_models.host.overheads import ANY, HostOverheads
+from kernel_models.host.segments import Overhead
+from kernel_models.model import Source
+from kernel_models.placed import host_work_ns
+from kernel_models.pricing import Models
+from tracer.arrays import Int64
+from tracer.graph import HOST_READ, ExecutionGraph, KernelKind, LaunchKind, Place
+
+HOST_NS = 15_000.0
+HOST_SPREAD = 1.1
+"""Host time of a launching operation and the log half width of its 80% interval (a factor of 3): an assumption.
+Recorded hosts take 26 to 28 µs a kernel (V100, H100 and MI300X traces) to 44 to 177 µs, all under the profiler, of
+which about half is here taken to be the profiler's where the host is fast."""
+CALL_SHARE = 0.3
+"""Of it, the launch call itself."""
+OVERHEADS_SPREAD = 0.3
+"""The same where overheads of a real host are given: an assumption, see ``edits.host_from.FALLBACK_SPREAD``."""
+HOST_DEVICE = "cpu"
+"""Of this device operations run on the host thread itself."""
+WAIT = "cudaStreamSynchronize"
+HOST_WORK_TOLD_NS = 1e6
+"""Computing on the host that is reported: an optimizer's step counters of some hundred parameters take half of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SynthesizedStep:
+    """A step that never ran, and how sure it is.
+
+    Attributes:
+        made: its program, and where its kernels' times come from.
+        device: where it runs.
+        host_spread: log half width of the 80% interval of the host's time.
+        host_source: where most of that comes from.
+        change_spread: the same of what changed in anchored host time; ``None`` where nothing was anchored or changed.
+        notes: what was assumed.
+        warnings: what makes it unsure.
+    """
+
+    made: Synthesized
+    device: DeviceSpec
+    host_spread: float
+    host_source: Source
+    change_spread: float | None
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def modelled_step(graphs: Sequence[ExecutionGraph], device: DeviceSpec | None = None, models: Models | None = None,
+                  host: HostOverheads | None = None, collectives: CollectiveModel | None = None) -> SynthesizedStep:
+    """Give shape-only graphs times by models alone.
+
+    Args:
+        graphs: of one job, a rank each.
+        device: where they run; by default what they were traced for.
+        models: fitted models of it.
+        host: overheads of the host; by default ``HOST_NS`` for each operation.
+        collectives: the cluster's; by default rings over the links of one node.
+
+    Raises:
+        DeviceError: the device is not known.
+    """
+    spec = device or resolve_device(graphs[0].meta.device)
+    _check_fits(graphs, collectives)
+    constants = plain_constants(round(spec.launch_latency_us * 1e3))
+    ranks = []
+    for graph in graphs:
+        times = _modelled(graph, spec, models, host, collective_works(graph, spec, collectives))
+        ranks.append(RankTimes(graph, _with_host_waits(graph, times, spec), constants))
+    notes = [*_notes(spec, host), *_collective_notes(graphs, spec, collectives)]
+    warnings = () if spec.name == HOST_DEVICE else tuple(_host_work_warnings(graphs, spec))
+    return SynthesizedStep(synthesize(ranks), spec, HOST_SPREAD if host is None else OVERHEADS_SPREAD,
+                           Source.HEURISTIC, None, tuple(notes), warnings)
+
+
+def anchored_step(graphs: Sequence[ExecutionGraph], anchors: Anchors, models: Models | None = None,
+                  collectives: CollectiveModel | None = None) -> SynthesizedStep:
+    """Give shape-only graphs the times of the recorded operations that stand for theirs.
+
+    Args:
+        graphs: of one job, a rank each.
+        anchors: a recorded job whose operations stand for the traced ones.
+        models: fitted models of the device it was recorded on.
+        collectives: another cluster's; by default collectives take what they took in the recording.
+
+    Raises:
+        EditError: the recording does not say where it ran, or what its operations worked on.
+    """
+    spec = anchors.device
+    _check_fits(graphs, collectives)
+    ranks = []
+    for position, graph in enumerate(graphs):
+        works = collective_works(graph, spec, collectives)
+        times = anchors.times(graph, position, spec, models, works, measured_collectives=collectives is None)
+        ranks.append(RankTimes(graph, _with_host_waits(graph, times, spec), anchors.constants(position)))
+    made = synthesize(ranks)
+    device_ns = float(made.built.program.kernel_duration.sum())
+    notes = anchors.notes(device_ns) + ([] if collectives is None else _collective_notes(graphs, spec, collectives))
+    return SynthesizedStep(made, spec, anchors.recorded_spread, anchors.host_source, anchors.change_spread,
+                           tuple(notes), ())
+
+
+def _check_fits(graphs: Sequence[ExecutionGraph], collectives: CollectiveModel | None) -> None:
+    if collectives is not None:
+        collectives.check_fits(max(graph.meta.world_size for graph in graphs))
+
+
+def _collective_notes(graphs: Sequence[ExecutionGraph], spec: DeviceSpec, collectives: CollectiveModel | None) -> \
+        list[str]:
+    if not any(len(graph.collectives) for graph in graphs) or spec.name == HOST_DEVICE:
+        return []
+    return ["Collectives are rings over the links of one node of the device, by its data sheet; give --topology for a "
+            "cluster's." if collectives is None else
+            f"Collectives are priced for {collectives.topology.name}, each as if its ranks arrive together."]
+
+
+def _host_work_warnings(graphs: Sequence[ExecutionGraph], spec: DeviceSpec) -> list[str]:
+    """What to say of operations whose tensors lie in the host's memory: no device that is named computes them."""
+    by_name: dict[str, float] = {}
+    number = 0
+    for graph in graphs:
+        for op in np.flatnonzero(graph.ops.place == Place.HOST).tolist():
+            ns = host_work_ns(graph, op)
+            name = graph.string(int(graph.ops.name[op]))
+            by_name[name] = by_name.get(name, 0.0) + ns
+            number += ns > 0.0
+    total = sum(by_name.values()) / len(graphs)
+    if total < HOST_WORK_TOLD_NS:
+        return []
+    most = ", ".join(sorted(by_name, key=lambda name: (-by_name[name], name))[:3])
+    return [f"{number:,} operations ({total / 1e6:,.3f} ms a step and rank; most: {most}) work on tensors in the "
+            f"host's memory, so that {spec.name} does not compute them: they are priced for a usual CPU ({HOST_DEVICE} "
+            "of foretrace devices), the same whatever --device names. Move model and batch to the device if they were "
+            "meant for it."]
+
+
+def _notes(spec: DeviceSpec, host: HostOverheads | None) -> list[str]:
+    return [f"The step never ran: its kernels are priced for {spec.name}, and "
+            + ("its host time is made of the given host's overheads." if host is not None else
+               f"its host, which no --device names, is taken to spend {HOST_NS / 1e3:.0f} µs on each operation that "
+               f"launches work (an assumption, right within a factor of {np.exp(HOST_SPREAD):.0f} in 80% of the "
+               "cases); give --host-from for a real one.")]
+
+
+def _modelled(graph: ExecutionGraph, spec: DeviceSpec, models: Models | None, host: HostOverheads | None,
+              collectives: dict[int, DeviceWork]) -> OperationTimes:
+    """Everything from models: each call of an operation is a kernel that is launched."""
+    ops = graph.ops
+    row_of = {int(op): row for row, op in enumerate(graph.collectives.op.tolist())}
+    calls = calls_by_operation(graph, (op for op in range(len(ops)) if op not in row_of))
+    works = modelled_works(calls, spec, models)
+    between, launch, rest = _host_times(graph, host)
+    on_host = spec.name == HOST_DEVICE
+    before, inside = np.zeros(len(ops)), np.zeros(len(ops))
+    found: dict[int, list[HostCall]] = {}
+    for op in range(len(ops)):
+        own = [collectives[row_of[op]]] if op in row_of else works[op]
+        computed = host_work_ns(graph, op) if ops.place[op] == Place.HOST else 0.0
+        if not own and not computed:
+            continue
+        before[op], inside[op] = between[op], computed or rest[op]
+        if on_host and op not in row_of:
+            # Where operations compute on the host, what a call costs is part of the operation.
+            inside[op] += sum(work.ns for work in own) + launch[op]
+            continue
+        found[op] = [HostCall("cudaLaunchKernel" if work.kind != KernelKind.MEMCPY else "cudaMemcpyAsync",
+                          LaunchKind.KERNEL if work.kind != KernelKind.MEMCPY else LaunchKind.MEMCPY, float(launch[op]),
+                          [work]) for work in own]
+        if graph.string(int(ops.name[op])) == HOST_READ:
+            found[op].append(HostCall(WAIT, LaunchKind.BLOCKING_SYNC, float(launch[op]), stream=COMPUTE_STREAM))
+    return OperationTimes(before, inside, found)
+
+
+def _with_host_waits(graph: ExecutionGraph, times: OperationTimes, spec: DeviceSpec) -> OperationTimes:
+    """On a CPU the host itself waits for a collective: in the call where it is synchronous (FSDP2's are; on a GPU only
+    its stream would wait), else where its result is first needed. Those of a recorded CPU job are in its host time."""
+    if spec.name != HOST_DEVICE or not any(work.kind == KernelKind.COLLECTIVE for own in times.calls.values()
+                                           for call in own for work in call.kernels):
+        return times
+    calls = dict(times.calls)
+    table = graph.collectives
+    at_once = (table.is_async == 0) & (table.op >= 0)
+    wait = HostCall(WAIT, LaunchKind.BLOCKING_SYNC, 0.0, stream=COMMUNICATION_STREAM)
+    for op in np.unique(table.op[at_once]).tolist():
+        calls[op] = [*calls.get(op, []), replace(wait)]
+    for op in np.unique(table.wait_op[(table.wait_op >= 0) & ~at_once]).tolist():
+        calls[op] = [replace(wait), *calls.get(op, [])]
+    return replace(times, calls=calls)
+
+
+def _host_times(graph: ExecutionGraph, host: HostOverheads | None) -> tuple[Int64, Int64, Int64]:
+    """Host time before each operation, of each of its launches, and of the rest of it, ns."""
+    names = graph.ops.name
+    if host is None:
+        shares = ((1 - CALL_SHARE) / 2, CALL_SHARE, (1 - CALL_SHARE) / 2)
+        between, launch, rest = (np.full(len(names), round(HOST_NS * share), np.int64) for share in shares)
+        return between, launch, rest
+
+    def expected(kind: Overhead, op: str) -> float:
+        found = host.table.get((kind, op, ANY)) or host.table.get((kind, ANY, ANY))
+        return found.estimate_ns if found else 0.0
+
+    def column(*kinds: Overhead) -> Int64:
+        by_name = {code: sum(expected(kind, graph.string(code)) for kind in kinds)
+                   for code in np.unique(names).tolist()}
+        return whole_ns([by_name[code] for code in names.tolist()])
+
+    launches = [found for (kind, op, detail), found in host.table.items()
+                if kind == Overhead.CALL and op == ANY and detail.endswith("LaunchKernel")]
+    call = HOST_NS * CALL_SHARE
+    if launches:
+        call = sum(found.total_ns for found in launches) / max(sum(found.count for found in launches), 1)
+    return (column(Overhead.BETWEEN_OPS), np.full(len(names), round(call), np.int64),
+            column(Overhead.BEFORE_CALL, Overhead.AFTER_CALL))
