@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from graph_predictor.recorded.host_time import exclusive_time
+from graph_predictor.simulation.host_time import exclusive_time
 from tracer.graph import ExecutionGraph, KernelKind
 
 LEAST_SHARE = 0.004

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from graph_predictor.recorded.host_time import exclusive_time
+from graph_predictor.simulation.host_time import exclusive_time
 from graph_predictor.simulation.rendezvous import HOST_RANGE
 from tracer.arrays import Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind, Table

@@ -8,10 +8,10 @@ import numpy as np
 
 from graph_predictor.diff.places import Places, next_aligned
 from graph_predictor.diff.step_tree import StepTree, Vocabulary, step_tree, with_loader
+from graph_predictor.prediction.path_attribution import attribute_path
 from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep
-from graph_predictor.recorded.host_time import HostTime, exclusive_time, operation_of, split, waits
 from graph_predictor.simulation.critical_path import Bound, critical_path, window_path
-from graph_predictor.simulation.path_attribution import attribute_path
+from graph_predictor.simulation.host_time import HostTime, exclusive_time, operation_of, split, waits
 from graph_predictor.simulation.program import ItemKind
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, KernelKind

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from graph_predictor.prediction.origin import Origin
 from graph_predictor.prediction.repeat import Cycle, choose_steps
-from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.prediction.scenario import EditError, Origin, Scenario
 from graph_predictor.prediction.unprofiled import unprofiled
 from graph_predictor.recorded.typical_steps import similar_steps
 from graph_predictor.simulation.build import build_program

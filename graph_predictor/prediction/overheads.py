@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from graph_predictor.recorded.host_time import exclusive_time, operation_of, waits
 from graph_predictor.simulation.build import build_program
+from graph_predictor.simulation.host_time import exclusive_time, operation_of, waits
 from kernel_models.host.overheads import (
     ANY,
     HostOverheads,

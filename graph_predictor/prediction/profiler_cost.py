@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from graph_predictor.prediction.scenario import Scenario
-from graph_predictor.recorded.host_time import operation_of
+from graph_predictor.simulation.host_time import operation_of
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, ExecutionGraph
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -29,7 +29,6 @@ from tracer.errors import ForetraceError
 
 if TYPE_CHECKING:
     from graph_predictor.prediction.loader import Loader
-    from graph_predictor.prediction.origin import Origin
     from graph_predictor.prediction.rewriting import Rewrite, Rewritten
 
 CallEdit = Callable[[OpCall], "tuple[OpCall, ...]"]
@@ -45,6 +44,21 @@ class Loading(Enum):
 
 class EditError(ForetraceError):
     """An edit that cannot be done: what was asked, why not, what can be."""
+
+
+class Origin(Protocol):
+    """The recorded job whose times a step traced by shapes has taken."""
+
+    @property
+    def scenario(self) -> Scenario:
+        """The recorded job, without edits."""
+
+    @property
+    def ranks(self) -> list[int]:
+        """Of each traced rank the recorded one."""
+
+    def host_factors(self, pieces: HostPieces, ns: Float64) -> Float64:
+        """Factor on each piece of the traced job's host time, where an edit makes ``ns`` of the recorded job's."""
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from graph_predictor.prediction.deciding import StreamEnds, decides
+from graph_predictor.prediction.path_attribution import attribute_path, bound_sums
 from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep
 from graph_predictor.prediction.result import which_times
-from graph_predictor.recorded.host_time import exclusive_time, operation_of, split, waits
 from graph_predictor.recorded.module_paths import with_backward_modules
 from graph_predictor.recorded.typical_steps import left_out, typical_of_ranks
 from graph_predictor.simulation.critical_path import Bound, Causes, critical_path, window_path
-from graph_predictor.simulation.deciding import StreamEnds, decides
-from graph_predictor.simulation.path_attribution import attribute_path, bound_sums
+from graph_predictor.simulation.host_time import exclusive_time, operation_of, split, waits
 from graph_predictor.simulation.program import whole_ns
 from tracer.arrays import Int32, Int64
 from tracer.errors import ForetraceError

@@ -17,8 +17,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from graph_predictor.recorded.host_time import exclusive_time, operation_of, split
 from graph_predictor.simulation.build import Built
+from graph_predictor.simulation.host_time import exclusive_time, operation_of, split
 from graph_predictor.simulation.program import ItemKind, Program, whole_ns
 from tracer.arrays import Float64, Int8, Int64
 from tracer.graph import NONE, ExecutionGraph, GapKind, OpKind

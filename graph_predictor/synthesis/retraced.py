@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from graph_predictor.prediction.origin import Origin
 from graph_predictor.prediction.pricing import LEAST_RATIO, MEASURED_SPREAD
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.simulation.rank_view import IN_CALL_COPIES
 from graph_predictor.synthesis.modelled import collective_works, modelled_works
 from graph_predictor.synthesis.operation_times import DeviceWork, HostCall, OperationTimes
+from graph_predictor.synthesis.origin import StandIn
 from graph_predictor.synthesis.retraced_match import Match, match, names_of_both, plain_name
 from graph_predictor.synthesis.retraced_slots import Slots, slots_of
 from kernel_models.device import DeviceSpec
@@ -108,9 +108,9 @@ class Anchors:
         return Source.ANCHORED if any(tally.unsure_ns for tally in self._tallies) else Source.MEASURED
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> StandIn:
         """Which recorded operations stand for those of the ranks so far."""
-        return Origin(self.scenario, *(list(column) for column in zip(*self._stand, strict=True)))
+        return StandIn(self.scenario, *(list(column) for column in zip(*self._stand, strict=True)))
 
     def constants(self, position: int) -> LaunchConstants:
         """Launch constants of the recorded rank that stands for a traced one."""

@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.scenario import Scenario
-from graph_predictor.recorded.host_time import exclusive_time
 from graph_predictor.simulation.build import Built
+from graph_predictor.simulation.host_time import exclusive_time
 from graph_predictor.simulation.program import ItemKind
 from kernel_models.kernel_names import uses_tf32
 from tracer.arrays import Float64, Int64

@@ -12,11 +12,11 @@ import pytest
 from micro import Micro
 from report_support import CPU_SMALL, REAL, real_trace, worked_step
 
+from graph_predictor.prediction.path_attribution import attribute_path
 from graph_predictor.prediction.replay import WINDOW, Replay, replay
-from graph_predictor.recorded.host_time import HostTime, exclusive_time, operation_of, split
 from graph_predictor.reports.breakdown import OUTSIDE, Breakdown, _Rank, breakdown
 from graph_predictor.simulation.critical_path import Bound, Causes, critical_path
-from graph_predictor.simulation.path_attribution import attribute_path
+from graph_predictor.simulation.host_time import HostTime, exclusive_time, operation_of, split
 from graph_predictor.synthesis.baseline import predict
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, OpKind

@@ -10,9 +10,9 @@ from statistics import median_low
 
 import numpy as np
 
-from graph_predictor.diff.names import is_collective
 from graph_predictor.prediction.host_spread import USUAL_SPREAD
 from graph_predictor.recorded.module_paths import with_backward_modules
+from graph_predictor.recorded.names import is_collective
 from graph_predictor.reports.ranks.parts import Meetings
 from graph_predictor.reports.ranks.times import JobTimes, scaled_rank
 from tracer.arrays import Float64, Int64

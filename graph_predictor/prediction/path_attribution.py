@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from graph_predictor.prediction.replay import Replay
-from graph_predictor.recorded.host_time import HostTime, Pieces, split
 from graph_predictor.simulation.causes import StartCause
 from graph_predictor.simulation.critical_path import Bound, Path
+from graph_predictor.simulation.host_time import HostTime, Pieces, split
 from graph_predictor.simulation.program import ItemKind, whole_ns
 from tracer.arrays import Float64, Int8, Int64
 from tracer.graph import NONE

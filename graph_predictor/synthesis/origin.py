@@ -1,4 +1,4 @@
-"""The recorded job whose times a step traced by shapes has taken: ``Origin``.
+"""The recorded job whose times a step traced by shapes has taken: ``StandIn``.
 
 What an edit makes of the recorded host it makes of the traced one too, operation by operation:
 
@@ -20,7 +20,7 @@ from tracer.graph import NONE
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class StandIn:
     """A recorded job and which of its operations stand for those of a traced one.
 
     Attributes:
@@ -74,4 +74,4 @@ def _ratio(place: Int64, was: Float64, will: Float64, size: int, otherwise: floa
     return np.where(before > 0, after / np.maximum(before, 1e-9), otherwise)
 
 
-__all__ = ["Origin"]
+__all__ = ["StandIn"]
