@@ -26,7 +26,7 @@ demo: $(CAPTURING)  ## record a training step here, predict three that were neve
 
 # One process a core, so one thread a process. Tests marked slow, 26 of 4,600, take a quarter of the time.
 test: lint check  ## linters, type check, the recorded traces' baseline and the tests but the slowest
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile -m 'not slow'
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder -m 'not slow'
 
 slow: $(TESTABLE)  ## the slowest tests: campaigns and calibrations that are killed and resumed, compiled workloads
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow

@@ -104,17 +104,16 @@ def assemble(ranks: Sequence[RankRows], clock_ns: Sequence[int]) -> tuple[Progra
 
     table = {name: np.concatenate(columns) for name, columns in rows.items()}
     items_total, kernels_total = int(item_offset[-1]), int(kernel_ptr[-1])
-    pointers = {}
     for prefix, size in (("after", items_total), ("wait", items_total), ("edge", kernels_total)):
         owner = table.pop(f"{prefix}_owner")
-        pointers[f"{prefix}_ptr"] = _pointer(np.bincount(owner, minlength=size))
         order = np.argsort(owner, kind="stable")
         for name in [name for name in table if name.startswith(f"{prefix}_")]:
             table[name] = table[name][order]
+        table[f"{prefix}_ptr"] = _pointer(np.bincount(owner, minlength=size))
     program = Program(
         thread_ptr=_pointer(table.pop("thread_count")), queue_ptr=_pointer(table.pop("queue_count")),
         kernel_ptr=kernel_ptr, kernel_group=np.full(kernels_total, -1, np.int64), group_size=np.zeros(0, np.int64),
-        **pointers, **table)
+        **table)
     return program, item_offset[:-1].tolist()
 
 

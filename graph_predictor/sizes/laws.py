@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graph_predictor.prediction.memory import with_sizes
+from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.sizes.number_laws import NumberLaws
 from graph_predictor.sizes.size_kinds import PairedRank
 from graph_predictor.sizes.size_times import BATCH, at_new_sizes
+from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.operation import Operation
 from tracer.arrays import Int64
 
 if TYPE_CHECKING:
-    from graph_predictor.prediction.predictor import Baseline
     from tracer.job import Job
 
 FAR = 2.0
@@ -51,9 +52,7 @@ class SizeLaws:
 
     def __init__(self, captures: Sequence[Baseline | Job], sizes: Sequence[Mapping[str, int]],
                  new: Mapping[str, int]) -> None:
-        from graph_predictor.prediction.predictor import Baseline as Made
-
-        self.captures = [one if isinstance(one, Made) else Made(one) for one in captures]
+        self.captures = [one if isinstance(one, Baseline) else baseline_of(one) for one in captures]
         self.sizes, self.new = [dict(one) for one in sizes], dict(new)
         self._check()
 
