@@ -50,4 +50,4 @@ def test_a_drift_is_told(tmp_path: Path) -> None:
 def test_the_spread_is_that_of_the_repeated_steps_alone(tmp_path: Path) -> None:
     """What the steps after those of the prediction took is not known to it."""
     graph = steps_of(tmp_path, 100, 100, 300, 50)
-    assert baseline_of(graph, range(2)).host_spread == pytest.approx(END * USUAL_SPREAD / np.sqrt(2))
+    assert baseline_of(graph, range(2)).spreads.host == pytest.approx(END * USUAL_SPREAD / np.sqrt(2))

@@ -305,8 +305,8 @@ def test_an_edited_step_is_no_surer_than_the_recorded_one(tmp_path: Path) -> Non
     baseline = baseline_of(loading(tmp_path, 30_000, 0))
     for edits in ([ScaleHost(0.5)], [ScaleHost(1e-6)]):
         said = baseline.predict(edits)
-        assert np.log(said.interval_us[1] / said.step_time_us) >= 0.999 * baseline.host_spread
-        assert np.log(said.step_time_us / said.interval_us[0]) >= 0.999 * baseline.host_spread
+        assert np.log(said.interval_us[1] / said.step_time_us) >= 0.999 * baseline.spreads.host
+        assert np.log(said.step_time_us / said.interval_us[0]) >= 0.999 * baseline.spreads.host
 
 
 def test_larger_batches_take_their_workers_longer(tmp_path: Path) -> None:
