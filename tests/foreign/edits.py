@@ -43,8 +43,8 @@ MOVES = 0.02
 APART = 0.002
 """Two predictions nearer than this are the same."""
 GONE = 0.01
-"""Share of its work that an edit leaves of what it does away with: a CUDA graph is launched, once a step. And of what an
-edit changes alone, the least that says that it is there with another one."""
+"""Share of its work that an edit leaves of what it does away with: a CUDA graph is launched, once a step. And the least
+of what an edit changes alone that says that it is there with another one."""
 
 Change = dict[str, Any]
 Result = Prediction | str
