@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from tracer.decode import list_of
 
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
@@ -143,5 +144,5 @@ def _tensors(text: str) -> list[TensorRef]:
             walk(part)
 
     if text:
-        walk(msgspec.json.decode(text))
+        walk(list_of(text))
     return found
