@@ -52,6 +52,27 @@ def from_json(data: bytes | str, kind: Any = Any) -> Any:
     return value
 
 
+def value_of(text: str) -> Any:
+    """Decode an argument's text as a profiler writes it, such as "[[2, 3], []]"; ``None`` for what is no JSON.
+
+    Texts of traces and of saved graphs may be anything: cut off, nested without end, numbers of thousands of digits,
+    halves of characters.
+    """
+    try:
+        value = msgspec.json.decode(text)
+        if text.count("[") + text.count("{") > MOST_DEPTH:
+            _check_depth(value)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError, DecodeError):
+        return None
+    return value
+
+
+def list_of(text: str) -> list[Any]:
+    """Decode an argument's text that is a list; empty for anything else."""
+    value = value_of(text) if text else None
+    return value if isinstance(value, list) else []
+
+
 def from_toml(data: bytes) -> dict[str, Any]:
     """Decode TOML.
 

@@ -6,13 +6,14 @@ Code that computes works on the columns; nothing here is used by the simulator.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
 from tracer.arrays import Int64
+from tracer.decode import list_of
 from tracer.graph import (
     NONE,
     ExecutionGraph,
@@ -41,6 +42,8 @@ _ENUMS: dict[str, dict[str, type]] = {
 }
 
 _MOST_NESTED = 2
+_MOST_ELEMENTS = 1 << 60
+"""Of a tensor: no memory holds more, and bytes of as many still are whole numbers of 64 bits."""
 """Lists of lists of tensors."""
 
 
@@ -131,17 +134,18 @@ def arguments(graph: ExecutionGraph, op: int) -> list[Argument]:
     """
     ops = graph.ops
     dtypes, shapes, strides, scalars = (
-        _decode(graph.string(int(column[op]))) for column in (ops.dtypes, ops.shapes, ops.strides, ops.scalars)
+        list_of(graph.string(int(column[op]))) for column in (ops.dtypes, ops.shapes, ops.strides, ops.scalars)
     )
     count = max(len(part) for part in (dtypes, shapes, strides, scalars))
     return [
         Argument(
             dtype=str(_at(dtypes, i, "")),
-            shape=_sizes(_at(shapes, i, None)),
-            stride=_sizes(_at(strides, i, None)),
+            shape=shape,
+            stride=_strides(_at(strides, i, None), shape),
             value=str(_at(scalars, i, "")),
         )
         for i in range(count)
+        for shape in [_sizes(_at(shapes, i, None))]
     ]
 
 
@@ -158,15 +162,6 @@ def _categorical_codes(column: Int64, used: Int64, position: Int64) -> Int64:
     return np.where(column >= 0, position[at], NONE)
 
 
-def _decode(text: str) -> list[Any]:
-    """A list the profiler wrote; empty if it wrote none or something that is no list."""
-    try:
-        value = msgspec.json.decode(text) if text else []
-    except (msgspec.DecodeError, RecursionError):
-        return []
-    return value if isinstance(value, list) else []
-
-
 def _at(values: list[Any], index: int, missing: Any) -> Any:
     return values[index] if index < len(values) else missing
 
@@ -176,5 +171,15 @@ def _sizes(value: Any, depth: int = 0) -> tuple[Any, ...] | None:
     if not isinstance(value, list) or depth > _MOST_NESTED:
         return None
     if all(type(part) is int for part in value):
-        return tuple(value)
+        return tuple(value) if min(value, default=0) >= 0 and prod(value) <= _MOST_ELEMENTS else None
     return tuple(_sizes(part, depth + 1) or () for part in value)
+
+
+def _strides(value: Any, shape: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
+    """Strides that belong to sizes, of a tensor or of those in a list; ``None`` where one is not as long as the
+    other."""
+    if not isinstance(value, list) or shape is None or len(value) != len(shape):
+        return None
+    if all(type(size) is int for size in shape):
+        return tuple(value) if all(type(part) is int and 0 <= part <= _MOST_ELEMENTS for part in value) else None
+    return tuple(_strides(part, one) or () for part, one in zip(value, shape, strict=True))

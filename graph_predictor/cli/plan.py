@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from tracer.shape_only.transformer import TransformerShape
 
 BEST = 10
+MOST_DIGITS = 10
+"""Of a number of samples."""
 
 
 def plan(
@@ -139,7 +142,17 @@ def _decoder(source: str, assignments: list[str], preset: str | None) -> tuple[s
         raise PlanError(f"{source} says itself which sizes its model has; leave --preset {preset} out.")
     values = {**meta.workload["settings"], **dict(item.partition("=")[::2] for item in assignments)}
     return (f"{meta.workload['name']} of {source}", decoder_of(meta.workload["name"], values),
-            int(values.get("batch", 1)) * int(values.get("accumulation", 1)))
+            _whole(values, "batch") * _whole(values, "accumulation"))
+
+
+def _whole(values: Mapping[str, Any], name: str) -> int:
+    """A setting that is a number of samples, 1 if it is not there. Raises ``PlanError``."""
+    from graph_predictor.parallel.plan import PlanError
+
+    text = str(values.get(name, 1))
+    if not (text.isascii() and text.isdecimal() and 0 < len(text) < MOST_DIGITS and int(text)):
+        raise PlanError(f"The setting {name}={text[:MOST_DIGITS]} is no number of samples; give --set {name}=8.")
+    return int(text)
 
 
 def _notes(node: str, device: str, host_us: float, *, measured: bool) -> list[str]:

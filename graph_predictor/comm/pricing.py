@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 
 from graph_predictor.simulation.build import Built
@@ -17,6 +16,7 @@ from graph_predictor.simulation.program import Program
 from kernel_models.collectives import CollectiveBatch, CollectiveCall, CommTimes, Topology
 from kernel_models.collectives.readers.traces import element_bytes, kind_of, payload_bytes
 from tracer.arrays import Int64
+from tracer.decode import list_of
 from tracer.graph import NONE, ExecutionGraph, KernelKind
 
 Predict = Callable[[CollectiveBatch], CommTimes]
@@ -108,11 +108,10 @@ def recorded_call(graphs: Sequence[ExecutionGraph], row_of: list[dict[int, int]]
 
 def _named_ranks(text: str) -> list[int]:
     """Ranks of a group as a trace lists them; none where the list is cut off or names one twice."""
-    try:
-        found = msgspec.json.decode(text, type=list[int]) if text else []
-    except msgspec.DecodeError:
+    found = list_of(text)
+    if not all(type(rank) is int and rank >= 0 for rank in found):
         return []
-    return found if len(set(found)) == len(found) and min(found, default=0) >= 0 else []
+    return found if len(set(found)) == len(found) else []
 
 
 def price_collectives(built: Built, predict: Predict, on: Topology) -> PricedJob:

@@ -30,9 +30,10 @@ class FlashAttention:
 
     Found are ``aten::_scaled_dot_product_attention_math`` and, elsewhere, two batched products with one softmax of the
     scores between them; their backward by autograd's numbers. Each becomes one call that never writes the scores: flash
-    attention where the type has 16 bits or a CPU computes, else the memory-efficient kernels, which take fp32. Its time
-    is that of what it replaces × model(fused) / model(written out). Assumes that a mask that is added or filled in is
-    no causal one the fused operator could skip, unless the operator said so, and that no one else reads the scores.
+    attention where the type has 16 bits or a CPU computes, else the memory-efficient kernels, which take fp32. What no
+    fused kernel of a CPU takes (``_refusal``) stays as it is. The new call's time is that of what it replaces ×
+    model(fused) / model(written out). Assumes that a mask that is added or filled in is no causal one the fused
+    operator could skip, unless the operator said so, and that no one else reads the scores.
     """
 
     def describe(self) -> str:
@@ -42,37 +43,79 @@ class FlashAttention:
     def apply(self, scenario: Scenario) -> Scenario:
         """See ``Edit``."""
         units = units_of(scenario)
-        found = replace_attention(scenario, units).replacements
-        if not found:
+        every = list(_attentions(scenario, units))
+        if not every:
             if any(call.family is Family.ATTENTION for calls in units.calls for call in calls):
                 raise EditError("The step's attention is fused already: no products with a softmax between them were "
                                 "found.")
             raise EditError("The step has no attention that is written out: no softmax was found between two batched "
                             "products.")
+        refused = [why for one in every if (why := _refusal(one.call, units.on_host))]
+        if len(refused) == len(every):
+            raise EditError(f"{refused[0]}: it stays written out there.")
+        found = replace_attention(scenario, units).replacements
         scenario.known_source()
         scenario = replace(scenario, rewrites={**scenario.rewrites, "0 attention": replace_attention})
         backward = sum(one.calls[0].kind.endswith("backward") for one in found)
         forward, steps = len(found) - backward, scenario.cycle.steps
+        left = f" {len(refused) / steps:,.0f} stay written out. {refused[0]}." if refused else ""
         return scenario.with_note(
             f"{forward / steps:,.0f} attentions a step, {backward / steps:,.0f} of them with their backward, become "
-            f"{found[0].calls[0].kind.rsplit('_', 1)[0]} attention.")
+            f"{found[0].calls[0].kind.rsplit('_', 1)[0]} attention.{left}")
+
+
+@dataclass(frozen=True, slots=True)
+class _WrittenOut:
+    """An attention that is written out: its rank, units and operations in forward, and the fused call for them."""
+
+    rank: int
+    members: np.ndarray
+    ops: np.ndarray
+    call: OpCall
+
+
+def _refusal(call: OpCall, on_host: bool) -> str:
+    """Why no fused kernel takes an attention; "" where one does.
+
+    Of fused attention a CPU has one kernel, ``_scaled_dot_product_flash_attention_for_cpu``. PyTorch takes it for every
+    type, any mask without a gradient and heads that share keys, but neither with dropout nor for values of another size
+    than keys (ATen/native/transformers/sdp_utils_cpp.cpp).
+    """
+    if not on_host:
+        return ""
+    if "dropout" in call.flags:
+        return "On a CPU PyTorch has no fused attention with dropout"
+    head, value = call.dims[5:7]
+    return "" if head == value else "On a CPU PyTorch has no fused attention for values of another size than keys"
 
 
 def replace_attention(scenario: Scenario, units: Units) -> Rewriting:
-    """Every attention's replacements, forward and backward."""
+    """Replacements of every attention that a fused kernel takes, forward and backward."""
     found: list[Replacement] = []
-    for rank, graph in enumerate(scenario.built.graphs):
-        mine = np.flatnonzero((units.rank == rank) & units.alive & (units.op >= 0))
-        backward: dict[int, list[int]] | None = None
-        for members, forward_ops, call in _forward(units, mine, graph):
-            found.append(Replacement(members, (call,)))
-            if backward is None:
-                backward = _backward_units(units, mine, graph)
-            behind = sorted({u for op in forward_ops.tolist() for u in backward.get(op, ())},
-                            key=lambda u: int(units.start[u]))
-            if behind:
-                found.append(Replacement(np.array(behind, np.int64), (_backward_call(call),)))
+    backward: dict[int, dict[int, list[int]]] = {}
+    for one in _attentions(scenario, units):
+        if _refusal(one.call, units.on_host):
+            continue
+        found.append(Replacement(one.members, (one.call,)))
+        if one.rank not in backward:
+            backward[one.rank] = _backward_units(units, _alive(units, one.rank), scenario.built.graphs[one.rank])
+        behind = sorted({u for op in one.ops.tolist() for u in backward[one.rank].get(op, ())},
+                        key=lambda u: int(units.start[u]))
+        if behind:
+            found.append(Replacement(np.array(behind, np.int64), (_backward_call(one.call),)))
     return Rewriting(found)
+
+
+def _attentions(scenario: Scenario, units: Units) -> Iterator[_WrittenOut]:
+    """Every attention that is written out, rank by rank."""
+    for rank, graph in enumerate(scenario.built.graphs):
+        for members, ops, call in _forward(units, _alive(units, rank), graph):
+            yield _WrittenOut(rank, members, ops, call)
+
+
+def _alive(units: Units, rank: int) -> np.ndarray:
+    """A rank's units that are still there and have an operation."""
+    return np.flatnonzero((units.rank == rank) & units.alive & (units.op >= 0))
 
 
 def _forward(units: Units, mine: np.ndarray, graph: ExecutionGraph) -> Iterator[tuple[np.ndarray, np.ndarray, OpCall]]:
@@ -87,7 +130,8 @@ def _forward(units: Units, mine: np.ndarray, graph: ExecutionGraph) -> Iterator[
         if len(members) < 2 or made is None:
             continue
         if calls and calls[0].family is Family.ATTENTION and "unsized" not in calls[0].flags:
-            flags = tuple(flag for flag in calls[0].flags if flag != "causal")
+            # A recorded operator may leave its numbers out; what it draws is seen inside.
+            flags = tuple((set(calls[0].flags) - {"causal"}) | (set(made.flags) & {"dropout"}))
             batch, heads, kv_heads = calls[0].dims[:3]
             # Sizes and type as edited are those of the products inside; how many heads share keys is the operator's.
             made = replace(made, flags=flags)

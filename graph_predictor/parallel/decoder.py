@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from graph_predictor.comm.collective_times import PlanError
+from graph_predictor.sizes.named_sizes import MOST
 from tracer.shape_only.transformer import TransformerShape
 
 DECODERS = ("llama", "gpt2", "moe")
@@ -57,7 +58,7 @@ def decoder_of(name: str, settings: Mapping[str, Any]) -> TransformerShape:
     try:
         dtype = next((kind for kind in ("bf16", "fp16") if kind in str(settings["dtype"])), "fp32")
         plain = name == "gpt2"
-        return TransformerShape(
+        shape = TransformerShape(
             layers=int(settings["depth"]), hidden=int(settings["width"]), heads=int(settings["heads"]),
             kv_heads=int(settings["heads" if plain else "kv_heads"]),
             ffn=4 * int(settings["width"]) if plain else int(settings["hidden"]), vocab=int(settings["vocabulary"]),
@@ -65,4 +66,10 @@ def decoder_of(name: str, settings: Mapping[str, Any]) -> TransformerShape:
             dropout=float(settings.get("dropout", 0.0)), experts=int(settings.get("experts", 0)),
             top_k=int(settings.get("top_k", 0)), dtype=dtype)
     except (KeyError, TypeError, ValueError) as error:
-        raise PlanError(f"The settings of {name} lack or spoil {error}; trace or capture it again.") from None
+        why = str(error)[:200]
+        raise PlanError(f"The settings of {name} lack or spoil {why}; trace or capture it again.") from None
+    sizes = (shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.ffn, shape.vocab, shape.seq)
+    if not all(0 < size <= MOST for size in sizes) or not (0 <= shape.experts <= MOST and 0 <= shape.top_k <= MOST
+                                                          and 0.0 <= shape.dropout < 1.0):
+        raise PlanError(f"The settings of {name} have sizes that no model has; trace or capture it again.")
+    return shape

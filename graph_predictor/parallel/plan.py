@@ -45,6 +45,10 @@ class Recompute(str, Enum):
     """Every block, from its input."""
 
 
+MOST_TASKS = 1 << 18
+"""Forward passes of all stages' chunks in a step; the largest published runs have some thousands."""
+
+
 @dataclass(frozen=True, slots=True)
 class ParallelPlan:
     """A plan.
@@ -87,6 +91,9 @@ class ParallelPlan:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise PlanError(f"{name}={value!r} is not possible in a plan; give a whole number, 1 or more.")
+        if self.pp * self.chunks * self.microbatches > MOST_TASKS:
+            raise PlanError(f"A plan with microbatches={self.microbatches} on pp={self.pp} stages has more work to put "
+                            f"in order than the {MOST_TASKS:,} pieces that are simulated; choose fewer micro-batches.")
         if (self.chunks > 1) != (self.schedule is Schedule.INTERLEAVED):
             raise PlanError("The interleaved schedule has 2 or more chunks a stage, and no other schedule has any; "
                             "give schedule=interleaved and chunks=2 or more together, or neither.")

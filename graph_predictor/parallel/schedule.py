@@ -50,7 +50,7 @@ class Pipelined:
         return float(self.end.max())
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=32)
 def order_of(schedule: Schedule, stages: int, microbatches: int, chunks: int = 1) -> Order:
     """The order of work on every stage.
 

@@ -3,6 +3,7 @@ are named with the reason, and the rest are estimated."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -11,7 +12,7 @@ from graph_predictor.parallel.estimate import Estimate, Rates, estimate
 from graph_predictor.parallel.loads import loads_of
 from graph_predictor.parallel.memory import PlanMemory, memory_of
 from graph_predictor.parallel.pieces import Pieces
-from graph_predictor.parallel.plan import ParallelPlan, PlanError, Recompute, Sharding, check_plan
+from graph_predictor.parallel.plan import MOST_TASKS, ParallelPlan, PlanError, Recompute, Sharding, check_plan
 from tracer.shape_only.transformer import TransformerShape
 
 MOST_MICROBATCH = 16
@@ -59,10 +60,10 @@ def candidates(shape: TransformerShape, gpus: int, global_batch: int) -> Iterato
             dp = gpus // tp // pp
             if global_batch % dp:
                 continue
-            for microbatch in _divisors(global_batch // dp):
-                if microbatch > MOST_MICROBATCH:
-                    break
-                count = global_batch // dp // microbatch
+            for microbatch in range(1, MOST_MICROBATCH + 1):
+                count, rest = divmod(global_batch // dp, microbatch)
+                if rest or not 0 < count * pp <= MOST_TASKS:
+                    continue
                 for sharding in Sharding:
                     if (sharding and dp == 1) or (sharding > Sharding.OPTIMIZER and pp > 1):
                         continue
@@ -86,8 +87,8 @@ def search(shape: TransformerShape, gpus: int, global_batch: int, pieces: Pieces
     collectives.check_fits(gpus)
     found = _sorted_out(candidates(shape, gpus, global_batch), shape, pieces, collectives, memory_limit, rates, tick)
     if not found.considered:
-        raise PlanError(f"A batch of {global_batch:,} sequences cannot be split over {gpus} GPUs by any plan; choose a "
-                        "batch that shares divisors with it.")
+        raise PlanError(f"A batch of {global_batch:,} sequences cannot be split over {gpus:,} GPUs by any plan of at "
+                        f"most {MOST_TASKS:,} micro-batches; choose a batch that shares divisors with it.")
     return found
 
 
@@ -129,4 +130,6 @@ def _sorted_out(plans: Iterable[ParallelPlan], shape: TransformerShape, pieces: 
 
 
 def _divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0]
+    """In ascending order."""
+    low = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
+    return low + [number // each for each in reversed(low) if each * each != number]

@@ -13,7 +13,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-import msgspec
 import numpy as np
 
 from graph_predictor.prediction.pricing import target_device
@@ -21,6 +20,7 @@ from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.units import Bools
 from kernel_models.dtypes import itemsize, short_dtype
 from tracer.arrays import Float64
+from tracer.decode import list_of
 from tracer.graph import ExecutionGraph
 
 PEAK, ACTIVATIONS = "peak", "activations"
@@ -86,16 +86,12 @@ def kept_when_recomputed(graph: ExecutionGraph, chosen: Bools, blocks: int) -> f
     modules = graph.ops.module[rows]
     # The largest tensor that the first operation of a block reads is its input.
     first = int(rows[np.argmin(graph.ops.start_ns[rows])]) if len(rows) and (modules >= 0).any() else -1
-    inputs = blocks * max(_tensor_bytes(graph, first), default=0) if first >= 0 else 0
+    inputs = min(blocks * max(_tensor_bytes(graph, first), default=0), activations) if first >= 0 else 0
     return min(1.0, 1.0 / blocks + inputs / activations)
 
 
 def _tensor_bytes(graph: ExecutionGraph, op: int) -> Iterator[int]:
-    try:
-        shapes = msgspec.json.decode(graph.string(int(graph.ops.shapes[op])) or "[]")
-        dtypes = msgspec.json.decode(graph.string(int(graph.ops.dtypes[op])) or "[]")
-    except msgspec.DecodeError:
-        return
+    shapes, dtypes = (list_of(graph.string(int(column[op]))) for column in (graph.ops.shapes, graph.ops.dtypes))
     for shape, dtype in zip(shapes, dtypes, strict=False):
-        if isinstance(shape, list) and shape and all(isinstance(size, int) for size in shape):
+        if isinstance(shape, list) and shape and all(isinstance(size, int) and size >= 0 for size in shape):
             yield math.prod(shape) * itemsize(short_dtype(str(dtype)) or "fp32")

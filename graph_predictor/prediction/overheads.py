@@ -185,6 +185,8 @@ def _waiting(graph: ExecutionGraph) -> Intervals:
 def _events_of_steps(graph: ExecutionGraph) -> list[HostEvents]:
     """Every step's events."""
     ops = graph.ops
+    if not len(graph.steps):
+        return []
     waiting = _waiting(graph)
     segments = record(graph, waiting).segments
     outside = (segments.kind == Overhead.BETWEEN_OPS) | (segments.kind == Overhead.DATA)

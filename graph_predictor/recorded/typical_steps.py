@@ -41,14 +41,18 @@ def typical_of_ranks(lengths: Sequence[Int64]) -> list[Bools]:
 
     Args:
         lengths: of each rank's steps, in order. Where ranks recorded different numbers of them, the last ones are the
-            same.
+            same. Of a rank that has untypical ones only, all stand for the step.
     """
     most = max(map(len, lengths), default=0)
     longest = np.zeros(most, np.int64)
     for own in lengths:
         longest[most - len(own):] = np.maximum(longest[most - len(own):], own)
     found = typical(longest)
-    return [found[most - len(own):] for own in lengths]
+    return [_or_all(found[most - len(own):]) for own in lengths]
+
+
+def _or_all(chosen: Bools) -> Bools:
+    return chosen if chosen.any() else np.ones(len(chosen), np.bool_)
 
 
 def similar_steps(graphs: Sequence[ExecutionGraph]) -> range | None:
@@ -70,7 +74,7 @@ def typical_steps(graphs: Sequence[ExecutionGraph]) -> list[int]:
     """All typical steps that every rank has, numbered from 0 within each rank."""
     fewest = min((len(graph.steps) for graph in graphs), default=0)
     of_ranks = typical_of_ranks([graph.steps.duration_ns for graph in graphs])
-    return np.flatnonzero(of_ranks[0][len(of_ranks[0]) - fewest:]).tolist() if fewest else []
+    return np.flatnonzero(_or_all(of_ranks[0][len(of_ranks[0]) - fewest:])).tolist() if fewest else []
 
 
 def alike_steps(graphs: Sequence[ExecutionGraph]) -> range | None:

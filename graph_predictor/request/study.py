@@ -31,7 +31,7 @@ from graph_predictor.prediction.memory import lacking_memory
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.request.configuration import Configuration, switched_edits
-from graph_predictor.sizes.named_sizes import captured_sizes, parse_also, parse_sets
+from graph_predictor.sizes.named_sizes import captured_sizes, parse_also, parse_sets, samples_of
 from graph_predictor.sizes.retrace import recorded_sizes, retrace, trace_again, why_not
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.collectives import topology as find_topology
@@ -244,10 +244,9 @@ class Study:
         spread = Ranks(ranks.plan, ranks.world_size, {**new, **ranks.settings})
         found = on_ranks(self._recorded, spread, collectives, also=also)
         settings = {**workload.get("settings", {}), **spread.settings}
-        if type(settings.get("batch")) is not int:
-            return found
+        samples = samples_of(settings)
         # Ranks of a tensor- or pipeline-parallel group work on the same samples.
-        return found.with_items(settings["batch"] * int(settings.get("accumulation") or 1) / sharing(spread.plan))
+        return found if samples is None else found.with_items(samples / sharing(spread.plan))
 
     def _can_move(self, device: str) -> None:
         assert self._recorded is not None

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from graph_predictor.sizes.number_laws import NoLawError, NumberLaws
 from kernel_models.families import registry
+from tracer.decode import value_of
 from tracer.views import Argument
 
 EXACT_INTEGERS = 2**31
@@ -87,10 +86,7 @@ def _dense(old: Any, stride: Any, new: Any) -> tuple[Any, ...] | None:
 
 def _number(laws: NumberLaws, texts: list[str]) -> str:
     """A number or a list of numbers; other texts, seeds and addresses stay."""
-    try:
-        values = [msgspec.json.decode(text) for text in texts]
-    except msgspec.DecodeError:
-        return texts[0]
+    values = [value_of(text) for text in texts]
     if all(isinstance(value, list) for value in values) and len({len(value) for value in values}) == 1:
         return "[" + ", ".join(_number(laws, [str(one) for one in parts]) for parts in zip(*values, strict=True)) + "]"
     if all(type(value) is int for value in values):

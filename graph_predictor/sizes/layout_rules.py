@@ -13,9 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from graph_predictor.sizes.layouts import Dim, Layout, NamedSizes, Shape, reshaped
+from tracer.decode import value_of
 from tracer.views import Argument
 
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
@@ -60,10 +59,7 @@ class Call:
     def numbers(self, place: int) -> tuple[int, ...] | None:
         """The list of whole numbers that an argument is; ``None`` where it is none, or not recorded."""
         text = self.arguments[place].value if place < len(self.arguments) else ""
-        try:
-            found = msgspec.json.decode(text) if text.startswith("[") else None
-        except msgspec.DecodeError:
-            return None
+        found = value_of(text) if text.startswith("[") else None
         return tuple(found) if isinstance(found, list) and all(type(one) is int for one in found) else None
 
 

@@ -48,6 +48,12 @@ def parse_also(text: str) -> tuple[str, dict[str, int]]:
     return match["path"], {name: _size(size) for name, size in pairs}
 
 
+def samples_of(settings: Mapping[str, Any]) -> int | None:
+    """Samples of a workload's step by its settings; ``None`` where they do not say."""
+    batch, accumulation = settings.get("batch"), settings.get("accumulation") or 1
+    return batch * accumulation if type(batch) is int and type(accumulation) is int else None
+
+
 def captured_sizes(graphs: Sequence[ExecutionGraph], told: Sequence[Mapping[str, int]], new: Mapping[str, int]) -> list[
         dict[str, int]]:
     """The sizes of each capture: those told, and of a workload of the suite those it noted.

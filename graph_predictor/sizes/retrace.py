@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.sizes.named_sizes import LEADING, MOST
+from graph_predictor.sizes.named_sizes import LEADING, MOST, samples_of
 from graph_predictor.synthesis.baseline import retraced
 from kernel_models.device_choice import shape_device
 from tracer.graph import ExecutionGraph
@@ -72,9 +72,7 @@ def retrace(baseline: Baseline, new: Mapping[str, int], old: Mapping[str, int] |
     if batch is not None and was:
         found.scenario = found.scenario.with_samples(batch / was)
     settings = graphs[0].meta.workload.get("settings", {})
-    if batch is None and type(settings.get("batch")) is int:
-        batch = settings["batch"]
-    return found.with_items(batch * int(settings.get("accumulation", 1)) if batch is not None else None)
+    return found.with_items(samples_of(settings if batch is None else {**settings, "batch": batch}))
 
 
 def recorded_sizes(baseline: Baseline) -> dict[str, int]:

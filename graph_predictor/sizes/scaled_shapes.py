@@ -15,7 +15,6 @@ from itertools import accumulate, pairwise
 from operator import mul
 from typing import TypeGuard
 
-import msgspec
 import numpy as np
 
 from graph_predictor.prediction.scenario import EditError
@@ -24,6 +23,7 @@ from graph_predictor.sizes.named_sizes import LEADING
 from graph_predictor.sizes.size_flow import Role, SizeFlow, Use, Value
 from kernel_models.families import registry
 from kernel_models.operation import Operation
+from tracer.decode import list_of
 from tracer.graph import ExecutionGraph, Phase
 from tracer.views import Argument
 
@@ -203,7 +203,7 @@ class ScaledShapes:
             name = self.graph.string(code)
             if shapes < 0 or not ("embedding" in name or name.startswith("fbgemm::")):
                 continue
-            parts: list[Shape] = [tuple(part) for part in _decoded(self.graph.string(shapes)) if _is_shape(part)]
+            parts: list[Shape] = [tuple(part) for part in list_of(self.graph.string(shapes)) if _is_shape(part)]
             lists = [*pairwise(parts)]
             if "permute_2D" in name:
                 lists = [(parts[2], parts[1])] if len(parts) > 2 else []
@@ -235,7 +235,7 @@ class ScaledShapes:
         """An argument with new sizes and strides; lists of numbers that are a tensor's sizes change too."""
         shape = argument.shape
         if not shape:
-            numbers = _decoded(argument.value) if argument.value.startswith("[") else []
+            numbers = list_of(argument.value) if argument.value.startswith("[") else []
             if _is_shape(numbers) and tuple(numbers) in self.shapes:
                 sizes = tuple(numbers)
                 new = self.sizes.shape(sizes, self.flow.guessed(sizes))
@@ -278,7 +278,7 @@ def strided_maps(shapes: Iterable[Shape], size: int) -> list[int]:
 
 def tensors_in(text: str) -> Iterator[Shape]:
     """Shapes of all tensors in a JSON text of the profiler, those in lists too."""
-    todo = list(_decoded(text))
+    todo = list(list_of(text))
     while todo:
         one = todo.pop()
         if isinstance(one, list) and one:
@@ -292,16 +292,8 @@ def _dimensions(shape: Shape) -> int:
     return len(shape)
 
 
-def _decoded(text: str) -> list[object]:
-    try:
-        value = msgspec.json.decode(text) if text else []
-    except msgspec.DecodeError:
-        return []
-    return value if isinstance(value, list) else []
-
-
 def _is_shape(value: object) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and bool(value) and all(type(size) is int for size in value)
+    return isinstance(value, list) and bool(value) and all(type(size) is int and size >= 0 for size in value)
 
 
 def _reshaped(argument: Argument, shape: Shape) -> Argument:
@@ -339,7 +331,7 @@ def _parameter_shapes(graph: ExecutionGraph) -> set[Shape]:
         rule = registry.forward_rule(graph.string(name))
         if rule is None or shapes < 0:
             continue
-        for argument, part in zip(rule.names, _decoded(graph.string(shapes)), strict=False):
+        for argument, part in zip(rule.names, list_of(graph.string(shapes)), strict=False):
             if argument in PARAMETERS and _is_shape(part):
                 found.add(tuple(part))
     return found | {tuple(reversed(shape)) for shape in found if len(shape) == _FLAT}

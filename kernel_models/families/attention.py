@@ -21,7 +21,8 @@ from kernel_models.families.registry import Inputs, Unpriceable, backward, forwa
 from kernel_models.op_call import Family, OpCall
 from kernel_models.tensors import Tensor
 
-_DIRECTIONS = {"forward": (1, 1), "backward": (3, 2)}
+PRODUCTS = {"forward": (1, 1), "backward": (3, 2)}
+"""Products over keys' sizes and over values' of either direction."""
 
 
 def attended_pairs(q_len: int, kv_len: int, causal: bool, window: int = 0) -> int:
@@ -46,7 +47,7 @@ def attention(
     queries, keys = batch * heads * q_len, batch * kv_heads * kv_len
     if not queries or not keys:
         return
-    of_d, of_v = _DIRECTIONS[kind.rsplit("_", 1)[1]]
+    of_d, of_v = PRODUCTS[kind.rsplit("_", 1)[1]]
     size = itemsize(dtype)
     q, kv, out = queries * head_dim * size, keys * (head_dim + v_head_dim) * size, queries * v_head_dim * size
     backwards = kind.endswith("_backward")

@@ -23,6 +23,8 @@ from kernel_models.tensors import Tensor
 _IN_PLACE = words("uniform normal bernoulli random exponential cauchy log_normal geometric rand_like randn_like "
              "randint_like poisson binomial _standard_gamma _sample_dirichlet")
 _NEW = words("rand randn randint")
+_HAND_BACK = words("dropout feature_dropout")
+"""Of dropout these do nothing at p = 0 (ATen/native/Dropout.cpp); the native operator draws its mask all the same."""
 
 
 def random(kind: str, elements: int, dtype: str) -> Iterator[OpCall]:
@@ -54,9 +56,10 @@ def _new(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.RANDOM, "aten::native_dropout(input, p, train)", "aten::_fused_dropout(input, p)",
          "aten::dropout(input, p, train)", "aten::feature_dropout(input, p, train)")
 def _dropout(op: Inputs) -> Iterator[OpCall]:
-    """Nothing outside training."""
+    """Nothing outside training, nor where nothing is to be dropped: the input is handed back."""
     tensor = op.tensor("input")
-    if "train" not in op.names or op.flag("train", True):
+    drops = op.short_name not in _HAND_BACK or op.number("p") != 0
+    if drops and ("train" not in op.names or op.flag("train", True)):
         yield from random("dropout", tensor.elements, tensor.dtype)
 
 

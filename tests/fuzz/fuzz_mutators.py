@@ -192,6 +192,34 @@ def json_lines(r: Random, data: bytes) -> bytes:
     return b"\n".join(lines) + (b"\n" if r.random() < 0.8 else b"")
 
 
+def folder(r: Random, files: dict[str, bytes]) -> None:
+    """Change in place which files a directory has: one less, twice, of other names, foreign ones among them."""
+    name = r.choice(list(files))
+    place, _, last = name.rpartition("/")
+    what = r.randrange(7)
+    if what == 0:
+        files.pop(name)
+    elif what == 1:
+        files[f"{place}/{r.choice(['copy of ', '.', 'rank7.', 'rank0.', 'a/b/'])}{last}"] = files[name]
+    elif what == 2:
+        files[f"{place}/{r.choice(FOREIGN)}"] = r.choice([b"", b"x", b"{}", b"[]", b"\0" * 100, files[name],
+                                                          b"\x1f\x8b"])
+    elif what == 3:
+        files[f"{place}/{r.choice(FOREIGN)}"] = files.pop(name)
+    elif what == 4:
+        files[name] = files[r.choice(list(files))]
+    elif what == 5:
+        files[name] = r.choice([b"", b"\n", b"{}", b"[]", b"null", b"\x1f\x8b", b"PK\x05\x06" + b"\0" * 18])
+    else:
+        files[f"{name}.gz" if r.random() < 0.5 else name.removesuffix(".gz")] = files.pop(name)
+
+
+FOREIGN = ["README.md", "x.json", "context.json", "kineto.json", "kineto.json.gz", "et.json.gz", "graph.foretrace",
+           "rank1.json", "rank00.json", "baseline.json", "campaign.json", "items.jsonl", "collectives.json",
+           "rank0/kineto.json", ".hidden.json", "a\x1b[31m.json", "é.pt.trace.json", "x.parquet", "x.csv", "x.log",
+           "kineto.1.json.gz", "rank1/context.json", "memory.json", "trace.pb", "window1.kineto.json.gz"]
+
+
 def nothing(r: Random, data: bytes) -> bytes:
     """The file as it is."""
     return data
@@ -235,7 +263,7 @@ def _change_events(r: Random, tree: Any, events: list[Any]) -> None:
     at = r.randrange(len(events))
     event = events[at] if isinstance(events[at], dict) else {}
     args = event.setdefault("args", {}) if isinstance(event.get("args", {}), dict) else {}
-    what = r.randrange(19)
+    what = r.randrange(30)
     if what == 0:
         event["ts"] = near(r, event.get("ts", 0)) if r.random() < 0.5 else r.choice(_TIMES)
     elif what == 1:
@@ -289,12 +317,72 @@ def _change_events(r: Random, tree: Any, events: list[Any]) -> None:
         change_tree(r, {k: v for k, v in tree.items() if k != "traceEvents"}, 1)
         tree[r.choice(["baseTimeNanoseconds", "deviceProperties", "schemaVersion", "traceName", "with_stack"])] = (
             any_value(r))
-    else:
+    elif what == 18:
         other = r.choice(events)
         if isinstance(other, dict):
             for key in ("ts", "dur", "tid", "name"):
                 if r.random() < 0.5 and key in other:
                     event[key] = other[key]
+    else:
+        _change_all(r, events, event)
+
+
+_PHASES = ["B", "E", "i", "M", "s", "f", "t", "C", "P", "b", "e", "x", "", None, 3]
+_METADATA = ["process_name", "process_sort_index", "process_labels", "thread_name", "thread_sort_index"]
+
+
+def _change_all(r: Random, events: list[Any], event: dict[str, Any]) -> None:
+    """Change many events alike: other units, other forms of the same, an odd order, more of them."""
+    what, dicts = r.randrange(11), [each for each in events if isinstance(each, dict)]
+    if what == 0:  # times of another unit, or from another zero
+        factor, offset = r.choice([1e-6, 1e-3, 1e3, 1e6, 1e9, 1, 1, 1, -1]), r.choice([0, 0, -10**6, 1.7e15, 1.7e18,
+                                                                                       9.2e18])
+        for each in dicts:
+            for key in ("ts", "dur"):
+                if isinstance(each.get(key), int | float):
+                    each[key] = each[key] * factor + (offset if key == "ts" else 0)
+    elif what == 1:  # of another type
+        key, kind = r.choice(["ts", "dur", "tid", "pid", "name", "cat"]), r.choice([str, float, lambda value: [value]])
+        for each in dicts:
+            if key in each and not isinstance(each[key], list | dict):
+                try:
+                    each[key] = kind(each[key])
+                except (TypeError, ValueError):
+                    continue
+    elif what == 2:
+        key, value = r.choice(["ts", "dur", "tid", "pid", "name", "cat", "ph"]), r.choice([0, 1, "x", "", None, -5,
+                                                                                           2.5])
+        for each in dicts:
+            each[key] = value
+    elif what == 3:
+        name = r.choice(_ARGUMENTS)
+        value = any_value(r) if r.random() < 0.7 else 1
+        for each in dicts:
+            if isinstance(each.get("args"), dict) and (name in each["args"] or r.random() < 0.1):
+                each["args"][name] = value
+    elif what == 4:
+        event["ph"] = r.choice(_PHASES)
+    elif what == 5:
+        events.append({"ph": "M", "name": r.choice(_METADATA), "pid": r.choice([0, 1, "x", None]), "tid": 0, "ts": 0,
+                       "args": {r.choice(["name", "sort_index", "labels"]): any_value(r)}})
+    elif what == 6:
+        many = r.choice([2, 20])
+        events += [json.loads(json.dumps(each, default=str)) for each in dicts[:400] for _ in range(many - 1)]
+    elif what == 7:  # nested in itself, or one after the other without a gap
+        kind = json.loads(json.dumps(event, default=str))
+        start, length = (value if isinstance(value, int | float) else 0 for value in (kind.get("ts"), kind.get("dur")))
+        nested = r.random() < 0.5
+        events += [{**kind, "ts": start + (0 if nested else i * length), "dur": length} for i in range(r.choice([5,
+                                                                                                                 700]))]
+    elif what == 8:
+        prefix = r.choice(["\x1b[2J", "\u202e", "é", "x" * 3000, "\x00", "\n", "aten::", "nccl", "%s"])
+        for each in dicts:
+            if isinstance(each.get("name"), str):
+                each["name"] = prefix + each["name"]
+    elif what == 9:
+        events[:] = events[::-1] if r.random() < 0.5 else [each for i, each in enumerate(events) if i % 2]
+    else:
+        events.insert(r.randint(0, len(events)), any_value(r))
 
 
 def _shift(event: dict[str, Any], by: float) -> None:
@@ -440,6 +528,8 @@ def parquet_table(r: Random, data: bytes) -> bytes:
         return plain_bytes(r, data)
     if what < 0.18:
         return _many_rows(data, 1_000_000)
+    if what < 0.5:
+        return _retyped(r, data)
     import pandas
 
     frame = pandas.read_parquet(io.BytesIO(data))
@@ -462,6 +552,69 @@ def parquet_table(r: Random, data: bytes) -> bytes:
     stream = io.BytesIO()
     frame.to_parquet(stream)
     return stream.getvalue()
+
+
+_LIMITS: list[Any] = [None, 0, -1, 1 << 40, (1 << 63) - 1, -(1 << 63), float("nan"), float("inf"), 1e308, "x", "",
+                      "1", "é",
+                      "\x1b[31m", "9" * 5000, True, [1, 2], [], {"a": 1}, b"\xff"]
+
+
+def _retyped(r: Random, data: bytes) -> bytes:
+    """A Parquet table with columns of other types than they should have, twice, empty, of nothing, or nested."""
+    import pyarrow.parquet as parquet
+
+    table = parquet.read_table(io.BytesIO(data))
+    if r.random() < 0.3:
+        table = table.replace_schema_metadata(r.choice([None, {"pandas": "{"}, {"pandas": "{}"}, {"x": "é"}]))
+    for _ in range(r.choice([1, 1, 2, 4])):
+        if table.num_columns:
+            table = _changed_table(r, table)
+    stream = io.BytesIO()
+    parquet.write_table(table, stream)
+    return stream.getvalue()
+
+
+def _changed_table(r: Random, table: Any) -> Any:
+    at, what = r.randrange(table.num_columns), r.randrange(8)
+    name, column = table.column_names[at], table.column(at)
+    if what == 0:
+        return table.append_column(name, column)
+    if what == 1:
+        return table.slice(0, r.choice([0, 1]))
+    if what == 2:
+        return table.remove_column(at)
+    if what == 3:
+        new = str(any_value(r))[:300]
+        return table.rename_columns([new if i == at else each for i, each in enumerate(table.column_names)])
+    return table.set_column(at, name, _changed_column(r, column))
+
+
+def _changed_column(r: Random, column: Any) -> Any:
+    import pyarrow
+
+    what, values = r.randrange(7), column.to_pylist()
+    if what == 0:
+        return pyarrow.array([r.choice(_LIMITS)] * len(values))
+    if what == 1:
+        return pyarrow.nulls(len(values))
+    if what == 2:
+        return column.dictionary_encode()
+    if what == 3:
+        return pyarrow.array([[value] for value in values])
+    if what == 4:
+        return pyarrow.array([{"x": value} for value in values])
+    if what == 5 and values:
+        values[r.randrange(len(values))] = r.choice(_LIMITS)
+        try:
+            return pyarrow.array(values)
+        except (pyarrow.ArrowException, TypeError, OverflowError):
+            return pyarrow.array(list(map(str, values)))
+    kind = r.choice(["string", "float64", "float32", "int8", "int64", "uint64", "bool_", "large_string", "binary",
+                     "date32"])
+    try:
+        return column.cast(getattr(pyarrow, kind)(), safe=False)
+    except pyarrow.ArrowException:
+        return pyarrow.nulls(len(values))
 
 
 def toml_text(r: Random, data: bytes) -> bytes:
@@ -535,7 +688,7 @@ def graph_file(r: Random, data: bytes) -> bytes:
         members[MANIFEST] = to_json(tree)
     else:
         name = r.choice([name for name in members if name != MANIFEST])
-        members[name] = _parquet_columns(r, members[name])
+        members[name] = (_parquet_columns if r.random() < 0.7 else _retyped)(r, members[name])
     return pack(members)
 
 

@@ -17,6 +17,7 @@ import itertools
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -29,13 +30,15 @@ from random import Random
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from fuzz_cases import Case, draw_case, keep, kept
+from fuzz_cases import KINDS, QUICK, Case, draw_case, keep, kept
 from fuzz_worker import BYTES, ROOT, SECONDS, Worker
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-CODES = {"check": {0, 1, 2, 3}}
+CODES = {"check": {0, 1, 2, 3}, "plan": {0, 1, 2}}
 """Exit codes of commands that are gates; all others end with 0 or 2."""
+_GONE = 141
+"""Exit code where nobody reads the output any more."""
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _CHUNK = 200
 _MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -168,7 +171,10 @@ def run_cases(todo: Iterable[Case], seeds: Path, jobs: int = 1) -> Iterator[Outc
 def warm_up(seeds: Path) -> list[list[str]]:
     """Commands that import and compile what cases need."""
     one, job = str(seeds / "kineto_linear.json"), str(seeds / "job")
-    return [["replay", one], ["breakdown", job], ["predict", one, "--clock", "2", "--device", "b200"], ["inspect", one],
+    programs = [["plan", str(seeds / "decoder"), "--gpus", "8"],
+                ["predict", str(seeds / "decoder"), "--set", "batch=8"]] if (seeds / "decoder").exists() else []
+    return [*programs,
+            ["replay", one], ["breakdown", job], ["predict", one, "--clock", "2", "--device", "b200"], ["inspect", one],
             ["opportunities", one], ["ranks", job], ["diff", one, one], ["comm", "report", job], ["overheads", one],
             ["predict", one, "--set", "batch=4096:64"], ["predict", one, "--parallel", "ddp=4"],
             ["comm", "tune", str(seeds / "comm.json")], ["models", "list", str(seeds / "device.profile")],
@@ -189,28 +195,37 @@ def run_one(worker: Worker, case: Case, seeds: Path) -> Outcome:
             argv = case.write(root, seeds)
         except OSError as error:  # a name that this file system cannot have
             return Outcome(case, 2, 0.0, 0, text=str(error))
-        answer = worker.run(root, argv)
+        answer = worker.run(root, argv, case.stdout)
         outcome = Outcome(case, answer["code"], answer["seconds"], answer["bytes"], answer["processor"])
         _judge(outcome, answer["hung"], root)
+        if case.kind == "output" and not outcome.wrong and not _untouched(case, root / "in"):
+            outcome.wrong, outcome.where = "what was there is changed", case.arguments[0]
     return outcome
+
+
+def _untouched(case: Case, root: Path) -> bool:
+    """Whether all of a case's files that held something are as they were."""
+    return all((root / name).is_file() and (root / name).read_bytes() == content
+               for name, content in case.files.items() if content)
 
 
 def _judge(outcome: Outcome, hung: bool, root: Path) -> None:
     errors = _text(root / "stderr")
     outcome.text = " ".join(errors.strip().rsplit("\n", 1)[-1].split())
     gate = outcome.case.arguments[0]
-    if hung:
+    code = 0 if outcome.case.stdout == "gone" and outcome.code == _GONE else outcome.code
+    if hung or code == -signal.SIGXCPU:
         outcome.wrong = f"over {SECONDS} s"
     elif outcome.bytes > BYTES:
         outcome.wrong = f"over {BYTES / 1e9} GB"
-    elif outcome.code < 0:
-        outcome.wrong = f"ended by signal {-outcome.code}"
-    elif "which is a bug of foretrace" in errors or outcome.code >= 90:
+    elif code < 0:
+        outcome.wrong = f"ended by signal {-code}"
+    elif "which is a bug of foretrace" in errors or code >= 90:
         outcome.wrong = "a bug"
     elif "not enough memory" in errors:
         outcome.wrong = "out of memory"
-    elif outcome.code not in CODES.get(gate, {0, 2}):
-        outcome.wrong = f"exit {outcome.code}"
+    elif code not in CODES.get(gate, {0, 2}):
+        outcome.wrong = f"exit {code}"
     elif outcome.code == 0 and not any(re.search("(?i)nan|inf", word) for word in outcome.case.arguments[1:]) and (
             (root / "unfinished").exists() or _NO_NUMBER.search(_text(root / "stdout"))):
         outcome.wrong = "a number that is none"
@@ -238,6 +253,8 @@ def main() -> None:
     options.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long")
     options.add_argument("--jobs", type=int, default=2)
     options.add_argument("--kind", action="append", default=[], help="only this kind of file (repeatable)")
+    options.add_argument("--traces", type=Path, nargs="*", default=[], help="files of one's own, damaged too")
+    options.add_argument("--quick", action="store_true", help="leave out what imports PyTorch")
     options.add_argument("--out", type=Path, default=Path("out/fuzz"), help="where what is found is kept")
     options.add_argument("--again", type=Path, action="append", default=[], help="run what was kept again")
     given_options = options.parse_args()
@@ -245,8 +262,14 @@ def main() -> None:
         from fuzz_seeds import build_seeds
 
         stdout, sys.stdout = sys.stdout, sys.stderr
-        seeds = build_seeds(Path(folder))
+        if given_options.quick:
+            given_options.kind = [name for name in given_options.kind or [*QUICK, "given"] if name in [*QUICK, "given"]]
+        slow = set(given_options.kind or KINDS) - set(QUICK) - {"given"}
+        seeds = build_seeds(Path(folder), programs=bool(slow))
         sys.stdout = stdout
+        (seeds / "given").mkdir()
+        for path in given_options.traces:
+            shutil.copy(path, seeds / "given" / f"{path.parent.name}-{path.name}")
         todo = [kept(each) for each in given_options.again] if given_options.again else cases(
             seeds, given_options.cases, given_options.seed, given_options.kind)
         print(f"seed {given_options.seed}", flush=True)

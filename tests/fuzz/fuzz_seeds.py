@@ -136,10 +136,16 @@ parameters = 4096
 """
 
 
-def build_seeds(folder: Path) -> Path:
-    """Write all seeds into a directory; kinds of one file are named ``KIND*``, of several are directories."""
+def build_seeds(folder: Path, programs: bool = False) -> Path:
+    """Write all seeds into a directory; kinds of one file are named ``KIND*``, of several are directories.
+
+    With ``programs`` also those that PyTorch makes.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    for make in (_traces, _profiles, _collectives, _captures, _campaign, _datasets, _tomls, _sweep):
+    if programs:
+        _programs(folder)
+    for make in (_traces, _profiles, _collectives, _captures, _campaign, _datasets, _tomls, _sweep, _recorded,
+                 _notes):
         make(folder)
     return folder
 
@@ -277,3 +283,37 @@ def _sweep(folder: Path) -> None:
     app(["sweep", str(out / "trace.json"), "--clock", "1,2", "--jobs", "1", "-o", str(out / "points.csv"), "--json"],
         standalone_mode=False)
 
+
+
+def _recorded(folder: Path) -> None:
+    """Copy one of the project's recordings: a capture of a real program."""
+    shutil.copytree(HERE.parents[1] / "traces" / "host" / "lstm" / "round2", folder / "recorded", dirs_exist_ok=True)
+
+
+def _notes(folder: Path) -> None:
+    """Write what a user may keep in a directory beside a trace."""
+    root = folder / "notes"
+    root.mkdir(exist_ok=True)
+    shutil.copy(folder / "kineto_linear.json", root / "trace.json")
+    (root / "notes.txt").write_text("what was found")
+    (root / "notes.json").write_text('{"what": "was found"}')
+    (root / "table.csv").write_text("what,was\n1,2\n")
+    (root / "empty").write_text("")
+    for name in ("work.lock", "x.work"):  # names that foretrace has for its own
+        (root / name).mkdir(exist_ok=True)
+        (root / name / "kept.txt").write_text("mine")
+    (root / "table.csv.journal").write_text("mine")
+    (root / "notes.json.tmp").write_text("mine")
+
+
+def _programs(folder: Path) -> None:
+    """Steps traced by shapes, and a capture of a decoder: what is traced again, or planned."""
+    from graph_predictor.cli import app
+    from tracer import workloads
+
+    for name, workload, more in (("shapes_llama.foretrace", "llama", []), ("shapes_dlrm.foretrace", "dlrm", []),
+                                 ("shapes_ddp.foretrace", "gpt2", ["--world-size", "4", "--parallel", "ddp=4"])):
+        app(["trace", "--workload", workload, "-o", str(folder / name), "--json", *more], standalone_mode=False)
+    settings = workloads.as_plain(workloads.configure("llama"))
+    check_support.write_capture(folder / "decoder", check_support.step_trace(1), check_support.samples(550, seed=3),
+                                workload={"name": "llama", "settings": settings})

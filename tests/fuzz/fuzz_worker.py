@@ -53,7 +53,7 @@ def _serve() -> None:
             gc.freeze()  # what is there is never looked at again, so that forks share its pages
             answers.write(json.dumps({}) + "\n")
             continue
-        answers.write(json.dumps(_one(Path(request["folder"]), request["argv"])) + "\n")
+        answers.write(json.dumps(_one(Path(request["folder"]), request["argv"], request["stdout"])) + "\n")
 
 
 def _make_cheap() -> None:
@@ -93,11 +93,11 @@ def _main(argv: list[str]) -> None:
     main()
 
 
-def _one(folder: Path, argv: list[str]) -> dict[str, Any]:
+def _one(folder: Path, argv: list[str], stdout: str) -> dict[str, Any]:
     start = time.monotonic()
     child = os.fork()
     if child == 0:
-        _child(folder, argv)
+        _child(folder, argv, stdout)
     handle = os.pidfd_open(child)
     ended = select.select([handle], [], [], _WAIT)[0]
     if not ended:
@@ -112,7 +112,7 @@ def _one(folder: Path, argv: list[str]) -> dict[str, Any]:
             "hung": not ended or usage.ru_utime + usage.ru_stime >= SECONDS}
 
 
-def _child(folder: Path, argv: list[str]) -> None:
+def _child(folder: Path, argv: list[str], stdout: str) -> None:
     code = 99
     try:
         os.setsid()
@@ -123,6 +123,8 @@ def _child(folder: Path, argv: list[str]) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for number, name in ((1, "stdout"), (2, "stderr")):
             os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
+        if stdout:
+            os.dup2(os.open("/dev/full", os.O_WRONLY) if stdout == "full" else _closed_pipe(), 1)
         os.chdir(folder)
         try:
             _watch_numbers(folder)
@@ -139,6 +141,13 @@ def _child(folder: Path, argv: list[str]) -> None:
         code = 97
     finally:
         os._exit(code)
+
+
+def _closed_pipe() -> int:
+    """A pipe that nobody reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    return writing
 
 
 def _watch_numbers(folder: Path) -> None:
@@ -179,10 +188,10 @@ class Worker:
             raise RuntimeError("the worker has ended")
         return json.loads(line)
 
-    def run(self, folder: Path, argv: list[str]) -> dict[str, Any]:
+    def run(self, folder: Path, argv: list[str], stdout: str = "") -> dict[str, Any]:
         """Run a command on the input in a folder; ``stdout`` and ``stderr`` are files in it afterwards."""
         try:
-            return self._ask({"folder": str(folder), "argv": argv})
+            return self._ask({"folder": str(folder), "argv": argv, "stdout": stdout})
         except (RuntimeError, BrokenPipeError):
             self.close()
             self._start()

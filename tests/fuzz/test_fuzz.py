@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fuzz_cases import KINDS, kept
+from fuzz_cases import QUICK, kept
 from fuzz_run import Tally, cases, run_cases, run_one, warm_up
 from fuzz_seeds import build_seeds
 from fuzz_worker import Worker
@@ -42,7 +42,7 @@ def worker(seeds: Path) -> Iterator[Worker]:
 
 def test_damaged_inputs_and_odd_options_end_as_they_should(seeds: Path) -> None:
     tally = Tally()
-    for outcome in run_cases(cases(seeds, CASES, SEED), seeds, jobs=JOBS):
+    for outcome in run_cases(cases(seeds, CASES, SEED, QUICK), seeds, jobs=JOBS):
         tally.add(outcome)
     assert not tally.faults, tally.told()
     ended = tally.by_outcome()
@@ -51,12 +51,12 @@ def test_damaged_inputs_and_odd_options_end_as_they_should(seeds: Path) -> None:
 
 
 def test_the_same_seed_makes_the_same_cases(seeds: Path) -> None:
-    first, again, other = (list(cases(seeds, 50, number)) for number in (7, 7, 8))
+    first, again, other = (list(cases(seeds, 50, number, QUICK)) for number in (7, 7, 8))
     assert first == again != other
 
 
 def test_every_kind_of_file_is_damaged_and_read(seeds: Path) -> None:
-    for name in KINDS:
+    for name in QUICK:
         drawn = list(cases(seeds, 5, 3, [name]))
         assert {case.kind for case in drawn} == {name} and all(case.files and case.arguments for case in drawn)
 

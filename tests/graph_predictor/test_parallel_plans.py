@@ -180,11 +180,24 @@ def test_a_search_finds_every_plan_and_says_why_others_are_not_there(pieces: Pie
     assert "2 layers cannot be split evenly by pp=4" in reasons
 
 
+def test_a_batch_of_billions_is_not_put_in_order(pieces: Pieces, cluster: CollectiveModel) -> None:
+    with pytest.raises(PlanError, match="at most 262,144 micro-batches"):
+        search(SHAPE, 4, 2**31, pieces, cluster)
+    with pytest.raises(PlanError, match="more work to put in order"):
+        ParallelPlan(pp=4, microbatches=100_000)
+
+
 def test_workloads_that_are_no_decoder_are_told() -> None:
     with pytest.raises(PlanError, match="no decoder"):
         decoder_of("resnet50", {})
     with pytest.raises(PlanError, match="lack or spoil"):
         decoder_of("llama", {"depth": 2})
+    sizes = {"dtype": "bf16", "depth": 2, "width": 64, "heads": 4, "kv_heads": 4, "hidden": 64, "vocabulary": 100,
+             "seq": 8}
+    assert decoder_of("llama", sizes).layers == 2
+    for spoilt in ({"depth": 0}, {"seq": 10**25}, {"heads": -4}, {"dropout": 2.0}):
+        with pytest.raises(PlanError, match="no model has"):
+            decoder_of("llama", {**sizes, **spoilt})
 
 
 def test_the_command_prints_plans_and_refuses_in_one_sentence() -> None:

@@ -208,23 +208,51 @@ def test_attention_in_fp32_takes_the_memory_efficient_kernels(tmp_path: Path) ->
     assert any("become efficient attention" in note for note in after.notes)
 
 
-def test_a_cpus_attention_is_priced_by_what_computes_it(tmp_path: Path) -> None:
-    """The operator around the products and the softmax is not priced as one more attention beside them."""
+def on_a_cpu(folder: Path, attentions: Sequence[Sequence[Op]]) -> Baseline:
+    """Three steps of attentions written out inside the operator that PyTorch has for it."""
     trace = Micro()
     heads = [[1, BATCH, QUERIES, HEAD]] * 3
     for n in range(3):
         at = 1000.0 + 1000 * n
         trace.step(at, at + 1000, n + 1)
-        trace.op("aten::_scaled_dot_product_attention_math", at + 5, at + 315, **Op("", heads).arguments(n))
-        for number, op in enumerate(MATH):
-            trace.op(op.name, at + 10 + 75 * number, at + 85 + 75 * number, **op.arguments(n))
-    scenario = baseline_of(trace.read(tmp_path), device=device("cpu")).scenario
-    done = rewrite(FlashAttention().apply(scenario)).rewritten
+        for ops in attentions:
+            trace.op("aten::_scaled_dot_product_attention_math", at + 5, at + 15 + 75 * len(ops),
+                     **Op("", heads).arguments(n))
+            for number, op in enumerate(ops):
+                trace.op(op.name, at + 10 + 75 * number, at + 85 + 75 * number, **op.arguments(n))
+            at += 20 + 75 * len(ops)
+    return baseline_of(trace.read(folder), device=device("cpu"))
+
+
+def test_a_cpus_attention_is_priced_by_what_computes_it(tmp_path: Path) -> None:
+    """The operator around the products and the softmax is not priced as one more attention beside them."""
+    done = rewrite(FlashAttention().apply(on_a_cpu(tmp_path, [MATH]).scenario)).rewritten
     assert done is not None
     old = [c for op in MATH for c in calls_of(operation(op.name, [tuple(s) for s in op.shapes]))]
     (call,) = attention("flash_forward", 1, BATCH, BATCH, QUERIES, QUERIES, HEAD, HEAD, "fp32")
     expected = price([call], device("cpu")).total_us / price(old, device("cpu")).total_us
     assert done.ratio == pytest.approx([expected] * len(done.replacements))
+
+
+DROPPING = [*MATH[:3], Op("aten::bernoulli_", [SCORES]), MATH[3]]
+WIDER = [*MATH[:3], Op("aten::bmm", [SCORES, [BATCH, QUERIES, 2 * HEAD]])]
+
+
+@pytest.mark.parametrize(("ops", "why"), [(DROPPING, "with dropout"), (WIDER, "values of another size than keys")])
+def test_attention_that_no_kernel_of_a_cpu_takes_stays_written_out(tmp_path: Path, ops: list[Op], why: str) -> None:
+    with pytest.raises(EditError, match=f"On a CPU PyTorch has no fused attention .*{why}"):
+        on_a_cpu(tmp_path, [ops]).predict([FlashAttention()])
+    mixed = on_a_cpu(tmp_path, [MATH, ops])
+    done = rewrite(FlashAttention().apply(mixed.scenario)).rewritten
+    assert done is not None
+    assert [len(one.units) for one in done.replacements] == [len(MATH)] * mixed.scenario.cycle.steps
+    said = mixed.predict([FlashAttention()]).notes
+    assert any("1 attentions a step" in note and "1 stay written out" in note and why in note for note in said)
+
+
+def test_a_gpus_attention_with_dropout_is_fused(tmp_path: Path) -> None:
+    after = predict(trace_of(DROPPING).read(tmp_path), [FlashAttention()])
+    assert set(after.families_us) == {"attention"}
 
 
 def test_no_attention_to_replace(tmp_path: Path) -> None:
@@ -440,11 +468,13 @@ def test_a_faster_device_that_changes_nothing_is_said(tmp_path: Path) -> None:
 def test_edits_of_a_cpus_step_replace_its_operations() -> None:
     baseline = baseline_of(cpu("bert-cpu"))
     step = baseline.predict()
-    for edit in (FusedOptimizer(), FlashAttention(), FuseElementwise(), Compile()):
+    for edit in (FusedOptimizer(), FuseElementwise(), Compile()):
         after = baseline.predict([edit])
         assert 0.5 * step.step_time_us < after.step_time_us < step.step_time_us
         low, high = after.interval_us
         assert low < after.step_time_us < high
+    with pytest.raises(EditError, match="no fused attention with dropout"):
+        baseline.predict([FlashAttention()])
     with pytest.raises(EditError, match="fused already"):
         predict(cpu("llama-cpu"), [FlashAttention()])
 

@@ -515,3 +515,16 @@ def test_promotion_and_scalar_types() -> None:
     assert promoted(["bf16", "fp16"]) == "fp32"
     assert promoted(["int64", "bf16"]) == "bf16"
     assert (scalar_type("15"), scalar_type("6"), scalar_type("")) == ("bf16", "fp32", "")
+
+
+# --- random numbers -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "p", "train", "draws"), [
+    ("aten::dropout", "0.1", "True", True), ("aten::dropout", "0.", "True", False),
+    ("aten::dropout", "0.1", "False", False), ("aten::dropout", "", "", True),
+    ("aten::native_dropout", "0.", "True", True)])
+def test_dropout_of_nothing_is_free(name: str, p: str, train: str, draws: bool) -> None:
+    """The native operator draws its mask at p = 0 too; the other one hands its input back."""
+    calls = calls_of(operation(name, [(64, 32), None, None], values=["", p, train]))
+    assert [call.dims for call in calls] == [(64 * 32,)] * draws

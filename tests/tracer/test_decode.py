@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tracer.decode import MOST_DEPTH, DecodeError, convert, from_json, from_toml
+from tracer.decode import MOST_DEPTH, DecodeError, convert, from_json, from_toml, list_of, value_of
 
 
 class Form(msgspec.Struct):
@@ -37,6 +37,18 @@ def test_a_wrong_field_is_named() -> None:
         convert({"number": 1, "texts": ["a", 2]}, Form)
     with pytest.raises(DecodeError):
         from_json(b'{"number": ' + b"9" * 5000 + b"}", Form)
+
+
+@pytest.mark.parametrize("text", [
+    "", "[1,", "null", "[" * 100_000, "[" * (MOST_DEPTH + 2) + "]" * (MOST_DEPTH + 2), "9" * 5000, "[1e999]",
+    '["\\ud800"]', '["\udcff"]', "{}"])
+def test_what_a_profiler_did_not_write_is_an_empty_list(text: str) -> None:
+    assert list_of(text) == []
+
+
+def test_a_profilers_texts_come_back() -> None:
+    assert list_of('[[2, 3], [], "x", 1.5]') == [[2, 3], [], "x", 1.5]
+    assert value_of("1.5") == 1.5 and value_of(str([1] * 100)) == [1] * 100
 
 
 def test_sound_values_come_back() -> None:

@@ -177,6 +177,18 @@ def test_newer_version_is_named(tmp_path, monkeypatch) -> None:
     assert "newer than this foretrace reads" in _refused(path, path.read_bytes())
 
 
+@pytest.mark.parametrize("meta", [
+    {"workload": {"name": "llama"}}, {"workload": {"name": 3, "settings": {}}}, {"memory_moments": [[1, 2, 3]]},
+    {"memory": {"peak": 1 << 63}}])
+def test_a_context_of_another_form_is_refused(tmp_path, meta: dict) -> None:
+    graph = empty_graph()
+    for name, value in meta.items():
+        setattr(graph.meta, name, value)
+    save_graph(graph, tmp_path / "g.foretrace")
+    with pytest.raises(GraphFileError, match=r"workload has no name|memory cannot be"):
+        load_graph(tmp_path / "g.foretrace")
+
+
 def test_missing_file_and_folder(tmp_path) -> None:
     with pytest.raises(GraphFileError, match="does not exist"):
         load_graph(tmp_path / "none.foretrace")

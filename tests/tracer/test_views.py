@@ -71,6 +71,19 @@ def test_arguments() -> None:
     assert arguments(graph, 1) == []
 
 
+@pytest.mark.parametrize(("shapes", "strides", "shape", "stride"), [
+    ("[[2, 3]]", "[[3]]", (2, 3), None), ("[[2, 3]]", "[[]]", (2, 3), None), ("[[2, 3]]", "[[3, -1]]", (2, 3), None),
+    ("[[[2, 3], [4]]]", "[[[3, 1]]]", ((2, 3), (4,)), None), ("[[[2, 3], [4]]]", "[[[3], [1]]]", ((2, 3), (4,)),
+                                                             ((), (1,))),
+    ("[[-2, 3]]", "[[3, 1]]", None, None), (f"[[{10**30}]]", "[[1]]", None, None),
+    (f"[[{2**40}, {2**40}]]", "[[1, 1]]", None, None)])
+def test_sizes_that_no_tensor_has_are_not_recorded(shapes: str, strides: str, shape: object, stride: object) -> None:
+    graph = graph_of([(0, "aten::mm")])
+    graph.strings += [shapes, strides]
+    graph.ops.shapes[0], graph.ops.strides[0] = len(graph.strings) - 2, len(graph.strings) - 1
+    assert arguments(graph, 0) == [Argument("", shape, stride, "")]
+
+
 def _two_streams() -> ExecutionGraph:
     """One op launching a kernel on stream 1; stream 2 waits for it; a second op on another thread runs backward."""
     graph = graph_of([(0, "aten::mm"), (0, "aten::t"), (1, "MmBackward0")], parents=[NONE, 0, NONE],

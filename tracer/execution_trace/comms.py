@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from tracer.decode import list_of
 from tracer.execution_trace.model import NONE, CommNode
 
 # C++ type names that schemas without a dtype attribute put into "Tensor(...)" → the names newer schemas use.
@@ -31,8 +32,8 @@ def comm_node(
     1.0.3 on, ``first global rank, stride, group size``; ``group`` is an address, later ``(name, description)``.
     A ``wait`` has no tensors. Attributes win where both exist.
     """
-    values = _decode(inputs)
-    types = _decode(input_types)
+    values = list_of(inputs)
+    types = list_of(input_types)
     at = next((i for i, kind in enumerate(types) if kind == "String" and i < len(values)), None)
     name = str(attributes.get("collective_name", values[at] if at is not None else ""))
     if not name:
@@ -77,7 +78,7 @@ def process_groups(inputs: str) -> tuple[list[dict[str, Any]], bool]:
     Keys are those of Kineto's ``distributedInfo.pg_config``: pg_name, pg_desc, backend_config, pg_size, ranks.
     PyTorch truncates the text on large jobs; the groups before the cut are kept.
     """
-    values = _decode(inputs)
+    values = list_of(inputs)
     text = next((value for value in values if isinstance(value, str)), "")
     whole = True
     try:
@@ -100,11 +101,6 @@ def process_groups(inputs: str) -> tuple[list[dict[str, Any]], bool]:
     return groups, whole
 
 
-def _decode(text: str) -> list[Any]:
-    value = msgspec.json.decode(text) if text else []
-    return value if isinstance(value, list) else []
-
-
 def _number(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else NONE
 
@@ -117,9 +113,10 @@ def _ranks(start: int, stride: int, size: int) -> str:
 
 def _elements(shapes: str, types: str | None) -> int:
     """Elements of the tensor arguments: every innermost list of numbers in ``shapes`` is one tensor's shape."""
-    decoded = _decode(shapes)
+    decoded = list_of(shapes)
     if types is not None:
-        decoded = [shape for shape, kind in zip(decoded, _decode(types), strict=False) if "Tensor(" in kind]
+        decoded = [shape for shape, kind in zip(decoded, list_of(types), strict=False)
+                   if isinstance(kind, str) and "Tensor(" in kind]
 
     def count(value: Any) -> int:
         if value and all(isinstance(part, int) for part in value):

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from tracer.arrays import Int32, Int64
+from tracer.decode import list_of
 
 NONE = -1
 
@@ -142,5 +142,5 @@ def _tensors(text: str) -> list[TensorRef]:
             walk(part)
 
     if text:
-        walk(msgspec.json.decode(text))
+        walk(list_of(text))
     return found

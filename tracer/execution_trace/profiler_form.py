@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
+from tracer.decode import list_of
 
 # The trace's names of element types → the profiler's, which are those of C++.
 _ELEMENT_TYPES = {"long": "long int", "short": "short int"}
@@ -31,12 +31,12 @@ def profiler_arguments(values: str, shapes: str, types: str, strides: str) -> Pr
     value among the scalars; everything else is empty. A node without inputs gives four empty texts, and so does
     one whose lists differ in length.
     """
-    kinds: list[Any] = _list(types)
-    dims = _list(shapes)
+    kinds: list[Any] = list_of(types)
+    dims = list_of(shapes)
     if not kinds or len(kinds) != len(dims):
         return ProfilerArguments("", "", "", "")
-    steps = _list(strides) if strides else []
-    given = _list(values)
+    steps = list_of(strides)
+    given = list_of(values)
     dtypes = [_type(str(kind)) for kind in kinds]
     keeps = [dtype not in ("", "Scalar", "ScalarList") for dtype in dtypes]
     return ProfilerArguments(
@@ -47,11 +47,6 @@ def profiler_arguments(values: str, shapes: str, types: str, strides: str) -> Pr
         scalars=json.dumps([_scalar(value, dtype) for value, dtype in zip(given, dtypes, strict=True)])
         if len(given) == len(kinds) else "",
     )
-
-
-def _list(text: str) -> list[Any]:
-    value = msgspec.json.decode(text) if text else []
-    return value if isinstance(value, list) else []
 
 
 def _type(kind: str) -> str:

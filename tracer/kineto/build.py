@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import msgspec
 import numpy as np
 
+from tracer.decode import list_of
 from tracer.graph import (
     NONE,
     ExecutionGraph,
@@ -163,11 +163,8 @@ def _device_work(collected: Collector, first: int) -> tuple[KernelTable, np.ndar
 
 
 def _extent(text: str) -> tuple[int, int, int]:
-    try:
-        values = msgspec.json.decode(text, type=list[int])
-    except msgspec.DecodeError:
-        values = []
-    if len(values) > 3 or any(not 0 <= v < 2**31 for v in values):
+    values = list_of(text)
+    if len(values) > 3 or any(type(v) is not int or not 0 <= v < 2**31 for v in values):
         values = []
     x, y, z = ([*values, 1, 1, 1] if values else [NONE] * 3)[:3]
     return x, y, z

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import re
 
-import msgspec
 import numpy as np
 
+from tracer.decode import list_of
 from tracer.graph import NONE, CollectiveTable, KernelKind, KernelTable, OpTable
 from tracer.kineto.columns import Interner
 from tracer.kineto.events import Args
@@ -33,7 +33,6 @@ _DTYPES = {
     "signed char": "int8", "bool": "bool", "short": "int16", "float8_e4m3fn": "float8_e4m3fn",
 }
 SAME_SIZE = {"all_reduce", "broadcast", "reduce"}
-_TEXTS = msgspec.json.Decoder(list[str])
 
 
 def collective_kind(text: str) -> str:
@@ -148,18 +147,18 @@ def _from_shapes(table: CollectiveTable, index: int, op: int, is_annotation: boo
     """
     shapes, types = int(ops.shapes[op]), int(ops.dtypes[op])
     if table.elements_in[index] == NONE and shapes >= 0:
-        try:
-            value = msgspec.json.decode(texts[shapes], type=list[list[int]])
-        except (msgspec.DecodeError, RecursionError):
-            value = []
-        tensors = [shape for shape in value if shape][:None if is_annotation else 1]
+        tensors = [shape for shape in _sizes(texts[shapes]) if shape][:None if is_annotation else 1]
         if tensors:
             table.elements_in[index] = min(sum(math.prod(shape) for shape in tensors), np.iinfo(np.int64).max)
     if table.dtype[index] == NONE and types >= 0:
-        try:
-            names = _TEXTS.decode(texts[types])
-        except msgspec.DecodeError:
-            names = []
-        name = next((n for n in names if n), "").removeprefix("c10::").lower()
+        names = (name for name in list_of(texts[types]) if isinstance(name, str) and name)
+        name = next(names, "").removeprefix("c10::").lower()
         if name:
             table.dtype[index] = strings[_DTYPES.get(name, name)]
+
+
+def _sizes(text: str) -> list[list[int]]:
+    """Shapes of tensors; none where one of them is no list of sizes."""
+    found = list_of(text)
+    whole = all(isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape) for shape in found)
+    return found if whole else []

@@ -221,6 +221,7 @@ def _decode(record: _GraphRecord, members: dict[str, bytes], kind: str, index: i
     _check_references(graph, label)
     _check_kinds(graph, label)
     _check_times(graph, label)
+    _check_meta(graph.meta, label)
     for name in ("rank", "world_size"):
         if not NONE <= getattr(graph.meta, name) <= MOST_RANKS:
             raise corrupt(label, f"its {name.replace('_', ' ')} cannot be")
@@ -265,6 +266,20 @@ def _check_times(graph: ExecutionGraph, label: str) -> None:
     times = [graph.meta.window_ns, *graph.meta.unprofiled_step_ns]
     if min(times) < NONE or max(times) > MOST_NS or min(times[1:], default=LEAST_STEP_NS) < LEAST_STEP_NS:
         raise corrupt(label, "the length of its window or of a step cannot be")
+
+
+_MOMENT = 4
+"""Numbers of a moment of ``memory_moments``."""
+
+
+def _check_meta(meta: Meta, label: str) -> None:
+    """Refuse a context that is not of the form its users rely on."""
+    workload = meta.workload
+    if workload and not (isinstance(workload.get("name"), str) and isinstance(workload.get("settings"), dict)):
+        raise corrupt(label, "its workload has no name or no settings")
+    sizes = [*meta.memory.values(), *(size for moment in meta.memory_moments for size in moment)]
+    if any(len(moment) != _MOMENT for moment in meta.memory_moments) or not all(abs(size) < 1 << 62 for size in sizes):
+        raise corrupt(label, "its memory cannot be")
 
 
 def _check_references(graph: ExecutionGraph, label: str) -> None:
