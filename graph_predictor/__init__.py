@@ -1,24 +1,63 @@
 """Simulation of recorded and edited training steps: replay, critical path, reports and the command line."""
 
-from graph_predictor.comm.pricing import PricedJob, price_collectives
-from graph_predictor.comm.report import CommReport, communication_report
-from graph_predictor.comm.tuning import TunedWorkload, tune_workload
-from graph_predictor.prediction.predictor import Baseline
-from graph_predictor.prediction.replay import Replay, ReplayedStep, replay
-from graph_predictor.prediction.result import Prediction
-from graph_predictor.reports.breakdown import Breakdown, breakdown
-from graph_predictor.reports.opportunities import Opportunities, Opportunity, opportunities
-from graph_predictor.reports.timeline import write_timeline
-from graph_predictor.simulation.build import Built, build_program
-from graph_predictor.simulation.critical_path import Bound, Path, critical_path
-from graph_predictor.simulation.engine import Simulated, simulate
-from graph_predictor.simulation.program import Program
-from graph_predictor.synthesis.baseline import baseline_of, predict, retraced
+from __future__ import annotations
 
-# The functions come after their modules of the same name, and so are what the package's names mean.
+from typing import TYPE_CHECKING
+
+from tracer.lazy import lazily
+
+if TYPE_CHECKING:
+    from graph_predictor.comm.pricing import PricedJob, price_collectives
+    from graph_predictor.comm.report import CommReport, communication_report
+    from graph_predictor.comm.tuning import TunedWorkload, tune_workload
+    from graph_predictor.prediction.predictor import Baseline
+    from graph_predictor.prediction.replay import Replay, ReplayedStep, replay
+    from graph_predictor.prediction.result import Prediction
+    from graph_predictor.reports.breakdown import Breakdown, breakdown
+    from graph_predictor.reports.opportunities import Opportunities, Opportunity, opportunities
+    from graph_predictor.reports.timeline import write_timeline
+    from graph_predictor.simulation.build import Built, build_program
+    from graph_predictor.simulation.critical_path import Bound, Path, critical_path
+    from graph_predictor.simulation.engine import Simulated, simulate
+    from graph_predictor.simulation.program import Program
+    from graph_predictor.synthesis.baseline import baseline_of, predict, retraced
+
+_HOMES = {
+    "Baseline": "graph_predictor.prediction.predictor",
+    "Bound": "graph_predictor.simulation.critical_path",
+    "Breakdown": "graph_predictor.reports.breakdown",
+    "Built": "graph_predictor.simulation.build",
+    "CommReport": "graph_predictor.comm.report",
+    "Opportunities": "graph_predictor.reports.opportunities",
+    "Opportunity": "graph_predictor.reports.opportunities",
+    "Path": "graph_predictor.simulation.critical_path",
+    "Prediction": "graph_predictor.prediction.result",
+    "PricedJob": "graph_predictor.comm.pricing",
+    "Program": "graph_predictor.simulation.program",
+    "Replay": "graph_predictor.prediction.replay",
+    "ReplayedStep": "graph_predictor.prediction.replay",
+    "Simulated": "graph_predictor.simulation.engine",
+    "TunedWorkload": "graph_predictor.comm.tuning",
+    "baseline_of": "graph_predictor.synthesis.baseline",
+    "breakdown": "graph_predictor.reports.breakdown",
+    "build_program": "graph_predictor.simulation.build",
+    "communication_report": "graph_predictor.comm.report",
+    "critical_path": "graph_predictor.simulation.critical_path",
+    "opportunities": "graph_predictor.reports.opportunities",
+    "predict": "graph_predictor.synthesis.baseline",
+    "price_collectives": "graph_predictor.comm.pricing",
+    "replay": "graph_predictor.prediction.replay",
+    "retraced": "graph_predictor.synthesis.baseline",
+    "simulate": "graph_predictor.simulation.engine",
+    "tune_workload": "graph_predictor.comm.tuning",
+    "write_timeline": "graph_predictor.reports.timeline",
+}
+
 __all__ = [
     "Baseline", "Bound", "Breakdown", "Built", "CommReport", "Opportunities", "Opportunity", "Path", "Prediction",
     "PricedJob", "Program", "Replay", "ReplayedStep", "Simulated", "TunedWorkload", "baseline_of", "breakdown",
     "build_program", "communication_report", "critical_path", "opportunities", "predict", "price_collectives", "replay",
     "retraced", "simulate", "tune_workload", "write_timeline",
 ]
+
+__getattr__, __dir__ = lazily(__name__, _HOMES)

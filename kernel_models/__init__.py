@@ -8,7 +8,9 @@ gaps between queued kernels, and return lags of blocking calls.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tracer.lazy import lazily
 
 if TYPE_CHECKING:
     from kernel_models.collectives import CollectiveCall, CommProfile
@@ -22,13 +24,26 @@ if TYPE_CHECKING:
     from kernel_models.profile import DeviceProfile, ProfileError, load_profile, save_profile
 
 _HOMES = {
-    "CollectiveCall": "collectives", "CommProfile": "collectives",
-    "Samples": "datasets", "read_samples": "datasets",
-    "DeviceSpec": "device", "device_names": "device", "resolve_device": "device",
-    "evaluate_profile": "evaluate", "fit_profile": "fitting",
-    "KernelModel": "model", "Source": "model", "Times": "model", "Family": "op_call", "OpCall": "op_call",
-    "PricedCalls": "pricing", "price": "pricing",
-    "DeviceProfile": "profile", "ProfileError": "profile", "load_profile": "profile", "save_profile": "profile",
+    "CollectiveCall": "kernel_models.collectives",
+    "CommProfile": "kernel_models.collectives",
+    "Samples": "kernel_models.datasets",
+    "read_samples": "kernel_models.datasets",
+    "DeviceSpec": "kernel_models.device",
+    "device_names": "kernel_models.device",
+    "resolve_device": "kernel_models.device",
+    "evaluate_profile": "kernel_models.evaluate",
+    "fit_profile": "kernel_models.fitting",
+    "KernelModel": "kernel_models.model",
+    "Source": "kernel_models.model",
+    "Times": "kernel_models.model",
+    "Family": "kernel_models.op_call",
+    "OpCall": "kernel_models.op_call",
+    "PricedCalls": "kernel_models.pricing",
+    "price": "kernel_models.pricing",
+    "DeviceProfile": "kernel_models.profile",
+    "ProfileError": "kernel_models.profile",
+    "load_profile": "kernel_models.profile",
+    "save_profile": "kernel_models.profile",
 }
 
 __all__ = [
@@ -38,11 +53,4 @@ __all__ = [
     "resolve_device", "save_profile",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import public names on first use, so that starting the command line stays quick."""
-    if name in _HOMES:
-        from importlib import import_module
-
-        return getattr(import_module(f"kernel_models.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'kernel_models' has no attribute {name!r}")
+__getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tracer.errors import CaptureError, ForetraceError, GraphFileError, JobError, TraceError
+from tracer.lazy import lazily
 
 if TYPE_CHECKING:
     from tracer.capture import capture
@@ -17,11 +18,22 @@ if TYPE_CHECKING:
     from tracer.store import load_graph, load_job, save_graph, save_job
 
 _HOMES = {
-    "capture": "capture", "ExecutionGraph": "graph", "LossReport": "graph", "Meta": "graph",
-    "Job": "job", "read_job": "job",
-    "join_execution_trace": "join", "read_execution_trace": "execution_trace", "read_kineto": "kineto",
-    "trace_job": "shape_only", "trace_step": "shape_only", "trace_workload": "shape_only",
-    "load_graph": "store", "load_job": "store", "save_graph": "store", "save_job": "store",
+    "capture": "tracer.capture",
+    "ExecutionGraph": "tracer.graph",
+    "LossReport": "tracer.graph",
+    "Meta": "tracer.graph",
+    "Job": "tracer.job",
+    "read_job": "tracer.job",
+    "join_execution_trace": "tracer.join",
+    "read_execution_trace": "tracer.execution_trace",
+    "read_kineto": "tracer.kineto",
+    "trace_job": "tracer.shape_only",
+    "trace_step": "tracer.shape_only",
+    "trace_workload": "tracer.shape_only",
+    "load_graph": "tracer.store",
+    "load_job": "tracer.store",
+    "save_graph": "tracer.store",
+    "save_job": "tracer.store",
 }
 
 __all__ = [
@@ -31,11 +43,4 @@ __all__ = [
     "trace_workload",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import public names on first use, so that starting the command line stays quick."""
-    if name in _HOMES:
-        from importlib import import_module
-
-        return getattr(import_module(f"tracer.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'tracer' has no attribute {name!r}")
+__getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -6,7 +6,9 @@ can be used by themselves. scikit-learn is needed to fit, never to predict.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tracer.lazy import lazily
 
 if TYPE_CHECKING:
     from kernel_models.learned.bins import Bins
@@ -14,15 +16,14 @@ if TYPE_CHECKING:
     from kernel_models.learned.boosting import Boosting, fit_trees
     from kernel_models.learned.trees import Trees
 
-_HOMES = {"Bins": "bins", "BoostedModel": "boosted", "Boosting": "boosting", "Trees": "trees", "fit_trees": "boosting"}
+_HOMES = {
+    "Bins": "kernel_models.learned.bins",
+    "BoostedModel": "kernel_models.learned.boosted",
+    "Boosting": "kernel_models.learned.boosting",
+    "Trees": "kernel_models.learned.trees",
+    "fit_trees": "kernel_models.learned.boosting",
+}
 
 __all__ = ["Bins", "BoostedModel", "Boosting", "Trees", "fit_trees"]
 
-
-def __getattr__(name: str) -> Any:
-    """Import public names on first use: predicting needs numba, and only then."""
-    if name in _HOMES:
-        from importlib import import_module
-
-        return getattr(import_module(f"kernel_models.learned.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'kernel_models.learned' has no attribute {name!r}")
+__getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -15,7 +15,7 @@ import pytest
 from report_support import ROOT
 from said import plain
 
-import foretrace_pytest
+from foretrace import pytest_plugin
 from graph_predictor.check import step_store
 from graph_predictor.check.step_limits import Limits, predict_step
 
@@ -80,7 +80,7 @@ def run(imported: None, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPat
         with monkeypatch.context() as patched:
             for name, value in environment.items():
                 patched.setenv(name, value)
-            return pytester.runpytest_inprocess("-p", "foretrace_pytest", "-p", "no:hypothesispytest",
+            return pytester.runpytest_inprocess("-p", "foretrace.pytest_plugin", "-p", "no:hypothesispytest",
                                                 "--strict-markers", *options)
 
     return call
@@ -269,8 +269,7 @@ def test_a_store_that_is_none_is_told_and_left(run: Run, pytester: pytest.Pytest
 
 def test_it_is_an_entry_point_of_pytest() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert '[project.entry-points.pytest11]\nforetrace_pytest = "foretrace_pytest"\n' in text
-    assert 'py-modules = ["foretrace_pytest"]' in text
+    assert '[project.entry-points.pytest11]\nforetrace = "foretrace.pytest_plugin"\n' in text
 
 
 def test_nothing_of_foretrace_is_imported_before_it_is_used(tmp_path: Path) -> None:
@@ -278,12 +277,12 @@ def test_nothing_of_foretrace_is_imported_before_it_is_used(tmp_path: Path) -> N
     (tmp_path / "conftest.py").write_text(
         "import sys\n"
         "def pytest_unconfigure(config):\n"
-        "    own = {'tracer', 'kernel_models', 'graph_predictor', 'numpy', 'torch', 'msgspec'}\n"
-        "    print('IMPORTED', sorted(own & sys.modules.keys()), 'foretrace_pytest' in sys.modules)\n",
+        "    own = {'tracer.graph', 'kernel_models', 'graph_predictor', 'numpy', 'torch', 'msgspec'}\n"
+        "    print('IMPORTED', sorted(own & sys.modules.keys()), 'foretrace.pytest_plugin' in sys.modules)\n",
         encoding="utf-8")
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     said = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-s", "-p", "foretrace_pytest", "-p", "no:hypothesispytest", "."],
+        [sys.executable, "-m", "pytest", "-q", "-s", "-p", "foretrace.pytest_plugin", "-p", "no:hypothesispytest", "."],
         cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True,
         env={**os.environ, "PYTHONPATH": paths, "PYTEST_ADDOPTS": ""})
     assert "IMPORTED [] True" in plain(said.stdout)
@@ -298,7 +297,7 @@ def test_several_processes_do_not_update_one_file() -> None:
             pass
 
         def getoption(self, name: str) -> bool:
-            return name == foretrace_pytest.UPDATE
+            return name == pytest_plugin.UPDATE
 
     with pytest.raises(pytest.UsageError, match="without -n"):
-        foretrace_pytest.pytest_configure(Worker())  # type: ignore[arg-type]
+        pytest_plugin.pytest_configure(Worker())  # type: ignore[arg-type]

@@ -10,30 +10,29 @@ workload of the suite (in real process groups too), ``streams.py`` models what t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tracer.fake_world.errors import FakeWorldError
 from tracer.fake_world.fit import check_plan
 from tracer.fake_world.plan import DataParallel, ParallelPlan, Place, check_world, parse_plan
+from tracer.lazy import lazily
 
 if TYPE_CHECKING:
     from tracer.fake_world.apply import parallelize
     from tracer.fake_world.classes import rank_classes
     from tracer.fake_world.world import current_world, fake_launch, fake_world
 
-_HOMES = {"parallelize": "apply", "rank_classes": "classes", "current_world": "world", "fake_world": "world",
-          "fake_launch": "world"}
+_HOMES = {
+    "parallelize": "tracer.fake_world.apply",
+    "rank_classes": "tracer.fake_world.classes",
+    "current_world": "tracer.fake_world.world",
+    "fake_world": "tracer.fake_world.world",
+    "fake_launch": "tracer.fake_world.world",
+}
 
 __all__ = [
     "DataParallel", "FakeWorldError", "ParallelPlan", "Place", "check_plan", "check_world", "current_world",
     "fake_launch", "fake_world", "parallelize", "parse_plan", "rank_classes",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import what needs torch on first use."""
-    if name in _HOMES:
-        from importlib import import_module
-
-        return getattr(import_module(f"tracer.fake_world.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'tracer.fake_world' has no attribute {name!r}")
+__getattr__, __dir__ = lazily(__name__, _HOMES)

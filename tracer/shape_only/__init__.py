@@ -9,8 +9,9 @@ result of a collective is needed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from tracer.lazy import lazily
 from tracer.shape_only.devices import device_names
 from tracer.shape_only.errors import ShapeOnlyError
 
@@ -19,11 +20,5 @@ if TYPE_CHECKING:
 
 __all__ = ["ShapeOnlyError", "device_names", "trace_job", "trace_step", "trace_workload"]
 
-
-def __getattr__(name: str) -> Any:
-    """Import what needs torch on first use."""
-    if name in ("trace_job", "trace_step", "trace_workload"):
-        from tracer.shape_only import trace
-
-        return getattr(trace, name)
-    raise AttributeError(f"module 'tracer.shape_only' has no attribute {name!r}")
+__getattr__, __dir__ = lazily(__name__, dict.fromkeys(("trace_job", "trace_step", "trace_workload"),
+                                                      "tracer.shape_only.trace"))

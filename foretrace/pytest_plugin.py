@@ -97,7 +97,7 @@ class StepLimits:
 
 @pytest.fixture
 def foretrace(request: pytest.FixtureRequest) -> StepLimits:
-    """Limits of a training step, see ``foretrace_pytest``."""
+    """Limits of a training step, see ``foretrace.pytest_plugin``."""
     marked: dict[str, Any] = {}
     for mark in reversed(list(request.node.iter_markers("foretrace"))):  # the closest one last
         if mark.args:

@@ -1,0 +1,55 @@
+"""foretrace: capture a real PyTorch training step once, then know what any other step would cost.
+
+    import foretrace
+
+    job = foretrace.read("runs/a")                                    # or a trace, a glob of ranks, a URL
+    foretrace.predict(job, [foretrace.edits.Device("h200-sxm")])      # another GPU
+    foretrace.breakdown(foretrace.replay(job.graphs))                 # where the time goes now
+
+Everything is imported on first use; what each name is lies in ``tracer``, ``kernel_models`` and ``graph_predictor``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracer.errors import ForetraceError
+from tracer.lazy import lazily
+
+if TYPE_CHECKING:
+    from graph_predictor import edits
+    from graph_predictor.check.gate import check_directory as check
+    from graph_predictor.diff.jobs import diff_jobs as diff
+    from graph_predictor.parallel.search import search as plan
+    from graph_predictor.prediction.replay import replay
+    from graph_predictor.reports.breakdown import breakdown
+    from graph_predictor.reports.opportunities import opportunities
+    from graph_predictor.reports.timeline import write_timeline
+    from graph_predictor.synthesis.baseline import baseline_of, predict, retraced
+    from tracer.capture import capture
+    from tracer.job import read_job as read
+    from tracer.shape_only import trace_step as trace
+
+_HOMES = {
+    "baseline_of": "graph_predictor.synthesis.baseline",
+    "breakdown": "graph_predictor.reports.breakdown",
+    "capture": "tracer.capture",
+    "check": "graph_predictor.check.gate:check_directory",
+    "diff": "graph_predictor.diff.jobs:diff_jobs",
+    "edits": "graph_predictor.edits:",
+    "opportunities": "graph_predictor.reports.opportunities",
+    "plan": "graph_predictor.parallel.search:search",
+    "predict": "graph_predictor.synthesis.baseline",
+    "read": "tracer.job:read_job",
+    "replay": "graph_predictor.prediction.replay",
+    "retraced": "graph_predictor.synthesis.baseline",
+    "trace": "tracer.shape_only:trace_step",
+    "write_timeline": "graph_predictor.reports.timeline",
+}
+
+__all__ = [
+    "ForetraceError", "baseline_of", "breakdown", "capture", "check", "diff", "edits", "opportunities", "plan",
+    "predict", "read", "replay", "retraced", "trace", "write_timeline",
+]
+
+__getattr__, __dir__ = lazily(__name__, _HOMES)
