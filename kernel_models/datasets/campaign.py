@@ -20,7 +20,7 @@ import numpy as np
 
 from kernel_models.datasets.intended import is_intended
 from kernel_models.datasets.samples import DataError, Samples
-from kernel_models.datasets.tables import Reader
+from kernel_models.datasets.tables import LARGEST, Reader, check_sizes
 from kernel_models.device import DeviceSpec, resolve_device
 from kernel_models.families.attention import attention
 from kernel_models.families.copy import memset, transfer
@@ -30,6 +30,7 @@ from kernel_models.families.pooling import pooling
 from kernel_models.families.recurrent import recurrent
 from kernel_models.op_call import OpCall
 from kernel_models.operation import backward_calls_of, calls_of, operation
+from tracer.campaign.families import FAMILIES
 from tracer.campaign.tables import quickest_visits
 from tracer.decode import DecodeError, from_json
 from tracer.input_file import read_input
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 Calls = tuple[OpCall, ...]
 _LEAST_US = 0.3
+MOST_TENSORS = 100_000
+"""In a list that one operation works on; each becomes an object."""
 _SHORT = {"cast_fp32": "fp32", "cast_bf16": "bf16", "cast_fp16": "fp16"}
 
 
@@ -287,9 +290,12 @@ def time_us(row: Row, *, host: bool) -> float:
 
 def read(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
     """One samples object for each session and family of calls; the shape group is the benchmark's sizes."""
-    if path.name.partition(".")[0] not in _CALLS:
+    family = path.name.partition(".")[0]
+    if family not in _CALLS:
         return
     sessions = _sessions(path)
+    for name in FAMILIES[family].sizes:
+        check_sizes(frame, [name], path, least=0, most=MOST_TENSORS if name == "tensors" else LARGEST)
     for session, rows in quickest_visits(frame).groupby("session", sort=True):
         if not 0 <= int(session) < len(sessions):
             raise DataError(f"{path} names session {session}, which its campaign.json does not have.")

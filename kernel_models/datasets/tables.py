@@ -77,7 +77,7 @@ def read_table(path: Path, spec: DeviceSpec | None = None, notes: list[str] | No
     check_sizes(frame, reader.sizes, path)
     try:
         found = [one for one in reader.read(frame, path) if len(one)]
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:  # what odd cells do
         raise DataError(f"{path} cannot be read as a table of {reader.name}: {str(error)[:200] or type(error).__name__}"
                         "; check its values.") from error
     for one in found:
@@ -92,8 +92,9 @@ def read_table(path: Path, spec: DeviceSpec | None = None, notes: list[str] | No
     return found
 
 
-def check_sizes(frame: pandas.DataFrame, columns: Iterable[str], path: Path, least: int = 1) -> None:
-    """Refuse columns of sizes that hold anything but whole numbers from ``least`` to ``LARGEST``.
+def check_sizes(frame: pandas.DataFrame, columns: Iterable[str], path: Path, least: int = 1,
+                most: int = LARGEST) -> None:
+    """Refuse columns of sizes that hold anything but whole numbers from ``least`` to ``most``.
 
     Raises:
         DataError: naming the column, the row and the value.
@@ -103,11 +104,11 @@ def check_sizes(frame: pandas.DataFrame, columns: Iterable[str], path: Path, lea
     for name in columns:
         numbers = pandas.to_numeric(frame[name], errors="coerce").to_numpy(float)
         with np.errstate(invalid="ignore"):
-            wrong = ~((numbers >= least) & (numbers <= LARGEST) & (numbers == np.floor(numbers)))
+            wrong = ~((numbers >= least) & (numbers <= most) & (numbers == np.floor(numbers)))
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
             raise DataError(f"{path} holds {str(frame[name].iloc[row])[:40]!r} as {name} in row "
-                            f"{row + 1:,}, which is no whole number from {least} to {LARGEST:,}; "
+                            f"{row + 1:,}, which is no whole number from {least} to {most:,}; "
                             "correct or remove that row.")
 
 

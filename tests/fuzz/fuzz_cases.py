@@ -131,6 +131,9 @@ KINDS: dict[str, Kind] = {
         "campaign status IN", "campaign status IN --json", "fit IN -o OUT/a.profile",
         "models evaluate SEED/device.profile IN",
         "campaign run SEED/plan.toml --out IN --resume --minutes 0.001 --part 7")),
+    "measured": Kind(["measured"], {"campaign.json": (M.json_tree,), ".parquet": (M.parquet_table,)}, (
+        "fit IN -o OUT/a.profile {maybe}", "models evaluate SEED/device.profile IN", "campaign status IN",
+        "fit IN -o OUT/a.profile --family gemm")),
     "sweep": Kind(["sweep"], {".journal": (M.json_lines, M.json_lines, M.plain_bytes), ".csv": (M.table_text(","),),
                               ".json": (M.trace_events,)}, (
         "sweep IN/trace.json --clock 1,2 --jobs 1 -o IN/points.csv",
@@ -145,7 +148,8 @@ KINDS: dict[str, Kind] = {
         "comm fit IN -o OUT/c.json --topology dgx-h100 --json")),
     "table": Kind(["table.csv", "table.parquet"], {
         ".csv": (M.table_text(","), M.table_text(","), M.plain_bytes), ".parquet": (M.parquet_table,)}, (
-        "models evaluate SEED/device.profile IN", "models evaluate SEED/device.profile IN --json")),
+        "models evaluate SEED/device.profile IN", "models evaluate SEED/device.profile IN --json",
+        "fit IN -o OUT/a.profile --device h200-sxm {maybe}")),
     "plan-toml": Kind(["plan.toml"], {"": (M.toml_text, M.toml_text, M.plain_bytes)}, (
         "campaign run IN --out OUT/c --part 1000000",)),
     "device-toml": Kind(["device.toml"], {"": (M.toml_tree, M.toml_tree, M.toml_text, M.plain_bytes)}, (
@@ -214,6 +218,11 @@ KINDS: dict[str, Kind] = {
         "predict IN --recompute on --device h200-sxm", "replay IN",
         "predict IN --fused-optimizer --device a100-sxm-80gb",
         "diff IN IN", "convert IN -o OUT/a.foretrace", "comm report IN")),
+    "script": Kind(["script.py"], {"": (M.script,)}, (
+        "trace IN:step -o OUT/a.foretrace {option}", "capture IN -o OUT/c --steps 1 --timed 1 --warmup 1 {maybe}",
+        "capture IN -o OUT/c --steps {count} --timed 1", "predict SEED/kineto_linear.json --code IN:step --set {set}",
+        "trace IN:{word} -o OUT/a.foretrace", "sweep SEED/kineto_linear.json --code IN:step --set batch=4096:8 "
+        "-o OUT/s.csv --jobs 1")),
     "decoder": Kind(["decoder"], {"context.json": (M.json_tree,)}, (
         "plan IN --gpus 8 {option}", "predict IN --set {set} {option}", "predict IN --parallel {plan} {option}",
         "sweep IN -o OUT/s.csv --jobs 1 {option}", "ranks IN --parallel {plan}", "plan IN --gpus {count} --set {set}",
@@ -239,7 +248,7 @@ KINDS: dict[str, Kind] = {
     "name": Kind(["kineto.json"], {}, ("inspect IN", "replay IN", "ranks IN", "diff IN IN",
                                        "convert IN -o OUT/{name}")),
 }
-QUICK = tuple(name for name in KINDS if name not in ("given", "programs", "by-shapes", "decoder"))
+QUICK = tuple(name for name in KINDS if name not in ("given", "programs", "script", "by-shapes", "decoder"))
 """Kinds whose cases take milliseconds."""
 _ALL_COMMANDS = [command for name in QUICK for command in KINDS[name].commands if name not in ("sweep", "output")]
 _ODD = ["fifo", "directory", "/dev/zero", "/dev/full", "/dev/stdin", "nowhere", "../in", ".", "/etc/passwd",
@@ -281,7 +290,7 @@ def _arguments(r: Random, template: str, target: str) -> list[str]:
             found.append(re.sub(r"\bIN(?=[/,x@]|$)", f"{INPUT}/{target}".replace("\\", ""), re.sub(
                 r"\{(\w+)\}", lambda m: r.choice(_VALUES[m[1]]), word)))
         elif word.startswith("IN:"):
-            found.append(f"{INPUT}/{target}:" + r.choice(_VALUES[word[4:-1]]))
+            found.append(f"{INPUT}/{target}:" + (r.choice(_VALUES[word[4:-1]]) if word[3] == "{" else word[3:]))
         else:
             found.append(re.sub(r"\{(\w+)\}", lambda m: r.choice(_VALUES[m[1]]), word))
     # What no program can be given.

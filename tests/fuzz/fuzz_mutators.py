@@ -192,6 +192,32 @@ def json_lines(r: Random, data: bytes) -> bytes:
     return b"\n".join(lines) + (b"\n" if r.random() < 0.8 else b"")
 
 
+_STATEMENTS = ["raise ValueError('\\x1b[31m')", "raise SystemExit(3)", "raise SystemExit('no')",
+               "raise KeyboardInterrupt",
+               "return None", "return 5", "1 / 0", "import nosuchmodule", "if", "\0", "raise BaseException('x')",
+               "\t x",
+               "print('\\ud800')", "raise MemoryError", "raise RecursionError", "del model", "torch.set_num_threads(1)",
+               "yield 1", "raise OSError(28, 'full')", "assert False", "model = None", "raise Exception", "é = 1",
+               "import sys; sys.stdout.close()", "import os; os.chdir('/')", "raise StopIteration", "batch = 'x'"]
+
+
+def script(r: Random, data: bytes) -> bytes:
+    """A program with a line more, less, elsewhere, or with one that is none."""
+    lines = data.decode("utf-8").splitlines()
+    for _ in range(r.choice([1, 1, 2])):
+        at = r.randrange(len(lines))
+        what, indent = r.random(), lines[at][:len(lines[at]) - len(lines[at].lstrip())]
+        if what < 0.6:
+            lines.insert(at, indent + r.choice(_STATEMENTS))
+        elif what < 0.75:
+            del lines[at]
+        elif what < 0.85:
+            lines[at] = indent + "pass"
+        else:
+            return plain_bytes(r, data)
+    return "\n".join(lines).encode("utf-8", "surrogatepass")
+
+
 def folder(r: Random, files: dict[str, bytes]) -> None:
     """Change in place which files a directory has: one less, twice, of other names, foreign ones among them."""
     name = r.choice(list(files))
@@ -528,7 +554,7 @@ def parquet_table(r: Random, data: bytes) -> bytes:
         return plain_bytes(r, data)
     if what < 0.18:
         return _many_rows(data, 1_000_000)
-    if what < 0.5:
+    if what < 0.35:
         return _retyped(r, data)
     import pandas
 

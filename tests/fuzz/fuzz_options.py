@@ -89,6 +89,14 @@ _BY_VALUE = {
     "TRACE": TRACES, "TEXT": WORDS, "PROFILE|DIR": [*FILES, "SEED"], "COMMIT|DIR": ["HEAD", "x", "", "SEED"],
     "FILE.jsonl": OUTPUTS}
 """Values by the name that an option's help has for them; PATH is an input's or an output's."""
+_SOUND = {
+    "STEP": ["0", "-1", "1"], "NAME_OR_NUMBER": ["0", "1"], "DEVICE": ["h200-sxm", "b200", "mi300x", "a100-sxm-80gb"],
+    "CLUSTER": ["dgx-h100", "dgx-h200x2", "SEED/node.tomlx2"], "PLAN": ["ddp=2", "ddp=8", "dp=8,microbatches=2"],
+    "TYPE": ["bf16", "fp16", "fp32"], "NAME=VALUE": ["batch=4096:64", "batch=32:64", "seq=1024:16", "batch=4"],
+    "RANK:PERCENT%": ["0:10%", "1:50%"], "SIZE": ["1MiB", "80GiB"], "PERCENT": ["5%", "0.05"], "FACTOR": ["0.5", "2"],
+    "FILE": ["SEED/device.profile", "SEED/comm.json"], "RANKS": ["0-7", "0-3"], "BACKEND": ["nccl", "gloo"],
+    "PER_HOUR": ["2"], "US": ["4"], "N": ["1", "2", "8"], "OUT.json[.gz]": ["OUT/t.json", "OUT/t.json.gz"]}
+"""Values that are taken by most, so that half of the time an option is met by what works with it."""
 _BY_TYPE = {int: COUNTS, float: NUMBERS, str: WORDS}
 _WRITTEN = {"--plot", "--junit", "--markdown", "--csv", "--table"}
 _LEFT_OUT = {"--debug", "--update-baseline", "--jobs"}
@@ -101,6 +109,7 @@ class Option:
 
     name: str
     values: tuple[str, ...] | None
+    sound: tuple[str, ...] = ()
 
 
 @lru_cache(maxsize=1)
@@ -117,7 +126,9 @@ def draw_option(r: Random, command: str) -> list[str]:
     if not free:
         return []
     option = r.choice(free)
-    return [option.name] if option.values is None else [option.name, r.choice(option.values)]
+    if option.values is None:
+        return [option.name]
+    return [option.name, r.choice(option.sound if option.sound and r.random() < 0.5 else option.values)]
 
 
 def _callbacks(app: Any, before: str) -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -138,7 +149,7 @@ def _options(callback: Callable[..., Any]) -> Iterator[Option]:
         names = [text for text in info.param_decls or () if text.startswith("--")] or [f"--{name.replace('_', '-')}"]
         if names[0] in _LEFT_OUT or parameter.default is inspect.Parameter.empty:
             continue
-        yield Option(names[0], _values(kind, info.metavar, names[0]))
+        yield Option(names[0], _values(kind, info.metavar, names[0]), tuple(_SOUND.get(info.metavar, ())))
 
 
 def _values(kind: Any, value: str | None, name: str) -> tuple[str, ...] | None:

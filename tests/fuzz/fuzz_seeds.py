@@ -136,6 +136,28 @@ parameters = 4096
 """
 
 
+SCRIPT = """import torch
+
+
+def step(batch=2):
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def one():
+        optimizer.zero_grad()
+        loss = model(torch.randn(batch, 4)).sum()
+        loss.backward()
+        optimizer.step()
+    return one
+
+
+if __name__ == "__main__":
+    one = step()
+    for _ in range(20):
+        one()
+"""
+
+
 def build_seeds(folder: Path, programs: bool = False) -> Path:
     """Write all seeds into a directory; kinds of one file are named ``KIND*``, of several are directories.
 
@@ -144,7 +166,8 @@ def build_seeds(folder: Path, programs: bool = False) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     if programs:
         _programs(folder)
-    for make in (_traces, _profiles, _collectives, _captures, _campaign, _datasets, _tomls, _sweep, _recorded,
+    for make in (_traces, _profiles, _collectives, _captures, _campaign, _measured, _datasets, _tomls, _sweep,
+                 _recorded,
                  _notes):
         make(folder)
     return folder
@@ -253,6 +276,31 @@ def _campaign(folder: Path) -> None:
         results.close()
 
 
+def _measured(folder: Path) -> None:
+    """Write a campaign's tables of micro-benchmarks, as ``tracer.campaign.tables`` describes them."""
+    kernels = folder / "measured" / "kernels"
+    kernels.mkdir(parents=True, exist_ok=True)
+    (folder / "measured" / "campaign.json").write_text(json.dumps({"sessions": [
+        {"hardware": {"device": "NVIDIA H200"}, "software": {"torch": "2.9.0"}}]}))
+    families = {
+        "gemm": {"m": 64, "n": 128, "k": 256, "batch": 1, "op": "mm", "layout": "nt"},
+        "attention": {"batch": 2, "heads": 8, "kv_heads": 4, "seq": 128, "kv_seq": 0, "head_dim": 64, "op": "forward",
+                      "backend": "flash", "causal": True},
+        "convolution": {"batch": 2, "channels": 8, "out_channels": 16, "size": 14, "kernel": 3, "stride": 2,
+                        "groups": 1, "op": "forward", "channels_last": False},
+        "embedding": {"rows": 1000, "width": 64, "lookups": 128, "pooling": 4, "op": "forward", "law": "uniform"},
+        "foreach": {"elements": 4096, "tensors": 8, "op": "add_"},
+        "copy": {"bytes": 4096, "direction": "h2d", "memory": "pinned"}}
+    for family, settings in families.items():
+        pd.DataFrame([{"id": f"{family}-{i}", "session": 0, "split": "held-out" if i == 2 else "fit",
+                       "variant": variant, "runs": 20, **dict.fromkeys(("min_us", "p25_us", "p75_us", "p90_us"), 11.5),
+                       "p10_us": 11.0 + i, "p50_us": 12.0 + i, "kernel_us": 11.0,
+                       "kernel_count": 1.0,
+                       "event_overhead_us": 2.0, "dtype": "bf16", **settings}
+                      for i in range(4) for variant in ("warm", "warm 2", "cold")]).to_parquet(
+                          kernels / f"{family}.parquet")
+
+
 def _datasets(folder: Path) -> None:
     table = gemm_table(30)
     table.to_csv(folder / "table.csv", index=False)
@@ -314,6 +362,7 @@ def _programs(folder: Path) -> None:
     for name, workload, more in (("shapes_llama.foretrace", "llama", []), ("shapes_dlrm.foretrace", "dlrm", []),
                                  ("shapes_ddp.foretrace", "gpt2", ["--world-size", "4", "--parallel", "ddp=4"])):
         app(["trace", "--workload", workload, "-o", str(folder / name), "--json", *more], standalone_mode=False)
+    (folder / "script.py").write_text(SCRIPT)
     settings = workloads.as_plain(workloads.configure("llama"))
     check_support.write_capture(folder / "decoder", check_support.step_trace(1), check_support.samples(550, seed=3),
                                 workload={"name": "llama", "settings": settings})

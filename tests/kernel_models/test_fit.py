@@ -459,3 +459,14 @@ def test_published_products_are_predicted(data_folder: Path) -> None:
     held = entry.facts["held_out"]
     assert held["not_covered"] == 0 and 0.01 < held["mape"] < 0.09 and held["coverage"] > 0.7
     assert held["mape"] < entry.facts["candidates"]["roofline"]["mape"] / 2
+
+
+@pytest.mark.parametrize(("family", "column", "value", "says"), [
+    ("gemm", "m", -4, "-4' as m"), ("gemm", "variant", 3, "cannot be read as a table"),
+    ("convolution", "stride", 0, "cannot be read as a table"), ("convolution", "groups", 1e30, "as groups"),
+    ("embedding", "lookups", float("nan"), "as lookups"), ("gemm", "m", "x", "'x' as m")])
+def test_a_campaigns_odd_cells_are_named(tmp_path: Path, family: str, column: str, value: object, says: str) -> None:
+    path = campaign(tmp_path / "c") / "kernels" / f"{family}.parquet"
+    pd.read_parquet(path).assign(**{column: value}).to_parquet(path)
+    with pytest.raises(DataError, match=says):
+        read_samples([str(tmp_path / "c")])
