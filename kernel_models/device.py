@@ -132,7 +132,7 @@ class DeviceSpec:
                 elif type(value).__name__ != kind:
                     raise TypeError(f"{one.name} is a {type(value).__name__}")
                 found[one.name] = value
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise DeviceError(f"The stored device is not complete: {type(error).__name__}: {error}.") from None
         return cls(**found)
 
@@ -223,7 +223,7 @@ def read_device(path: Path) -> DeviceSpec:
     except KeyError as error:
         raise DeviceError(f"{path.name} is no complete device: it lacks {error}; compare it with a shipped one "
                           "(foretrace devices h200-sxm --toml).") from None
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, OverflowError, AttributeError) as error:
         raise DeviceError(f"{path.name} is no complete device: {error}; compare it with a shipped one (foretrace "
                           "devices h200-sxm --toml).") from None
 

@@ -6,6 +6,7 @@ off, other types, other encodings, nesting without end, numbers that are none.
 
 from __future__ import annotations
 
+import re
 import sys
 from functools import cache
 from importlib import import_module
@@ -18,6 +19,11 @@ from tracer.errors import ForetraceError
 T = TypeVar("T")
 MOST_DEPTH = 64
 """Deepest nesting of untyped values: what goes through them calls itself for each level."""
+MOST_BITS = 1000
+"""Of a whole number; those of more are no floating-point numbers, and whatever computes with them fails."""
+_DIGITS = 300
+_LONG = re.compile(rf"[0-9]{{{_DIGITS}}}")
+_LONG_BYTES = re.compile(rb"[0-9]{%d}" % _DIGITS)
 _MOST_REASON = 200
 
 
@@ -45,10 +51,12 @@ def from_json(data: bytes | str, kind: Any = Any) -> Any:
     """
     try:
         value = _decoder(kind).decode(data)
+        long = kind is not Any and (_LONG.search(data) if isinstance(data, str) else _LONG_BYTES.search(data))
+        plain = _decoder(Any).decode(data) if long else value
     except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
         raise DecodeError(_reason(error, "JSON")) from None
-    if kind is Any:
-        _check_depth(value)
+    if kind is Any or long:
+        _check_plain(plain)
     return value
 
 
@@ -60,8 +68,8 @@ def value_of(text: str) -> Any:
     """
     try:
         value = msgspec.json.decode(text)
-        if text.count("[") + text.count("{") > MOST_DEPTH:
-            _check_depth(value)
+        if text.count("[") + text.count("{") > MOST_DEPTH or _LONG.search(text):
+            _check_plain(value)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError, DecodeError):
         return None
     return value
@@ -84,7 +92,7 @@ def from_toml(data: bytes) -> dict[str, Any]:
         value: dict[str, Any] = toml.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and TOMLDecodeError are ValueErrors
         raise DecodeError(_reason(error, "TOML")) from None
-    _check_depth(value)
+    _check_plain(value)
     return value
 
 
@@ -112,10 +120,12 @@ def _reason(error: BaseException, what: str) -> str:
     return text if isinstance(error, msgspec.ValidationError) else f"it is no {what}: {text}"
 
 
-def _check_depth(value: Any) -> None:
-    """Raise ``DecodeError`` where a value is nested deeper than ``MOST_DEPTH``."""
+def _check_plain(value: Any) -> None:
+    """Raise ``DecodeError`` where a value is nested deeper than ``MOST_DEPTH``, or a number has hundreds of digits."""
     level = [value]
     for _ in range(MOST_DEPTH):
+        if any(type(each) is int and each.bit_length() > MOST_BITS for each in level):
+            raise DecodeError("it has a number of more than three hundred digits")
         level = [part for each in level if isinstance(each, dict | list)
                  for part in (each.values() if isinstance(each, dict) else each)]
         if not level:

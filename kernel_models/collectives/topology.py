@@ -160,7 +160,7 @@ def _networks(file: Path, table_name: str) -> dict[str, Network]:
                                   figures["payload_share"], figures["extra_latency_us"], figures["oversubscription"],
                                   sources)
             _checked_network(found[name])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise CommError(f"{file.name} describes no complete network {name!r}: {_reason(error)}.") from None
     return found
 
@@ -186,7 +186,7 @@ def read_node(path: Path) -> NodeType:
             data["name"], device, data["architecture"], data["link"], data["network"],
             int(figures["gpus"]), figures["peer_gbps"], int(figures["nics"]), bool(figures["in_switch_reduction"]),
             sources))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise CommError(f"{path.name} is no complete node type: {_reason(error)}; compare it with a shipped one "
                         "(foretrace topologies dgx-h200 --toml).") from None
 

@@ -146,7 +146,8 @@ KINDS: dict[str, Kind] = {
         ".jsonl": (M.json_lines,), ".parquet": (M.parquet_table,)}, (
         "comm fit IN -o OUT/c.json --topology dgx-h100 {option}",
         "comm fit IN -o OUT/c.json --topology dgx-h100 --json")),
-    "table": Kind(["table.csv", "table.parquet"], {
+    "table": Kind(["table.csv", "table.parquet", *(f"{form}{ending}" for ending in (".csv", ".parquet") for form in (
+        "neusight", "vidur", "attention", "operators", "generic"))], {
         ".csv": (M.table_text(","), M.table_text(","), M.plain_bytes), ".parquet": (M.parquet_table,)}, (
         "models evaluate SEED/device.profile IN", "models evaluate SEED/device.profile IN --json",
         "fit IN -o OUT/a.profile --device h200-sxm {maybe}")),

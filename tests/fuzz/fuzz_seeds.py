@@ -305,6 +305,24 @@ def _datasets(folder: Path) -> None:
     table = gemm_table(30)
     table.to_csv(folder / "table.csv", index=False)
     table.to_parquet(folder / "table.parquet")
+    time = {"latency_us": 10.0}
+    forms: dict[str, dict[str, object]] = {
+        "neusight": {"OPName": "bmm", "Device": "Tesla T4", "B": 3, "H": 4, "M": 64, "N": 32, "K": 16,
+                     "split": "train"},
+        "vidur": {"n_head": 64, "n_kv_head": 8, "n_embd": 8192, "n_expanded_embd": 28672, "vocab_size": 32768,
+                  "use_gated_mlp": True, "num_tokens": 96, "num_tensor_parallel_workers": 4, "gpu": "h100",
+                  "model": "70b", "op": "mlp_up_proj"},
+        "attention": {"gpu": "L40S", "software": "s", "kernel_source": "fa", "batch_size": 2, "seq_len": 64,
+                      "num_heads": 8, "num_kv_heads": 2, "head_dim": 128, "window_size": 0.0},
+        "operators": {"name": "aten::mm", "Input Dims": "((64, 128), (128, 256))", "Concrete Inputs": "('', '')",
+                      "Input type": "('c10::BFloat16', 'c10::BFloat16')", "Input Strides": "((128, 1), (1, 128))",
+                      "Kernel Time (µs)_median": "12.5", "kernel_details_summary": "[]"},
+        "generic": {"family": "gemm", "device": "h100-sxm", "batch": 1, "m": 64, "n": 32, "k": 16, "group": "a",
+                    "split": "fit"}}
+    for name, row in forms.items():
+        frame = pd.DataFrame([{**time, **row}] * 6)
+        frame.to_parquet(folder / f"{name}.parquet")
+        frame.to_csv(folder / f"{name}.csv", index=False)
 
 
 def _tomls(folder: Path) -> None:

@@ -15,14 +15,14 @@ class Form(msgspec.Struct):
 
 @pytest.mark.parametrize("text", [
     b"", b"{", b"nul", b"\xff\xfe", b"NaN", b'{"a": Infinity}', b"[" * 100_000, b'{"a":' * 100_000, b"1e999999",
-    b"[" * (MOST_DEPTH + 2) + b"]" * (MOST_DEPTH + 2)])
+    b"[" * (MOST_DEPTH + 2) + b"]" * (MOST_DEPTH + 2), b'{"a": [' + b"9" * 400 + b"]}"])
 def test_what_is_no_json_is_told(text: bytes) -> None:
     with pytest.raises(DecodeError):
         from_json(text)
 
 
 @pytest.mark.parametrize("text", [
-    b"a = ", b"[" * 3000, b"a = " + b"[" * 500 + b"]" * 500, b"\xff", b"a = " + b"9" * 5000,
+    b"a = ", b"[" * 3000, b"a = " + b"[" * 500 + b"]" * 500, b"\xff", b"a = " + b"9" * 5000, b"a = " + b"9" * 400,
     b"a = " + b"{a=" * 90 + b"1" + b"}" * 90])
 def test_what_is_no_toml_is_told(text: bytes) -> None:
     with pytest.raises(DecodeError):
@@ -37,10 +37,14 @@ def test_a_wrong_field_is_named() -> None:
         convert({"number": 1, "texts": ["a", 2]}, Form)
     with pytest.raises(DecodeError):
         from_json(b'{"number": ' + b"9" * 5000 + b"}", Form)
+    with pytest.raises(DecodeError, match="three hundred digits"):
+        from_json(b'{"number": ' + b"9" * 400 + b"}", Form)
+    assert from_json(b'{"number": 1, "texts": ["' + b"9" * 400 + b'"]}', Form).texts == ["9" * 400]
 
 
 @pytest.mark.parametrize("text", [
     "", "[1,", "null", "[" * 100_000, "[" * (MOST_DEPTH + 2) + "]" * (MOST_DEPTH + 2), "9" * 5000, "[1e999]",
+    "[" + "9" * 400 + "]",
     '["\\ud800"]', '["\udcff"]', "{}"])
 def test_what_a_profiler_did_not_write_is_an_empty_list(text: str) -> None:
     assert list_of(text) == []
