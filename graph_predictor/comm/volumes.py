@@ -19,6 +19,10 @@ TOLERANCE = 0.05
 """Volumes within 5% agree: buckets are padded, losses and norms are reduced too."""
 
 
+MOST = 1e18
+"""No job has more of anything."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobShape:
     """What a job says it is. Sizes of parallelism are 1 where it is not used.
@@ -65,8 +69,8 @@ class JobShape:
             raise CommError(f"data_scheme is {self.data_scheme!r}; it is one of {', '.join(SCHEMES)}.")
         for item in fields(self):
             value = getattr(self, item.name)
-            if isinstance(value, int | float) and value < (-1 if item.name == "boundaries" else 0):
-                raise CommError(f"{item.name} of the job is {value}; give a number of at least zero.")
+            if isinstance(value, int | float) and not (-1 if item.name == "boundaries" else 0) <= value <= MOST:
+                raise CommError(f"{item.name} of the job is {value:g}; give a number from 0 to {MOST:g}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ Columns, units and defaults:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,13 +43,20 @@ def _call(family: Family, row: dict[str, Any]) -> OpCall:
         return OpCall(family, kind, dims, dtype, layout, flags, flops, read_bytes, written)
     if family is Family.GEMM:
         batch, m, n, k = dims
-        return next(gemm(batch, m, n, k, dtype, layout or "nt", kind=str(row.get("kind") or ""), flags=flags))
+        return _one(gemm(batch, m, n, k, dtype, layout or "nt", kind=str(row.get("kind") or ""), flags=flags), family)
     if family is Family.ATTENTION:
         batch, heads, kv_heads, q_len, kv_len, head_dim, v_head_dim, window = dims
         plain = tuple(flag for flag in flags if flag != "causal")
-        return next(attention(kind if "_" in kind else "flash_forward", batch, heads, kv_heads, q_len, kv_len, head_dim,
-                              v_head_dim, dtype, window=window, causal="causal" in flags, flags=plain))
+        return _one(attention(kind if "_" in kind else "flash_forward", batch, heads, kv_heads, q_len, kv_len, head_dim,
+                              v_head_dim, dtype, window=window, causal="causal" in flags, flags=plain), family)
     raise DataError(f"A table of {family.value} needs the columns flops, bytes_read and bytes_written.")
+
+
+def _one(calls: Iterable[OpCall], family: Family) -> OpCall:
+    found = next(iter(calls), None)
+    if found is None:
+        raise DataError(f"A row of {family.value} has a size of 0, so that there is no work to measure; remove it.")
+    return found
 
 
 def read(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:

@@ -517,6 +517,10 @@ def number():
 
 def breaks():
     raise ValueError("of its own")
+
+
+def ends():
+    raise SystemExit(3)
 """
 
 
@@ -525,6 +529,7 @@ def breaks():
     ("counts", r"user\.py:21 .*shape depends on values"),
     ("custom", r"user\.py:28 .*test_shape_only::twice.*register_fake"), ("number", "returned int"),
     ("breaks", r"user\.py:34 .*ValueError: of its own"), ("absent", "no function 'absent'; it has build, decides"),
+    ("ends", r"user\.py:38 .*SystemExit: 3"),
 ])
 def test_what_cannot_be_traced_names_the_line_and_the_way_out(target: str, says: str, tmp_path: Path) -> None:
     from tracer.shape_only.script import trace_script

@@ -158,9 +158,9 @@ def _traced(fn: Callable[[], Step], device: Device, steps: int, warmup: int, ran
                 if placement is not None:
                     modes.enter_context(placement)
                 _run(fn, recorder, steps, warmup, site, placement)
-        except ForetraceError:
+        except (ForetraceError, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:  # a program may end itself too
             raise explained(error) or unexplained(error) from error
         finally:
             modules.modules.clear()
