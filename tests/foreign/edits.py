@@ -42,9 +42,8 @@ MOVES = 0.02
 """An edit that changes the step, or some of its work, by less is not said to move it."""
 APART = 0.002
 """Two predictions nearer than this are the same."""
-GONE = 0.01
-"""Share of its work that an edit leaves of what it does away with: a CUDA graph is launched, once a step. And the least
-of what an edit changes alone that says that it is there with another one."""
+STILL = 0.01
+"""Share of what an edit changes alone whose change with another one says that it is there still."""
 
 Change = dict[str, Any]
 Result = Prediction | str
@@ -199,15 +198,16 @@ def shows_in_step(alone: tuple[float, float], with_other: tuple[float, float]) -
 def lost_work(base: Work, alone: Work, other: Work, both: Work) -> bool:
     """Whether an edit changes none of the sums of work with another one that it changes alone.
 
-    Of work that the other one has taken away nothing can be changed, and an edit that changes no work is not lost. Nor
-    is one of which a hundredth is left, such as a clock's of products that are done in 16 bits instead of 32.
+    Where the other one leaves less of the work than an edit must change to be said to move it (a CUDA graph leaves one
+    launch), none can be lost; nor can an edit that changes no work, nor one of which a hundredth is left, such as a
+    clock's of products that are done in 16 bits instead of 32.
     """
     touched = False
     for field in fields(Work):
         b, a, o, ab = (getattr(work, field.name) for work in (base, alone, other, both))
-        if abs(change_of(a, b)) <= MOVES or (b and o <= GONE * b):
+        if abs(change_of(a, b)) <= MOVES or (b and o <= MOVES * b):
             continue
-        if (a - b) * (ab - o) > 0 and (abs(change_of(ab, o)) > APART or abs(ab - o) > GONE * abs(a - b)):
+        if (a - b) * (ab - o) > 0 and (abs(change_of(ab, o)) > APART or abs(ab - o) > STILL * abs(a - b)):
             return False
         touched = True
     return touched

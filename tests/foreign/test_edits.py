@@ -99,6 +99,8 @@ def test_what_is_lost_is_seen_in_the_step_or_in_the_work() -> None:
     scaled, barely = Work(10.0, 40.0, 0.0, 0.0, 0.0, 0.0), Work(10.0, 99.8, 0.0, 0.0, 0.0, 0.0)
     assert not lost_work(base, scaled, hidden, barely), "a fiftieth of it is left"
     assert lost_work(base, scaled, hidden, Work(10.0, 99.95, 0.0, 0.0, 0.0, 0.0)), "two hundredths of one per cent"
-    without_host = Work(0.01, 50.0, 0.0, 0.0, 0.0, 0.0)
-    assert not lost_work(base, halved, without_host, without_host), "there is no host time left to change"
+    without_host = Work(0.19, 50.0, 0.0, 0.0, 0.0, 0.0)
+    assert not lost_work(base, halved, without_host, without_host), "one launch is left of the host's time"
+    little = Work(0.21, 50.0, 0.0, 0.0, 0.0, 0.0)
+    assert lost_work(base, halved, little, little), "what is left could have moved"
     assert not lost_work(base, base, hidden, hidden), "an edit that changes nothing"
