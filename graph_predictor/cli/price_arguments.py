@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 MOST = 2**40
 """Sizes and numbers are below this."""
 _MOST_ELEMENTS = 2**60
+_MOST_DIGITS = 20
 _NUMBER = re.compile(r"[+-]?([0-9]{1,400}\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _DECISIVE = frozenset(("hidden_size", "kernel_size", "output_size", "scale_factors", "input_size", "input_sizes",
                        "size", "split_sizes"))
@@ -308,7 +309,8 @@ def _value(operation: str, text: str) -> tuple[str, Any]:
     parts = [part.strip() for part in re.split(r"[,;x]" if listed else r"[,;]", bare) if part.strip()]
     if not parts or not all(_NUMBER.fullmatch(part) for part in parts):
         raise PriceError(f"--value {text!r} is no number, list of numbers, true or false; write it like stride=2.")
-    numbers = [float(part) if re.search(r"[.eE]", part) else int(part) for part in parts]
+    # Of more digits than any, too: the nearest floating-point number is out of range like the number itself.
+    numbers = [float(part) if len(part) > _MOST_DIGITS or re.search(r"[.eE]", part) else int(part) for part in parts]
     if not all(abs(number) < MOST for number in numbers):
         raise PriceError(f"--value {text[:80]!r} is out of range; numbers are below 2^40 = {MOST:,}.")
     if not listed and (len(numbers) > 1 or bare != written):

@@ -160,6 +160,7 @@ def test_the_table_shows_each_call() -> None:
     (("aten::linear", "--shapes", "8x8,8x8", "--value", "stride=1", "--device", "t4"), "no argument 'stride'"),
     (("aten::conv2d", "--shapes", "1x3x8x8,4x3x3x3", "--value", "stride=two", "--device", "t4"), "stride=two"),
     (("aten::conv2d", "--shapes", "1x3x8x8,4x3x3x3", "--value", "stride", "--device", "t4"), "stride=2"),
+    (("aten::conv2d", "--shapes", "1x3x8x8,4x3x3x3", "--value", "stride=" + "9" * 5000, "--device", "t4"), "out of range"),
     (("aten::linear", "--shapes", "", "--device", "t4"), "sizes"),
     (("aten::linear", "--shapes", "8x8,8x8", "--dtype", "bf17", "--device", "t4"), "bf17"),
     (("aten::linear", "--shapes", "8x8,8x8", "--dtype", "bf16,bf16,bf16", "--device", "t4"), "3 element types"),
