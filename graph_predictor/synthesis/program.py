@@ -125,7 +125,7 @@ class _Rank:
         channels, channel = np.unique(self.stream, return_inverse=True)
         by_channel = np.argsort(channel, kind="stable")
         call_channel, call_queued = self._submits(channel)
-        previous = self._previous()
+        previous, last = self._neighbours()
         in_call = np.array([work.in_call for work in self.works], np.bool_)
         staged = np.array([work.staged for work in self.works], np.bool_)
         unknown = np.zeros(len(self.works), np.int64)
@@ -140,8 +140,8 @@ class _Rank:
             kernel_latency=np.select([in_call, staged], [constants.latency_in_call[self.kind], constants.staged_tail],
                                      constants.latency[self.kind]).astype(np.int64),
             kernel_previous=previous,
-            kernel_gap=np.where(previous >= 0, constants.gap[self.kind[previous], self.kind, 0], 0)
-            if len(previous) else unknown,
+            # A step's first work on a stream follows the last one of the step before.
+            kernel_gap=constants.gap[self.kind[np.where(previous >= 0, previous, last)], self.kind, 0],
             kernel_duration=self._durations(), kernel_external=np.full(len(self.works), NEVER, np.int64),
             kernel_start=unknown, kernel_end=unknown, edge_target=edge_target, edge_source=edge_source,
             edge_fraction=np.ones(len(edge_target)), edge_lag=np.zeros(len(edge_target), np.int64),
@@ -203,13 +203,14 @@ class _Rank:
     def _durations(self) -> Int64:
         return whole_ns(np.maximum([work.ns for work in self.works], 0.0))
 
-    def _previous(self) -> Int64:
-        """The kernel before each on its stream; ``NONE`` for the first."""
+    def _neighbours(self) -> tuple[Int64, Int64]:
+        """The kernel before each on its stream, ``NONE`` for the first, and the last one of its stream."""
         order = np.argsort(self.stream, kind="stable")
         same = self.stream[order][1:] == self.stream[order][:-1]
         previous = np.full(len(order), NONE, np.int64)
         previous[order[1:][same]] = order[:-1][same]
-        return previous
+        ends = np.searchsorted(self.stream[order], self.stream, side="right") - 1
+        return previous, order[ends]
 
     def _waits(self) -> tuple[Int64, Int64]:
         """(call, kernel) of every wait: a copy in its call, or the last work of the streams a call waits for."""
