@@ -22,8 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from graph_predictor.check.baseline import Entry
-from graph_predictor.check.captures import Capture, Pair
+from graph_predictor.check.baseline import BaselineEntry
+from graph_predictor.check.captures import Pair, StoredCapture
 from graph_predictor.check.models_gate import new_entry
 from graph_predictor.check.program_gate import LEVEL, check_programs
 from graph_predictor.check.verdict import Verdict
@@ -54,7 +54,7 @@ def run(arguments: list[str]) -> None:
                    env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(PLANTED)]), "OMP_NUM_THREADS": "1"})
 
 
-def record(folder: Path, program: str, repeats: int) -> list[Capture]:
+def record(folder: Path, program: str, repeats: int) -> list[StoredCapture]:
     """The program's captures, the baseline's first."""
     found = []
     for number in range(repeats + 1):
@@ -64,7 +64,7 @@ def record(folder: Path, program: str, repeats: int) -> list[Capture]:
                 record_workload(program, out)
             else:
                 record_planted("bucket" if program == "bucket" else "item", out, False)
-        found.append(Capture(f"{program}/run{number}", out, program))
+        found.append(StoredCapture(f"{program}/run{number}", out, program))
     return found
 
 
@@ -73,11 +73,11 @@ def complete(out: Path) -> bool:
 
 
 @cache
-def entry(capture: Capture) -> Entry:
+def entry(capture: StoredCapture) -> BaselineEntry:
     return new_entry(capture)
 
 
-def check(old: Capture, new: Capture) -> list[Verdict]:
+def check(old: StoredCapture, new: StoredCapture) -> list[Verdict]:
     """What `foretrace check --against` says of one new capture."""
     verdicts, _ = check_programs([Pair(old.program, [old], [new])], {old.name: entry(old)})
     return verdicts
@@ -111,7 +111,7 @@ def main() -> None:
         planted(regressions, {"bucket": runs.get("bucket"), UNCHANGED: runs.get(UNCHANGED)})
 
 
-def repetitions(runs: dict[str, list[Capture]]) -> None:
+def repetitions(runs: dict[str, list[StoredCapture]]) -> None:
     print(f"Repeated captures without a change (level {LEVEL:.0%} a check)")
     print("program       step ms  sd from run  alarms against   alarms of all  smallest slow-down")
     print("                            to run    the baseline           pairs     that is seen")
@@ -133,7 +133,7 @@ def failed(verdicts: list[Verdict]) -> bool:
     return any(verdict.failed for verdict in verdicts)
 
 
-def planted(regressions: dict[str, list[Path]], baselines: dict[str, list[Capture] | None]) -> None:
+def planted(regressions: dict[str, list[Path]], baselines: dict[str, list[StoredCapture] | None]) -> None:
     if not regressions:
         return
     print("\nPlanted regressions, each against the baseline of its program")
@@ -142,7 +142,7 @@ def planted(regressions: dict[str, list[Path]], baselines: dict[str, list[Captur
         if not captures:
             continue
         for out in outs:
-            verdicts = check(captures[0], Capture(out.name, out, captures[0].program))
+            verdicts = check(captures[0], StoredCapture(out.name, out, captures[0].program))
             print(f"{kind:12s} caught by: {told(verdicts)}")
 
 

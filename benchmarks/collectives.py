@@ -24,10 +24,10 @@ import pandas as pd
 from kernel_models.collectives import (
     CollectiveBatch,
     CollectiveKind,
+    CollectiveMeasurements,
     CommProfile,
     CommTimes,
     Level,
-    Measurements,
     Placement,
     make_measurements,
     topology,
@@ -74,16 +74,16 @@ def verdict(found: dict[str, float], asked: dict[str, float] | None) -> str:
     return f"{words}: {'met' if all(found[name] <= most for name, most in asked.items()) else 'missed'}"
 
 
-def nccl(folder: Path) -> dict[str, Measurements]:
+def nccl(folder: Path) -> dict[str, CollectiveMeasurements]:
     """Aggregated single-node measurements by GPU."""
     table = pd.read_parquet(folder / "nccl_single_node.parquet")
     return {gpu: make_measurements((r.collective, r.dtype, Placement((r.ranks,)), r.payload_bytes, r.latency_us)
                                    for r in table[table.gpu == gpu].itertuples()).aggregated() for gpu in NODES}
 
 
-def leave_sizes_out(data: dict[str, Measurements]) -> None:
+def leave_sizes_out(data: dict[str, CollectiveMeasurements]) -> None:
     """Sizes left out of the measured and of the fitted model."""
-    fits: list[tuple[str, Callable[[Measurements, str], MeasuredModel | FittedModel],
+    fits: list[tuple[str, Callable[[CollectiveMeasurements, str], MeasuredModel | FittedModel],
                      dict[str, float] | None, dict[str, float] | None]] = [
         ("measured curve, a size left out",
          lambda m, gpu: MeasuredModel.fit(m, shared_link=gpu == "L40S", intervals=False),
@@ -102,7 +102,7 @@ def leave_sizes_out(data: dict[str, Measurements]) -> None:
         groups["L40S"].show(f"{label}, L40S", asked_l40s)
 
 
-def falling_steps(data: dict[str, Measurements]) -> None:
+def falling_steps(data: dict[str, CollectiveMeasurements]) -> None:
     """Sizes at which a larger collective is predicted to be faster, at each level and of the whole profile.
 
     Groups of 2 to 64 ranks on one and several nodes; the fits are also of the measurements of 1 MiB and more alone, so
@@ -132,7 +132,7 @@ def falling_steps(data: dict[str, Measurements]) -> None:
         print(f"{'falling steps, ' + name:48}{steps:15,}{drops:8,}{'':24}   none: {'missed' if drops else 'met'}")
 
 
-def leave_ranks_out(data: dict[str, Measurements]) -> None:
+def leave_ranks_out(data: dict[str, CollectiveMeasurements]) -> None:
     """Whole rank counts left out."""
     for left_out, asked in ((4, {"median": 0.06}), (8, {"median": 0.08})):
         groups = {"NVLink": Errors(), "L40S": Errors()}
@@ -146,7 +146,7 @@ def leave_ranks_out(data: dict[str, Measurements]) -> None:
         groups["L40S"].show(f"{left_out} ranks from {others}, L40S")
 
 
-def datasheet(data: dict[str, Measurements]) -> None:
+def datasheet(data: dict[str, CollectiveMeasurements]) -> None:
     """Published constants only."""
     for label, low, high, gpus, asked in (
             ("datasheet, NVLink, >= 16 MiB", LARGE, np.inf, NVLINK,
@@ -162,9 +162,9 @@ def datasheet(data: dict[str, Measurements]) -> None:
         errors.show(label, asked)
 
 
-def datasheet_pooled(folder: Path, data: dict[str, Measurements]) -> None:
+def datasheet_pooled(folder: Path, data: dict[str, CollectiveMeasurements]) -> None:
     """Coverage of the data sheet's intervals on all tables of a kind of machine, each table counting the same."""
-    tables: list[tuple[str, str, str, Measurements]] = [
+    tables: list[tuple[str, str, str, CollectiveMeasurements]] = [
         ("PCIe node" if gpu == "L40S" else "switched node", f"AIConfigurator {gpu}", NODES[gpu], rows)
         for gpu, rows in data.items()]
     vtrain = pd.read_parquet(folder / "all_reduce_vtrain.parquet")
@@ -305,7 +305,7 @@ def dlrm(folder: Path) -> None:
               f"{time_us:14.1f}")
 
 
-def tuner(folder: Path, data: dict[str, Measurements]) -> None:
+def tuner(folder: Path, data: dict[str, CollectiveMeasurements]) -> None:
     """Winners on H200: NCCL and the custom kernels of serving engines (in CUDA graphs)."""
     table = pd.read_parquet(folder / "custom_all_reduce_h200.parquet")
     custom = [make_measurements((("all_reduce", "half", Placement((r.ranks,)), r.payload_bytes, r.latency_us)
@@ -324,7 +324,7 @@ def tuner(folder: Path, data: dict[str, Measurements]) -> None:
                   + "".join(f", from {c.payload_bytes / 2**20:.3g} MiB {c.after}" for c in found))
 
 
-def speed(data: dict[str, Measurements]) -> None:
+def speed(data: dict[str, CollectiveMeasurements]) -> None:
     """Evaluations a second on one core, and a 4,096-rank job."""
     from graph_predictor.comm.job import job_of_groups, mesh_groups, simulate_groups
 

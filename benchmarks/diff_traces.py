@@ -17,7 +17,7 @@ import os
 import time
 from pathlib import Path
 
-from graph_predictor.diff import Difference, Kind, diff_jobs
+from graph_predictor.diff import Difference, DifferenceKind, diff_jobs
 from graph_predictor.diff.result import UNEXPLAINED
 from graph_predictor.prediction.replay import replay
 from tracer.job import Job, read_job
@@ -34,7 +34,7 @@ PAIRS = (
     (f"{MI300}/h100-gaunernst_bert-small-uncased.json.gz", f"{MI300}/mi300-gaunernst_bert-small-uncased.json.gz",
      "BERT-small H100 → MI300X"),
 )
-HOST = (Kind.WHOLE_HOST, Kind.HOST, Kind.GAP, Kind.LAUNCH)
+HOST = (DifferenceKind.WHOLE_HOST, DifferenceKind.HOST, DifferenceKind.GAP, DifferenceKind.LAUNCH)
 SHOWN = 5
 
 

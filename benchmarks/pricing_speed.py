@@ -36,7 +36,7 @@ from kernel_models.learned.fit import Problem
 from kernel_models.learned.intervals import Intervals
 from kernel_models.op_call import Family, OpCall
 from kernel_models.pricing import price
-from kernel_models.profile import DeviceProfile, Entry, load_profile, save_profile
+from kernel_models.profile import DeviceProfile, ProfileEntry, load_profile, save_profile
 from kernel_models.scores import errors_of
 
 FULL_RATE, QUICK_RATE = 30_000, 300_000
@@ -75,7 +75,7 @@ def distinct_calls(samples: Samples, number: int) -> list[OpCall]:
     return list(found)[:number]
 
 
-def quick_entry(samples: Samples, spec: DeviceSpec) -> Entry:
+def quick_entry(samples: Samples, spec: DeviceSpec) -> ProfileEntry:
     """A model of as many trees and leaves as a real one, from a few thousand rows, without any choice."""
     held = samples.split()
     fit = samples.taken(~held)
@@ -91,7 +91,7 @@ def quick_entry(samples: Samples, spec: DeviceSpec) -> Entry:
         rows = np.asarray(one.covers(judged.calls), bool)
         kept = judged.taken(rows)
         facts[name] = errors_of(one.predict(kept.calls).time_us, kept.measured_us).to_json()
-    return Entry("boosted", model, distilled, samples.software, len(few), facts)
+    return ProfileEntry("boosted", model, distilled, samples.software, len(few), facts)
 
 
 def asked(measured: float, wanted: float, *, at_least: bool) -> str:

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from graph_predictor.sweep import Axis, Space, sweep
+from graph_predictor.sweep import Axis, SweepSpace, sweep
 from graph_predictor.sweep.rows import row
-from graph_predictor.sweep.run import Source
+from graph_predictor.sweep.run import SweepSource
 from graph_predictor.synthesis.baseline import baseline_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,16 +36,16 @@ RANKS = 1024
 DEVICES = ("b200", "h200-sxm", "a100-sxm-80g", "h100-sxm", "l40s")
 
 
-def space(points: int) -> Space:
+def space(points: int) -> SweepSpace:
     """So many combinations, all different."""
     rest = -(-points // len(DEVICES))
     clocks = tuple(float(value) for value in np.linspace(0.8, 1.2, 10).round(4))
     hosts = tuple(float(value) for value in np.linspace(0.5, 1.5, -(-rest // len(clocks))).round(4))
-    return Space((Axis("device", DEVICES), Axis("clock", clocks), Axis("host", hosts)))
+    return SweepSpace((Axis("device", DEVICES), Axis("clock", clocks), Axis("host", hosts)))
 
 
 def sweeping(trace: Path, points: int, jobs: int) -> None:
-    source = Source((str(trace),))
+    source = SweepSource((str(trace),))
     study = source.study()
     start = study.prepared(space(1).fixed).start
     steps = np.unique(start.built.graphs[0].ops.step)[-start.cycle.steps:]

@@ -37,8 +37,8 @@ from scipy.optimize import least_squares
 from graph_predictor.comm.collective_times import CollectiveModel
 from graph_predictor.parallel.estimate import Rates, estimate
 from graph_predictor.parallel.loads import Loads, loads_of
-from graph_predictor.parallel.pieces import Pieces
-from graph_predictor.parallel.plan import ParallelPlan, PlanError, Recompute
+from graph_predictor.parallel.pieces import LayerPieces
+from graph_predictor.parallel.plan import ClusterPlan, PlanError, Recomputation
 from kernel_models.collectives import CommProfile, Placement, make_measurements, topology
 from kernel_models.device import device
 from tracer.shape_only.transformer import TransformerShape
@@ -72,7 +72,9 @@ class Row:
     us: float
 
 
-def read(path: Path, pieces: Pieces, cluster: Callable[[int], CollectiveModel], recompute: Recompute) -> list[Row]:
+def read(
+    path: Path, pieces: LayerPieces, cluster: Callable[[int], CollectiveModel], recompute: Recomputation
+) -> list[Row]:
     """The rows of a table that are possible plans."""
     rows: list[Row] = []
     skipped: dict[str, int] = {}
@@ -86,12 +88,14 @@ def read(path: Path, pieces: Pieces, cluster: Callable[[int], CollectiveModel], 
     return rows
 
 
-def _row(r: dict[str, Any], pieces: Pieces, cluster: Callable[[int], CollectiveModel], recompute: Recompute) -> Row:
+def _row(
+    r: dict[str, Any], pieces: LayerPieces, cluster: Callable[[int], CollectiveModel], recompute: Recomputation
+) -> Row:
     hidden, heads, layers = int(r["hidden size"]), int(r["attention heads"]), int(r["# layers"])
     shape = TransformerShape(layers, hidden, heads, heads, 4 * hidden, VOCABULARY, int(r["sequence length"]),
                              flash=False, dropout=0.1, fused_loss=False, dtype="fp16")
     dp, micro = int(r["data parallelism"]), int(r["micro batch"])
-    plan = ParallelPlan(dp=dp, tp=int(r["tensor parallelism"]), pp=int(r["pipeline parallelism"]), microbatch=micro,
+    plan = ClusterPlan(dp=dp, tp=int(r["tensor parallelism"]), pp=int(r["pipeline parallelism"]), microbatch=micro,
                         microbatches=int(r["global batch"]) // dp // micro, recompute=recompute, overlap=False)
     loads = loads_of(plan, shape, pieces, cluster(int(r["# GPUs"])))
     return Row(f"h{hidden} L{layers}", str(plan), loads, float(r["iteration time (ms)"]) * 1e3)
@@ -178,11 +182,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="?", type=Path, default=DATA)
     data = parser.parse_args().data
-    pieces, one = Pieces(device("a100-sxm-80g")), measured(data / "collectives" / "all_reduce_vtrain.parquet")
+    pieces, one = LayerPieces(device("a100-sxm-80g")), measured(data / "collectives" / "all_reduce_vtrain.parquet")
     judge("single", read(data / "end_to_end" / "vtrain_single_node_a100.parquet", pieces, lambda gpus: one,
-                         Recompute.NONE))
+                         Recomputation.NONE))
     judge("multi", read(data / "end_to_end" / "vtrain_multi_node_a100.parquet", pieces,
-                        lambda gpus: CollectiveModel(topology(f"dgx-a100x{gpus // 8}")), Recompute.FULL))
+                        lambda gpus: CollectiveModel(topology(f"dgx-a100x{gpus // 8}")), Recomputation.FULL))
 
 
 if __name__ == "__main__":

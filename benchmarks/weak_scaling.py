@@ -28,8 +28,8 @@ from scipy.stats import spearmanr
 from graph_predictor.comm.collective_times import CollectiveModel
 from graph_predictor.parallel.estimate import estimate
 from graph_predictor.parallel.loads import loads_of
-from graph_predictor.parallel.pieces import Pieces
-from graph_predictor.parallel.plan import ParallelPlan, Recompute, Schedule, Sharding
+from graph_predictor.parallel.pieces import LayerPieces
+from graph_predictor.parallel.plan import ClusterPlan, Recomputation, Schedule, Sharding
 from kernel_models.collectives import topology
 from kernel_models.device import device
 from tracer.shape_only.transformer import TransformerShape
@@ -64,9 +64,9 @@ DGX: dict[tuple[str, str, str], tuple[TransformerShape, dict[str, object]]] = {
         TransformerShape(96, 12_288, 96, 96, 49_152, 51_200, 2048), {
             **OVERLAPPED, "tp": 4, "pp": 8, "chunks": 12, "schedule": Schedule.INTERLEAVED}),
     ("v24.11.1", "maxtext/README_70b.md", "BF16"): (_llama(*LLAMA_70B, 32_000, 4096), {
-        "microbatch": 2, "sharding": Sharding.PARAMETERS, "recompute": Recompute.FULL}),
+        "microbatch": 2, "sharding": Sharding.PARAMETERS, "recompute": Recomputation.FULL}),
     ("v25.02", "maxtext/README_70b.md", "BF16"): (_llama(*LLAMA_70B, 128_256, 8192), {
-        "microbatch": 2, "sharding": Sharding.PARAMETERS, "recompute": Recompute.FULL}),
+        "microbatch": 2, "sharding": Sharding.PARAMETERS, "recompute": Recomputation.FULL}),
 }
 """Model and plan by release, file and precision; micro-batches of 1 where nothing else is said."""
 
@@ -83,7 +83,9 @@ class Result:
     bound: str
 
 
-def predict(plan: ParallelPlan, shape: TransformerShape, pieces: Pieces, node: str, network: str) -> tuple[float, str]:
+def predict(
+    plan: ClusterPlan, shape: TransformerShape, pieces: LayerPieces, node: str, network: str
+) -> tuple[float, str]:
     """Seconds of a step, and what binds it."""
     gpus = topology(node).gpus
     nodes = -(-plan.world_size // gpus)
@@ -95,7 +97,7 @@ def predict(plan: ParallelPlan, shape: TransformerShape, pieces: Pieces, node: s
 def mpt(path: Path) -> dict[str, list[Result]]:
     """LLM-Foundry's tables: FSDP, bf16."""
     tables: dict[str, list[Result]] = defaultdict(list)
-    pieces = {name: Pieces(device(spec)) for name, (spec, _, _) in GPUS.items()}
+    pieces = {name: LayerPieces(device(spec)) for name, (spec, _, _) in GPUS.items()}
     for row in pd.read_parquet(path).to_dict("records"):
         if row["Precision"] == "amp_fp8":
             continue
@@ -103,8 +105,8 @@ def mpt(path: Path) -> dict[str, list[Result]]:
         seq, gpus, kind = int(row["SeqLen (T)"]), int(row["# GPUs"]), row["GPU"]
         shape = TransformerShape(layers, hidden, heads, heads, 4 * hidden, 50_368, seq, bias=False)
         full = row["Sharding Strategy"] == "FULL_SHARD"
-        again = Recompute.FULL if row["Activation Checkpointing"] == "True" else Recompute.NONE
-        plan = ParallelPlan(dp=gpus, microbatch=int(row["MicroBatchSize"]), microbatches=int(row["GradAccum"]),
+        again = Recomputation.FULL if row["Activation Checkpointing"] == "True" else Recomputation.NONE
+        plan = ClusterPlan(dp=gpus, microbatch=int(row["MicroBatchSize"]), microbatches=int(row["GradAccum"]),
                             sharding=Sharding.PARAMETERS if full else Sharding.GRADIENTS, recompute=again)
         seconds, bound = predict(plan, shape, pieces[kind], *GPUS[kind][1:])
         measured = plan.global_batch * seq / float(row["Throughput (T/s)"])
@@ -117,7 +119,7 @@ def mpt(path: Path) -> dict[str, list[Result]]:
 def dgx(path: Path) -> dict[str, list[Result]]:
     """NVIDIA's tables of pre-training on H100."""
     tables: dict[str, list[Result]] = defaultdict(list)
-    pieces = Pieces(device("h100-sxm"))
+    pieces = LayerPieces(device("h100-sxm"))
     for row in pd.read_parquet(path).to_dict("records"):
         dtype = "BF16" if "BF16" in row["workload"] else "other"
         known = DGX.get((row["ref"], row["file"], dtype))
@@ -127,7 +129,7 @@ def dgx(path: Path) -> dict[str, list[Result]]:
         gpus = int(row["gpus"])
         dp = gpus // np.prod([int(str(values.get(name, 1))) for name in ("tp", "pp", "cp")])
         micro = int(str(values.get("microbatch", 1)))
-        plan = ParallelPlan(dp=int(dp), microbatches=int(float(row["gbs"])) // int(dp) // micro, **values)
+        plan = ClusterPlan(dp=int(dp), microbatches=int(float(row["gbs"])) // int(dp) // micro, **values)
         seconds, bound = predict(plan, shape, pieces, "dgx-h100", "")
         tables["H100, pre-training"].append(Result(f"{row['workload'][:34]} on {gpus}", f"{row['ref']} {row['file']}",
                                                    gpus, float(row["value"]), seconds, bound))

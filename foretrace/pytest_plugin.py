@@ -73,13 +73,13 @@ class StepLimits:
 
     def _check(self, build: Callable[[], Callable[[], Any]], limits: dict[str, Any]) -> tuple[Any, str]:
         """The prediction, and what is broken."""
-        from graph_predictor.check.step_limits import Limits, broken_limits, predict_step
+        from graph_predictor.check.step_limits import StepBounds, broken_limits, predict_step
         from graph_predictor.check.step_store import StepStore
 
         self._calls += 1
         name = self._test if self._calls == 1 else f"{self._test}#{self._calls}"
         store = StepStore(self._store)
-        chosen = Limits.of({**self._marked, **limits})
+        chosen = StepBounds.of({**self._marked, **limits})
         stored = store.read().get(name) if chosen.no_added else None
         step = predict_step(build, chosen)
         broken = broken_limits(step, chosen, None if self._update else stored)

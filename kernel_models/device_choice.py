@@ -33,12 +33,12 @@ def find_device(name: str) -> DeviceSpec:
         return resolve_device(name)
 
 
-def traced_device(name: str) -> str | shape_only.Device:
+def traced_device(name: str) -> str | shape_only.TracedDevice:
     """What a step is traced for, of a name as ``find_device`` takes it or the tracer knows it. Raises as these do."""
     return name if name in shape_only.device_names() else shape_device(find_device(name))
 
 
-def shape_device(spec: DeviceSpec) -> str | shape_only.Device:
+def shape_device(spec: DeviceSpec) -> str | shape_only.TracedDevice:
     """What a step is traced for by shapes: a name that the tracer knows, or what it must know of another device.
 
     Raises:
@@ -50,5 +50,5 @@ def shape_device(spec: DeviceSpec) -> str | shape_only.Device:
     if found is None or spec.vendor not in ("nvidia", "amd"):
         raise DeviceError(f"No step can be traced for {spec.name}: its vendor is {spec.vendor!r} and its compute "
                           f"capability {spec.compute_capability!r}; write nvidia or amd, and one such as 9.0.")
-    return shape_only.Device(spec.name, (int(found.group(1)), int(found.group(2))), spec.vendor,
+    return shape_only.TracedDevice(spec.name, (int(found.group(1)), int(found.group(2))), spec.vendor,
                              round(spec.memory_gb * 1e9))

@@ -30,7 +30,7 @@ from kernel_models.learned.gaussian import LEAST_CALLS, fit_gaussian
 from kernel_models.learned.intervals import Intervals
 from kernel_models.model import KernelModel
 from kernel_models.op_call import Family
-from kernel_models.profile import DeviceProfile, Entry
+from kernel_models.profile import DeviceProfile, ProfileEntry
 from kernel_models.scores import Errors, errors_of
 from tracer.arrays import Float64
 
@@ -115,7 +115,7 @@ def fit_profile(
     return DeviceProfile(spec, entries, _provenance(mine, options, notes, others))
 
 
-def fit_entry(samples: Samples, spec: DeviceSpec, options: Options | None = None) -> Entry:
+def fit_entry(samples: Samples, spec: DeviceSpec, options: Options | None = None) -> ProfileEntry:
     """Choose, judge and fit the model of one family and stack; ``samples`` are aggregated."""
     options = options or Options()
     held = samples.split()
@@ -135,7 +135,7 @@ def fit_entry(samples: Samples, spec: DeviceSpec, options: Options | None = None
     if refitted and held.any():
         model, distilled = _fitted(samples, spec, chosen, intervals, options.distil)
     rows = len(samples) if refitted else len(fit)
-    return Entry("roofline" if chosen is None else "boosted", model, distilled, samples.software, rows, facts)
+    return ProfileEntry("roofline" if chosen is None else "boosted", model, distilled, samples.software, rows, facts)
 
 
 def _ended(until: float) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def _ended(until: float) -> dict[str, Any]:
     return {"ended_early": True} if time.monotonic() > until else {}
 
 
-def _fit_process(fit: Samples, held: Samples, spec: DeviceSpec, until: float) -> Entry:
+def _fit_process(fit: Samples, held: Samples, spec: DeviceSpec, until: float) -> ProfileEntry:
     """The process, or the formulas where rows left out say that it is no better."""
     model, out = fit_gaussian(fit, spec, until)
     heuristic, learned = _heuristic_errors(fit, spec), errors_of(out, fit.measured_us)
@@ -154,7 +154,7 @@ def _fit_process(fit: Samples, held: Samples, spec: DeviceSpec, until: float) ->
     facts |= {"cross_validation": facts["candidates"][kind], **_ended(until)}
     if len(held):
         facts["held_out"] = _judged(best, held)
-    return Entry(kind, best, None, fit.software, len(fit), facts)
+    return ProfileEntry(kind, best, None, fit.software, len(fit), facts)
 
 
 def scaled_to(how: Boosting, rows: int) -> Boosting:

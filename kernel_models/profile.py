@@ -58,7 +58,7 @@ class ProfileError(ForetraceError):
 
 
 @dataclass(frozen=True)
-class Entry:
+class ProfileEntry:
     """One model of a profile.
 
     Attributes:
@@ -90,7 +90,7 @@ class DeviceProfile:
     """
 
     device: DeviceSpec
-    entries: Sequence[Entry] = ()
+    entries: Sequence[ProfileEntry] = ()
     provenance: dict[str, Any] = field(default_factory=dict)
     host: HostOverheads | None = None
 
@@ -98,7 +98,7 @@ class DeviceProfile:
         """The models of a family, the preferred one first."""
         return [entry.model for entry in self.entries if entry.model.family is family]
 
-    def entries_of(self, family: Family) -> Sequence[Entry]:
+    def entries_of(self, family: Family) -> Sequence[ProfileEntry]:
         """The same with their provenance."""
         return [entry for entry in self.entries if entry.model.family is family]
 
@@ -109,7 +109,7 @@ class DeviceProfile:
 
     def with_software(self, *wanted: str) -> DeviceProfile:
         """The same, preferring models of software whose name begins so (in that order)."""
-        def rank(entry: Entry) -> int:
+        def rank(entry: ProfileEntry) -> int:
             return next((i for i, name in enumerate(wanted) if entry.software.startswith(name)), len(wanted))
 
         return replace(self, entries=sorted(self.entries, key=rank))
@@ -290,9 +290,9 @@ def _read(archive: zipfile.ZipFile, label: str, file_bytes: int) -> DeviceProfil
         arrays = {key: array_from(archive.read(member)) for key, member in state.arrays.items()}
         return loader(state.values, arrays, spec) if kind in ON_DEVICE else loader(state.values, arrays)
 
-    def entry(stored: _Model) -> Entry:
+    def entry(stored: _Model) -> ProfileEntry:
         convert(stored.facts, _Facts)
-        return Entry(stored.kind, model(stored.kind, stored.state),
+        return ProfileEntry(stored.kind, model(stored.kind, stored.state),
                      None if stored.distilled is None else model(stored.kind, stored.distilled), stored.software,
                      stored.rows, stored.facts)
 

@@ -1,4 +1,4 @@
-"""``Tensor``: what a call needs to know of a tensor: sizes, strides and element type, never its values."""
+"""``TensorSpec``: what a call needs to know of a tensor: sizes, strides and element type, never its values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kernel_models.dtypes import itemsize
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TensorSpec:
     """Sizes and strides in elements; ``stride`` is ``None`` where not recorded, and contiguous is assumed then."""
 
     shape: tuple[int, ...]

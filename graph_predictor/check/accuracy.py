@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from graph_predictor.check.captures import Capture, CheckError
+from graph_predictor.check.captures import CheckError, StoredCapture
 from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.predictor import CPU, Baseline
 from graph_predictor.prediction.replay import replay
@@ -59,7 +59,7 @@ FIGURES: Mapping[str, str] = {
 """Figures and what they are of, in words."""
 
 
-def accuracy(capture: Capture, profiles: Mapping[str, Models] | None = None) -> Accuracy:
+def accuracy(capture: StoredCapture, profiles: Mapping[str, Models] | None = None) -> Accuracy:
     """Predict a capture again.
 
     Args:

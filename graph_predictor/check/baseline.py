@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from graph_predictor.check.accuracy import Accuracy
-from graph_predictor.check.captures import BASELINE, Capture, CheckError
+from graph_predictor.check.captures import BASELINE, CheckError, StoredCapture
 from graph_predictor.check.measure import COUNTS, Count, Environment, Run
 from tracer.decode import DecodeError, convert, from_json
 from tracer.input_file import read_input
@@ -27,7 +27,7 @@ FORMAT = "foretrace-baseline"
 VERSION = 1
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BaselineEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One capture: its program, the SHA-256 of its files, what it measured, and how well it was predicted."""
 
     program: str
@@ -46,13 +46,13 @@ class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     foretrace: str
 
 
-class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GateBaseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file."""
 
     format: str
     version: int
     reasons: list[Reason]
-    captures: dict[str, Entry]
+    captures: dict[str, BaselineEntry]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class BaselineFile:
         """Where it lies."""
         return Path(self.directory) / BASELINE
 
-    def read(self) -> Baseline:
+    def read(self) -> GateBaseline:
         """Read it.
 
         Raises:
@@ -87,7 +87,7 @@ class BaselineFile:
                              "or remove it and make a new one with --update-baseline.") from error
         check_kind(head, str(self.path), FORMAT, VERSION)
         try:
-            found = convert(head, Baseline)
+            found = convert(head, GateBaseline)
             for name, entry in found.captures.items():
                 if lacking := [each for each in COUNTS if each not in entry.counts]:
                     raise DecodeError(f"{name} lacks the count of {lacking[0]}")
@@ -96,7 +96,7 @@ class BaselineFile:
             raise CheckError(f"{self.path} is damaged ({error}); take it from version control again, or remove it and "
                              "make a new one with --update-baseline.") from error
 
-    def read_for(self, captures: list[Capture]) -> Baseline:
+    def read_for(self, captures: list[StoredCapture]) -> GateBaseline:
         """The same, and make sure that it was made from these captures. Raises ``CheckError`` if it was not."""
         found = self.read()
         here = {capture.name: capture for capture in captures}
@@ -114,7 +114,7 @@ class BaselineFile:
                              "TEXT.")
         return found
 
-    def write(self, captures: dict[str, Entry], reason: str) -> None:
+    def write(self, captures: dict[str, BaselineEntry], reason: str) -> None:
         """Write it anew, whole or not at all; earlier reasons are kept.
 
         Raises:
@@ -123,7 +123,7 @@ class BaselineFile:
         """
         earlier = self.read().reasons if self.path.exists() else []
         now = Reason(datetime.date.today().isoformat(), " ".join(reason.split()), _version())
-        value = Baseline(FORMAT, VERSION, [*earlier, now], dict(sorted(captures.items())))
+        value = GateBaseline(FORMAT, VERSION, [*earlier, now], dict(sorted(captures.items())))
         text = msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
         with whole_file(self.path) as stream:
             stream.write(text)

@@ -28,7 +28,7 @@ class CheckError(ForetraceError):
 
 
 @dataclass(frozen=True)
-class Capture:
+class StoredCapture:
     """One recording: a capture's directory, or a directory of ranks' traces.
 
     Attributes:
@@ -111,7 +111,7 @@ class Capture:
         return value if isinstance(value, dict) else {}
 
 
-def find_captures(directory: str) -> list[Capture]:
+def find_captures(directory: str) -> list[StoredCapture]:
     """The captures in a directory, by name; or the directory itself, if it is one.
 
     A directory in it is a program: a capture, or several of them that repeat the same run.
@@ -126,13 +126,13 @@ def find_captures(directory: str) -> list[Capture]:
         raise CheckError(f"{directory} is a pipe or device; name a directory of captures.")
     name = root.resolve().name
     if root.is_file() or _is_capture(root):
-        return [Capture(name, root, name)]
+        return [StoredCapture(name, root, name)]
     found = []
     for path in sorted(each for each in root.iterdir() if each.is_dir()):
         if _is_capture(path):
-            found.append(Capture(path.name, path, path.name))
+            found.append(StoredCapture(path.name, path, path.name))
             continue
-        found += [Capture(f"{path.name}/{run.name}", run, path.name) for run in sorted(path.iterdir())
+        found += [StoredCapture(f"{path.name}/{run.name}", run, path.name) for run in sorted(path.iterdir())
                   if run.is_dir() and _is_capture(run)]
     if not found:
         raise CheckError(f"{directory} holds no capture: neither it nor a directory in it has traces; record some with "
@@ -193,11 +193,11 @@ class Pair:
     """One program before and after: the captures of either side are repeated runs."""
 
     program: str
-    old: list[Capture]
-    new: list[Capture]
+    old: list[StoredCapture]
+    new: list[StoredCapture]
 
 
-def pair_captures(old: list[Capture], new: list[Capture]) -> list[Pair]:
+def pair_captures(old: list[StoredCapture], new: list[StoredCapture]) -> list[Pair]:
     """Old and new captures by program, in the old ones' order; programs without a new capture are left out.
 
     A workload of the suite goes by its name and settings; anything else by its directory's name, or, where that is
@@ -206,16 +206,16 @@ def pair_captures(old: list[Capture], new: list[Capture]) -> list[Pair]:
     Raises:
         CheckError: a new capture is of no old one's program, or of the same workload with other settings.
     """
-    programs: dict[str, list[Capture]] = {}
+    programs: dict[str, list[StoredCapture]] = {}
     for capture in old:
         programs.setdefault(capture.program, []).append(capture)
-    found: dict[str, list[Capture]] = {}
+    found: dict[str, list[StoredCapture]] = {}
     for capture in new:
         found.setdefault(_partner(capture, programs), []).append(capture)
     return [Pair(program, programs[program], found[program]) for program in programs if program in found]
 
 
-def _partner(new: Capture, programs: dict[str, list[Capture]]) -> str:
+def _partner(new: StoredCapture, programs: dict[str, list[StoredCapture]]) -> str:
     first = {program: runs[0] for program, runs in programs.items()}
     if new.workload:
         same = {program: each for program, each in first.items() if each.workload == new.workload}

@@ -8,18 +8,18 @@ from pathlib import Path
 
 from graph_predictor.check.accuracy import FIGURES
 from graph_predictor.check.baseline import BaselineFile
-from graph_predictor.check.captures import Capture, CheckError, find_captures, pair_captures
+from graph_predictor.check.captures import CheckError, StoredCapture, find_captures, pair_captures
 from graph_predictor.check.models_gate import TOLERANCE, check_models, new_entry
 from graph_predictor.check.program_gate import LEAST, LEVEL, check_programs
-from graph_predictor.check.verdict import Outcome, Status, Verdict
+from graph_predictor.check.verdict import GateOutcome, Status, Verdict
 from kernel_models.pricing import Models
 
-Explain = Callable[[Capture, Capture], list[str]]
+Explain = Callable[[StoredCapture, StoredCapture], list[str]]
 """What makes the difference between an old and a new capture, in lines, the largest first."""
 
 
 def check_directory(directory: str, *, tolerance: float | None = None,
-                    profiles: Mapping[str, Models] | None = None) -> Outcome:
+                    profiles: Mapping[str, Models] | None = None) -> GateOutcome:
     """Predict every capture of a directory again and compare with its baseline.
 
     Args:
@@ -33,12 +33,12 @@ def check_directory(directory: str, *, tolerance: float | None = None,
     captures = _captures(directory)
     stored = BaselineFile(directory).read_for(captures).captures
     allowed = TOLERANCE if tolerance is None else tolerance
-    return Outcome(f"accuracy of the models on {directory}", check_models(captures, stored, allowed, profiles),
+    return GateOutcome(f"accuracy of the models on {directory}", check_models(captures, stored, allowed, profiles),
                    notes=_partial(captures))
 
 
 def check_against(directory: str, new: str, *, tolerance: float | None = None, level: float = LEVEL,
-                  resolution: float | None = None, explain: Explain | None = None) -> Outcome:
+                  resolution: float | None = None, explain: Explain | None = None) -> GateOutcome:
     """Compare new captures with the baseline of a directory.
 
     Args:
@@ -62,7 +62,7 @@ def check_against(directory: str, new: str, *, tolerance: float | None = None, l
             raise CheckError(f"{capture.path} is one of the baseline's own captures; name a new capture.")
     pairs = pair_captures(captures, fresh)
     verdicts, notes = check_programs(pairs, stored, LEAST if tolerance is None else tolerance, level, resolution)
-    found = Outcome(f"{new} against {directory}", verdicts, notes=[*_partial(fresh), *notes])
+    found = GateOutcome(f"{new} against {directory}", verdicts, notes=[*_partial(fresh), *notes])
     left = sorted({capture.program for capture in captures} - {pair.program for pair in pairs})
     if left:
         found.notes.append(f"Not in {new}, and so not compared: {', '.join(left)}.")
@@ -73,7 +73,7 @@ def check_against(directory: str, new: str, *, tolerance: float | None = None, l
     return found
 
 
-def update_baseline(directory: str, reason: str, profiles: Mapping[str, Models] | None = None) -> Outcome:
+def update_baseline(directory: str, reason: str, profiles: Mapping[str, Models] | None = None) -> GateOutcome:
     """Measure and predict every capture and write the directory's baseline anew, whole or not at all.
 
     Raises:
@@ -87,20 +87,20 @@ def update_baseline(directory: str, reason: str, profiles: Mapping[str, Models] 
     before = file.read().captures if file.path.exists() else {}
     entries = {capture.name: new_entry(capture, profiles) for capture in captures}
     file.write(entries, reason)
-    return Outcome(f"new baseline of {directory}", [
+    return GateOutcome(f"new baseline of {directory}", [
         Verdict(name, FIGURES[figure], Status.STORED, before[name].accuracy.figures().get(figure) if name in before else
                 None, value, "error", f"{FIGURES[figure]}: error {value:+.2%}, stored")
         for name, entry in entries.items() for figure, value in entry.accuracy.figures().items()],
         notes=_partial(captures), stored=True)
 
 
-def _partial(captures: list[Capture]) -> list[str]:
+def _partial(captures: list[StoredCapture]) -> list[str]:
     """A note on each capture that ended before it had everything."""
     return [f"The capture {capture.name} is not complete: {context.get('ended') or 'it ended early'}."
             for capture in captures for context in capture.contexts[:1] if context.get("complete") is False]
 
 
-def _captures(directory: str) -> list[Capture]:
+def _captures(directory: str) -> list[StoredCapture]:
     if Path(directory).is_file():
         raise CheckError(f"{directory} is a file; name the directory of captures that holds the baseline.")
     return find_captures(directory)

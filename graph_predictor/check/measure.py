@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from graph_predictor.check.captures import Capture
+from graph_predictor.check.captures import StoredCapture
 from graph_predictor.comm.report import communication_report
 from graph_predictor.prediction.state import gpu_active_ns
 from tracer.graph import HOST_READ, LAUNCHING, ExecutionGraph, KernelKind, LaunchKind, OpKind
@@ -72,7 +72,7 @@ COUNTS = ("operations", "host_reads", "launches", "kernels", "blocking_syncs", "
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredProgram:
     """All that is measured of a capture."""
 
     environment: Environment
@@ -80,13 +80,13 @@ class Measured:
     run: Run
 
 
-def measure(capture: Capture) -> Measured:
+def measure(capture: StoredCapture) -> MeasuredProgram:
     """Measure a capture. Raises ``CheckError`` if nothing was recorded in it."""
     job = capture.job
-    return Measured(_environment(capture, job), count_steps(job.graphs), _run(capture, job))
+    return MeasuredProgram(_environment(capture, job), count_steps(job.graphs), _run(capture, job))
 
 
-def _environment(capture: Capture, job: Job) -> Environment:
+def _environment(capture: StoredCapture, job: Job) -> Environment:
     context = capture.contexts[0] if capture.contexts else {}
     hardware = context.get("hardware") if isinstance(context.get("hardware"), dict) else {}
     meta = job.graphs[0].meta
@@ -100,7 +100,7 @@ def _whole(value: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
-def _run(capture: Capture, job: Job) -> Run:
+def _run(capture: StoredCapture, job: Job) -> Run:
     timed = [graph.meta.unprofiled_step_ns for graph in job.graphs if graph.meta.unprofiled_step_ns]
     recorded = [graph.steps.duration_ns.tolist() for graph in job.graphs if len(graph.steps)]
     active = [_active(graph) for graph in job.graphs]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from graph_predictor.check.accuracy import FIGURES, Accuracy, accuracy
-from graph_predictor.check.baseline import Entry
-from graph_predictor.check.captures import Capture
+from graph_predictor.check.baseline import BaselineEntry
+from graph_predictor.check.captures import StoredCapture
 from graph_predictor.check.measure import measure
 from graph_predictor.check.verdict import Status, Verdict
 from kernel_models.pricing import Models
@@ -15,14 +15,14 @@ TOLERANCE = 0.05
 """Errors may grow by this share of what was measured."""
 
 
-def new_entry(capture: Capture, profiles: Mapping[str, Models] | None = None) -> Entry:
+def new_entry(capture: StoredCapture, profiles: Mapping[str, Models] | None = None) -> BaselineEntry:
     """All there is to store of a capture. Raises ``CheckError`` if it cannot be measured or predicted."""
     measured = measure(capture)
-    return Entry(capture.program, capture.digest, measured.environment, measured.counts, measured.run,
+    return BaselineEntry(capture.program, capture.digest, measured.environment, measured.counts, measured.run,
                  accuracy(capture, profiles))
 
 
-def check_models(captures: list[Capture], stored: Mapping[str, Entry], tolerance: float = TOLERANCE,
+def check_models(captures: list[StoredCapture], stored: Mapping[str, BaselineEntry], tolerance: float = TOLERANCE,
                  profiles: Mapping[str, Models] | None = None) -> list[Verdict]:
     """Predict every capture again and compare its errors with the stored ones.
 

@@ -22,11 +22,11 @@ from pathlib import Path
 
 import numpy as np
 
-from graph_predictor.check.captures import Capture, CheckError, Pair
+from graph_predictor.check.captures import CheckError, Pair, StoredCapture
 from graph_predictor.check.measure import measure
 from graph_predictor.check.program_gate import LEAST, LEVEL, RESOLUTION, compare_counts, compare_types, sure
 from graph_predictor.check.turns import Progress, other_tree, run_in_turns
-from graph_predictor.check.verdict import Outcome, Status, Verdict, in_unit
+from graph_predictor.check.verdict import GateOutcome, Status, Verdict, in_unit
 from tracer.arrays import Float64
 
 PAIRS = 8
@@ -36,7 +36,7 @@ FEWEST = 7
 SIDED = 0.05
 """Chance that the truth lies beyond one end of the interval."""
 
-Explain = Callable[[Capture, Capture], list[str]]
+Explain = Callable[[StoredCapture, StoredCapture], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def _chances(number: int) -> Float64:
 
 def check_script(script: str, base: str, arguments: Sequence[str] = (), *, pairs: int = PAIRS,
                  tolerance: float | None = None, level: float = LEVEL, resolution: float | None = None,
-                 explain: Explain | None = None, progress: Progress = lambda at, of: None) -> Outcome:
+                 explain: Explain | None = None, progress: Progress = lambda at, of: None) -> GateOutcome:
     """Run a script in two trees in turns and compare its steps.
 
     Args:
@@ -116,7 +116,7 @@ def check_script(script: str, base: str, arguments: Sequence[str] = (), *, pairs
                                RESOLUTION if resolution is None else resolution),
                     *compare_counts(script, [each.counts for each in before], [each.counts for each in now]),
                     *compare_types(both)]
-        found = Outcome(f"{script} against {base}, {pairs} pairs of runs in turns", verdicts)
+        found = GateOutcome(f"{script} against {base}, {pairs} pairs of runs in turns", verdicts)
         if found.failures and explain is not None:
             found.causes[script] = explain(old[0], new[0])
     return found

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from graph_predictor.check.baseline import Entry
+from graph_predictor.check.baseline import BaselineEntry
 from graph_predictor.check.captures import Pair
 from graph_predictor.check.element_types import retyped
 from graph_predictor.check.machine import BUSY, disturbance, machine_slowdown
-from graph_predictor.check.measure import Count, Measured, Run, measure
+from graph_predictor.check.measure import Count, MeasuredProgram, Run, measure
 from graph_predictor.check.noise import Prior, Slowdown, slowdown
 from graph_predictor.check.verdict import Status, Verdict, in_unit
 
@@ -74,8 +74,13 @@ class _Test:
     resolution: float = RESOLUTION
 
 
-def check_programs(pairs: Sequence[Pair], stored: Mapping[str, Entry], least: float = LEAST, level: float = LEVEL,
-                   resolution: float | None = None) -> tuple[list[Verdict], list[str]]:
+def check_programs(
+    pairs: Sequence[Pair],
+    stored: Mapping[str, BaselineEntry],
+    least: float = LEAST,
+    level: float = LEVEL,
+    resolution: float | None = None,
+) -> tuple[list[Verdict], list[str]]:
     """Compare programs with their baseline.
 
     Args:
@@ -152,7 +157,7 @@ def _together(counts: Sequence[Count]) -> Count:
     return Count(typical, steady, max(count.most for count in counts))
 
 
-def _tests(pair: Pair, old: Sequence[Entry], new: Sequence[Measured], notes: list[str]) -> tuple[
+def _tests(pair: Pair, old: Sequence[BaselineEntry], new: Sequence[MeasuredProgram], notes: list[str]) -> tuple[
         list[_Test], list[Verdict]]:
     """What can be tested of one program, and what cannot."""
     program = pair.program

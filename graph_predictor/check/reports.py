@@ -6,7 +6,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable
 
-from graph_predictor.check.verdict import Outcome, Status, Verdict
+from graph_predictor.check.verdict import GateOutcome, Status, Verdict
 
 _MARKS = {Status.PASSED: "✅", Status.FAILED: "❌", Status.INCONCLUSIVE: "❔", Status.SKIPPED: "➖",
           Status.STORED: "💾"}
@@ -14,7 +14,7 @@ _CONTROL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML cannot hold."""
 
 
-def junit_xml(outcome: Outcome) -> bytes:
+def junit_xml(outcome: GateOutcome) -> bytes:
     """One test suite a program, one test case a quantity, as CI servers read it."""
     suites = ElementTree.Element("testsuites", _numbers(outcome.verdicts, "foretrace check"))
     for program, verdicts in _by_program(outcome.verdicts).items():
@@ -52,7 +52,7 @@ def _by_program(verdicts: Iterable[Verdict]) -> dict[str, list[Verdict]]:
     return found
 
 
-def markdown(outcome: Outcome) -> str:
+def markdown(outcome: GateOutcome) -> str:
     """A summary for a pull request: what failed and why first, then every figure, folded away."""
     failed = [*outcome.failures, *outcome.inconclusive]
     mark = "❌" if outcome.failures else "❔" if failed else "✅"

@@ -44,7 +44,7 @@ SYNCHRONIZE = "synchronize"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StepBounds:
     """What a step must keep to.
 
     Attributes:
@@ -69,7 +69,7 @@ class Limits:
     profile: str | None = None
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Limits:
+    def of(cls, values: Mapping[str, Any]) -> StepBounds:
         """Limits by name.
 
         Raises:
@@ -123,7 +123,7 @@ class PredictedStep:
     gpu_by_operation_ns: dict[str, float]
 
 
-def predict_step(build: Callable[[], Callable[[], Any]], limits: Limits) -> PredictedStep:
+def predict_step(build: Callable[[], Callable[[], Any]], limits: StepBounds) -> PredictedStep:
     """Trace a step by shapes and predict it.
 
     Args:
@@ -156,7 +156,7 @@ def predict_step(build: Callable[[], Callable[[], Any]], limits: Limits) -> Pred
     return PredictedStep(baseline.predict(), figures, _gpu_time(made))
 
 
-def broken_limits(step: PredictedStep, limits: Limits, stored: StepFigures | None) -> list[str]:
+def broken_limits(step: PredictedStep, limits: StepBounds, stored: StepFigures | None) -> list[str]:
     """What a step breaks, each with its top offenders in indented lines; empty if it keeps to its limits.
 
     Args:
@@ -187,7 +187,7 @@ def broken_limits(step: PredictedStep, limits: Limits, stored: StepFigures | Non
     return found
 
 
-def _added(step: PredictedStep, limits: Limits, stored: StepFigures) -> list[str]:
+def _added(step: PredictedStep, limits: StepBounds, stored: StepFigures) -> list[str]:
     now = step.figures
     if now.device != stored.device:
         return [f"the stored counts are of {stored.device}, this step was traced for {now.device}: counts of two "

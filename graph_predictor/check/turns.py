@@ -25,7 +25,7 @@ from multiprocessing import get_all_start_methods, get_context
 from pathlib import Path
 from typing import Any
 
-from graph_predictor.check.captures import Capture, CheckError
+from graph_predictor.check.captures import CheckError, StoredCapture
 from tracer.errors import ForetraceError
 
 IMPORTED = ["torch", "torch._dynamo", "torch.profiler", "tracer.capture.script", "tracer.job"]
@@ -94,7 +94,7 @@ def _git(folder: Path, *arguments: str) -> bytes | None:
 
 
 def run_in_turns(script: str, arguments: Sequence[str], trees: tuple[Tree, Tree], pairs: int, out: Path,
-                 progress: Progress = lambda at, of: None) -> tuple[list[Capture], list[Capture]]:
+                 progress: Progress = lambda at, of: None) -> tuple[list[StoredCapture], list[StoredCapture]]:
     """Capture a script in both trees, one after the other, in pairs; every second pair begins with the present one.
 
     Args:
@@ -117,13 +117,13 @@ def run_in_turns(script: str, arguments: Sequence[str], trees: tuple[Tree, Tree]
         if not (tree.here / script).is_file():
             raise CheckError(f"There is no script {script} in {tree.name if tree is trees[0] else tree.here}; check "
                              "the path, and that it was there then.")
-    found: tuple[list[Capture], list[Capture]] = ([], [])
+    found: tuple[list[StoredCapture], list[StoredCapture]] = ([], [])
     for pair in range(pairs):
         progress(pair + 1, pairs)
         for side in (0, 1) if pair % 2 == 0 else (1, 0):
             path = out / f"{SIDES[side]}{pair + 1}"
             _run(script, arguments, trees, side, path)
-            found[side].append(Capture(path.name, path, script))
+            found[side].append(StoredCapture(path.name, path, script))
     return found
 
 

@@ -63,7 +63,7 @@ class Verdict:
 
 
 @dataclass(slots=True)
-class Outcome:
+class GateOutcome:
     """All verdicts of a check, those that failed first explained.
 
     Attributes:

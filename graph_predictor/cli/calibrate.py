@@ -20,7 +20,7 @@ from graph_predictor.cli.text import one_line, tell
 if TYPE_CHECKING:
     from kernel_models.calibration import Calibration
     from kernel_models.host.overheads import HostOverheads
-    from kernel_models.profile import Entry
+    from kernel_models.profile import ProfileEntry
     from tracer.graph import ExecutionGraph
 
 WORK_ENDING = ".measurements"
@@ -117,7 +117,7 @@ class _ProgressLine:
             self._open = False
 
 
-def _best(found: Calibration) -> list[Entry]:
+def _best(found: Calibration) -> list[ProfileEntry]:
     """The preferred model of each family."""
     return [found.profile.entries_of(family)[0] for family in found.profile.families]
 

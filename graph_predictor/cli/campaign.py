@@ -13,7 +13,7 @@ from graph_predictor.cli.options import Debug, Json, shared
 from graph_predictor.cli.text import tell
 
 if TYPE_CHECKING:
-    from tracer.campaign import ItemResult, Outcome, Results
+    from tracer.campaign import CampaignOutcome, ItemResult, Results
 
 campaign = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
                        help="Record a plan of workloads and micro-benchmarks within a time box.")
@@ -101,7 +101,7 @@ def show_status(
         _report_failures(report, list(results.lines.values()))
 
 
-def _report_run(outcome: Outcome, results: Results, out: str) -> None:
+def _report_run(outcome: CampaignOutcome, results: Results, out: str) -> None:
     report = Report()
     _report_results(report, results)
     _report_failures(report, outcome.results)

@@ -17,8 +17,8 @@ from graph_predictor.cli.output import JUNIT, MARKDOWN, check_output
 from tracer.errors import ForetraceError
 
 if TYPE_CHECKING:
-    from graph_predictor.check.captures import Capture
-    from graph_predictor.check.verdict import Outcome
+    from graph_predictor.check.captures import StoredCapture
+    from graph_predictor.check.verdict import GateOutcome
     from graph_predictor.diff import Part
     from kernel_models.profile import DeviceProfile
 
@@ -183,7 +183,7 @@ def _profile(path: str) -> DeviceProfile:
     return load_profile(path)
 
 
-def explain(old: Capture, new: Capture) -> list[str]:
+def explain(old: StoredCapture, new: StoredCapture) -> list[str]:
     """What makes the new capture's step longer, as lines; where the two cannot be compared, why."""
     from graph_predictor.diff import diff_jobs
 
@@ -201,7 +201,7 @@ def _told(part: Part) -> str:
     return f"{part.kind.value}: {part.what}{where}, {milliseconds(part.time_ns)} ms{hidden}"
 
 
-def _write(found: Outcome, junit: str | None, markdown: str | None) -> None:
+def _write(found: GateOutcome, junit: str | None, markdown: str | None) -> None:
     from graph_predictor.check import reports
     from tracer.output_file import whole_file
 
@@ -211,7 +211,7 @@ def _write(found: Outcome, junit: str | None, markdown: str | None) -> None:
                 stream.write(text(found))
 
 
-def _report(found: Outcome) -> None:
+def _report(found: GateOutcome) -> None:
     from graph_predictor.check.verdict import Status
 
     report = Report()

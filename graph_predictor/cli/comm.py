@@ -20,9 +20,9 @@ from graph_predictor.cli.options import Debug, Json, Paths, Window, shared
 from graph_predictor.cli.output import CHOICES, COMM_PROFILE, MEASUREMENTS, TUNER, check_output
 
 if TYPE_CHECKING:
-    from kernel_models.collectives import CollectiveKind, CommProfile, Measurements, Topology
+    from kernel_models.collectives import CollectiveKind, CollectiveMeasurements, CommProfile, Topology
     from kernel_models.collectives.readers.hints import Hints
-    from kernel_models.collectives.tuner import Choice, Crossover
+    from kernel_models.collectives.tuner import Crossover, TunedChoice
 
 comm = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
                    help="Collectives and networks: predict, fit, measure, tune, report.")
@@ -59,7 +59,7 @@ def predict(
         from graph_predictor.comm.units import bytes_text, parse_ranks
         from kernel_models.collectives import CollectiveBatch, CommError, bus_factor, collective_kind
         from kernel_models.collectives.datasheet import DatasheetModel, algorithm_label
-        from kernel_models.collectives.formulas import Group, lines
+        from kernel_models.collectives.formulas import RankGroup, lines
         from kernel_models.collectives.nccl_constants import Algorithm
         from kernel_models.collectives.times import Level
 
@@ -99,7 +99,7 @@ def predict(
                    and model.interval_checked(kind, placement, level, backend, on=where))
         algbw = payload / time_us * 1e-3 if time_us else 0.0
         busbw = algbw * bus_factor(kind, placement.ranks)
-        ways = [] if nothing else lines(where, kind, Group(placement.ranks, placement.nodes, placement.widest,
+        ways = [] if nothing else lines(where, kind, RankGroup(placement.ranks, placement.nodes, placement.widest,
                                                            placement.narrowest))
         values: dict[str, Any] = {
             "time_us": time_us, "interval_us": [float(times.low_us[0]), float(times.high_us[0])],
@@ -246,7 +246,7 @@ def tune(
         backends = backends_of(loaded)
         groups = measured_groups(loaded)
         notes = _different_machines(profiles, loaded)
-        choices: list[Choice] = []
+        choices: list[TunedChoice] = []
         changes: list[Crossover] = []
         for kind, placement, low, high in groups:
             sizes = [2.0**i for i in range(max(int(low - 1).bit_length(), 0), int(high).bit_length())]
@@ -350,7 +350,7 @@ def _overlap(where: Topology, busbw_gbps: float) -> dict[str, float] | None:
     return asdict(overlap_slowdown(find_device(where.node.device), busbw_gbps))
 
 
-def _read_measurements(path: str, hints: Hints, where: Topology) -> Measurements:
+def _read_measurements(path: str, hints: Hints, where: Topology) -> CollectiveMeasurements:
     from kernel_models.collectives.readers import read_log
 
     if os.path.isdir(path) or path.lower().endswith(TRACE_ENDINGS):

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from graph_predictor.comm.report import CommReport
     from graph_predictor.comm.tuning import TunedWorkload
     from graph_predictor.comm.volumes import VolumeCheck
-    from kernel_models.collectives import CommProfile, Measurements
-    from kernel_models.collectives.tuner import Choice, Crossover
+    from kernel_models.collectives import CollectiveMeasurements, CommProfile
+    from kernel_models.collectives.tuner import Crossover, TunedChoice
 
 
-def report_fit(profile: CommProfile, rows: Measurements, out: str, notes: list[str], json: bool) -> None:
+def report_fit(profile: CommProfile, rows: CollectiveMeasurements, out: str, notes: list[str], json: bool) -> None:
     """Show what was fitted."""
     found: list[dict[str, Any]] = []
     for name in profile.backend_names():
@@ -66,7 +66,7 @@ def tuned_json(tuned: TunedWorkload | None) -> dict[str, Any] | None:
             "missing": tuned.missing, "unmeasured": tuned.unmeasured}
 
 
-def report_tuning(backends: list[str], choices: list[Choice], changes: list[Crossover],
+def report_tuning(backends: list[str], choices: list[TunedChoice], changes: list[Crossover],
                   tuned: TunedWorkload | None, notes: list[str]) -> None:
     """Show winners, crossovers and the steps of a workload."""
     report = Report()

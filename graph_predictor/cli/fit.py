@@ -15,7 +15,7 @@ from graph_predictor.cli.output import PROFILE, check_output
 from graph_predictor.cli.text import tell
 
 if TYPE_CHECKING:
-    from kernel_models.profile import Entry
+    from kernel_models.profile import ProfileEntry
 
 
 def fit(
@@ -83,7 +83,7 @@ _COLUMNS = [
     Column("judged on"), Column("MAPE"), Column("median"), Column("bias"), Column("p90"), Column("max")]
 
 
-def models_table(report: Report, entries: Sequence[Entry]) -> None:
+def models_table(report: Report, entries: Sequence[ProfileEntry]) -> None:
     """A profile's models with their errors."""
     shown = [shown_errors(entry) for entry in entries]
     report.table("Errors on held-out groups of shapes", _COLUMNS, (
@@ -94,7 +94,7 @@ def models_table(report: Report, entries: Sequence[Entry]) -> None:
                     "groups that were fitted to.", indent=2)
 
 
-def shown_errors(entry: Entry) -> tuple[dict[str, float] | None, bool]:
+def shown_errors(entry: ProfileEntry) -> tuple[dict[str, float] | None, bool]:
     """The errors to show for a model, and whether they are cross-validated for want of held-out calls."""
     held = entry.facts.get("held_out") or {}
     crossed = entry.facts.get("cross_validation")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 
-class Shared(NamedTuple):
+class SharedOption(NamedTuple):
     """An option that several commands have: the name of its value, and how its help begins everywhere."""
 
     value: str
@@ -15,39 +15,41 @@ class Shared(NamedTuple):
 
 
 SHARED = {
-    "--out": Shared("PATH", "Where the result is written"),
-    "--device": Shared("DEVICE", "Device, by name or a FILE.toml of one's own (foretrace devices)"),
-    "--from-device": Shared("DEVICE", "The device it was recorded on, where the trace does not say"),
-    "--topology": Shared("CLUSTER", "Cluster NODE[xN][@NET], such as dgx-h200x8, NODE also a FILE.toml of one's own "
-                                    "(foretrace topologies)"),
-    "--from-topology": Shared("CLUSTER", "The cluster of the recording; by default its device's usual nodes"),
-    "--profile": Shared("FILE", "Fitted models of the device (foretrace fit)"),
-    "--comm-profile": Shared("FILE", "Measured collectives of the cluster (foretrace comm fit)"),
-    "--comm-backend": Shared("NAME", "Collectives of this backend, such as gloo"),
-    "--host": Shared("FACTOR", "Host time × FACTOR"),
-    "--host-from": Shared("PATH", "The host of another capture"),
-    "--clock": Shared("FACTOR", "GPU clock × FACTOR"),
-    "--bandwidth": Shared("FACTOR", "GPU memory bandwidth × FACTOR"),
-    "--dtype": Shared("TYPE", "Element type, such as bf16"),
-    "--parallel": Shared("PLAN", "Parallel plan, such as ddp=8 or fsdp2=8,tp=2"),
-    "--straggler": Shared("RANK:PERCENT%", "One rank slower, such as 3:10%"),
-    "--set": Shared("NAME=VALUE", "Another size or setting of the program, such as batch=64 (repeatable)"),
-    "--code": Shared("SCRIPT.py:FUNCTION", "The program, which is traced again at each size"),
-    "--also": Shared("PATH[:NAME=SIZE,…]", "A capture of the same program at another size (repeatable)"),
-    "--step": Shared("STEP", "One recorded step: its name, or its number from 0 (-1: the last)"),
-    "--top": Shared("N", "Rows of each table"),
-    "--price": Shared("PER_HOUR", "Price of one device and hour"),
-    "--memory-limit": Shared("SIZE", "Memory of a device, such as 80GiB"),
-    "--timeline": Shared("OUT.json[.gz]", "Write a timeline, for ui.perfetto.dev"),
-    "--workload": Shared("NAME", "A workload of the suite (foretrace workloads)"),
-    "--preset": Shared("NAME", "The workload's preset"),
-    "--world-size": Shared("N", "Ranks of the job"),
-    "--rank": Shared("N", "One rank of the job"),
-    "--ranks": Shared("N", "Number of ranks"),
-    "--minutes": Shared("MINUTES", "Time box"),
-    "--resume": Shared("", "Go on with what an earlier run left"),
-    "--backend": Shared("NAME", "Backend of the collectives, such as nccl or gloo"),
-    "--collective": Shared("NAME", "Which collective"),
+    "--out": SharedOption("PATH", "Where the result is written"),
+    "--device": SharedOption("DEVICE", "Device, by name or a FILE.toml of one's own (foretrace devices)"),
+    "--from-device": SharedOption("DEVICE", "The device it was recorded on, where the trace does not say"),
+    "--topology": SharedOption(
+        "CLUSTER",
+        "Cluster NODE[xN][@NET], such as dgx-h200x8, NODE also a FILE.toml of one's own (foretrace topologies)",
+    ),
+    "--from-topology": SharedOption("CLUSTER", "The cluster of the recording; by default its device's usual nodes"),
+    "--profile": SharedOption("FILE", "Fitted models of the device (foretrace fit)"),
+    "--comm-profile": SharedOption("FILE", "Measured collectives of the cluster (foretrace comm fit)"),
+    "--comm-backend": SharedOption("NAME", "Collectives of this backend, such as gloo"),
+    "--host": SharedOption("FACTOR", "Host time × FACTOR"),
+    "--host-from": SharedOption("PATH", "The host of another capture"),
+    "--clock": SharedOption("FACTOR", "GPU clock × FACTOR"),
+    "--bandwidth": SharedOption("FACTOR", "GPU memory bandwidth × FACTOR"),
+    "--dtype": SharedOption("TYPE", "Element type, such as bf16"),
+    "--parallel": SharedOption("PLAN", "Parallel plan, such as ddp=8 or fsdp2=8,tp=2"),
+    "--straggler": SharedOption("RANK:PERCENT%", "One rank slower, such as 3:10%"),
+    "--set": SharedOption("NAME=VALUE", "Another size or setting of the program, such as batch=64 (repeatable)"),
+    "--code": SharedOption("SCRIPT.py:FUNCTION", "The program, which is traced again at each size"),
+    "--also": SharedOption("PATH[:NAME=SIZE,…]", "A capture of the same program at another size (repeatable)"),
+    "--step": SharedOption("STEP", "One recorded step: its name, or its number from 0 (-1: the last)"),
+    "--top": SharedOption("N", "Rows of each table"),
+    "--price": SharedOption("PER_HOUR", "Price of one device and hour"),
+    "--memory-limit": SharedOption("SIZE", "Memory of a device, such as 80GiB"),
+    "--timeline": SharedOption("OUT.json[.gz]", "Write a timeline, for ui.perfetto.dev"),
+    "--workload": SharedOption("NAME", "A workload of the suite (foretrace workloads)"),
+    "--preset": SharedOption("NAME", "The workload's preset"),
+    "--world-size": SharedOption("N", "Ranks of the job"),
+    "--rank": SharedOption("N", "One rank of the job"),
+    "--ranks": SharedOption("N", "Number of ranks"),
+    "--minutes": SharedOption("MINUTES", "Time box"),
+    "--resume": SharedOption("", "Go on with what an earlier run left"),
+    "--backend": SharedOption("NAME", "Backend of the collectives, such as nccl or gloo"),
+    "--collective": SharedOption("NAME", "Which collective"),
 }
 
 

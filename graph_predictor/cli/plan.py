@@ -59,7 +59,7 @@ def plan(
 
         from graph_predictor.comm.collective_times import CollectiveModel, topology_of
         from graph_predictor.parallel.estimate import Rates
-        from graph_predictor.parallel.pieces import Pieces
+        from graph_predictor.parallel.pieces import LayerPieces
         from graph_predictor.parallel.search import price_plan, search
         from kernel_models.device_choice import find_device
 
@@ -78,7 +78,7 @@ def plan(
 
             known, where = profile_on(comm_profile, topology, None)
             collectives = CollectiveModel(where, known)
-        pieces = Pieces(spec, profile_of(profile, spec))
+        pieces = LayerPieces(spec, profile_of(profile, spec))
         known_us = Rates() if launch_us is None else replace(Rates(), host_us=launch_us, host_collective_us=launch_us)
         rates = replace(known_us, host_us=known_us.host_us * host,
                         host_collective_us=known_us.host_collective_us * host)

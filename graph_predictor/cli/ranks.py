@@ -13,7 +13,7 @@ from graph_predictor.cli.output import TIMELINE, check_output
 from tracer.graph import SHAPE_ONLY
 
 if TYPE_CHECKING:
-    from graph_predictor.reports.ranks import JobTimes, RankReport
+    from graph_predictor.reports.ranks import JobReport, JobTimes
     from graph_predictor.reports.ranks.path import Stretch
     from graph_predictor.request.configuration import Configuration
 
@@ -102,7 +102,7 @@ def _times(source: list[str], window: int, wanted: Configuration, step: str | No
         return predicted_times(prepared.start.settled(prepared.edits)), [] if wanted.parallel is not None else notes
 
 
-def _report(found: RankReport, top: int, timeline: str | None) -> None:
+def _report(found: JobReport, top: int, timeline: str | None) -> None:
     from graph_predictor.prediction.result import which_times
 
     report = Report()
@@ -148,7 +148,7 @@ def _report(found: RankReport, top: int, timeline: str | None) -> None:
     _end(report, found, timeline)
 
 
-def _late(found: RankReport) -> str:
+def _late(found: JobReport) -> str:
     """Which rank is late because it computes longer, and with what."""
     late = found.late
     if late is None:
@@ -162,7 +162,7 @@ def _late(found: RankReport) -> str:
         f"{name} {milliseconds(ns)} ms" for name, ns in late.operations[:SHOWN_MORE]) + f" a step{once}."
 
 
-def _path(report: Report, found: RankReport, top: int) -> None:
+def _path(report: Report, found: JobReport, top: int) -> None:
     total = sum(s.length_ns for s in found.path) or 1
     report.table(
         f"Critical path across ranks ({found.path_step}): {min(top, len(found.path)):,} of {len(found.path):,} "
@@ -173,14 +173,14 @@ def _path(report: Report, found: RankReport, top: int) -> None:
           percent(s.length_ns / total), s.after, _mostly(s)] for s in found.path[:top]))
 
 
-def _end(report: Report, found: RankReport, timeline: str | None) -> None:
+def _end(report: Report, found: JobReport, timeline: str | None) -> None:
     report.notes(found.notes)
     if timeline is not None:
         report.line()
         report.line(f"Timeline written to {timeline}: open it in ui.perfetto.dev or chrome://tracing.")
 
 
-def _groups(report: Report, found: RankReport) -> None:
+def _groups(report: Report, found: JobReport) -> None:
     from graph_predictor.reports.ranks.report import TOGETHER_NS, waiting_ns
 
     steps = found.steps

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from graph_predictor.request.configuration import Configuration
-    from graph_predictor.sweep import Goal, Space, Sweep
+    from graph_predictor.sweep import Goal, Sweep, SweepSpace
     from graph_predictor.sweep.space import Axis
 
 SHOWN = 20
@@ -94,7 +94,7 @@ def sweep(
             check_table,
             write_plot,
         )
-        from graph_predictor.sweep.run import Source
+        from graph_predictor.sweep.run import SweepSource
 
         check_table(out)
         goal = None if best is None else _goal(best)
@@ -111,7 +111,7 @@ def sweep(
                  "topology": topology, "dtype": dtype, "edits": edits,
                  "clock": clock, "bandwidth": bandwidth, "host": host}
         space = _space(sizes or [], lists, parallel or [], fixed)
-        where = Source(tuple(source), window, step, from_device, tuple(profile or ()), profiled)
+        where = SweepSource(tuple(source), window, step, from_device, tuple(profile or ()), profiled)
         with _progress(len(space)) as progress:
             found = run(where, space, output=out, price_per_hour=price, backend=workers, scheduler=scheduler,
                         jobs=jobs, progress=progress)
@@ -142,8 +142,8 @@ def _check_goal(goal: Goal | None, price: float | None) -> None:
         raise SweepError("--best cost needs the price of one device and hour; give it with --price.")
 
 
-def _space(sizes: list[str], lists: dict[str, str | None], plans: list[str], fixed: Configuration) -> Space:
-    from graph_predictor.sweep import Axis, Space, SweepError
+def _space(sizes: list[str], lists: dict[str, str | None], plans: list[str], fixed: Configuration) -> SweepSpace:
+    from graph_predictor.sweep import Axis, SweepError, SweepSpace
 
     axes: list[Axis] = [Axis.sizes(text) for text in sizes]
     axes += [Axis.texts(name, text) for name, text in lists.items() if text is not None]
@@ -152,7 +152,7 @@ def _space(sizes: list[str], lists: dict[str, str | None], plans: list[str], fix
     if not axes:
         raise SweepError("Nothing varies; give values with --set, --device, --world-size, --parallel, --straggler, "
                          "--topology, --dtype, --edits, --clock, --bandwidth or --host.")
-    return Space(tuple(axes), fixed)
+    return SweepSpace(tuple(axes), fixed)
 
 
 @contextmanager

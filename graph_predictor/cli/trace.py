@@ -16,7 +16,7 @@ from tracer.errors import CaptureError
 if TYPE_CHECKING:
     from tracer.graph import ExecutionGraph
     from tracer.job import Job
-    from tracer.shape_only.devices import Device
+    from tracer.shape_only.devices import TracedDevice
 
 
 def trace(
@@ -63,7 +63,7 @@ def trace(
         _report(job, out, json)
 
 
-def _workload(name: str, assignments: list[str], preset: str, device: str | Device, world_size: int | None,
+def _workload(name: str, assignments: list[str], preset: str, device: str | TracedDevice, world_size: int | None,
               rank: int | None, parallel: str | None) -> Job:
     from tracer import workloads
     from tracer.job import assemble_job
@@ -76,7 +76,7 @@ def _workload(name: str, assignments: list[str], preset: str, device: str | Devi
     return assemble_job([graph])
 
 
-def _function(target: str, assignments: list[str], device: str | Device, world_size: int | None,
+def _function(target: str, assignments: list[str], device: str | TracedDevice, world_size: int | None,
               rank: int) -> ExecutionGraph:
     from graph_predictor.sizes.named_sizes import parse_sets
     from tracer.shape_only.script import trace_script

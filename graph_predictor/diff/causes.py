@@ -35,7 +35,7 @@ import numpy as np
 
 from graph_predictor.diff.hunks import HunkCause
 from graph_predictor.diff.places import Places
-from graph_predictor.diff.result import Kind, Part
+from graph_predictor.diff.result import DifferenceKind, Part
 from graph_predictor.diff.step_times import Resource
 from graph_predictor.diff.step_tree import StepTree, Vocabulary
 from graph_predictor.recorded.names import is_collective, plain_name
@@ -51,7 +51,7 @@ SPREADS = 3.0
 LEAST_SPREAD = 0.05
 """Work that nobody changed differs at least this much between two recordings, in logs."""
 MAD_TO_SD = 1.4826
-COMPARABLE = (Kind.HOST, Kind.KERNEL_TIME)
+COMPARABLE = (DifferenceKind.HOST, DifferenceKind.KERNEL_TIME)
 """Kinds of work that is the same on both sides, operation by operation."""
 DEVICE_WORK = (Resource.COMPUTE, Resource.COPY, Resource.COMMUNICATION)
 
@@ -71,11 +71,11 @@ class Cause:
     details: Counter[str] = field(default_factory=Counter)
 
 
-Causes = dict[tuple[Kind, str], Cause]
+Causes = dict[tuple[DifferenceKind, str], Cause]
 
 
 @dataclass(slots=True)
-class Times:
+class CauseTimes:
     """Typical times of a step (ns), [resources × places].
 
     ``path`` is on the critical path, ``own`` altogether, and never less than ``path``.
@@ -105,10 +105,10 @@ class Aligned:
     places: Places
     hunks: list[HunkCause]
     vocabulary: Vocabulary
-    before: Times
-    after: Times
-    steady_before: Times
-    steady_after: Times
+    before: CauseTimes
+    after: CauseTimes
+    steady_before: CauseTimes
+    steady_after: CauseTimes
     kernels_alike: np.ndarray
     """Of every pair: whether the same kernels ran."""
     kernel_names: tuple[list[str], list[str]]
@@ -129,9 +129,14 @@ def add_causes(causes: Causes, aligned: Aligned) -> tuple[Ratio, Ratio]:
     names = _names(aligned)
     noise = np.zeros(shape)
     ratios = []
-    machines: tuple[tuple[tuple[Resource, ...], tuple[Kind, ...], Kind], ...] = (
-        ((Resource.HOST, Resource.GAP), (Kind.HOST, Kind.GAP, Kind.LOADER), Kind.WHOLE_HOST),
-        ((Resource.COMPUTE,), (Kind.KERNEL_TIME,), Kind.WHOLE_DEVICE))
+    machines: tuple[tuple[tuple[Resource, ...], tuple[DifferenceKind, ...], DifferenceKind], ...] = (
+        (
+            (Resource.HOST, Resource.GAP),
+            (DifferenceKind.HOST, DifferenceKind.GAP, DifferenceKind.LOADER),
+            DifferenceKind.WHOLE_HOST,
+        ),
+        ((Resource.COMPUTE,), (DifferenceKind.KERNEL_TIME,), DifferenceKind.WHOLE_DEVICE),
+    )
     for resources, unchanged, whole in machines:
         eligible, comparable = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
         for resource in resources:
@@ -163,12 +168,12 @@ def add_causes(causes: Causes, aligned: Aligned) -> tuple[Ratio, Ratio]:
         if at <= places.end:
             kind, what = kinds[resource][at], names[resource][at]
             detail = ""
-            if kind is Kind.KERNELS:
+            if kind is DifferenceKind.KERNELS:
                 detail = f"{aligned.kernel_names[0][at] or 'none'} → {aligned.kernel_names[1][at] or 'none'}"
             _add(causes, (kind, what), *sums, steady=sure, noise=float(noise[resource, at]), places=1, detail=detail,
-                 module=modules[at] if at < pairs and kind is not Kind.LAUNCH else "")
+                 module=modules[at] if at < pairs and kind is not DifferenceKind.LAUNCH else "")
         elif at == places.irregular:
-            _add(causes, (Kind.IRREGULAR, "operations of only some steps"), *sums)
+            _add(causes, (DifferenceKind.IRREGULAR, "operations of only some steps"), *sums)
         else:
             hunk = aligned.hunks[at - places.of_hunk(0)]
             _add(causes, (hunk.kind, hunk.what), *sums, steady=sure, module=hunk.module)
@@ -182,7 +187,7 @@ def add_causes(causes: Causes, aligned: Aligned) -> tuple[Ratio, Ratio]:
 class _Split:
     """The change of every place and resource told apart, [resources, places], ns (see the module's text)."""
 
-    def __init__(self, before: Times, after: Times, shape: tuple[int, int], end: int) -> None:
+    def __init__(self, before: CauseTimes, after: CauseTimes, shape: tuple[int, int], end: int) -> None:
         self.path_a, self.path_b = before.path.reshape(shape), after.path.reshape(shape)
         self.own_a, self.own_b = before.own.reshape(shape), after.own.reshape(shape)
         change, of_path = self.own_b - self.own_a, self.path_b - self.path_a
@@ -211,10 +216,10 @@ class _Groups:
     One call's time is recorded in whole microseconds at worst, its name's time is not.
     """
 
-    def __init__(self, eligible: np.ndarray, comparable: np.ndarray, kinds: list[list[Kind]],
+    def __init__(self, eligible: np.ndarray, comparable: np.ndarray, kinds: list[list[DifferenceKind]],
                  names: list[list[str]]) -> None:
         self.rows = np.nonzero(eligible)
-        numbers: dict[tuple[Kind | int, str | int], int] = {}
+        numbers: dict[tuple[DifferenceKind | int, str | int], int] = {}
         group = []
         for resource, at in zip(*(rows.tolist() for rows in self.rows), strict=True):
             known = at < len(kinds[resource])
@@ -265,11 +270,11 @@ def _add_shifts(causes: Causes, mean: _Split) -> None:
     host = [int(resource) for resource in Resource if resource not in DEVICE_WORK]
     for rows, what in ((host, "host work"), (device, "device work")):
         if mean.shifted[rows].any():
-            _add(causes, (Kind.SHIFT, what), int(mean.shifted[rows].sum()), 0, int(mean.path_a[rows].sum()),
+            _add(causes, (DifferenceKind.SHIFT, what), int(mean.shifted[rows].sum()), 0, int(mean.path_a[rows].sum()),
                  int(mean.path_b[rows].sum()))
 
 
-def _add(causes: Causes, key: tuple[Kind, str], time: int, hidden: int, before: int = 0, after: int = 0, *,
+def _add(causes: Causes, key: tuple[DifferenceKind, str], time: int, hidden: int, before: int = 0, after: int = 0, *,
          steady: int = 0, noise: float = 0.0, places: int = 0, module: str = "", detail: str = "") -> None:
     cause = causes.setdefault(key, Cause())
     cause.time += time
@@ -286,7 +291,7 @@ def _add(causes: Causes, key: tuple[Kind, str], time: int, hidden: int, before: 
         cause.details[detail] += weight
 
 
-def add_left_over(causes: Causes, kind: Kind, what: str, time: int) -> None:
+def add_left_over(causes: Causes, kind: DifferenceKind, what: str, time: int) -> None:
     """Add what no operation explains, where there is any."""
     if time:
         _add(causes, (kind, what), time, 0)
@@ -309,8 +314,8 @@ def parts_of(causes: Causes, ranks: int, *, one_machine: bool) -> list[Part]:
         time = round(reached / ranks) - given
         given += time
         certain = max(0, round((abs(cause.steady) - cause.noise) / ranks))
-        if kind in (Kind.IRREGULAR, Kind.REPLAY, Kind.SHIFT) or (one_machine and kind in (
-                Kind.WHOLE_HOST, Kind.WHOLE_DEVICE)):
+        if kind in (DifferenceKind.IRREGULAR, DifferenceKind.REPLAY, DifferenceKind.SHIFT) or (one_machine and kind in (
+                DifferenceKind.WHOLE_HOST, DifferenceKind.WHOLE_DEVICE)):
             certain = 0
         detail = cause.details.most_common(1)[0][0] if cause.details else ""
         parts.append(Part(
@@ -329,7 +334,7 @@ def _module(modules: Counter[str]) -> str:
     return patterns.pop() if len(patterns) == 1 else modules.most_common(1)[0][0]
 
 
-def _kinds(aligned: Aligned) -> list[list[Kind]]:
+def _kinds(aligned: Aligned) -> list[list[DifferenceKind]]:
     """Kind of every pair and of the end, for each resource."""
     one, other, places = aligned.one, aligned.other, aligned.places
     left, right = places.left, places.right
@@ -343,21 +348,23 @@ def _kinds(aligned: Aligned) -> list[list[Kind]]:
     codes = [i for i, text in enumerate(aligned.vocabulary.texts) if is_collective(text)]
     collective = np.isin(one.name[left], codes)
     by_sizes = np.select([shapes, types], [0, 1], 2)
-    sizes = (Kind.SHAPES, Kind.TYPES)
+    sizes = (DifferenceKind.SHAPES, DifferenceKind.TYPES)
     host, compute, gap = [], [], []
     for of_size, loads, gathers, alike in zip(by_sizes.tolist(), loading.tolist(), collective.tolist(),
                                               aligned.kernels_alike.tolist(), strict=True):
-        of_host = Kind.HOST if aligned.has_device or of_size == 2 else sizes[of_size]
-        host.append(Kind.LOADER if loads else Kind.COLLECTIVE if gathers else of_host)
-        compute.append(sizes[of_size] if of_size < 2 else Kind.KERNEL_TIME if alike else Kind.KERNELS)
-        gap.append(Kind.GAP)
+        of_host = DifferenceKind.HOST if aligned.has_device or of_size == 2 else sizes[of_size]
+        host.append(DifferenceKind.LOADER if loads else DifferenceKind.COLLECTIVE if gathers else of_host)
+        compute.append(
+            sizes[of_size] if of_size < 2 else DifferenceKind.KERNEL_TIME if alike else DifferenceKind.KERNELS
+        )
+        gap.append(DifferenceKind.GAP)
     number = places.pairs + 1
     table = {
-        Resource.HOST: [*host, Kind.HOST], Resource.COMPUTE: [*compute, Kind.KERNEL_TIME],
-        Resource.COPY: [Kind.COPY] * number, Resource.COMMUNICATION: [Kind.COLLECTIVE] * number,
-        Resource.LAUNCH: [Kind.LAUNCH] * number, Resource.SYNC: [Kind.SYNC] * number,
-        Resource.WAITING: [Kind.WAITING] * number, Resource.LOADING: [Kind.LOADER] * number,
-        Resource.GAP: [*gap, Kind.GAP],
+        Resource.HOST: [*host, DifferenceKind.HOST], Resource.COMPUTE: [*compute, DifferenceKind.KERNEL_TIME],
+        Resource.COPY: [DifferenceKind.COPY] * number, Resource.COMMUNICATION: [DifferenceKind.COLLECTIVE] * number,
+        Resource.LAUNCH: [DifferenceKind.LAUNCH] * number, Resource.SYNC: [DifferenceKind.SYNC] * number,
+        Resource.WAITING: [DifferenceKind.WAITING] * number, Resource.LOADING: [DifferenceKind.LOADER] * number,
+        Resource.GAP: [*gap, DifferenceKind.GAP],
     }
     return [table[resource] for resource in Resource]
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from graph_predictor.diff.places import Hunk, Places
-from graph_predictor.diff.result import Kind
+from graph_predictor.diff.result import DifferenceKind
 from graph_predictor.diff.step_tree import StepTree, Vocabulary
 from graph_predictor.recorded.names import is_collective, plain_name
 from tracer.arrays import Int64
@@ -26,7 +26,7 @@ MOST_NAMES = 5
 class HunkCause:
     """Kind and name of a hunk's cause; ``counts`` is false for a backward, which is counted with its forward."""
 
-    kind: Kind
+    kind: DifferenceKind
     what: str
     module: str
     counts: bool
@@ -70,11 +70,11 @@ def _named(hunk: Hunk, one: StepTree, other: StepTree, vocabulary: Vocabulary, *
     removed = _listed(one, hunk.removed, vocabulary)
     added = _listed(other, hunk.added, vocabulary)
     what = f"{removed} → {added}" if removed and added else removed or added
-    kind = Kind.REPLACED if removed and added else Kind.REMOVED if removed else Kind.ADDED
+    kind = DifferenceKind.REPLACED if removed and added else DifferenceKind.REMOVED if removed else DifferenceKind.ADDED
     if gathers or reads:
-        kind = Kind.COLLECTIVE if gathers else Kind.SYNC
+        kind = DifferenceKind.COLLECTIVE if gathers else DifferenceKind.SYNC
         if not (removed and added):
-            what = f"{what} ({Kind.REMOVED.value if removed else Kind.ADDED.value})"
+            what = f"{what} ({DifferenceKind.REMOVED.value if removed else DifferenceKind.ADDED.value})"
     tree, node = (other, hunk.added[0]) if hunk.added else (one, hunk.removed[0])
     return HunkCause(kind, what, vocabulary.texts[int(tree.module[node])], counts)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from graph_predictor.diff.align import align
-from graph_predictor.diff.causes import Aligned, Causes, Ratio, Times, add_causes, add_left_over, parts_of
+from graph_predictor.diff.causes import Aligned, Causes, CauseTimes, Ratio, add_causes, add_left_over, parts_of
 from graph_predictor.diff.hunks import hunk_causes
 from graph_predictor.diff.places import Places, find_places
-from graph_predictor.diff.result import Difference, Kind
+from graph_predictor.diff.result import Difference, DifferenceKind
 from graph_predictor.diff.step_times import RankSteps
 from graph_predictor.diff.step_tree import StepTree, Vocabulary
 from graph_predictor.prediction.replay import Replay, ReplayedStep, replay
@@ -183,7 +183,7 @@ class _Side:
         self.tree: StepTree = self.rank.tree(self.median)
         self.step_ns = round(sum(length[step] for step in self.steps) / len(self.steps))
 
-    def typical(self, places: Places, place: Int64) -> tuple[Times, Times]:
+    def typical(self, places: Places, place: Int64) -> tuple[CauseTimes, CauseTimes]:
         """Times of the mean of the typical steps; and steady ones, of each place the (lower) median over all steps."""
         trees = []
         for step in [*self.steps, *self.apart, *self.others]:
@@ -201,8 +201,10 @@ class _Side:
         middle = (len(asked) - 1) // 2
         steady_path, steady_own = (np.sort(each, axis=0)[middle] for each in (path, own))
         spread = np.sort(np.abs(path - steady_path), axis=0)[len(asked) // 2]
-        mean = Times(_rounded(path[:number].sum(axis=0), number), _rounded(own[:number].sum(axis=0), number), spread)
-        return mean, Times(steady_path, np.maximum(steady_own, steady_path), spread)
+        mean = CauseTimes(
+            _rounded(path[:number].sum(axis=0), number), _rounded(own[:number].sum(axis=0), number), spread
+        )
+        return mean, CauseTimes(steady_path, np.maximum(steady_own, steady_path), spread)
 
 
 def _rounded(sums: Int64, number: int) -> Int64:
@@ -226,7 +228,7 @@ def _add_rank(causes: Causes, sides: list[_Side], pair: Int64, vocabulary: Vocab
         any(len(graph.kernels) for graph in graphs), one_machine)
     ratios = add_causes(causes, aligned)
     unlike = (other.step_ns - one.step_ns) - int(after.path.sum() - before.path.sum())
-    add_left_over(causes, Kind.REPLAY, "recorded less replayed step time", unlike)
+    add_left_over(causes, DifferenceKind.REPLAY, "recorded less replayed step time", unlike)
     return ratios
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from graph_predictor.prediction.result import which_times
 
 
-class Kind(Enum):
+class DifferenceKind(Enum):
     """What a part of a difference is; the value is the name people read."""
 
     ADDED = "only in B"
@@ -34,7 +34,7 @@ class Kind(Enum):
     REPLAY = "not explained by the replay"
 
 
-UNEXPLAINED = (Kind.IRREGULAR, Kind.REPLAY)
+UNEXPLAINED = (DifferenceKind.IRREGULAR, DifferenceKind.REPLAY)
 """Kinds that name what is left over rather than a cause."""
 
 
@@ -54,7 +54,7 @@ class Part:
             differs, from A to B and from step to step.
     """
 
-    kind: Kind
+    kind: DifferenceKind
     what: str
     module: str
     places: int
@@ -117,9 +117,9 @@ class Difference:
         """The first causes."""
         return self.parts[:number]
 
-    def by_kind(self) -> list[tuple[Kind, int, int]]:
+    def by_kind(self) -> list[tuple[DifferenceKind, int, int]]:
         """Kind, time and hidden time (ns) of every kind that occurs, the largest first."""
-        sums: dict[Kind, list[int]] = {}
+        sums: dict[DifferenceKind, list[int]] = {}
         for part in self.parts:
             known = sums.setdefault(part.kind, [0, 0])
             known[0] += part.time_ns

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from graph_predictor.parallel.loads import Exchange, Loads
-from graph_predictor.parallel.pieces import Work
-from graph_predictor.parallel.plan import ParallelPlan, Recompute, Schedule, Sharding
+from graph_predictor.parallel.pieces import LayerWork
+from graph_predictor.parallel.plan import ClusterPlan, Recomputation, Schedule, Sharding
 from graph_predictor.parallel.schedule import order_of, simulate
 
 HOST_SPREAD = 1.1
@@ -57,7 +57,7 @@ class Estimate:
         sources: share of the device's time by ``Source``.
     """
 
-    plan: ParallelPlan
+    plan: ClusterPlan
     time_us: float
     low_us: float
     high_us: float
@@ -100,7 +100,7 @@ class _Stretch:
     hidden: float = 0.0
     host: float = 0.0
 
-    def add(self, work: Work, rates: Rates, exchange: Exchange = Exchange(), count: int = 1) -> None:  # noqa: B008
+    def add(self, work: LayerWork, rates: Rates, exchange: Exchange = Exchange(), count: int = 1) -> None:  # noqa: B008
         self.products += count * work.products * rates.products
         self.others += count * work.others * rates.others
         self.waits += count * _us(exchange, rates)
@@ -185,13 +185,13 @@ def _backward(loads: Loads, rates: Rates, stage: int, chunk: int) -> _Stretch:
     out = _Stretch()
     if stage == plan.pp - 1 and chunk == plan.chunks - 1:
         out.add(loads.head.backward, rates, loads.head_backward)
-    if plan.recompute is Recompute.FULL:
+    if plan.recompute is Recomputation.FULL:
         _add_forward(out, loads, rates, layers)
-    elif plan.recompute is Recompute.SELECTIVE:
+    elif plan.recompute is Recomputation.SELECTIVE:
         out.add(loads.block.core, rates, count=layers)
     before = out.device
     out.add(loads.block.backward, rates, loads.block_backward, layers)
-    out.add(Work(), rates, loads.experts_backward, layers)
+    out.add(LayerWork(), rates, loads.experts_backward, layers)
     _beside(out, _us(loads.context_backward, rates) + _us(loads.beside_backward, rates),
             (out.device - before) / layers, layers, plan.overlap)
     if stage == 0 and chunk == 0:
@@ -206,7 +206,7 @@ def _backward(loads: Loads, rates: Rates, stage: int, chunk: int) -> _Stretch:
 def _add_forward(out: _Stretch, loads: Loads, rates: Rates, layers: int) -> None:
     before = out.device
     out.add(loads.block.forward, rates, loads.block_forward, layers)
-    out.add(Work(), rates, loads.experts_forward, layers)
+    out.add(LayerWork(), rates, loads.experts_forward, layers)
     _beside(out, _us(loads.context_forward, rates) + _us(loads.beside_forward, rates), (out.device - before) / layers,
             layers, loads.plan.overlap)
 

@@ -18,11 +18,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graph_predictor.comm.collective_times import CollectiveModel
-from graph_predictor.parallel.pieces import PieceCost, Pieces, Work
-from graph_predictor.parallel.plan import ParallelPlan, Sharding, check_plan
+from graph_predictor.parallel.pieces import LayerPieces, LayerWork, PieceCost
+from graph_predictor.parallel.plan import ClusterPlan, Sharding, check_plan
 from kernel_models.collectives import CollectiveCall, CollectiveKind, CommTimes, Placement
 from kernel_models.collectives.call import dtype_name
-from tracer.shape_only.transformer import Part, Piece, TransformerShape
+from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
 
 OVERLAP_PIECES = 4
 """A reduce-scatter after a product runs beside it in so many pieces, of which the last is waited for (userbuffers'
@@ -67,12 +67,12 @@ class Loads:
         block_gather, block_reduce, root_gather, root_reduce: of one block, and of embedding and head, fully sharded.
     """
 
-    plan: ParallelPlan
+    plan: ClusterPlan
     shape: TransformerShape
     block: PieceCost
     embedding: PieceCost
     head: PieceCost
-    optimizer: tuple[Work, ...]
+    optimizer: tuple[LayerWork, ...]
     block_forward: Exchange
     block_backward: Exchange
     beside_forward: Exchange
@@ -120,7 +120,7 @@ class _Calls:
         return Exchange(us, low, high, number, ranks, between)
 
 
-def loads_of(plan: ParallelPlan, shape: TransformerShape, pieces: Pieces, collectives: CollectiveModel) -> Loads:
+def loads_of(plan: ClusterPlan, shape: TransformerShape, pieces: LayerPieces, collectives: CollectiveModel) -> Loads:
     """Price everything a plan's step is made of.
 
     Raises:
@@ -129,8 +129,10 @@ def loads_of(plan: ParallelPlan, shape: TransformerShape, pieces: Pieces, collec
     """
     on = collectives.topology
     check_plan(plan, shape, on)
-    part = Part(Piece.BLOCK, plan.microbatch, plan.tp, plan.cp, plan.ep, plan.sequence_parallel)
-    outer = {piece: Part(piece, plan.microbatch, plan.tp, plan.cp) for piece in (Piece.EMBEDDING, Piece.HEAD)}
+    part = TransformerPart(Piece.BLOCK, plan.microbatch, plan.tp, plan.cp, plan.ep, plan.sequence_parallel)
+    outer = {
+        piece: TransformerPart(piece, plan.microbatch, plan.tp, plan.cp) for piece in (Piece.EMBEDDING, Piece.HEAD)
+    }
     calls = _Calls()
     _within_layers(calls, plan, shape, collectives)
     _of_parameters(calls, plan, shape, collectives)
@@ -154,7 +156,7 @@ def loads_of(plan: ParallelPlan, shape: TransformerShape, pieces: Pieces, collec
         of("block gather"), of("block reduce"), of("root gather"), of("root reduce"))
 
 
-def stage_parameters(plan: ParallelPlan, shape: TransformerShape, stage: int) -> int:
+def stage_parameters(plan: ClusterPlan, shape: TransformerShape, stage: int) -> int:
     """Parameters of one rank of a stage."""
     count = shape.layers // plan.pp * shape.block_parameters(plan.tp, plan.ep)
     if stage == 0:
@@ -164,7 +166,7 @@ def stage_parameters(plan: ParallelPlan, shape: TransformerShape, stage: int) ->
     return count
 
 
-def _within_layers(calls: _Calls, plan: ParallelPlan, shape: TransformerShape, collectives: CollectiveModel) -> None:
+def _within_layers(calls: _Calls, plan: ClusterPlan, shape: TransformerShape, collectives: CollectiveModel) -> None:
     on, dtype, width = collectives.topology, dtype_name(shape.dtype), shape.element_bytes
     tokens = plan.microbatch * shape.seq // plan.cp
     stream = float(tokens * shape.hidden * width)
@@ -199,7 +201,7 @@ def _within_layers(calls: _Calls, plan: ParallelPlan, shape: TransformerShape, c
         calls.add(("transfer", stage), CollectiveKind.SEND_RECV, sent, plan.neighbours(on, stage), dtype)
 
 
-def _of_parameters(calls: _Calls, plan: ParallelPlan, shape: TransformerShape, collectives: CollectiveModel) -> None:
+def _of_parameters(calls: _Calls, plan: ClusterPlan, shape: TransformerShape, collectives: CollectiveModel) -> None:
     on, dtype, width = collectives.topology, dtype_name(shape.dtype), shape.element_bytes
     reduce, gather, scatter = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
     replicas = plan.place("dpcp", on)

@@ -14,7 +14,7 @@ from kernel_models.device_choice import shape_device
 from kernel_models.op_call import Family, OpCall
 from kernel_models.pricing import Models, price
 from tracer.graph import ExecutionGraph, Phase
-from tracer.shape_only.transformer import Part, Piece, TransformerShape
+from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
 
 PRODUCTS = frozenset((Family.GEMM, Family.ATTENTION))
 """Bound by arithmetic; everything else by memory."""
@@ -22,7 +22,7 @@ _CORE = frozenset(("bmm", "softmax", "softmax_backward", "native_dropout_backwar
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class LayerWork:
     """Device work in a row, µs.
 
     Attributes:
@@ -45,16 +45,16 @@ class Work:
         """All of it."""
         return self.products + self.others
 
-    def __add__(self, other: Work) -> Work:
+    def __add__(self, other: LayerWork) -> LayerWork:
         sources = dict(self.sources)
         for source, us in other.sources.items():
             sources[source] = sources.get(source, 0.0) + us
-        return Work(self.products + other.products, self.others + other.others, self.low + other.low,
+        return LayerWork(self.products + other.products, self.others + other.others, self.low + other.low,
                     self.high + other.high, self.launches + other.launches, sources)
 
-    def times(self, factor: float) -> Work:
+    def times(self, factor: float) -> LayerWork:
         """So many of it."""
-        return Work(self.products * factor, self.others * factor, self.low * factor, self.high * factor,
+        return LayerWork(self.products * factor, self.others * factor, self.low * factor, self.high * factor,
                     round(self.launches * factor), {source: us * factor for source, us in self.sources.items()})
 
 
@@ -67,12 +67,12 @@ class PieceCost:
         core: of forward, what selective recomputation runs again; nothing where attention is fused.
     """
 
-    forward: Work
-    backward: Work
-    core: Work
+    forward: LayerWork
+    backward: LayerWork
+    core: LayerWork
 
 
-class Pieces:
+class LayerPieces:
     """Traces and prices pieces; each part is traced once, each distinct kernel priced once.
 
     Args:
@@ -83,11 +83,11 @@ class Pieces:
     def __init__(self, device: DeviceSpec, models: Models | None = None) -> None:
         self.device = device
         self._models = models
-        self._costs: dict[tuple[TransformerShape, Part], PieceCost] = {}
-        self._optimizers: dict[tuple[TransformerShape, Part], Work] = {}
-        self._saved: dict[tuple[TransformerShape, Part], int] = {}
+        self._costs: dict[tuple[TransformerShape, TransformerPart], PieceCost] = {}
+        self._optimizers: dict[tuple[TransformerShape, TransformerPart], LayerWork] = {}
+        self._saved: dict[tuple[TransformerShape, TransformerPart], int] = {}
 
-    def cost(self, shape: TransformerShape, part: Part) -> PieceCost:
+    def cost(self, shape: TransformerShape, part: TransformerPart) -> PieceCost:
         """Cost of a part.
 
         Raises:
@@ -108,7 +108,7 @@ class Pieces:
             self._costs[key] = PieceCost(self._work(forward), self._work(backward), self._work(core))
         return self._costs[key]
 
-    def optimizer(self, shape: TransformerShape, part: Part) -> Work:
+    def optimizer(self, shape: TransformerShape, part: TransformerPart) -> LayerWork:
         """The optimizer's work for the parameters of one block."""
         shape = _one_layer(shape)
         key = shape, replace(part, microbatch=1)
@@ -118,7 +118,7 @@ class Pieces:
             self._optimizers[key] = self._work(_calls(trace_optimizer(shape, key[1], shape_device(self.device))))
         return self._optimizers[key]
 
-    def saved_bytes(self, shape: TransformerShape, part: Part) -> int:
+    def saved_bytes(self, shape: TransformerShape, part: TransformerPart) -> int:
         """What forward of a part keeps for backward, its output among it."""
         key = _one_layer(shape), part
         if key not in self._saved:
@@ -127,15 +127,15 @@ class Pieces:
             self._saved[key] = trace_saved(*key, shape_device(self.device))
         return self._saved[key]
 
-    def _work(self, calls: Iterable[OpCall]) -> Work:
+    def _work(self, calls: Iterable[OpCall]) -> LayerWork:
         calls = list(calls)
         if not calls:
-            return Work()
+            return LayerWork()
         priced = price(calls, self.device, self._models)
         us = priced.times_us
         product = np.array([call.family in PRODUCTS for call in priced.calls])[priced.index]
         source = priced.source[priced.index]
-        return Work(float(us[product].sum()), float(us[~product].sum()), *priced.total_interval_us(), len(calls),
+        return LayerWork(float(us[product].sum()), float(us[~product].sum()), *priced.total_interval_us(), len(calls),
                     {int(each): float(us[source == each].sum()) for each in np.unique(source)})
 
 
@@ -143,7 +143,7 @@ def _calls(graph: ExecutionGraph) -> list[OpCall]:
     return [call for each in calls_by_operation(graph, range(len(graph.ops))).values() for call in each]
 
 
-def _is_core_dropout(call: OpCall, shape: TransformerShape, part: Part) -> bool:
+def _is_core_dropout(call: OpCall, shape: TransformerShape, part: TransformerPart) -> bool:
     """Dropout of attention's probabilities, which are more than the residual stream's values."""
     return call.family is Family.RANDOM and call.dims[0] == (
         shape.heads // part.tp * part.microbatch * (shape.seq // part.cp) * shape.seq)

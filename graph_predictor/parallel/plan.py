@@ -1,4 +1,4 @@
-"""``ParallelPlan``: how a decoder's step is spread over a cluster, and whether it can be.
+"""``ClusterPlan``: how a decoder's step is spread over a cluster, and whether it can be.
 
 Ranks are numbered as Megatron-LM and torchtitan do, what talks most lying closest together:
 ``rank = ((stage × dp + replica) × cp + part of the sequence) × tp + shard``.
@@ -35,7 +35,7 @@ class Sharding(IntEnum):
     """FSDP with full sharding: each block is gathered when it is needed."""
 
 
-class Recompute(str, Enum):
+class Recomputation(str, Enum):
     """Which activations are computed again in backward."""
 
     NONE = "none"
@@ -50,7 +50,7 @@ MOST_TASKS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class ParallelPlan:
+class ClusterPlan:
     """A plan.
 
     Attributes:
@@ -83,7 +83,7 @@ class ParallelPlan:
     sharding: Sharding = Sharding.NONE
     sequence_parallel: bool = False
     tensor_overlap: bool = False
-    recompute: Recompute = Recompute.NONE
+    recompute: Recomputation = Recomputation.NONE
     overlap: bool = True
 
     def __post_init__(self) -> None:
@@ -132,13 +132,13 @@ class ParallelPlan:
         return ",".join(parts)
 
     @staticmethod
-    def parse(text: str) -> ParallelPlan:
+    def parse(text: str) -> ClusterPlan:
         """A plan from text such as "dp=8,tp=4,pp=2,microbatch=2,microbatches=16,recompute=full,sharding=1".
 
         Raises:
             PlanError: an unknown name or value, or a plan that contradicts itself.
         """
-        known = {field.name: field for field in fields(ParallelPlan)}
+        known = {field.name: field for field in fields(ClusterPlan)}
         values: dict[str, object] = {}
         for part in text.split(","):
             name, equals, value = (piece.strip().lower().replace("-", "_") for piece in part.partition("="))
@@ -146,7 +146,7 @@ class ParallelPlan:
                 raise PlanError(f"{part.strip()!r} {'is there twice' if name in values else 'is no part of a plan'}; "
                                 f"a plan has {', '.join(known)}.")
             values[name] = _value(name, value if equals else "true", known[name].default)
-        return ParallelPlan(**values)  # type: ignore[arg-type]
+        return ClusterPlan(**values)  # type: ignore[arg-type]
 
     def group(self, dimension: str, stage: int = 0) -> list[int]:
         """Ranks of the first group of a dimension ("tp", "cp", "dp", "ep" or "dpcp") within a stage."""
@@ -188,7 +188,7 @@ def _choices(default: object) -> str:
     return "a whole number"
 
 
-def check_plan(plan: ParallelPlan, shape: TransformerShape, on: Topology) -> None:
+def check_plan(plan: ClusterPlan, shape: TransformerShape, on: Topology) -> None:
     """Raise ``PlanError``, in one sentence, unless the model divides as the plan wants it and the cluster holds it."""
     if plan.world_size > on.gpus:
         raise PlanError(f"The plan's {plan.world_size:,} ranks do not fit on {on.name}, which has {on.gpus:,} GPUs; "
@@ -209,4 +209,4 @@ def check_plan(plan: ParallelPlan, shape: TransformerShape, on: Topology) -> Non
                         "which no framework does by default; choose sharding=1 or pp=1.")
 
 
-__all__ = ["ParallelPlan", "PlanError", "Recompute", "Schedule", "Sharding", "check_plan"]
+__all__ = ["ClusterPlan", "PlanError", "Recomputation", "Schedule", "Sharding", "check_plan"]

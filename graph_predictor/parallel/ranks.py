@@ -20,7 +20,7 @@ from graph_predictor.sizes.scale import MOST_FACTOR
 from graph_predictor.synthesis.baseline import retraced
 from tracer.graph import ExecutionGraph
 from tracer.job import Job
-from tracer.shape_only.devices import Device as ShapeDevice
+from tracer.shape_only.devices import TracedDevice
 
 if TYPE_CHECKING:
     from graph_predictor.prediction.predictor import Baseline
@@ -74,7 +74,7 @@ class Ranks:
         return f"{self.plan} on {self.world_size:,} ranks{more}"
 
 
-def traced(ranks: Ranks, workload: dict[str, Any], device: str | ShapeDevice, *, also: Sequence[int] = ()) -> Job:
+def traced(ranks: Ranks, workload: dict[str, Any], device: str | TracedDevice, *, also: Sequence[int] = ()) -> Job:
     """A workload's step under a plan, traced by shapes: all ranks of a small world, else one of each class.
 
     Args:

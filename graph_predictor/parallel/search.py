@@ -11,8 +11,8 @@ from graph_predictor.comm.collective_times import CollectiveModel
 from graph_predictor.parallel.estimate import Estimate, Rates, estimate
 from graph_predictor.parallel.loads import loads_of
 from graph_predictor.parallel.memory import PlanMemory, memory_of
-from graph_predictor.parallel.pieces import Pieces
-from graph_predictor.parallel.plan import MOST_TASKS, ParallelPlan, PlanError, Recompute, Sharding, check_plan
+from graph_predictor.parallel.pieces import LayerPieces
+from graph_predictor.parallel.plan import MOST_TASKS, ClusterPlan, PlanError, Recomputation, Sharding, check_plan
 from tracer.shape_only.transformer import TransformerShape
 
 MOST_MICROBATCH = 16
@@ -49,12 +49,12 @@ class Found:
         return len(self.plans) + sum(each.count for each in self.refused)
 
 
-def candidates(shape: TransformerShape, gpus: int, global_batch: int) -> Iterator[ParallelPlan]:
+def candidates(shape: TransformerShape, gpus: int, global_batch: int) -> Iterator[ClusterPlan]:
     """Every plan of so many GPUs that does ``global_batch`` sequences a step; some of them cannot be.
 
     Tensor parallelism goes with sequence parallelism, and sharded parameters with no pipeline: what frameworks do.
     """
-    recompute = [Recompute.NONE, Recompute.FULL] + ([] if shape.flash else [Recompute.SELECTIVE])
+    recompute = [Recomputation.NONE, Recomputation.FULL] + ([] if shape.flash else [Recomputation.SELECTIVE])
     for tp in _divisors(gpus):
         for pp in _divisors(gpus // tp):
             dp = gpus // tp // pp
@@ -68,11 +68,11 @@ def candidates(shape: TransformerShape, gpus: int, global_batch: int) -> Iterato
                     if (sharding and dp == 1) or (sharding > Sharding.OPTIMIZER and pp > 1):
                         continue
                     for again in recompute:
-                        yield ParallelPlan(dp=dp, tp=tp, pp=pp, microbatch=microbatch, microbatches=count,
+                        yield ClusterPlan(dp=dp, tp=tp, pp=pp, microbatch=microbatch, microbatches=count,
                                            sharding=sharding, recompute=again, sequence_parallel=tp > 1)
 
 
-def search(shape: TransformerShape, gpus: int, global_batch: int, pieces: Pieces, collectives: CollectiveModel, *,
+def search(shape: TransformerShape, gpus: int, global_batch: int, pieces: LayerPieces, collectives: CollectiveModel, *,
            memory_limit: float | None = None, rates: Rates | None = None,
            tick: Callable[[], None] = lambda: None) -> Found:
     """Estimate every plan that can be and fits.
@@ -92,22 +92,29 @@ def search(shape: TransformerShape, gpus: int, global_batch: int, pieces: Pieces
     return found
 
 
-def price_plan(text: str, gpus: int, shape: TransformerShape, pieces: Pieces, collectives: CollectiveModel, *,
+def price_plan(text: str, gpus: int, shape: TransformerShape, pieces: LayerPieces, collectives: CollectiveModel, *,
                memory_limit: float | None = None, rates: Rates | None = None) -> Found:
-    """One plan, as ``ParallelPlan.parse`` reads it, as a search that found it or refused it.
+    """One plan, as ``ClusterPlan.parse`` reads it, as a search that found it or refused it.
 
     Raises:
         PlanError: the text is no plan, or one of another number of GPUs.
     """
-    plan = ParallelPlan.parse(text)
+    plan = ClusterPlan.parse(text)
     if plan.world_size != gpus:
         raise PlanError(f"The plan {text!r} is one of {plan.world_size:,} GPUs, and {gpus:,} were given; its sizes "
                         "must multiply to that.")
     return _sorted_out([plan], shape, pieces, collectives, memory_limit, rates, lambda: None)
 
 
-def _sorted_out(plans: Iterable[ParallelPlan], shape: TransformerShape, pieces: Pieces, collectives: CollectiveModel,
-                memory_limit: float | None, rates: Rates | None, tick: Callable[[], None]) -> Found:
+def _sorted_out(
+    plans: Iterable[ClusterPlan],
+    shape: TransformerShape,
+    pieces: LayerPieces,
+    collectives: CollectiveModel,
+    memory_limit: float | None,
+    rates: Rates | None,
+    tick: Callable[[], None],
+) -> Found:
     limit = memory_limit if memory_limit is not None else pieces.device.memory_gb * 1e9
     reasons: dict[str, Refused] = {}
     found = Found()

@@ -27,7 +27,7 @@ from kernel_models.host.overheads import (
     profiler_event_ns,
     record,
 )
-from kernel_models.host.segments import Intervals, Overhead, Segments
+from kernel_models.host.segments import HostIntervals, Overhead, Segments
 from kernel_models.host.shared import LISTS, HostEvents
 from kernel_models.launch_constants import LaunchConstants
 from kernel_models.op_call import Family
@@ -110,7 +110,7 @@ class JobOverheads:
 def recorded_overheads(graph: ExecutionGraph, *, profiled: bool = False) -> tuple[Recorded, float | None]:
     """One rank's segments without waiting, and the profiler's cost per event (ns), taken out unless ``profiled``."""
     waiting, computing = _waiting(graph), _computing(graph)
-    excluded = Intervals.merged(*(np.concatenate([getattr(waiting, name), getattr(computing, name)])
+    excluded = HostIntervals.merged(*(np.concatenate([getattr(waiting, name), getattr(computing, name)])
                                   for name in ("thread", "start_ns", "end_ns")))
     recorded = record(graph, excluded)
     event_ns = profiler_event_ns(graph, recorded)
@@ -175,11 +175,11 @@ def compare(first: JobOverheads, second: JobOverheads) -> dict[Overhead | None, 
     return compare_hosts(first.overheads, second.overheads)
 
 
-def _waiting(graph: ExecutionGraph) -> Intervals:
+def _waiting(graph: ExecutionGraph) -> HostIntervals:
     """When the host's threads wait, as the simulator's program has it."""
     built = build_program([graph])
     found = waits(built.program, 0, built.thread_number, built.clock_ns[0])
-    return Intervals.merged(found.thread, found.start_ns, found.end_ns)
+    return HostIntervals.merged(found.thread, found.start_ns, found.end_ns)
 
 
 def _events_of_steps(graph: ExecutionGraph) -> list[HostEvents]:
@@ -243,13 +243,13 @@ def _host(job: Job) -> dict[str, Any]:
     return {"source": meta.source, "torch": meta.torch_version, "device": meta.device, **meta.versions}
 
 
-def _computing(graph: ExecutionGraph) -> Intervals:
+def _computing(graph: ExecutionGraph) -> HostIntervals:
     """On a CPU (no device work recorded) the own time of operations that compute; empty elsewhere."""
     if not graph.computes_on_host:
-        return Intervals.merged([], [], [])
+        return HostIntervals.merged([], [], [])
     own = exclusive_time(graph)
     computes = computing_operations(graph)[own.op]
-    return Intervals.merged(own.thread[computes], own.start_ns[computes], own.end_ns[computes])
+    return HostIntervals.merged(own.thread[computes], own.start_ns[computes], own.end_ns[computes])
 
 
 def computing_operations(graph: ExecutionGraph) -> npt.NDArray[np.bool_]:

@@ -9,7 +9,7 @@ import numpy as np
 from graph_predictor.prediction.replay import Replay
 from graph_predictor.simulation.causes import StartCause
 from graph_predictor.simulation.critical_path import Bound, Path
-from graph_predictor.simulation.host_time import HostTime, Pieces, split
+from graph_predictor.simulation.host_time import HostSplit, HostTime, split
 from graph_predictor.simulation.program import ItemKind, whole_ns
 from tracer.arrays import Float64, Int8, Int64
 from tracer.graph import NONE
@@ -80,7 +80,7 @@ def attribute_path(replay: Replay, path: Path, rank: int, host: HostTime, operat
     )
 
 
-def _fitted(pieces: Pieces, length: Int64, share: Float64) -> Int64:
+def _fitted(pieces: HostSplit, length: Int64, share: Float64) -> Int64:
     """Lengths of recorded pieces of intervals that now have other lengths, ns: each in proportion to what is left of
     it. Those of one query add up to its length exactly."""
     left = pieces.ns * share[pieces.op]

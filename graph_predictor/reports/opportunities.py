@@ -27,7 +27,7 @@ LEAST_US = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CandidateEdit:
     """A change that is tried: what to call it, the option of ``foretrace predict`` that makes it, and the edit.
 
     ``bound`` says that it is no plan but a bound: what a perfect version could save at most.
@@ -44,7 +44,7 @@ class Opportunity:
     """A change and what it is predicted to save.
 
     Attributes:
-        name, option, bound: as in ``Candidate``.
+        name, option, bound: as in ``CandidateEdit``.
         gain_us, gain: time a step it saves, and the share of the step.
         interval_us: 80% interval of ``gain_us``.
         step_time_us: the step with it.
@@ -93,25 +93,25 @@ class Opportunities:
         }
 
 
-def candidates() -> list[Candidate]:
+def candidates() -> list[CandidateEdit]:
     """Every change that is tried."""
     return [
-        Candidate("communication overlapped", "--hide-collectives", edits.HideCollectives(), bound=True),
-        Candidate("free launches", "--free-launches", edits.FreeLaunches(), bound=True),
-        Candidate("CUDA graphs", "--cuda-graphs", edits.CudaGraphs()),
-        Candidate("2× memory bandwidth", "--bandwidth 2", edits.ScaleBandwidth(2.0), bound=True),
-        Candidate("2× compute clock", "--clock 2", edits.ScaleClock(2.0), bound=True),
-        Candidate("host twice as fast", "--host 0.5", edits.ScaleHost(0.5)),
-        Candidate("fused optimizer", "--fused-optimizer", edits.FusedOptimizer()),
-        Candidate("no data loading", "--no-data-loading", edits.NoDataLoading(), bound=True),
-        Candidate("data loading overlapped", "--overlap-loading", edits.OverlapLoading()),
-        Candidate("bf16 autocast", "--dtype bf16", edits.Precision("bf16")),
-        Candidate("TF32 products", "--dtype tf32", edits.Precision("tf32")),
-        Candidate("flash attention", "--flash-attention", edits.FlashAttention()),
-        Candidate("fused elementwise chains", "--fuse-elementwise", edits.FuseElementwise()),
-        Candidate("torch.compile (approximate)", "--compile", edits.Compile()),
-        Candidate("no waits for the device", "--no-waits", edits.NoWaits(), bound=True),
-        Candidate("no recomputation", "--recompute off", edits.Recompute(False)),
+        CandidateEdit("communication overlapped", "--hide-collectives", edits.HideCollectives(), bound=True),
+        CandidateEdit("free launches", "--free-launches", edits.FreeLaunches(), bound=True),
+        CandidateEdit("CUDA graphs", "--cuda-graphs", edits.CudaGraphs()),
+        CandidateEdit("2× memory bandwidth", "--bandwidth 2", edits.ScaleBandwidth(2.0), bound=True),
+        CandidateEdit("2× compute clock", "--clock 2", edits.ScaleClock(2.0), bound=True),
+        CandidateEdit("host twice as fast", "--host 0.5", edits.ScaleHost(0.5)),
+        CandidateEdit("fused optimizer", "--fused-optimizer", edits.FusedOptimizer()),
+        CandidateEdit("no data loading", "--no-data-loading", edits.NoDataLoading(), bound=True),
+        CandidateEdit("data loading overlapped", "--overlap-loading", edits.OverlapLoading()),
+        CandidateEdit("bf16 autocast", "--dtype bf16", edits.Precision("bf16")),
+        CandidateEdit("TF32 products", "--dtype tf32", edits.Precision("tf32")),
+        CandidateEdit("flash attention", "--flash-attention", edits.FlashAttention()),
+        CandidateEdit("fused elementwise chains", "--fuse-elementwise", edits.FuseElementwise()),
+        CandidateEdit("torch.compile (approximate)", "--compile", edits.Compile()),
+        CandidateEdit("no waits for the device", "--no-waits", edits.NoWaits(), bound=True),
+        CandidateEdit("no recomputation", "--recompute off", edits.Recompute(False)),
     ]
 
 
@@ -151,7 +151,7 @@ def opportunities(source: Baseline | Job | ExecutionGraph | Sequence[ExecutionGr
     return Opportunities(before, tuple(found[:top]), tuple(left_out))
 
 
-def _opportunity(candidate: Candidate, before: Prediction, after: Prediction) -> Opportunity:
+def _opportunity(candidate: CandidateEdit, before: Prediction, after: Prediction) -> Opportunity:
     gain = before.step_time_us - after.step_time_us
     return Opportunity(
         candidate.name, candidate.option, candidate.bound, gain, gain / before.step_time_us,
@@ -176,4 +176,4 @@ def gain_interval(before: Prediction, after: Prediction) -> tuple[float, float]:
     return gain - ends[1], gain + ends[0]
 
 
-__all__ = ["Candidate", "Opportunities", "Opportunity", "candidates", "opportunities"]
+__all__ = ["CandidateEdit", "Opportunities", "Opportunity", "candidates", "opportunities"]

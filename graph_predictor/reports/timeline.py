@@ -70,8 +70,8 @@ def timeline_events(replay: Replay) -> Iterator[str]:
     tracks = Tracks()
     for position, graph in enumerate(replay.graphs):
         rank = graph.meta.rank if graph.meta.rank >= 0 else position
-        measured = Process(tracks, 2 * position + 1, f"rank {rank} measured")
-        simulated = Process(tracks, 2 * position + 2, f"rank {rank} simulated")
+        measured = TimelineProcess(tracks, 2 * position + 1, f"rank {rank} measured")
+        simulated = TimelineProcess(tracks, 2 * position + 2, f"rank {rank} simulated")
         texts = [json_text(text) for text in [*graph.strings, ""]]
         rows = _RankRows(replay, graph, position, rank, texts)
         yield from rows.measured(measured)
@@ -92,7 +92,7 @@ class Tracks:
         return self.used
 
 
-class Process:
+class TimelineProcess:
     """One process of the timeline: its number and its named tracks."""
 
     def __init__(self, tracks: Tracks, pid: int, name: str) -> None:
@@ -142,7 +142,7 @@ class _RankRows:
         ops = graph.ops
         self.ops = np.nonzero((ops.kind == OpKind.OPERATION) | ~np.isin(ops.name, graph.steps.name))[0]
 
-    def measured(self, process: Process) -> Iterator[str]:
+    def measured(self, process: TimelineProcess) -> Iterator[str]:
         graph, clock = self.graph, self.clock
         steps, ops, calls, kernels = graph.steps, graph.ops, graph.launches, graph.kernels
         yield self._steps(process, steps.start_ns + clock, steps.duration_ns, [self.texts[n] for n in steps.name])
@@ -155,7 +155,7 @@ class _RankRows:
         yield process.slices("kernel", self._streams(process, start, start + kernels.duration_ns), start,
                              kernels.duration_ns, self._names(kernels.name), self._kernel_arguments(None))
 
-    def simulated(self, process: Process) -> Iterator[str]:
+    def simulated(self, process: TimelineProcess) -> Iterator[str]:
         graph, program, simulated = self.graph, self.replay.program, self.replay.simulated
         steps = [s for s in self.replay.steps if s.rank == self.rank and s.name != WINDOW]
         begin = simulated.item_end[[s.begin_item for s in steps]] if steps else np.zeros(0, np.int64)
@@ -176,7 +176,7 @@ class _RankRows:
                              self._names(graph.kernels.name), self._kernel_arguments(simulated.kernel_cause[low:high]))
         yield self._arrows(process, items, host, streams)
 
-    def _arrows(self, process: Process, items: Int64, host: list[int], streams: list[int]) -> str:
+    def _arrows(self, process: TimelineProcess, items: Int64, host: list[int], streams: list[int]) -> str:
         """From each launching call to its kernel."""
         program, simulated = self.replay.program, self.replay.simulated
         kernels = np.arange(self.first_kernel, self.kernels_end)
@@ -191,7 +191,7 @@ class _RankRows:
             form % (host[p], from_ts, k + 1, streams[k - self.first_kernel], to_ts, k + 1)
             for p, from_ts, k, to_ts in zip(place.tolist(), begin, kernels.tolist(), arrive, strict=True)])
 
-    def _simulated_ops(self, process: Process) -> str:
+    def _simulated_ops(self, process: TimelineProcess) -> str:
         """Operations where the simulation moved them: recorded times carried along by the items around them."""
         ops, program, simulated = self.graph.ops, self.replay.program, self.replay.simulated
         blocks = []
@@ -208,11 +208,11 @@ class _RankRows:
                                          self._names(ops.name[rows])))
         return ",\n".join(block for block in blocks if block)
 
-    def _steps(self, process: Process, start: Int64, duration: Int64, names: list[str]) -> str:
+    def _steps(self, process: TimelineProcess, start: Int64, duration: Int64, names: list[str]) -> str:
         tid = process.track(_STEPS, "steps") if len(names) else 0
         return process.slices("step", [tid] * len(names), start, duration, names)
 
-    def _host(self, process: Process, thread: np.ndarray) -> list[int]:
+    def _host(self, process: TimelineProcess, thread: np.ndarray) -> list[int]:
         """Track of each row by its thread."""
         tids = {}
         for number in np.unique(thread).tolist():
@@ -221,7 +221,7 @@ class _RankRows:
             tids[number] = process.track(_HOST + max(number, 0), name)
         return [tids[number] for number in thread.tolist()]
 
-    def _streams(self, process: Process, start: Int64, end: Int64) -> list[int]:
+    def _streams(self, process: TimelineProcess, start: Int64, end: Int64) -> list[int]:
         """Track of each kernel by its stream; kernels that overlap on one stream get a lane more."""
         kernels = self.graph.kernels
         found = [0] * len(start)

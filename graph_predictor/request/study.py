@@ -39,7 +39,7 @@ from kernel_models.device_choice import find_device, shape_device, traced_device
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY
 from tracer.job import Job, assemble_job, read_job
-from tracer.shape_only.devices import Device as ShapeDevice
+from tracer.shape_only.devices import TracedDevice
 from tracer.shape_only.errors import ShapeOnlyError
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class Study:
         return start.with_models(self._profiles), edits
 
     def _traced(self, parallel: str | None, sizes: tuple[tuple[str, int], ...],
-                device: str | ShapeDevice, also: tuple[int, ...]) -> Job:
+                device: str | TracedDevice, also: tuple[int, ...]) -> Job:
         graph = self.job.graphs[0]
         if parallel is None:
             return assemble_job([trace_again(graph, dict(sizes), device, self._code)])

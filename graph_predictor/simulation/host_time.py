@@ -60,7 +60,7 @@ class HostTime:
 
 
 @dataclass(slots=True)
-class Pieces:
+class HostSplit:
     """Parts of some queried intervals: ``query`` is the row asked for, ``op`` -1 where no operation ran."""
 
     query: Int64
@@ -112,7 +112,7 @@ def _depths(parent: Int32) -> Int64:
     return depth
 
 
-def split(host: HostTime, thread: Int64, start: Int64, end: Int64) -> Pieces:
+def split(host: HostTime, thread: Int64, start: Int64, end: Int64) -> HostSplit:
     """Cut intervals of threads at the borders of operations.
 
     Args:
@@ -128,7 +128,7 @@ def split(host: HostTime, thread: Int64, start: Int64, end: Int64) -> Pieces:
     length = np.maximum(end - start, 0)
     queries = np.arange(len(length), dtype=np.int64)
     if not len(host.op) or not len(length):
-        return Pieces(queries, np.full(len(length), NONE, np.int64), length)
+        return HostSplit(queries, np.full(len(length), NONE, np.int64), length)
     # One sortable number for (thread, time).
     low, high = int(min(host.start_ns.min(), start.min())), int(max(host.end_ns.max(), end.max()))
     span = high - low + 1
@@ -141,7 +141,7 @@ def split(host: HostTime, thread: Int64, start: Int64, end: Int64) -> Pieces:
     covered = np.zeros(len(length), np.int64)
     np.add.at(covered, query, ns)
     rest = np.nonzero(length > covered)[0]
-    return Pieces(
+    return HostSplit(
         np.concatenate([query, rest]), np.concatenate([host.op[row], np.full(len(rest), NONE, np.int64)]),
         np.concatenate([ns, (length - covered)[rest]]),
     )

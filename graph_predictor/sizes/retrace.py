@@ -17,7 +17,7 @@ from graph_predictor.sizes.named_sizes import LEADING, MOST, samples_of
 from graph_predictor.synthesis.baseline import retraced
 from kernel_models.device_choice import shape_device
 from tracer.graph import ExecutionGraph
-from tracer.shape_only.devices import Device as ShapeDevice
+from tracer.shape_only.devices import TracedDevice
 
 if TYPE_CHECKING:
     from graph_predictor.prediction.predictor import Baseline
@@ -81,7 +81,7 @@ def recorded_sizes(baseline: Baseline) -> dict[str, int]:
     return {name: value for name, value in settings.items() if type(value) is int}
 
 
-def trace_again(graph: ExecutionGraph, sizes: Mapping[str, int], device: str | ShapeDevice,
+def trace_again(graph: ExecutionGraph, sizes: Mapping[str, int], device: str | TracedDevice,
                 code: str | None = None) -> ExecutionGraph:
     """A step's program traced by shapes at other sizes.
 

@@ -7,6 +7,6 @@
 
 from graph_predictor.sweep.rank import Goal, feasible, ranked
 from graph_predictor.sweep.run import Sweep, sweep
-from graph_predictor.sweep.space import Axis, Point, Space, SweepError
+from graph_predictor.sweep.space import Axis, Point, SweepError, SweepSpace
 
-__all__ = ["Axis", "Goal", "Point", "Space", "Sweep", "SweepError", "feasible", "ranked", "sweep"]
+__all__ = ["Axis", "Goal", "Point", "Sweep", "SweepError", "SweepSpace", "feasible", "ranked", "sweep"]

@@ -18,7 +18,7 @@ from graph_predictor.request.study import Study, is_script, read_source
 from graph_predictor.sweep.files import write_table
 from graph_predictor.sweep.journal import Journal
 from graph_predictor.sweep.rows import COLUMNS, row
-from graph_predictor.sweep.space import Point, Space, SweepError
+from graph_predictor.sweep.space import Point, SweepError, SweepSpace
 from tracer.graph import ExecutionGraph
 from tracer.input_file import open_anywhere
 from tracer.job import Job
@@ -34,7 +34,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Source:
+class SweepSource:
     """What each worker reads: plain values. Its paths must mean the same on every machine of a cluster.
 
     Attributes:
@@ -80,7 +80,7 @@ class Sweep:
     notes: tuple[str, ...] = field(default_factory=tuple)
 
 
-def sweep(source: Source, space: Space, *, output: str | os.PathLike[str] | None = None,
+def sweep(source: SweepSource, space: SweepSpace, *, output: str | os.PathLike[str] | None = None,
           price_per_hour: float | None = None, backend: str = LOCAL, scheduler: str | None = None,
           jobs: int = -1, progress: Callable[[int, int], None] | None = None) -> Sweep:
     """Predict every point of a space.
@@ -131,7 +131,7 @@ def sweep(source: Source, space: Space, *, output: str | os.PathLike[str] | None
     return Sweep(table, axes, resumed)
 
 
-def _run(source: Source, study: Study, points: Sequence[Point], price: float | None, backend: str,
+def _run(source: SweepSource, study: Study, points: Sequence[Point], price: float | None, backend: str,
          jobs: int, stack: ExitStack) -> Iterator[dict[str, Row]]:
     """Rows of chunks of points, as they are finished."""
     chunks = list(_chunks(points))
@@ -160,13 +160,13 @@ def _chunks(points: Iterable[Point]) -> Iterator[list[Point]]:
             yield alike[at:at + CHUNK]
 
 
-def _rows(source: Source, points: list[Point], price: float | None) -> dict[str, Row]:
+def _rows(source: SweepSource, points: list[Point], price: float | None) -> dict[str, Row]:
     study = _read_once(source)
     return {point.key: row(study, point, price) for point in points}
 
 
 @lru_cache(maxsize=1)
-def _read_once(source: Source) -> Study:
+def _read_once(source: SweepSource) -> Study:
     """A worker's study: read for its first chunk, used for all."""
     return source.study()
 
@@ -197,7 +197,7 @@ def _cluster(backend: str, scheduler: str | None, stack: ExitStack) -> AbstractC
     return parallel_config(backend="ray")
 
 
-def _about(source: Source, job: Job, space: Space, price: float | None) -> dict[str, Any]:
+def _about(source: SweepSource, job: Job, space: SweepSpace, price: float | None) -> dict[str, Any]:
     """What the points of a journal are of: content, not paths alone."""
     return {
         "source": _fingerprint(job.graphs), "window": source.window, "step": source.step,

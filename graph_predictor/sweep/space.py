@@ -111,7 +111,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
+class SweepSpace:
     """Every combination of the axes.
 
     Attributes:

@@ -18,8 +18,8 @@ from graph_predictor.simulation.rank_view import IN_CALL_COPIES
 from graph_predictor.synthesis.modelled import collective_works, modelled_works
 from graph_predictor.synthesis.operation_times import DeviceWork, HostCall, OperationTimes
 from graph_predictor.synthesis.origin import StandIn
-from graph_predictor.synthesis.retraced_match import Match, match, names_of_both, plain_name
-from graph_predictor.synthesis.retraced_slots import Slots, slots_of
+from graph_predictor.synthesis.retraced_match import SlotMatch, match, names_of_both, plain_name
+from graph_predictor.synthesis.retraced_slots import RecordedSlots, slots_of
 from kernel_models.device import DeviceSpec
 from kernel_models.launch_constants import LaunchConstants
 from kernel_models.model import Source
@@ -158,7 +158,7 @@ class Anchors:
     def _rank(self, position: int) -> int:
         return min(position, len(self.scenario.built.graphs) - 1)
 
-    def _changes(self, graph: ExecutionGraph, slots: Slots, pairs: Match, spec: DeviceSpec,
+    def _changes(self, graph: ExecutionGraph, slots: RecordedSlots, pairs: SlotMatch, spec: DeviceSpec,
                  models: Models | None) -> dict[tuple[int, ...], _Change]:
         """The change of every kind of pair, by ``_key``."""
         found: dict[tuple[int, ...], tuple[tuple[OpCall, ...], tuple[OpCall, ...], float, int]] = {}
@@ -196,7 +196,7 @@ class Anchors:
 class _Rank:
     """One traced rank and the recorded one that stands for it."""
 
-    def __init__(self, anchors: Anchors, graph: ExecutionGraph, slots: Slots, pairs: Match,
+    def __init__(self, anchors: Anchors, graph: ExecutionGraph, slots: RecordedSlots, pairs: SlotMatch,
                  changes: dict[tuple[int, ...], _Change], spec: DeviceSpec, models: Models | None) -> None:
         self.anchors, self.graph, self.slots, self.pairs, self.changes = anchors, graph, slots, pairs, changes
         self.spec, self.models = spec, models
@@ -343,7 +343,7 @@ class _Rank:
         return float(slots.kernel_ns[low + int(np.flatnonzero(slots.kernel[low:high] == kernel)[0])])
 
 
-def _key(graph: ExecutionGraph, op: int, slots: Slots, slot: int) -> tuple[int, ...]:
+def _key(graph: ExecutionGraph, op: int, slots: RecordedSlots, slot: int) -> tuple[int, ...]:
     """What decides how two operations differ."""
     new, old, row = graph.ops, slots.graph.ops, int(slots.op[slot])
     return (int(new.name[op]), int(new.shapes[op]), int(new.dtypes[op]), int(new.strides[op]), int(new.scalars[op]),
@@ -351,7 +351,7 @@ def _key(graph: ExecutionGraph, op: int, slots: Slots, slot: int) -> tuple[int, 
             int(old.scalars[row]), int(slots.tf32[slot]))
 
 
-def _calls_of_pair(graph: ExecutionGraph, op: int, slots: Slots, slot: int) -> tuple[
+def _calls_of_pair(graph: ExecutionGraph, op: int, slots: RecordedSlots, slot: int) -> tuple[
         tuple[OpCall, ...], tuple[OpCall, ...], float, int]:
     """Calls of a recorded operation and of the traced one it stands for; the ratio of their work on the host; where."""
     was = Operation.from_graph(slots.graph, int(slots.op[slot]))
@@ -406,7 +406,7 @@ def _payload(graph: ExecutionGraph, row: int) -> tuple[int, int, str]:
     return int(table.elements_in[row]), int(table.elements_out[row]), graph.string(int(table.dtype[row])).lower()
 
 
-def _usual(slots: Slots) -> tuple[float, float, float]:
+def _usual(slots: RecordedSlots) -> tuple[float, float, float]:
     """Median host time before and in an operation that does work, and of one launch, ns."""
     works = np.diff(slots.call_ptr) > 0 if len(slots.call) else slots.compute > 0
     if not works.any():

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graph_predictor.recorded.alignment import best_pairs
-from graph_predictor.synthesis.retraced_slots import Bools, Slots
+from graph_predictor.synthesis.retraced_slots import Bools, RecordedSlots
 from tracer.arrays import Int64
 from tracer.graph import NONE, ExecutionGraph
 
@@ -27,7 +27,7 @@ NEAR, FAR = 1, 6
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class SlotMatch:
     """For every traced operation the slot that stands for it (-1: none), and whether it is its own partner rather than
     a namesake of another place."""
 
@@ -46,7 +46,7 @@ def names_of_both(graph: ExecutionGraph) -> frozenset[str]:
     return frozenset(own | {f"{name}_" for name in own})
 
 
-def match(graph: ExecutionGraph, slots: Slots) -> Match:
+def match(graph: ExecutionGraph, slots: RecordedSlots) -> SlotMatch:
     """Find the slots of a traced rank's operations."""
     numbers: dict[str, int] = {}
     traced = _tokens(graph, graph.ops.name, numbers)
@@ -56,7 +56,7 @@ def match(graph: ExecutionGraph, slots: Slots) -> Match:
     own = partner >= 0
     alone = np.flatnonzero(~own)
     if not len(alone) or not len(recorded):
-        return Match(partner, own)
+        return SlotMatch(partner, own)
     sizes = np.array([_log_elements(slots.graph, int(op)) for op in slots.op.tolist()])
     near_trace, near_record = of_trace[1], of_record[1]
     took = slots.host() + slots.device()
@@ -68,7 +68,7 @@ def match(graph: ExecutionGraph, slots: Slots) -> Match:
             known[key] = _typical(namesakes, np.abs(sizes[namesakes] - _log_elements(graph, op)),
                                   near_record[namesakes] == key[2], took)
         partner[op] = known[key]
-    return Match(partner, own)
+    return SlotMatch(partner, own)
 
 
 def _typical(slots: Int64, distance: npt.NDArray[np.float64], neighbours: Bools, took: npt.NDArray[np.float64]) -> int:

@@ -33,7 +33,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Slots:
+class RecordedSlots:
     """One rank's slots of one step, in the order they began, mean times of the steps that were alike.
 
     Attributes:
@@ -104,7 +104,7 @@ def slot_of_operations(graph: ExecutionGraph, names: Iterable[str]) -> Int64:
     return owner.astype(np.int64)
 
 
-def slots_of(scenario: Scenario, rank: int, names: Iterable[str]) -> Slots:
+def slots_of(scenario: Scenario, rank: int, names: Iterable[str]) -> RecordedSlots:
     """The slots of a recorded rank for a trace that knows operations of the given names."""
     built = scenario.built
     graph = built.graphs[rank]
@@ -155,7 +155,7 @@ def _steps(scenario: Scenario, rank: int) -> list[tuple[int, int]]:
     return [(int(steps.start_ns[row]), int(steps.start_ns[row] + steps.duration_ns[row])) for row in rows.tolist()]
 
 
-def _step(built: Built, rank: int, owner: Int64, begin: int, end: int) -> Slots:
+def _step(built: Built, rank: int, owner: Int64, begin: int, end: int) -> RecordedSlots:
     graph, program = built.graphs[rank], built.program
     ops, calls = graph.ops, graph.launches
     rows = _slot_rows(graph, owner, begin, end)
@@ -208,8 +208,22 @@ def _step(built: Built, rank: int, owner: Int64, begin: int, end: int) -> Slots:
     kernel = by_call[np.repeat(low - kernel_ptr[:-1], high - low) + np.arange(kernel_ptr[-1])].astype(np.int64)
     kernel_ns = program.kernel_duration[int(program.kernel_ptr[rank]) + kernel].astype(np.float64)
     call_ptr = np.searchsorted(slot, np.arange(len(rows) + 1)).astype(np.int64)
-    return Slots(graph, rows, before, own, compute, call_ptr, top, cost[top].astype(np.float64), owned, kernel_ptr,
-                 kernel, kernel_ns, _tf32(graph, kernel, np.repeat(slot, high - low), len(rows)), tail)
+    return RecordedSlots(
+        graph,
+        rows,
+        before,
+        own,
+        compute,
+        call_ptr,
+        top,
+        cost[top].astype(np.float64),
+        owned,
+        kernel_ptr,
+        kernel,
+        kernel_ns,
+        _tf32(graph, kernel, np.repeat(slot, high - low), len(rows)),
+        tail,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,20 +322,20 @@ def _outermost(parent: np.ndarray) -> Int64:
     return top
 
 
-def _alike(one: Slots, other: Slots) -> bool:
+def _alike(one: RecordedSlots, other: RecordedSlots) -> bool:
     """Whether two steps ran the same operations with as many calls and kernels each."""
     return (np.array_equal(one.graph.ops.name[one.op], other.graph.ops.name[other.op])
             and np.array_equal(one.graph.ops.shapes[one.op], other.graph.ops.shapes[other.op])
             and np.array_equal(one.call_ptr, other.call_ptr) and np.array_equal(one.kernel_ptr, other.kernel_ptr))
 
 
-def _mean(steps: list[Slots]) -> Slots:
+def _mean(steps: list[RecordedSlots]) -> RecordedSlots:
     """The last step with the mean times of all."""
     last = steps[-1]
     columns = {name: np.mean([getattr(step, name) for step in steps], axis=0)
                for name in ("before", "inside", "compute", "call_ns", "kernel_ns")}
     # What computes can be no longer than the slot (another thread's share of one operation).
     columns["compute"] = np.minimum(columns["compute"], columns["inside"])
-    return Slots(last.graph, last.op, columns["before"], columns["inside"], columns["compute"], last.call_ptr,
+    return RecordedSlots(last.graph, last.op, columns["before"], columns["inside"], columns["compute"], last.call_ptr,
                  last.call, columns["call_ns"], last.call_owned, last.kernel_ptr, last.kernel, columns["kernel_ns"],
                  last.tf32, float(np.mean([step.tail for step in steps])))

@@ -26,11 +26,11 @@ from kernel_models.heuristics import RooflineModel, fit_efficiencies
 from kernel_models.host.overheads import HostOverheads
 from kernel_models.learned.gaussian import MOST_CALLS
 from kernel_models.op_call import Family
-from kernel_models.profile import DeviceProfile, Entry, save_profile
+from kernel_models.profile import DeviceProfile, ProfileEntry, save_profile
 from tracer.campaign.errors import CampaignError
 from tracer.campaign.families import FAMILIES
 from tracer.campaign.results import Results
-from tracer.campaign.runner import Outcome, RunOptions, run_items
+from tracer.campaign.runner import CampaignOutcome, RunOptions, run_items
 from tracer.campaign.source import Setup
 from tracer.campaign.tables import KERNELS, quickest_visits, read_kernels
 from tracer.errors import ForetraceError
@@ -76,7 +76,7 @@ class Calibration:
     """What came of it: the profile, the run, all worth saying, and measurements by benchmark (fit, held out)."""
 
     profile: DeviceProfile
-    outcome: Outcome
+    outcome: CampaignOutcome
     notes: list[str]
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -173,7 +173,7 @@ def fit_measurements(work: Path, families: Sequence[Family], host: HostFit | Non
     spec = with_measured(spec, [(call, float(time)) for one in samples
                                 for call, time in zip(one.calls, one.measured_us, strict=True)])
     wanted = set(families)
-    entries: list[Entry] = []
+    entries: list[ProfileEntry] = []
     mine = joined(part for part in samples if part.family in wanted)
     late: list[str] = []
     ended: list[str] = []
@@ -212,7 +212,7 @@ def write_profile(calibration: Calibration, path: str | os.PathLike[str]) -> Non
     save_profile(calibration.profile, path)
 
 
-def _run(source: Measurements, work: Path, options: RunOptions, device: str) -> Outcome:
+def _run(source: Measurements, work: Path, options: RunOptions, device: str) -> CampaignOutcome:
     try:
         return run_items(source, work, options)
     except CampaignError as error:
@@ -230,7 +230,7 @@ def share_of_time(left: Sequence[Samples]) -> float:
     return len(left[0]) / max(sum(map(len, left)), 1)
 
 
-def _entries(one: Samples, spec: DeviceSpec, until: float) -> list[Entry]:
+def _entries(one: Samples, spec: DeviceSpec, until: float) -> list[ProfileEntry]:
     """The best model of a family, found until a time, and the formulas for what it does not cover."""
     best = fit_entry(one, spec, Options(refit=False, distil=False, process_up_to=MOST_CALLS, until=until))
     if best.kind == "roofline":
@@ -238,11 +238,11 @@ def _entries(one: Samples, spec: DeviceSpec, until: float) -> list[Entry]:
     return [best, _formulas(one, spec)]
 
 
-def _formulas(one: Samples, spec: DeviceSpec) -> Entry:
+def _formulas(one: Samples, spec: DeviceSpec) -> ProfileEntry:
     """A family's formulas with efficiencies fitted to what is not held out."""
     fit = one.taken(~one.split())
     model = RooflineModel(one.family, spec, fit_efficiencies(fit.calls, fit.measured_us, spec, source=one.source))
-    return Entry("roofline", model, None, one.software, len(fit), {"data": one.source})
+    return ProfileEntry("roofline", model, None, one.software, len(fit), {"data": one.source})
 
 
 def _samples(work: Path, sessions: Sequence[dict[str, Any]], spec: DeviceSpec) -> list[Samples]:

@@ -10,13 +10,25 @@ from kernel_models.collectives.call import (
     collective_kind,
     uneven_all_to_all,
 )
-from kernel_models.collectives.measurements import Measurements, make_measurements
+from kernel_models.collectives.measurements import CollectiveMeasurements, make_measurements
 from kernel_models.collectives.profile import CommProfile
 from kernel_models.collectives.times import CommTimes, Level
 from kernel_models.collectives.topology import Topology, topology
 
 __all__ = [
-    "CollectiveBatch", "CollectiveCall", "CollectiveKind", "CommError", "CommProfile", "CommTimes", "Level",
-    "Measurements", "Placement", "Topology", "bus_factor", "collective_kind", "make_measurements", "topology",
+    "CollectiveBatch",
+    "CollectiveCall",
+    "CollectiveKind",
+    "CollectiveMeasurements",
+    "CommError",
+    "CommProfile",
+    "CommTimes",
+    "Level",
+    "Placement",
+    "Topology",
+    "bus_factor",
+    "collective_kind",
+    "make_measurements",
+    "topology",
     "uneven_all_to_all",
 ]

@@ -11,7 +11,7 @@ import re
 import numpy as np
 
 from kernel_models.collectives.call import CommError
-from kernel_models.collectives.measurements import Measurements
+from kernel_models.collectives.measurements import CollectiveMeasurements
 from kernel_models.collectives.topology import Topology
 from kernel_models.device import DeviceError, DeviceSpec, device, device_names, resolve_device
 from kernel_models.device_choice import find_device
@@ -37,8 +37,8 @@ def gpu_of_system(name: str) -> str:
     return ""
 
 
-def of_cluster(rows: Measurements, on: Topology, device_name: str | None = None,
-               system: str | None = None) -> tuple[Measurements, list[str]]:
+def of_cluster(rows: CollectiveMeasurements, on: Topology, device_name: str | None = None,
+               system: str | None = None) -> tuple[CollectiveMeasurements, list[str]]:
     """The rows that were measured on the topology's GPU, and a note where others were left out.
 
     Args:
@@ -76,13 +76,13 @@ def of_cluster(rows: Measurements, on: Topology, device_name: str | None = None,
     return kept, [f"{len(kept):,} of {total:,} measurements are of {on.node.name}; the others were left out ({left})."]
 
 
-def _keep(rows: Measurements, keep: list[bool], refusal: str) -> Measurements:
+def _keep(rows: CollectiveMeasurements, keep: list[bool], refusal: str) -> CollectiveMeasurements:
     if not any(keep):
         raise CommError(refusal)
     return rows if all(keep) else rows.take(np.array(keep, np.bool_))
 
 
-def _devices(rows: Measurements) -> list[str]:
+def _devices(rows: CollectiveMeasurements) -> list[str]:
     """One name for each different GPU of the rows."""
     found: dict[str, str] = {}
     for name in sorted(set(filter(None, rows.device))):

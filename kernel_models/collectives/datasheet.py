@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernel_models.collectives.call import CollectiveBatch, CollectiveKind
-from kernel_models.collectives.formulas import Group, Line, lines
+from kernel_models.collectives.formulas import Line, RankGroup, lines
 from kernel_models.collectives.nccl_constants import Algorithm, Protocol
 from kernel_models.collectives.times import CommTimes, Level
 from kernel_models.collectives.topology import Topology
@@ -47,7 +47,7 @@ def algorithm_label(code: int) -> str:
 
 
 @lru_cache(maxsize=4096)
-def nccl_lines(topology: Topology, kind: CollectiveKind, group: Group,
+def nccl_lines(topology: Topology, kind: CollectiveKind, group: RankGroup,
                algorithm: Algorithm | None = None) -> tuple[Line, ...]:
     """The ways NCCL chooses among (no hierarchical one), or those of one algorithm (none: not possible here)."""
     return tuple(line for line in lines(topology, kind, group) if (
@@ -66,7 +66,7 @@ class DatasheetModel:
         first, setting = batch.settings()
         for index, row in enumerate(first.tolist()):
             rows = slice(None) if len(first) == 1 else np.flatnonzero(setting == index)
-            group = Group(int(batch.ranks[row]), int(batch.nodes[row]), int(batch.widest[row]),
+            group = RankGroup(int(batch.ranks[row]), int(batch.nodes[row]), int(batch.widest[row]),
                           int(batch.narrowest[row]))
             ways = nccl_lines(self.topology, CollectiveKind(int(batch.kind[row])), group, self.algorithm)
             if not ways:

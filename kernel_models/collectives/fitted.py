@@ -17,8 +17,8 @@ import numpy as np
 
 from kernel_models.collectives.call import DTYPE_BYTES, DTYPES, CollectiveBatch, CollectiveKind, CommError
 from kernel_models.collectives.datasheet import DatasheetModel, nccl_lines
-from kernel_models.collectives.formulas import Group
-from kernel_models.collectives.measurements import Measurements, Setting
+from kernel_models.collectives.formulas import RankGroup
+from kernel_models.collectives.measurements import CollectiveMeasurements, Setting
 from kernel_models.collectives.stored import Bytes, Cost, LogRatio, StoredSetting, stored_setting
 from kernel_models.collectives.times import CommTimes, Level
 from kernel_models.collectives.topology import Topology, topology_of_state, topology_state
@@ -44,7 +44,7 @@ DEFAULT_WIDTH = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class CurvePieces:
     """Straight lines one after the other: piece i holds up to ``upto[i]`` bytes (the last has no end), µs and
     µs/byte."""
 
@@ -55,12 +55,12 @@ class Pieces:
     """Smallest measured size."""
 
     @staticmethod
-    def fit(size: Float64, time_us: Float64, most: int = PROTOCOLS) -> Pieces:
+    def fit(size: Float64, time_us: Float64, most: int = PROTOCOLS) -> CurvePieces:
         """At most ``most`` pieces through sizes ascending; fewer where there are too few sizes."""
         count = max(1, min(most, len(size) // SHORTEST))
         if count == 1:
             alpha, beta = _robust_line(size, time_us)
-            return Pieces(np.zeros(0), np.array([alpha]), np.array([beta]), float(size[0]))
+            return CurvePieces(np.zeros(0), np.array([alpha]), np.array([beta]), float(size[0]))
         cuts = np.unique(np.linspace(0, len(size), min(len(size), MOST_CUTS) + 1).round().astype(np.int64))
         cost = np.full((len(cuts), len(cuts)), np.inf)
         fitted: dict[tuple[int, int], tuple[float, float]] = {}
@@ -85,8 +85,12 @@ class Pieces:
         found.reverse()
         upto = [_switch(fitted[a], fitted[b], float(size[cuts[a[1]] - 1]), float(size[cuts[a[1]]]))
                 for a, b in pairwise(found)]
-        return Pieces(np.array(upto), np.array([fitted[p][0] for p in found]), np.array([fitted[p][1] for p in found]),
-                      float(size[0]))
+        return CurvePieces(
+            np.array(upto),
+            np.array([fitted[p][0] for p in found]),
+            np.array([fitted[p][1] for p in found]),
+            float(size[0]),
+        )
 
     def at(self, size: Float64) -> Float64:
         """µs at the given sizes; a piece never starts below the end of the one before."""
@@ -107,23 +111,23 @@ class FittedModel:
     """
 
     topology: Topology
-    pieces: dict[Setting, Pieces]
+    pieces: dict[Setting, CurvePieces]
     residual: Float64 = field(default_factory=lambda: np.zeros(0))
 
     @staticmethod
-    def fit(measurements: Measurements, on: Topology, *, most_pieces: int = PROTOCOLS,
+    def fit(measurements: CollectiveMeasurements, on: Topology, *, most_pieces: int = PROTOCOLS,
             intervals: bool = True) -> FittedModel:
         """Fit every measured setting."""
         points = measurements.aggregated().curves()
         formulas = DatasheetModel(on)
         pieces = {
-            key: Pieces.fit(size, time_us, most_pieces) if len(size) > 1 else _scaled(formulas, key, size, time_us)
+            key: CurvePieces.fit(size, time_us, most_pieces) if len(size) > 1 else _scaled(formulas, key, size, time_us)
             for key, (size, time_us) in points.items()}
         residuals = []
         for size, time_us in points.values() if intervals else ():
             for fold in range(min(FOLDS, len(size) // 2)):
                 out = np.arange(len(size)) % FOLDS == fold
-                partial = Pieces.fit(size[~out], time_us[~out], most_pieces)
+                partial = CurvePieces.fit(size[~out], time_us[~out], most_pieces)
                 residuals.append(np.log(time_us[out] / np.maximum(partial.at(size[out]), 1e-9)))
         return FittedModel(on, pieces, np.concatenate(residuals) if residuals else np.zeros(0))
 
@@ -212,7 +216,7 @@ class FittedModel:
                     entry.upto, entry.latency_us, entry.us_per_byte))
                 if len(latency) != len(upto) + 1 or len(rate) != len(latency) or (np.diff(upto) < 0).any():
                     raise ValueError("a line is missing")
-                pieces[stored_setting(entry.setting)] = Pieces(upto, latency, rate, entry.smallest)
+                pieces[stored_setting(entry.setting)] = CurvePieces(upto, latency, rate, entry.smallest)
             return FittedModel(topology_of_state(stored.topology, stored.oversubscription), pieces,
                                np.array(stored.residual, np.float64))
         except (DecodeError, ValueError) as error:
@@ -243,14 +247,14 @@ def _like_sizes(setting: Setting, size: Float64) -> CollectiveBatch:
     return CollectiveBatch(columns[0], size, *columns[1:])
 
 
-def _scaled(formulas: DatasheetModel, setting: Setting, size: Float64, time_us: Float64) -> Pieces:
+def _scaled(formulas: DatasheetModel, setting: Setting, size: Float64, time_us: Float64) -> CurvePieces:
     """One measured size: the formula's line there, scaled to it."""
-    kind, group = CollectiveKind(setting[0]), Group(*setting[2:])
+    kind, group = CollectiveKind(setting[0]), RankGroup(*setting[2:])
     ways = nccl_lines(formulas.topology, kind, group)
     line = min(ways, key=lambda way: way.latency_us + way.us_per_byte * float(size[0]))
     there = line.latency_us + line.us_per_byte * float(size[0])
     scale = float(time_us[0]) / there if there else 1.0
-    return Pieces(np.zeros(0), np.array([line.latency_us * scale]), np.array([line.us_per_byte * scale]),
+    return CurvePieces(np.zeros(0), np.array([line.latency_us * scale]), np.array([line.us_per_byte * scale]),
                   float(size[0]))
 
 

@@ -47,7 +47,7 @@ US_PER_BYTE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RankGroup:
     """A group's size and placement: ranks, nodes, most and fewest ranks on a node."""
 
     ranks: int
@@ -73,7 +73,7 @@ def intra_gbps(topology: Topology) -> float:
     return node.peer_gbps * share
 
 
-def ring_gbps(topology: Topology, group: Group) -> float:
+def ring_gbps(topology: Topology, group: RankGroup) -> float:
     """Bus bandwidth of rings through the group: inside nodes, or across the narrowest node's cards."""
     inside = intra_gbps(topology)
     if group.nodes == 1:
@@ -82,7 +82,7 @@ def ring_gbps(topology: Topology, group: Group) -> float:
     return min(inside, across) if group.widest > 1 else across
 
 
-def lines(topology: Topology, kind: CollectiveKind, group: Group) -> list[Line]:
+def lines(topology: Topology, kind: CollectiveKind, group: RankGroup) -> list[Line]:
     """Every way to do the collective that NCCL would consider; hierarchical ones come last and only for even groups."""
     if group.ranks <= 1:
         return [Line(Algorithm.RING, Protocol.SIMPLE, 0.0, 0.0)]
@@ -101,7 +101,7 @@ def lines(topology: Topology, kind: CollectiveKind, group: Group) -> list[Line]:
     return found
 
 
-def _protocols(topology: Topology, group: Group) -> tuple[Protocol, ...]:
+def _protocols(topology: Topology, group: RankGroup) -> tuple[Protocol, ...]:
     """LL128 needs NVLink everywhere in a node."""
     if topology.node.link == "loopback":
         return (Protocol.SIMPLE,)
@@ -110,7 +110,7 @@ def _protocols(topology: Topology, group: Group) -> tuple[Protocol, ...]:
     return (Protocol.LL, Protocol.LL128, Protocol.SIMPLE)
 
 
-def _share(topology: Topology, group: Group, protocol: Protocol, gbps: float) -> float:
+def _share(topology: Topology, group: RankGroup, protocol: Protocol, gbps: float) -> float:
     """Bandwidth that a protocol reaches of a ring's."""
     if topology.node.link == "loopback":
         return gbps
@@ -132,7 +132,7 @@ def _base(topology: Topology, algorithm: Algorithm, protocol: Protocol) -> float
     return HOST_BASE_US if topology.node.link == "loopback" else BASE_LATENCY_US[algorithm][protocol]
 
 
-def _own_part(topology: Topology, kind: CollectiveKind, group: Group) -> float:
+def _own_part(topology: Topology, kind: CollectiveKind, group: RankGroup) -> float:
     """µs per byte of payload for a rank's own part, which the channels of a gather copy besides."""
     if kind not in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL):
         return 0.0
@@ -140,7 +140,7 @@ def _own_part(topology: Topology, kind: CollectiveKind, group: Group) -> float:
     return US_PER_BYTE / group.ranks / (channel * CHANNELS) if channel else 0.0
 
 
-def _ring(topology: Topology, kind: CollectiveKind, group: Group, protocol: Protocol) -> Line:
+def _ring(topology: Topology, kind: CollectiveKind, group: RankGroup, protocol: Protocol) -> Line:
     n, nodes = group.ranks, group.nodes
     passes = 2 if kind is CollectiveKind.ALL_REDUCE else 1
     steps = passes * (n - 1)
@@ -154,7 +154,7 @@ def _ring(topology: Topology, kind: CollectiveKind, group: Group, protocol: Prot
     return Line(Algorithm.RING, protocol, latency, per_byte)
 
 
-def _tree(topology: Topology, group: Group, protocol: Protocol) -> Line:
+def _tree(topology: Topology, group: RankGroup, protocol: Protocol) -> Line:
     inside, between = _hops(topology, Algorithm.TREE, protocol)
     latency = _base(topology, Algorithm.TREE, protocol) + 2.0 * (
         (group.widest - 1) * inside + math.log2(group.nodes) * between)
@@ -170,7 +170,7 @@ def nvls_gbps(topology: Topology, per_node: int) -> float:
     return intra_gbps(topology) * NVLS_EFFICIENCY.get(node.architecture, 0.85) * NVLS_RATIO * part
 
 
-def _nvls(topology: Topology, group: Group) -> Line:
+def _nvls(topology: Topology, group: RankGroup) -> Line:
     per_byte = US_PER_BYTE / nvls_gbps(topology, group.widest)
     inside, _ = _hops(topology, Algorithm.NVLS, Protocol.SIMPLE)
     if group.nodes == 1:
@@ -181,9 +181,9 @@ def _nvls(topology: Topology, group: Group) -> Line:
                 max(per_byte, across))
 
 
-def _hierarchical(topology: Topology, group: Group) -> Line:
+def _hierarchical(topology: Topology, group: RankGroup) -> Line:
     g, nodes = group.widest, group.nodes
-    inner = Group(g, 1, g, g)
+    inner = RankGroup(g, 1, g, g)
     inside = _ring(topology, CollectiveKind.REDUCE_SCATTER, inner, Protocol.SIMPLE)
     _, between = _hops(topology, Algorithm.RING, Protocol.SIMPLE)
     base = _base(topology, Algorithm.RING, Protocol.SIMPLE)
@@ -193,7 +193,7 @@ def _hierarchical(topology: Topology, group: Group) -> Line:
     return Line(Algorithm.HIERARCHICAL, Protocol.SIMPLE, 2.0 * inside.latency_us + across_latency, per_byte + across)
 
 
-def _direct(topology: Topology, kind: CollectiveKind, group: Group, protocol: Protocol) -> Line:
+def _direct(topology: Topology, kind: CollectiveKind, group: RankGroup, protocol: Protocol) -> Line:
     """All-to-all: rank link inside, the busiest node's cards outside, at the same time. Send: one link or card."""
     inside, between = _hops(topology, Algorithm.RING, protocol)
     latency = _base(topology, Algorithm.RING, protocol) + (between if group.nodes > 1 else inside)

@@ -16,7 +16,7 @@ import numpy as np
 
 from kernel_models.collectives.call import DTYPE_BYTES, DTYPES, CollectiveBatch, CommError
 from kernel_models.collectives.curve import DEFAULT_BLEND, SHORTEST, Curve, choose_blend, left_out_step
-from kernel_models.collectives.measurements import Measurements, Setting, setting_of
+from kernel_models.collectives.measurements import CollectiveMeasurements, Setting, setting_of
 from kernel_models.collectives.stored import LogRatio, Micros, Share, Size, Spread, StoredSetting, stored_setting
 from kernel_models.collectives.times import CommTimes, Level
 from tracer.arrays import Float64
@@ -63,7 +63,9 @@ class MeasuredModel:
     shared_link: bool = False
 
     @staticmethod
-    def fit(measurements: Measurements, *, shared_link: bool = False, intervals: bool = True) -> MeasuredModel:
+    def fit(
+        measurements: CollectiveMeasurements, *, shared_link: bool = False, intervals: bool = True
+    ) -> MeasuredModel:
         """Curves of all settings; the interpolation is chosen by leaving measured sizes out, the intervals too."""
         rows = measurements.aggregated()
         points = rows.curves()

@@ -28,7 +28,7 @@ Setting = tuple[int, int, int, int, int, int]
 
 
 @dataclass(slots=True)
-class Measurements:
+class CollectiveMeasurements:
     """n measured collectives; ``weight`` is how many repeats a row stands for, ``spread`` the scatter of medians."""
 
     batch: CollectiveBatch
@@ -52,10 +52,10 @@ class Measurements:
     def __len__(self) -> int:
         return len(self.time_us)
 
-    def take(self, rows: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> Measurements:
+    def take(self, rows: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> CollectiveMeasurements:
         """The given rows."""
         picked = np.arange(len(self))[rows]
-        return Measurements(self.batch.take(rows), self.time_us[rows], self.weight[rows],
+        return CollectiveMeasurements(self.batch.take(rows), self.time_us[rows], self.weight[rows],
                             [self.backend[i] for i in picked], self.spread, [self.device[i] for i in picked],
                             [self.system[i] for i in picked], self.notes)
 
@@ -63,15 +63,15 @@ class Measurements:
         """Names of the backends, sorted."""
         return sorted(set(self.backend))
 
-    def of_backend(self, name: str) -> Measurements:
+    def of_backend(self, name: str) -> CollectiveMeasurements:
         """The rows of one backend."""
         return self.take(np.array([backend == name for backend in self.backend], np.bool_))
 
-    def of_one_machine(self) -> Measurements:
+    def of_one_machine(self) -> CollectiveMeasurements:
         """The same rows as of one machine: a log that names its GPU and one that does not repeat each other."""
         return replace(self, device=[], system=[])
 
-    def aggregated(self) -> Measurements:
+    def aggregated(self) -> CollectiveMeasurements:
         """One row for each backend, machine, setting and size: the median over repeats."""
         origins = list(zip(self.backend, self.device, self.system, strict=True))
         code = {origin: i for i, origin in enumerate(sorted(set(origins)))}
@@ -118,22 +118,28 @@ def setting_of(batch: CollectiveBatch, row: int) -> Setting:
             int(batch.widest[row]), int(batch.narrowest[row]))
 
 
-def join(parts: Iterable[Measurements]) -> Measurements:
+def join(parts: Iterable[CollectiveMeasurements]) -> CollectiveMeasurements:
     """Rows of several logs."""
     kept = [part for part in parts if len(part)]
     if not kept:
         return make_measurements([])
     names = ("kind", "payload_bytes", "dtype", "ranks", "nodes", "widest", "narrowest")
     batch = CollectiveBatch(*(np.concatenate([getattr(p.batch, name) for p in kept]) for name in names))
-    return Measurements(batch, np.concatenate([p.time_us for p in kept]), np.concatenate([p.weight for p in kept]),
-                        [name for p in kept for name in p.backend], max(p.spread for p in kept),
-                        [name for p in kept for name in p.device], [name for p in kept for name in p.system],
-                        list(dict.fromkeys(note for p in kept for note in p.notes)))
+    return CollectiveMeasurements(
+        batch,
+        np.concatenate([p.time_us for p in kept]),
+        np.concatenate([p.weight for p in kept]),
+        [name for p in kept for name in p.backend],
+        max(p.spread for p in kept),
+        [name for p in kept for name in p.device],
+        [name for p in kept for name in p.system],
+        list(dict.fromkeys(note for p in kept for note in p.notes)),
+    )
 
 
 def make_measurements(
         rows: Iterable[tuple[str | CollectiveKind, str, Placement, float, float]],
-        backend: str = "nccl", device: str = "", system: str = "") -> Measurements:
+        backend: str = "nccl", device: str = "", system: str = "") -> CollectiveMeasurements:
     """Measurements of (collective, dtype, placement, payload bytes, µs) rows of one backend, GPU and system.
 
     Raises:
@@ -153,5 +159,5 @@ def make_measurements(
         times.append(float(time_us))
     table = np.array(columns, np.int64).reshape(-1, 6)
     batch = CollectiveBatch(table[:, 0], np.array(sizes), *table[:, 1:].T)
-    return Measurements(batch, np.array(times), np.ones(len(times)), [backend] * len(times),
+    return CollectiveMeasurements(batch, np.array(times), np.ones(len(times)), [backend] * len(times),
                         device=[device] * len(times), system=[system] * len(times))

@@ -29,7 +29,7 @@ from kernel_models.collectives.cluster import of_cluster
 from kernel_models.collectives.datasheet import DatasheetModel, interval_checked
 from kernel_models.collectives.fitted import FittedModel
 from kernel_models.collectives.measured import MeasuredModel
-from kernel_models.collectives.measurements import Measurements
+from kernel_models.collectives.measurements import CollectiveMeasurements
 from kernel_models.collectives.times import CommTimes, Level
 from kernel_models.collectives.topology import Topology, topology_of_state, topology_state
 from tracer.decode import DecodeError, convert, from_json
@@ -78,7 +78,7 @@ class CommProfile:
     sources: list[str] = field(default_factory=list)
 
     @staticmethod
-    def fit(measurements: Measurements, on: Topology, sources: list[str] | None = None) -> CommProfile:
+    def fit(measurements: CollectiveMeasurements, on: Topology, sources: list[str] | None = None) -> CommProfile:
         """Fit all levels of all backends that were measured.
 
         Raises:

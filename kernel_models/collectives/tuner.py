@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from kernel_models.collectives.call import CollectiveBatch, CollectiveKind, CommError, Placement
 from kernel_models.collectives.datasheet import nccl_lines
-from kernel_models.collectives.formulas import Group, Line
+from kernel_models.collectives.formulas import Line, RankGroup
 from kernel_models.collectives.nccl_constants import Algorithm
 from kernel_models.collectives.profile import CommProfile
 from kernel_models.collectives.times import CommTimes, Level
@@ -37,7 +37,7 @@ CSV_MOST = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TunedChoice:
     """One operation at one size: times (µs) by backend, NaN where a backend was not measured there; and who wins."""
 
     kind: CollectiveKind
@@ -124,7 +124,7 @@ def _spread(ranks: int, nodes: int) -> list[int]:
 
 
 def choose(backends: Mapping[str, Predict], kind: CollectiveKind, placement: Placement, sizes: npt.ArrayLike,
-           *, dtype: str = "float16", default: str | None = None, margin: float = MARGIN) -> list[Choice]:
+           *, dtype: str = "float16", default: str | None = None, margin: float = MARGIN) -> list[TunedChoice]:
     """Winner at each size.
 
     Args:
@@ -142,7 +142,7 @@ def choose(backends: Mapping[str, Predict], kind: CollectiveKind, placement: Pla
         raise CommError(f"There is no backend {default!r} among {', '.join(names)}.")
     payload = np.atleast_1d(np.asarray(sizes, np.float64))
     times = {name: backends[name](CollectiveBatch.of(kind, payload, placement, dtype)).time_us for name in names}
-    found: list[Choice] = []
+    found: list[TunedChoice] = []
     for i, size in enumerate(payload.tolist()):
         row = {name: float(times[name][i]) for name in names}
         known = {name: value for name, value in row.items() if np.isfinite(value)}
@@ -152,7 +152,7 @@ def choose(backends: Mapping[str, Predict], kind: CollectiveKind, placement: Pla
         # Ties stay with the default, then with who won the size before.
         stays = (default, found[-1].winner if found else default)
         best = next((name for name in stays if name in known and known[name] <= known[best] * (1 + margin)), best)
-        found.append(Choice(kind, placement, size, row, best))
+        found.append(TunedChoice(kind, placement, size, row, best))
     return found
 
 
@@ -170,7 +170,7 @@ def crossovers(backends: Mapping[str, Predict], kind: CollectiveKind, placement:
 def algorithm_rows(on: Topology, kind: CollectiveKind, placement: Placement, smallest: float,
                    largest: float) -> list[tuple[float, float, Line]]:
     """(first byte, last byte, line) of NCCL's best algorithm and protocol by size, from the formulas of a topology."""
-    group = Group(placement.ranks, placement.nodes, placement.widest, placement.narrowest)
+    group = RankGroup(placement.ranks, placement.nodes, placement.widest, placement.narrowest)
     ways = [line for line in nccl_lines(on, kind, group) if line.algorithm is not Algorithm.DIRECT]
     if not ways or placement.ranks < 2:
         return []

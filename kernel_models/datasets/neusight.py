@@ -20,7 +20,7 @@ from kernel_models.families.gemm import gemm
 from kernel_models.families.norm import norm
 from kernel_models.families.softmax import softmax
 from kernel_models.op_call import OpCall
-from kernel_models.tensors import Tensor
+from kernel_models.tensors import TensorSpec
 
 if TYPE_CHECKING:
     import pandas
@@ -35,11 +35,11 @@ def _call(op: str, b: int, h: int, m: int, n: int, k: int) -> Iterator[OpCall]:
     elif op == "linear":
         yield from gemm(1, m, k, n, "fp32", "nt", added="bias")
     elif op == "softmax":
-        yield from softmax("softmax", Tensor((b, h), "fp32"), 1)
+        yield from softmax("softmax", TensorSpec((b, h), "fp32"), 1)
     elif op == "ln":
         yield from norm("layer_norm", b, h, "fp32", h)
     else:
-        whole = Tensor((b, h), "fp32")
+        whole = TensorSpec((b, h), "fp32")
         yield from elementwise(op.removesuffix("u"), [whole, whole] if op in _TWO_INPUTS else [whole])
 
 

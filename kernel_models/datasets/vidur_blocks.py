@@ -18,7 +18,7 @@ from kernel_models.families.embedding import embedding
 from kernel_models.families.gemm import gemm
 from kernel_models.families.norm import norm
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import Tensor
+from kernel_models.tensors import TensorSpec
 
 if TYPE_CHECKING:
     import pandas
@@ -63,14 +63,14 @@ def _call(op: str, layer: _Layer) -> Iterator[OpCall]:
     elif op == "mlp_down_proj":
         yield from gemm(1, tokens, width, expanded, dtype, "nt")
     elif op == "mlp_act":
-        inputs = Tensor((tokens, expanded * (2 if layer.gated else 1)), dtype)
+        inputs = TensorSpec((tokens, expanded * (2 if layer.gated else 1)), dtype)
         yield from elementwise("silu_and_mul" if layer.gated else "gelu", [inputs], (tokens, expanded), dtype)
     elif op == "add":
-        whole = Tensor((tokens, width), dtype)
+        whole = TensorSpec((tokens, width), dtype)
         yield from elementwise("add", [whole, whole])
     elif op == "attn_rope":
         rotated = (layer.heads // workers + max(layer.kv_heads // workers, 1)) * head
-        yield from elementwise("rotary_embedding", [Tensor((tokens, rotated), dtype)])
+        yield from elementwise("rotary_embedding", [TensorSpec((tokens, rotated), dtype)])
     elif op == "emb":
         yield from embedding("embedding", tokens, tokens, layer.vocabulary // workers, width, 1, dtype, "int64",
                              ("parallel",) if workers > 1 else ())

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from kernel_models.dtypes import itemsize
 from kernel_models.families.registry import Inputs, Unpriceable, backward, forward
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import Tensor
+from kernel_models.tensors import TensorSpec
 
 PRODUCTS = {"forward": (1, 1), "backward": (3, 2)}
 """Products over keys' sizes and over values' of either direction."""
@@ -63,7 +63,7 @@ def attention(
 
 
 def _of_tensors(
-    op: Inputs, kind: str, q: Tensor, k: Tensor, v: Tensor, heads_at: int, length_at: int, **more: int
+    op: Inputs, kind: str, q: TensorSpec, k: TensorSpec, v: TensorSpec, heads_at: int, length_at: int, **more: int
 ) -> Iterator[OpCall]:
     """Calls for 4-d tensors whose heads and lengths lie at the given dimensions."""
     if any(len(tensor.shape) != 4 for tensor in (q, k, v)):
@@ -173,7 +173,7 @@ def _paged(op: Inputs) -> Iterator[OpCall]:
 
 
 def _packed(
-    op: Inputs, kind: str, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor | None, causal: bool,
+    op: Inputs, kind: str, q: TensorSpec, k: TensorSpec, v: TensorSpec, offsets: TensorSpec | None, causal: bool,
     flags: tuple[str, ...] = (),
 ) -> Iterator[OpCall]:
     if any(len(tensor.shape) != 3 for tensor in (q, k, v)):
@@ -209,7 +209,7 @@ def _gradient(op: Inputs) -> Iterator[OpCall]:
     yield from _of_tensors(op, f"{_implementation(op.name)}_backward", q, k, v, 1, 2)
 
 
-def _chosen(op: Inputs, query: Tensor) -> str:
+def _chosen(op: Inputs, query: TensorSpec) -> str:
     """What PyTorch picks: flash for 16-bit types without a mask, memory-efficient otherwise."""
     return "flash" if itemsize(query.dtype) <= 2 and not op.has("attn_mask") else "efficient"
 

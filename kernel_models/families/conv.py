@@ -22,7 +22,7 @@ from kernel_models.dtypes import itemsize, multiply_adds
 from kernel_models.families.reduction import reduction
 from kernel_models.families.registry import Inputs, Unpriceable, backward, forward
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import Tensor
+from kernel_models.tensors import TensorSpec
 
 Sizes = tuple[int, ...]
 
@@ -72,13 +72,22 @@ def _three(sizes: Sizes) -> Sizes:
 
 
 def _of(
-    op: Inputs, source: Tensor, weight: Tensor, stride: Sizes | None, padding: Sizes | None, dilation: Sizes | None,
-    groups: int | None, out: Tensor | None = None, *, transposed: bool = False, output_padding: Sizes | None = None,
+    op: Inputs,
+    source: TensorSpec,
+    weight: TensorSpec,
+    stride: Sizes | None,
+    padding: Sizes | None,
+    dilation: Sizes | None,
+    groups: int | None,
+    out: TensorSpec | None = None,
+    *,
+    transposed: bool = False,
+    output_padding: Sizes | None = None,
 ) -> _Convolution:
     """From the tensors as the framework sees them; ``source`` and ``out`` are input and output of the *layer*."""
     spatial = len(weight.shape) - 2
     if len(source.shape) == spatial + 1:
-        source = Tensor((1, *source.shape), source.dtype)
+        source = TensorSpec((1, *source.shape), source.dtype)
     if spatial not in (1, 2, 3) or len(source.shape) != spatial + 2:
         raise Unpriceable(f"{op.name}: {source.shape} with weight {weight.shape}")
     kernel, size = weight.shape[2:], source.shape[2:]
@@ -218,7 +227,7 @@ def _input_gradient(op: Inputs) -> Iterator[OpCall]:
     grad, weight = op.tensor("grad_output"), op.tensor("weight")
     size = op.ints("self_size")
     channels = weight.shape[1:2]
-    source = Tensor(size or (*grad.shape[:1], *channels, *grad.shape[2:]), grad.dtype)
+    source = TensorSpec(size or (*grad.shape[:1], *channels, *grad.shape[2:]), grad.dtype)
     layer = _of(op, source, weight, op.ints("stride"), op.ints("padding"), None, None, grad)
     yield from replace(layer, flags=layer.flags if size else ("assumed",)).call("dgrad")
 
@@ -230,7 +239,7 @@ def _weight_gradient(op: Inputs) -> Iterator[OpCall]:
     grad, source = op.tensor("grad_output"), op.tensor("self")
     size = op.ints("weight_size")
     ones = (1,) * (len(source.shape) - 2)
-    weight = Tensor(size or (*grad.shape[1:2], *source.shape[1:2], *ones), grad.dtype)
+    weight = TensorSpec(size or (*grad.shape[1:2], *source.shape[1:2], *ones), grad.dtype)
     layer = _of(op, source, weight, op.ints("stride"), op.ints("padding"), None, None, grad)
     yield from replace(layer, flags=layer.flags if size else ("assumed",)).call("wgrad")
 
@@ -249,11 +258,11 @@ def _layer_backward(op: Inputs) -> Iterator[OpCall]:
     layer = _layer(op)
     transposed = "transposed" in layer.flags
     channels, size = (layer.in_channels, layer.in_size) if transposed else (layer.out_channels, layer.out_size)
-    grad = Tensor((layer.batch, channels, *size), layer.dtype)
+    grad = TensorSpec((layer.batch, channels, *size), layer.dtype)
     yield from _gradients(layer, (1, 1, int(_has_bias(op))), grad)
 
 
-def _gradients(layer: _Convolution, mask: Sizes, grad: Tensor) -> Iterator[OpCall]:
+def _gradients(layer: _Convolution, mask: Sizes, grad: TensorSpec) -> Iterator[OpCall]:
     """For a transposed convolution the gradient of the input is a forward convolution."""
     if mask[0]:
         yield from layer.call("forward" if "transposed" in layer.flags else "dgrad")

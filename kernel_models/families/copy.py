@@ -27,10 +27,10 @@ from kernel_models.families.registry import (
     without_gradient,
 )
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import Tensor, contiguous_strides
+from kernel_models.tensors import TensorSpec, contiguous_strides
 
 
-def copy(source: Tensor, target: Tensor) -> Iterator[OpCall]:
+def copy(source: TensorSpec, target: TensorSpec) -> Iterator[OpCall]:
     """The call of one copy or cast; none if there is nothing to copy."""
     elements = target.elements
     if not elements:
@@ -47,7 +47,7 @@ def copy(source: Tensor, target: Tensor) -> Iterator[OpCall]:
     )
 
 
-def _common_run(source: Tensor, target: Tensor) -> int:
+def _common_run(source: TensorSpec, target: TensorSpec) -> int:
     """Elements in a row that lie side by side in both, in the target's order of dimensions."""
     if source.shape != target.shape:
         return target.shape[-1] if target.shape else 1
@@ -59,7 +59,7 @@ def _common_run(source: Tensor, target: Tensor) -> int:
     return expected
 
 
-def concat(kind: str, tensors: list[Tensor], dim: int, dtype: str) -> Iterator[OpCall]:
+def concat(kind: str, tensors: list[TensorSpec], dim: int, dtype: str) -> Iterator[OpCall]:
     """Join tensors along a dimension, or take them apart."""
     tensors = [tensor for tensor in tensors if tensor.elements]
     if not tensors:
@@ -107,7 +107,7 @@ def _clone(op: Inputs) -> Iterator[OpCall]:
         return
     # A clone keeps a dense source's order of dimensions.
     same = source.is_dense and op.short_name == "clone" and not op.arguments[1:2]
-    yield from copy(source, source if same else Tensor(source.shape, source.dtype))
+    yield from copy(source, source if same else TensorSpec(source.shape, source.dtype))
 
 
 @forward(Family.COPY, "aten::_to_copy(self, dtype)", "aten::to(self, dtype)", "aten::type_as(self, other)")
@@ -118,7 +118,7 @@ def _to(op: Inputs) -> Iterator[OpCall]:
     wanted = other.dtype if other is not None else op.dtype("dtype") if "dtype" in op.names else ""
     if op.short_name == "_to_copy" or wanted not in ("", source.dtype):
         dense = source.stride if source.is_dense else None
-        yield from copy(source, Tensor(source.shape, wanted or source.dtype, dense))
+        yield from copy(source, TensorSpec(source.shape, wanted or source.dtype, dense))
 
 
 @forward(Family.COPY, "aten::constant_pad_nd(self, pad)", "aten::reflection_pad1d(self, pad)",
@@ -129,7 +129,7 @@ def _pad(op: Inputs) -> Iterator[OpCall]:
     shape = list(source.shape)
     for i in range(0, len(pad) - 1, 2):
         shape[-1 - i // 2] += pad[i] + pad[i + 1]
-    target = Tensor(tuple(shape), source.dtype)
+    target = TensorSpec(tuple(shape), source.dtype)
     if source.elements and target.elements:
         yield OpCall(
             Family.COPY, "pad", (target.elements, source.shape[-1]), source.dtype, "strided",
@@ -142,7 +142,7 @@ def _pad(op: Inputs) -> Iterator[OpCall]:
 def _view_copy(op: Inputs) -> Iterator[OpCall]:
     """Views that were made to copy: what the whole tensor holds, at most."""
     source = op.tensor("self")
-    yield from copy(source, Tensor(source.shape, source.dtype))
+    yield from copy(source, TensorSpec(source.shape, source.dtype))
 
 
 @forward(Family.COPY, "aten::slice_backward(grad_output, input_sizes)",
@@ -190,7 +190,7 @@ def _cat(op: Inputs) -> Iterator[OpCall]:
         op.missing("tensors")
     dim = op.integer("dim", 0) if "dim" in op.names else 0
     if "stack" in op.name and tensors and tensors[0].shape:
-        tensors = [Tensor((1, *tensor.shape), tensor.dtype) for tensor in tensors]
+        tensors = [TensorSpec((1, *tensor.shape), tensor.dtype) for tensor in tensors]
         dim = 0 if dim >= 0 else dim
     yield from concat("cat", tensors or [out for out in (out,) if out is not None], dim if tensors else 0,
                       out.dtype if out is not None else tensors[0].dtype)
@@ -205,7 +205,7 @@ def _split(op: Inputs) -> Iterator[OpCall]:
     sizes = op.ints("split_sizes") if "split_sizes" in op.names else None
     pieces = sizes or (source.shape[at] if source.shape else 1,)
     yield from concat("split", [
-        Tensor((*source.shape[:at], size, *source.shape[at + 1:]), source.dtype) for size in pieces
+        TensorSpec((*source.shape[:at], size, *source.shape[at + 1:]), source.dtype) for size in pieces
     ], at, source.dtype)
 
 
@@ -222,7 +222,7 @@ def _cast_back(op: Inputs) -> Iterator[OpCall]:
         return
     source, wanted = op.tensor("self"), op.dtype("dtype")
     if wanted not in ("", source.dtype):
-        yield from copy(Tensor(source.shape, wanted), Tensor(source.shape, source.dtype))
+        yield from copy(TensorSpec(source.shape, wanted), TensorSpec(source.shape, source.dtype))
 
 
 @backward(Family.COPY, "aten::clone(self)", "aten::contiguous(self)")

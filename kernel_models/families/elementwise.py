@@ -26,7 +26,7 @@ from kernel_models.families.registry import (
     words,
 )
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import Tensor, broadcast
+from kernel_models.tensors import TensorSpec, broadcast
 
 _NUMBER = re.compile(r"-?(?=.{1,30}$)[0-9]*\.?[0-9]+")
 OPERATIONS = {
@@ -63,12 +63,12 @@ _FILLS = words("fill zero zeros ones full empty_full new_zeros new_ones new_full
 
 
 def elementwise(
-    kind: str, inputs: Sequence[Tensor], shape: tuple[int, ...] | None = None, out_dtype: str = "", *,
-    out: Tensor | None = None, flags: tuple[str, ...] = (), dtype: str = "",
+    kind: str, inputs: Sequence[TensorSpec], shape: tuple[int, ...] | None = None, out_dtype: str = "", *,
+    out: TensorSpec | None = None, flags: tuple[str, ...] = (), dtype: str = "",
 ) -> Iterator[OpCall]:
     """One pass over the broadcast shape of the inputs (or ``shape``); none if that is empty."""
     shape = broadcast([tensor.shape for tensor in inputs]) if shape is None else shape
-    target = out or Tensor(shape, "")
+    target = out or TensorSpec(shape, "")
     elements = target.elements
     if elements <= 0:
         return
@@ -83,7 +83,7 @@ def elementwise(
     )
 
 
-def _layout(tensors: list[Tensor], shape: tuple[int, ...]) -> str:
+def _layout(tensors: list[TensorSpec], shape: tuple[int, ...]) -> str:
     whole = [tensor for tensor in tensors if tensor.shape == shape and tensor.stored == tensor.elements]
     if any(not tensor.is_dense for tensor in whole) or len({tensor.order for tensor in whole}) > 1:
         return "strided"
@@ -211,7 +211,7 @@ def _rotary(op: Inputs) -> Iterator[OpCall]:
     query, key = op.tensor("query"), op.optional("key")
     tensors = [query] if key is None else [query, key]
     elements = sum(tensor.elements for tensor in tensors)
-    yield from elementwise("rotary_embedding", [Tensor((elements,), query.dtype)], (elements,))
+    yield from elementwise("rotary_embedding", [TensorSpec((elements,), query.dtype)], (elements,))
 
 
 _QUANTIZERS = {
@@ -259,7 +259,7 @@ def _gradients_of_operands(op: Inputs, products: int) -> Iterator[OpCall]:
 
     operands = [tensor for tensor in map(op.optional, op.names) if tensor is not None]
     shape = broadcast([tensor.shape for tensor in operands])
-    whole = Tensor(shape, compute_dtype(operands) if operands else "fp32")
+    whole = TensorSpec(shape, compute_dtype(operands) if operands else "fp32")
     with_sizes = [tensor for tensor in operands if tensor.shape]
     for place, operand in enumerate(with_sizes):
         for _ in range(products if len(with_sizes) > 1 and place else min(products, 1)):

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from kernel_models.dtypes import itemsize
 from kernel_models.families.registry import Inputs, Unpriceable, backward, forward
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import Tensor
+from kernel_models.tensors import TensorSpec
 
 _COLUMNS = 128
 """Columns of a table where nothing tells: in the middle of published recommendation models' 16 to 320."""
@@ -56,7 +56,7 @@ def _embedding_gradient(op: Inputs) -> Iterator[OpCall]:
     yield from _one_table(op, "embedding_backward", op.tensor("weight"), op.tensor("indices"))
 
 
-def _one_table(op: Inputs, kind: str, weight: Tensor, indices: Tensor) -> Iterator[OpCall]:
+def _one_table(op: Inputs, kind: str, weight: TensorSpec, indices: TensorSpec) -> Iterator[OpCall]:
     if len(weight.shape) != 2:
         raise Unpriceable(f"{op.name}: table {weight.shape}")
     yield from embedding(kind, indices.elements, indices.elements, *weight.shape, 1, weight.dtype, indices.dtype)

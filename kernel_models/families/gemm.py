@@ -20,12 +20,12 @@ from kernel_models.dtypes import itemsize, multiply_adds
 from kernel_models.families.reduction import reduction
 from kernel_models.families.registry import Inputs, Unpriceable, backward, forward
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import Tensor
+from kernel_models.tensors import TensorSpec
 
 FLIP = {"n": "t", "t": "n"}
 
 
-def layout_of(matrix: Tensor) -> str:
+def layout_of(matrix: TensorSpec) -> str:
     """How the last two dimensions lie: "n" row-major, "t" column-major; anything else is copied first, to "n"."""
     rows, columns = matrix.shape[-2:]
     row_step, column_step = matrix.strides[-2:]
@@ -63,7 +63,12 @@ def gemm(
 
 
 def product(
-    op: Inputs, a: Tensor, b: Tensor, added: Tensor | None = None, out_dtype: str = "", flags: tuple[str, ...] = ()
+    op: Inputs,
+    a: TensorSpec,
+    b: TensorSpec,
+    added: TensorSpec | None = None,
+    out_dtype: str = "",
+    flags: tuple[str, ...] = (),
 ) -> Iterator[OpCall]:
     """A · b for matrices or batches of them, with ``added`` as the framework broadcasts it."""
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2]:
@@ -156,7 +161,7 @@ def _addr(op: Inputs) -> Iterator[OpCall]:
     yield from gemm(1, m, n, 1, op.math_dtype(op.tensor("vec1")), added="accumulate")
 
 
-def _matrix_vector(op: Inputs, matrix: Tensor, added: str = "") -> Iterator[OpCall]:
+def _matrix_vector(op: Inputs, matrix: TensorSpec, added: str = "") -> Iterator[OpCall]:
     m, k = matrix.shape
     yield from gemm(1, m, 1, k, op.math_dtype(matrix), layout_of(matrix) + "n", added=added)
 
@@ -204,17 +209,17 @@ def _matmul(op: Inputs) -> Iterator[OpCall]:
     yield from product(op, *_matmul_operands(op))
 
 
-def _matmul_operands(op: Inputs) -> tuple[Tensor, Tensor]:
+def _matmul_operands(op: Inputs) -> tuple[TensorSpec, TensorSpec]:
     """As ``torch.matmul`` folds them: a 2-d right-hand side turns all leading dimensions of the left into rows."""
     a, b = op.tensor("self"), op.tensor("other")
     if not a.shape or not b.shape:
         raise Unpriceable("a number is no matrix")
     if len(a.shape) == 1:
-        a = Tensor((1, *a.shape), a.dtype)
+        a = TensorSpec((1, *a.shape), a.dtype)
     if len(b.shape) == 1:
-        b = Tensor((*b.shape, 1), b.dtype)
+        b = TensorSpec((*b.shape, 1), b.dtype)
     if len(b.shape) == 2 and len(a.shape) > 2:
-        a = Tensor((prod(a.shape[:-1]), a.shape[-1]), a.dtype)
+        a = TensorSpec((prod(a.shape[:-1]), a.shape[-1]), a.dtype)
     return a, b
 
 
@@ -233,7 +238,7 @@ def _addmm_backward(op: Inputs) -> Iterator[OpCall]:
         yield from reduction("sum", n, rows, n, a.dtype)
 
 
-def _both_gradients(op: Inputs, a: Tensor, b: Tensor) -> Iterator[OpCall]:
+def _both_gradients(op: Inputs, a: TensorSpec, b: TensorSpec) -> Iterator[OpCall]:
     """dA = dC·Bᵀ, and dB = Aᵀ·dC, which for a column-major B PyTorch computes as dBᵀ = dCᵀ·A."""
     batch = max(prod(a.shape[:-2]), prod(b.shape[:-2]))
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]

@@ -17,7 +17,7 @@ from kernel_models.dtypes import itemsize
 from kernel_models.families.registry import Inputs, backward, forward, words
 from kernel_models.families.softmax import softmax
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import Tensor
+from kernel_models.tensors import TensorSpec
 
 _BY_VALUE = words("mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits "
              "kl_div soft_margin_loss poisson_nll_loss")
@@ -38,7 +38,7 @@ def loss(kind: str, rows: int, classes: int, dtype: str) -> Iterator[OpCall]:
                  bytes_written=float(written))
 
 
-def _nll(kind: str, scores: Tensor) -> Iterator[OpCall]:
+def _nll(kind: str, scores: TensorSpec) -> Iterator[OpCall]:
     """Classes are the second dimension, or the only one."""
     classes = scores.shape[1] if len(scores.shape) > 1 else scores.elements
     yield from loss(kind, scores.elements // max(classes, 1), classes, scores.dtype)

@@ -19,7 +19,7 @@ from math import prod
 from kernel_models.dtypes import itemsize
 from kernel_models.families.registry import Inputs, Unpriceable, backward, forward
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import Tensor
+from kernel_models.tensors import TensorSpec
 
 
 def norm(
@@ -49,7 +49,7 @@ def norm(
     )
 
 
-def _columns(op: Inputs, tensor: Tensor) -> int:
+def _columns(op: Inputs, tensor: TensorSpec) -> int:
     """Length of what is normalised: as given, else the weight's, else the last dimension's."""
     given = op.ints("normalized_shape") if "normalized_shape" in op.names else None
     if given:
@@ -62,7 +62,7 @@ def _columns(op: Inputs, tensor: Tensor) -> int:
     return tensor.shape[-1]
 
 
-def _rows(op: Inputs, kind: str, tensor: Tensor, flags: tuple[str, ...] = ()) -> Iterator[OpCall]:
+def _rows(op: Inputs, kind: str, tensor: TensorSpec, flags: tuple[str, ...] = ()) -> Iterator[OpCall]:
     columns = max(_columns(op, tensor), 1)
     weight = op.optional("weight")
     yield from norm(kind, tensor.elements // columns, columns, tensor.dtype, columns, weight=weight is not None,
@@ -130,7 +130,7 @@ def _batch_norm_gradient(op: Inputs) -> Iterator[OpCall]:
     yield from _by_channel(op, "batch_norm_backward", op.tensor("input"))
 
 
-def _by_channel(op: Inputs, kind: str, tensor: Tensor, flags: tuple[str, ...] = ()) -> Iterator[OpCall]:
+def _by_channel(op: Inputs, kind: str, tensor: TensorSpec, flags: tuple[str, ...] = ()) -> Iterator[OpCall]:
     if len(tensor.shape) < 2:
         raise Unpriceable(f"{op.name}: {tensor.shape}")
     channels = tensor.shape[1]

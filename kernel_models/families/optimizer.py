@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from kernel_models.dtypes import itemsize
 from kernel_models.families.registry import Inputs, forward, pattern, plain_name
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import Tensor
+from kernel_models.tensors import TensorSpec
 
 _OPERATIONS = {"fused_adam": 12, "fused_adamw": 13, "fused_sgd": 4, "fused_adagrad": 8, "foreach_addcmul": 3,
                "foreach_addcdiv": 3, "foreach_lerp": 3, "foreach_norm": 2, "foreach_copy": 0, "foreach_zero": 0}
@@ -24,7 +24,7 @@ _ONLY_READ = frozenset({"foreach_norm", "foreach_max"})
 _ONLY_WRITTEN = frozenset({"foreach_zero"})
 
 
-def optimizer(kind: str, lists: list[list[Tensor]], written: int) -> Iterator[OpCall]:
+def optimizer(kind: str, lists: list[list[TensorSpec]], written: int) -> Iterator[OpCall]:
     """One pass over lists of equally large tensors, the first the results' sizes; ``written`` lists are written."""
     first = lists[0]
     elements = sum(tensor.elements for tensor in first)

@@ -18,7 +18,7 @@ from math import prod
 from kernel_models.dtypes import itemsize
 from kernel_models.families.registry import Inputs, backward, forward
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import Tensor
+from kernel_models.tensors import TensorSpec
 
 Sizes = tuple[int, ...]
 
@@ -44,7 +44,7 @@ def _spatial(op: Inputs) -> int:
     return next((int(digit) for digit in "123" if f"{digit}d" in op.name), 2)
 
 
-def _windows(op: Inputs, kind: str, source: Tensor, out: Tensor | None = None) -> Iterator[OpCall]:
+def _windows(op: Inputs, kind: str, source: TensorSpec, out: TensorSpec | None = None) -> Iterator[OpCall]:
     """Sizes from the window's, or from the gradient where that was recorded."""
     n = _spatial(op)
     size = source.shape[-n:]
@@ -111,7 +111,7 @@ def _adaptive_backward(op: Inputs) -> Iterator[OpCall]:
     yield from _adapted(op, op.tensor("self"), op.tensor("grad_output").shape[-_spatial(op):], "_backward")
 
 
-def _adapted(op: Inputs, source: Tensor, size: Sizes | None, suffix: str = "") -> Iterator[OpCall]:
+def _adapted(op: Inputs, source: TensorSpec, size: Sizes | None, suffix: str = "") -> Iterator[OpCall]:
     n = _spatial(op)
     in_size, out_size = prod(source.shape[-n:]), prod(_spread(size, n, 1))
     kind = f"adaptive_{'max' if 'max' in op.name else 'avg'}{suffix}"

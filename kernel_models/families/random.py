@@ -18,7 +18,7 @@ from kernel_models.families.elementwise import elementwise
 from kernel_models.families.registry import Inputs, backward, forward, without_gradient, words
 from kernel_models.families.sort import sort
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import Tensor
+from kernel_models.tensors import TensorSpec
 
 _IN_PLACE = words("uniform normal bernoulli random exponential cauchy log_normal geometric rand_like randn_like "
              "randint_like poisson binomial _standard_gamma _sample_dirichlet")
@@ -68,7 +68,9 @@ def _dropout(op: Inputs) -> Iterator[OpCall]:
 def _dropout_backward(op: Inputs) -> Iterator[OpCall]:
     tensor = op.tensor("input")
     if "train" not in op.names or op.flag("train", True):
-        yield from elementwise("native_dropout_backward", [tensor, Tensor(tensor.shape, "bool")], dtype=tensor.dtype)
+        yield from elementwise(
+            "native_dropout_backward", [tensor, TensorSpec(tensor.shape, "bool")], dtype=tensor.dtype
+        )
 
 
 @forward(Family.RANDOM, "aten::randperm(n)")

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from kernel_models.dtypes import itemsize
 from kernel_models.families.registry import Inputs, Unpriceable, backward, forward
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import Tensor
+from kernel_models.tensors import TensorSpec
 
 _GATES = {"rnn": 1, "gru": 3, "lstm": 4}
 _MODES = ("rnn", "rnn", "lstm", "gru")
@@ -41,7 +41,7 @@ def recurrent(
                  bytes_read=float(times * (weights + reads) * size), bytes_written=float(times * writes * size))
 
 
-def _stack(op: Inputs, source: Tensor, suffix: str = "") -> Iterator[OpCall]:
+def _stack(op: Inputs, source: TensorSpec, suffix: str = "") -> Iterator[OpCall]:
     if len(source.shape) != 3:
         raise Unpriceable(f"{op.name}: {source.shape}")
     sequence, batch = source.shape[:2] if not op.flag("batch_first") else (source.shape[1], source.shape[0])

@@ -17,7 +17,7 @@ from math import prod
 from kernel_models.dtypes import itemsize
 from kernel_models.families.registry import Inputs, backward, dimension, forward, without_gradient
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import Tensor
+from kernel_models.tensors import TensorSpec
 
 _TWICE = frozenset({"norm", "linalg_vector_norm", "var", "std", "var_mean", "std_mean", "logsumexp", "renorm", "dot"})
 _POSITIONS = frozenset({"argmax", "argmin"})
@@ -47,7 +47,7 @@ def reduction(
     )
 
 
-def over(kind: str, tensor: Tensor, dims: tuple[int, ...] | None, out_dtype: str = "") -> Iterator[OpCall]:
+def over(kind: str, tensor: TensorSpec, dims: tuple[int, ...] | None, out_dtype: str = "") -> Iterator[OpCall]:
     """Reduce the given dimensions of a tensor; all of them for ``None`` or none."""
     rank = len(tensor.shape)
     chosen = {dimension(d, rank) for d in dims} if dims else set(range(rank))
@@ -112,7 +112,7 @@ def _spread(op: Inputs) -> Iterator[OpCall]:
         from kernel_models.families.elementwise import elementwise
 
         tensor = op.tensor("self")
-        yield from elementwise("div", [Tensor(tensor.shape, tensor.dtype, (0,) * len(tensor.shape))], tensor.shape)
+        yield from elementwise("div", [TensorSpec(tensor.shape, tensor.dtype, (0,) * len(tensor.shape))], tensor.shape)
 
 
 without_gradient("aten::argmax", "aten::argmin", "aten::any", "aten::all", "aten::equal", "aten::count_nonzero")

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from kernel_models.dtypes import promoted, scalar_type, short_dtype
 from kernel_models.op_call import DIMENSIONS, Family, OpCall
-from kernel_models.tensors import Tensor
+from kernel_models.tensors import TensorSpec
 from tracer.views import Argument
 
 
@@ -48,7 +48,7 @@ class Inputs:
         """Name without name space and without the underscore of in-place variants."""
         return plain_name(self.name)
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> TensorSpec:
         """A tensor that must be there.
 
         Raises:
@@ -59,7 +59,7 @@ class Inputs:
             raise Unpriceable(f"{self.name} has no tensor {name!r}")
         return found
 
-    def optional(self, name: str) -> Tensor | None:
+    def optional(self, name: str) -> TensorSpec | None:
         """A tensor, or ``None`` where there is none (also for lists and numbers)."""
         argument = self._argument(name)
         return None if argument is None else _tensor(argument)
@@ -68,7 +68,7 @@ class Inputs:
         """Whether there is a tensor of that name."""
         return self.optional(name) is not None
 
-    def tensor_list(self, name: str) -> list[Tensor]:
+    def tensor_list(self, name: str) -> list[TensorSpec]:
         """The tensors of a list that must be there.
 
         Raises:
@@ -80,12 +80,12 @@ class Inputs:
             raise Unpriceable(f"{self.name} has no list {name!r}")
         return found
 
-    def optional_list(self, name: str) -> list[Tensor]:
+    def optional_list(self, name: str) -> list[TensorSpec]:
         """The tensors of a list; empty where there is none."""
         argument = self._argument(name)
         return [] if argument is None else _tensor_list(argument, self._list_dtype)
 
-    def tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[TensorSpec]:
         """Every tensor among the arguments, those in lists too."""
         found = []
         for argument in self.arguments:
@@ -93,7 +93,7 @@ class Inputs:
             found += [one] if one is not None else _tensor_list(argument, self._list_dtype)
         return found
 
-    def lists(self) -> Iterator[list[Tensor]]:
+    def lists(self) -> Iterator[list[TensorSpec]]:
         """The lists of tensors among the arguments, in order."""
         return (_tensor_list(argument, self._list_dtype) for argument in self.arguments)
 
@@ -137,7 +137,7 @@ class Inputs:
         """The element type a ``ScalarType`` argument stands for, "" where not recorded."""
         return scalar_type(self.text(name))
 
-    def math_dtype(self, tensor: Tensor) -> str:
+    def math_dtype(self, tensor: TensorSpec) -> str:
         """Element type products of this tensor are computed in: fp32 becomes tf32 where the caller says so."""
         return "tf32" if self.tf32 and tensor.dtype == "fp32" else tensor.dtype
 
@@ -261,7 +261,7 @@ def with_flags(call: OpCall, *flags: str) -> OpCall:
     return replace(call, flags=tuple(sorted({*call.flags, *flags})))
 
 
-def mixed_types(read: list[Tensor], dtype: str, written: str = "") -> tuple[str, ...]:
+def mixed_types(read: list[TensorSpec], dtype: str, written: str = "") -> tuple[str, ...]:
     """Flags that tell element types differing from a call's own, so that its bytes follow from what it says of itself.
 
     "in_bf16" if everything read is of that type, "in_bf16=4096" if so many elements are; "out_bool" if it writes that.
@@ -275,7 +275,7 @@ def mixed_types(read: list[Tensor], dtype: str, written: str = "") -> tuple[str,
     return tuple(sorted(flags))
 
 
-def compute_dtype(tensors: list[Tensor]) -> str:
+def compute_dtype(tensors: list[TensorSpec]) -> str:
     """Type an operation on these computes in; tensors without dimensions count only if there are no others."""
     with_sizes = [tensor.dtype for tensor in tensors if tensor.shape]
     return promoted(with_sizes or [tensor.dtype for tensor in tensors])
@@ -319,7 +319,7 @@ def _load() -> None:
     load()
 
 
-def _tensor(argument: Argument) -> Tensor | None:
+def _tensor(argument: Argument) -> TensorSpec | None:
     shape, dtype = argument.shape, short_dtype(argument.dtype)
     if shape is None or (shape and not all(isinstance(size, int) for size in shape)):
         return None
@@ -327,10 +327,10 @@ def _tensor(argument: Argument) -> Tensor | None:
     if not dtype and (argument.dtype or not shape):
         return None
     stride = argument.stride
-    return Tensor(shape, dtype or "fp32", stride if stride and len(stride) == len(shape) else None)
+    return TensorSpec(shape, dtype or "fp32", stride if stride and len(stride) == len(shape) else None)
 
 
-def _tensor_list(argument: Argument, dtype: str) -> list[Tensor]:
+def _tensor_list(argument: Argument, dtype: str) -> list[TensorSpec]:
     """Tensors of a list. "TensorList[c10::Half]" tells their type; profilers write "TensorList" only."""
     shapes: Any = argument.shape
     dtype = short_dtype(argument.dtype.partition("[")[2].removesuffix("]")) or dtype
@@ -338,7 +338,7 @@ def _tensor_list(argument: Argument, dtype: str) -> list[Tensor]:
         return []
     strides: Any = argument.stride if argument.stride and len(argument.stride) == len(shapes) else (None,) * len(shapes)
     return [
-        Tensor(shape, dtype, stride if stride and len(stride) == len(shape) else None)
+        TensorSpec(shape, dtype, stride if stride and len(stride) == len(shape) else None)
         for shape, stride in zip(shapes, strides, strict=True)
     ]
 

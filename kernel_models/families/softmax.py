@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from kernel_models.dtypes import itemsize
 from kernel_models.families.registry import Inputs, backward, dimension, forward
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import Tensor
+from kernel_models.tensors import TensorSpec
 
 
-def softmax(kind: str, tensor: Tensor, dim: int | None, out_dtype: str = "") -> Iterator[OpCall]:
+def softmax(kind: str, tensor: TensorSpec, dim: int | None, out_dtype: str = "") -> Iterator[OpCall]:
     """One softmax along a dimension; ``kind`` ends in "_backward" for gradients."""
     if not tensor.elements:
         return

@@ -16,7 +16,7 @@ from math import log2
 from kernel_models.dtypes import itemsize
 from kernel_models.families.registry import Inputs, dimension, forward, without_gradient
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import Tensor
+from kernel_models.tensors import TensorSpec
 
 
 def sort(kind: str, rows: int, columns: int, k: int, dtype: str) -> Iterator[OpCall]:
@@ -29,7 +29,7 @@ def sort(kind: str, rows: int, columns: int, k: int, dtype: str) -> Iterator[OpC
                  bytes_written=float(rows * k * (itemsize(dtype) + 8)))
 
 
-def _along(op: Inputs, tensor: Tensor, dim: int, k: int | None) -> Iterator[OpCall]:
+def _along(op: Inputs, tensor: TensorSpec, dim: int, k: int | None) -> Iterator[OpCall]:
     columns = tensor.shape[dimension(dim, len(tensor.shape))] if tensor.shape else 1
     kind = {"msort": "sort", "argsort": "sort", "kthvalue": "topk", "nanmedian": "median"}.get(
         op.short_name, op.short_name)

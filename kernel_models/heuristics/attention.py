@@ -9,7 +9,7 @@ from kernel_models.heuristics.call_table import CallTable
 from kernel_models.heuristics.curves import memory_us
 from kernel_models.heuristics.sustained import peak_tflops
 from kernel_models.heuristics.tiles import filled_units
-from kernel_models.heuristics.work import Work, one, work_of
+from kernel_models.heuristics.work import KernelWork, one, work_of
 from kernel_models.op_call import Family
 
 QUERY_BLOCK = 128.0
@@ -19,7 +19,7 @@ KEY_BLOCK = 64.0
 
 
 @work_of(Family.ATTENTION)
-def attention_work(table: CallTable, device: DeviceSpec) -> Work:
+def attention_work(table: CallTable, device: DeviceSpec) -> KernelWork:
     """Time of the call's operations over the share of units that blocks of queries (forward) or keys fill, µs.
 
     The call counts 4·batch·heads·queries·keys·size operations, half of the square part when causal, 2.5 times as many
@@ -37,4 +37,4 @@ def attention_work(table: CallTable, device: DeviceSpec) -> Work:
     padding = np.ceil(queries / QUERY_BLOCK) * QUERY_BLOCK / queries
     padded = np.where(queries < QUERY_BLOCK, np.maximum(QUERY_BLOCK / 2 / queries, 1.0), padding)
     compute = table.flops * padded * (1.0 + KEY_BLOCK / keys) / peak / 1e6 / filled_units(blocks, device)
-    return Work(compute, memory_us(table.bytes_moved, device), one(table))
+    return KernelWork(compute, memory_us(table.bytes_moved, device), one(table))

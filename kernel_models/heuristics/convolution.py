@@ -10,12 +10,12 @@ from kernel_models.heuristics.call_table import CallTable
 from kernel_models.heuristics.curves import memory_us
 from kernel_models.heuristics.sustained import peak_tflops
 from kernel_models.heuristics.tiles import padded_product_us
-from kernel_models.heuristics.work import Work, one, vector_us, work_of
+from kernel_models.heuristics.work import KernelWork, one, vector_us, work_of
 from kernel_models.op_call import Family
 
 
 @work_of(Family.CONV)
-def convolution_work(table: CallTable, device: DeviceSpec) -> Work:
+def convolution_work(table: CallTable, device: DeviceSpec) -> KernelWork:
     """Time of the implicit product in whole tiles and waves, and of input, weights and output once each, µs.
 
     Forward: m = batch·output positions, n = output channels of a group, k = input channels of a group · kernel size;
@@ -40,4 +40,4 @@ def convolution_work(table: CallTable, device: DeviceSpec) -> Work:
     k = np.where(is_weight, out_positions, np.where(is_input, outputs * taps, inputs * kernel))
     product = padded_product_us(groups, m, n, k * table.by_dtype(multiply_adds), peak, device)
     direct = np.where(np.minimum(inputs, outputs) <= 4, vector_us(table, device), np.inf)
-    return Work(np.minimum(product, direct), memory_us(table.bytes_moved, device), one(table))
+    return KernelWork(np.minimum(product, direct), memory_us(table.bytes_moved, device), one(table))

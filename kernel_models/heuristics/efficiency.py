@@ -21,7 +21,7 @@ import numpy.typing as npt
 from kernel_models.device import DeviceSpec
 from kernel_models.heuristics.call_table import CallTable
 from kernel_models.heuristics.curves import overlapped
-from kernel_models.heuristics.work import Work, work
+from kernel_models.heuristics.work import KernelWork, work
 from kernel_models.op_call import Family, OpCall
 from tracer.arrays import Float64
 
@@ -179,7 +179,7 @@ def keys(family: Family, dtype: str, kind: str) -> tuple[str, ...]:
     return f"{name}/{dtype}/{kind}", f"{name}//{kind}", f"{name}/{dtype}", name
 
 
-def predicted_us(done: Work, device: DeviceSpec, compute: Float64, memory: Float64, fixed: Float64) -> Float64:
+def predicted_us(done: KernelWork, device: DeviceSpec, compute: Float64, memory: Float64, fixed: Float64) -> Float64:
     """Time of work at efficiencies, µs [n]: kernels' fixed costs, then arithmetic and traffic, which overlap on a GPU
     and add up on one thread of a CPU."""
     fixed_us = fixed * device.kernel_floor_us * done.kernels
@@ -240,7 +240,7 @@ class _Rows:
     """One family's calls of one set: their work, times and weights."""
 
     table: CallTable
-    done: Work
+    done: KernelWork
     device: DeviceSpec
     measured_us: Float64
     weight: Float64
@@ -288,7 +288,7 @@ def _fit_level(rows: list[_Rows], level: int, entries: dict[str, Efficiency], so
 
 def _fit_one(parts: list[tuple[_Rows, npt.NDArray[np.bool_]]], start: Efficiency, count: int, source: str,
              ) -> Efficiency:
-    chosen = [Work(one.done.compute_us[m], one.done.memory_us[m], one.done.kernels[m]) for one, m in parts]
+    chosen = [KernelWork(one.done.compute_us[m], one.done.memory_us[m], one.done.kernels[m]) for one, m in parts]
     measured = [one.measured_us[m] for one, m in parts]
     weight = np.concatenate([one.weight[m] for one, m in parts])
     weight = weight / weight.sum()
@@ -330,7 +330,7 @@ def _fit_one(parts: list[tuple[_Rows, npt.NDArray[np.bool_]]], start: Efficiency
     return replace(best, low=low, high=high, source=source)
 
 
-def _told(family: Family, done: list[Work], devices: list[DeviceSpec], start: Efficiency,
+def _told(family: Family, done: list[KernelWork], devices: list[DeviceSpec], start: Efficiency,
           ) -> dict[str, npt.NDArray[np.bool_]]:
     """Parameters that the calls can tell, and which calls tell each.
 

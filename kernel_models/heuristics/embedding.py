@@ -17,7 +17,7 @@ from kernel_models.heuristics.curves import (
 )
 from kernel_models.heuristics.streaming import SECTOR_BYTES
 from kernel_models.heuristics.sustained import bandwidth_gbps
-from kernel_models.heuristics.work import Work, vector_us, work_of
+from kernel_models.heuristics.work import KernelWork, vector_us, work_of
 from kernel_models.op_call import Family
 from tracer.arrays import Float64
 
@@ -56,7 +56,7 @@ def distinct_rows(lookups: Float64, table_rows: Float64, shares: Float64 | None 
 
 
 @work_of(Family.EMBEDDING)
-def embedding_work(table: CallTable, device: DeviceSpec) -> Work:
+def embedding_work(table: CallTable, device: DeviceSpec) -> KernelWork:
     """Rows looked up and bags written, µs.
 
     A row costs its whole sectors. Of a lookup's rows, the first access comes from memory; a later one hits the cache
@@ -72,7 +72,7 @@ def embedding_work(table: CallTable, device: DeviceSpec) -> Work:
     rows_us = lookups * touched * (hit / L2_SPEEDUP + (1.0 - hit)) / bandwidth
     other = np.maximum(table.bytes_moved - np.minimum(lookups * row_bytes, table.bytes_read), 0.0)
     kernels = table.by_kind(lambda kind: BACKWARD_KERNELS if "backward" in kind else 1.0)
-    return Work(vector_us(table, device), rows_us + memory_us(other, device), kernels)
+    return KernelWork(vector_us(table, device), rows_us + memory_us(other, device), kernels)
 
 
 def _shares(table: CallTable) -> Float64 | None:

@@ -8,12 +8,12 @@ from kernel_models.heuristics.call_table import CallTable
 from kernel_models.heuristics.curves import memory_us
 from kernel_models.heuristics.sustained import peak_tflops
 from kernel_models.heuristics.tiles import padded_product_us
-from kernel_models.heuristics.work import Work, one, work_of
+from kernel_models.heuristics.work import KernelWork, one, work_of
 from kernel_models.op_call import Family
 
 
 @work_of(Family.GEMM)
-def gemm_work(table: CallTable, device: DeviceSpec) -> Work:
+def gemm_work(table: CallTable, device: DeviceSpec) -> KernelWork:
     """Time of 2·batch·m·n·k operations in whole tiles and waves, and of A, B and the output once each, µs.
 
     Source: roofline (Williams et al., 2009) with tile and wave quantisation (``tiles.padded_product_us``).
@@ -21,4 +21,4 @@ def gemm_work(table: CallTable, device: DeviceSpec) -> Work:
     peak = table.by_dtype(lambda dtype: peak_tflops(device, dtype, matrix=True))
     batch, m, n, k = (table.dim(name) for name in ("batch", "m", "n", "k"))
     k = k * table.by_dtype(multiply_adds)
-    return Work(padded_product_us(batch, m, n, k, peak, device), memory_us(table.bytes_moved, device), one(table))
+    return KernelWork(padded_product_us(batch, m, n, k, peak, device), memory_us(table.bytes_moved, device), one(table))

@@ -16,7 +16,7 @@ from kernel_models.families.attention import PRODUCTS
 from kernel_models.heuristics.call_table import CallTable
 from kernel_models.heuristics.curves import memory_us
 from kernel_models.heuristics.sustained import peak_tflops
-from kernel_models.heuristics.work import Work, one, work_of
+from kernel_models.heuristics.work import KernelWork, one, work_of
 from kernel_models.op_call import Family
 from tracer.arrays import Float64
 
@@ -30,7 +30,7 @@ _GATES = {"rnn": 1.0, "gru": 3.0, "lstm": 4.0}
 
 
 @work_of(Family.GEMM, on_host=True)
-def product_on_host(table: CallTable, device: DeviceSpec) -> Work:
+def product_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
     """2·batch·m·n·k operations at the peak rate, and both operands and the output once each, µs.
 
     With few rows reading the weights is what takes long, so that time does not grow with the rows at first.
@@ -38,11 +38,11 @@ def product_on_host(table: CallTable, device: DeviceSpec) -> Work:
     """
     product = table.dim("batch") * table.dim("m") * table.dim("n") * table.dim("k")
     flops = 2.0 * product * table.by_dtype(multiply_adds)
-    return Work(flops / _peak(table, device) / 1e6, memory_us(table.bytes_moved, device), one(table))
+    return KernelWork(flops / _peak(table, device) / 1e6, memory_us(table.bytes_moved, device), one(table))
 
 
 @work_of(Family.CONV, on_host=True)
-def convolution_on_host(table: CallTable, device: DeviceSpec) -> Work:
+def convolution_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
     """Multiply-adds with channels rounded up to whole vectors, and input, weights and output once each, µs.
 
     Source: Georganas et al., "Anatomy of high-performance deep learning convolutions on SIMD architectures" (2018):
@@ -55,11 +55,11 @@ def convolution_on_host(table: CallTable, device: DeviceSpec) -> Work:
     padded = np.ceil(lanes / LANES) * LANES / lanes
     window = np.prod([table.dim(f"{name}_{axis}") for name in ("kernel", "stride") for axis in "dhw"], axis=0)
     prepared = np.where(window > 1.0, 1.0, AS_IT_STANDS)
-    return Work(table.flops * padded / _peak(table, device) / 1e6, memory_us(table.bytes_moved, device), prepared)
+    return KernelWork(table.flops * padded / _peak(table, device) / 1e6, memory_us(table.bytes_moved, device), prepared)
 
 
 @work_of(Family.ATTENTION, on_host=True)
-def attention_on_host(table: CallTable, device: DeviceSpec) -> Work:
+def attention_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
     """The operations that are done at the peak rate, and the call's bytes, µs.
 
     A causal mask saves less than the call's own count of operations says: a block of queries takes all keys up to its
@@ -73,23 +73,23 @@ def attention_on_host(table: CallTable, device: DeviceSpec) -> Work:
     blocks = np.minimum(table.flops + every * 0.5 * QUERY_BLOCK / keys, every)
     causal = (table.flops < every) & (table.dim("window") <= 1.0)
     flops = np.where(causal, np.where(table.dim("q_len") < SKIPS, every, blocks), table.flops)
-    return Work(flops / _peak(table, device) / 1e6, memory_us(table.bytes_moved, device), one(table))
+    return KernelWork(flops / _peak(table, device) / 1e6, memory_us(table.bytes_moved, device), one(table))
 
 
 @work_of(Family.REDUCTION, Family.SOFTMAX, Family.NORM, on_host=True)
-def rows_on_host(table: CallTable, device: DeviceSpec) -> Work:
+def rows_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
     """Each byte once, however few rows there are, µs."""
-    return Work(np.zeros(len(table)), memory_us(table.bytes_moved, device), one(table))
+    return KernelWork(np.zeros(len(table)), memory_us(table.bytes_moved, device), one(table))
 
 
 @work_of(Family.RECURRENT, on_host=True)
-def recurrent_on_host(table: CallTable, device: DeviceSpec) -> Work:
+def recurrent_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
     """Steps one after another, each of which reads the recurrent weights again, µs."""
     gates = table.by_kind(lambda kind: _GATES.get(kind.split("_")[0], 1.0))
     steps = table.dim("sequence") * table.dim("layers") * table.dim("directions")
     weights = gates * table.dim("hidden") ** 2 * table.item_bytes()
     moved = steps * memory_us(weights, device) + memory_us(table.bytes_moved, device)
-    return Work(table.flops / _peak(table, device) / 1e6, moved, steps)
+    return KernelWork(table.flops / _peak(table, device) / 1e6, moved, steps)
 
 
 def _products(at: int, kind: str) -> float:

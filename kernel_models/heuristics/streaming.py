@@ -8,7 +8,7 @@ from kernel_models.device import DeviceSpec
 from kernel_models.heuristics.call_table import CallTable
 from kernel_models.heuristics.curves import memory_us, sector_bytes
 from kernel_models.heuristics.sustained import peak_tflops
-from kernel_models.heuristics.work import Work, one, vector_us, work_of
+from kernel_models.heuristics.work import KernelWork, one, vector_us, work_of
 from kernel_models.op_call import Family
 from tracer.arrays import Float64
 
@@ -22,52 +22,56 @@ RADIX_PASS_BITS = 8
 
 @work_of(Family.ELEMENTWISE, Family.MEMSET, Family.RANDOM, Family.LOSS, Family.POOLING, Family.INTERPOLATE,
          Family.OPTIMIZER, Family.TRITON, Family.OTHER)
-def streaming_work(table: CallTable, device: DeviceSpec) -> Work:
+def streaming_work(table: CallTable, device: DeviceSpec) -> KernelWork:
     """Each byte moved once at the memory's bandwidth, faster where it stays in the cache, µs.
 
     Source: roofline (Williams et al., 2009); ``curves.memory_us``.
     """
-    return Work(vector_us(table, device), memory_us(table.bytes_moved, device), one(table))
+    return KernelWork(vector_us(table, device), memory_us(table.bytes_moved, device), one(table))
 
 
 @work_of(Family.COPY, Family.CONCAT)
-def copy_work(table: CallTable, device: DeviceSpec) -> Work:
+def copy_work(table: CallTable, device: DeviceSpec) -> KernelWork:
     """Bytes read in runs and written side by side; short runs cost whole sectors, µs (``curves.sector_bytes``)."""
     piece = table.dim("inner") * table.item_bytes()
     pieces = table.bytes_read / np.maximum(piece, 1.0)
     # A transposition through shared memory reads whole sectors too: no run costs more than four times its bytes.
     read = np.minimum(sector_bytes(pieces, piece, SECTOR_BYTES), 4.0 * table.bytes_read)
-    return Work(vector_us(table, device), memory_us(read + table.bytes_written, device), one(table))
+    return KernelWork(vector_us(table, device), memory_us(read + table.bytes_written, device), one(table))
 
 
 @work_of(Family.INDEX)
-def index_work(table: CallTable, device: DeviceSpec) -> Work:
+def index_work(table: CallTable, device: DeviceSpec) -> KernelWork:
     """Pieces gathered from or scattered to anywhere: each costs whole sectors, µs (``curves.sector_bytes``)."""
     piece = table.dim("inner") * table.item_bytes()
     pieces = table.dim("elements") / table.dim("inner")
     extra = np.maximum(sector_bytes(pieces, piece, SECTOR_BYTES) - pieces * piece, 0.0)
-    return Work(vector_us(table, device), memory_us(table.bytes_moved + extra, device), one(table))
+    return KernelWork(vector_us(table, device), memory_us(table.bytes_moved + extra, device), one(table))
 
 
 @work_of(Family.REDUCTION, Family.SOFTMAX)
-def reduction_work(table: CallTable, device: DeviceSpec) -> Work:
+def reduction_work(table: CallTable, device: DeviceSpec) -> KernelWork:
     """Bytes at the bandwidth of as many units as the results keep busy, µs.
 
     A reduction over everything is split over all units; one over rows gives each row to a block or part of one.
     """
     parallel = np.maximum(table.dim("outer"), table.dim("reduced") / 4096.0)
-    return Work(vector_us(table, device), memory_us(table.bytes_moved, device) * _idle(parallel, device), one(table))
+    return KernelWork(
+        vector_us(table, device), memory_us(table.bytes_moved, device) * _idle(parallel, device), one(table)
+    )
 
 
 @work_of(Family.NORM)
-def norm_work(table: CallTable, device: DeviceSpec) -> Work:
+def norm_work(table: CallTable, device: DeviceSpec) -> KernelWork:
     """Bytes at the bandwidth of as many units as there are rows or groups for, µs; long groups are split."""
     parallel = np.maximum(table.dim("rows"), table.dim("rows") * table.dim("columns") / 16384.0)
-    return Work(vector_us(table, device), memory_us(table.bytes_moved, device) * _idle(parallel, device), one(table))
+    return KernelWork(
+        vector_us(table, device), memory_us(table.bytes_moved, device) * _idle(parallel, device), one(table)
+    )
 
 
 @work_of(Family.SORT)
-def sort_work(table: CallTable, device: DeviceSpec) -> Work:
+def sort_work(table: CallTable, device: DeviceSpec) -> KernelWork:
     """A radix sort's passes over its keys and positions, µs; top-k selects instead, with about two passes' traffic.
 
     Each pass reads and writes keys and 64-bit positions. Source: Merrill and Grimshaw, "High performance and scalable
@@ -77,18 +81,18 @@ def sort_work(table: CallTable, device: DeviceSpec) -> Work:
     item = table.item_bytes()
     passes = np.where(table.by_kind(lambda kind: float("topk" in kind)) > 0, 2.0, item * 8.0 / RADIX_PASS_BITS)
     moved = np.maximum(passes * 2.0 * elements * (item + 8.0), table.bytes_moved)
-    return Work(vector_us(table, device), memory_us(moved, device), np.minimum(passes, 8.0))
+    return KernelWork(vector_us(table, device), memory_us(moved, device), np.minimum(passes, 8.0))
 
 
 @work_of(Family.RECURRENT)
-def recurrent_work(table: CallTable, device: DeviceSpec) -> Work:
+def recurrent_work(table: CallTable, device: DeviceSpec) -> KernelWork:
     """Steps one after another: each layer and direction a kernel a step, products at the matrix units' rate, µs.
 
     Source: cuDNN's recurrent layers (Appleyard et al., 2016): inputs of all steps as one product, hidden ones in turn.
     """
     peak = table.by_dtype(lambda dtype: peak_tflops(device, dtype, matrix=True))
     kernels = table.dim("sequence") * table.dim("layers") * table.dim("directions")
-    return Work(table.flops / peak / 1e6, memory_us(table.bytes_moved, device), kernels)
+    return KernelWork(table.flops / peak / 1e6, memory_us(table.bytes_moved, device), kernels)
 
 
 def _idle(parallel: Float64, device: DeviceSpec) -> Float64:

@@ -7,7 +7,7 @@ import numpy as np
 from kernel_models.device import DeviceSpec
 from kernel_models.heuristics.call_table import CallTable
 from kernel_models.heuristics.curves import link_us, memory_us
-from kernel_models.heuristics.work import Work, one, work_of
+from kernel_models.heuristics.work import KernelWork, one, work_of
 from kernel_models.op_call import Family
 
 HALF_SPEED_BYTES = 64e3
@@ -15,7 +15,7 @@ HALF_SPEED_BYTES = 64e3
 
 
 @work_of(Family.TRANSFER)
-def transfer_work(table: CallTable, device: DeviceSpec) -> Work:
+def transfer_work(table: CallTable, device: DeviceSpec) -> KernelWork:
     """Bytes over PCIe or NVLink, or twice over the memory for a copy within the device, µs (``curves.link_us``).
 
     A copy to a peer uses all of a device's links, as behind a switch.
@@ -28,7 +28,7 @@ def transfer_work(table: CallTable, device: DeviceSpec) -> Work:
     peer = table.by_kind(lambda kind: float("ptop" in _plain(kind) or "peer" in kind)) > 0
     host = link_us(moved, device.host_gbps, HALF_SPEED_BYTES)
     other = np.where(peer, link_us(moved, peer_gbps, HALF_SPEED_BYTES), memory_us(2.0 * moved, device))
-    return Work(np.zeros(len(table)), np.where(within | peer, other, host), one(table))
+    return KernelWork(np.zeros(len(table)), np.where(within | peer, other, host), one(table))
 
 
 def _plain(kind: str) -> str:

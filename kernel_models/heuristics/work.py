@@ -1,4 +1,4 @@
-"""``Work``: what a family's calls cost at a device's published rates; a family adds one function that says so."""
+"""``KernelWork``: what a family's calls cost at a device's published rates; a family adds one function that says so."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tracer.arrays import Float64
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class KernelWork:
     """Times of n calls at published rates, µs [n]: of the arithmetic and of the memory traffic, which overlap.
 
     ``kernels`` [n] counts the kernels a call is known to be made of, each of which costs a device's kernel floor.
@@ -27,7 +27,7 @@ class Work:
     kernels: Float64
 
 
-WorkFunction = Callable[[CallTable, DeviceSpec], Work]
+WorkFunction = Callable[[CallTable, DeviceSpec], KernelWork]
 WORK: dict[Family, WorkFunction] = {}
 HOST_WORK: dict[Family, WorkFunction] = {}
 _MODULES = ("gemm", "convolution", "attention", "streaming", "embedding", "transfer", "on_host")
@@ -42,7 +42,7 @@ def work_of(*families: Family, on_host: bool = False) -> Callable[[WorkFunction]
     return register
 
 
-def work(table: CallTable, device: DeviceSpec) -> Work:
+def work(table: CallTable, device: DeviceSpec) -> KernelWork:
     """The work of calls; a family that registered nothing counts by its bytes and operations."""
     for name in _MODULES:
         import_module(f"kernel_models.heuristics.{name}")

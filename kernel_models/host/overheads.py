@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from kernel_models.host.segments import Intervals, Overhead, Segments, host_segments
+from kernel_models.host.segments import HostIntervals, Overhead, Segments, host_segments
 from tracer.arrays import Float64, Int64
 from tracer.decode import DecodeError, convert
 from tracer.errors import ForetraceError
@@ -97,7 +97,7 @@ class Recorded:
                         self.op, self.detail, self.step_names)
 
 
-def record(graph: ExecutionGraph, excluded: Intervals | None = None) -> Recorded:
+def record(graph: ExecutionGraph, excluded: HostIntervals | None = None) -> Recorded:
     """Segments of a graph and their names.
 
     Args:

@@ -58,7 +58,7 @@ _LABELS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Intervals:
+class HostIntervals:
     """Disjoint intervals of threads, sorted by (thread, start); ns of the graph's window, ``end_ns`` exclusive."""
 
     thread: Int64
@@ -66,7 +66,7 @@ class Intervals:
     end_ns: Int64
 
     @classmethod
-    def merged(cls, thread: npt.ArrayLike, start_ns: npt.ArrayLike, end_ns: npt.ArrayLike) -> Intervals:
+    def merged(cls, thread: npt.ArrayLike, start_ns: npt.ArrayLike, end_ns: npt.ArrayLike) -> HostIntervals:
         """Sort intervals, drop empty ones and join those that overlap."""
         threads, starts, ends = (np.asarray(a, np.int64) for a in (thread, start_ns, end_ns))
         kept = ends > starts
@@ -135,7 +135,7 @@ class Segments:
         return Segments(*(getattr(self, f.name)[rows] for f in fields(self)))
 
 
-def host_segments(graph: ExecutionGraph, excluded: Intervals | None = None) -> Segments:
+def host_segments(graph: ExecutionGraph, excluded: HostIntervals | None = None) -> Segments:
     """Cut the host threads of a graph into segments.
 
     Args:
@@ -158,7 +158,7 @@ def host_segments(graph: ExecutionGraph, excluded: Intervals | None = None) -> S
     duration = end - start
     if excluded is not None:
         duration = duration - excluded.within(thread, start, end)
-    profiled = Intervals.merged(graph.overheads.thread, graph.overheads.start_ns,
+    profiled = HostIntervals.merged(graph.overheads.thread, graph.overheads.start_ns,
                                 graph.overheads.start_ns + graph.overheads.duration_ns)
     duration = np.maximum(duration - profiled.within(thread, start, end), 0)
     return Segments(kind.astype(np.int8), op, before, call, thread, start, duration,
@@ -231,7 +231,7 @@ def _data_loading(graph: ExecutionGraph, kind: Int64, thread: Int64, start: Int6
     """T1 segments that the reader found to be data loading become ``DATA``."""
     gaps = graph.gaps
     loading = gaps.kind == GapKind.DATA_LOADING
-    data = Intervals.merged(gaps.thread[loading], gaps.start_ns[loading],
+    data = HostIntervals.merged(gaps.thread[loading], gaps.start_ns[loading],
                             (gaps.start_ns + gaps.duration_ns)[loading])
     mostly = data.within(thread, start, end) * 2 > end - start
     return np.where((kind == Overhead.BETWEEN_OPS) & mostly, Overhead.DATA, kind)

@@ -205,7 +205,7 @@ def _profiles(folder: Path) -> None:
     from kernel_models.learned.fit import Problem
     from kernel_models.learned.intervals import Intervals
     from kernel_models.op_call import Family
-    from kernel_models.profile import DeviceProfile, Entry, save_profile
+    from kernel_models.profile import DeviceProfile, ProfileEntry, save_profile
 
     spec = device("h200-sxm")
     problem = Problem.of(gemm_samples(60), spec)
@@ -213,8 +213,8 @@ def _profiles(folder: Path) -> None:
     predicted, done = problem.out_of_fold(quick, folds=2)
     model = problem.model(quick, Intervals.of(predicted[done], problem.measured_us[done]))
     save_profile(DeviceProfile(spec, [
-        Entry("boosted", model, None, "lib-1.0", 60, {"held_out": {"n": 3, "mape": 0.02}}),
-        Entry("roofline", RooflineModel(Family.NORM, spec), None, "lib-1.0", 20),
+        ProfileEntry("boosted", model, None, "lib-1.0", 60, {"held_out": {"n": 3, "mape": 0.02}}),
+        ProfileEntry("roofline", RooflineModel(Family.NORM, spec), None, "lib-1.0", 20),
     ], {"date": "2026-01-02", "data": ["law"]}), folder / "device.profile")
 
 

@@ -275,10 +275,10 @@ def test_reports_for_machines_and_pull_requests(kept: Path, tmp_path: Path, run:
 
 def test_names_that_others_wrote_break_neither_table_nor_xml() -> None:
     from graph_predictor.check.reports import junit_xml, markdown
-    from graph_predictor.check.verdict import Outcome
+    from graph_predictor.check.verdict import GateOutcome
 
     nasty = "a|b <img> `x` \x00\x1b[31m\n]]> &"
-    found = Outcome(nasty, [Verdict(nasty, nasty, Status.FAILED, 1, 2, "", nasty)], {nasty: [nasty]}, [nasty])
+    found = GateOutcome(nasty, [Verdict(nasty, nasty, Status.FAILED, 1, 2, "", nasty)], {nasty: [nasty]}, [nasty])
     suites = ElementTree.fromstring(junit_xml(found))
     assert suites[0].attrib["name"].startswith("a|b <img>")
     text = markdown(found)

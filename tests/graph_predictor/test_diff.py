@@ -17,7 +17,7 @@ from report_support import ROOT, real_trace
 from said import plain
 
 from graph_predictor.cli import main
-from graph_predictor.diff import Difference, Kind, diff_jobs
+from graph_predictor.diff import Difference, DifferenceKind, diff_jobs
 from graph_predictor.diff.align import align
 from graph_predictor.diff.step_tree import StepTree, _digests, _sizes
 from graph_predictor.prediction.replay import replay
@@ -35,7 +35,7 @@ def job(trace: Micro, folder: Path, name: str) -> Job:
     return Job([graph], 1)
 
 
-def us(difference: Difference) -> dict[tuple[Kind, str], float]:
+def us(difference: Difference) -> dict[tuple[DifferenceKind, str], float]:
     """Time of every part that moves the step, in µs."""
     assert sum(part.time_ns for part in difference.parts) == difference.total_ns
     return {(part.kind, part.what): part.time_ns / 1e3 for part in difference.parts if part.time_ns}
@@ -78,15 +78,17 @@ def two_kernels(second: float = 100, *, name: str = "gemm", shapes: object = Non
 
 
 @pytest.mark.parametrize(("after", "kind"), [
-    ({}, Kind.KERNEL_TIME), ({"name": "other_gemm"}, Kind.KERNELS),
-    ({"shapes": [[8, 16]]}, Kind.SHAPES), ({"types": ["c10::BFloat16"]}, Kind.TYPES)])
-def test_a_longer_kernel(tmp_path: Path, after: dict[str, object], kind: Kind) -> None:
+    ({}, DifferenceKind.KERNEL_TIME), ({"name": "other_gemm"}, DifferenceKind.KERNELS),
+    ({"shapes": [[8, 16]]}, DifferenceKind.SHAPES), ({"types": ["c10::BFloat16"]}, DifferenceKind.TYPES)])
+def test_a_longer_kernel(tmp_path: Path, after: dict[str, object], kind: DifferenceKind) -> None:
     """The second kernel takes 140 us for 100, and so does the step; what else changed says of what kind it is."""
     before = {key: {"shapes": [[8, 8]], "types": ["float"]}[key] for key in after if key in ("shapes", "types")}
     a, b = job(two_kernels(**before), tmp_path, "a"), job(two_kernels(140, **after), tmp_path, "b")
     found = diff_jobs(a, b, step="1")
     assert found.total_us == 40
-    assert us(found) == {(kind, "aten::second" if kind is not Kind.KERNELS else "aten::second: gemm → other_gemm"): 40}
+    assert us(found) == {
+        (kind, "aten::second" if kind is not DifferenceKind.KERNELS else "aten::second: gemm → other_gemm"): 40
+    }
     assert found.top()[0].kind is kind
     assert found.attributed == 1.0
     assert found.aligned == 1.0
@@ -98,15 +100,15 @@ def test_hidden_host_time_is_told_apart(tmp_path: Path) -> None:
     assert found.total_ns == 0
     assert us(found) == {}
     (part,) = found.hidden()
-    assert (part.kind, part.what, part.hidden_ns, part.time_ns) == (Kind.HOST, "aten::first", 50_000, 0)
+    assert (part.kind, part.what, part.hidden_ns, part.time_ns) == (DifferenceKind.HOST, "aten::first", 50_000, 0)
 
 
 def test_an_added_wait_for_the_device_comes_first(tmp_path: Path) -> None:
     """With the wait the host's work after it is no longer hidden: that part is said to have moved onto the path."""
     found = diff_jobs(job(two_kernels(), tmp_path, "a"), job(two_kernels(sync=1), tmp_path, "b"), step="1")
     assert found.total_us > 0
-    assert (found.top()[0].kind, found.top()[0].what) == (Kind.SYNC, "aten::item (only in B)")
-    assert us(found)[Kind.SHIFT, "host work"] > 0
+    assert (found.top()[0].kind, found.top()[0].what) == (DifferenceKind.SYNC, "aten::item (only in B)")
+    assert us(found)[DifferenceKind.SHIFT, "host work"] > 0
     back = diff_jobs(job(two_kernels(sync=1), tmp_path, "c"), job(two_kernels(), tmp_path, "d"), step="1")
     assert back.top()[0].what == "aten::item (only in A)"
 
@@ -129,9 +131,9 @@ def test_an_added_operation_has_the_pause_beside_it(tmp_path: Path) -> None:
     """30 us of its own, and 5 us of Python: there are two pauses where there was one."""
     more = [*BLOCK[:2], ("aten::layer_norm", 30.0), *BLOCK[2:]]
     found = diff_jobs(job(host_step(BLOCK), tmp_path, "a"), job(host_step(more), tmp_path, "b"))
-    assert us(found) == {(Kind.ADDED, "aten::layer_norm"): 35}
+    assert us(found) == {(DifferenceKind.ADDED, "aten::layer_norm"): 35}
     back = diff_jobs(job(host_step(more), tmp_path, "c"), job(host_step(BLOCK), tmp_path, "d"))
-    assert us(back) == {(Kind.REMOVED, "aten::layer_norm"): -35}
+    assert us(back) == {(DifferenceKind.REMOVED, "aten::layer_norm"): -35}
 
 
 def test_a_replaced_operation(tmp_path: Path) -> None:
@@ -139,7 +141,7 @@ def test_a_replaced_operation(tmp_path: Path) -> None:
     fused = [*BLOCK[:2], ("aten::scaled_dot_product_attention", 40.0), *BLOCK[2:]]
     found = diff_jobs(job(host_step(fused), tmp_path, "a"), job(host_step(parts), tmp_path, "b"))
     assert us(found) == {
-        (Kind.REPLACED, "aten::scaled_dot_product_attention → aten::matmul ×2, aten::softmax"): 40}
+        (DifferenceKind.REPLACED, "aten::scaled_dot_product_attention → aten::matmul ×2, aten::softmax"): 40}
     assert (found.parts[0].before_ns, found.parts[0].after_ns, found.parts[0].places) == (50_000, 90_000, 1)
 
 
@@ -150,13 +152,19 @@ def test_a_slower_machine_is_told_from_a_slower_operation(tmp_path: Path) -> Non
     assert found.host_ratio == pytest.approx(1.5)
     parts = us(found)
     # Six operations of 20 us and seven pauses of 5.
-    assert parts[Kind.WHOLE_HOST, "unchanged work"] == pytest.approx(6 * 10 + 7 * 2.5, abs=0.01)
-    assert parts[Kind.HOST, "aten::sum"] == pytest.approx(100, abs=0.01)
+    assert parts[DifferenceKind.WHOLE_HOST, "unchanged work"] == pytest.approx(6 * 10 + 7 * 2.5, abs=0.01)
+    assert parts[DifferenceKind.HOST, "aten::sum"] == pytest.approx(100, abs=0.01)
     # On one kind of machine its state is no cause in the program; on another it is one.
-    assert [(part.kind, part.certain_ns > 0) for part in found.top(2)] == [(Kind.HOST, True), (Kind.WHOLE_HOST, False)]
+    assert [(part.kind, part.certain_ns > 0) for part in found.top(2)] == [
+        (DifferenceKind.HOST, True),
+        (DifferenceKind.WHOLE_HOST, False),
+    ]
     other = diff_jobs(job(host_step(BLOCK), tmp_path, "c"), job(host_step(slower, 7.5), tmp_path, "d"),
                       one_machine=False)
-    assert [(part.kind, part.certain_ns > 0) for part in other.top(2)] == [(Kind.HOST, True), (Kind.WHOLE_HOST, True)]
+    assert [(part.kind, part.certain_ns > 0) for part in other.top(2)] == [
+        (DifferenceKind.HOST, True),
+        (DifferenceKind.WHOLE_HOST, True),
+    ]
 
 
 @pytest.mark.parametrize("gap_before", [0.0, 218e3])
@@ -178,10 +186,12 @@ def test_a_longer_gap_is_told_from_another_host(tmp_path: Path, ratio: float, ga
                       one_machine=False)
     parts = us(found)
     assert found.host_ratio == pytest.approx(ratio, rel=1e-3)
-    assert parts.pop((Kind.GAP, "before aten::sum")) == pytest.approx(31e3, abs=0.01)
-    assert parts.pop((Kind.WHOLE_HOST, "unchanged work"), 0) == pytest.approx((ratio - 1) * 20 * 6 * 20, abs=0.1)
+    assert parts.pop((DifferenceKind.GAP, "before aten::sum")) == pytest.approx(31e3, abs=0.01)
+    assert parts.pop((DifferenceKind.WHOLE_HOST, "unchanged work"), 0) == pytest.approx(
+        (ratio - 1) * 20 * 6 * 20, abs=0.1
+    )
     assert sum(map(abs, parts.values())) < 0.1
-    assert found.top()[0].kind is Kind.GAP
+    assert found.top()[0].kind is DifferenceKind.GAP
 
 
 def test_a_lock_in_one_operation_says_nothing_of_the_host(tmp_path: Path) -> None:
@@ -214,7 +224,7 @@ def test_what_holds_a_stream_back_hides_no_host_time(tmp_path: Path) -> None:
         return trace.step(at, launch + 300)
 
     found = diff_jobs(job(trace(100), tmp_path, "a"), job(trace(700), tmp_path, "b"), step="1")
-    assert us(found) == {(Kind.HOST, "aten::first"): 600}
+    assert us(found) == {(DifferenceKind.HOST, "aten::first"): 600}
 
 
 @pytest.mark.parametrize("profiled", [True, False])
@@ -243,7 +253,7 @@ def test_other_devices(before: str, after: str, host: float) -> None:
     found = diff_jobs(read_job(real_trace(before)), read_job(real_trace(after)))
     assert us(found)
     assert found.attributed >= 0.99
-    assert found.top()[0].kind is Kind.WHOLE_HOST
+    assert found.top()[0].kind is DifferenceKind.WHOLE_HOST
     assert found.host_ratio == pytest.approx(host, rel=0.05)
 
 

@@ -15,18 +15,18 @@ from planted import KINDS, record
 from graph_predictor.check import gate
 from graph_predictor.check.captures import find_captures
 from graph_predictor.check.machine import disturbance
-from graph_predictor.diff import Kind, diff_jobs
+from graph_predictor.diff import DifferenceKind, diff_jobs
 from tracer.job import read_job
 
 STEPS = 12
 ATTEMPTS = 3
 """A machine that is busy with something else may disturb one of two captures by more than what was planted."""
 NAMED = {
-    "layer_norm": (Kind.ADDED, "aten::layer_norm"),
-    "item": (Kind.SYNC, "aten::item ×32"),
-    "fusion": (Kind.REPLACED, "aten::scaled_dot_product_attention → aten::matmul ×2"),
-    "bucket": (Kind.COLLECTIVE, "c10d::allreduce_ (only in B)"),
-    "sleep": (Kind.LOADER, "fetching a batch"),
+    "layer_norm": (DifferenceKind.ADDED, "aten::layer_norm"),
+    "item": (DifferenceKind.SYNC, "aten::item ×32"),
+    "fusion": (DifferenceKind.REPLACED, "aten::scaled_dot_product_attention → aten::matmul ×2"),
+    "bucket": (DifferenceKind.COLLECTIVE, "c10d::allreduce_ (only in B)"),
+    "sleep": (DifferenceKind.LOADER, "fetching a batch"),
 }
 CAUGHT = {"layer_norm": "operations", "item": "values read by the host", "fusion": "operations",
           "bucket": "bytes communicated", "sleep": "step time"}

@@ -21,7 +21,7 @@ from graph_predictor.cli.options import SHARED
 from kernel_models.collectives import CommError, CommProfile, topology
 from kernel_models.device import FOLDER, DeviceError
 from kernel_models.device_choice import find_device, shape_device
-from tracer.shape_only.devices import Device
+from tracer.shape_only.devices import TracedDevice
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPTURE = str(ROOT / "traces" / "cpu-small")
@@ -114,7 +114,7 @@ def run(*arguments: object) -> Any:
 def test_a_device_of_ones_own_is_priced_and_traced_for(own_device: Path) -> None:
     spec = find_device(str(own_device))
     assert (spec.name, spec.memory_bandwidth_gbps) == ("my-gpu", 9600)
-    assert shape_device(spec) == Device("my-gpu", (9, 0), "nvidia", 141_000_000_000)
+    assert shape_device(spec) == TracedDevice("my-gpu", (9, 0), "nvidia", 141_000_000_000)
     assert shape_device(find_device("h200")) == "h200-sxm"
     times = [json.loads(run("price", "aten::add", "--shapes", "8192x8192,8192x8192", "--device", name, "--json").stdout)
              ["time_us"] for name in (own_device, "h200-sxm")]

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from graph_predictor.cli import app
 from graph_predictor.prediction.overheads import measure_overheads, recorded_overheads, step_events
 from kernel_models.host.overheads import ANY, HostOverheads, compare_hosts, fit_overheads, record
-from kernel_models.host.segments import Intervals, Overhead, host_segments
+from kernel_models.host.segments import HostIntervals, Overhead, host_segments
 from kernel_models.host.shared import HostEvents, SharedOverheads, host_class
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
@@ -40,7 +40,7 @@ def one_step(tmp_path: Path, scale: float = 1.0) -> ExecutionGraph:
     return trace.read(tmp_path)
 
 
-def totals_us(graph: ExecutionGraph, excluded: Intervals | None = None) -> dict[Overhead, float]:
+def totals_us(graph: ExecutionGraph, excluded: HostIntervals | None = None) -> dict[Overhead, float]:
     segments = host_segments(graph, excluded)
     inside = segments.step >= 0
     return {kind: float(segments.duration_ns[inside & (segments.kind == kind)].sum()) / 1e3
@@ -58,14 +58,14 @@ def test_excluded_time_is_taken_out_where_it_lies(tmp_path: Path) -> None:
     """65–75 lies in T1; 45–55 in T3; overlapping and empty intervals count once and not at all."""
     graph = one_step(tmp_path)
     thread = int(graph.steps.thread[0])
-    excluded = Intervals.merged([thread] * 4, [65_000, 70_000, 45_000, 5_000], [72_000, 75_000, 55_000, 5_000])
+    excluded = HostIntervals.merged([thread] * 4, [65_000, 70_000, 45_000, 5_000], [72_000, 75_000, 55_000, 5_000])
     found = totals_us(graph, excluded)
     assert found[Overhead.BETWEEN_OPS] == 128
     assert found[Overhead.AFTER_CALL] == 12
 
 
 def test_intervals_of_other_threads_do_not_count() -> None:
-    covered = Intervals.merged([1, 2], [10, 0], [20, 100])
+    covered = HostIntervals.merged([1, 2], [10, 0], [20, 100])
     assert covered.within(np.array([1, 2, 3]), np.array([0, 50, 0]), np.array([15, 60, 99])).tolist() == [5, 10, 0]
 
 

@@ -19,8 +19,8 @@ from graph_predictor.parallel.decoder import decoder_of
 from graph_predictor.parallel.estimate import Rates, estimate
 from graph_predictor.parallel.loads import Loads, loads_of, stage_parameters
 from graph_predictor.parallel.memory import in_flight, memory_of
-from graph_predictor.parallel.pieces import Pieces
-from graph_predictor.parallel.plan import ParallelPlan, Recompute, Schedule, Sharding, check_plan
+from graph_predictor.parallel.pieces import LayerPieces
+from graph_predictor.parallel.plan import ClusterPlan, Recomputation, Schedule, Sharding, check_plan
 from graph_predictor.parallel.schedule import bubble_share, order_of, simulate
 from graph_predictor.parallel.search import candidates, search
 from kernel_models.collectives import topology
@@ -32,8 +32,8 @@ RUNNER = CliRunner()
 
 
 @pytest.fixture(scope="module")
-def pieces() -> Pieces:
-    return Pieces(device("h200-sxm"))
+def pieces() -> LayerPieces:
+    return LayerPieces(device("h200-sxm"))
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +45,8 @@ def cluster() -> CollectiveModel:
     "dp=8,tp=4,microbatch=2,microbatches=16,sequence_parallel,tensor_overlap,recompute=full,sharding=1",
     "dp=1,microbatch=1,microbatches=8,overlap=false", "pp=4,microbatch=1,microbatches=8,chunks=2,schedule=interleaved"])
 def test_a_plan_is_read_as_it_is_written(text: str) -> None:
-    plan = ParallelPlan.parse(text)
-    assert ParallelPlan.parse(str(plan)) == plan
+    plan = ClusterPlan.parse(text)
+    assert ClusterPlan.parse(str(plan)) == plan
 
 
 @pytest.mark.parametrize(("text", "says"), [
@@ -55,14 +55,14 @@ def test_a_plan_is_read_as_it_is_written(text: str) -> None:
     ("dp=2,pp=2,sharding=3", "Sharded parameters with a pipeline"), ("cp=3", "cannot be split evenly by 2 cp=6")])
 def test_what_cannot_be_is_named(text: str, says: str, cluster: CollectiveModel) -> None:
     with pytest.raises(PlanError, match=says):
-        check_plan(ParallelPlan.parse(text), SHAPE, cluster.topology)
+        check_plan(ClusterPlan.parse(text), SHAPE, cluster.topology)
 
 
 @pytest.mark.parametrize("text", ["xp=2", "dp=two", "dp=0", "chunks=2", "sequence_parallel", "dp=2,dp=2",
                                   "pp=4,chunks=2,schedule=interleaved,microbatches=3", "sharding=4"])
 def test_what_is_no_plan_is_told(text: str) -> None:
     with pytest.raises(PlanError):
-        ParallelPlan.parse(text)
+        ClusterPlan.parse(text)
 
 
 @pytest.mark.parametrize("schedule", [Schedule.GPIPE, Schedule.ONE_F_ONE_B])
@@ -88,18 +88,18 @@ def test_the_slowest_stage_sets_the_pace_and_transfers_add_up() -> None:
     assert run.makespan == pytest.approx(1 + 0.5 + 60 + 0.5 + 1)
 
 
-def test_the_parts_of_a_step_add_up(pieces: Pieces, cluster: CollectiveModel) -> None:
+def test_the_parts_of_a_step_add_up(pieces: LayerPieces, cluster: CollectiveModel) -> None:
     for text in ("dp=2,microbatches=2", "dp=2,tp=2,pp=2,microbatches=4,sequence_parallel",
                  "dp=4,sharding=3,recompute=full", "dp=16,sharding=1,overlap=false"):
-        e = estimate(loads_of(ParallelPlan.parse(text), SHAPE, pieces, cluster))
+        e = estimate(loads_of(ClusterPlan.parse(text), SHAPE, pieces, cluster))
         parts = e.products + e.others + e.host + e.layers + e.pipeline + e.data + e.optimizer + e.fixed
         assert parts == pytest.approx(e.time_us, rel=1e-6), text
         assert e.low_us < e.time_us < e.high_us
 
 
 def test_overlapped_tensor_parallelism_waits_for_the_last_piece_of_its_reduce_scatters(
-        pieces: Pieces, cluster: CollectiveModel) -> None:
-    plan = ParallelPlan(tp=4, sequence_parallel=True)
+        pieces: LayerPieces, cluster: CollectiveModel) -> None:
+    plan = ClusterPlan(tp=4, sequence_parallel=True)
     plain, beside = (loads_of(replace(plan, tensor_overlap=overlap), SHAPE, pieces, cluster)
                      for overlap in (False, True))
     assert (plain.block_forward.count, plain.block_backward.count, plain.beside_forward.count) == (4, 6, 0)
@@ -114,15 +114,15 @@ def test_overlapped_tensor_parallelism_waits_for_the_last_piece_of_its_reduce_sc
         SHAPE.layers * (beside.beside_forward.us + beside.beside_backward.us) - (
             quick.layers - SHAPE.layers * beside.block_forward.us - _vocabulary(beside)), rel=0.02)
     with pytest.raises(PlanError, match="give sequence_parallel too"):
-        ParallelPlan(tp=4, tensor_overlap=True)
+        ClusterPlan(tp=4, tensor_overlap=True)
 
 
 def _vocabulary(loads: Loads) -> float:
     return loads.embedding_forward.us + loads.head_forward.us + loads.head_backward.us
 
 
-def test_a_host_that_costs_nothing_leaves_the_device(pieces: Pieces, cluster: CollectiveModel) -> None:
-    loads = loads_of(ParallelPlan(), SHAPE, pieces, cluster)
+def test_a_host_that_costs_nothing_leaves_the_device(pieces: LayerPieces, cluster: CollectiveModel) -> None:
+    loads = loads_of(ClusterPlan(), SHAPE, pieces, cluster)
     free = estimate(loads, Rates(host_us=0.0, host_collective_us=0.0))
     work = (loads.block.forward + loads.block.backward).times(SHAPE.layers)
     whole = work.us + sum(each.us for each in (loads.head.forward, loads.head.backward, loads.embedding.forward,
@@ -132,39 +132,41 @@ def test_a_host_that_costs_nothing_leaves_the_device(pieces: Pieces, cluster: Co
 
 
 def test_tensor_parallelism_has_two_collectives_a_block_and_half_the_products(
-        pieces: Pieces, cluster: CollectiveModel) -> None:
-    one, two = (loads_of(ParallelPlan(tp=tp), SHAPE, pieces, cluster) for tp in (1, 2))
+        pieces: LayerPieces, cluster: CollectiveModel) -> None:
+    one, two = (loads_of(ClusterPlan(tp=tp), SHAPE, pieces, cluster) for tp in (1, 2))
     assert (one.block_forward.count, two.block_forward.count, two.block_backward.count) == (0, 2, 2)
     assert two.block.forward.products < one.block.forward.products
-    spread = loads_of(ParallelPlan(tp=2, sequence_parallel=True), SHAPE, pieces, cluster)
+    spread = loads_of(ClusterPlan(tp=2, sequence_parallel=True), SHAPE, pieces, cluster)
     assert (spread.block_forward.count, spread.block_backward.count) == (4, 6)
 
 
 def test_parameters_are_all_on_some_stage_and_shared_evenly() -> None:
-    whole = stage_parameters(ParallelPlan(), SHAPE, 0)
+    whole = stage_parameters(ClusterPlan(), SHAPE, 0)
     assert whole == SHAPE.parameters
-    assert sum(stage_parameters(ParallelPlan(pp=4), SHAPE, stage) for stage in range(4)) == whole
+    assert sum(stage_parameters(ClusterPlan(pp=4), SHAPE, stage) for stage in range(4)) == whole
 
 
-def test_memory_shrinks_with_sharding_recomputation_and_shards(pieces: Pieces) -> None:
+def test_memory_shrinks_with_sharding_recomputation_and_shards(pieces: LayerPieces) -> None:
     def total(**values: object) -> float:
-        plan = ParallelPlan(**{"dp": 4, "microbatch": 2, "microbatches": 4, **values})  # type: ignore[arg-type]
+        plan = ClusterPlan(**{"dp": 4, "microbatch": 2, "microbatches": 4, **values})  # type: ignore[arg-type]
         return memory_of(plan, SHAPE, pieces).total
 
     zero = [total(sharding=each) for each in Sharding]
     assert zero == sorted(zero, reverse=True)
     assert len(set(zero)) == 4
-    assert total(recompute=Recompute.FULL) < total()
+    assert total(recompute=Recomputation.FULL) < total()
     assert total(tp=2) < total()
 
 
 def test_micro_batches_in_flight() -> None:
-    plan = ParallelPlan(pp=4, microbatches=8)
+    plan = ClusterPlan(pp=4, microbatches=8)
     assert [in_flight(plan, stage) for stage in range(4)] == [4, 3, 2, 1]
     assert in_flight(replace(plan, schedule=Schedule.GPIPE), 3) == 8
 
 
-def test_a_search_finds_every_plan_and_says_why_others_are_not_there(pieces: Pieces, cluster: CollectiveModel) -> None:
+def test_a_search_finds_every_plan_and_says_why_others_are_not_there(
+    pieces: LayerPieces, cluster: CollectiveModel
+) -> None:
     shape = replace(SHAPE, heads=2, kv_heads=2, layers=2)
     every = search(shape, 4, 4, pieces, cluster)
     limit = float(np.median([each.memory.total for each in every.plans]))
@@ -180,11 +182,11 @@ def test_a_search_finds_every_plan_and_says_why_others_are_not_there(pieces: Pie
     assert "2 layers cannot be split evenly by pp=4" in reasons
 
 
-def test_a_batch_of_billions_is_not_put_in_order(pieces: Pieces, cluster: CollectiveModel) -> None:
+def test_a_batch_of_billions_is_not_put_in_order(pieces: LayerPieces, cluster: CollectiveModel) -> None:
     with pytest.raises(PlanError, match="at most 262,144 micro-batches"):
         search(SHAPE, 4, 2**31, pieces, cluster)
     with pytest.raises(PlanError, match="more work to put in order"):
-        ParallelPlan(pp=4, microbatches=100_000)
+        ClusterPlan(pp=4, microbatches=100_000)
 
 
 def test_workloads_that_are_no_decoder_are_told() -> None:
@@ -245,14 +247,14 @@ CORE = 5 * 96 * 2048 / 12288
 def test_a_blocks_activations_are_those_of_the_literature(plan: str, factor: float) -> None:
     """Korthikanti et al. (2022), "Reducing Activation Recomputation", table 2: bytes a layer over s·b·h; one layer
     more or less, so that embedding and head do not count. What fused attention adds is a log-sum a row and head."""
-    pieces = Pieces(device("a100-sxm-80g"))
-    parsed = ParallelPlan.parse(f"microbatch=1,{plan}".strip(","))
+    pieces = LayerPieces(device("a100-sxm-80g"))
+    parsed = ClusterPlan.parse(f"microbatch=1,{plan}".strip(","))
     more, fewer = (memory_of(parsed, replace(GPT_175B, layers=layers), pieces).activations for layers in (3, 2))
     assert (more - fewer) / SBH == pytest.approx(factor, rel=2e-3)
 
 
 def test_full_recomputation_keeps_each_blocks_input() -> None:
     """2·s·b·h a layer (the same table)."""
-    pieces, parsed = Pieces(device("a100-sxm-80g")), ParallelPlan.parse("microbatch=1,tp=8,recompute=full")
+    pieces, parsed = LayerPieces(device("a100-sxm-80g")), ClusterPlan.parse("microbatch=1,tp=8,recompute=full")
     more, fewer = (memory_of(parsed, replace(GPT_175B, layers=layers), pieces).activations for layers in (3, 2))
     assert (more - fewer) / SBH == pytest.approx(2)

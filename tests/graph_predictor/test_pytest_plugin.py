@@ -17,7 +17,7 @@ from said import plain
 
 from foretrace import pytest_plugin
 from graph_predictor.check import step_store
-from graph_predictor.check.step_limits import Limits, predict_step
+from graph_predictor.check.step_limits import StepBounds, predict_step
 
 pytest_plugins = ["pytester"]
 Run = Callable[..., pytest.RunResult]
@@ -63,7 +63,7 @@ def imported() -> Iterator[None]:
     """
     names: dict[str, Any] = {}
     exec(STEP, names)
-    assert predict_step(names["build"](), Limits(device="h100-sxm")).figures.counts["launches"] > 0
+    assert predict_step(names["build"](), StepBounds(device="h100-sxm")).figures.counts["launches"] > 0
     assert step_store.VERSION == 1
     gc.freeze()
     yield

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from graph_predictor.cli import app
 from graph_predictor.comm.report import communication_report
 from graph_predictor.prediction.replay import replay
-from graph_predictor.reports.ranks import JobTimes, RankReport, rank_report, recorded_times
+from graph_predictor.reports.ranks import JobReport, JobTimes, rank_report, recorded_times
 from graph_predictor.reports.ranks.report import timed_graphs, waiting_ns
 from tracer.errors import ForetraceError
 from tracer.job import read_job
@@ -65,11 +65,11 @@ def pipeline() -> list[Micro]:
     return [first, second]
 
 
-def report_of(traces: list[Micro], folder: Path, step: str | None = "ProfilerStep#1") -> RankReport:
+def report_of(traces: list[Micro], folder: Path, step: str | None = "ProfilerStep#1") -> JobReport:
     return closing(rank_report(recorded_times(replay(read_ranks(traces, folder)), step)))
 
 
-def closing(report: RankReport) -> RankReport:
+def closing(report: JobReport) -> JobReport:
     """Every sum adds up to the nanosecond."""
     for row in report.ranks:
         assert row.busy_ns + row.exposed_ns + row.waiting_ns + row.bubble_ns + row.idle_ns == row.step_ns

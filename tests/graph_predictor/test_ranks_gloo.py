@@ -18,7 +18,7 @@ from graph_predictor.cli import app
 from graph_predictor.comm.host_collectives import with_host_collectives
 from graph_predictor.comm.report import communication_report
 from graph_predictor.prediction.replay import replay
-from graph_predictor.reports.ranks import RankReport, rank_report, recorded_times
+from graph_predictor.reports.ranks import JobReport, rank_report, recorded_times
 from tracer.graph import NONE
 from tracer.job import Job, read_job
 
@@ -71,7 +71,7 @@ def job(path: Path) -> Job:
 
 
 @pytest.fixture(scope="module")
-def found(job: Job) -> RankReport:
+def found(job: Job) -> JobReport:
     graphs = [with_host_collectives(graph) for graph in job.graphs]
     return rank_report(recorded_times(replay(graphs, residuals=True)))
 
@@ -84,7 +84,7 @@ def test_every_collective_has_the_range_that_did_it(job: Job) -> None:
         assert (graph.kernels.start_ns >= asked).all()
 
 
-def test_the_steps_are_as_recorded_and_their_parts_add_up(job: Job, found: RankReport) -> None:
+def test_the_steps_are_as_recorded_and_their_parts_add_up(job: Job, found: JobReport) -> None:
     """Ranks that a scheduler lets go one after the other are played back as ending together: steps move a bit."""
     counted = {step[0].name for step in found.times.windows}
     for row, graph in zip(found.ranks, job.graphs, strict=True):
@@ -94,7 +94,7 @@ def test_the_steps_are_as_recorded_and_their_parts_add_up(job: Job, found: RankR
         assert row.step_ns == pytest.approx(sum(recorded), rel=CLOSING)
 
 
-def test_the_rank_with_the_larger_batch_is_named_with_what_it_computes(found: RankReport) -> None:
+def test_the_rank_with_the_larger_batch_is_named_with_what_it_computes(found: JobReport) -> None:
     """Three quarters of the other rank's products are missing: they are most of what rank 1 computes longer.
 
     Steps on a busy machine differ, and a stalled one may put any operation among the names; not the first one.
@@ -109,7 +109,7 @@ def test_the_rank_with_the_larger_batch_is_named_with_what_it_computes(found: Ra
     assert found.late.more_ns > found.late.operations[0][1] > 0.2 * found.late.more_ns
 
 
-def test_the_path_across_ranks_names_operations(found: RankReport) -> None:
+def test_the_path_across_ranks_names_operations(found: JobReport) -> None:
     spent: dict[str, int] = {}
     for part in (part for stretch in found.path for part in stretch.parts):
         spent[part.operation] = spent.get(part.operation, 0) + part.time_ns

@@ -18,16 +18,16 @@ from typer.testing import CliRunner
 
 from graph_predictor.cli import app
 from graph_predictor.request.configuration import Configuration
-from graph_predictor.sweep import Axis, Goal, Space, SweepError, feasible, ranked, sweep
+from graph_predictor.sweep import Axis, Goal, SweepError, SweepSpace, feasible, ranked, sweep
 from graph_predictor.sweep import run as running
 from graph_predictor.sweep.files import write_plot, write_table
-from graph_predictor.sweep.run import Source
+from graph_predictor.sweep.run import SweepSource
 from tracer.errors import ForetraceError
 
 CAPTURE = str(Path(__file__).parents[2] / "traces" / "cpu-small")
-HERE = Source((CAPTURE,))
+HERE = SweepSource((CAPTURE,))
 HOSTS = Axis("host", (1.0, 0.5, 0.25))
-SMALL = Space((HOSTS, Axis("edits", ("none", "no-data-loading"))))
+SMALL = SweepSpace((HOSTS, Axis("edits", ("none", "no-data-loading"))))
 
 
 def _result(*arguments: str) -> Any:
@@ -35,7 +35,7 @@ def _result(*arguments: str) -> Any:
 
 
 def test_a_space_is_every_combination() -> None:
-    space = Space((Axis.sizes("batch=32:8,16"), Axis.texts("device", "b200, h200-sxm"),
+    space = SweepSpace((Axis.sizes("batch=32:8,16"), Axis.texts("device", "b200, h200-sxm"),
                    Axis.texts("world_size", "1,8")),
                   Configuration(host=0.5))
     points = list(space)
@@ -53,11 +53,11 @@ def test_a_space_is_every_combination() -> None:
     (lambda: Axis.texts("device", "b200,,"), "empty value"),
     (lambda: Axis.texts("host", "fast"), "no list of numbers"),
     (lambda: Axis.texts("colour", "red"), "cannot be swept"),
-    (lambda: Space((HOSTS, HOSTS)), "swept twice"),
-    (lambda: Space((Axis("parallel", ("ddp=2",)), Axis("world_size", (2,)))), "one of them"),
-    (lambda: Space((Axis("clock", tuple(range(1, 1002))), Axis("host", tuple(range(1, 1002))))), "the most"),
-    (lambda: list(Space((Axis("edits", ("warp-drive",)),))), "warp-drive"),
-    (lambda: list(Space((Axis("world_size", (0,)),))), "no number of ranks"),
+    (lambda: SweepSpace((HOSTS, HOSTS)), "swept twice"),
+    (lambda: SweepSpace((Axis("parallel", ("ddp=2",)), Axis("world_size", (2,)))), "one of them"),
+    (lambda: SweepSpace((Axis("clock", tuple(range(1, 1002))), Axis("host", tuple(range(1, 1002))))), "the most"),
+    (lambda: list(SweepSpace((Axis("edits", ("warp-drive",)),))), "warp-drive"),
+    (lambda: list(SweepSpace((Axis("world_size", (0,)),))), "no number of ranks"),
 ])
 def test_what_is_no_space_is_refused(make: Any, says: str) -> None:
     with pytest.raises(Exception, match=says) as error:
@@ -77,7 +77,7 @@ def test_rows_are_predictions() -> None:
 
 
 def test_what_cannot_be_done_is_named_and_not_priced() -> None:
-    found = sweep(HERE, Space((Axis("edits", ("none", "flash-attention")),)), jobs=1).table
+    found = sweep(HERE, SweepSpace((Axis("edits", ("none", "flash-attention")),)), jobs=1).table
     assert found["refused"][0] == "" and found["step_time_us"][0] > 0
     assert found["refused"][1] and pd.isna(found["step_time_us"][1])
     assert list(feasible(found).index) == [0]
@@ -103,7 +103,7 @@ def test_an_ended_sweep_goes_on_where_it_was(journal: Path, monkeypatch: pytest.
     done: list[Any] = []
     plain = running.row
     monkeypatch.setattr(running, "row", lambda *given: done.append(given[1].key) or plain(*given))
-    more = sweep(HERE, Space((Axis("host", (*HOSTS.values, 2.0)), SMALL.axes[1])), output=output, jobs=1)
+    more = sweep(HERE, SweepSpace((Axis("host", (*HOSTS.values, 2.0)), SMALL.axes[1])), output=output, jobs=1)
     assert more.resumed == 2 and len(done) == len(SMALL) and len(more.table) == len(SMALL) + 2
     pd.testing.assert_frame_equal(more.table[:len(SMALL)], sweep(HERE, SMALL, jobs=1).table)
 
@@ -139,7 +139,7 @@ def test_a_journal_of_something_else_is_refused(journal: Path) -> None:
     with pytest.raises(SweepError, match="another price"):
         sweep(HERE, SMALL, output=output, jobs=1, price_per_hour=2.0)
     with pytest.raises(SweepError, match="another options"):
-        sweep(HERE, Space(SMALL.axes, Configuration(kernels=2.0)), output=output, jobs=1)
+        sweep(HERE, SweepSpace(SMALL.axes, Configuration(kernels=2.0)), output=output, jobs=1)
     head, _, rest = journal.read_bytes().partition(b"\n")
     for broken, says in ((b"not a journal\n" + rest, "no journal"),
                          (head.replace(b'"foretrace_sweep":1', b'"foretrace_sweep":99') + b"\n" + rest, "newer"),
@@ -152,13 +152,13 @@ def test_a_journal_of_something_else_is_refused(journal: Path) -> None:
 
 @pytest.mark.slow
 def test_processes_give_what_one_gives() -> None:
-    space = Space((Axis("host", tuple(1 + i / 100 for i in range(20))),))
+    space = SweepSpace((Axis("host", tuple(1 + i / 100 for i in range(20))),))
     pd.testing.assert_frame_equal(sweep(HERE, space, jobs=2).table, sweep(HERE, space, jobs=1).table)
 
 
 def test_a_dask_cluster_gives_what_this_process_gives(tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed", reason="the extra 'cluster' is not installed")
-    space = Space((Axis("host", tuple(1 + i / 100 for i in range(20))),))
+    space = SweepSpace((Axis("host", tuple(1 + i / 100 for i in range(20))),))
     with distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None,
                                   local_directory=str(tmp_path)) as cluster:
         there = sweep(HERE, space, backend="dask", scheduler=cluster.scheduler_address, output=tmp_path / "t.csv")

@@ -18,8 +18,8 @@ from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.collectives import (
     CollectiveCall,
     CollectiveKind,
+    CollectiveMeasurements,
     CommProfile,
-    Measurements,
     Placement,
     Topology,
     make_measurements,
@@ -117,7 +117,7 @@ def test_two_networks_contradict_each_other_and_none_is_needed_without_collectiv
 
 
 def test_another_backend_is_priced_as_it_was_measured(pair: Baseline) -> None:
-    def flat(time_us: float, name: str) -> Measurements:
+    def flat(time_us: float, name: str) -> CollectiveMeasurements:
         return make_measurements([("all_reduce", "float", Placement((2,)), size, time_us)
                                   for size in (1024, 1 << 20, 4 * ELEMENTS, 1 << 30)], name)
 

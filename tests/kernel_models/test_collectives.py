@@ -22,7 +22,7 @@ from kernel_models.collectives import (
 )
 from kernel_models.collectives.contention import overlap_slowdown, share_links
 from kernel_models.collectives.datasheet import DatasheetModel, algorithm_label
-from kernel_models.collectives.formulas import Group, lines
+from kernel_models.collectives.formulas import RankGroup, lines
 from kernel_models.collectives.nccl_constants import Algorithm, Protocol
 from kernel_models.collectives.topology import networks, node_names, node_type, read_node
 from kernel_models.device import device
@@ -30,7 +30,7 @@ from kernel_models.device import device
 KINDS = list(CollectiveKind)
 
 
-def line(cluster: str, kind: CollectiveKind, group: Group, algorithm: Algorithm, protocol: Protocol):
+def line(cluster: str, kind: CollectiveKind, group: RankGroup, algorithm: Algorithm, protocol: Protocol):
     found = [way for way in lines(topology(cluster), kind, group)
              if way.algorithm is algorithm and way.protocol is protocol]
     assert len(found) == 1
@@ -74,21 +74,21 @@ def test_zero_bytes_take_no_time_but_a_barrier_takes_that_of_four_bytes():
 
 def test_a_ring_of_three_ranks():
     # 2(n-1) = 4 steps of 3.4 us after 8.4 us; 4/3 of the bytes over 300 * 0.8 * 0.92 GB/s.
-    way = line("dgx-a100", CollectiveKind.ALL_REDUCE, Group(3, 1, 3, 3), Algorithm.RING, Protocol.SIMPLE)
+    way = line("dgx-a100", CollectiveKind.ALL_REDUCE, RankGroup(3, 1, 3, 3), Algorithm.RING, Protocol.SIMPLE)
     assert way.latency_us == pytest.approx(8.4 + 4 * 3.4)
     assert way.us_per_byte == pytest.approx(4 / 3 / (300 * 0.8 * 0.92) * 1e-3)
 
 
 def test_a_gather_copies_its_own_part_too():
     # 2/3 of the bytes on the ring, 1/3 through 24 channels of 20 GB/s.
-    way = line("dgx-a100", CollectiveKind.ALL_GATHER, Group(3, 1, 3, 3), Algorithm.RING, Protocol.SIMPLE)
+    way = line("dgx-a100", CollectiveKind.ALL_GATHER, RankGroup(3, 1, 3, 3), Algorithm.RING, Protocol.SIMPLE)
     assert way.latency_us == pytest.approx(8.4 + 2 * 3.4)
     assert way.us_per_byte == pytest.approx((2 / 3 / 220.8 + 1 / 3 / 480) * 1e-3)
 
 
 def test_a_ring_over_two_nodes_has_network_steps():
     # 30 steps in all, 2 * 2 of them across: 6.6 + 26 * 0.6 + 4 * 2.7 with LL.
-    way = line("dgx-a100x2", CollectiveKind.ALL_REDUCE, Group(16, 2, 8, 8), Algorithm.RING, Protocol.LL)
+    way = line("dgx-a100x2", CollectiveKind.ALL_REDUCE, RankGroup(16, 2, 8, 8), Algorithm.RING, Protocol.LL)
     assert way.latency_us == pytest.approx(6.6 + 26 * 0.6 + 4 * 2.7)
 
 
@@ -96,19 +96,19 @@ def test_a_group_that_crosses_nodes_unevenly_is_held_up_by_its_narrowest_node():
     # Seven ranks here and one there: the one rank's card carries the ring, 25 GB/s less headers.
     cluster = topology("dgx-a100x2")
     assert cluster.node_gbps(1) == pytest.approx(25 * 0.994)
-    way = line("dgx-a100x2", CollectiveKind.ALL_REDUCE, Group(8, 2, 7, 1), Algorithm.RING, Protocol.SIMPLE)
+    way = line("dgx-a100x2", CollectiveKind.ALL_REDUCE, RankGroup(8, 2, 7, 1), Algorithm.RING, Protocol.SIMPLE)
     assert way.us_per_byte == pytest.approx(1.75 / (25 * 0.994 * 0.92) * 1e-3)
     # All-to-all: the single rank sends 7/8 of its bytes over its card; the seven send 7/8 over seven cards together.
-    way = line("dgx-a100x2", CollectiveKind.ALL_TO_ALL, Group(8, 2, 7, 1), Algorithm.DIRECT, Protocol.SIMPLE)
+    way = line("dgx-a100x2", CollectiveKind.ALL_TO_ALL, RankGroup(8, 2, 7, 1), Algorithm.DIRECT, Protocol.SIMPLE)
     assert way.us_per_byte == pytest.approx((7 / 8 / (25 * 0.994 * 0.92) + 1 / 8 / 480) * 1e-3)
     # A hierarchical all-reduce or one in the switch needs as many ranks on every node.
-    uneven = {w.algorithm for w in lines(topology("dgx-h100x2"), CollectiveKind.ALL_REDUCE, Group(8, 2, 7, 1))}
+    uneven = {w.algorithm for w in lines(topology("dgx-h100x2"), CollectiveKind.ALL_REDUCE, RankGroup(8, 2, 7, 1))}
     assert uneven == {Algorithm.RING, Algorithm.TREE}
 
 
 def test_a_hierarchical_all_reduce():
     # 2 * (8.4 + 3 * 3.4) inside, 8.4 + 2 * 14 across; 2 * 3/4 over NVLink and 2 * 1/2 over four cards.
-    way = line("dgx-a100x2", CollectiveKind.ALL_REDUCE, Group(8, 2, 4, 4), Algorithm.HIERARCHICAL, Protocol.SIMPLE)
+    way = line("dgx-a100x2", CollectiveKind.ALL_REDUCE, RankGroup(8, 2, 4, 4), Algorithm.HIERARCHICAL, Protocol.SIMPLE)
     assert way.latency_us == pytest.approx(2 * (8.4 + 3 * 3.4) + 8.4 + 28)
     assert way.us_per_byte == pytest.approx((1.5 / 220.8 + 1 / (4 * 25 * 0.994 * 0.92)) * 1e-3)
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from kernel_models.collectives import (
     CollectiveBatch,
     CollectiveKind,
+    CollectiveMeasurements,
     CommError,
     CommProfile,
     Level,
-    Measurements,
     Placement,
     make_measurements,
     topology,
@@ -26,7 +26,7 @@ from kernel_models.model import Source
 A100 = topology("dgx-a100")
 
 
-def rows(device: str = "", system: str = "", count: int = 3) -> Measurements:
+def rows(device: str = "", system: str = "", count: int = 3) -> CollectiveMeasurements:
     return make_measurements([("all_reduce", "half", Placement((8,)), 2.0**(10 + i), 10.0 + i) for i in range(count)],
                              device=device, system=system)
 

@@ -22,17 +22,25 @@ from kernel_models.collectives import (
     topology,
 )
 from kernel_models.collectives.curve import BLENDS, Curve, choose_blend
-from kernel_models.collectives.fitted import FittedModel, Pieces
+from kernel_models.collectives.fitted import CurvePieces, FittedModel
 from kernel_models.collectives.measured import MeasuredModel
-from kernel_models.collectives.measurements import Measurements, join
+from kernel_models.collectives.measurements import CollectiveMeasurements, join
 from kernel_models.collectives.tuner import backends_of, choose, crossovers, nccl_tuner_csv
 
 REDUCE = CollectiveKind.ALL_REDUCE
 
 
-def table(ranks: int = 8, alpha: float = 10.0, gbps: float = 100.0, backend: str = "nccl", first: int = 9,
-          last: int = 29,
-          dtype: str = "float16", kind: CollectiveKind = REDUCE, placement: Placement | None = None) -> Measurements:
+def table(
+    ranks: int = 8,
+    alpha: float = 10.0,
+    gbps: float = 100.0,
+    backend: str = "nccl",
+    first: int = 9,
+    last: int = 29,
+    dtype: str = "float16",
+    kind: CollectiveKind = REDUCE,
+    placement: Placement | None = None,
+) -> CollectiveMeasurements:
     """Measurements that are alpha + bytes / bandwidth exactly."""
     rows = [(kind, dtype, placement or Placement((ranks,)), 2.0**i, alpha + 2.0**i / gbps * 1e-3)
             for i in range(first, last + 1)]
@@ -116,14 +124,14 @@ def test_between_rank_counts_latency_goes_with_n_and_transfer_with_one_over_n():
 def test_pieces_find_the_sizes_where_the_protocol_changes():
     size = 2.0 ** np.arange(9, 30)
     true = np.where(size <= 2**16, 5 + size * 1e-4, np.where(size <= 2**21, 11 + size * 2e-5, 40 + size * 5e-6))
-    pieces = Pieces.fit(size, true)
+    pieces = CurvePieces.fit(size, true)
     assert pieces.latency_us == pytest.approx([5, 11, 40], rel=1e-6)
     assert pieces.us_per_byte == pytest.approx([1e-4, 2e-5, 5e-6], rel=1e-6)
     # The first two lines cross at 75 kB; the third lies below the second at once.
     assert pieces.upto == pytest.approx([75000, 2**21])
     assert pieces.at(size) == pytest.approx(true)
     # A drop at a switch is not believed: the next piece starts where the last ended.
-    falling = Pieces(np.array([100.0]), np.array([10.0, 1.0]), np.array([1.0, 0.1]))
+    falling = CurvePieces(np.array([100.0]), np.array([10.0, 1.0]), np.array([1.0, 0.1]))
     assert falling.at(np.array([100.0, 101.0, 2000.0])) == pytest.approx([110, 110, 201])
 
 
@@ -131,7 +139,7 @@ def test_two_parameters_follow_the_many_and_not_the_few():
     size = np.arange(1, 101) * 1e5
     time_us = 30 + size * 1e-4
     time_us[10:25] *= 2  # another protocol
-    pieces = Pieces.fit(size, time_us, most=1)
+    pieces = CurvePieces.fit(size, time_us, most=1)
     assert len(pieces.upto) == 0
     assert pieces.latency_us[0] == pytest.approx(30, rel=0.05) and pieces.us_per_byte[0] == pytest.approx(1e-4,
                                                                                                           rel=0.02)

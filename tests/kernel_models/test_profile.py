@@ -22,7 +22,7 @@ from kernel_models.pricing import price
 from kernel_models.profile import (
     VERSION,
     DeviceProfile,
-    Entry,
+    ProfileEntry,
     ProfileError,
     from_bytes,
     load_profile,
@@ -40,9 +40,9 @@ def profile() -> DeviceProfile:
     predicted, done = problem.out_of_fold(QUICK.scaled(0.2), folds=2)
     model = problem.model(QUICK.scaled(0.2), Intervals.of(predicted[done], problem.measured_us[done]))
     return DeviceProfile(H200, [
-        Entry("boosted", model, model, "lib-1.0", 400, {"held_out": {"n": 3, "mape": 0.02}}),
-        Entry("boosted", model, None, "lib-2.0"),
-        Entry("roofline", RooflineModel(Family.NORM, H200), None, "lib-1.0", 20),
+        ProfileEntry("boosted", model, model, "lib-1.0", 400, {"held_out": {"n": 3, "mape": 0.02}}),
+        ProfileEntry("boosted", model, None, "lib-2.0"),
+        ProfileEntry("roofline", RooflineModel(Family.NORM, H200), None, "lib-1.0", 20),
     ], {"date": "2026-01-02", "data": ["law"]})
 
 
@@ -89,8 +89,13 @@ def test_preferring_a_software(profile: DeviceProfile) -> None:
 
 
 def test_the_quick_form_takes_distilled_models(profile: DeviceProfile) -> None:
-    marked = DeviceProfile(H200, [Entry("roofline", RooflineModel(Family.NORM, H200), RooflineModel(Family.SORT, H200)),
-                                  Entry("roofline", RooflineModel(Family.GEMM, H200))])
+    marked = DeviceProfile(
+        H200,
+        [
+            ProfileEntry("roofline", RooflineModel(Family.NORM, H200), RooflineModel(Family.SORT, H200)),
+            ProfileEntry("roofline", RooflineModel(Family.GEMM, H200)),
+        ],
+    )
     assert marked.quick().families == [Family.GEMM, Family.SORT]
 
 

@@ -33,8 +33,8 @@ from tracer.errors import CaptureError  # noqa: E402
 from tracer.fake_world import (  # noqa: E402
     DataParallel,
     FakeWorldError,
+    MeshPlace,
     ParallelPlan,
-    Place,
     current_world,
     fake_launch,
     fake_world,
@@ -294,7 +294,7 @@ def test_plans_and_their_places() -> None:
     plan = parse_plan("fsdp2=2,tp=3,pp=4", 24)
     assert parse_plan(str(plan), 24) == plan
     assert [plan.rank(plan.place(rank)) for rank in range(24)] == list(range(24))
-    assert plan.place(17) == Place(pp=2, dp=1, tp=2)
+    assert plan.place(17) == MeshPlace(pp=2, dp=1, tp=2)
     assert list(plan.mesh.items()) == [("pp", 4), ("dp", 2), ("tp", 3)]
     with pytest.raises(FakeWorldError, match="no rank 24"):
         plan.place(24)

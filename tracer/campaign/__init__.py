@@ -23,11 +23,26 @@ from tracer.campaign.errors import CampaignError
 from tracer.campaign.items import Item, expand, parts
 from tracer.campaign.plan import Plan, packaged_plans, read_plan
 from tracer.campaign.results import ItemResult, Results
-from tracer.campaign.runner import Outcome, RunOptions, run, run_items
+from tracer.campaign.runner import CampaignOutcome, RunOptions, run, run_items
 from tracer.campaign.source import ItemSource, PlanItems, Setup
 from tracer.campaign.tables import read_kernels
 
 __all__ = [
-    "CampaignError", "Item", "ItemResult", "ItemSource", "Outcome", "Plan", "PlanItems", "Results", "RunOptions",
-    "Setup", "expand", "packaged_plans", "parts", "read_kernels", "read_plan", "run", "run_items",
+    "CampaignError",
+    "CampaignOutcome",
+    "Item",
+    "ItemResult",
+    "ItemSource",
+    "Plan",
+    "PlanItems",
+    "Results",
+    "RunOptions",
+    "Setup",
+    "expand",
+    "packaged_plans",
+    "parts",
+    "read_kernels",
+    "read_plan",
+    "run",
+    "run_items",
 ]

@@ -9,13 +9,13 @@ from typing import Any, Literal
 import msgspec
 
 from tracer.campaign.errors import CampaignError
-from tracer.campaign.families import FAMILIES, Family
+from tracer.campaign.families import FAMILIES, CampaignFamily
 from tracer.campaign.grid import combinations, spread
 from tracer.campaign.plan import KernelEntry, Plan, WorkloadEntry
 from tracer.errors import ForetraceError
 from tracer.workloads import Settings, as_plain, configure, split
 from tracer.workloads.registry import HELD_OUT_ONE_IN
-from tracer.workloads.settings import Role
+from tracer.workloads.settings import SizeRole
 
 Split = Literal["fit", "held-out"]
 _ID_LETTERS = 12
@@ -111,7 +111,9 @@ def rehearsed(item: Item) -> Item:
     if item.kind == "kernel":
         return msgspec.structs.replace(item, settings=FAMILIES[item.name].tiny(item.settings))
     settings = configure(item.name, **item.settings)
-    modes = {setting.name: item.settings[setting.name] for setting in settings.listed() if setting.role is Role.MODE}
+    modes = {
+        setting.name: item.settings[setting.name] for setting in settings.listed() if setting.role is SizeRole.MODE
+    }
     tiny = configure(item.name, preset="tiny", **{**modes, "device": "cpu"})
     return msgspec.structs.replace(item, settings=as_plain(tiny))
 
@@ -122,7 +124,7 @@ def kernel_item(family: str, settings: dict[str, Any], *, seconds: float, priori
                 side(FAMILIES[family], settings), priority, seconds)
 
 
-def side(family: Family, settings: dict[str, Any]) -> Split:
+def side(family: CampaignFamily, settings: dict[str, Any]) -> Split:
     """The side of a micro-benchmark: that of its *shape group*.
 
     The rule of ``tracer.workloads.split`` on the text ``gemm batch=1 k=64 …``: the family and its sizes, sorted;

@@ -63,7 +63,7 @@ class RunOptions:
 
 
 @dataclass
-class Outcome:
+class CampaignOutcome:
     """What a run did. ``left`` items did not fit into its time, ``unwritten`` ones not into its megabytes."""
 
     results: list[ItemResult]
@@ -74,7 +74,7 @@ class Outcome:
     stopped: str = ""
 
 
-def run(plan: Plan, out: str | os.PathLike[str], options: RunOptions) -> Outcome:
+def run(plan: Plan, out: str | os.PathLike[str], options: RunOptions) -> CampaignOutcome:
     """Run a plan, or go on with it.
 
     Raises:
@@ -84,7 +84,7 @@ def run(plan: Plan, out: str | os.PathLike[str], options: RunOptions) -> Outcome
     return run_items(PlanItems(plan, options.part), out, options)
 
 
-def run_items(source: ItemSource, out: str | os.PathLike[str], options: RunOptions) -> Outcome:
+def run_items(source: ItemSource, out: str | os.PathLike[str], options: RunOptions) -> CampaignOutcome:
     """Run what a source gives, or go on with it; ``options.part`` is the source's own matter.
 
     Raises:
@@ -110,7 +110,7 @@ class _Run:
         self._used: int | None = None
         self._new: list[ItemResult] = []
 
-    def go(self) -> Outcome:
+    def go(self) -> CampaignOutcome:
         results, source = self._results, self._source
         results.open(self._setup.name, self._setup.description, resume=self._options.resume,
                      rehearsal=self._options.rehearse)
@@ -123,7 +123,7 @@ class _Run:
                 with _disk(results.path):
                     self._begin(workers)
                 stopped = self._run_all(workers)
-            return Outcome(self._new, source.planned(), before, source.left(), time.monotonic() - self._started,
+            return CampaignOutcome(self._new, source.planned(), before, source.left(), time.monotonic() - self._started,
                            stopped)
         finally:
             workers.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracer.campaign.errors import CampaignError
-from tracer.campaign.families import FAMILIES, Family
+from tracer.campaign.families import FAMILIES, CampaignFamily
 from tracer.input_file import open_input
 from tracer.parquet_input import read_parquet
 
@@ -71,7 +71,7 @@ def quickest_visits(frame: pandas.DataFrame) -> pandas.DataFrame:
     return found
 
 
-def describe(family: Family) -> dict[str, tuple[str, str]]:
+def describe(family: CampaignFamily) -> dict[str, tuple[str, str]]:
     """Columns of a family's table: name → (type, what it is)."""
     return {
         **_COMMON,
@@ -142,7 +142,7 @@ def _content(path: Path) -> pyarrow.Table:
         return read_parquet(stream)
 
 
-def _schema(family: Family) -> pyarrow.Schema:
+def _schema(family: CampaignFamily) -> pyarrow.Schema:
     import pyarrow
 
     types = {"string": pyarrow.string(), "int32": pyarrow.int32(), "int64": pyarrow.int64(), "bool": pyarrow.bool_(),

@@ -24,7 +24,7 @@ _NO_TENSOR = frozenset({"", "Scalar", "ScalarList", "GenericList", "None", "Bool
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RecordedCall:
     """A collective call of the profile.
 
     Attributes:
@@ -51,14 +51,14 @@ def _is_in_place(operator: str) -> bool:
     return collective_kind(operator) in SAME_SIZE
 
 
-def call_of(graph: ExecutionGraph, row: int, operator: str) -> Call:
+def call_of(graph: ExecutionGraph, row: int, operator: str) -> RecordedCall:
     """The call in a row of ``graph.ops``."""
     try:
         shapes, dtypes = (json.loads(graph.string(int(column[row]))) for column in (graph.ops.shapes, graph.ops.dtypes))
         sizes = [size for shape, dtype in zip(shapes, dtypes, strict=True) for size in _sizes(shape, dtype)]
-        return Call(operator, sum(sizes) if sizes else -1)
+        return RecordedCall(operator, sum(sizes) if sizes else -1)
     except (ValueError, TypeError):
-        return Call(operator)
+        return RecordedCall(operator)
 
 
 def _sizes(shape: Any, dtype: str) -> list[int]:
@@ -67,7 +67,7 @@ def _sizes(shape: Any, dtype: str) -> list[int]:
     return [] if dtype in _NO_TENSOR else [math.prod(shape)]
 
 
-def align(calls: Sequence[Call], notes: Sequence[dict[str, Any]]) -> list[dict[str, Any] | None]:
+def align(calls: Sequence[RecordedCall], notes: Sequence[dict[str, Any]]) -> list[dict[str, Any] | None]:
     """The note of each call, ``None`` where it has none or it could be either of two that differ."""
     first = _leftmost(calls, notes)
     last = [None if place is None else len(notes) - 1 - place
@@ -79,7 +79,7 @@ def align(calls: Sequence[Call], notes: Sequence[dict[str, Any]]) -> list[dict[s
     return found
 
 
-def _leftmost(calls: Sequence[Call], notes: Sequence[dict[str, Any]]) -> list[int | None]:
+def _leftmost(calls: Sequence[RecordedCall], notes: Sequence[dict[str, Any]]) -> list[int | None]:
     """Of the longest alignments in order the leftmost: the place of each call's note."""
     found: list[int | None] = [None] * len(calls)
     begin = 0

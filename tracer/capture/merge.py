@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypedDict, cast
 import msgspec
 import numpy as np
 
-from tracer.capture.align import Call, align, call_of
+from tracer.capture.align import RecordedCall, align, call_of
 from tracer.decode import DecodeError, from_json
 from tracer.errors import TraceError
 from tracer.fill import string_coder
@@ -81,7 +81,7 @@ def _only_group(groups: object, noted: list[dict[str, Any]]) -> dict[str, Any] |
     return {"group": name, "ranks": ranks} if all(row["group"] == name for row in noted) else None
 
 
-def _in_group(group: dict[str, Any], call: Call) -> dict[str, Any]:
+def _in_group(group: dict[str, Any], call: RecordedCall) -> dict[str, Any]:
     """What is known of a call that nothing was noted of, but whose group is."""
     kind = collective_kind(call.operator)
     known: dict[str, Any] = {**group, "kind": kind}
@@ -128,7 +128,9 @@ def _described(graph: ExecutionGraph, calls: list[tuple[int, str]], noted: list[
     found = [by_operator[operator][place] if step in alike else None
              for step, place, (_, operator) in zip(steps, places, calls, strict=True)]
     unlike = set(range(len(graph.steps))) - alike
-    known: dict[tuple[Call, ...], list[dict[str, Any] | None]] = {}  # steps that differ are often alike themselves
+    known: dict[
+        tuple[RecordedCall, ...], list[dict[str, Any] | None]
+    ] = {}  # steps that differ are often alike themselves
     for step in sorted(unlike):
         rows = [index for index, each in enumerate(steps) if each == step]
         made = tuple(call_of(graph, *calls[index]) for index in rows)

@@ -22,7 +22,7 @@ class CaptureWarning(UserWarning):
     """A capture ended without everything it was asked for."""
 
 
-class Phase(Enum):
+class CapturePhase(Enum):
     """Where a capture is."""
 
     NEW = "not entered"

@@ -18,14 +18,14 @@ import numpy as np
 
 from tracer.capture.counting import BY_CALL, BY_FUNCTION, Counting
 from tracer.capture.interruption import uninterrupted
-from tracer.capture.options import CaptureOptions, CaptureWarning, Phase
+from tracer.capture.options import CaptureOptions, CapturePhase, CaptureWarning
 from tracer.capture.recorder import Recorder, refuse_another_profiler, synchronize
 from tracer.capture_layout import COLLECTIVES, EXECUTION_TRACE, what_it_holds, window_name
 from tracer.errors import CaptureError
 
 if TYPE_CHECKING:
     from tracer.capture.collectives import CollectiveNotes
-    from tracer.capture.output import Part
+    from tracer.capture.output import CapturePart
 
 Result = TypeVar("Result")
 Batch = TypeVar("Batch")
@@ -57,10 +57,10 @@ class Capture:
         self.recording = False
         self.unprofiled_step_ns: list[int] = []
         self.profiled_step_ns: list[int] = []
-        self._phase = Phase.NEW
+        self._phase = CapturePhase.NEW
         self._warm = 0
         self._started_ns = 0
-        self._output: Part | None = None
+        self._output: CapturePart | None = None
         self._recorder: Recorder | None = None
         self._notes: CollectiveNotes | None = None
         self.facts: dict[str, Any] = {}
@@ -106,7 +106,7 @@ class Capture:
 
     def __enter__(self) -> Capture:
         global _running
-        if self._phase is not Phase.NEW:
+        if self._phase is not CapturePhase.NEW:
             raise CaptureError("A capture runs once; make another with tracer.capture(…).")
         if _running is not None:
             raise CaptureError(f"A capture into {_running.out} is already running in this process, and captures do not "
@@ -119,7 +119,7 @@ class Capture:
         except BaseException:
             self._leave_world()
             raise
-        self._phase = Phase.WARMUP
+        self._phase = CapturePhase.WARMUP
         _running = self
         try:
             self._next_phase()
@@ -152,7 +152,7 @@ class Capture:
             world.__exit__(None, None, None)
 
     def _end(self, kind: type[BaseException] | None) -> None:
-        if self.finished or self._phase is Phase.NEW:
+        if self.finished or self._phase is CapturePhase.NEW:
             return
         ended = self._how_it_ended(kind)
         try:
@@ -173,7 +173,7 @@ class Capture:
         """
         if self.finished:
             return
-        if self._phase is Phase.NEW:
+        if self._phase is CapturePhase.NEW:
             raise _not_begun("step")
         try:
             self._end_step()
@@ -193,7 +193,7 @@ class Capture:
         Raises:
             CaptureError: the capture was not entered, and decorates no function: it would record nothing.
         """
-        if self._phase is Phase.NEW and self.counting is BY_CALL:
+        if self._phase is CapturePhase.NEW and self.counting is BY_CALL:
             raise _not_begun("wrap")
         from torch.utils.data import DataLoader
 
@@ -216,7 +216,7 @@ class Capture:
         def step_function(*args: Any, **kwargs: Any) -> Result:
             if self.finished:
                 return function(*args, **kwargs)
-            if self._phase is Phase.NEW:
+            if self._phase is CapturePhase.NEW:
                 self.__enter__()
                 atexit.register(self._at_exit, os.getpid())
             try:
@@ -233,17 +233,17 @@ class Capture:
         if pid == os.getpid():  # not in a forked data loader
             self.__exit__(None, None, None)
 
-    def _part(self, world: tuple[int, int] | None = None) -> Part:
+    def _part(self, world: tuple[int, int] | None = None) -> CapturePart:
         from tracer.capture.context import fake_world_here, rank_and_world
-        from tracer.capture.output import Part
+        from tracer.capture.output import CapturePart
 
         world = world or fake_world_here()
         world_size, rank = world or rank_and_world()[::-1]
         told = {"fake_world": True, "world_size": world_size, **self.facts} if world is not None else None
-        return Part(self.out, rank, self.options.replace, world_size, told)
+        return CapturePart(self.out, rank, self.options.replace, world_size, told)
 
     def _end_step(self) -> None:
-        if self._phase is Phase.WARMUP:
+        if self._phase is CapturePhase.WARMUP:
             refuse_another_profiler()
             self._warm += 1
             if self._warm < self.options.warmup:
@@ -252,7 +252,7 @@ class Capture:
         else:
             synchronize()
             elapsed = time.perf_counter_ns() - self._started_ns
-            if self._phase is Phase.TIMED:
+            if self._phase is CapturePhase.TIMED:
                 refuse_another_profiler()
                 self.unprofiled_step_ns.append(elapsed)
             else:
@@ -262,11 +262,11 @@ class Capture:
     def _next_phase(self) -> None:
         """Go on to the next phase if the present one has all its steps (it may have none)."""
         options = self.options
-        if self._phase is Phase.WARMUP and self._warm >= options.warmup:
-            self._phase = Phase.TIMED
-        if self._phase is Phase.TIMED and len(self.unprofiled_step_ns) >= options.timed:
+        if self._phase is CapturePhase.WARMUP and self._warm >= options.warmup:
+            self._phase = CapturePhase.TIMED
+        if self._phase is CapturePhase.TIMED and len(self.unprofiled_step_ns) >= options.timed:
             self._begin_profile()
-        elif self._phase is Phase.PROFILED and self._recorder is not None and self._recorder.is_over:
+        elif self._phase is CapturePhase.PROFILED and self._recorder is not None and self._recorder.is_over:
             self._finish("")
 
     def _begin_profile(self) -> None:
@@ -280,7 +280,7 @@ class Capture:
             self._output = None  # another rank's from now on
             self._output = self._part()
         self._memory = peak_memory()  # before the profiler takes its own
-        self._phase = Phase.PROFILED
+        self._phase = CapturePhase.PROFILED
         # Written now too, so that even a killed process leaves its measured steps.
         self._output.write_context(self._context("it was stopped from outside during the profiled steps."))
         self._recorder = Recorder(self._output.scratch, self.options)
@@ -333,14 +333,14 @@ class Capture:
         finally:
             self._close()
 
-    def _store_execution_trace(self, output: Part, source: Path, unfinished: str) -> None:
+    def _store_execution_trace(self, output: CapturePart, source: Path, unfinished: str) -> None:
         # A capture that ended early may not have come to the window that has it.
         if source.exists() or (not self.ended and self.options.execution_trace != "none"):
             output.store_trace(source, EXECUTION_TRACE, unfinished)
 
     def _abandon(self, error: CaptureError) -> None:
         """Close after an error of the capture itself; what was measured keeps its context, with the true reason."""
-        if self._phase is Phase.DONE:
+        if self._phase is CapturePhase.DONE:
             return
         self.ended = str(error)
         self._stop_recorder()
@@ -366,7 +366,7 @@ class Capture:
         if _running is self:
             _running = None
         self.finished, self.recording = True, False
-        self._phase = Phase.DONE
+        self._phase = CapturePhase.DONE
         self._stop_recorder()
         if self._output is not None:
             self._output.close()

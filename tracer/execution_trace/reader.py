@@ -13,7 +13,7 @@ import numpy as np
 from tracer.errors import TraceError
 from tracer.execution_trace.comms import comm_node, process_groups
 from tracer.execution_trace.model import COMM_NODE, NONE, PROCESS_GROUP_NODE, ExecutionTrace
-from tracer.kineto.source import Source
+from tracer.kineto.source import TraceSource
 
 KNOWN_SCHEMAS = frozenset({"1.0.1", "1.0.2", "1.0.3", "1.0.4", "1.1.0", "1.1.1"})
 
@@ -106,7 +106,7 @@ def read_execution_trace(path: str | os.PathLike[str]) -> ExecutionTrace:
         TraceError: the file is missing, empty, truncated, not JSON, not an execution trace, or of a schema whose
             fields this version cannot read.
     """
-    source = Source(path)
+    source = TraceSource(path)
     label = source.name
     data = b"".join(source.blocks())
     if source.damage:

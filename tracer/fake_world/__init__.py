@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tracer.fake_world.errors import FakeWorldError
 from tracer.fake_world.fit import check_plan
-from tracer.fake_world.plan import DataParallel, ParallelPlan, Place, check_world, parse_plan
+from tracer.fake_world.plan import DataParallel, MeshPlace, ParallelPlan, check_world, parse_plan
 from tracer.lazy import lazily
 
 if TYPE_CHECKING:
@@ -31,8 +31,18 @@ _HOMES = {
 }
 
 __all__ = [
-    "DataParallel", "FakeWorldError", "ParallelPlan", "Place", "check_plan", "check_world", "current_world",
-    "fake_launch", "fake_world", "parallelize", "parse_plan", "rank_classes",
+    "DataParallel",
+    "FakeWorldError",
+    "MeshPlace",
+    "ParallelPlan",
+    "check_plan",
+    "check_world",
+    "current_world",
+    "fake_launch",
+    "fake_world",
+    "parallelize",
+    "parse_plan",
+    "rank_classes",
 ]
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)

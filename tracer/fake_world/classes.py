@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tracer.fake_world.fit import check_plan, stage_sizes
-from tracer.fake_world.plan import DataParallel, ParallelPlan, Place
+from tracer.fake_world.plan import DataParallel, MeshPlace, ParallelPlan
 from tracer.rank_classes import RankClass, spans
 from tracer.workloads.settings import OptimizerKind, Settings
 
@@ -40,7 +40,7 @@ def rank_classes(plan: ParallelPlan, settings: Settings) -> list[RankClass]:
             for dp in range(plan.dp):
                 rows = _rows(local, plan.dp, dp) + _rows(experts, plan.dp // plan.ep, dp // plan.ep) if (
                     plan.kind is DataParallel.FSDP2) else ()
-                found.setdefault((pp, *local, rows), []).append(plan.rank(Place(pp, dp, tp)))
+                found.setdefault((pp, *local, rows), []).append(plan.rank(MeshPlace(pp, dp, tp)))
     ordered = sorted(found.values(), key=min)
     return [RankClass(spans(ranks), row) for row, ranks in enumerate(ordered)]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tracer.fake_world.errors import FakeWorldError
-from tracer.fake_world.plan import ParallelPlan, Place
+from tracer.fake_world.plan import MeshPlace, ParallelPlan
 from tracer.workloads.data import StepBatch
 from tracer.workloads.precision import autocast, parameter_dtype, tf32
 from tracer.workloads.settings import DtypeMode
@@ -22,7 +22,7 @@ class PipelineWorkload(Workload):
     batch; the first stage uses its inputs, the last its targets.
     """
 
-    def __init__(self, whole: Workload, stage: nn.Module, plan: ParallelPlan, place: Place, group: Any) -> None:
+    def __init__(self, whole: Workload, stage: nn.Module, plan: ParallelPlan, place: MeshPlace, group: Any) -> None:
         """``stage`` is the module, wrapped or sharded already; ``group`` the process group of the stages."""
         try:
             from torch.distributed.pipelining import PipelineStage, Schedule1F1B

@@ -31,7 +31,7 @@ class DataParallel(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MeshPlace:
     """Where a rank stands: its place in each dimension of the plan."""
 
     pp: int
@@ -97,13 +97,13 @@ class ParallelPlan:
         used = {"pp": self.pp > 1, "dp": self.kind is not DataParallel.NONE, "tp": self.tp > 1}
         return {name: size for name, size in sizes.items() if used[name]} or {"dp": 1}
 
-    def place(self, rank: int) -> Place:
+    def place(self, rank: int) -> MeshPlace:
         """Where a rank stands. Raises ``FakeWorldError`` if there is no such rank."""
         if not 0 <= rank < self.world_size:
             raise FakeWorldError(f"There is no rank {rank} in a plan of {self.world_size} ranks.")
-        return Place(rank // (self.dp * self.tp), rank // self.tp % self.dp, rank % self.tp)
+        return MeshPlace(rank // (self.dp * self.tp), rank // self.tp % self.dp, rank % self.tp)
 
-    def rank(self, place: Place) -> int:
+    def rank(self, place: MeshPlace) -> int:
         """The rank that stands there."""
         return (place.pp * self.dp + place.dp) * self.tp + place.tp
 

@@ -26,9 +26,9 @@ from tracer.kineto.columns import Collector
 from tracer.kineto.devices import base_time_ns, fill_meta
 from tracer.kineto.events import Args
 from tracer.kineto.gaps import find_gaps
-from tracer.kineto.linking import DeviceWork, adopt_gradient_sums, classify, count_losses, link
+from tracer.kineto.linking import LinkedWork, adopt_gradient_sums, classify, count_losses, link
 from tracer.kineto.modules import module_paths
-from tracer.kineto.names import ANNOTATION_NAME, COLLECTIVE_KERNEL, Group, sync_kind
+from tracer.kineto.names import ANNOTATION_NAME, COLLECTIVE_KERNEL, NameGroup, sync_kind
 from tracer.kineto.nesting import Nesting, host_order, innermost, nest
 from tracer.kineto.phases import phases
 from tracer.kineto.steps import find_steps, step_of
@@ -49,7 +49,7 @@ def build_graph(collected: Collector, metadata: dict[str, Any], is_list: bool, s
     _infer_era(meta, collected)
 
     texts = list(collected.strings)
-    work = DeviceWork(kernels.kind, kernels.device, kernels.stream, kernels.start_ns, kernels.correlation)
+    work = LinkedWork(kernels.kind, kernels.device, kernels.stream, kernels.start_ns, kernels.correlation)
     kernels.launch = link(work, calls, _process_numbers(collected, calls.thread))
     calls.kind = classify(calls, texts, kernels.launch, kernels.kind)
     count_losses(loss, work, calls, texts, kernels.launch, bool((kernels.launch >= 0).any()))
@@ -65,7 +65,7 @@ def build_graph(collected: Collector, metadata: dict[str, Any], is_list: bool, s
     if linked.any():
         kernels.step = np.where(linked, calls.step[launch], NONE).astype(np.int32)
 
-    modules = collected.finish(Group.PYTHON)
+    modules = collected.finish(NameGroup.PYTHON)
     modules["start"] = modules["start"] - first
     paths = module_paths(modules, collected.strings, ops.thread, ops.start_ns, nesting.end)
     ops.module = np.where(paths >= 0, paths, ops.module).astype(np.int32)
@@ -100,7 +100,7 @@ def _by_row(comms: list[tuple[int, Args]], rank: np.ndarray) -> dict[int, Args]:
 
 
 def _operations(collected: Collector, first: int) -> tuple[OpTable, Nesting, np.ndarray]:
-    raw = collected.finish(Group.OPERATION)
+    raw = collected.finish(NameGroup.OPERATION)
     raw["start"] -= first
     order = host_order(raw["thread"], raw["start"], raw["duration"], raw["order"])
     rows = {name: column[order] for name, column in raw.items()}
@@ -122,7 +122,7 @@ def _operations(collected: Collector, first: int) -> tuple[OpTable, Nesting, np.
 
 
 def _calls(collected: Collector, first: int, ops: OpTable, nesting: Nesting) -> LaunchTable:
-    raw = collected.finish(Group.CALL)
+    raw = collected.finish(NameGroup.CALL)
     raw["start"] -= first
     order = host_order(raw["thread"], raw["start"], raw["duration"], None)
     calls = LaunchTable.empty(len(order))
@@ -142,7 +142,7 @@ def _calls(collected: Collector, first: int, ops: OpTable, nesting: Nesting) -> 
 
 
 def _device_work(collected: Collector, first: int) -> tuple[KernelTable, np.ndarray]:
-    raw = collected.finish(Group.DEVICE)
+    raw = collected.finish(NameGroup.DEVICE)
     raw["start"] -= first
     order = np.lexsort((raw["stream"], raw["device"], raw["start"]))
     kernels = KernelTable.empty(len(order))
@@ -171,7 +171,7 @@ def _extent(text: str) -> tuple[int, int, int]:
 
 
 def _syncs(collected: Collector, first: int, calls: LaunchTable, texts: list[str]) -> SyncTable:
-    raw = collected.finish(Group.SYNC)
+    raw = collected.finish(NameGroup.SYNC)
     order = np.argsort(raw["start"], kind="stable")
     syncs = SyncTable.empty(len(order))
     syncs.start_ns, syncs.duration_ns = raw["start"][order] - first, raw["duration"][order]
@@ -188,7 +188,7 @@ def _syncs(collected: Collector, first: int, calls: LaunchTable, texts: list[str
 
 
 def _overheads(collected: Collector, first: int) -> OverheadTable:
-    raw = collected.finish(Group.OVERHEAD)
+    raw = collected.finish(NameGroup.OVERHEAD)
     order = np.argsort(raw["start"], kind="stable")
     return OverheadTable(raw["name"][order], raw["thread"][order], raw["start"][order] - first, raw["duration"][order])
 

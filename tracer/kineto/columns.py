@@ -12,7 +12,7 @@ import numpy as np
 
 from tracer.graph import NONE, LossReport
 from tracer.kineto.events import ABSENT, NO_ARGS, Args, Event
-from tracer.kineto.names import CATEGORY_GROUPS, DEVICE_KINDS, IGNORED_CATEGORIES, OTHER_PHASES, Group
+from tracer.kineto.names import CATEGORY_GROUPS, DEVICE_KINDS, IGNORED_CATEGORIES, OTHER_PHASES, NameGroup
 from tracer.kineto.numbers import int32_column, int64_column, nanoseconds
 
 MODULE_PREFIX = "nn.Module: "
@@ -75,7 +75,7 @@ def _text(value: Any) -> str:
 
 
 @dataclass
-class Columns:
+class EventColumns:
     """Named int columns of one group, gathered chunk by chunk."""
 
     parts: dict[str, list[np.ndarray]] = field(default_factory=lambda: defaultdict(list))
@@ -97,20 +97,20 @@ class Columns:
 
 
 _COMMON = {"start": np.int64, "duration": np.int64, "name": np.int32}
-GROUP_COLUMNS: dict[Group, dict[str, Any]] = {
-    Group.OPERATION: {
+GROUP_COLUMNS: dict[NameGroup, dict[str, Any]] = {
+    NameGroup.OPERATION: {
         **_COMMON, "thread": np.int32, "order": np.int64, "annotation": np.bool_, "sequence": np.int64,
         "forward_thread": np.int64, "external_id": np.int64, "record_id": np.int64, "shapes": np.int32,
         "dtypes": np.int32, "strides": np.int32, "scalars": np.int32, "module": np.int32},
-    Group.CALL: {**_COMMON, "thread": np.int32, "correlation": np.int64},
-    Group.DEVICE: {
+    NameGroup.CALL: {**_COMMON, "thread": np.int32, "correlation": np.int64},
+    NameGroup.DEVICE: {
         **_COMMON, "kind": np.int8, "device": np.int64, "stream": np.int64, "correlation": np.int64,
         "grid": np.int32, "block": np.int32, "registers": np.int32, "shared_bytes": np.int32, "bytes": np.int64},
-    Group.SYNC: {
+    NameGroup.SYNC: {
         **_COMMON, "kind_text": np.int32, "stream": np.int64, "correlation": np.int64, "wait_stream": np.int64,
         "record_correlation": np.int64},
-    Group.OVERHEAD: {**_COMMON, "thread": np.int32},
-    Group.PYTHON: {**_COMMON, "thread": np.int32},
+    NameGroup.OVERHEAD: {**_COMMON, "thread": np.int32},
+    NameGroup.PYTHON: {**_COMMON, "thread": np.int32},
 }
 
 
@@ -135,7 +135,7 @@ class Collector:
         """JSON texts of launch grids and blocks, apart from the graph's strings."""
         self._json = JsonInterner(self.strings)
         self._extents = JsonInterner(self.extents)
-        self._columns: dict[Group, Columns] = {group: Columns() for group in GROUP_COLUMNS}
+        self._columns: dict[NameGroup, EventColumns] = {group: EventColumns() for group in GROUP_COLUMNS}
         self._order = 0
 
     def add(self, events: list[Event]) -> None:
@@ -154,37 +154,39 @@ class Collector:
                 self.unknown[f"phase {event.ph!r}"] += 1
         self.flow_categories |= flows
         self.categories.update(buckets)
-        groups: dict[Group, list[tuple[str | None, list[Event]]]] = defaultdict(list)
+        groups: dict[NameGroup, list[tuple[str | None, list[Event]]]] = defaultdict(list)
         for category, found in buckets.items():
             if category not in CATEGORY_GROUPS and category not in IGNORED_CATEGORIES:
                 self.unknown[f"category {category!r}"] += len(found)
-            groups[CATEGORY_GROUPS.get(category, Group.IGNORED)].append((category, found))
-        hosts = groups.pop(Group.OPERATION, []) + [(None, found) for _, found in groups.pop(Group.ANNOTATION, [])]
+            groups[CATEGORY_GROUPS.get(category, NameGroup.IGNORED)].append((category, found))
+        hosts = groups.pop(NameGroup.OPERATION, []) + [
+            (None, found) for _, found in groups.pop(NameGroup.ANNOTATION, [])
+        ]
         for category, found in hosts:
             self._add_operations(found, annotation=category is None)
         for group, parts in groups.items():
             for category, found in parts:
-                if group is Group.CALL:
+                if group is NameGroup.CALL:
                     self._add_calls(found)
-                elif group is Group.DEVICE:
+                elif group is NameGroup.DEVICE:
                     self._add_device(found, DEVICE_KINDS.get(category, 0))
-                elif group is Group.SYNC:
+                elif group is NameGroup.SYNC:
                     self._add_syncs(found)
-                elif group is Group.OVERHEAD:
-                    self._add_plain(found, Group.OVERHEAD)
-                elif group is Group.PYTHON:
+                elif group is NameGroup.OVERHEAD:
+                    self._add_plain(found, NameGroup.OVERHEAD)
+                elif group is NameGroup.PYTHON:
                     self._add_python(found)
 
-    def finish(self, group: Group) -> dict[str, np.ndarray]:
+    def finish(self, group: NameGroup) -> dict[str, np.ndarray]:
         """The columns of a group (times in absolute nanoseconds of the trace's clock)."""
         return self._columns[group].finish(GROUP_COLUMNS[group])
 
-    def reach(self, group: Group, name: str) -> int:
+    def reach(self, group: NameGroup, name: str) -> int:
         """Largest less smallest value of a column gathered so far; 0 where there is none."""
         parts = [part for part in self._columns[group].parts.get(name, ()) if len(part)]
         return max(int(p.max()) for p in parts) - min(int(p.min()) for p in parts) if parts else 0
 
-    def restore(self, group: Group, columns: dict[str, np.ndarray]) -> None:
+    def restore(self, group: NameGroup, columns: dict[str, np.ndarray]) -> None:
         """Put columns back that ``finish`` handed over."""
         self._columns[group].extend(**columns)
 
@@ -219,7 +221,7 @@ class Collector:
     def _add_operations(self, events: list[Event], annotation: bool) -> None:
         events, start, duration = self._timed(events)
         args = [event.args or NO_ARGS for event in events]
-        base = self._columns[Group.OPERATION].rows
+        base = self._columns[NameGroup.OPERATION].rows
         self.operation_comms += [(base + i, a) for i, a in enumerate(args) if a.collective]
         order = int64_column([a.event_index for a in args])
         if len(order) and (order < 0).all():
@@ -235,7 +237,7 @@ class Collector:
         if len(shapes) and (shapes == NONE).all():
             shapes = json([a.dims_2020 for a in args])
         modules = [a.modules for a in args]
-        self._columns[Group.OPERATION].extend(
+        self._columns[NameGroup.OPERATION].extend(
             **self._common(events, threads=True), start=start, duration=duration, order=order,
             annotation=np.full(len(events), annotation), external_id=external,
             sequence=int64_column([a.sequence for a in args]),
@@ -249,13 +251,13 @@ class Collector:
     def _add_calls(self, events: list[Event]) -> None:
         events, start, duration = self._timed(events)
         correlation = int64_column([event.args.correlation if event.args else NONE for event in events])
-        self._columns[Group.CALL].extend(
+        self._columns[NameGroup.CALL].extend(
             **self._common(events, threads=True), start=start, duration=duration, correlation=correlation)
 
     def _add_device(self, events: list[Event], kind: int) -> None:
         events, start, duration = self._timed(events, positive=True)
         args = [event.args or NO_ARGS for event in events]
-        base = self._columns[Group.DEVICE].rows
+        base = self._columns[NameGroup.DEVICE].rows
         self.device_comms += [(base + i, a) for i, a in enumerate(args) if a.collective]
         device = int64_column([a.device for a in args])
         stream = int64_column([a.stream for a in args])
@@ -263,7 +265,7 @@ class Collector:
             device[row] = _number(events[row].pid)
         for row in np.flatnonzero(stream == NONE):
             stream[row] = _number(events[row].tid)
-        self._columns[Group.DEVICE].extend(
+        self._columns[NameGroup.DEVICE].extend(
             **self._common(events, threads=False), start=start, duration=duration,
             kind=np.full(len(events), kind, np.int8), device=device, stream=stream,
             correlation=int64_column([a.correlation for a in args]),
@@ -275,21 +277,21 @@ class Collector:
         events, start, duration = self._timed(events)
         args = [event.args or NO_ARGS for event in events]
         texts = [a.sync_kind or event.name for a, event in zip(args, events, strict=True)]
-        self._columns[Group.SYNC].extend(
+        self._columns[NameGroup.SYNC].extend(
             **self._common(events, threads=False), start=start, duration=duration,
             kind_text=self.strings.codes(texts), stream=_absent(int64_column([a.stream for a in args])),
             correlation=int64_column([a.correlation for a in args]),
             wait_stream=_absent(int64_column([a.wait_stream for a in args])),
             record_correlation=_absent(int64_column([a.record_correlation for a in args])))
 
-    def _add_plain(self, events: list[Event], group: Group) -> None:
+    def _add_plain(self, events: list[Event], group: NameGroup) -> None:
         events, start, duration = self._timed(events)
         self._columns[group].extend(**self._common(events, threads=True), start=start, duration=duration)
 
     def _add_python(self, events: list[Event]) -> None:
         self.python_events += len(events)
         modules = [event for event in events if event.name.startswith(MODULE_PREFIX)]
-        self._add_plain(modules, Group.PYTHON)
+        self._add_plain(modules, NameGroup.PYTHON)
         rest = [event for event in events if not event.name.startswith(MODULE_PREFIX)]
         self._timed(rest)  # they bound the window
 

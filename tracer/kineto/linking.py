@@ -23,7 +23,7 @@ ENGINE_PAUSE_NS = 200_000
 
 
 @dataclass(slots=True)
-class DeviceWork:
+class LinkedWork:
     """The columns of device work that linking needs, in one row order (times in nanoseconds from the window)."""
 
     kind: np.ndarray
@@ -33,7 +33,7 @@ class DeviceWork:
     correlation: np.ndarray
 
 
-def link(work: DeviceWork, calls: LaunchTable, processes: np.ndarray) -> np.ndarray:
+def link(work: LinkedWork, calls: LaunchTable, processes: np.ndarray) -> np.ndarray:
     """The launching call of each piece of device work, ``NONE`` for orphans.
 
     Correlation ids are unique within one process. Where several calls share one (several processes in a file, a
@@ -152,7 +152,7 @@ def adopt_gradient_sums(calls: LaunchTable, ops: OpTable) -> int:
     return adopted
 
 
-def count_losses(loss: LossReport, work: DeviceWork, calls: LaunchTable, strings: list[str], launch: np.ndarray,
+def count_losses(loss: LossReport, work: LinkedWork, calls: LaunchTable, strings: list[str], launch: np.ndarray,
                  window_has_calls: bool) -> None:
     """Fill the counts of orphans and of launches without device work."""
     orphan = launch < 0

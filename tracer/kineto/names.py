@@ -8,7 +8,7 @@ from enum import IntEnum
 from tracer.graph import KernelKind, LaunchKind, SyncKind
 
 
-class Group(IntEnum):
+class NameGroup(IntEnum):
     """Which table an event's category feeds."""
 
     IGNORED = 0
@@ -21,15 +21,32 @@ class Group(IntEnum):
     PYTHON = 7
 
 
-CATEGORY_GROUPS: dict[str | None, Group] = {
-    "cpu_op": Group.OPERATION, "Operator": Group.OPERATION, "mtia_op": Group.OPERATION,
-    "user_annotation": Group.ANNOTATION,
-    "cuda_runtime": Group.CALL, "cuda_driver": Group.CALL, "Runtime": Group.CALL, "hip_runtime": Group.CALL,
-    "hip_driver": Group.CALL, "xpu_runtime": Group.CALL, "xpu_driver": Group.CALL, "mtia_runtime": Group.CALL,
-    "privateuse1_runtime": Group.CALL, "privateuse1_driver": Group.CALL, "glow_runtime": Group.CALL,
-    "kernel": Group.DEVICE, "Kernel": Group.DEVICE, "gpu_memcpy": Group.DEVICE, "Memcpy": Group.DEVICE,
-    "gpu_memset": Group.DEVICE, "Memset": Group.DEVICE, "concurrent_kernel": Group.DEVICE,
-    "cuda_sync": Group.SYNC, "overhead": Group.OVERHEAD, "python_function": Group.PYTHON,
+CATEGORY_GROUPS: dict[str | None, NameGroup] = {
+    "cpu_op": NameGroup.OPERATION,
+    "Operator": NameGroup.OPERATION,
+    "mtia_op": NameGroup.OPERATION,
+    "user_annotation": NameGroup.ANNOTATION,
+    "cuda_runtime": NameGroup.CALL,
+    "cuda_driver": NameGroup.CALL,
+    "Runtime": NameGroup.CALL,
+    "hip_runtime": NameGroup.CALL,
+    "hip_driver": NameGroup.CALL,
+    "xpu_runtime": NameGroup.CALL,
+    "xpu_driver": NameGroup.CALL,
+    "mtia_runtime": NameGroup.CALL,
+    "privateuse1_runtime": NameGroup.CALL,
+    "privateuse1_driver": NameGroup.CALL,
+    "glow_runtime": NameGroup.CALL,
+    "kernel": NameGroup.DEVICE,
+    "Kernel": NameGroup.DEVICE,
+    "gpu_memcpy": NameGroup.DEVICE,
+    "Memcpy": NameGroup.DEVICE,
+    "gpu_memset": NameGroup.DEVICE,
+    "Memset": NameGroup.DEVICE,
+    "concurrent_kernel": NameGroup.DEVICE,
+    "cuda_sync": NameGroup.SYNC,
+    "overhead": NameGroup.OVERHEAD,
+    "python_function": NameGroup.PYTHON,
 }
 """`gpu_user_annotation` echoes the host's annotations on the device and is left out on purpose."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from tracer.kineto.columns import GROUP_COLUMNS, Collector
-from tracer.kineto.names import Group
+from tracer.kineto.names import NameGroup
 
 MAX_WINDOW_NS = 7 * 24 * 3600 * 10**9
 """No profiler window lasts a week: buffers hold minutes at most."""
@@ -44,15 +44,15 @@ def drop_outliers(collected: Collector) -> None:
 
 def drop_excess(collected: Collector) -> None:
     """Drop and count the events of streams and threads beyond those a process can have, in order of appearance."""
-    if (collected.reach(Group.DEVICE, "stream") >= MOST_STREAMS
-            or collected.reach(Group.DEVICE, "device") >= _MOST_DEVICES):
-        found = collected.finish(Group.DEVICE)
+    if (collected.reach(NameGroup.DEVICE, "stream") >= MOST_STREAMS
+            or collected.reach(NameGroup.DEVICE, "device") >= _MOST_DEVICES):
+        found = collected.finish(NameGroup.DEVICE)
         device, stream = (np.unique(found[name], return_inverse=True)[1].reshape(-1) for name in ("device", "stream"))
         _, first, place = np.unique(device * len(stream) + stream, return_index=True, return_inverse=True)
         order = np.empty(len(first), np.int64)
         order[np.argsort(first)] = np.arange(len(first))
         keep = order[place.reshape(-1)] < MOST_STREAMS
-        _restore(collected, Group.DEVICE, found, keep)
+        _restore(collected, NameGroup.DEVICE, found, keep)
         _tell(collected, keep, f"on streams beyond the first {MOST_STREAMS:,}")
     if len(collected.threads.keys_in_order) <= MOST_THREADS:
         return
@@ -72,11 +72,11 @@ def _tell(collected: Collector, keep: np.ndarray, where: str) -> None:
         collected.loss.notes.append(f"{dropped} events {where} were dropped: no process has so many.")
 
 
-def _restore(collected: Collector, group: Group, found: dict[str, np.ndarray], keep: np.ndarray) -> \
+def _restore(collected: Collector, group: NameGroup, found: dict[str, np.ndarray], keep: np.ndarray) -> \
         dict[str, np.ndarray]:
     """Put the kept rows of a group back."""
     row = np.cumsum(keep) - 1
-    for owner, comms in ((Group.OPERATION, collected.operation_comms), (Group.DEVICE, collected.device_comms)):
+    for owner, comms in ((NameGroup.OPERATION, collected.operation_comms), (NameGroup.DEVICE, collected.device_comms)):
         if owner is group:
             comms[:] = [(int(row[old]), args) for old, args in comms if keep[old]]
     kept = {name: column[keep] for name, column in found.items()}

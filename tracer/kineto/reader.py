@@ -13,7 +13,7 @@ from tracer.kineto.build import build_graph
 from tracer.kineto.chunks import EventStream
 from tracer.kineto.columns import Collector
 from tracer.kineto.outliers import drop_excess, drop_outliers
-from tracer.kineto.source import Source
+from tracer.kineto.source import TraceSource
 
 LEAST_STORED_BYTES, _FREE_EVENTS = 2, 1 << 20
 """More events than one for so many bytes of the file, and than the free ones, were not recorded by a profiler."""
@@ -37,7 +37,7 @@ def read_kineto(source: str | os.PathLike[str], *,
         TraceError: the file is missing, empty, no profiler trace, or too damaged to hold a single event.
     """
     loss = LossReport()
-    opened = Source(source, progress)
+    opened = TraceSource(source, progress)
     stream = EventStream(opened.blocks(), opened.name, loss)
     collector = Collector(loss)
     with _collection_paused():
@@ -60,7 +60,7 @@ def read_kineto(source: str | os.PathLike[str], *,
         return build_graph(collector, stream.metadata, stream.is_list, opened.name)
 
 
-def _check(collector: Collector, stream: EventStream, source: Source) -> None:
+def _check(collector: Collector, stream: EventStream, source: TraceSource) -> None:
     loss = collector.loss
     if collector.first_ns is not None:
         return
@@ -78,7 +78,7 @@ def _check(collector: Collector, stream: EventStream, source: Source) -> None:
     raise TraceError(f"{source.name} holds nothing to read: {why}. Check that it is a profiler trace, or record again.")
 
 
-def _note_damage(stream: EventStream, source: Source, loss: LossReport) -> None:
+def _note_damage(stream: EventStream, source: TraceSource, loss: LossReport) -> None:
     lost = f"{loss.events_read} events before that were recovered"
     if source.damage:
         loss.notes.append(f"The file is damaged: {source.damage}; {lost}, "

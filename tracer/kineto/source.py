@@ -28,7 +28,7 @@ MOST_EXPANSION, _FREE_BYTES = 200, 64 << 20
 Progress = Callable[[int, int], None]
 
 
-class Source:
+class TraceSource:
     """One trace file. ``blocks()`` yields its text in pieces of at most ``BLOCK_BYTES``.
 
     ``damage`` says afterwards, in words, what was wrong with the compressed stream; empty when nothing was.

@@ -30,7 +30,7 @@ _AMD = ("mi210", "mi250", "mi300x")
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class TracedDevice:
     """A device by name.
 
     Attributes:
@@ -61,9 +61,9 @@ class Device:
 
 
 _DEVICES = {
-    CPU: Device(CPU, (0, 0), "cpu"),
-    **{name: Device(name, capability, "nvidia") for capability, names in _NVIDIA.items() for name in names},
-    **{name: Device(name, (9, 4) if name == "mi300x" else (9, 0), "amd") for name in _AMD},
+    CPU: TracedDevice(CPU, (0, 0), "cpu"),
+    **{name: TracedDevice(name, capability, "nvidia") for capability, names in _NVIDIA.items() for name in names},
+    **{name: TracedDevice(name, (9, 4) if name == "mi300x" else (9, 0), "amd") for name in _AMD},
 }
 
 
@@ -72,9 +72,9 @@ def device_names() -> list[str]:
     return list(_DEVICES)
 
 
-def find_device(name: str | Device) -> Device:
+def find_device(name: str | TracedDevice) -> TracedDevice:
     """The device of a name. Raises ``ShapeOnlyError`` if there is none."""
-    if isinstance(name, Device):
+    if isinstance(name, TracedDevice):
         return name
     if name not in _DEVICES:
         raise ShapeOnlyError(f"There is no device {name!r}; choose one of {', '.join(_DEVICES)}.")

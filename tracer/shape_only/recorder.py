@@ -36,7 +36,7 @@ _IGNORED = frozenset({"prim", "prims", "profiler"})
 _COLLECTIVES = ("c10d", "_c10d_functional", "_dtensor")
 
 
-class Columns:
+class OperatorColumns:
     """What is noted of each operation; string columns hold numbers into ``strings``."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class OperatorRecorder(TorchDispatchMode):
 
     def __init__(self, tracker: MemoryTracker, modules: ModuleStack, rules: dict[Any, Any], placement: Any) -> None:
         super().__init__()
-        self.columns = Columns()
+        self.columns = OperatorColumns()
         self.tracker = tracker
         self.modules = modules
         self.notes = CollectiveNotes()

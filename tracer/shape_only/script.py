@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from tracer.graph import ExecutionGraph
-from tracer.shape_only.devices import Device
+from tracer.shape_only.devices import TracedDevice
 from tracer.shape_only.errors import ShapeOnlyError
 from tracer.shape_only.trace import trace_step
 
 
-def trace_script(target: str, device: str | Device = "h200-sxm", *, world_size: int | None = None, rank: int = 0,
+def trace_script(target: str, device: str | TracedDevice = "h200-sxm", *, world_size: int | None = None, rank: int = 0,
                  arguments: Mapping[str, int] | None = None) -> ExecutionGraph:
     """Trace the step that ``SCRIPT.py:FUNCTION`` returns; arguments as ``trace_step``.
 

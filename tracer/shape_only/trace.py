@@ -16,13 +16,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 from tracer.shape_only.assemble import assemble, new_meta
-from tracer.shape_only.devices import Device, find_device
+from tracer.shape_only.devices import TracedDevice, find_device
 from tracer.shape_only.errors import ShapeOnlyError, explained, function_line, unexplained
 from tracer.shape_only.memory import MemoryTracker, resize_watch
 from tracer.shape_only.modules import ModuleStack
 from tracer.shape_only.recorder import OperatorRecorder
 from tracer.shape_only.substitutions import CPU, GPU, Site, host_data, installed
-from tracer.shape_only.substitutions.placement import Placement
+from tracer.shape_only.substitutions.placement import DevicePlacement
 
 if TYPE_CHECKING:
     from tracer.fake_world import ParallelPlan
@@ -33,7 +33,7 @@ Step = Callable[[], Any]
 
 
 def trace_step(
-    fn: Callable[[], Step], device: str | Device = "h200-sxm", *, world_size: int | None = None, rank: int = 0,
+    fn: Callable[[], Step], device: str | TracedDevice = "h200-sxm", *, world_size: int | None = None, rank: int = 0,
     steps: int = 1, warmup: int | None = None, source: str = "",
 ) -> ExecutionGraph:
     """Trace a training step by shapes alone.
@@ -73,7 +73,7 @@ def trace_step(
 
 
 def trace_workload(
-    settings: Settings, device: str | Device = "h200-sxm", *, world_size: int | None = None, rank: int = 0,
+    settings: Settings, device: str | TracedDevice = "h200-sxm", *, world_size: int | None = None, rank: int = 0,
     parallel: ParallelPlan | str | None = None, steps: int = 1, warmup: int | None = None,
 ) -> ExecutionGraph:
     """Trace a step of a workload of the suite, on its device whatever ``settings.device`` says.
@@ -119,8 +119,15 @@ def trace_workload(
     return graph
 
 
-def trace_job(settings: Settings, device: str | Device = "h200-sxm", *, world_size: int, parallel: ParallelPlan | str,
-              steps: int = 1, warmup: int | None = None) -> Job:
+def trace_job(
+    settings: Settings,
+    device: str | TracedDevice = "h200-sxm",
+    *,
+    world_size: int,
+    parallel: ParallelPlan | str,
+    steps: int = 1,
+    warmup: int | None = None,
+) -> Job:
     """Trace a workload on every rank of a world: once for each class of ranks that do the same work.
 
     Returns:
@@ -140,12 +147,12 @@ def trace_job(settings: Settings, device: str | Device = "h200-sxm", *, world_si
     return folded_job(graphs, [each.ranks for each in classes], world_size)
 
 
-def _traced(fn: Callable[[], Step], device: Device, steps: int, warmup: int, rank: int, world_size: int | None,
+def _traced(fn: Callable[[], Step], device: TracedDevice, steps: int, warmup: int, rank: int, world_size: int | None,
             source: str) -> ExecutionGraph:
     with _quiet(), installed(device, GPU if device.is_gpu else CPU) as site:
         tracker, modules = MemoryTracker(), ModuleStack()
         site.patch(torch.UntypedStorage, "resize_", resize_watch(tracker))
-        placement = Placement(tracker, one_device=world_size is None) if device.is_gpu else None
+        placement = DevicePlacement(tracker, one_device=world_size is None) if device.is_gpu else None
         host_data.install(site, placement)
         if placement is not None:
             placement.install(site)
@@ -170,7 +177,7 @@ def _traced(fn: Callable[[], Step], device: Device, steps: int, warmup: int, ran
 
 
 def _run(fn: Callable[[], Step], recorder: OperatorRecorder, steps: int, warmup: int, site: Site,
-         placement: Placement | None) -> None:
+         placement: DevicePlacement | None) -> None:
     step = fn()
     if not callable(step):
         raise ShapeOnlyError(f"{getattr(fn, '__name__', 'The function')} returned {type(step).__name__} where the step "
@@ -201,7 +208,7 @@ def check_no_arguments(step: Step) -> None:
                              "without arguments that takes its batch itself.") from None
 
 
-def _finished(recorder: OperatorRecorder, site: Site, placement: Placement | None, meta: Any,
+def _finished(recorder: OperatorRecorder, site: Site, placement: DevicePlacement | None, meta: Any,
               source: str) -> ExecutionGraph:
     if not len(recorder.columns):
         raise ShapeOnlyError(f"{source}: the step called no operator, so that there is nothing to trace; let the "

@@ -1,4 +1,4 @@
-"""``TransformerShape``: a decoder as numbers, and ``Part``: the piece of it that one rank computes for a micro-batch.
+"""``TransformerShape``: a decoder as numbers, and ``TransformerPart``: what one rank computes of it for a micro-batch.
 
 A cluster's step is made of few different pieces, each of which is traced once by shapes (``transformer_parts``): a
 block, the embedding, the head with its loss, and the optimizer. Needs no torch.
@@ -112,7 +112,7 @@ class TransformerShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TransformerPart:
     """One rank's share of a piece.
 
     Attributes:

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tracer.graph import ExecutionGraph
-from tracer.shape_only.devices import Device
+from tracer.shape_only.devices import TracedDevice
 from tracer.shape_only.trace import trace_step
-from tracer.shape_only.transformer import Part, Piece, TransformerShape
+from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 EPSILON = 1e-5
@@ -79,7 +79,7 @@ def _norm(shape: TransformerShape) -> nn.Module:
 
 
 class _Attention(nn.Module):
-    def __init__(self, shape: TransformerShape, part: Part) -> None:
+    def __init__(self, shape: TransformerShape, part: TransformerPart) -> None:
         super().__init__()
         self.shape, self.part = shape, part
         self.d = shape.width_of_head
@@ -140,7 +140,7 @@ class _FeedForward(nn.Module):
 
 
 class _Experts(nn.Module):
-    def __init__(self, shape: TransformerShape, part: Part) -> None:
+    def __init__(self, shape: TransformerShape, part: TransformerPart) -> None:
         super().__init__()
         self.shape, self.part = shape, part
         self.router = nn.Linear(shape.hidden, shape.experts, bias=False)
@@ -162,7 +162,7 @@ class _Experts(nn.Module):
 class Block(nn.Module):
     """One rank's share of a block; ``forward`` takes and gives ``[seq, batch, hidden]``."""
 
-    def __init__(self, shape: TransformerShape, part: Part) -> None:
+    def __init__(self, shape: TransformerShape, part: TransformerPart) -> None:
         super().__init__()
         self.shape, self.part = shape, part
         self.attention_norm, self.forward_norm = _norm(shape), _norm(shape)
@@ -188,7 +188,7 @@ class Block(nn.Module):
 
 
 class _Embedding(nn.Module):
-    def __init__(self, shape: TransformerShape, part: Part) -> None:
+    def __init__(self, shape: TransformerShape, part: TransformerPart) -> None:
         super().__init__()
         self.dropout = shape.dropout
         self.tokens = nn.Embedding(-(-shape.vocab // part.tp), shape.hidden)
@@ -200,7 +200,7 @@ class _Embedding(nn.Module):
 
 
 class _Head(nn.Module):
-    def __init__(self, shape: TransformerShape, part: Part) -> None:
+    def __init__(self, shape: TransformerShape, part: TransformerPart) -> None:
         super().__init__()
         self.fused_loss = shape.fused_loss
         self.norm = _norm(shape)
@@ -213,7 +213,7 @@ class _Head(nn.Module):
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
 
 
-def trace_part(shape: TransformerShape, part: Part, device: str | Device) -> ExecutionGraph:
+def trace_part(shape: TransformerShape, part: TransformerPart, device: str | TracedDevice) -> ExecutionGraph:
     """Trace forward and backward of a part for one micro-batch; gradients accumulate onto what is there.
 
     Raises:
@@ -235,7 +235,7 @@ def trace_part(shape: TransformerShape, part: Part, device: str | Device) -> Exe
         return trace_step(build, device, source=f"{part.piece.value} of a transformer")
 
 
-def trace_saved(shape: TransformerShape, part: Part, device: str | Device) -> int:
+def trace_saved(shape: TransformerShape, part: TransformerPart, device: str | TracedDevice) -> int:
     """Bytes that forward of a part keeps for backward, for one micro-batch; its own output is among them."""
     part.check(shape)
     run = _runner(shape, part)
@@ -251,7 +251,7 @@ def trace_saved(shape: TransformerShape, part: Part, device: str | Device) -> in
     return int(memory["end"] - memory["start"])
 
 
-def trace_optimizer(shape: TransformerShape, part: Part, device: str | Device) -> ExecutionGraph:
+def trace_optimizer(shape: TransformerShape, part: TransformerPart, device: str | TracedDevice) -> ExecutionGraph:
     """Trace the optimizer's work for one block: with half-precision parameters, gradients to fp32, Adam on fp32
     copies in one kernel, and the copies back to the parameters."""
     part.check(shape)
@@ -294,7 +294,7 @@ def _on_device(module: nn.Module, shape: TransformerShape) -> nn.Module:
     return module.to("cuda", DTYPES[shape.dtype])
 
 
-def _runner(shape: TransformerShape, part: Part) -> Callable[[], Callable[[], Tensor]]:
+def _runner(shape: TransformerShape, part: TransformerPart) -> Callable[[], Callable[[], Tensor]]:
     """A function that builds the part inside the trace and returns its forward."""
 
     def build() -> Callable[[], Tensor]:

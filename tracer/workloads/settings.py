@@ -46,7 +46,7 @@ class OptimizerKind(str, Enum):
     ADAMW_FUSED = "adamw-fused"
 
 
-class Role(str, Enum):
+class SizeRole(str, Enum):
     """Whether a setting changes the work (and so the split) or only how it is done."""
 
     SIZE = "size"
@@ -62,12 +62,12 @@ class Norm(str, Enum):
 
 def size(default: Any, doc: str, minimum: float | None = 1) -> Any:
     """A dataclass field that changes the work; ``minimum`` is the least value it may take."""
-    return field(default=default, metadata={"role": Role.SIZE, "doc": doc, "minimum": minimum})
+    return field(default=default, metadata={"role": SizeRole.SIZE, "doc": doc, "minimum": minimum})
 
 
 def mode(default: Any, doc: str, minimum: float | None = None) -> Any:
     """A dataclass field that changes how the work is done."""
-    return field(default=default, metadata={"role": Role.MODE, "doc": doc, "minimum": minimum})
+    return field(default=default, metadata={"role": SizeRole.MODE, "doc": doc, "minimum": minimum})
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Setting:
     default: object
     minimum: float | None
     choices: tuple[str, ...]
-    role: Role
+    role: SizeRole
     doc: str
 
 
@@ -136,7 +136,7 @@ class Settings:
     def sizes(self) -> dict[str, Any]:
         """The settings that change the work, by name, sorted."""
         return {item.name: getattr(self, item.name)
-                for item in sorted(fields(self), key=lambda item: item.name) if item.metadata["role"] is Role.SIZE}
+                for item in sorted(fields(self), key=lambda item: item.name) if item.metadata["role"] is SizeRole.SIZE}
 
     @classmethod
     def type_of(cls, name: str) -> type[Any]:
@@ -156,7 +156,7 @@ class Settings:
             metadata = item.metadata
             found.append(Setting(item.name, "choice" if choices else kind.__name__, default, metadata["minimum"],
                                  choices, metadata["role"], metadata["doc"]))
-        return tuple(sorted(found, key=lambda setting: setting.role is Role.MODE))
+        return tuple(sorted(found, key=lambda setting: setting.role is SizeRole.MODE))
 
     @classmethod
     def from_preset(cls: type[Self], preset: str, values: Mapping[str, Any]) -> Self:

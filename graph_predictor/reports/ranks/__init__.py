@@ -5,7 +5,7 @@
     rank_report(recorded_times(replay(tracer.read_job("dlrm/").graphs))).ranks[3].waiting_ns
 """
 
-from graph_predictor.reports.ranks.report import RankReport, rank_report
+from graph_predictor.reports.ranks.report import JobReport, rank_report
 from graph_predictor.reports.ranks.times import JobTimes, predicted_times, recorded_times
 
-__all__ = ["JobTimes", "RankReport", "predicted_times", "rank_report", "recorded_times"]
+__all__ = ["JobReport", "JobTimes", "predicted_times", "rank_report", "recorded_times"]

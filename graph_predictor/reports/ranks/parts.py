@@ -26,7 +26,7 @@ POINT_TO_POINT = ("send", "recv", "send_recv")
 """Kinds of ``CollectiveTable`` between two stages of a pipeline."""
 
 
-class Part(IntEnum):
+class RankPart(IntEnum):
     """What a nanosecond was; where several hold, the first."""
 
     BUSY = 0
@@ -47,7 +47,7 @@ class RankParts:
     part: Int8
     overlapped_ns: int
 
-    def ns(self, part: Part) -> int:
+    def ns(self, part: RankPart) -> int:
         """Time of one part."""
         return int(np.diff(self.edge_ns)[self.part == part].sum())
 
@@ -123,8 +123,8 @@ def parts_of(times: JobTimes, meet: Meetings, window: Window) -> RankParts:
     clipped = [(np.clip(a, first, last), np.clip(b, first, last)) for a, b in layers]
     edges = np.unique(np.concatenate([[first, last], *(side for pair in clipped for side in pair)]))
     over = [_covered(edges, *pair) for pair in clipped]
-    part = np.select(over, [np.int8(one) for one in list(Part)[:-1]], np.int8(Part.IDLE)).astype(np.int8)
-    together = over[Part.BUSY] & (over[1] | over[2] | over[3])
+    part = np.select(over, [np.int8(one) for one in list(RankPart)[:-1]], np.int8(RankPart.IDLE)).astype(np.int8)
+    together = over[RankPart.BUSY] & (over[1] | over[2] | over[3])
     return RankParts(edges, part, int(np.diff(edges)[together].sum()))
 
 

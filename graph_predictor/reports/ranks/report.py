@@ -9,7 +9,7 @@ import numpy as np
 
 from graph_predictor.comm.report import Traffic, communication_report
 from graph_predictor.prediction.result import which_times
-from graph_predictor.reports.ranks.parts import Meetings, Part, RankParts, meetings, parts_of
+from graph_predictor.reports.ranks.parts import Meetings, RankPart, RankParts, meetings, parts_of
 from graph_predictor.reports.ranks.path import Stretch, job_path
 from graph_predictor.reports.ranks.stragglers import TOGETHER_NS, Arrivals, Late, arrivals, late_rank, like_the_median
 from graph_predictor.reports.ranks.times import JobTimes, Window
@@ -57,7 +57,7 @@ class RankRow:
 
 
 @dataclass(frozen=True, slots=True)
-class RankReport:
+class JobReport:
     """A job of several ranks.
 
     Attributes:
@@ -130,7 +130,7 @@ def waiting_ns(row: Traffic, unknown: Any) -> Any:
     return (row.kernel_ns - row.transfer_ns) / 1e3
 
 
-def rank_report(times: JobTimes) -> RankReport:
+def rank_report(times: JobTimes) -> JobReport:
     """Look at all ranks of a job.
 
     Raises:
@@ -149,15 +149,15 @@ def rank_report(times: JobTimes) -> RankReport:
     for rank in range(len(times.graphs)):
         own = [(w, p) for step, taken in zip(times.windows, parts, strict=True)
                for w, p in zip(step, taken, strict=True) if w.rank == rank]
-        sums = {part: sum(p.ns(part) for _, p in own) for part in Part}
+        sums = {part: sum(p.ns(part) for _, p in own) for part in RankPart}
         rows.append(RankRow(
-            times.number(rank), steps, sum(w.length_ns for w, _ in own), sums[Part.BUSY], sums[Part.EXPOSED],
-            sums[Part.WAITING], sums[Part.BUBBLE], sums[Part.IDLE], sum(p.overlapped_ns for _, p in own),
+            times.number(rank), steps, sum(w.length_ns for w, _ in own), sums[RankPart.BUSY], sums[RankPart.EXPOSED],
+            sums[RankPart.WAITING], sums[RankPart.BUBBLE], sums[RankPart.IDLE], sum(p.overlapped_ns for _, p in own),
             0 if times.predicted else sum(w.start_ns - min(o.start_ns for o in step) for step in times.windows
                                           for w in step if w.rank == rank),
             found[rank], like.get(rank)))
     chosen = _median_step(times.windows)
-    return RankReport(
+    return JobReport(
         times, times.step_ns, rows, _traffic(times), job_path(times, chosen) if chosen else [],
         chosen[0].name if chosen else "", parts, meet,
         list(dict.fromkeys([*times.notes, *_lacking(times, meet, world), *_apart(rows, times.step_ns)])),
@@ -226,4 +226,4 @@ def _lacking(times: JobTimes, meet: Meetings, world: int) -> list[str]:
     return notes
 
 
-__all__ = ["TOGETHER_NS", "RankReport", "RankRow", "rank_report", "timed_graphs", "waiting_ns"]
+__all__ = ["TOGETHER_NS", "JobReport", "RankRow", "rank_report", "timed_graphs", "waiting_ns"]

@@ -7,19 +7,19 @@ from collections.abc import Iterator
 import numpy as np
 
 from graph_predictor.reports.ranks.path import collective_name
-from graph_predictor.reports.ranks.report import RankReport
-from graph_predictor.reports.timeline import Process, Tracks, json_text
+from graph_predictor.reports.ranks.report import JobReport
+from graph_predictor.reports.timeline import TimelineProcess, Tracks, json_text
 from tracer.arrays import Int64
 from tracer.graph import KernelKind
 
 
-def rank_events(report: RankReport) -> Iterator[str]:
+def rank_events(report: JobReport) -> Iterator[str]:
     """Blocks of events: times are those of the simulated job, from the earliest window's begin."""
     times = report.times
     base = min((w.start_ns for step in times.windows for w in step), default=0)
     tracks = Tracks()
     names = ["busy", "exposed communication", "waiting for rank", "bubble", "idle"]
-    path = Process(tracks, 1, "critical path across ranks")
+    path = TimelineProcess(tracks, 1, "critical path across ranks")
     chosen = next((step for step in times.windows if step and step[0].name == report.path_step), [])
     if chosen and report.path:
         begin = max(chosen, key=lambda w: (w.length_ns, w.end_ns)).start_ns - base
@@ -30,7 +30,7 @@ def rank_events(report: RankReport) -> Iterator[str]:
                           np.array([s.length_ns for s in report.path], np.int64), labels)
         yield path.metadata()
     for rank in range(len(times.graphs)):
-        process = Process(tracks, 2 + rank, f"rank {times.number(rank)}")
+        process = TimelineProcess(tracks, 2 + rank, f"rank {times.number(rank)}")
         for step, taken in zip(times.windows, report.parts, strict=True):
             for window, parts in zip(step, taken, strict=True):
                 if window.rank != rank:
@@ -48,7 +48,7 @@ def rank_events(report: RankReport) -> Iterator[str]:
     yield from _groups(report, tracks, base)
 
 
-def _device(report: RankReport, process: Process, rank: int, base: int) -> Iterator[str]:
+def _device(report: JobReport, process: TimelineProcess, rank: int, base: int) -> Iterator[str]:
     """A rank's computation and its collectives, of the windows."""
     times = report.times
     kernels = _chosen(report, rank)
@@ -65,7 +65,7 @@ def _device(report: RankReport, process: Process, rank: int, base: int) -> Itera
             yield process.slices("kernel", tracks, start - base, end - start, texts)
 
 
-def _groups(report: RankReport, tracks: Tracks, base: int) -> Iterator[str]:
+def _groups(report: JobReport, tracks: Tracks, base: int) -> Iterator[str]:
     """Of each communication group its meetings: until the last member arrived, and the transfer."""
     times, meet = report.times, report.meet
     program, simulated = times.program, times.simulated
@@ -73,7 +73,7 @@ def _groups(report: RankReport, tracks: Tracks, base: int) -> Iterator[str]:
     kernels = kernels[program.kernel_group[kernels] >= 0]
     kernels = kernels[np.lexsort((meet.ready[kernels], program.kernel_group[kernels]))]
     group, opens = np.unique(program.kernel_group[kernels], return_index=True)
-    processes: dict[str, Process] = {}
+    processes: dict[str, TimelineProcess] = {}
     members: dict[str, list[int]] = {}
     for number, at in zip(group.tolist(), opens.tolist(), strict=True):
         k = int(kernels[at])
@@ -81,7 +81,7 @@ def _groups(report: RankReport, tracks: Tracks, base: int) -> Iterator[str]:
         members.setdefault(f"ranks {', '.join(str(times.number(r)) for r in np.sort(ranks).tolist())}: "
                            f"{collective_name(times, k)}", []).append(k)
     for name, rows in members.items():
-        process = processes.setdefault(name, Process(tracks, 2 + len(times.graphs) + len(processes), name))
+        process = processes.setdefault(name, TimelineProcess(tracks, 2 + len(times.graphs) + len(processes), name))
         first = np.array(rows, np.int64)
         late = simulated.group_last[program.kernel_group[first]]
         ready, met, end = meet.ready[first], meet.met[first], simulated.kernel_end[first]
@@ -92,7 +92,7 @@ def _groups(report: RankReport, tracks: Tracks, base: int) -> Iterator[str]:
         yield process.metadata()
 
 
-def _chosen(report: RankReport, rank: int) -> Int64:
+def _chosen(report: JobReport, rank: int) -> Int64:
     """A rank's device work launched in the windows."""
     rows = [w.kernels for step in report.times.windows for w in step if w.rank == rank]
     return np.concatenate(rows) if rows else np.zeros(0, np.int64)

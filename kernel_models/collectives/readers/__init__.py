@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kernel_models.collectives.call import CommError
-from kernel_models.collectives.measurements import Measurements
+from kernel_models.collectives.measurements import CollectiveMeasurements
 from kernel_models.collectives.readers.hints import Hints
 from kernel_models.collectives.readers.nccl_tests import is_nccl_tests, read_nccl_tests
 from kernel_models.collectives.readers.param import is_param, read_param
@@ -15,7 +15,7 @@ from tracer.input_file import read_input
 MOST_BYTES = 256 << 20
 
 
-def read_log(path: str, hints: Hints | None = None) -> Measurements:
+def read_log(path: str, hints: Hints | None = None) -> CollectiveMeasurements:
     """Read a log or table of measurements, whichever it is.
 
     Raises:

@@ -26,7 +26,7 @@ from kernel_models.collectives.call import (
     collective_kind,
     dtype_name,
 )
-from kernel_models.collectives.measurements import Measurements, join, make_measurements
+from kernel_models.collectives.measurements import CollectiveMeasurements, join, make_measurements
 from kernel_models.collectives.readers.hints import Hints
 
 _RANK = re.compile(r"#\s*Rank\s+(\d{1,9})\s.*?\bon\s+(\S+)\s+device\s+\d+(?:\s+\[[^\]]*\])?[ \t]*(.*)$", re.IGNORECASE)
@@ -54,7 +54,7 @@ def is_nccl_tests(text: str) -> bool:
     return bool(re.search(r"#\s+size\s+count", text) or ("algbw" in text and "busbw" in text and "nThread" in text))
 
 
-def read_nccl_tests(text: str, name: str, hints: Hints) -> Measurements:
+def read_nccl_tests(text: str, name: str, hints: Hints) -> CollectiveMeasurements:
     """The measurements of a log.
 
     Raises:

@@ -21,7 +21,7 @@ from kernel_models.collectives.call import (
     bus_factor,
     collective_kind,
 )
-from kernel_models.collectives.measurements import Measurements, make_measurements
+from kernel_models.collectives.measurements import CollectiveMeasurements, make_measurements
 from kernel_models.collectives.readers.hints import Hints
 
 _HEADER = re.compile(r"^\s*COMMS-RES\s+(total-)?size \(B\)")
@@ -36,7 +36,7 @@ def is_param(text: str) -> bool:
     return "COMMS-RES" in text
 
 
-def read_param(text: str, name: str, hints: Hints) -> Measurements:
+def read_param(text: str, name: str, hints: Hints) -> CollectiveMeasurements:
     """The measurements of the output. Raises ``CommError`` naming the line that is not usable."""
     found: list[tuple[int, CollectiveKind, float, float, float, float, float]] = []
     header = 0

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_models.collectives.call import CollectiveKind, CommError, Placement, collective_kind, dtype_name
-from kernel_models.collectives.measurements import Measurements, join, make_measurements
+from kernel_models.collectives.measurements import CollectiveMeasurements, join, make_measurements
 from kernel_models.collectives.readers.hints import Hints
 from tracer.input_file import open_anywhere
 from tracer.parquet_input import read_parquet
@@ -38,7 +38,7 @@ def is_table(path: str) -> bool:
     return path.lower().endswith(SUFFIXES)
 
 
-def read_table(path: str, hints: Hints) -> Measurements:
+def read_table(path: str, hints: Hints) -> CollectiveMeasurements:
     """The measurements of a table. Raises ``CommError`` naming the column or line that is not usable."""
     frame = _frame(path)
     name = Path(path).name

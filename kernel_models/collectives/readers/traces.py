@@ -14,7 +14,7 @@ from kernel_models.collectives.call import (
     CommError,
     collective_kind,
 )
-from kernel_models.collectives.measurements import Measurements, make_measurements
+from kernel_models.collectives.measurements import CollectiveMeasurements, make_measurements
 from kernel_models.collectives.topology import Topology
 from tracer.graph import NONE, CollectiveTable, ExecutionGraph
 
@@ -54,7 +54,7 @@ def element_bytes(graph: ExecutionGraph, table: CollectiveTable, row: int) -> tu
 
 
 def read_matched(graphs: Sequence[ExecutionGraph], groups: Sequence[Sequence[tuple[int, int]]],
-                 intrinsic_ns: Sequence[int], on: Topology, backend: str = "nccl") -> Measurements:
+                 intrinsic_ns: Sequence[int], on: Topology, backend: str = "nccl") -> CollectiveMeasurements:
     """Measurements of collectives matched over ranks.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tracer.campaign.families.family import BYTES, FORWARD_BACKWARD, Bench, Choice, Family, Size
+from tracer.campaign.families.family import BYTES, FORWARD_BACKWARD, Bench, CampaignFamily, FamilyChoice, SizeRange
 
 if TYPE_CHECKING:
     from tracer.campaign.lab import Lab
@@ -48,10 +48,25 @@ def _prepare(settings: dict[str, Any], lab: Lab) -> Bench:
                  BACKWARD_PRODUCTS * flops, 2 * moved + BYTES[dtype] * batch * head * heads * seq)
 
 
-FAMILIES = [Family(
-    "attention", "scaled-dot-product attention forward and backward: flash, cuDNN, memory-efficient, plain",
-    {"batch": Size(1), "heads": Size(4), "kv_heads": Size(2), "seq": Size(32), "kv_seq": Size(32, 0, 0),
-     "head_dim": Size(16)},
-    {"op": Choice(FORWARD_BACKWARD), "backend": Choice(tuple(_BACKENDS)), "causal": Choice((True, False)),
-     "dtype": Choice(("bf16", "fp16", "fp32"))},
-    _prepare, _check)]
+FAMILIES = [
+    CampaignFamily(
+        "attention",
+        "scaled-dot-product attention forward and backward: flash, cuDNN, memory-efficient, plain",
+        {
+            "batch": SizeRange(1),
+            "heads": SizeRange(4),
+            "kv_heads": SizeRange(2),
+            "seq": SizeRange(32),
+            "kv_seq": SizeRange(32, 0, 0),
+            "head_dim": SizeRange(16),
+        },
+        {
+            "op": FamilyChoice(FORWARD_BACKWARD),
+            "backend": FamilyChoice(tuple(_BACKENDS)),
+            "causal": FamilyChoice((True, False)),
+            "dtype": FamilyChoice(("bf16", "fp16", "fp32")),
+        },
+        _prepare,
+        _check,
+    )
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tracer.campaign.families.family import BYTES, Bench, Choice, Family, Size
+from tracer.campaign.families.family import BYTES, Bench, CampaignFamily, FamilyChoice, SizeRange
 
 if TYPE_CHECKING:
     from tracer.campaign.lab import Lab
@@ -45,10 +45,25 @@ def _prepare(settings: dict[str, Any], lab: Lab) -> Bench:
         flops, moved)
 
 
-FAMILIES = [Family(
-    "convolution", "2-d convolution: forward, dgrad, wgrad; NCHW and NHWC",
-    {"batch": Size(2), "channels": Size(8), "out_channels": Size(8), "size": Size(16), "kernel": Size(7, 3),
-     "stride": Size(2, 1), "groups": Size(1, 1)},
-    {"op": Choice(("forward", "dgrad", "wgrad")), "dtype": Choice(("bf16", "fp32", "tf32", "fp16")),
-     "channels_last": Choice((True, False))},
-    _prepare, _check)]
+FAMILIES = [
+    CampaignFamily(
+        "convolution",
+        "2-d convolution: forward, dgrad, wgrad; NCHW and NHWC",
+        {
+            "batch": SizeRange(2),
+            "channels": SizeRange(8),
+            "out_channels": SizeRange(8),
+            "size": SizeRange(16),
+            "kernel": SizeRange(7, 3),
+            "stride": SizeRange(2, 1),
+            "groups": SizeRange(1, 1),
+        },
+        {
+            "op": FamilyChoice(("forward", "dgrad", "wgrad")),
+            "dtype": FamilyChoice(("bf16", "fp32", "tf32", "fp16")),
+            "channels_last": FamilyChoice((True, False)),
+        },
+        _prepare,
+        _check,
+    )
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tracer.campaign.families.family import Bench, Choice, Family, Size
+from tracer.campaign.families.family import Bench, CampaignFamily, FamilyChoice, SizeRange
 
 if TYPE_CHECKING:
     from tracer.campaign.lab import Lab
@@ -30,7 +30,13 @@ def _fits(settings: dict[str, Any]) -> str:
     return ""
 
 
-FAMILIES = [Family(
-    "copy", "copies host to device, device to host and within the device; pinned and pageable host memory",
-    {"bytes": Size(4096)},
-    {"direction": Choice(("h2d", "d2h", "d2d")), "memory": Choice(("pinned", "pageable"))}, _prepare, _fits)]
+FAMILIES = [
+    CampaignFamily(
+        "copy",
+        "copies host to device, device to host and within the device; pinned and pageable host memory",
+        {"bytes": SizeRange(4096)},
+        {"direction": FamilyChoice(("h2d", "d2h", "d2d")), "memory": FamilyChoice(("pinned", "pageable"))},
+        _prepare,
+        _fits,
+    )
+]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tracer.campaign.families.family import BYTES, DTYPES, Bench, Choice, Family, Size
+from tracer.campaign.families.family import BYTES, DTYPES, Bench, CampaignFamily, FamilyChoice, SizeRange
 
 if TYPE_CHECKING:
     from tracer.campaign.lab import Lab
 
-_SIZES = {"rows": Size(16), "width": Size(64)}
+_SIZES = {"rows": SizeRange(16), "width": SizeRange(64)}
 _TWO_INPUTS = ("add", "mul", "gelu_backward")
 _ONE_INPUT = ("gelu", "silu", "exp", "sqrt", "copy", "add_scalar", "add_inplace")
 _CASTS = {"cast_fp32": "fp32", "cast_bf16": "bf16", "cast_fp16": "fp16"}
@@ -78,13 +78,34 @@ def _random(settings: dict[str, Any], lab: Lab) -> Bench:
 
 
 FAMILIES = [
-    Family("elementwise", "one or two inputs: contiguous, transposed, broadcast; casts", _SIZES,
-           {"op": Choice((*_TWO_INPUTS, *_ONE_INPUT, *_CASTS)),
-            "layout": Choice(("contiguous", "transposed", "row", "column")), "dtype": Choice(DTYPES)},
-           _elementwise, _layout_fits),
-    Family("reduction", "reductions and cumulative sums over the width, the rows or all", _SIZES,
-           {"op": Choice(("sum", "mean", "amax", "argmax", "norm", "cumsum")),
-            "over": Choice(("width", "rows", "all")), "dtype": Choice(DTYPES)}, _reduction),
-    Family("random", "random numbers and dropout", {"elements": Size(1024)},
-           {"op": Choice(("dropout", "normal", "uniform", "bernoulli", "randint")), "dtype": Choice(DTYPES)}, _random),
+    CampaignFamily(
+        "elementwise",
+        "one or two inputs: contiguous, transposed, broadcast; casts",
+        _SIZES,
+        {
+            "op": FamilyChoice((*_TWO_INPUTS, *_ONE_INPUT, *_CASTS)),
+            "layout": FamilyChoice(("contiguous", "transposed", "row", "column")),
+            "dtype": FamilyChoice(DTYPES),
+        },
+        _elementwise,
+        _layout_fits,
+    ),
+    CampaignFamily(
+        "reduction",
+        "reductions and cumulative sums over the width, the rows or all",
+        _SIZES,
+        {
+            "op": FamilyChoice(("sum", "mean", "amax", "argmax", "norm", "cumsum")),
+            "over": FamilyChoice(("width", "rows", "all")),
+            "dtype": FamilyChoice(DTYPES),
+        },
+        _reduction,
+    ),
+    CampaignFamily(
+        "random",
+        "random numbers and dropout",
+        {"elements": SizeRange(1024)},
+        {"op": FamilyChoice(("dropout", "normal", "uniform", "bernoulli", "randint")), "dtype": FamilyChoice(DTYPES)},
+        _random,
+    ),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tracer.campaign.families.family import BYTES, Bench, Choice, Family, Size
+from tracer.campaign.families.family import BYTES, Bench, CampaignFamily, FamilyChoice, SizeRange
 
 if TYPE_CHECKING:
     from tracer.campaign.lab import Lab
@@ -41,9 +41,9 @@ def _prepare(settings: dict[str, Any], lab: Lab) -> Bench:
                  element * width * bags + 8.0 * lookups + written)
 
 
-FAMILIES = [Family(
+FAMILIES = [CampaignFamily(
     "embedding", "look-ups and summed bags, forward and backward; uniform and Zipf rows; tables in and beyond L2",
-    {"rows": Size(100), "width": Size(16), "lookups": Size(64), "pooling": Size(4, 0, 0)},
-    {"op": Choice(("forward", "backward", "backward_sparse")), "law": Choice(("uniform", "zipf")),
-     "dtype": Choice(("fp32", "bf16"))},
+    {"rows": SizeRange(100), "width": SizeRange(16), "lookups": SizeRange(64), "pooling": SizeRange(4, 0, 0)},
+    {"op": FamilyChoice(("forward", "backward", "backward_sparse")), "law": FamilyChoice(("uniform", "zipf")),
+     "dtype": FamilyChoice(("fp32", "bf16"))},
     _prepare)]

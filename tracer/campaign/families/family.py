@@ -17,7 +17,7 @@ BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64
 FORWARD_BACKWARD = ("forward", "backward")
 
 
-class Size(NamedTuple):
+class SizeRange(NamedTuple):
     """A parameter that changes the shape; ``tiny`` is the most it is in a rehearsal."""
 
     tiny: int
@@ -25,7 +25,7 @@ class Size(NamedTuple):
     least: int = 1
 
 
-class Choice(NamedTuple):
+class FamilyChoice(NamedTuple):
     """A parameter that takes one of a few values; the first is the default."""
 
     values: tuple[str | bool, ...]
@@ -51,7 +51,7 @@ class Bench:
 
 
 @dataclass(frozen=True)
-class Family:
+class CampaignFamily:
     """A family of micro-benchmarks.
 
     Attributes:
@@ -65,8 +65,8 @@ class Family:
 
     name: str
     summary: str
-    sizes: Mapping[str, Size]
-    choices: Mapping[str, Choice]
+    sizes: Mapping[str, SizeRange]
+    choices: Mapping[str, FamilyChoice]
     prepare: Callable[[dict[str, Any], Lab], Bench]
     check: Callable[[dict[str, Any]], str] = field(default=lambda settings: "")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tracer.campaign.families.family import BYTES, Bench, Choice, Family, Size
+from tracer.campaign.families.family import BYTES, Bench, CampaignFamily, FamilyChoice, SizeRange
 
 if TYPE_CHECKING:
     from tracer.campaign.lab import Lab
@@ -43,7 +43,7 @@ def _prepare(settings: dict[str, Any], lab: Lab) -> Bench:
     return Bench(functions[op], _FLOPS.get(op, 1.0) * elements, BYTES[dtype] * elements * (read + written))
 
 
-FAMILIES = [Family(
+FAMILIES = [CampaignFamily(
     "foreach", "single operations over lists of tensors: arithmetic, norms, fused updates",
-    {"tensors": Size(4), "elements": Size(256)},
-    {"op": Choice(tuple(_LISTS)), "dtype": Choice(("fp32", "bf16"))}, _prepare)]
+    {"tensors": SizeRange(4), "elements": SizeRange(256)},
+    {"op": FamilyChoice(tuple(_LISTS)), "dtype": FamilyChoice(("fp32", "bf16"))}, _prepare)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tracer.campaign.families.family import BYTES, DTYPES, Bench, Choice, Family, Size
+from tracer.campaign.families.family import BYTES, DTYPES, Bench, CampaignFamily, FamilyChoice, SizeRange
 
 if TYPE_CHECKING:
     from tracer.campaign.lab import Lab
@@ -37,6 +37,6 @@ def _prepare(settings: dict[str, Any], lab: Lab) -> Bench:
     return Bench(compiled, 12.0 * elements, (_INPUTS[settings["chain"]] + 1) * BYTES[dtype] * elements)
 
 
-FAMILIES = [Family(
-    "fused", "chains fused by torch.compile", {"rows": Size(16), "width": Size(64)},
-    {"chain": Choice(tuple(_INPUTS)), "dtype": Choice(DTYPES)}, _prepare)]
+FAMILIES = [CampaignFamily(
+    "fused", "chains fused by torch.compile", {"rows": SizeRange(16), "width": SizeRange(64)},
+    {"chain": FamilyChoice(tuple(_INPUTS)), "dtype": FamilyChoice(DTYPES)}, _prepare)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tracer.campaign.families.family import BYTES, Bench, Choice, Family, Size
+from tracer.campaign.families.family import BYTES, Bench, CampaignFamily, FamilyChoice, SizeRange
 
 if TYPE_CHECKING:
     from tracer.campaign.lab import Lab
@@ -46,9 +46,9 @@ def _prepare(settings: dict[str, Any], lab: Lab) -> Bench:
     return Bench(lambda: product(a, b), flops, moved)
 
 
-FAMILIES = [Family(
+FAMILIES = [CampaignFamily(
     "gemm", "matrix products [m, k] × [k, n], plain, with bias and batched",
-    {"m": Size(32), "n": Size(32), "k": Size(32), "batch": Size(2, 1)},
-    {"op": Choice(("mm", "addmm", "bmm")), "layout": Choice(("nt", "nn", "tn", "tt")),
-     "dtype": Choice(("bf16", "fp32", "tf32", "fp16", "fp8"))},
+    {"m": SizeRange(32), "n": SizeRange(32), "k": SizeRange(32), "batch": SizeRange(2, 1)},
+    {"op": FamilyChoice(("mm", "addmm", "bmm")), "layout": FamilyChoice(("nt", "nn", "tn", "tt")),
+     "dtype": FamilyChoice(("bf16", "fp32", "tf32", "fp16", "fp8"))},
     _prepare, _check)]

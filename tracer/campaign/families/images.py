@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tracer.campaign.families.family import BYTES, DTYPES, FORWARD_BACKWARD, Bench, Choice, Family, Size
+from tracer.campaign.families.family import (
+    BYTES,
+    DTYPES,
+    FORWARD_BACKWARD,
+    Bench,
+    CampaignFamily,
+    FamilyChoice,
+    SizeRange,
+)
 
 if TYPE_CHECKING:
     from tracer.campaign.lab import Lab
@@ -64,13 +72,17 @@ def _interpolate(settings: dict[str, Any], lab: Lab) -> Bench:
     return Bench(run, 2.0 * _MIXED[mode] * elements, moved)
 
 
-_SHAPE = {"batch": Size(2), "channels": Size(8), "size": Size(16)}
-_MODES = {"op": Choice(FORWARD_BACKWARD), "channels_last": Choice((False, True)), "dtype": Choice(DTYPES)}
+_SHAPE = {"batch": SizeRange(2), "channels": SizeRange(8), "size": SizeRange(16)}
+_MODES = {
+    "op": FamilyChoice(FORWARD_BACKWARD),
+    "channels_last": FamilyChoice((False, True)),
+    "dtype": FamilyChoice(DTYPES),
+}
 
 FAMILIES = [
-    Family("pooling", "pooling by maximum and by mean, and to a given size",
-           {**_SHAPE, "kernel": Size(3), "stride": Size(2)},
-           {"pool": Choice(("max", "avg", "adaptive_avg")), **_MODES}, _pooling, _window_fits),
-    Family("interpolate", "enlarged images: nearest, bilinear, bicubic", {**_SHAPE, "factor": Size(2, 2)},
-           {"mode": Choice(tuple(_MIXED)), **_MODES}, _interpolate),
+    CampaignFamily("pooling", "pooling by maximum and by mean, and to a given size",
+           {**_SHAPE, "kernel": SizeRange(3), "stride": SizeRange(2)},
+           {"pool": FamilyChoice(("max", "avg", "adaptive_avg")), **_MODES}, _pooling, _window_fits),
+    CampaignFamily("interpolate", "enlarged images: nearest, bilinear, bicubic", {**_SHAPE, "factor": SizeRange(2, 2)},
+           {"mode": FamilyChoice(tuple(_MIXED)), **_MODES}, _interpolate),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tracer.campaign.families.family import BYTES, DTYPES, Bench, Choice, Family, Size
+from tracer.campaign.families.family import BYTES, DTYPES, Bench, CampaignFamily, FamilyChoice, SizeRange
 
 if TYPE_CHECKING:
     from tracer.campaign.lab import Lab
@@ -45,10 +45,22 @@ def _sort(settings: dict[str, Any], lab: Lab) -> Bench:
 
 
 FAMILIES = [
-    Family("index", "rows of a table by number: index, gather, scatter and their sums",
-           {"rows": Size(100), "width": Size(16), "count": Size(64)},
-           {"op": Choice(("index_select", "index", "gather", "scatter", "scatter_add", "index_add", "index_put")),
-            "law": Choice(("uniform", "zipf")), "dtype": Choice(DTYPES)}, _index),
-    Family("sort", "sort and top-k of each row", {"rows": Size(8), "width": Size(64), "k": Size(4, 8)},
-           {"op": Choice(("sort", "topk")), "dtype": Choice(DTYPES)}, _sort),
+    CampaignFamily(
+        "index",
+        "rows of a table by number: index, gather, scatter and their sums",
+        {"rows": SizeRange(100), "width": SizeRange(16), "count": SizeRange(64)},
+        {
+            "op": FamilyChoice(("index_select", "index", "gather", "scatter", "scatter_add", "index_add", "index_put")),
+            "law": FamilyChoice(("uniform", "zipf")),
+            "dtype": FamilyChoice(DTYPES),
+        },
+        _index,
+    ),
+    CampaignFamily(
+        "sort",
+        "sort and top-k of each row",
+        {"rows": SizeRange(8), "width": SizeRange(64), "k": SizeRange(4, 8)},
+        {"op": FamilyChoice(("sort", "topk")), "dtype": FamilyChoice(DTYPES)},
+        _sort,
+    ),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tracer.campaign.families.family import BYTES, DTYPES, Bench, Choice, Family, Size
+from tracer.campaign.families.family import BYTES, DTYPES, Bench, CampaignFamily, FamilyChoice, SizeRange
 
 if TYPE_CHECKING:
     from tracer.campaign.lab import Lab
@@ -24,8 +24,14 @@ def _memset(settings: dict[str, Any], lab: Lab) -> Bench:
 
 
 FAMILIES = [
-    Family("concat", "tensors joined along their rows or their width",
-           {"rows": Size(16), "width": Size(32), "tensors": Size(3)},
-           {"along": Choice(("rows", "width")), "dtype": Choice(DTYPES)}, _concat),
-    Family("memset", "memory of the device set to zero by its own call", {"bytes": Size(4096)}, {}, _memset),
+    CampaignFamily(
+        "concat",
+        "tensors joined along their rows or their width",
+        {"rows": SizeRange(16), "width": SizeRange(32), "tensors": SizeRange(3)},
+        {"along": FamilyChoice(("rows", "width")), "dtype": FamilyChoice(DTYPES)},
+        _concat,
+    ),
+    CampaignFamily(
+        "memset", "memory of the device set to zero by its own call", {"bytes": SizeRange(4096)}, {}, _memset
+    ),
 ]

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tracer.campaign.families.family import BYTES, DTYPES, FORWARD_BACKWARD, Bench, Choice, Family, Size
+from tracer.campaign.families.family import (
+    BYTES,
+    DTYPES,
+    FORWARD_BACKWARD,
+    Bench,
+    CampaignFamily,
+    FamilyChoice,
+    SizeRange,
+)
 
 if TYPE_CHECKING:
     from tracer.campaign.lab import Lab
@@ -33,6 +41,16 @@ def _prepare(settings: dict[str, Any], lab: Lab) -> Bench:
     return Bench(run, 3.0 * elements, element * elements * (3.0 if backward else 2.0))
 
 
-FAMILIES = [Family(
-    "loss", "negative log-likelihood, squared and smooth absolute error", {"rows": Size(16), "classes": Size(64)},
-    {"loss": Choice(("nll", "mse", "smooth_l1")), "op": Choice(FORWARD_BACKWARD), "dtype": Choice(DTYPES)}, _prepare)]
+FAMILIES = [
+    CampaignFamily(
+        "loss",
+        "negative log-likelihood, squared and smooth absolute error",
+        {"rows": SizeRange(16), "classes": SizeRange(64)},
+        {
+            "loss": FamilyChoice(("nll", "mse", "smooth_l1")),
+            "op": FamilyChoice(FORWARD_BACKWARD),
+            "dtype": FamilyChoice(DTYPES),
+        },
+        _prepare,
+    )
+]

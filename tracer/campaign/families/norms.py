@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tracer.campaign.families.family import BYTES, DTYPES, FORWARD_BACKWARD, Bench, Choice, Family, Size
+from tracer.campaign.families.family import (
+    BYTES,
+    DTYPES,
+    FORWARD_BACKWARD,
+    Bench,
+    CampaignFamily,
+    FamilyChoice,
+    SizeRange,
+)
 
 if TYPE_CHECKING:
     from tracer.campaign.lab import Lab
 
-_MODES = {"op": Choice(FORWARD_BACKWARD), "dtype": Choice(DTYPES)}
+_MODES = {"op": FamilyChoice(FORWARD_BACKWARD), "dtype": FamilyChoice(DTYPES)}
 _FLOPS = {"forward": 8.0, "backward": 12.0}
 """Per element, roughly: mean, variance, scale and shift; memory bounds all of these."""
 
@@ -88,14 +96,33 @@ def _cross_entropy(settings: dict[str, Any], lab: Lab) -> Bench:
 
 
 FAMILIES = [
-    Family("norm", "layer and RMS norm over the last dimension", {"rows": Size(16), "width": Size(64)},
-           {"norm": Choice(("layer", "rms")), **_MODES}, _norm),
-    Family("channel_norm", "batch norm (training) and group norm of images",
-           {"batch": Size(2), "channels": Size(32), "size": Size(8), "groups": Size(8, 32)},
-           {"norm": Choice(("batch", "group")), "channels_last": Choice((False, True)), **_MODES}, _channel_norm,
-           _groups_fit),
-    Family("softmax", "softmax and log-softmax over the last dimension", {"rows": Size(16), "width": Size(64)},
-           {"log": Choice((False, True)), **_MODES}, _softmax),
-    Family("cross_entropy", "cross entropy of logits and class numbers, mean",
-           {"rows": Size(16), "classes": Size(64, None, 2)}, dict(_MODES), _cross_entropy),
+    CampaignFamily(
+        "norm",
+        "layer and RMS norm over the last dimension",
+        {"rows": SizeRange(16), "width": SizeRange(64)},
+        {"norm": FamilyChoice(("layer", "rms")), **_MODES},
+        _norm,
+    ),
+    CampaignFamily(
+        "channel_norm",
+        "batch norm (training) and group norm of images",
+        {"batch": SizeRange(2), "channels": SizeRange(32), "size": SizeRange(8), "groups": SizeRange(8, 32)},
+        {"norm": FamilyChoice(("batch", "group")), "channels_last": FamilyChoice((False, True)), **_MODES},
+        _channel_norm,
+        _groups_fit,
+    ),
+    CampaignFamily(
+        "softmax",
+        "softmax and log-softmax over the last dimension",
+        {"rows": SizeRange(16), "width": SizeRange(64)},
+        {"log": FamilyChoice((False, True)), **_MODES},
+        _softmax,
+    ),
+    CampaignFamily(
+        "cross_entropy",
+        "cross entropy of logits and class numbers, mean",
+        {"rows": SizeRange(16), "classes": SizeRange(64, None, 2)},
+        dict(_MODES),
+        _cross_entropy,
+    ),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tracer.campaign.families.family import BYTES, Bench, Choice, Family, Size
+from tracer.campaign.families.family import BYTES, Bench, CampaignFamily, FamilyChoice, SizeRange
 
 if TYPE_CHECKING:
     from tracer.campaign.lab import Lab
@@ -40,8 +40,8 @@ def _fits(settings: dict[str, Any]) -> str:
     return ""
 
 
-FAMILIES = [Family(
+FAMILIES = [CampaignFamily(
     "optimizer", "optimizer steps and gradient clipping over many tensors",
-    {"tensors": Size(4), "elements": Size(256)},
-    {"optimizer": Choice(("adamw", "sgd", "clip")), "implementation": Choice(("foreach", "fused", "loop")),
-     "dtype": Choice(("fp32", "bf16"))}, _prepare, _fits)]
+    {"tensors": SizeRange(4), "elements": SizeRange(256)},
+    {"optimizer": FamilyChoice(("adamw", "sgd", "clip")), "implementation": FamilyChoice(("foreach", "fused", "loop")),
+     "dtype": FamilyChoice(("fp32", "bf16"))}, _prepare, _fits)]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tracer.campaign.families.family import Bench, Choice, Family
+from tracer.campaign.families.family import Bench, CampaignFamily, FamilyChoice
 
 if TYPE_CHECKING:
     from tracer.campaign.lab import Lab
@@ -190,5 +190,12 @@ def _prepare(settings: dict[str, Any], lab: Lab) -> Bench:
     return Bench(samples=lambda: _CASES[settings["case"]](lab, lambda: x.add_(1e-6)))
 
 
-FAMILIES = [Family("overheads", "launches, queue, synchronisation, events, CUDA graphs, overlap with copies", {},
-                   {"case": Choice(tuple(_CASES))}, _prepare)]
+FAMILIES = [
+    CampaignFamily(
+        "overheads",
+        "launches, queue, synchronisation, events, CUDA graphs, overlap with copies",
+        {},
+        {"case": FamilyChoice(tuple(_CASES))},
+        _prepare,
+    )
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tracer.campaign.families.family import BYTES, FORWARD_BACKWARD, Bench, Choice, Family, Size
+from tracer.campaign.families.family import BYTES, FORWARD_BACKWARD, Bench, CampaignFamily, FamilyChoice, SizeRange
 
 if TYPE_CHECKING:
     from tracer.campaign.lab import Lab
@@ -35,9 +35,22 @@ def _prepare(settings: dict[str, Any], lab: Lab) -> Bench:
     return Bench(lambda: torch.autograd.grad(out, wanted, gradient, retain_graph=True), 2.0 * flops, 2.0 * moved)
 
 
-FAMILIES = [Family(
-    "recurrent", "LSTM and GRU layers over whole sequences",
-    {"seq": Size(4), "batch": Size(2), "input": Size(8), "hidden": Size(8), "layers": Size(2, 1)},
-    {"cell": Choice(("lstm", "gru")), "op": Choice(FORWARD_BACKWARD),
-     "dtype": Choice(("fp32", "bf16", "fp16", "tf32"))},
-    _prepare)]
+FAMILIES = [
+    CampaignFamily(
+        "recurrent",
+        "LSTM and GRU layers over whole sequences",
+        {
+            "seq": SizeRange(4),
+            "batch": SizeRange(2),
+            "input": SizeRange(8),
+            "hidden": SizeRange(8),
+            "layers": SizeRange(2, 1),
+        },
+        {
+            "cell": FamilyChoice(("lstm", "gru")),
+            "op": FamilyChoice(FORWARD_BACKWARD),
+            "dtype": FamilyChoice(("fp32", "bf16", "fp16", "tf32")),
+        },
+        _prepare,
+    )
+]

@@ -19,13 +19,13 @@ from tracer.shape_only.substitutions.placement import is_gpu
 from tracer.shape_only.substitutions.substitution import Site
 
 if TYPE_CHECKING:
-    from tracer.shape_only.substitutions.placement import Placement
+    from tracer.shape_only.substitutions.placement import DevicePlacement
 
 _SAMPLERS = ("RandomSampler", "SubsetRandomSampler")
 _NO_WORKERS = {"num_workers": 0, "timeout": 0, "prefetch_factor": None}
 
 
-def install(site: Site, placement: Placement | None) -> None:
+def install(site: Site, placement: DevicePlacement | None) -> None:
     """Put real data loading, and loading and saving of files, in place for one trace."""
     from torch.utils import data
     from torch.utils.data import distributed
@@ -89,7 +89,7 @@ class _ToHost(dict[str, str]):
         return "cpu"
 
 
-def _load(placement: Placement | None, original: Callable[..., Any]) -> Callable[..., Any]:
+def _load(placement: DevicePlacement | None, original: Callable[..., Any]) -> Callable[..., Any]:
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         asked = isinstance(map_location, str | torch.device | int) and is_gpu(map_location)
         host = _ToHost()

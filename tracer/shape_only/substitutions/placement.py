@@ -43,7 +43,7 @@ SYNCHRONIZE = "synchronize"
 """What ``meta.substitutions`` counts waits of the host under that user code asks for and that are left out."""
 
 
-class Placement(TorchFunctionMode):
+class DevicePlacement(TorchFunctionMode):
     """Turns requests for CUDA into CPU ones; ``wanted`` says where new storages lie, None for "as their inputs"."""
 
     def __init__(self, tracker: MemoryTracker, *, one_device: bool = True) -> None:
@@ -187,7 +187,7 @@ class Placement(TorchFunctionMode):
 class _Seen:
     """``FakeTensor.device`` (which asks no torch-function mode): the GPU for users, the truth for torch."""
 
-    def __init__(self, original: Any, placement: Placement) -> None:
+    def __init__(self, original: Any, placement: DevicePlacement) -> None:
         self._original = original
         self._placement = placement
 

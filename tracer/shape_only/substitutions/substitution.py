@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tracer.shape_only.devices import Device
+from tracer.shape_only.devices import TracedDevice
 
 MISSING = object()
 
@@ -48,7 +48,7 @@ class Site:
         counts: how often each substitution was used.
     """
 
-    device: Device
+    device: TracedDevice
     rules: dict[Any, Callable[..., Any]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Site:
 
 
 @contextmanager
-def installed(device: Device, substitutions: tuple[Substitution, ...]) -> Iterator[Site]:
+def installed(device: TracedDevice, substitutions: tuple[Substitution, ...]) -> Iterator[Site]:
     """Put substitutions in place; everything is as before at the end."""
     site = Site(device, library=torch.library.Library("aten", "IMPL"))
     with site.stack:
