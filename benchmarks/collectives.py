@@ -325,9 +325,7 @@ def tuner(folder: Path, data: dict[str, CollectiveMeasurements]) -> None:
 
 
 def speed(data: dict[str, CollectiveMeasurements]) -> None:
-    """Evaluations a second on one core, and a 4,096-rank job."""
-    from graph_predictor.comm.job import job_of_groups, mesh_groups, simulate_groups
-
+    """Evaluations a second on one core."""
     profile = CommProfile.fit(data["H100-SXM5-80GB"], topology("dgx-h100x512"))
     rng = np.random.default_rng(0)
     n = 10**6
@@ -342,18 +340,6 @@ def speed(data: dict[str, CollectiveMeasurements]) -> None:
         rate = n / (time.process_time() - begin)
         print(f"{'evaluations a second and core, ' + label:56}{rate:15,.0f}   1,000,000: "
               f"{'met' if rate >= 1e6 else 'missed'}")
-    groups = mesh_groups({"tp": 8, "pp": 8, "dp": 64})
-    names = list(groups)
-    members = [groups[name][rng.integers(len(groups[name]))] for name in (names[i % 3] for i in range(10_000))]
-    large = [np.sort(rng.choice(4096, 1024, replace=False)) for _ in range(10_000)]
-    for label, chosen in (("mesh of 8 x 8 x 64", members), ("random groups of 1,024 ranks", large)):
-        for again in ("first", "again"):
-            begin = time.perf_counter()
-            times = simulate_groups(job_of_groups(chosen, 4096, 1000), rng.integers(10_000, 100_000, 10_000))
-            took = time.perf_counter() - begin
-            print(f"{'4,096 ranks, 10,000 collectives, ' + label:62} {again} {took:8.2f} s   < 10 s: "
-                  f"{'met' if took < 10 else 'missed'} ({sum(map(len, chosen)):,} memberships, step "
-                  f"{times.step_ns / 1e6:,.1f} ms)")
 
 
 def main() -> int:

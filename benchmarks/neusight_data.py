@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from cross_device import Figures, Measured
 
 from kernel_models.device import resolve_device
 from kernel_models.op_call import Family
-from kernel_models.transfer import Figures, Measured
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("FORETRACE_DATA") or ROOT.parent / "shared" / "data")

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from cross_device import Measured, Residuals, Size, TransferModel
+from cross_device.choices import LAWS, METRICS, chosen, recipe_of, recipes
+from cross_device.model import leave_one_out, spread
+from cross_device.power import fit_power_law
+from cross_device.products import joined
 from neusight_data import GROUPS, TRAIN_GPUS, UNSEEN_GPUS, Group, figures, measured, read
 
 from kernel_models.op_call import Family
-from kernel_models.transfer import Measured, Residuals, Size, TransferModel
-from kernel_models.transfer.choices import LAWS, METRICS, chosen, recipe_of, recipes
-from kernel_models.transfer.model import leave_one_out, spread
-from kernel_models.transfer.power import fit_power_law
-from kernel_models.transfer.products import joined
 
 PUBLISHED = {"elementwise": 19.3, "layer norm": 56.7, "softmax": 13.9, "FC": 13.9, "BMM": 13.8}
 """NeuSight's MAPE over the same rows, %."""

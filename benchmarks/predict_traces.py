@@ -26,9 +26,9 @@ import time
 from pathlib import Path
 
 import numpy as np
+from fitted_times import Fitted
 
 from graph_predictor.edits import Device, Edit, HostFrom
-from graph_predictor.prediction.fitted import Fitted
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.datasets import read_samples
 from kernel_models.fitting import fit_profile

@@ -17,13 +17,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from delayed_rank import delay_rank
+from leave_one_out import leave_one_out
 
 from graph_predictor.prediction.replay import Replay, replay
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.simulation.critical_path import step_items
-from graph_predictor.simulation.delay import delay_rank
 from graph_predictor.simulation.engine import Simulated, simulate
-from graph_predictor.simulation.leave_one_out import leave_one_out
 from graph_predictor.simulation.program import Program
 from tracer.errors import ForetraceError
 from tracer.job import read_job

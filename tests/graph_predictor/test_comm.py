@@ -7,11 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from micro import Micro, read_ranks
 
-from graph_predictor.comm.job import job_of_groups, mesh_groups, simulate_groups
 from graph_predictor.comm.pricing import find_collectives, price_collectives
 from graph_predictor.comm.report import communication_report
 from graph_predictor.comm.tuning import tune_workload
@@ -19,7 +16,7 @@ from graph_predictor.comm.units import bytes_text, parse_bytes, parse_ranks
 from graph_predictor.comm.volumes import JobShape, check_volumes, expected_volumes, read_job_shape
 from graph_predictor.simulation.build import build_program
 from graph_predictor.simulation.critical_path import step_items
-from graph_predictor.simulation.engine import SimulationStuck, simulate
+from graph_predictor.simulation.engine import simulate
 from kernel_models.collectives import CollectiveKind, CommError, CommProfile, Placement, make_measurements, topology
 from kernel_models.collectives.measurements import join
 from kernel_models.collectives.readers.traces import read_matched
@@ -48,52 +45,6 @@ def two_ranks(elements: int = 1024) -> list[Micro]:
     second.launch(1210, 5, (20, 1220, 40), name=NCCL, **args)
     second.call("cudaDeviceSynchronize", 1230, 40)
     return [first, second]
-
-
-def test_collectives_start_with_their_last_member():
-    # Work 5 before each. A (lanes 0, 1): 5-15. B (1, 2): lane 1 arrives at 20: 20-30, lane 2 waited 15. C (0): 20-30.
-    times = simulate_groups(job_of_groups([[0, 1], [1, 2], [0]], 3, 5), 10)
-    assert times.start.tolist() == [5, 20, 20] and times.end.tolist() == [15, 30, 30]
-    assert times.lane_end.tolist() == [30, 30, 30] and times.lane_waited.tolist() == [0, 0, 15]
-    assert times.last[1] == 1 and times.step_ns == 30
-
-
-def test_work_and_durations_of_each_collective():
-    # A: 3 + 10. B after 7 more: lane 0 arrives at 20, 20-25.
-    times = simulate_groups(job_of_groups([[0], [0, 1]], 2, [3, 7]), [10, 5])
-    assert times.end.tolist() == [13, 25] and times.lane_waited.tolist() == [0, 13]
-    empty = simulate_groups(job_of_groups([], 4), 1)
-    assert empty.step_ns == 0 and len(empty.lane_end) == 4
-
-
-def test_opposite_orders_would_hang_and_are_told():
-    job = job_of_groups([[0, 1], [0, 1]], 2)
-    job.entry_collective[:] = [0, 1, 1, 0]
-    with pytest.raises(SimulationStuck, match="2 collectives never start"):
-        simulate_groups(job, 1)
-    for members in ([[2]], [[]], [[-1]]):
-        with pytest.raises(CommError, match="needs a member"):
-            job_of_groups(members, 2)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.sets(st.integers(0, 5), min_size=1), max_size=25), st.integers(0, 9), st.integers(0, 9))
-def test_the_group_simulation_is_the_plain_recurrence(groups, work, duration):
-    free = [0] * 6
-    ends = []
-    for group in groups:
-        end = max(free[lane] + work for lane in group) + duration
-        ends.append(end)
-        for lane in group:
-            free[lane] = end
-    times = simulate_groups(job_of_groups([sorted(g) for g in groups], 6, work), duration)
-    assert times.end.tolist() == ends and times.lane_end.tolist() == free
-
-
-def test_groups_of_a_mesh():
-    groups = mesh_groups({"tp": 2, "pp": 3})
-    assert [g.tolist() for g in groups["tp"]] == [[0, 1], [2, 3], [4, 5]]
-    assert [g.tolist() for g in groups["pp"]] == [[0, 2, 4], [1, 3, 5]]
 
 
 def test_transfer_times_are_replaced_and_waiting_is_not(tmp_path: Path):

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from delayed_rank import delay_rank
 from micro import Micro, closes, read_ranks, step_us
 
 from graph_predictor.prediction.replay import Replay, ReplayedStep, replay
 from graph_predictor.simulation import launch_queue
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.simulation.critical_path import Bound, critical_path
-from graph_predictor.simulation.delay import delay_rank
 from graph_predictor.simulation.engine import simulate
 from graph_predictor.simulation.program import ItemKind, Program
 from tracer.graph import ExecutionGraph, KernelKind, LaunchKind

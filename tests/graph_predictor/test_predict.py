@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fitted_times import Fitted
 from micro import Micro, read_ranks
 from said import plain
 from typer.testing import CliRunner
@@ -28,7 +29,6 @@ from graph_predictor.edits import (
     ScaleKernels,
     Sizes,
 )
-from graph_predictor.prediction.fitted import Fitted
 from graph_predictor.prediction.replay import replay
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.simulation.host_pieces import with_host

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fitted_times import Fitted
 from said import plain
 from typer.testing import CliRunner
 
 from graph_predictor.cli import app
 from graph_predictor.edits import Device, Edit, HostFrom, ScaleKernels, Sizes
-from graph_predictor.prediction.fitted import Fitted
 from graph_predictor.prediction.replay import replay
 from graph_predictor.synthesis.baseline import baseline_of
 from tracer.job import Job, read_job

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from delayed_rank import delay_rank
+from leave_one_out import leave_one_out
 
 from graph_predictor.prediction.replay import WINDOW, Replay, replay
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.simulation.critical_path import critical_path, step_items
-from graph_predictor.simulation.delay import delay_rank
 from graph_predictor.simulation.engine import simulate
-from graph_predictor.simulation.leave_one_out import leave_one_out
 from graph_predictor.simulation.program import Program
 from tracer.errors import ForetraceError
 from tracer.graph import KernelKind

@@ -13,7 +13,7 @@ from disk_support import small_disk
 
 from tracer.campaign.errors import CampaignError
 from tracer.campaign.results import INDEX, MARK, SCRATCH, Results
-from tracer.capture.output import CapturePart
+from tracer.capture.output import PartWriter
 from tracer.capture_layout import find_parts
 from tracer.directory_lock import LOCK, Busy, DirectoryLock
 from tracer.errors import CaptureError, ForetraceError
@@ -188,19 +188,19 @@ def test_a_capture_replaces_neither_through_links_nor_what_no_capture_wrote(tmp_
     out.mkdir()
     (out / "rank0").symlink_to(victim)
     with pytest.raises(CaptureError, match="is a link"):
-        CapturePart(out, 0, replace=True)
+        PartWriter(out, 0, replace=True)
     (out / "rank0").unlink()
     (out / "rank0").mkdir()
     mine = out / "rank0" / "context.json"
     mine.write_text('{"my": "own file"}')
     (out / "rank0" / ".scratch-mine").mkdir()
     with pytest.raises(CaptureError, match="which no capture of foretrace wrote"):
-        CapturePart(out, 0, replace=True)
+        PartWriter(out, 0, replace=True)
     assert mine.read_text() == '{"my": "own file"}' and (out / "rank0" / ".scratch-mine").is_dir()
     mine.unlink()
     (out / "rank1").symlink_to(victim)  # of a larger job, which this one would replace
     assert [part.rank for part in find_parts(out)] == [1]
-    part = CapturePart(out, 0, replace=True)
+    part = PartWriter(out, 0, replace=True)
     part.write_json("context.json", {"complete": False})
     part.close()
     assert os.listdir(victim) == ["context.json"] and not os.path.lexists(out / "rank1")

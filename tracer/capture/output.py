@@ -46,7 +46,7 @@ _ANONYMOUS = (
 )
 
 
-class CapturePart:
+class PartWriter:
     """The directory of one rank, created, locked and checked on construction; give it back with ``close``.
 
     What a capture that was there before left stays until this one writes its first file. In a fake world ``fake`` is

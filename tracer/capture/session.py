@@ -25,7 +25,7 @@ from tracer.errors import CaptureError
 
 if TYPE_CHECKING:
     from tracer.capture.collectives import CollectiveNotes
-    from tracer.capture.output import CapturePart
+    from tracer.capture.output import PartWriter
 
 Result = TypeVar("Result")
 Batch = TypeVar("Batch")
@@ -60,7 +60,7 @@ class Capture:
         self._phase = CapturePhase.NEW
         self._warm = 0
         self._started_ns = 0
-        self._output: CapturePart | None = None
+        self._output: PartWriter | None = None
         self._recorder: Recorder | None = None
         self._notes: CollectiveNotes | None = None
         self.facts: dict[str, Any] = {}
@@ -233,14 +233,14 @@ class Capture:
         if pid == os.getpid():  # not in a forked data loader
             self.__exit__(None, None, None)
 
-    def _part(self, world: tuple[int, int] | None = None) -> CapturePart:
+    def _part(self, world: tuple[int, int] | None = None) -> PartWriter:
         from tracer.capture.context import fake_world_here, rank_and_world
-        from tracer.capture.output import CapturePart
+        from tracer.capture.output import PartWriter
 
         world = world or fake_world_here()
         world_size, rank = world or rank_and_world()[::-1]
         told = {"fake_world": True, "world_size": world_size, **self.facts} if world is not None else None
-        return CapturePart(self.out, rank, self.options.replace, world_size, told)
+        return PartWriter(self.out, rank, self.options.replace, world_size, told)
 
     def _end_step(self) -> None:
         if self._phase is CapturePhase.WARMUP:
@@ -333,7 +333,7 @@ class Capture:
         finally:
             self._close()
 
-    def _store_execution_trace(self, output: CapturePart, source: Path, unfinished: str) -> None:
+    def _store_execution_trace(self, output: PartWriter, source: Path, unfinished: str) -> None:
         # A capture that ended early may not have come to the window that has it.
         if source.exists() or (not self.ended and self.options.execution_trace != "none"):
             output.store_trace(source, EXECUTION_TRACE, unfinished)

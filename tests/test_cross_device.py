@@ -12,19 +12,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cross_device import Figures, Measured, Metric, Residuals, Size, TransferModel, TransferredModel
+from cross_device.choices import chosen, metric_of, recipe_of, recipes
+from cross_device.model import leave_one_out, mixed, spread
+from cross_device.power import PowerLaw, fit_power_law
+from cross_device.products import Products, envelope, joined, operations
+from cross_device.rows import RowExpert, Rows, RowWork, block_threads, row_time
+from cross_device.streaming import StreamingExpert
+from cross_device.tile_choice import TileChoice, tiles_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernel_models.device import device
 from kernel_models.op_call import Family, OpCall
-from kernel_models.transfer import Figures, Measured, Metric, Residuals, Size, TransferModel, TransferredModel
-from kernel_models.transfer.choices import chosen, metric_of, recipe_of, recipes
-from kernel_models.transfer.model import leave_one_out, mixed, spread
-from kernel_models.transfer.power import PowerLaw, fit_power_law
-from kernel_models.transfer.products import Products, envelope, joined, operations
-from kernel_models.transfer.rows import RowExpert, Rows, RowWork, block_threads, row_time
-from kernel_models.transfer.streaming import StreamingExpert
-from kernel_models.transfer.tile_choice import TileChoice, tiles_of
 
 SOURCES = ("p4", "p100-pcie-16g", "v100-pcie-32g", "t4", "a100-pcie-40g")
 EVERY = {name: Figures.of(device(name)) for name in (*SOURCES, "l4", "a100-pcie-80g", "h100-sxm")}
@@ -320,7 +320,7 @@ def test_every_choice_is_a_candidate() -> None:
 @pytest.fixture(scope="module")
 def neusight(request: pytest.FixtureRequest) -> ModuleType:
     """The benchmark's reader of NeuSight's measurements; skips where these are absent."""
-    path = Path(__file__).resolve().parents[2] / "benchmarks" / "neusight_data.py"
+    path = Path(__file__).resolve().parents[1] / "benchmarks" / "neusight_data.py"
     spec = importlib.util.spec_from_file_location("neusight_data", path)
     assert spec is not None
     assert spec.loader is not None

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from cross_device.figures import Figures
 from kernel_models.op_call import DIMENSIONS, Family, OpCall
-from kernel_models.transfer.figures import Figures
 from tracer.arrays import Float64
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from kernel_models.transfer.figures import Figures
+from cross_device.figures import Figures
 from tracer.arrays import Float64
 
 _REFERENCE_MHZ = 700.0

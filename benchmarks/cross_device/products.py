@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cross_device.figures import Figures
+from cross_device.measured import Measured
+from cross_device.power import PowerLaw, best_rates, fit_power_law
+from cross_device.tile_choice import TileChoice, tiles_of
 from kernel_models.model import Arrays
-from kernel_models.transfer.figures import Figures
-from kernel_models.transfer.measured import Measured
-from kernel_models.transfer.power import PowerLaw, best_rates, fit_power_law
-from kernel_models.transfer.tile_choice import TileChoice, tiles_of
 from tracer.arrays import Float64
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from cross_device.figures import Metric
+from cross_device.power import PowerLaw
+from cross_device.products import FEATURES, Products
+from cross_device.rows import Rows
+from cross_device.streaming import Streaming
 from kernel_models.op_call import Family
-from kernel_models.transfer.figures import Metric
-from kernel_models.transfer.power import PowerLaw
-from kernel_models.transfer.products import FEATURES, Products
-from kernel_models.transfer.rows import Rows
-from kernel_models.transfer.streaming import Streaming
 
 METRICS = [Metric(generation, kernels, size, memory, power)
            for generation, kernels, size, memory, power in product(

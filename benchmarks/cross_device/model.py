@@ -22,15 +22,15 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from cross_device.choices import metric_of, recipe_of
+from cross_device.figures import Figures, Metric
+from cross_device.measured import Measured, columns
+from cross_device.products import ProductExpert
+from cross_device.rows import RowExpert
+from cross_device.streaming import StreamingExpert
 from kernel_models.device import DeviceSpec
 from kernel_models.model import Arrays, Source, Times
 from kernel_models.op_call import Family, OpCall
-from kernel_models.transfer.choices import metric_of, recipe_of
-from kernel_models.transfer.figures import Figures, Metric
-from kernel_models.transfer.measured import Measured, columns
-from kernel_models.transfer.products import ProductExpert
-from kernel_models.transfer.rows import RowExpert
-from kernel_models.transfer.streaming import StreamingExpert
 from tracer.arrays import Float64
 
 _INTERVAL = 0.8
@@ -175,7 +175,7 @@ class TransferModel:
         family: elementwise, norm, softmax or GEMM.
         batched: for GEMM, whether it is for batched products (``bmm``) or single ones (``linear``, ``mm``, ``addmm``).
         recipe, metric: how to fit and how to weight sources; by default what leaving out train GPUs chose
-            (``kernel_models.transfer.choices``).
+            (``cross_device.choices``).
 
     Attributes:
         experts_, sources_: one of each source GPU.

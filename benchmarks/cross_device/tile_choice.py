@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from cross_device.figures import Figures
 from kernel_models.model import Arrays
-from kernel_models.transfer.figures import Figures
 from tracer.arrays import Float64
 
 _TILE = re.compile(r"_(\d{1,5})x(\d{1,5})(?:x\d+)?_")

@@ -28,9 +28,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cross_device.figures import Figures
+from cross_device.measured import Measured
 from kernel_models.model import Arrays
-from kernel_models.transfer.figures import Figures
-from kernel_models.transfer.measured import Measured
 from tracer.arrays import Float64
 
 _ITEM = 4
