@@ -102,6 +102,8 @@ def sweep(source: SweepSource, space: SweepSpace, *, output: str | os.PathLike[s
     """
     if backend not in BACKENDS:
         raise SweepError(f"There is no backend {backend!r}; there are {', '.join(BACKENDS)}.")
+    if jobs < 1 and jobs != -1:
+        raise SweepError(f"{jobs} is no number of processes; give --jobs 1 or more, or -1 for one a core.")
     if scheduler is not None and backend == LOCAL:
         raise SweepError("A scheduler is of a cluster; give --workers dask or ray with it.")
     study = source.study()  # what is wrong with it is told before any worker starts
@@ -142,7 +144,9 @@ def _run(source: SweepSource, study: Study, points: Sequence[Point], price: floa
             yield {point.key: row(study, point, price) for point in chunk}
         return
     if backend == LOCAL:
-        stack.enter_context(parallel_config(backend="loky", n_jobs=jobs, inner_max_num_threads=1))
+        most = min(len(chunks), os.cpu_count() or 1)  # more would have nothing to do, or nothing to do it with
+        stack.enter_context(parallel_config(backend="loky", n_jobs=jobs if jobs < 1 else min(jobs, most),
+                                            inner_max_num_threads=1))
     calls = [delayed(_rows)(source, chunk, price) for chunk in chunks]
     if backend == RAY:  # returns whole lists only
         size = ROUND * max(os.cpu_count() or 1, 1)

@@ -234,3 +234,8 @@ def test_tuning_a_workload_of_another_gpu_or_with_lacking_backends_is_said(run, 
     assert tuned["step_us"]["oneshot"] == tuned["step_us"]["nccl"]
     out = plain(run("tune", nccl, other, "--trace", folder)[1])
     assert "oneshot was not measured for all_reduce over 2 ranks" in out
+
+
+def test_a_sweep_of_millions_of_processes_is_not_started(run, tmp_path: Path):
+    code, out, err = run("bench", "-o", tmp_path / "c.json", "--processes", 30_000_000)
+    assert code == 2 and "2 to 256 processes" in err and out == "" and not list(tmp_path.iterdir())

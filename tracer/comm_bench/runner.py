@@ -13,6 +13,8 @@ from tracer.comm_bench.plan import BenchPlan
 from tracer.errors import ForetraceError
 from tracer.output_file import whole_file
 
+MOST_PROCESSES = 256
+"""Each is a PyTorch of its own."""
 TAIL = 300
 
 
@@ -28,8 +30,9 @@ def run_bench(plan: BenchPlan, processes: int, out: str | os.PathLike[str], *, t
     Raises:
         ForetraceError: PyTorch is missing, or the processes failed; the end of their output is in the sentence.
     """
-    if processes < 2:
-        raise ForetraceError(f"A sweep needs at least two processes, and {processes} was asked for.")
+    if not 2 <= processes <= MOST_PROCESSES:
+        raise ForetraceError(f"A sweep on this host is of 2 to {MOST_PROCESSES} processes, and {processes} was asked "
+                             "for.")
     target = Path(out)
     with tempfile.TemporaryDirectory(prefix="foretrace-comm-bench-") as folder:
         table = Path(folder) / "table.jsonl"
