@@ -254,11 +254,10 @@ QUICK = tuple(name for name in KINDS if name not in ("given", "programs", "scrip
 _ALL_COMMANDS = [command for name in QUICK for command in KINDS[name].commands if name not in ("sweep", "output")]
 _ODD = ["fifo", "directory", "/dev/zero", "/dev/full", "/dev/stdin", "nowhere", "../in", ".", "/etc/passwd",
         "/proc/self/mem", "\x1b[31m"]
-_WEIGHTS = {"mixed": 5, "odd-file": 2, "device-toml": 2, "topology-toml": 2,
-            "kineto": 6, "job": 3, "foretrace": 4, "profile": 3, "comm-profile": 2,
-            "capture": 3, "baseline": 2,
-            "options": 6, "words": 5, "recorded": 2, "output": 1, "given": 20,
-            "log": 2, "comm-table": 2}
+_WEIGHTS = {"mixed": 5, "odd-file": 2, "device-toml": 2, "topology-toml": 2, "kineto": 6, "job": 3, "foretrace": 4,
+            "profile": 3, "comm-profile": 2, "capture": 3, "baseline": 2, "options": 5, "words": 9, "given": 20,
+            "log": 2,
+            "comm-table": 2}
 
 _NAMES = ["node-20240115_77.1700000000.pt.trace.json", "rank30000000.json", "rank-1.json", "rank٣.json",
           "a\x1b[31mb.json",

@@ -211,3 +211,8 @@ def test_a_recorded_step_goes_by_name_or_number() -> None:
     assert times[0] != times[1]
     assert json.loads(run("predict", CAPTURE, "--step", times[0][0], "--json").stdout)["steps"] == times[0]
     assert "There is no step" in plain(run("predict", CAPTURE, "--step", "ProfilerStep#999").output)
+
+
+def test_a_calibration_of_a_negative_seed_is_not_begun(tmp_path: Path) -> None:
+    said = CliRunner().invoke(app, ["calibrate", "-o", str(tmp_path / "x.profile"), "--seed", "-1"])
+    assert said.exit_code == 2 and "--seed" in plain(said.output) and not list(tmp_path.iterdir())

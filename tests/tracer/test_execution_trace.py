@@ -151,3 +151,16 @@ def test_detection() -> None:
     assert not is_execution_trace(b'{"schemaVersion": 1, "traceEvents": [')
     assert not is_execution_trace(b'[{"ph": "X"')
     assert not is_execution_trace(b"")
+
+
+def test_groups_of_very_many_ranks_are_not_listed() -> None:
+    from tracer.execution_trace.comms import comm_node
+
+    def ranks(**attributes: int) -> str:
+        found = comm_node(0, "[]", "[]", "[]", "[]", {"collective_name": "allreduce", "global_rank_start": 0,
+                                                      "global_rank_stride": 2, **attributes})
+        assert found is not None
+        return found.ranks
+
+    assert ranks(pg_size=3) == "[0, 2, 4]"
+    assert ranks(pg_size=1_000_000) == ranks(pg_size=4, global_rank_start=10**12) == ""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from tracer.decode import list_of
 from tracer.execution_trace.model import NONE, CommNode
+from tracer.ranks import MOST_RANKS
 
 # C++ type names that schemas without a dtype attribute put into "Tensor(...)" → the names newer schemas use.
 SCALAR_TYPES = {
@@ -20,6 +22,8 @@ SCALAR_TYPES = {
 }
 
 _TENSOR_TYPE = re.compile(r"Tensor\(([^()]*(?:\(.*?\))?)\)")
+_MOST_LISTED = 1 << 17
+"""Ranks of a group that are listed: larger than any job there has been, and a megabyte of text."""
 _GROUP_OBJECT = re.compile(r"\{[^{}]*\}")
 
 
@@ -105,8 +109,10 @@ def _number(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else NONE
 
 
+@lru_cache(maxsize=256)
 def _ranks(start: int, stride: int, size: int) -> str:
-    if start < 0 or size < 1 or (stride < 1 and size > 1) or size > 1_000_000:
+    """The ranks as a list's text; the same text for the same group, as a job of many ranks has many collectives."""
+    if start < 0 or not 1 <= size <= _MOST_LISTED or (stride < 1 and size > 1) or start + stride * size > MOST_RANKS:
         return ""
     return str(list(range(start, start + max(stride, 1) * size, max(stride, 1))))
 
