@@ -52,6 +52,11 @@ def standard_output() -> Iterator[None]:
     except OSError as error:
         error.filename = error.filename or STDOUT
         raise
+    except ValueError as error:
+        if not sys.stdout.closed:
+            raise
+        # A program that was run has closed it.
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF), STDOUT) from error
 
 
 class ClosedOutput(io.TextIOWrapper):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import re
@@ -133,3 +134,14 @@ def test_a_full_standard_output_is_named() -> None:
         assert ran.returncode == 2
         assert ran.stderr.startswith("foretrace: the standard output: No space left on device") and (
             ran.stderr.count("\n") == 1)
+
+
+def test_an_output_that_a_program_has_closed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from graph_predictor.cli.text import STDOUT, standard_output
+
+    gone = io.StringIO()
+    gone.close()
+    monkeypatch.setattr(sys, "stdout", gone)
+    with pytest.raises(OSError, match="Bad file descriptor") as caught, standard_output():
+        print("an answer")
+    assert caught.value.filename == STDOUT
