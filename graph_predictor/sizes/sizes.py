@@ -31,6 +31,8 @@ MOST_UNDECIDED = 0.05
 """Share of the step's work on matrices that may be parameters or samples."""
 MOST_UNSIZED = 0.05
 """Share of the kernels' time whose sizes may be missing."""
+LEAST_MOVED = 0.01
+"""Share of the step's work by which a new size should change it at least; less is said."""
 LINEAR_SPREAD = 0.2
 """Log half width of the 80% interval of kernels taken to scale with their data: from a fixed cost to a cache's edge."""
 
@@ -113,9 +115,10 @@ def _check_rolled(scaled: list[ScaledShapes], sizes: Sizes) -> None:
     for rank in scaled:
         size = unrolled_size(rank)
         if size is not None:
-            raise EditError(f"{sizes.describe()} would change how many operations there are: the step goes along a "
-                            f"dimension of {size} slice by slice (a recurrent layer or a loop), of which one capture "
-                            "has only its own number; trace the program again (--code).")
+            raise EditError(f"{sizes.describe()} may change how many operations there are: the step goes along a "
+                            f"dimension of {size} piece by piece (a recurrent layer, a loop, micro-batches), and one "
+                            "capture does not say whether there are then more pieces or longer ones; trace the program "
+                            "again (--code), or, if there are as many at every size, capture it at two (--also).")
 
 
 def _check_decided(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> None:
@@ -178,6 +181,8 @@ def _resized(scenario: Scenario, scaled: list[ScaledShapes], changes: tuple[tupl
         spread = np.hypot(spread, scenario.kernel_spread)
     batch = next((new for name, _, new in changes if name.lower() in LEADING), None)
     share = work.measured_ns[factor != 1.0].sum() / max(int(work.measured_ns.sum()), 1)
+    sized = (factor != 1.0) | np.isin(group, list(after))
+    scenario = _moving(scenario, changes, float(work.measured_ns[sized].sum()) / max(int(work.measured_ns.sum()), 1))
     changed = replace(_with_activations(scenario, changes), work=replace(work, calls=calls, group=group), calls=after,
                       kernel_factor=kernel_factor, kernel_spread=spread,
                       items_per_rank=None if batch is None else float(batch))
@@ -234,6 +239,8 @@ def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], changes: tup
         raise EditError("No operation that computes has one of the sizes: nothing would change.")
     was, will = (price(calls, spec, scenario.source_models).times_us for calls in (before, after))
     ratio = np.array([will[c:d].sum() / was[a:b].sum() for a, b, c, d in spans])
+    all_ns = max(float(ns[scenario.cycle.working[pieces.item]].sum()), 1.0)
+    scenario = _moving(scenario, changes, abs(float((ns[rows] * (ratio - 1.0)).sum())) / all_ns)
     ns[rows] *= ratio
     batch = next((new for name, _, new in changes if name.lower() in LEADING), None)
     share = float(pieces.ns[rows].sum()) / max(float(pieces.ns[scenario.cycle.working[pieces.item]].sum()), 1.0)
@@ -248,6 +255,24 @@ def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], changes: tup
     return changed.with_note(f"{share:.0%} of the step is operations that compute on the CPU and grow by their models; "
                              "the rest of the host's time stays."
                              + (" The interval holds a step in which that shrinks too." if shrinking else ""))
+
+
+def _moving(scenario: Scenario, changes: tuple[tuple[str, int, int], ...], moved: float) -> Scenario:
+    """The scenario with a warning where new sizes change next to nothing.
+
+    Args:
+        scenario: with the sizes changed.
+        changes: (name, old, new).
+        moved: share of the work that they change.
+    """
+    growth = math.prod(new / old for _, old, new in changes)
+    if moved >= LEAST_MOVED * min(abs(math.log(growth)), 1.0):
+        return scenario
+    said = " and ".join(f"{name} {old} → {new}" for name, old, new in changes)
+    return replace(scenario, warnings=(*scenario.warnings, (
+        f"{said} changes {moved:.2%} of the step's work, as hardly any operation has that size: what follows it in "
+        "another way (a loop, a loader, a size that is worked out from it) is not in this number; trace the program "
+        "again (--code), or capture it at two sizes (--also).")))
 
 
 def _shrinking(scenario: Scenario, ns: Float64, known: Sequence[int],

@@ -40,19 +40,49 @@ def taken_apart(folder: Path, name: str, values: list[list[str]]) -> ScaledShape
     return ScaledShapes(trace.read(folder), (("seq", 12, 30),))
 
 
-def test_a_length_that_is_gone_along_slice_by_slice_is_found(tmp_path: Path) -> None:
-    for number, (name, values, found) in enumerate([
-            ("aten::unbind", [["1"]], 12), ("aten::unbind", [["-2"]], 12), ("aten::unbind", [["0"]], None),
-            ("aten::select", [["1", str(index)] for index in range(12)], 12),
-            ("aten::select", [["1", str(index)] for index in range(11)], None),
-            ("aten::select", [["1", "-1"]], None), ("aten::unbind", [["?"]], None)]):
-        (tmp_path / str(number)).mkdir()
-        assert unrolled_size(taken_apart(tmp_path / str(number), name, values)) == found
+TAKEN_APART: list[tuple[str, list[list[str]], int | None]] = [
+    ("aten::unbind", [["1"]], 12), ("aten::unbind", [["-2"]], 12), ("aten::unbind", [["0"]], None),
+    ("aten::unbind", [["?"]], None),
+    ("aten::select", [["1", str(index)] for index in range(12)], 12),
+    ("aten::select", [["1", str(index)] for index in range(11)], 12),  # the last is a target alone
+    ("aten::select", [["1", str(index)] for index in range(8)], None), ("aten::select", [["1", "-1"]], None),
+    ("aten::slice", [["1", str(start), str(start + 1), "1"] for start in range(12)], 12),
+    ("aten::slice", [["1", str(start), str(start + 5), "1"] for start in (0, 5, 10)], 12),
+    ("aten::slice", [["1", str(start), str(start + 3), "1"] for start in range(10)], 12),  # a window that moves
+    ("aten::slice", [["1", "0", "-1", "1"], ["1", "1", "9223372036854775807", "1"]], None),  # inputs and targets
+    ("aten::slice", [["1", "0", "12", "2"], ["1", "1", "12", "2"]], None),
+    ("aten::slice", [["2", "0", "16", "1"], ["2", "16", "32", "1"]], None),
+    ("aten::narrow", [["1", str(start), "4"] for start in (0, 4, 8)], 12),
+    ("aten::narrow", [["1", "0", "1"], ["1", "1", "11"]], None),  # the gradient of a class token put before
+    ("aten::split", [["4", "1"]], 12), ("aten::split", [["5", "-2"]], 12), ("aten::split", [["12", "1"]], None),
+    ("aten::split_with_sizes", [["[4, 4, 4]", "1"]], 12), ("aten::split_with_sizes", [["[2, 10]", "1"]], None),
+    ("aten::chunk", [["3", "1"]], 12), ("aten::chunk", [["2", "2"]], None),
+]
 
 
-def test_another_number_of_slices_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "values", "found"), TAKEN_APART)
+def test_a_length_that_is_gone_along_piece_by_piece_is_found(
+        tmp_path: Path, name: str, values: list[list[str]], found: int | None) -> None:
+    assert unrolled_size(taken_apart(tmp_path, name, values)) == found
+
+
+def test_parts_as_long_as_the_named_size_are_as_many_at_any(tmp_path: Path) -> None:
+    """Two views of a batch of 4 put together and taken apart, which then is halved."""
+    trace = Micro().calibrate()
+    trace.step(1000, 2000, 1)
+    trace.op("aten::cat", 1005, 1008, **{"Input Dims": [[[4, 32], [4, 32]], []], "Input type": ["TensorList", "Scalar"],
+                                         "Concrete Inputs": ["", "0"]})
+    trace.op("aten::chunk", 1010, 1015, **{"Input Dims": [[8, 32], [], []], "Input type": ["float", "Scalar", "Scalar"],
+                                           "Concrete Inputs": ["", "2", "0"]})
+    assert unrolled_size(ScaledShapes(trace.read(tmp_path), (("batch", 4, 16),))) is None
+    trace.op("aten::split", 1020, 1025, **{"Input Dims": [[4, 32], [], []], "Input type": ["float", "Scalar", "Scalar"],
+                                           "Concrete Inputs": ["", "2", "0"]})
+    assert unrolled_size(ScaledShapes(trace.read(tmp_path), (("batch", 4, 16),))) == 4
+
+
+def test_another_number_of_pieces_is_refused(tmp_path: Path) -> None:
     scaled = taken_apart(tmp_path, "aten::unbind", [["1"]])
-    with pytest.raises(EditError, match="dimension of 12 slice by slice"):
+    with pytest.raises(EditError, match="dimension of 12 piece by piece"):
         baseline_of(scaled.graph, device=device("cpu")).predict([Sizes.parse(["seq=12:30"])])
 
 
@@ -234,3 +264,16 @@ def test_a_size_of_thousands_of_digits_is_no_size() -> None:
     with pytest.raises(EditError, match=r"is no size: give a whole number from 1 to 2,147,483,647"):
         Sizes.parse([f"batch=64:{most}"])
     assert parse_also(f"runs/b:batch={most}")[1]["batch"] > MOST
+
+
+@pytest.mark.parametrize("new", [60, 13])
+def test_a_size_that_changes_next_to_nothing_is_said(tmp_path: Path, new: int) -> None:
+    """12 of something that takes a hundredth of the step, and 600,000 samples that take the rest."""
+    trace = Micro()
+    trace.step(1000, 2000, 1)
+    trace.op("aten::relu", 1010, 1900, **{"Input Dims": [[600_000, 32]], "Input type": ["float"]})
+    trace.op("aten::tanh", 1910, 1911, **{"Input Dims": [[12, 5]], "Input type": ["float"]})
+    baseline = baseline_of(trace.read(tmp_path), device=device("cpu"))
+    for edit, said in ((f"seq=12:{new}", True), ("batch=600000:660000", False)):
+        found = baseline.predict([Sizes.parse([edit])])
+        assert any("hardly any operation has that size" in one for one in found.warnings) is said
