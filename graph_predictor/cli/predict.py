@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from graph_predictor.cli.console import Column, Report, percent, print_json, read, working
+from graph_predictor.cli.edit_options import chosen_edits, with_edits
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Profiled, Step, Top, Window, shared
-from tracer.errors import ForetraceError
 
 if TYPE_CHECKING:
     from graph_predictor.prediction.result import Prediction
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 DEFAULT_TOP = 8
 
 
+@with_edits
 def predict(
     source: Annotated[list[str], typer.Argument(
         metavar="SOURCE", help="The step to start from: traces, a capture, a converted file, or SCRIPT.py:FUNCTION.")],
@@ -25,10 +26,6 @@ def predict(
     from_device: Annotated[str | None, shared("--from-device")] = None,
     profile: Annotated[list[str] | None, shared("--profile", "or of the one recorded on; repeatable")] = None,
     host_from: Annotated[str | None, shared("--host-from", "its time per operation and launch latencies")] = None,
-    host: Annotated[float, shared("--host")] = 1.0,
-    clock: Annotated[float, shared("--clock")] = 1.0,
-    bandwidth: Annotated[float, shared("--bandwidth")] = 1.0,
-    kernels: Annotated[float, typer.Option(metavar="FACTOR", help="Kernel durations × FACTOR.")] = 1.0,
     topology: Annotated[str | None, shared("--topology", "collectives there")] = None,
     comm_profile: Annotated[str | None, shared("--comm-profile")] = None,
     comm_backend: Annotated[str | None, shared("--comm-backend")] = None,
@@ -36,29 +33,11 @@ def predict(
     parallel: Annotated[str | None, shared(
         "--parallel", "a workload's step on many ranks; also pp=4,microbatches=8 or ddp=8,accumulation=4")] = None,
     straggler: Annotated[str | None, shared("--straggler")] = None,
-    dtype: Annotated[str | None, shared("--dtype", "products in bf16 or fp16 (autocast), tf32 or fp32")] = None,
     sizes: Annotated[list[str] | None, shared("--set", "batch=32:64 where nothing says the recorded one")] = None,
     code: Annotated[str | None, shared(
         "--code", "FUNCTION takes the sizes of --set by name and returns the step")] = None,
     also: Annotated[list[str] | None, shared(
         "--also", "such as runs/b:batch=64; sizes and times follow laws through the captures")] = None,
-    cuda_graphs: Annotated[bool, typer.Option("--cuda-graphs", help="Replay the step as a CUDA graph.")] = False,
-    no_data_loading: Annotated[bool, typer.Option("--no-data-loading", help="Batches are always ready.")] = False,
-    fused_optimizer: Annotated[bool, typer.Option(
-        "--fused-optimizer", help="The optimizer's step as one fused kernel.")] = False,
-    fuse_elementwise: Annotated[bool, typer.Option(
-        "--fuse-elementwise", help="Chains of elementwise kernels as one kernel each.")] = False,
-    flash_attention: Annotated[bool, typer.Option(
-        "--flash-attention", help="Attention that is written out as a fused operator.")] = False,
-    recompute: Annotated[str | None, typer.Option(
-        metavar="on|off", help="Activation checkpointing of every block.")] = None,
-    overlap_loading: Annotated[bool, typer.Option(
-        "--overlap-loading", help="Batches loaded in the background.")] = False,
-    compiled: Annotated[bool, typer.Option("--compile", help="torch.compile, approximately.")] = False,
-    free_launches: Annotated[bool, typer.Option("--free-launches", help="Launches cost nothing.")] = False,
-    no_waits: Annotated[bool, typer.Option("--no-waits", help="The host never waits for the device.")] = False,
-    hide_collectives: Annotated[bool, typer.Option(
-        "--hide-collectives", help="Collectives overlap with everything else.")] = False,
     step: Step = None,
     price: Annotated[float | None, shared("--price", least=0)] = None,
     top: Top = None,
@@ -66,6 +45,7 @@ def predict(
     profiled: Profiled = False,
     json: Json = False,
     debug: Debug = False,
+    **edits: Any,
 ) -> None:
     """Predict the step time of a configuration that was never run.
 
@@ -77,19 +57,10 @@ def predict(
         from kernel_models.device_choice import find_device
         from kernel_models.profile import load_profile
 
-        if recompute not in (None, "on", "off"):
-            raise ForetraceError(f"--recompute {recompute} is not known: it is on or off.")
-        switches = {
-            "cuda-graphs": cuda_graphs, "no-data-loading": no_data_loading,
-            "fused-optimizer": fused_optimizer, "fuse-elementwise": fuse_elementwise,
-            "flash-attention": flash_attention, "recompute": recompute == "on", "no-recompute": recompute == "off",
-            "overlap-loading": overlap_loading, "compile": compiled, "free-launches": free_launches,
-            "no-waits": no_waits, "hide-collectives": hide_collectives}
         wanted = Configuration(
-            device=device, dtype=dtype, parallel=parallel, straggler=straggler, topology=topology,
-            from_topology=from_topology, comm_profile=comm_profile, comm_backend=comm_backend, host_from=host_from,
-            host=host, clock=clock, bandwidth=bandwidth, kernels=kernels, sizes=tuple(sizes or ()),
-            also=tuple(also or ()), code=code, switches=frozenset(name for name, on in switches.items() if on))
+            device=device, parallel=parallel, straggler=straggler, topology=topology, from_topology=from_topology,
+            comm_profile=comm_profile, comm_backend=comm_backend, host_from=host_from, sizes=tuple(sizes or ()),
+            also=tuple(also or ()), code=code, **chosen_edits(edits))
         job = source_job(source, window, device)
         with working("Preparing"):
             study = Study(job, step, recorded_on=None if from_device is None else find_device(from_device),

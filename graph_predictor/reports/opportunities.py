@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from graph_predictor import edits
+from graph_predictor.edits.registry import OPTIONS
 from graph_predictor.prediction.edit import Edit
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.result import Prediction
@@ -94,25 +94,9 @@ class Opportunities:
 
 
 def candidates() -> list[CandidateEdit]:
-    """Every change that is tried."""
-    return [
-        CandidateEdit("communication overlapped", "--hide-collectives", edits.HideCollectives(), bound=True),
-        CandidateEdit("free launches", "--free-launches", edits.FreeLaunches(), bound=True),
-        CandidateEdit("CUDA graphs", "--cuda-graphs", edits.CudaGraphs()),
-        CandidateEdit("2× memory bandwidth", "--bandwidth 2", edits.ScaleBandwidth(2.0), bound=True),
-        CandidateEdit("2× compute clock", "--clock 2", edits.ScaleClock(2.0), bound=True),
-        CandidateEdit("host twice as fast", "--host 0.5", edits.ScaleHost(0.5)),
-        CandidateEdit("fused optimizer", "--fused-optimizer", edits.FusedOptimizer()),
-        CandidateEdit("no data loading", "--no-data-loading", edits.NoDataLoading(), bound=True),
-        CandidateEdit("data loading overlapped", "--overlap-loading", edits.OverlapLoading()),
-        CandidateEdit("bf16 autocast", "--dtype bf16", edits.Precision("bf16")),
-        CandidateEdit("TF32 products", "--dtype tf32", edits.Precision("tf32")),
-        CandidateEdit("flash attention", "--flash-attention", edits.FlashAttention()),
-        CandidateEdit("fused elementwise chains", "--fuse-elementwise", edits.FuseElementwise()),
-        CandidateEdit("torch.compile (approximate)", "--compile", edits.Compile()),
-        CandidateEdit("no waits for the device", "--no-waits", edits.NoWaits(), bound=True),
-        CandidateEdit("no recomputation", "--recompute off", edits.Recompute(False)),
-    ]
+    """Every change that is tried, as ``edits.registry`` lists them."""
+    return [CandidateEdit(each.name, option.written(each.value), option.make(each.value), each.bound)
+            for option in OPTIONS for each in option.candidates]
 
 
 def opportunities(source: Baseline | Job | ExecutionGraph | Sequence[ExecutionGraph], *, top: int = TOP,

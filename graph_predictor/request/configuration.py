@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
 
+from graph_predictor.edits.registry import SWITCHES
 from graph_predictor.prediction.scenario import EditError
-
-if TYPE_CHECKING:
-    from graph_predictor.edits import Edit
-
-SWITCHES = ("cuda-graphs", "no-data-loading", "fused-optimizer", "fuse-elementwise", "flash-attention", "recompute",
-            "no-recompute", "overlap-loading", "compile", "free-launches", "no-waits", "hide-collectives")
-"""Edits without a value. In this order they are applied where the order is ours to choose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +20,7 @@ class Configuration:
         sizes: as ``--set`` takes them.
         also: further captures, for laws of sizes.
         code: the program, as SCRIPT.py:FUNCTION.
-        switches: of ``SWITCHES``.
+        switches: of ``edits.registry.SWITCHES``.
     """
 
     device: str | None = None
@@ -67,19 +60,4 @@ class Configuration:
                 else value for name, value in found.items() if value != getattr(plain, name)}
 
 
-def switched_edits(switches: frozenset[str]) -> list[Edit]:
-    """The edits of some of ``SWITCHES``, in a fixed order."""
-    from graph_predictor import edits
-
-    by_name: dict[str, Edit] = {
-        "fused-optimizer": edits.FusedOptimizer(),
-        "no-data-loading": edits.NoDataLoading(), "cuda-graphs": edits.CudaGraphs(),
-        "recompute": edits.Recompute(True), "no-recompute": edits.Recompute(False),
-        "fuse-elementwise": edits.FuseElementwise(), "flash-attention": edits.FlashAttention(),
-        "overlap-loading": edits.OverlapLoading(), "compile": edits.Compile(),
-        "free-launches": edits.FreeLaunches(), "no-waits": edits.NoWaits(),
-        "hide-collectives": edits.HideCollectives()}
-    return [edit for name, edit in by_name.items() if name in switches]
-
-
-__all__ = ["SWITCHES", "Configuration", "switched_edits"]
+__all__ = ["Configuration"]

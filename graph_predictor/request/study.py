@@ -18,19 +18,16 @@ from graph_predictor.edits import (
     Device,
     HostFrom,
     OnTopology,
-    Precision,
-    ScaleBandwidth,
-    ScaleClock,
-    ScaleHost,
-    ScaleKernels,
     SizeLaws,
     Sizes,
+    Straggler,
 )
-from graph_predictor.parallel.ranks import Ranks, Straggler, on_ranks, traced
+from graph_predictor.edits.registry import FACTORS, switched_edits, valued_edits
+from graph_predictor.parallel.ranks import Ranks, on_ranks, traced
 from graph_predictor.prediction.memory import lacking_memory
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.request.configuration import Configuration, switched_edits
+from graph_predictor.request.configuration import Configuration
 from graph_predictor.sizes.named_sizes import captured_sizes, parse_also, parse_sets, samples_of
 from graph_predictor.sizes.retrace import recorded_sizes, retrace, trace_again, why_not
 from graph_predictor.synthesis.baseline import baseline_of
@@ -150,7 +147,7 @@ class Study:
             start, edits = self._made(wanted, collectives)
         else:
             start, edits = self._measured(wanted, collectives)
-        edits += self._scaling(wanted)
+        edits += valued_edits({name: getattr(wanted, name) for name in ("dtype", *FACTORS)})
         edits += switched_edits(wanted.switches)
         if wanted.straggler is not None:
             edits.append(Straggler.parse(wanted.straggler))
@@ -286,12 +283,6 @@ class Study:
         return SizeLaws(captures, captured_sizes(graphs, told, dict(new)), dict(new))
 
     # -- shared -------------------------------------------------------------------------------------------------------
-
-    def _scaling(self, wanted: Configuration) -> list[Edit]:
-        edits: list[Edit] = [] if wanted.dtype is None else [Precision(wanted.dtype)]
-        factors = ((wanted.clock, ScaleClock), (wanted.bandwidth, ScaleBandwidth), (wanted.kernels, ScaleKernels),
-                   (wanted.host, ScaleHost))
-        return [*edits, *(edit(factor) for factor, edit in factors if factor != 1.0)]
 
     def _cluster(self, wanted: Configuration) -> CollectiveModel | None:
         """The cluster that is named; under a plan on another device, that device's usual one."""

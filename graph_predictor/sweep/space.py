@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from graph_predictor.edits.registry import FACTORS
 from graph_predictor.request.configuration import Configuration
 from tracer.errors import ForetraceError
 
@@ -20,7 +21,7 @@ SIZE = "set:"
 WORLD_SIZE, SWITCHES, NO_SWITCH = "world_size", "edits", "none"
 UNCHANGED = Configuration()
 _TEXTS = frozenset({"device", "dtype", "topology", "parallel", "straggler", "host_from"})
-_FACTORS = frozenset({"host", "clock", "bandwidth", "kernels"})
+_FACTORS = frozenset(FACTORS)
 _SIZE = re.compile(r"(?P<name>\w+)=(?:(?P<old>\d{1,18}):)?(?P<values>\d{1,18}(?:,\d{1,18})*)")
 
 

@@ -19,9 +19,10 @@ from catalogue import Program
 from recordings import slowed
 
 import tracer
+from graph_predictor.edits.registry import SWITCHES
 from graph_predictor.prediction.predictor import Settled
 from graph_predictor.prediction.result import Prediction
-from graph_predictor.request.configuration import SWITCHES, Configuration
+from graph_predictor.request.configuration import Configuration
 from graph_predictor.request.study import Study
 from graph_predictor.simulation.program import NEVER
 from kernel_models.collectives import topology

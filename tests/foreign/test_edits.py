@@ -18,7 +18,8 @@ from edits import MOVES, Change, Predictor, Work, complaints, configured, edits_
 
 import tracer
 from graph_predictor.cli.predict import predict as command
-from graph_predictor.request.configuration import SWITCHES, Configuration
+from graph_predictor.edits.registry import SWITCHES
+from graph_predictor.request.configuration import Configuration
 from graph_predictor.request.study import read_source
 
 ALONE = ("lightning_autoencoder", "cnn_workers", "embedding_ranker")

@@ -269,7 +269,7 @@ def test_a_store_that_is_none_is_told_and_left(run: Run, pytester: pytest.Pytest
 
 def test_it_is_an_entry_point_of_pytest() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert '[project.entry-points.pytest11]\nforetrace = "foretrace.pytest_plugin"\n' in text
+    assert '[project.entry-points.pytest11]\n"foretrace.pytest_plugin" = "foretrace.pytest_plugin"\n' in text
 
 
 def test_nothing_of_foretrace_is_imported_before_it_is_used(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from graph_predictor.cli import app
+from graph_predictor.edits.registry import SWITCHES, switched_edits
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.request.configuration import SWITCHES, Configuration, switched_edits
+from graph_predictor.request.configuration import Configuration
 from graph_predictor.request.study import Study, is_script, read_source
 from tracer.job import read_job
 

@@ -1,0 +1,61 @@
+"""One rank slower than the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.simulation.program import MOST_FACTOR
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """One rank slower by a share: all its kernels but the collectives, and its host. Assumes that it is slow all the
+    time and that transfers are not.
+
+    Attributes:
+        rank: its number.
+        slower: such as 0.1 for 10%.
+    """
+
+    rank: int
+    slower: float
+
+    def __post_init__(self) -> None:
+        """Raise ``EditError`` for a share that no rank can be slower by."""
+        if not -1 < self.slower <= MOST_FACTOR:
+            raise EditError(f"A rank cannot be slower by {100 * self.slower:g}%; give more than -100%, and less than "
+                            f"{100 * MOST_FACTOR:g}%.")
+
+    @classmethod
+    def parse(cls, text: str) -> Straggler:
+        """From "3:10%" (rank 3, 10% slower). Raises ``EditError`` for anything else."""
+        rank, _, share = text.strip().removesuffix("%").partition(":")
+        try:
+            return cls(int(rank), float(share) / 100)
+        except ValueError:
+            raise EditError(f"{text!r} names no straggler; write the rank and how much slower it is, such as "
+                            "3:10%.") from None
+
+    def describe(self) -> str:
+        """One phrase."""
+        return f"rank {self.rank} slower by {100 * self.slower:g}%"
+
+    def apply(self, scenario: Scenario) -> Scenario:
+        """See ``Edit``."""
+        graphs = scenario.built.graphs
+        found = [row for row, graph in enumerate(graphs) if max(graph.meta.rank, 0) == self.rank]
+        if not found:
+            have = ", ".join(str(graph.meta.rank) for graph in graphs[:8])
+            raise EditError(f"There is no rank {self.rank} in this job (it has {have}); name one of those.")
+        pointer = scenario.built.program.kernel_ptr
+        kernels = np.ones(len(scenario.built.program.kernel_item))
+        mine = np.arange(int(pointer[found[0]]), int(pointer[found[0] + 1]))
+        kernels[mine[scenario.work.piece[mine] >= 0]] += self.slower
+        weight = np.ones(len(scenario.pieces))
+        weight[scenario.pieces.rank == found[0]] += self.slower
+        before, host = scenario.kernel_factor, scenario.host_weight
+        return replace(scenario, kernel_factor=kernels if before is None else kernels * before,
+                       host_weight=weight if host is None else weight * host)
