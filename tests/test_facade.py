@@ -30,3 +30,10 @@ def test_importing_the_packages_imports_nothing_slow() -> None:
             "print(sorted({'numpy', 'pandas', 'torch', 'numba', 'typer'} & sys.modules.keys()))")
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "[]"
+
+
+def test_the_command_line_starts_without_numpy() -> None:
+    code = ("import sys, graph_predictor.cli\n"
+            "print(sorted({'numpy', 'pandas', 'torch', 'numba', 'kernel_models.device'} & sys.modules.keys()))")
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "[]"

@@ -8,14 +8,17 @@ from the window's start (``meta.base_time_ns`` is that start on the job's shared
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from tracer.arrays import Int8, Int32, Int64
+from tracer.shown import Shown
 
 if TYPE_CHECKING:
     import networkx
@@ -449,8 +452,8 @@ class Meta:
     loss: LossReport = field(default_factory=LossReport)
 
 
-@dataclass(slots=True)
-class ExecutionGraph:
+@dataclass(slots=True, repr=False)
+class ExecutionGraph(Shown):
     """One rank's recorded window. See the module's text for the conventions."""
 
     strings: list[str]
@@ -497,11 +500,17 @@ class ExecutionGraph:
 
         return arguments(self, op)
 
-    def to_pandas(self, table: str) -> pandas.DataFrame:
-        """A table as a DataFrame; string columns are categoricals. Times in ns from the window's start."""
+    def headline(self) -> str:
+        """Say what was recorded in one line."""
+        rank = f"rank {self.meta.rank} of {self.meta.world_size}" if self.meta.rank >= 0 else "one rank"
+        return (f"{rank}{f' on {self.meta.device}' if self.meta.device else ''}, {len(self.steps):,} steps, "
+                f"{len(self.ops):,} operations, {len(self.launches):,} calls, {len(self.kernels):,} kernels")
+
+    def tables(self) -> Mapping[str, Callable[[], pandas.DataFrame]]:
+        """Its tables as DataFrames; string columns are categoricals. Times in ns from the window's start."""
         from tracer.views import to_pandas
 
-        return to_pandas(self, table)
+        return {name: partial(to_pandas, self, name) for name in self.TABLES}
 
     def to_networkx(self) -> networkx.DiGraph:
         """The dependency graph of operations, calls and device work, for exploring (see ``tracer.views``)."""

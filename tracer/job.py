@@ -7,9 +7,11 @@ may lie side by side. What belongs to another job is refused, what is merely mis
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice, pairwise
+from typing import TYPE_CHECKING
 
 from tracer.capture_layout import find_parts, read_capture
 from tracer.errors import GraphFileError, JobError, TraceError
@@ -18,6 +20,10 @@ from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph
 from tracer.kineto import read_kineto
 from tracer.rank_classes import RankClass, Span
 from tracer.ranks import missing_of, rank_in_name
+from tracer.shown import Shown
+
+if TYPE_CHECKING:
+    import pandas
 
 PathLike = str | os.PathLike[str]
 
@@ -36,8 +42,8 @@ _EPOCH_NS = 10**17
 """Smaller absolute times (before 1973) are not on the epoch clock and say nothing about when a window was."""
 
 
-@dataclass
-class Job:
+@dataclass(repr=False)
+class Job(Shown):
     """The recorded ranks of one run.
 
     Attributes:
@@ -58,6 +64,21 @@ class Job:
 
     def __len__(self) -> int:
         return len(self.graphs)
+
+    def headline(self) -> str:
+        """Say what was recorded in one line."""
+        ranks = f"{len(self.graphs):,} of {max(self.world_size, len(self.graphs)):,} ranks"
+        return f"{ranks}; {self.graphs[0].headline()}" if self.graphs else ranks
+
+    def tables(self) -> Mapping[str, Callable[[], pandas.DataFrame]]:
+        """The tables of all ranks, each row with its rank."""
+        return {name: partial(self._together, name) for name in ExecutionGraph.TABLES}
+
+    def _together(self, name: str) -> pandas.DataFrame:
+        import pandas
+
+        frames = [graph.to_pandas(name).astype({}).assign(rank=graph.meta.rank) for graph in self.graphs]
+        return pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame()
 
     @property
     def known_ranks(self) -> int:

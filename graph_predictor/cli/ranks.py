@@ -10,7 +10,6 @@ from graph_predictor.cli.console import Column, Report, count, milliseconds, per
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Profiled, Step, Top, Window, shared
 from graph_predictor.cli.output import TIMELINE, check_output
-from tracer.graph import SHAPE_ONLY
 
 if TYPE_CHECKING:
     from graph_predictor.reports.ranks import JobReport, JobTimes
@@ -84,6 +83,8 @@ def _times(source: list[str], window: int, wanted: Configuration, step: str | No
     with working("Tracing" if is_script(source) else "Reading"):
         job = read_source(source, window, wanted.device, read=read)
     notes = folded_notes(job)
+    from tracer.graph import SHAPE_ONLY
+
     if not wanted.differences() and all(graph.meta.era != SHAPE_ONLY for graph in job.graphs):
         with working("Replaying"):
             graphs = [with_host_collectives(graph) for graph in job.graphs]

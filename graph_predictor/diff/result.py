@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graph_predictor.prediction.result import which_times
+from tracer.shown import Shown
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class DifferenceKind(Enum):
@@ -71,8 +76,8 @@ class Part:
                 "hidden_us": self.hidden_ns / 1e3, "before_us": self.before_ns / 1e3, "after_us": self.after_ns / 1e3}
 
 
-@dataclass(slots=True)
-class Difference:
+@dataclass(slots=True, repr=False)
+class Difference(Shown):
     """The difference of two jobs' typical steps, B less A, nanoseconds. ``parts`` add up to ``total_ns`` exactly.
 
     Attributes:
@@ -101,6 +106,18 @@ class Difference:
     def total_ns(self) -> int:
         """B's typical step less A's."""
         return self.after_ns - self.before_ns
+
+    def headline(self) -> str:
+        """Say the difference in one line."""
+        cause = f"; first cause: {self.parts[0].kind.value}, {self.parts[0].what}" if self.parts else ""
+        return (f"A {self.before_ns / 1e6:,.3f} ms, B {self.after_ns / 1e6:,.3f} ms {which_times(self.profiled)}"
+                f"{cause}")
+
+    def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
+        """``parts``: every cause, times in µs."""
+        import pandas as pd
+
+        return {"parts": lambda: pd.DataFrame([part.to_json() for part in self.parts])}
 
     @property
     def total_us(self) -> float:

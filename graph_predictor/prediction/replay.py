@@ -10,8 +10,9 @@ arrival is an external part of them, and is not scaled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,6 +26,10 @@ from graph_predictor.simulation.residuals import with_residuals
 from tracer.arrays import Int64
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY, ExecutionGraph, KernelKind
+from tracer.shown import Shown
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 REPRODUCIBLE_SHARE = 0.005
 """Above this share of unexplained delay, the GPU timeline is said not to be reproducible."""
@@ -51,8 +56,8 @@ class ReplayedStep:
         return self.replayed_ns / self.measured_ns - 1.0 if self.measured_ns else 0.0
 
 
-@dataclass(slots=True)
-class Replay:
+@dataclass(slots=True, repr=False)
+class Replay(Shown):
     """The result of a replay; ``program`` and ``simulated`` hold every time behind it."""
 
     steps: list[ReplayedStep]
@@ -62,6 +67,21 @@ class Replay:
     notes: list[str] = field(default_factory=list)
     scale_kernels: float = 1.0
     """Factor on kernel durations: other than 1, steps differ from the measured ones on purpose."""
+
+    def headline(self) -> str:
+        """Say how the steps were replayed in one line."""
+        if not self.steps:
+            return "no steps"
+        worst = max((step.error for step in self.steps), key=abs)
+        return f"{len(self.steps):,} steps replayed, {worst:+.2%} of the measured time at most"
+
+    def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
+        """``steps``: rank, name, measured and replayed time in ns, and the error."""
+        import pandas as pd
+
+        return {"steps": lambda: pd.DataFrame([{
+            "rank": step.rank, "step": step.name, "measured_ns": step.measured_ns, "replayed_ns": step.replayed_ns,
+            "error": step.error} for step in self.steps])}
 
     @property
     def inexact(self) -> list[ReplayedStep]:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tracer.shown import Shown
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def which_times(profiled: bool, *, ran: bool = True) -> str:
@@ -34,8 +40,8 @@ class PathItem:
     share: float
 
 
-@dataclass(slots=True)
-class Prediction:
+@dataclass(slots=True, repr=False)
+class Prediction(Shown):
     """The steady state of a (changed) training step.
 
     Attributes:
@@ -92,6 +98,30 @@ class Prediction:
     def times(self) -> str:
         """Which times these are: "without the profiler", "under the profiler" or "that never ran" (of a step)."""
         return which_times(self.profiled, ran=self.ran)
+
+    def headline(self) -> str:
+        """Say the prediction in one line."""
+        low, high = self.interval_us
+        edits = f" ({', '.join(self.edits)})" if self.edits else ""
+        return (f"step {self.times}{edits} {self.step_time_us / 1e3:,.3f} ms, 80% between {low / 1e3:,.3f} and "
+                f"{high / 1e3:,.3f} ms, decided by {self.bound}")
+
+    def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
+        """``critical_path``, ``bounds``, ``families``, ``sources`` and ``ranks``; times in µs a step."""
+        import pandas as pd
+
+        def by_name(key: str, value: str, values: dict[str, float]) -> pd.DataFrame:
+            return pd.DataFrame({key: list(values), value: list(values.values())})
+
+        return {
+            "critical_path": lambda: pd.DataFrame([asdict(each) for each in self.critical_path]),
+            "bounds": lambda: by_name("bound", "time_us", self.bounds_us),
+            "families": lambda: by_name("family", "time_us", self.families_us),
+            "sources": lambda: by_name("source", "share", self.sources),
+            "ranks": lambda: pd.DataFrame([{
+                "rank": each.rank, "step_time_us": each.step_time_us, "gpu_active_us": each.gpu_active_us,
+                "bound": each.bound} for each in self.per_rank]),
+        }
 
     def to_json(self, top: int | None = None) -> dict[str, Any]:
         """Plain values; of the critical path the ``top`` largest entries, all by default."""

@@ -9,9 +9,10 @@ an operation launched.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +28,10 @@ from graph_predictor.simulation.program import whole_ns
 from tracer.arrays import Int32, Int64
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, ExecutionGraph, OpKind
+from tracer.shown import Shown
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _CALLS, _HOST, _WAITING, _GPU = range(4)
 OUTSIDE = "outside any op"
@@ -128,8 +133,8 @@ class StepBreakdown:
     """Whether it is one of the steps that stand for the step."""
 
 
-@dataclass(slots=True)
-class Breakdown:
+@dataclass(slots=True, repr=False)
+class Breakdown(Shown):
     """The steps asked for, in the order of the replay, and what to know when reading them."""
 
     steps: list[StepBreakdown]
@@ -146,6 +151,28 @@ class Breakdown:
     def step_ns(self) -> float:
         """The step: mean of the typical ones, of the slowest rank."""
         return slowest_mean((step.rank, step.simulated_ns) for step in self.typical)
+
+    def headline(self) -> str:
+        """Say where most of the step goes in one line."""
+        total = self.total()
+        whole = sum(total.bounds.values())
+        if not whole:
+            return "no steps"
+        most = max(total.bounds, key=lambda bound: total.bounds[bound])
+        return (f"step {which_times(self.profiled)} {self.step_ns / 1e6:,.3f} ms, {total.bounds[most] / whole:.0%} of "
+                f"its critical path {most.label}")
+
+    def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
+        """``critical_path``, ``operations``, ``modules``, ``kernels`` of all typical steps, and ``steps``; times in
+        µs."""
+        import pandas as pd
+
+        found = self.to_json()
+        totals = self.total().to_json()
+        return {**{name: partial(pd.DataFrame, totals[name])
+                   for name in ("critical_path", "operations", "modules", "kernels")},
+                "steps": lambda: pd.DataFrame(found["steps"])[["rank", "step", "measured_us", "simulated_us", "typical",
+                                                               "bound"]]}
 
     def total(self) -> Totals:
         """All typical steps of all ranks added up."""

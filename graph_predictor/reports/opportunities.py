@@ -7,9 +7,9 @@ be done are left out, with the reason. Gains do not add up: two changes that sho
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graph_predictor.edits.registry import OPTIONS
 from graph_predictor.prediction.edit import Edit
@@ -19,6 +19,10 @@ from graph_predictor.synthesis.baseline import baseline_of
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 from tracer.job import Job
+from tracer.shown import Shown
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 TOP = 10
 NOTHING = 5e-4
@@ -65,8 +69,8 @@ class Opportunity:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Opportunities:
+@dataclass(frozen=True, slots=True, repr=False)
+class Opportunities(Shown):
     """What was found.
 
     Attributes:
@@ -78,6 +82,22 @@ class Opportunities:
     baseline: Prediction
     found: tuple[Opportunity, ...]
     left_out: tuple[tuple[str, str], ...]
+
+    def headline(self) -> str:
+        """Say what would save most in one line."""
+        step = f"step {self.baseline.times} {self.baseline.step_time_us / 1e3:,.3f} ms"
+        if not self.found:
+            return f"{step}; nothing that was tried saves time"
+        best = self.found[0]
+        return f"{step}; {best.name} would save {best.gain:.1%}"
+
+    def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
+        """``opportunities``, times in µs, and ``left_out`` with the reasons."""
+        import pandas as pd
+
+        found = self.to_json()
+        return {"opportunities": lambda: pd.DataFrame(found["opportunities"]),
+                "left_out": lambda: pd.DataFrame(found["left_out"])}
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""

@@ -1,0 +1,46 @@
+"""``Shown``: results that are pleasant in a notebook: one line as text, a table as HTML, tables as DataFrames."""
+
+from __future__ import annotations
+
+import html
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Shown(ABC):
+    """A result with a headline and tables."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def headline(self) -> str:
+        """Say the result in one line."""
+
+    @abstractmethod
+    def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
+        """Make its tables, by name; the first is what a notebook shows."""
+
+    def to_pandas(self, table: str | None = None) -> pd.DataFrame:
+        """Return a table as a DataFrame; the first by default.
+
+        Raises:
+            KeyError: there is no such table; the message lists those that are.
+        """
+        tables = self.tables()
+        if table is None:
+            return next(iter(tables.values()))()
+        if table not in tables:
+            raise KeyError(f"{table!r} is no table; tables are: {', '.join(tables)}")
+        return tables[table]()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.headline()}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the headline and the first table's first rows."""
+        first = self.to_pandas().head(12).to_html(index=False, border=0, float_format="{:,.3f}".format)
+        return f"<p><b>{html.escape(self.headline())}</b></p>{first}"
