@@ -21,6 +21,7 @@ from kernel_models.collectives import CollectiveKind, bus_factor
 from kernel_models.collectives.readers.traces import element_bytes, kind_of, payload_bytes
 from tracer.arrays import Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind
+from tracer.intervals import covered, union
 
 
 @dataclass(slots=True)
@@ -207,20 +208,6 @@ def _exposed(graph: ExecutionGraph) -> Int64:
         out[mine] = kernels.duration_ns[mine]
         if not len(busy):
             continue
-        order = busy[np.argsort(kernels.start_ns[busy], kind="stable")]
-        start, stop = kernels.start_ns[order], kernels.start_ns[order] + kernels.duration_ns[order]
-        reach = np.maximum.accumulate(stop)
-        first = np.concatenate([[True], start[1:] > reach[:-1]])
-        left = start[first]
-        right = reach[np.append(np.flatnonzero(first)[1:] - 1, len(order) - 1)]
-        done = np.concatenate([[0], np.cumsum(right - left)])
-
-        def covered(time: Int64, left: Int64 = left, right: Int64 = right, done: Int64 = done) -> Int64:
-            """Busy ns before each time."""
-            i = np.searchsorted(left, time, side="right")
-            before = done[i]
-            past = np.maximum(right[np.maximum(i - 1, 0)] - time, 0)
-            return np.where(i > 0, before - past, 0)
-
-        out[mine] -= covered(end) - covered(begin)
+        joined = union(kernels.start_ns[busy], kernels.start_ns[busy] + kernels.duration_ns[busy])
+        out[mine] -= covered(joined, begin, end)
     return out

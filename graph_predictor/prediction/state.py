@@ -15,6 +15,7 @@ from graph_predictor.simulation.program import NEVER, Anchor, ItemKind, Program,
 from kernel_models.launch_constants import LaunchConstants
 from tracer.arrays import Float64, Int64
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph, KernelKind, Phase
+from tracer.intervals import union_ns
 
 GRAPH_LAUNCH_NS = 10_000.0
 """Host time of one CUDA graph launch: 2.5 µs + 1 ns a node from CUDA 12.6, 5 to 10 µs before for some hundred nodes
@@ -223,9 +224,4 @@ def kinds_of(repeated: Repeated, graphs: list[ExecutionGraph]) -> list[np.ndarra
 def gpu_active_ns(start: Int64, end: Int64, rows: Int64, kind: np.ndarray) -> int:
     """Time in which at least one of the given kernels, collectives apart, ran, ns."""
     rows = rows[kind[rows] != KernelKind.COLLECTIVE]
-    if not len(rows):
-        return 0
-    order = rows[np.argsort(start[rows], kind="stable")]
-    begins, ends = start[order], np.maximum.accumulate(end[order])
-    before = np.concatenate([[begins[0]], ends[:-1]])
-    return int(np.maximum(ends - np.maximum(begins, before), 0).sum())
+    return union_ns(start[rows], end[rows])

@@ -19,6 +19,7 @@ from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, calls_of
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE
+from tracer.trees import nearest
 
 Bools = npt.NDArray[np.bool_]
 
@@ -142,12 +143,9 @@ def _host_units(scenario: Scenario) -> Units:
 
 def _around(parent: npt.NDArray[np.integer], op: Int64) -> Int64:
     """The nearest of the operations that each of them lies in; -1 for none."""
-    among = np.zeros(len(parent) + 1, np.bool_)
+    among = np.zeros(len(parent), np.bool_)
     among[op] = True
-    found = parent[op].astype(np.int64)
-    while (above := (found >= 0) & ~among[found]).any():
-        found[above] = parent[found[above]]
-    return found
+    return nearest(parent, among, parent[op].astype(np.int64))
 
 
 def _of_ops(scenario: Scenario, rank: Int64, op: Int64, column: str) -> Int64:

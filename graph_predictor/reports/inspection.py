@@ -10,6 +10,7 @@ import numpy as np
 from graph_predictor.recorded.damage import by_rank
 from graph_predictor.recorded.typical_steps import similar_steps
 from tracer.graph import LAUNCHING, SHAPE_ONLY, ExecutionGraph, GapKind, KernelKind, LossReport, OpKind, StepSource
+from tracer.intervals import union_ns
 from tracer.job import Job
 from tracer.rank_classes import RankClass
 
@@ -213,17 +214,9 @@ def busy_share(graph: ExecutionGraph) -> float | None:
     if not len(kernels) or graph.meta.window_ns <= 0:
         return None
     devices = np.unique(kernels.device)
-    busy = sum(_union_ns(kernels.start_ns[rows], (kernels.start_ns + kernels.duration_ns)[rows])
+    busy = sum(union_ns(kernels.start_ns[rows], (kernels.start_ns + kernels.duration_ns)[rows])
                for rows in (kernels.device == device for device in devices))
     return busy / (graph.meta.window_ns * len(devices))
-
-
-def _union_ns(start: np.ndarray, end: np.ndarray) -> int:
-    """Length of the union of intervals (ns)."""
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], end[order]
-    reached = np.concatenate([start[:1], np.maximum.accumulate(end)[:-1]])
-    return int(np.maximum(end - np.maximum(start, reached), 0).sum())
 
 
 def _mean(values: list[float | None]) -> float | None:

@@ -22,6 +22,7 @@ from graph_predictor.simulation.program import NEVER, ItemKind
 from graph_predictor.simulation.rank_view import RankView, running_maximum
 from tracer.arrays import Int8, Int32, Int64
 from tracer.graph import NONE, OpKind, Phase
+from tracer.intervals import covered, union
 
 HAND_OVER_GAP_NS = 100_000
 """An autograd thread's pause this long, with its caller busy, ends a backward pass."""
@@ -144,27 +145,7 @@ def _busy(view: RankView, thread: int) -> tuple[Int64, Int64]:
     c = calls.thread == thread
     start = np.concatenate([ops.start_ns[o], calls.start_ns[c]])
     end = np.concatenate([(ops.start_ns + ops.duration_ns)[o], view.c_end[c]])
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], np.maximum.accumulate(end[order]) if len(order) else end
-    opens = np.ones(len(start), np.bool_)
-    opens[1:] = start[1:] > end[:-1]
-    first = np.nonzero(opens)[0]
-    last = np.concatenate([first[1:] - 1, [len(start) - 1]]).astype(np.int64) if len(first) else first
-    return start[first], end[last]
-
-
-def _covered(start: Int64, end: Int64, a: Int64, b: Int64) -> Int64:
-    """How much of each [a, b) the merged intervals cover (ns)."""
-    if not len(start):
-        return np.zeros(len(a), np.int64)
-    total = np.concatenate([[0], np.cumsum(end - start)])
-
-    def before(t: Int64) -> Int64:
-        i = np.searchsorted(start, t, side="right")
-        inside = np.where(i > 0, np.minimum(t, end[i - 1]) - start[i - 1], 0)
-        return total[np.maximum(i - 1, 0)] + np.maximum(inside, 0)
-
-    return before(b) - before(a)
+    return union(start, end)
 
 
 def _hand_overs(view: RankView, threads: list[int], markers: list[_Marker]) -> int:
@@ -219,8 +200,8 @@ def _worker_resumes(caller: int, worker: int, caller_busy: tuple[Int64, Int64], 
     start, end = busy
     pause_from = np.concatenate([[min(int(caller_busy[0][0]), int(start[0]))], end[:-1]])
     length = start - pause_from
-    covered = _covered(*caller_busy, pause_from, start)
-    begins = (length > HAND_OVER_GAP_NS) & (covered >= MOSTLY * length)
+    share = covered(caller_busy, pause_from, start)
+    begins = (length > HAND_OVER_GAP_NS) & (share >= MOSTLY * length)
     begins[0] = True
     found = 0
     for b in np.nonzero(begins)[0].tolist():
@@ -241,8 +222,8 @@ def _caller_resumes(caller: int, worker: int, caller_busy: tuple[Int64, Int64], 
     """The caller goes on after the autograd thread's last work before it."""
     pause_from, pause_to = caller_busy[1][:-1], caller_busy[0][1:]
     length = pause_to - pause_from
-    covered = _covered(*busy, pause_from, pause_to)
-    waits = (length > RESUME_GAP_NS) & (covered >= MOSTLY * length)
+    share = covered(busy, pause_from, pause_to)
+    waits = (length > RESUME_GAP_NS) & (share >= MOSTLY * length)
     found = 0
     for w in np.nonzero(waits)[0].tolist():
         when = int(pause_to[w])

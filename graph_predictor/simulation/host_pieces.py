@@ -22,6 +22,7 @@ from graph_predictor.simulation.host_time import exclusive_time, operation_of, s
 from graph_predictor.simulation.program import ItemKind, Program, whole_ns
 from tracer.arrays import Float64, Int8, Int64
 from tracer.graph import NONE, ExecutionGraph, GapKind, OpKind
+from tracer.trees import within
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,7 @@ def _loading(graph: ExecutionGraph, op: Int64, begin: Int64, length: Int64) -> n
     loader = np.array(["DataLoader" in text for text in graph.strings], np.bool_)
     mine: npt.NDArray[np.bool_] = np.zeros(len(op), np.bool_)
     if loader.any():
-        under = _under(graph, loader)
+        under = within(graph.ops.parent, loader[graph.ops.name])
         mine = (op >= 0) & under[op]
     gaps = graph.gaps
     loading = np.flatnonzero(gaps.kind == GapKind.DATA_LOADING)
@@ -186,14 +187,3 @@ def _loading(graph: ExecutionGraph, op: Int64, begin: Int64, length: Int64) -> n
             gaps.start_ns[last], begin)
         mine |= (op < 0) & (place >= 0) & (2 * overlap > length)
     return mine
-
-
-def _under(graph: ExecutionGraph, named: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Operations of the given names and all inside them."""
-    ops = graph.ops
-    found: npt.NDArray[np.bool_] = named[ops.name] if len(ops) else np.zeros(0, np.bool_)
-    above = ops.parent.astype(np.int64)
-    while (inside := above >= 0).any():
-        found = found | (inside & named[ops.name[np.maximum(above, 0)]])
-        above = np.where(inside, ops.parent[np.maximum(above, 0)], NONE).astype(np.int64)
-    return found

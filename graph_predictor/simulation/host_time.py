@@ -16,8 +16,9 @@ from itertools import pairwise
 import numpy as np
 
 from graph_predictor.simulation.program import ItemKind, Program
-from tracer.arrays import Int32, Int64
+from tracer.arrays import Int64
 from tracer.graph import NONE, ExecutionGraph, OpKind
+from tracer.trees import depths, nearest
 
 
 @dataclass
@@ -77,7 +78,7 @@ def exclusive_time(graph: ExecutionGraph) -> HostTime:
         return HostTime(none, none, none, none)
     parent = operation_of(graph)[ops.parent[rows]]
     parent = np.where(ops.parent[rows] >= 0, parent, NONE)
-    depth = _depths(ops.parent)[rows]
+    depth = depths(ops.parent)[rows]
     start = ops.start_ns[rows]
     # At a start the operation takes over, at its end its parent does. At one instant ends come first, inner ones
     # before outer ones, then starts, outer ones before inner ones.
@@ -94,22 +95,7 @@ def exclusive_time(graph: ExecutionGraph) -> HostTime:
 def operation_of(graph: ExecutionGraph) -> Int64:
     """For every row of ``ops`` the nearest row at or above it that is an operation (-1: only annotations)."""
     ops = graph.ops
-    found = np.arange(len(ops), dtype=np.int64)
-    while True:
-        annotation = (found >= 0) & (ops.kind[found] == OpKind.ANNOTATION) if len(ops) else np.zeros(0, np.bool_)
-        if not annotation.any():
-            return found
-        found[annotation] = ops.parent[found[annotation]]
-
-
-def _depths(parent: Int32) -> Int64:
-    """Number of ancestors of each row, level by level."""
-    depth = np.zeros(len(parent), np.int64)
-    above = parent.astype(np.int64)
-    while (inside := above >= 0).any():
-        depth[inside] += 1
-        above[inside] = parent[above[inside]]
-    return depth
+    return nearest(ops.parent, ops.kind != OpKind.ANNOTATION, np.arange(len(ops)))
 
 
 def split(host: HostTime, thread: Int64, start: Int64, end: Int64) -> HostSplit:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from tracer.arrays import Int32, Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind
+from tracer.trees import outermost
 
 LONG_AGO = np.int64(-(2**60))
 
@@ -30,7 +31,7 @@ class RankView:
 
     graph: ExecutionGraph
     c_end: Int64
-    c_top: Int32
+    c_top: Int64
     k_end: Int64
     k_call: Int64
     k_call_start: Int64
@@ -56,7 +57,7 @@ def view_rank(graph: ExecutionGraph) -> RankView:
     """Prepare a graph for the builders."""
     calls, kernels = graph.launches, graph.kernels
     c_end = calls.start_ns + calls.duration_ns
-    c_top = _outermost(calls.parent)
+    c_top = outermost(calls.parent)
     k_end = kernels.start_ns + kernels.duration_ns
     launched = kernels.launch >= 0
     k_call = np.where(launched, c_top[kernels.launch], NONE).astype(np.int64) if len(calls) else np.full(
@@ -88,16 +89,6 @@ def view_rank(graph: ExecutionGraph) -> RankView:
         k_previous=_previous(index, by_stream),
         k_stream=index, k_in_graph=in_graph, k_in_call=in_call, k_staged=staged, streams=pairs,
     )
-
-
-def _outermost(parent: Int32) -> Int32:
-    """Row of the outermost enclosing row, by pointer jumping."""
-    top = np.where(parent >= 0, parent, np.arange(len(parent), dtype=np.int32))
-    while True:
-        following = top[top]
-        if np.array_equal(following, top):
-            return top
-        top = following
 
 
 def _streams(device: Int32, stream: Int64) -> tuple[list[tuple[int, int]], Int32]:

@@ -28,6 +28,7 @@ from graph_predictor.simulation.program import ItemKind
 from kernel_models.kernel_names import uses_tf32
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, ExecutionGraph, OpKind
+from tracer.trees import outermost
 
 Bools = npt.NDArray[np.bool_]
 
@@ -198,7 +199,7 @@ def _step(built: Built, rank: int, owner: Int64, begin: int, end: int) -> Record
     kernels = graph.kernels
     by_call = np.argsort(kernels.launch, kind="stable")
     launch = kernels.launch[by_call]
-    outer = _outermost(calls.parent)
+    outer = outermost(calls.parent)
     if len(calls):
         by_call = by_call[launch >= 0]
         by_call = by_call[np.lexsort((kernels.start_ns[by_call], outer[kernels.launch[by_call]]))]
@@ -312,14 +313,6 @@ def _tf32(graph: ExecutionGraph, kernel: Int64, slot: Int64, slots: int) -> Bool
     found = np.zeros(slots, np.bool_)
     found[slot[np.isin(graph.kernels.name[kernel], speaking)]] = True
     return found
-
-
-def _outermost(parent: np.ndarray) -> Int64:
-    """Row of the outermost call around each call (itself mostly)."""
-    top = np.where(parent >= 0, parent, np.arange(len(parent))).astype(np.int64)
-    while len(top) and not np.array_equal(top[top], top):
-        top = top[top]
-    return top
 
 
 def _alike(one: RecordedSlots, other: RecordedSlots) -> bool:
