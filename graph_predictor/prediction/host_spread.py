@@ -54,7 +54,7 @@ def least_spread(times: Int64, around_ns: float) -> float:
     their number: 80% of all steps lie in the interval around the given time.
     """
     times = times[times > 0]
-    if len(times) < 2:
+    if len(times) < 2 or around_ns <= 0:
         return RESOLVED
     ordinary = np.log(times[typical(times)])
     between = float(np.std(ordinary, ddof=1)) if len(ordinary) > 1 else 0.0

@@ -25,7 +25,7 @@ from graph_predictor.prediction.host_spread import (
     unblocked_totals,
     unprofiled_stretches,
 )
-from graph_predictor.prediction.interval import active_interval, step_interval
+from graph_predictor.prediction.interval import active_interval, spread_by, step_interval
 from graph_predictor.prediction.loader import loader_of
 from graph_predictor.prediction.memory import lacking_memory, peak_memory
 from graph_predictor.prediction.pricing import KernelTimes, price_kernels, target_device
@@ -177,12 +177,22 @@ class Baseline:
         if not self.ran:
             return Closing()
         measured = self.measured_ns
-        return replace(closing(self.built, self.cycle),
-                       apart=math.log(measured / self._unedited_ns) if measured else 0.0)
+        apart = math.log(measured / self._unedited_ns) if measured and self._unedited_ns else 0.0
+        return replace(closing(self.built, self.cycle), apart=apart)
 
     @cached_property
     def _unedited_ns(self) -> float:
         return self._run([]).step_ns
+
+    @cached_property
+    def scatter(self) -> float:
+        """What steps differ by beyond what their host time makes of the unedited step, log half width in quadrature.
+
+        No edit knows where it comes from, so that it is in every edited step beside the errors that are the edit's.
+        """
+        if self.origin is not None:
+            return self.origin.scatter
+        return math.sqrt(max(self.spreads.least**2 - self._run([]).of_host()**2, 0.0)) if self.ran else 0.0
 
     @property
     def measured_ns(self) -> float | None:
@@ -351,6 +361,18 @@ class _Run:
                 counts[call.dtype] = counts.get(call.dtype, 0.0) + call.flops
         return target.peak_tflops(max(counts, key=lambda name: counts[name]), matrix=True)
 
+    def of_host(self) -> float:
+        """By how much (log) the step changes at least as host time goes to either end of its interval."""
+        spread, step_ns = self.baseline.spreads.host, self.step_ns
+        ends = [self._simulated(self.host, np.ones(len(self.times.ns)), math.exp(by)) for by in (-spread, spread)]
+        return min(abs(math.log(end / step_ns)) if end and step_ns else 0.0 for end in ends)
+
+    def _simulated(self, host: EditedHost, factor: Float64, host_factor: float) -> float:
+        """Step time, ns, with factors on the kernels' times and on the host's."""
+        repeated = self.steady.repeated
+        program = dress(repeated, host, self.scenario, self.times.ns * factor, host_factor)
+        return float(measure(repeated, program).period_ns.max()) / self.scenario.cycle.steps
+
     def _interval(self, step_ns: float) -> tuple[float, float]:
         scenario, repeated = self.scenario, self.steady.repeated
         spread = self.baseline.spreads.host
@@ -361,8 +383,7 @@ class _Run:
         trainer = replace(self.host, workers=np.zeros_like(self.host.workers))
 
         def simulated(factor: Float64, host_factor: float) -> float:
-            program = dress(repeated, trainer, scenario, self.times.ns * factor, host_factor)
-            return float(measure(repeated, program).period_ns.max()) / scenario.cycle.steps
+            return self._simulated(trainer, factor, host_factor)
 
         events = len(repeated.program.item_kind) + len(repeated.program.kernel_item)
         alone = simulated(np.ones(len(self.times.ns)), 1.0) if self.host.workers.any() else step_ns
@@ -373,7 +394,10 @@ class _Run:
             low, high = max(low, at_least[0]), max(high, at_least[1])
         # A step that an edit makes up is no surer than the recorded one it starts from: what steps differ by goes
         # with the host time that an edit takes away, and comes back with whatever decides instead.
-        least = max(self.baseline.spreads.least, self.baseline.spreads.host if self.edits else 0.0)
+        least = self.baseline.spreads.least
+        if self.edits:
+            least = max(least, self.baseline.spreads.host)
+            low, high = spread_by(low, high, step_ns, self.baseline.scatter)
         return min(low, step_ns * math.exp(-least)), max(high, step_ns * math.exp(least))
 
     def said(self) -> list[str]:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from graph_predictor.cli import app
 from graph_predictor.edits import ScaleHost
 from graph_predictor.prediction.host_spread import RESOLVED, least_spread
+from graph_predictor.prediction.interval import spread_by
 from graph_predictor.prediction.replay import replay
 from graph_predictor.prediction.result import Prediction
 from graph_predictor.recorded.typical_steps import similar_steps
@@ -78,6 +79,12 @@ def test_the_interval_covers_the_recorded_steps(tmp_path: Path) -> None:
     assert said.as_measured
     assert inside(said, lengths) >= 0.8
     assert said.interval_us[1] / said.interval_us[0] < 1.12
+
+
+def test_another_cause_of_errors_adds_in_quadrature() -> None:
+    low, high = spread_by(100 / np.exp(0.3), 100 * np.exp(0.3), 100, 0.4)
+    assert (low, high) == (pytest.approx(100 / np.exp(0.5)), pytest.approx(100 * np.exp(0.5)))
+    assert spread_by(0.0, 150, 100, 0.4)[0] == 0
 
 
 def test_outliers_count_by_their_number() -> None:
