@@ -89,7 +89,8 @@ def source_job(source: list[str], window: int, device: str | None) -> Job:
 def _report(result: Prediction, top: int) -> None:
     report = Report()
     low, high = result.interval_us
-    what = "; ".join(result.edits) or ("as recorded" if result.ran else f"as traced for {result.device}")
+    unedited = "as recorded" if result.as_measured else "its steady state, not as measured"
+    what = "; ".join(result.edits) or (unedited if result.ran else f"as traced for {result.device}")
     report.line()
     report.line(f"Step {result.times}: {_ms(result.step_time_us)} ms, 80% between {_ms(low)} and {_ms(high)} ms "
                 f"({what})", style="bold")

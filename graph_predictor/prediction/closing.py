@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import exp
 
 from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.prediction.replay import INEXACT, REPRODUCIBLE_SHARE
@@ -21,20 +22,24 @@ class Closing:
     Attributes:
         error: largest absolute error of the replayed steps, a fraction.
         unexplained: share of the worst rank's window that no rule explains.
+        apart: log of the measured step over the unedited predicted one. A steady state inferred from steps that were
+            none is a claim about steps that nobody measured: the truth may be either, whatever is edited.
     """
 
     error: float = 0.0
     unexplained: float = 0.0
+    apart: float = 0.0
 
     def widened(self, low: float, high: float) -> tuple[float, float]:
-        """An interval, made wider by what the replay misses."""
+        """An interval, made wider by what the replay misses, and on one side by as much as the measured step is off."""
         factor = 1.0
         if self.error > INEXACT:
             factor *= 1.0 + self.error
         if self.unexplained > REPRODUCIBLE_SHARE:
             # Were the delay no part of the step, only the rest would be: recorded / (recorded - unexplained).
             factor /= 1.0 - min(self.unexplained, MOST_UNEXPLAINED)
-        return low / factor, high * factor
+        # What the replay misses may be why the two are apart: it counts once.
+        return low / max(factor, exp(-self.apart)), high * max(factor, exp(self.apart))
 
     def warnings(self) -> list[str]:
         """Sentences for a prediction."""

@@ -8,11 +8,14 @@ spread between steps is taken for that of their mean.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from graph_predictor.prediction.repeat import Cycle
+from graph_predictor.recorded.typical_steps import typical
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.host_pieces import HostPieces
-from tracer.arrays import Float64
+from graph_predictor.simulation.host_waits import waiting_calls
+from tracer.arrays import Float64, Int64
 
 END = 1.2816
 """Quantile of a normal distribution at an 80% interval's upper end."""
@@ -43,12 +46,20 @@ def mean_spread(times: Float64) -> float:
     return END * float(np.sqrt((USUAL_SPREAD**2 + squares) / max(len(log), 1)))
 
 
-def least_spread(times: Float64) -> float:
-    """Log half width of the narrowest 80% interval that a step can have: what steps that took these times differ by
-    themselves, and never less than what a timer and a simulation resolve."""
-    log = np.log(times[times > 0])
-    between = float(np.std(log, ddof=1)) if len(log) > 1 else 0.0
-    return max(END * between, RESOLVED)
+def least_spread(times: Int64, around_ns: float) -> float:
+    """Log half width of the narrowest 80% interval that a step can have: what steps of these lengths differ by
+    themselves, and never less than what a timer and a simulation resolve.
+
+    Typical steps scatter like normal errors, of which few are enough to know the width. Outliers do not, and count by
+    their number: 80% of all steps lie in the interval around the given time.
+    """
+    times = times[times > 0]
+    if len(times) < 2 or around_ns <= 0:
+        return RESOLVED
+    ordinary = np.log(times[typical(times)])
+    between = float(np.std(ordinary, ddof=1)) if len(ordinary) > 1 else 0.0
+    away = np.abs(np.log(times / around_ns))
+    return max(END * between, float(np.quantile(away, 0.8, method="inverted_cdf")), RESOLVED)
 
 
 def drift(times: Float64) -> float | None:
@@ -61,9 +72,22 @@ def drift(times: Float64) -> float | None:
 
 def step_totals(built: Built, cycle: Cycle, pieces: HostPieces) -> Float64:
     """Host time of each step of the cycle, ns, of the first rank."""
+    return _totals(built, cycle, pieces, np.ones(len(pieces), np.bool_))
+
+
+def unblocked_totals(built: Built, cycle: Cycle, pieces: HostPieces) -> Float64:
+    """The same without the calls that wait for the device: what they take beyond the wait for known device work is
+    the driver's and the device's, and goes from one step to another; how fast the host works it does not say."""
+    program, mine = built.program, (pieces.rank == 0) & pieces.is_cost
+    waits = np.zeros(len(pieces), np.bool_)
+    waits[mine] = waiting_calls(built.graphs[0])[program.item_row[pieces.item[mine]]]
+    return _totals(built, cycle, pieces, ~waits)
+
+
+def _totals(built: Built, cycle: Cycle, pieces: HostPieces, counted: npt.NDArray[np.bool_]) -> Float64:
     program, graph = built.program, built.graphs[0]
     start = graph.steps.start_ns[cycle.row[0]]
-    rows = np.flatnonzero((pieces.rank == 0) & cycle.working[pieces.item])
+    rows = np.flatnonzero(counted & (pieces.rank == 0) & cycle.working[pieces.item])
     when = program.recorded_item_start[pieces.item[rows]] - built.clock_ns[0]
     # The end of a step is the instant at which the next one begins: what it ends with is its own.
     place = np.clip(np.searchsorted(start, when, side="left") - 1, 0, None)

@@ -74,6 +74,15 @@ def active_interval(times: KernelTimes, weight: Float64, active_ns: float, least
     return min(max(low, 0.0), active_ns * float(np.exp(-least))), max(high, active_ns * float(np.exp(least)))
 
 
+def spread_by(low: float, high: float, expected_ns: float, spread: float) -> tuple[float, float]:
+    """An interval with another cause of errors in it, of a log half width; an end at 0 remains there."""
+    if expected_ns <= 0:
+        return low, high
+    below = np.hypot(np.log(expected_ns / low), spread) if low > 0 else np.inf
+    above = np.hypot(np.log(high / expected_ns), spread)
+    return expected_ns * float(np.exp(-below)), expected_ns * float(np.exp(above))
+
+
 def _factors(times: KernelTimes, masks: list[np.ndarray], z: Float64) -> Float64:
     """Factor on each kernel's time for standard normal draws of the groups of families."""
     log = np.zeros(len(times.ns))

@@ -22,9 +22,10 @@ from graph_predictor.prediction.host_spread import (
     least_spread,
     mean_spread,
     step_totals,
+    unblocked_totals,
     unprofiled_stretches,
 )
-from graph_predictor.prediction.interval import active_interval, step_interval
+from graph_predictor.prediction.interval import active_interval, spread_by, step_interval
 from graph_predictor.prediction.loader import loader_of
 from graph_predictor.prediction.memory import lacking_memory, peak_memory
 from graph_predictor.prediction.pricing import KernelTimes, price_kernels, target_device
@@ -38,7 +39,14 @@ from graph_predictor.prediction.state import EditedHost, dress, edit_host, host_
 from graph_predictor.prediction.unprofiled import unprofiled, unprofiled_ns
 from graph_predictor.prediction.work import COLLECTIVE, describe_work
 from graph_predictor.recorded.damage import damage_notes
-from graph_predictor.recorded.typical_steps import alike_steps, similar_steps
+from graph_predictor.recorded.typical_steps import (
+    alike_steps,
+    compared_steps,
+    lengths_from,
+    mean_typical_ns,
+    similar_steps,
+    typical,
+)
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.simulation.host_pieces import HostPieces, host_pieces
 from graph_predictor.simulation.program import MOST_FACTOR, Program
@@ -120,13 +128,8 @@ class Baseline:
         scenario = Scenario(built, cycle, work, pieces, models=models, source_models=models,
                             source_device=device or _recorded_device(graphs[0]), profiled=built.profiled,
                             loader=loader_of(built, cycle))
-        times = unprofiled_stretches(built)
-        if built.profiled:
-            # What steps differ by is also what the outliers among them do.
-            alike = choose_steps(built, alike_steps(graphs)) if steps is None else cycle
-            times = step_totals(built, alike or cycle, pieces)
-        return cls(scenario, Spreads(mean_spread(times), least_spread(times), drift(times)), notes,
-                   chosen=steps is not None)
+        spreads = _spreads(built, cycle, pieces, steps is None)
+        return cls(scenario, spreads, notes, chosen=steps is not None)
 
     @property
     def built(self) -> Built:
@@ -171,7 +174,35 @@ class Baseline:
         """What the replay of the recording this rests on misses; of a step by models alone, nothing."""
         if self.origin is not None:
             return self.origin.closing
-        return closing(self.built, self.cycle) if self.ran else Closing()
+        if not self.ran:
+            return Closing()
+        measured = self.measured_ns
+        apart = math.log(measured / self._unedited_ns) if measured and self._unedited_ns else 0.0
+        return replace(closing(self.built, self.cycle), apart=apart)
+
+    @cached_property
+    def _unedited_ns(self) -> float:
+        return self._run([]).step_ns
+
+    @cached_property
+    def scatter(self) -> float:
+        """What steps differ by beyond what their host time makes of the unedited step, log half width in quadrature.
+
+        No edit knows where it comes from, so that it is in every edited step beside the errors that are the edit's.
+        """
+        if self.origin is not None:
+            return self.origin.scatter
+        return math.sqrt(max(self.spreads.least**2 - self._run([]).of_host()**2, 0.0)) if self.ran else 0.0
+
+    @property
+    def measured_ns(self) -> float | None:
+        """What the unedited step was measured to take, ns: the mean of the recorded typical steps (of those chosen),
+        or the median one without the profiler; ``None`` if nobody measured it."""
+        if not self.ran:
+            return None
+        if not self.scenario.profiled:
+            return None if self.chosen else unprofiled_ns(self.built)
+        return _recorded_ns(self.cycle) if self.chosen else mean_typical_ns(self.built.graphs)
 
     @cached_property
     def unlike_measured(self) -> str | None:
@@ -179,19 +210,16 @@ class Baseline:
 
         A recording that is no steady state remains one whatever is edited.
         """
-        if not self.ran or (self.chosen and not self.scenario.profiled):
-            return None
-        step_ns = self._run([]).step_ns
-        recorded = _recorded_ns(self.cycle)
-        measured = recorded if self.scenario.profiled else unprofiled_ns(self.built)
-        if not measured or abs(step_ns / measured - 1.0) <= UNLIKE_MEASURED:
+        measured = self.measured_ns
+        if not measured or abs((step_ns := self._unedited_ns) / measured - 1.0) <= UNLIKE_MEASURED:
             return None
         if not self.scenario.profiled:
             return (f"The capture's steps took {measured / 1e6:,.3f} ms without the profiler, and {step_ns / 1e6:,.3f} "
-                    f"ms are predicted of them as they are (under it they took {recorded / 1e6:,.3f} ms): the two "
-                    "phases of the capture differ by more than the profiler's cost on the host.")
+                    f"ms are predicted of them as they are (under it they took {_recorded_ns(self.cycle) / 1e6:,.3f} "
+                    "ms): the two phases of the capture differ by more than the profiler's cost on the host. The "
+                    "interval reaches the measured time.")
         return (f"The recorded steps took {measured / 1e6:.3f} ms: they were no steady state (a queue was filling or "
-                "draining, or ranks had not met), or single pauses fell into them.")
+                "draining, or ranks had not met), or single pauses fell into them. The interval reaches that time.")
 
     def settled(self, edits: Sequence[Edit] = ()) -> Settled:
         """The simulated job behind ``predict``, for reports that look at all of it. Raises as ``predict``."""
@@ -278,6 +306,7 @@ class _Run:
             flops_per_step=flops or None,
             mfu=None if target is None or not flops else flops / step_ns / 1e3 / self._peak(target),
             cost_per_step=None if price_per_hour is None else price_per_hour * world * step_ns / 3.6e12,
+            as_measured=not self.edits and ran and self.baseline.unlike_measured is None,
             edits=self.edits, warnings=self._warnings(), notes=self._notes())
 
     def _rank(self, rank: int, explained: Explained) -> RankPrediction:
@@ -332,6 +361,18 @@ class _Run:
                 counts[call.dtype] = counts.get(call.dtype, 0.0) + call.flops
         return target.peak_tflops(max(counts, key=lambda name: counts[name]), matrix=True)
 
+    def of_host(self) -> float:
+        """By how much (log) the step changes at least as host time goes to either end of its interval."""
+        spread, step_ns = self.baseline.spreads.host, self.step_ns
+        ends = [self._simulated(self.host, np.ones(len(self.times.ns)), math.exp(by)) for by in (-spread, spread)]
+        return min(abs(math.log(end / step_ns)) if end and step_ns else 0.0 for end in ends)
+
+    def _simulated(self, host: EditedHost, factor: Float64, host_factor: float) -> float:
+        """Step time, ns, with factors on the kernels' times and on the host's."""
+        repeated = self.steady.repeated
+        program = dress(repeated, host, self.scenario, self.times.ns * factor, host_factor)
+        return float(measure(repeated, program).period_ns.max()) / self.scenario.cycle.steps
+
     def _interval(self, step_ns: float) -> tuple[float, float]:
         scenario, repeated = self.scenario, self.steady.repeated
         spread = self.baseline.spreads.host
@@ -342,8 +383,7 @@ class _Run:
         trainer = replace(self.host, workers=np.zeros_like(self.host.workers))
 
         def simulated(factor: Float64, host_factor: float) -> float:
-            program = dress(repeated, trainer, scenario, self.times.ns * factor, host_factor)
-            return float(measure(repeated, program).period_ns.max()) / scenario.cycle.steps
+            return self._simulated(trainer, factor, host_factor)
 
         events = len(repeated.program.item_kind) + len(repeated.program.kernel_item)
         alone = simulated(np.ones(len(self.times.ns)), 1.0) if self.host.workers.any() else step_ns
@@ -354,7 +394,10 @@ class _Run:
             low, high = max(low, at_least[0]), max(high, at_least[1])
         # A step that an edit makes up is no surer than the recorded one it starts from: what steps differ by goes
         # with the host time that an edit takes away, and comes back with whatever decides instead.
-        least = max(self.baseline.spreads.least, self.baseline.spreads.host if self.edits else 0.0)
+        least = self.baseline.spreads.least
+        if self.edits:
+            least = max(least, self.baseline.spreads.host)
+            low, high = spread_by(low, high, step_ns, self.baseline.scatter)
         return min(low, step_ns * math.exp(-least)), max(high, step_ns * math.exp(least))
 
     def said(self) -> list[str]:
@@ -402,6 +445,25 @@ class _Run:
 def _recorded_ns(cycle: Cycle) -> float:
     """Mean of the recorded steps, of the slowest rank, ns; time between them is in none."""
     return max(float(cycle.recorded_ns(rank).mean()) for rank in range(len(cycle.row)))
+
+
+def _spreads(built: Built, cycle: Cycle, pieces: HostPieces, others: bool) -> Spreads:
+    """What the steps of a cycle, and other steps like them if asked for, differ by; or those that were timed without
+    the profiler."""
+    if not built.profiled:
+        stretches, timed = unprofiled_stretches(built), np.array(built.graphs[0].meta.unprofiled_step_ns, np.int64)
+        return Spreads(mean_spread(stretches), least_spread(timed, float(np.median(timed))), drift(stretches))
+    graphs = built.graphs
+    compared = alike = cycle
+    lengths = np.max([cycle.recorded_ns(rank) for rank in range(len(graphs))], axis=0)
+    if others and (similar := similar_steps(graphs)) is not None:
+        # What steps differ by is also what the outliers among them do.
+        compared = choose_steps(built, compared_steps(graphs)) or cycle
+        alike = choose_steps(built, alike_steps(graphs)) or cycle
+        lengths = lengths_from(graphs, similar.start)
+    around_ns = float(lengths[typical(lengths)].mean())
+    return Spreads(mean_spread(step_totals(built, compared, pieces)), least_spread(lengths, around_ns),
+                   drift(unblocked_totals(built, alike, pieces)))
 
 
 def _microseconds(ns: float | None) -> float | None:

@@ -60,6 +60,8 @@ class Prediction(Shown):
         recorded_us: the recorded steps' mean under the profiler, where the source is a recording.
         unprofiled_us: the median step that the capture timed without the profiler.
         steps: names of the recorded steps it rests on.
+        as_measured: whether nothing was changed and the step takes what it was measured to take; else a warning says
+            why not.
         device, recorded_on: names of the devices, empty where unknown.
         peak_memory_bytes: where known.
         items_per_second, flops_per_step, mfu, cost_per_step: where known; ``mfu`` is of the device's peak rate.
@@ -83,6 +85,7 @@ class Prediction(Shown):
     unprofiled_us: float | None = None
     gpu_active_interval_us: tuple[float, float] = (0.0, 0.0)
     steps: tuple[str, ...] = ()
+    as_measured: bool = False
     device: str = ""
     recorded_on: str = ""
     peak_memory_bytes: int | None = None
@@ -137,6 +140,7 @@ class Prediction(Shown):
             "critical_path": [{"operation": e.operation, "bound": e.bound, "time_us": e.time_us, "share": e.share}
                               for e in self.critical_path[:top]],
             "recorded_us": self.recorded_us, "unprofiled_us": self.unprofiled_us, "steps": list(self.steps),
+            "as_measured": self.as_measured,
             "device": self.device or None, "recorded_on": self.recorded_on or None,
             "items_per_second": self.items_per_second, "flops_per_step": self.flops_per_step, "mfu": self.mfu,
             "cost_per_step": self.cost_per_step,

@@ -14,11 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tracer.arrays import Int64
-from tracer.graph import ExecutionGraph
+from tracer.graph import ExecutionGraph, LaunchKind
 
 Bools = npt.NDArray[np.bool_]
-MOST_STEPS = 4
+MOST_STEPS = 6
 """Recorded steps a prediction rests on by default."""
+LIKE_WORK = 0.01
+"""Steps whose launches and kernels differ in number by no more than this share do the same work."""
 LEAST_STEPS = 3
 LIKE_THE_MEDIAN = 0.1
 """Steps as long as the median one, within this share, are the typical ones; others (the first, a stutter) are left
@@ -56,18 +58,98 @@ def _or_all(chosen: Bools) -> Bools:
 
 
 def similar_steps(graphs: Sequence[ExecutionGraph]) -> range | None:
-    """Of the steps alike the (last) longest run of typical ones, without an outlier between them."""
-    alike = alike_steps(graphs)
-    if alike is None:
+    """Return the consecutive typical steps that are repeated, as many as possible and at most ``MOST_STEPS``.
+
+    They launch the same work (±1%), or take turns that they keep to; of turns, whole rounds are repeated. Of several
+    such runs it is the one whose mean is nearest to that of all typical steps, the time that every report states.
+    """
+    fewest = min((len(graph.steps) for graph in graphs), default=0)
+    if fewest < 1:
         return None
-    fewest = alike.stop
-    lengths = [graph.steps.duration_ns[len(graph.steps) - fewest:] for graph in graphs]
-    ordinary = typical(np.max([own[alike.start:] for own in lengths], axis=0))
-    # Borders of the runs; each is from one border to the next.
-    change = np.flatnonzero(np.diff(ordinary.astype(np.int8), prepend=0, append=0))
-    runs = change.reshape(-1, 2)
-    low, high = runs[len(runs) - 1 - int(np.argmax((runs[:, 1] - runs[:, 0])[::-1]))].tolist()
-    return range(alike.start + low, alike.start + high)
+    longest = lengths_from(graphs, 0)
+    ordinary = _or_all(typical_of_ranks([graph.steps.duration_ns for graph in graphs])[0][-fewest:])
+    mean = float(longest[ordinary].mean())
+    work = _work(graphs)
+    runs = [run for turns in range(1, MOST_STEPS + 1) for run in _runs(ordinary, work, turns)]
+    return min(runs, key=lambda run: (-len(run), abs(float(longest[run].mean()) - mean), -run.start))
+
+
+def compared_steps(graphs: Sequence[ExecutionGraph]) -> range | None:
+    """Return the steps, at most ``MOST_STEPS``, that say what host time differs by: the repeated ones and those after
+    them, outliers among them.
+
+    What comes before is how a recording begins: queues that fill, caches that grow.
+    """
+    similar = similar_steps(graphs)
+    if similar is None:
+        return None
+    return range(similar.start, min(similar.start + MOST_STEPS, *(len(graph.steps) for graph in graphs)))
+
+
+def alike_steps(graphs: Sequence[ExecutionGraph]) -> range | None:
+    """Return the repeated steps with those around them that launch the same work (±1%), typical or not, at most
+    ``MOST_STEPS``: between them the speed of the host can be compared."""
+    similar = similar_steps(graphs)
+    if similar is None:
+        return None
+    same = _same_as_before(_work(graphs), 1)
+    start, stop = similar.start, similar.stop
+    while start and same[start] and stop - start < MOST_STEPS:
+        start -= 1
+    while stop < len(same) and same[stop] and stop - start < MOST_STEPS:
+        stop += 1
+    return range(start, stop)
+
+
+def lengths_from(graphs: Sequence[ExecutionGraph], first: int) -> Int64:
+    """Return how long the steps from a common one on took, of the slowest rank, ns, [steps]."""
+    fewest = min(len(graph.steps) for graph in graphs)
+    longest: Int64 = np.max([graph.steps.duration_ns[len(graph.steps) - fewest:] for graph in graphs], axis=0)
+    return longest[first:]
+
+
+def _runs(ordinary: Bools, work: Int64, turns: int) -> list[range]:
+    """All runs of typical steps each of which launches what the one ``turns`` before it does, in whole rounds.
+
+    That steps take turns is known of two rounds; of one alone, the round before or after it, typical or not, says so.
+    """
+    steps, same = len(ordinary), _same_as_before(work, turns)
+    found = []
+    for start in range(steps):
+        for stop in range(start + turns, min(start + MOST_STEPS, steps) + 1, turns):
+            if not ordinary[start:stop].all() or not same[start + turns:stop].all():
+                break
+            alone = turns > 1 and stop - start == turns
+            before, after = same[start:stop], same[stop:stop + turns]
+            if not alone or before.all() or (len(after) == turns and after.all()):
+                found.append(range(start, stop))
+    return found
+
+
+def _same_as_before(work: Int64, steps: int) -> Bools:
+    """Which steps launch the same as the one that many steps earlier, [steps]."""
+    same = np.zeros(len(work), np.bool_)
+    later, earlier = work[steps:], work[:-steps]
+    same[steps:] = (np.abs(later - earlier) <= LIKE_WORK * np.maximum(later, earlier)).all(axis=1)
+    return same
+
+
+def _work(graphs: Sequence[ExecutionGraph]) -> Int64:
+    """Work of the last steps, as many as every rank has, [steps, ranks × kinds]."""
+    fewest = min(len(graph.steps) for graph in graphs)
+    return np.concatenate([_launched(graph, fewest) for graph in graphs], axis=1)
+
+
+def _launched(graph: ExecutionGraph, steps: int) -> Int64:
+    """Work of a rank's last steps, [steps, kinds]: device work, and the calls that start it or wait for it; the
+    operations where the host computes.
+
+    How often a host asks whether something is done is no work, nor are the operations it asks with.
+    """
+    calls = graph.launches.step[graph.launches.kind != LaunchKind.OTHER]
+    columns = (graph.kernels.step, graph.ops.step if graph.computes_on_host else calls)
+    own = len(graph.steps)
+    return np.stack([np.bincount(column[column >= 0], minlength=own)[own - steps:] for column in columns], axis=1)
 
 
 def typical_steps(graphs: Sequence[ExecutionGraph]) -> list[int]:
@@ -77,26 +159,10 @@ def typical_steps(graphs: Sequence[ExecutionGraph]) -> list[int]:
     return np.flatnonzero(_or_all(of_ranks[0][len(of_ranks[0]) - fewest:])).tolist() if fewest else []
 
 
-def alike_steps(graphs: Sequence[ExecutionGraph]) -> range | None:
-    """The last steps, at most ``MOST_STEPS``, in which every rank launched the same number of kernels and calls
-    (±1%)."""
-    fewest = min((len(graph.steps) for graph in graphs), default=0)
-    if fewest < 1:
-        return None
-    alike = 1
-    for back in range(2, min(fewest, MOST_STEPS) + 1):
-        if not all(_alike(graph, len(graph.steps) - back, len(graph.steps) - 1) for graph in graphs):
-            break
-        alike = back
-    return range(fewest - alike, fewest)
-
-
-def _alike(graph: ExecutionGraph, one: int, other: int) -> bool:
-    for column in (graph.kernels.step, graph.ops.step, graph.launches.step):
-        a, b = int((column == one).sum()), int((column == other).sum())
-        if abs(a - b) > 0.01 * max(a, b):
-            return False
-    return True
+def mean_typical_ns(graphs: Sequence[ExecutionGraph]) -> float:
+    """Return the mean of each rank's typical steps, ns, of the slowest rank; the ranks have steps."""
+    lengths = [graph.steps.duration_ns for graph in graphs]
+    return max(float(own[kept].mean()) for own, kept in zip(lengths, typical_of_ranks(lengths), strict=True))
 
 
 def left_out(typical_steps: int, steps: int) -> str:

@@ -14,12 +14,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from graph_predictor.simulation.kernel_waits import CLOCK_NS
 from graph_predictor.simulation.rank_view import LONG_AGO, RankView
 from kernel_models.launch_constants import RETURN_DEFAULT_NS, LaunchConstants
 from tracer.arrays import Int64
-from tracer.graph import NONE, KernelKind, LaunchKind, SyncKind
+from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind, SyncKind
 
 _IMPLICIT_SYNCS = ("cudaFree", "hipFree")
 """Freeing device memory waits for all work of the device (CUDA programming guide, implicit synchronization)."""
@@ -47,6 +48,13 @@ class HostWaits:
     """Time in synchronising calls of more than a plausible cost that no kernel's end explains."""
 
 
+def waiting_calls(graph: ExecutionGraph) -> npt.NDArray[np.bool_]:
+    """Return which calls of ``graph.launches`` wait for the device, whether or not it was at work."""
+    implicit = np.array([text in _IMPLICIT_SYNCS for text in graph.strings], np.bool_)
+    found: npt.NDArray[np.bool_] = graph.launches.kind == LaunchKind.BLOCKING_SYNC
+    return found | implicit[graph.launches.name] if implicit.any() else found
+
+
 def infer_host_waits(view: RankView, constants: LaunchConstants) -> HostWaits:
     """Find what every blocking call waits for; fits ``constants.returns`` and ``constants.base_cost``."""
     calls = view.graph.launches
@@ -56,11 +64,7 @@ def infer_host_waits(view: RankView, constants: LaunchConstants) -> HostWaits:
         if view.k_end[k] <= view.c_end[call] + CLOCKS_DIFFER_NS:
             waits.setdefault(call, []).append(k)
     index = _StreamIndex(view)
-    implicit = np.array([text in _IMPLICIT_SYNCS for text in view.graph.strings], np.bool_)
-    syncs = calls.kind == LaunchKind.BLOCKING_SYNC
-    if implicit.any():
-        syncs = syncs | implicit[calls.name]
-    for call in np.nonzero(syncs & (calls.parent == NONE))[0].tolist():
+    for call in np.nonzero(waiting_calls(view.graph) & (calls.parent == NONE))[0].tolist():
         found = [k for k in _awaited(view, index, call) if view.k_end[k] <= view.c_end[call] + CLOCKS_DIFFER_NS]
         if found:
             waits.setdefault(call, []).extend(found)
