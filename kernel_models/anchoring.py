@@ -19,13 +19,8 @@ import numpy.typing as npt
 from kernel_models.families.attention import attention
 from kernel_models.model import KernelModel, Source, Times
 from kernel_models.op_call import Family, OpCall
+from kernel_models.spreads import OTHER_LAYOUT
 
-SPREAD = 0.25
-"""Log half width that the step from a variant to the call adds to the interval of the variant's time.
-
-Set from how far layouts of one product lie apart: NVIDIA's "Matrix Multiplication Background User's Guide" shows
-nn, nt, tn and tt of large products within about a fifth of each other.
-"""
 _LAYOUTS = ("nt", "nn", "tn", "tt")
 _DIRECTIONS = ("forward", "dgrad", "wgrad")
 
@@ -63,8 +58,8 @@ def anchored(
             times, formula = model.predict(near), datasheet.predict(near).time_us
             time[mine] = datasheet.predict([calls[chosen[at]] for at in mine]).time_us * times.time_us / formula
             with np.errstate(all="ignore"):  # times of nonsense are the caller's to pass over
-                low[mine] = time[mine] * np.exp(-np.hypot(np.log(times.time_us / times.low_us), SPREAD))
-                high[mine] = time[mine] * np.exp(np.hypot(np.log(times.high_us / times.time_us), SPREAD))
+                low[mine] = time[mine] * np.exp(-np.hypot(np.log(times.time_us / times.low_us), OTHER_LAYOUT))
+                high[mine] = time[mine] * np.exp(np.hypot(np.log(times.high_us / times.time_us), OTHER_LAYOUT))
     return found, Times(time, low, high)
 
 

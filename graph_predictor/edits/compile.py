@@ -12,17 +12,15 @@ from graph_predictor.prediction.rewriting import Rewriting
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.prediction.units import Replacement, Units, host_weight, units_of
 from kernel_models.op_call import Family
+from kernel_models.spreads import COMPILED_HOST, COMPILED_KERNELS
 from tracer.arrays import Float64
 from tracer.graph import Phase
 
 FUSED = frozenset({Family.ELEMENTWISE, Family.COPY, Family.RANDOM})
 HOST_LEFT = 0.25
-HOST_SPREAD = 0.7
-"""Share of forward's and backward's host time, launch calls apart, that compiled code still takes, and the log half
-width of its 80% interval (a factor of 2): an assumption. Guards, one call for each generated kernel, and autograd's one
-node for the whole graph are left of Python, dispatch and a node for each operation."""
-KERNEL_SPREAD = 0.2
-"""The same of every kernel's time: the compiler chooses other kernels for products, and fuses into reductions."""
+"""Share of forward's and backward's host time, launch calls apart, that compiled code still takes: an assumption.
+Guards, one call for each generated kernel, and autograd's one node for the whole graph are left of Python, dispatch and
+a node for each operation."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +49,11 @@ class Compile:
         if not len(units) or not share:
             raise EditError("No operation of the step is in its forward or backward: there is nothing to compile.")
         before = scenario.kernel_spread
-        kernels = np.where(scenario.cycle.kernel & (scenario.work.piece >= 0), KERNEL_SPREAD, 0.0)
+        kernels = np.where(scenario.cycle.kernel & (scenario.work.piece >= 0), COMPILED_KERNELS, 0.0)
         return replace(
             scenario, rewrites={**scenario.rewrites, "3 compile": compiled},
             host_weight=weight if scenario.host_weight is None else weight * scenario.host_weight,
-            host_spread=float(np.hypot(scenario.host_spread or 0.0, HOST_SPREAD * share)),
+            host_spread=float(np.hypot(scenario.host_spread or 0.0, COMPILED_HOST * share)),
             kernel_spread=kernels if before is None else np.hypot(before, kernels),
         ).with_note("torch.compile is approximate: chains of elementwise work are fused, and a quarter of the host's "
                     "time in forward and backward is left.")

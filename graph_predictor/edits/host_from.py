@@ -15,14 +15,10 @@ from graph_predictor.prediction.unprofiled import unprofiled
 from graph_predictor.recorded.typical_steps import similar_steps
 from graph_predictor.simulation.build import build_program
 from graph_predictor.simulation.host_pieces import HostPieces, host_pieces, top_operations
+from kernel_models.spreads import OTHER_HOST
 from tracer.alignment import align
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, ExecutionGraph
-
-FALLBACK_SPREAD = 0.3
-"""Log half width of the 80% interval of host time that no operation of the other trace stands for: an assumption.
-Quartiles of two hosts' ratios by operation lie 0.2 from their middle (V100 and 8×A100, H100 and MI300X), 0.8 where one
-host is seven times slower (2×A100); sums over many operations stray less."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,7 @@ class HostFrom:
                             "the same "
                             "model.")
         share = matched / total if total else 0.0
-        spread = float(np.hypot(scenario.host_spread or 0.0, (1.0 - share) * FALLBACK_SPREAD))
+        spread = float(np.hypot(scenario.host_spread or 0.0, (1.0 - share) * OTHER_HOST))
         changed = replace(scenario, host_ns=ns, host_spread=spread,
                           constants=[report.constants for report in other.reports])
         if other.profiled and not scenario.profiled:

@@ -10,9 +10,8 @@ from graph_predictor.parallel.loads import Exchange, Loads
 from graph_predictor.parallel.pieces import LayerWork
 from graph_predictor.parallel.plan import ClusterPlan, Recomputation, Schedule, Sharding
 from graph_predictor.parallel.schedule import order_of, simulate
+from kernel_models.spreads import UNKNOWN_HOST
 
-HOST_SPREAD = 1.1
-"""Log half width of the 80% interval of host time nobody measured, as of a step traced by shapes."""
 BUCKET_SHARE = 0.1
 """Of the gradients, what is reduced after backward has ended: the last of about ten buckets."""
 
@@ -256,7 +255,7 @@ def _interval(loads: Loads, rates: Rates, total: float, device: float, host: flo
     for sign, end in ((-1, "low"), (1, "high")):
         kernels = sum(w * getattr(each, end) for w, each in zip(weights, works, strict=True)) / us - 1 if us else 0.0
         wire = sum(getattr(each, end) for each in exchanges) / moved - 1 if moved else 0.0
-        hosts = float(np.exp(sign * HOST_SPREAD)) - 1
+        hosts = float(np.exp(sign * UNKNOWN_HOST)) - 1
         parts = (kernels * device * max(scale, 0.0), wire * waits, hosts * max(host, 0.0))
         ends.append(total + sign * float(np.sqrt(sum(part * part for part in parts))))
     return max(ends[0], 0.0), ends[1]

@@ -15,14 +15,9 @@ from graph_predictor.recorded.typical_steps import typical
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.host_pieces import HostPieces
 from graph_predictor.simulation.host_waits import waiting_calls
+from kernel_models.spreads import END, USUAL_STEPS
 from tracer.arrays import Float64, Int64
 
-END = 1.2816
-"""Quantile of a normal distribution at an 80% interval's upper end."""
-USUAL_SPREAD = 0.03
-"""Standard deviation of the log of a step's host time that is usual; worth one difference between steps as evidence.
-Pairs of steps of the recordings in ``benchmarks/interval_coverage.py`` after their first two hold the mean of the four
-that follow in 79% of the cases (mean of runs)."""
 STRETCHES = 5
 """Parts that steps without the profiler are cut into: what a machine does to a run lasts longer than a step."""
 RESOLVED = 1e-3
@@ -43,7 +38,7 @@ def mean_spread(times: Float64) -> float:
     """Log half width of the 80% interval of steps to come, from steps that took these times."""
     log = np.log(times[times > 0])
     squares = float(((log - log.mean()) ** 2).sum()) if len(log) else 0.0
-    return END * float(np.sqrt((USUAL_SPREAD**2 + squares) / max(len(log), 1)))
+    return END * float(np.sqrt((USUAL_STEPS**2 + squares) / max(len(log), 1)))
 
 
 def least_spread(times: Int64, around_ns: float) -> float:

@@ -12,10 +12,9 @@ from collections.abc import Callable
 import numpy as np
 
 from graph_predictor.prediction.pricing import KernelTimes
+from kernel_models.spreads import END
 from tracer.arrays import Float64
 
-END = 1.2815515655446004
-"""The standard normal's 90% quantile: z of an 80% interval's upper end."""
 DRAWS = 128
 DRAWN_EVENTS = 400_000
 """Draws × events up to which every draw is simulated: about 0.1 s."""

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.prediction.typical import SPREAD, typical_ratios
+from graph_predictor.prediction.typical import typical_ratios
 from graph_predictor.prediction.work import COLLECTIVE
 from kernel_models.device import DeviceSpec
 from kernel_models.model import Source
 from kernel_models.op_call import Family, OpCall
 from kernel_models.pricing import Models, price
+from kernel_models.spreads import MEASURED_KERNELS, TYPICAL_WORK
 from kernel_models.trace_calls import FAMILIES
 from tracer.arrays import Float64, Int64
 
@@ -26,10 +27,6 @@ SHARED_VARIANCE = 0.2
 """Of the variance of a model's error, what it has in common on two devices. Calls of published tables that were
 measured on two devices, priced from data sheets (``benchmarks/interval_coverage.py``): 0.54 of matrix products, 0.01 of
 attention, -0.16 to 0.34 of the rest, 0.18 on average over pairs of devices."""
-MEASURED_SPREAD = 0.01
-"""Log half width of the 80% interval of measured kernel time. From step to step of one run sums differ by 0.002 (V100)
-to 0.005 (A100), and by 0.05 where batches differ (recommendation on 8×A100); another run of the same machine adds
-clocks."""
 UNCHANGED = 1e-3
 """A kernel's time that changes by less is called the same."""
 LEAST_RATIO, MOST_RATIO = 1e-3, 1e3
@@ -62,8 +59,8 @@ def price_kernels(scenario: Scenario) -> KernelTimes:
     base = program.kernel_duration.astype(np.float64)
     kernels = len(base)
     source: Int64 = np.full(kernels, Source.MEASURED, np.int64)
-    low: Float64 = np.full(kernels, -MEASURED_SPREAD)
-    high: Float64 = np.full(kernels, MEASURED_SPREAD)
+    low: Float64 = np.full(kernels, -MEASURED_KERNELS)
+    high: Float64 = np.full(kernels, MEASURED_KERNELS)
     if scenario.base_source is not None and scenario.base_low is not None and scenario.base_high is not None:
         source, low, high = scenario.base_source.copy(), scenario.base_low.copy(), scenario.base_high.copy()
     notes: list[str] = []
@@ -195,7 +192,7 @@ def _typical(scenario: Scenario, source: DeviceSpec, target: DeviceSpec, ratio: 
         times = np.maximum(work.measured_ns[mine] / 1e3, 0.1)
         ratio[mine] = typical_ratios(FAMILIES[code], times, source, scenario.source_models, target, scenario.models,
                                      lambda call: edited_call(scenario, call))
-        low[mine], high[mine] = -np.hypot(SPREAD, 0.2), np.hypot(SPREAD, 0.2)
+        low[mine], high[mine] = -np.hypot(TYPICAL_WORK, 0.2), np.hypot(TYPICAL_WORK, 0.2)
     share = work.measured_ns[rows].sum() / max(work.measured_ns.sum(), 1)
     known = [FAMILIES[code].value for code in np.unique(family).tolist() if FAMILIES[code] is not Family.OTHER]
     if share > 0.005:

@@ -22,6 +22,7 @@ import numpy as np
 
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.simulation.host_time import operation_of
+from kernel_models.spreads import TWO_PHASES
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, ExecutionGraph
 
@@ -33,8 +34,6 @@ median of 72 captures of benchmarks/foreign_sizes.py's tuning programs (a shared
 shapes recorded); half of them lie between 1.8 and 5.6 µs."""
 OBSERVED_NS, OBSERVED_SPREAD_NS = 20_000.0, 10_000.0
 """What it costs more, and its deviation, where an execution trace is recorded in the same window."""
-PHASES_SPREAD = 0.1
-"""Standard deviation of what two phases of one process differ by, as a share of the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ def _event_ns(scenario: Scenario, events: float, difference_ns: float, unprofile
     usual, spread = EVENT_NS, EVENT_SPREAD_NS
     if scenario.built.graphs[0].meta.profiler_flags.get("execution_trace"):
         usual, spread = usual + OBSERVED_NS, float(np.hypot(spread, OBSERVED_SPREAD_NS))
-    known, felt = 1.0 / spread**2, (events / (PHASES_SPREAD * unprofiled_ns)) ** 2
+    known, felt = 1.0 / spread**2, (events / (TWO_PHASES * unprofiled_ns)) ** 2
     return max((known * usual + felt * difference_ns / events) / (known + felt), 0.0)
 
 

@@ -20,11 +20,10 @@ from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.prediction.units import Bools, Replacement, Units, below, units_of
 from kernel_models.model import Source
 from kernel_models.op_call import OpCall
+from kernel_models.spreads import REPLACED_ON_CPU
 from kernel_models.trace_calls import FAMILIES
 from tracer.arrays import Float64, Int64
 
-CPU_SPREAD = 0.3
-"""Log half width of the 80% interval of a CPU's replaced work, whose caches and threads the formulas know little of."""
 LEAST_US = 1e-3
 
 
@@ -218,7 +217,7 @@ def _counts_up(parent: np.ndarray, op: Int64) -> Int64:
 
 
 def _cpu_spread(scenario: Scenario, done: Rewritten) -> float:
-    """What a CPU's replaced work adds to the interval of the host's time: its share × its own, ``CPU_SPREAD`` at
+    """What a CPU's replaced work adds to the interval of the host's time: its share × its own, ``REPLACED_ON_CPU`` at
     least."""
     pieces = scenario.pieces
     rows_of = _rows_by_operation(scenario)
@@ -226,5 +225,5 @@ def _cpu_spread(scenario: Scenario, done: Rewritten) -> float:
     unsure = 0.0
     for one, ratio, low, high in zip(done.replacements, done.ratio, done.low, done.high, strict=True):
         rows = [rows_of.get((int(units.rank[u]), int(units.op[u])), _NONE) for u in one.units.tolist()]
-        unsure += float(pieces.ns[np.concatenate(rows)].sum()) * ratio * max(CPU_SPREAD, -low, high)
+        unsure += float(pieces.ns[np.concatenate(rows)].sum()) * ratio * max(REPLACED_ON_CPU, -low, high)
     return unsure / (float(pieces.ns[scenario.cycle.working[pieces.item]].sum()) or 1.0)

@@ -21,9 +21,6 @@ from kernel_models.pricing import Models, price
 from tracer.arrays import Float64
 
 RUNGS = 24
-SPREAD = 0.5
-"""Log half width of the 80% interval added to such a ratio: the ladders of 3×3 and of 1×1 convolutions differ by up to
-0.43 between V100 and A100 (1 ms kernels, fp32 against TF32), and layers stray further than two examples."""
 
 
 @lru_cache

@@ -19,10 +19,10 @@ from graph_predictor.sizes.named_sizes import LEADING, MOST, parse_sets
 from graph_predictor.sizes.scaled_shapes import ScaledShapes
 from graph_predictor.sizes.unrolled import unrolled_size
 from graph_predictor.synthesis.modelled import ring_ns
-from graph_predictor.synthesis.retraced import CPU_SPREAD
 from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, calls_of
 from kernel_models.pricing import price
+from kernel_models.spreads import RESIZED_ON_CPU, RESIZED_WITH_DATA
 from tracer.arrays import Float64, Int64
 
 MOST_GROWTH = 1000
@@ -33,8 +33,6 @@ MOST_UNSIZED = 0.05
 """Share of the kernels' time whose sizes may be missing."""
 LEAST_MOVED = 0.01
 """Share of the step's work by which a new size should change it at least; less is said."""
-LINEAR_SPREAD = 0.2
-"""Log half width of the 80% interval of kernels taken to scale with their data: from a fixed cost to a cache's edge."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +169,7 @@ def _resized(scenario: Scenario, scaled: list[ScaledShapes], changes: tuple[tupl
         len(work.piece))
     collectives, exchanged = _collectives(scenario, scaled)
     kernel_factor = kernel_factor * collectives
-    spread = np.where(kernel_factor != 1.0, LINEAR_SPREAD, 0.0)
+    spread = np.where(kernel_factor != 1.0, RESIZED_WITH_DATA, 0.0)
     if doubtful.any():
         mine = (work.piece >= 0) & doubtful[np.maximum(work.piece, 0)]
         spread = np.hypot(spread, np.where(mine, _either(changes), 0.0))
@@ -244,7 +242,7 @@ def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], changes: tup
     ns[rows] *= ratio
     batch = next((new for name, _, new in changes if name.lower() in LEADING), None)
     share = float(pieces.ns[rows].sum()) / max(float(pieces.ns[scenario.cycle.working[pieces.item]].sum()), 1.0)
-    spread = float(np.hypot(scenario.host_spread or 0.0, share * CPU_SPREAD))
+    spread = float(np.hypot(scenario.host_spread or 0.0, share * RESIZED_ON_CPU))
     shrinking = _shrinking(scenario, ns, [*rows, *fixed], changes)
     spread = float(np.hypot(spread, shrinking))
     doubt = doubtful / max(float(pieces.ns[scenario.cycle.working[pieces.item]].sum()), 1.0)

@@ -15,13 +15,12 @@ from kernel_models.model import Source
 from kernel_models.op_call import Family, OpCall
 from kernel_models.placed import placed_calls
 from kernel_models.pricing import Models, price
+from kernel_models.spreads import RING_COLLECTIVES
 from tracer.graph import NONE, ExecutionGraph, KernelKind
 
 RING_EFFICIENCY = 0.75
 COLLECTIVE_ALPHA_NS = 20_000.0
-COLLECTIVE_SPREAD = 0.7
-"""Collectives by a ring over the device's links at this share of the data sheet's rate, and a fixed cost. An assumption
-with a wide interval (a factor of 2); ``kernel_models.collectives`` knows better where a topology is given."""
+"""A collective by a ring over the device's links: the share of the data sheet's rate, and a fixed cost; assumptions."""
 _COPIES = {("h2d", "pageable"): "Memcpy HtoD (Pageable -> Device)", ("h2d", "pinned"): "Memcpy HtoD (Pinned -> Device)",
            ("d2h", "pageable"): "Memcpy DtoH (Device -> Pageable)", ("d2h", "pinned"): "Memcpy DtoH (Device -> Pinned)"}
 """Names of copies as CUDA reports them: a call waits for those with pageable memory (see ``rank_view``)."""
@@ -76,7 +75,7 @@ def collective_works(graph: ExecutionGraph, spec: DeviceSpec, collectives: Colle
     table = graph.collectives
     found = {row: DeviceWork(f"collective: {graph.string(int(table.kind[row]))}", KernelKind.COLLECTIVE,
                              ring_ns(graph, row, spec), COMMUNICATION_STREAM, collective=row, source=Source.DATASHEET,
-                             low=-COLLECTIVE_SPREAD, high=COLLECTIVE_SPREAD) for row in range(len(table))}
+                             low=-RING_COLLECTIVES, high=RING_COLLECTIVES) for row in range(len(table))}
     if collectives is not None and found:
         priced = price_table(graph, collectives)
         for row in np.flatnonzero(priced.known).tolist():

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from graph_predictor.prediction.pricing import LEAST_RATIO, MEASURED_SPREAD
+from graph_predictor.prediction.pricing import LEAST_RATIO
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.simulation.rank_view import IN_CALL_COPIES
 from graph_predictor.synthesis.modelled import collective_works, modelled_works
@@ -27,14 +27,11 @@ from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation
 from kernel_models.placed import calls_at, host_work_ns, work_on_host_ns
 from kernel_models.pricing import Models, price
+from kernel_models.spreads import MEASURED_KERNELS, RESIZED_ON_CPU
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind, Place
 from tracer.views import Argument
 
-CPU_SPREAD = 0.15
-"""Log half width of the 80% interval of a CPU's operations at another size, whose caches, threads and fresh pages of
-memory the formulas know little of. On the tuning programs of benchmarks/foreign_sizes.py 80% of the steps' errors lie
-within 0.11; a capture on a busy machine errs by more."""
 MOST_UNSIZED = 0.05
 """Share of the recorded work whose sizes may be missing."""
 _LAUNCH = "cudaLaunchKernel"
@@ -100,7 +97,7 @@ class Anchors:
         """Log half width of the 80% interval of what changed in the traced step's host time; ``None`` if nothing."""
         total = sum(tally.host_ns for tally in self._tallies)
         unsure = sum(tally.unsure_ns for tally in self._tallies)
-        return CPU_SPREAD * unsure / total if unsure else None
+        return RESIZED_ON_CPU * unsure / total if unsure else None
 
     @property
     def host_source(self) -> Source:
@@ -224,7 +221,7 @@ class _Rank:
             size = min(abs(float(np.log(ratio))), 1.0)
             found[row] = replace(
                 now, ns=self._kernel_ns(slot, kernel) * ratio, source=Source.MEASURED if same else Source.ANCHORED,
-                low=-np.hypot(MEASURED_SPREAD, size * now.low), high=np.hypot(MEASURED_SPREAD, size * now.high),
+                low=-np.hypot(MEASURED_KERNELS, size * now.low), high=np.hypot(MEASURED_KERNELS, size * now.high),
                 name=recorded.string(int(recorded.kernels.name[kernel])))
         return found
 
@@ -301,7 +298,7 @@ class _Rank:
         ratio = change.ratio if owned else 1.0
         work = DeviceWork(
             name, kind, ns * ratio, int(table.stream[kernel]), moved if moved < 0 else round(moved * ratio),
-            source=Source.MEASURED if ratio == 1.0 else Source.ANCHORED, low=-MEASURED_SPREAD, high=MEASURED_SPREAD,
+            source=Source.MEASURED if ratio == 1.0 else Source.ANCHORED, low=-MEASURED_KERNELS, high=MEASURED_KERNELS,
             in_call="-> Pageable" in name)
         if ratio != 1.0:
             work.low, work.high = min(work.low, change.low), max(work.high, change.high)

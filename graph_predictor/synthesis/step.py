@@ -32,18 +32,14 @@ from kernel_models.host.segments import Overhead
 from kernel_models.model import Source
 from kernel_models.placed import host_work_ns
 from kernel_models.pricing import Models
+from kernel_models.spreads import OTHER_HOST, UNKNOWN_HOST
 from tracer.arrays import Int64
 from tracer.graph import HOST_READ, ExecutionGraph, KernelKind, LaunchKind, Place
 
 HOST_NS = 15_000.0
-HOST_SPREAD = 1.1
-"""Host time of a launching operation and the log half width of its 80% interval (a factor of 3): an assumption.
-Recorded hosts take 26 to 28 µs a kernel (V100, H100 and MI300X traces) to 44 to 177 µs, all under the profiler, of
-which about half is here taken to be the profiler's where the host is fast."""
+"""Host time of a launching operation of a host nobody measured: an assumption, see ``spreads.UNKNOWN_HOST``."""
 CALL_SHARE = 0.3
 """Of it, the launch call itself."""
-OVERHEADS_SPREAD = 0.3
-"""The same where overheads of a real host are given: an assumption, see ``edits.host_from.FALLBACK_SPREAD``."""
 HOST_DEVICE = "cpu"
 """Of this device operations run on the host thread itself."""
 WAIT = "cudaStreamSynchronize"
@@ -97,7 +93,7 @@ def modelled_step(graphs: Sequence[ExecutionGraph], device: DeviceSpec | None = 
         ranks.append(RankTimes(graph, _with_host_waits(graph, times, spec), constants))
     notes = [*_notes(spec, host), *_collective_notes(graphs, spec, collectives)]
     warnings = () if spec.name == HOST_DEVICE else tuple(_host_work_warnings(graphs, spec))
-    return SynthesizedStep(synthesize(ranks), spec, HOST_SPREAD if host is None else OVERHEADS_SPREAD,
+    return SynthesizedStep(synthesize(ranks), spec, UNKNOWN_HOST if host is None else OTHER_HOST,
                            Source.HEURISTIC, None, tuple(notes), warnings)
 
 
@@ -166,7 +162,7 @@ def _notes(spec: DeviceSpec, host: HostOverheads | None) -> list[str]:
     return [f"The step never ran: its kernels are priced for {spec.name}, and "
             + ("its host time is made of the given host's overheads." if host is not None else
                f"its host, which no --device names, is taken to spend {HOST_NS / 1e3:.0f} µs on each operation that "
-               f"launches work (an assumption, right within a factor of {np.exp(HOST_SPREAD):.0f} in 80% of the "
+               f"launches work (an assumption, right within a factor of {np.exp(UNKNOWN_HOST):.0f} in 80% of the "
                "cases); give --host-from for a real one.")]
 
 

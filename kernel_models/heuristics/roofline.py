@@ -15,21 +15,11 @@ from kernel_models.heuristics.sustained import computed_as
 from kernel_models.heuristics.work import work
 from kernel_models.model import Arrays, Source, Times
 from kernel_models.op_call import Family, OpCall
+from kernel_models.spreads import FIXED_COST, LACKING_TYPE, PLACEHOLDER_DEVICE
 
 UNSIZED_FLOORS = (1.0, 3.0, 60.0)
 """Low, expected and high time of a call without recorded sizes, in kernel floors: from the 10%, 50% and 90% quantiles
 of kernels of the training traces V100 ResNet-50 and A100 recommendation (2, 6 and 120 µs)."""
-FIXED_SPREAD = 0.5
-"""Log half width of the 80% interval of a kernel's fixed cost, which long calls, of which tables are made, do not show.
-
-From calls of less than three kernel floors in traces: 80% of measured over predicted lie between e^-0.42 and e^0.19
-(V100 DLRM), e^-0.29 and e^0.40, e^-0.51 and e^0.69 (A100), e^-0.60 and e^0.45 (B200); benchmarks/datasheet_traces.py.
-"""
-LACKING_SPREAD = 0.7
-"""Log half width added for products of types that a device lacks, or that no measurement has (fp4): a factor of two
-either way, that between two neighbouring types' rates. Set, not measured."""
-PLACEHOLDER_SPREAD = 1.5
-"""Log half width added for a device whose figures only stand in for a calibration."""
 
 _PRODUCTS = (Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT)
 
@@ -62,14 +52,14 @@ class RooflineModel:
         table = CallTable.of(self.family, calls)
         compute, memory, fixed, low, high = self.efficiencies.columns(table, self._efficiency_of)
         if self.family in _PRODUCTS and not self.efficiencies.fitted:
-            lacking = table.by_dtype(lambda dtype: LACKING_SPREAD * self._lacks(dtype))
+            lacking = table.by_dtype(lambda dtype: LACKING_TYPE * self._lacks(dtype))
             low, high = -np.hypot(low, lacking), np.hypot(high, lacking)
         if self.device.placeholder:
-            low, high = low - PLACEHOLDER_SPREAD, high + PLACEHOLDER_SPREAD
+            low, high = low - PLACEHOLDER_DEVICE, high + PLACEHOLDER_DEVICE
         done = work(table, self.device)
         time = predicted_us(done, self.device, compute, memory, fixed)
         # What is uncertain of a short call is its fixed cost, of a long one the rates.
-        short = FIXED_SPREAD * fixed * self.device.kernel_floor_us * done.kernels / time
+        short = FIXED_COST * fixed * self.device.kernel_floor_us * done.kernels / time
         low_us, high_us = time * np.exp(-np.hypot(low, short)), time * np.exp(np.hypot(high, short))
         unsized = np.fromiter(("unsized" in call.flags for call in calls), np.bool_, len(calls))
         if unsized.any():

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from micro import Micro
 
-from graph_predictor.prediction.host_spread import END, USUAL_SPREAD, drift, mean_spread
+from graph_predictor.prediction.host_spread import END, drift, mean_spread
 from graph_predictor.synthesis.baseline import baseline_of
+from kernel_models.spreads import USUAL_STEPS
 from tracer.graph import ExecutionGraph
 
 
@@ -23,13 +24,13 @@ def steps_of(folder: Path, *host_us: float) -> ExecutionGraph:
 
 
 def test_one_step_is_as_sure_as_steps_usually_are() -> None:
-    assert mean_spread(np.array([5e6])) == pytest.approx(END * USUAL_SPREAD)
+    assert mean_spread(np.array([5e6])) == pytest.approx(END * USUAL_STEPS)
 
 
 def test_steps_that_differ_make_it_less_sure() -> None:
     same, apart = mean_spread(np.array([10.0, 10.0, 10.0])), mean_spread(np.array([10.0, 12.0, 10.0]))
-    assert same < END * USUAL_SPREAD < apart
-    assert apart == pytest.approx(END * float(np.sqrt((USUAL_SPREAD**2 + 2 / 3 * np.log(1.2) ** 2) / 3)))
+    assert same < END * USUAL_STEPS < apart
+    assert apart == pytest.approx(END * float(np.sqrt((USUAL_STEPS**2 + 2 / 3 * np.log(1.2) ** 2) / 3)))
 
 
 @pytest.mark.parametrize(("times", "expected"), [
@@ -50,4 +51,4 @@ def test_a_drift_is_told(tmp_path: Path) -> None:
 def test_the_spread_is_that_of_the_repeated_steps_alone(tmp_path: Path) -> None:
     """What the steps after those of the prediction took is not known to it."""
     graph = steps_of(tmp_path, 100, 100, 300, 50)
-    assert baseline_of(graph, range(2)).spreads.host == pytest.approx(END * USUAL_SPREAD / np.sqrt(2))
+    assert baseline_of(graph, range(2)).spreads.host == pytest.approx(END * USUAL_STEPS / np.sqrt(2))

@@ -10,11 +10,11 @@ from statistics import median_low
 
 import numpy as np
 
-from graph_predictor.prediction.host_spread import USUAL_SPREAD
 from graph_predictor.recorded.module_paths import with_backward_modules
 from graph_predictor.recorded.names import is_collective
 from graph_predictor.reports.ranks.parts import Meetings
 from graph_predictor.reports.ranks.times import JobTimes, scaled_rank
+from kernel_models.spreads import USUAL_STEPS
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, KernelKind
 
@@ -160,7 +160,7 @@ def _later(work: Float64, rank: int, *, noisy: bool) -> bool:
     ratio = np.log(np.maximum(work[rank, counted], 1.0) / np.maximum(typical[counted], 1.0))
     steps = len(ratio)
     freedom = PRIOR_STEPS + steps - 1
-    usual = 2.0 * USUAL_SPREAD**2  # of two ranks
+    usual = 2.0 * USUAL_STEPS**2  # of two ranks
     variance = (PRIOR_STEPS * usual + float(((ratio - ratio.mean()) ** 2).sum())) / freedom
     least = float(stdtrit(freedom, 1.0 - LEVEL / len(work))) * float(np.sqrt(variance / steps))
     return float(ratio.mean()) > least

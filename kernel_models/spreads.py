@@ -1,0 +1,71 @@
+"""What intervals take for granted: every assumed half width in one place, with its evidence.
+
+Each is the half width, as a logarithm, of an 80% interval of a time (0.7: a factor of 2 either way), unless it says
+otherwise. What can be measured is not here: fitted models, collectives and repeated steps bring their own.
+"""
+
+from __future__ import annotations
+
+END = 1.2815515655446004
+"""Standard deviations from the middle of a normal distribution to an end of its 80% interval."""
+
+# --- kernels -------------------------------------------------------------------------------------------------------
+
+MEASURED_KERNELS = 0.01
+"""Measured kernel time. From step to step of one run sums differ by 0.002 (V100) to 0.005 (A100), and by 0.05 where
+batches differ (recommendation on 8×A100); another run of the same machine adds clocks."""
+FIXED_COST = 0.5
+"""A kernel's fixed cost, which long calls, of which tables are made, do not show.
+
+From calls of less than three kernel floors in traces: 80% of measured over predicted lie between e^-0.42 and e^0.19
+(V100 DLRM), e^-0.29 and e^0.40, e^-0.51 and e^0.69 (A100), e^-0.60 and e^0.45 (B200); benchmarks/datasheet_traces.py.
+"""
+LACKING_TYPE = 0.7
+"""Products of types that a device lacks, or that no measurement has (fp4), added: a factor of two either way, that
+between two neighbouring types' rates. Set, not measured."""
+PLACEHOLDER_DEVICE = 1.5
+"""A device whose figures only stand in for a calibration, added. Set, not measured."""
+OTHER_LAYOUT = 0.25
+"""A call taken from a measured one of another layout, added to the interval of that one's time.
+
+From how far layouts of one product lie apart: NVIDIA's "Matrix Multiplication Background User's Guide" shows nn, nt, tn
+and tt of large products within about a fifth of each other."""
+TYPICAL_WORK = 0.5
+"""Work of unknown sizes scaled as typical work of its family, added: the ladders of 3×3 and of 1×1 convolutions differ
+by up to 0.43 between V100 and A100 (1 ms kernels, fp32 against TF32), and layers stray further than two examples."""
+REPLACED_ON_CPU = 0.3
+"""A CPU's replaced work, whose caches and threads the formulas know little of. Set, not measured."""
+RESIZED_ON_CPU = 0.15
+"""A CPU's operations at another size, whose caches, threads and fresh pages of memory the formulas know little of. On
+the tuning programs of benchmarks/foreign_sizes.py 80% of the steps' errors lie within 0.11; a capture on a busy machine
+errs by more."""
+RESIZED_WITH_DATA = 0.2
+"""Kernels taken to scale with their data: from a fixed cost to a cache's edge. Set, not measured."""
+COMPILED_KERNELS = 0.2
+"""Every kernel of compiled code: the compiler chooses other kernels for products, and fuses into reductions. Set, not
+measured."""
+
+# --- host ----------------------------------------------------------------------------------------------------------
+
+UNKNOWN_HOST = 1.1
+"""Host time of a host nobody measured (a factor of 3). Recorded hosts take 26 to 28 µs a kernel (V100, H100 and MI300X
+traces) to 44 to 177 µs, all under the profiler, of which about half is here taken to be the profiler's where the host
+is fast."""
+OTHER_HOST = 0.3
+"""Host time that no operation of another host's recording stands for. Quartiles of two hosts' ratios by operation lie
+0.2 from their middle (V100 and 8×A100, H100 and MI300X), 0.8 where one host is seven times slower (2×A100); sums over
+many operations stray less."""
+COMPILED_HOST = 0.7
+"""Host time of forward and backward that compiled code still takes. Set, not measured."""
+USUAL_STEPS = 0.03
+"""Standard deviation of the log of a step's host time that is usual; worth one difference between steps as evidence.
+Pairs of steps of the recordings in ``benchmarks/interval_coverage.py`` after their first two hold the mean of the four
+that follow in 79% of the cases (mean of runs)."""
+TWO_PHASES = 0.1
+"""Standard deviation of what two phases of one process differ by, as a share of the step. Set, not measured."""
+
+# --- collectives ---------------------------------------------------------------------------------------------------
+
+RING_COLLECTIVES = 0.7
+"""Collectives by a ring over the device's links at a share of the data sheet's rate, and a fixed cost;
+``kernel_models.collectives`` knows better where a topology is given. Set, not measured."""
