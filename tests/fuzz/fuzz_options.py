@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from random import Random
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin
 
 NUMBERS = ["0", "1", "0.5", "2", "1e15", "1e18", "1e300", "1e308", "-1", "nan", "inf", "-inf", "1e-300", "1e-9", "",
            "x", "9" * 5000, "1,5", "٣", "0x10", "1e400", "1_000", "½", "1e6", "\x1b[31m", " 2", "-0", "1e-320",
@@ -140,13 +140,15 @@ def _callbacks(app: Any, before: str) -> Iterator[tuple[str, Callable[..., Any]]
 
 
 def _options(callback: Callable[..., Any]) -> Iterator[Option]:
-    hints = get_type_hints(callback, include_extras=True)
-    for name, parameter in inspect.signature(callback).parameters.items():
-        kind, *about = get_args(hints[name]) if get_origin(hints[name]) is Annotated else (hints[name],)
+    for name, parameter in inspect.signature(callback, eval_str=True).parameters.items():
+        hint = parameter.annotation
+        kind, *about = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         if not about or type(about[0]).__name__ != "OptionInfo":
             continue
         info = about[0]
-        names = [text for text in info.param_decls or () if text.startswith("--")] or [f"--{name.replace('_', '-')}"]
+        # Beside an annotation typer takes the first name for a default, until it makes the command.
+        declared = [text for text in (info.default, *(info.param_decls or ())) if isinstance(text, str)]
+        names = [text for text in declared if text.startswith("--")] or [f"--{name.replace('_', '-')}"]
         if names[0] in _LEFT_OUT or parameter.default is inspect.Parameter.empty:
             continue
         yield Option(names[0], _values(kind, info.metavar, names[0]), tuple(_SOUND.get(info.metavar, ())))

@@ -11,9 +11,11 @@ import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fuzz_cases import QUICK, kept
+from fuzz_options import commands
 from fuzz_run import Tally, cases, run_cases, run_one, warm_up
 from fuzz_seeds import build_seeds
 from fuzz_worker import Worker
@@ -65,3 +67,20 @@ def test_every_kind_of_file_is_damaged_and_read(seeds: Path) -> None:
 def test_an_input_that_was_once_wrong(folder: Path, seeds: Path, worker: Worker) -> None:
     outcome = run_one(worker, kept(folder), seeds)
     assert not outcome.wrong, f"{outcome.wrong} at {outcome.where}: {outcome.text}"
+
+
+def test_options_are_those_of_the_commands() -> None:
+    import typer.main
+
+    from graph_predictor.cli import app
+
+    def real(command: Any, words: str) -> Iterator[tuple[str, set[str]]]:
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from real(inner, f"{words} {name}".strip())
+        if not hasattr(command, "commands"):
+            yield words, {name for option in command.params for name in option.opts if name.startswith("--")}
+
+    needed = {"--out", "--gpus", "--shapes", "--topology", "--debug", "--jobs", "--update-baseline"}
+    for words, names in real(typer.main.get_command(app), ""):
+        drawn = {option.name for option in commands()[words]}
+        assert drawn <= names <= drawn | needed, words
