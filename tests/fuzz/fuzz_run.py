@@ -183,7 +183,8 @@ def warm_up(seeds: Path) -> list[list[str]]:
             ["models", "evaluate", str(seeds / "device.profile"), str(seeds / "table.parquet")],
             ["replay", str(seeds / "graph_long.foretrace")],
             ["comm", "predict", "all_reduce", "--bytes", "1MiB", "--profile", str(seeds / "comm.json")],
-            ["sweep", one, "--clock", "1,2", "--jobs", "1", "-o", str(seeds / "warm.csv")],
+            ["sweep", one, "--clock", "1,2", "--jobs", "1", "-o", str(seeds / "warm.csv"), "--plot",
+             str(seeds / "warm.svg")],
             ["plan", one, "--gpus", "8"]]
 
 
