@@ -227,7 +227,7 @@ def _judge(outcome: Outcome, hung: bool, root: Path) -> None:
         outcome.wrong = "out of memory"
     elif code not in CODES.get(gate, {0, 2}):
         outcome.wrong = f"exit {code}"
-    elif outcome.code == 0 and not any(re.search("(?i)nan|inf", word) for word in outcome.case.arguments[1:]) and (
+    elif outcome.code == 0 and not any(re.search("(?i)nan|inf|[0-9]{300}", word) for word in outcome.case.arguments[1:]) and (
             (root / "unfinished").exists() or _NO_NUMBER.search(_text(root / "stdout"))):
         outcome.wrong = "a number that is none"
         found = _NO_NUMBER.search(_text(root / "stdout"))
