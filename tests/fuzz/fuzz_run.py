@@ -45,6 +45,9 @@ _MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Where inputs are written: no disk, if there is such a place."""
 _NO_NUMBER = re.compile(r"(?<!inf or )(?<![\w.:/'\"=-])[-+]?(?:nan|inf)(?! or nan)(?![\w.'\"=/-])")
 
+_INFINITE = re.compile("(?i)nan|inf|[0-9]{300}")
+"""Given as an option, such a number may be quoted."""
+
 
 @dataclass
 class Outcome:
@@ -227,7 +230,7 @@ def _judge(outcome: Outcome, hung: bool, root: Path) -> None:
         outcome.wrong = "out of memory"
     elif code not in CODES.get(gate, {0, 2}):
         outcome.wrong = f"exit {code}"
-    elif outcome.code == 0 and not any(re.search("(?i)nan|inf|[0-9]{300}", word) for word in outcome.case.arguments[1:]) and (
+    elif outcome.code == 0 and not any(map(_INFINITE.search, outcome.case.arguments[1:])) and (
             (root / "unfinished").exists() or _NO_NUMBER.search(_text(root / "stdout"))):
         outcome.wrong = "a number that is none"
         found = _NO_NUMBER.search(_text(root / "stdout"))
