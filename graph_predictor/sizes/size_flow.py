@@ -34,7 +34,8 @@ FAR = 100
 ALONE = 50
 """Cost, in ranks, of arguments that do not fit each other: worse than any that do."""
 TWICE = 20
-"""Cost of a result that holds the samples twice, as few programs make one (a contrastive loss)."""
+"""Cost of a result that holds the samples twice, as few programs make one: of two tensors that are data for sure (a
+contrastive loss), but not of one that may be a parameter with as many rows as there are samples."""
 OUT_OF_PLACE = 1.0
 """Cost of a result whose samples do not stand first."""
 NO_SAMPLES = 2.5
@@ -138,6 +139,7 @@ class SizeFlow:
         self.graph, self.sizes, self.parameters = graph, sizes, parameters
         self._guess, self._told, self._role = by_shape, told, role
         self._pool = _Pool()
+        self._data: set[Shape] = set()  # of tensors that are for sure no parameters: layers' results, and made of these
         self._now = 0
         self._began: dict[int, int] = {}
         self._guesses: dict[Shape, list[Layout]] = {}
@@ -300,6 +302,8 @@ class SizeFlow:
                 value.narrow(likely[:1])
             elif likely and len(value.layouts) > 1:
                 value.narrow(likely)
+        if self._gives_data(name, values):
+            self._data.update(one.shape for one in best.outcome.results if one.shape not in self.parameters)
         results = []
         known = all(value.known for value in values) if values else True
         for number, one in enumerate(best.outcome.results):
@@ -322,19 +326,25 @@ class SizeFlow:
                 dim.follows for one in best.outcome.results for dim in one.layout)
         return len(values) == 1 and values[0].gradient
 
+    def _gives_data(self, name: str, values: list[Value]) -> bool:
+        """Whether a result is data for sure: made of data, or a layer's, whose input has no parameter's shape."""
+        if any(value.shape in self._data for value in values):
+            return True
+        return rule_of(name) in PRODUCTS and [value.shape in self.parameters for value in values[:3]].count(False) == 1
+
     def _choices(self, name: str, taken: list[Argument], found: dict[Use, Value], phase: int) -> list[_Choice]:
         """One layout for each argument, in every way, the likeliest first."""
         rule, values = rule_of(name), list(found.values())
         first = {id(value): at for at, value in reversed(list(enumerate(values)))}
         key = (name, phase == Phase.BACKWARD, tuple(taken),
-               tuple((first[id(value)], value.shape, value.stride, *value.layouts) for value in values))
+               tuple((first[id(value)], value.shape, value.stride, value.shape in self._data, *value.layouts) for value in values))
         if rule not in GUESSING and key in self._known_choices:
             return self._known_choices[key]
         places = tuple(place for place, _ in found)
         distinct = {id(value): value for value in values}
         possible = {key: value.layouts for key, value in distinct.items()}
         if rule in PRODUCTS:  # a matrix that nothing spoke of before may be a parameter that was looked up or computed
-            for value in values[-2:]:
+            for value in (one for one in values[-2:] if one.shape not in self._data):
                 possible[id(value)] = list(dict.fromkeys((*value.layouts, self.sizes.constants(value.shape))))
         while math.prod(map(len, possible.values())) > MOST_TOGETHER:
             possible = {key: layouts[:max(len(layouts) - 1, 1)] for key, layouts in possible.items()}
@@ -349,7 +359,10 @@ class SizeFlow:
                 outcome = rule(Call(self.sizes, tensors, tuple(taken), places, self.guessed))
             except Inconsistent:
                 outcome, cost = Outcome(), cost + ALONE
-            cost += sum(self._cost(one) for one in outcome.results)
+            sure = all(value.shape in self._data or not self.sizes.samples(one)
+                       for value, one in zip(values, layouts, strict=True))
+            held = max(map(self.sizes.samples, layouts), default=0)
+            cost += sum(self._cost(one, 2 if sure else max(held, 1)) for one in outcome.results)
             if rule in PRODUCTS:
                 working = layouts[-2:] if phase == Phase.BACKWARD else [one.layout for one in outcome.results]
                 cost += NO_SAMPLES * (not any(dim.follows for layout in working for dim in layout))
@@ -357,11 +370,11 @@ class SizeFlow:
         self._known_choices[key] = sorted(choices, key=_cost_of)
         return self._known_choices[key]
 
-    def _cost(self, result: Tensor) -> float:
-        """That of samples held twice, and a little for samples that do not stand first, so that of equals the usual
-        one wins."""
+    def _cost(self, result: Tensor, usual: int) -> float:
+        """That of samples held more than ``usual`` times, and a little for samples that do not stand first, so that of
+        equals the usual one wins."""
         places = [at for at, dim in enumerate(result.layout) if self.sizes.samples((dim,))]
-        return TWICE * (self.sizes.samples(result.layout) > 1) + OUT_OF_PLACE * bool(places and places[0])
+        return TWICE * (self.sizes.samples(result.layout) > usual) + OUT_OF_PLACE * bool(places and places[0])
 
 
 @dataclass(frozen=True, slots=True)

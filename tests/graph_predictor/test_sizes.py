@@ -121,6 +121,25 @@ def test_a_weights_gradient_sums_over_the_samples(tmp_path: Path) -> None:
     assert product.arguments[0].stride == (1, 256)
 
 
+def test_samples_times_samples_follow_the_batch_twice(tmp_path: Path) -> None:
+    """What a layer makes of 96 samples, times its transpose: all pairs of samples, and their gradients."""
+    trace = Micro().calibrate()
+    trace.step(1000, 2000, 1)
+    for number, (name, tensors, *numbers) in enumerate([
+            ("aten::linear", [[96, 128], [64, 128], [64]]), ("aten::t", [[96, 64]]), ("aten::mm", [[96, 64], [64, 96]]),
+            ("aten::div", [[96, 96]]), ("aten::_log_softmax", [[96, 96]], "1", "False"),
+            ("aten::nll_loss_forward", [[96, 96], [96]]), ("aten::t", [[96, 96]]),
+            ("aten::mm", [[96, 96], [96, 64]])]):
+        trace.op(name, 1010 + 10 * number, 1015 + 10 * number, **{
+            "Input Dims": [*tensors, *([] for _ in numbers)], "Input type": ["float"] * len(tensors) + ["Scalar"] * len(
+                numbers), "Concrete Inputs": [*("" for _ in tensors), *numbers]})
+    graph = trace.read(tmp_path)
+    scaled = ScaledShapes(graph, (("batch", 96, 384),))
+    found = [shapes(scaled.operation_of(row)) for row in range(len(graph.ops)) if len(scaled.flow.values(row))]
+    assert found[2:] == [[(384, 64), (64, 384)], [(384, 384)], [(384, 384), (), ()], [(384, 384), (384,)], [(384, 384)],
+                         [(384, 384), (384, 64)]]
+
+
 def test_lists_of_indices_are_as_long_as_their_offsets_say(tmp_path: Path) -> None:
     graph = graph_of(tmp_path, ("aten::embedding_bag", [[500, 16], [240], [24]]), ("aten::relu", [[24, 16]]))
     scaled = ScaledShapes(graph, (("batch", 24, 48),))
