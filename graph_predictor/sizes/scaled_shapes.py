@@ -34,6 +34,8 @@ PARAMETERS = frozenset({"weight", "bias", "running_mean", "running_var", "weight
 DATA = frozenset({"indices", "offsets", "offset2bag", "bag_size", "maximum_indices", "target", "grad_output",
                   "grad_out", "grad"})
 """Arguments that never hold parameters."""
+COUNTED = frozenset({"indices", "target"})
+"""Arguments that come from a step's input, which the samples lead."""
 _MAP = 4
 """Dimensions of a batch of images' maps: samples, channels, rows, columns."""
 _FLAT = 2
@@ -74,6 +76,15 @@ class ScaledShapes:
                 sizes = sorted({shape[0] for shape in self.shapes if shape})[:8]
                 raise EditError(f"No tensor of the step has {old} {where}(there are {', '.join(map(str, sizes))}, …): "
                                 f"{changes} changes nothing; name the size that was recorded.")
+            samples = _samples_of_inputs(self.graph, self.shapes)
+            if leading and samples not in (None, old):
+                raise EditError(f"{changes} is not the step's number of samples: {samples} lead all its indices and "
+                                f"targets, and {old} none of them; write {name}={samples}:{new} for other samples, or "
+                                "name another size by a name of its own.")
+            if not leading and old == samples and any(old in shape[1:] for shape in self.shapes):
+                raise EditError(f"{changes} is ambiguous: the step has {old} samples too, so that the two cannot be "
+                                f"told apart; capture the step at another {name}, or another number of samples, or "
+                                f"write batch={old}:{new} if samples are meant.")
             if old == 1:
                 raise EditError(f"{changes} is ambiguous: dimensions of 1 are everywhere, and most have nothing to do "
                                 f"with {name}; capture the step at another size, or two sizes.")
@@ -260,6 +271,28 @@ def _role(name: str, place: int) -> Role:
     rule = registry.forward_rule(name)
     argument = rule.names[place] if rule is not None and place < len(rule.names) else ""
     return Role.PARAMETER if argument in PARAMETERS else Role.DATA if argument in DATA else Role.ANY
+
+
+def _samples_of_inputs(graph: ExecutionGraph, shapes_of_step: Iterable[Shape]) -> int | None:
+    """The size that leads all indices and targets of a step, of at least two of them; ``None`` where none does, or
+    where it is samples and tokens taken together.
+
+    Indices of one row are the same for all samples (positions), and lists of indices are longer than the samples.
+    """
+    ops = graph.ops
+    pairs = np.unique(np.stack([ops.name, ops.shapes]), axis=1).T if len(ops) else np.zeros((0, 2), np.int64)
+    found: set[int] = set()
+    count = 0
+    for name, shapes in pairs.tolist():
+        rule = registry.forward_rule(graph.string(name))
+        if rule is None or shapes < 0:
+            continue
+        for argument, part in zip(rule.names, list_of(graph.string(shapes)), strict=False):
+            if argument in COUNTED and _is_shape(part) and part[0] != 1 and (len(part) > 1 or argument != "indices"):
+                found.add(part[0])
+                count += 1
+    together = {shape[0] * shape[1] for shape in shapes_of_step if len(shape) > 1 and 1 not in shape[:2]}
+    return found.pop() if len(found) == 1 and count > 1 and not found & together else None
 
 
 def _elements(value: Value) -> int:

@@ -337,7 +337,8 @@ class SizeFlow:
         rule, values = rule_of(name), list(found.values())
         first = {id(value): at for at, value in reversed(list(enumerate(values)))}
         key = (name, phase == Phase.BACKWARD, tuple(taken),
-               tuple((first[id(value)], value.shape, value.stride, value.shape in self._data, *value.layouts) for value in values))
+               tuple((first[id(value)], value.shape, value.stride, value.shape in self._data, *value.layouts)
+                     for value in values))
         if rule not in GUESSING and key in self._known_choices:
             return self._known_choices[key]
         places = tuple(place for place, _ in found)

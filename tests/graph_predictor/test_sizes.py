@@ -212,6 +212,35 @@ def test_activations_follow_the_batch_on_a_cpu(tmp_path: Path) -> None:
     assert baseline_of(graph, device=device("cpu")).predict([Sizes.parse(["batch=6:12"])]).peak_memory_bytes == 160
 
 
+@pytest.mark.parametrize(("changes", "why"), [
+    (("batch", 48, 96), "not the step's number of samples: 4 lead"), (("batch", 160, 320), "4 lead all"),
+    (("heads", 4, 8), "has 4 samples too"), (("batch", 4, 16), None), (("seq", 48, 120), None)])
+def test_a_size_that_is_not_what_its_name_says_is_refused(
+        tmp_path: Path, changes: tuple[str, int, int], why: str | None) -> None:
+    """4 texts of 48 words, 4 heads, 160 wide."""
+    trace = Micro().calibrate()
+    trace.step(1000, 2000, 1)
+    for number, (name, tensors) in enumerate([
+            ("aten::embedding", [[3000, 160], [4, 48]]), ("aten::embedding", [[512, 160], [1, 48]]),
+            ("aten::relu", [[48, 160]]), ("aten::linear", [[4, 48, 160], [160, 160], [160]]),
+            ("aten::relu", [[4, 4, 48, 40]]), ("aten::relu", [[160, 4]]), ("aten::nll_loss_forward", [[4, 3], [4]])]):
+        trace.op(name, 1010 + 10 * number, 1015 + 10 * number,
+                 **{"Input Dims": tensors, "Input type": ["float"] * len(tensors)})
+    scaled = ScaledShapes(trace.read(tmp_path), (changes,))
+    if why is None:
+        scaled.check()
+        return
+    with pytest.raises(EditError, match=why):
+        scaled.check()
+
+
+def test_tokens_of_all_samples_are_no_number_of_samples(tmp_path: Path) -> None:
+    graph = graph_of(tmp_path, ("aten::linear", [[8, 30, 200], [51, 200], [51]]),
+                     ("aten::nll_loss_forward", [[240, 51], [240]]),
+                     ("aten::nll_loss_backward", [[], [240, 51], [240]]))
+    ScaledShapes(graph, (("batch", 8, 32),)).check()
+
+
 def test_a_size_of_one_is_everywhere(tmp_path: Path) -> None:
     graph = graph_of(tmp_path, ("aten::relu", [[1, 64]]))
     with pytest.raises(EditError, match="everywhere"):
