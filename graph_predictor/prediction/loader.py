@@ -20,12 +20,11 @@ import numpy as np
 from graph_predictor.prediction.host_spread import mean_spread, unprofiled_stretches
 from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.simulation.build import Built
+from graph_predictor.simulation.host_pieces import WORKERS
 from graph_predictor.simulation.program import ItemKind
 from tracer.arrays import Float64
 from tracer.graph import ExecutionGraph
 
-WORKERS = "_MultiProcessingDataLoaderIter"
-"""In the name of the operation that takes a batch from worker processes."""
 MOSTLY = 0.5
 """From this share of steps on that wait for their batch, the loader is what they wait for rather than a stall."""
 LEAST_WAIT = 0.2

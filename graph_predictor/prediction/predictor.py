@@ -17,6 +17,7 @@ import numpy as np
 from graph_predictor.prediction.closing import Closing, closing
 from graph_predictor.prediction.edit import Edit
 from graph_predictor.prediction.explain import Explained, explain
+from graph_predictor.prediction.fetching import Fetching
 from graph_predictor.prediction.host_spread import (
     drift,
     least_spread,
@@ -392,6 +393,8 @@ class _Run:
             # The step is the longer of two that know nothing of each other: the training process, and its workers.
             at_least = scenario.loader.step_at_least()
             low, high = max(low, at_least[0]), max(high, at_least[1])
+        if scenario.fetching is not None:
+            low, high = self._with_fetching(scenario.fetching, low, high, step_ns)
         # A step that an edit makes up is no surer than the recorded one it starts from: what steps differ by goes
         # with the host time that an edit takes away, and comes back with whatever decides instead.
         least = self.baseline.spreads.least
@@ -399,6 +402,16 @@ class _Run:
             least = max(least, self.baseline.spreads.host)
             low, high = spread_by(low, high, step_ns, self.baseline.scatter)
         return min(low, step_ns * math.exp(-least)), max(high, step_ns * math.exp(least))
+
+    def _with_fetching(self, fetching: Fetching, low: float, high: float, step_ns: float) -> tuple[float, float]:
+        """An interval widened by what is not known of batches that the training process loads."""
+        at = []
+        for factor in (fetching.low, fetching.high):
+            host = edit_host(replace(self.scenario, fetching=replace(fetching, expected=factor)))
+            program = dress(self.steady.repeated, host, self.scenario, self.times.ns)
+            at.append(float(measure(self.steady.repeated, program).period_ns.max()) / self.scenario.cycle.steps)
+        return (step_ns - math.hypot(step_ns - low, max(step_ns - at[0], 0.0)),
+                step_ns + math.hypot(high - step_ns, max(at[1] - step_ns, 0.0)))
 
     def said(self) -> list[str]:
         """Warnings and notes."""

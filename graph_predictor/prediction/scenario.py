@@ -28,6 +28,7 @@ from tracer.arrays import Float64, Int64
 from tracer.errors import ForetraceError
 
 if TYPE_CHECKING:
+    from graph_predictor.prediction.fetching import Fetching
     from graph_predictor.prediction.loader import Loader
     from graph_predictor.prediction.rewriting import Rewrite, Rewritten
 
@@ -82,6 +83,7 @@ class Scenario:
         launch_cost: launch calls cost the host something, and their kernels start later than they return.
         waits: the host waits for the device where it did.
         loader: worker processes that make batches, where there are any.
+        fetching: what another number of samples makes of loading batches in the training process.
         loading: where batches are loaded: by the training thread, as recorded; beside it; or nowhere.
         hidden_collectives: collectives run beside everything else, and are never waited for.
         rewrites: work replaced by other work, by name (see ``rewriting``); ``rewritten`` is what came of it.
@@ -118,6 +120,7 @@ class Scenario:
     launch_cost: bool = True
     waits: bool = True
     loader: Loader | None = None
+    fetching: Fetching | None = None
     loading: Loading = Loading.INLINE
     hidden_collectives: bool = False
     rewrites: dict[str, Rewrite] = field(default_factory=dict)
@@ -146,9 +149,11 @@ class Scenario:
             raise EditError(f"{edit} and {self.set_by[what]} both change {what}; leave one of them out.")
         return replace(self, set_by={**self.set_by, what: edit})
 
-    def with_samples(self, factor: float) -> Scenario:
-        """The same with ``factor`` times as many samples a batch, as far as a loader's workers make them."""
-        return self if self.loader is None else replace(self, loader=self.loader.scaled(factor))
+    def with_samples(self, factor: float, fetching: Fetching | None) -> Scenario:
+        """The same with ``factor`` times as many samples a batch, as far as a loader's workers make them, or the
+        training process itself (``fetching``, if it does)."""
+        found = self if self.loader is None else replace(self, loader=self.loader.scaled(factor))
+        return found if fetching is None else found.with_note(fetching.note(), fetching=fetching)
 
     def with_note(self, note: str, **changes: Any) -> Scenario:
         """The same with changed fields and one more sentence on what was assumed."""

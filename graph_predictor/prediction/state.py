@@ -45,6 +45,8 @@ def edit_host(scenario: Scenario) -> EditedHost:
     if scenario.host_ns is not None:
         mine = scenario.cycle.working[pieces.item]
         lag = lag * _total_ratio(pieces.ns[mine], ns[mine])
+    if scenario.fetching is not None:
+        ns = ns * scenario.fetching.on(pieces, scenario.fetching.expected)
     external = program.item_external
     depth = program.queue_depth
     floor: Float64 = np.zeros(program.ranks)
@@ -82,7 +84,7 @@ def edit_host(scenario: Scenario) -> EditedHost:
 def host_changed(scenario: Scenario) -> bool:
     """Whether host time that is left is other than what was recorded; time that an edit merely takes away is not."""
     rewritten, weight = scenario.rewritten, scenario.host_weight
-    return (scenario.host_ns is not None or scenario.host_factor != 1.0
+    return (scenario.host_ns is not None or scenario.fetching is not None or scenario.host_factor != 1.0
             or (weight is not None and not np.isin(weight, (0.0, 1.0)).all())
             or (rewritten is not None and ((rewritten.units.on_host and bool(rewritten.replacements))
                                            or not np.isin(rewritten.host_weight, (0.0, 1.0)).all())))

@@ -24,6 +24,7 @@ from graph_predictor.edits import (
 )
 from graph_predictor.edits.registry import FACTORS, switched_edits, valued_edits
 from graph_predictor.parallel.ranks import Ranks, on_ranks, traced
+from graph_predictor.prediction.fetching import fetching_of
 from graph_predictor.prediction.memory import lacking_memory
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
@@ -241,7 +242,10 @@ class Study:
         spread = Ranks(ranks.plan, ranks.world_size, {**new, **ranks.settings})
         found = on_ranks(self._recorded, spread, collectives, also=also)
         settings = {**workload.get("settings", {}), **spread.settings}
-        samples = samples_of(settings)
+        samples, was = samples_of(settings), samples_of(workload.get("settings", {}))
+        if samples is not None and was:
+            found.scenario = found.scenario.with_samples(
+                samples / was, fetching_of(found.scenario, samples / was, workload["settings"]["batch"]))
         # Ranks of a tensor- or pipeline-parallel group work on the same samples.
         return found if samples is None else found.with_items(samples / sharing(spread.plan))
 

@@ -18,11 +18,19 @@ import numpy as np
 import numpy.typing as npt
 
 from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.host_time import exclusive_time, operation_of, split
+from graph_predictor.simulation.host_time import Pieces, exclusive_time, operation_of, split
 from graph_predictor.simulation.program import ItemKind, Program, whole_ns
-from tracer.arrays import Float64, Int8, Int64
+from kernel_models.host.segments import Intervals
+from tracer.arrays import Float64, Int8, Int32, Int64
 from tracer.graph import NONE, ExecutionGraph, GapKind, OpKind
 from tracer.trees import within
+
+LOADER = "DataLoader"
+"""In the name of what takes a batch from a loader."""
+WORKERS = "_MultiProcessingDataLoaderIter"
+"""In the name of the operation that takes a batch from worker processes."""
+FETCH = "_SingleProcessDataLoaderIter"
+"""In the name of the operation that makes a batch itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +45,7 @@ class HostPieces:
         following: in a gap, the top-level operation that comes next on the thread; -1 elsewhere, or at a step's end.
         launch_kind: a ``LaunchKind`` of a call's cost, -1 of work.
         data: host time of loading data.
+        fetched: of it, what the training process does in place of worker processes: making samples, collating, copying.
         ns: how long.
     """
 
@@ -47,6 +56,7 @@ class HostPieces:
     following: Int64
     launch_kind: Int8
     data: npt.NDArray[np.bool_]
+    fetched: npt.NDArray[np.bool_]
     ns: Int64
 
     def __len__(self) -> int:
@@ -130,24 +140,23 @@ def _rank_pieces(built: Built, rank: int) -> HostPieces:
     program, graph = built.program, built.graphs[rank]
     items, number, begin = _items(built, rank)
     host = exclusive_time(graph)
-    found = split(host, number, begin, begin + program.item_work[items])
-    worked = found.ns > 0
-    query, op, ns = found.query[worked], found.op[worked], found.ns[worked]
+    length = program.item_work[items]
+    found = split(host, number, begin, begin + length)
+    query, op, ns, data, fetched = _loading(graph, found, number, begin, begin + length)
     # What is left of a step after its last operation is no gap before the next step's first one.
     gap = (op < 0) & (program.item_kind[items][query] != ItemKind.STEP_END)
     following = np.where(gap, _following(graph, number[query], begin[query]), NONE)
     calls = np.flatnonzero((program.item_kind[items] == ItemKind.CALL) & (program.item_cost[items] > 0))
     row = program.item_row[items[calls]]
     around = np.append(operation_of(graph), NONE)[graph.launches.op[row]]
-    data = np.concatenate([_loading(graph, op, begin[query], program.item_work[items][query]),
-                           np.zeros(len(calls), np.bool_)])
-    none = np.full(len(calls), NONE, np.int64)
+    none, no = np.full(len(calls), NONE, np.int64), np.zeros(len(calls), np.bool_)
     return HostPieces(
         rank=np.full(len(ns) + len(calls), rank, np.int64), item=np.concatenate([items[query], items[calls]]),
         is_cost=np.concatenate([np.zeros(len(ns), np.bool_), np.ones(len(calls), np.bool_)]),
         op=np.concatenate([op, around]), following=np.concatenate([following, none]),
         launch_kind=np.concatenate([np.full(len(ns), NONE, np.int8), graph.launches.kind[row]]).astype(np.int8),
-        data=data, ns=np.concatenate([ns, program.item_cost[items[calls]]]))
+        data=np.concatenate([data, no]), fetched=np.concatenate([fetched, no]),
+        ns=np.concatenate([ns, program.item_cost[items[calls]]]))
 
 
 def _following(graph: ExecutionGraph, thread: Int64, time: Int64) -> Int64:
@@ -170,20 +179,58 @@ def top_operations(graph: ExecutionGraph) -> Int64:
     return np.flatnonzero((ops.kind == OpKind.OPERATION) & (above < 0))
 
 
-def _loading(graph: ExecutionGraph, op: Int64, begin: Int64, length: Int64) -> npt.NDArray[np.bool_]:
-    """Pieces that load data: in a loader's operation, or in a gap the reader found to be data loading."""
-    loader = np.array(["DataLoader" in text for text in graph.strings], np.bool_)
-    mine: npt.NDArray[np.bool_] = np.zeros(len(op), np.bool_)
-    if loader.any():
-        under = within(graph.ops.parent, loader[graph.ops.name])
-        mine = (op >= 0) & under[op]
+def _loading(graph: ExecutionGraph, found: Pieces, thread: Int64, start: Int64, end: Int64) -> tuple[
+        Int64, Int64, Int64, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """(query, op, ns, data, fetched) of the pieces: those of a loader's operations load data, and a gap is cut into
+    what loads data, by the training process or from a worker, and what does not."""
+    loader, workers = (_under(graph, np.array([name in text for text in graph.strings], np.bool_))
+                       for name in (LOADER, WORKERS))
+    inside = found.op >= 0
+    data = inside & np.append(loader, False)[found.op]
+    fetched = data & ~np.append(workers, False)[found.op]
+    gap = np.flatnonzero(~inside)
+    query = found.query[gap]
     gaps = graph.gaps
-    loading = np.flatnonzero(gaps.kind == GapKind.DATA_LOADING)
-    if len(loading):
-        order = loading[np.argsort(gaps.start_ns[loading], kind="stable")]
-        place = np.searchsorted(gaps.start_ns[order], begin + length, side="right") - 1
-        last = order[np.maximum(place, 0)]
-        overlap = np.minimum(gaps.start_ns[last] + gaps.duration_ns[last], begin + length) - np.maximum(
-            gaps.start_ns[last], begin)
-        mine |= (op < 0) & (place >= 0) & (2 * overlap > length)
-    return mine
+    loading = gaps.kind == GapKind.DATA_LOADING
+    theirs = loading & _within(gaps.thread, gaps.start_ns, graph, WORKERS)
+    of_all, of_workers = (
+        Intervals.merged(gaps.thread[rows], gaps.start_ns[rows], (gaps.start_ns + gaps.duration_ns)[rows]).within(
+            thread[query], start[query], end[query]) for rows in (loading, theirs))
+    in_data = np.minimum(of_all, found.ns[gap])
+    in_workers = np.minimum(of_workers, in_data)
+    ns = found.ns.copy()
+    ns[gap] -= in_data
+    no, yes = np.zeros(len(gap), np.bool_), np.ones(len(gap), np.bool_)
+    columns = (np.concatenate([found.query, query, query]), np.concatenate([found.op, found.op[gap], found.op[gap]]),
+               np.concatenate([ns, in_workers, in_data - in_workers]), np.concatenate([data, yes, yes]),
+               np.concatenate([fetched, no, yes]))
+    worked = columns[2] > 0
+    return (columns[0][worked], columns[1][worked], columns[2][worked], columns[3][worked].astype(np.bool_),
+            columns[4][worked].astype(np.bool_))
+
+
+def fetching_operations(graph: ExecutionGraph) -> npt.NDArray[np.bool_]:
+    """Operations in which the training process makes samples and collates them."""
+    loader, workers = (_under(graph, np.array([name in text for text in graph.strings], np.bool_))
+                       for name in (LOADER, WORKERS))
+    return (graph.ops.kind == OpKind.OPERATION) & loader & ~workers
+
+
+def fetch_ranges(graph: ExecutionGraph) -> Int64:
+    """Rows of ``ops`` that are the fetching of one batch in the training process."""
+    fetches = np.array([FETCH in text for text in graph.strings], np.bool_)
+    return np.flatnonzero(fetches[graph.ops.name]) if len(graph.ops) else np.zeros(0, np.int64)
+
+
+def _within(thread: Int32, time: Int64, graph: ExecutionGraph, name: str) -> npt.NDArray[np.bool_]:
+    """Whether moments of threads lie in operations of the name."""
+    ops = graph.ops
+    named = np.array([name in text for text in graph.strings], np.bool_)
+    rows = np.flatnonzero(named[ops.name]) if len(ops) else np.zeros(0, np.int64)
+    ranges = Intervals.merged(ops.thread[rows], ops.start_ns[rows], (ops.start_ns + ops.duration_ns)[rows])
+    return ranges.within(thread.astype(np.int64), time, time + 1) > 0
+
+
+def _under(graph: ExecutionGraph, named: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Operations of the given names and all inside them."""
+    return within(graph.ops.parent, named[graph.ops.name]) if len(graph.ops) else np.zeros(0, np.bool_)

@@ -12,12 +12,13 @@ shapes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graph_predictor.prediction.fetching import fetched_ns, fetching_between
 from graph_predictor.prediction.memory import with_sizes
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError, Scenario
@@ -104,7 +105,10 @@ class SizeLaws:
         ranks = [PairedRank(captures, rank, ordered) for rank in range(len(scenario.built.graphs))]
         grown = math.prod(laws.new[name] / size for name, size in self.sizes[base].items())
         samples = next((laws.new[name] / size for name, size in self.sizes[base].items() if name.lower() in BATCH), 1.0)
-        scenario = scenario.with_samples(samples)
+        fetched = [fetched_ns(one.cycle, one.pieces) for one in captures]
+        followed = _followed_by_fetches(ordered)
+        scenario = scenario.with_samples(samples, fetching_between(
+            fetched, [followed(one) for one in ordered.sizes], followed(laws.new)))
         return self._warned(with_sizes(at_new_sizes(scenario, ranks, ordered), grown))
 
     def _warned(self, scenario: Scenario) -> Scenario:
@@ -139,3 +143,11 @@ class SizeLaws:
             if graphs[0] is scenario.built.graphs[0]:
                 return number
         raise EditError("The capture that is predicted from is not among those the laws are taken from.")
+
+
+def _followed_by_fetches(laws: NumberLaws) -> Callable[[Mapping[str, int]], float]:
+    """What the time of loading a batch goes with: the samples where they differ between captures, else all sizes."""
+    batch = next((name for name in laws.names if name.lower() in BATCH), None)
+    if batch is not None and len({one[batch] for one in laws.sizes}) > 1:
+        return lambda sizes: float(sizes[batch])
+    return lambda sizes: float(math.prod(sizes[name] for name in laws.names))

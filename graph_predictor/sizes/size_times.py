@@ -198,7 +198,7 @@ def _host(scenario: Scenario, rank: PairedRank, work: _Work, log_total: Float64,
     tails = np.array([[float(np.median(s.gap[:, -1])) for s in rank.slots]])
     after = _times(tails, np.full_like(tails, ONE_EVENT), log_total[None, :], np.zeros(1), OF_HOST)
     pieces = scenario.pieces
-    mine = np.flatnonzero((pieces.rank == rank.rank) & scenario.cycle.working[pieces.item])
+    mine = np.flatnonzero((pieces.rank == rank.rank) & scenario.cycle.working[pieces.item] & ~pieces.fetched)
     slot_of = np.append(first.slot_of_op, NONE)
     for rows, op, table, times in (
             (mine[pieces.op[mine] >= 0], pieces.op, first.own, inside),

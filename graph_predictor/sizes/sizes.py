@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from graph_predictor.prediction.fetching import fetching_of
 from graph_predictor.prediction.memory import PEAK, most_activations, with_sizes
 from graph_predictor.prediction.new_calls import copied_calls, remade_calls
 from graph_predictor.prediction.overheads import computing_operations
@@ -102,7 +103,9 @@ class Sizes:
         if self.because:
             scenario = scenario.with_note(f"{self.because}; the sizes of one capture were scaled instead.")
         samples = next((new / old for name, old, new in self.changes if name.lower() in LEADING), 1.0)
-        scenario = scenario.with_samples(samples)
+        batch = next((old for name, old, _ in self.changes if name.lower() in LEADING), None)
+        grown = math.prod(new / old for _, old, new in self.changes)
+        scenario = scenario.with_samples(samples, fetching_of(scenario, samples, batch, grown))
         if scenario.built.computes_on_host:
             return _resized_on_cpu(scenario, scaled, self.changes)
         return _resized(scenario, scaled, self.changes)
@@ -126,7 +129,7 @@ def _check_decided(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes)
         rank, op, ns = work.rank, work.op, work.measured_ns
     else:
         pieces = scenario.pieces
-        mine = scenario.cycle.working[pieces.item]
+        mine = scenario.cycle.working[pieces.item] & ~pieces.fetched
         rank, op, ns = pieces.rank[mine], pieces.op[mine], pieces.ns[mine]
     undecided = 0
     for r, o, time in zip(rank.tolist(), op.tolist(), ns.tolist(), strict=True):
@@ -209,7 +212,7 @@ def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], changes: tup
     doubtful = 0
     spans: list[tuple[int, int, int, int]] = []
     computes = [computing_operations(rank.graph) for rank in scaled]
-    for i in np.flatnonzero((pieces.op >= 0) & scenario.cycle.working[pieces.item]).tolist():
+    for i in np.flatnonzero((pieces.op >= 0) & ~pieces.fetched & scenario.cycle.working[pieces.item]).tolist():
         rank, op = int(pieces.rank[i]), int(pieces.op[i])
         if not computes[rank][op]:
             continue
@@ -287,7 +290,7 @@ def _shrinking(scenario: Scenario, ns: Float64, known: Sequence[int],
     total = float(ns[working].sum())
     if growth >= 1.0 or total <= 0.0:
         return 0.0
-    stays = working.copy()
+    stays = working & ~scenario.pieces.fetched
     stays[known] = False
     return -math.log1p(-float(ns[stays].sum()) / total * (1.0 - growth))
 

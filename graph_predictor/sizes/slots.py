@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graph_predictor.prediction.scenario import Scenario
+from graph_predictor.simulation.host_pieces import fetching_operations
 from tracer.alignment import align
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, ExecutionGraph, OpKind
@@ -61,7 +62,8 @@ def slots_of(scenario: Scenario, rank: int, names: dict[str, int]) -> Slots:
         sums = np.bincount(step[kept] * width + slot[kept], weights=ns[kept], minlength=cycle.steps * width)
         return np.asarray(sums.reshape(cycle.steps, width), np.float64)
 
-    mine = np.flatnonzero((pieces.rank == rank) & cycle.working[pieces.item])
+    # Batches that the training process loads have a law of their own.
+    mine = np.flatnonzero((pieces.rank == rank) & cycle.working[pieces.item] & ~pieces.fetched)
     inside = mine[pieces.op[mine] >= 0]
     between = mine[(pieces.op[mine] < 0) & (pieces.following[mine] >= 0)]
     tail = mine[(pieces.op[mine] < 0) & (pieces.following[mine] < 0)]
@@ -91,7 +93,7 @@ def partners(mine: Slots, theirs: Slots) -> Int64:
 
 def _in_order(graph: ExecutionGraph, step: int) -> Int64:
     ops = graph.ops
-    rows = np.flatnonzero((ops.kind == OpKind.OPERATION) & (ops.step == step))
+    rows = np.flatnonzero((ops.kind == OpKind.OPERATION) & (ops.step == step) & ~fetching_operations(graph))
     thread = ops.thread[rows]
     order = sorted(set(thread.tolist()), key=lambda t: int(ops.start_ns[rows[thread == t]].min()))
     return np.concatenate([rows[thread == t] for t in order] or [rows])

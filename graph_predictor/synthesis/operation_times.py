@@ -63,9 +63,11 @@ class OperationTimes:
         inside: host time in each, its calls apart.
         calls: of the operations that have any.
         tail: host time after the last one.
+        fetch: host time in which the batch is loaded, before the first one.
     """
 
     before: Float64
     inside: Float64
     calls: dict[int, list[HostCall]]
     tail: float = 0.0
+    fetch: float = 0.0

@@ -33,6 +33,8 @@ from tracer.arrays import Float64, Int64
 from tracer.graph import (
     NONE,
     ExecutionGraph,
+    GapKind,
+    GapTable,
     KernelKind,
     KernelTable,
     LaunchKind,
@@ -107,12 +109,13 @@ class _Rank:
         self.kind = np.array([work.kind for work in self.works], np.int64)
         self.stream = np.array([work.stream for work in self.works], np.int64)
         before, inside = whole_ns(rank.times.before), whole_ns(rank.times.inside)
-        passed = np.cumsum(before + inside)
+        self.fetch = round(rank.times.fetch)
+        passed = self.fetch + np.cumsum(before + inside)
         self.begins = passed - inside
         """Host time of the step, calls apart, up to each operation's begin; ``ends``: up to its end."""
         self.ends = passed
         at_calls = (self.begins + inside // 2)[self.op_of_call]
-        whole = int(passed[-1]) if len(passed) else 0
+        whole = int(passed[-1]) if len(passed) else self.fetch
         self.at_item: Int64 = np.concatenate([[0], at_calls, [whole + round(rank.times.tail)]]).astype(np.int64)
         """The same up to each item: the step's begin, its calls, its end."""
 
@@ -171,13 +174,16 @@ class _Rank:
         steps = StepTable.empty(1)
         steps.name[:], steps.thread[:] = strings.code(STEP), self.thread
         steps.start_ns[:], steps.duration_ns[:] = end[0], end[-1] - end[0]
+        gaps = GapTable.empty(1 if self.fetch else 0)
+        gaps.thread[:], gaps.start_ns[:], gaps.duration_ns[:] = self.thread, end[0], self.fetch
+        gaps.kind[:], gaps.step[:] = GapKind.DATA_LOADING, 0
         collectives = self.graph.collectives.take(np.arange(len(self.graph.collectives)))
         row = np.array([work.collective for work in self.works], np.int64)
         collectives.kernel[row[row >= 0]] = np.flatnonzero(row >= 0)
         window = max(int(end[-1]), int(kernel_end.max(initial=0)))
         return replace(
             self.graph, ops=ops, launches=launches, kernels=self._kernels(ops.step, kernel_start, kernel_end, strings),
-            collectives=collectives, steps=steps, syncs=self._syncs(launches), strings=strings.texts,
+            collectives=collectives, steps=steps, gaps=gaps, syncs=self._syncs(launches), strings=strings.texts,
             meta=replace(self.graph.meta, era="", window_ns=window))
 
     def report(self) -> RankReport:

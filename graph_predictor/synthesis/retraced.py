@@ -246,9 +246,9 @@ class _Rank:
         stands = np.zeros(len(slots), np.bool_)
         stands[self.pairs.slot[self.pairs.slot >= 0]] = True
         self.tally.left_ns = float((slots.host() + slots.device())[~stands].sum())
-        self.tally.host_ns = float(before.sum() + inside.sum()) + slots.tail + sum(
+        self.tally.host_ns = float(before.sum() + inside.sum()) + slots.tail + slots.fetch + sum(
             call.ns for own in calls.values() for call in own)
-        return OperationTimes(before, inside, calls, slots.tail)
+        return OperationTimes(before, inside, calls, slots.tail, slots.fetch)
 
     def _inside(self, slot: int, change: _Change) -> float:
         """Host time in an operation; on a CPU its computation changes with the sizes."""

@@ -15,14 +15,16 @@ is the sum over its slots and what comes after the last one, waiting left out.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from graph_predictor.prediction.fetching import fetched_ns
 from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.simulation.build import Built
+from graph_predictor.simulation.host_pieces import fetch_ranges, fetching_operations
 from graph_predictor.simulation.host_time import exclusive_time
 from graph_predictor.simulation.program import ItemKind
 from kernel_models.kernel_names import uses_tf32
@@ -47,6 +49,7 @@ class RecordedSlots:
         kernel_ptr, kernel, kernel_ns: device work of each call (rows of ``graph.kernels``).
         tf32: whether fp32 products ran as TF32.
         tail: host time after the last slot, ns.
+        fetch: host time of loading batches in the training process, which is in none of the others, ns.
     """
 
     graph: ExecutionGraph
@@ -63,6 +66,7 @@ class RecordedSlots:
     kernel_ns: Float64
     tf32: Bools
     tail: float
+    fetch: float = 0.0
 
     def __len__(self) -> int:
         return len(self.op)
@@ -89,7 +93,7 @@ def slot_of_operations(graph: ExecutionGraph, names: Iterable[str]) -> Int64:
     ops = graph.ops
     wanted = frozenset(names)
     known = np.array([*(text in wanted for text in graph.strings), False], np.bool_)[ops.name]
-    known &= ops.kind == OpKind.OPERATION
+    known &= (ops.kind == OpKind.OPERATION) & ~fetching_operations(graph)
     parent = ops.parent.astype(np.int64)
     # An operation that calls itself is an overload made of another one, which is what a trace shows.
     doubled = np.flatnonzero(known & (parent >= 0))
@@ -114,7 +118,24 @@ def slots_of(scenario: Scenario, rank: int, names: Iterable[str]) -> RecordedSlo
     parts = [_step(built, rank, owner, *span) for span in steps]
     last = parts[-1]
     alike = [part for part in parts if _alike(part, last)]
-    return _mean(alike)
+    return _without_fetches(_mean(alike), scenario, rank, steps[-1])
+
+
+def _without_fetches(slots: Slots, scenario: Scenario, rank: int, step: tuple[int, int]) -> Slots:
+    """The same with the time of loading batches taken out of what lies before the slots, and after them."""
+    total = float(fetched_ns(scenario.cycle, scenario.pieces)[rank])
+    ops = slots.graph.ops
+    rows = fetch_ranges(slots.graph)
+    rows = rows[(ops.start_ns[rows] >= step[0]) & (ops.start_ns[rows] < step[1])]
+    if not total or not len(rows):
+        return slots
+    length = ops.duration_ns[rows].astype(np.float64)
+    at = np.searchsorted(ops.start_ns[slots.op], ops.start_ns[rows], side="left")
+    fetched = np.bincount(at, weights=total * length / max(float(length.sum()), 1.0), minlength=len(slots) + 1)
+    around = np.append(slots.before, slots.tail)
+    fetched = np.minimum(fetched, around)
+    left = around - fetched
+    return replace(slots, before=left[:-1], tail=float(left[-1]), fetch=float(fetched.sum()))
 
 
 def slot_places(scenario: Scenario, rank: int, names: Iterable[str]) -> tuple[Int64, Int64, int]:
