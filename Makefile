@@ -1,4 +1,4 @@
-# Two commands for a fresh machine with make and Python 3.10 or newer: `make demo` and `make test`.
+# For a fresh machine with make and Python 3.10 or newer: `make setup`, `make demo` and `make test`.
 # Another interpreter: `make demo PYTHON=python3.12`; another place for the environment: `VENV=...`.
 
 PYTHON ?= python3
@@ -19,7 +19,7 @@ TESTABLE := $(VENV)/.testable
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
 
-setup: $(INSTALLED)  ## create the virtual environment and install foretrace into it
+setup: $(CAPTURING)  ## create the virtual environment and install foretrace into it, with PyTorch to record
 
 demo: $(CAPTURING)  ## record a training step here, predict three that were never run, run them and compare
 	@$(BIN)/python examples/demo.py --out $(OUT)/demo

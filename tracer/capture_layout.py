@@ -7,7 +7,9 @@
     OUT/rank0/graph.foretrace     instead of the three others, in the one-file form (graph-1.foretrace, …)
     OUT/rank1/…
 
-A directory with these files itself, without ``rank<r>``, is a part too.
+A directory with these files itself, without ``rank<r>``, is a part too. Pipes, devices, directories and links to them
+under these names are not read, nor links to files that are none of a capture's: a note says so, as far as the capture
+is of use without them.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from tracer.decode import DecodeError, from_json
 from tracer.errors import ForetraceError, TraceError
 from tracer.graph import LEAST_STEP_NS, NONE, ExecutionGraph
-from tracer.input_file import read_input
+from tracer.input_file import read_input, why_not_read
 from tracer.rank_classes import Span, checked_classes
 from tracer.ranks import leave_out_unbelievable
 
@@ -51,6 +53,8 @@ class CapturePart:
     """``NONE`` for a directory that is a part itself."""
     windows: list[Path] = field(default_factory=list)
     execution_trace: Path | None = None
+    left_out: list[str] = field(default_factory=list)
+    """What was not read, a sentence each."""
 
 
 def part_name(rank: int) -> str:
@@ -74,27 +78,58 @@ def find_parts(directory: PathLike) -> list[CapturePart]:
     root = Path(directory)
     if "://" in os.fspath(directory) or not root.is_dir():
         return []
-    if (root / CONTEXT).is_file():
+    if os.path.lexists(root / CONTEXT):
         own = _part(root, NONE)
         return [own] if own.windows or "complete" in read_context(root) else []
     found = []
     for path in root.iterdir():
         match = _PART.match(path.name)
-        if match and (path / CONTEXT).is_file():
-            found.append(_part(path, int(match.group(1))))
+        if match and os.path.lexists(path / CONTEXT):
+            part = _part(path, int(match.group(1)))
+            if part.windows or (path / CONTEXT).is_file():
+                found.append(part)
     return sorted(found, key=lambda part: part.rank)
 
 
 def _part(path: Path, rank: int) -> CapturePart:
-    windows = {int(match.group(1) or match.group(2) or 0): path / name for name in os.listdir(path)
-               if (match := _WINDOW.match(name))}
+    windows: dict[int, Path] = {}
+    left_out = []
+    # A file of the capture's own goes before a link of the same window.
+    for name in sorted(os.listdir(path), key=lambda name: (os.path.islink(path / name), name)):
+        match = _WINDOW.match(name)
+        if match is None:
+            continue
+        window = int(match.group(1) or match.group(2) or 0)
+        why = why_not_read(path / name)
+        if not why and window in windows and os.path.islink(path / name):
+            why = f"is a link beside {windows[window].name}"
+        if why:
+            left_out.append(f"{path.name}/{name} {why}; it was not read.")
+        else:
+            windows.setdefault(window, path / name)
     trace = path / EXECUTION_TRACE
-    return CapturePart(path, rank, [windows[i] for i in sorted(windows)], trace if os.path.lexists(trace) else None)
+    if why := why_not_read(path / CONTEXT) or _damaged_link(path / CONTEXT):
+        left_out.append(f"{path.name}/{CONTEXT} {why}; it was not read, and what only it says is not known: steps "
+                        "without the profiler, the hardware, versions.")
+    return CapturePart(path, rank, [windows[i] for i in sorted(windows)], trace if os.path.lexists(trace) else None,
+                       left_out)
+
+
+def _damaged_link(path: Path) -> str:
+    """Say that a link leads to what is no JSON object, as the end of a sentence; empty for all else."""
+    try:
+        sound = not path.is_symlink() or isinstance(from_json(read_input(path)), dict)
+    except (OSError, DecodeError):
+        sound = False
+    return "" if sound else "is a link to what is none of a capture's files"
 
 
 def read_context(directory: PathLike) -> dict[str, Any]:
-    """``context.json`` of a part; empty where there is none. Raises ``TraceError`` if it is damaged."""
+    """``context.json`` of a part; empty where there is none, or what is no file of a capture's. Raises ``TraceError``
+    if it is damaged."""
     path = Path(directory) / CONTEXT
+    if why_not_read(path) or _damaged_link(path):
+        return {}
     try:
         value = from_json(read_input(path))
     except FileNotFoundError:
@@ -231,6 +266,7 @@ def read_capture(directory: PathLike, *, window: int = 0,
     if not recorded:
         raise TraceError(_nothing_recorded(os.fspath(directory), parts, window))
     notes = [f"{part.path.name}: {_state(part)}" for part in parts if part not in recorded]
+    notes += [note for part in parts for note in part.left_out]
     total, done = sum(part.windows[window].stat().st_size for part in recorded), 0
     graphs = []
     for part in recorded:
@@ -317,4 +353,6 @@ def _nothing_recorded(directory: str, parts: list[CapturePart], window: int) -> 
     if most:
         return f"{directory} has {most} windows, so there is no window {window}; choose one from 0 to {most - 1}."
     times = max(_timed_steps(read_context(part.path)) for part in parts)
-    return f"{directory} holds {recorded_text(times, 0)}: {_state(parts[0])}"
+    left_out = [note for part in parts for note in part.left_out]
+    why = " ".join(left_out) if left_out else _state(parts[0])
+    return f"{directory} holds {recorded_text(times, 0)}: {why}"

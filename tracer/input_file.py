@@ -60,6 +60,19 @@ def open_anywhere(path: PathLike) -> tuple[BinaryIO, int]:
     return system.open(remote, "rb"), int(system.size(remote) or 0)
 
 
+def why_not_read(path: PathLike) -> str:
+    """Say what lies at a path in place of a file, as the end of a sentence; empty for a file, or nothing at all."""
+    link = os.path.islink(path)
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return "is a link that leads to nothing" if link else ""
+    if stat.S_ISREG(mode):
+        return ""
+    what = "a directory" if stat.S_ISDIR(mode) else "a pipe or a device"
+    return f"is a link to {what}, not a file" if link else f"is {what}, not a file"
+
+
 def _check(found: os.stat_result, path: PathLike) -> None:
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))

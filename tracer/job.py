@@ -123,6 +123,9 @@ def read_job(paths: PathLike | Sequence[PathLike], *, window: int = 0,
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not given:
         raise TraceError("No trace was named; give a file, a directory or a glob.")
+    if not all(map(os.fspath, given)):
+        raise TraceError("The name of a trace is empty (an unset variable of the shell is); give a file, a directory "
+                         "or a glob.")
     if len(given) == 1 and find_parts(given[0]):
         return read_capture(given[0], window=window, progress=progress)
     captures = [os.fspath(path) for path in given if len(given) > 1 and find_parts(path)]

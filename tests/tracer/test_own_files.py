@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import stat
 from pathlib import Path
@@ -62,8 +63,48 @@ def test_links_and_pipes_in_a_capture_are_neither_followed_for_ever_nor_quoted(n
         said = str(error)
     else:
         said = " ".join([*job.notes, *(note for graph in job.graphs for note in graph.meta.loss.notes)])
-        assert name == "et.json.gz" and "An execution trace was not joined" in said and name in said
+        assert name in {"et.json.gz", "context.json", "collectives.json"} and name in said and "not" in said
     assert "hunter2" not in said and len(said) < 1000
+
+
+@pytest.mark.parametrize("name", ["graph.foretrace", "graph-1.foretrace", "context.json", "collectives.json",
+                                  "et.json.gz"])
+@pytest.mark.parametrize("what", ["pipe", "device", "secret", "nothing", "directory"])
+def test_a_capture_is_of_use_without_what_is_no_file_of_its_own(name: str, what: str, tmp_path: Path) -> None:
+    part = tmp_path / "cap" / "rank0"
+    part.mkdir(parents=True)
+    events = [{"ph": "X", "cat": "cpu_op", "name": "aten::add", "ts": 1, "dur": 5, "pid": 1, "tid": 1, "args": {}}]
+    (part / "kineto.json.gz").write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
+    (part / "context.json").write_text('{"complete": true}')
+    (tmp_path / "secret").write_text("root:hunter2:0:0\n")
+    (part / name).unlink(missing_ok=True)
+    if what == "pipe":
+        os.mkfifo(part / name)
+    elif what == "directory":
+        (part / name).mkdir()
+    else:
+        (part / name).symlink_to({"device": "/dev/zero", "secret": tmp_path / "secret", "nothing": "gone"}[what])
+    job = read_job(tmp_path / "cap")
+    said = " ".join([*job.notes, *(note for graph in job.graphs for note in graph.meta.loss.notes)])
+    assert len(job.graphs[0].ops) == 1
+    assert "hunter2" not in said
+    # A second window that is a link to a file is looked at only when it is asked for.
+    assert name in said or (name, what) == ("graph-1.foretrace", "secret")
+
+
+def test_a_capture_without_its_only_trace_says_what_lies_there(tmp_path: Path) -> None:
+    part = tmp_path / "rank0"
+    part.mkdir()
+    (part / "context.json").write_text('{"complete": true}')
+    os.mkfifo(part / "kineto.json.gz")
+    with pytest.raises(ForetraceError, match=r"rank0/kineto\.json\.gz is a pipe or a device"):
+        read_job(tmp_path)
+
+
+def test_an_empty_name_is_no_path() -> None:
+    for given in ("", ["trace.json", ""]):
+        with pytest.raises(ForetraceError, match="name of a trace is empty"):
+            read_job(given)
 
 
 @pytest.mark.parametrize(("columns", "rows"), [

@@ -20,7 +20,7 @@ from tracer.decode import DecodeError, from_json
 from tracer.errors import TraceError
 from tracer.fill import string_coder
 from tracer.graph import NONE, CollectiveTable, ExecutionGraph, OpKind
-from tracer.input_file import read_input
+from tracer.input_file import read_input, why_not_read
 from tracer.kineto.collectives import SAME_SIZE, collective_kind
 from tracer.ranks import MOST_RANKS
 
@@ -49,8 +49,11 @@ def merge_collectives(graph: ExecutionGraph, path: Path, groups: object = ()) ->
     try:
         noted = cast(list[dict[str, Any]], from_json(read_input(path), _Stored).rows)
     except FileNotFoundError:
-        return []
+        return [] if not path.is_symlink() else [_not_read(path, why_not_read(path))]
     except (OSError, DecodeError) as error:
+        # A pipe, a device, a link to another file: nothing of the capture's, which is of use without it.
+        if why := why_not_read(path) or ("is a link to another file" if path.is_symlink() else ""):
+            return [_not_read(path, why)]
         raise TraceError(f"{path} cannot be read as a capture's notes of collectives ({error}); copy or record "
                          "it again.") from error
     calls = _calls(graph)
@@ -90,6 +93,10 @@ def _in_group(group: dict[str, Any], call: RecordedCall) -> dict[str, Any]:
     if kind in SAME_SIZE and call.elements >= 0:
         known.update(elements_in=call.elements, elements_out=call.elements)
     return known
+
+
+def _not_read(path: Path, why: str) -> str:
+    return f"{path.parent.name}/{path.name} {why}; it was not read, and collectives are those of the profiler's trace."
 
 
 def _calls(graph: ExecutionGraph) -> list[tuple[int, str]]:
