@@ -37,6 +37,7 @@ from graph_predictor.prediction.rewriting import replaced_kernels, rewrite
 from graph_predictor.prediction.scenario import EditError, Loading, Scenario
 from graph_predictor.prediction.settle import Steady, measure, settle
 from graph_predictor.prediction.state import EditedHost, dress, edit_host, host_changed
+from graph_predictor.prediction.step_kinds import StepKinds, step_kinds
 from graph_predictor.prediction.unprofiled import unprofiled, unprofiled_ns
 from graph_predictor.prediction.work import COLLECTIVE, describe_work
 from graph_predictor.recorded.damage import damage_notes
@@ -204,6 +205,13 @@ class Baseline:
         if not self.scenario.profiled:
             return None if self.chosen else unprofiled_ns(self.built)
         return _recorded_ns(self.cycle) if self.chosen else mean_typical_ns(self.built.graphs)
+
+    @cached_property
+    def kinds(self) -> StepKinds | None:
+        """How the recorded steps differ in their work; ``None`` where all do the same, or the step was never run."""
+        if self.origin is not None:
+            return self.origin.kinds
+        return step_kinds(self.built.graphs, self.cycle.names) if self.ran else None
 
     @cached_property
     def unlike_measured(self) -> str | None:
@@ -401,7 +409,10 @@ class _Run:
         if self.edits:
             least = max(least, self.baseline.spreads.host)
             low, high = spread_by(low, high, step_ns, self.baseline.scatter)
-        return min(low, step_ns * math.exp(-least)), max(high, step_ns * math.exp(least))
+        low, high = min(low, step_ns * math.exp(-least)), max(high, step_ns * math.exp(least))
+        if (kinds := self.baseline.kinds) is not None:
+            low, high = min(low, step_ns * kinds.shortest), max(high, step_ns * kinds.longest)
+        return low, high
 
     def _with_fetching(self, fetching: Fetching, low: float, high: float, step_ns: float) -> tuple[float, float]:
         """An interval widened by what is not known of batches that the training process loads."""
@@ -429,6 +440,9 @@ class _Run:
                          f"last of the {'repeated' if self.scenario.profiled else 'timed'} steps: the machine was "
                          "changing its speed, and steps to come may go on with it.")
         found += self.baseline.closing.warnings()
+        if (kinds := self.baseline.kinds) is not None:
+            found.append(f"{kinds.text} The prediction is of steps like {', '.join(self._steps())}, and its interval "
+                         "covers the others; capture more steps for what all of them take.")
         if (unlike := (self.baseline.origin or self.baseline).unlike_measured) is not None:
             found.append(unlike)
         world = max((g.meta.world_size for g in built.graphs), default=1)
@@ -438,6 +452,9 @@ class _Run:
                          "durations, "
                          "other ranks' late arrival among them.")
         return found
+
+    def _steps(self) -> tuple[str, ...]:
+        return (self.baseline.origin or self.baseline).cycle.names
 
     def _notes(self) -> list[str]:
         notes = [*self.baseline.notes, *damage_notes(self.scenario.built.graphs), *self.scenario.built.rendezvous.notes,

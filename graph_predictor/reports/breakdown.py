@@ -20,6 +20,7 @@ from graph_predictor.prediction.deciding import StreamEnds, decides
 from graph_predictor.prediction.path_attribution import attribute_path, bound_sums
 from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep
 from graph_predictor.prediction.result import which_times
+from graph_predictor.prediction.step_kinds import step_kinds
 from graph_predictor.recorded.module_paths import with_backward_modules
 from graph_predictor.recorded.typical_steps import left_out, typical_of_ranks
 from graph_predictor.simulation.critical_path import Bound, Causes, critical_path, window_path
@@ -215,6 +216,8 @@ def breakdown(replay: Replay, *, step: str | None = None) -> Breakdown:
     notes = list(replay.notes)
     if len(typical) < len(chosen):
         notes.append(f"{left_out(len(typical), len(chosen))} of the mean.")
+    if step is None and (kinds := step_kinds(graphs)) is not None:
+        notes.append(f"Warning: {kinds.text} The mean is of different steps; --step names one.")
     if not len(replay.program.kernel_item):
         notes.append("The trace has no GPU work: all time is the host's, and the step is a playback of it.")
     if replay.graphs and not any((g.ops.module >= 0).any() for g in graphs):

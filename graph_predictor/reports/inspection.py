@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from graph_predictor.prediction.step_kinds import step_kinds
 from graph_predictor.recorded.damage import by_rank
 from graph_predictor.recorded.typical_steps import similar_steps
 from tracer.graph import LAUNCHING, SHAPE_ONLY, ExecutionGraph, GapKind, KernelKind, LossReport, OpKind, StepSource
@@ -153,6 +154,8 @@ def inspect_job(job: Job) -> Inspection:
     similar = similar_steps([graph for graph in job.graphs if graph.meta.era != SHAPE_ONLY])
     found = Inspection([_inspect(graph, similar) for graph in job.graphs], job.world_size, list(job.missing_ranks),
                        list(job.notes), list(job.classes))
+    if (kinds := step_kinds([graph for graph in job.graphs if graph.meta.era != SHAPE_ONLY])) is not None:
+        found.notes.append(f"Warning: {kinds.text}")
     without = [rank.rank for rank in found.ranks if not rank.kernels and rank.has_times]
     if without:
         which = "the trace" if len(found.ranks) == 1 else (

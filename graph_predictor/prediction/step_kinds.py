@@ -1,0 +1,133 @@
+"""Recorded steps that do different work: other operations (an evaluation in between), or other sizes of them.
+
+::
+
+    recorded    | train | train + evaluate | train | train |         one median tells of neither kind
+    recorded    | [7, 33] | [7, 81] | [7, 24] |                      batches padded to their own longest
+
+A prediction is of the steps it rests on. Where others do other work, that is said, and its interval covers them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from graph_predictor.simulation.host_pieces import fetching_operations
+from graph_predictor.simulation.host_time import exclusive_time
+from tracer.arrays import Float64, Int64
+from tracer.graph import NONE, ExecutionGraph, OpKind
+
+DIFFERENT = 0.05
+"""Share of two steps' time in operations, from which on work that only one of them has makes them different."""
+MOST_STEPS = 32
+"""The last recorded steps that are compared."""
+SHOWN = 60
+"""Characters of sizes that are shown."""
+QUANTILES = (0.1, 0.9)
+"""Of an 80% interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepKinds:
+    """How the recorded steps of a job differ in what they do.
+
+    Attributes:
+        text: what differs, a sentence.
+        shortest, longest: lengths of the other steps, and of 80% of those timed without the profiler, over that of the
+            steps a prediction rests on; 1 where none is shorter or longer.
+    """
+
+    text: str
+    shortest: float
+    longest: float
+
+
+def step_kinds(graphs: Sequence[ExecutionGraph], rests_on: Sequence[str] = ()) -> StepKinds | None:
+    """How steps differ in their work, of the first rank whose do; ``None`` where all do the same.
+
+    Args:
+        graphs: recorded, a rank each.
+        rests_on: names of the steps that stand for the step; by default the last one.
+    """
+    for graph in graphs:
+        found = _of_rank(graph, rests_on)
+        if found is not None:
+            return found
+    return None
+
+
+def _of_rank(graph: ExecutionGraph, rests_on: Sequence[str]) -> StepKinds | None:
+    steps = np.arange(max(len(graph.steps) - MOST_STEPS, 0), len(graph.steps))
+    if len(steps) < 2:
+        return None
+    names = [graph.string(int(graph.steps.name[step])) for step in steps.tolist()]
+    mine = np.array([name in rests_on for name in names], np.bool_)
+    reference = int(np.flatnonzero(mine)[-1]) if mine.any() else len(steps) - 1
+    count, key, mean = _work(graph, steps)
+    apart = np.abs(count - count[reference]) * mean
+    both = (count + count[reference]) * mean
+    share = apart.sum(axis=1) / np.maximum(both.sum(axis=1), 1.0)
+    if not (share > DIFFERENT).any():
+        return None
+    other = int(np.argmax(share))
+    length = graph.steps.duration_ns[steps].astype(np.float64)
+    own = float(length[mine].mean()) if mine.any() else float(length[reference])
+    others = length[share > DIFFERENT]
+    shortest, longest = float(others.min()) / own, float(others.max()) / own
+    timed = np.array(graph.meta.unprofiled_step_ns or [], np.float64)
+    if len(timed):
+        low, high = np.quantile(timed, QUANTILES) / np.median(timed)
+        shortest, longest = min(shortest, float(low)), max(longest, float(high))
+    pair = [reference, other]
+    said = _difference(graph, key, count[pair], mean, steps[pair], [names[at] for at in pair])
+    text = f"{len(others)} of {len(steps)} recorded steps do other work than {names[reference]}: {said}."
+    return StepKinds(text, min(shortest, 1.0), max(longest, 1.0))
+
+
+def _work(graph: ExecutionGraph, steps: Int64) -> tuple[Float64, Int64, Float64]:
+    """How often each kind of operation (name and sizes) runs in each step, [steps, kinds]; an example row of each; and
+    its mean own time, ns. Loading a batch is no work that is compared: how many samples it takes is the loader's."""
+    ops = graph.ops
+    rows = np.flatnonzero((ops.kind == OpKind.OPERATION) & np.isin(ops.step, steps) & ~fetching_operations(graph))
+    host = exclusive_time(graph)
+    own = np.bincount(host.op, weights=host.end_ns - host.start_ns, minlength=len(ops))[rows]
+    name, shapes = ops.name[rows].astype(np.int64), ops.shapes[rows].astype(np.int64)
+    # Where some calls of an operation have no sizes, those of others say nothing of a difference.
+    unsized = (shapes < 0) | np.isin(shapes, [code for code, text in enumerate(graph.strings) if not text])
+    columns = np.stack([name, np.where(np.isin(name, np.unique(name[unsized])), NONE, shapes)])
+    _, example, kind = np.unique(columns, axis=1, return_index=True, return_inverse=True)
+    kind = kind.reshape(-1)
+    size = len(example)
+    total = np.bincount(kind, minlength=size).astype(np.float64)
+    mean = np.bincount(kind, weights=own, minlength=size) / np.maximum(total, 1.0)
+    place = (ops.step[rows].astype(np.int64) - int(steps[0])) * size + kind
+    count = np.bincount(place, minlength=len(steps) * size).reshape(len(steps), size).astype(np.float64)
+    return count, rows[example], mean
+
+
+def _difference(graph: ExecutionGraph, key: Int64, count: Float64, mean: Float64, steps: Int64,
+                names: Sequence[str]) -> str:
+    """What differs between two steps, by the operation that it takes most time of."""
+    ops = graph.ops
+    name = ops.name[key]
+    worst = int(np.argmax(np.bincount(name, weights=np.abs(count[1] - count[0]) * mean)))
+    runs, whole = (column.astype(int).tolist() for column in (count[:, name == worst].sum(axis=1), count.sum(axis=1)))
+    if runs[0] != runs[1]:
+        return (f"{names[1]} runs {whole[1]:,} operations where {names[0]} runs {whole[0]:,} ({graph.string(worst)} "
+                f"{runs[1]:,} and {runs[0]:,} times)")
+    rows = [np.flatnonzero((ops.name == worst) & (ops.step == step)) for step in steps.tolist()]
+    shapes = [ops.shapes[own[np.argsort(ops.start_ns[own], kind="stable")]][:min(map(len, rows))] for own in rows]
+    first = int(np.argmax(shapes[0] != shapes[1]))
+    sizes = _where_they_differ(*(graph.string(int(column[first])) for column in shapes))
+    return f"{graph.string(worst)} has sizes {sizes[1]} in {names[1]} and {sizes[0]} in {names[0]}"
+
+
+def _where_they_differ(one: str, other: str) -> tuple[str, str]:
+    """Two long texts, cut to where they begin to differ."""
+    at = next((place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), 0)
+    begin = 0 if at < SHOWN // 2 else at - SHOWN // 4
+    cut = ["…" * (begin > 0) + text[begin:begin + SHOWN] + "…" * (begin + SHOWN < len(text)) for text in (one, other)]
+    return cut[0], cut[1]

@@ -1,0 +1,60 @@
+"""Steps that do different work are named, and a prediction covers them all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from micro import Micro
+
+from graph_predictor.prediction.replay import replay
+from graph_predictor.prediction.step_kinds import step_kinds
+from graph_predictor.reports.breakdown import breakdown
+from graph_predictor.reports.inspection import inspect_job
+from graph_predictor.synthesis.baseline import baseline_of
+from tracer.graph import ExecutionGraph
+from tracer.job import assemble_job
+
+FETCH = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+
+def recording(tmp_path: Path, rows: Sequence[int], evaluations: Sequence[int] = (), samples: Sequence[int] = (),
+              ) -> ExecutionGraph:
+    """Steps on a CPU whose product has so many rows, with so many evaluations after it and samples before it."""
+    trace, at = Micro(), 1000.0
+    for number, size in enumerate(rows):
+        begin = at
+        for _ in range(samples[number] if samples else 0):
+            trace.op(FETCH, at, at + 50)
+            trace.op("aten::select", at + 10, at + 40)
+            at += 60
+        for name, time, shape in (("aten::mm", 10.0 * size, [size, 64]),
+                                  *(("aten::addmm", 200.0, [200, 64]),) * (evaluations[number] if evaluations else 0)):
+            trace.op(name, at, at + time, **{"Input Dims": [shape, [64, 64]], "Input type": ["float", "float"]})
+            at += time + 5
+        trace.step(begin, at, number)
+    return trace.read(tmp_path)
+
+
+def test_equal_steps_are_of_one_kind_however_long_a_batch_took(tmp_path: Path) -> None:
+    graph = recording(tmp_path, [40, 40, 40], samples=[3, 9, 1])
+    assert step_kinds([graph]) is None
+    assert not any("other work" in text for text in baseline_of(graph).predict().warnings)
+
+
+@pytest.mark.parametrize(("rows", "evaluations", "said"), [
+    ([40, 90, 20], (), r"aten::mm has sizes \[\[(90|20),.* and \[\[20|\[\[40"),
+    ([40, 40, 40, 40], (0, 5, 0, 0), r"runs 6 operations where .* runs 1 \(aten::addmm 5 and 0 times\)")])
+def test_other_work_is_named_and_in_the_interval(rows: list[int], evaluations: Sequence[int], said: str,
+                                                 tmp_path: Path) -> None:
+    graph = recording(tmp_path, rows, evaluations)
+    predicted = baseline_of(graph).predict()
+    warning = next(text for text in predicted.warnings if "do other work" in text)
+    assert re.search(said, warning)
+    lengths = graph.steps.duration_ns / 1e3
+    assert predicted.interval_us[0] <= lengths.min() * 1.001
+    assert predicted.interval_us[1] >= lengths.max() * 0.999
+    assert any("do other work" in note for note in breakdown(replay([graph])).notes)
+    assert any("do other work" in note for note in inspect_job(assemble_job([graph])).notes)
