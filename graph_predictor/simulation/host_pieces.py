@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.host_time import Pieces, exclusive_time, operation_of, split
+from graph_predictor.simulation.host_time import HostSplit, exclusive_time, operation_of, split
 from graph_predictor.simulation.program import ItemKind, Program, whole_ns
-from kernel_models.host.segments import Intervals
+from kernel_models.host.segments import HostIntervals
 from tracer.arrays import Float64, Int8, Int32, Int64
 from tracer.graph import NONE, ExecutionGraph, GapKind, OpKind
 from tracer.trees import within
@@ -179,7 +179,7 @@ def top_operations(graph: ExecutionGraph) -> Int64:
     return np.flatnonzero((ops.kind == OpKind.OPERATION) & (above < 0))
 
 
-def _loading(graph: ExecutionGraph, found: Pieces, thread: Int64, start: Int64, end: Int64) -> tuple[
+def _loading(graph: ExecutionGraph, found: HostSplit, thread: Int64, start: Int64, end: Int64) -> tuple[
         Int64, Int64, Int64, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """(query, op, ns, data, fetched) of the pieces: those of a loader's operations load data, and a gap is cut into
     what loads data, by the training process or from a worker, and what does not."""
@@ -194,7 +194,7 @@ def _loading(graph: ExecutionGraph, found: Pieces, thread: Int64, start: Int64, 
     loading = gaps.kind == GapKind.DATA_LOADING
     theirs = loading & _within(gaps.thread, gaps.start_ns, graph, WORKERS)
     of_all, of_workers = (
-        Intervals.merged(gaps.thread[rows], gaps.start_ns[rows], (gaps.start_ns + gaps.duration_ns)[rows]).within(
+        HostIntervals.merged(gaps.thread[rows], gaps.start_ns[rows], (gaps.start_ns + gaps.duration_ns)[rows]).within(
             thread[query], start[query], end[query]) for rows in (loading, theirs))
     in_data = np.minimum(of_all, found.ns[gap])
     in_workers = np.minimum(of_workers, in_data)
@@ -227,7 +227,7 @@ def _within(thread: Int32, time: Int64, graph: ExecutionGraph, name: str) -> npt
     ops = graph.ops
     named = np.array([name in text for text in graph.strings], np.bool_)
     rows = np.flatnonzero(named[ops.name]) if len(ops) else np.zeros(0, np.int64)
-    ranges = Intervals.merged(ops.thread[rows], ops.start_ns[rows], (ops.start_ns + ops.duration_ns)[rows])
+    ranges = HostIntervals.merged(ops.thread[rows], ops.start_ns[rows], (ops.start_ns + ops.duration_ns)[rows])
     return ranges.within(thread.astype(np.int64), time, time + 1) > 0
 
 

@@ -121,7 +121,7 @@ def slots_of(scenario: Scenario, rank: int, names: Iterable[str]) -> RecordedSlo
     return _without_fetches(_mean(alike), scenario, rank, steps[-1])
 
 
-def _without_fetches(slots: Slots, scenario: Scenario, rank: int, step: tuple[int, int]) -> Slots:
+def _without_fetches(slots: RecordedSlots, scenario: Scenario, rank: int, step: tuple[int, int]) -> RecordedSlots:
     """The same with the time of loading batches taken out of what lies before the slots, and after them."""
     total = float(fetched_ns(scenario.cycle, scenario.pieces)[rank])
     ops = slots.graph.ops
