@@ -139,6 +139,7 @@ class SizeFlow:
         self.graph, self.sizes, self.parameters = graph, sizes, parameters
         self._guess, self._told, self._role = by_shape, told, role
         self._pool = _Pool()
+        self._wide = any(old in shape for old in sizes.old for shape in parameters)
         self._data: set[Shape] = set()  # of tensors that are for sure no parameters: layers' results, and made of these
         self._now = 0
         self._began: dict[int, int] = {}
@@ -327,7 +328,10 @@ class SizeFlow:
         return len(values) == 1 and values[0].gradient
 
     def _gives_data(self, name: str, values: list[Value]) -> bool:
-        """Whether a result is data for sure: made of data, or a layer's, whose input has no parameter's shape."""
+        """Whether a result is data for sure: made of data, or a layer's, whose input has no parameter's shape; never
+        where a parameter is as wide as there are samples."""
+        if self._wide:
+            return False
         if any(value.shape in self._data for value in values):
             return True
         return rule_of(name) in PRODUCTS and [value.shape in self.parameters for value in values[:3]].count(False) == 1
