@@ -28,7 +28,7 @@ _DIRECTIONS = ("forward", "dgrad", "wgrad")
 def anchored(
     calls: Sequence[OpCall], fitted: Sequence[KernelModel], datasheet: KernelModel,
 ) -> tuple[npt.NDArray[np.bool_], Times]:
-    """Which of a family's calls have a variant that a fitted model covers [n], and the times of those, µs.
+    """Return which of a family's calls have a variant that a fitted model covers [n], and the times of those, µs.
 
     Args:
         calls: of one family, none covered by a fitted model.

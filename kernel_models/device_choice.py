@@ -34,12 +34,13 @@ def find_device(name: str) -> DeviceSpec:
 
 
 def traced_device(name: str) -> str | shape_only.TracedDevice:
-    """What a step is traced for, of a name as ``find_device`` takes it or the tracer knows it. Raises as these do."""
+    """Return what a step is traced for, of a name as ``find_device`` takes it or the tracer knows it. Raises as these
+    do."""
     return name if name in shape_only.device_names() else shape_device(find_device(name))
 
 
 def shape_device(spec: DeviceSpec) -> str | shape_only.TracedDevice:
-    """What a step is traced for by shapes: a name that the tracer knows, or what it must know of another device.
+    """Return what a step is traced for by shapes: a name that the tracer knows, or what it must know of another device.
 
     Raises:
         DeviceError: the device's compute capability cannot be understood.

@@ -139,7 +139,7 @@ def fit_entry(samples: Samples, spec: DeviceSpec, options: Options | None = None
 
 
 def _ended(until: float) -> dict[str, Any]:
-    """What a fit's facts say of a time that is over."""
+    """Return what a fit's facts say of a time that is over."""
     return {"ended_early": True} if time.monotonic() > until else {}
 
 
@@ -163,7 +163,7 @@ def scaled_to(how: Boosting, rows: int) -> Boosting:
 
 
 def candidates_of(family: Family, rows: int) -> tuple[Boosting, ...]:
-    """What is tried for a family."""
+    """Return what is tried for a family."""
     found = BOOSTING.get(family, OTHERS)
     return (*found, SMALL) if rows < _FEW and SMALL not in found else found
 

@@ -59,7 +59,8 @@ def family_hint(name: str) -> Family:
 
 @cache
 def uses_tf32(name: str) -> bool:
-    """Whether a matrix kernel of this name computes fp32 data in TF32 (NVIDIA's "s1688" and "tf32", AMD's "xf32")."""
+    """Return whether a matrix kernel of this name computes fp32 data in TF32 (NVIDIA's "s1688" and "tf32", AMD's
+    "xf32")."""
     return _TF32.search(name) is not None
 
 

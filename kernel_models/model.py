@@ -53,11 +53,12 @@ class KernelModel(Protocol):
 
     @property
     def source(self) -> Source:
-        """Where its times come from."""
+        """Return where its times come from."""
         ...
 
     def covers(self, calls: Sequence[OpCall]) -> npt.NDArray[np.bool_]:
-        """Which of the calls lie within what the model was made for (kind, dtype, range of sizes): [n] booleans."""
+        """Return which of the calls lie within what the model was made for (kind, dtype, range of sizes): [n]
+        booleans."""
         ...
 
     def predict(self, calls: Sequence[OpCall]) -> Times:
@@ -65,12 +66,13 @@ class KernelModel(Protocol):
         ...
 
     def state(self) -> tuple[dict[str, Any], Arrays]:
-        """What a profile stores: plain JSON values and plain numeric arrays (never a pickle)."""
+        """Return what a profile stores: plain JSON values and plain numeric arrays (never a pickle)."""
         ...
 
 
 def covered_times(model: KernelModel, calls: Sequence[OpCall]) -> tuple[npt.NDArray[np.bool_], Times]:
-    """Which calls a model covers, [n], and the times of those; by the model's own method where it has a quicker one."""
+    """Return which calls a model covers, [n], and the times of those; by the model's own method where it has a quicker
+    one."""
     own = getattr(model, "covered_times", None)
     if own is not None:
         found: tuple[npt.NDArray[np.bool_], Times] = own(calls)

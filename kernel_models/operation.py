@@ -121,7 +121,7 @@ def family_of(name: str) -> Family:
 
 
 def is_free(name: str) -> bool:
-    """Whether an operation of this name only makes a view or looks at metadata: it has no device work."""
+    """Return whether an operation of this name only makes a view or looks at metadata: it has no device work."""
     rule = registry.forward_rule(name)
     return rule is not None and rule.is_free
 

@@ -179,7 +179,7 @@ def to_bytes(profile: DeviceProfile) -> bytes:
 
 
 def _is_known(spec: DeviceSpec) -> bool:
-    """Whether a device's figures are those of its file, rather than measured."""
+    """Return whether a device's figures are those of its file, rather than measured."""
     return spec.name in device_names() and spec == device(spec.name)
 
 

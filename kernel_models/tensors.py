@@ -42,7 +42,7 @@ class TensorSpec:
 
     @property
     def is_dense(self) -> bool:
-        """Whether the elements fill their memory without holes, in any order of dimensions."""
+        """Return whether the elements fill their memory without holes, in any order of dimensions."""
         return self.run == self.elements
 
     @property

@@ -69,7 +69,7 @@ def window_name(index: int, form: str) -> str:
 
 
 def is_part_file(name: str) -> bool:
-    """Whether a file of this name in a part is a capture's."""
+    """Return whether a file of this name in a part is a capture's."""
     return name in SIDE_FILES or name == EXECUTION_TRACE or _WINDOW.match(name) is not None
 
 
@@ -154,7 +154,7 @@ def others_files(part: PathLike) -> list[str]:
 
 
 def what_it_holds(part: PathLike) -> str:
-    """What a new capture in a rank's part would replace, in words; empty if nothing was measured there."""
+    """Return what a new capture in a rank's part would replace, in words; empty if nothing was measured there."""
     path = Path(part)
     if not path.is_dir():
         return ""

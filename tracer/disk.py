@@ -27,7 +27,7 @@ def full_disk_error(error: BaseException | None) -> OSError | None:
 
 
 def writing_error(folder: Path) -> OSError | None:
-    """What writing a megabyte to a folder fails with now; ``None`` if it does not.
+    """Return what writing a megabyte to a folder fails with now; ``None`` if it does not.
 
     For writers that do not tell: torch's C++ side prints a line and leaves a short file, or none.
     """

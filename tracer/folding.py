@@ -88,8 +88,8 @@ def folded_job(graphs: Sequence[ExecutionGraph], classes: Sequence[tuple[Span, .
 
 
 def all_alike(graphs: Sequence[ExecutionGraph]) -> bool:
-    """Whether captured ranks of a fake world may be taken to stand for all of it: each collective is one of plain data
-    parallelism over the whole world, and the ranks, if several, do the same work."""
+    """Return whether captured ranks of a fake world may be taken to stand for all of it: each collective is one of
+    plain data parallelism over the whole world, and the ranks, if several, do the same work."""
     from tracer.job import FAKE
 
     for graph in graphs:

@@ -475,8 +475,8 @@ class ExecutionGraph(Shown):
 
     @property
     def computes_on_host(self) -> bool:
-        """Whether operations compute on the host's threads themselves: no device is named, or a CPU, and no device work
-        but collectives, which a job of CPUs has too."""
+        """Return whether operations compute on the host's threads themselves: no device is named, or a CPU, and no
+        device work but collectives, which a job of CPUs has too."""
         return self.meta.device in ("", "cpu") and not bool((self.kernels.kind != KernelKind.COLLECTIVE).any())
 
     def string(self, code: int) -> str:

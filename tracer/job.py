@@ -222,12 +222,12 @@ def assemble_captured(graphs: list[ExecutionGraph], notes: Iterable[str] = (),
 
 
 def _stands_alone(graph: ExecutionGraph) -> bool:
-    """Whether a graph's rank never met the others, so that nothing of them is in it."""
+    """Return whether a graph's rank never met the others, so that nothing of them is in it."""
     return graph.meta.era == SHAPE_ONLY or graph.meta.backend == FAKE
 
 
 def _fake_world_notes(graphs: list[ExecutionGraph]) -> list[str]:
-    """What must be known of graphs whose collectives were faked while their compute was timed."""
+    """Return what must be known of graphs whose collectives were faked while their compute was timed."""
     fake = [graph.meta for graph in graphs if graph.meta.backend == FAKE and graph.meta.era != SHAPE_ONLY]
     if not fake:
         return []

@@ -68,7 +68,7 @@ def replaced_file(path: PathLike) -> Iterator[BinaryIO]:
 
 
 def is_stream(path: PathLike) -> bool:
-    """Whether output to a path goes to a pipe or device, or to what ``/dev/stdout`` and its like stand for."""
+    """Return whether output to a path goes to a pipe or device, or to what ``/dev/stdout`` and its like stand for."""
     name = os.path.abspath(path)
     try:
         found = os.lstat(path)

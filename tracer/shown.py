@@ -41,6 +41,6 @@ class Shown(ABC):
         return f"<{type(self).__name__}: {self.headline()}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the headline and the first table's first rows."""
+        """Return what a notebook shows: the headline and the first table's first rows."""
         first = self.to_pandas().head(12).to_html(index=False, border=0, float_format="{:,.3f}".format)
         return f"<p><b>{html.escape(self.headline())}</b></p>{first}"

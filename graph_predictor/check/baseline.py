@@ -63,7 +63,7 @@ class BaselineFile:
 
     @property
     def path(self) -> Path:
-        """Where it lies."""
+        """Return where it lies."""
         return Path(self.directory) / BASELINE
 
     def read(self) -> GateBaseline:

@@ -156,7 +156,7 @@ def _traces(path: Path) -> list[Path]:
 
 
 def operations(job: Job) -> Counter[tuple[str, str]]:
-    """How often each operation, by name and shapes, runs in a step of all recorded ranks."""
+    """Return how often each operation, by name and shapes, runs in a step of all recorded ranks."""
     found: Counter[tuple[str, str]] = Counter()
     for graph in job.graphs:
         steps = max(len(graph.steps), 1)

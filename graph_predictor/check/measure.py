@@ -31,7 +31,7 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     torch: str = ""
 
     def other_machine(self, other: Environment) -> str:
-        """What makes times incomparable, in words; empty if nothing does."""
+        """Return what makes times incomparable, in words; empty if nothing does."""
         names = ("device", "cpu", "cores", "threads", "world_size")
         unlike = [f"{name.replace('_', ' ')} {getattr(self, name)} → {getattr(other, name)}" for name in names
                   if getattr(self, name) and getattr(other, name) and getattr(self, name) != getattr(other, name)]

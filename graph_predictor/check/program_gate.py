@@ -119,7 +119,7 @@ def check_programs(
 
 
 def compare_types(pair: Pair) -> list[Verdict]:
-    """Whether the same operations still have inputs of the same element types."""
+    """Return whether the same operations still have inputs of the same element types."""
     found = retyped(pair.old[0].job, pair.new[0].job)
     if found is None:
         return []
@@ -132,7 +132,7 @@ def compare_types(pair: Pair) -> list[Verdict]:
 
 def compare_counts(program: str, before_all: Sequence[Mapping[str, Count]],
                    now_all: Sequence[Mapping[str, Count]]) -> list[Verdict]:
-    """Whether anything that is counted, of each run by its name, became more."""
+    """Return whether anything that is counted, of each run by its name, became more."""
     found = []
     # With a device its launches count; without one every operation is what a launch is there.
     device = any(counts[name].most for name in ("launches", "kernels") for counts in (*before_all, *now_all))
@@ -159,7 +159,7 @@ def _together(counts: Sequence[Count]) -> Count:
 
 def _tests(pair: Pair, old: Sequence[BaselineEntry], new: Sequence[MeasuredProgram], notes: list[str]) -> tuple[
         list[_Test], list[Verdict]]:
-    """What can be tested of one program, and what cannot."""
+    """Return what can be tested of one program, and what cannot."""
     program = pair.program
     before, now = [entry.run for entry in old], [each.run for each in new]
     elsewhere = next((text for entry in old for each in new

@@ -157,7 +157,7 @@ def predict_step(build: Callable[[], Callable[[], Any]], limits: StepBounds) -> 
 
 
 def broken_limits(step: PredictedStep, limits: StepBounds, stored: StepFigures | None) -> list[str]:
-    """What a step breaks, each with its top offenders in indented lines; empty if it keeps to its limits.
+    """Return what a step breaks, each with its top offenders in indented lines; empty if it keeps to its limits.
 
     Args:
         step: as predicted.

@@ -86,7 +86,7 @@ def other_tree(base: str) -> Iterator[tuple[Tree, Tree]]:
 
 
 def _git(folder: Path, *arguments: str) -> bytes | None:
-    """What git printed; ``None`` where it failed or there is no git."""
+    """Return what git printed; ``None`` where it failed or there is no git."""
     try:
         return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):

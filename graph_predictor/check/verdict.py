@@ -48,7 +48,7 @@ class Verdict:
 
     @property
     def failed(self) -> bool:
-        """Whether it got worse."""
+        """Return whether it got worse."""
         return self.status is Status.FAILED
 
     def value(self, number: float | None) -> str:
@@ -82,12 +82,12 @@ class GateOutcome:
 
     @property
     def failures(self) -> Sequence[Verdict]:
-        """What got worse."""
+        """Return what got worse."""
         return [verdict for verdict in self.verdicts if verdict.failed]
 
     @property
     def inconclusive(self) -> Sequence[Verdict]:
-        """What the measurements do not decide."""
+        """Return what the measurements do not decide."""
         return [verdict for verdict in self.verdicts if verdict.status is Status.INCONCLUSIVE]
 
     @property

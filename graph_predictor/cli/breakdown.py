@@ -92,7 +92,7 @@ def _report(result: Breakdown, top: int) -> None:
 
 
 def _decided_by(steps: list[StepBreakdown]) -> str:
-    """What decides the steps, and how many of them where it is not one for all."""
+    """Return what decides the steps, and how many of them where it is not one for all."""
     counts = Counter(step.bound for step in steps)
     if len(counts) == 1:
         return next(iter(counts))

@@ -184,7 +184,7 @@ def _profile(path: str) -> DeviceProfile:
 
 
 def explain(old: StoredCapture, new: StoredCapture) -> list[str]:
-    """What makes the new capture's step longer, as lines; where the two cannot be compared, why."""
+    """Return what makes the new capture's step longer, as lines; where the two cannot be compared, why."""
     from graph_predictor.diff import diff_jobs
 
     try:

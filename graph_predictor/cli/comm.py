@@ -339,7 +339,7 @@ def _different_machines(paths: list[str], profiles: list[CommProfile]) -> list[s
 
 
 def _overlap(where: Topology, busbw_gbps: float) -> dict[str, float] | None:
-    """How much a collective and computation beside it slow each other down; nothing of a host's."""
+    """Return how much a collective and computation beside it slow each other down; nothing of a host's."""
     from dataclasses import asdict
 
     from kernel_models.collectives.contention import overlap_slowdown

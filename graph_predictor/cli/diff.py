@@ -48,7 +48,7 @@ def diff(
 
 
 def _one_machine(before: str, after: str) -> bool | None:
-    """Whether two captures name the same processor and device; ``None`` where they do not say."""
+    """Return whether two captures name the same processor and device; ``None`` where they do not say."""
     from tracer.capture_layout import find_parts, read_context
 
     found = []

@@ -29,7 +29,7 @@ def with_edits(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def chosen_edits(values: dict[str, Any]) -> dict[str, Any]:
-    """What ``Configuration`` is told of the edits' options: factors and types by attribute, and the switches.
+    """Return what ``Configuration`` is told of the edits' options: factors and types by attribute, and the switches.
 
     Raises:
         ForetraceError: a value is none of its option.

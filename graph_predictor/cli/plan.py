@@ -123,7 +123,7 @@ def _limit(text: str) -> float:
 
 
 def _decoder(source: str, assignments: list[str], preset: str | None) -> tuple[str, TransformerShape, int]:
-    """What is planned, the decoder of a workload's name or of a trace, and the sequences of its step."""
+    """Return what is planned, the decoder of a workload's name or of a trace, and the sequences of its step."""
     from graph_predictor.parallel.decoder import decoder_of, published
     from graph_predictor.parallel.plan import PlanError
     from tracer import workloads

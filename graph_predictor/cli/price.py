@@ -141,7 +141,7 @@ def calls_to_price(
 
 
 def _of_types(calls: Sequence[OpCall], spec: DeviceSpec) -> list[str]:
-    """What is to be said of types that the device, or its measurements, lack."""
+    """Return what is to be said of types that the device, or its measurements, lack."""
     from kernel_models.heuristics.sustained import computed_as
     from kernel_models.op_call import Family
 
@@ -159,7 +159,7 @@ def _of_types(calls: Sequence[OpCall], spec: DeviceSpec) -> list[str]:
 
 
 def _of_sources(priced: PricedCalls, profile: Models | None) -> list[str]:
-    """What is to be said of where times come from."""
+    """Return what is to be said of where times come from."""
     from kernel_models.model import Source
 
     sheet = [call for call, source in zip(priced.calls, priced.source, strict=True) if source == Source.DATASHEET]

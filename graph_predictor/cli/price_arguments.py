@@ -226,7 +226,7 @@ def missing(name: str, wanted: Asked) -> str:
 
 
 def is_empty(calls: Sequence[OpCall], wanted: Asked) -> bool:
-    """Whether there is nothing to do because a tensor has no elements."""
+    """Return whether there is nothing to do because a tensor has no elements."""
     shapes: list[Any] = []
     for one in wanted.operation.arguments:
         sizes: Any = one.shape

@@ -196,7 +196,7 @@ def _broadcast(sizes: _Sizes, rule: Rule) -> None:
 
 
 def _fit_together(shapes: Sequence[Sizes]) -> bool:
-    """Whether these broadcast."""
+    """Return whether these broadcast."""
     rank = max((len(shape) for shape in shapes), default=0)
     return all(len({shape[-d] for shape in shapes if d <= len(shape)} - {1}) <= 1 for d in range(1, rank + 1))
 

@@ -150,7 +150,7 @@ def _report(found: JobReport, top: int, timeline: str | None) -> None:
 
 
 def _late(found: JobReport) -> str:
-    """Which rank is late because it computes longer, and with what."""
+    """Return which rank is late because it computes longer, and with what."""
     late = found.late
     if late is None:
         return "No rank computes longer than the median one by more than steps differ."

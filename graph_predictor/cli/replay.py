@@ -79,7 +79,7 @@ def kernel_end_p95_share(result: Replay, scale_kernels: float) -> float | None:
 
 
 def host_bound(step: ReplayedStep) -> bool:
-    """Whether the step takes as long with free kernels."""
+    """Return whether the step takes as long with free kernels."""
     return step.free_kernels_ns >= HOST_BOUND_SHARE * step.replayed_ns
 
 

@@ -66,7 +66,7 @@ def with_host_collectives(graph: ExecutionGraph) -> ExecutionGraph:
 
 
 def on_host(graph: ExecutionGraph) -> bool:
-    """Whether all device work of a graph is collectives of the host, as ``with_host_collectives`` tells them."""
+    """Return whether all device work of a graph is collectives of the host, as ``with_host_collectives`` tells them."""
     names = np.unique(graph.kernels.name).tolist()
     return bool(names) and all(graph.string(name).startswith(HOST_RANGE) for name in names)
 

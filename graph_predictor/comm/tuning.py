@@ -79,7 +79,7 @@ def tune_workload(built: Built, backends: Mapping[str, Predict], on: Topology,
 
 
 def _lacking(collectives: list[RecordedCollective], has: npt.NDArray[np.bool_]) -> list[str]:
-    """What is not measured, such as "all_to_all over 8 ranks"."""
+    """Return what is not measured, such as "all_to_all over 8 ranks"."""
     return sorted({f"{c.call.kind.label} over {c.call.ranks} ranks"
                    for c, mine in zip(collectives, has, strict=True) if not mine})
 

@@ -133,7 +133,7 @@ class VolumeCheck:
 
     @property
     def agrees(self) -> bool:
-        """Whether they are within the tolerance."""
+        """Return whether they are within the tolerance."""
         return abs(self.recorded_bytes - self.expected_bytes) <= TOLERANCE * max(self.expected_bytes, 1.0)
 
 

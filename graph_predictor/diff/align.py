@@ -45,7 +45,7 @@ def align(one: StepTree, other: StepTree) -> Int64:
 
 
 def _alike(one: np.ndarray, other: np.ndarray) -> int:
-    """How many leading values are equal."""
+    """Return how many leading values are equal."""
     least = min(len(one), len(other))
     unlike = np.flatnonzero(one[:least] != other[:least])
     return int(unlike[0]) if len(unlike) else least

@@ -370,7 +370,7 @@ def _kinds(aligned: Aligned) -> list[list[DifferenceKind]]:
 
 
 def _names(aligned: Aligned) -> list[list[str]]:
-    """What a cause at every pair, and at the end, is called, for each resource."""
+    """Return what a cause at every pair, and at the end, is called, for each resource."""
     texts = aligned.vocabulary.texts
     own = [plain_name(texts[code]) for code in aligned.one.name[aligned.places.left].tolist()]
     # A loader's parts are one cause.
@@ -387,7 +387,7 @@ def _names(aligned: Aligned) -> list[list[str]]:
 
 
 def _ratio(names: list[list[str]], comparable: np.ndarray, own_a: Int64, own_b: Int64) -> Ratio:
-    """How much longer comparable work takes: the median operation's ratio, weighted by time.
+    """Return how much longer comparable work takes: the median operation's ratio, weighted by time.
 
     No operation weighs more than ``LONG`` of them do: the few that took a hundred times as long as others (a lock,
     memory mapped anew) waited for something, and say little of the machine.

@@ -27,7 +27,7 @@ through their loaders and optimizers."""
 
 def diff_jobs(a: Job, b: Job, *, step: str | None = None, step_b: str | None = None,
               one_machine: bool | None = None, profiled: bool = False) -> Difference:
-    """What makes B's step take longer, or shorter, than A's.
+    """Return what makes B's step take longer, or shorter, than A's.
 
     Both are played back exactly (``replay`` with residuals). The time of a typical step along the critical path (the
     mean of the steps about as long as the median one) is compared place by place of the aligned operations. With

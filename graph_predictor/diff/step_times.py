@@ -64,7 +64,7 @@ class RankSteps:
         return None if left is None else left.shares[self.position][self.cover.op]
 
     def _busy(self) -> HostTime:
-        """When threads were in calls that launch, or waited: what is not their operations' own work."""
+        """Return when threads were in calls that launch, or waited: what is not their operations' own work."""
         built = self.replay.built
         program = built.recorded_program
         blocked = waits(program, self.position, built.thread_number, built.clock_ns[self.position])

@@ -218,7 +218,7 @@ def _call(kind: str, batch: int, heads: int, kv_heads: int, sizes: tuple[int, ..
 
 
 def _kind(dtype: str, on_host: bool) -> str:
-    """Which fused kernels take the type: flash attention those of 16 bits, on a CPU all."""
+    """Return which fused kernels take the type: flash attention those of 16 bits, on a CPU all."""
     return "flash" if on_host or itemsize("fp32" if dtype == "tf32" else dtype) <= 2 else "efficient"
 
 

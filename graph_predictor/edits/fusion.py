@@ -74,7 +74,7 @@ def elements(call: OpCall) -> int:
 
 
 def _joins(units: Units, last: int, u: int, call: OpCall) -> bool:
-    """Whether a unit goes on with the chain that ends in ``last``."""
+    """Return whether a unit goes on with the chain that ends in ``last``."""
     same = all(column[last] == column[u] for column in (units.rank, units.lane, units.phase, units.step))
     between = units.follows[last + 1:u + 1]
     return bool(same and between.all() and not units.watched[last]
@@ -82,7 +82,7 @@ def _joins(units: Units, last: int, u: int, call: OpCall) -> bool:
 
 
 def _reads(call: OpCall) -> bool:
-    """Whether a call reads at least as many elements as it writes: a fill reads none."""
+    """Return whether a call reads at least as many elements as it writes: a fill reads none."""
     return call.family is not Family.ELEMENTWISE or call.dims[2] >= call.dims[0]
 
 

@@ -84,7 +84,7 @@ def _of_optimizer(units: Units) -> Bools:
 
 
 def _fused_already(scenario: Scenario, units: Units, mine: Bools) -> bool:
-    """Whether an operation of the optimizer names itself fused."""
+    """Return whether an operation of the optimizer names itself fused."""
     names = {scenario.built.graphs[r].string(int(scenario.built.graphs[r].ops.name[op]))
              for r, op in zip(units.rank[mine].tolist(), units.op[mine].tolist(), strict=True) if op >= 0}
     return any("_fused_adam" in name or "_fused_sgd" in name or "_fused_adagrad" in name for name in names)
@@ -105,8 +105,8 @@ def _parameters(scenario: Scenario, units: Units, own: np.ndarray) -> list[int]:
 
 
 def _kind(scenario: Scenario) -> str:
-    """Which of ``STATES``: by the name of the optimizer's annotation in the recording, or by the memory of the states
-    that a trace by shapes knows; Adam for any other, which keeps most."""
+    """Return which of ``STATES``: by the name of the optimizer's annotation in the recording, or by the memory of the
+    states that a trace by shapes knows; Adam for any other, which keeps most."""
     graphs = (scenario if scenario.origin is None else scenario.origin.scenario).built.graphs
     names = " ".join(graph.string(int(code)).lower() for graph in graphs
                      for code in np.unique(graph.ops.name[graph.ops.kind == OpKind.ANNOTATION]))

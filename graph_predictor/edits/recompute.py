@@ -152,7 +152,7 @@ def _by_module(graph: ExecutionGraph, forward: Bools) -> tuple[Bools, int]:
 
 
 def _needed(graph: ExecutionGraph, rows: Int64) -> int:
-    """How many of a block's operations are run again: no sum or view after the last one that keeps something for
+    """Return how many of a block's operations are run again: no sum or view after the last one that keeps something for
     backward, nor that one if it is a product, which keeps its inputs alone (PyTorch's early stop)."""
     for count in range(len(rows), 0, -1):
         family = family_of(graph.string(int(graph.ops.name[rows[count - 1]])))

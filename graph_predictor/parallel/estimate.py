@@ -83,7 +83,7 @@ class Estimate:
 
     @property
     def bound(self) -> str:
-        """What most of the step is."""
+        """Return what most of the step is."""
         parts = {"arithmetic": self.products, "memory": self.others + self.optimizer, "host": self.host + self.fixed,
                  "communication": self.exposed_us, "pipeline bubble": self.pipeline}
         return max(parts, key=lambda name: parts[name])

@@ -119,7 +119,7 @@ class LayerPieces:
         return self._optimizers[key]
 
     def saved_bytes(self, shape: TransformerShape, part: TransformerPart) -> int:
-        """What forward of a part keeps for backward, its output among it."""
+        """Return what forward of a part keeps for backward, its output among it."""
         key = _one_layer(shape), part
         if key not in self._saved:
             from tracer.shape_only.transformer_parts import trace_saved

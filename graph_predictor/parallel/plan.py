@@ -156,11 +156,11 @@ class ClusterPlan:
         return [base + i * step for i in range(size)]
 
     def place(self, dimension: str, on: Topology, stage: int = 0) -> Placement:
-        """Where such a group lies."""
+        """Return where such a group lies."""
         return on.place(self.group(dimension, stage))
 
     def neighbours(self, on: Topology, stage: int = 0) -> Placement:
-        """Where a rank of a stage and its counterpart in the next one lie."""
+        """Return where a rank of a stage and its counterpart in the next one lie."""
         step = self.dp * self.cp * self.tp
         return on.place([stage * step, (stage + 1) % self.pp * step])
 

@@ -40,7 +40,7 @@ class Pipelined:
 
     @property
     def stage_end(self) -> Float64:
-        """When each stage is done."""
+        """Return when each stage is done."""
         ends: Float64 = self.end.max(axis=1)
         return ends
 

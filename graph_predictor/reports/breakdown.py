@@ -226,7 +226,7 @@ def breakdown(replay: Replay, *, step: str | None = None) -> Breakdown:
 
 
 def _without_modules(graphs: list[ExecutionGraph]) -> str:
-    """What to do about a trace that names no modules."""
+    """Return what to do about a trace that names no modules."""
     flags = graphs[0].meta.profiler_flags
     if flags.get("with_stack"):
         return "The trace names no modules, although stacks were recorded: no operation ran inside a torch.nn.Module."

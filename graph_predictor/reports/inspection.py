@@ -58,7 +58,7 @@ class RankInspection:
 
     @property
     def has_times(self) -> bool:
-        """Whether the step ran; one traced by shapes alone did not."""
+        """Return whether the step ran; one traced by shapes alone did not."""
         return self.era != SHAPE_ONLY
 
     def to_json(self) -> dict[str, Any]:

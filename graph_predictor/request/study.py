@@ -77,7 +77,7 @@ def read_source(source: Sequence[str], window: int = 0, device: str | None = Non
 
 
 def is_script(source: Sequence[str]) -> bool:
-    """Whether a source names a function of a script."""
+    """Return whether a source names a function of a script."""
     path, colon, function = source[0].rpartition(":")
     return len(source) == 1 and bool(colon) and path.endswith(".py") and function.isidentifier()
 
@@ -137,7 +137,7 @@ class Study:
         return self.prepared(configuration).predict(price_per_hour=price_per_hour)
 
     def prepared(self, configuration: Configuration) -> Prepared:
-        """Where a configuration starts, and what is left to edit. Raises as ``predict``."""
+        """Return where a configuration starts, and what is left to edit. Raises as ``predict``."""
         wanted = configuration
         if wanted.also and wanted.parallel is not None:
             raise EditError("Laws of several captures are of their own ranks; leave --also or --parallel out.")
@@ -344,7 +344,7 @@ class _Refused:
 
 
 def sharing(plan: str) -> int:
-    """How many ranks of a plan work on the same samples."""
+    """Return how many ranks of a plan work on the same samples."""
     sizes = dict(part.split("=") for part in plan.split(","))
     return int(sizes.get("tp", 1)) * int(sizes.get("pp", 1))
 

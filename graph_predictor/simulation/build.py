@@ -92,12 +92,12 @@ class Built:
 
     @property
     def computes_on_host(self) -> bool:
-        """Whether no rank has device work but collectives, see ``ExecutionGraph.computes_on_host``."""
+        """Return whether no rank has device work but collectives, see ``ExecutionGraph.computes_on_host``."""
         return all(graph.computes_on_host for graph in self.graphs)
 
     @property
     def profiled(self) -> bool:
-        """Whether host times are those under the profiler."""
+        """Return whether host times are those under the profiler."""
         return self.without_profiler is None
 
 

@@ -223,7 +223,7 @@ def fetch_ranges(graph: ExecutionGraph) -> Int64:
 
 
 def _within(thread: Int32, time: Int64, graph: ExecutionGraph, name: str) -> npt.NDArray[np.bool_]:
-    """Whether moments of threads lie in operations of the name."""
+    """Return whether moments of threads lie in operations of the name."""
     ops = graph.ops
     named = np.array([name in text for text in graph.strings], np.bool_)
     rows = np.flatnonzero(named[ops.name]) if len(ops) else np.zeros(0, np.int64)

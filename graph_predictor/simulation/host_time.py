@@ -134,7 +134,7 @@ def split(host: HostTime, thread: Int64, start: Int64, end: Int64) -> HostSplit:
 
 
 def waits(program: Program, rank: int, thread_number: list[int], clock_ns: int) -> HostTime:
-    """When each thread of a rank waited in the recording: blocked in calls, for another thread, or for data.
+    """Return when each thread of a rank waited in the recording: blocked in calls, for another thread, or for data.
 
     Args:
         program: The program as built: its work and costs have all waiting taken out.

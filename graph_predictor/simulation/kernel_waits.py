@@ -121,7 +121,7 @@ def infer_kernel_edges(view: RankView, constants: LaunchConstants) -> KernelEdge
 
 
 def explained_start(view: RankView, constants: LaunchConstants) -> Int64:
-    """When launch and stream alone, with the constants, would let each kernel start (ns; recorded inputs)."""
+    """Return when launch and stream alone, with the constants, would let each kernel start (ns; recorded inputs)."""
     kernels = view.graph.kernels
     kind = kernels.kind
     by_launch = launch_latency(view, constants) + np.where(view.k_in_call, view.k_call_start, view.k_call_end)
@@ -203,7 +203,8 @@ def _structural(view: RankView) -> list[tuple[int, int]]:
 
 
 def _possible(view: RankView, target: int, source: int) -> bool:
-    """Whether the recorded times allow ``target`` to have waited for ``source``, which was launched before it."""
+    """Return whether the recorded times allow ``target`` to have waited for ``source``, which was launched before
+    it."""
     starts = view.graph.kernels.start_ns
     return bool(view.k_end[source] <= starts[target] + CLOCK_NS and starts[source] < starts[target]
                 and view.k_order[source] < view.k_order[target])

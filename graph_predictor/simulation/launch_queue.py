@@ -211,7 +211,8 @@ def _nearest_channel(view: RankView, channel: Int64, lost: Int64) -> Int64:
 
 
 def slot_freed(ends: Int64, before: Int64, depth: int) -> Int64:
-    """When a channel had room after the first ``before`` entries: the first ``before - depth + 1`` of them had left."""
+    """Return when a channel had room after the first ``before`` entries: the first ``before - depth + 1`` of them had
+    left."""
     leaves = before - depth
     left = np.maximum.accumulate(ends) if len(ends) else ends
     freed = np.full(len(before), NEVER, np.int64)

@@ -71,7 +71,8 @@ def match_in_order(graphs: list[ExecutionGraph]) -> Rendezvous:
 
 def _meetings(ranks: list[dict[tuple[str, ...], list[int]]], notes: list[str]) -> Iterator[
         tuple[str, list[tuple[int, int]]]]:
-    """What each collective is called, and its (rank position, kernel row) pairs, by ``_sequences`` of each rank."""
+    """Yield what each collective is called, and its (rank position, kernel row) pairs, by ``_sequences`` of each
+    rank."""
     buckets: dict[tuple[str, ...], dict[int, list[int]]] = defaultdict(dict)
     for position, sequences in enumerate(ranks):
         for key, rows in sequences.items():
@@ -100,7 +101,7 @@ def _recorded_sequences(view: RankView) -> dict[tuple[str, ...], list[int]]:
 
 
 def _described(graph: ExecutionGraph, pairs: bool) -> dict[int, tuple[str, ...]]:
-    """What identifies the sequence across ranks that each collective kernel with a process group belongs to.
+    """Return what identifies the sequence across ranks that each collective kernel with a process group belongs to.
 
     With ``pairs`` a send and the receive of a group of two are one.
     """

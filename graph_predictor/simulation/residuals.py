@@ -54,7 +54,7 @@ def with_residuals(program: Program) -> Program:
 
 def _kernel_start(p: Program, item_start: Int64, item_end: Int64, start: Int64, end: Int64) -> tuple[
         Int64, Int64, Int64]:
-    """When the program lets each kernel start, given recorded times of everything it depends on (ns).
+    """Return when the program lets each kernel start, given recorded times of everything it depends on (ns).
 
     Also returns how far launch and stream terms lie below what they were clamped to: no kernel starts before its
     call or before its stream's previous kernel does.
@@ -84,12 +84,12 @@ def _kernel_start(p: Program, item_start: Int64, item_end: Int64, start: Int64, 
 
 
 def _submitted(p: Program, item_start: Int64, end: Int64) -> Int64:
-    """When each call's work entered the launch queue: with the call, or once there was a slot (ns)."""
+    """Return when each call's work entered the launch queue: with the call, or once there was a slot (ns)."""
     return np.maximum(item_start, _freed_slots(p, end))
 
 
 def _freed_slots(p: Program, end: Int64) -> Int64:
-    """When the launch queue had a slot for each item in the recording (``NEVER``: it was never full before)."""
+    """Return when the launch queue had a slot for each item in the recording (``NEVER``: it was never full before)."""
     freed = np.full(len(p.item_kind), NEVER, np.int64)
     for channel, depth in enumerate(p.queue_depth.tolist()):
         rows = np.flatnonzero((p.item_channel == channel) & (p.item_queue >= depth))

@@ -202,7 +202,7 @@ def _cluster(backend: str, scheduler: str | None, stack: ExitStack) -> AbstractC
 
 
 def _about(source: SweepSource, job: Job, space: SweepSpace, price: float | None) -> dict[str, Any]:
-    """What the points of a journal are of: content, not paths alone."""
+    """Return what the points of a journal are of: content, not paths alone."""
     return {
         "source": _fingerprint(job.graphs), "window": source.window, "step": source.step,
         "recorded device": source.recorded_on, "profiles": [_content(path) for path in source.profiles],

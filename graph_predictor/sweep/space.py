@@ -101,12 +101,12 @@ class Point:
 
     @property
     def key(self) -> str:
-        """What tells it from other points of the sweep, the same in every process."""
+        """Return what tells it from other points of the sweep, the same in every process."""
         return msgspec.json.encode(self.values, order="sorted").decode()
 
     @property
     def traced(self) -> tuple[object, ...]:
-        """What it shares with points that are traced alike."""
+        """Return what it shares with points that are traced alike."""
         own = self.configuration
         return own.parallel or "", own.sizes, own.device or "", own.topology or ""
 

@@ -187,7 +187,7 @@ class _Rank:
             meta=replace(self.graph.meta, era="", window_ns=window))
 
     def report(self) -> RankReport:
-        """What is known of the rank's launches: nothing was inferred."""
+        """Return what is known of the rank's launches: nothing was inferred."""
         depth = self.constants.queue_depth
         return RankReport(
             constants=self.constants, edges={}, hand_overs=0, blocked_calls=0, blocked_launches=0, queue_depth=depth,
@@ -277,7 +277,7 @@ class _Rank:
         return kernels
 
     def _syncs(self, launches: LaunchTable) -> SyncTable:
-        """What each wait for one stream waits for."""
+        """Return what each wait for one stream waits for."""
         rows = [row for row, call in enumerate(self.calls) if call.stream != NONE]
         table = SyncTable.empty(len(rows))
         table.kind[:] = SyncKind.STREAM_SYNC

@@ -84,12 +84,12 @@ class Anchors:
 
     @property
     def device(self) -> DeviceSpec:
-        """Where it was recorded. Raises ``EditError`` where nobody knows."""
+        """Return where it was recorded. Raises ``EditError`` where nobody knows."""
         return self.scenario.known_source()
 
     @property
     def on_cpu(self) -> bool:
-        """Whether operations compute on the host thread itself."""
+        """Return whether operations compute on the host thread itself."""
         return self.scenario.built.computes_on_host
 
     @property
@@ -101,12 +101,12 @@ class Anchors:
 
     @property
     def host_source(self) -> Source:
-        """Where most of the host's time comes from."""
+        """Return where most of the host's time comes from."""
         return Source.ANCHORED if any(tally.unsure_ns for tally in self._tallies) else Source.MEASURED
 
     @property
     def origin(self) -> StandIn:
-        """Which recorded operations stand for those of the ranks so far."""
+        """Return which recorded operations stand for those of the ranks so far."""
         return StandIn(self.scenario, *(list(column) for column in zip(*self._stand, strict=True)))
 
     def constants(self, position: int) -> LaunchConstants:
@@ -115,7 +115,7 @@ class Anchors:
 
     def times(self, graph: ExecutionGraph, position: int, spec: DeviceSpec, models: Models | None,
               collectives: dict[int, DeviceWork], *, measured_collectives: bool = True) -> OperationTimes:
-        """What the operations of a traced rank cost.
+        """Return what the operations of a traced rank cost.
 
         Args:
             graph: traced by shapes.
@@ -138,7 +138,7 @@ class Anchors:
         return times
 
     def notes(self, device_ns: float) -> list[str]:
-        """What was done, in sentences; ``device_ns`` is the traced step's device time."""
+        """Return what was done, in sentences; ``device_ns`` is the traced step's device time."""
         measured, anchored, modelled = (sum(getattr(tally, name) for tally in self._tallies)
                                         for name in ("measured", "anchored", "modelled"))
         total = max(measured + anchored + modelled, 1)
@@ -341,7 +341,7 @@ class _Rank:
 
 
 def _key(graph: ExecutionGraph, op: int, slots: RecordedSlots, slot: int) -> tuple[int, ...]:
-    """What decides how two operations differ."""
+    """Return what decides how two operations differ."""
     new, old, row = graph.ops, slots.graph.ops, int(slots.op[slot])
     return (int(new.name[op]), int(new.shapes[op]), int(new.dtypes[op]), int(new.strides[op]), int(new.scalars[op]),
             int(new.place[op]), int(old.name[row]), int(old.shapes[row]), int(old.dtypes[row]), int(old.strides[row]),

@@ -84,7 +84,8 @@ def _typical(slots: Int64, distance: npt.NDArray[np.float64], neighbours: Bools,
 
 
 def _alike(graph: ExecutionGraph, tokens: Int64, ops: Int64) -> Int64:
-    """What an alignment compares of each operation: its name, the names around it, near and far, and its sizes."""
+    """Return what an alignment compares of each operation: its name, the names around it, near and far, and its
+    sizes."""
     sizes = {code: round(1e6 * _log_elements(graph, int(ops[place])))
              for code, place in zip(*np.unique(graph.ops.shapes[ops], return_index=True), strict=True)}
     return np.stack([tokens, _around(tokens, NEAR), _around(tokens, FAR),

@@ -139,7 +139,7 @@ def _without_fetches(slots: RecordedSlots, scenario: Scenario, rank: int, step: 
 
 
 def slot_places(scenario: Scenario, rank: int, names: Iterable[str]) -> tuple[Int64, Int64, int]:
-    """Where a recorded rank's operations lie among the slots of their step.
+    """Return where a recorded rank's operations lie among the slots of their step.
 
     Returns:
         For every row of ``ops`` the number of the slot it lies in and that of the first slot which begins no earlier,
@@ -337,7 +337,7 @@ def _tf32(graph: ExecutionGraph, kernel: Int64, slot: Int64, slots: int) -> Bool
 
 
 def _alike(one: RecordedSlots, other: RecordedSlots) -> bool:
-    """Whether two steps ran the same operations with as many calls and kernels each."""
+    """Return whether two steps ran the same operations with as many calls and kernels each."""
     return (np.array_equal(one.graph.ops.name[one.op], other.graph.ops.name[other.op])
             and np.array_equal(one.graph.ops.shapes[one.op], other.graph.ops.shapes[other.op])
             and np.array_equal(one.call_ptr, other.call_ptr) and np.array_equal(one.kernel_ptr, other.kernel_ptr))

@@ -139,7 +139,8 @@ def _collective_notes(graphs: Sequence[ExecutionGraph], spec: DeviceSpec, collec
 
 
 def _host_work_warnings(graphs: Sequence[ExecutionGraph], spec: DeviceSpec) -> list[str]:
-    """What to say of operations whose tensors lie in the host's memory: no device that is named computes them."""
+    """Return what to say of operations whose tensors lie in the host's memory: no device that is named computes
+    them."""
     by_name: dict[str, float] = {}
     number = 0
     for graph in graphs:

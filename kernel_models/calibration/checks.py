@@ -76,12 +76,12 @@ def probe(device: str) -> Health:
 
 
 def has_gpu() -> bool:
-    """Whether ``nvidia-smi`` shows a GPU."""
+    """Return whether ``nvidia-smi`` shows a GPU."""
     return bool(_gpu().name)
 
 
 def before(health: Health) -> list[Finding]:
-    """What is wrong before anything of ours runs."""
+    """Return what is wrong before anything of ours runs."""
     found = _memory(health)
     if health.device == "cuda":
         if health.processes:
@@ -94,7 +94,7 @@ def before(health: Health) -> list[Finding]:
 
 
 def during(health: Health) -> list[Finding]:
-    """What is wrong while one process of ours measures."""
+    """Return what is wrong while one process of ours measures."""
     found = [*_clocks(health), *_load(health, own=1.0)]
     if health.device == "cuda" and (health.processes or 0) > 1:
         found.append(Finding("processes", f"{_others((health.processes or 0) - 1)} on the GPU during the calibration: "

@@ -238,7 +238,7 @@ class Measurements:
                 if state.planner is not None}
 
     def notes(self) -> list[str]:
-        """What a reader of the profile should know."""
+        """Return what a reader of the profile should know."""
         found = [f"{count} measurements of {name} ran other kernels than meant and were left out."
                  for name, count in self.strange.items()]
         found += [f"{count} measurements of {name} did not work: {reason}"
@@ -431,7 +431,7 @@ def _needs(state: _FamilyState) -> float:
 
 
 def _modes(item: Item) -> tuple[Any, ...]:
-    """What the same shape is worked on by: it decides whether a device can do it at all."""
+    """Return what the same shape is worked on by: it decides whether a device can do it at all."""
     return (item.name, *(item.settings.get(name) for name in FAMILIES[item.name].choices)) if (
         item.kind == "kernel") else (item.name,)
 

@@ -32,7 +32,7 @@ class _Shape:
     at_s: float
 
     def settled(self) -> bool:
-        """Whether a further visit would say nothing new."""
+        """Return whether a further visit would say nothing new."""
         if len(self.times_us) > len(GAPS):
             return True
         first, *others = sorted(self.times_us)
@@ -78,7 +78,7 @@ class Visits:
         return quicker
 
     def spread(self) -> list[float]:
-        """How much longer the slowest visit of each benchmark took than its quickest, shares."""
+        """Return how much longer the slowest visit of each benchmark took than its quickest, shares."""
         return [max(shape.times_us) / min(shape.times_us) - 1 for shape in self._shapes.values()
                 if len(shape.times_us) > 1]
 

@@ -21,7 +21,8 @@ MOST_NAMED = 6
 
 
 def same_gpu(name: str, on: Topology) -> bool:
-    """Whether a reported GPU may be the topology's: the same, one with another memory, or a short name of both."""
+    """Return whether a reported GPU may be the topology's: the same, one with another memory, or a short name of
+    both."""
     wanted = find_device(on.node.device)
     found = _resolved(name)
     if found is not None and (found.name == wanted.name or set(found.short_names) == set(wanted.short_names)):

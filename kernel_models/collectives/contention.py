@@ -21,7 +21,7 @@ from tracer.arrays import Float64
 
 
 def share_links(start_us: npt.ArrayLike, alone_us: npt.ArrayLike, link: npt.ArrayLike) -> Float64:
-    """When collectives that share links end, µs.
+    """Return when collectives that share links end, µs.
 
     Args:
         start_us: [n] when each may start.
@@ -83,7 +83,7 @@ class Overlap:
 
 def overlap_slowdown(device: DeviceSpec, busbw_gbps: float, memory_share: float = 1.0,
                      channels: int = CHANNELS) -> Overlap:
-    """How a collective and computation on one GPU slow each other down.
+    """Return how a collective and computation on one GPU slow each other down.
 
     Args:
         device: The GPU.

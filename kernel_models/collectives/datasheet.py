@@ -97,7 +97,8 @@ def half_widths(topology: Topology, size: npt.NDArray[np.float64],
 
 
 def interval_checked(topology: Topology, kind: CollectiveKind, nodes: int) -> bool:
-    """Whether measurements of such a machine and collective stand behind the interval; elsewhere it is assumed."""
+    """Return whether measurements of such a machine and collective stand behind the interval; elsewhere it is
+    assumed."""
     node = topology.node
     if (node.link, node.architecture) not in CHECKED:
         return False

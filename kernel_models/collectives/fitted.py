@@ -259,7 +259,7 @@ def _scaled(formulas: DatasheetModel, setting: Setting, size: Float64, time_us: 
 
 
 def _switch(before: tuple[float, float], after: tuple[float, float], last: float, following: float) -> float:
-    """Where one line takes over from another, between the last size of the one and the first of the other.
+    """Return where one line takes over from another, between the last size of the one and the first of the other.
 
     Where they cross; in the middle if the second lies above the first throughout; at once if it lies below.
     """

@@ -67,7 +67,7 @@ class Line:
 
 
 def intra_gbps(topology: Topology) -> float:
-    """What one rank's ring carries inside a node, 10⁹ bytes/s, before the protocol's share."""
+    """Return what one rank's ring carries inside a node, 10⁹ bytes/s, before the protocol's share."""
     node = topology.node
     share = PCI_SHARE if node.link == "pcie" else LINK_SHARE.get(node.architecture, EFFICIENCY)
     return node.peer_gbps * share

@@ -103,7 +103,7 @@ class Topology:
         return self.node.gpus * self.nodes
 
     def node_gbps(self, ranks: int) -> float:
-        """What ``ranks`` ranks of one node send to other nodes together, one way, 10⁹ bytes/s.
+        """Return what ``ranks`` ranks of one node send to other nodes together, one way, 10⁹ bytes/s.
 
         Each GPU has its share of the cards; a group with few ranks on a node reaches only theirs, but one whole card.
         """
@@ -112,7 +112,7 @@ class Topology:
         return cards * network.card_gbps * network.payload_share / network.oversubscription
 
     def place(self, ranks: Iterable[int]) -> Placement:
-        """Where the ranks of a group lie when ranks fill the nodes in order.
+        """Return where the ranks of a group lie when ranks fill the nodes in order.
 
         Raises:
             CommError: A rank is named twice, or there is no GPU for it.
@@ -230,7 +230,7 @@ def topology(name: str, oversubscription: float | None = None) -> Topology:
 
 
 def topology_state(where: Topology) -> str | dict[str, Any]:
-    """What a file keeps of a topology: the name of a shipped one, all figures of one's own."""
+    """Return what a file keeps of a topology: the name of a shipped one, all figures of one's own."""
     if where.node == _shipped(node_type, where.node.name) and where.network.name in networks():
         return where.name
     return {"nodes": where.nodes, "node": figures_of(where.node), "network": figures_of(where.network)}

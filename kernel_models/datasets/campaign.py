@@ -246,7 +246,7 @@ _FUSED_TENSORS = {"pointwise": (3, 1), "norm": (2, 1), "softmax": (2, 0)}
 
 
 def _fused(row: Row) -> Calls:
-    """What one generated kernel is given: whole tensors, a vector of the width, and the output."""
+    """Return what one generated kernel is given: whole tensors, a vector of the width, and the output."""
     names = [name for name in row.get("kernels", ()) or () if str(name).startswith("triton_")]
     if len(names) != 1:
         return ()
@@ -270,7 +270,7 @@ _CALLS: dict[str, Callable[[Row], Calls]] = {
 
 
 def calls_of_benchmark(family: str, settings: Row) -> Calls:
-    """What a micro-benchmark with these settings measures: one call, or none where it is no single one."""
+    """Return what a micro-benchmark with these settings measures: one call, or none where it is no single one."""
     describe = _CALLS.get(family)
     found = () if describe is None else describe(settings)
     return found if len(found) == 1 else ()

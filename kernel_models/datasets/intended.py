@@ -41,7 +41,8 @@ _OPERATION = "aten::"
 
 
 def is_intended(call: OpCall, row: Mapping[str, Any]) -> bool:
-    """Whether any kernel named in a row of a micro-benchmark's table can be the call's; true where none was seen."""
+    """Return whether any kernel named in a row of a micro-benchmark's table can be the call's; true where none was
+    seen."""
     found = row.get("kernels")
     names = [] if found is None else [str(name) for name in found]
     if not names:

@@ -89,5 +89,5 @@ def _percent(share: float) -> str:
 
 
 def devices_of(jobs: Sequence[Job]) -> list[str]:
-    """What the graphs say of their devices, for an error."""
+    """Return what the graphs say of their devices, for an error."""
     return sorted({graph.meta.device or "no name" for job in jobs for graph in job.graphs})

@@ -55,7 +55,7 @@ def kind_of(operation: str, argument: str) -> str:
 
 
 def is_listed(operation: str, argument: str) -> bool:
-    """Whether a number argument is a list, such as a stride."""
+    """Return whether a number argument is a list, such as a stride."""
     rule = registry.forward_rule(operation)
     whole = ("sum", "mean", "nansum", "amax", "amin", "var", "std", "var_mean", "std_mean", "logsumexp",
              "count_nonzero", "prod", "linalg_vector_norm", "norm", "native_norm")

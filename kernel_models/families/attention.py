@@ -210,7 +210,7 @@ def _gradient(op: Inputs) -> Iterator[OpCall]:
 
 
 def _chosen(op: Inputs, query: TensorSpec) -> str:
-    """What PyTorch picks: flash for 16-bit types without a mask, memory-efficient otherwise."""
+    """Return what PyTorch picks: flash for 16-bit types without a mask, memory-efficient otherwise."""
     return "flash" if itemsize(query.dtype) <= 2 and not op.has("attn_mask") else "efficient"
 
 

@@ -180,7 +180,7 @@ def _pad_backward(op: Inputs) -> Iterator[OpCall]:
          "aten::hstack(tensors)", "aten::vstack(tensors)", "aten::_chunk_cat(tensors, dim)",
          "aten::flatten_dense_tensors(tensors)")
 def _cat(op: Inputs) -> Iterator[OpCall]:
-    """Where the list was not recorded, the tensor it is written into tells how much is copied, in one piece.
+    """Yield where the list was not recorded, the tensor it is written into tells how much is copied, in one piece.
 
     Older profilers put that tensor first.
     """

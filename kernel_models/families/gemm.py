@@ -26,7 +26,8 @@ FLIP = {"n": "t", "t": "n"}
 
 
 def layout_of(matrix: TensorSpec) -> str:
-    """How the last two dimensions lie: "n" row-major, "t" column-major; anything else is copied first, to "n"."""
+    """Return how the last two dimensions lie: "n" row-major, "t" column-major; anything else is copied first, to
+    "n"."""
     rows, columns = matrix.shape[-2:]
     row_step, column_step = matrix.strides[-2:]
     if rows > 1 and columns > 1:

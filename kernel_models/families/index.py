@@ -85,7 +85,7 @@ def _index_fill(op: Inputs) -> Iterator[OpCall]:
 
 @forward(Family.INDEX, "aten::index(self, indices)", "aten::_unsafe_index(self, indices)")
 def _index(op: Inputs) -> Iterator[OpCall]:
-    """Where the indices were not recorded, as much as the tensor holds is taken to be read."""
+    """Yield where the indices were not recorded, as much as the tensor holds is taken to be read."""
     source, chosen = op.tensor("self"), op.optional_list("indices")
     if not chosen:
         yield from index("index", source.elements, 1, source.elements, source.dtype, flags=("assumed",))

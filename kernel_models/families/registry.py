@@ -65,7 +65,7 @@ class Inputs:
         return None if argument is None else _tensor(argument)
 
     def has(self, name: str) -> bool:
-        """Whether there is a tensor of that name."""
+        """Return whether there is a tensor of that name."""
         return self.optional(name) is not None
 
     def tensor_list(self, name: str) -> list[TensorSpec]:
@@ -227,7 +227,7 @@ def backward_rule(name: str) -> Rule | None:
 
 
 def has_gradient(name: str) -> bool:
-    """Whether autograd goes through an operation of this name; it never does through optimizers."""
+    """Return whether autograd goes through an operation of this name; it never does through optimizers."""
     rule = forward_rule(name)
     base = name.split(".")[0]
     return not (rule is not None and rule.family is Family.OPTIMIZER) and not (
@@ -235,7 +235,7 @@ def has_gradient(name: str) -> bool:
 
 
 def forward_rule_is_free(name: str) -> bool:
-    """Whether the operation is registered as free."""
+    """Return whether the operation is registered as free."""
     rule = _by_name(FORWARD, name)
     return rule is not None and rule.is_free
 

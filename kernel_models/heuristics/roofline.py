@@ -40,7 +40,7 @@ class RooflineModel:
 
     @property
     def source(self) -> Source:
-        """Whether the efficiencies were fitted to the device."""
+        """Return whether the efficiencies were fitted to the device."""
         return Source.HEURISTIC if self.efficiencies.fitted else Source.DATASHEET
 
     def covers(self, calls: Sequence[OpCall]) -> npt.NDArray[np.bool_]:
@@ -69,7 +69,8 @@ class RooflineModel:
         return Times(time, low_us, high_us)
 
     def _lacks(self, dtype: str) -> bool:
-        """Whether the device, or what was measured, has no products of a type: their efficiency is another type's."""
+        """Return whether the device, or what was measured, has no products of a type: their efficiency is another
+        type's."""
         return dtype == "fp4" or computed_as(self.device, dtype) != dtype
 
     def _efficiency_of(self, dtype: str) -> str:

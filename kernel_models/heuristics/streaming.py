@@ -96,5 +96,5 @@ def recurrent_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 
 def _idle(parallel: Float64, device: DeviceSpec) -> Float64:
-    """How much longer moving bytes takes when only so many blocks do it: 1 from ``ROWS_PER_UNIT`` a unit on."""
+    """Return how much longer moving bytes takes when only so many blocks do it: 1 from ``ROWS_PER_UNIT`` a unit on."""
     return np.maximum(1.0, device.sm_count * ROWS_PER_UNIT / np.maximum(parallel, 1.0))

@@ -69,7 +69,7 @@ class Recorded:
     step_names: list[str]
 
     def stalls(self) -> npt.NDArray[np.bool_]:
-        """Which segments are stalls (see ``STALL_NS``); judged against all segments of the same key."""
+        """Return which segments are stalls (see ``STALL_NS``); judged against all segments of the same key."""
         codes, _ = _codes(self.segments.kind, self.op, self.detail)
         duration = self.segments.duration_ns
         found = duration >= STALL_NS
@@ -115,7 +115,8 @@ def record(graph: ExecutionGraph, excluded: HostIntervals | None = None) -> Reco
 
 
 def profiler_event_ns(graph: ExecutionGraph, recorded: Recorded) -> float | None:
-    """What the profiler cost per recorded operation or call, from the steps measured without it; ``None`` if none were.
+    """Return what the profiler cost per recorded operation or call, from the steps measured without it; ``None`` if
+    none were.
 
     The median profiled step less the median unprofiled one, over the median step's events. A faster profiled step (it
     happens where the GPU decides) gives zero.

@@ -84,7 +84,7 @@ class HostIntervals:
         return cls(threads[first], starts[first], reached[last] - threads[last] * span)
 
     def within(self, thread: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
-        """How much of each given interval these cover, ns."""
+        """Return how much of each given interval these cover, ns."""
         if not len(self.thread) or not len(thread):
             return np.zeros(len(thread), np.int64)
         low = min(int(self.start_ns.min()), int(start_ns.min()))
@@ -257,5 +257,5 @@ def _step_of(graph: ExecutionGraph, time: Int64) -> Int64:
 
 
 def launching(graph: ExecutionGraph) -> npt.NDArray[np.bool_]:
-    """Which calls start device work (kernels, copies, sets, CUDA graphs)."""
+    """Return which calls start device work (kernels, copies, sets, CUDA graphs)."""
     return np.isin(graph.launches.kind, LAUNCHING)

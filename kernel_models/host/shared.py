@@ -169,7 +169,7 @@ class SharedOverheads:
         return found
 
     def seen(self, events: HostEvents) -> Bools:
-        """Which overheads are known as they are, from another workload."""
+        """Return which overheads are known as they are, from another workload."""
         return np.array([_labels(bool(gap), name, beside)[0] in self.base_ns for gap, name, beside in zip(
             events.is_gap, events.name, events.beside, strict=True)], np.bool_) & ~events.computes
 

@@ -24,7 +24,7 @@ class Bins:
 
     @property
     def features(self) -> int:
-        """How many features."""
+        """Return how many features."""
         return len(self.start) - 1
 
     @classmethod

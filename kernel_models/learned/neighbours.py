@@ -142,7 +142,7 @@ class Neighbours:
 
 
 def _some(site: Int64) -> npt.NDArray[np.bool_]:
-    """Which products to keep: whole weights as far as that goes, [products]."""
+    """Return which products to keep: whole weights as far as that goes, [products]."""
     random = np.random.default_rng(0)
     sites, place = np.unique(site, axis=0, return_inverse=True)
     chosen = np.zeros(len(sites), bool)

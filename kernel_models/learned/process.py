@@ -121,12 +121,12 @@ class Process:
         return self.kernel.between(x, v, other_x, other_v) - first @ solved.T, np.maximum(variance, 0.0)
 
     def left_out(self) -> tuple[Float64, Float64]:
-        """What the other rows say of each: mean and standard deviation, noise included, [n]."""
+        """Return what the other rows say of each: mean and standard deviation, noise included, [n]."""
         own = np.diag(self.inverse)
         return self.y - self.weights / own, 1.0 / np.sqrt(own)
 
     def left_out_by(self, group: Codes) -> Float64:
-        """What the other groups' rows say of each row, [n]."""
+        """Return what the other groups' rows say of each row, [n]."""
         found = np.empty(len(self.y))
         for one in np.unique(group):
             rows = group == one

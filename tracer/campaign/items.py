@@ -52,7 +52,8 @@ class Item(msgspec.Struct, frozen=True):
 
     @property
     def needs_fresh_process(self) -> bool:
-        """Whether its host times are the point: a profiler that ran before in the process would lengthen them."""
+        """Return whether its host times are the point: a profiler that ran before in the process would lengthen
+        them."""
         return self.kind == "workload" or self.name == "overheads"
 
     @property

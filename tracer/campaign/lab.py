@@ -32,7 +32,7 @@ class Lab:
 
     @property
     def is_cuda(self) -> bool:
-        """Whether the device is a GPU."""
+        """Return whether the device is a GPU."""
         return self.device == "cuda"
 
     def __enter__(self) -> Lab:

@@ -56,7 +56,7 @@ def sentence(error: BaseException) -> str:
 
 
 def is_unsupported(error: BaseException) -> bool:
-    """Whether torch says that it cannot do this here, rather than that it failed."""
+    """Return whether torch says that it cannot do this here, rather than that it failed."""
     text = str(error).lower()
     return isinstance(error, (NotImplementedError, RuntimeError)) and any(part in text for part in UNSUPPORTED)
 

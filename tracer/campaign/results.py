@@ -109,7 +109,7 @@ class Results:
 
     @classmethod
     def read(cls, out: str | os.PathLike[str]) -> Results:
-        """What is there; nothing is changed.
+        """Return what is there; nothing is changed.
 
         Raises:
             CampaignError: it is no campaign's directory, or a file is damaged or of a newer version.
@@ -122,7 +122,7 @@ class Results:
 
     @property
     def scratch(self) -> Path:
-        """Where files are made."""
+        """Return where files are made."""
         return self.path / SCRATCH
 
     def open(self, plan: str, description: str, *, resume: bool, rehearsal: bool) -> None:
@@ -279,7 +279,7 @@ class Results:
         self.scratch.rmdir()
 
     def _has_own_scratch(self) -> bool:
-        """Whether a run made the scratch directory, or nothing is in it."""
+        """Return whether a run made the scratch directory, or nothing is in it."""
         if self.scratch.is_symlink() or not self.scratch.is_dir():
             return False
         return (self.scratch / MARK).is_file() or not any(self.scratch.iterdir())

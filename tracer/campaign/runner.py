@@ -175,7 +175,7 @@ class _Run:
         return source.stopped() or ("the time box has ended." if source.left() else "")
 
     def _fits(self, item: Item) -> bool:
-        """Whether an item is expected to end within the time box."""
+        """Return whether an item is expected to end within the time box."""
         return time.monotonic() + self._expected(item) <= self._deadline
 
     def _one(self, item: Item, workers: Workers) -> tuple[ItemResult, list[dict[str, Any]]]:

@@ -42,7 +42,7 @@ class ItemSource(Protocol):
 
     @property
     def setup(self) -> Setup:
-        """What the run is."""
+        """Return what the run is."""
         ...
 
     def begin(self, lines: Mapping[str, ItemResult]) -> int:
@@ -66,11 +66,11 @@ class ItemSource(Protocol):
         ...
 
     def planned(self) -> int:
-        """How many items there are in all, as far as is known; 0 if that is open."""
+        """Return how many items there are in all, as far as is known; 0 if that is open."""
         ...
 
     def left(self) -> int:
-        """How many have neither been there before nor been run."""
+        """Return how many have neither been there before nor been run."""
         ...
 
     def stopped(self) -> str:

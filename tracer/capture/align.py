@@ -36,7 +36,7 @@ class RecordedCall:
     elements: int = -1
 
     def may_be(self, note: dict[str, Any]) -> bool:
-        """Whether the note may describe it."""
+        """Return whether the note may describe it."""
         if self.operator != note["op"]:
             return False
         sent, received = note["elements_in"], note["elements_out"]

@@ -18,7 +18,7 @@ _FILL_NOTHING = {"send", "barrier"}
 
 
 def profiler_lacks_collectives() -> bool:
-    """Whether there are process groups whose collectives the profiler does not describe (all but pure NCCL)."""
+    """Return whether there are process groups whose collectives the profiler does not describe (all but pure NCCL)."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):

@@ -85,7 +85,7 @@ def _only_group(groups: object, noted: list[dict[str, Any]]) -> dict[str, Any] |
 
 
 def _in_group(group: dict[str, Any], call: RecordedCall) -> dict[str, Any]:
-    """What is known of a call that nothing was noted of, but whose group is."""
+    """Return what is known of a call that nothing was noted of, but whose group is."""
     kind = collective_kind(call.operator)
     known: dict[str, Any] = {**group, "kind": kind}
     if kind in ("send", "recv"):
@@ -213,7 +213,7 @@ def _describe(table: CollectiveTable, row: int, note: dict[str, Any], code_of: A
 
 
 def _times(graph: ExecutionGraph, table: CollectiveTable) -> np.ndarray:
-    """When each collective began: its device work, else its operation."""
+    """Return when each collective began: its device work, else its operation."""
     def at(starts: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return starts[np.maximum(rows, 0)] if len(starts) else np.zeros(len(rows), np.int64)
 

@@ -65,7 +65,7 @@ class Optimizers:
                          for number, each in enumerate(self.seen))
 
     def facts(self) -> dict[str, Any]:
-        """What ``context.json`` holds of them; nothing where there is one only."""
+        """Return what ``context.json`` holds of them; nothing where there is one only."""
         if len(self.seen) < 2:
             return {}
         return {"optimizers": {

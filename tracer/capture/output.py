@@ -81,12 +81,12 @@ class PartWriter:
 
     @property
     def has_written(self) -> bool:
-        """Whether what is here is this capture's."""
+        """Return whether what is here is this capture's."""
         return not self._replaced
 
     @property
     def replaces(self) -> bool:
-        """Whether an earlier capture of this rank is still there, which the first file will replace."""
+        """Return whether an earlier capture of this rank is still there, which the first file will replace."""
         return bool(self._replaced) and what_it_holds(self.path) != ""
 
     def _make_and_lock(self) -> None:
@@ -264,7 +264,7 @@ class PartWriter:
 
 
 def _is_of_run(part: Path, fake: dict[str, Any]) -> bool:
-    """Whether a part is of the fake world that is captured now: its size, its plan, its workload."""
+    """Return whether a part is of the fake world that is captured now: its size, its plan, its workload."""
     try:
         return _run_of(read_context(part)) == _run_of(fake)
     except TraceError:

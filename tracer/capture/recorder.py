@@ -68,12 +68,12 @@ class Recorder:
 
     @property
     def is_active_step(self) -> bool:
-        """Whether the profiler records the current step."""
+        """Return whether the profiler records the current step."""
         return self._number < self._windows_steps and self._number % self.cycle_steps >= PROFILER_WARMUP
 
     @property
     def is_over(self) -> bool:
-        """Whether all steps are done."""
+        """Return whether all steps are done."""
         return self._number >= self._windows_steps + self._options.traced_steps
 
     @property

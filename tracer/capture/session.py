@@ -75,7 +75,7 @@ class Capture:
 
     @property
     def complete(self) -> bool:
-        """Whether everything is recorded and written."""
+        """Return whether everything is recorded and written."""
         return self.finished and not self.ended
 
     @property
@@ -93,7 +93,7 @@ class Capture:
 
     @property
     def kept(self) -> str:
-        """What a capture that ended early has left, as a part of a sentence."""
+        """Return what a capture that ended early has left, as a part of a sentence."""
         held = what_it_holds(self._output.path) if self._output is not None and self._output.has_written else ""
         return f"{self.part} holds {held}" if held else "nothing was recorded"
 

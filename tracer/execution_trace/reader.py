@@ -87,7 +87,7 @@ _MISSING = {"rf_id": NONE, "fw_parent": 0, "seq_id": NONE, "scope": NONE, "tid":
 
 
 def is_execution_trace(head: bytes) -> bool:
-    """Whether a file's first (uncompressed) bytes are those of an execution trace; the more, the surer.
+    """Return whether a file's first (uncompressed) bytes are those of an execution trace; the more, the surer.
 
     Execution traces begin with their ``schema``; Kineto files are a list, or have ``schemaVersion`` and events.
     """

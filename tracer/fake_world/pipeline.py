@@ -61,7 +61,7 @@ class PipelineWorkload(Workload):
 
 
 def _examples(settings: Any, plan: ParallelPlan, first: bool, last: bool) -> tuple[Tensor, Tensor]:
-    """What a stage of a language model takes and gives for one micro-batch, as tensors without memory.
+    """Return what a stage of a language model takes and gives for one micro-batch, as tensors without memory.
 
     Without them the stages would ask one another, and in a fake world nobody answers.
     """

@@ -98,7 +98,7 @@ class ParallelPlan:
         return {name: size for name, size in sizes.items() if used[name]} or {"dp": 1}
 
     def place(self, rank: int) -> MeshPlace:
-        """Where a rank stands. Raises ``FakeWorldError`` if there is no such rank."""
+        """Return where a rank stands. Raises ``FakeWorldError`` if there is no such rank."""
         if not 0 <= rank < self.world_size:
             raise FakeWorldError(f"There is no rank {rank} in a plan of {self.world_size} ranks.")
         return MeshPlace(rank // (self.dp * self.tp), rank // self.tp % self.dp, rank % self.tp)

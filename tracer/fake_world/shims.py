@@ -47,7 +47,7 @@ def outside_fake_mode() -> Iterator[None]:
 
 
 def in_fake_mode() -> bool:
-    """Whether a ``FakeTensorMode`` is active now."""
+    """Return whether a ``FakeTensorMode`` is active now."""
     get = getattr(torch._C, "_get_dispatch_mode", None)
     keys = getattr(torch._C, "_TorchDispatchModeKey", None)
     return get is not None and keys is not None and get(keys.FAKE) is not None

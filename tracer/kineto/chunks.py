@@ -180,7 +180,7 @@ def decode_piece(text: bytes | memoryview, loss: LossReport) -> Salvaged:
 
 
 def find_array_end(text: bytes, is_list: bool) -> tuple[int, bytes]:
-    """Where the event array ends in the file's last text: (position of its bracket or -1, the text after it).
+    """Return where the event array ends in the file's last text: (position of its bracket or -1, the text after it).
 
     Of the brackets whose following text completes the top-level object, the first is the right one: later ones
     close arrays of the metadata.

@@ -90,7 +90,7 @@ _BLOCKING_COPY = re.compile(r"^(?:cuda|cu|hip)Memcpy(?!.*Async)")
 
 
 def call_kind(name: str) -> LaunchKind:
-    """What a runtime or driver call does, by its name (of any vendor)."""
+    """Return what a runtime or driver call does, by its name (of any vendor)."""
     for pattern, kind in _CALLS:
         if pattern.search(name):
             return kind
@@ -98,7 +98,7 @@ def call_kind(name: str) -> LaunchKind:
 
 
 def is_blocking_copy(name: str) -> bool:
-    """Whether a copy call returns only when the copy is done whatever its memory is (no `Async` in its name)."""
+    """Return whether a copy call returns only when the copy is done whatever its memory is (no `Async` in its name)."""
     return bool(_BLOCKING_COPY.match(name))
 
 

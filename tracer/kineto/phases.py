@@ -56,7 +56,7 @@ def phases(ops: OpTable, nesting: Nesting, strings: list[str]) -> np.ndarray:
 
 
 def _in_closures(ops: OpTable, own: np.ndarray, node: np.ndarray, nesting: Nesting) -> np.ndarray:
-    """Which operations below an optimizer's annotation belong to a closure that it called.
+    """Return which operations below an optimizer's annotation belong to a closure that it called.
 
     ::
 

@@ -136,7 +136,7 @@ class TraceSource:
 
 
 def _until_error(inflater: Any, data: bytes) -> bytes:
-    """What can be decompressed before the damage, fed in small pieces as a failing call returns nothing."""
+    """Return what can be decompressed before the damage, fed in small pieces as a failing call returns nothing."""
     out = bytearray()
     with contextlib.suppress(zlib.error):
         for at in range(0, len(data), _SMALL_READ):

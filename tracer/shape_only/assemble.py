@@ -89,7 +89,7 @@ def _collectives(recorder: OperatorRecorder, code_of: Any) -> CollectiveTable:
 
 
 def new_meta(device: str, capability: tuple[int, int], rank: int, world_size: int) -> Meta:
-    """What is known of the traced step before it runs."""
+    """Return what is known of the traced step before it runs."""
     import torch
 
     return Meta(device=device, device_count=1, compute_capability=".".join(map(str, capability)) if any(capability)

@@ -46,7 +46,7 @@ class TracedDevice:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether substitutions apply: on "cpu" a step is traced as the CPU runs it."""
+        """Return whether substitutions apply: on "cpu" a step is traced as the CPU runs it."""
         return self.vendor != "cpu"
 
     @property
@@ -56,7 +56,7 @@ class TracedDevice:
 
     @property
     def has_bf16(self) -> bool:
-        """Whether bf16 matrix products run natively."""
+        """Return whether bf16 matrix products run natively."""
         return self.vendor == "amd" or self.capability >= (8, 0)
 
 

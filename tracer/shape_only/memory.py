@@ -102,7 +102,7 @@ class MemoryTracker:
         return -1 if found is None else found.number
 
     def on_device(self, tensor: Any) -> bool | None:
-        """Whether a tensor counts as lying on the device; None if it was never seen."""
+        """Return whether a tensor counts as lying on the device; None if it was never seen."""
         found = self._find(tensor)
         return None if found is None else found.on_device
 
@@ -119,7 +119,7 @@ class MemoryTracker:
         return sum(storage.size for storage in self._live.values() if storage.on_device)
 
     def anything_on_device(self) -> bool:
-        """Whether any storage of the recorded step lies on the device."""
+        """Return whether any storage of the recorded step lies on the device."""
         return any(number not in self._host for number, _ in (*self._start, *self._events))
 
     def resized(self, storage: Any, size: int) -> None:

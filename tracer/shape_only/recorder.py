@@ -174,15 +174,15 @@ class OperatorRecorder(TorchDispatchMode):
         return result
 
     def _is_bookkeeping(self, inputs: list[Any], backward: bool) -> bool:
-        """Whether a ``detach`` is autograd's own: it detaches a fake tensor whenever it saves or unpacks one, which it
-        does without a call for real tensors. The one that gives a parameter its gradient is real."""
+        """Return whether a ``detach`` is autograd's own: it detaches a fake tensor whenever it saves or unpacks one,
+        which it does without a call for real tensors. The one that gives a parameter its gradient is real."""
         if backward and not torch.is_grad_enabled():
             node = torch._C._current_autograd_node()
             return node is None or "AccumulateGrad" not in node.name()
         return self.tracker.number(inputs[0]) in self._last_outputs
 
     def _is_on_host(self, tensor: Any) -> bool:
-        """Whether a GPU has no part in reading a number: an optimizer's step counter."""
+        """Return whether a GPU has no part in reading a number: an optimizer's step counter."""
         return self._placement is not None and self.tracker.on_device(tensor) is False
 
     def _place(self, inputs: list[Any]) -> bool:

@@ -32,7 +32,7 @@ _FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the same graph gives the same bytes
 
 
 def is_graph_file(head: bytes) -> bool:
-    """Whether a file's first bytes (64 are enough) are those of a saved graph or job."""
+    """Return whether a file's first bytes (64 are enough) are those of a saved graph or job."""
     return head.startswith(_ZIP_HEAD) and head[_OWN_HEAD: _OWN_HEAD + len(MANIFEST)] == MANIFEST.encode()
 
 

@@ -125,7 +125,7 @@ def build(name: str, /, *, preset: str = "default", **values: Any) -> Workload:
 
 
 def split(settings: Settings) -> Literal["fit", "held-out"]:
-    """Whether a configuration may be fitted on or is kept to test predictions: decided before any is measured.
+    """Return whether a configuration may be fitted on or is kept to test predictions: decided before any is measured.
 
     The rule: write the workload's name and its *size* settings as ``llama batch=4 depth=2 …`` (names sorted), take
     the SHA-256 of that text, and hold the configuration out if its first eight bytes, read as a big-endian number,

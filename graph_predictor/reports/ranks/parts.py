@@ -91,7 +91,7 @@ def meetings(times: JobTimes) -> Meetings:
 
 
 def _ready_alone(times: JobTimes, k: int, rank_of: Int64) -> int:
-    """When a kernel could have started, as far as its own rank is concerned."""
+    """Return when a kernel could have started, as far as its own rank is concerned."""
     program, simulated = times.program, times.simulated
     at = []
     if program.kernel_item[k] >= 0:
@@ -129,7 +129,7 @@ def parts_of(times: JobTimes, meet: Meetings, window: Window) -> RankParts:
 
 
 def _covered(edges: Int64, start: Int64, end: Int64) -> np.ndarray:
-    """Whether at least one interval covers each piece between edges; all ends are edges."""
+    """Return whether at least one interval covers each piece between edges; all ends are edges."""
     change = np.zeros(len(edges), np.int64)
     np.add.at(change, np.searchsorted(edges, start), 1)
     np.add.at(change, np.searchsorted(edges, end), -1)
@@ -137,7 +137,7 @@ def _covered(edges: Int64, start: Int64, end: Int64) -> np.ndarray:
 
 
 def _host_busy(times: JobTimes, rank: int) -> tuple[Int64, Int64]:
-    """Where a rank's host threads work: before each item, and in it unless it waits."""
+    """Return where a rank's host threads work: before each item, and in it unless it waits."""
     program, simulated = times.program, times.simulated
     items = np.flatnonzero(program.thread_rank[program.item_thread()] == rank)
     start, end = simulated.item_start[items], simulated.item_end[items]

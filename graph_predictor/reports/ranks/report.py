@@ -85,7 +85,8 @@ class JobReport:
 
     @property
     def shows_meetings(self) -> bool:
-        """Whether anything shows when ranks met: device work of collectives, or ranges of a backend's threads."""
+        """Return whether anything shows when ranks met: device work of collectives, or ranges of a backend's
+        threads."""
         return any((kinds == KernelKind.COLLECTIVE).any() for kinds in self.times.kinds)
 
     @property
@@ -200,7 +201,7 @@ def _median_step(windows: list[list[Window]]) -> list[Window]:
 
 
 def _apart(rows: list[RankRow], step_ns: float) -> list[str]:
-    """What to say of ranks that begin their steps at different times."""
+    """Return what to say of ranks that begin their steps at different times."""
     latest = max(rows, key=lambda row: row.late_ns)
     late_ns = latest.late_ns / max(latest.steps, 1)
     if late_ns <= BEGIN_TOGETHER * step_ns:
@@ -210,7 +211,7 @@ def _apart(rows: list[RankRow], step_ns: float) -> list[str]:
 
 
 def _lacking(times: JobTimes, meet: Meetings, world: int) -> list[str]:
-    """What the job does not show."""
+    """Return what the job does not show."""
     notes = []
     known = len(times.graphs)
     kinds = np.concatenate(times.kinds) if times.kinds else np.zeros(0, np.int8)

@@ -146,7 +146,7 @@ def late_rank(times: JobTimes, found: list[Arrivals]) -> Late | None:
 
 
 def _later(work: Float64, rank: int, *, noisy: bool) -> bool:
-    """Whether a rank's work, of [ranks, steps], is longer than the median rank's by more than steps differ.
+    """Return whether a rank's work, of [ranks, steps], is longer than the median rank's by more than steps differ.
 
     One-sided t-test of the steps' logs of the ratio, at ``LEVEL`` for all ranks together; that steps differ by the
     usual is worth ``PRIOR_STEPS`` of them. A prediction has no noise.
@@ -167,7 +167,7 @@ def _later(work: Float64, rank: int, *, noisy: bool) -> bool:
 
 
 def _above_median(work: Float64, rank: int) -> float:
-    """How much longer a rank works than the median rank: of [ranks, steps] the median over the steps, ns."""
+    """Return how much longer a rank works than the median rank: of [ranks, steps] the median over the steps, ns."""
     return float(np.median(work[rank] - _median_low(work)))
 
 

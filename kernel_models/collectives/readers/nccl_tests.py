@@ -50,7 +50,7 @@ class _State:
 
 
 def is_nccl_tests(text: str) -> bool:
-    """Whether a text looks like such a log."""
+    """Return whether a text looks like such a log."""
     return bool(re.search(r"#\s+size\s+count", text) or ("algbw" in text and "busbw" in text and "nThread" in text))
 
 

@@ -32,7 +32,7 @@ _WIDTHS = {1: "int8", 2: "float16", 4: "float32", 8: "float64"}
 
 
 def is_param(text: str) -> bool:
-    """Whether a text looks like such output."""
+    """Return whether a text looks like such output."""
     return "COMMS-RES" in text
 
 

@@ -34,7 +34,7 @@ _TIME_ORDER = ("latency", "median", "p50", "time", "duration", "elapsed", "mean"
 
 
 def is_table(path: str) -> bool:
-    """Whether a file's name is a table's."""
+    """Return whether a file's name is a table's."""
     return path.lower().endswith(SUFFIXES)
 
 

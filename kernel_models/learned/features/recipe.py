@@ -83,7 +83,7 @@ class Recipe(NamedTuple):
 
 
 def parts(size: Int64, part: Int64 | int) -> Int64:
-    """How many parts of a size, rounded up."""
+    """Return how many parts of a size, rounded up."""
     return -(-size // part)
 
 

@@ -106,7 +106,8 @@ def _load(placement: DevicePlacement | None, original: Callable[..., Any]) -> Ca
 
 
 def _rehoused(value: Any, made: dict[int, torch.Tensor]) -> Any:
-    """What was loaded with storages that die with its tensors: the fake ones ``torch.load`` makes are never freed."""
+    """Return what was loaded with storages that die with its tensors: the fake ones ``torch.load`` makes are never
+    freed."""
     if isinstance(value, torch.Tensor):
         with torch._C.DisableTorchFunction():
             storage = value.untyped_storage()

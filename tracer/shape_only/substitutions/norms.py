@@ -19,7 +19,7 @@ _MOST_BATCH = {True: 880801, False: 65535}
 
 
 def takes_cudnn(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, epsilon: float) -> bool:
-    """Whether CUDA hands this batch norm to cuDNN."""
+    """Return whether CUDA hands this batch norm to cuDNN."""
     return (torch.backends.cudnn.enabled and weight is not None and bias is not None
             and x.dtype is not torch.bfloat16 and weight.dtype is not torch.bfloat16
             and (x.dtype is not torch.float16 or weight.dtype is torch.float32)

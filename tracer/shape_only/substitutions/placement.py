@@ -131,7 +131,7 @@ class DevicePlacement(TorchFunctionMode):
         return gpu
 
     def on_device(self, tensor: Any) -> bool:
-        """Whether a tensor, or a DTensor's part here, lies on the device."""
+        """Return whether a tensor, or a DTensor's part here, lies on the device."""
         with torch._C.DisableTorchFunction():
             local = getattr(tensor, "_local_tensor", tensor)
             return bool(self.tracker.on_device(local))
@@ -201,7 +201,7 @@ class _Seen:
 
 
 def is_gpu(device: Any) -> bool:
-    """Whether a device argument asks for a GPU; a bare number does."""
+    """Return whether a device argument asks for a GPU; a bare number does."""
     if isinstance(device, torch.device):
         return device.type == "cuda"
     if isinstance(device, str):
