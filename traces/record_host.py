@@ -52,7 +52,7 @@ class Core:
         self.best_ns = min(self.best_ns, now)
         return now <= SLOW * self.best_ns
 
-    def settle(self) -> bool:
+    def steady_state(self) -> bool:
         """Wait up to ``SETTLE_S`` until it does; whether it does."""
         end = time.monotonic() + SETTLE_S
         while not (calm := self.calm()) and time.monotonic() < end:

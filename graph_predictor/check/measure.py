@@ -10,7 +10,7 @@ import numpy as np
 
 from graph_predictor.check.captures import StoredCapture
 from graph_predictor.comm.report import communication_report
-from graph_predictor.prediction.state import gpu_active_ns
+from graph_predictor.prediction.edited_host import gpu_active_ns
 from tracer.graph import HOST_READ, LAUNCHING, ExecutionGraph, KernelKind, LaunchKind, OpKind
 from tracer.job import Job
 

@@ -100,7 +100,7 @@ def _times(source: list[str], window: int, wanted: Configuration, step: str | No
     with working("Predicting"):
         study = Study(job, code=source[0] if is_script(source) else None, profiled=profiled)
         prepared = study.prepared(wanted)
-        return predicted_times(prepared.start.settled(prepared.edits)), [] if wanted.parallel is not None else notes
+        return predicted_times(prepared.start.simulated(prepared.edits)), [] if wanted.parallel is not None else notes
 
 
 def _report(found: JobReport, top: int, timeline: str | None) -> None:

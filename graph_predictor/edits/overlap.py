@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graph_predictor.edits.launches import check_loading_is_known
+from graph_predictor.prediction.edited_host import collective_rows, input_copies
 from graph_predictor.prediction.scenario import EditError, Loading, Scenario
-from graph_predictor.prediction.state import collective_rows, input_copies
 from graph_predictor.simulation.program import NEVER
 
 

@@ -63,7 +63,7 @@ class StreamEnds:
 
 
 def decides(replay: Replay, step: ReplayedStep, ends: StreamEnds, bounds: dict[str, float], causes: Causes) -> str:
-    """What decides a replayed step.
+    """Return what decides a replayed step.
 
     Args:
         replay: the replay.

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from graph_predictor.prediction.deciding import deciding
+from graph_predictor.prediction.edited_host import gpu_active_ns, kinds_of
 from graph_predictor.prediction.pricing import KernelTimes
 from graph_predictor.prediction.result import PathItem
 from graph_predictor.prediction.scenario import Scenario
-from graph_predictor.prediction.settle import Steady
-from graph_predictor.prediction.state import gpu_active_ns, kinds_of
+from graph_predictor.prediction.steady_state import Steady
 from graph_predictor.simulation.critical_path import Bound, Path, path_back
 from graph_predictor.simulation.host_pieces import HostPieces
 from graph_predictor.simulation.program import Program
@@ -34,7 +34,7 @@ class Explained:
 
     @property
     def bound(self) -> str:
-        """What decides, in one word."""
+        """Return what decides, in one word."""
         return deciding(self.bounds)
 
 

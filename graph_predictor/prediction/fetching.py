@@ -53,7 +53,7 @@ class Fetching:
         return np.where(pieces.fetched, factor[np.minimum(pieces.rank, len(factor) - 1)], 1.0)
 
     def note(self) -> str:
-        """What was assumed, in a sentence."""
+        """Return what was assumed, in a sentence."""
         factor, low, high = (float(column.max()) for column in (self.expected, self.low, self.high))
         return (f"Batches are loaded in the training process, {self.recorded_ns / 1e6:,.3f} ms of the recorded step: "
                 f"that is taken to be × {factor:.3g} for the new samples (80% between × {low:.3g} and × {high:.3g}).")
@@ -183,6 +183,6 @@ def _nested(shape: object) -> bool:
 
 
 def _counts_samples(count: int, batch: int | None) -> bool:
-    """Whether so many of one kind are one or more for each sample."""
+    """Return whether so many of one kind are one or more for each sample."""
     return count > 1 and (batch is None or (batch > 1 and count % batch == 0))
 

@@ -68,7 +68,7 @@ class Loader:
         return slowest * float(np.exp(-self.spread)), max(slowest * float(np.exp(self.spread)), UPPER * ready)
 
     def note(self, step_ns: float) -> str:
-        """What the loader does in a step of this length, in a sentence."""
+        """Return what the loader does in a step of this length, in a sentence."""
         slowest, most = float(self.interval_ns.max(initial=0.0)), float(self.at_most_ns.max(initial=0.0))
         if not slowest:
             return (f"The loader's workers kept up with steps of {most / 1e6:,.3f} ms; whether they keep up "
@@ -92,12 +92,12 @@ def loader_of(built: Built, cycle: Cycle) -> Loader | None:
 
 
 def takes_from_workers(graph: ExecutionGraph) -> bool:
-    """Whether a rank's batches are made by worker processes."""
+    """Return whether a rank's batches are made by worker processes."""
     return any(WORKERS in text for text in graph.strings)
 
 
 def waits_for_workers(built: Built, cycle: Cycle, rank: int) -> bool:
-    """Whether most of a rank's repeated steps waited for their batch."""
+    """Return whether most of a rank's repeated steps waited for their batch."""
     program = built.recorded_program
     rows = np.flatnonzero(cycle.item & (program.item_kind == ItemKind.DATA_READY)
                           & (program.thread_rank[program.item_thread()] == rank))

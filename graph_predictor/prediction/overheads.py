@@ -171,12 +171,12 @@ def measure_overheads(job: Job) -> JobOverheads:
 
 
 def compare(first: JobOverheads, second: JobOverheads) -> dict[Overhead | None, HostRatio]:
-    """What differs between two jobs' hosts, see ``compare_hosts``."""
+    """Return what differs between two jobs' hosts, see ``compare_hosts``."""
     return compare_hosts(first.overheads, second.overheads)
 
 
 def _waiting(graph: ExecutionGraph) -> HostIntervals:
-    """When the host's threads wait, as the simulator's program has it."""
+    """Return when the host's threads wait, as the simulator's program has it."""
     built = build_program([graph])
     found = waits(built.program, 0, built.thread_number, built.clock_ns[0])
     return HostIntervals.merged(found.thread, found.start_ns, found.end_ns)
@@ -253,7 +253,7 @@ def _computing(graph: ExecutionGraph) -> HostIntervals:
 
 
 def computing_operations(graph: ExecutionGraph) -> npt.NDArray[np.bool_]:
-    """Which operations compute: the innermost ones of each family (``aten::addmm`` in ``aten::linear``).
+    """Return which operations compute: the innermost ones of each family (``aten::addmm`` in ``aten::linear``).
 
     What is written out in operations of other families (``WRITTEN_OUT``) is computed by these alone.
     """

@@ -16,6 +16,7 @@ import numpy as np
 
 from graph_predictor.prediction.closing import Closing, closing
 from graph_predictor.prediction.edit import Edit
+from graph_predictor.prediction.edited_host import EditedHost, edit_host, edited_program, host_changed
 from graph_predictor.prediction.explain import Explained, explain
 from graph_predictor.prediction.fetching import Fetching
 from graph_predictor.prediction.host_spread import (
@@ -35,8 +36,7 @@ from graph_predictor.prediction.replay import check_recorded
 from graph_predictor.prediction.result import Prediction, RankPrediction
 from graph_predictor.prediction.rewriting import replaced_kernels, rewrite
 from graph_predictor.prediction.scenario import EditError, Loading, Scenario
-from graph_predictor.prediction.settle import Steady, measure, settle
-from graph_predictor.prediction.state import EditedHost, dress, edit_host, host_changed
+from graph_predictor.prediction.steady_state import Steady, measure, steady_state
 from graph_predictor.prediction.step_kinds import StepKinds, step_kinds
 from graph_predictor.prediction.unprofiled import unprofiled, unprofiled_ns
 from graph_predictor.prediction.work import COLLECTIVE, describe_work
@@ -173,7 +173,7 @@ class Baseline:
 
     @cached_property
     def closing(self) -> Closing:
-        """What the replay of the recording this rests on misses; of a step by models alone, nothing."""
+        """Return what the replay of the recording this rests on misses; of a step by models alone, nothing."""
         if self.origin is not None:
             return self.origin.closing
         if not self.ran:
@@ -188,7 +188,8 @@ class Baseline:
 
     @cached_property
     def scatter(self) -> float:
-        """What steps differ by beyond what their host time makes of the unedited step, log half width in quadrature.
+        """Return what steps differ by beyond what their host time makes of the unedited step, log half width in
+        quadrature.
 
         No edit knows where it comes from, so that it is in every edited step beside the errors that are the edit's.
         """
@@ -198,8 +199,8 @@ class Baseline:
 
     @property
     def measured_ns(self) -> float | None:
-        """What the unedited step was measured to take, ns: the mean of the recorded typical steps (of those chosen),
-        or the median one without the profiler; ``None`` if nobody measured it."""
+        """Return what the unedited step was measured to take, ns: the mean of the recorded typical steps (of those
+        chosen), or the median one without the profiler; ``None`` if nobody measured it."""
         if not self.ran:
             return None
         if not self.scenario.profiled:
@@ -208,7 +209,8 @@ class Baseline:
 
     @cached_property
     def kinds(self) -> StepKinds | None:
-        """How the recorded steps differ in their work; ``None`` where all do the same, or the step was never run."""
+        """Return how the recorded steps differ in their work; ``None`` where all do the same, or the step was never
+        run."""
         if self.origin is not None:
             return self.origin.kinds
         return step_kinds(self.built.graphs, self.cycle.names) if self.ran else None
@@ -230,10 +232,10 @@ class Baseline:
         return (f"The recorded steps took {measured / 1e6:.3f} ms: they were no steady state (a queue was filling or "
                 "draining, or ranks had not met), or single pauses fell into them. The interval reaches that time.")
 
-    def settled(self, edits: Sequence[Edit] = ()) -> Settled:
+    def simulated(self, edits: Sequence[Edit] = ()) -> SimulatedStep:
         """The simulated job behind ``predict``, for reports that look at all of it. Raises as ``predict``."""
         run = self._run(edits)
-        return Settled(run.scenario, run.steady, tuple(run.edits), tuple(run.said()),
+        return SimulatedStep(run.scenario, run.steady, tuple(run.edits), tuple(run.said()),
                        (self.origin or self).ran)
 
     def _run(self, edits: Sequence[Edit]) -> _Run:
@@ -246,7 +248,7 @@ class Baseline:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class SimulatedStep:
     """A predicted job as it was simulated.
 
     Attributes:
@@ -271,11 +273,11 @@ class _Run:
         self.baseline, self.scenario, self.edits = baseline, scenario, edits
         self.times: KernelTimes = replaced_kernels(scenario, price_kernels(scenario))
         self.host: EditedHost = edit_host(scenario)
-        self.steady: Steady = settle(scenario.cycle, lambda copies: self._dressed(copies, self.times.ns, 1.0))
+        self.steady: Steady = steady_state(scenario.cycle, lambda copies: self._edited(copies, self.times.ns, 1.0))
         self.kinds = np.concatenate([g.kernels.kind for g in scenario.built.graphs])
 
-    def _dressed(self, copies: Repeated, kernel_ns: Float64, host_factor: float) -> Program:
-        return dress(copies, self.host, self.scenario, kernel_ns, host_factor)
+    def _edited(self, copies: Repeated, kernel_ns: Float64, host_factor: float) -> Program:
+        return edited_program(copies, self.host, self.scenario, kernel_ns, host_factor)
 
     @property
     def step_ns(self) -> float:
@@ -379,7 +381,7 @@ class _Run:
     def _simulated(self, host: EditedHost, factor: Float64, host_factor: float) -> float:
         """Step time, ns, with factors on the kernels' times and on the host's."""
         repeated = self.steady.repeated
-        program = dress(repeated, host, self.scenario, self.times.ns * factor, host_factor)
+        program = edited_program(repeated, host, self.scenario, self.times.ns * factor, host_factor)
         return float(measure(repeated, program).period_ns.max()) / self.scenario.cycle.steps
 
     def _interval(self, step_ns: float) -> tuple[float, float]:
@@ -419,7 +421,7 @@ class _Run:
         at = []
         for factor in (fetching.low, fetching.high):
             host = edit_host(replace(self.scenario, fetching=replace(fetching, expected=factor)))
-            program = dress(self.steady.repeated, host, self.scenario, self.times.ns)
+            program = edited_program(self.steady.repeated, host, self.scenario, self.times.ns)
             at.append(float(measure(self.steady.repeated, program).period_ns.max()) / self.scenario.cycle.steps)
         return (step_ns - math.hypot(step_ns - low, max(step_ns - at[0], 0.0)),
                 step_ns + math.hypot(high - step_ns, max(at[1] - step_ns, 0.0)))
@@ -478,8 +480,8 @@ def _recorded_ns(cycle: Cycle) -> float:
 
 
 def _spreads(built: Built, cycle: Cycle, pieces: HostPieces, others: bool) -> Spreads:
-    """What the steps of a cycle, and other steps like them if asked for, differ by; or those that were timed without
-    the profiler."""
+    """Return what the steps of a cycle, and other steps like them if asked for, differ by; or those that were timed
+    without the profiler."""
     if not built.profiled:
         stretches, timed = unprofiled_stretches(built), np.array(built.graphs[0].meta.unprofiled_step_ns, np.int64)
         return Spreads(mean_spread(stretches), least_spread(timed, float(np.median(timed))), drift(stretches))

@@ -255,7 +255,7 @@ def _repeated(cycle: Cycle, copies: int) -> Repeated:
 
 
 def _copied(row: Int64, copy: Int64, new: Int64, stride: Int64) -> Int64:
-    """Where the given copies of recorded rows are."""
+    """Return where the given copies of recorded rows are."""
     return new[row] + copy * stride[row]
 
 

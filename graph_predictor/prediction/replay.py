@@ -95,7 +95,7 @@ class Replay(Shown):
 
     @property
     def profiled(self) -> bool:
-        """Whether replayed times are those under the profiler; measured ones are in any case."""
+        """Return whether replayed times are those under the profiler; measured ones are in any case."""
         return self.built.profiled
 
     @property
@@ -120,7 +120,7 @@ class Replay(Shown):
 
     @property
     def reproducible(self) -> bool:
-        """Whether the rules explain the GPU timeline."""
+        """Return whether the rules explain the GPU timeline."""
         return self.unexplained_share <= REPRODUCIBLE_SHARE
 
     def kernel_end_errors_ns(self) -> Int64:
@@ -211,7 +211,7 @@ def replay(
 
 
 def _contradicted(built: Built) -> list[str]:
-    """What to say of inferred waits that the recorded times contradict."""
+    """Return what to say of inferred waits that the recorded times contradict."""
     launches = sum(report.queue_contradicted for report in built.reports)
     found = [f"{launches:,} launches returned although the launch queue was full by this account: they wait for no "
              "place in it."] if launches else []
@@ -223,7 +223,7 @@ def _contradicted(built: Built) -> list[str]:
 
 
 def _pinned(built: Built) -> list[str]:
-    """What to say when work without a recorded launch starts, after a pause, when it was seen to."""
+    """Return what to say when work without a recorded launch starts, after a pause, when it was seen to."""
     pinned = sum(report.edges["external"] for report in built.reports)
     streams = sum(len(np.unique(g.kernels.stream)) for g in built.graphs)
     if pinned <= streams:
@@ -233,7 +233,7 @@ def _pinned(built: Built) -> list[str]:
 
 
 def _partial_job(built: Built) -> list[str]:
-    """What to say when collectives wait for ranks that were not recorded."""
+    """Return what to say when collectives wait for ranks that were not recorded."""
     world = max((g.meta.world_size for g in built.graphs), default=1)
     collective = any((g.kernels.kind == KernelKind.COLLECTIVE).any() for g in built.graphs)
     if world <= len(built.graphs) or not collective:

@@ -99,7 +99,8 @@ class Prediction(Shown):
 
     @property
     def times(self) -> str:
-        """Which times these are: "without the profiler", "under the profiler" or "that never ran" (of a step)."""
+        """Return which times these are: "without the profiler", "under the profiler" or "that never ran" (of a
+        step)."""
         return which_times(self.profiled, ran=self.ran)
 
     def headline(self) -> str:

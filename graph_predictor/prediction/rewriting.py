@@ -206,7 +206,7 @@ def _host_of_dead(scenario: Scenario, units: Units) -> Bools:
 
 
 def _counts_up(parent: np.ndarray, op: Int64) -> Int64:
-    """How many of the given rows lie at or below each operation."""
+    """Return how many of the given rows lie at or below each operation."""
     count = np.zeros(len(parent), np.int64)
     here = op.astype(np.int64)
     while len(here):
@@ -217,8 +217,8 @@ def _counts_up(parent: np.ndarray, op: Int64) -> Int64:
 
 
 def _cpu_spread(scenario: Scenario, done: Rewritten) -> float:
-    """What a CPU's replaced work adds to the interval of the host's time: its share × its own, ``REPLACED_ON_CPU`` at
-    least."""
+    """Return what a CPU's replaced work adds to the interval of the host's time: its share × its own,
+    ``REPLACED_ON_CPU`` at least."""
     pieces = scenario.pieces
     rows_of = _rows_by_operation(scenario)
     units = done.units

@@ -46,7 +46,7 @@ class StepKinds:
 
 
 def step_kinds(graphs: Sequence[ExecutionGraph], rests_on: Sequence[str] = ()) -> StepKinds | None:
-    """How steps differ in their work, of the first rank whose do; ``None`` where all do the same.
+    """Return how steps differ in their work, of the first rank whose do; ``None`` where all do the same.
 
     Args:
         graphs: recorded, a rank each.
@@ -88,8 +88,9 @@ def _of_rank(graph: ExecutionGraph, rests_on: Sequence[str]) -> StepKinds | None
 
 
 def _work(graph: ExecutionGraph, steps: Int64) -> tuple[Float64, Int64, Float64]:
-    """How often each kind of operation (name and sizes) runs in each step, [steps, kinds]; an example row of each; and
-    its mean own time, ns. Loading a batch is no work that is compared: how many samples it takes is the loader's."""
+    """Return how often each kind of operation (name and sizes) runs in each step, [steps, kinds]; an example row of
+    each; and its mean own time, ns. Loading a batch is no work that is compared: how many samples it takes is the
+    loader's."""
     ops = graph.ops
     rows = np.flatnonzero((ops.kind == OpKind.OPERATION) & np.isin(ops.step, steps) & ~fetching_operations(graph))
     host = exclusive_time(graph)
@@ -110,7 +111,7 @@ def _work(graph: ExecutionGraph, steps: Int64) -> tuple[Float64, Int64, Float64]
 
 def _difference(graph: ExecutionGraph, key: Int64, count: Float64, mean: Float64, steps: Int64,
                 names: Sequence[str]) -> str:
-    """What differs between two steps, by the operation that it takes most time of."""
+    """Return what differs between two steps, by the operation that it takes most time of."""
     ops = graph.ops
     name = ops.name[key]
     worst = int(np.argmax(np.bincount(name, weights=np.abs(count[1] - count[0]) * mean)))

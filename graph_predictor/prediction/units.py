@@ -189,5 +189,5 @@ def host_weight(scenario: Scenario, chosen: list[Bools], factor: float, before: 
 
 
 def sized(calls: tuple[OpCall, ...]) -> bool:
-    """Whether calls have sizes, so that they can be priced."""
+    """Return whether calls have sizes, so that they can be priced."""
     return bool(calls) and not any("unsized" in call.flags for call in calls)

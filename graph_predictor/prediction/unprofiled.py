@@ -84,7 +84,7 @@ def on_unprofiled_clock(program: Program, built: Built) -> Program:
 
 
 def _arrivals(built: Built, cycle: Cycle) -> Int64:
-    """When batches of worker processes arrive where steps follow one another as they do without the profiler."""
+    """Return when batches of worker processes arrive where steps follow one another as they do without the profiler."""
     program = built.program
     external, known = program.item_external.copy(), program.item_external > NEVER
     if not known.any():

@@ -29,7 +29,7 @@ def damage_notes(graphs: Sequence[ExecutionGraph]) -> list[str]:
 
 
 def folded_notes(job: Job) -> list[str]:
-    """What to say where one graph stands for many ranks and only the graphs are simulated."""
+    """Return what to say where one graph stands for many ranks and only the graphs are simulated."""
     if not job.classes:
         return []
     ranks = ", ".join(str(graph.meta.rank) for graph in job.graphs[:8]) + (", …" if len(job.graphs) > 8 else "")

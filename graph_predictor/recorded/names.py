@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def is_collective(name: str) -> bool:
-    """Whether an operation is torch.distributed's."""
+    """Return whether an operation is torch.distributed's."""
     return name.startswith(("c10d::", "_c10d_functional::", "record_param_comms", "gloo:", "nccl:"))
 
 

@@ -127,7 +127,7 @@ def _runs(ordinary: Bools, work: Int64, turns: int) -> list[range]:
 
 
 def _same_as_before(work: Int64, steps: int) -> Bools:
-    """Which steps launch the same as the one that many steps earlier, [steps]."""
+    """Return which steps launch the same as the one that many steps earlier, [steps]."""
     same = np.zeros(len(work), np.bool_)
     later, earlier = work[steps:], work[:-steps]
     same[steps:] = (np.abs(later - earlier) <= LIKE_WORK * np.maximum(later, earlier)).all(axis=1)

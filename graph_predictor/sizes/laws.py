@@ -146,7 +146,8 @@ class SizeLaws:
 
 
 def _followed_by_fetches(laws: NumberLaws) -> Callable[[Mapping[str, int]], float]:
-    """What the time of loading a batch goes with: the samples where they differ between captures, else all sizes."""
+    """Return what the time of loading a batch goes with: the samples where they differ between captures, else all
+    sizes."""
     batch = next((name for name in laws.names if name.lower() in BATCH), None)
     if batch is not None and len({one[batch] for one in laws.sizes}) > 1:
         return lambda sizes: float(sizes[batch])

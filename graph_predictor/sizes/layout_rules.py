@@ -309,7 +309,7 @@ _FEW = 2
 
 
 def _part(call: Call, one: Tensor, at: int, count: int, shape: Shape) -> Dim:
-    """How ``count`` elements of a dimension follow the sizes: less a few, or in proportion."""
+    """Return how ``count`` elements of a dimension follow the sizes: less a few, or in proportion."""
     dim, size = one.layout[at], one.shape[at]
     if not dim.follows:
         guessed = call.guess(shape)[at]
@@ -424,7 +424,7 @@ def _created(call: Call) -> Outcome:
 
 
 def _exchange(call: Call) -> Outcome:
-    """What a collective takes and gives follows the same sizes, whatever share of it each rank has."""
+    """Return what a collective takes and gives follows the same sizes, whatever share of it each rank has."""
     flat = [at for at, one in enumerate(call.tensors) if one.shape]
     known = [call.tensors[at].layout[0] for at in flat if call.tensors[at].layout[0].follows]
     if not known:

@@ -21,7 +21,7 @@ class Dim(NamedTuple):
 
     @property
     def follows(self) -> bool:
-        """Whether the dimension changes with any size."""
+        """Return whether the dimension changes with any size."""
         return any(self.powers)
 
 
@@ -55,7 +55,7 @@ class NamedSizes:
         return (self.constant,) * len(shape)
 
     def factor(self, powers: Sequence[int]) -> Fraction:
-        """How much a product of the named sizes to these powers grows."""
+        """Return how much a product of the named sizes to these powers grows."""
         found = Fraction(1)
         for power, old, new in zip(powers, self.old, self.new, strict=True):
             found *= Fraction(new, old) ** power
@@ -71,7 +71,7 @@ class NamedSizes:
         return tuple(self.resized(size, dim) for size, dim in zip(shape, layout, strict=True))
 
     def samples(self, layout: Layout) -> int:
-        """How often a tensor holds the samples: the largest power of a batch in its number of elements."""
+        """Return how often a tensor holds the samples: the largest power of a batch in its number of elements."""
         return max((sum(dim.powers[name] for dim in layout) for name, leads in enumerate(self.leading) if leads),
                    default=0)
 
@@ -148,7 +148,7 @@ def _spread(sizes: NamedSizes, before: list[tuple[int, Dim]], after: list[int]) 
 
 
 def _home(after: list[int], taken: list[Dim], own: set[int], old: int) -> int:
-    """Which of the new dimensions holds what one name counts: the first that fits best."""
+    """Return which of the new dimensions holds what one name counts: the first that fits best."""
     def rank(at: int) -> tuple[bool, bool, bool, bool, int]:
         size = after[at]
         return (size not in own, size != old, bool(size % old) or size == 1, taken[at].follows, at)

@@ -101,8 +101,8 @@ class ScaledShapes:
                                 "capture it at two sizes (--also).")
 
     def undecided(self, op: int) -> bool:
-        """Whether an operation that does work takes a tensor that may be a parameter or samples, and nothing says
-        which."""
+        """Return whether an operation that does work takes a tensor that may be a parameter or samples, and nothing
+        says which."""
         rule = registry.forward_rule(self.graph.string(int(self.graph.ops.name[op])))
         if rule is not None and rule.is_free:
             return False
@@ -117,16 +117,16 @@ class ScaledShapes:
         return self._resized(Operation.from_graph(self.graph, op), self.flow.values(op))
 
     def layouts(self, op: int) -> tuple[Layout, ...]:
-        """How the tensors among an operation's arguments follow the sizes."""
+        """Return how the tensors among an operation's arguments follow the sizes."""
         return tuple(value.layouts[0] for value in self.flow.values(op).values())
 
     def growth(self, op: int) -> Fraction:
-        """How much larger the largest tensor among an operation's arguments becomes."""
+        """Return how much larger the largest tensor among an operation's arguments becomes."""
         values = list(self.flow.values(op).values())
         return self._growth(max(values, key=_elements)) if values else Fraction(1)
 
     def payload(self, row: int) -> Fraction:
-        """How much more a row of the rank's collectives moves.
+        """Return how much more a row of the rank's collectives moves.
 
         What a collective takes follows the sizes as the tensor does; gradients and parameters stay. Where a trace has
         the number of its elements only, that is a list's of samples or none.
@@ -147,7 +147,7 @@ class ScaledShapes:
         return Fraction(math.prod(new), max(math.prod(value.shape), 1))
 
     def _by_shape(self, shape: Shape) -> list[Layout]:
-        """What a tensor may be by its shape alone, the likeliest first."""
+        """Return what a tensor may be by its shape alone, the likeliest first."""
         base = list(self._elsewhere(shape))
         found = []
         for at, dim in self._samples(shape):
@@ -156,7 +156,7 @@ class ScaledShapes:
         return found or [tuple(base)]
 
     def _list(self, shape: Shape) -> Layout | None:
-        """How a list of indices follows the sizes, or the offsets into one, which are one more."""
+        """Return how a list of indices follows the sizes, or the offsets into one, which are one more."""
         if len(shape) != 1 or shape in self.parameters:
             return None
         for fixed in (0, 1):
@@ -227,8 +227,8 @@ class ScaledShapes:
                         self._lists.setdefault(size, powers)
 
     def _told(self, telling: Shape, *, bags: bool) -> tuple[int, tuple[int, ...]]:
-        """How many samples offsets or lengths count, and what these follow; only PyTorch's bags may leave out the last
-        offset."""
+        """Return how many samples offsets or lengths count, and what these follow; only PyTorch's bags may leave out
+        the last offset."""
         if len(telling) != 1:
             powers = total(self._by_shape(telling)[0]) if telling else ()
             return math.prod(telling), powers if any(powers) else ()
@@ -267,7 +267,7 @@ class ScaledShapes:
 
 
 def _role(name: str, place: int) -> Role:
-    """What an operation's schema says of an argument by its name."""
+    """Return what an operation's schema says of an argument by its name."""
     rule = registry.forward_rule(name)
     argument = rule.names[place] if rule is not None and place < len(rule.names) else ""
     return Role.PARAMETER if argument in PARAMETERS else Role.DATA if argument in DATA else Role.ANY

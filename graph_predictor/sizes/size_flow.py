@@ -90,7 +90,7 @@ class Value:
 
     @property
     def undecided(self) -> bool:
-        """Whether the tensor may be of two sizes, for all the step says of it."""
+        """Return whether the tensor may be of two sizes, for all the step says of it."""
         return not self.known and len({total(layout) for layout in self.layouts}) > 1
 
 
@@ -271,7 +271,7 @@ class SizeFlow:
         return value
 
     def _by_shape(self, shape: Shape) -> list[Layout]:
-        """What a tensor may be by its shape alone."""
+        """Return what a tensor may be by its shape alone."""
         found = self._guesses.get(shape)
         if found is None:
             found = self._guess(shape)
@@ -321,15 +321,16 @@ class SizeFlow:
         return results
 
     def _is_gradient(self, name: str, values: list[Value], best: _Choice) -> bool:
-        """Whether a result is the gradient of a parameter: a product that sums over the samples, or a view of one."""
+        """Return whether a result is the gradient of a parameter: a product that sums over the samples, or a view of
+        one."""
         if rule_of(name) in PRODUCTS:
             return all(any(dim.follows for dim in layout) for layout in best.layouts[-2:]) and not any(
                 dim.follows for one in best.outcome.results for dim in one.layout)
         return len(values) == 1 and values[0].gradient
 
     def _gives_data(self, name: str, values: list[Value]) -> bool:
-        """Whether a result is data for sure: made of data, or a layer's, whose input has no parameter's shape; never
-        where a parameter is as wide as there are samples."""
+        """Return whether a result is data for sure: made of data, or a layer's, whose input has no parameter's shape;
+        never where a parameter is as wide as there are samples."""
         if self._wide:
             return False
         if any(value.shape in self._data for value in values):
@@ -396,5 +397,5 @@ def _cost_of(choice: _Choice) -> float:
 
 
 def _is_constant(name: str, phase: int) -> bool:
-    """Whether an operation works on parameters, gradients of parameters and the optimizer's states alone."""
+    """Return whether an operation works on parameters, gradients of parameters and the optimizer's states alone."""
     return phase == Phase.OPTIMIZER or name.startswith(_ACCUMULATE)

@@ -99,7 +99,7 @@ def _shown(sizes: Mapping[str, int], names: list[str]) -> str:
 
 
 def _work_of(scenario: Scenario, rank: PairedRank) -> _Work:
-    """What the models say of every kind's work; where they know nothing, the elements of its arguments."""
+    """Return what the models say of every kind's work; where they know nothing, the elements of its arguments."""
     captures = len(rank.slots)
     counts = np.bincount(rank.kind, minlength=len(rank.kinds))
     first = {int(k): int(slot) for slot, k in reversed(list(enumerate(rank.kind.tolist())))}

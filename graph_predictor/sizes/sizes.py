@@ -319,7 +319,8 @@ def _with_activations(scenario: Scenario, changes: tuple[tuple[str, int, int], .
 
 
 def payload_factors(scenario: Scenario, scaled: list[ScaledShapes]) -> Float64:
-    """How much more every kernel's collective moves, the same on all ranks that take part; 1 for other kernels."""
+    """Return how much more every kernel's collective moves, the same on all ranks that take part; 1 for other
+    kernels."""
     program, graphs = scenario.built.program, scenario.built.graphs
     factor = np.ones(len(program.kernel_item))
     for rank, (graph, shapes) in enumerate(zip(graphs, scaled, strict=True)):

@@ -72,7 +72,7 @@ class Trend:
 
 
 def _beyond(slope: Float64, low: Float64, high: Float64, beyond: Float64) -> Float64:
-    """What the log of the time changes by outside the range, ``beyond`` below 0 under it and above 0 over it."""
+    """Return what the log of the time changes by outside the range, ``beyond`` below 0 under it and above 0 over it."""
     at = np.where(beyond > 0, high, low)
     # t = fixed + linear·w through the line's two ends, relative to the time at the nearer one.
     gain = np.exp(slope * (high - low)) - 1.0

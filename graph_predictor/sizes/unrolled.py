@@ -64,7 +64,7 @@ def _rows(scaled: ScaledShapes) -> list[int]:
 
 
 def _gone_along(size: int, parts: Iterable[Part], named: int) -> bool:
-    """Whether parts of one length cover a dimension, and would be more at another size.
+    """Return whether parts of one length cover a dimension, and would be more at another size.
 
     Args:
         size: elements of the dimension.

@@ -20,7 +20,7 @@ from recordings import slowed
 
 import tracer
 from graph_predictor.edits.registry import SWITCHES
-from graph_predictor.prediction.predictor import Settled
+from graph_predictor.prediction.predictor import SimulatedStep
 from graph_predictor.prediction.result import Prediction
 from graph_predictor.request.configuration import Configuration
 from graph_predictor.request.study import Study
@@ -117,7 +117,7 @@ class Work:
     waits: float
 
     @classmethod
-    def of(cls, settled: Settled) -> Work:
+    def of(cls, settled: SimulatedStep) -> Work:
         """The sums over the last copy of the repeated steps, a step."""
         steps = settled.scenario.cycle.steps
         repeated, program = settled.steady.repeated, settled.steady.program
@@ -170,7 +170,7 @@ class Predictor:
         key = repr(sorted(change.items(), key=lambda each: each[0]))
         if key not in self._works:
             prepared = self.study.prepared(Configuration(**change))
-            self._works[key] = Work.of(prepared.start.settled(prepared.edits))
+            self._works[key] = Work.of(prepared.start.simulated(prepared.edits))
         return self._works[key]
 
 

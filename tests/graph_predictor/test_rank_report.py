@@ -228,7 +228,7 @@ def test_a_pipeline_traced_in_a_fake_world() -> None:
 
     job = read_job(ROOT / "traces" / "llama-cpu")
     prepared = Study(job).prepared(Configuration(parallel="pp=2,microbatches=2"))
-    times = predicted_times(prepared.start.settled(prepared.edits))
+    times = predicted_times(prepared.start.simulated(prepared.edits))
     found = closing(rank_report(times))
     assert times.step_ns == pytest.approx(1e3 * prepared.predict().step_time_us)
     # The stages share one pace, that of the slower one: its receives wait for the other one's sends.
@@ -251,7 +251,7 @@ def test_the_bubble_of_a_pipeline_is_that_of_the_textbook(stages: int, microbatc
                                    batch=microbatches, vocabulary=64, dtype="bf16", optimizer="sgd")
     job = trace_job(settings, "h200-sxm", world_size=stages, parallel=f"pp={stages},microbatches={microbatches}")
     prepared = Study(job).prepared(Configuration(host=0.001, topology="dgx-h200"))
-    found = closing(rank_report(predicted_times(prepared.start.settled(prepared.edits))))
+    found = closing(rank_report(predicted_times(prepared.start.simulated(prepared.edits))))
     textbook = (stages - 1) / (microbatches + stages - 1)
     for row in found.ranks:
         assert row.bubble_ns / row.step_ns == pytest.approx(textbook, abs=0.02)

@@ -157,7 +157,7 @@ def test_on_a_gpu_all_but_the_last_bucket_lie_beside_backward(tmp_path: Path) ->
     spread = with_ddp(baseline, Ranks.parse("ddp=8"), CollectiveModel(topology("dgx-h100")))
     graph = spread.built.graphs[0]
     assert graph.collectives.elements_in.tolist() == [1024 * 256, 2048 * 256]
-    settled = spread.settled()
+    settled = spread.simulated()
     program, simulated = settled.steady.program, settled.steady.simulated
     rank = program.kernel_rank()
     last = np.flatnonzero((rank == 0) & (settled.steady.repeated.copy_of_kernel == settled.steady.repeated.copies - 1))

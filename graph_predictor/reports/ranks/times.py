@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.prediction.predictor import Settled
+from graph_predictor.prediction.edited_host import kinds_of
+from graph_predictor.prediction.predictor import SimulatedStep
 from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep
-from graph_predictor.prediction.settle import Steady, measure
-from graph_predictor.prediction.state import kinds_of
+from graph_predictor.prediction.steady_state import Steady, measure
 from graph_predictor.recorded.typical_steps import left_out
 from graph_predictor.reports.breakdown import choose_steps, typical_steps
 from graph_predictor.simulation.build import Built
@@ -150,7 +150,7 @@ def recorded_times(result: Replay, step: str | None = None) -> JobTimes:
         1, False, result.profiled, True, (), tuple(notes), again)
 
 
-def predicted_times(settled: Settled) -> JobTimes:
+def predicted_times(settled: SimulatedStep) -> JobTimes:
     """The times of a predicted job: of its last settled period."""
     scenario, steady = settled.scenario, settled.steady
     repeated, cycle = steady.repeated, scenario.cycle

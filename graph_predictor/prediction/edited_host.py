@@ -82,7 +82,8 @@ def edit_host(scenario: Scenario) -> EditedHost:
 
 
 def host_changed(scenario: Scenario) -> bool:
-    """Whether host time that is left is other than what was recorded; time that an edit merely takes away is not."""
+    """Return whether host time that is left is other than what was recorded; time that an edit merely takes away is
+    not."""
     rewritten, weight = scenario.rewritten, scenario.host_weight
     return (scenario.host_ns is not None or scenario.fetching is not None or scenario.host_factor != 1.0
             or (weight is not None and not np.isin(weight, (0.0, 1.0)).all())
@@ -90,8 +91,8 @@ def host_changed(scenario: Scenario) -> bool:
                                            or not np.isin(rewritten.host_weight, (0.0, 1.0)).all())))
 
 
-def dress(repeated: Repeated, host: EditedHost, scenario: Scenario, kernel_ns: Float64, host_factor: float = 1.0) -> \
-        Program:
+def edited_program(repeated: Repeated, host: EditedHost, scenario: Scenario, kernel_ns: Float64,
+                   host_factor: float = 1.0) -> Program:
     """The repeated program with edited host time and kernel times (ns by recorded kernel)."""
     p = repeated.program
     recorded = scenario.built.program.kernel_duration
@@ -163,7 +164,7 @@ def _beside(program: Program, repeated: Repeated, scenario: Scenario, floor: Flo
 
 
 def input_copies(scenario: Scenario) -> np.ndarray:
-    """Which kernels copy batches to the device: from host to device, outside the optimizer."""
+    """Return which kernels copy batches to the device: from host to device, outside the optimizer."""
     found = []
     for graph in scenario.built.graphs:
         to_device = np.array(["htod" in text.lower().replace(" ", "") for text in graph.strings] or [False], np.bool_)
@@ -174,7 +175,7 @@ def input_copies(scenario: Scenario) -> np.ndarray:
 
 
 def collective_rows(scenario: Scenario) -> np.ndarray:
-    """Which kernels are collectives."""
+    """Return which kernels are collectives."""
     return np.concatenate([graph.kernels.kind == KernelKind.COLLECTIVE for graph in scenario.built.graphs])
 
 

@@ -48,11 +48,11 @@ class Steady:
     settled: bool
 
 
-Dress = Callable[[Repeated], Program]
+MakeProgram = Callable[[Repeated], Program]
 """Makes the program to simulate of the copies: puts edited durations in."""
 
 
-def settle(cycle: Cycle, dress: Dress, copies: int = FIRST_COPIES) -> Steady:
+def steady_state(cycle: Cycle, make: MakeProgram, copies: int = FIRST_COPIES) -> Steady:
     """Repeat a cycle until its period no longer changes (or ``MOST_COPIES``).
 
     Raises:
@@ -64,7 +64,7 @@ def settle(cycle: Cycle, dress: Dress, copies: int = FIRST_COPIES) -> Steady:
                              "that it cannot be repeated; choose another with --step.")
     while True:
         repeated = repeat(cycle, copies)
-        steady = measure(repeated, dress(repeated))
+        steady = measure(repeated, make(repeated))
         if steady.settled or 2 * copies > MOST_COPIES or 2 * copies * size > MOST_EVENTS:
             return steady
         copies *= 2
