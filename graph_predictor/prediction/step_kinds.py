@@ -60,7 +60,10 @@ def step_kinds(graphs: Sequence[ExecutionGraph], rests_on: Sequence[str] = ()) -
 
 
 def _of_rank(graph: ExecutionGraph, rests_on: Sequence[str]) -> StepKinds | None:
-    steps = np.arange(max(len(graph.steps) - MOST_STEPS, 0), len(graph.steps))
+    # A range without operations, or without length, is a marker and no step.
+    inside = (graph.ops.step >= 0) & (graph.ops.kind == OpKind.OPERATION)
+    worked = np.bincount(graph.ops.step[inside], minlength=len(graph.steps))
+    steps = np.flatnonzero((worked > 0) & (graph.steps.duration_ns > 0))[-MOST_STEPS:]
     if len(steps) < 2:
         return None
     names = [graph.string(int(graph.steps.name[step])) for step in steps.tolist()]
@@ -104,7 +107,7 @@ def _work(graph: ExecutionGraph, steps: Int64) -> tuple[Float64, Int64, Float64]
     size = len(example)
     total = np.bincount(kind, minlength=size).astype(np.float64)
     mean = np.bincount(kind, weights=own, minlength=size) / np.maximum(total, 1.0)
-    place = (ops.step[rows].astype(np.int64) - int(steps[0])) * size + kind
+    place = np.searchsorted(steps, ops.step[rows]) * size + kind
     count = np.bincount(place, minlength=len(steps) * size).reshape(len(steps), size).astype(np.float64)
     return count, rows[example], mean
 

@@ -46,7 +46,7 @@ def test_each_gain_is_the_difference_of_two_predictions(folder: Path, found: Opp
         assert by_name[name].gain == pytest.approx(by_name[name].gain_us / found.baseline.step_time_us)
         assert sum(by_name[name].sources.values()) == pytest.approx(1.0)
     # As much as the overlap of loading that does not bound the step.
-    assert by_name["data loading overlapped"].gain_us == by_name["no data loading"].gain_us > 300
+    assert by_name["data loading overlapped"].gain_us == by_name["no data loading"].gain_us >= 300
     assert {"flash attention", "fused elementwise chains"} <= set(by_name)
 
 

@@ -58,3 +58,13 @@ def test_other_work_is_named_and_in_the_interval(rows: list[int], evaluations: S
     assert predicted.interval_us[1] >= lengths.max() * 0.999
     assert any("do other work" in note for note in breakdown(replay([graph])).notes)
     assert any("do other work" in note for note in inspect_job(assemble_job([graph])).notes)
+
+
+def test_a_range_without_operations_is_no_step_of_another_kind(tmp_path: Path) -> None:
+    """As the one around a profiler's own start, or a marker of no length."""
+    trace = Micro().calibrate()
+    for number in range(3):
+        trace.step(1000 + 100 * number, 1100 + 100 * number, number)
+        if number:
+            trace.op("aten::mm", 1010 + 100 * number, 1090 + 100 * number)
+    assert step_kinds([trace.read(tmp_path)]) is None

@@ -103,10 +103,10 @@ def test_places_survive_a_file(adam: ExecutionGraph, tmp_path) -> None:  # type:
     assert again.ops.place.tolist() == adam.ops.place.tolist()
 
 
-def test_made_up_steps_spend_host_work_on_the_host(adam: ExecutionGraph) -> None:
-    from graph_predictor.synthesis.step import make_up
+def test_steps_that_never_ran_spend_host_work_on_the_host(adam: ExecutionGraph) -> None:
+    from graph_predictor.synthesis.step import modelled_step
 
-    graph = make_up([adam]).built.graphs[0]
+    graph = modelled_step([adam]).made.built.graphs[0]
     (counters,) = _rows(adam, "aten::_foreach_add_", Place.HOST)
     assert not (graph.kernels.op == counters).any()
     assert graph.ops.duration_ns[counters] == round(host_work_ns(adam, counters))

@@ -544,7 +544,7 @@ def test_a_trace_that_broke_off_is_diagnosed(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(output, "writing_error", lambda folder: problem)
     monkeypatch.setattr("tracer.disk.free_bytes", lambda folder: free)
     monkeypatch.setattr(output, "free_bytes", lambda folder: free)
-    part = output.Part(tmp_path, 0, False)
+    part = output.PartWriter(tmp_path, 0, False)
     if text is not None:
         (part.scratch / "kineto-0.json").write_text(text)
     with pytest.raises(CaptureError, match=said) as told:
