@@ -56,7 +56,7 @@ def of_capture(name: str, path: Path) -> Tried:
     return Predictor(tracer.read_job(path)), edits_of(program(name), path.parent, laws)
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", ALONE, scope="module")
 def test_each_edit_is_predicted_with_an_interval_or_refused_in_a_sentence(
         name: str, captured: Callable[[str], Path]) -> None:
     predict, edits = of_capture(name, captured(name))
@@ -69,7 +69,7 @@ def that_apply(predict: Predictor, edits: dict[str, Change]) -> dict[str, Change
     return {name: change for name, change in edits.items() if not isinstance(predict(change), str)}
 
 
-@pytest.mark.parametrize("name", IN_PAIRS)
+@pytest.mark.parametrize("name", IN_PAIRS, scope="module")
 def test_no_edit_loses_another(name: str, captured: Callable[[str], Path]) -> None:
     predict, edits = of_capture(name, captured(name))
     edits = that_apply(predict, edits)

@@ -17,7 +17,7 @@ from graph_predictor.simulation.program import NEVER, Anchor, Program
 from graph_predictor.simulation.residuals import with_residuals
 from tracer.graph import ExecutionGraph, KernelKind, Meta
 
-RANDOM = settings(max_examples=150, deadline=None, derandomize=True,
+RANDOM = settings(max_examples=80, deadline=None, derandomize=True,
                   suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 

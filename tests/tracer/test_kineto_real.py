@@ -20,8 +20,9 @@ HOST = {"cpu_op", "user_annotation", "Operator"}
 CALLS = {"cuda_runtime", "cuda_driver", "Runtime"}
 DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"}
 
+# The scope lets all tests of one trace follow one another, so that it is read once.
 every_trace = pytest.mark.parametrize("name", KINETO or [pytest.param("", marks=pytest.mark.skip(
-    reason="the shared traces are absent: set FORETRACE_DATA to the folder that holds traces/"))])
+    reason="the shared traces are absent: set FORETRACE_DATA to the folder that holds traces/"))], scope="module")
 
 
 @lru_cache(maxsize=4)
