@@ -191,7 +191,7 @@ class _Side:
             if step is not self.median:
                 tree = self.rank.tree(step)
                 partner = align(tree, self.tree)
-                of_node = np.where(partner >= 0, place[partner], places.irregular)
+                of_node = np.append(place, places.irregular)[partner]  # -1, which has no partner, takes the last
             trees.append((tree, of_node))
         rows = self.rank.of_rows(trees, places)
         asked = [*self.steps, *self.apart]
