@@ -136,7 +136,7 @@ def _neusight(path: Path, rows: int) -> Iterator[TableSet]:
     frame = _sampled(frame[(frame.OPName != "conv") & (frame.latency_us >= 150.0)], ["Device", "OPName"], rows // 5)
     for gpu, part in frame.groupby("Device"):
         yield _set("neusight", gpu, ((calls_of(_neusight_op(r)), r.latency_us - NEUSIGHT_HOST_US[gpu])
-                                      for r in part.itertuples()))
+                                     for r in part.itertuples()))
 
 
 def _neusight_op(r: Any) -> Any:

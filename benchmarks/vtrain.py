@@ -96,7 +96,7 @@ def _row(
                              flash=False, dropout=0.1, fused_loss=False, dtype="fp16")
     dp, micro = int(r["data parallelism"]), int(r["micro batch"])
     plan = ClusterPlan(dp=dp, tp=int(r["tensor parallelism"]), pp=int(r["pipeline parallelism"]), microbatch=micro,
-                        microbatches=int(r["global batch"]) // dp // micro, recompute=recompute, overlap=False)
+                       microbatches=int(r["global batch"]) // dp // micro, recompute=recompute, overlap=False)
     loads = loads_of(plan, shape, pieces, cluster(int(r["# GPUs"])))
     return Row(f"h{hidden} L{layers}", str(plan), loads, float(r["iteration time (ms)"]) * 1e3)
 
@@ -166,7 +166,7 @@ def judge(name: str, rows: list[Row]) -> None:
         others = [row for row in rows if row.size != size]
         chosen = random.choice(len(others), max(count, len(FITTED) // 2), replace=False).tolist()
         _line(f"others, not {size}", len(chosen), errors([row for row in rows if row.size == size],
-                                                          fit([others[i] for i in sorted(chosen)], ERROR[name])))
+                                                         fit([others[i] for i in sorted(chosen)], ERROR[name])))
     print("Rates of each draw: " + "; ".join(
         ", ".join(f"{key} {getattr(rates, key):.3g}" for key in FITTED) for rates in fitted))
     if name == "multi":

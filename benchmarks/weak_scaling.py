@@ -107,12 +107,12 @@ def mpt(path: Path) -> dict[str, list[Result]]:
         full = row["Sharding Strategy"] == "FULL_SHARD"
         again = Recomputation.FULL if row["Activation Checkpointing"] == "True" else Recomputation.NONE
         plan = ClusterPlan(dp=gpus, microbatch=int(row["MicroBatchSize"]), microbatches=int(row["GradAccum"]),
-                            sharding=Sharding.PARAMETERS if full else Sharding.GRADIENTS, recompute=again)
+                           sharding=Sharding.PARAMETERS if full else Sharding.GRADIENTS, recompute=again)
         seconds, bound = predict(plan, shape, pieces[kind], *GPUS[kind][1:])
         measured = plan.global_batch * seq / float(row["Throughput (T/s)"])
         series = f"{row['Model']} {seq} {plan.microbatch}×{plan.microbatches} {again.value}"
         tables[row["section"]].append(Result(f"{row['Model']} seq {seq} on {gpus}", series,
-            gpus, measured, seconds, bound))
+                                             gpus, measured, seconds, bound))
     return tables
 
 

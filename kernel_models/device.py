@@ -24,6 +24,7 @@ from tracer.input_file import read_input
 FOLDER = Path(__file__).resolve().parent / "devices"
 MEMORY_TOLERANCE = 0.12
 """A device reports 1 to 9% less memory than is sold (ECC, reserved parts, GB read as GiB), or up to 8% more."""
+VENDORS = ("nvidia", "amd", "host")
 _GENERIC = re.compile(r"\b(nvidia|tesla|geforce|amd|instinct|gpu|graphics|corporation)\b")
 _FALLBACK_DTYPES = {"fp4": "fp8", "fp8": "fp16", "bf16": "fp32", "fp16": "fp32", "complex128": "fp64"}
 """What computes a dtype that a device lists no rate for, when it is not fp32: the next wider one."""
@@ -254,7 +255,7 @@ def _spec(data: dict[str, Any]) -> DeviceSpec:
 
     compute, memory, links, launch = (figures(table) for table in ("compute", "memory", "links", "launch"))
     return DeviceSpec(
-        name=data["name"], vendor=data["vendor"], architecture=data["architecture"],
+        name=data["name"], vendor=_lower(data["vendor"]), architecture=_lower(data["architecture"]),
         compute_capability=data["compute_capability"], reported_names=tuple(data["reported_names"]),
         short_names=tuple(data["short_names"]), default_for=tuple(data.get("default_for", ())),
         placeholder=bool(data.get("placeholder", False)),
@@ -271,11 +272,17 @@ def _spec(data: dict[str, Any]) -> DeviceSpec:
         sources=MappingProxyType(sources))
 
 
+def _lower(name: Any) -> Any:
+    return name.lower() if isinstance(name, str) else name
+
+
 def _checked(spec: DeviceSpec) -> DeviceSpec:
     """The device, whose texts are texts and whose figures can be divided by. Raises ``ValueError``."""
     for name in ("name", "vendor", "architecture", "compute_capability", "memory_kind"):
         if not isinstance(getattr(spec, name), str):
             raise ValueError(f"its {name} is no text")
+    if spec.vendor not in VENDORS:
+        raise ValueError(f"its vendor is {spec.vendor!r}; known are {', '.join(VENDORS)} (a CPU)")
     for texts in (spec.reported_names, spec.short_names, spec.default_for, spec.sources.values()):
         if not all(isinstance(text, str) for text in texts):
             raise ValueError("one of its names or sources is no text")

@@ -52,4 +52,4 @@ def shape_device(spec: DeviceSpec) -> str | shape_only.TracedDevice:
         raise DeviceError(f"No step can be traced for {spec.name}: its vendor is {spec.vendor!r} and its compute "
                           f"capability {spec.compute_capability!r}; write nvidia or amd, and one such as 9.0.")
     return shape_only.TracedDevice(spec.name, (int(found.group(1)), int(found.group(2))), spec.vendor,
-                             round(spec.memory_gb * 1e9))
+                                   round(spec.memory_gb * 1e9))

@@ -293,8 +293,8 @@ def _read(archive: zipfile.ZipFile, label: str, file_bytes: int) -> DeviceProfil
     def entry(stored: _Model) -> ProfileEntry:
         convert(stored.facts, _Facts)
         return ProfileEntry(stored.kind, model(stored.kind, stored.state),
-                     None if stored.distilled is None else model(stored.kind, stored.distilled), stored.software,
-                     stored.rows, stored.facts)
+                            None if stored.distilled is None else model(stored.kind, stored.distilled), stored.software,
+                            stored.rows, stored.facts)
 
     return DeviceProfile(spec, [entry(stored) for stored in manifest.models], manifest.provenance,
                          None if manifest.host is None else HostOverheads.from_json(manifest.host))

@@ -77,7 +77,7 @@ class Job(Shown):
     def _together(self, name: str) -> pandas.DataFrame:
         import pandas
 
-        frames = [graph.to_pandas(name).astype({}).assign(rank=graph.meta.rank) for graph in self.graphs]
+        frames = [graph.to_pandas(name).assign(rank=graph.meta.rank) for graph in self.graphs]
         return pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame()
 
     @property

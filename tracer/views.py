@@ -5,6 +5,7 @@ Code that computes works on the columns; nothing here is used by the simulator.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from types import SimpleNamespace
@@ -42,9 +43,9 @@ _ENUMS: dict[str, dict[str, type]] = {
 }
 
 _MOST_NESTED = 2
+"""Lists within lists of tensors."""
 _MOST_ELEMENTS = 1 << 60
 """Of a tensor: no memory holds more, and bytes of as many still are whole numbers of 64 bits."""
-"""Lists of lists of tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +167,22 @@ def _at(values: list[Any], index: int, missing: Any) -> Any:
     return values[index] if index < len(values) else missing
 
 
-def _sizes(value: Any, depth: int = 0) -> tuple[Any, ...] | None:
+def _sizes(value: Any) -> tuple[Any, ...] | None:
     """Sizes of a tensor, or of the tensors in a list; ``None`` for what is no such thing, empty within a list."""
-    if not isinstance(value, list) or depth > _MOST_NESTED:
+    if not isinstance(value, list):
         return None
     if all(type(part) is int for part in value):
         return tuple(value) if min(value, default=0) >= 0 and prod(value) <= _MOST_ELEMENTS else None
-    return tuple(_sizes(part, depth + 1) or () for part in value)
+    return tuple(_listed(value))
+
+
+def _listed(value: list[Any], depth: int = 0) -> Iterator[tuple[int, ...]]:
+    """Yield the sizes of the tensors in a list, and in lists within it."""
+    for part in value:
+        if isinstance(part, list) and depth < _MOST_NESTED and not all(type(size) is int for size in part):
+            yield from _listed(part, depth + 1)
+        else:
+            yield _sizes(part if depth < _MOST_NESTED else None) or ()
 
 
 def _strides(value: Any, shape: tuple[Any, ...] | None) -> tuple[Any, ...] | None:

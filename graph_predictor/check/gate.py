@@ -34,7 +34,7 @@ def check_directory(directory: str, *, tolerance: float | None = None,
     stored = BaselineFile(directory).read_for(captures).captures
     allowed = TOLERANCE if tolerance is None else tolerance
     return GateOutcome(f"accuracy of the models on {directory}", check_models(captures, stored, allowed, profiles),
-                   notes=_partial(captures))
+                       notes=_partial(captures))
 
 
 def check_against(directory: str, new: str, *, tolerance: float | None = None, level: float = LEVEL,

@@ -138,7 +138,7 @@ def predict_step(build: Callable[[], Callable[[], Any]], limits: StepBounds) -> 
 
     graph = trace_step(build, traced_device(limits.device), world_size=limits.world_size)
     baseline = baseline_of(assemble_job([graph]), device=find_device(limits.device), models=_models(limits.profile),
-                        host=_host(limits.host_from))
+                           host=_host(limits.host_from))
     made = baseline.built.graphs
     if limits.device != CPU and not any(len(each.kernels) for each in made):
         raise CheckError(f"The step does nothing on {limits.device}: it launches no work there, so that no limit could "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import metadata
 from typing import Annotated
 
 import typer
@@ -44,6 +43,8 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from importlib import metadata
+
         try:
             number = metadata.version("foretrace")
         except metadata.PackageNotFoundError:

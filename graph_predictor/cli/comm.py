@@ -100,7 +100,7 @@ def predict(
         algbw = payload / time_us * 1e-3 if time_us else 0.0
         busbw = algbw * bus_factor(kind, placement.ranks)
         ways = [] if nothing else lines(where, kind, RankGroup(placement.ranks, placement.nodes, placement.widest,
-                                                           placement.narrowest))
+                                                               placement.narrowest))
         values: dict[str, Any] = {
             "time_us": time_us, "interval_us": [float(times.low_us[0]), float(times.high_us[0])],
             "interval": "checked" if checked else "assumed", "source": level.source.label, "level": level.label,

@@ -10,11 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from graph_predictor.cli.text import one_line, printable, standard_output
 
 if TYPE_CHECKING:
@@ -28,13 +23,6 @@ MOST_NOTES = 60
 _UNPRINTABLE = re.compile(r"[^\x00-\x7e]")
 NARROWEST = 12
 """A name is cut to no less than this."""
-
-
-class _Output(Console):
-    """Rich's console without its own way of ending the process when the reader has gone."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +41,9 @@ class Report:
     """Writes a command's tables and sentences to stdout."""
 
     def __init__(self) -> None:
-        self.console = _Output(file=sys.stdout, markup=False, highlight=False, emoji=False)
+        from graph_predictor.cli.rich_output import Output
+
+        self.console = Output(file=sys.stdout, markup=False, highlight=False, emoji=False)
         self.width = min(self.console.width, 160) if self.console.is_terminal else PLAIN_WIDTH
 
     def table(self, title: str, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
@@ -62,18 +52,12 @@ class Report:
         if not cells:
             return
         cells = _fitted(columns, cells, self.width)
-        # Two spaces between columns: one of padding, one of the (invisible) divider.
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-        for column in columns:
-            table.add_column(column.title, justify="left" if column.name else "right", vertical="bottom")
-        for row in cells:
-            table.add_row(*(Text(cell, no_wrap=True) for cell in row))
         self.line()
         self.line(title, style="bold")
         # Rather a line too long for a narrow terminal than a number cut in two.
         self.console.width = max(self.width, _table_width(columns, cells))
         with standard_output():
-            self.console.print(table, crop=False)
+            self.console.print_table([(column.title, column.name) for column in columns], cells)
 
     def line(self, text: str = "", *, indent: int = 0, style: str = "") -> None:
         """Print one sentence, wrapped; lines after the first are indented by ``indent`` spaces."""
@@ -81,7 +65,7 @@ class Report:
                               break_on_hyphens=False) or [""]
         self.console.width = max(self.width, *map(len, lines))
         with standard_output():
-            self.console.print(Text("\n".join(lines), style=style))
+            self.console.print_text("\n".join(lines), style)
 
     def notes(self, notes: Iterable[str]) -> None:
         """Print sentences, each once, as a list; of very many the first."""
@@ -171,6 +155,7 @@ def read(paths: list[str], window: int = 0) -> Job:
 
     if not sys.stderr.isatty():
         return read_job(paths, window=window)
+    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     with Progress(TextColumn("Reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn(),
@@ -186,6 +171,9 @@ def working(text: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
+    from rich.console import Console
+    from rich.text import Text
+
     with Console(stderr=True).status(Text(printable(text))):
         yield
 

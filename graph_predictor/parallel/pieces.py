@@ -50,12 +50,12 @@ class LayerWork:
         for source, us in other.sources.items():
             sources[source] = sources.get(source, 0.0) + us
         return LayerWork(self.products + other.products, self.others + other.others, self.low + other.low,
-                    self.high + other.high, self.launches + other.launches, sources)
+                         self.high + other.high, self.launches + other.launches, sources)
 
     def times(self, factor: float) -> LayerWork:
         """So many of it."""
         return LayerWork(self.products * factor, self.others * factor, self.low * factor, self.high * factor,
-                    round(self.launches * factor), {source: us * factor for source, us in self.sources.items()})
+                         round(self.launches * factor), {source: us * factor for source, us in self.sources.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class LayerPieces:
         product = np.array([call.family in PRODUCTS for call in priced.calls])[priced.index]
         source = priced.source[priced.index]
         return LayerWork(float(us[product].sum()), float(us[~product].sum()), *priced.total_interval_us(), len(calls),
-                    {int(each): float(us[source == each].sum()) for each in np.unique(source)})
+                         {int(each): float(us[source == each].sum()) for each in np.unique(source)})
 
 
 def _calls(graph: ExecutionGraph) -> list[OpCall]:

@@ -69,7 +69,7 @@ def candidates(shape: TransformerShape, gpus: int, global_batch: int) -> Iterato
                         continue
                     for again in recompute:
                         yield ClusterPlan(dp=dp, tp=tp, pp=pp, microbatch=microbatch, microbatches=count,
-                                           sharding=sharding, recompute=again, sequence_parallel=tp > 1)
+                                          sharding=sharding, recompute=again, sequence_parallel=tp > 1)
 
 
 def search(shape: TransformerShape, gpus: int, global_batch: int, pieces: LayerPieces, collectives: CollectiveModel, *,

@@ -23,6 +23,7 @@ import numpy as np
 from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.host_pieces import HostPieces, fetch_ranges
+from kernel_models.spreads import HOST_AT_CAPTURED
 from tracer.arrays import Float64, Int64
 from tracer.graph import ExecutionGraph, OpKind
 
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 FIXED_NS = 25_000.0
 """What a fetch takes without any sample. A ``DataLoader`` of a tensor's rows, timed at batches of 1 to 32, takes
 26 + 1.3 µs a sample."""
-AT_CAPTURED = 0.07
-"""Log half width of the 80% interval of the mean fetch of one capture, see ``size_times.HOST_AT_CAPTURED``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +106,7 @@ def fetching_between(times: Sequence[Float64], sizes: Sequence[float], new: floa
     for number in range(len(table)):
         for sign in (-1.0, 1.0):
             other = table.copy()
-            other[number] *= np.exp(sign * AT_CAPTURED)
+            other[number] *= np.exp(sign * HOST_AT_CAPTURED)
             change = _on_line(other, sizes, new) - found
             below, above = below + np.minimum(change, 0.0) ** 2, above + np.maximum(change, 0.0) ** 2
     ends = (found, np.maximum(found - np.sqrt(below), 0.0), found + np.sqrt(above))

@@ -111,7 +111,7 @@ def recorded_overheads(graph: ExecutionGraph, *, profiled: bool = False) -> tupl
     """One rank's segments without waiting, and the profiler's cost per event (ns), taken out unless ``profiled``."""
     waiting, computing = _waiting(graph), _computing(graph)
     excluded = HostIntervals.merged(*(np.concatenate([getattr(waiting, name), getattr(computing, name)])
-                                  for name in ("thread", "start_ns", "end_ns")))
+                                      for name in ("thread", "start_ns", "end_ns")))
     recorded = record(graph, excluded)
     event_ns = profiler_event_ns(graph, recorded)
     if event_ns and not profiled:

@@ -130,7 +130,7 @@ class Baseline:
         scenario = Scenario(built, cycle, work, pieces, models=models, source_models=models,
                             source_device=device or _recorded_device(graphs[0]), profiled=built.profiled,
                             loader=loader_of(built, cycle))
-        spreads = _spreads(built, cycle, pieces, steps is None)
+        spreads = _spreads(built, cycle, pieces, similar)
         return cls(scenario, spreads, notes, chosen=steps is not None)
 
     @property
@@ -179,12 +179,13 @@ class Baseline:
         if not self.ran:
             return Closing()
         measured = self.measured_ns
-        apart = math.log(measured / self._unedited_ns) if measured and self._unedited_ns else 0.0
+        unedited_ns = self._unedited.step_ns
+        apart = math.log(measured / unedited_ns) if measured and unedited_ns else 0.0
         return replace(closing(self.built, self.cycle), apart=apart)
 
     @cached_property
-    def _unedited_ns(self) -> float:
-        return self._run([]).step_ns
+    def _unedited(self) -> _Run:
+        return self._run([])
 
     @cached_property
     def scatter(self) -> float:
@@ -195,7 +196,7 @@ class Baseline:
         """
         if self.origin is not None:
             return self.origin.scatter
-        return math.sqrt(max(self.spreads.least**2 - self._run([]).of_host()**2, 0.0)) if self.ran else 0.0
+        return math.sqrt(max(self.spreads.least**2 - self._unedited.of_host()**2, 0.0)) if self.ran else 0.0
 
     @property
     def measured_ns(self) -> float | None:
@@ -222,7 +223,7 @@ class Baseline:
         A recording that is no steady state remains one whatever is edited.
         """
         measured = self.measured_ns
-        if not measured or abs((step_ns := self._unedited_ns) / measured - 1.0) <= UNLIKE_MEASURED:
+        if not measured or abs((step_ns := self._unedited.step_ns) / measured - 1.0) <= UNLIKE_MEASURED:
             return None
         if not self.scenario.profiled:
             return (f"The capture's steps took {measured / 1e6:,.3f} ms without the profiler, and {step_ns / 1e6:,.3f} "
@@ -236,7 +237,7 @@ class Baseline:
         """The simulated job behind ``predict``, for reports that look at all of it. Raises as ``predict``."""
         run = self._run(edits)
         return SimulatedStep(run.scenario, run.steady, tuple(run.edits), tuple(run.said()),
-                       (self.origin or self).ran)
+                             (self.origin or self).ran)
 
     def _run(self, edits: Sequence[Edit]) -> _Run:
         scenario = self.scenario
@@ -479,19 +480,19 @@ def _recorded_ns(cycle: Cycle) -> float:
     return max(float(cycle.recorded_ns(rank).mean()) for rank in range(len(cycle.row)))
 
 
-def _spreads(built: Built, cycle: Cycle, pieces: HostPieces, others: bool) -> Spreads:
-    """Return what the steps of a cycle, and other steps like them if asked for, differ by; or those that were timed
-    without the profiler."""
+def _spreads(built: Built, cycle: Cycle, pieces: HostPieces, similar: range | None) -> Spreads:
+    """Return what the steps of a cycle differ by, with others around the ``similar`` steps it was taken from; or what
+    those do that were timed without the profiler."""
     if not built.profiled:
         stretches, timed = unprofiled_stretches(built), np.array(built.graphs[0].meta.unprofiled_step_ns, np.int64)
         return Spreads(mean_spread(stretches), least_spread(timed, float(np.median(timed))), drift(stretches))
     graphs = built.graphs
     compared = alike = cycle
     lengths = np.max([cycle.recorded_ns(rank) for rank in range(len(graphs))], axis=0)
-    if others and (similar := similar_steps(graphs)) is not None:
+    if similar is not None:
         # What steps differ by is also what the outliers among them do.
-        compared = choose_steps(built, compared_steps(graphs)) or cycle
-        alike = choose_steps(built, alike_steps(graphs)) or cycle
+        compared = choose_steps(built, compared_steps(graphs, similar)) or cycle
+        alike = choose_steps(built, alike_steps(graphs, similar)) or cycle
         lengths = lengths_from(graphs, similar.start)
     around_ns = float(lengths[typical(lengths)].mean())
     return Spreads(mean_spread(step_totals(built, compared, pieces)), least_spread(lengths, around_ns),

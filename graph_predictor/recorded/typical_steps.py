@@ -74,24 +74,18 @@ def similar_steps(graphs: Sequence[ExecutionGraph]) -> range | None:
     return min(runs, key=lambda run: (-len(run), abs(float(longest[run].mean()) - mean), -run.start))
 
 
-def compared_steps(graphs: Sequence[ExecutionGraph]) -> range | None:
+def compared_steps(graphs: Sequence[ExecutionGraph], similar: range) -> range:
     """Return the steps, at most ``MOST_STEPS``, that say what host time differs by: the repeated ones and those after
     them, outliers among them.
 
     What comes before is how a recording begins: queues that fill, caches that grow.
     """
-    similar = similar_steps(graphs)
-    if similar is None:
-        return None
     return range(similar.start, min(similar.start + MOST_STEPS, *(len(graph.steps) for graph in graphs)))
 
 
-def alike_steps(graphs: Sequence[ExecutionGraph]) -> range | None:
+def alike_steps(graphs: Sequence[ExecutionGraph], similar: range) -> range:
     """Return the repeated steps with those around them that launch the same work (±1%), typical or not, at most
     ``MOST_STEPS``: between them the speed of the host can be compared."""
-    similar = similar_steps(graphs)
-    if similar is None:
-        return None
     same = _same_as_before(_work(graphs), 1)
     start, stop = similar.start, similar.stop
     while start and same[start] and stop - start < MOST_STEPS:

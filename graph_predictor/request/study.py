@@ -281,7 +281,7 @@ class Study:
         others = [parse_also(text) for text in also]
         source = self._recorded.scenario.source_device
         captures = [self._recorded, *(baseline_of(self._once("captures", self._other, path), device=source,
-                                               profiled=self._profiled) for path, _ in others)]
+                                                  profiled=self._profiled) for path, _ in others)]
         graphs = [one.built.graphs[0] for one in captures]
         told = [dict(old), *(sizes for _, sizes in others)]
         return SizeLaws(captures, captured_sizes(graphs, told, dict(new)), dict(new))

@@ -132,7 +132,7 @@ class SizeLaws:
     def operations(self, rank: int = 0) -> list[Operation]:
         """Every operation of one step at the new sizes, in program order, threads in order of their first one."""
         found = PairedRank([one.scenario for one in self.captures], rank,
-                      NumberLaws(self.sizes, {**self.sizes[0], **self.new}))
+                           NumberLaws(self.sizes, {**self.sizes[0], **self.new}))
         return [found.kinds[k].new for k in found.kind.tolist()]
 
     def _base(self, scenario: Scenario) -> int:

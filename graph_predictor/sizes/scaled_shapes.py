@@ -54,7 +54,7 @@ class ScaledShapes:
     def __init__(self, graph: ExecutionGraph, changes: Changes) -> None:
         self.graph, self.changes = graph, changes
         self.sizes = NamedSizes(tuple(old for _, old, _ in changes), tuple(new for _, _, new in changes),
-                           tuple(name.lower() in LEADING for name, _, _ in changes))
+                                tuple(name.lower() in LEADING for name, _, _ in changes))
         self.world = max(graph.meta.world_size, 1)
         self.parameters = _parameter_shapes(graph)
         self._sizes_of_parameters = {size for shape in self.parameters for size in shape}

@@ -22,19 +22,12 @@ from graph_predictor.sizes.time_laws import OF_HOST, OF_KERNELS, Doubt, Trend, n
 from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, calls_of
 from kernel_models.pricing import price
+from kernel_models.spreads import HOST_AT_CAPTURED, KERNELS_AT_CAPTURED, PER_DISTANCE
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE
 
 BATCH = frozenset({"batch", "b", "bs", "batch_size"})
 """Names whose size is a rank's samples."""
-KERNELS_AT_CAPTURED, HOST_AT_CAPTURED = 0.03, 0.07
-"""Log half width of the 80% interval of a time law at a captured size: of a GPU's kernels, and of host time. Processes
-that run the same steps on a CPU differ by a standard deviation of 0.04 to 0.09, with the quickest of three rounds by
-half of that; a capture and the step it is asked for are two. The development runs of ``benchmarks/predict_cpu.py`` do
-not tell 0.05 from 0.07 for the host (``benchmarks/interval_coverage.py --development``)."""
-PER_DISTANCE = 0.07
-"""What is added to it (in quadrature) for each e-fold of work from the nearest captured size; outside the captured
-range, as many times more as the distance is spans of that range, since a line's end swings with its lever."""
 LEAST_SPAN = 0.1
 """e-folds of work that the captures are taken to be apart at least."""
 ONE_EVENT = 0.3

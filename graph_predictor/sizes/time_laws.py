@@ -32,7 +32,7 @@ class Doubt:
 
 OF_KERNELS = Doubt(0.3, 0.02)
 OF_HOST = Doubt(0.08, 0.08)
-"""Processes that run the same steps on a shared CPU differ by 4 to 9% (``size_times.HOST_AT_CAPTURED``). On the
+"""Processes that run the same steps on a shared CPU differ by 4 to 9% (``spreads.HOST_AT_CAPTURED``). On the
 tuning programs of benchmarks/foreign_sizes.py the models' slopes were nearer to the truth than those of two such
 captures: MAPE 8.4% with a spread of 0.15, 7.9% with this one, 7.8% with 0.06."""
 ALIKE = 1e-9

@@ -269,8 +269,9 @@ class _Rank:
         for number in range(int(slots.call_ptr[slot]), int(slots.call_ptr[slot + 1])):
             launch = int(slots.call[number])
             kind = LaunchKind(int(recorded.launches.kind[launch]))
+            waits_for = int(self.sync_stream.get(launch, NONE)) if kind == LaunchKind.BLOCKING_SYNC else NONE
             call = HostCall(recorded.string(int(recorded.launches.name[launch])), kind, float(slots.call_ns[number]),
-                        stream=int(self.sync_stream.get(launch, NONE)) if kind == LaunchKind.BLOCKING_SYNC else NONE)
+                            stream=waits_for)
             for at in range(int(slots.kernel_ptr[number]), int(slots.kernel_ptr[number + 1])):
                 kernel = int(slots.kernel[at])
                 if recorded.kernels.kind[kernel] == KernelKind.COLLECTIVE:

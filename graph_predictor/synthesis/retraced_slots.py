@@ -351,5 +351,5 @@ def _mean(steps: list[RecordedSlots]) -> RecordedSlots:
     # What computes can be no longer than the slot (another thread's share of one operation).
     columns["compute"] = np.minimum(columns["compute"], columns["inside"])
     return RecordedSlots(last.graph, last.op, columns["before"], columns["inside"], columns["compute"], last.call_ptr,
-                 last.call, columns["call_ns"], last.call_owned, last.kernel_ptr, last.kernel, columns["kernel_ns"],
-                 last.tf32, float(np.mean([step.tail for step in steps])))
+                         last.call, columns["call_ns"], last.call_owned, last.kernel_ptr, last.kernel,
+                         columns["kernel_ns"], last.tf32, float(np.mean([step.tail for step in steps])))

@@ -188,12 +188,16 @@ def _modelled(graph: ExecutionGraph, spec: DeviceSpec, models: Models | None, ho
             # Where operations compute on the host, what a call costs is part of the operation.
             inside[op] += sum(work.ns for work in own) + launch[op]
             continue
-        found[op] = [HostCall("cudaLaunchKernel" if work.kind != KernelKind.MEMCPY else "cudaMemcpyAsync",
-                          LaunchKind.KERNEL if work.kind != KernelKind.MEMCPY else LaunchKind.MEMCPY, float(launch[op]),
-                          [work]) for work in own]
+        found[op] = [HostCall(*_launch_of(work), float(launch[op]), [work]) for work in own]
         if graph.string(int(ops.name[op])) == HOST_READ:
             found[op].append(HostCall(WAIT, LaunchKind.BLOCKING_SYNC, float(launch[op]), stream=COMPUTE_STREAM))
     return OperationTimes(before, inside, found)
+
+
+def _launch_of(work: DeviceWork) -> tuple[str, LaunchKind]:
+    """Return the call that starts some work, and its kind."""
+    copied = work.kind == KernelKind.MEMCPY
+    return ("cudaMemcpyAsync", LaunchKind.MEMCPY) if copied else ("cudaLaunchKernel", LaunchKind.KERNEL)
 
 
 def _with_host_waits(graph: ExecutionGraph, times: OperationTimes, spec: DeviceSpec) -> OperationTimes:

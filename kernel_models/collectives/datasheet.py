@@ -67,7 +67,7 @@ class DatasheetModel:
         for index, row in enumerate(first.tolist()):
             rows = slice(None) if len(first) == 1 else np.flatnonzero(setting == index)
             group = RankGroup(int(batch.ranks[row]), int(batch.nodes[row]), int(batch.widest[row]),
-                          int(batch.narrowest[row]))
+                              int(batch.narrowest[row]))
             ways = nccl_lines(self.topology, CollectiveKind(int(batch.kind[row])), group, self.algorithm)
             if not ways:
                 continue

@@ -255,7 +255,7 @@ def _scaled(formulas: DatasheetModel, setting: Setting, size: Float64, time_us: 
     there = line.latency_us + line.us_per_byte * float(size[0])
     scale = float(time_us[0]) / there if there else 1.0
     return CurvePieces(np.zeros(0), np.array([line.latency_us * scale]), np.array([line.us_per_byte * scale]),
-                  float(size[0]))
+                       float(size[0]))
 
 
 def _switch(before: tuple[float, float], after: tuple[float, float], last: float, following: float) -> float:

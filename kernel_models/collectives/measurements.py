@@ -56,8 +56,8 @@ class CollectiveMeasurements:
         """The given rows."""
         picked = np.arange(len(self))[rows]
         return CollectiveMeasurements(self.batch.take(rows), self.time_us[rows], self.weight[rows],
-                            [self.backend[i] for i in picked], self.spread, [self.device[i] for i in picked],
-                            [self.system[i] for i in picked], self.notes)
+                                      [self.backend[i] for i in picked], self.spread, [self.device[i] for i in picked],
+                                      [self.system[i] for i in picked], self.notes)
 
     def backends(self) -> list[str]:
         """Names of the backends, sorted."""
@@ -160,4 +160,4 @@ def make_measurements(
     table = np.array(columns, np.int64).reshape(-1, 6)
     batch = CollectiveBatch(table[:, 0], np.array(sizes), *table[:, 1:].T)
     return CollectiveMeasurements(batch, np.array(times), np.ones(len(times)), [backend] * len(times),
-                        device=[device] * len(times), system=[system] * len(times))
+                                  device=[device] * len(times), system=[system] * len(times))

@@ -20,7 +20,7 @@ from kernel_models.op_call import Family, OpCall
 from kernel_models.tensors import TensorSpec
 
 _BY_VALUE = words("mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits "
-             "kl_div soft_margin_loss poisson_nll_loss")
+                  "kl_div soft_margin_loss poisson_nll_loss")
 
 
 def loss(kind: str, rows: int, classes: int, dtype: str) -> Iterator[OpCall]:

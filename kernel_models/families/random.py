@@ -21,7 +21,7 @@ from kernel_models.op_call import Family, OpCall
 from kernel_models.tensors import TensorSpec
 
 _IN_PLACE = words("uniform normal bernoulli random exponential cauchy log_normal geometric rand_like randn_like "
-             "randint_like poisson binomial _standard_gamma _sample_dirichlet")
+                  "randint_like poisson binomial _standard_gamma _sample_dirichlet")
 _NEW = words("rand randn randint")
 _HAND_BACK = words("dropout feature_dropout")
 """Of dropout these do nothing at p = 0 (ATen/native/Dropout.cpp); the native operator draws its mask all the same."""

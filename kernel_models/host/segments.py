@@ -159,7 +159,7 @@ def host_segments(graph: ExecutionGraph, excluded: HostIntervals | None = None) 
     if excluded is not None:
         duration = duration - excluded.within(thread, start, end)
     profiled = HostIntervals.merged(graph.overheads.thread, graph.overheads.start_ns,
-                                graph.overheads.start_ns + graph.overheads.duration_ns)
+                                    graph.overheads.start_ns + graph.overheads.duration_ns)
     duration = np.maximum(duration - profiled.within(thread, start, end), 0)
     return Segments(kind.astype(np.int8), op, before, call, thread, start, duration,
                     _events(graph, thread, start, end), _step_of(graph, start))
@@ -232,7 +232,7 @@ def _data_loading(graph: ExecutionGraph, kind: Int64, thread: Int64, start: Int6
     gaps = graph.gaps
     loading = gaps.kind == GapKind.DATA_LOADING
     data = HostIntervals.merged(gaps.thread[loading], gaps.start_ns[loading],
-                            (gaps.start_ns + gaps.duration_ns)[loading])
+                                (gaps.start_ns + gaps.duration_ns)[loading])
     mostly = data.within(thread, start, end) * 2 > end - start
     return np.where((kind == Overhead.BETWEEN_OPS) & mostly, Overhead.DATA, kind)
 

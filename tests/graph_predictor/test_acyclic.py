@@ -75,7 +75,7 @@ def test_what_closes_cycles_goes_and_nothing_else(program: Program, data: st.Dat
     same, left_out = without_cycles(program)
     assert not left_out
     assert np.array_equal(same.edge_kernel, program.edge_kernel) and np.array_equal(same.wait_kernel,
-                                                                                  program.wait_kernel)
+                                                                                    program.wait_kernel)
     kernels = len(program.kernel_item)
     if not kernels:
         return

@@ -155,7 +155,7 @@ def test_volumes_are_compared_by_kind():
 @pytest.mark.parametrize(("text", "said"), [
     ('data_scheme = "magic"', "one of ddp"), ("dp = -3", "from 0 to 1e"), ("parameters = inf", "from 0 to 1e"),
     ("parameters = nan", "from 0 to 1e"), ("world = 8", "'world' is nothing a job "
-                                                                                         "says"),
+                                           "says"),
     ('dp = "8"', "dp is '8'"), ("dp = true", "dp is True"), ("dp =", "is no TOML")])
 def test_a_wrong_job_description_is_told(tmp_path: Path, text: str, said: str):
     path = tmp_path / "job.toml"

@@ -252,7 +252,7 @@ def test_matrices_that_may_be_either_are_refused(tmp_path: Path) -> None:
     trace = waiting_steps()
     graph = trace.read(tmp_path)
     graph.strings = [text.replace("aten::linear", "aten::relu").replace("[[4096,1024],[1024,1024],[1024]]",
-                                                                       "[[1024,1024]]") for text in graph.strings]
+                                                                        "[[1024,1024]]") for text in graph.strings]
     for code, text in enumerate(graph.strings):
         if text.replace(" ", "").startswith("[[4096,1024],[1024,1024]"):
             graph.strings[code] = "[[1024, 1024]]"

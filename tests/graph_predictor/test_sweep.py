@@ -36,8 +36,8 @@ def _result(*arguments: str) -> Any:
 
 def test_a_space_is_every_combination() -> None:
     space = SweepSpace((Axis.sizes("batch=32:8,16"), Axis.texts("device", "b200, h200-sxm"),
-                   Axis.texts("world_size", "1,8")),
-                  Configuration(host=0.5))
+                        Axis.texts("world_size", "1,8")),
+                       Configuration(host=0.5))
     points = list(space)
     assert len(space) == len(points) == len({point.key for point in points}) == 8
     assert points[-1].values == {"batch": 16, "device": "h200-sxm", "world_size": 8}

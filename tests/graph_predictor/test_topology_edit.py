@@ -63,7 +63,7 @@ def all_reduce_us(where: Topology, world: int) -> float:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Baseline:
     """Both ranks of a job on two A100."""
     return baseline_of(read_ranks([rank(0, 2), rank(1, 2)], tmp_path_factory.mktemp("pair")),
-                    device=device("a100-sxm-80g"))
+                       device=device("a100-sxm-80g"))
 
 
 @pytest.mark.parametrize(("name", "faster"), [("dgx-h100", True), ("pcie-a100", False)])

@@ -565,7 +565,7 @@ def test_no_edit_makes_negative_times(tmp_path: Path, drawn: tuple[list[Op], flo
 @few
 @given(steps, st.sampled_from([edit for edit in EDITS if isinstance(edit, FASTER)]))
 def test_what_removes_work_or_waits_never_slows(tmp_path: Path, drawn: tuple[list[Op], float, bool],
-                                               edit: Edit) -> None:
+                                                edit: Edit) -> None:
     """Free launches move a kernel's earliest start, never later; a graph's launch is the exception told."""
     baseline = baseline_of(graph_of(drawn, tmp_path))
     after = outcome(baseline, [edit])

@@ -73,7 +73,7 @@ def test_older_columns_and_given_ranks(tmp_path):
     (lambda t: t.replace("(us)", "(ms)", 1), f"line {HEADER_LINE + 1}: a column is in ms"),
     (lambda t: t.replace("  25.41 ", "  0.025 "), "line 11: 1,048,576 bytes in 0.025 µs are .* units are mixed"),
     (lambda t: t[:t.index("  41.27")], f"line 11: the row has 6 columns and line {HEADER_LINE} names 13; it is cut "
-                                        "off"),
+     "off"),
     (lambda t: t[:t.index("262144")], "line 11: the row is cut off"),
     (lambda t: t.replace("  41.27", "  fast!"), "line 11: a number or column that nccl-tests writes is missing"),
     (lambda t: t.replace("256  float", "256  quark"), "line 10: .*another tool's"),

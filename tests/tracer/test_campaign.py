@@ -638,7 +638,7 @@ def test_whose_disk_is_full(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_hanging_and_a_dying_worker_cost_one_item_each(torch: Any, tmp_path: Path,
-                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
     from tracer.campaign import runner
 
     # What a driver fault does: the process goes; what a dead-lock does: nothing comes.

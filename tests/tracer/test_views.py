@@ -74,7 +74,9 @@ def test_arguments() -> None:
 @pytest.mark.parametrize(("shapes", "strides", "shape", "stride"), [
     ("[[2, 3]]", "[[3]]", (2, 3), None), ("[[2, 3]]", "[[]]", (2, 3), None), ("[[2, 3]]", "[[3, -1]]", (2, 3), None),
     ("[[[2, 3], [4]]]", "[[[3, 1]]]", ((2, 3), (4,)), None), ("[[[2, 3], [4]]]", "[[[3], [1]]]", ((2, 3), (4,)),
-                                                             ((), (1,))),
+                                                              ((), (1,))),
+    ("[[[[2, 3], [4]], [5]]]", "[[[3, 1], [1]]]", ((2, 3), (4,), (5,)), None),
+    ("[[8, [[1, {}], [3]]]]", "[[]]", ((), (), (), (3,)), None),
     ("[[-2, 3]]", "[[3, 1]]", None, None), (f"[[{10**30}]]", "[[1]]", None, None),
     (f"[[{2**40}, {2**40}]]", "[[1, 1]]", None, None)])
 def test_sizes_that_no_tensor_has_are_not_recorded(shapes: str, strides: str, shape: object, stride: object) -> None:

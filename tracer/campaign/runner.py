@@ -124,7 +124,7 @@ class _Run:
                     self._begin(workers)
                 stopped = self._run_all(workers)
             return CampaignOutcome(self._new, source.planned(), before, source.left(), time.monotonic() - self._started,
-                           stopped)
+                                   stopped)
         finally:
             workers.close()
             try:

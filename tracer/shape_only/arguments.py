@@ -24,8 +24,8 @@ _SCALAR_TYPES: dict[Any, int] = {
     torch.float64: 7, torch.complex64: 9, torch.complex128: 10, torch.bool: 11, torch.bfloat16: 15,
 }
 for _name, _type, _code in (("float8_e5m2", "c10::Float8_e5m2", 23), ("float8_e4m3fn", "c10::Float8_e4m3fn", 24),
-                              ("uint16", "unsigned short", 27), ("uint32", "unsigned int", 28),
-                              ("uint64", "unsigned long", 29)):
+                            ("uint16", "unsigned short", 27), ("uint32", "unsigned int", 28),
+                            ("uint64", "unsigned long", 29)):
     if hasattr(torch, _name):
         _TYPES[getattr(torch, _name)], _SCALAR_TYPES[getattr(torch, _name)] = _type, _code
 _WRAPPED = {int: "long int", float: "double", bool: "bool"}

@@ -81,8 +81,8 @@ _MODES = {
 
 FAMILIES = [
     CampaignFamily("pooling", "pooling by maximum and by mean, and to a given size",
-           {**_SHAPE, "kernel": SizeRange(3), "stride": SizeRange(2)},
-           {"pool": FamilyChoice(("max", "avg", "adaptive_avg")), **_MODES}, _pooling, _window_fits),
+                   {**_SHAPE, "kernel": SizeRange(3), "stride": SizeRange(2)},
+                   {"pool": FamilyChoice(("max", "avg", "adaptive_avg")), **_MODES}, _pooling, _window_fits),
     CampaignFamily("interpolate", "enlarged images: nearest, bilinear, bicubic", {**_SHAPE, "factor": SizeRange(2, 2)},
-           {"mode": FamilyChoice(tuple(_MIXED)), **_MODES}, _interpolate),
+                   {"mode": FamilyChoice(tuple(_MIXED)), **_MODES}, _interpolate),
 ]
