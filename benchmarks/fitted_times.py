@@ -32,14 +32,18 @@ class Fitted:
 
     def apply(self, scenario: Scenario) -> Scenario:
         """See ``Edit``."""
-        return replace(scenario, kernel_ns=kernel_medians(scenario), host_ns=host_estimates(scenario))
+        duration = scenario.built.program.kernel_duration
+        ratio = kernel_medians(scenario) / np.maximum(duration, 1)
+        known = ~np.isnan(ratio) & (duration > 0)
+        return replace(scenario, kernels=scenario.kernels.scaled(np.where(known, ratio, 1.0)),
+                       host=replace(scenario.host, ns=host_estimates(scenario)))
 
 
 def kernel_medians(scenario: Scenario) -> Float64:
     """Median duration (ns) of the kernels with the same calls and name, over the cycle; NaN outside it."""
     built, work = scenario.built, scenario.work
     result = np.full(len(built.program.kernel_item), np.nan)
-    rows = scenario.steps_kernels()
+    rows = np.flatnonzero(scenario.cycle.kernel)
     if not len(rows):
         return result
     name = np.concatenate([g.kernels.name for g in built.graphs])[rows].astype(np.int64)

@@ -131,7 +131,7 @@ def device_pairs(traces: Path) -> list[Held]:
         jobs = read_job(traces / first), read_job(traces / second)
         for source, target, label in ((0, 1, name), (1, 0, f"{name}, back")):
             measured = baseline_of(jobs[target])
-            spec = measured.scenario.source_device
+            spec = measured.scenario.devices.source
             assert spec is not None
             said = baseline_of(jobs[source]).predict([Device(spec), HostFrom(jobs[target].graphs, "the other")])
             found.append(Held(label, said.step_time_us, said.interval_us, measured.predict().step_time_us))

@@ -65,7 +65,7 @@ def other_devices(traces: Path) -> None:
 
 def _pair(source: Job, target: Job, label: str) -> None:
     measured, baseline = baseline_of(target).predict(), baseline_of(source)
-    spec = baseline_of(target).scenario.source_device
+    spec = baseline_of(target).scenario.devices.source
     assert spec is not None
     other = HostFrom(target.graphs, "the other")
     for whose in ("its own", "the other"):
@@ -93,7 +93,7 @@ def other_programs(traces: Path) -> None:
             jobs = read_job(traces / first), read_job(traces / second)
             for source, target, label in ((0, 1, name), (1, 0, _reversed(name))):
                 measured = baseline_of(jobs[target])
-                spec, active = measured.scenario.source_device, measured.predict().gpu_active_us
+                spec, active = measured.scenario.devices.source, measured.predict().gpu_active_us
                 assert spec is not None
                 plain = baseline_of(jobs[source]).predict([Device(spec)]).gpu_active_us
                 models = profiles.get(spec.name)

@@ -89,9 +89,9 @@ def _step(job: Job, baseline: Baseline) -> float | None:
 def _modelled(job: Job, baseline: Baseline) -> tuple[float | None, float | None]:
     """``device`` and ``families``."""
     scenario = baseline.scenario
-    if scenario.source_device is None:
+    if scenario.devices.source is None:
         return None, None
-    if scenario.source_device.name == CPU and not len(scenario.built.program.kernel_item):
+    if scenario.devices.source.name == CPU and not len(scenario.built.program.kernel_item):
         pieces, total = _computing(job.graphs)
     else:
         work = describe_work(scenario.built)
@@ -101,7 +101,7 @@ def _modelled(job: Job, baseline: Baseline) -> tuple[float | None, float | None]
     calls, measured = pieces
     if not len(measured) or measured.sum() < LEAST_SIZED * total:
         return None, None
-    predicted = _priced(calls, scenario.source_device, scenario.source_models)
+    predicted = _priced(calls, scenario.devices.source, scenario.devices.source_models)
     family = np.array([FAMILIES.index(of[0].family) for of in calls])
     by_family = [np.bincount(family, weights=ns, minlength=len(FAMILIES)) for ns in (predicted, measured)]
     return (_rounded(float(predicted.sum() / measured.sum()) - 1.0),

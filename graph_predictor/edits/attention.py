@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graph_predictor.prediction.overheads import WRITTEN_OUT
-from graph_predictor.prediction.rewriting import Rewriting
+from graph_predictor.prediction.replacement import Replacement, Rewriting, Units
 from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.prediction.units import Replacement, Units, below, units_of
+from graph_predictor.prediction.units import below, units_of
 from kernel_models.dtypes import itemsize
 from kernel_models.families.attention import attention
 from kernel_models.op_call import Family, OpCall

@@ -8,9 +8,9 @@ import numpy as np
 
 from graph_predictor.edits.fusion import chains, fused_call
 from graph_predictor.prediction.overheads import computing_operations
-from graph_predictor.prediction.rewriting import Rewriting
+from graph_predictor.prediction.replacement import Replacement, Rewriting, Units
 from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.prediction.units import Replacement, Units, host_weight, units_of
+from graph_predictor.prediction.units import host_weight, units_of
 from kernel_models.op_call import Family
 from kernel_models.spreads import COMPILED_HOST, COMPILED_KERNELS
 from tracer.arrays import Float64
@@ -48,13 +48,11 @@ class Compile:
         weight, share = _host(scenario)
         if not len(units) or not share:
             raise EditError("No operation of the step is in its forward or backward: there is nothing to compile.")
-        before = scenario.kernel_spread
         kernels = np.where(scenario.cycle.kernel & (scenario.work.piece >= 0), COMPILED_KERNELS, 0.0)
         return replace(
             scenario, rewrites={**scenario.rewrites, "3 compile": compiled},
-            host_weight=weight if scenario.host_weight is None else weight * scenario.host_weight,
-            host_spread=float(np.hypot(scenario.host_spread or 0.0, COMPILED_HOST * share)),
-            kernel_spread=kernels if before is None else np.hypot(before, kernels),
+            host=scenario.host.scaled(weight).widened(COMPILED_HOST * share),
+            kernels=scenario.kernels.widened(kernels),
         ).with_note("torch.compile is approximate: chains of elementwise work are fused, and a quarter of the host's "
                     "time in forward and backward is left.")
 

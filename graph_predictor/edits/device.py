@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from graph_predictor.prediction.scenario import CallEdit, EditError, Scenario
+from graph_predictor.prediction.changes import CallEdit
+from graph_predictor.prediction.scenario import EditError, Scenario
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
 from kernel_models.op_call import Family, OpCall
@@ -48,10 +49,12 @@ class Device:
                             "shapes (foretrace trace) to predict it there.")
         source = scenario.known_source()
         if spec.name == source.name:
-            return replace(scenario, device=spec, models=self.models or scenario.source_models)
-        edits: dict[str, CallEdit] = {**scenario.call_edits, "0 tf32 by device": _TF32(spec)}
+            return replace(scenario, devices=replace(
+                scenario.devices, target=spec, source_models=self.models or scenario.devices.source_models))
+        edits: dict[str, CallEdit] = {**scenario.kernels.call_edits, "0 tf32 by device": _TF32(spec)}
         note = f"Kernels are scaled from {source.name} to {spec.name}"
-        scenario = replace(scenario, device=spec, models=self.models, call_edits=edits)
+        scenario = replace(scenario, devices=replace(scenario.devices, target=spec, target_models=self.models),
+                           kernels=replace(scenario.kernels, call_edits=edits))
         if "tf32" in spec.matrix_tflops and "tf32" not in source.matrix_tflops:
             return scenario.with_note(f"{note}; fp32 convolutions run as TF32 there (cuDNN's default), matrix "
                                       "products in "

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.prediction.rewriting import Rewriting
+from graph_predictor.prediction.replacement import Replacement, Rewriting, Units, sized
 from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.prediction.units import Replacement, Units, sized, units_of
+from graph_predictor.prediction.units import units_of
 from kernel_models.op_call import Family, OpCall
 from tracer.graph import Phase
 

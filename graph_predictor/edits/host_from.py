@@ -61,7 +61,7 @@ class HostFrom:
                             "with steps.")
         pieces = host_pieces(other)
         # The ratio of the hosts is of recorded times, and applies to whatever other edits made of them.
-        ns = scenario.pieces.ns.astype(np.float64) if scenario.host_ns is None else scenario.host_ns.copy()
+        ns = scenario.host_times()
         matched = total = 0.0
         for rank in range(len(scenario.built.graphs)):
             other_rank = min(rank, len(other.graphs) - 1)
@@ -72,9 +72,8 @@ class HostFrom:
                             "the same "
                             "model.")
         share = matched / total if total else 0.0
-        spread = float(np.hypot(scenario.host_spread or 0.0, (1.0 - share) * OTHER_HOST))
-        changed = replace(scenario, host_ns=ns, host_spread=spread,
-                          constants=[report.constants for report in other.reports])
+        host = scenario.host.widened((1.0 - share) * OTHER_HOST)
+        changed = replace(scenario, host=replace(host, ns=ns, constants=[report.constants for report in other.reports]))
         if other.profiled and not scenario.profiled:
             changed = replace(changed, warnings=(*changed.warnings, (
                 f"{self.name} does not say what its step takes without the profiler: its host times are those under "
@@ -87,13 +86,12 @@ class HostFrom:
     def _retraced(self, scenario: Scenario, origin: Origin) -> Scenario:
         """The same of a step traced again: each operation changes as the recorded one that stands for it."""
         recorded = self.apply(origin.scenario)
-        assert recorded.host_ns is not None and recorded.constants is not None
-        ns = scenario.pieces.ns.astype(np.float64) if scenario.host_ns is None else scenario.host_ns
-        more = recorded.host_spread or 0.0
+        there = recorded.host
+        assert there.ns is not None and there.constants is not None
+        ns = scenario.host_times() * origin.host_factors(scenario.pieces, there.ns)
+        constants = [there.constants[min(rank, len(there.constants) - 1)] for rank in origin.ranks]
         return replace(
-            scenario, host_ns=ns * origin.host_factors(scenario.pieces, recorded.host_ns),
-            host_spread=float(np.hypot(scenario.host_spread or 0.0, more)),
-            constants=[recorded.constants[min(rank, len(recorded.constants) - 1)] for rank in origin.ranks],
+            scenario, host=replace(scenario.host.widened(there.spread), ns=ns, constants=constants),
             warnings=tuple(dict.fromkeys((*scenario.warnings, *recorded.warnings))),
             notes=tuple(dict.fromkeys((*scenario.notes, *recorded.notes))))
 

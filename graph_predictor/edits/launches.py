@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from graph_predictor.prediction.scenario import EditError, Loading, Scenario
+from graph_predictor.prediction.changes import Loading
+from graph_predictor.prediction.scenario import EditError, Scenario
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class CudaGraphs:
         """See ``Edit``."""
         _with_kernels(scenario, "there is nothing to put into a CUDA graph")
         return scenario.with_note("The whole step but data loading is taken to be one CUDA graph: it must not depend "
-                                  "on values computed on the GPU, nor on changing shapes.", graphed=True)
+                                  "on values computed on the GPU, nor on changing shapes.",
+                                  launches=replace(scenario.launches, graphed=True))
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class FreeLaunches:
     def apply(self, scenario: Scenario) -> Scenario:
         """See ``Edit``."""
         _with_kernels(scenario, "there is no launch to make free")
-        return replace(scenario, launch_cost=False)
+        return replace(scenario, launches=replace(scenario.launches, cost=False))
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class NoDataLoading:
         """See ``Edit``."""
         scenario = scenario.claim("loading", "--no-data-loading")
         check_loading_is_known(scenario)
-        return replace(scenario, loading=Loading.NONE)
+        return replace(scenario, batches=replace(scenario.batches, loading=Loading.NONE))
 
 
 def check_loading_is_known(scenario: Scenario) -> None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graph_predictor.edits.launches import check_loading_is_known
+from graph_predictor.prediction.changes import Loading
 from graph_predictor.prediction.edited_host import collective_rows, input_copies
-from graph_predictor.prediction.scenario import EditError, Loading, Scenario
+from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.simulation.program import NEVER
 
 
@@ -38,7 +39,7 @@ class OverlapLoading:
                                 "faster loading would save.")
             if not (input_copies(scenario) & scenario.cycle.kernel).any():
                 raise EditError("The step loads nothing: there is no loading to overlap.")
-        return replace(scenario, loading=Loading.BACKGROUND)
+        return replace(scenario, batches=replace(scenario.batches, loading=Loading.BACKGROUND))
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class HideCollectives:
         """See ``Edit``."""
         if not (collective_rows(scenario) & scenario.cycle.kernel).any():
             raise EditError("The step has no collectives on the device: there is nothing to overlap.")
-        return replace(scenario, hidden_collectives=True)
+        return replace(scenario, launches=replace(scenario.launches, hidden_collectives=True))
 
 
 @dataclass(frozen=True)
@@ -77,4 +78,4 @@ class NoWaits:
         waits = np.diff(program.wait_ptr) > 0
         if not (waits & scenario.cycle.item).any():
             raise EditError("The host of the step waits for no device work: there is no wait to remove.")
-        return replace(scenario, waits=False)
+        return replace(scenario, launches=replace(scenario.launches, waits=False))

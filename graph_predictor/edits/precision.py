@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from graph_predictor.prediction.changes import CallEdit
 from graph_predictor.prediction.scenario import EditError, Scenario
 from kernel_models.dtypes import itemsize
 from kernel_models.op_call import Family, OpCall
@@ -38,7 +39,7 @@ class Precision:
             raise EditError(f"Products cannot be switched to {self.dtype!r}: choose bf16, fp16, tf32 or fp32.")
         scenario = scenario.claim("the precision", f"--dtype {self.dtype}")
         scenario.known_source()
-        spec = scenario.device or scenario.source_device
+        spec = scenario.devices.target or scenario.devices.source
         if spec is not None and self.dtype not in spec.matrix_tflops and self.dtype in ("tf32", "bf16"):
             raise EditError(f"{spec.name} has no matrix units for {self.dtype}: the work would run no faster; choose "
                             "another "
@@ -47,7 +48,8 @@ class Precision:
         if not any(change(call) != (call,) for calls in scenario.work.calls for call in calls):
             raise EditError(f"No operation of the step changes with products in {self.dtype}: none is known to "
                             "compute in another type.")
-        return replace(scenario, call_edits={**scenario.call_edits, "1 precision": change})
+        edits: dict[str, CallEdit] = {**scenario.kernels.call_edits, "1 precision": change}
+        return replace(scenario, kernels=replace(scenario.kernels, call_edits=edits))
 
 
 @dataclass(frozen=True)

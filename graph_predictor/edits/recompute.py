@@ -9,8 +9,9 @@ import numpy as np
 
 from graph_predictor.edits.precision import PRODUCTS
 from graph_predictor.prediction.memory import kept_when_recomputed
+from graph_predictor.prediction.replacement import Bools
 from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.prediction.units import Bools, below, host_weight
+from graph_predictor.prediction.units import below, host_weight
 from graph_predictor.simulation.host_pieces import top_operations
 from kernel_models.op_call import Family
 from kernel_models.operation import family_of
@@ -73,7 +74,7 @@ def _on(scenario: Scenario, chosen: list[Bools], blocks: int) -> Scenario:
 def _times(scenario: Scenario, chosen: list[Bools], factor: float) -> Scenario:
     """Kernels and host time of the chosen operations of each rank times a factor."""
     program = scenario.built.program
-    kernel = np.ones(len(program.kernel_item)) if scenario.kernel_factor is None else scenario.kernel_factor.copy()
+    kernel = np.ones(len(program.kernel_item))
     around = [found | _around(graph, found) if not factor else found for graph, found in zip(
         scenario.built.graphs, chosen, strict=True)]
     host = host_weight(scenario, around, factor, chosen)
@@ -82,8 +83,7 @@ def _times(scenario: Scenario, chosen: list[Bools], factor: float) -> Scenario:
         low = int(program.kernel_ptr[rank])
         mine = low + np.flatnonzero(within[graph.kernels.op])
         kernel[mine[scenario.work.piece[mine] >= 0]] *= factor
-    before = scenario.host_weight
-    return replace(scenario, kernel_factor=kernel, host_weight=host if before is None else host * before)
+    return replace(scenario, kernels=scenario.kernels.scaled(kernel), host=scenario.host.scaled(host))
 
 
 def _around(graph: ExecutionGraph, recomputed: Bools) -> Bools:

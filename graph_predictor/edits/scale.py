@@ -37,8 +37,7 @@ class ScaleKernels:
                             "time.")
         factor = np.ones(len(scenario.built.program.kernel_item))
         factor[(scenario.work.piece >= 0) | self.collectives] = self.factor
-        before = scenario.kernel_factor
-        return replace(scenario, kernel_factor=factor if before is None else factor * before)
+        return replace(scenario, kernels=scenario.kernels.scaled(factor))
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,8 @@ class ScaleClock:
     def apply(self, scenario: Scenario) -> Scenario:
         """See ``Edit``."""
         scenario.known_source()
-        return replace(scenario, clock=scenario.clock * _checked(self.factor, "The clock"))
+        clock = scenario.devices.clock * _checked(self.factor, "The clock")
+        return replace(scenario, devices=replace(scenario.devices, clock=clock))
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ class ScaleBandwidth:
     def apply(self, scenario: Scenario) -> Scenario:
         """See ``Edit``."""
         scenario.known_source()
-        return replace(scenario, bandwidth=scenario.bandwidth * _checked(self.factor, "The memory bandwidth"))
+        bandwidth = scenario.devices.bandwidth * _checked(self.factor, "The memory bandwidth")
+        return replace(scenario, devices=replace(scenario.devices, bandwidth=bandwidth))
 
 
 @dataclass(frozen=True)
@@ -86,4 +87,5 @@ class ScaleHost:
 
     def apply(self, scenario: Scenario) -> Scenario:
         """See ``Edit``."""
-        return replace(scenario, host_factor=scenario.host_factor * _checked(self.factor, "Host time"))
+        factor = scenario.host.factor * _checked(self.factor, "Host time")
+        return replace(scenario, host=replace(scenario.host, factor=factor))

@@ -56,6 +56,4 @@ class Straggler:
         kernels[mine[scenario.work.piece[mine] >= 0]] += self.slower
         weight = np.ones(len(scenario.pieces))
         weight[scenario.pieces.rank == found[0]] += self.slower
-        before, host = scenario.kernel_factor, scenario.host_weight
-        return replace(scenario, kernel_factor=kernels if before is None else kernels * before,
-                       host_weight=weight if host is None else weight * host)
+        return replace(scenario, kernels=scenario.kernels.scaled(kernels), host=scenario.host.scaled(weight))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -65,10 +65,7 @@ class OnTopology:
             " (the device's usual nodes)" if self.recorded is None else "") + (
             f"; {unknown} of them have no recorded kind or size and keep their times." if unknown else ".") + (
             " None takes another time there." if (factor == 1.0).all() else "")
-        mine = scenario.kernel_factor
-        wide = scenario.kernel_spread
-        return replace(scenario.with_note(notes), kernel_factor=factor if mine is None else factor * mine,
-                       kernel_spread=spread if wide is None else np.hypot(spread, wide))
+        return scenario.with_note(notes, kernels=scenario.kernels.scaled(factor).widened(spread))
 
 
 def _fill(pointer: np.ndarray, found: list[RecordedCollective], here: CommTimes, there: CommTimes,

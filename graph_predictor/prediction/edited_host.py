@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from graph_predictor.prediction.changes import Loading
 from graph_predictor.prediction.repeat import Repeated
-from graph_predictor.prediction.rewriting import replaced_host
-from graph_predictor.prediction.scenario import Loading, Scenario
+from graph_predictor.prediction.replacement import Bools
+from graph_predictor.prediction.rewriting import Rewritten, replaced_host
+from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.simulation.host_pieces import with_host
 from graph_predictor.simulation.program import NEVER, Anchor, ItemKind, Program, whole_ns
 from kernel_models.launch_constants import LaunchConstants
@@ -24,8 +26,15 @@ GRAPH_LAUNCH_NS = 10_000.0
 
 @dataclass(frozen=True, slots=True)
 class EditedHost:
-    """Host side of the recorded program after the edits: work and cost by item (ns), lags and latencies; ``floor`` is
-    what loading a cycle's batches takes each rank beside it, ns, and ``workers`` what worker processes take for it."""
+    """Host side of the recorded program after the edits.
+
+    Attributes:
+        work, cost: by item, ns.
+        after_lag, external, latency, queue_depth: as of ``Program``.
+        floor: what loading a cycle's batches takes each rank beside it, ns.
+        workers: what worker processes take for a cycle's batches, ns a rank.
+        kernel_gone: kernels that are no longer launched; ``None`` where all are.
+    """
 
     work: Int64
     cost: Int64
@@ -35,57 +44,60 @@ class EditedHost:
     queue_depth: Int64
     floor: Float64
     workers: Float64
+    kernel_gone: Bools | None
 
 
-def edit_host(scenario: Scenario) -> EditedHost:
-    """Resolve a scenario's host fields, in one order whatever the order of the edits."""
+def edit_host(scenario: Scenario, rewritten: Rewritten | None) -> EditedHost:
+    """Resolve a scenario's changes of the host, in one order whatever the order of the edits."""
     program, pieces = scenario.built.program, scenario.pieces
-    ns = pieces.ns.astype(np.float64) if scenario.host_ns is None else scenario.host_ns.copy()
+    host, batches, launches = scenario.host, scenario.batches, scenario.launches
+    ns = scenario.host_times()
     lag = program.after_lag.astype(np.float64)
-    if scenario.host_ns is not None:
+    if host.ns is not None:
         mine = scenario.cycle.working[pieces.item]
         lag = lag * _total_ratio(pieces.ns[mine], ns[mine])
-    if scenario.fetching is not None:
-        ns = ns * scenario.fetching.on(pieces, scenario.fetching.expected)
+    if batches.fetching is not None:
+        ns = ns * batches.fetching.on(pieces, batches.fetching.expected)
     external = program.item_external
     depth = program.queue_depth
     floor: Float64 = np.zeros(program.ranks)
     workers: Float64 = np.zeros(program.ranks)
-    if scenario.loader is not None and scenario.loading is Loading.INLINE:
-        workers = scenario.loader.of_ranks(program.ranks).interval_ns * scenario.cycle.steps
+    if batches.workers is not None:
+        workers = batches.workers.of_ranks(program.ranks).interval_ns * scenario.cycle.steps
         external = np.full_like(external, NEVER)
-    if scenario.loading is not Loading.INLINE:
-        if scenario.loading is Loading.BACKGROUND:
+    if batches.loading is not Loading.INLINE:
+        if batches.loading is Loading.BACKGROUND:
             mine = pieces.data & scenario.cycle.working[pieces.item]
-            floor += np.bincount(pieces.rank[mine], weights=ns[mine], minlength=program.ranks) * scenario.host_factor
+            floor += np.bincount(pieces.rank[mine], weights=ns[mine], minlength=program.ranks) * host.factor
         ns[pieces.data] = 0.0
         external = np.full_like(external, NEVER)
-    ns = replaced_host(scenario, ns)
-    if scenario.host_weight is not None:
-        ns = ns * scenario.host_weight
-    if not scenario.launch_cost:
+    ns = replaced_host(scenario, rewritten, ns)
+    if host.weight is not None:
+        ns = ns * host.weight
+    if not launches.cost:
         ns[pieces.is_cost & np.isin(pieces.launch_kind, LAUNCHING)] = 0.0
-    if scenario.graphed:
+    if launches.graphed:
         # Within the graph no operation runs on the host; one launch is left, on the first item of each rank's step.
         ns = np.where(pieces.data, ns, 0.0)
         lag = lag * 0.0
         depth = np.zeros_like(depth)
-    ns, lag = ns * scenario.host_factor, lag * scenario.host_factor
+    ns, lag = ns * host.factor, lag * host.factor
     work, cost = with_host(program, pieces, ns)
-    if scenario.graphed:
+    if launches.graphed:
         first = _first_launches(scenario)
-        cost[first] += int(GRAPH_LAUNCH_NS * scenario.host_factor)
-    latency = program.kernel_latency if scenario.constants is None else _latency(scenario, scenario.constants)
-    if not scenario.launch_cost:
+        cost[first] += int(GRAPH_LAUNCH_NS * host.factor)
+    latency = program.kernel_latency if host.constants is None else _latency(scenario, host.constants)
+    if not launches.cost:
         latency = np.where(program.kernel_anchor == Anchor.CALL_END, 0, latency)
-    return EditedHost(work, cost, whole_ns(lag), external, latency, depth, floor, workers)
+    gone = None if rewritten is None else rewritten.kernel_gone
+    return EditedHost(work, cost, whole_ns(lag), external, latency, depth, floor, workers, gone)
 
 
-def host_changed(scenario: Scenario) -> bool:
+def host_changed(scenario: Scenario, rewritten: Rewritten | None) -> bool:
     """Return whether host time that is left is other than what was recorded; time that an edit merely takes away is
     not."""
-    rewritten, weight = scenario.rewritten, scenario.host_weight
-    return (scenario.host_ns is not None or scenario.fetching is not None or scenario.host_factor != 1.0
+    host, weight = scenario.host, scenario.host.weight
+    return (host.ns is not None or scenario.batches.fetching is not None or host.factor != 1.0
             or (weight is not None and not np.isin(weight, (0.0, 1.0)).all())
             or (rewritten is not None and ((rewritten.units.on_host and bool(rewritten.replacements))
                                            or not np.isin(rewritten.host_weight, (0.0, 1.0)).all())))
@@ -113,11 +125,11 @@ def edited_program(repeated: Repeated, host: EditedHost, scenario: Scenario, ker
         changes["after_lag"] = _copied_lags(repeated, host.after_lag, source)
     if host.external is not source.item_external:
         changes["item_external"] = np.full_like(p.item_external, NEVER)
-    if not scenario.waits:
+    if not scenario.launches.waits:
         changes["wait_ptr"] = np.zeros_like(p.wait_ptr)
         changes["wait_kernel"], changes["wait_lag"] = p.wait_kernel[:0], p.wait_lag[:0]
-    if scenario.rewritten is not None:
-        changes["kernel_gap"] = np.where(scenario.rewritten.kernel_gone[repeated.kernel], 0, p.kernel_gap)
+    if host.kernel_gone is not None:
+        changes["kernel_gap"] = np.where(host.kernel_gone[repeated.kernel], 0, p.kernel_gap)
     return _beside(replace(p, **changes), repeated, scenario, np.maximum(host.floor * host_factor, host.workers))
 
 
@@ -142,8 +154,8 @@ def _beside(program: Program, repeated: Repeated, scenario: Scenario, floor: Flo
     """Work that runs beside the step: it takes no time of its own, but no step can be shorter than it."""
     program = replace(program, kernel_duration=program.kernel_duration.copy())
     floor = floor.copy()
-    for beside in (input_copies(scenario) if scenario.loading is Loading.BACKGROUND else None,
-                   collective_rows(scenario) if scenario.hidden_collectives else None):
+    for beside in (input_copies(scenario) if scenario.batches.loading is Loading.BACKGROUND else None,
+                   collective_rows(scenario) if scenario.launches.hidden_collectives else None):
         if beside is None:
             continue
         mine = beside[repeated.kernel]

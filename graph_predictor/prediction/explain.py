@@ -107,9 +107,9 @@ def _host_entries(scenario: Scenario, names: _Names, spent: np.ndarray) -> tuple
     An item reaches from one call to the next: where operations launch nothing, as on a CPU, over a whole step.
     """
     pieces = scenario.pieces
-    ns = (pieces.ns if scenario.host_ns is None else scenario.host_ns).astype(np.float64)
-    if scenario.host_weight is not None:
-        ns = ns * scenario.host_weight
+    ns = scenario.host_times()
+    if scenario.host.weight is not None:
+        ns = ns * scenario.host.weight
     whole = np.bincount(pieces.item, weights=ns, minlength=len(spent))
     kept = np.flatnonzero((spent[pieces.item] > 0) & (whole[pieces.item] > 0))
     share = ns[kept] / whole[pieces.item[kept]] * spent[pieces.item[kept]]

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,9 +25,6 @@ from graph_predictor.simulation.host_pieces import HostPieces, fetch_ranges
 from kernel_models.spreads import HOST_AT_CAPTURED
 from tracer.arrays import Float64, Int64
 from tracer.graph import ExecutionGraph, OpKind
-
-if TYPE_CHECKING:
-    from graph_predictor.prediction.scenario import Scenario
 
 FIXED_NS = 25_000.0
 """What a fetch takes without any sample. A ``DataLoader`` of a tensor's rows, timed at batches of 1 to 32, takes
@@ -64,25 +60,23 @@ def fetched_ns(cycle: Cycle, pieces: HostPieces) -> Float64:
     return np.bincount(pieces.rank[mine], weights=pieces.ns[mine], minlength=len(cycle.row)) / cycle.steps
 
 
-def fetching_of(scenario: Scenario, factor: float, batch: int | None = None, grown: float | None = None) -> \
-        Fetching | None:
+def fetching_of(built: Built, cycle: Cycle, pieces: HostPieces, ranks: Sequence[int], factor: float,
+                batch: int | None = None, grown: float | None = None) -> Fetching | None:
     """Fetches of batches of ``factor`` times as many samples, from one capture; ``None`` where no rank fetches.
 
     Args:
-        scenario: recorded, or traced from a recorded one.
+        built, cycle, pieces: the recorded job, its steps and its host time.
+        ranks: of each predicted rank the recorded one.
         factor: on the samples of a batch.
         batch: the recorded number of samples, where known.
         grown: factor on all sizes that change: samples of another length may take longer to load, or not.
     """
-    origin = scenario.origin
-    recorded = scenario if origin is None else origin.scenario
-    ranks = range(len(recorded.built.graphs)) if origin is None else origin.ranks
     grown = factor if grown is None else grown
-    ns = fetched_ns(recorded.cycle, recorded.pieces)
+    ns = fetched_ns(cycle, pieces)
     if not ns.any() or (factor == 1.0 and grown == 1.0):
         return None
-    surely = np.array([_of_samples(recorded.built, recorded.cycle, rank, batch) for rank in ranks])
-    own = np.array([_fetches(recorded.built, recorded.cycle, rank) for rank in ranks])
+    surely = np.array([_of_samples(built, cycle, rank, batch) for rank in ranks])
+    own = np.array([_fetches(built, cycle, rank) for rank in ranks])
     fixed = np.minimum(own * FIXED_NS / np.maximum(ns[list(ranks)], 1.0), 1.0)
     least, expected = np.minimum(surely, 1.0 - fixed), 1.0 - fixed
     ends = [1.0 + least * (factor - 1.0), 1.0 + expected * (factor - 1.0), np.full(len(own), factor),

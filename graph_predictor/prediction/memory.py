@@ -15,9 +15,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from graph_predictor.prediction.pricing import target_device
+from graph_predictor.prediction.replacement import Bools
 from graph_predictor.prediction.scenario import Scenario
-from graph_predictor.prediction.units import Bools
 from kernel_models.dtypes import itemsize, short_dtype
 from tracer.arrays import Float64
 from tracer.decode import list_of
@@ -69,7 +68,7 @@ def most_activations(graph: ExecutionGraph) -> int:
 
 def lacking_memory(scenario: Scenario) -> str | None:
     """Why a scenario does not fit its device's memory, as a sentence; ``None`` if it does, or nobody knows."""
-    need, spec = peak_memory(scenario), target_device(scenario)
+    need, spec = peak_memory(scenario), scenario.devices.scaled()
     if need is None or spec is None or spec.memory_gb <= 0 or need <= spec.memory_gb * 1e9:
         return None
     return (f"The step needs {need / 1e9:.1f} GB and {spec.name} has {spec.memory_gb:g} GB: it does not fit; choose a "

@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
+from graph_predictor.prediction.changes import BatchChange, DeviceChange
 from graph_predictor.prediction.closing import Closing, closing
 from graph_predictor.prediction.edit import Edit
 from graph_predictor.prediction.edited_host import EditedHost, edit_host, edited_program, host_changed
@@ -30,12 +31,12 @@ from graph_predictor.prediction.host_spread import (
 from graph_predictor.prediction.interval import active_interval, spread_by, step_interval
 from graph_predictor.prediction.loader import loader_of
 from graph_predictor.prediction.memory import lacking_memory, peak_memory
-from graph_predictor.prediction.pricing import KernelTimes, price_kernels, target_device
+from graph_predictor.prediction.pricing import KernelTimes, price_kernels
 from graph_predictor.prediction.repeat import Cycle, Repeated, choose_steps, steps_of
 from graph_predictor.prediction.replay import check_recorded
 from graph_predictor.prediction.result import Prediction, RankPrediction
 from graph_predictor.prediction.rewriting import replaced_kernels, rewrite
-from graph_predictor.prediction.scenario import EditError, Loading, Scenario
+from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.prediction.steady_state import Steady, measure, steady_state
 from graph_predictor.prediction.step_kinds import StepKinds, step_kinds
 from graph_predictor.prediction.unprofiled import unprofiled, unprofiled_ns
@@ -127,9 +128,8 @@ class Baseline:
             built = unprofiled(built, work, similar)
         cycle = steps_of(built, similar if steps is None else steps)
         pieces = host_pieces(built)
-        scenario = Scenario(built, cycle, work, pieces, models=models, source_models=models,
-                            source_device=device or _recorded_device(graphs[0]), profiled=built.profiled,
-                            loader=loader_of(built, cycle))
+        scenario = Scenario(built, cycle, work, pieces, DeviceChange(device or _recorded_device(graphs[0]), models),
+                            batches=BatchChange(loader_of(built, cycle)), profiled=built.profiled)
         spreads = _spreads(built, cycle, pieces, similar)
         return cls(scenario, spreads, notes, chosen=steps is not None)
 
@@ -150,9 +150,9 @@ class Baseline:
 
     def with_models(self, profiles: Mapping[str, Models]) -> Baseline:
         """The same with fitted models of the device it was recorded on, if there are any under its name."""
-        source = self.scenario.source_device
-        models = profiles.get(source.name) if source is not None else None
-        self.scenario = replace(self.scenario, models=models, source_models=models)
+        devices = self.scenario.devices
+        models = profiles.get(devices.source.name) if devices.source is not None else None
+        self.scenario = replace(self.scenario, devices=replace(devices, source_models=models))
         return self
 
     def with_items(self, items: float | None) -> Baseline:
@@ -270,10 +270,10 @@ class _Run:
     """One scenario, priced and simulated."""
 
     def __init__(self, baseline: Baseline, scenario: Scenario, edits: list[str]) -> None:
-        scenario = rewrite(scenario)
+        self.rewritten = rewrite(scenario)
         self.baseline, self.scenario, self.edits = baseline, scenario, edits
-        self.times: KernelTimes = replaced_kernels(scenario, price_kernels(scenario))
-        self.host: EditedHost = edit_host(scenario)
+        self.times: KernelTimes = replaced_kernels(self.rewritten, price_kernels(scenario))
+        self.host: EditedHost = edit_host(scenario, self.rewritten)
         self.steady: Steady = steady_state(scenario.cycle, lambda copies: self._edited(copies, self.times.ns, 1.0))
         self.kinds = np.concatenate([g.kernels.kind for g in scenario.built.graphs])
 
@@ -287,7 +287,8 @@ class _Run:
 
     def prediction(self, price_per_hour: float | None) -> Prediction:
         scenario, cycle, steady = self.scenario, self.scenario.cycle, self.steady
-        host_source = max(scenario.base_host, Source.ANCHORED) if host_changed(scenario) else scenario.base_host
+        changed = host_changed(scenario, self.rewritten)
+        host_source = max(scenario.host.source, Source.ANCHORED) if changed else scenario.host.source
         ranks = [explain(scenario, steady, self.times, host_source, rank) for rank in range(len(steady.at))]
         slowest, step_ns = int(np.argmax(steady.period_ns)), self.step_ns
         low, high = self.baseline.closing.widened(*self._interval(step_ns))
@@ -296,7 +297,7 @@ class _Run:
         active = max(r.gpu_active_us for r in per_rank)
         total = sum(chosen.source_ns.values()) or 1.0
         families, kernel_sources = self._device_time(slowest)
-        target = target_device(scenario)
+        target = scenario.devices.scaled()
         flops = self._flops(slowest)
         world = max([len(scenario.built.graphs), *(g.meta.world_size for g in scenario.built.graphs)])
         rests_on = self.baseline.origin or self.baseline
@@ -311,7 +312,7 @@ class _Run:
             unprofiled_us=None if not ran else _microseconds(unprofiled_ns(rests_on.built)), steps=rests_on.cycle.names,
             device=target.name if target is not None else scenario.built.graphs[0].meta.device,
             recorded_on="" if not ran else (
-                scenario.source_device.name if scenario.source_device else scenario.built.graphs[0].meta.device),
+                scenario.devices.source.name if scenario.devices.source else scenario.built.graphs[0].meta.device),
             peak_memory_bytes=peak_memory(scenario),
             items_per_second=None if scenario.items_per_rank is None else (
                 scenario.items_per_rank * world / step_ns * 1e9),
@@ -361,7 +362,7 @@ class _Run:
         time = work.measured_ns[pieces]
         if not len(pieces) or time[~work.sized[pieces]].sum() > 0.1 * time.sum():
             return 0.0
-        by_group = np.array([sum(c.flops for c in self.scenario.calls.get(i, calls))
+        by_group = np.array([sum(c.flops for c in self.scenario.kernels.calls.get(i, calls))
                              for i, calls in enumerate(work.calls)])
         return float(by_group[work.group[pieces]].sum()) / self.scenario.cycle.steps
 
@@ -387,9 +388,8 @@ class _Run:
 
     def _interval(self, step_ns: float) -> tuple[float, float]:
         scenario, repeated = self.scenario, self.steady.repeated
-        spread = self.baseline.spreads.host
-        if scenario.host_spread is not None:
-            spread = float(np.hypot(spread, scenario.host_spread))
+        host = scenario.host.widened(0.0 if self.rewritten is None else self.rewritten.host_spread)
+        spread = math.hypot(self.baseline.spreads.host, host.spread)
         weight = np.where(scenario.cycle.kernel, self.times.ns, 0.0)
 
         trainer = replace(self.host, workers=np.zeros_like(self.host.workers))
@@ -400,12 +400,12 @@ class _Run:
         events = len(repeated.program.item_kind) + len(repeated.program.kernel_item)
         alone = simulated(np.ones(len(self.times.ns)), 1.0) if self.host.workers.any() else step_ns
         low, high = step_interval(simulated, self.times, weight, spread, alone, events)
-        if scenario.loader is not None and scenario.loading is Loading.INLINE:
+        if scenario.batches.workers is not None:
             # The step is the longer of two that know nothing of each other: the training process, and its workers.
-            at_least = scenario.loader.step_at_least()
+            at_least = scenario.batches.workers.step_at_least()
             low, high = max(low, at_least[0]), max(high, at_least[1])
-        if scenario.fetching is not None:
-            low, high = self._with_fetching(scenario.fetching, low, high, step_ns)
+        if scenario.batches.fetching is not None:
+            low, high = self._with_fetching(scenario.batches.fetching, low, high, step_ns)
         # A step that an edit makes up is no surer than the recorded one it starts from: what steps differ by goes
         # with the host time that an edit takes away, and comes back with whatever decides instead.
         least = self.baseline.spreads.least
@@ -421,7 +421,8 @@ class _Run:
         """An interval widened by what is not known of batches that the training process loads."""
         at = []
         for factor in (fetching.low, fetching.high):
-            host = edit_host(replace(self.scenario, fetching=replace(fetching, expected=factor)))
+            batches = replace(self.scenario.batches, fetching=replace(fetching, expected=factor))
+            host = edit_host(replace(self.scenario, batches=batches), self.rewritten)
             program = edited_program(self.steady.repeated, host, self.scenario, self.times.ns)
             at.append(float(measure(self.steady.repeated, program).period_ns.max()) / self.scenario.cycle.steps)
         return (step_ns - math.hypot(step_ns - low, max(step_ns - at[0], 0.0)),
@@ -438,7 +439,7 @@ class _Run:
             found.append(lacking)
         if not self.steady.settled:
             found.append("The pace of the repeated step had not settled.")
-        if self.baseline.spreads.drift is not None and self.scenario.host_ns is None:
+        if self.baseline.spreads.drift is not None and self.scenario.host.ns is None:
             found.append(f"Host time changed by {np.expm1(self.baseline.spreads.drift):+.0%} from the first to the "
                          f"last of the {'repeated' if self.scenario.profiled else 'timed'} steps: the machine was "
                          "changing its speed, and steps to come may go on with it.")
@@ -468,8 +469,8 @@ class _Run:
             notes.append("Times are those under the profiler" + (
                 ": nothing says what the step takes without it (foretrace capture times that too)." if without is None
                 else f"; without it the recorded step took {without / 1e6:,.3f} ms (median)."))
-        if self.scenario.loader is not None and self.scenario.loading is Loading.INLINE:
-            notes.append(self.scenario.loader.note(self.step_ns))
+        if self.scenario.batches.workers is not None:
+            notes.append(self.scenario.batches.workers.note(self.step_ns))
         if not len(self.scenario.built.program.kernel_item):
             notes.append("The trace has no GPU work: the step is host time throughout.")
         return list(dict.fromkeys(notes))

@@ -8,11 +8,11 @@ unsure of.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.typical import typical_ratios
 from graph_predictor.prediction.work import COLLECTIVE
 from kernel_models.device import DeviceSpec
@@ -56,23 +56,18 @@ class KernelTimes:
 def price_kernels(scenario: Scenario) -> KernelTimes:
     """Price every kernel of a scenario."""
     work, program = scenario.work, scenario.built.program
-    base = program.kernel_duration.astype(np.float64)
-    kernels = len(base)
+    ns = program.kernel_duration.astype(np.float64)
+    kernels = len(ns)
     source: Int64 = np.full(kernels, Source.MEASURED, np.int64)
     low: Float64 = np.full(kernels, -MEASURED_KERNELS)
     high: Float64 = np.full(kernels, MEASURED_KERNELS)
-    if scenario.base_source is not None and scenario.base_low is not None and scenario.base_high is not None:
-        source, low, high = scenario.base_source.copy(), scenario.base_low.copy(), scenario.base_high.copy()
+    if scenario.kernels.sources is not None:
+        source, low, high = (getattr(scenario.kernels.sources, name).copy() for name in ("source", "low", "high"))
     notes: list[str] = []
-    if scenario.kernel_ns is not None:
-        known = np.isfinite(scenario.kernel_ns)
-        base = np.where(known, scenario.kernel_ns, base)
-        source[known] = Source.LEARNED
     ratio, ratio_low, ratio_high, changed, said = _shared_ratios(scenario)
     notes += said
     of = np.maximum(work.piece, 0)
     inside = work.piece >= 0
-    ns = base.copy()
     if len(ratio):
         touched = inside & changed[of]
         ns[touched] *= ratio[of[touched]]
@@ -81,42 +76,23 @@ def price_kernels(scenario: Scenario) -> KernelTimes:
         low[touched] = np.minimum(low[touched], ratio_low[of[touched]])
         high[touched] = np.maximum(high[touched], ratio_high[of[touched]])
         repeated = of[touched & scenario.cycle.kernel]
-        if scenario.device is None and _factors(scenario) and (np.abs(ratio[repeated] - 1) < UNCHANGED).all():
+        if scenario.devices.target is None and _factors(scenario) and (np.abs(ratio[repeated] - 1) < UNCHANGED).all():
             notes.append(f"{_factors(scenario)} changes no kernel's time by {UNCHANGED:.1%}.")
     elif _factors(scenario):
         notes.append(f"No time of the step is a GPU's: nothing changes with {_factors(scenario)}.")
-    if scenario.kernel_factor is not None:
-        ns *= scenario.kernel_factor
-        source[scenario.kernel_factor != 1.0] = np.maximum(source[scenario.kernel_factor != 1.0], Source.ANCHORED)
-    if scenario.kernel_spread is not None:
-        low, high = -np.hypot(low, scenario.kernel_spread), np.hypot(high, scenario.kernel_spread)
+    factor, spread = scenario.kernels.factor, scenario.kernels.spread
+    if factor is not None:
+        ns *= factor
+        source[factor != 1.0] = np.maximum(source[factor != 1.0], Source.ANCHORED)
+    if spread is not None:
+        low, high = -np.hypot(low, spread), np.hypot(high, spread)
     return KernelTimes(ns, source, work.family, low, high, tuple(notes))
 
 
 def _factors(scenario: Scenario) -> str:
     """The factors on the device's speed, in words; empty where there are none."""
     return " and ".join(f"{what} × {factor:g}" for what, factor in (
-        ("GPU clock", scenario.clock), ("memory bandwidth", scenario.bandwidth)) if factor != 1.0)
-
-
-def target_device(scenario: Scenario) -> DeviceSpec | None:
-    """The device with the scenario's factors on clock and bandwidth."""
-    spec = scenario.device or scenario.source_device
-    if spec is None or (scenario.clock == 1.0 and scenario.bandwidth == 1.0):
-        return spec
-    return replace(
-        spec, boost_clock_mhz=spec.boost_clock_mhz * scenario.clock,
-        matrix_tflops={name: rate * scenario.clock for name, rate in spec.matrix_tflops.items()},
-        vector_tflops={name: rate * scenario.clock for name, rate in spec.vector_tflops.items()},
-        memory_bandwidth_gbps=spec.memory_bandwidth_gbps * scenario.bandwidth)
-
-
-def edited_call(scenario: Scenario, call: OpCall) -> tuple[OpCall, ...]:
-    """A call after all the edits that change calls, in the order of their names."""
-    found: tuple[OpCall, ...] = (call,)
-    for name in sorted(scenario.call_edits):
-        found = tuple(new for old in found for new in scenario.call_edits[name](old))
-    return found
+        ("GPU clock", scenario.devices.clock), ("memory bandwidth", scenario.devices.bandwidth)) if factor != 1.0)
 
 
 def _shared_ratios(scenario: Scenario) -> tuple[Float64, Float64, Float64, np.ndarray, list[str]]:
@@ -125,41 +101,37 @@ def _shared_ratios(scenario: Scenario) -> tuple[Float64, Float64, Float64, np.nd
         notes: list[str] = []
         return (*_ratios(scenario, notes), notes)
 
-    if scenario.calls:
+    if scenario.kernels.calls:
         return make()
-    of = (scenario.work, scenario.device, scenario.source_device, scenario.models, scenario.source_models,
-          scenario.clock, scenario.bandwidth, scenario.change_known, scenario.call_edits)
+    devices, kernels = scenario.devices, scenario.kernels
+    of = (scenario.work, devices.target, devices.source, devices.target_models, devices.source_models, devices.clock,
+          devices.bandwidth, kernels.change_known, kernels.call_edits)
     return scenario.shared.once("ratios", of, make)
 
 
 def _ratios(scenario: Scenario, notes: list[str]) -> tuple[Float64, Float64, Float64, np.ndarray]:
     """Ratio of every piece with the logs of its interval's ends, and which pieces have one."""
-    work = scenario.work
+    work, devices = scenario.work, scenario.devices
     groups = len(work.calls)
-    moved = (scenario.device is not None and scenario.device != scenario.source_device) or (
-        scenario.clock != 1.0 or scenario.bandwidth != 1.0)
-    new = [scenario.calls.get(number, calls) for number, calls in enumerate(work.calls)]
-    new = [tuple(after for call in calls for after in edited_call(scenario, call)) for calls in new]
+    new = [scenario.kernels.calls.get(number, calls) for number, calls in enumerate(work.calls)]
+    new = [tuple(after for call in calls for after in scenario.kernels.edited(call)) for calls in new]
     unlike = np.array([after != before for after, before in zip(new, work.calls, strict=True)], np.bool_)
-    if not groups or not (moved or unlike.any()):
+    if not groups or not (devices.moved or unlike.any()):
         none = np.zeros(0)
         return none, none, none, np.zeros(len(work.group), np.bool_)
-    source, target = scenario.known_source(), target_device(scenario)
-    if target is None:
-        raise EditError("Neither the trace nor an option names the device.")
-    before_us, before_low, before_high = call_prices(work.calls, source, scenario.source_models)
-    after_us, after_low, after_high = call_prices(new, target, scenario.models if moved else scenario.source_models)
+    source, target = scenario.known_source(), scenario.known_target()
+    before_us, before_low, before_high = call_prices(work.calls, source, devices.source_models)
+    after_us, after_low, after_high = call_prices(new, target, devices.models)
     ratio = np.clip(after_us / np.maximum(before_us, 1e-9), LEAST_RATIO, MOST_RATIO)
     ratio[[not calls for calls in new]] = 0.0
-    other_device = scenario.device is not None and scenario.device != scenario.source_device
     # On one device only the change is unsure: e-fold of change, the whole of the model's interval.
-    weight = np.full(groups, np.sqrt(1 - SHARED_VARIANCE)) if other_device else np.minimum(
+    weight = np.full(groups, np.sqrt(1 - SHARED_VARIANCE)) if devices.elsewhere else np.minimum(
         np.abs(np.log(np.maximum(ratio, LEAST_RATIO))), 1.0)
-    if scenario.change_known and not other_device:
+    if scenario.kernels.change_known and not devices.elsewhere:
         weight = np.zeros(groups)
     low = -weight * np.hypot(after_low, before_high)
     high = weight * np.hypot(after_high, before_low)
-    changed = unlike | moved
+    changed = unlike | devices.moved
     piece_ratio, piece_low, piece_high = ratio[work.group], low[work.group], high[work.group]
     piece_changed = changed[work.group]
     unsized = np.array([any("unsized" in call.flags for call in calls) for calls in work.calls], np.bool_)[work.group]
@@ -190,8 +162,8 @@ def _typical(scenario: Scenario, source: DeviceSpec, target: DeviceSpec, ratio: 
     for code in np.unique(family).tolist():
         mine = rows[family == code]
         times = np.maximum(work.measured_ns[mine] / 1e3, 0.1)
-        ratio[mine] = typical_ratios(FAMILIES[code], times, source, scenario.source_models, target, scenario.models,
-                                     lambda call: edited_call(scenario, call))
+        ratio[mine] = typical_ratios(FAMILIES[code], times, source, scenario.devices.source_models, target,
+                                     scenario.devices.models, scenario.kernels.edited)
         low[mine], high[mine] = -np.hypot(TYPICAL_WORK, 0.2), np.hypot(TYPICAL_WORK, 0.2)
     share = work.measured_ns[rows].sum() / max(work.measured_ns.sum(), 1)
     known = [FAMILIES[code].value for code in np.unique(family).tolist() if FAMILIES[code] is not Family.OTHER]

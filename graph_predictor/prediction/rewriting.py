@@ -10,14 +10,14 @@ time, launches among it. Python between the operations stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from graph_predictor.prediction.pricing import KernelTimes, call_prices, target_device
-from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.prediction.units import Bools, Replacement, Units, below, units_of
+from graph_predictor.prediction.pricing import KernelTimes, call_prices
+from graph_predictor.prediction.replacement import Bools, Replacement, Units
+from graph_predictor.prediction.scenario import Scenario
+from graph_predictor.prediction.units import below, units_of
 from kernel_models.model import Source
 from kernel_models.op_call import OpCall
 from kernel_models.spreads import REPLACED_ON_CPU
@@ -25,17 +25,6 @@ from kernel_models.trace_calls import FAMILIES
 from tracer.arrays import Float64, Int64
 
 LEAST_US = 1e-3
-
-
-@dataclass(slots=True)
-class Rewriting:
-    """What one edit replaces, and a factor on each piece of host time (row of ``Scenario.pieces``) beside it."""
-
-    replacements: list[Replacement]
-    host_weight: Float64 | None = None
-
-
-Rewrite = Callable[[Scenario, Units], Rewriting]
 
 
 @dataclass(slots=True)
@@ -47,6 +36,7 @@ class Rewritten:
         replacements: in the order they are carried out.
         ratio, low, high: of each: time after over time before, and the logs of its 80% interval's ends.
         host_weight: factor on each piece of host time; zero where it vanishes.
+        host_spread: log half width of what it adds to the interval of the host's time.
         kernel_gone: kernels of the recorded program that vanish.
         first, kernels: kernel that the new work is, and all kernels whose place it takes, of each (on a CPU none).
     """
@@ -57,14 +47,15 @@ class Rewritten:
     low: Float64
     high: Float64
     host_weight: Float64
+    host_spread: float
     kernel_gone: Bools
     kernels: list[Int64] = field(default_factory=list)
 
 
-def rewrite(scenario: Scenario) -> Scenario:
-    """Carry out a scenario's rewrites, in the order of their names."""
+def rewrite(scenario: Scenario) -> Rewritten | None:
+    """Carry out a scenario's rewrites, in the order of their names; ``None`` where there are none."""
     if not scenario.rewrites:
-        return scenario
+        return None
     units = units_of(scenario)
     found: list[Replacement] = []
     before: list[tuple[OpCall, ...]] = []
@@ -78,15 +69,11 @@ def rewrite(scenario: Scenario) -> Scenario:
         if rewriting.host_weight is not None:
             weight = weight * rewriting.host_weight
     result = _priced(scenario, units, found, before, weight)
-    if units.on_host and found:
-        scenario = replace(scenario, host_spread=float(np.hypot(scenario.host_spread or 0.0, _cpu_spread(
-            scenario, result))))
-    return replace(scenario, rewritten=result)
+    return replace(result, host_spread=_cpu_spread(scenario, result)) if units.on_host and found else result
 
 
-def replaced_kernels(scenario: Scenario, times: KernelTimes) -> KernelTimes:
-    """The kernels' times with all replacements."""
-    done = scenario.rewritten
+def replaced_kernels(done: Rewritten | None, times: KernelTimes) -> KernelTimes:
+    """Return the kernels' times with all replacements."""
     if done is None or done.units.on_host:
         return times
     ns, source, family, low, high = (getattr(times, name).copy() for name in ("ns", "source", "family", "low", "high"))
@@ -102,9 +89,8 @@ def replaced_kernels(scenario: Scenario, times: KernelTimes) -> KernelTimes:
     return replace(times, ns=ns, source=source, family=family, low=low, high=high)
 
 
-def replaced_host(scenario: Scenario, ns: Float64) -> Float64:
-    """Times of the host's pieces with all replacements, ns."""
-    done = scenario.rewritten
+def replaced_host(scenario: Scenario, done: Rewritten | None, ns: Float64) -> Float64:
+    """Return the times of the host's pieces with all replacements, ns."""
     if done is None:
         return ns
     units, pieces = done.units, scenario.pieces
@@ -137,13 +123,9 @@ def _rows_by_operation(scenario: Scenario) -> dict[tuple[int, int], Int64]:
 
 def _priced(scenario: Scenario, units: Units, found: list[Replacement], before: list[tuple[OpCall, ...]],
             weight: Float64) -> Rewritten:
-    source, target = scenario.known_source(), target_device(scenario)
-    if target is None:
-        raise EditError("Neither the trace nor an option names the device.")
-    moved = target != source
-    models = scenario.models if moved else scenario.source_models
-    was, was_low, was_high = call_prices(before, target, models)
-    now, now_low, now_high = call_prices([one.calls for one in found], target, models)
+    target = scenario.known_target()
+    was, was_low, was_high = call_prices(before, target, scenario.devices.models)
+    now, now_low, now_high = call_prices([one.calls for one in found], target, scenario.devices.models)
     ratio = now / np.maximum(was, LEAST_US)
     # On one device errors of one family cancel but for the change: e-fold of it, the whole of the model's interval.
     # What another family replaces shares no error with it.
@@ -154,7 +136,7 @@ def _priced(scenario: Scenario, units: Units, found: list[Replacement], before: 
     kernels = [] if units.on_host else _kernels(scenario, units, found, kernel_gone)
     gone = _host_of_dead(scenario, units) if units.on_host else _host_of(scenario, kernel_gone)
     return Rewritten(units, found, ratio, -unsure * np.hypot(now_low, was_high), unsure * np.hypot(now_high, was_low),
-                     np.where(gone, 0.0, weight), kernel_gone, kernels)
+                     np.where(gone, 0.0, weight), 0.0, kernel_gone, kernels)
 
 
 def _kernels(scenario: Scenario, units: Units, found: list[Replacement], gone: Bools) -> list[Int64]:

@@ -6,13 +6,11 @@ computes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from graph_predictor.prediction.overheads import computing_operations
-from graph_predictor.prediction.pricing import edited_call
+from graph_predictor.prediction.replacement import Bools, Units
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.simulation.host_pieces import gaps_before
 from kernel_models.op_call import OpCall
@@ -20,59 +18,6 @@ from kernel_models.operation import Operation, calls_of
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE
 from tracer.trees import nearest
-
-Bools = npt.NDArray[np.bool_]
-
-
-@dataclass(slots=True)
-class Units:
-    """Columns of equal length, sorted by rank, lane and time.
-
-    Attributes:
-        rank: position in the job.
-        lane: the stream (on a CPU: the thread).
-        row: the piece of ``Scenario.work`` (on a CPU: the operation).
-        op: row of the rank's ``ops``, -1 for none.
-        phase, step: as in ``ops``.
-        start: recorded start, ns.
-        kernels: how many kernels it has; 1 on a CPU.
-        follows: whether it comes next after the unit before it on its lane, with no other work between, and waits for
-            nothing else.
-        watched: whether the host, or work of another stream, waits for it.
-        calls: after the edits of sizes and precision; replaced units have the new ones.
-        alive: whether it is still there.
-        on_host: whether these are a CPU's operations.
-    """
-
-    rank: Int64
-    lane: Int64
-    row: Int64
-    op: Int64
-    phase: Int64
-    step: Int64
-    start: Int64
-    kernels: Int64
-    follows: Bools
-    watched: Bools
-    calls: list[tuple[OpCall, ...]]
-    alive: Bools
-    on_host: bool
-
-    def __len__(self) -> int:
-        return len(self.rank)
-
-
-@dataclass(frozen=True, slots=True)
-class Replacement:
-    """Units (in time order) whose place other work takes: it runs where the first of them did, the others vanish."""
-
-    units: Int64
-    calls: tuple[OpCall, ...]
-
-    def carry_out(self, units: Units) -> None:
-        """Put the new work into the table."""
-        units.alive[self.units[1:]] = False
-        units.calls[int(self.units[0])] = self.calls
 
 
 def units_of(scenario: Scenario) -> Units:
@@ -104,7 +49,7 @@ def _device_units(scenario: Scenario) -> Units:
     watched_piece[work.piece[np.flatnonzero(seen & (work.piece >= 0))]] = True
     follows = np.zeros(len(pieces), np.bool_)
     follows[1:] = (previous[1:] == last[pieces[:-1]]) & ~awaits[first[1:]]
-    new = [tuple(n for call in scenario.calls.get(number, calls) for n in edited_call(scenario, call))
+    new = [tuple(n for call in scenario.kernels.calls.get(number, calls) for n in scenario.kernels.edited(call))
            for number, calls in enumerate(work.calls)]
     calls = [new[number] for number in work.group[pieces].tolist()]
     op = work.op[pieces]
@@ -133,7 +78,7 @@ def _host_units(scenario: Scenario) -> Units:
             key = tuple(int(c[row]) for c in (table.name, table.shapes, table.dtypes, table.strides, table.scalars))
             if key not in known:
                 known[key] = tuple(new for call in calls_of(Operation.from_graph(graph, row))
-                                   for new in edited_call(scenario, call))
+                                   for new in scenario.kernels.edited(call))
             calls.append(known[key])
     rank_of, lane, op, start, follows = (np.concatenate([part[i] for part in parts]) for i in range(5))
     phase, step = (_of_ops(scenario, rank_of, op, name) for name in ("phase", "step"))
@@ -186,8 +131,3 @@ def host_weight(scenario: Scenario, chosen: list[Bools], factor: float, before: 
         share = gaps_before(scenario.built, rank, chosen[rank] if before is None else before[rank])
         weight[gaps] = 1.0 + (factor - 1.0) * share[pieces.item[gaps]]
     return weight
-
-
-def sized(calls: tuple[OpCall, ...]) -> bool:
-    """Return whether calls have sizes, so that they can be priced."""
-    return bool(calls) and not any("unsized" in call.flags for call in calls)

@@ -24,7 +24,6 @@ from graph_predictor.edits import (
 )
 from graph_predictor.edits.registry import FACTORS, switched_edits, valued_edits
 from graph_predictor.parallel.ranks import Ranks, on_ranks, traced
-from graph_predictor.prediction.fetching import fetching_of
 from graph_predictor.prediction.memory import lacking_memory
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
@@ -244,8 +243,7 @@ class Study:
         settings = {**workload.get("settings", {}), **spread.settings}
         samples, was = samples_of(settings), samples_of(workload.get("settings", {}))
         if samples is not None and was:
-            found.scenario = found.scenario.with_samples(
-                samples / was, fetching_of(found.scenario, samples / was, workload["settings"]["batch"]))
+            found.scenario = found.scenario.with_samples(samples / was, workload["settings"]["batch"])
         # Ranks of a tensor- or pipeline-parallel group work on the same samples.
         return found if samples is None else found.with_items(samples / sharing(spread.plan))
 
@@ -279,7 +277,7 @@ class Study:
               old: tuple[tuple[str, int], ...]) -> Edit:
         assert self._recorded is not None
         others = [parse_also(text) for text in also]
-        source = self._recorded.scenario.source_device
+        source = self._recorded.scenario.devices.source
         captures = [self._recorded, *(baseline_of(self._once("captures", self._other, path), device=source,
                                                   profiled=self._profiled) for path, _ in others)]
         graphs = [one.built.graphs[0] for one in captures]

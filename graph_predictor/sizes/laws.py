@@ -16,8 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from graph_predictor.prediction.fetching import fetched_ns, fetching_between
 from graph_predictor.prediction.memory import with_sizes
 from graph_predictor.prediction.predictor import Baseline
@@ -96,8 +94,6 @@ class SizeLaws:
         if all(self.sizes[base].get(name) == size for name, size in self.new.items()):
             return scenario
         scenario = scenario.claim("the sizes", f"--set {self.describe()}").claim("the host", "--also")
-        if scenario.host_ns is None:
-            scenario = replace(scenario, host_ns=scenario.pieces.ns.astype(np.float64))
         laws = NumberLaws(self.sizes, {**self.sizes[base], **self.new})
         order = [base, *(i for i in range(len(self.captures)) if i != base)]
         ordered = NumberLaws([laws.sizes[i] for i in order], laws.new)
@@ -107,7 +103,7 @@ class SizeLaws:
         samples = next((laws.new[name] / size for name, size in self.sizes[base].items() if name.lower() in BATCH), 1.0)
         fetched = [fetched_ns(one.cycle, one.pieces) for one in captures]
         followed = _followed_by_fetches(ordered)
-        scenario = scenario.with_samples(samples, fetching_between(
+        scenario = scenario.with_fetching(samples, fetching_between(
             fetched, [followed(one) for one in ordered.sizes], followed(laws.new)))
         return self._warned(with_sizes(at_new_sizes(scenario, ranks, ordered), grown))
 

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from graph_predictor.prediction.fetching import fetching_of
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.sizes.named_sizes import LEADING, MOST, samples_of
 from graph_predictor.synthesis.baseline import retraced
@@ -71,7 +70,7 @@ def retrace(baseline: Baseline, new: Mapping[str, int], old: Mapping[str, int] |
     batch = next((size for name, size in new.items() if name.lower() in LEADING), None)
     was = next((size for name, size in {**(old or {}), **recorded}.items() if name.lower() in LEADING), None)
     if batch is not None and was:
-        found.scenario = found.scenario.with_samples(batch / was, fetching_of(found.scenario, batch / was, was))
+        found.scenario = found.scenario.with_samples(batch / was, was)
     settings = graphs[0].meta.workload.get("settings", {})
     return found.with_items(samples_of(settings if batch is None else {**settings, "batch": batch}))
 

@@ -53,14 +53,12 @@ def at_new_sizes(scenario: Scenario, ranks: list[PairedRank], laws: NumberLaws) 
     Raises:
         EditError: a collective's payload follows no law.
     """
-    host_ns = scenario.host_ns
-    assert host_ns is not None
     on_cpu = scenario.built.computes_on_host
     kernel_factor = np.ones(len(scenario.built.program.kernel_item))
     calls_of_piece: dict[int, tuple[OpCall, ...]] = {}
     works = [_work_of(scenario, rank) for rank in ranks]
     log_total = np.log(np.maximum(sum(_total(*one) for one in zip(ranks, works, strict=True)), 1e-9))
-    at_new = host_ns.copy()
+    at_new = scenario.host_times()
     for rank, work in zip(ranks, works, strict=True):
         _host(scenario, rank, work, log_total, on_cpu, at_new)
         if not on_cpu:
@@ -68,7 +66,7 @@ def at_new_sizes(scenario: Scenario, ranks: list[PairedRank], laws: NumberLaws) 
     host, device = (_spread(log_total, at) for at in (HOST_AT_CAPTURED, KERNELS_AT_CAPTURED))
     batch = next((size for name, size in laws.new.items() if name.lower() in BATCH), None)
     changed = replace(
-        scenario, host_ns=at_new, host_spread=float(np.hypot(scenario.host_spread or 0.0, host)),
+        scenario, host=replace(scenario.host.widened(host), ns=at_new),
         items_per_rank=None if batch is None else float(batch))
     if not on_cpu:
         changed = _with_kernels(changed, kernel_factor, calls_of_piece, device)
@@ -113,7 +111,7 @@ def _work_of(scenario: Scenario, rank: PairedRank) -> _Work:
         for calls in found:
             spans[-1].append((len(flat), len(flat) + len(calls)))
             flat += calls
-    priced = price(flat, scenario.known_source(), scenario.source_models).times_us if flat else np.zeros(0)
+    priced = price(flat, scenario.known_source(), scenario.devices.source_models).times_us if flat else np.zeros(0)
     cumulative = np.concatenate([[0.0], np.cumsum(priced)])
     times = np.array([[cumulative[b] - cumulative[a] for a, b in of] for of in spans]).reshape(log.shape)
     known = (log == 0).all(axis=1) & (times > 0).all(axis=1)
@@ -261,14 +259,11 @@ def _with_kernels(scenario: Scenario, factor: Float64, new: dict[int, tuple[OpCa
     spec = scenario.known_source()
     explained = np.ones(len(calls))
     for number, wanted in after.items():
-        was, will = (float(price(list(one), spec, scenario.source_models).times_us.sum()) if one else 0.0
+        was, will = (float(price(list(one), spec, scenario.devices.source_models).times_us.sum()) if one else 0.0
                      for one in (calls[number], wanted))
         explained[number] = will / was if was > 0 and will > 0 else 1.0
     piece = work.piece
     beyond = factor / np.where(piece >= 0, explained[group[np.maximum(piece, 0)]] if len(group) else 1.0, 1.0)
-    if scenario.kernel_factor is not None:
-        beyond = beyond * scenario.kernel_factor
-    wide = np.where(factor != 1.0, spread, 0.0)
-    return replace(scenario, work=replace(work, calls=calls, group=group), calls=after, kernel_factor=beyond,
-                   kernel_spread=wide if scenario.kernel_spread is None else np.hypot(wide, scenario.kernel_spread),
-                   change_known=True)
+    kernels = scenario.kernels.scaled(beyond).widened(np.where(factor != 1.0, spread, 0.0))
+    return replace(scenario, work=replace(work, calls=calls, group=group),
+                   kernels=replace(kernels, calls=after, change_known=True))

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from graph_predictor.prediction.fetching import fetching_of
 from graph_predictor.prediction.memory import PEAK, most_activations, with_sizes
 from graph_predictor.prediction.new_calls import copied_calls, remade_calls
 from graph_predictor.prediction.overheads import computing_operations
@@ -105,7 +104,7 @@ class Sizes:
         samples = next((new / old for name, old, new in self.changes if name.lower() in LEADING), 1.0)
         batch = next((old for name, old, _ in self.changes if name.lower() in LEADING), None)
         grown = math.prod(new / old for _, old, new in self.changes)
-        scenario = scenario.with_samples(samples, fetching_of(scenario, samples, batch, grown))
+        scenario = scenario.with_samples(samples, batch, grown)
         if scenario.built.computes_on_host:
             return _resized_on_cpu(scenario, scaled, self.changes)
         return _resized(scenario, scaled, self.changes)
@@ -176,17 +175,13 @@ def _resized(scenario: Scenario, scaled: list[ScaledShapes], changes: tuple[tupl
     if doubtful.any():
         mine = (work.piece >= 0) & doubtful[np.maximum(work.piece, 0)]
         spread = np.hypot(spread, np.where(mine, _either(changes), 0.0))
-    if scenario.kernel_factor is not None:
-        kernel_factor = kernel_factor * scenario.kernel_factor
-    if scenario.kernel_spread is not None:
-        spread = np.hypot(spread, scenario.kernel_spread)
     batch = next((new for name, _, new in changes if name.lower() in LEADING), None)
     share = work.measured_ns[factor != 1.0].sum() / max(int(work.measured_ns.sum()), 1)
     sized = (factor != 1.0) | np.isin(group, list(after))
     scenario = _moving(scenario, changes, float(work.measured_ns[sized].sum()) / max(int(work.measured_ns.sum()), 1))
-    changed = replace(_with_activations(scenario, changes), work=replace(work, calls=calls, group=group), calls=after,
-                      kernel_factor=kernel_factor, kernel_spread=spread,
-                      items_per_rank=None if batch is None else float(batch))
+    kernels = replace(scenario.kernels.scaled(kernel_factor).widened(spread), calls=after)
+    changed = replace(_with_activations(scenario, changes), work=replace(work, calls=calls, group=group),
+                      kernels=kernels, items_per_rank=None if batch is None else float(batch))
     if doubtful.any():
         changed = changed.with_note(_doubt(work.measured_ns[doubtful].sum() / max(int(work.measured_ns.sum()), 1)))
     return changed.with_note(
@@ -202,7 +197,7 @@ def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], changes: tup
     """On a CPU the operations are the kernels: the own time of those that compute × model(new sizes) / model(old)."""
     scenario = scenario.claim("the host's computation", "--set")
     spec, pieces = scenario.known_source(), scenario.pieces
-    ns = pieces.ns.astype(np.float64) if scenario.host_ns is None else scenario.host_ns.copy()
+    ns = scenario.host_times()
     before: list[OpCall] = []
     after: list[OpCall] = []
     known: dict[tuple[Any, ...], tuple[int, int, int, int] | None] = {}
@@ -238,20 +233,19 @@ def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], changes: tup
             fixed.append(i)
     if not rows:
         raise EditError("No operation that computes has one of the sizes: nothing would change.")
-    was, will = (price(calls, spec, scenario.source_models).times_us for calls in (before, after))
+    was, will = (price(calls, spec, scenario.devices.source_models).times_us for calls in (before, after))
     ratio = np.array([will[c:d].sum() / was[a:b].sum() for a, b, c, d in spans])
     all_ns = max(float(ns[scenario.cycle.working[pieces.item]].sum()), 1.0)
     scenario = _moving(scenario, changes, abs(float((ns[rows] * (ratio - 1.0)).sum())) / all_ns)
     ns[rows] *= ratio
     batch = next((new for name, _, new in changes if name.lower() in LEADING), None)
     share = float(pieces.ns[rows].sum()) / max(float(pieces.ns[scenario.cycle.working[pieces.item]].sum()), 1.0)
-    spread = float(np.hypot(scenario.host_spread or 0.0, share * RESIZED_ON_CPU))
     shrinking = _shrinking(scenario, ns, [*rows, *fixed], changes)
-    spread = float(np.hypot(spread, shrinking))
+    host = scenario.host.widened(share * RESIZED_ON_CPU).widened(shrinking)
     doubt = doubtful / max(float(pieces.ns[scenario.cycle.working[pieces.item]].sum()), 1.0)
     if doubt:
-        scenario, spread = scenario.with_note(_doubt(doubt)), float(np.hypot(spread, doubt * _either(changes)))
-    changed = replace(_with_activations(scenario, changes), host_ns=ns, host_spread=spread,
+        scenario, host = scenario.with_note(_doubt(doubt)), host.widened(doubt * _either(changes))
+    changed = replace(_with_activations(scenario, changes), host=replace(host, ns=ns),
                       items_per_rank=None if batch is None else float(batch))
     return changed.with_note(f"{share:.0%} of the step is operations that compute on the CPU and grow by their models; "
                              "the rest of the host's time stays."

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graph_predictor.comm.collective_times import CollectiveModel
+from graph_predictor.prediction.changes import BatchChange, DeviceChange, HostChange, KernelChange, KernelSources
 from graph_predictor.prediction.edit import Edit
 from graph_predictor.prediction.host_spread import RESOLVED
 from graph_predictor.prediction.predictor import Baseline, Spreads
@@ -79,8 +80,9 @@ def retraced(recorded: Baseline, job: AnyJob, change: str = "", *, collectives: 
                              "these two kinds.")
     was, spreads = recorded.scenario, recorded.spreads
     anchors = Anchors(was, spreads.host)
-    step = anchored_step(graphs, anchors, was.source_models, collectives)
-    scenario = _scenario(step, was.source_models, profiled=was.profiled, loader=was.loader, origin=anchors.origin)
+    step = anchored_step(graphs, anchors, was.devices.source_models, collectives)
+    scenario = _scenario(step, was.devices.source_models, profiled=was.profiled, origin=anchors.origin,
+                         batches=BatchChange(was.batches.loader))
     return Baseline(scenario, Spreads(step.host_spread, spreads.least), [*recorded.notes, *notes, *step.notes],
                     ran=False, origin=recorded, changes=(change,) if change else ())
 
@@ -106,9 +108,9 @@ def _scenario(step: SynthesizedStep, models: Models | None, **known: object) -> 
     made = step.made
     cycle = steps_of(made.built)
     return Scenario(
-        made.built, cycle, describe_work(made.built), host_pieces(made.built), models=models, source_models=models,
-        source_device=step.device, base_source=made.source, base_low=made.low, base_high=made.high,
-        base_host=step.host_source, host_spread=step.change_spread, warnings=step.warnings,
+        made.built, cycle, describe_work(made.built), host_pieces(made.built), DeviceChange(step.device, models),
+        KernelChange(sources=KernelSources(made.source, made.low, made.high)),
+        HostChange(spread=step.change_spread, source=step.host_source), warnings=step.warnings,
         **known)  # type: ignore[arg-type]
 
 

@@ -93,11 +93,11 @@ class Anchors:
         return self.scenario.built.computes_on_host
 
     @property
-    def change_spread(self) -> float | None:
-        """Log half width of the 80% interval of what changed in the traced step's host time; ``None`` if nothing."""
+    def change_spread(self) -> float:
+        """Return the log half width of the 80% interval of what changed in the traced step's host time."""
         total = sum(tally.host_ns for tally in self._tallies)
         unsure = sum(tally.unsure_ns for tally in self._tallies)
-        return RESIZED_ON_CPU * unsure / total if unsure else None
+        return RESIZED_ON_CPU * unsure / total if unsure else 0.0
 
     @property
     def host_source(self) -> Source:
@@ -178,7 +178,7 @@ class Anchors:
                             "(foretrace capture does).")
         moved = spec != self.device
         changed = [key for key, (old, new, _, _) in found.items() if moved or old != new]
-        before = _totals([found[key][0] for key in changed], self.device, self.scenario.source_models)
+        before = _totals([found[key][0] for key in changed], self.device, self.scenario.devices.source_models)
         after = _totals([found[key][1] for key in changed], spec, models)
         ratios = {}
         for key, old, new in zip(changed, before, after, strict=True):

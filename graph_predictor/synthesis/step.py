@@ -56,7 +56,7 @@ class SynthesizedStep:
         device: where it runs.
         host_spread: log half width of the 80% interval of the host's time.
         host_source: where most of that comes from.
-        change_spread: the same of what changed in anchored host time; ``None`` where nothing was anchored or changed.
+        change_spread: the same of what changed in anchored host time.
         notes: what was assumed.
         warnings: what makes it unsure.
     """
@@ -65,7 +65,7 @@ class SynthesizedStep:
     device: DeviceSpec
     host_spread: float
     host_source: Source
-    change_spread: float | None
+    change_spread: float
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
 
@@ -94,7 +94,7 @@ def modelled_step(graphs: Sequence[ExecutionGraph], device: DeviceSpec | None = 
     notes = [*_notes(spec, host), *_collective_notes(graphs, spec, collectives)]
     warnings = () if spec.name == HOST_DEVICE else tuple(_host_work_warnings(graphs, spec))
     return SynthesizedStep(synthesize(ranks), spec, UNKNOWN_HOST if host is None else OTHER_HOST,
-                           Source.HEURISTIC, None, tuple(notes), warnings)
+                           Source.HEURISTIC, 0.0, tuple(notes), warnings)
 
 
 def anchored_step(graphs: Sequence[ExecutionGraph], anchors: Anchors, models: Models | None = None,

@@ -61,7 +61,7 @@ def test_another_device_with_its_host(real_trace: Find, source: str, target: str
                                       host_decides: bool) -> None:
     """GPU active time within 25%, the bound named right, and the step within 10% where the host decides."""
     other = baseline_of(job(real_trace(target)))
-    measured, spec = other.predict(), other.scenario.source_device
+    measured, spec = other.predict(), other.scenario.devices.source
     assert spec is not None
     edits: list[Edit] = [Device(spec), HostFrom(job(real_trace(target)).graphs, "the other")]
     result = baseline_of(job(real_trace(source))).predict(edits)

@@ -13,7 +13,7 @@ from test_predict import waiting_steps
 
 from graph_predictor.edits import Sizes
 from graph_predictor.prediction.memory import OPTIMIZER, peak_memory, with_sizes
-from graph_predictor.prediction.rewriting import Rewriting
+from graph_predictor.prediction.replacement import Rewriting
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.sizes.named_sizes import MOST, parse_also
 from graph_predictor.sizes.scaled_shapes import ScaledShapes, strided_maps

@@ -226,7 +226,7 @@ def on_a_cpu(folder: Path, attentions: Sequence[Sequence[Op]]) -> Baseline:
 
 def test_a_cpus_attention_is_priced_by_what_computes_it(tmp_path: Path) -> None:
     """The operator around the products and the softmax is not priced as one more attention beside them."""
-    done = rewrite(FlashAttention().apply(on_a_cpu(tmp_path, [MATH]).scenario)).rewritten
+    done = rewrite(FlashAttention().apply(on_a_cpu(tmp_path, [MATH]).scenario))
     assert done is not None
     old = [c for op in MATH for c in calls_of(operation(op.name, [tuple(s) for s in op.shapes]))]
     (call,) = attention("flash_forward", 1, BATCH, BATCH, QUERIES, QUERIES, HEAD, HEAD, "fp32")
@@ -243,7 +243,7 @@ def test_attention_that_no_kernel_of_a_cpu_takes_stays_written_out(tmp_path: Pat
     with pytest.raises(EditError, match=f"On a CPU PyTorch has no fused attention .*{why}"):
         on_a_cpu(tmp_path, [ops]).predict([FlashAttention()])
     mixed = on_a_cpu(tmp_path, [MATH, ops])
-    done = rewrite(FlashAttention().apply(mixed.scenario)).rewritten
+    done = rewrite(FlashAttention().apply(mixed.scenario))
     assert done is not None
     assert [len(one.units) for one in done.replacements] == [len(MATH)] * mixed.scenario.cycle.steps
     said = mixed.predict([FlashAttention()]).notes

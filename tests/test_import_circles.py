@@ -1,0 +1,38 @@
+"""No circle of imports has more than two files, those of type checkers and of functions counted."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import networkx as nx
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("tracer", "kernel_models", "graph_predictor", "foretrace")
+METHODS_THAT_CONVERT = (
+    {"tracer.graph", "tracer.views", "tracer.dependencies"},  # ExecutionGraph.to_pandas and its like
+    {"tracer.job", "tracer.folding", "tracer.capture_layout", "tracer.files"},  # Job.save, read_job
+)
+"""Circles of a class whose methods import what they convert to only when they are called."""
+
+
+def imported(tree: ast.AST, modules: dict[str, Path]) -> Iterator[str]:
+    """Names of the project's modules that a file imports anywhere."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                inside = f"{node.module}.{alias.name}"
+                yield inside if inside in modules else node.module
+
+
+def test_no_circle_has_more_than_two_files() -> None:
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for package in PACKAGES
+               for path in (ROOT / package).rglob("*.py") if path.name != "__init__.py"}
+    assert len(modules) > 300
+    graph = nx.DiGraph((name, other) for name, path in modules.items()
+                       for other in imported(ast.parse(path.read_text()), modules) if other in modules)
+    circles = [found for found in nx.strongly_connected_components(graph) if len(found) > 2]
+    assert [sorted(found) for found in circles if found not in METHODS_THAT_CONVERT] == []
