@@ -25,9 +25,10 @@ import json, os, sys, time, warnings
 warnings.simplefilter("ignore")
 how, text, ranks, out = json.loads(sys.argv[1])
 from tracer import read_job, workloads
-from tracer.fake_world import parse_plan, rank_classes
+from tracer.fake_world import rank_classes
+from tracer.parallel_plan import ParallelPlan
 from tracer.store import load_job, save_job
-settings, plan = workloads.configure("llama"), parse_plan(text, ranks)
+settings, plan = workloads.configure("llama"), ParallelPlan.parse(text, ranks)
 begin = time.perf_counter()
 if how == "captured":
     from tracer.capture import CaptureOptions

@@ -35,7 +35,7 @@ from predict_cpu import COMMAND, ROOT, Case, quickest, summary
 
 from graph_predictor.comm.collective_times import CollectiveModel
 from graph_predictor.edits import ScaleHost
-from graph_predictor.parallel.ranks import Ranks, on_ranks
+from graph_predictor.parallel.ranks import on_ranks
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.collectives import CommProfile, topology
@@ -43,6 +43,7 @@ from kernel_models.collectives.measurements import join
 from kernel_models.collectives.readers import read_log
 from tracer.comm_bench import BenchPlan, sweep_sizes
 from tracer.job import Job, read_job
+from tracer.parallel_plan import ParallelPlan
 
 REPORTED = ("dlrm", "llama", "gpt2", "vit")
 """Chosen before looking, at their default sizes."""
@@ -173,7 +174,7 @@ def cases(folder: Path, workloads: tuple[str, ...], count: int, host: float) -> 
     for workload in workloads:
         alone = baseline(folder, workload)
         for kind in KINDS:
-            spread = on_ranks(alone, Ranks.parse(f"{kind}={count}"), collectives)
+            spread = on_ranks(alone, ParallelPlan.parse(f"{kind}={count}"), collectives)
             said = spread.predict([ScaleHost(host)])
             truth = _jobs(folder, f"{workload}-{kind}={count}")
             rounds = [step_ms([job]) for job in truth]

@@ -2,7 +2,7 @@
 
     python benchmarks/rank_edits.py [--ranks 2 4 64]
 
-One process captures a step of the suite's Llama alone; `edits.Ranks` spreads it under each plan. Beside it the same
+One process captures a step of the suite's Llama alone; `on_ranks` spreads it under each plan. Beside it the same
 plan is run, with real values and PyTorch's own DDP, FSDP2 and DTensor, as one rank of a fake world under the profiler,
 and captured. Compared, in order, for the first and the last rank: kind, members, dtype, bytes in and out. The first
 recorded step is the job's fourth, when DDP has rebuilt its buckets.
@@ -15,15 +15,16 @@ import tempfile
 import warnings
 from pathlib import Path
 
-from graph_predictor.parallel.ranks import Ranks, on_ranks
+from graph_predictor.parallel.ranks import on_ranks
 from graph_predictor.synthesis.baseline import baseline_of
 from tracer import workloads
 from tracer.capture import CaptureOptions
 from tracer.capture.script import run_workload
 from tracer.capture_layout import read_window
-from tracer.fake_world import FakeWorldError, check_plan, parse_plan
+from tracer.fake_world import check_plan
 from tracer.graph import ExecutionGraph
 from tracer.job import read_job
+from tracer.parallel_plan import ParallelPlan, PlanError
 
 OPTIONS = CaptureOptions(steps=1, warmup=3, timed=0, execution_trace="none")
 SETTINGS = {"depth": 3, "heads": 64, "kv_heads": 64, "width": 512, "hidden": 1024, "seq": 16, "batch": 4,
@@ -64,13 +65,13 @@ def main() -> None:
         baseline = baseline_of(read_job(f"{folder}/alone"))
         for count in parser.parse_args().ranks:
             for text in PLANS[count]:
-                plan = parse_plan(text, count)
+                plan = ParallelPlan.parse(text, count)
                 try:
                     check_plan(settings, plan)
-                except FakeWorldError as error:
+                except PlanError as error:
                     print(f"{text:16}{'':>6}  {error}")
                     continue
-                spread = on_ranks(baseline, Ranks.parse(text), also=[0, count - 1]).built
+                spread = on_ranks(baseline, plan, also=[0, count - 1]).built
                 by_rank = {graph.meta.rank: graph for graph in spread.graphs}
                 for rank in (0, count - 1):
                     out = Path(folder) / text

@@ -38,9 +38,9 @@ from graph_predictor.comm.collective_times import CollectiveModel
 from graph_predictor.parallel.estimate import Rates, estimate
 from graph_predictor.parallel.loads import Loads, loads_of
 from graph_predictor.parallel.pieces import LayerPieces
-from graph_predictor.parallel.plan import ClusterPlan, PlanError, Recomputation
 from kernel_models.collectives import CommProfile, Placement, make_measurements, topology
 from kernel_models.device import device
+from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation
 from tracer.shape_only.transformer import TransformerShape
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -95,7 +95,7 @@ def _row(
     shape = TransformerShape(layers, hidden, heads, heads, 4 * hidden, VOCABULARY, int(r["sequence length"]),
                              flash=False, dropout=0.1, fused_loss=False, dtype="fp16")
     dp, micro = int(r["data parallelism"]), int(r["micro batch"])
-    plan = ClusterPlan(dp=dp, tp=int(r["tensor parallelism"]), pp=int(r["pipeline parallelism"]), microbatch=micro,
+    plan = ParallelPlan(dp=dp, tp=int(r["tensor parallelism"]), pp=int(r["pipeline parallelism"]), microbatch=micro,
                        microbatches=int(r["global batch"]) // dp // micro, recompute=recompute, overlap=False)
     loads = loads_of(plan, shape, pieces, cluster(int(r["# GPUs"])))
     return Row(f"h{hidden} L{layers}", str(plan), loads, float(r["iteration time (ms)"]) * 1e3)

@@ -29,9 +29,9 @@ from graph_predictor.comm.collective_times import CollectiveModel
 from graph_predictor.parallel.estimate import estimate
 from graph_predictor.parallel.loads import loads_of
 from graph_predictor.parallel.pieces import LayerPieces
-from graph_predictor.parallel.plan import ClusterPlan, Recomputation, Schedule, Sharding
 from kernel_models.collectives import topology
 from kernel_models.device import device
+from tracer.parallel_plan import ParallelPlan, Recomputation, Schedule, Sharding
 from tracer.shape_only.transformer import TransformerShape
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -84,7 +84,7 @@ class Result:
 
 
 def predict(
-    plan: ClusterPlan, shape: TransformerShape, pieces: LayerPieces, node: str, network: str
+    plan: ParallelPlan, shape: TransformerShape, pieces: LayerPieces, node: str, network: str
 ) -> tuple[float, str]:
     """Seconds of a step, and what binds it."""
     gpus = topology(node).gpus
@@ -106,7 +106,7 @@ def mpt(path: Path) -> dict[str, list[Result]]:
         shape = TransformerShape(layers, hidden, heads, heads, 4 * hidden, 50_368, seq, bias=False)
         full = row["Sharding Strategy"] == "FULL_SHARD"
         again = Recomputation.FULL if row["Activation Checkpointing"] == "True" else Recomputation.NONE
-        plan = ClusterPlan(dp=gpus, microbatch=int(row["MicroBatchSize"]), microbatches=int(row["GradAccum"]),
+        plan = ParallelPlan(dp=gpus, microbatch=int(row["MicroBatchSize"]), microbatches=int(row["GradAccum"]),
                            sharding=Sharding.PARAMETERS if full else Sharding.GRADIENTS, recompute=again)
         seconds, bound = predict(plan, shape, pieces[kind], *GPUS[kind][1:])
         measured = plan.global_batch * seq / float(row["Throughput (T/s)"])
@@ -129,7 +129,7 @@ def dgx(path: Path) -> dict[str, list[Result]]:
         gpus = int(row["gpus"])
         dp = gpus // np.prod([int(str(values.get(name, 1))) for name in ("tp", "pp", "cp")])
         micro = int(str(values.get("microbatch", 1)))
-        plan = ClusterPlan(dp=int(dp), microbatches=int(float(row["gbs"])) // int(dp) // micro, **values)
+        plan = ParallelPlan(dp=int(dp), microbatches=int(float(row["gbs"])) // int(dp) // micro, **values)
         seconds, bound = predict(plan, shape, pieces, "dgx-h100", "")
         tables["H100, pre-training"].append(Result(f"{row['workload'][:34]} on {gpus}", f"{row['ref']} {row['file']}",
                                                    gpus, float(row["value"]), seconds, bound))

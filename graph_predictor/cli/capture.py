@@ -127,9 +127,9 @@ def _run_workload(settings: Settings, out: str, options: CaptureOptions, paralle
     if parallel is None:
         raise CaptureError("Say how the workload is spread over the ranks: --parallel ddp, fsdp2, tp, pp, or sizes "
                            "such as fsdp2=8,tp=8.")
-    from tracer.fake_world import parse_plan
+    from tracer.parallel_plan import ParallelPlan
 
-    plan = parse_plan(parallel, world[0] if world else _launched_ranks())
+    plan = ParallelPlan.parse(parallel, world[0] if world else _launched_ranks())
     return run_workload(settings, out, options, plan, world, begun)
 
 

@@ -106,7 +106,7 @@ def plan(
 def _check_finite(value: float | None, option: str, what: str) -> None:
     """Raise ``PlanError`` for infinity and for what is no number: they would be ranked like any other."""
     if value is not None and not math.isfinite(value):
-        from graph_predictor.parallel.plan import PlanError
+        from tracer.parallel_plan import PlanError
 
         raise PlanError(f"{option} {value:g} is no figure to compute with; give {what}.")
 
@@ -114,7 +114,7 @@ def _check_finite(value: float | None, option: str, what: str) -> None:
 def _limit(text: str) -> float:
     """Bytes of a ``--memory-limit``. Raises ``ForetraceError``."""
     from graph_predictor.comm.units import parse_bytes
-    from graph_predictor.parallel.plan import PlanError
+    from tracer.parallel_plan import PlanError
 
     found = parse_bytes(f"{text}GB" if text.replace(".", "", 1).isdigit() else text)
     if found <= 0:
@@ -125,8 +125,8 @@ def _limit(text: str) -> float:
 def _decoder(source: str, assignments: list[str], preset: str | None) -> tuple[str, TransformerShape, int]:
     """Return what is planned, the decoder of a workload's name or of a trace, and the sequences of its step."""
     from graph_predictor.parallel.decoder import decoder_of, published
-    from graph_predictor.parallel.plan import PlanError
     from tracer import workloads
+    from tracer.parallel_plan import PlanError
 
     if source in workloads.names():
         chosen, own = published(source, preset)
@@ -147,7 +147,7 @@ def _decoder(source: str, assignments: list[str], preset: str | None) -> tuple[s
 
 def _whole(values: Mapping[str, Any], name: str) -> int:
     """A setting that is a number of samples, 1 if it is not there. Raises ``PlanError``."""
-    from graph_predictor.parallel.plan import PlanError
+    from tracer.parallel_plan import PlanError
 
     text = str(values.get(name, 1))
     if not (text.isascii() and text.isdecimal() and 0 < len(text) < MOST_DIGITS and int(text)):
@@ -212,7 +212,7 @@ def _report(found: Found, name: str, shape: TransformerShape, gpus: int, where: 
     for each in found.plans[:top]:
         e = each.estimate
         p = e.plan
-        row = [str(p.dp), str(p.tp), str(p.pp), f"{p.microbatches} × {p.microbatch}", str(int(p.sharding)),
+        row = [str(p.dp), str(p.tp), str(p.pp), f"{p.passes} × {p.samples}", str(int(p.sharding)),
                p.recompute.value, f"{e.time_us / 1e3:,.1f}", f"{e.low_us / 1e3:,.1f} – {e.high_us / 1e3:,.1f}",
                f"{each.memory.total / 1e9:.1f}", f"{e.exposed_us / 1e3:,.1f}", percent(e.bubble), e.bound]
         if price is not None:

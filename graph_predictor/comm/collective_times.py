@@ -13,15 +13,11 @@ from kernel_models.collectives import topology as find_topology
 from kernel_models.collectives.topology import node_names, node_type
 from kernel_models.device import DeviceSpec
 from tracer.arrays import Float64, Int64
-from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
+from tracer.parallel_plan import PlanError
 
 WIDE = 0.7
 """Log half width of the 80% interval of a collective that no model knows, as of one without a topology."""
-
-
-class PlanError(ForetraceError):
-    """A plan or a topology that cannot be: what was asked, why not, what can be."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from graph_predictor.edits.scale import ScaleBandwidth, ScaleClock, ScaleHost, ScaleKernels
     from graph_predictor.edits.straggler import Straggler
     from graph_predictor.edits.topology import OnTopology
-    from graph_predictor.parallel.ranks import Ranks
     from graph_predictor.prediction.edit import Edit
     from graph_predictor.sizes.laws import SizeLaws
     from graph_predictor.sizes.sizes import Sizes
@@ -44,7 +43,6 @@ _HOMES = {
     "OnTopology": "graph_predictor.edits.topology",
     "OverlapLoading": "graph_predictor.edits.overlap",
     "Precision": "graph_predictor.edits.precision",
-    "Ranks": "graph_predictor.parallel.ranks",
     "Recompute": "graph_predictor.edits.recompute",
     "ScaleBandwidth": "graph_predictor.edits.scale",
     "ScaleClock": "graph_predictor.edits.scale",
@@ -71,7 +69,6 @@ __all__ = [
     "OnTopology",
     "OverlapLoading",
     "Precision",
-    "Ranks",
     "Recompute",
     "ScaleBandwidth",
     "ScaleClock",

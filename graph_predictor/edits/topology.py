@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graph_predictor.comm.collective_times import CollectiveModel, PlanError, topology_of
+from graph_predictor.comm.collective_times import CollectiveModel, topology_of
 from graph_predictor.comm.pricing import RecordedCollective, find_collectives
 from graph_predictor.prediction.scenario import EditError, Scenario
 from kernel_models.collectives import CommTimes, Topology
 from tracer.graph import KernelKind
+from tracer.parallel_plan import PlanError
 
 SHARED_VARIANCE = 0.5
 """Of the variance of a model's error, what two clusters have in common: as of kernels on two devices."""

@@ -1,12 +1,13 @@
-"""The decoder behind a workload of the suite: its ``TransformerShape``."""
+"""The decoder behind a workload of the suite: its ``TransformerShape``, and whether a plan fits it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from graph_predictor.comm.collective_times import PlanError
 from graph_predictor.sizes.named_sizes import MOST
+from kernel_models.collectives import Topology
+from tracer.parallel_plan import ParallelPlan, PlanError, Sharding
 from tracer.shape_only.transformer import TransformerShape
 
 DECODERS = ("llama", "gpt2", "moe")
@@ -73,3 +74,27 @@ def decoder_of(name: str, settings: Mapping[str, Any]) -> TransformerShape:
                                                            and 0.0 <= shape.dropout < 1.0):
         raise PlanError(f"The settings of {name} have sizes that no model has; trace or capture it again.")
     return shape
+
+
+def check_decoder_plan(plan: ParallelPlan, shape: TransformerShape, on: Topology) -> None:
+    """Raise ``PlanError``, in one sentence, unless the model divides as the plan wants it and the cluster holds it."""
+    if plan.world_size > on.gpus:
+        raise PlanError(f"The plan's {plan.world_size:,} ranks do not fit on {on.name}, which has {on.gpus:,} GPUs; "
+                        "name a larger topology.")
+    for what, value, name, by in (
+            ("heads", shape.heads, "tp", plan.tp), ("heads of keys and values", shape.kv_heads, "tp", plan.tp),
+            ("features of the feed-forward part", shape.ffn, "tp", plan.tp),
+            ("layers", shape.layers, "pp × chunks" if plan.chunks > 1 else "pp", plan.pp * plan.chunks),
+            ("tokens of a sequence", shape.seq, "2 cp", 2 * plan.cp if plan.cp > 1 else 1),
+            ("tokens of a rank", shape.seq // plan.cp, "tp", plan.tp if plan.sequence_parallel else 1),
+            ("experts", shape.experts, "ep", plan.ep)):
+        if value % by:
+            raise PlanError(f"{value:,} {what} cannot be split evenly by {name}={by}; choose a divisor.")
+    if plan.ep > 1 and not shape.experts:
+        raise PlanError(f"ep={plan.ep} needs experts, and the model has none; leave it out.")
+    if plan.sharding is Sharding.PARAMETERS and plan.pp > 1:
+        raise PlanError("Sharded parameters with a pipeline would be gathered for every micro-batch of every stage, "
+                        "which no framework does by default; choose sharding=1 or pp=1.")
+    if plan.bucket_mb is not None:
+        raise PlanError("bucket_mb changes when gradients are reduced, and an estimate takes the last tenth of them to "
+                        "come after backward whatever their buckets; leave it out.")

@@ -8,9 +8,9 @@ import numpy as np
 
 from graph_predictor.parallel.loads import Exchange, Loads
 from graph_predictor.parallel.pieces import LayerWork
-from graph_predictor.parallel.plan import ClusterPlan, Recomputation, Schedule, Sharding
 from graph_predictor.parallel.schedule import order_of, simulate
 from kernel_models.spreads import UNKNOWN_HOST
+from tracer.parallel_plan import ParallelPlan, Recomputation, Schedule, Sharding
 
 BUCKET_SHARE = 0.1
 """Of the gradients, what is reduced after backward has ended: the last of about ten buckets."""
@@ -56,7 +56,7 @@ class Estimate:
         sources: share of the device's time by ``Source``.
     """
 
-    plan: ClusterPlan
+    plan: ParallelPlan
     time_us: float
     low_us: float
     high_us: float
@@ -130,7 +130,7 @@ def estimate(loads: Loads, rates: Rates = Rates()) -> Estimate:
     f = np.array([[each.us(rates) for each in row] for row in forward])
     b = np.array([[each.us(rates) for each in row] for row in backward])
     transfer = np.array([_us(each, rates) + each.count * rates.host_collective_us for each in loads.transfer])
-    run = simulate(order_of(plan.schedule, stages, plan.microbatches, chunks), f, b, transfer,
+    run = simulate(order_of(plan.schedule, stages, plan.passes, chunks), f, b, transfer,
                    plan.schedule is not Schedule.INTERLEAVED)
     ends, data, hidden = [], [], 0.0
     for stage in range(stages):
@@ -140,7 +140,7 @@ def estimate(loads: Loads, rates: Rates = Rates()) -> Estimate:
         data.append(exposed)
         hidden += beside / stages
     total = max(ends) + rates.step_us
-    count = plan.microbatches / stages
+    count = plan.passes / stages
     every = [each for rows in (forward, backward) for row in rows for each in row]
     products = count * sum(each.products for each in every)
     others = count * sum(each.others for each in every)
@@ -227,8 +227,8 @@ def _replicas(loads: Loads, rates: Rates, stage: int, backward: float, forward: 
     plan = loads.plan
     reduce, gather = _us(loads.reduce[stage], rates), _us(loads.gather[stage], rates)
     if plan.sharding is Sharding.GRADIENTS:
-        reduce *= plan.microbatches  # sharded gradients cannot be accumulated before they are reduced
-        backward, forward = backward * plan.microbatches, forward
+        reduce *= plan.passes  # sharded gradients cannot be accumulated before they are reduced
+        backward, forward = backward * plan.passes, forward
     if not plan.overlap:
         return reduce + gather, 0.0
     behind = min(reduce * (1 - BUCKET_SHARE), backward * (1 - BUCKET_SHARE))

@@ -18,10 +18,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graph_predictor.comm.collective_times import CollectiveModel
+from graph_predictor.parallel.decoder import check_decoder_plan
 from graph_predictor.parallel.pieces import LayerPieces, LayerWork, PieceCost
-from graph_predictor.parallel.plan import ClusterPlan, Sharding, check_plan
 from kernel_models.collectives import CollectiveCall, CollectiveKind, CommTimes, Placement
 from kernel_models.collectives.call import dtype_name
+from tracer.parallel_plan import ParallelPlan, Sharding
 from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
 
 OVERLAP_PIECES = 4
@@ -67,7 +68,7 @@ class Loads:
         block_gather, block_reduce, root_gather, root_reduce: of one block, and of embedding and head, fully sharded.
     """
 
-    plan: ClusterPlan
+    plan: ParallelPlan
     shape: TransformerShape
     block: PieceCost
     embedding: PieceCost
@@ -120,7 +121,7 @@ class _Calls:
         return Exchange(us, low, high, number, ranks, between)
 
 
-def loads_of(plan: ClusterPlan, shape: TransformerShape, pieces: LayerPieces, collectives: CollectiveModel) -> Loads:
+def loads_of(plan: ParallelPlan, shape: TransformerShape, pieces: LayerPieces, collectives: CollectiveModel) -> Loads:
     """Price everything a plan's step is made of.
 
     Raises:
@@ -128,10 +129,10 @@ def loads_of(plan: ClusterPlan, shape: TransformerShape, pieces: LayerPieces, co
         ShapeOnlyError: a piece cannot be traced.
     """
     on = collectives.topology
-    check_plan(plan, shape, on)
-    part = TransformerPart(Piece.BLOCK, plan.microbatch, plan.tp, plan.cp, plan.ep, plan.sequence_parallel)
+    check_decoder_plan(plan, shape, on)
+    part = TransformerPart(Piece.BLOCK, plan.samples, plan.tp, plan.cp, plan.ep, plan.sequence_parallel)
     outer = {
-        piece: TransformerPart(piece, plan.microbatch, plan.tp, plan.cp) for piece in (Piece.EMBEDDING, Piece.HEAD)
+        piece: TransformerPart(piece, plan.samples, plan.tp, plan.cp) for piece in (Piece.EMBEDDING, Piece.HEAD)
     }
     calls = _Calls()
     _within_layers(calls, plan, shape, collectives)
@@ -156,7 +157,7 @@ def loads_of(plan: ClusterPlan, shape: TransformerShape, pieces: LayerPieces, co
         of("block gather"), of("block reduce"), of("root gather"), of("root reduce"))
 
 
-def stage_parameters(plan: ClusterPlan, shape: TransformerShape, stage: int) -> int:
+def stage_parameters(plan: ParallelPlan, shape: TransformerShape, stage: int) -> int:
     """Parameters of one rank of a stage."""
     count = shape.layers // plan.pp * shape.block_parameters(plan.tp, plan.ep)
     if stage == 0:
@@ -166,11 +167,11 @@ def stage_parameters(plan: ClusterPlan, shape: TransformerShape, stage: int) -> 
     return count
 
 
-def _within_layers(calls: _Calls, plan: ClusterPlan, shape: TransformerShape, collectives: CollectiveModel) -> None:
+def _within_layers(calls: _Calls, plan: ParallelPlan, shape: TransformerShape, collectives: CollectiveModel) -> None:
     on, dtype, width = collectives.topology, dtype_name(shape.dtype), shape.element_bytes
-    tokens = plan.microbatch * shape.seq // plan.cp
+    tokens = plan.samples * shape.seq // plan.cp
     stream = float(tokens * shape.hidden * width)
-    tensor = plan.place("tp", on)
+    tensor = on.place(plan.group("tp"))
     reduce, gather, scatter = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
     if plan.tensor_overlap:
         # Gathers come piece by piece before their products; in backward all have a product of their own to run beside.
@@ -190,21 +191,22 @@ def _within_layers(calls: _Calls, plan: ClusterPlan, shape: TransformerShape, co
     calls.add("embedding", reduce, stream, tensor, dtype)
     calls.add("loss", reduce, float(tokens * 4), tensor, FP32, 3)
     calls.add("head backward", reduce, stream, tensor, dtype)
-    keys = float(2 * plan.microbatch * shape.seq * shape.kv_heads // plan.tp * shape.width_of_head * width)
-    calls.add("context forward", gather, keys, plan.place("cp", on), dtype)
-    calls.add("context backward", gather, keys, plan.place("cp", on), dtype)
-    calls.add("context backward", scatter, keys, plan.place("cp", on), dtype)
+    keys = float(2 * plan.samples * shape.seq * shape.kv_heads // plan.tp * shape.width_of_head * width)
+    context = on.place(plan.group("cp"))
+    calls.add("context forward", gather, keys, context, dtype)
+    calls.add("context backward", gather, keys, context, dtype)
+    calls.add("context backward", scatter, keys, context, dtype)
     if shape.experts:
-        calls.add("experts", CollectiveKind.ALL_TO_ALL, stream * shape.top_k, plan.place("ep", on), dtype, 2)
+        calls.add("experts", CollectiveKind.ALL_TO_ALL, stream * shape.top_k, on.place(plan.group("ep")), dtype, 2)
     sent = stream / plan.tp if plan.sequence_parallel else stream
     for stage in range(plan.pp if plan.pp > 1 else 0):
-        calls.add(("transfer", stage), CollectiveKind.SEND_RECV, sent, plan.neighbours(on, stage), dtype)
+        calls.add(("transfer", stage), CollectiveKind.SEND_RECV, sent, on.place(plan.group("pp", stage)), dtype)
 
 
-def _of_parameters(calls: _Calls, plan: ClusterPlan, shape: TransformerShape, collectives: CollectiveModel) -> None:
+def _of_parameters(calls: _Calls, plan: ParallelPlan, shape: TransformerShape, collectives: CollectiveModel) -> None:
     on, dtype, width = collectives.topology, dtype_name(shape.dtype), shape.element_bytes
     reduce, gather, scatter = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
-    replicas = plan.place("dpcp", on)
+    replicas = on.place(plan.group("dpcp"))
     if plan.sharding is Sharding.PARAMETERS:
         block = shape.block_parameters(plan.tp, plan.ep)
         root = shape.embedding_parameters(plan.tp) + shape.head_parameters(plan.tp)
@@ -216,11 +218,9 @@ def _of_parameters(calls: _Calls, plan: ClusterPlan, shape: TransformerShape, co
         # What each expert has is shared by fewer replicas.
         experts = shape.layers // plan.pp * shape.expert_parameters(plan.ep, plan.tp)
         dense = stage_parameters(plan, shape, stage) - experts
-        groups = [(dense, plan.place("dpcp", on, stage))]
+        groups = [(dense, on.place(plan.group("dpcp", stage)))]
         if experts and plan.dp * plan.cp > plan.ep:
-            step = plan.tp * plan.ep
-            base = stage * plan.dp * plan.cp * plan.tp
-            groups.append((experts, on.place([base + i * step for i in range(plan.dp * plan.cp // plan.ep)])))
+            groups.append((experts, on.place(plan.group("experts", stage))))
         for count, place in groups:
             if plan.sharding is Sharding.NONE:
                 calls.add(("reduce", stage), reduce, float(count * GRADIENT_BYTES), place, FP32)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from graph_predictor.parallel.loads import GRADIENT_BYTES, stage_parameters
 from graph_predictor.parallel.pieces import LayerPieces
-from graph_predictor.parallel.plan import ClusterPlan, Recomputation, Schedule, Sharding
+from tracer.parallel_plan import ParallelPlan, Recomputation, Schedule, Sharding
 from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
 
 STATE_BYTES = 12
@@ -32,23 +32,23 @@ class PlanMemory:
         return self.parameters + self.gradients + self.state + self.activations + self.reserved
 
 
-def memory_of(plan: ClusterPlan, shape: TransformerShape, pieces: LayerPieces) -> PlanMemory:
+def memory_of(plan: ParallelPlan, shape: TransformerShape, pieces: LayerPieces) -> PlanMemory:
     """Memory of the stage that needs most."""
     stages = {0, plan.pp - 1}
     return max((_stage(plan, shape, pieces, stage) for stage in sorted(stages)), key=lambda memory: memory.total)
 
 
-def in_flight(plan: ClusterPlan, stage: int) -> float:
+def in_flight(plan: ParallelPlan, stage: int) -> float:
     """Micro-batches of a whole stage whose activations are kept at once, at most."""
     if plan.schedule is Schedule.GPIPE:
-        return plan.microbatches
+        return plan.passes
     if plan.chunks > 1:
-        ahead = min((plan.pp - stage - 1) * 2 + (plan.chunks - 1) * plan.pp + 1, plan.microbatches * plan.chunks)
+        ahead = min((plan.pp - stage - 1) * 2 + (plan.chunks - 1) * plan.pp + 1, plan.passes * plan.chunks)
         return ahead / plan.chunks
-    return min(plan.pp - stage, plan.microbatches)
+    return min(plan.pp - stage, plan.passes)
 
 
-def _stage(plan: ClusterPlan, shape: TransformerShape, pieces: LayerPieces, stage: int) -> PlanMemory:
+def _stage(plan: ParallelPlan, shape: TransformerShape, pieces: LayerPieces, stage: int) -> PlanMemory:
     count = stage_parameters(plan, shape, stage)
     width = shape.element_bytes
     replicas = plan.dp * plan.cp
@@ -68,14 +68,14 @@ def _stage(plan: ClusterPlan, shape: TransformerShape, pieces: LayerPieces, stag
     return PlanMemory(stage, parameters, gradients, state, _activations(plan, shape, pieces, stage))
 
 
-def _activations(plan: ClusterPlan, shape: TransformerShape, pieces: LayerPieces, stage: int) -> float:
+def _activations(plan: ParallelPlan, shape: TransformerShape, pieces: LayerPieces, stage: int) -> float:
     # Traced for one sequence: what backward needs grows with the micro-batch.
     part = TransformerPart(Piece.BLOCK, 1, plan.tp, plan.cp, plan.ep, plan.sequence_parallel)
     # With selective recomputation, what attention leaves is what fused attention does.
     kept = replace(shape, flash=True) if plan.recompute is Recomputation.SELECTIVE else shape
-    block = float(plan.microbatch * pieces.saved_bytes(kept, part))
+    block = float(plan.samples * pieces.saved_bytes(kept, part))
     layers = shape.layers // plan.pp
-    tokens = plan.microbatch * shape.seq // plan.cp
+    tokens = plan.samples * shape.seq // plan.cp
     stream = tokens * shape.hidden * shape.element_bytes / (plan.tp if plan.sequence_parallel else 1)
     flying = in_flight(plan, stage)
     if plan.recompute is Recomputation.FULL:
@@ -87,5 +87,5 @@ def _activations(plan: ClusterPlan, shape: TransformerShape, pieces: LayerPieces
     if stage == plan.pp - 1:
         # Logits' gradient beside the logits.
         logits = tokens * -(-shape.vocab // plan.tp) * 4
-        total += plan.microbatch * pieces.saved_bytes(shape, TransformerPart(Piece.HEAD, 1, plan.tp, plan.cp)) + logits
+        total += plan.samples * pieces.saved_bytes(shape, TransformerPart(Piece.HEAD, 1, plan.tp, plan.cp)) + logits
     return total

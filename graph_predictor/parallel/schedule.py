@@ -13,9 +13,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from graph_predictor.parallel.plan import Schedule
 from kernel_models.compiled import compiled
 from tracer.arrays import Float64, Int64
+from tracer.parallel_plan import Schedule
 
 FORWARD, BACKWARD = 0, 1
 

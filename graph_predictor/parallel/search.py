@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from graph_predictor.comm.collective_times import CollectiveModel
+from graph_predictor.parallel.decoder import check_decoder_plan
 from graph_predictor.parallel.estimate import Estimate, Rates, estimate
 from graph_predictor.parallel.loads import loads_of
 from graph_predictor.parallel.memory import PlanMemory, memory_of
 from graph_predictor.parallel.pieces import LayerPieces
-from graph_predictor.parallel.plan import MOST_TASKS, ClusterPlan, PlanError, Recomputation, Sharding, check_plan
+from tracer.parallel_plan import MOST_TASKS, ParallelPlan, PlanError, Recomputation, Sharding
 from tracer.shape_only.transformer import TransformerShape
 
 MOST_MICROBATCH = 16
@@ -49,7 +50,7 @@ class Found:
         return len(self.plans) + sum(each.count for each in self.refused)
 
 
-def candidates(shape: TransformerShape, gpus: int, global_batch: int) -> Iterator[ClusterPlan]:
+def candidates(shape: TransformerShape, gpus: int, global_batch: int) -> Iterator[ParallelPlan]:
     """Every plan of so many GPUs that does ``global_batch`` sequences a step; some of them cannot be.
 
     Tensor parallelism goes with sequence parallelism, and sharded parameters with no pipeline: what frameworks do.
@@ -68,7 +69,7 @@ def candidates(shape: TransformerShape, gpus: int, global_batch: int) -> Iterato
                     if (sharding and dp == 1) or (sharding > Sharding.OPTIMIZER and pp > 1):
                         continue
                     for again in recompute:
-                        yield ClusterPlan(dp=dp, tp=tp, pp=pp, microbatch=microbatch, microbatches=count,
+                        yield ParallelPlan(dp=dp, tp=tp, pp=pp, microbatch=microbatch, microbatches=count,
                                           sharding=sharding, recompute=again, sequence_parallel=tp > 1)
 
 
@@ -94,20 +95,16 @@ def search(shape: TransformerShape, gpus: int, global_batch: int, pieces: LayerP
 
 def price_plan(text: str, gpus: int, shape: TransformerShape, pieces: LayerPieces, collectives: CollectiveModel, *,
                memory_limit: float | None = None, rates: Rates | None = None) -> Found:
-    """One plan, as ``ClusterPlan.parse`` reads it, as a search that found it or refused it.
+    """One plan, as ``ParallelPlan.parse`` reads it, as a search that found it or refused it.
 
     Raises:
         PlanError: the text is no plan, or one of another number of GPUs.
     """
-    plan = ClusterPlan.parse(text)
-    if plan.world_size != gpus:
-        raise PlanError(f"The plan {text!r} is one of {plan.world_size:,} GPUs, and {gpus:,} were given; its sizes "
-                        "must multiply to that.")
-    return _sorted_out([plan], shape, pieces, collectives, memory_limit, rates, lambda: None)
+    return _sorted_out([ParallelPlan.parse(text, gpus)], shape, pieces, collectives, memory_limit, rates, lambda: None)
 
 
 def _sorted_out(
-    plans: Iterable[ClusterPlan],
+    plans: Iterable[ParallelPlan],
     shape: TransformerShape,
     pieces: LayerPieces,
     collectives: CollectiveModel,
@@ -121,7 +118,7 @@ def _sorted_out(
     for plan in plans:
         tick()
         try:
-            check_plan(plan, shape, collectives.topology)
+            check_decoder_plan(plan, shape, collectives.topology)
             memory = memory_of(plan, shape, pieces)
             if memory.total > limit:
                 raise PlanError(f"It does not fit: it needs more than the {limit / 1e9:,.0f} GB of a GPU.")

@@ -23,7 +23,7 @@ from graph_predictor.edits import (
     Straggler,
 )
 from graph_predictor.edits.registry import FACTORS, switched_edits, valued_edits
-from graph_predictor.parallel.ranks import Ranks, on_ranks, traced
+from graph_predictor.parallel.ranks import on_ranks, settings_under, traced
 from graph_predictor.prediction.memory import lacking_memory
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
@@ -36,6 +36,7 @@ from kernel_models.device_choice import find_device, shape_device, traced_device
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY
 from tracer.job import Job, assemble_job, read_job
+from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only.devices import TracedDevice
 from tracer.shape_only.errors import ShapeOnlyError
 
@@ -203,9 +204,7 @@ class Study:
         if not graph.meta.workload:
             raise EditError("Only a workload of the suite can be traced again under a plan; trace your own script "
                             "under it with foretrace trace SCRIPT.py:FUNCTION --world-size N.")
-        ranks = Ranks.parse(parallel)
-        return traced(Ranks(ranks.plan, ranks.world_size, {**dict(sizes), **ranks.settings}), graph.meta.workload,
-                      device, also=also)
+        return traced(ParallelPlan.parse(parallel), graph.meta.workload, device, sizes=dict(sizes), also=also)
 
     # -- a recorded source --------------------------------------------------------------------------------------------
 
@@ -232,20 +231,19 @@ class Study:
         topology, profile, device, backend = where
         collectives = self._cluster(Configuration(parallel=parallel, topology=topology, comm_profile=profile,
                                                   comm_backend=backend, device=device))
-        ranks = Ranks.parse(parallel)
+        plan = ParallelPlan.parse(parallel)
         _, new = parse_sets(sizes)
         workload = self.job.graphs[0].meta.workload
         if new and not workload:
             raise EditError("A step that cannot be traced again is not spread over ranks at other sizes too; leave "
                             "--set or --parallel out.")
-        spread = Ranks(ranks.plan, ranks.world_size, {**new, **ranks.settings})
-        found = on_ranks(self._recorded, spread, collectives, also=also)
-        settings = {**workload.get("settings", {}), **spread.settings}
+        found = on_ranks(self._recorded, plan, collectives, sizes=new, also=also)
+        settings = {**workload.get("settings", {}), **settings_under(plan, new)}
         samples, was = samples_of(settings), samples_of(workload.get("settings", {}))
         if samples is not None and was:
             found.scenario = found.scenario.with_samples(samples / was, workload["settings"]["batch"])
         # Ranks of a tensor- or pipeline-parallel group work on the same samples.
-        return found if samples is None else found.with_items(samples / sharing(spread.plan))
+        return found if samples is None else found.with_items(samples * plan.dp / plan.world_size)
 
     def _can_move(self, device: str) -> None:
         assert self._recorded is not None
@@ -288,7 +286,7 @@ class Study:
 
     def _cluster(self, wanted: Configuration) -> CollectiveModel | None:
         """The cluster that is named; under a plan on another device, that device's usual one."""
-        from graph_predictor.comm.collective_times import CollectiveModel, PlanError, topology_of
+        from graph_predictor.comm.collective_times import CollectiveModel, topology_of
 
         if wanted.topology is not None or wanted.comm_profile is not None:
             return self._once("cluster", self._named_cluster, wanted.topology, wanted.comm_profile,
@@ -298,8 +296,9 @@ class Study:
                             "or give its measurements with --comm-profile.")
         if wanted.parallel is None or wanted.device is None:
             return None
+        ranks = ParallelPlan.parse(wanted.parallel).world_size
         try:
-            return CollectiveModel(topology_of(find_device(wanted.device), Ranks.parse(wanted.parallel).world_size))
+            return CollectiveModel(topology_of(find_device(wanted.device), ranks))
         except PlanError:  # no known node has the device: its own links are taken
             return None
 
@@ -339,12 +338,6 @@ class _Refused:
     """Why something cannot be made."""
 
     error: ForetraceError
-
-
-def sharing(plan: str) -> int:
-    """Return how many ranks of a plan work on the same samples."""
-    sizes = dict(part.split("=") for part in plan.split(","))
-    return int(sizes.get("tp", 1)) * int(sizes.get("pp", 1))
 
 
 def _straggling(wanted: Configuration) -> list[int]:

@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch")
 from typer.testing import CliRunner  # noqa: E402
 
 from graph_predictor.cli import app  # noqa: E402
-from graph_predictor.comm.collective_times import CollectiveModel, PlanError  # noqa: E402
+from graph_predictor.comm.collective_times import CollectiveModel  # noqa: E402
 from graph_predictor.edits import Straggler  # noqa: E402
-from graph_predictor.parallel.ranks import Ranks, on_ranks  # noqa: E402
+from graph_predictor.parallel.ranks import on_ranks  # noqa: E402
 from graph_predictor.prediction.predictor import Baseline  # noqa: E402
 from graph_predictor.prediction.scenario import EditError  # noqa: E402
 from graph_predictor.synthesis.baseline import baseline_of  # noqa: E402
@@ -23,8 +23,8 @@ from tracer import workloads  # noqa: E402
 from tracer.capture import CaptureOptions  # noqa: E402
 from tracer.capture.script import run_workload  # noqa: E402
 from tracer.capture_layout import read_window  # noqa: E402
-from tracer.fake_world import FakeWorldError, parse_plan  # noqa: E402
 from tracer.job import read_job  # noqa: E402
+from tracer.parallel_plan import ParallelPlan, PlanError  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -43,17 +43,17 @@ def alone() -> Baseline:
 @pytest.mark.parametrize(("plan", "ranks"), [("ddp=2", 2), ("ddp=2,bucket_mb=1", 2), ("fsdp2=4", 4),
                                              ("fsdp2=2,tp=2", 4)])
 def test_collectives_are_those_of_a_captured_fake_world(alone: Baseline, tmp_path: Path, plan: str, ranks: int) -> None:
-    spread = on_ranks(alone, Ranks.parse(plan))
+    spread = on_ranks(alone, ParallelPlan.parse(plan))
     assert [graph.meta.rank for graph in spread.built.graphs] == list(range(ranks))
     last = ranks - 1
-    run_workload(SETTINGS, tmp_path / "fake", OPTIONS, parse_plan(plan, ranks), (ranks, last))
+    run_workload(SETTINGS, tmp_path / "fake", OPTIONS, ParallelPlan.parse(plan, ranks), (ranks, last))
     expected = collectives(read_window(tmp_path / "fake" / f"rank{last}"))
     assert expected
     assert collectives(spread.built.graphs[last]) == expected
 
 
 def test_ranks_meet_in_their_collectives_so_that_one_straggler_holds_up_all(alone: Baseline) -> None:
-    spread = on_ranks(alone, Ranks.parse("ddp=2"), CollectiveModel(topology("cpu")))
+    spread = on_ranks(alone, ParallelPlan.parse("ddp=2"), CollectiveModel(topology("cpu")))
     even = spread.predict()
     slowed = spread.predict([Straggler(1, 1.0)])
     first, last = slowed.per_rank
@@ -66,31 +66,35 @@ def test_ranks_meet_in_their_collectives_so_that_one_straggler_holds_up_all(alon
 
 
 def test_a_slower_cluster_takes_longer(alone: Baseline) -> None:
-    spread = [on_ranks(alone, Ranks.parse("fsdp2=2"), CollectiveModel(topology(name))).predict().step_time_us
+    spread = [on_ranks(alone, ParallelPlan.parse("fsdp2=2"), CollectiveModel(topology(name))).predict().step_time_us
               for name in ("dgx-h100", "cpu")]
     assert spread[0] < spread[1]
 
 
 def test_accumulation_repeats_the_micro_batch_and_reduces_once(alone: Baseline) -> None:
-    once, thrice = (on_ranks(alone, Ranks.parse(text)).built.graphs[0] for text in ("ddp=2", "ddp=2,accumulation=3"))
+    once, thrice = (on_ranks(alone, ParallelPlan.parse(text)).built.graphs[0]
+                    for text in ("ddp=2", "ddp=2,accumulation=3"))
     products = [sum(graph.string(int(name)) == "aten::mm" for name in graph.ops.name) for graph in (once, thrice)]
     assert products[1] == 3 * products[0] > 0
     assert collectives(thrice) == collectives(once)
 
 
-@pytest.mark.parametrize("text", ["ddp", "ddp=0", "accumulation=2", "cp=2", "ddp=2,", "ddp=x"])
-def test_what_is_no_plan_is_told(text: str) -> None:
-    with pytest.raises(EditError):
-        Ranks.parse(text)
+def test_both_spellings_and_a_plans_micro_batches_are_the_same_step(alone: Baseline) -> None:
+    words, said = (on_ranks(alone, ParallelPlan.parse(text), sizes=sizes) for text, sizes in (
+        ("ddp=2,accumulation=2", {"batch": 6}), ("dp=2,microbatch=6,microbatches=2", {})))
+    assert words.predict().step_time_us == said.predict().step_time_us
+    assert words.built.graphs[0].meta.workload == said.built.graphs[0].meta.workload
+    with pytest.raises(PlanError, match="plan says batch=6 and the sizes say batch=4"):
+        on_ranks(alone, ParallelPlan.parse("dp=2,microbatch=6"), sizes={"batch": 4})
 
 
 def test_plans_that_cannot_be_are_told(alone: Baseline) -> None:
-    with pytest.raises(FakeWorldError, match="heads=4"):
-        on_ranks(alone, Ranks.parse("tp=3"))
+    with pytest.raises(PlanError, match="heads=4"):
+        on_ranks(alone, ParallelPlan.parse("tp=3"))
     with pytest.raises(PlanError, match="do not fit"):
-        on_ranks(alone, Ranks.parse("ddp=16"), CollectiveModel(topology("dgx-h100")))
+        on_ranks(alone, ParallelPlan.parse("ddp=16"), CollectiveModel(topology("dgx-h100")))
     with pytest.raises(EditError, match="no rank 2"):
-        on_ranks(alone, Ranks.parse("ddp=2"), also=[2])
+        on_ranks(alone, ParallelPlan.parse("ddp=2"), also=[2])
     with pytest.raises(EditError, match="no rank 5"):
         alone.predict([Straggler(5, 0.1)])
     with pytest.raises(EditError, match="names no straggler"):
@@ -98,7 +102,7 @@ def test_plans_that_cannot_be_are_told(alone: Baseline) -> None:
     with pytest.raises(EditError, match="slower by nan%"):
         Straggler.parse("1:nan%")
     with pytest.raises(EditError, match="one rank"):
-        on_ranks(on_ranks(alone, Ranks.parse("ddp=2")), Ranks.parse("ddp=2"))
+        on_ranks(on_ranks(alone, ParallelPlan.parse("ddp=2")), ParallelPlan.parse("ddp=2"))
 
 
 def test_a_recording_of_unknown_work_is_told() -> None:

@@ -24,7 +24,7 @@ from graph_predictor.edits import (
     Recompute,
     ScaleKernels,
 )
-from graph_predictor.parallel.ranks import Ranks, on_ranks, with_ddp
+from graph_predictor.parallel.ranks import on_ranks, with_ddp
 from graph_predictor.parallel.recorded_ddp import NOTE, Gradient, buckets_of, gradients_of
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
@@ -33,6 +33,7 @@ from kernel_models.collectives import topology
 from kernel_models.device import device
 from tracer.graph import NONE, ExecutionGraph
 from tracer.job import read_job
+from tracer.parallel_plan import ParallelPlan
 
 ROOT = Path(__file__).resolve().parents[2]
 READY = "torch::autograd::AccumulateGrad"
@@ -58,7 +59,7 @@ def reduces(graph: ExecutionGraph) -> list[Reduce]:
 @pytest.mark.parametrize("plan", ["ddp=2", "ddp=4,bucket_mb=1", "ddp=64"])
 def test_all_reduces_are_those_of_the_program_run_again(alone: Baseline, plan: str) -> None:
     pytest.importorskip("torch")
-    ranks = Ranks.parse(plan)
+    ranks = ParallelPlan.parse(plan)
     again, added = on_ranks(alone, ranks).built.graphs, with_ddp(alone, ranks).built.graphs
     assert [graph.meta.rank for graph in added] == [graph.meta.rank for graph in again]
     expected = reduces(again[-1])
@@ -73,7 +74,7 @@ def test_all_reduces_are_those_of_the_program_run_again(alone: Baseline, plan: s
 
 def test_a_step_with_ddp_takes_as_long_as_that_of_the_program_run_again(alone: Baseline) -> None:
     pytest.importorskip("torch")
-    ranks, where = Ranks.parse("ddp=2"), CollectiveModel(topology("cpu"))
+    ranks, where = ParallelPlan.parse("ddp=2"), CollectiveModel(topology("cpu"))
     found = with_ddp(alone, ranks, where).predict()
     assert found.step_time_us == pytest.approx(on_ranks(alone, ranks, where).predict().step_time_us, rel=0.05)
     assert NOTE in found.notes and found.edits == ["ddp=2 on 2 ranks, approximate"]
@@ -83,14 +84,14 @@ def test_a_step_with_ddp_takes_as_long_as_that_of_the_program_run_again(alone: B
                          ids=lambda edit: edit.describe())
 def test_edits_of_a_cpus_work_change_as_much_of_it_with_ddp(alone: Baseline, edit: Edit) -> None:
     """Its collectives are all the device work there is: operations still compute on the host, DDP's own among them."""
-    spread = with_ddp(alone, Ranks.parse("ddp=2"), CollectiveModel(topology("cpu")))
+    spread = with_ddp(alone, ParallelPlan.parse("ddp=2"), CollectiveModel(topology("cpu")))
     changed, before = alone.predict([edit]).step_time_us, alone.predict().step_time_us
     found = spread.predict([edit]).step_time_us - spread.predict().step_time_us
     assert 0.6 < found / (changed - before) < 1.7
 
 
 def test_kernels_launches_and_waits_of_a_cpus_job_are_refused(alone: Baseline) -> None:
-    spread = with_ddp(alone, Ranks.parse("ddp=2"), CollectiveModel(topology("cpu")))
+    spread = with_ddp(alone, ParallelPlan.parse("ddp=2"), CollectiveModel(topology("cpu")))
     for edit in (CudaGraphs(), FreeLaunches(), ScaleKernels(0.5), Device(device("h200-sxm"))):
         with pytest.raises(EditError, match="no GPU work"):
             spread.predict([edit])
@@ -102,7 +103,7 @@ def test_work_whose_sizes_were_not_recorded_is_no_obstacle(alone: Baseline) -> N
     graph = replace(recorded, ops=recorded.ops.take(np.arange(len(recorded.ops))))
     products = [code for code, text in enumerate(graph.strings) if text == "aten::mm"]
     graph.ops.shapes[np.isin(graph.ops.name, products)] = NONE
-    found = with_ddp(baseline_of(graph), Ranks.parse("ddp=2"), CollectiveModel(topology("cpu")))
+    found = with_ddp(baseline_of(graph), ParallelPlan.parse("ddp=2"), CollectiveModel(topology("cpu")))
     assert found.predict().step_time_us > 0
 
 
@@ -154,7 +155,7 @@ def on_gpu(passes: int = 1, dims: bool = True) -> Micro:
 def test_on_a_gpu_all_but_the_last_bucket_lie_beside_backward(tmp_path: Path) -> None:
     job = read_job(on_gpu().write(tmp_path / "trace.json"))
     baseline = baseline_of(job, device=device("h100-sxm"))
-    spread = with_ddp(baseline, Ranks.parse("ddp=8"), CollectiveModel(topology("dgx-h100")))
+    spread = with_ddp(baseline, ParallelPlan.parse("ddp=8"), CollectiveModel(topology("dgx-h100")))
     graph = spread.built.graphs[0]
     assert graph.collectives.elements_in.tolist() == [1024 * 256, 2048 * 256]
     settled = spread.simulated()
@@ -183,7 +184,7 @@ def test_of_several_micro_batches_the_last_one_is_reduced(tmp_path: Path) -> Non
 def test_what_a_recording_does_not_show_is_told(alone: Baseline, tmp_path: Path) -> None:
     unsized = read_job(on_gpu(dims=False).write(tmp_path / "unsized.json"))
     with pytest.raises(EditError, match="does not have the sizes of its gradients"):
-        with_ddp(baseline_of(unsized), Ranks.parse("ddp=2"))
+        with_ddp(baseline_of(unsized), ParallelPlan.parse("ddp=2"))
     graph = alone.built.graphs[0]
     ops = replace(graph.ops, name=np.where(
         graph.ops.name == graph.strings.index(READY), NONE, graph.ops.name).astype(np.int32))
@@ -191,7 +192,7 @@ def test_what_a_recording_does_not_show_is_told(alone: Baseline, tmp_path: Path)
         gradients_of(replace(graph, ops=ops), 0, 10**18)
     for plan in ("fsdp2=2", "ddp=2,ep=2", "ddp=2,accumulation=2"):
         with pytest.raises(EditError, match=r"only ddp=N can be added to it"):
-            with_ddp(alone, Ranks.parse(plan))
+            with_ddp(alone, ParallelPlan.parse(plan))
 
 
 def test_the_command_on_a_recording_of_unknown_work() -> None:

@@ -10,7 +10,7 @@ from said import plain
 from typer.testing import CliRunner
 
 from graph_predictor.cli import app
-from graph_predictor.comm.collective_times import CollectiveModel, PlanError
+from graph_predictor.comm.collective_times import CollectiveModel
 from graph_predictor.edits import OnTopology
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
@@ -27,6 +27,7 @@ from kernel_models.collectives import (
 )
 from kernel_models.collectives.measurements import join
 from kernel_models.device import device
+from tracer.parallel_plan import PlanError
 
 ROOT = Path(__file__).resolve().parents[2]
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

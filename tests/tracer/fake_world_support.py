@@ -18,8 +18,9 @@ import torch.distributed as dist
 import tracer
 from tracer import workloads
 from tracer.capture_layout import read_window
-from tracer.fake_world import fake_world, parallelize, parse_plan
+from tracer.fake_world import fake_world, parallelize
 from tracer.graph import ExecutionGraph, OpKind
+from tracer.parallel_plan import ParallelPlan
 
 STEPS = 1
 
@@ -45,7 +46,8 @@ REAL_RANKS = max(case.ranks for case in CASES.values())
 def capture_rank(case: Case, out: Path) -> None:
     """Capture this process's rank, whose process groups are up."""
     settings = {"depth": 2, **case.settings}
-    workload = parallelize(workloads.build("llama", preset="tiny", **settings), parse_plan(case.plan, case.ranks))
+    plan = ParallelPlan.parse(case.plan, case.ranks)
+    workload = parallelize(workloads.build("llama", preset="tiny", **settings), plan)
     # The first recorded step is the job's fifth: optimizer state is there, and DDP has rebuilt its buckets.
     with tracer.capture(out, steps=STEPS, warmup=2, timed=0, execution_trace="none") as capture:
         for batch in workload.batches():

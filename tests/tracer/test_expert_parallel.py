@@ -17,7 +17,8 @@ if not (torch.distributed.is_available() and torch.distributed.is_gloo_available
 
 from tracer import workloads  # noqa: E402
 from tracer.capture.collectives import CollectiveNotes  # noqa: E402
-from tracer.fake_world import FakeWorldError, fake_world, parallelize, parse_plan, rank_classes  # noqa: E402
+from tracer.fake_world import fake_world, parallelize, rank_classes  # noqa: E402
+from tracer.parallel_plan import ParallelPlan, PlanError  # noqa: E402
 from tracer.shape_only import trace_job  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,14 +28,15 @@ import sys
 import torch, torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from tracer import workloads
-from tracer.fake_world import parallelize, parse_plan
+from tracer.fake_world import parallelize
+from tracer.parallel_plan import ParallelPlan
 
 torch.set_num_threads(1)
 rank, folder = int(sys.argv[1]), sys.argv[2]
 
 def train(plan, accumulation):
     build = lambda: workloads.build("moe", preset="tiny", depth=2, optimizer="sgd", accumulation=accumulation)
-    alone, spread = build(), parallelize(build(), parse_plan(plan, 4))
+    alone, spread = build(), parallelize(build(), ParallelPlan.parse(plan, 4))
     for _, one, other in zip(range(2), alone.batches(), spread.batches()):
         torch.testing.assert_close(spread.step(other), alone.step(one))
     whole, seen = dict(alone.model.named_parameters()), 0
@@ -73,7 +75,7 @@ def test_spread_experts_train_as_unspread_ones(tmp_path: Path) -> None:
 
 def noted(plan: str, ranks: int, rank: int, **settings: Any) -> list[dict[str, Any]]:
     with fake_world(ranks, rank):
-        workload = parallelize(workloads.build("moe", **SETTINGS, **settings), parse_plan(plan, ranks))
+        workload = parallelize(workloads.build("moe", **SETTINGS, **settings), ParallelPlan.parse(plan, ranks))
         batches, notes = workload.batches(), CollectiveNotes()
         for _ in range(2):
             workload.step(next(batches))
@@ -117,9 +119,9 @@ def test_a_trace_has_the_collectives_of_real_values(plan: str) -> None:
 
 def test_classes_of_ranks_with_spread_experts() -> None:
     settings = workloads.configure("moe", **SETTINGS, experts=4)
-    assert len(rank_classes(parse_plan("ddp=8,ep=4", 8), settings)) == 1
+    assert len(rank_classes(ParallelPlan.parse("ddp=8,ep=4", 8), settings)) == 1
     # Three ranks share the rows of 2 experts each: 1, 1 and none; of the other parameters' rows all six have some.
-    classes = rank_classes(parse_plan("fsdp2=6,ep=2", 6), settings)
+    classes = rank_classes(ParallelPlan.parse("fsdp2=6,ep=2", 6), settings)
     empty = [rank for each in classes for rank in each if each.first >= 4]
     assert empty == [4, 5]
 
@@ -134,8 +136,8 @@ def test_classes_of_ranks_with_spread_experts() -> None:
 def test_experts_that_cannot_be_spread_are_told(workload: str, plan: str, settings: dict[str, Any],
                                                 message: str) -> None:
     world = int(plan.partition("=")[2].split(",")[0]) if plan.startswith("d") else 1
-    with pytest.raises(FakeWorldError, match=message):
-        rank_classes(parse_plan(plan, world), workloads.configure(workload, preset="tiny", **settings))
+    with pytest.raises(PlanError, match=message):
+        rank_classes(ParallelPlan.parse(plan, world), workloads.configure(workload, preset="tiny", **settings))
 
 
 def test_checkpointed_blocks_with_spread_experts() -> None:

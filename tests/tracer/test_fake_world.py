@@ -31,19 +31,16 @@ from tracer.capture.script import run_workload  # noqa: E402
 from tracer.capture_layout import read_window  # noqa: E402
 from tracer.errors import CaptureError  # noqa: E402
 from tracer.fake_world import (  # noqa: E402
-    DataParallel,
     FakeWorldError,
-    MeshPlace,
-    ParallelPlan,
     current_world,
     fake_launch,
     fake_world,
     parallelize,
-    parse_plan,
     rank_classes,
 )
 from tracer.fake_world.streams import ALL_GATHER, BUCKETS, IN_ORDER, PEERS, REDUCE_SCATTER, model_overlap  # noqa: E402
 from tracer.graph import NONE, ExecutionGraph, WaitSource  # noqa: E402
+from tracer.parallel_plan import ParallelPlan, PlanError  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -155,7 +152,7 @@ def test_fake_tensors_have_the_collectives_of_real_ones() -> None:
 
     def rows(plan: str, ranks: int, mode: Any) -> list[dict[str, Any]]:
         with fake_world(ranks, ranks - 1), mode:
-            workload = parallelize(workloads.build("llama", preset="tiny", depth=2), parse_plan(plan, ranks))
+            workload = parallelize(workloads.build("llama", preset="tiny", depth=2), ParallelPlan.parse(plan, ranks))
             batches, notes = workload.batches(), CollectiveNotes()
             workload.step(next(batches))
             workload.step(next(batches))  # DDP rebuilds its buckets
@@ -212,7 +209,7 @@ def test_ddp_rebuilds_fake_buckets_as_real_ones() -> None:
 def test_other_workloads_run_under_ddp_and_fsdp2(name: str) -> None:
     for plan in ("ddp", "fsdp2"):
         with fake_world(2, 1):
-            workload = parallelize(workloads.build(name, preset="tiny"), parse_plan(plan, 2))
+            workload = parallelize(workloads.build(name, preset="tiny"), ParallelPlan.parse(plan, 2))
             batches, notes = workload.batches(), CollectiveNotes()
             workload.step(next(batches))
             notes.start()
@@ -222,7 +219,7 @@ def test_other_workloads_run_under_ddp_and_fsdp2(name: str) -> None:
         assert ("all_reduce" if plan == "ddp" else "reduce_scatter") in kinds
         assert all(row["ranks"] == [0, 1] and row["elements_in"] > 0 for row in notes.rows)
     with pytest.raises(FakeWorldError, match=f"^{name} cannot be split by tensor parallelism yet"):
-        rank_classes(parse_plan("tp", 2), workloads.configure(name, preset="tiny"))
+        rank_classes(ParallelPlan.parse("tp", 2), workloads.configure(name, preset="tiny"))
 
 
 def test_the_world_comes_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +255,7 @@ def test_real_process_groups_are_left_alone(tmp_path: Path) -> None:
             pass
         assert dist.get_backend() == "gloo"
         with pytest.raises(FakeWorldError, match="is for 4 ranks and there are 1"):
-            parallelize(workloads.build("llama", preset="tiny"), parse_plan("fsdp2", 4))
+            parallelize(workloads.build("llama", preset="tiny"), ParallelPlan.parse("fsdp2", 4))
     finally:
         dist.destroy_process_group()
     assert not (tmp_path / "job" / "rank0").exists()
@@ -284,45 +281,6 @@ def test_impossible_worlds(size: Any, rank: int, message: str, tmp_path: Path) -
     assert not dist.is_initialized()
 
 
-def test_plans_and_their_places() -> None:
-    assert parse_plan("fsdp2", 64) == ParallelPlan(DataParallel.FSDP2, dp=64)
-    assert parse_plan(" TP ", 8) == ParallelPlan(tp=8)
-    assert parse_plan("ddp,pp=2,microbatches=8", 8) == ParallelPlan(DataParallel.DDP, dp=4, pp=2, microbatches=8)
-    assert parse_plan("pp", 4).microbatches == 4
-    assert parse_plan("ddp,bucket_mb=50", 8) == ParallelPlan(DataParallel.DDP, dp=8, bucket_mb=50)
-    assert str(parse_plan("ddp=8,bucket_mb=50", 8)) == "ddp=8,bucket_mb=50"
-    plan = parse_plan("fsdp2=2,tp=3,pp=4", 24)
-    assert parse_plan(str(plan), 24) == plan
-    assert [plan.rank(plan.place(rank)) for rank in range(24)] == list(range(24))
-    assert plan.place(17) == MeshPlace(pp=2, dp=1, tp=2)
-    assert list(plan.mesh.items()) == [("pp", 4), ("dp", 2), ("tp", 3)]
-    with pytest.raises(FakeWorldError, match="no rank 24"):
-        plan.place(24)
-
-
-@pytest.mark.parametrize(("text", "size", "message"), [
-    ("zero", 8, "'zero' is no part of a parallel plan"),
-    ("", 8, "'' is no part of a parallel plan"),
-    ("dp=8", 8, "'dp=8' is no part of a parallel plan"),
-    ("fsdp2=x", 8, "'fsdp2=x' is no part of a parallel plan"),
-    ("fsdp2=-2", 8, "'fsdp2=-2' is no part of a parallel plan"),
-    ("fsdp2=3", 8, "its sizes multiply to 3, which is not the world size 8"),
-    ("fsdp2,tp=3", 8, "3 does not divide the world size 8"),
-    ("fsdp2=4,ddp=2", 8, "name each dimension once"),
-    ("fsdp2,tp", 8, "leave the size out of one at most"),
-    ("fsdp2=8,tp=0", 8, "a dimension of size 0"),
-    ("ddp=8,microbatches=2", 8, "microbatches belong to a pipeline"),
-    ("pp=8,microbatches=0", 8, "microbatches=0 is not possible in a plan"),
-    ("fsdp2=8,bucket_mb=50", 8, "bucket_mb is of DDP"),
-    ("ddp=8,bucket_mb=0", 8, "bucket_mb=0 is not possible in a plan"),
-    ("ddp=8,bucket_mb=x", 8, "'bucket_mb=x' is no part of a parallel plan"),
-])
-def test_texts_that_are_no_plan(text: str, size: int, message: str) -> None:
-    with pytest.raises(FakeWorldError, match=message) as error:
-        parse_plan(text, size)
-    assert "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize(("plan", "size", "settings", "message"), [
     ("tp", 4, {}, r"kv_heads=2 cannot be split evenly by tp=4; choose a multiple of 4 \(--set kv_heads=…\) or the pub"),
     ("tp", 2, {"hidden": 65}, "hidden=65 cannot be split evenly by tp=2"),
@@ -333,11 +291,11 @@ def test_texts_that_are_no_plan(text: str, size: int, message: str) -> None:
 ])
 def test_plans_that_do_not_fit_the_model(plan: str, size: int, settings: dict[str, Any], message: str) -> None:
     workload = workloads.build("llama", preset="tiny", **{**settings, "compile": False})
-    parsed = parse_plan(plan, size)
-    with pytest.raises(FakeWorldError, match=f"^llama: .*{message}"):
+    parsed = ParallelPlan.parse(plan, size)
+    with pytest.raises(PlanError, match=f"^llama: .*{message}"):
         rank_classes(parsed, workloads.configure("llama", preset="tiny", **settings))
     if "compile" not in settings:
-        with fake_world(size), pytest.raises(FakeWorldError, match=message):
+        with fake_world(size), pytest.raises(PlanError, match=message):
             parallelize(workload, parsed)
 
 
@@ -449,7 +407,7 @@ def test_a_failed_step_takes_the_world_down(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="on purpose"), fake_world(2):
         case = Case("ddp", 2)
         monkey = workloads.build("llama", preset="tiny")
-        workload = parallelize(monkey, parse_plan(case.plan, 2))
+        workload = parallelize(monkey, ParallelPlan.parse(case.plan, 2))
         workload.model.register_forward_pre_hook(_fail)
         workload.step(next(workload.batches()))
     assert not dist.is_initialized()
@@ -466,7 +424,7 @@ def test_parts_of_another_run_do_not_stay_beside_a_fake_rank(tmp_path: Path) -> 
     def captured(out: Path, rank: int, plan: str = "ddp", size: int = 4, **options: Any) -> None:
         run_workload(workloads.configure("llama", preset="tiny"), out,
                      CaptureOptions(steps=1, warmup=0, timed=1, execution_trace="none", **options),
-                     parse_plan(plan, size), (size, rank))
+                     ParallelPlan.parse(plan, size), (size, rank))
 
     def parts() -> list[str]:
         return sorted(path.name for path in tmp_path.iterdir())

@@ -258,11 +258,12 @@ def test_uneven_shards_are_classes_of_their_own(tmp_path: Path) -> None:
     from fake_world_support import CASES, fake_rank
 
     from tracer import workloads
-    from tracer.fake_world import parse_plan, rank_classes
+    from tracer.fake_world import rank_classes
+    from tracer.parallel_plan import ParallelPlan
 
     case = CASES["uneven"]
     settings = workloads.configure("llama", preset="tiny", depth=2, **case.settings)
-    predicted = rank_classes(parse_plan(case.plan, case.ranks), settings)
+    predicted = rank_classes(ParallelPlan.parse(case.plan, case.ranks), settings)
     assert [str(each) for each in predicted] == ["0–1", "2"]  # 31 rows: 11, 11, 9; 20: 7, 7, 6; 100: 34, 34, 32
     graphs = [fake_rank(case, rank, tmp_path) for rank in range(case.ranks)]
     assert [each.ranks for each in fold(Job(graphs, case.ranks)).classes] == [each.ranks for each in predicted]
@@ -281,9 +282,10 @@ def test_uneven_shards_are_classes_of_their_own(tmp_path: Path) -> None:
 def test_classes_of_plans(plan: str, world: int, settings: dict[str, Any], expected: list[str]) -> None:
     pytest.importorskip("torch")
     from tracer import workloads
-    from tracer.fake_world import parse_plan, rank_classes
+    from tracer.fake_world import rank_classes
+    from tracer.parallel_plan import ParallelPlan
 
-    found = rank_classes(parse_plan(plan, world), workloads.configure("llama", preset="tiny", **settings))
+    found = rank_classes(ParallelPlan.parse(plan, world), workloads.configure("llama", preset="tiny", **settings))
     assert [str(each) for each in found] == expected
     assert sorted(rank for each in found for rank in each) == list(range(world))
     assert [each.graph for each in found] == list(range(len(found)))

@@ -418,7 +418,8 @@ def test_a_function_of_ones_own_under_ddp() -> None:
 def test_what_a_pipeline_receives_is_waited_for_where_real_values_are_first_read(rank: int) -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from tracer.fake_world import fake_world, parallelize, parse_plan
+    from tracer.fake_world import fake_world, parallelize
+    from tracer.parallel_plan import ParallelPlan
 
     settings = workloads.configure("llama", preset="tiny", depth=2, batch=4)
     plan = "pp=2,microbatches=4"
@@ -442,7 +443,7 @@ def test_what_a_pipeline_receives_is_waited_for_where_real_values_are_first_read
             return func(*args, **(kwargs or {}))
 
     with fake_world(2, rank):
-        workload = parallelize(workloads.build("llama", preset="tiny", depth=2, batch=4), parse_plan(plan, 2))
+        workload = parallelize(workloads.build("llama", preset="tiny", depth=2, batch=4), ParallelPlan.parse(plan, 2))
         batches = iter(workload.batches())
         workload.step(next(batches))
         with FirstReaders() as seen:

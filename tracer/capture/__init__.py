@@ -68,7 +68,7 @@ def world_of(world_size: int | None, rank: int) -> tuple[int, int] | None:
                                "known from torch.distributed.)")
         return None
     from tracer.fake_world.errors import FakeWorldError
-    from tracer.fake_world.plan import check_world
+    from tracer.fake_world.fit import check_world
 
     try:
         check_world(world_size, rank)

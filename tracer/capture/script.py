@@ -26,7 +26,7 @@ from tracer.capture.session import Capture, need_torch
 from tracer.errors import CaptureError
 
 if TYPE_CHECKING:
-    from tracer.fake_world.plan import ParallelPlan
+    from tracer.parallel_plan import ParallelPlan
     from tracer.workloads import Settings
 
 
@@ -161,7 +161,7 @@ def run_workload(settings: Settings, out: str | os.PathLike[str], options: Captu
 
     Raises:
         CaptureError: the capture cannot start or be written.
-        FakeWorldError: the plan does not fit the workload or the world.
+        PlanError: the plan does not fit the workload or the world.
         WorkloadError: the workload cannot be built here.
     """
     from tracer import workloads

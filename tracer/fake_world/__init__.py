@@ -1,11 +1,11 @@
 """Fake worlds: one process does what one rank of a large job does, with collectives that take no time.
 
     with fake_world(world_size=64, rank=3):
-        workload = parallelize(workloads.build("llama"), parse_plan("fsdp2=8,tp=8", 64))
+        workload = parallelize(workloads.build("llama"), ParallelPlan.parse("fsdp2=8,tp=8"))
         workload.step(batch)
 
-``world.py`` puts the world up, ``plan.py`` says how a job is spread over its ranks, ``apply.py`` does it to a
-workload of the suite (in real process groups too), ``streams.py`` models what the collectives overlap.
+``world.py`` puts the world up, ``apply.py`` spreads a workload of the suite over it as a ``tracer.parallel_plan`` says
+(in real process groups too), ``streams.py`` models what the collectives overlap.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracer.fake_world.errors import FakeWorldError
-from tracer.fake_world.fit import check_plan
-from tracer.fake_world.plan import DataParallel, MeshPlace, ParallelPlan, check_world, parse_plan
+from tracer.fake_world.fit import check_plan, check_world
 from tracer.lazy import lazily
 
 if TYPE_CHECKING:
@@ -31,17 +30,13 @@ _HOMES = {
 }
 
 __all__ = [
-    "DataParallel",
     "FakeWorldError",
-    "MeshPlace",
-    "ParallelPlan",
     "check_plan",
     "check_world",
     "current_world",
     "fake_launch",
     "fake_world",
     "parallelize",
-    "parse_plan",
     "rank_classes",
 ]
 

@@ -7,10 +7,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from tracer.fake_world.errors import FakeWorldError
 from tracer.fake_world.fit import check_plan
-from tracer.fake_world.plan import DataParallel, ParallelPlan
 from tracer.fake_world.shims import outside_fake_mode
+from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.workloads.workload import Workload
 
 
@@ -27,12 +26,12 @@ def parallelize(workload: Workload, plan: ParallelPlan) -> Workload:
         The workload, or a ``PipelineWorkload`` in its place; ``step`` and ``batches`` are used as before.
 
     Raises:
-        FakeWorldError: the plan does not fit the workload or the process groups that are up.
+        PlanError: the plan does not fit the workload or the process groups that are up.
     """
     check_plan(workload.settings, plan)
     if not dist.is_initialized() or dist.get_world_size() != plan.world_size:
         have = dist.get_world_size() if dist.is_initialized() else "no"
-        raise FakeWorldError(f"The plan {plan} is for {plan.world_size} ranks and there are {have}; use "
+        raise PlanError(f"The plan {plan} is for {plan.world_size} ranks and there are {have}; use "
                              f"fake_world({plan.world_size}) or start as many processes.")
     mesh = _mesh(workload.device.type, plan)
     place = plan.place(dist.get_rank())
@@ -63,7 +62,7 @@ def _with_experts(model: nn.Module, workload: Workload, plan: ParallelPlan, mesh
         groups = init_device_mesh(workload.device.type, (plan.dp // plan.ep, plan.ep), mesh_dim_names=("copies", "ep"))
     count: int = workload.settings.experts  # type: ignore[attr-defined]
     spread = experts.spread_experts(model, count, plan.ep, place % plan.ep, groups["ep"].get_group())
-    if plan.kind is DataParallel.FSDP2:
+    if plan.fsdp2:
         experts.shard_experts(spread, groups["copies"], plan.dp)
         return _replicate(model, workload.blocks, plan, mesh)
     experts.replicate_experts(spread, groups["copies"].get_group(), plan.dp // plan.ep, **_bucket_size(plan))
@@ -83,14 +82,14 @@ def _part(mesh: Any, name: str) -> Any:
 
 
 def _replicate(model: nn.Module, blocks: list[nn.Module], plan: ParallelPlan, mesh: Any) -> nn.Module:
-    if plan.kind is DataParallel.DDP:
+    if plan.ddp:
         from torch.nn.parallel import DistributedDataParallel
 
         size = _bucket_size(plan)
         if plan.tp > 1:  # told of the mesh, DDP makes the DTensors local ones
             return DistributedDataParallel(model, device_mesh=_part(mesh, "dp"), **size)
         return DistributedDataParallel(model, process_group=_part(mesh, "dp").get_group(), **size)
-    if plan.kind is DataParallel.FSDP2:
+    if plan.fsdp2:
         try:
             from torch.distributed.fsdp import fully_shard
         except ImportError:  # torch 2.5

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tracer.fake_world.fit import check_plan, stage_sizes
-from tracer.fake_world.plan import DataParallel, MeshPlace, ParallelPlan
+from tracer.parallel_plan import MeshPlace, ParallelPlan
 from tracer.rank_classes import RankClass, spans
 from tracer.workloads.settings import OptimizerKind, Settings
 
@@ -26,7 +26,7 @@ def rank_classes(plan: ParallelPlan, settings: Settings) -> list[RankClass]:
     """The classes of ranks that do the same work, by their lowest rank, each with the row its graph is to have.
 
     Raises:
-        FakeWorldError: the plan does not fit the workload.
+        PlanError: the plan does not fit the workload.
     """
     check_plan(settings, plan)
     shapes = _parameter_shapes(settings)
@@ -39,7 +39,7 @@ def rank_classes(plan: ParallelPlan, settings: Settings) -> list[RankClass]:
             experts = {(shape[0] // plan.ep, *shape[1:]) for name, shape in stage if _is_spread(name, plan)}
             for dp in range(plan.dp):
                 rows = _rows(local, plan.dp, dp) + _rows(experts, plan.dp // plan.ep, dp // plan.ep) if (
-                    plan.kind is DataParallel.FSDP2) else ()
+                    plan.fsdp2) else ()
                 found.setdefault((pp, *local, rows), []).append(plan.rank(MeshPlace(pp, dp, tp)))
     ordered = sorted(found.values(), key=min)
     return [RankClass(spans(ranks), row) for row, ranks in enumerate(ordered)]

@@ -1,4 +1,4 @@
-"""Errors of fake worlds and parallel plans."""
+"""Errors of fake worlds."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from tracer.errors import ForetraceError
 
 
 class FakeWorldError(ForetraceError):
-    """A fake world cannot be made, or a plan does not fit the world or the workload."""
+    """A fake world cannot be made."""

@@ -1,9 +1,9 @@
-"""Whether a plan fits a workload, decided from the settings alone. Needs no torch."""
+"""Whether a fake world can be, and whether a plan fits a workload, from numbers and settings alone. Needs no torch."""
 
 from __future__ import annotations
 
 from tracer.fake_world.errors import FakeWorldError
-from tracer.fake_world.plan import DataParallel, ParallelPlan
+from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation, Schedule, Sharding
 from tracer.workloads.settings import Settings
 
 SPLIT_WORKLOADS = frozenset({"llama"})
@@ -12,15 +12,63 @@ EXPERT_WORKLOADS = frozenset({"moe"})
 """Workloads with experts."""
 
 
+MOST_RANKS = 1_000_000
+"""Of a fake world: far above the largest job there is, and rank numbers still fit everywhere."""
 _LARGER = " or the published size (--preset real)"
 
 
+def check_world(world_size: int, rank: int) -> None:
+    """Raise ``FakeWorldError`` unless there can be such a rank of such a world."""
+    for name, value, least in (("world_size", world_size, 1), ("rank", rank, 0)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise FakeWorldError(f"{name}={value!r} is not possible: give a whole number, {least} or more.")
+    if world_size > MOST_RANKS:
+        raise FakeWorldError(f"world_size={_number(world_size)} is more than a fake world can have; give "
+                             f"{MOST_RANKS:,} or less.")
+    if rank >= world_size:
+        raise FakeWorldError(f"There is no rank {rank} in a world of {world_size}; choose one from 0 to "
+                             f"{world_size - 1}.")
+
+
+def _number(value: int) -> str:
+    """A number in a sentence, however long."""
+    return f"{value:,}" if value < 10**15 else f"10^{int(value.bit_length() * 0.30103)} or so"
+
+
+def check_traceable(plan: ParallelPlan) -> None:
+    """Raise ``PlanError`` for what only an estimate knows: the suite's workloads are not spread so."""
+    usual = ParallelPlan()
+    refused = {
+        "cp": "no workload splits its sequences",
+        "chunks": "pipelines run in the 1F1B schedule, without chunks",
+        "schedule": "pipelines run in the 1F1B schedule",
+        "sequence_parallel": "tensor parallelism does not split the tokens",
+        "tensor_overlap": "tensor parallelism's collectives are not cut in pieces",
+        "recompute": "what is recomputed is a setting of the workload (--set checkpointing=true)",
+        "overlap": "DDP and FSDP2 always overlap",
+        "microbatch": "the batch of a replica is a setting of the workload (--set batch=…)",
+    }
+    for name, why in refused.items():
+        value = getattr(plan, name)
+        if value != getattr(usual, name):
+            text = value.value if isinstance(value, Schedule | Recomputation) else value
+            raise PlanError(f"{name}={str(text).lower()} cannot be traced: {why}; leave it out, or estimate the plan "
+                            "with foretrace plan.")
+    if plan.sharding not in (Sharding.NONE, Sharding.PARAMETERS):
+        raise PlanError(f"sharding={int(plan.sharding)} cannot be traced: replicas share nothing (ddp) or all they "
+                        "have (fsdp2); choose one of them, or estimate the plan with foretrace plan.")
+    if plan.pp == 1 and plan.microbatches is not None:
+        raise PlanError("microbatches belong to a pipeline: add pp=2 or more, or accumulate gradients with "
+                        "--set accumulation instead.")
+
+
 def check_plan(settings: Settings, plan: ParallelPlan) -> None:
-    """Raise ``FakeWorldError``, in one sentence, unless the plan can be done with the workload."""
+    """Raise ``PlanError``, in one sentence, unless the plan can be done with the workload."""
+    check_traceable(plan)
     name = settings.WORKLOAD
     if (plan.tp > 1 or plan.pp > 1) and name not in SPLIT_WORKLOADS:
         what = "tensor parallelism" if plan.tp > 1 else "a pipeline"
-        raise FakeWorldError(f"{name} cannot be split by {what} yet ({', '.join(sorted(SPLIT_WORKLOADS))} can); choose "
+        raise PlanError(f"{name} cannot be split by {what} yet ({', '.join(sorted(SPLIT_WORKLOADS))} can); choose "
                              "ddp or fsdp2.")
     if plan.tp > 1:
         for setting in ("heads", "kv_heads"):
@@ -29,29 +77,29 @@ def check_plan(settings: Settings, plan: ParallelPlan) -> None:
         _reaches(settings, "vocabulary", "tp", plan.tp)
     if plan.pp > 1:
         _reaches(settings, "depth", "pp", plan.pp)
-        _divides(settings, "batch", "microbatches", plan.microbatches)
+        _divides(settings, "batch", "microbatches", plan.passes)
         if settings.accumulation > 1:
-            raise FakeWorldError(f"{name}: accumulation={settings.accumulation} does not go with a pipeline, whose "
+            raise PlanError(f"{name}: accumulation={settings.accumulation} does not go with a pipeline, whose "
                                  "micro-batches accumulate already; set microbatches in the plan instead.")
         if settings.compile:
-            raise FakeWorldError(f"{name}: compile=true does not go with a pipeline yet; set compile=false.")
+            raise PlanError(f"{name}: compile=true does not go with a pipeline yet; set compile=false.")
     if plan.ep > 1:
         _experts_fit(settings, plan)
     if settings.compile and plan.tp > 1:
-        raise FakeWorldError(f"{name}: compile=true does not go with tensor parallelism yet; set compile=false.")
-    if plan.kind is DataParallel.FSDP2 and getattr(settings, "sparse", False):
-        raise FakeWorldError(f"{name}: sparse=true does not go with fsdp2, which shards dense gradients; set "
+        raise PlanError(f"{name}: compile=true does not go with tensor parallelism yet; set compile=false.")
+    if plan.fsdp2 and getattr(settings, "sparse", False):
+        raise PlanError(f"{name}: sparse=true does not go with fsdp2, which shards dense gradients; set "
                              "sparse=false or choose ddp.")
 
 
 def _experts_fit(settings: Settings, plan: ParallelPlan) -> None:
     name = settings.WORKLOAD
     if name not in EXPERT_WORKLOADS:
-        raise FakeWorldError(f"{name} has no experts to spread over ep={plan.ep} ranks "
+        raise PlanError(f"{name} has no experts to spread over ep={plan.ep} ranks "
                              f"({', '.join(sorted(EXPERT_WORKLOADS))} has); leave ep out.")
     _divides(settings, "experts", "ep", plan.ep)
     if settings.compile:
-        raise FakeWorldError(f"{name}: compile=true does not go with expert parallelism yet; set compile=false.")
+        raise PlanError(f"{name}: compile=true does not go with expert parallelism yet; set compile=false.")
 
 
 def stage_sizes(depth: int, stages: int) -> list[int]:
@@ -62,13 +110,13 @@ def stage_sizes(depth: int, stages: int) -> list[int]:
 def _divides(settings: Settings, name: str, dimension: str, size: int, larger: str = "") -> None:
     value = getattr(settings, name)
     if value % size:
-        raise FakeWorldError(f"{settings.WORKLOAD}: {name}={value} cannot be split evenly by {dimension}={size}; "
+        raise PlanError(f"{settings.WORKLOAD}: {name}={value} cannot be split evenly by {dimension}={size}; "
                              f"choose a multiple of {size} (--set {name}=…){larger}, or another {dimension}.")
 
 
 def _reaches(settings: Settings, name: str, dimension: str, size: int) -> None:
     value = getattr(settings, name)
     if value < size:
-        raise FakeWorldError(f"{settings.WORKLOAD}: {name}={value} is less than {dimension}={size}, so that a rank "
+        raise PlanError(f"{settings.WORKLOAD}: {name}={value} is less than {dimension}={size}, so that a rank "
                              f"would have nothing to do; choose a larger {name} (--set {name}=…){_LARGER}, or a "
                              f"smaller {dimension}.")

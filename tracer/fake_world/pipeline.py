@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tracer.fake_world.errors import FakeWorldError
-from tracer.fake_world.plan import MeshPlace, ParallelPlan
+from tracer.parallel_plan import MeshPlace, ParallelPlan
 from tracer.workloads.data import StepBatch
 from tracer.workloads.precision import autocast, parameter_dtype, tf32
 from tracer.workloads.settings import DtypeMode
@@ -35,7 +35,7 @@ class PipelineWorkload(Workload):
         self._schedule = Schedule1F1B(
             PipelineStage(self.model, place.pp, plan.pp, self.device, input_args=inputs, output_args=outputs,
                           group=group),
-            plan.microbatches, loss_fn=self._part_loss)
+            plan.passes, loss_fn=self._part_loss)
         self._unknown = torch.full((), torch.nan)
 
     def step(self, batch: StepBatch) -> Tensor:
@@ -65,7 +65,7 @@ def _examples(settings: Any, plan: ParallelPlan, first: bool, last: bool) -> tup
 
     Without them the stages would ask one another, and in a fake world nobody answers.
     """
-    rows, dtype = settings.batch // plan.microbatches, parameter_dtype(settings.dtype)
+    rows, dtype = settings.batch // plan.passes, parameter_dtype(settings.dtype)
     features = torch.empty(rows, settings.seq, settings.width, dtype=dtype, device="meta", requires_grad=True)
     text = torch.empty(rows, settings.seq, dtype=torch.int64, device="meta")
     cast = torch.bfloat16 if settings.dtype is DtypeMode.BF16_AUTOCAST else dtype

@@ -13,7 +13,7 @@ from typing import Any
 
 from tracer.fake_world import shims
 from tracer.fake_world.errors import FakeWorldError
-from tracer.fake_world.plan import check_world
+from tracer.fake_world.fit import check_world
 
 BACKEND = "fake"
 

@@ -25,8 +25,8 @@ from tracer.shape_only.substitutions import CPU, GPU, Site, host_data, installed
 from tracer.shape_only.substitutions.placement import DevicePlacement
 
 if TYPE_CHECKING:
-    from tracer.fake_world import ParallelPlan
     from tracer.job import Job
+    from tracer.parallel_plan import ParallelPlan
     from tracer.workloads import Settings
 
 Step = Callable[[], Any]
@@ -83,20 +83,22 @@ def trace_workload(
         parallel: how the job is spread over ``world_size`` ranks: a plan, or its text ("fsdp2=8,tp=8").
 
     Raises:
-        ShapeOnlyError, FakeWorldError: as ``trace_step``; or a plan without a world, or one that does not fit.
+        ShapeOnlyError, FakeWorldError: as ``trace_step``; or a plan without a world.
+        PlanError: the text is no plan, or the plan does not fit.
     """
     from dataclasses import replace
 
     plan: Any = None
     if parallel is not None:
-        from tracer.fake_world import check_plan, parse_plan
+        from tracer.fake_world import check_plan
+        from tracer.parallel_plan import ParallelPlan
 
         if world_size is None:
             raise ShapeOnlyError("A parallel plan needs a world: give world_size.")
-        plan = parse_plan(parallel, world_size) if isinstance(parallel, str) else parallel
+        plan = ParallelPlan.parse(parallel, world_size) if isinstance(parallel, str) else parallel
         check_plan(settings, plan)
         if warmup is None:
-            warmup = 2 if plan.kind.value == "ddp" else 1
+            warmup = 2 if plan.ddp else 1
     target = find_device(device)
     placed = replace(settings, device="cuda" if target.is_gpu else "cpu")
 
@@ -134,13 +136,13 @@ def trace_job(
         The folded job; ``job.classes`` says which ranks each graph stands for.
 
     Raises:
-        ShapeOnlyError, FakeWorldError: as ``trace_workload``.
+        ShapeOnlyError, FakeWorldError, PlanError: as ``trace_workload``.
     """
-    from tracer.fake_world import parse_plan
     from tracer.fake_world.classes import rank_classes
     from tracer.folding import folded_job
+    from tracer.parallel_plan import ParallelPlan
 
-    plan = parse_plan(parallel, world_size) if isinstance(parallel, str) else parallel
+    plan = ParallelPlan.parse(parallel, world_size) if isinstance(parallel, str) else parallel
     classes = rank_classes(plan, settings)
     graphs = [trace_workload(settings, device, world_size=world_size, rank=each.first, parallel=plan, steps=steps,
                              warmup=warmup) for each in classes]

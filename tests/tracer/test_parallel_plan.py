@@ -1,0 +1,121 @@
+"""The one class of parallel plans and its parser: both spellings, places of ranks, and what is no plan."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracer.parallel_plan import MeshPlace, ParallelPlan, PlanError, Recomputation, Schedule, Sharding
+
+
+def test_plans_and_their_places() -> None:
+    assert ParallelPlan.parse("fsdp2", 64) == ParallelPlan(dp=64, sharding=Sharding.PARAMETERS)
+    assert ParallelPlan.parse(" TP ", 8) == ParallelPlan(tp=8)
+    assert ParallelPlan.parse("ddp,pp=2,microbatches=8", 8) == ParallelPlan(dp=4, pp=2, microbatches=8)
+    assert ParallelPlan.parse("pp", 4).microbatches == 4
+    assert ParallelPlan.parse("ddp,bucket_mb=50", 8) == ParallelPlan(dp=8, bucket_mb=50)
+    plan = ParallelPlan.parse("fsdp2=2,tp=3,pp=4", 24)
+    assert [plan.rank(plan.place(rank)) for rank in range(24)] == list(range(24))
+    assert plan.place(17) == MeshPlace(pp=2, dp=1, tp=2)
+    assert list(plan.mesh.items()) == [("pp", 4), ("dp", 2), ("tp", 3)]
+    with pytest.raises(PlanError, match="no rank 24"):
+        plan.place(24)
+
+
+@pytest.mark.parametrize(("one", "other"), [
+    ("ddp=8", "dp=8"), ("fsdp2=8,tp=2", "dp=8,tp=2,sharding=3"), ("fsdp2=8,tp=2", "dp=8,tp=2,sharding=parameters"),
+    ("ddp=4,accumulation=2", "dp=4,microbatches=2"), ("pp=4", "pp=4,microbatches=4"),
+    ("dp=2,tp=2,sequence_parallel", "DP=2, tp=2, sequence-parallel=true"), ("ddp=8,sharding=0", "dp=8")])
+def test_both_spellings_are_one_plan(one: str, other: str) -> None:
+    assert ParallelPlan.parse(one) == ParallelPlan.parse(other)
+
+
+@pytest.mark.parametrize("text", [
+    # As captures store them: they are compared with those of further ranks.
+    "ddp=8", "fsdp2=8,tp=8", "ddp=4,tp=2,pp=2,microbatches=8", "ddp=8,bucket_mb=50", "fsdp2=8,ep=4", "ddp=1", "tp=2",
+    # As estimates print them.
+    "dp=8,tp=4,microbatch=2,microbatches=16,sharding=1,sequence_parallel,tensor_overlap,recompute=full",
+    "dp=1,microbatch=1,microbatches=8,overlap=false", "pp=4,microbatch=1,microbatches=8,chunks=2,schedule=interleaved"])
+def test_a_plan_is_written_as_it_is_read(text: str) -> None:
+    plan = ParallelPlan.parse(text)
+    assert str(plan) == text or set(str(plan).split(",")) == set(text.split(","))
+    assert ParallelPlan.parse(str(plan)) == plan
+
+
+SIZES = st.integers(1, 6)
+
+
+@given(SIZES, SIZES, SIZES, SIZES, st.sampled_from(Sharding), st.sampled_from(Recomputation), st.none() | SIZES)
+def test_any_plan_is_read_back_and_its_groups_hold_a_rank_once(
+        dp: int, tp: int, pp: int, cp: int, sharding: Sharding, recompute: Recomputation, count: int | None) -> None:
+    plan = ParallelPlan(dp, tp, pp, cp, microbatches=count, sharding=sharding, recompute=recompute)
+    assert ParallelPlan.parse(str(plan), plan.world_size) == plan
+    assert [plan.rank(plan.place(rank)) for rank in range(plan.world_size)] == list(range(plan.world_size))
+    for dimension in ("dp", "tp", "cp"):
+        group = plan.group(dimension, pp - 1)
+        assert len(set(group)) == getattr(plan, dimension)
+        # The members differ in this dimension alone.
+        assert [getattr(plan.place(rank), dimension) for rank in group] == list(range(len(group)))
+    assert {plan.place(rank).pp for rank in plan.group("pp")} == {0, 1 % pp}
+
+
+@pytest.mark.parametrize(("text", "size", "message"), [
+    ("zero", 8, "'zero' is no part of a parallel plan"),
+    ("", 8, "'' is no part of a parallel plan"),
+    ("xp=2", None, "'xp=2' is no part of a parallel plan"),
+    ("ddp", None, "'ddp' is no part of a parallel plan: write sizes"),
+    ("fsdp2=x", 8, "'fsdp2=x' is no part of a parallel plan"),
+    ("fsdp2=-2", 8, "'fsdp2=-2' is no part of a parallel plan"),
+    ("ddp=2,", None, "'' is no part of a parallel plan"),
+    ("fsdp2=3", 8, "its sizes multiply to 3, which is not the world size 8"),
+    ("fsdp2,tp=3", 8, "3 does not divide the world size 8"),
+    ("fsdp2=4,ddp=2", 8, "name each dimension once"),
+    ("dp=2,dp=2", None, "name each dimension once"),
+    ("accumulation=2,microbatches=2", None, "name each dimension once"),
+    ("fsdp2,tp", 8, "leave the size out of one at most"),
+    ("ddp=8,sharding=3", 8, "contradicts itself"),
+    ("fsdp2=8,tp=0", 8, "tp=0 is not possible in a plan"),
+    ("fsdp2,tp=0", 8, "tp=0 is not possible in a plan"),
+    ("pp=8,microbatches=0", 8, "microbatches=0 is not possible in a plan"),
+    ("fsdp2=8,bucket_mb=50", 8, "bucket_mb is of DDP"),
+    ("ddp=8,bucket_mb=0", 8, "bucket_mb=0 is not possible in a plan"),
+    ("ddp=8,bucket_mb=x", 8, "'bucket_mb=x' is no part of a parallel plan"),
+    ("ddp=4,ep=3", None, "number .4. it does not divide"),
+    ("chunks=2", None, "interleaved schedule has 2 or more chunks"),
+    ("sequence_parallel", None, "goes with tensor parallelism"),
+    ("tp=2,sequence_parallel=often", None, "sequence_parallel=often is not possible in a plan; give true or false"),
+    ("pp=4,chunks=2,schedule=interleaved,microbatches=3", None, "groups of pp=4"),
+    ("sharding=4", None, "give 0 to 3"), ("recompute=some", None, "give none or selective or full"),
+])
+def test_texts_that_are_no_plan(text: str, size: int | None, message: str) -> None:
+    with pytest.raises(PlanError, match=message) as error:
+        ParallelPlan.parse(text, size)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("plan", "message"), [
+    (ParallelPlan(dp=2, cp=2), "cp=2 cannot be traced: no workload splits its sequences"),
+    (ParallelPlan(pp=2, chunks=2, schedule=Schedule.INTERLEAVED), "chunks=2 cannot be traced: pipelines run"),
+    (ParallelPlan(pp=2, schedule=Schedule.GPIPE), "schedule=gpipe cannot be traced"),
+    (ParallelPlan(tp=2, sequence_parallel=True), "sequence_parallel=true cannot be traced"),
+    (ParallelPlan(dp=2, recompute=Recomputation.FULL), r"recompute=full cannot be traced: .*--set checkpointing=true"),
+    (ParallelPlan(dp=2, overlap=False), "overlap=false cannot be traced"),
+    (ParallelPlan(dp=2, microbatch=1), r"microbatch=1 cannot be traced: .*--set batch"),
+    (ParallelPlan(dp=2, microbatches=2), "microbatches belong to a pipeline"),
+    (ParallelPlan(dp=2, sharding=Sharding.OPTIMIZER), "sharding=1 cannot be traced: .*ddp.*fsdp2"),
+])
+def test_what_only_an_estimate_knows_is_not_traced(plan: ParallelPlan, message: str) -> None:
+    from tracer import workloads
+    from tracer.fake_world.fit import check_plan
+
+    with pytest.raises(PlanError, match=message):
+        check_plan(workloads.configure("llama", preset="tiny"), plan)
+
+
+def test_plans_need_no_torch() -> None:
+    code = "import sys, tracer.parallel_plan, tracer.fake_world.fit; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,305 @@
+"""``ParallelPlan``: how a job is spread over its ranks, and the one parser of its text. Needs no torch.
+
+Ranks are numbered as Megatron-LM, torchtitan and most launchers do, what talks most lying closest together:
+``rank = ((stage × dp + replica) × cp + part of the sequence) × tp + shard``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import Enum, IntEnum
+
+from tracer.errors import ForetraceError
+
+
+class PlanError(ForetraceError):
+    """A plan, or a cluster for it, that cannot be: what was asked, why not, what can be."""
+
+
+class Schedule(str, Enum):
+    """Order of a pipeline stage's work."""
+
+    GPIPE = "gpipe"
+    """All forwards, then all backwards (Huang et al., 2019)."""
+    ONE_F_ONE_B = "1f1b"
+    """One forward, one backward (Narayanan et al., PipeDream-Flush)."""
+    INTERLEAVED = "interleaved"
+    """1F1B over several model chunks a stage (Narayanan et al., 2021)."""
+
+
+class Sharding(IntEnum):
+    """What data-parallel ranks share: the stages of ZeRO (Rajbhandari et al., 2020)."""
+
+    NONE = 0
+    """DDP: every rank holds all parameters; gradients are all-reduced in buckets."""
+    OPTIMIZER = 1
+    GRADIENTS = 2
+    PARAMETERS = 3
+    """FSDP with full sharding (PyTorch's FSDP2): each block is gathered when it is needed."""
+
+
+class Recomputation(str, Enum):
+    """Which activations are computed again in backward."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    """Those of the attention core (Korthikanti et al., 2022); with fused attention nothing is left to recompute."""
+    FULL = "full"
+    """Every block, from its input."""
+
+
+MOST_TASKS = 1 << 18
+"""Forward passes of all stages' chunks in a step; the largest published runs have some thousands."""
+_DIMENSIONS = ("dp", "tp", "pp", "cp")
+_NUMBERS = (*_DIMENSIONS, "ep", "microbatch", "microbatches", "chunks", "bucket_mb")
+_KINDS = {"ddp": Sharding.NONE, "fsdp2": Sharding.PARAMETERS}
+_SYNONYMS = {"ddp": "dp", "fsdp2": "dp", "accumulation": "microbatches"}
+_KNOWN = ("ddp, fsdp2, tp, pp, cp, ep, microbatches, bucket_mb, dp with sharding=0 to 3, microbatch, chunks, schedule, "
+          "recompute, sequence_parallel, tensor_overlap and overlap; such as fsdp2=8,tp=8, ddp=4,pp=2,microbatches=8 "
+          "or dp=8,sharding=1")
+_MOST_DIGITS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class MeshPlace:
+    """Where a rank stands: its place in each dimension of the plan."""
+
+    pp: int
+    dp: int
+    tp: int
+    cp: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelPlan:
+    """How a job is spread over ``world_size = pp × dp × cp × tp`` ranks.
+
+    Attributes:
+        dp, tp, pp, cp: replicas, shards of each layer, pipeline stages, parts of each sequence.
+        ep: of the ``dp × cp`` ranks, neighbours that share the experts of a mixture of experts, each with its own.
+        microbatch: samples (a decoder's sequences) of a micro-batch on one replica; ``None`` where nothing is said.
+        microbatches: micro-batches of a replica in a step, of the pipeline or of gradient accumulation; ``None`` where
+            nothing is said, which in a pipeline means as many as stages.
+        chunks: model chunks of a stage, for the interleaved schedule.
+        schedule: of the pipeline.
+        sharding: what replicas share: ``NONE`` is DDP, ``PARAMETERS`` is FSDP2.
+        bucket_mb: MiB of gradients that DDP reduces together (its ``bucket_cap_mb``); by default what DDP does
+            without one: 25, and 1 for the first bucket.
+        sequence_parallel: norms, dropout and residuals on 1/``tp`` of the tokens.
+        tensor_overlap: with sequence parallelism, its gathers and reduce-scatters run beside the products they belong
+            to, in pieces (Transformer Engine's userbuffers).
+        recompute: which activations are computed again.
+        overlap: gradients are reduced beside the last backward; parameters gathered beside the block before.
+        lone_ddp: DDP around a single replica, which still fills buckets.
+
+    Raises:
+        PlanError: a size is no whole number of at least 1, or sizes contradict each other.
+    """
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    microbatch: int | None = None
+    microbatches: int | None = None
+    chunks: int = 1
+    schedule: Schedule = Schedule.ONE_F_ONE_B
+    sharding: Sharding = Sharding.NONE
+    bucket_mb: int | None = None
+    sequence_parallel: bool = False
+    tensor_overlap: bool = False
+    recompute: Recomputation = Recomputation.NONE
+    overlap: bool = True
+    lone_ddp: bool = False
+
+    def __post_init__(self) -> None:
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if value is None and name in ("microbatch", "microbatches", "bucket_mb"):
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise PlanError(f"{name}={value!r} is not possible in a plan: give a whole number, 1 or more.")
+        if self.microbatches is None and self.pp > 1:
+            object.__setattr__(self, "microbatches", self.pp)
+        if self.pp * self.chunks * self.passes > MOST_TASKS:
+            raise PlanError(f"A plan with microbatches={self.passes} on pp={self.pp} stages has more work to put "
+                            f"in order than the {MOST_TASKS:,} pieces that are simulated; choose fewer micro-batches.")
+        if self.dp * self.cp % self.ep:
+            raise PlanError(f"ep={self.ep} spreads the experts over data-parallel ranks, whose number "
+                            f"({self.dp * self.cp}) it does not divide: add ddp=N or fsdp2=N with a multiple, such as "
+                            f"fsdp2={self.ep}.")
+        if self.bucket_mb is not None and not self.ddp:
+            raise PlanError("bucket_mb is of DDP, which reduces gradients in buckets: add ddp=2 or more, or leave "
+                            "bucket_mb out.")
+        self._check_schedule()
+        if self.sequence_parallel and self.tp == 1:
+            raise PlanError("Sequence parallelism goes with tensor parallelism; give tp=2 or more, or leave it out.")
+        if self.tensor_overlap and not self.sequence_parallel:
+            raise PlanError("Tensor parallelism's collectives are overlapped with its products where they are gathers "
+                            "and reduce-scatters; give sequence_parallel too, or leave tensor_overlap out.")
+
+    def _check_schedule(self) -> None:
+        if (self.chunks > 1) != (self.schedule is Schedule.INTERLEAVED):
+            raise PlanError("The interleaved schedule has 2 or more chunks a stage, and no other schedule has any; "
+                            "give schedule=interleaved and chunks=2 or more together, or neither.")
+        if self.chunks > 1 and self.pp == 1:
+            raise PlanError("Interleaving needs a pipeline; give pp=2 or more, or chunks=1.")
+        if self.chunks > 1 and self.passes % self.pp:
+            raise PlanError(f"Interleaving runs micro-batches in groups of pp={self.pp}, and {self.passes} do "
+                            "not divide into such; choose a multiple.")
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def samples(self) -> int:
+        """Samples of a micro-batch: those that are said, else 1."""
+        return self.microbatch or 1
+
+    @property
+    def passes(self) -> int:
+        """Micro-batches of a replica in a step: those that are said, else 1."""
+        return self.microbatches or 1
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step."""
+        return self.dp * self.samples * self.passes
+
+    @property
+    def ddp(self) -> bool:
+        """Whether replicas all-reduce their gradients."""
+        return self.sharding is Sharding.NONE and (self.dp > 1 or self.lone_ddp)
+
+    @property
+    def fsdp2(self) -> bool:
+        """Whether replicas share their parameters."""
+        return self.sharding is Sharding.PARAMETERS
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """Name and size of each dimension of the device mesh, outermost first; every one a process group's size."""
+        used = {"pp": self.pp > 1, "dp": self.ddp or bool(self.sharding), "cp": self.cp > 1, "tp": self.tp > 1}
+        return {name: getattr(self, name) for name, is_used in used.items() if is_used} or {"dp": 1}
+
+    def place(self, rank: int) -> MeshPlace:
+        """Return where a rank stands. Raises ``PlanError`` if there is no such rank."""
+        if not 0 <= rank < self.world_size:
+            raise PlanError(f"There is no rank {rank} in a plan of {self.world_size} ranks.")
+        outer, tp = divmod(rank, self.tp)
+        outer, cp = divmod(outer, self.cp)
+        pp, dp = divmod(outer, self.dp)
+        return MeshPlace(pp, dp, tp, cp)
+
+    def rank(self, place: MeshPlace) -> int:
+        """Return the rank that stands there."""
+        return ((place.pp * self.dp + place.dp) * self.cp + place.cp) * self.tp + place.tp
+
+    def group(self, dimension: str, stage: int = 0) -> list[int]:
+        """Ranks of the first group of a dimension within a stage.
+
+        Args:
+            dimension: "tp", "cp", "dp", "ep", "dpcp" (all replicas and parts of the sequence), "experts" (those of them
+                that have the same experts) or "pp" (a rank and its counterpart in the next stage).
+        """
+        base = stage * self.dp * self.cp * self.tp
+        if dimension == "pp":
+            return [base, (stage + 1) % self.pp * self.dp * self.cp * self.tp]
+        size, step = {"tp": (self.tp, 1), "cp": (self.cp, self.tp), "dp": (self.dp, self.tp * self.cp),
+                      "dpcp": (self.dp * self.cp, self.tp), "ep": (self.ep, self.tp),
+                      "experts": (self.dp * self.cp // self.ep, self.tp * self.ep)}[dimension]
+        return [base + i * step for i in range(size)]
+
+    def __str__(self) -> str:
+        """As ``parse`` reads it; what is as usual is left out."""
+        kinds = {sharding: name for name, sharding in _KINDS.items()}
+        parts = [f"{kinds.get(self.sharding, 'dp')}={self.dp}"] if self.ddp or self.sharding else []
+        parts += [f"{name}={getattr(self, name)}" for name in ("tp", "pp", "cp") if getattr(self, name) > 1]
+        parts = parts or ["dp=1"]
+        parts += [f"{name}={value}" for name in ("microbatch", "microbatches", "bucket_mb")
+                  if (value := getattr(self, name)) is not None]
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in ("ep", "chunks", "schedule", "sharding", "recompute", "sequence_parallel",
+                              "tensor_overlap", "overlap") and value != field.default and not (
+                                  field.name == "sharding" and value in kinds):
+                text = value.value if isinstance(value, Enum) else value
+                parts.append(field.name if text is True else f"{field.name}={str(text).lower()}")
+        return ",".join(parts)
+
+    @staticmethod
+    def parse(text: str, world_size: int | None = None) -> ParallelPlan:
+        """Read a plan such as "fsdp2=8,tp=2", "ddp,pp=2,microbatches=8" or "dp=8,sharding=1,recompute=full".
+
+        ``ddp=8`` is ``dp=8``, ``fsdp2=8`` is ``dp=8,sharding=3``, ``accumulation`` is ``microbatches``.
+
+        Args:
+            text: names with their values, joined by commas; a switch without one is on.
+            world_size: ranks that the plan must have. One dimension may then go without its size: "ddp", "fsdp2", "tp",
+                "pp" alone take the whole world, in "fsdp2,tp=8" fsdp2 takes what is left.
+
+        Raises:
+            PlanError: the text is no plan, contradicts itself, or its sizes do not multiply to the world size.
+        """
+        values: dict[str, object] = {}
+        kind = open_name = None
+        for part in text.split(","):
+            name, equals, value = (piece.strip().lower().replace("-", "_") for piece in part.partition("="))
+            field = _SYNONYMS.get(name, name)
+            if field in values or (field in _DIMENSIONS and not equals and open_name):
+                raise PlanError(f"The plan {text!r} is not clear: name each dimension once, and leave the size out of "
+                                "one at most.")
+            if field in _DIMENSIONS and not equals and world_size is not None:
+                open_name = field
+            kind = _KINDS.get(name, kind)
+            values[field] = 1 if field == open_name else _value(part.strip(), field, value if equals else "true")
+        if kind is not None and values.setdefault("sharding", kind) != kind:
+            raise PlanError(f"The plan {text!r} contradicts itself: ddp is sharding=0 and fsdp2 sharding=3; write "
+                            "dp=N with another.")
+        if open_name is not None and world_size is not None:
+            product = _product(values)
+            if world_size % max(product, 1):
+                raise PlanError(f"The plan {text!r} does not fill the world: {product} does not divide the world size "
+                                f"{world_size}.")
+            values[open_name] = world_size // max(product, 1)
+        values["lone_ddp"] = kind is Sharding.NONE and values["dp"] == 1
+        plan = ParallelPlan(**values)  # type: ignore[arg-type]
+        if world_size not in (None, plan.world_size):
+            raise PlanError(f"The plan {text!r} does not fill the world: its sizes multiply to {plan.world_size}, "
+                            f"which is not the world size {world_size}.")
+        return plan
+
+
+def _product(values: dict[str, object]) -> int:
+    product = 1
+    for name in _DIMENSIONS:
+        size = values.get(name, 1)
+        assert isinstance(size, int)
+        product *= size
+    return product
+
+
+def _value(part: str, name: str, text: str) -> object:
+    """The value of one part. Raises ``PlanError``."""
+    if name in _NUMBERS:
+        if text.isdecimal() and text.isascii() and len(text) <= _MOST_DIGITS:
+            return int(text)
+        raise PlanError(f"{part!r} is no part of a parallel plan: write sizes as whole numbers, such as fsdp2=8.")
+    try:
+        if name in ("sequence_parallel", "tensor_overlap", "overlap"):
+            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text]
+        if name == "sharding":
+            return Sharding(int(text)) if text.isdecimal() else Sharding[text.upper()]
+        if name in ("schedule", "recompute"):
+            return Schedule(text) if name == "schedule" else Recomputation(text)
+    except (KeyError, ValueError):
+        choices = _CHOICES.get(name, "true or false")
+        raise PlanError(f"{name}={text} is not possible in a plan; give {choices}.") from None
+    raise PlanError(f"{part!r} is no part of a parallel plan; there are {_KNOWN}.")
+
+
+_CHOICES = {"sharding": "0 to 3", "schedule": " or ".join(each.value for each in Schedule),
+            "recompute": " or ".join(each.value for each in Recomputation)}
