@@ -218,7 +218,7 @@ def test_other_workloads_run_under_ddp_and_fsdp2(name: str) -> None:
         kinds = {row["kind"] for row in notes.rows}
         assert ("all_reduce" if plan == "ddp" else "reduce_scatter") in kinds
         assert all(row["ranks"] == [0, 1] and row["elements_in"] > 0 for row in notes.rows)
-    with pytest.raises(FakeWorldError, match=f"^{name} cannot be split by tensor parallelism yet"):
+    with pytest.raises(PlanError, match=f"^{name} cannot be split by tensor parallelism yet"):
         rank_classes(ParallelPlan.parse("tp", 2), workloads.configure(name, preset="tiny"))
 
 
@@ -254,7 +254,7 @@ def test_real_process_groups_are_left_alone(tmp_path: Path) -> None:
         with pytest.raises(FakeWorldError, match="up already"), tracer.capture(tmp_path / "job", world_size=2):
             pass
         assert dist.get_backend() == "gloo"
-        with pytest.raises(FakeWorldError, match="is for 4 ranks and there are 1"):
+        with pytest.raises(PlanError, match="is for 4 ranks and there are 1"):
             parallelize(workloads.build("llama", preset="tiny"), ParallelPlan.parse("fsdp2", 4))
     finally:
         dist.destroy_process_group()
