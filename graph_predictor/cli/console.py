@@ -41,9 +41,9 @@ class Report:
     """Writes a command's tables and sentences to stdout."""
 
     def __init__(self) -> None:
-        from graph_predictor.cli.rich_output import Output
+        from graph_predictor.cli.rich_output import RichOutput
 
-        self.console = Output(file=sys.stdout, markup=False, highlight=False, emoji=False)
+        self.console = RichOutput(file=sys.stdout, markup=False, highlight=False, emoji=False)
         self.width = min(self.console.width, 160) if self.console.is_terminal else PLAIN_WIDTH
 
     def table(self, title: str, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:

@@ -1,4 +1,4 @@
-"""The options of edits, made of ``edits.registry``: a new edit is an option without a word here."""
+"""The options of edits, made of what ``edits.registry`` reads: a new edit is one without a word here."""
 
 from __future__ import annotations
 
@@ -8,53 +8,59 @@ from typing import Annotated, Any
 
 import typer
 
-from graph_predictor.cli.options import SHARED, shared
-from graph_predictor.edits.registry import OPTIONS, EditOption, Takes
+from graph_predictor.edits.registry import FACTOR, NOTHING, ON_OFF, EditOption, Value, options
 from tracer.errors import ForetraceError
 
-_DEFAULTS: dict[Takes, Any] = {Takes.NOTHING: False, Takes.ON_OFF: None, Takes.FACTOR: 1.0, Takes.TYPE: None}
-_TYPES: dict[Takes, Any] = {Takes.NOTHING: bool, Takes.ON_OFF: str | None, Takes.FACTOR: float, Takes.TYPE: str | None}
+Command = Callable[..., None]
 
 
-def with_edits(command: Callable[..., None]) -> Callable[..., None]:
+def with_edits(command: Command) -> Command:
     """Give a command an option for each edit; it takes their values as ``**edits``."""
+    return _with(command, [(option, *_one(option)) for option in options()])
+
+
+def with_axes(command: Command) -> Command:
+    """Give a command an option for several values of each edit that takes one; it takes the texts as ``**edits``."""
+    return _with(command, [(option, str | None, None, typer.Option(
+        f"--{option.name}", metavar=f"{option.takes},…", help=f"{option.help.removesuffix('.')}; several."))
+        for option in options() if not option.switches])
+
+
+def _one(option: EditOption) -> tuple[Any, Any, Any]:
+    """Return the type, default and declaration of an option for one value."""
+    kind, default = {NOTHING: (bool, False), FACTOR: (float, 1.0)}.get(option.takes, (str | None, None))
+    metavar = None if option.takes == NOTHING else option.takes
+    return kind, default, typer.Option(f"--{option.name}", help=option.help, metavar=metavar)
+
+
+def _with(command: Command, more: list[tuple[EditOption, Any, Any, Any]]) -> Command:
+    """Put options in the place of a command's ``**edits``."""
     signature = inspect.signature(command, eval_str=True)
-    own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-    more = [inspect.Parameter(option.attribute, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS[option.takes],
-                              annotation=Annotated[_TYPES[option.takes], _declared(option)]) for option in OPTIONS]
-    first = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
-    command.__signature__ = signature.replace(parameters=[*first, *more])  # type: ignore[attr-defined]
-    command.__annotations__ = {one.name: one.annotation for one in (*first, *more)} | {"return": None}
+    own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in signature.parameters.values()
+           if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    added = [inspect.Parameter(option.attribute, inspect.Parameter.KEYWORD_ONLY, default=default,
+                               annotation=Annotated[kind, declared]) for option, kind, default, declared in more]
+    command.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in (*own, *added)} | {"return": None}
     return command
 
 
-def chosen_edits(values: dict[str, Any]) -> dict[str, Any]:
-    """Return what ``Configuration`` is told of the edits' options: factors and types by attribute, and the switches.
+def chosen_edits(values: dict[str, Any]) -> dict[str, Value]:
+    """Return the edits that options choose, by name, for ``Configuration.edits``.
 
     Raises:
         ForetraceError: a value is none of its option.
     """
-    found: dict[str, Any] = {}
-    switches: set[str] = set()
-    for option in OPTIONS:
+    found: dict[str, Value] = {}
+    for option in options():
         value = values[option.attribute]
-        if not option.switches:
-            found[option.attribute] = value
-        elif option.takes is Takes.ON_OFF and value is not None:
+        if option.takes == ON_OFF and value is not None:
             if value not in ("on", "off"):
                 raise ForetraceError(f"--{option.name} {value} is not known: it is on or off.")
-            switches.add(option.switches[value == "off"])
-        elif value:
-            switches.add(option.name)
-    return {**found, "switches": frozenset(switches)}
+            value = value == "on"
+        if value is not None and (value or option.takes != NOTHING):
+            found[option.name] = value
+    return found
 
 
-def _declared(option: EditOption) -> Any:
-    name = f"--{option.name}"
-    if name in SHARED:
-        return shared(name, "products in bf16 or fp16 (autocast), tf32 or fp32" if name == "--dtype" else "")
-    metavar = {"metavar": option.takes.value} if option.takes is not Takes.NOTHING else {}
-    return typer.Option(name, help=option.help, **metavar)
-
-
-__all__ = ["chosen_edits", "with_edits"]
+__all__ = ["chosen_edits", "with_axes", "with_edits"]

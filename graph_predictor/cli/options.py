@@ -28,8 +28,6 @@ SHARED = {
     "--comm-backend": SharedOption("NAME", "Collectives of this backend, such as gloo"),
     "--host": SharedOption("FACTOR", "Host time × FACTOR"),
     "--host-from": SharedOption("PATH", "The host of another capture"),
-    "--clock": SharedOption("FACTOR", "GPU clock × FACTOR"),
-    "--bandwidth": SharedOption("FACTOR", "GPU memory bandwidth × FACTOR"),
     "--dtype": SharedOption("TYPE", "Element type, such as bf16"),
     "--parallel": SharedOption("PLAN", "Parallel plan, such as ddp=8 or fsdp2=8,tp=2"),
     "--straggler": SharedOption("RANK:PERCENT%", "One rank slower, such as 3:10%"),

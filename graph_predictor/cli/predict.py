@@ -32,7 +32,6 @@ def predict(
     from_topology: Annotated[str | None, shared("--from-topology")] = None,
     parallel: Annotated[str | None, shared(
         "--parallel", "a workload's step on many ranks; also pp=4,microbatches=8 or ddp=8,accumulation=4")] = None,
-    straggler: Annotated[str | None, shared("--straggler")] = None,
     sizes: Annotated[list[str] | None, shared("--set", "batch=32:64 where nothing says the recorded one")] = None,
     code: Annotated[str | None, shared(
         "--code", "FUNCTION takes the sizes of --set by name and returns the step")] = None,
@@ -58,9 +57,9 @@ def predict(
         from kernel_models.profile import load_profile
 
         wanted = Configuration(
-            device=device, parallel=parallel, straggler=straggler, topology=topology, from_topology=from_topology,
+            device=device, parallel=parallel, topology=topology, from_topology=from_topology,
             comm_profile=comm_profile, comm_backend=comm_backend, host_from=host_from, sizes=tuple(sizes or ()),
-            also=tuple(also or ()), code=code, **chosen_edits(edits))
+            also=tuple(also or ()), code=code, edits=chosen_edits(edits))
         job = source_job(source, window, device)
         with working("Preparing"):
             study = Study(job, step, recorded_on=None if from_device is None else find_device(from_device),

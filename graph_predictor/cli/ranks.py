@@ -52,9 +52,9 @@ def ranks(
 
         if timeline is not None:
             check_output(timeline, source, TIMELINE)
-        wanted = Configuration(device=device, parallel=parallel, straggler=straggler, topology=topology,
-                               comm_profile=comm_profile, comm_backend=comm_backend, host_from=host_from,
-                               sizes=tuple(sizes or ()))
+        wanted = Configuration(
+            device=device, parallel=parallel, topology=topology, comm_profile=comm_profile, comm_backend=comm_backend,
+            host_from=host_from, sizes=tuple(sizes or ()), edits={} if straggler is None else {"straggler": straggler})
         times, notes = _times(source, window, wanted, step, profiled)
         with working("Comparing"):
             found = rank_report(times)

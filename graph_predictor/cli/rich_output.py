@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 
-class Output(Console):
+class RichOutput(Console):
     """Rich's console without its own way of ending the process when the reader has gone."""
 
     def on_broken_pipe(self) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, working
+from graph_predictor.cli.edit_options import with_axes
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Profiled, Step, Top, Window, axis, shared
 
@@ -37,6 +38,7 @@ KNOWN = (Known("items_per_second", "samples/s", digits=1), Known("peak_memory_by
          Known("cost_per_step", "cost of\nmillion\nsteps", 1e6, 2))
 
 
+@with_axes
 def sweep(
     source: Annotated[list[str], typer.Argument(
         metavar="SOURCE", help="As of foretrace predict: traces, a capture, a converted file, or SCRIPT.py:FUNCTION.")],
@@ -47,14 +49,10 @@ def sweep(
     device: Annotated[str | None, axis("--device")] = None,
     world_size: Annotated[str | None, axis("--world-size", "1 is the source's own")] = None,
     parallel: Annotated[list[str] | None, shared("--parallel", "repeatable, one plan each")] = None,
-    straggler: Annotated[str | None, axis("--straggler")] = None,
     topology: Annotated[str | None, axis("--topology")] = None,
-    dtype: Annotated[str | None, axis("--dtype", "bf16, fp16, tf32, fp32")] = None,
-    edits: Annotated[str | None, typer.Option(
-        metavar="A,B+C,…", help="Edits without a value, such as none,cuda-graphs,cuda-graphs+fused-optimizer.")] = None,
-    clock: Annotated[str | None, axis("--clock")] = None,
-    bandwidth: Annotated[str | None, axis("--bandwidth")] = None,
-    host: Annotated[str | None, axis("--host")] = None,
+    switches: Annotated[str | None, typer.Option(
+        "--edits", metavar="A,B+C,…",
+        help="Edits without a value, such as none,cuda-graphs,cuda-graphs+fused-optimizer.")] = None,
     host_from: Annotated[str | None, shared("--host-from", "for all")] = None,
     from_device: Annotated[str | None, shared("--from-device")] = None,
     from_topology: Annotated[str | None, shared("--from-topology")] = None,
@@ -78,6 +76,7 @@ def sweep(
     profiled: Profiled = False,
     json: Json = False,
     debug: Debug = False,
+    **edits: str | None,
 ) -> None:
     """Predict every combination of sizes, devices, ranks and edits, in parallel.
 
@@ -107,9 +106,7 @@ def sweep(
             check_plot(plot)
         fixed = Configuration(host_from=host_from, from_topology=from_topology, comm_profile=comm_profile,
                               comm_backend=comm_backend, code=code, also=tuple(also or ()))
-        lists = {"device": device, "world_size": world_size, "straggler": straggler,
-                 "topology": topology, "dtype": dtype, "edits": edits,
-                 "clock": clock, "bandwidth": bandwidth, "host": host}
+        lists = {"device": device, "world_size": world_size, "topology": topology, **edits, "edits": switches}
         space = _space(sizes or [], lists, parallel or [], fixed)
         where = SweepSource(tuple(source), window, step, from_device, tuple(profile or ()), profiled)
         with _progress(len(space)) as progress:
@@ -150,8 +147,8 @@ def _space(sizes: list[str], lists: dict[str, str | None], plans: list[str], fix
     if plans:
         axes.append(Axis("parallel", tuple(plans)))
     if not axes:
-        raise SweepError("Nothing varies; give values with --set, --device, --world-size, --parallel, --straggler, "
-                         "--topology, --dtype, --edits, --clock, --bandwidth or --host.")
+        known = ("set", "parallel", *(name.replace("_", "-") for name in lists))
+        raise SweepError(f"Nothing varies; give values with --{', --'.join(known[:-1])} or --{known[-1]}.")
     return SweepSpace(tuple(axes), fixed)
 
 

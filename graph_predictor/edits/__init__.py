@@ -1,6 +1,6 @@
 """Edits: what could be different about a step. Each is a small class that documents what it assumes.
 
-``registry`` lists those that a switch or a number names, once.
+Those that an option names declare it in their own file (``registry``); names are here for ``foretrace.edits``.
 """
 
 from __future__ import annotations

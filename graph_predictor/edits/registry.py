@@ -1,133 +1,157 @@
-"""Every edit that a switch or a number names: written here once, it is an option of ``predict``, an axis of ``sweep``
-and, with a candidate, one of the changes that ``opportunities`` tries.
+"""The edits that an option names: each is declared in its own file, and from there it is an option of ``predict``, an
+axis of ``sweep`` and, with something to try, a change that ``opportunities`` tries.
 
-To add one: a file here with its class (see ``prediction.edit.Edit``), a line below, and tests.
+To add one: a file here with a class that says what it is called (see ``prediction.edit.Edit``), and its name below::
+
+    @edit_option("clock", "GPU clock × FACTOR.", takes="FACTOR", bounds={"2× compute clock": 2.0})
+    @dataclass(frozen=True)
+    class ScaleClock: ...
+
+Declarations are read without running the files, which import all that predictions need: a command line answers
+``--help`` at once.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
+import ast
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tracer.errors import ForetraceError
 
 if TYPE_CHECKING:
     from graph_predictor.prediction.edit import Edit
 
 Value = str | float | bool
+T = TypeVar("T")
+
+MODULES = tuple(f"graph_predictor.edits.{name}" for name in (
+    "precision", "scale", "launches", "optimizer", "fusion", "attention", "recompute", "overlap", "compile",
+    "straggler"))
+"""Files with declarations. In this order edits are applied where the order is ours to choose."""
+NOTHING, ON_OFF, FACTOR = "nothing", "on|off", "FACTOR"
 
 
-class Takes(Enum):
-    """What an edit's option takes."""
+def edit_option(name: str, help: str, *, takes: str = NOTHING, tries: Mapping[str, Value] = {},
+                bounds: Mapping[str, Value] = {}) -> Callable[[type[T]], type[T]]:
+    """Declare the option of an edit. All arguments are literals, as they are read without being run.
 
-    NOTHING = "nothing"
-    ON_OFF = "on|off"
-    FACTOR = "FACTOR"
-    TYPE = "TYPE"
+    Args:
+        name: of the option, without its dashes.
+        help: what the option does.
+        takes: "nothing", "on|off" or "FACTOR"; anything else names a text, which the class or its ``parse`` is given.
+        tries: values that are worth trying on any step, by what to call them.
+        bounds: values that bound what any real change could save, and that nobody can make.
+    """
+    def unchanged(edit: type[T]) -> type[T]:
+        return edit
 
-
-@dataclass(frozen=True, slots=True)
-class CandidateValue:
-    """An edit as ``opportunities`` tries it: what it is called, its value, and whether it is a bound on what any real
-    change could save rather than a change that somebody can make."""
-
-    name: str
-    value: Value = True
-    bound: bool = False
+    return unchanged
 
 
 @dataclass(frozen=True, slots=True)
 class EditOption:
-    """How an edit is named.
+    """An edit as it is declared: arguments as of ``edit_option``, and the class that is declared."""
 
-    Attributes:
-        name: of the option, without its dashes.
-        edit: its class, as module of this package and name; made with the option's value where it takes one.
-        help: what the option does.
-        takes: a kind of value.
-        candidates: what of it is worth trying on any step.
-    """
-
-    name: str
+    module: str
     edit: str
+    name: str
     help: str
-    takes: Takes = Takes.NOTHING
-    candidates: tuple[CandidateValue, ...] = ()
+    takes: str = NOTHING
+    tries: Mapping[str, Value] = field(default_factory=dict)
+    bounds: Mapping[str, Value] = field(default_factory=dict)
 
     @property
     def attribute(self) -> str:
-        """Its name where names have no dashes."""
+        """Return its name where names have no dashes."""
         return self.name.replace("-", "_")
 
     @property
-    def switches(self) -> tuple[str, ...]:
-        """The words that switch it on in ``Configuration.switches``; none where it takes a number or a type."""
-        if self.takes is Takes.ON_OFF:
-            return self.name, f"no-{self.name}"
-        return (self.name,) if self.takes is Takes.NOTHING else ()
+    def switches(self) -> dict[str, bool]:
+        """Return the words that stand for the edit with a value, in lists of edits; none where it takes another."""
+        if self.takes == ON_OFF:
+            return {self.name: True, f"no-{self.name}": False}
+        return {self.name: True} if self.takes == NOTHING else {}
+
+    def changes(self, value: Value | None) -> bool:
+        """Return whether a value is an edit at all: a factor of 1 is none."""
+        return value is not None and not (self.takes == FACTOR and value == 1.0)
 
     def make(self, value: Value) -> Edit:
         """Make the edit. Raises ``EditError`` where the value is none of its kind."""
-        module, _, name = self.edit.partition(":")
-        made = getattr(import_module(f"graph_predictor.edits.{module}"), name)
-        return made() if self.takes is Takes.NOTHING else made(value)  # type: ignore[no-any-return]
+        edit: Any = getattr(import_module(self.module), self.edit)
+        made: Edit = edit() if self.takes == NOTHING else getattr(edit, "parse", edit)(value)
+        return made
 
     def written(self, value: Value) -> str:
-        """The option with a value, as on a command line."""
-        if self.takes is Takes.NOTHING:
+        """Return the option with a value, as on a command line."""
+        if self.takes == NOTHING:
             return f"--{self.name}"
-        if self.takes is Takes.ON_OFF:
+        if self.takes == ON_OFF:
             return f"--{self.name} {'on' if value else 'off'}"
         return f"--{self.name} {value:g}" if isinstance(value, float) else f"--{self.name} {value}"
 
 
-OPTIONS = (
-    EditOption("dtype", "precision:Precision", "Products in bf16 or fp16 (autocast), tf32 or fp32.", Takes.TYPE,
-               (CandidateValue("bf16 autocast", "bf16"), CandidateValue("TF32 products", "tf32"))),
-    EditOption("clock", "scale:ScaleClock", "GPU clock × FACTOR.", Takes.FACTOR,
-               (CandidateValue("2× compute clock", 2.0, bound=True),)),
-    EditOption("bandwidth", "scale:ScaleBandwidth", "GPU memory bandwidth × FACTOR.", Takes.FACTOR,
-               (CandidateValue("2× memory bandwidth", 2.0, bound=True),)),
-    EditOption("kernels", "scale:ScaleKernels", "Kernel durations × FACTOR.", Takes.FACTOR),
-    EditOption("host", "scale:ScaleHost", "Host time × FACTOR.", Takes.FACTOR,
-               (CandidateValue("host twice as fast", 0.5),)),
-    EditOption("cuda-graphs", "launches:CudaGraphs", "Replay the step as a CUDA graph.",
-               candidates=(CandidateValue("CUDA graphs"),)),
-    EditOption("no-data-loading", "launches:NoDataLoading", "Batches are always ready.",
-               candidates=(CandidateValue("no data loading", bound=True),)),
-    EditOption("fused-optimizer", "optimizer:FusedOptimizer", "The optimizer's step as one fused kernel.",
-               candidates=(CandidateValue("fused optimizer"),)),
-    EditOption("fuse-elementwise", "fusion:FuseElementwise", "Chains of elementwise kernels as one kernel each.",
-               candidates=(CandidateValue("fused elementwise chains"),)),
-    EditOption("flash-attention", "attention:FlashAttention", "Attention that is written out as a fused operator.",
-               candidates=(CandidateValue("flash attention"),)),
-    EditOption("recompute", "recompute:Recompute", "Activation checkpointing of every block.", Takes.ON_OFF,
-               (CandidateValue("no recomputation", False),)),
-    EditOption("overlap-loading", "overlap:OverlapLoading", "Batches loaded in the background.",
-               candidates=(CandidateValue("data loading overlapped"),)),
-    EditOption("compile", "compile:Compile", "torch.compile, approximately.",
-               candidates=(CandidateValue("torch.compile (approximate)"),)),
-    EditOption("free-launches", "launches:FreeLaunches", "Launches cost nothing.",
-               candidates=(CandidateValue("free launches", bound=True),)),
-    EditOption("no-waits", "overlap:NoWaits", "The host never waits for the device.",
-               candidates=(CandidateValue("no waits for the device", bound=True),)),
-    EditOption("hide-collectives", "overlap:HideCollectives", "Collectives overlap with everything else.",
-               candidates=(CandidateValue("communication overlapped", bound=True),)),
-)
-"""In this order they are applied where the order is ours to choose."""
-
-SWITCHES = tuple(word for option in OPTIONS for word in option.switches)
-"""Edits without a number, as they are switched on."""
-FACTORS = tuple(option.attribute for option in OPTIONS if option.takes is Takes.FACTOR)
+def options() -> tuple[EditOption, ...]:
+    """Return the edits that are declared, in the order of their files."""
+    return tuple(option for module in MODULES for option in _declared(module))
 
 
-def switched_edits(switches: frozenset[str]) -> list[Edit]:
-    """The edits of some of ``SWITCHES``, in their order."""
-    return [option.make(not word.startswith("no-") or option.takes is Takes.NOTHING)
-            for option in OPTIONS for word in option.switches if word in switches]
+@cache
+def _declared(module: str) -> tuple[EditOption, ...]:
+    """Return the declarations of a file, in their order."""
+    spec = find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ForetraceError(f"There is no file of edits {module}; is foretrace installed completely?")
+    with open(spec.origin, encoding="utf-8") as file:
+        tree = ast.parse(file.read())
+    return tuple(
+        EditOption(module, node.name, *map(ast.literal_eval, call.args),
+                   **{str(each.arg): ast.literal_eval(each.value) for each in call.keywords})
+        for node in tree.body if isinstance(node, ast.ClassDef)
+        for call in node.decorator_list if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+        and call.func.id == edit_option.__name__)
 
 
-def valued_edits(values: dict[str, Value | None]) -> list[Edit]:
-    """The edits of types and factors by attribute, in their order; a factor of 1 and ``None`` are no edits."""
-    return [option.make(value) for option in OPTIONS if not option.switches
-            and (value := values.get(option.attribute)) is not None and value != 1.0]
+def switched(words: Iterable[str]) -> dict[str, Value]:
+    """Return the edits of some words, as ``cuda-graphs`` or ``no-recompute``, by name.
+
+    Raises:
+        ForetraceError: a word switches no edit, or two words switch one on and off.
+    """
+    known = {word: (option.name, value) for option in options() for word, value in option.switches.items()}
+    found: dict[str, Value] = {}
+    for word in words:
+        if word not in known:
+            raise ForetraceError(f"{word!r} is no edit that can be switched on; there are {', '.join(known)}.")
+        name, value = known[word]
+        if found.get(name, value) != value:
+            raise ForetraceError(f"--{name} cannot be switched on and off at once; choose one.")
+        found[name] = value
+    return found
+
+
+def chosen(values: Mapping[str, Value | None]) -> dict[str, Value]:
+    """Return the values by name that are edits, in the registry's order.
+
+    Raises:
+        ForetraceError: there is no edit of a name.
+    """
+    unknown = sorted(set(values) - {option.name for option in options()})
+    if unknown:
+        raise ForetraceError(f"There is no edit {unknown[0]!r}; there are "
+                             f"{', '.join(option.name for option in options())}.")
+    return {option.name: value for option in options()
+            if (value := values.get(option.name)) is not None and option.changes(value)}
+
+
+def made(values: Mapping[str, Value]) -> list[Edit]:
+    """Make edits of their values by name, in the registry's order. Raises ``EditError`` as ``EditOption.make``."""
+    return [option.make(values[option.name]) for option in options() if option.name in values]
+
+
+__all__ = ["EditOption", "chosen", "edit_option", "made", "options", "switched"]

@@ -22,7 +22,7 @@ from graph_predictor.edits import (
     Sizes,
     Straggler,
 )
-from graph_predictor.edits.registry import FACTORS, switched_edits, valued_edits
+from graph_predictor.edits.registry import made
 from graph_predictor.parallel.ranks import on_ranks, settings_under, traced
 from graph_predictor.prediction.memory import lacking_memory
 from graph_predictor.prediction.predictor import Baseline
@@ -148,10 +148,7 @@ class Study:
             start, edits = self._made(wanted, collectives)
         else:
             start, edits = self._measured(wanted, collectives)
-        edits += valued_edits({name: getattr(wanted, name) for name in ("dtype", *FACTORS)})
-        edits += switched_edits(wanted.switches)
-        if wanted.straggler is not None:
-            edits.append(Straggler.parse(wanted.straggler))
+        edits += made(wanted.edits)
         if collectives is not None and start.ran:
             recorded = None if wanted.from_topology is None else find_topology(wanted.from_topology)
             edits.append(OnTopology(collectives, recorded))
@@ -341,7 +338,8 @@ class _Refused:
 
 
 def _straggling(wanted: Configuration) -> list[int]:
-    return [] if wanted.straggler is None else [Straggler.parse(wanted.straggler).rank]
+    """Return the ranks that are slower than others, which none stands for."""
+    return [edit.rank for edit in made(wanted.edits) if isinstance(edit, Straggler)]
 
 
 __all__ = ["DEFAULT_DEVICE", "Prepared", "Study", "is_script", "read_source"]

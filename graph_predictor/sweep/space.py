@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from graph_predictor.edits.registry import FACTORS
+from graph_predictor.edits.registry import FACTOR, EditOption, options, switched
 from graph_predictor.request.configuration import Configuration
 from tracer.errors import ForetraceError
 
@@ -20,8 +20,7 @@ SIZE = "set:"
 """Before the name of a size, so that a size called "device" is none."""
 WORLD_SIZE, SWITCHES, NO_SWITCH = "world_size", "edits", "none"
 UNCHANGED = Configuration()
-_TEXTS = frozenset({"device", "dtype", "topology", "parallel", "straggler", "host_from"})
-_FACTORS = frozenset(FACTORS)
+_TEXTS = frozenset({"device", "topology", "parallel", "host_from"})
 _SIZE = re.compile(r"(?P<name>\w+)=(?:(?P<old>\d{1,18}):)?(?P<values>\d{1,18}(?:,\d{1,18})*)")
 
 
@@ -29,12 +28,18 @@ class SweepError(ForetraceError):
     """A sweep that cannot be done: what was asked, and why not."""
 
 
+def swept_edits() -> dict[str, EditOption]:
+    """Return the edits that are axes of their own, as they take a value, by the name of their axis."""
+    return {option.attribute: option for option in options() if not option.switches}
+
+
 @dataclass(frozen=True, slots=True)
 class Axis:
     """One thing that varies.
 
     Attributes:
-        name: an attribute of ``Configuration``, ``world_size``, ``edits``, or ``set:`` and the name of a size.
+        name: an attribute of ``Configuration``, ``world_size``, an edit that takes a value, ``edits`` for those that
+            take none, or ``set:`` and the name of a size.
         values: at least one, none twice.
         old: of a size, the recorded one where it was named.
     """
@@ -44,7 +49,8 @@ class Axis:
     old: int | None = None
 
     def __post_init__(self) -> None:
-        if not (self.name in _TEXTS | _FACTORS | {WORLD_SIZE, SWITCHES} or self.name.startswith(SIZE)):
+        known = self.name in _TEXTS | {WORLD_SIZE, SWITCHES} | set(swept_edits())
+        if not known and not self.name.startswith(SIZE):
             raise SweepError(f"{self.name!r} cannot be swept.")
         if not self.values:
             raise SweepError(f"There is no value for {self.title}; give at least one.")
@@ -80,7 +86,7 @@ class Axis:
         try:
             if name == WORLD_SIZE:
                 return cls(name, tuple(int(part) for part in parts))
-            if name in _FACTORS:
+            if name in (edits := swept_edits()) and edits[name].takes == FACTOR:
                 return cls(name, tuple(float(part) for part in parts))
         except ValueError:
             raise SweepError(f"{option} {text!r} is no list of numbers.") from None
@@ -150,6 +156,7 @@ class SweepSpace:
 
     def _configuration(self, values: Sequence[Value]) -> Configuration:
         changed: dict[str, object] = {}
+        edits = dict(self.fixed.edits)
         sizes = list(self.fixed.sizes)
         for axis, value in zip(self.axes, values, strict=True):
             if axis.name.startswith(SIZE):
@@ -158,11 +165,12 @@ class SweepSpace:
             elif axis.name == WORLD_SIZE:
                 changed["parallel"] = data_parallel(int(value))
             elif axis.name == SWITCHES:
-                named = frozenset() if value == NO_SWITCH else frozenset(str(value).split("+"))
-                changed["switches"] = self.fixed.switches | named
+                edits |= {} if value == NO_SWITCH else switched(str(value).split("+"))
+            elif axis.name in (swept := swept_edits()):
+                edits[swept[axis.name].name] = value
             else:
                 changed[axis.name] = value
-        return self.fixed.with_values(sizes=tuple(sizes), **changed)
+        return self.fixed.with_values(sizes=tuple(sizes), edits=edits, **changed)
 
 
 def data_parallel(world_size: int) -> str | None:

@@ -19,7 +19,7 @@ from catalogue import Program
 from recordings import slowed
 
 import tracer
-from graph_predictor.edits.registry import SWITCHES
+from graph_predictor.edits.registry import options
 from graph_predictor.prediction.predictor import SimulatedStep
 from graph_predictor.prediction.result import Prediction
 from graph_predictor.request.configuration import Configuration
@@ -33,9 +33,12 @@ from tracer.job import Job
 
 CLUSTER = "dgx-h100x2"
 VALUES: dict[str, tuple[Any, ...]] = {
-    "device": ("a100-sxm-40g",), "dtype": ("bf16",), "parallel": ("ddp=4",), "straggler": ("0:50%",),
-    "topology": (CLUSTER,), "host": (0.5, 2.0), "clock": (1.5,), "bandwidth": (2.0,), "kernels": (0.5,)}
+    "device": ("a100-sxm-40g",), "parallel": ("ddp=4",), "topology": (CLUSTER,)}
 """What each option is given; those whose value depends on the program are in ``edits_of``."""
+EDITS: dict[str, tuple[Any, ...]] = {
+    "dtype": ("bf16",), "straggler": ("0:50%",), "host": (0.5, 2.0), "clock": (1.5,), "bandwidth": (2.0,),
+    "kernels": (0.5,)}
+"""What the edits are given that take a value; those that take none are switched."""
 OF_PROGRAM = {"sizes", "also", "code", "host_from", "from_topology", "comm_profile", "comm_backend"}
 SLOWER = "a slower host"
 """The program's own capture with all times twice as long: another real one differs by the noise of the machine too."""
@@ -61,7 +64,9 @@ def edits_of(which: Program, folder: Path, other: tuple[str, str] | None = None,
         other: of a second capture of the program, its path and the size it differs in, such as "batch=16".
         traced: the source was traced by shapes from the program's code, which is then traced again without ``code``.
     """
-    found: dict[str, Change] = {name: {"switches": frozenset([name])} for name in SWITCHES}
+    found: dict[str, Change] = {word: {"edits": {option.name: value}} for option in options()
+                                for word, value in option.switches.items()}
+    found |= {f"{name}={value}": {"edits": {name: value}} for name, values in EDITS.items() for value in values}
     for option, values in VALUES.items():
         found |= {f"{option}={value}": {option: value} for value in values}
     found["from_topology"] = {"topology": CLUSTER, "from_topology": "dgx-a100x2"}
@@ -88,12 +93,10 @@ def configured() -> set[str]:
 
 def together(first: Change, second: Change) -> Change | None:
     """Both edits; ``None`` if both give one option."""
-    if (set(first) & set(second)) - {"switches"}:
+    edits = first.get("edits", {}), second.get("edits", {})
+    if (set(first) & set(second)) - {"edits"} or set(edits[0]) & set(edits[1]):
         return None
-    both = {**first, **second}
-    if "switches" in first and "switches" in second:
-        both["switches"] = first["switches"] | second["switches"]
-    return both
+    return {**first, **second, "edits": {**edits[0], **edits[1]}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,23 @@ from pathlib import Path
 
 import pytest
 from catalogue import OTHER_SIZE, program
-from edits import MOVES, Change, Predictor, Work, complaints, configured, edits_of, lost_work, pairs_of, shows_in_step
+from edits import (
+    EDITS,
+    MOVES,
+    Change,
+    Predictor,
+    Work,
+    complaints,
+    configured,
+    edits_of,
+    lost_work,
+    pairs_of,
+    shows_in_step,
+)
 
 import tracer
 from graph_predictor.cli.predict import predict as command
-from graph_predictor.edits.registry import SWITCHES
+from graph_predictor.edits.registry import options
 from graph_predictor.request.configuration import Configuration
 from graph_predictor.request.study import read_source
 
@@ -34,13 +46,11 @@ Tried = tuple[Predictor, dict[str, Change]]
 
 
 def test_every_option_of_the_command_is_tried() -> None:
-    known = {field.name for field in fields(Configuration)} - {"switches"}
+    known = {field.name for field in fields(Configuration)} - {"edits"}
     assert known == configured()
-    options = {name: parameter.default for name, parameter in inspect.signature(command).parameters.items()}
-    switches = {name for name, default in options.items() if default is False}
-    assert len(set(options) - switches - NO_EDITS - known - {"recompute", "profiled"}) == 0
-    of_command = {name.replace("-", "_") for name in SWITCHES} | {"compiled", "profiled", "json", "debug"}
-    assert switches <= of_command, "a switch of the command that is none of SWITCHES"
+    assert set(EDITS) == {option.name for option in options() if not option.switches}
+    edits = {option.attribute for option in options()}
+    assert set(inspect.signature(command).parameters) == edits | known | NO_EDITS | {"profiled"}
 
 
 def test_a_configuration_of_every_field_is_among_the_edits(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from graph_predictor.cli import app
 from graph_predictor.cli.options import SHARED
+from graph_predictor.edits.registry import options
 from kernel_models.collectives import CommError, CommProfile, topology
 from kernel_models.device import FOLDER, DeviceError
 from kernel_models.device_choice import find_device, shape_device
@@ -55,7 +56,8 @@ def _kind(parameter: Any) -> type:
 
 
 def _is_axis(command: str, parameter: Any) -> bool:
-    return command == AXES and str(parameter.metavar).endswith(",…") and parameter.opts[0] in SHARED
+    return command == AXES and str(parameter.metavar).endswith(",…") and (
+        parameter.opts[0] in SHARED or parameter.opts[0][2:] in {option.name for option in options()})
 
 
 @pytest.mark.parametrize("option", sorted(name for name, users in _options().items() if len(users) > 1))
@@ -71,7 +73,7 @@ def test_an_option_means_the_same_in_every_command(option: str) -> None:
             assert parameter.help.startswith(stem), command
             assert parameter.metavar in (value or None, f"{value},…"), command
     elif not option.startswith("-o"):
-        assert len({parameter.help for _, parameter in users}) == 1, users
+        assert len({parameter.help for _, parameter in plain}) == 1, users
 
 
 def test_every_shared_option_is_used_and_no_other_name_of_it_is_left() -> None:

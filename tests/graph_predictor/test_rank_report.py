@@ -250,7 +250,7 @@ def test_the_bubble_of_a_pipeline_is_that_of_the_textbook(stages: int, microbatc
     settings = workloads.configure("llama", depth=stages, width=4096, heads=32, kv_heads=32, hidden=16384, seq=4096,
                                    batch=microbatches, vocabulary=64, dtype="bf16", optimizer="sgd")
     job = trace_job(settings, "h200-sxm", world_size=stages, parallel=f"pp={stages},microbatches={microbatches}")
-    prepared = Study(job).prepared(Configuration(host=0.001, topology="dgx-h200"))
+    prepared = Study(job).prepared(Configuration(topology="dgx-h200", edits={"host": 0.001}))
     found = closing(rank_report(predicted_times(prepared.start.simulated(prepared.edits))))
     textbook = (stages - 1) / (microbatches + stages - 1)
     for row in found.ranks:

@@ -9,10 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from graph_predictor.cli import app
-from graph_predictor.edits.registry import SWITCHES, switched_edits
+from graph_predictor.edits.registry import made, options, switched
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.request.configuration import Configuration
 from graph_predictor.request.study import Study, is_script, read_source
+from tracer.errors import ForetraceError
 from tracer.job import read_job
 
 CAPTURE = str(Path(__file__).parents[2] / "traces" / "llama-cpu")
@@ -115,10 +116,12 @@ def test_what_cannot_be_is_refused(wanted: dict[str, object], says: str) -> None
 
 
 def test_every_switch_is_an_edit() -> None:
-    for name in SWITCHES:
-        assert len(switched_edits(frozenset({name}))) == 1
-    with pytest.raises(EditError, match="on and off"):
-        Configuration(switches=frozenset({"recompute", "no-recompute"}))
+    for name in (word for option in options() for word in option.switches):
+        assert len(made(switched([name]))) == 1
+    with pytest.raises(ForetraceError, match="on and off"):
+        switched(["recompute", "no-recompute"])
+    with pytest.raises(ForetraceError, match="warp-drive"):
+        Configuration(edits={"warp-drive": True})
 
 
 def test_what_cannot_be_made_is_refused_again_without_trying(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,5 +135,5 @@ def test_what_cannot_be_made_is_refused_again_without_trying(monkeypatch: pytest
     monkeypatch.setattr("graph_predictor.request.study.on_ranks", refuse)
     for host in (1.0, 2.0, 3.0):
         with pytest.raises(EditError, match="Not on these ranks"):
-            study.predict(Configuration(parallel="ddp=2", host=host))
+            study.predict(Configuration(parallel="ddp=2", edits={"host": host}))
     assert len(tried) == 1

@@ -37,12 +37,13 @@ def _result(*arguments: str) -> Any:
 def test_a_space_is_every_combination() -> None:
     space = SweepSpace((Axis.sizes("batch=32:8,16"), Axis.texts("device", "b200, h200-sxm"),
                         Axis.texts("world_size", "1,8")),
-                       Configuration(host=0.5))
+                       Configuration(edits={"host": 0.5}))
     points = list(space)
     assert len(space) == len(points) == len({point.key for point in points}) == 8
     assert points[-1].values == {"batch": 16, "device": "h200-sxm", "world_size": 8}
     last = points[-1].configuration
-    assert (last.sizes, last.device, last.parallel, last.host) == (("batch=32:16",), "h200-sxm", "ddp=8", 0.5)
+    assert (last.sizes, last.device, last.parallel) == (("batch=32:16",), "h200-sxm", "ddp=8")
+    assert last.edits == {"host": 0.5}
     assert points[0].configuration.parallel is None
 
 
@@ -139,7 +140,7 @@ def test_a_journal_of_something_else_is_refused(journal: Path) -> None:
     with pytest.raises(SweepError, match="another price"):
         sweep(HERE, SMALL, output=output, jobs=1, price_per_hour=2.0)
     with pytest.raises(SweepError, match="another options"):
-        sweep(HERE, SweepSpace(SMALL.axes, Configuration(kernels=2.0)), output=output, jobs=1)
+        sweep(HERE, SweepSpace(SMALL.axes, Configuration(edits={"kernels": 2.0})), output=output, jobs=1)
     head, _, rest = journal.read_bytes().partition(b"\n")
     for broken, says in ((b"not a journal\n" + rest, "no journal"),
                          (head.replace(b'"foretrace_sweep":1', b'"foretrace_sweep":99') + b"\n" + rest, "newer"),

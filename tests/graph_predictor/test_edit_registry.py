@@ -1,0 +1,110 @@
+"""An edit is one file: what it declares makes it an option, an axis and a candidate."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graph_predictor.edits.registry import MODULES, chosen, made, options, switched
+from graph_predictor.reports.opportunities import candidates
+from tracer.errors import ForetraceError
+
+CAPTURE = str(Path(__file__).parents[2] / "traces" / "cpu-small")
+TOY = '''
+"""Python that takes a share of its time."""
+
+from dataclasses import dataclass, replace
+
+from graph_predictor.edits.registry import edit_option
+from graph_predictor.prediction.scenario import Scenario
+
+
+@edit_option("toy", "Host time × a FACTOR of the toy's.", takes="FACTOR", tries={"a toy": 0.5},
+             bounds={"no host": 0.001})
+@dataclass(frozen=True)
+class Toy:
+    """Host time times a factor."""
+
+    factor: float
+
+    def describe(self) -> str:
+        return f"toy × {self.factor:g}"
+
+    def apply(self, scenario: Scenario) -> Scenario:
+        return replace(scenario, host=replace(scenario.host, factor=scenario.host.factor * self.factor))
+
+
+@edit_option("toy-switch", "The toy without a value.")
+@dataclass(frozen=True)
+class ToySwitch:
+    """Nothing."""
+
+    def describe(self) -> str:
+        return "toy switched"
+
+    def apply(self, scenario: Scenario) -> Scenario:
+        return scenario
+'''
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Print what three commands say, of a process in which the toy's file is one of the registry's."""
+    folder = tmp_path_factory.mktemp("toy")
+    (folder / "toy_edit.py").write_text(TOY)
+    commands = {
+        "predict": [CAPTURE, "--toy", "0.5", "--toy-switch"],
+        "sweep": [CAPTURE, "--toy", "1,0.5", "--edits", "none,toy-switch", "-o", str(folder / "p.csv"), "--jobs", "1"],
+        "opportunities": [CAPTURE, "--top", "100"]}
+    code = ("import json, sys\nfrom graph_predictor.edits import registry\nregistry.MODULES += ('toy_edit',)\n"
+            "from typer.testing import CliRunner\nfrom graph_predictor.cli import app\n"
+            "print(json.dumps({name: json.loads(CliRunner().invoke(app, [name, *words, '--json']).stdout)\n"
+            f"                  for name, words in {commands!r}.items()}}))")
+    path = [str(folder), *(entry for entry in sys.path if entry)]
+    found = subprocess.run([sys.executable, "-c", f"import sys; sys.path[:0] = {path!r}\n{code}"], text=True,
+                           capture_output=True, cwd=folder)
+    assert found.returncode == 0, found.stderr
+    result: dict[str, Any] = json.loads(found.stdout)
+    return result
+
+
+def test_one_file_is_an_option_of_predict(said: dict[str, Any]) -> None:
+    assert said["predict"]["edits"] == ["toy × 0.5", "toy switched"]
+
+
+def test_one_file_is_an_axis_of_sweep(said: dict[str, Any]) -> None:
+    assert said["sweep"]["axes"] == ["toy", "edits"]
+    times = {(row["toy"], row["edits"]): row["step_time_us"] for row in said["sweep"]["rows"]}
+    assert len(times) == 4 and times[0.5, "none"] < times[1.0, "none"]
+
+
+def test_one_file_is_tried_by_opportunities(said: dict[str, Any]) -> None:
+    tried = {one["name"]: (one["option"], one["is_bound"]) for one in said["opportunities"]["opportunities"]}
+    assert tried["a toy"] == ("--toy 0.5", False) and tried["no host"] == ("--toy 0.001", True)
+
+
+def test_every_file_with_a_declaration_is_listed_and_declares_what_it_is() -> None:
+    folder = Path(__file__).parents[2] / "graph_predictor" / "edits"
+    having = {path.stem for path in folder.glob("*.py") if "\n@edit_option(" in path.read_text()}
+    assert having == {name.rpartition(".")[2] for name in MODULES}
+    names = [option.name for option in options()]
+    assert len(set(names)) == len(names) >= 17
+    for option in options():
+        assert any(isinstance(node, ast.ClassDef) and node.name == option.edit for node in
+                   ast.parse((folder / f"{option.module.rpartition('.')[2]}.py").read_text()).body)
+    assert all(candidate.option.startswith("--") for candidate in candidates())
+
+
+def test_values_become_edits_in_one_order() -> None:
+    edits = {"straggler": "0:10%", "host": 0.5, "clock": 1.0, **switched(["no-recompute", "cuda-graphs"])}
+    assert list(chosen(edits)) == ["host", "cuda-graphs", "recompute", "straggler"]
+    assert [edit.describe() for edit in made(chosen(edits))] == [
+        "host time × 0.5", "CUDA graphs", "recomputation off", "rank 0 slower by 10%"]
+    with pytest.raises(ForetraceError, match="warp-drive"):
+        switched(["warp-drive"])
