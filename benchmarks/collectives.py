@@ -263,7 +263,7 @@ def other_tables(folder: Path) -> None:
 
 def dlrm(folder: Path) -> None:
     """Collective kernels' times removed and predicted, eight ranks simulated together."""
-    from graph_predictor.comm.pricing import price_collectives
+    from graph_predictor.comm.recorded_calls import find_collectives, with_transfers
     from graph_predictor.simulation.build import build_program
     from graph_predictor.simulation.critical_path import step_items
     from graph_predictor.simulation.engine import simulate
@@ -286,23 +286,25 @@ def dlrm(folder: Path) -> None:
 
     measured = {(a, b): float(built.program.recorded_item_end[b] - built.program.recorded_item_end[a])
                 for _, _, a, b in step_items(built.program)}
-    priced = price_collectives(built, predict, where)
+    found, _ = find_collectives(built, where)
+    time_us = predict(CollectiveBatch.from_calls([each.call for each in found])).time_us
+    priced = with_transfers(built, found, time_us)
     print(f"\n{'DLRM 8xV100, all collectives':56}{'mean |e|':>9}{'worst':>9}   asked")
     for label, factor in (("predicted (datasheet + V100 all-reduce table)", 1.0), ("free (how much they matter)", 0.0),
                           ("ten times the prediction", 10.0)):
         grouped = built.program.kernel_group >= 0
-        duration = np.where(grouped, (priced.program.kernel_duration * factor).astype(np.int64),
+        duration = np.where(grouped, (priced.kernel_duration * factor).astype(np.int64),
                             built.program.kernel_duration)
         simulated = simulate(built.program.with_durations(duration))
         error = [float(simulated.item_end[b] - simulated.item_end[a]) / ns - 1 for (a, b), ns in measured.items()]
-        found = {"mean": float(np.mean(np.abs(error))), "worst": float(np.abs(error).max())}
+        errors = {"mean": float(np.mean(np.abs(error))), "worst": float(np.abs(error).max())}
         asked = {"mean": 0.05, "worst": 0.10} if factor == 1.0 else None
-        print(f"  {label:54}{found['mean']:9.3%}{found['worst']:9.3%}   {verdict(found, asked)}")
+        print(f"  {label:54}{errors['mean']:9.3%}{errors['worst']:9.3%}   {verdict(errors, asked)}")
     print(f"  {'collective':14}{'bytes':>10}{'recorded us':>13}{'predicted us':>14}")
-    for collective, time_us in zip(priced.collectives, priced.times.time_us, strict=True):
+    for collective, us in zip(found, time_us, strict=True):
         call = collective.call
         print(f"  {call.kind.label:14}{call.payload_bytes:10,.0f}{collective.recorded_ns / 1e3:13.1f}"
-              f"{time_us:14.1f}")
+              f"{us:14.1f}")
 
 
 def tuner(folder: Path, data: dict[str, CollectiveMeasurements]) -> None:

@@ -33,12 +33,11 @@ from pathlib import Path
 import numpy as np
 from predict_cpu import COMMAND, ROOT, Case, quickest, summary
 
-from graph_predictor.comm.collective_times import CollectiveModel
 from graph_predictor.edits import ScaleHost
 from graph_predictor.parallel.ranks import on_ranks
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.synthesis.baseline import baseline_of
-from kernel_models.collectives import CommProfile, topology
+from kernel_models.collectives import CollectiveModel, CommProfile, topology
 from kernel_models.collectives.measurements import join
 from kernel_models.collectives.readers import read_log
 from tracer.comm_bench import BenchPlan, sweep_sizes

@@ -34,11 +34,10 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from graph_predictor.comm.collective_times import CollectiveModel
 from graph_predictor.parallel.estimate import Rates, estimate
 from graph_predictor.parallel.loads import Loads, loads_of
 from graph_predictor.parallel.pieces import LayerPieces
-from kernel_models.collectives import CommProfile, Placement, make_measurements, topology
+from kernel_models.collectives import CollectiveModel, CommProfile, Placement, make_measurements, topology
 from kernel_models.device import device
 from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation
 from tracer.shape_only.transformer import TransformerShape

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from tracer.lazy import lazily
 
 if TYPE_CHECKING:
-    from graph_predictor.comm.pricing import PricedJob, price_collectives
     from graph_predictor.comm.report import CommReport, communication_report
     from graph_predictor.comm.tuning import TunedWorkload, tune_workload
     from graph_predictor.prediction.predictor import Baseline
@@ -32,7 +31,6 @@ _HOMES = {
     "Opportunity": "graph_predictor.reports.opportunities",
     "Path": "graph_predictor.simulation.critical_path",
     "Prediction": "graph_predictor.prediction.result",
-    "PricedJob": "graph_predictor.comm.pricing",
     "Program": "graph_predictor.simulation.program",
     "Replay": "graph_predictor.prediction.replay",
     "ReplayedStep": "graph_predictor.prediction.replay",
@@ -45,7 +43,6 @@ _HOMES = {
     "critical_path": "graph_predictor.simulation.critical_path",
     "opportunities": "graph_predictor.reports.opportunities",
     "predict": "graph_predictor.synthesis.baseline",
-    "price_collectives": "graph_predictor.comm.pricing",
     "replay": "graph_predictor.prediction.replay",
     "retraced": "graph_predictor.synthesis.baseline",
     "simulate": "graph_predictor.simulation.engine",
@@ -55,8 +52,8 @@ _HOMES = {
 
 __all__ = [
     "Baseline", "Bound", "Breakdown", "Built", "CommReport", "Opportunities", "Opportunity", "Path", "Prediction",
-    "PricedJob", "Program", "Replay", "ReplayedStep", "Simulated", "TunedWorkload", "baseline_of", "breakdown",
-    "build_program", "communication_report", "critical_path", "opportunities", "predict", "price_collectives", "replay",
+    "Program", "Replay", "ReplayedStep", "Simulated", "TunedWorkload", "baseline_of", "breakdown",
+    "build_program", "communication_report", "critical_path", "opportunities", "predict", "replay",
     "retraced", "simulate", "tune_workload", "write_timeline",
 ]
 

@@ -56,8 +56,19 @@ def predict(
 ) -> None:
     """Predict the time of one collective, with its breakdown."""
     with one_sentence(debug):
+        from dataclasses import replace
+
         from graph_predictor.comm.units import bytes_text, parse_ranks
-        from kernel_models.collectives import CollectiveBatch, CommError, bus_factor, collective_kind
+        from kernel_models.collectives import (
+            CollectiveBatch,
+            CollectiveCall,
+            CollectiveModel,
+            CommError,
+            bus_factor,
+            collective_kind,
+            price_calls,
+        )
+        from kernel_models.collectives.call import dtype_name
         from kernel_models.collectives.datasheet import DatasheetModel, algorithm_label
         from kernel_models.collectives.formulas import RankGroup, lines
         from kernel_models.collectives.nccl_constants import Algorithm
@@ -77,21 +88,22 @@ def predict(
         if dtype is None:
             measured = model.measured_dtypes(kind, backend)
             dtype = measured[0] if len(measured) == 1 else "bfloat16"
-        batch = CollectiveBatch.of(kind, payload, placement, dtype)
+        call = CollectiveCall(kind, payload, placement, dtype_name(dtype))
+        on = CollectiveModel(where, model, backend)
         if algorithm is not None:
             names = {a.label: a for a in Algorithm}
             if algorithm.lower() not in names:
                 raise CommError(f"{algorithm!r} is no algorithm; it is one of {', '.join(names)}.")
-            times = DatasheetModel(where, names[algorithm.lower()]).predict(batch)
+            times = DatasheetModel(where, names[algorithm.lower()]).predict(CollectiveBatch.from_calls([call]))
             if times.level[0] == int(Level.UNKNOWN):
                 raise CommError(f"A {kind.label} of this group cannot be done by {algorithm}; leave --algorithm out.")
         else:
-            times = model.predict(batch, backend, on=where)
+            times = price_calls([call], on)
         if sharing > 1:
             from kernel_models.collectives.contention import shared_times
 
-            tiny = CollectiveBatch.of(kind, min(payload, 1.0), placement, dtype)
-            times = shared_times(times, model.predict(tiny, backend, on=where), sharing)
+            tiny = replace(call, payload_bytes=min(payload, 1.0))
+            times = shared_times(times, price_calls([tiny], on), sharing)
         time_us = float(times.time_us[0])
         level = Level(int(times.level[0]))
         nothing = level is Level.NOTHING_TO_DO

@@ -57,10 +57,10 @@ def plan(
     with one_sentence(debug):
         from dataclasses import replace
 
-        from graph_predictor.comm.collective_times import CollectiveModel, topology_of
         from graph_predictor.parallel.estimate import Rates
         from graph_predictor.parallel.pieces import LayerPieces
         from graph_predictor.parallel.search import price_plan, search
+        from kernel_models.collectives import CollectiveModel, topology_of
         from kernel_models.device_choice import find_device
 
         _check_finite(price, "--price", "the price of one GPU and hour")

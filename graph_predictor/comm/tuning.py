@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from graph_predictor.comm.pricing import RecordedCollective, find_collectives
+from graph_predictor.comm.recorded_calls import RecordedCollective, find_collectives, with_transfers
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.critical_path import step_items
 from graph_predictor.simulation.engine import simulate
@@ -94,11 +94,7 @@ def _other_devices(built: Built, on: Topology) -> list[str]:
 
 
 def _mean_step(built: Built, collectives: list[RecordedCollective], time_us: np.ndarray) -> float:
-    duration = built.program.kernel_duration.copy()
-    for collective, value in zip(collectives, time_us.tolist(), strict=True):
-        for position, kernel in collective.members:
-            duration[int(built.program.kernel_ptr[position]) + kernel] = round(value * 1e3)
-    simulated = simulate(built.program.with_durations(duration))
+    simulated = simulate(with_transfers(built, collectives, time_us))
     steps = [float(simulated.item_end[end] - simulated.item_end[begin]) for _, _, begin,
              end in step_items(built.program)]
     return float(np.mean(steps)) if steps else float(simulated.kernel_end.max(initial=0))

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graph_predictor.comm.collective_times import CollectiveModel, topology_of
-from graph_predictor.comm.pricing import RecordedCollective, find_collectives
+from graph_predictor.comm.recorded_calls import RecordedCollective, find_collectives
 from graph_predictor.prediction.scenario import EditError, Scenario
-from kernel_models.collectives import CommTimes, Topology
+from kernel_models.collectives import CollectiveModel, CommTimes, Topology, price_calls, topology_of
 from tracer.graph import KernelKind
 from tracer.parallel_plan import PlanError
 
@@ -57,8 +56,8 @@ class OnTopology:
         factor = np.ones(len(built.program.kernel_item))
         spread = np.zeros(len(factor))
         if found:
-            there = self.model.predict([each.call for each in found])
-            here = old.predict([each.call for each in before])
+            there = price_calls([each.call for each in found], self.model)
+            here = price_calls([each.call for each in before], old)
             same = [a.call == b.call for a, b in zip(found, before, strict=True)]
             if _measured(self.model) or self.model.topology != old.topology or not all(same):
                 _fill(built.program.kernel_ptr, found, here, there, factor, spread)

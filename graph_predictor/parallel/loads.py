@@ -17,10 +17,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graph_predictor.comm.collective_times import CollectiveModel
 from graph_predictor.parallel.decoder import check_decoder_plan
 from graph_predictor.parallel.pieces import LayerPieces, LayerWork, PieceCost
-from kernel_models.collectives import CollectiveCall, CollectiveKind, CommTimes, Placement
+from kernel_models.collectives import (
+    CollectiveCall,
+    CollectiveKind,
+    CollectiveModel,
+    CommTimes,
+    Placement,
+    price_calls,
+)
 from kernel_models.collectives.call import dtype_name
 from tracer.parallel_plan import ParallelPlan, Sharding
 from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
@@ -137,7 +143,7 @@ def loads_of(plan: ParallelPlan, shape: TransformerShape, pieces: LayerPieces, c
     calls = _Calls()
     _within_layers(calls, plan, shape, collectives)
     _of_parameters(calls, plan, shape, collectives)
-    times = collectives.predict(calls.calls)
+    times = price_calls(calls.calls, collectives)
 
     def of(name: object) -> Exchange:
         return calls.exchange(name, times)

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from graph_predictor.comm.collective_times import CollectiveModel
 from graph_predictor.parallel.recorded_ddp import NOTE, spread_recording
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.synthesis.baseline import retraced
+from kernel_models.collectives import CollectiveModel
 from tracer.graph import ExecutionGraph
 from tracer.job import Job
 from tracer.parallel_plan import ParallelPlan, PlanError

@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from graph_predictor.comm.collective_times import CollectiveModel
 from graph_predictor.parallel.decoder import check_decoder_plan
 from graph_predictor.parallel.estimate import Estimate, Rates, estimate
 from graph_predictor.parallel.loads import loads_of
 from graph_predictor.parallel.memory import PlanMemory, memory_of
 from graph_predictor.parallel.pieces import LayerPieces
+from kernel_models.collectives import CollectiveModel
 from tracer.parallel_plan import MOST_TASKS, ParallelPlan, PlanError, Recomputation, Sharding
 from tracer.shape_only.transformer import TransformerShape
 

@@ -41,9 +41,9 @@ from tracer.shape_only.devices import TracedDevice
 from tracer.shape_only.errors import ShapeOnlyError
 
 if TYPE_CHECKING:
-    from graph_predictor.comm.collective_times import CollectiveModel
     from graph_predictor.edits import Edit
     from graph_predictor.prediction.result import Prediction
+    from kernel_models.collectives import CollectiveModel
     from kernel_models.device import DeviceSpec
     from kernel_models.host.overheads import HostOverheads
     from kernel_models.profile import DeviceProfile
@@ -283,7 +283,7 @@ class Study:
 
     def _cluster(self, wanted: Configuration) -> CollectiveModel | None:
         """The cluster that is named; under a plan on another device, that device's usual one."""
-        from graph_predictor.comm.collective_times import CollectiveModel, topology_of
+        from kernel_models.collectives import CollectiveModel, topology_of
 
         if wanted.topology is not None or wanted.comm_profile is not None:
             return self._once("cluster", self._named_cluster, wanted.topology, wanted.comm_profile,
@@ -301,7 +301,7 @@ class Study:
 
     def _named_cluster(self, name: str | None, profile: str | None, backend: str | None) -> CollectiveModel:
         from graph_predictor.comm.clusters import profile_on
-        from graph_predictor.comm.collective_times import CollectiveModel
+        from kernel_models.collectives import CollectiveModel
 
         known, where = profile_on(profile, name, None)
         return CollectiveModel(where, known, backend)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from graph_predictor.comm.recorded_calls import payload_ratios
 from graph_predictor.prediction.memory import PEAK, most_activations, with_sizes
 from graph_predictor.prediction.new_calls import copied_calls, remade_calls
 from graph_predictor.prediction.overheads import computing_operations
@@ -18,7 +19,6 @@ from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.sizes.named_sizes import LEADING, MOST, parse_sets
 from graph_predictor.sizes.scaled_shapes import ScaledShapes
 from graph_predictor.sizes.unrolled import unrolled_size
-from graph_predictor.synthesis.modelled import ring_ns
 from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, calls_of
 from kernel_models.pricing import price
@@ -338,12 +338,12 @@ def _collectives(scenario: Scenario, scaled: list[ScaledShapes]) -> tuple[Float6
     moved = payload_factors(scenario, scaled)
     time = np.ones(len(moved))
     for rank, graph in enumerate(scenario.built.graphs):
-        table, low = graph.collectives, int(program.kernel_ptr[rank])
-        for row in np.flatnonzero(table.kernel >= 0).tolist():
-            kernel = low + int(table.kernel[row])
-            if moved[kernel] != 1:
-                spec = scenario.known_source()
-                time[kernel] = ring_ns(graph, row, spec, moved[kernel]) / ring_ns(graph, row, spec)
+        table = graph.collectives
+        kernels = int(program.kernel_ptr[rank]) + table.kernel
+        rows = np.flatnonzero((table.kernel >= 0) & (moved[np.maximum(kernels, 0)] != 1))
+        if len(rows):
+            own = kernels[rows]
+            time[own] = payload_ratios(graph, rows.tolist(), moved[own].tolist(), scenario.known_source())
     return time, int((moved != 1).sum())
 
 

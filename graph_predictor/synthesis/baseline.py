@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graph_predictor.comm.collective_times import CollectiveModel
 from graph_predictor.prediction.changes import BatchChange, DeviceChange, HostChange, KernelChange, KernelSources
 from graph_predictor.prediction.edit import Edit
 from graph_predictor.prediction.host_spread import RESOLVED
@@ -20,6 +19,7 @@ from graph_predictor.prediction.work import describe_work
 from graph_predictor.simulation.host_pieces import host_pieces
 from graph_predictor.synthesis.retraced import Anchors
 from graph_predictor.synthesis.step import SynthesizedStep, anchored_step, modelled_step
+from kernel_models.collectives import CollectiveModel
 from kernel_models.device import DeviceSpec
 from kernel_models.host.overheads import HostOverheads
 from kernel_models.pricing import Models

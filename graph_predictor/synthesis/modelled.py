@@ -7,20 +7,17 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from graph_predictor.comm.collective_times import CollectiveModel, price_table
+from graph_predictor.comm.recorded_calls import price_table
 from graph_predictor.synthesis.operation_times import COMMUNICATION_STREAM, DeviceWork
+from kernel_models.collectives import CollectiveModel, Level
 from kernel_models.device import DeviceSpec
-from kernel_models.dtypes import itemsize, short_dtype
-from kernel_models.model import Source
 from kernel_models.op_call import Family, OpCall
 from kernel_models.placed import placed_calls
 from kernel_models.pricing import Models, price
-from kernel_models.spreads import RING_COLLECTIVES
 from tracer.graph import NONE, ExecutionGraph, KernelKind
 
-RING_EFFICIENCY = 0.75
-COLLECTIVE_ALPHA_NS = 20_000.0
-"""A collective by a ring over the device's links: the share of the data sheet's rate, and a fixed cost; assumptions."""
+LEAST_US = 1e-3
+"""Of a collective, where its interval is a ratio: those that launch nothing take no time."""
 _COPIES = {("h2d", "pageable"): "Memcpy HtoD (Pageable -> Device)", ("h2d", "pinned"): "Memcpy HtoD (Pinned -> Device)",
            ("d2h", "pageable"): "Memcpy DtoH (Device -> Pageable)", ("d2h", "pinned"): "Memcpy DtoH (Device -> Pinned)"}
 """Names of copies as CUDA reports them: a call waits for those with pageable memory (see ``rank_view``)."""
@@ -72,32 +69,10 @@ def _work(call: OpCall, ns: float, source: int, low: float, high: float) -> Devi
 def collective_works(graph: ExecutionGraph, spec: DeviceSpec, collectives: CollectiveModel | None) -> dict[
         int, DeviceWork]:
     """Device work of each row of the rank's collectives."""
-    table = graph.collectives
-    found = {row: DeviceWork(f"collective: {graph.string(int(table.kind[row]))}", KernelKind.COLLECTIVE,
-                             ring_ns(graph, row, spec), COMMUNICATION_STREAM, collective=row, source=Source.DATASHEET,
-                             low=-RING_COLLECTIVES, high=RING_COLLECTIVES) for row in range(len(table))}
-    if collectives is not None and found:
-        priced = price_table(graph, collectives)
-        for row in np.flatnonzero(priced.known).tolist():
-            work = found[row]
-            work.ns, work.source = float(priced.ns[row]), int(priced.source[row])
-            work.low, work.high = float(priced.low[row]), float(priced.high[row])
-    return found
-
-
-def ring_ns(graph: ExecutionGraph, row: int, spec: DeviceSpec, payload: float = 1.0) -> float:
-    """A collective over one node's links: every byte goes (n-1)/n times, twice for an all-reduce; ``payload`` times as
-    many bytes as the graph says."""
-    table = graph.collectives
-    size = int(table.group_size[row])
-    n = size if size > 0 else max(graph.meta.world_size, 1)
-    bandwidth = max(spec.peer_gbps, spec.host_gbps, 1.0) * RING_EFFICIENCY
-    rounds = 2.0 if graph.string(int(table.kind[row])) == "all_reduce" else 1.0
-    return COLLECTIVE_ALPHA_NS + rounds * (n - 1) / n * payload * collective_bytes(graph, row) / bandwidth
-
-
-def collective_bytes(graph: ExecutionGraph, row: int) -> int:
-    """Bytes of the larger of what a rank gives and gets."""
-    table = graph.collectives
-    elements = max(int(table.elements_in[row]), int(table.elements_out[row]), 0)
-    return elements * itemsize(short_dtype(graph.string(int(table.dtype[row]))) or "fp32")
+    table, times = graph.collectives, price_table(graph, spec, collectives)
+    us = np.maximum(times.time_us, LEAST_US)
+    low, high = (np.log(np.maximum(end, LEAST_US) / us).tolist() for end in (times.low_us, times.high_us))
+    return {row: DeviceWork(f"collective: {graph.string(int(table.kind[row]))}", KernelKind.COLLECTIVE,
+                            float(times.time_us[row] * 1e3), COMMUNICATION_STREAM, collective=row,
+                            source=Level(level).source, low=low[row], high=high[row])
+            for row, level in enumerate(times.level.tolist())}

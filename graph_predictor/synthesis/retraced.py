@@ -217,7 +217,7 @@ class _Rank:
                 continue
             now, before = modelled[row], by_model[was]
             same = _payload(self.graph, row) == _payload(recorded, was)
-            ratio = 1.0 if same else now.ns / max(before.ns, 1e-9)
+            ratio = 1.0 if same or not before.ns else now.ns / before.ns
             size = min(abs(float(np.log(ratio))), 1.0)
             found[row] = replace(
                 now, ns=self._kernel_ns(slot, kernel) * ratio, source=Source.MEASURED if same else Source.ANCHORED,

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.comm.collective_times import CollectiveModel
 from graph_predictor.simulation.program import whole_ns
 from graph_predictor.synthesis.modelled import calls_by_operation, collective_works, modelled_works
 from graph_predictor.synthesis.operation_times import (
@@ -26,6 +25,7 @@ from graph_predictor.synthesis.operation_times import (
 )
 from graph_predictor.synthesis.program import RankTimes, Synthesized, plain_constants, synthesize
 from graph_predictor.synthesis.retraced import Anchors
+from kernel_models.collectives import CollectiveModel
 from kernel_models.device import DeviceSpec, resolve_device
 from kernel_models.host.overheads import ANY, HostOverheads
 from kernel_models.host.segments import Overhead

@@ -11,6 +11,7 @@ from kernel_models.collectives.call import (
     uneven_all_to_all,
 )
 from kernel_models.collectives.measurements import CollectiveMeasurements, make_measurements
+from kernel_models.collectives.price import CollectiveModel, price_calls, topology_of
 from kernel_models.collectives.profile import CommProfile
 from kernel_models.collectives.times import CommTimes, Level
 from kernel_models.collectives.topology import Topology, topology
@@ -20,6 +21,7 @@ __all__ = [
     "CollectiveCall",
     "CollectiveKind",
     "CollectiveMeasurements",
+    "CollectiveModel",
     "CommError",
     "CommProfile",
     "CommTimes",
@@ -29,6 +31,8 @@ __all__ = [
     "bus_factor",
     "collective_kind",
     "make_measurements",
+    "price_calls",
     "topology",
+    "topology_of",
     "uneven_all_to_all",
 ]

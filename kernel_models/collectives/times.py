@@ -25,7 +25,9 @@ class Level(IntEnum):
     """The α–β model with parameters fitted to measurements."""
     DATASHEET = 4
     """The same formulas with published constants only."""
-    UNKNOWN = 5
+    LINKS = 5
+    """No cluster is given: a ring over the links of the device, an assumption."""
+    UNKNOWN = 6
 
     @property
     def label(self) -> str:

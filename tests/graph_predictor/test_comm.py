@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from micro import Micro, read_ranks
 
-from graph_predictor.comm.pricing import find_collectives, price_collectives
+from graph_predictor.comm.recorded_calls import find_collectives, with_transfers
 from graph_predictor.comm.report import communication_report
 from graph_predictor.comm.tuning import tune_workload
 from graph_predictor.comm.units import bytes_text, parse_bytes, parse_ranks
@@ -17,7 +17,16 @@ from graph_predictor.comm.volumes import JobShape, check_volumes, expected_volum
 from graph_predictor.simulation.build import build_program
 from graph_predictor.simulation.critical_path import step_items
 from graph_predictor.simulation.engine import simulate
-from kernel_models.collectives import CollectiveKind, CommError, CommProfile, Placement, make_measurements, topology
+from kernel_models.collectives import (
+    CollectiveKind,
+    CollectiveModel,
+    CommError,
+    CommProfile,
+    Placement,
+    make_measurements,
+    price_calls,
+    topology,
+)
 from kernel_models.collectives.measurements import join
 from kernel_models.collectives.readers.traces import read_matched
 from kernel_models.collectives.tuner import backends_of
@@ -58,9 +67,9 @@ def test_transfer_times_are_replaced_and_waiting_is_not(tmp_path: Path):
     assert found[0].recorded_ns == 40_000 and not found[0].alone
     profile = CommProfile.fit(make_measurements([("all_reduce", "float", Placement((2,)), s, 140.0)
                                                  for s in (1024, 4096, 16384)]), where)
-    priced = price_collectives(built, profile.predict, where)
+    times = price_calls([call], CollectiveModel(where, profile))
     # From the last arrival 140 instead of 40: both steps end 100 later.
-    before, after = simulate(built.program), simulate(priced.program)
+    before, after = simulate(built.program), simulate(with_transfers(built, found, times.time_us))
     longer = [int((after.item_end[end] - after.item_end[begin]) - (before.item_end[end] - before.item_end[begin]))
               for _, _, begin, end in step_items(built.program)]
     assert sorted(longer) == [0, 0, 100_000, 100_000]  # the calibrating steps have no collective
@@ -68,11 +77,12 @@ def test_transfer_times_are_replaced_and_waiting_is_not(tmp_path: Path):
 
 def test_a_rank_alone_is_priced_without_its_wait(tmp_path: Path):
     built = build_program(read_ranks(two_ranks()[:1], tmp_path))
-    priced = price_collectives(built, CommProfile(topology("dgx-v100")).predict, topology("dgx-v100"))
-    assert priced.collectives[0].alone and priced.collectives[0].call.ranks == 2
-    assert "recorded on one rank only" in priced.notes[0]
-    kernel = priced.collectives[0].members[0][1]
-    assert priced.program.kernel_duration[kernel] == round(priced.times.time_us[0] * 1e3) < 40_000
+    (found,), _ = find_collectives(built, topology("dgx-v100"))
+    assert found.alone and found.call.ranks == 2
+    times = price_calls([found.call], CollectiveModel(topology("dgx-v100")))
+    kernel = found.members[0][1]
+    duration = with_transfers(built, [found], times.time_us).kernel_duration[kernel]
+    assert duration == round(times.time_us[0] * 1e3) < 40_000
 
 
 def test_measurements_from_a_recorded_job(tmp_path: Path):
@@ -197,17 +207,19 @@ def test_a_workload_is_tuned_for_each_collective(tmp_path: Path):
 def test_predicted_collectives_of_the_eight_rank_job(real_trace: Callable[[str], Path]):
     built = build_program(read_job(real_trace("dlrm-8xV100-2023")).graphs)
     where = topology("dgx-v100")
-    priced = price_collectives(built, CommProfile(where).predict, where)
-    assert priced.unpriced == 0 and len(priced.collectives) == 8
+    found, unknown = find_collectives(built, where)
+    assert unknown == 0 and len(found) == 8
+    time_us = price_calls([each.call for each in found], CollectiveModel(where)).time_us
+    priced = with_transfers(built, found, time_us)
     grouped = built.program.kernel_group >= 0
-    assert (priced.program.kernel_duration[grouped] != built.program.kernel_duration[grouped]).all()
-    simulated = simulate(priced.program)
+    assert (priced.kernel_duration[grouped] != built.program.kernel_duration[grouped]).all()
+    simulated = simulate(priced)
     errors = [(simulated.item_end[e] - simulated.item_end[b])
               / (built.program.recorded_item_end[e] - built.program.recorded_item_end[b]) - 1
               for _, _, b, e in step_items(built.program)]
     assert np.mean(np.abs(errors)) < 0.05 and np.max(np.abs(errors)) < 0.10
     # Each alone within a factor of two of what was recorded from the last arrival on.
-    ratio = priced.times.time_us * 1e3 / [c.recorded_ns for c in priced.collectives]
+    ratio = time_us * 1e3 / [c.recorded_ns for c in found]
     assert ratio.min() > 0.5 and ratio.max() < 2
 
 

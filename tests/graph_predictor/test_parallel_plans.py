@@ -14,7 +14,6 @@ pytest.importorskip("torch")
 from typer.testing import CliRunner
 
 from graph_predictor.cli import app
-from graph_predictor.comm.collective_times import CollectiveModel
 from graph_predictor.parallel.decoder import check_decoder_plan, decoder_of
 from graph_predictor.parallel.estimate import Rates, estimate
 from graph_predictor.parallel.loads import Loads, loads_of, stage_parameters
@@ -22,7 +21,7 @@ from graph_predictor.parallel.memory import in_flight, memory_of
 from graph_predictor.parallel.pieces import LayerPieces
 from graph_predictor.parallel.schedule import bubble_share, order_of, simulate
 from graph_predictor.parallel.search import candidates, search
-from kernel_models.collectives import topology
+from kernel_models.collectives import CollectiveModel, topology
 from kernel_models.device import device
 from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation, Schedule, Sharding
 from tracer.shape_only.transformer import TransformerShape

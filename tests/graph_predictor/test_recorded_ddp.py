@@ -12,7 +12,6 @@ from said import plain
 from typer.testing import CliRunner
 
 from graph_predictor.cli import app
-from graph_predictor.comm.collective_times import CollectiveModel
 from graph_predictor.edits import (
     Compile,
     CudaGraphs,
@@ -29,7 +28,7 @@ from graph_predictor.parallel.recorded_ddp import NOTE, Gradient, buckets_of, gr
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.synthesis.baseline import baseline_of
-from kernel_models.collectives import topology
+from kernel_models.collectives import CollectiveModel, topology
 from kernel_models.device import device
 from tracer.graph import NONE, ExecutionGraph
 from tracer.job import read_job

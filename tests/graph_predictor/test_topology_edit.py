@@ -10,7 +10,6 @@ from said import plain
 from typer.testing import CliRunner
 
 from graph_predictor.cli import app
-from graph_predictor.comm.collective_times import CollectiveModel
 from graph_predictor.edits import OnTopology
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
@@ -19,10 +18,12 @@ from kernel_models.collectives import (
     CollectiveCall,
     CollectiveKind,
     CollectiveMeasurements,
+    CollectiveModel,
     CommProfile,
     Placement,
     Topology,
     make_measurements,
+    price_calls,
     topology,
 )
 from kernel_models.collectives.measurements import join
@@ -57,7 +58,7 @@ def rank(number: int, world: int) -> Micro:
 def all_reduce_us(where: Topology, world: int) -> float:
     """What the model says of the recorded all-reduce on a cluster."""
     call = CollectiveCall(CollectiveKind.ALL_REDUCE, 4.0 * ELEMENTS, where.first(world), "float32")
-    return float(CollectiveModel(where).predict([call]).time_us[0])
+    return float(price_calls([call], CollectiveModel(where)).time_us[0])
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +135,7 @@ def test_another_backend_is_priced_as_it_was_measured(pair: Baseline) -> None:
 
 @pytest.mark.parametrize(("where", "usual", "other"), [("dgx-a100", "nccl", "gloo"), ("cpu", "gloo", "nccl")])
 def test_a_backend_that_nobody_measured_is_told(where: str, usual: str, other: str) -> None:
-    assert CollectiveModel(topology(where), None, usual).predict([]).time_us.size == 0
+    assert price_calls([], CollectiveModel(topology(where), None, usual)).time_us.size == 0
     with pytest.raises(PlanError, match=f"Nothing is known of {other}'s collectives on {where}.*only {usual}'s"):
         CollectiveModel(topology(where), None, other)
     result = CliRunner().invoke(app, ["predict", str(ROOT / "traces" / "llama-cpu"), "--comm-backend", "gloo"])

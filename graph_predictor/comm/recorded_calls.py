@@ -1,4 +1,4 @@
-"""Predicted instead of recorded transfer times for a job's collectives.
+"""The collectives of graphs as calls that ``kernel_models.collectives.price`` prices.
 
 Waiting is never priced: a rendezvous starts when its last rank arrives, and only the time from there to its end, which
 replay takes from the recording, is replaced by a prediction.
@@ -6,20 +6,28 @@ replay takes from the recording, is replaced by a prediction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.program import Program
-from kernel_models.collectives import CollectiveBatch, CollectiveCall, CommTimes, Topology
+from kernel_models.collectives import (
+    CollectiveCall,
+    CollectiveKind,
+    CollectiveModel,
+    CommTimes,
+    Placement,
+    Topology,
+    price_calls,
+)
 from kernel_models.collectives.readers.traces import element_bytes, kind_of, payload_bytes
-from tracer.arrays import Int64
+from kernel_models.device import DeviceSpec
+from tracer.arrays import Float64, Int64
 from tracer.decode import list_of
 from tracer.graph import NONE, ExecutionGraph, KernelKind
-
-Predict = Callable[[CollectiveBatch], CommTimes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +40,6 @@ class RecordedCollective:
     recorded_ns: int
     alone: bool
     """Only one rank was recorded: its recorded time has waiting in it."""
-
-
-@dataclass(slots=True)
-class PricedJob:
-    """A program with predicted collectives. ``unpriced`` kernels kept their recorded times."""
-
-    program: Program
-    collectives: list[RecordedCollective]
-    times: CommTimes
-    unpriced: int
-    notes: list[str] = field(default_factory=list)
 
 
 def find_collectives(built: Built, on: Topology) -> tuple[list[RecordedCollective], int]:
@@ -72,9 +69,9 @@ def find_collectives(built: Built, on: Topology) -> tuple[list[RecordedCollectiv
 
 
 def recorded_call(graphs: Sequence[ExecutionGraph], row_of: list[dict[int, int]],
-                  members: Sequence[tuple[int, int]], on: Topology) -> CollectiveCall | None:
-    """The call of one collective's kernels, (position of the rank, kernel row) each; ``None`` where nothing tells what
-    it moves."""
+                  members: Sequence[tuple[int, int]], on: Topology | None) -> CollectiveCall | None:
+    """The call of one collective's kernels, (position of the rank, kernel row) each, on a cluster, else on one node;
+    ``None`` where nothing tells what it moves."""
     size, kind, dtype = float("nan"), None, "float32"
     ranks: list[int] = []
     named: list[int] = []
@@ -97,7 +94,9 @@ def recorded_call(graphs: Sequence[ExecutionGraph], row_of: list[dict[int, int]]
         size = value if not size >= value else size
     if kind is None or size != size:
         return None
-    if len(members) < group_size and len(named) == group_size and max(named) < on.gpus:
+    if on is None:
+        placement = Placement((group_size,))
+    elif len(members) < group_size and len(named) == group_size and max(named) < on.gpus:
         placement = on.place(named)
     elif len(members) < group_size:
         placement = on.first(min(group_size, on.gpus))
@@ -114,24 +113,53 @@ def _named_ranks(text: str) -> list[int]:
     return found if len(set(found)) == len(found) else []
 
 
-def price_collectives(built: Built, predict: Predict, on: Topology) -> PricedJob:
-    """Remove the recorded time of every collective kernel whose call is known, and predict it instead.
+def with_transfers(built: Built, collectives: Sequence[RecordedCollective], time_us: npt.ArrayLike) -> Program:
+    """Return the job's program whose collectives' kernels, but for waiting, take other times (µs, one a collective)."""
+    duration: Int64 = built.program.kernel_duration.copy()
+    for collective, value in zip(collectives, np.asarray(time_us, np.float64).tolist(), strict=True):
+        for position, kernel in collective.members:
+            duration[int(built.program.kernel_ptr[position]) + kernel] = round(value * 1e3)
+    return built.program.with_durations(duration)
+
+
+def price_table(graph: ExecutionGraph, spec: DeviceSpec, model: CollectiveModel | None) -> CommTimes:
+    """Price every row of a graph's collectives, recorded or traced by shapes.
 
     Args:
-        built: The job's program.
-        predict: Gives the times of a batch (``CommProfile.predict``, or a mixture of several).
-        on: Where the ranks lie.
+        spec: the graph's device.
+        model: the cluster; without one collectives run over the device's own links. So does always what is of no known
+            kind: its bytes are sent once.
     """
-    collectives, unknown = find_collectives(built, on)
-    times = predict(CollectiveBatch.from_calls([c.call for c in collectives]))
-    duration: Int64 = built.program.kernel_duration.copy()
-    for collective, time_us in zip(collectives, times.time_us.tolist(), strict=True):
-        for position, kernel in collective.members:
-            duration[int(built.program.kernel_ptr[position]) + kernel] = round(time_us * 1e3)
-    notes = []
-    if unknown:
-        notes.append(f"{unknown} collective kernels have no recorded kind or size and keep their recorded times; "
-                     "record with shapes.")
-    if alone := sum(c.alone for c in collectives):
-        notes.append(f"{alone} collectives were recorded on one rank only: what it waited for the others is left out.")
-    return PricedJob(built.program.with_durations(duration), collectives, times, unknown, notes)
+    calls = table_calls(graph, model)
+    known = np.array([call is not None for call in calls], np.bool_)
+    times = CommTimes.empty(len(calls))
+    times.put(known, price_calls([call for call in calls if call is not None], model or spec))
+    unknown = [_of_no_kind(graph, row) for row in np.flatnonzero(~known).tolist()]
+    times.put(~known, price_calls(unknown, spec))
+    return times
+
+
+def payload_ratios(graph: ExecutionGraph, rows: Sequence[int], payload: Sequence[float], spec: DeviceSpec) -> Float64:
+    """Return the price of rows of a graph's collectives with ``payload`` times as many bytes over that with their own.
+
+    The clusters' latencies and rates are those of the device's own links. 1 where nothing tells what is moved.
+    """
+    found = table_calls(graph, None)
+    calls = [found[row] or _of_no_kind(graph, row) for row in rows]
+    more = [replace(call, payload_bytes=call.payload_bytes * times) for call, times in zip(calls, payload, strict=True)]
+    old, new = (price_calls(each, spec).time_us for each in (calls, more))
+    return np.divide(new, old, out=np.ones(len(old)), where=old > 0)
+
+
+def table_calls(graph: ExecutionGraph, model: CollectiveModel | None) -> list[CollectiveCall | None]:
+    """Return the call of every row of a graph's collectives; ``None`` where nothing tells what it moves."""
+    on = None if model is None else model.topology
+    return [recorded_call([graph], [{row: row}], [(0, row)], on) for row in range(len(graph.collectives))]
+
+
+def _of_no_kind(graph: ExecutionGraph, row: int) -> CollectiveCall:
+    """A collective of an unknown kind or size: what is known of its bytes is sent once."""
+    table = graph.collectives
+    dtype, width = element_bytes(graph, table, row)
+    elements = max(int(table.elements_in[row]), int(table.elements_out[row]), 1)
+    return CollectiveCall(CollectiveKind.BROADCAST, float(elements * width), Placement((2,)), dtype)
