@@ -12,7 +12,6 @@ import numpy.typing as npt
 from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.replacement import Bools, Units
 from graph_predictor.prediction.scenario import Scenario
-from graph_predictor.simulation.host_pieces import gaps_before
 from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, calls_of
 from tracer.arrays import Float64, Int64
@@ -125,9 +124,7 @@ def host_weight(scenario: Scenario, chosen: list[Bools], factor: float, before: 
     weight = np.ones(len(pieces))
     for rank in range(len(scenario.built.graphs)):
         rows = np.flatnonzero((pieces.rank == rank) & ~pieces.data)
-        op = pieces.op[rows]
-        weight[rows[(op >= 0) & np.append(chosen[rank], False)[op]]] = factor
-        gaps = rows[op < 0]
-        share = gaps_before(scenario.built, rank, chosen[rank] if before is None else before[rank])
-        weight[gaps] = 1.0 + (factor - 1.0) * share[pieces.item[gaps]]
+        op, following = pieces.op[rows], pieces.following[rows]
+        ahead = np.append(chosen[rank] if before is None else before[rank], False)
+        weight[rows[np.where(op >= 0, np.append(chosen[rank], False)[op], ahead[following])]] = factor
     return weight

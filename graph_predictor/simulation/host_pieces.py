@@ -46,6 +46,7 @@ class HostPieces:
         launch_kind: a ``LaunchKind`` of a call's cost, -1 of work.
         data: host time of loading data.
         fetched: of it, what the training process does in place of worker processes: making samples, collating, copying.
+        start_ns: when it was recorded to begin, ns of the rank's window.
         ns: how long.
     """
 
@@ -57,6 +58,7 @@ class HostPieces:
     launch_kind: Int8
     data: npt.NDArray[np.bool_]
     fetched: npt.NDArray[np.bool_]
+    start_ns: Int64
     ns: Int64
 
     def __len__(self) -> int:
@@ -97,55 +99,17 @@ def _items(built: Built, rank: int) -> tuple[Int64, Int64, Int64]:
     return items, number, begin - built.clock_ns[rank]
 
 
-def gaps_before(built: Built, rank: int, chosen: npt.NDArray[np.bool_]) -> Float64:
-    """Share of the gaps in each item's work (of all ranks' items) that lies before chosen operations of a rank.
-
-    Work between two launches has one gap or none. Where operations launch little, as on a CPU, one piece is the sum of
-    all gaps up to a call, or in a step.
-    """
-    program, graph = built.recorded_program, built.graphs[rank]
-    items, number, begin = _items(built, rank)
-    end = begin + program.item_work[items]
-    found = np.zeros(len(program.item_kind))
-    for thread in np.unique(number).tolist():
-        mine = number == thread
-        time, total, before = _gap_time(graph, thread, int(begin[mine].min()), int(end[mine].max()), chosen)
-        within = [np.interp(end[mine], time, passed) - np.interp(begin[mine], time, passed)
-                  for passed in (total, before)]
-        found[items[mine]] = np.where(within[0] > 0, within[1] / np.maximum(within[0], 1.0), 0.0)
-    return found
-
-
-def _gap_time(graph: ExecutionGraph, thread: int, first: int, last: int,
-              chosen: npt.NDArray[np.bool_]) -> tuple[Float64, Float64, Float64]:
-    """Moments of a thread from ``first`` to ``last``, and the gaps up to each: of all, and of those before a chosen
-    operation of their step."""
-    ops = graph.ops
-    top = top_operations(graph)
-    top = top[ops.thread[top] == thread]
-    top = top[np.argsort(ops.start_ns[top], kind="stable")]
-    begin = np.append(ops.start_ns[top], last)
-    free = np.maximum.accumulate(np.concatenate([[first], ops.start_ns[top] + ops.duration_ns[top]]))
-    begin = np.maximum(begin, free)
-    # What is left of a step after its last operation is no gap before the next step's first one.
-    opened = np.append(np.append(graph.steps.start_ns, first)[ops.step[top]], last)
-    time = np.stack([free, np.clip(opened, free, begin), begin], axis=1).astype(np.float64)
-    passed = np.diff(time, axis=1, prepend=time[:, :1])
-    before = passed * np.append(chosen[top], False)[:, None]
-    before[:, 1] = 0.0
-    return time.reshape(-1), np.cumsum(passed), np.cumsum(before)
-
-
 def _rank_pieces(built: Built, rank: int) -> HostPieces:
     program, graph = built.program, built.graphs[rank]
     items, number, begin = _items(built, rank)
     host = exclusive_time(graph)
-    length = program.item_work[items]
-    found = split(host, number, begin, begin + length)
-    query, op, ns, data, fetched = _loading(graph, found, number, begin, begin + length)
+    end = begin + program.item_work[items]
+    found = split(host, number, begin, end)
     # What is left of a step after its last operation is no gap before the next step's first one.
-    gap = (op < 0) & (program.item_kind[items][query] != ItemKind.STEP_END)
-    following = np.where(gap, _following(graph, number[query], begin[query]), NONE)
+    left = (program.item_kind[items][found.query] == ItemKind.STEP_END) & (found.start_ns + found.ns == end[found.query])
+    following = np.where((found.op < 0) & ~left, _following(graph, number[found.query], found.start_ns), NONE)
+    part, ns, data, fetched = _loading(graph, found, number)
+    query, op, following = found.query[part], found.op[part], following[part]
     calls = np.flatnonzero((program.item_kind[items] == ItemKind.CALL) & (program.item_cost[items] > 0))
     row = program.item_row[items[calls]]
     around = np.append(operation_of(graph), NONE)[graph.launches.op[row]]
@@ -156,6 +120,7 @@ def _rank_pieces(built: Built, rank: int) -> HostPieces:
         op=np.concatenate([op, around]), following=np.concatenate([following, none]),
         launch_kind=np.concatenate([np.full(len(ns), NONE, np.int8), graph.launches.kind[row]]).astype(np.int8),
         data=np.concatenate([data, no]), fetched=np.concatenate([fetched, no]),
+        start_ns=np.concatenate([found.start_ns[part], graph.launches.start_ns[row]]),
         ns=np.concatenate([ns, program.item_cost[items[calls]]]))
 
 
@@ -179,34 +144,32 @@ def top_operations(graph: ExecutionGraph) -> Int64:
     return np.flatnonzero((ops.kind == OpKind.OPERATION) & (above < 0))
 
 
-def _loading(graph: ExecutionGraph, found: HostSplit, thread: Int64, start: Int64, end: Int64) -> tuple[
-        Int64, Int64, Int64, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """(query, op, ns, data, fetched) of the pieces: those of a loader's operations load data, and a gap is cut into
-    what loads data, by the training process or from a worker, and what does not."""
+def _loading(graph: ExecutionGraph, found: HostSplit, thread: Int64) -> tuple[
+        Int64, Int64, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """(row of ``found``, ns, data, fetched) of the pieces: those of a loader's operations load data, and a gap is cut
+    into what loads data, by the training process or from a worker, and what does not."""
     loader, workers = (_under(graph, np.array([name in text for text in graph.strings], np.bool_))
                        for name in (LOADER, WORKERS))
-    inside = found.op >= 0
-    data = inside & np.append(loader, False)[found.op]
+    data = (found.op >= 0) & np.append(loader, False)[found.op]
     fetched = data & ~np.append(workers, False)[found.op]
-    gap = np.flatnonzero(~inside)
-    query = found.query[gap]
+    gap = np.flatnonzero(found.op < 0)
+    query, start, end = thread[found.query[gap]], found.start_ns[gap], (found.start_ns + found.ns)[gap]
     gaps = graph.gaps
     loading = gaps.kind == GapKind.DATA_LOADING
     theirs = loading & _within(gaps.thread, gaps.start_ns, graph, WORKERS)
     of_all, of_workers = (
         HostIntervals.merged(gaps.thread[rows], gaps.start_ns[rows], (gaps.start_ns + gaps.duration_ns)[rows]).within(
-            thread[query], start[query], end[query]) for rows in (loading, theirs))
+            query, start, end) for rows in (loading, theirs))
     in_data = np.minimum(of_all, found.ns[gap])
     in_workers = np.minimum(of_workers, in_data)
     ns = found.ns.copy()
     ns[gap] -= in_data
     no, yes = np.zeros(len(gap), np.bool_), np.ones(len(gap), np.bool_)
-    columns = (np.concatenate([found.query, query, query]), np.concatenate([found.op, found.op[gap], found.op[gap]]),
-               np.concatenate([ns, in_workers, in_data - in_workers]), np.concatenate([data, yes, yes]),
-               np.concatenate([fetched, no, yes]))
-    worked = columns[2] > 0
-    return (columns[0][worked], columns[1][worked], columns[2][worked], columns[3][worked].astype(np.bool_),
-            columns[4][worked].astype(np.bool_))
+    part = np.concatenate([np.arange(len(ns)), gap, gap])
+    ns = np.concatenate([ns, in_workers, in_data - in_workers])
+    data, fetched = np.concatenate([data, yes, yes]), np.concatenate([fetched, no, yes])
+    worked = ns > 0
+    return part[worked], ns[worked], data[worked], fetched[worked]
 
 
 def fetching_operations(graph: ExecutionGraph) -> npt.NDArray[np.bool_]:

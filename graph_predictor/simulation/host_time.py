@@ -66,6 +66,7 @@ class HostSplit:
 
     query: Int64
     op: Int64
+    start_ns: Int64
     ns: Int64
 
 
@@ -111,26 +112,28 @@ def split(host: HostTime, thread: Int64, start: Int64, end: Int64) -> HostSplit:
         The pieces, by query. Those of one query add up to its length exactly.
     """
     thread, start, end = (np.asarray(a, np.int64) for a in (thread, start, end))
-    length = np.maximum(end - start, 0)
-    queries = np.arange(len(length), dtype=np.int64)
-    if not len(host.op) or not len(length):
-        return HostSplit(queries, np.full(len(length), NONE, np.int64), length)
+    end = np.maximum(start, end)
+    queries = np.arange(len(start), dtype=np.int64)
+    if not len(host.op) or not len(start):
+        return HostSplit(queries, np.full(len(start), NONE, np.int64), start, end - start)
     # One sortable number for (thread, time).
     low, high = int(min(host.start_ns.min(), start.min())), int(max(host.end_ns.max(), end.max()))
     span = high - low + 1
     first = np.searchsorted(host.thread * span + host.end_ns - low, thread * span + start - low, side="right")
     last = np.searchsorted(host.thread * span + host.start_ns - low, thread * span + end - low, side="left")
-    count = np.where(length > 0, np.maximum(last - first, 0), 0)
+    count = np.where(end > start, np.maximum(last - first, 0), 0)
     query = np.repeat(queries, count)
-    row = np.arange(len(query)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
-    ns = np.minimum(host.end_ns[row], end[query]) - np.maximum(host.start_ns[row], start[query])
-    covered = np.zeros(len(length), np.int64)
-    np.add.at(covered, query, ns)
-    rest = np.nonzero(length > covered)[0]
+    begins = np.cumsum(count) - count
+    row = np.arange(len(query)) - np.repeat(begins, count) + np.repeat(first, count)
+    inside, until = np.maximum(host.start_ns[row], start[query]), np.minimum(host.end_ns[row], end[query])
+    # Where no operation ran: before each of these parts, and after the last one.
+    free = np.insert(until, begins, start)
+    taken = np.insert(inside, begins + count, end)
+    gap = np.flatnonzero(taken > free)
+    of_gap = np.repeat(queries, count + 1)[gap]
     return HostSplit(
-        np.concatenate([query, rest]), np.concatenate([host.op[row], np.full(len(rest), NONE, np.int64)]),
-        np.concatenate([ns, (length - covered)[rest]]),
-    )
+        np.concatenate([query, of_gap]), np.concatenate([host.op[row], np.full(len(gap), NONE, np.int64)]),
+        np.concatenate([inside, free[gap]]), np.concatenate([until - inside, (taken - free)[gap]]))
 
 
 def waits(program: Program, rank: int, thread_number: list[int], clock_ns: int) -> HostTime:

@@ -109,7 +109,7 @@ def test_totals_add_steps_up_and_json_holds_them(tmp_path: Path) -> None:
     assert set(step["bounds_us"]) == {bound.label for bound in Bound}
     assert [len(step[name]) for name in ("critical_path", "operations", "kernels")] == [2, 2, 1]
     assert step["critical_path"][0] == {"operation": OUTSIDE, "module": None, "bound": "host", "time_us": 235.0,
-                                        "share": 0.5875, "segments": 2}
+                                        "share": 0.5875, "segments": 3}
 
 
 def test_exclusive_time_by_hand(tmp_path: Path) -> None:

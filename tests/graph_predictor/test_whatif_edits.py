@@ -40,7 +40,6 @@ from graph_predictor.edits.recompute import repeated_run
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.rewriting import rewrite
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.simulation.host_pieces import gaps_before
 from graph_predictor.synthesis.baseline import baseline_of, predict
 from kernel_models.device import device
 from kernel_models.families.attention import attention
@@ -437,20 +436,22 @@ def test_what_a_cpus_operation_does_inside_is_no_neighbour_of_the_next_one(tmp_p
         baseline_of(on_cpu(inside=True).read(tmp_path)).predict([FuseElementwise()])
 
 
-def test_gaps_before_chosen_operations_are_told_apart_within_one_long_step(tmp_path: Path) -> None:
-    """Of a CPU's step all gaps are one piece: 100 us before the first, 300 before the second, 300 left at its end."""
+def test_gaps_are_told_apart_within_one_long_step(tmp_path: Path) -> None:
+    """Of a CPU's step, one item of the program: 100 us before the first operation, 300 before the second, and 300 at
+    its end."""
     trace = Micro()
     for n in range(3):
         at = 1000.0 + 1000 * n
         trace.step(at, at + 900, n + 1).op("aten::mm", at + 100, at + 200).op("aten::relu", at + 500, at + 600)
     baseline = baseline_of(trace.read(tmp_path))
     graph, pieces = baseline.built.graphs[0], baseline.pieces
-    named = np.array([graph.string(code) for code in graph.ops.name.tolist()])
-    for name, share in (("aten::mm", 100 / 700), ("aten::relu", 300 / 700), ("none", 0.0)):
-        found = gaps_before(baseline.built, 0, named == name)
-        for row in np.flatnonzero((pieces.op < 0) & (pieces.ns == 700_000)).tolist():
-            assert found[pieces.item[row]] == pytest.approx(share)
-    assert (pieces.ns == 700_000).sum() >= 2
+    gaps = np.flatnonzero((pieces.op < 0) & baseline.cycle.working[pieces.item])
+    found = [(graph.string(int(graph.ops.name[op])) if op >= 0 else "", int(ns), int(start))
+             for op, ns, start in zip(pieces.following[gaps], pieces.ns[gaps], pieces.start_ns[gaps], strict=True)]
+    steps = graph.steps.start_ns[baseline.cycle.row[0]].tolist()
+    assert sorted(found) == sorted(
+        one for at in steps for one in (("aten::mm", 100_000, at), ("aten::relu", 300_000, at + 200_000),
+                                        ("", 300_000, at + 600_000)))
 
 
 def cpu(name: str) -> Job:
