@@ -21,7 +21,7 @@ from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.host_time import HostSplit, exclusive_time, operation_of, split
 from graph_predictor.simulation.program import ItemKind, Program, whole_ns
 from kernel_models.host.segments import HostIntervals
-from tracer.arrays import Float64, Int8, Int32, Int64
+from tracer.arrays import Int8, Int32, Int64
 from tracer.graph import NONE, ExecutionGraph, GapKind, OpKind
 from tracer.trees import within
 
@@ -106,7 +106,8 @@ def _rank_pieces(built: Built, rank: int) -> HostPieces:
     end = begin + program.item_work[items]
     found = split(host, number, begin, end)
     # What is left of a step after its last operation is no gap before the next step's first one.
-    left = (program.item_kind[items][found.query] == ItemKind.STEP_END) & (found.start_ns + found.ns == end[found.query])
+    left = program.item_kind[items][found.query] == ItemKind.STEP_END
+    left &= found.start_ns + found.ns == end[found.query]
     following = np.where((found.op < 0) & ~left, _following(graph, number[found.query], found.start_ns), NONE)
     part, ns, data, fetched = _loading(graph, found, number)
     query, op, following = found.query[part], found.op[part], following[part]

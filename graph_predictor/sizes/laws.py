@@ -122,7 +122,7 @@ class SizeLaws:
         """Operations at the new sizes, of rows of the first capture's ``ops`` that lie in its last repeated step."""
         found = PairedRank([one.scenario for one in self.captures], rank,
                            NumberLaws(self.sizes, {**self.sizes[0], **self.new}))
-        place = {int(op): slot for slot, op in enumerate(found.slots[0].op.tolist())}
+        place = {int(op): row for row, op in enumerate(found.costs[0].op.tolist())}
         return [found.kinds[int(found.kind[place[int(row)]])].new for row in rows]
 
     def operations(self, rank: int = 0) -> list[Operation]:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from graph_predictor.prediction.operation_costs import OperationCosts, every_operation, operation_costs, partners
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.sizes.argument_laws import new_arguments
 from graph_predictor.sizes.number_laws import NoLawError, NumberLaws
-from graph_predictor.sizes.slots import Slots, partners, slots_of
 from kernel_models.operation import Operation
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE
@@ -51,21 +51,21 @@ class PairedRank:
         laws: of numbers, captures in the same order.
 
     Attributes:
-        slots: operations of each capture, see ``Slots``.
-        partner: slot of each capture for every slot of the first, [captures, slots]; -1 for none.
-        kinds, kind: kinds of operations, and that of each slot of the first capture.
+        costs: what the operations of each capture cost, self times.
+        partner: row of each capture for every row of the first, [captures, rows]; -1 for none.
+        kinds, kind: kinds of operations, and that of each row of the first capture.
 
     Raises:
         EditError: the captures run different programs, or sizes follow no law.
     """
 
     def __init__(self, scenarios: list[Scenario], rank: int, laws: NumberLaws) -> None:
-        names: dict[str, int] = {}
         self.rank, self.laws = rank, laws
-        self.slots: list[Slots] = [slots_of(one, rank, names) for one in scenarios]
-        first = self.slots[0]
-        self.partner: Int64 = np.stack(
-            [np.arange(len(first.op)), *(partners(first, other) for other in self.slots[1:])])
+        self.costs: list[OperationCosts] = [
+            operation_costs(one.cycle, one.pieces, rank, every_operation(one.built.graphs[rank]),
+                            operation_of_kernels(one, rank)) for one in scenarios]
+        first = self.costs[0]
+        self.partner: Int64 = np.stack([np.arange(len(first)), *(partners(first, other) for other in self.costs[1:])])
         self._check_alone()
         self.kinds: list[Kind] = []
         self.kind: Int64 = self._find_kinds()
@@ -73,16 +73,16 @@ class PairedRank:
 
     @property
     def paired(self) -> npt.NDArray[np.bool_]:
-        """Slots of the first capture that every other one has."""
+        """Rows of the first capture that every other one has."""
         return np.asarray((self.partner >= 0).all(axis=0), np.bool_)
 
     def _check_alone(self) -> None:
-        for number, slots in enumerate(self.slots):
+        for number, costs in enumerate(self.costs):
             alone = self._alone(number)
-            time = _least_ns(slots)
+            time = _least_ns(costs)
             share = float(time[alone].sum()) / max(float(time.sum()), 1.0)
             if share > MOST_ALONE:
-                others = [self._worst(other) for other in range(len(self.slots))
+                others = [self._worst(other) for other in range(len(self.costs))
                           if other != number and self._alone(other).any()]
                 nor = f", nor has {others[0]}" if others else ""
                 raise EditError(
@@ -92,34 +92,34 @@ class PairedRank:
                     "sizes on one side of that.")
 
     def _alone(self, number: int) -> npt.NDArray[np.bool_]:
-        """Slots of a capture that another one does not have."""
+        """Rows of a capture that another one does not have."""
         if number == 0:
             return ~self.paired
-        return np.asarray(~np.isin(np.arange(len(self.slots[number].op)), self.partner[number]), np.bool_)
+        return np.asarray(~np.isin(np.arange(len(self.costs[number])), self.partner[number]), np.bool_)
 
     def _worst(self, number: int) -> str:
         """The operation that takes longest of those that another capture does not have, and the capture's sizes."""
-        slots, alone = self.slots[number], np.flatnonzero(self._alone(number))
-        worst = int(alone[np.argmax(_least_ns(slots)[alone])])
+        costs, alone = self.costs[number], np.flatnonzero(self._alone(number))
+        worst = int(alone[np.argmax(_least_ns(costs)[alone])])
         sizes = ", ".join(f"{name}={size}" for name, size in self.laws.sizes[number].items())
-        return f"{slots.graph.string(int(slots.graph.ops.name[slots.op[worst]]))} of the one at {sizes}"
+        return f"{costs.graph.string(int(costs.graph.ops.name[costs.op[worst]]))} of the one at {sizes}"
 
     def _find_kinds(self) -> Int64:
         columns: list[Int64] = []
-        for slots, partner in zip(self.slots, self.partner, strict=True):
-            rows = np.append(slots.op, NONE)[partner]
-            table = slots.graph.ops
+        for costs, partner in zip(self.costs, self.partner, strict=True):
+            rows = np.append(costs.op, NONE)[partner]
+            table = costs.graph.ops
             columns += [np.where(rows >= 0, np.append(column, NONE)[rows], NO_PARTNER) for column in (
                 table.name, table.shapes, table.dtypes, table.strides, table.scalars)]
         _, example, kind = np.unique(np.stack(columns), axis=1, return_index=True, return_inverse=True)
-        self.kinds = [self._kind(int(slot)) for slot in example]
+        self.kinds = [self._kind(int(row)) for row in example]
         return kind.reshape(-1).astype(np.int64)
 
-    def _kind(self, slot: int) -> Kind:
-        recorded = tuple(Operation.from_graph(slots.graph, int(slots.op[at]))
-                         for slots, at in zip(self.slots, self.partner[:, slot].tolist(), strict=True) if at >= 0)
+    def _kind(self, row: int) -> Kind:
+        recorded = tuple(Operation.from_graph(costs.graph, int(costs.op[at]))
+                         for costs, at in zip(self.costs, self.partner[:, row].tolist(), strict=True) if at >= 0)
         own = recorded[0]
-        if len(recorded) < len(self.slots):
+        if len(recorded) < len(self.costs):
             return Kind(own.name, recorded, own)
         try:
             new = new_arguments(self.laws, own.name, [one.arguments for one in recorded])
@@ -130,7 +130,7 @@ class PairedRank:
     def _check_lawless(self) -> None:
         """Operations without a law have no partners; too many are refused, with the one that takes longest."""
         lawless = np.array([bool(kind.lawless) for kind in self.kinds], np.bool_)[self.kind]
-        time = _least_ns(self.slots[0])
+        time = _least_ns(self.costs[0])
         if time[lawless].sum() > MOST_ALONE * max(float(time.sum()), 1.0):
             worst = self.kinds[self.kind[int(np.flatnonzero(lawless)[np.argmax(time[lawless])])]]
             raise EditError(f"The sizes of {worst.name} differ between the captures in a way that was not understood: "
@@ -138,19 +138,27 @@ class PairedRank:
                             "operations; trace the program again (--code), or scale one capture (leave --also out).")
         self.partner[1:, lawless] = NONE
 
-    def collective(self, slot: int) -> tuple[int, ...] | None:
-        """Elements of a slot's collective in every capture; ``None`` where it is none."""
+    def collective(self, row: int) -> tuple[int, ...] | None:
+        """Elements of an operation's collective in every capture; ``None`` where it is none."""
         found = []
-        for slots, at in zip(self.slots, self.partner[:, slot].tolist(), strict=True):
-            table = slots.graph.collectives
-            rows = np.flatnonzero(table.op == slots.op[at]).tolist() if at >= 0 else []
+        for costs, at in zip(self.costs, self.partner[:, row].tolist(), strict=True):
+            table = costs.graph.collectives
+            rows = np.flatnonzero(table.op == costs.op[at]).tolist() if at >= 0 else []
             if not rows:
                 return None
             found.append(max(int(table.elements_in[rows[0]]), int(table.elements_out[rows[0]]), 0))
         return tuple(found)
 
 
-def _least_ns(slots: Slots) -> Float64:
-    """Time of every slot in the step in which it was quickest: a pause that falls into a step is no work."""
-    found: Float64 = (slots.own + slots.device).min(axis=0)
+def operation_of_kernels(scenario: Scenario, rank: int) -> Int64:
+    """Operation that each kernel of a rank is priced with (the nearest with sizes); of collectives their own."""
+    work, program = scenario.work, scenario.built.program
+    piece = work.piece[int(program.kernel_ptr[rank]):int(program.kernel_ptr[rank + 1])]
+    own = scenario.built.graphs[rank].kernels.op.astype(np.int64)
+    return np.where(piece >= 0, np.append(work.op, NONE)[piece], own)
+
+
+def _least_ns(costs: OperationCosts) -> Float64:
+    """Time of every operation in the step in which it was quickest: a pause that falls into a step is no work."""
+    found: Float64 = (costs.inside + costs.device).min(axis=0)
     return found

@@ -16,8 +16,7 @@ from graph_predictor.prediction.new_calls import copied_calls, remade_calls
 from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.sizes.number_laws import NoLawError, NumberLaws
-from graph_predictor.sizes.size_kinds import Kind, PairedRank
-from graph_predictor.sizes.slots import operation_of_kernels
+from graph_predictor.sizes.size_kinds import Kind, PairedRank, operation_of_kernels
 from graph_predictor.sizes.time_laws import OF_HOST, OF_KERNELS, Doubt, Trend, noise_of
 from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, calls_of
@@ -91,9 +90,9 @@ def _shown(sizes: Mapping[str, int], names: list[str]) -> str:
 
 def _work_of(scenario: Scenario, rank: PairedRank) -> _Work:
     """Return what the models say of every kind's work; where they know nothing, the elements of its arguments."""
-    captures = len(rank.slots)
+    captures = len(rank.costs)
     counts = np.bincount(rank.kind, minlength=len(rank.kinds))
-    first = {int(k): int(slot) for slot, k in reversed(list(enumerate(rank.kind.tolist())))}
+    first = {int(k): int(row) for row, k in reversed(list(enumerate(rank.kind.tolist())))}
     flat: list[OpCall] = []
     spans: list[list[tuple[int, int]]] = []
     every: list[list[tuple[OpCall, ...]]] = []
@@ -138,7 +137,7 @@ def _elements(operation: Operation) -> float:
 
 def _total(rank: PairedRank, work: _Work) -> Float64:
     """Work of a step in every capture and at the new size: measured time of the first × growth by the models."""
-    time = rank.slots[0].own.mean(axis=0) + rank.slots[0].device.mean(axis=0)
+    time = rank.costs[0].inside.mean(axis=0) + rank.costs[0].device.mean(axis=0)
     by_kind = np.bincount(rank.kind, weights=time, minlength=len(rank.kinds))
     found: Float64 = (by_kind[:, None] * np.exp(work.log - work.log[:, :1])).sum(axis=0)
     return found
@@ -177,49 +176,40 @@ def _times(mean: Float64, noise: Float64, log_work: Float64, slope: Float64, dou
 def _host(scenario: Scenario, rank: PairedRank, work: _Work, log_total: Float64, on_cpu: bool,
           at_new: Float64) -> None:
     """Put the times of a rank's host pieces at the new size, by their laws, into ``at_new``."""
-    first, kinds = rank.slots[0], len(rank.kinds)
+    first, kinds = rank.costs[0], len(rank.kinds)
     overall = np.broadcast_to(log_total, (kinds, len(log_total)))
     computes = np.zeros(kinds, np.bool_)
     if on_cpu:
         computes[rank.kind[computing_operations(first.graph)[first.op]]] = True
-    inside = _times(*_means([s.own for s in rank.slots], rank.partner, rank.kind, kinds, OF_HOST),
-                    np.where(computes[:, None], work.log, overall), computes.astype(np.float64), OF_HOST)
-    before = _times(*_means([s.gap[:, :-1] for s in rank.slots], rank.partner, rank.kind, kinds, OF_HOST), overall,
-                    np.zeros(kinds), OF_HOST)
-    tails = np.array([[float(np.median(s.gap[:, -1])) for s in rank.slots]])
-    after = _times(tails, np.full_like(tails, ONE_EVENT), log_total[None, :], np.zeros(1), OF_HOST)
-    pieces = scenario.pieces
-    mine = np.flatnonzero((pieces.rank == rank.rank) & scenario.cycle.working[pieces.item] & ~pieces.fetched)
-    slot_of = np.append(first.slot_of_op, NONE)
-    for rows, op, table, times in (
-            (mine[pieces.op[mine] >= 0], pieces.op, first.own, inside),
-            (mine[(pieces.op[mine] < 0) & (pieces.following[mine] >= 0)], pieces.following, first.gap, before)):
-        slot = slot_of[op[rows]]
-        paired = (slot >= 0) & np.append(rank.paired, False)[slot]
-        kind = rank.kind[slot[paired]]
-        recorded = np.bincount(rank.kind, weights=table[:, :len(rank.kind)].mean(axis=0), minlength=kinds)
-        expected = times[-1] * np.bincount(rank.kind, minlength=kinds)
-        ratio = np.where(recorded > 0, expected / np.maximum(recorded, 1e-9), 1.0)
-        at_new[rows[paired]] *= ratio[kind]
-    tail = mine[(pieces.op[mine] < 0) & (pieces.following[mine] < 0)]
-    recorded_tail = float(first.gap[:, -1].mean())
-    if recorded_tail > 0:
-        at_new[tail] *= float(after[-1, 0]) / recorded_tail
+    inside = _ratios(rank, [one.inside for one in rank.costs],
+                     np.where(computes[:, None], work.log, overall), computes.astype(np.float64), OF_HOST)
+    before = _ratios(rank, [one.before[:, :-1] for one in rank.costs], overall, np.zeros(kinds), OF_HOST)
+    tails = np.array([[float(np.median(one.before[:, -1])) for one in rank.costs]])
+    tail = _times(tails, np.full_like(tails, ONE_EVENT), log_total[None, :], np.zeros(1), OF_HOST)[-1, 0]
+    recorded_tail = float(first.before[:, -1].mean())
+    at_new *= first.by_piece(
+        scenario.pieces, np.where(rank.paired, inside[rank.kind], 1.0),
+        np.append(np.where(rank.paired, before[rank.kind], 1.0), tail / recorded_tail if recorded_tail > 0 else 1.0),
+        1.0, 1.0)
+
+
+def _ratios(rank: PairedRank, tables: list[Float64], log_work: Float64, slope: Float64, doubt: Doubt) -> Float64:
+    """Time at the new size over the recorded one of every kind, from tables of the captures, [steps, rows]."""
+    kinds = len(rank.kinds)
+    times = _times(*_means(tables, rank.partner, rank.kind, kinds, doubt), log_work, slope, doubt)
+    recorded = np.bincount(rank.kind, weights=tables[0].mean(axis=0), minlength=kinds)
+    expected = times[-1] * np.bincount(rank.kind, minlength=kinds)
+    return np.where(recorded > 0, expected / np.maximum(recorded, 1e-9), 1.0)
 
 
 def _device(scenario: Scenario, rank: PairedRank, work: _Work, factor: Float64,
             calls: dict[int, tuple[OpCall, ...]]) -> None:
     """Factor of every kernel of a rank beyond the ratio of its calls, and the new calls of its pieces."""
-    first, kinds = rank.slots[0], len(rank.kinds)
-    times = _times(*_means([s.device for s in rank.slots], rank.partner, rank.kind, kinds, OF_KERNELS), work.log,
-                   np.ones(kinds), OF_KERNELS)
-    recorded = np.bincount(rank.kind, weights=first.device.mean(axis=0), minlength=kinds)
-    expected = times[-1] * np.bincount(rank.kind, minlength=kinds)
-    ratio = np.where(recorded > 0, expected / np.maximum(recorded, 1e-9), 1.0)
+    ratio = _ratios(rank, [one.device for one in rank.costs], work.log, np.ones(len(rank.kinds)), OF_KERNELS)
     program, of = scenario.built.program, scenario.work
     low, high = int(program.kernel_ptr[rank.rank]), int(program.kernel_ptr[rank.rank + 1])
-    slot = np.append(first.slot_of_op, NONE)[operation_of_kernels(scenario, rank.rank)]
-    kind = np.where(slot >= 0, rank.kind[np.maximum(slot, 0)], NONE)
+    row = np.append(rank.costs[0].of_op, NONE)[operation_of_kernels(scenario, rank.rank)]
+    kind = np.where(row >= 0, rank.kind[np.maximum(row, 0)], NONE)
     rows = low + np.arange(high - low)
     factor[rows[kind >= 0]] = ratio[kind[kind >= 0]]
     piece = of.piece[low:high]

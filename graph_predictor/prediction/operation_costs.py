@@ -1,0 +1,227 @@
+"""What the operations of a recorded step cost: the one table that other sizes, steps traced by shapes and another host
+take their times from.
+
+::
+
+    recorded   |---- aten::linear ----|             |- aten::relu -|
+                |t| |-- aten::addmm --|
+    rows        t        addmm                           relu           here: the operations a trace by shapes has
+    host       [b]t[ b ][    addmm    ][     before     ][  relu   ]    time in each, and before it
+
+Which operations have a row is the caller's: every one (its self time), the outermost ones, or the outermost of some
+names. Host time that is in no row lies before the next one to begin. Waiting is in none, nor is loading a batch in the
+training process, which has a law of its own (``fetching``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from graph_predictor.prediction.fetching import fetched_ns
+from graph_predictor.prediction.overheads import computing_operations
+from graph_predictor.prediction.repeat import Cycle
+from graph_predictor.simulation.host_pieces import HostPieces, fetching_operations, top_operations
+from tracer.alignment import align
+from tracer.arrays import Float64, Int64
+from tracer.graph import NONE, ExecutionGraph, OpKind
+from tracer.trees import nearest
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class OperationCosts:
+    """The last repeated step of one rank, a row an operation in the order they began; ns.
+
+    An operation of another repeated step belongs to the row of the same place. The last column of ``before`` is the
+    time after the last operation.
+
+    Attributes:
+        graph: the rank's.
+        op: row of ``graph.ops`` of each.
+        of_op: for every row of ``graph.ops`` the row of this table that it lies in; -1 for none.
+        before: host time before each and outside of any row, [steps, rows + 1].
+        inside: host time in each, with that of its calls, [steps, rows].
+        compute: of ``inside``, a CPU's own computation, [steps, rows].
+        device: time of its kernels, [steps, rows].
+        fetch: a step's loading of its batch in the training process.
+        piece, row, within: which pieces of the rank's host time lie in the table: the row of each (the number of rows:
+            after the last one), and whether in it or before it.
+    """
+
+    graph: ExecutionGraph
+    op: Int64
+    of_op: Int64
+    before: Float64
+    inside: Float64
+    compute: Float64
+    device: Float64
+    fetch: float
+    piece: Int64
+    row: Int64
+    within: Bools
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+    def by_piece(self, pieces: HostPieces, inside: Float64, before: Float64, fetch: float, other: float) -> Float64:
+        """Values of the rank's pieces of host time, [pieces of all ranks]; ``other`` of those that belong to no row.
+
+        Args:
+            pieces: the table is made of them.
+            inside: of what lies in each row, [rows].
+            before: of what lies before each, and after the last one, [rows + 1].
+            fetch: of loading batches.
+            other: of the rest.
+        """
+        found: Float64 = np.where(pieces.fetched, fetch, other)
+        found[self.piece] = np.where(self.within, np.append(inside, other)[self.row], before[self.row])
+        return found
+
+
+def every_operation(graph: ExecutionGraph) -> Int64:
+    """For every row of ``ops`` the row itself, if it is an operation; -1 else."""
+    ops = graph.ops
+    return np.where(_counted(graph), np.arange(len(ops)), NONE)
+
+
+def outermost_operations(graph: ExecutionGraph) -> Int64:
+    """For every row of ``ops`` the outermost operation it lies in; -1 for none."""
+    top = np.zeros(len(graph.ops), np.bool_)
+    top[top_operations(graph)] = True
+    return nearest(graph.ops.parent, top & _counted(graph), np.arange(len(graph.ops)))
+
+
+def operations_named(graph: ExecutionGraph, names: Iterable[str]) -> Int64:
+    """For every row of ``ops`` the outermost operation of these names that it lies in; -1 for none."""
+    ops = graph.ops
+    wanted = frozenset(names)
+    known = np.array([*(text in wanted for text in graph.strings), False], np.bool_)[ops.name] & _counted(graph)
+    parent = ops.parent.astype(np.int64)
+    # An operation that calls itself is an overload made of another one, which is what a trace shows.
+    doubled = np.flatnonzero(known & (parent >= 0))
+    doubled = doubled[known[parent[doubled]] & (ops.name[doubled] == ops.name[parent[doubled]])]
+    known[parent[doubled]] = False
+    owner = np.where(known, np.arange(len(ops)), NONE)
+    # Level by level: the outermost one counts, so that what a parent belongs to goes before.
+    above = parent.copy()
+    while (inside := above >= 0).any():
+        found = inside & known[np.maximum(above, 0)]
+        owner[found] = above[found]
+        above = np.where(inside, parent[np.maximum(above, 0)], NONE)
+    return owner.astype(np.int64)
+
+
+def operation_costs(cycle: Cycle, pieces: HostPieces, rank: int, owner: Int64, kernel_op: Int64 | None = None) -> \
+        OperationCosts:
+    """Make the table of one rank.
+
+    Args:
+        cycle: the repeated steps.
+        pieces: the job's host time.
+        rank: position in the job.
+        owner: for every row of ``ops`` the operation with a row of its own that it lies in; -1 for none.
+        kernel_op: operation of each of the rank's kernels; by default the one that launched it.
+    """
+    graph, program = cycle.built.graphs[rank], cycle.built.program
+    ops, steps = graph.ops, cycle.steps
+    spans = step_spans(cycle, rank)
+    rows = [rows_within(graph, owner, *span) for span in spans]
+    reference = rows[-1]
+    size = len(reference)
+    places = [_partners((graph, one), (graph, reference)) for one in rows]
+    of_owner = np.full(len(ops) + 1, NONE, np.int64)
+    for one, place in zip(rows, places, strict=True):
+        of_owner[one] = place
+    of_op = np.append(of_owner[owner], NONE)
+    begins = np.array([begin for begin, _ in spans], np.int64)
+
+    piece = np.flatnonzero((pieces.rank == rank) & cycle.working[pieces.item] & ~pieces.fetched)
+    start, op = pieces.start_ns[piece], pieces.op[piece]
+    step = np.clip(np.searchsorted(begins, start, side="right") - 1, 0, steps - 1)
+    row = of_op[op]
+    within = np.append(owner, NONE)[op] >= 0
+    for number, (one, place) in enumerate(zip(rows, places, strict=True)):
+        mine = ~within & (step == number)
+        row[mine] = np.append(place, size)[np.searchsorted(ops.start_ns[one], start[mine], side="left")]
+    kept = row >= 0
+    piece, step, row, within = piece[kept], step[kept], row[kept], within[kept]
+
+    def table(chosen: Bools | Int64, width: int) -> Float64:
+        sums = np.bincount(step[chosen] * width + row[chosen], weights=pieces.ns[piece[chosen]],
+                           minlength=steps * width)
+        return np.asarray(sums.reshape(steps, width), np.float64)
+
+    compute: Float64 = np.zeros((steps, size))
+    if graph.computes_on_host:
+        compute = table(within & ~pieces.is_cost[piece] & np.append(computing_operations(graph), False)[
+            pieces.op[piece]], size)
+    low, high = int(program.kernel_ptr[rank]), int(program.kernel_ptr[rank + 1])
+    of_kernel = of_op[graph.kernels.op if kernel_op is None else kernel_op]
+    launched = np.append(ops.start_ns, 0)[graph.kernels.op if kernel_op is None else kernel_op]
+    at = np.clip(np.searchsorted(begins, launched, side="right") - 1, 0, steps - 1)
+    mine = (of_kernel >= 0) & cycle.kernel[low:high]
+    device: Float64 = np.bincount(at[mine] * size + of_kernel[mine], weights=program.kernel_duration[low:high][mine],
+                         minlength=steps * size).astype(np.float64)
+    return OperationCosts(graph, reference, of_op[:-1], table(~within, size + 1), table(within, size), compute,
+                          device.reshape(steps, size), float(fetched_ns(cycle, pieces)[rank]), piece, row, within)
+
+
+def step_spans(cycle: Cycle, rank: int) -> list[tuple[int, int]]:
+    """Begin and end of a rank's repeated steps, ns of its window."""
+    steps = cycle.built.graphs[rank].steps
+    return [(int(steps.start_ns[row]), int(steps.start_ns[row] + steps.duration_ns[row]))
+            for row in cycle.row[rank].tolist()]
+
+
+def rows_within(graph: ExecutionGraph, owner: Int64, begin: int, end: int) -> Int64:
+    """The operations with a row of their own that begin in a step, in the order they began."""
+    ops = graph.ops
+    rows = np.flatnonzero((ops.start_ns >= begin) & (ops.start_ns < end) & (owner == np.arange(len(ops))))
+    found: Int64 = rows[np.lexsort((rows, ops.start_ns[rows]))]
+    return found
+
+
+def partners(mine: OperationCosts, theirs: OperationCosts) -> Int64:
+    """The other table's row of each of mine, -1 where it has none: both in program order, thread after thread."""
+    return _partners((mine.graph, mine.op), (theirs.graph, theirs.op))
+
+
+def numbered_names(graph: ExecutionGraph, op: Int64, numbers: dict[str, int]) -> Int64:
+    """The number of each operation's name; ``numbers`` numbers those of several graphs alike."""
+    codes = graph.ops.name[op]
+    known = {code: numbers.setdefault(graph.string(code), len(numbers)) for code in np.unique(codes).tolist()}
+    return np.array([known[code] for code in codes.tolist()], np.int64)
+
+
+def _partners(mine: tuple[ExecutionGraph, Int64], theirs: tuple[ExecutionGraph, Int64]) -> Int64:
+    numbers: dict[str, int] = {}
+    (one, left), (other, right) = ((numbered_names(graph, op, numbers), _by_thread(graph, op))
+                                   for graph, op in (mine, theirs))
+    one, other = one[left], other[right]
+    found: Int64 = np.full(len(one), NONE, np.int64)
+    if np.array_equal(one, other):
+        found = np.arange(len(one))
+    elif len(one) and len(other):
+        found = align(one, other, np.full(len(one), NONE, np.int64), np.full(len(other), NONE, np.int64))
+    partner = np.full(len(one), NONE, np.int64)
+    partner[left] = np.where(found >= 0, right[found] if len(right) else NONE, NONE)
+    return partner
+
+
+def _by_thread(graph: ExecutionGraph, op: Int64) -> Int64:
+    """Operations thread after thread, threads in order of their first one."""
+    _, first, thread = np.unique(graph.ops.thread[op], return_index=True, return_inverse=True)
+    return np.lexsort((np.arange(len(op)), first[thread.reshape(-1)]))
+
+
+def _counted(graph: ExecutionGraph) -> Bools:
+    return (graph.ops.kind == OpKind.OPERATION) & ~fetching_operations(graph)
+
+
+__all__ = ["OperationCosts", "every_operation", "numbered_names", "operation_costs", "operations_named",
+           "outermost_operations", "partners"]
