@@ -183,14 +183,12 @@ def _host(scenario: Scenario, rank: PairedRank, work: _Work, log_total: Float64,
         computes[rank.kind[computing_operations(first.graph)[first.op]]] = True
     inside = _ratios(rank, [one.inside for one in rank.costs],
                      np.where(computes[:, None], work.log, overall), computes.astype(np.float64), OF_HOST)
-    before = _ratios(rank, [one.before[:, :-1] for one in rank.costs], overall, np.zeros(kinds), OF_HOST)
-    tails = np.array([[float(np.median(one.before[:, -1])) for one in rank.costs]])
-    tail = _times(tails, np.full_like(tails, ONE_EVENT), log_total[None, :], np.zeros(1), OF_HOST)[-1, 0]
-    recorded_tail = float(first.before[:, -1].mean())
-    at_new *= first.by_piece(
-        scenario.pieces, np.where(rank.paired, inside[rank.kind], 1.0),
-        np.append(np.where(rank.paired, before[rank.kind], 1.0), tail / recorded_tail if recorded_tail > 0 else 1.0),
-        1.0, 1.0)
+    # Between operations lie many short times and few pauses: their sum is told, not where a pause falls.
+    between = np.array([[float(one.before.sum(axis=1).mean()) for one in rank.costs]])
+    expected = _times(between, np.full_like(between, ONE_EVENT), log_total[None, :], np.zeros(1), OF_HOST)[-1, 0]
+    recorded = float(between[0, 0])
+    before = np.full(len(first) + 1, expected / recorded if recorded > 0 else 1.0)
+    at_new *= first.by_piece(scenario.pieces, np.where(rank.paired, inside[rank.kind], 1.0), before, 1.0, 1.0)
 
 
 def _ratios(rank: PairedRank, tables: list[Float64], log_work: Float64, slope: Float64, doubt: Doubt) -> Float64:
