@@ -35,8 +35,8 @@ from graph_predictor.edits import SizeLaws, Sizes
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.sizes.retrace import retrace
 from graph_predictor.synthesis.baseline import baseline_of
-from graph_predictor.synthesis.retraced_match import match, names_of_both
-from graph_predictor.synthesis.retraced_slots import slots_of
+from graph_predictor.synthesis.operation_match import match, names_of_both
+from graph_predictor.synthesis.recorded_operations import recorded_operations
 from kernel_models.operation import Operation
 from kernel_models.profile import load_profile
 from tracer import workloads
@@ -137,10 +137,10 @@ def compare(plan: Plan, folder: Path, profile: str | None) -> Row:
     times = (traced.predict(), base.predict([laws]), base.predict([scaled]))
 
     graph = traced.built.graphs[0]
-    slots = slots_of(base.scenario, 0, names_of_both(graph))
-    pairs = match(graph, slots)
+    known = recorded_operations(base.scenario, 0, names_of_both(graph))
+    pairs = match(graph, known)
     rows = np.flatnonzero(pairs.own)
-    recorded = slots.op[pairs.slot[rows]]
+    recorded = known.op[pairs.row[rows]]
     by_laws, by_scaling = laws.operations_of(recorded), scaled.operations_of(base.scenario, recorded)
     equal, differing = [0, 0], []
     for row, *others in zip(rows.tolist(), by_laws, by_scaling, strict=True):

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from graph_predictor.prediction.operation_costs import operations_named, rows_within
 from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.synthesis.retraced_slots import slot_of_operations
 from kernel_models.dtypes import itemsize, short_dtype
 from kernel_models.trace_calls import graph_calls
 from tracer.arrays import Int64
@@ -169,10 +169,7 @@ def _slots(graph: ExecutionGraph, begin_ns: int, end_ns: int) -> Int64:
     holders = _computes(graph) & (ops.start_ns >= begin_ns) & (ops.start_ns < end_ns)
     names = {graph.string(code) for code in np.unique(ops.name[holders]).tolist()}
     plain = {name[:-1] if name.endswith("_") and not name.endswith("__") else name for name in names}
-    owner = slot_of_operations(graph, plain | {f"{name}_" for name in plain})
-    mine = (owner == np.arange(len(ops))) & (ops.start_ns >= begin_ns) & (ops.start_ns < end_ns)
-    rows = np.flatnonzero(mine)
-    return rows[np.lexsort((rows, ops.start_ns[rows]))].astype(np.int64)
+    return rows_within(graph, operations_named(graph, plain | {f"{name}_" for name in plain}), begin_ns, end_ns)
 
 
 def _computes(graph: ExecutionGraph) -> np.ndarray:

@@ -45,7 +45,8 @@ class OperationCosts:
         op: row of ``graph.ops`` of each.
         of_op: for every row of ``graph.ops`` the row of this table that it lies in; -1 for none.
         before: host time before each and outside of any row, [steps, rows + 1].
-        inside: host time in each, with that of its calls, [steps, rows].
+        inside: host time in each, [steps, rows].
+        calls_before, calls_inside: of these two, that of calls.
         compute: of ``inside``, a CPU's own computation, [steps, rows].
         device: time of its kernels, [steps, rows].
         fetch: a step's loading of its batch in the training process.
@@ -58,6 +59,8 @@ class OperationCosts:
     of_op: Int64
     before: Float64
     inside: Float64
+    calls_before: Float64
+    calls_inside: Float64
     compute: Float64
     device: Float64
     fetch: float
@@ -167,8 +170,11 @@ def operation_costs(cycle: Cycle, pieces: HostPieces, rank: int, owner: Int64, k
     mine = (of_kernel >= 0) & cycle.kernel[low:high]
     device: Float64 = np.bincount(at[mine] * size + of_kernel[mine], weights=program.kernel_duration[low:high][mine],
                          minlength=steps * size).astype(np.float64)
-    return OperationCosts(graph, reference, of_op[:-1], table(~within, size + 1), table(within, size), compute,
-                          device.reshape(steps, size), float(fetched_ns(cycle, pieces)[rank]), piece, row, within)
+    called = pieces.is_cost[piece]
+    return OperationCosts(
+        graph, reference, of_op[:-1], table(~within, size + 1), table(within, size), table(~within & called, size + 1),
+        table(within & called, size), compute, device.reshape(steps, size), float(fetched_ns(cycle, pieces)[rank]),
+        piece, row, within)
 
 
 def step_spans(cycle: Cycle, rank: int) -> list[tuple[int, int]]:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from graph_predictor.prediction.anchoring import anchored, prices_of
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.typical import typical_ratios
 from graph_predictor.prediction.work import COLLECTIVE
 from kernel_models.device import DeviceSpec
 from kernel_models.model import Source
 from kernel_models.op_call import Family, OpCall
-from kernel_models.pricing import Models, price
 from kernel_models.spreads import MEASURED_KERNELS, TYPICAL_WORK
 from kernel_models.trace_calls import FAMILIES
 from tracer.arrays import Float64, Int64
@@ -29,7 +29,6 @@ measured on two devices, priced from data sheets (``benchmarks/interval_coverage
 attention, -0.16 to 0.34 of the rest, 0.18 on average over pairs of devices."""
 UNCHANGED = 1e-3
 """A kernel's time that changes by less is called the same."""
-LEAST_RATIO, MOST_RATIO = 1e-3, 1e3
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,37 +118,17 @@ def _ratios(scenario: Scenario, notes: list[str]) -> tuple[Float64, Float64, Flo
     if not groups or not (devices.moved or unlike.any()):
         none = np.zeros(0)
         return none, none, none, np.zeros(len(work.group), np.bool_)
-    source, target = scenario.known_source(), scenario.known_target()
-    before_us, before_low, before_high = call_prices(work.calls, source, devices.source_models)
-    after_us, after_low, after_high = call_prices(new, target, devices.models)
-    ratio = np.clip(after_us / np.maximum(before_us, 1e-9), LEAST_RATIO, MOST_RATIO)
-    ratio[[not calls for calls in new]] = 0.0
-    # On one device only the change is unsure: e-fold of change, the whole of the model's interval.
-    weight = np.full(groups, np.sqrt(1 - SHARED_VARIANCE)) if devices.elsewhere else np.minimum(
-        np.abs(np.log(np.maximum(ratio, LEAST_RATIO))), 1.0)
-    if scenario.kernels.change_known and not devices.elsewhere:
-        weight = np.zeros(groups)
-    low = -weight * np.hypot(after_low, before_high)
-    high = weight * np.hypot(after_high, before_low)
+    before = prices_of(work.calls, scenario.known_source(), devices.source_models)
+    after = prices_of(new, scenario.known_target(), devices.models)
+    found = anchored(before, after, np.sqrt(1 - SHARED_VARIANCE) if devices.elsewhere else
+                     0.0 if scenario.kernels.change_known else None)
     changed = unlike | devices.moved
-    piece_ratio, piece_low, piece_high = ratio[work.group], low[work.group], high[work.group]
+    piece_ratio, piece_low, piece_high = (column[work.group] for column in (found.ratio, found.low, found.high))
     piece_changed = changed[work.group]
     unsized = np.array([any("unsized" in call.flags for call in calls) for calls in work.calls], np.bool_)[work.group]
     if unsized.any():
         _typical(scenario, source, target, piece_ratio, piece_low, piece_high, piece_changed, unsized, notes)
     return piece_ratio, piece_low, piece_high, piece_changed
-
-
-def call_prices(calls: list[tuple[OpCall, ...]], spec: DeviceSpec, models: Models | None) -> tuple[
-        Float64, Float64, Float64]:
-    """Time of each group of calls (µs) and the logs of its interval's ends over it."""
-    flat = [call for group in calls for call in group]
-    owner = np.repeat(np.arange(len(calls)), [len(group) for group in calls])
-    priced = price(flat, spec, models)
-    time, low, high = (np.bincount(owner, weights=column[priced.index], minlength=len(calls))
-                       for column in (priced.time_us, priced.low_us, priced.high_us))
-    safe: Float64 = np.maximum(time, 1e-9)
-    return time.astype(np.float64), np.log(np.maximum(low, 1e-9) / safe), np.log(np.maximum(high, 1e-9) / safe)
 
 
 def _typical(scenario: Scenario, source: DeviceSpec, target: DeviceSpec, ratio: Float64, low: Float64, high: Float64,

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from graph_predictor.prediction.pricing import KernelTimes, call_prices
+from graph_predictor.prediction.anchoring import prices_of, size_of_change
+from graph_predictor.prediction.pricing import KernelTimes
 from graph_predictor.prediction.replacement import Bools, Replacement, Units
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.units import below, units_of
@@ -123,19 +124,18 @@ def _rows_by_operation(scenario: Scenario) -> dict[tuple[int, int], Int64]:
 
 def _priced(scenario: Scenario, units: Units, found: list[Replacement], before: list[tuple[OpCall, ...]],
             weight: Float64) -> Rewritten:
-    target = scenario.known_target()
-    was, was_low, was_high = call_prices(before, target, scenario.devices.models)
-    now, now_low, now_high = call_prices([one.calls for one in found], target, scenario.devices.models)
-    ratio = now / np.maximum(was, LEAST_US)
+    target, models = scenario.known_target(), scenario.devices.models
+    was, now = prices_of(before, target, models), prices_of([one.calls for one in found], target, models)
+    ratio = now.time_us / np.maximum(was.time_us, LEAST_US)
     # On one device errors of one family cancel but for the change: e-fold of it, the whole of the model's interval.
     # What another family replaces shares no error with it.
     alike = np.array([{call.family for call in old} == {call.family for call in one.calls}
                       for old, one in zip(before, found, strict=True)], np.bool_)
-    unsure = np.where(alike, np.minimum(np.abs(np.log(np.maximum(ratio, 1e-9))), 1.0), 1.0)
+    unsure = np.where(alike, size_of_change(ratio), 1.0)
     kernel_gone = np.zeros(len(scenario.built.program.kernel_item), np.bool_)
     kernels = [] if units.on_host else _kernels(scenario, units, found, kernel_gone)
     gone = _host_of_dead(scenario, units) if units.on_host else _host_of(scenario, kernel_gone)
-    return Rewritten(units, found, ratio, -unsure * np.hypot(now_low, was_high), unsure * np.hypot(now_high, was_low),
+    return Rewritten(units, found, ratio, -unsure * np.hypot(now.low, was.high), unsure * np.hypot(now.high, was.low),
                      np.where(gone, 0.0, weight), 0.0, kernel_gone, kernels)
 
 

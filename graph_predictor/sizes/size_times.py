@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from graph_predictor.prediction.anchoring import OF_HOST, OF_KERNELS, Doubt, Trend, noise_of
 from graph_predictor.prediction.new_calls import copied_calls, remade_calls
 from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.sizes.number_laws import NoLawError, NumberLaws
 from graph_predictor.sizes.size_kinds import Kind, PairedRank, operation_of_kernels
-from graph_predictor.sizes.time_laws import OF_HOST, OF_KERNELS, Doubt, Trend, noise_of
 from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, calls_of
 from kernel_models.pricing import price

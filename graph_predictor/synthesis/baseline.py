@@ -17,7 +17,7 @@ from graph_predictor.prediction.result import Prediction
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.work import describe_work
 from graph_predictor.simulation.host_pieces import host_pieces
-from graph_predictor.synthesis.retraced import Anchors
+from graph_predictor.synthesis.recorded_times import RecordedTimes
 from graph_predictor.synthesis.step import SynthesizedStep, anchored_step, modelled_step
 from kernel_models.collectives import CollectiveModel
 from kernel_models.device import DeviceSpec
@@ -79,9 +79,9 @@ def retraced(recorded: Baseline, job: AnyJob, change: str = "", *, collectives: 
         raise ForetraceError("Times go from a recorded step to one that was traced by shapes alone; these are not of "
                              "these two kinds.")
     was, spreads = recorded.scenario, recorded.spreads
-    anchors = Anchors(was, spreads.host)
-    step = anchored_step(graphs, anchors, was.devices.source_models, collectives)
-    scenario = _scenario(step, was.devices.source_models, profiled=was.profiled, origin=anchors.origin,
+    times = RecordedTimes(was, spreads.host)
+    step = anchored_step(graphs, times, collectives)
+    scenario = _scenario(step, was.devices.source_models, profiled=was.profiled, origin=times.origin,
                          batches=BatchChange(was.batches.loader))
     return Baseline(scenario, Spreads(step.host_spread, spreads.least), [*recorded.notes, *notes, *step.notes],
                     ran=False, origin=recorded, changes=(change,) if change else ())

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from graph_predictor.prediction.operation_costs import OperationCosts
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.simulation.host_pieces import HostPieces
-from graph_predictor.synthesis.retraced_slots import slot_places
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE
 
@@ -26,14 +26,14 @@ class StandIn:
     Attributes:
         scenario: the recorded job, without edits.
         ranks: of each traced rank the recorded one.
-        names: of each traced rank the names by which slots are found.
-        slot: of each traced rank the slot that stands for each row of its ``ops``; -1 for none.
+        costs: of each traced rank what the recorded one's operations cost.
+        row: of each traced rank the row of these costs that stands for each row of its ``ops``; -1 for none.
     """
 
     scenario: Scenario
     ranks: list[int]
-    names: list[frozenset[str]]
-    slot: list[Int64]
+    costs: list[OperationCosts]
+    row: list[Int64]
 
     def host_factors(self, pieces: HostPieces, ns: Float64) -> Float64:
         """Factor on each piece of the traced job's host time.
@@ -43,34 +43,33 @@ class StandIn:
             ns: times of the recorded job's pieces as an edit makes them.
         """
         found: Float64 = np.ones(len(pieces))
-        for rank in range(len(self.slot)):
+        for rank in range(len(self.row)):
             mine = pieces.of_rank(rank)
-            inside, before, tail, overall = self._ratios(rank, ns)
-            slot = np.append(self.slot[rank], NONE)
+            inside, before, fetch, overall = self._ratios(rank, ns)
+            row = np.append(self.row[rank], NONE)
             op, following = pieces.op[mine], pieces.following[mine]
-            in_gap = np.where(following >= 0, np.append(before, overall)[slot[following]], tail)
-            found[mine] = np.where(op >= 0, np.append(inside, overall)[slot[op]], in_gap)
+            ahead = np.where(following >= 0, np.append(before[:-1], overall)[row[following]], before[-1])
+            found[mine] = np.where(pieces.fetched[mine], fetch,
+                                   np.where(op >= 0, np.append(inside, overall)[row[op]], ahead))
         return found
 
     def _ratios(self, rank: int, ns: Float64) -> tuple[Float64, Float64, float, float]:
-        """Time with the edit over time without: in each slot and before it, after the last one, and of all."""
-        pieces, cycle, recorded = self.scenario.pieces, self.scenario.cycle, self.ranks[rank]
-        rows = np.flatnonzero((pieces.rank == recorded) & cycle.working[pieces.item])
-        was, will = pieces.ns[rows].astype(np.float64), ns[rows]
-        overall = float(will.sum() / was.sum()) if was.sum() > 0 else 1.0
-        inner, later, slots = slot_places(self.scenario, recorded, self.names[rank])
-        op, following = np.append(inner, NONE)[pieces.op[rows]], np.append(later, NONE)
-        in_slot = op >= 0
-        place = np.where(pieces.op[rows] >= 0, following[pieces.op[rows]], following[pieces.following[rows]])
+        """Time with the edit over time without: in each recorded operation and before it (and after the last one), of
+        loading batches, and of all."""
+        pieces, cycle, costs = self.scenario.pieces, self.scenario.cycle, self.costs[rank]
+        mine = (pieces.rank == self.ranks[rank]) & cycle.working[pieces.item]
         # Where nothing was recorded, nothing tells another ratio than that of all.
-        inside = _ratio(op[in_slot], was[in_slot], will[in_slot], slots, overall)
-        gap = np.where(place >= 0, place, slots)[~in_slot]
-        between = _ratio(gap, was[~in_slot], will[~in_slot], slots + 1, overall)
-        return inside, between[:slots], float(between[slots]), overall
+        overall = float(_ratio(np.zeros(mine.sum(), np.int64), pieces.ns[mine], ns[mine], 1, 1.0)[0])
+        was, will = pieces.ns[costs.piece], ns[costs.piece]
+        inside, before = (_ratio(costs.row[rows], was[rows], will[rows], len(costs) + 1, overall)
+                          for rows in (costs.within, ~costs.within))
+        rows = mine & pieces.fetched
+        fetch = float(_ratio(np.zeros(rows.sum(), np.int64), pieces.ns[rows], ns[rows], 1, overall)[0])
+        return inside[:-1], before, fetch, overall
 
 
-def _ratio(place: Int64, was: Float64, will: Float64, size: int, otherwise: float) -> Float64:
-    before, after = (np.bincount(place, weights=column, minlength=size)[:size] for column in (was, will))
+def _ratio(place: Int64, was: Int64, will: Float64, size: int, otherwise: float) -> Float64:
+    before, after = (np.bincount(place, weights=column, minlength=size) for column in (was, will))
     return np.where(before > 0, after / np.maximum(before, 1e-9), otherwise)
 
 

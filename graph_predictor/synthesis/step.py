@@ -3,8 +3,8 @@
 Every operation's calls are priced on the device, and each becomes a kernel on one compute stream; collectives go to a
 stream of their own, start after the work launched before them, and the operation that first needs a result
 (``wait_op``) waits for it. The host's time is that of a given host, or a default with a wide interval: what no shape
-can tell. Where a recorded step of the same or a similar program is given (``Anchors``), its times are taken instead
-wherever one of its operations stands for the traced one.
+can tell. Where a recorded step of the same or a similar program is given (``RecordedTimes``), its times are taken
+instead wherever one of its operations stands for the traced one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from graph_predictor.synthesis.operation_times import (
     OperationTimes,
 )
 from graph_predictor.synthesis.program import RankTimes, Synthesized, plain_constants, synthesize
-from graph_predictor.synthesis.retraced import Anchors
+from graph_predictor.synthesis.recorded_times import RecordedTimes
 from kernel_models.collectives import CollectiveModel
 from kernel_models.device import DeviceSpec, resolve_device
 from kernel_models.host.overheads import ANY, HostOverheads
@@ -97,30 +97,29 @@ def modelled_step(graphs: Sequence[ExecutionGraph], device: DeviceSpec | None = 
                            Source.HEURISTIC, 0.0, tuple(notes), warnings)
 
 
-def anchored_step(graphs: Sequence[ExecutionGraph], anchors: Anchors, models: Models | None = None,
+def anchored_step(graphs: Sequence[ExecutionGraph], recorded: RecordedTimes,
                   collectives: CollectiveModel | None = None) -> SynthesizedStep:
     """Give shape-only graphs the times of the recorded operations that stand for theirs.
 
     Args:
         graphs: of one job, a rank each.
-        anchors: a recorded job whose operations stand for the traced ones.
-        models: fitted models of the device it was recorded on.
+        recorded: a recorded job whose operations stand for the traced ones.
         collectives: another cluster's; by default collectives take what they took in the recording.
 
     Raises:
         EditError: the recording does not say where it ran, or what its operations worked on.
     """
-    spec = anchors.device
+    spec = recorded.device
     _check_fits(graphs, collectives)
     ranks = []
     for position, graph in enumerate(graphs):
         works = collective_works(graph, spec, collectives)
-        times = anchors.times(graph, position, spec, models, works, measured_collectives=collectives is None)
-        ranks.append(RankTimes(graph, _with_host_waits(graph, times, spec), anchors.constants(position)))
+        times = recorded.times(graph, position, works, measured_collectives=collectives is None)
+        ranks.append(RankTimes(graph, _with_host_waits(graph, times, spec), recorded.constants(position)))
     made = synthesize(ranks)
     device_ns = float(made.built.program.kernel_duration.sum())
-    notes = anchors.notes(device_ns) + ([] if collectives is None else _collective_notes(graphs, spec, collectives))
-    return SynthesizedStep(made, spec, anchors.recorded_spread, anchors.host_source, anchors.change_spread,
+    notes = recorded.notes(device_ns) + ([] if collectives is None else _collective_notes(graphs, spec, collectives))
+    return SynthesizedStep(made, spec, recorded.recorded_spread, recorded.host_source, recorded.change_spread,
                            tuple(notes), ())
 
 

@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 from graph_predictor.cli import app
 from graph_predictor.edits import Edit, HostFrom, ScaleHost, SizeLaws
+from graph_predictor.prediction.anchoring import OF_HOST, OF_KERNELS, Trend
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.sizes.named_sizes import captured_sizes, parse_also, parse_sets
 from graph_predictor.sizes.number_laws import NoLawError, NumberLaws
-from graph_predictor.sizes.time_laws import OF_HOST, OF_KERNELS, Trend
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.operation import Operation
 from tracer.graph import ExecutionGraph, OpKind

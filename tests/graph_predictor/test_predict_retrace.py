@@ -18,12 +18,13 @@ from typer.testing import CliRunner
 
 from graph_predictor.cli import app
 from graph_predictor.edits import HostFrom, ScaleHost, ScaleKernels
+from graph_predictor.prediction.operation_costs import operation_costs, operations_named
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.sizes.retrace import retrace, why_not
 from graph_predictor.synthesis.baseline import baseline_of, retraced
-from graph_predictor.synthesis.retraced_match import match, names_of_both, plain_name
-from graph_predictor.synthesis.retraced_slots import slot_of_operations, slots_of
+from graph_predictor.synthesis.operation_match import match, names_of_both, plain_name
+from graph_predictor.synthesis.recorded_operations import recorded_operations
 from kernel_models.device import device
 from kernel_models.operation import calls_of, operation
 from kernel_models.pricing import price
@@ -148,14 +149,14 @@ def capture(name: str) -> Baseline:
 
 @pytest.mark.parametrize("name", ["dlrm", "llama"])
 def test_a_cpu_capture_at_its_own_size(name: str) -> None:
-    """All host time of the recorded step is found in its slots, and comes back."""
+    """All host time of the recorded step is found in its operations, and comes back."""
     pytest.importorskip("torch", reason="tracing by shapes needs torch")
     base = capture(name)
     batch = base.built.graphs[0].meta.workload["settings"]["batch"]
     again = retrace(base, {"batch": batch})
     assert again.predict().step_time_us == pytest.approx(base.predict().step_time_us, rel=0.01)
     graph = again.built.graphs[0]
-    assert match(graph, slots_of(base.scenario, 0, names_of_both(graph))).own.mean() > 0.97
+    assert match(graph, recorded_operations(base.scenario, 0, names_of_both(graph))).own.mean() > 0.97
 
 
 def test_another_batch_and_another_depth() -> None:
@@ -279,13 +280,14 @@ def test_a_gpus_step_comes_back_from_its_own_operations(real_trace: Find) -> Non
 
 
 def _without_times(base: Baseline, names: set[str]) -> ExecutionGraph:
-    """The slots of a recorded rank as a trace by shapes would show them."""
-    slots = slots_of(base.scenario, 0, names)
-    graph, owner = slots.graph, slot_of_operations(slots.graph, names)
-    ops = graph.ops.take(slots.op)
+    """The operations of a recorded rank as a trace by shapes would show them."""
+    graph = base.built.graphs[0]
+    owner = operations_named(graph, names)
+    rows = operation_costs(base.cycle, base.pieces, 0, owner).op
+    ops = graph.ops.take(rows)
     ops.place[:], ops.parent[:], ops.thread[:], ops.step[:] = Place.DEVICE, NONE, 0, 0
     ops.start_ns[:], ops.duration_ns[:] = np.arange(len(ops)), 0
-    place = {int(op): row for row, op in enumerate(slots.op.tolist())}
+    place = {int(op): row for row, op in enumerate(rows.tolist())}
     known = [row for row, op in enumerate(graph.collectives.op.tolist()) if op >= 0 and int(owner[op]) in place]
     collectives = graph.collectives.take(np.array(known, np.int64))
     collectives.op[:] = [place[int(owner[graph.collectives.op[row]])] for row in known]
@@ -312,12 +314,12 @@ def test_equal_layers_are_not_taken_for_each_other(tmp_path: Path) -> None:
     steps = [[row for row, code in enumerate(graph.ops.name.tolist()) if graph.string(code) in set(names)]
              for graph, names in zip(graphs, (plain, spread), strict=True)]
     assert [len(rows) for rows in steps] == [len(plain), len(spread)]
-    slots = SimpleNamespace(graph=graphs[0], op=np.array(steps[0]), host=lambda: np.ones(len(plain)),
+    recorded = SimpleNamespace(graph=graphs[0], op=np.array(steps[0]), host=lambda: np.ones(len(plain)),
                             device=lambda: np.zeros(len(plain)))
-    found = match(graphs[1], slots)  # type: ignore[arg-type]
-    met = [int(found.slot[row]) for row in steps[1]]
+    found = match(graphs[1], recorded)  # type: ignore[arg-type]
+    met = [int(found.row[row]) for row in steps[1]]
     added = {0, 1, 2, 12}
-    assert [slot for row, slot in enumerate(met) if row not in added] == list(range(len(plain)))
+    assert [of for row, of in enumerate(met) if row not in added] == list(range(len(plain)))
     assert [place for place, row in enumerate(steps[1]) if not found.own[row]] == sorted(added)
 
 
@@ -333,8 +335,8 @@ def test_the_first_of_many_does_not_stand_for_those_that_were_never_recorded(tmp
         graphs.append(trace.read(tmp_path / str(steps)))
     took = np.array([100.0, 50.0, 10.0, 5.0, 12.0, 6.0, 11.0, 5.5])
     rows = np.flatnonzero(graphs[0].ops.parent >= 0) if (graphs[0].ops.parent >= 0).any() else np.arange(8)
-    slots = SimpleNamespace(graph=graphs[0], op=rows[-8:], host=lambda: took, device=lambda: np.zeros(8))
-    found = match(graphs[1], slots)  # type: ignore[arg-type]
-    alone = found.slot[~found.own]
+    recorded = SimpleNamespace(graph=graphs[0], op=rows[-8:], host=lambda: took, device=lambda: np.zeros(8))
+    found = match(graphs[1], recorded)  # type: ignore[arg-type]
+    alone = found.row[~found.own]
     alone = alone[alone >= 0]
     assert len(alone) == 10 and not set(alone.tolist()) & {0, 1}

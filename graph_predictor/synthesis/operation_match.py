@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from graph_predictor.prediction.operation_costs import Bools
 from graph_predictor.recorded.alignment import best_pairs
-from graph_predictor.synthesis.retraced_slots import Bools, RecordedSlots
-from tracer.arrays import Int64
+from graph_predictor.synthesis.recorded_operations import RecordedOperations
+from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, ExecutionGraph
 
 SAME_SIZE = 1e-9
@@ -27,11 +28,11 @@ NEAR, FAR = 1, 6
 
 
 @dataclass(frozen=True, slots=True)
-class SlotMatch:
-    """For every traced operation the slot that stands for it (-1: none), and whether it is its own partner rather than
-    a namesake of another place."""
+class OperationMatch:
+    """For every traced operation the row of the recorded one that stands for it (-1: none), and whether it is its own
+    partner rather than a namesake of another place."""
 
-    slot: Int64
+    row: Int64
     own: Bools
 
 
@@ -41,45 +42,45 @@ def plain_name(name: str) -> str:
 
 
 def names_of_both(graph: ExecutionGraph) -> frozenset[str]:
-    """Names of a trace's operations, in place and not: by which slots are found."""
+    """Names of a trace's operations, in place and not: by which recorded ones are found."""
     own = {plain_name(graph.string(code)) for code in np.unique(graph.ops.name).tolist()}
     return frozenset(own | {f"{name}_" for name in own})
 
 
-def match(graph: ExecutionGraph, slots: RecordedSlots) -> SlotMatch:
-    """Find the slots of a traced rank's operations."""
+def match(graph: ExecutionGraph, recorded: RecordedOperations) -> OperationMatch:
+    """Find the recorded operations that stand for those of a traced rank."""
     numbers: dict[str, int] = {}
-    traced = _tokens(graph, graph.ops.name, numbers)
-    recorded = _tokens(slots.graph, slots.graph.ops.name[slots.op], numbers)
-    of_trace, of_record = _alike(graph, traced, np.arange(len(traced))), _alike(slots.graph, recorded, slots.op)
+    traced = _tokens(graph, np.arange(len(graph.ops)), numbers)
+    known = _tokens(recorded.graph, recorded.op, numbers)
+    of_trace, of_record = _alike(graph, traced, np.arange(len(traced))), _alike(recorded.graph, known, recorded.op)
     partner = best_pairs(of_trace, of_record)
     own = partner >= 0
     alone = np.flatnonzero(~own)
-    if not len(alone) or not len(recorded):
-        return SlotMatch(partner, own)
-    sizes = np.array([_log_elements(slots.graph, int(op)) for op in slots.op.tolist()])
+    if not len(alone) or not len(known):
+        return OperationMatch(partner, own)
+    sizes = np.array([_log_elements(recorded.graph, int(op)) for op in recorded.op.tolist()])
     near_trace, near_record = of_trace[1], of_record[1]
-    took = slots.host() + slots.device()
-    known: dict[tuple[int, int, int], int] = {}
+    took = recorded.host() + recorded.device()
+    found: dict[tuple[int, int, int], int] = {}
     for op in alone.tolist():
         key = (int(traced[op]), int(graph.ops.shapes[op]), int(near_trace[op]))
-        if key not in known:
-            namesakes = np.flatnonzero(recorded == key[0])
-            known[key] = _typical(namesakes, np.abs(sizes[namesakes] - _log_elements(graph, op)),
+        if key not in found:
+            namesakes = np.flatnonzero(known == key[0])
+            found[key] = _typical(namesakes, np.abs(sizes[namesakes] - _log_elements(graph, op)),
                                   near_record[namesakes] == key[2], took)
-        partner[op] = known[key]
-    return SlotMatch(partner, own)
+        partner[op] = found[key]
+    return OperationMatch(partner, own)
 
 
-def _typical(slots: Int64, distance: npt.NDArray[np.float64], neighbours: Bools, took: npt.NDArray[np.float64]) -> int:
-    """Of some slots the nearest ones, of these those among the same neighbours if there are any, and of these the one
-    that took the median time; -1 of none."""
-    if not len(slots):
+def _typical(rows: Int64, distance: Float64, neighbours: Bools, took: Float64) -> int:
+    """Of some recorded operations the nearest ones, of these those among the same neighbours if there are any, and of
+    these the one that took the median time; -1 of none."""
+    if not len(rows):
         return NONE
     nearest = distance <= distance.min() + SAME_SIZE
     if (nearest & neighbours).any():
         nearest &= neighbours
-    left = slots[nearest]
+    left = rows[nearest]
     return int(left[np.argsort(took[left], kind="stable")[(len(left) - 1) // 2]])
 
 
@@ -101,10 +102,10 @@ def _around(tokens: Int64, reach: int) -> Int64:
     return found.astype(np.int64)
 
 
-def _tokens(graph: ExecutionGraph, names: np.ndarray, numbers: dict[str, int]) -> Int64:
+def _tokens(graph: ExecutionGraph, op: Int64, numbers: dict[str, int]) -> Int64:
     of_code = {code: numbers.setdefault(plain_name(graph.string(code)), len(numbers))
-               for code in np.unique(names).tolist()}
-    return np.array([of_code[code] for code in names.tolist()], np.int64)
+               for code in np.unique(graph.ops.name[op]).tolist()}
+    return np.array([of_code[code] for code in graph.ops.name[op].tolist()], np.int64)
 
 
 def _log_elements(graph: ExecutionGraph, op: int) -> float:

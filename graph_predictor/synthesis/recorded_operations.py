@@ -1,0 +1,197 @@
+"""What the operations of a recorded step cost at the level at which a step is traced by shapes, call by call.
+
+::
+
+    recorded   |--- aten::linear ---|                       operations nest
+                 |t| |- aten::addmm -|
+    traced       t      addmm                               what the dispatcher runs below autograd
+
+The outermost recorded operations with a name that the trace knows have a row each in the table of costs
+(``prediction.operation_costs``). Here each row has its calls and their kernels beside its times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from graph_predictor.prediction.operation_costs import (
+    Bools,
+    OperationCosts,
+    operation_costs,
+    operations_named,
+    rows_within,
+    step_spans,
+)
+from graph_predictor.prediction.scenario import Scenario
+from graph_predictor.simulation.build import Built
+from graph_predictor.simulation.program import ItemKind
+from kernel_models.kernel_names import uses_tf32
+from tracer.arrays import Float64, Int64
+from tracer.graph import NONE, ExecutionGraph
+from tracer.trees import outermost
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedOperations:
+    """One rank's operations of one step, in the order they began, mean times of the steps that were alike.
+
+    Attributes:
+        costs: the table of what they cost, step by step.
+        before, inside: host time before each operation and in it, without calls, ns.
+        compute: of ``inside``, a CPU's own computation.
+        calls: of each operation.
+        call_ns, kernel_ns: what each call costs unblocked, and each kernel.
+        tf32: whether fp32 products ran as TF32.
+        tail: host time after the last operation, ns.
+    """
+
+    costs: OperationCosts
+    before: Float64
+    inside: Float64
+    compute: Float64
+    calls: RecordedCalls
+    call_ns: Float64
+    kernel_ns: Float64
+    tf32: Bools
+    tail: float
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+    @property
+    def graph(self) -> ExecutionGraph:
+        """The recorded rank."""
+        return self.costs.graph
+
+    @property
+    def op(self) -> Int64:
+        """Row of ``graph.ops`` of each."""
+        return self.costs.op
+
+    def host(self) -> Float64:
+        """Host time of each operation, with that of its calls and that before it, ns."""
+        return self.before + self.inside + self.calls.by_operation(self.call_ns)
+
+    def device(self) -> Float64:
+        """Device time of each operation's own calls, ns."""
+        calls = self.calls
+        kernels = np.concatenate([[0.0], np.cumsum(self.kernel_ns)])[calls.kernel_ptr]
+        return calls.by_operation(np.where(calls.within, np.diff(kernels), 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCalls:
+    """The calls of a step's operations and their kernels.
+
+    Attributes:
+        ptr, row, within: calls of each operation (rows of ``graph.launches``), and whether they lie in the operation
+            itself rather than before it.
+        kernel_ptr, kernel: kernels of each call (rows of ``graph.kernels``).
+    """
+
+    ptr: Int64
+    row: Int64
+    within: Bools
+    kernel_ptr: Int64
+    kernel: Int64
+
+    def by_operation(self, values: Float64) -> Float64:
+        """Sums of the calls' values, by operation."""
+        total = np.concatenate([[0.0], np.cumsum(values)])
+        found: Float64 = total[self.ptr[1:]] - total[self.ptr[:-1]]
+        return found
+
+    def like(self, other: RecordedCalls) -> bool:
+        """Return whether each operation has as many calls and kernels."""
+        return np.array_equal(self.ptr, other.ptr) and np.array_equal(self.kernel_ptr, other.kernel_ptr)
+
+
+def recorded_operations(scenario: Scenario, rank: int, names: Iterable[str]) -> RecordedOperations:
+    """The operations of a recorded rank for a trace that knows operations of the given names."""
+    built, cycle = scenario.built, scenario.cycle
+    graph, program = built.graphs[rank], built.program
+    owner = operations_named(graph, names)
+    costs = operation_costs(cycle, scenario.pieces, rank, owner)
+    spans = step_spans(cycle, rank)
+    rows = [rows_within(graph, owner, *span) for span in spans]
+    by_step = [_calls(built, rank, owner, one, span) for one, span in zip(rows, spans, strict=True)]
+    last = by_step[-1]
+    alike = [number for number, one in enumerate(rows)
+             if all(np.array_equal(column[one], column[costs.op]) for column in (graph.ops.name, graph.ops.shapes))
+             and by_step[number].like(last)]
+    _, cost = _call_costs(built, rank)
+    low = int(program.kernel_ptr[rank])
+    call_ns = np.mean([cost[by_step[number].row] for number in alike], axis=0)
+    kernel_ns = np.mean([program.kernel_duration[low + by_step[number].kernel] for number in alike], axis=0)
+    between, inside, compute = (column[alike].mean(axis=0) for column in (
+        costs.before - costs.calls_before, costs.inside - costs.calls_inside, costs.compute))
+    between += np.mean([_hand_overs(built, rank, rows[number], spans[number]) for number in alike], axis=0)
+    kernel_row = np.repeat(np.repeat(np.arange(len(costs)), np.diff(last.ptr)), np.diff(last.kernel_ptr))
+    return RecordedOperations(
+        costs, between[:-1], inside, compute, last, call_ns, kernel_ns,
+        _tf32(graph, last.kernel, kernel_row, len(costs)), float(between[-1]))
+
+
+def _calls(built: Built, rank: int, owner: Int64, rows: Int64, span: tuple[int, int]) -> RecordedCalls:
+    """The calls of one step's operations; what is called after the last one is called at its end."""
+    graph = built.graphs[rank]
+    calls, kernels = graph.launches, graph.kernels
+    of_op = np.full(len(graph.ops) + 1, NONE, np.int64)
+    of_op[rows] = np.arange(len(rows))
+    item, _ = _call_costs(built, rank)
+    top = np.flatnonzero((item >= 0) & (calls.start_ns >= span[0]) & (calls.start_ns < span[1]))
+    top = top[np.argsort(calls.start_ns[top], kind="stable")] if len(rows) else top[:0]
+    row = of_op[np.append(owner, NONE)[calls.op[top]]]
+    within = row >= 0
+    following = np.searchsorted(graph.ops.start_ns[rows], calls.start_ns[top], side="left")
+    row = np.where(row >= 0, row, np.minimum(following, len(rows) - 1))
+    order = np.argsort(row, kind="stable")
+    top, row, within = top[order], row[order], within[order]
+
+    by_call = np.argsort(kernels.launch, kind="stable")
+    launch = kernels.launch[by_call]
+    outer = outermost(calls.parent)
+    if len(calls):
+        by_call = by_call[launch >= 0]
+        by_call = by_call[np.lexsort((kernels.start_ns[by_call], outer[kernels.launch[by_call]]))]
+        launch = outer[kernels.launch[by_call]]
+    low, high = np.searchsorted(launch, top, side="left"), np.searchsorted(launch, top, side="right")
+    kernel_ptr = np.concatenate([[0], np.cumsum(high - low)]).astype(np.int64)
+    kernel = by_call[np.repeat(low - kernel_ptr[:-1], high - low) + np.arange(kernel_ptr[-1])].astype(np.int64)
+    return RecordedCalls(np.searchsorted(row, np.arange(len(rows) + 1)).astype(np.int64), top, within, kernel_ptr,
+                         kernel)
+
+
+def _call_costs(built: Built, rank: int) -> tuple[Int64, Int64]:
+    """Item of every call of a rank (-1: nested, or of a thread that takes no part) and its unblocked cost, ns."""
+    program, calls = built.program, built.graphs[rank].launches
+    item, cost = np.full(len(calls), NONE, np.int64), np.zeros(len(calls), np.int64)
+    mine = np.flatnonzero((program.thread_rank[program.item_thread()] == rank) & (program.item_kind == ItemKind.CALL))
+    item[program.item_row[mine]] = mine
+    cost[program.item_row[mine]] = program.item_cost[mine]
+    return item, cost
+
+
+def _hand_overs(built: Built, rank: int, rows: Int64, span: tuple[int, int]) -> Float64:
+    """Time that passes between threads before each of a step's operations, and after the last one, ns: the program
+    has it between its threads, where a step traced by shapes has one."""
+    program = built.program
+    item = np.repeat(np.arange(len(program.item_kind)), np.diff(program.after_ptr))
+    start = program.recorded_item_start[item] - built.clock_ns[rank]
+    mine = (program.thread_rank[program.item_thread()][item] == rank) & (start >= span[0]) & (start < span[1])
+    place = np.searchsorted(built.graphs[rank].ops.start_ns[rows], start[mine], side="left")
+    return np.bincount(place, weights=program.after_lag[mine], minlength=len(rows) + 1).astype(np.float64)
+
+
+def _tf32(graph: ExecutionGraph, kernel: Int64, row: Int64, rows: int) -> Bools:
+    names = np.unique(graph.kernels.name[kernel])
+    speaking = [code for code in names.tolist() if uses_tf32(graph.string(code))]
+    found = np.zeros(rows, np.bool_)
+    found[row[np.isin(graph.kernels.name[kernel], speaking)]] = True
+    return found
+
+
+__all__ = ["RecordedCalls", "RecordedOperations", "recorded_operations"]
