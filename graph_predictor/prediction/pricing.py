@@ -18,7 +18,7 @@ from graph_predictor.prediction.typical import typical_ratios
 from graph_predictor.prediction.work import COLLECTIVE
 from kernel_models.device import DeviceSpec
 from kernel_models.model import Source
-from kernel_models.op_call import Family, OpCall
+from kernel_models.op_call import Family
 from kernel_models.spreads import MEASURED_KERNELS, TYPICAL_WORK
 from kernel_models.trace_calls import FAMILIES
 from tracer.arrays import Float64, Int64
@@ -118,8 +118,8 @@ def _ratios(scenario: Scenario, notes: list[str]) -> tuple[Float64, Float64, Flo
     if not groups or not (devices.moved or unlike.any()):
         none = np.zeros(0)
         return none, none, none, np.zeros(len(work.group), np.bool_)
-    before = prices_of(work.calls, scenario.known_source(), devices.source_models)
-    after = prices_of(new, scenario.known_target(), devices.models)
+    source, target = scenario.known_source(), scenario.known_target()
+    before, after = prices_of(work.calls, source, devices.source_models), prices_of(new, target, devices.models)
     found = anchored(before, after, np.sqrt(1 - SHARED_VARIANCE) if devices.elsewhere else
                      0.0 if scenario.kernels.change_known else None)
     changed = unlike | devices.moved
