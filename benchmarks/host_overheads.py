@@ -10,7 +10,7 @@ time of the fitted steps to the estimate and leaves the stalls in the truth.
 
 A workload's step is the median of its recorded steps, event by event. The one left out gives its sequence of
 operations and nesting, no time. "By kind" is the mean of the same segment elsewhere or of its kind (``HostOverheads``),
-"shared" the law of ``kernel_models.host.shared``.
+"shared" the law of ``shared_overheads``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+from shared_overheads import SharedOverheads, step_events
 
-from graph_predictor.prediction.overheads import measure_overheads, recorded_overheads, step_events
+from graph_predictor.prediction.overheads import measure_overheads, recorded_overheads
 from kernel_models.host.overheads import Recorded, fit_overheads
-from kernel_models.host.shared import SharedOverheads
 from tracer.graph import ExecutionGraph
 from tracer.job import read_job
 

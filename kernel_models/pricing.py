@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -150,13 +150,6 @@ def price(calls: Iterable[OpCall], device: DeviceSpec, profile: Models | None = 
     low = np.clip(np.nan_to_num(low, nan=0.0), time / WIDEST, time)
     high = np.clip(np.nan_to_num(high, nan=np.inf), time, time * WIDEST)
     return PricedCalls(distinct, index, time, low, high, source, by_variant)
-
-
-def price_one(call: OpCall, device: DeviceSpec, profile: Models | None = None) -> dict[str, Any]:
-    """Time of one call as plain values: time_us, interval_us, source, flops and bytes."""
-    priced = price([call], device, profile)
-    return {"time_us": float(priced.time_us[0]), "interval_us": [float(priced.low_us[0]), float(priced.high_us[0])],
-            "source": Source(int(priced.source[0])).label, "flops": call.flops, "bytes": call.bytes_moved}
 
 
 def _distinct(calls: Iterable[OpCall]) -> tuple[list[OpCall], Int64]:

@@ -15,7 +15,6 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -33,7 +32,6 @@ from tracer.store.container import read_file, write_file
 VERSION = 2
 """Version of the file format. Raise it when an older reader would misread a new file."""
 ENDING = ".profile"
-SHIPPED = Path(__file__).resolve().parent / "profiles"
 """Folder of the profiles that come with foretrace."""
 MANIFEST = "profile.json"
 _COMMENT = re.compile(rb"foretrace-profile (\d+) crc32 ([0-9a-f]{8})\Z")
@@ -117,11 +115,6 @@ class DeviceProfile:
     def quick(self) -> DeviceProfile:
         """The same with every model that has a distilled form in that form."""
         return replace(self, entries=[replace(entry, model=entry.distilled or entry.model) for entry in self.entries])
-
-
-def shipped_profiles() -> list[Path]:
-    """Profiles that come with foretrace."""
-    return sorted(SHIPPED.glob(f"*{ENDING}"))
 
 
 def save_profile(profile: DeviceProfile, path: str | os.PathLike[str]) -> None:

@@ -23,23 +23,17 @@ models = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
 @models.command("list")
 def list_models(
     path: Annotated[str, typer.Argument(
-        metavar="PROFILE|DIR", help="A profile or a directory of them; default: those that come with foretrace.")] = "",
+        metavar="PROFILE|DIR", help="A profile or a directory of them.")],
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """List profiles with their models, what they were fitted to, and their held-out errors."""
     with one_sentence(debug):
-        from kernel_models.profile import shipped_profiles
-
-        paths = _profiles(path) if path else [str(found) for found in shipped_profiles()]
-        found = [(name, _load(name)) for name in paths]
+        found = [(name, _load(name)) for name in _profiles(path)]
         if json:
             print_json([_as_json(name, profile) for name, profile in found])
             return
         report = Report()
-        if not found:
-            report.line("No profile comes with this foretrace; every device is priced by its data sheet until a "
-                        "profile is made with foretrace fit.")
         for name, profile in found:
             data = profile.provenance.get("data", [])
             date = profile.provenance.get("date", "at an unknown date")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,10 +24,7 @@ FEW_SHARED = 30
 def overheads(
     traces: Annotated[list[str], typer.Argument(
         metavar="TRACE [OTHER]",
-        help="A capture, trace file or directory of ranks; a second is compared with it. With --predict as many as "
-             "there are, of one host.")],
-    predict: Annotated[str | None, typer.Option(
-        metavar="TRACE", help="Predict this capture's host time from the others'; its own times only judge.")] = None,
+        help="A capture, trace file or directory of ranks; a second is compared with it.")],
     top: Top = None,
     window: Window = 0,
     json: Json = False,
@@ -42,9 +38,6 @@ def overheads(
         from graph_predictor.prediction.overheads import compare, measure_overheads
         from tracer.errors import ForetraceError
 
-        if predict is not None:
-            _predict(traces, predict, window, json)
-            return
         if len(traces) > 2:
             raise ForetraceError(f"{len(traces)} captures were named, and two can be compared at a time: name one or "
                                  "two; ranks of one job go into one directory or a quoted glob.")
@@ -63,32 +56,6 @@ def overheads(
             _one(report, path, part, top or DEFAULT_TOP)
         if len(found) == 2:
             _difference(report, ratios)
-
-
-def _predict(traces: list[str], new: str, window: int, json: bool) -> None:
-    from graph_predictor.prediction.overheads import step_events
-    from kernel_models.host.shared import SharedOverheads
-    from tracer.errors import ForetraceError
-
-    if any(os.path.realpath(path) == os.path.realpath(new) for path in traces):
-        raise ForetraceError(f"{new} is among the captures it would be predicted from; name other workloads' captures "
-                             "before --predict.")
-    shared = SharedOverheads.fit([step_events(read([path], window).graphs) for path in traces])
-    step = step_events(read([new], window).graphs)
-    estimate, seen = float(shared.estimate_ns(step).sum()), shared.seen(step)
-    known = float(shared.estimate_ns(step)[seen].sum()) / estimate if estimate else 0.0
-    error = estimate / step.host_ns - 1 if step.host_ns else None
-    if json:
-        print_json({"fitted_to": traces, "predicted": new, "host_us": estimate / 1e3,
-                    "measured_us": step.host_ns / 1e3, "error": error, "share_of_seen_events": known,
-                    "profiler_cost_included": True})
-        return
-    report = Report()
-    report.line(f"{new}: {milliseconds(estimate)} ms of host time a step by {', '.join(traces)}; {percent(known)} of "
-                "it in events that these ran too.")
-    told = f", an error of {error:+.1%}" if error is not None else ""
-    report.line(f"Its own steps show {milliseconds(step.host_ns)} ms{told}. Waiting and a CPU's computation are in "
-                "neither; the profiler's own cost is in both, as recorded.")
 
 
 def _one(report: Report, path: str, found: JobOverheads, top: int) -> None:

@@ -7,16 +7,14 @@ would still pay were they to run elsewhere.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from graph_predictor.simulation.build import build_program
-from graph_predictor.simulation.host_time import exclusive_time, operation_of, waits
+from graph_predictor.simulation.host_time import exclusive_time, waits
 from kernel_models.host.overheads import (
     ANY,
     HostOverheads,
@@ -27,12 +25,10 @@ from kernel_models.host.overheads import (
     profiler_event_ns,
     record,
 )
-from kernel_models.host.segments import HostIntervals, Overhead, Segments
-from kernel_models.host.shared import LISTS, HostEvents
+from kernel_models.host.segments import HostIntervals, Overhead
 from kernel_models.launch_constants import LaunchConstants
 from kernel_models.op_call import Family
 from kernel_models.operation import family_of
-from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph, KernelKind, OpKind
 from tracer.job import Job
 
@@ -109,7 +105,7 @@ class JobOverheads:
 
 def recorded_overheads(graph: ExecutionGraph, *, profiled: bool = False) -> tuple[Recorded, float | None]:
     """One rank's segments without waiting, and the profiler's cost per event (ns), taken out unless ``profiled``."""
-    waiting, computing = _waiting(graph), _computing(graph)
+    waiting, computing = waiting_intervals(graph), _computing(graph)
     excluded = HostIntervals.merged(*(np.concatenate([getattr(waiting, name), getattr(computing, name)])
                                       for name in ("thread", "start_ns", "end_ns")))
     recorded = record(graph, excluded)
@@ -117,27 +113,6 @@ def recorded_overheads(graph: ExecutionGraph, *, profiled: bool = False) -> tupl
     if event_ns and not profiled:
         recorded = recorded.without_profiler(event_ns)
     return recorded, event_ns
-
-
-def step_events(graphs: Sequence[ExecutionGraph]) -> HostEvents:
-    """One step of a workload, event by event: medians over the steps that do exactly what most of them do.
-
-    Args:
-        graphs: recorded windows of one workload, one rank's each.
-
-    Raises:
-        ForetraceError: no step has an operation.
-    """
-    steps = [events for graph in graphs for events in _events_of_steps(graph)]
-    if not steps:
-        raise ForetraceError("There is no host time in any step of the capture: profile whole steps, with "
-                             "ProfilerActivity.CPU.")
-    sequences = [hash((tuple(step.is_gap), tuple(step.name), tuple(step.beside))) for step in steps]
-    usual = Counter(sequences).most_common(1)[0][0]
-    alike = [step for step, sequence in zip(steps, sequences, strict=True) if sequence == usual]
-    first = alike[0]
-    return HostEvents(first.is_gap, first.name, first.beside, first.tensors, first.computes,
-                      np.median([step.ns for step in alike], axis=0))
 
 
 def measure_overheads(job: Job) -> JobOverheads:
@@ -175,61 +150,11 @@ def compare(first: JobOverheads, second: JobOverheads) -> dict[Overhead | None, 
     return compare_hosts(first.overheads, second.overheads)
 
 
-def _waiting(graph: ExecutionGraph) -> HostIntervals:
+def waiting_intervals(graph: ExecutionGraph) -> HostIntervals:
     """Return when the host's threads wait, as the simulator's program has it."""
     built = build_program([graph])
     found = waits(built.program, 0, built.thread_number, built.clock_ns[0])
     return HostIntervals.merged(found.thread, found.start_ns, found.end_ns)
-
-
-def _events_of_steps(graph: ExecutionGraph) -> list[HostEvents]:
-    """Every step's events."""
-    ops = graph.ops
-    if not len(graph.steps):
-        return []
-    waiting = _waiting(graph)
-    segments = record(graph, waiting).segments
-    outside = (segments.kind == Overhead.BETWEEN_OPS) | (segments.kind == Overhead.DATA)
-    gaps: Segments = segments.take(outside & (segments.step >= 0))
-    own = exclusive_time(graph)
-    worked = own.end_ns - own.start_ns - waiting.within(own.thread, own.start_ns, own.end_ns)
-    own_ns = np.bincount(own.op, worked, len(ops))
-    begins = np.argsort(graph.steps.start_ns, kind="stable")
-    place = np.searchsorted(graph.steps.start_ns[begins], ops.start_ns, side="right") - 1
-    step = np.where(place >= 0, begins[np.maximum(place, 0)], -1)
-    ended = ops.start_ns >= (graph.steps.start_ns + graph.steps.duration_ns)[step]
-    step = np.where((ops.kind == OpKind.OPERATION) & (step >= 0) & ~ended, step, -1)
-    rows = np.flatnonzero(step >= 0)
-    names = np.array([*graph.strings, ""], dtype=object)
-    name_of = np.append(ops.name, -1)
-    around = np.append(operation_of(graph), -1)[ops.parent]
-    lists = np.append([LISTS in text for text in graph.strings], False)[ops.name]
-    parts = np.bincount(ops.parent[(ops.parent >= 0) & (ops.kind == OpKind.OPERATION)], minlength=len(ops))
-    tensors = np.append(np.where(lists, parts, 0), 0)
-    computes = computing_operations(graph) & graph.computes_on_host
-    # A neighbour in another step is none: what a step begins and ends with is the same in the first and the last.
-    after, before = (np.where((neighbour >= 0) & (step[neighbour] == gaps.step), neighbour, -1)
-                     for neighbour in (gaps.op, gaps.before))
-    columns = {
-        "is_gap": np.concatenate([np.ones(len(gaps), np.bool_), np.zeros(len(rows), np.bool_)]),
-        "name": np.concatenate([names[name_of[after]], names[name_of[rows]]]),
-        "beside": np.concatenate([names[name_of[before]], names[name_of[around[rows]]]]),
-        "tensors": np.concatenate([np.maximum(tensors[after], tensors[before]), tensors[rows]]),
-        "computes": np.concatenate([np.zeros(len(gaps), np.bool_), computes[rows]]),
-        "ns": np.concatenate([gaps.duration_ns, own_ns[rows]]).astype(np.float64)}
-    where = np.concatenate([gaps.step, step[rows]])
-    thread = np.concatenate([gaps.thread, ops.thread[rows]])
-    start = np.concatenate([gaps.start_ns, ops.start_ns[rows]])
-    order = np.lexsort((np.arange(len(where)), start, thread, where))
-    found = []
-    for number in range(len(graph.steps)):
-        mine = order[where[order] == number]
-        if columns["is_gap"][mine].all():
-            continue
-        events = HostEvents(**{key: values[mine] for key, values in columns.items()})
-        once = events.is_gap & (events.tensors == 0) & events.alone()
-        found.append(replace(events, tensors=np.where(once, events.tensors.max(), events.tensors)))
-    return found
 
 
 def _kinds(overheads: HostOverheads, steps: int) -> list[KindRow]:

@@ -232,11 +232,6 @@ class Measurements:
 
     # --- what the calibration asks afterwards ------------------------------------------------------------------------
 
-    def doubts(self) -> dict[str, float]:
-        """Expected error of each family by what was measured, natural logarithms."""
-        return {state.family.value: state.planner.doubt() for state in self._states.values()
-                if state.planner is not None}
-
     def notes(self) -> list[str]:
         """Return what a reader of the profile should know."""
         found = [f"{count} measurements of {name} ran other kernels than meant and were left out."

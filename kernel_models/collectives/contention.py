@@ -11,50 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from kernel_models.collectives.call import CommError
 from kernel_models.collectives.nccl_constants import CHANNELS
 from kernel_models.collectives.times import CommTimes
 from kernel_models.device import DeviceSpec
-from tracer.arrays import Float64
-
-
-def share_links(start_us: npt.ArrayLike, alone_us: npt.ArrayLike, link: npt.ArrayLike) -> Float64:
-    """Return when collectives that share links end, µs.
-
-    Args:
-        start_us: [n] when each may start.
-        alone_us: [n] how long each takes on a link of its own.
-        link: [n] integers; those of one number share a link.
-    """
-    start, alone, links = np.asarray(start_us, np.float64), np.asarray(alone_us, np.float64), np.asarray(link)
-    if not (len(start) == len(alone) == len(links)) or (alone < 0).any():
-        raise CommError("Each collective on a link has a start, a time of at least zero and a link.")
-    end = np.empty(len(start))
-    for number in np.unique(links):
-        rows = np.flatnonzero(links == number)
-        rows = rows[np.argsort(start[rows], kind="stable")]
-        left: dict[int, float] = {}
-        now, coming = 0.0, 0
-        while left or coming < len(rows):
-            if not left:
-                now = start[rows[coming]]
-            arrival = start[rows[coming]] if coming < len(rows) else np.inf
-            if left and now + min(left.values()) * len(left) <= arrival:
-                done = min(left, key=lambda row: left[row])
-                step = left.pop(done)
-                now += step * (len(left) + 1)
-                left = {row: rest - step for row, rest in left.items()}
-                end[done] = now
-                continue
-            if left:
-                passed = (arrival - now) / len(left)
-                left = {row: rest - passed for row, rest in left.items()}
-            now = arrival
-            left[int(rows[coming])] = float(alone[rows[coming]])
-            coming += 1
-    return end
 
 
 def shared_times(alone: CommTimes, latency: CommTimes, count: int) -> CommTimes:

@@ -20,7 +20,6 @@ from kernel_models.collectives.call import (
     BARRIER_BYTES,
     DTYPES,
     CollectiveBatch,
-    CollectiveCall,
     CollectiveKind,
     CommError,
     Placement,
@@ -155,10 +154,6 @@ class CommProfile:
         names = [backend] if backend else list(self.backends)
         return sorted({DTYPES[key[1]] for name in names if name in self.backends
                        for key in self.backends[name].fitted.pieces if key[0] == kind})
-
-    def predict_calls(self, calls: list[CollectiveCall], backend: str | None = None) -> CommTimes:
-        """Times of a list of calls."""
-        return self.predict(CollectiveBatch.from_calls(calls), backend)
 
     def state(self) -> dict[str, Any]:
         """Plain JSON values, for this profile's own file or as a part of another."""

@@ -57,7 +57,6 @@ _BINARY = words(
     "hardswish_backward hardsigmoid_backward leaky_relu_backward softplus_backward mish_backward "
     "logit_backward hardshrink_backward softshrink_backward log_sigmoid_backward "
     "_prelu_kernel_backward masked_fill native_dropout_backward rrelu_with_noise_backward")
-_TERNARY = ["addcmul", "addcdiv", "where", "lerp"]
 _FILLS = words("fill zero zeros ones full empty_full new_zeros new_ones new_full zeros_like ones_like full_like eye "
                "arange linspace logspace scalar_tensor range masked_fill_scalar")
 

@@ -79,7 +79,7 @@ _STEP = ("replay IN {maybe}", "breakdown IN {maybe}", "predict IN {option}", "pr
          "predict IN {option}", "inspect IN {maybe}", "diff IN SEED/kineto.json {maybe}",
          "diff SEED/kineto_linear.json IN {maybe}", "opportunities IN {maybe}", "ranks IN {maybe}", "ranks IN {option}",
          "convert IN -o OUT/a.foretrace {maybe}", "comm report IN {maybe}", "overheads IN {maybe}",
-         "overheads SEED/kineto_linear.json --predict IN", "replay IN --timeline OUT/t.json",
+         "overheads SEED/kineto_linear.json IN", "replay IN --timeline OUT/t.json",
          "replay IN --residuals --constants", "ranks IN --timeline OUT/t.json.gz {maybe}",
          "sweep IN -o OUT/s.csv --jobs 1 {option}", "predict SEED/kineto_linear.json --host-from IN {maybe}",
          "plan IN --gpus 8 {maybe}", "comm tune SEED/comm.json --trace IN {maybe}", "inspect IN SEED/et.json",

@@ -20,7 +20,7 @@ from kernel_models.collectives import (
     topology,
     uneven_all_to_all,
 )
-from kernel_models.collectives.contention import overlap_slowdown, share_links
+from kernel_models.collectives.contention import overlap_slowdown
 from kernel_models.collectives.datasheet import DatasheetModel, algorithm_label
 from kernel_models.collectives.formulas import RankGroup, lines
 from kernel_models.collectives.nccl_constants import Algorithm, Protocol
@@ -206,7 +206,7 @@ def test_batches_and_calls_agree():
     calls = [CollectiveCall(CollectiveKind.ALL_GATHER, 2.0**i, Placement.even(n, 8), "float16")
              for i in (10, 20) for n in (3, 8, 12)]
     profile = CommProfile(topology("dgx-h100x2"))
-    together = profile.predict_calls(calls)
+    together = profile.predict(CollectiveBatch.from_calls(calls))
     for i, call in enumerate(calls):
         alone = profile.predict(CollectiveBatch.of(call.kind, call.payload_bytes, call.placement, call.dtype))
         assert alone.time_us[0] == together.time_us[i] and alone.algorithm[0] == together.algorithm[i]
@@ -221,17 +221,6 @@ def test_formulas_never_fall_with_size_and_contain_themselves(name):
             times = profile.predict(CollectiveBatch.of(kind, sizes, Placement(placement)))
             assert (np.diff(times.time_us) >= 0).all() and (times.time_us > 0).all()
             assert (times.low_us < times.time_us).all() and (times.time_us < times.high_us).all()
-
-
-def test_collectives_share_a_link_evenly():
-    # One from 0 for 10; one from 4 for 3: from 4 on each at half speed, the short one done at 10, the long one at 13.
-    assert share_links([0, 4], [10, 3], [0, 0]).tolist() == [13.0, 10.0]
-    # Other links do not matter, and one that starts after the other's end is alone.
-    assert share_links([0, 4, 20], [10, 3, 5], [0, 1, 0]).tolist() == [10.0, 7.0, 25.0]
-    # Three alike at once take three times as long.
-    assert share_links([1, 1, 1], [2, 2, 2], [7, 7, 7]).tolist() == [7.0, 7.0, 7.0]
-    with pytest.raises(CommError, match="a time of at least zero"):
-        share_links([0], [-1], [0])
 
 
 def test_overlap_takes_multiprocessors_and_memory():

@@ -15,7 +15,7 @@ from kernel_models.device import DeviceSpec, device
 from kernel_models.heuristics import RooflineModel
 from kernel_models.model import Source, Times
 from kernel_models.op_call import Family, OpCall
-from kernel_models.pricing import LEAST_US, price, price_one
+from kernel_models.pricing import LEAST_US, price
 
 H100 = device("h100-sxm")
 
@@ -87,12 +87,6 @@ def test_nothing_is_free_or_an_error() -> None:
     assert (priced.low_us > 0).all() and (priced.low_us <= priced.time_us).all()
     empty = price([], H100)
     assert len(empty) == 0 and empty.total_us == 0 and empty.share_by_source() == {}
-
-
-def test_price_one_gives_plain_values() -> None:
-    found = price_one(gemm(4096), H100)
-    assert json.loads(json.dumps(found)) == found
-    assert found["source"] == "datasheet" and found["flops"] == gemm(4096).flops
 
 
 def test_an_uncalibrated_cpu_has_the_widest_interval() -> None:

@@ -13,28 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tracer.arrays import Int32, Int64
-from tracer.decode import list_of
 
 NONE = -1
 
 PROCESS_GROUP_NODE = "## process_group:init ##"
 COMM_NODE = "record_param_comms"
-
-
-@dataclass(frozen=True, slots=True)
-class TensorRef:
-    """The identity of one tensor argument.
-
-    ``storage`` names the memory, ``offset`` the first byte in it, ``elements`` how many elements of
-    ``element_bytes`` bytes each it holds. Two refs of one storage share memory; ``tensor`` differs for views.
-    """
-
-    tensor: int
-    storage: int
-    offset: int
-    elements: int
-    element_bytes: int
-    device: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,28 +102,3 @@ class ExecutionTrace:
             if text == PROCESS_GROUP_NODE or (text.startswith("[pytorch|profiler|execution_") and text.endswith("]"))
         }
         return ~np.isin(self.name, np.array(sorted(synthetic), dtype=np.int32))
-
-    def input_tensors(self, row: int) -> list[TensorRef]:
-        """Tensors among the inputs of a row, those inside lists included."""
-        return _tensors(self.string(int(self.inputs[row])))
-
-    def output_tensors(self, row: int) -> list[TensorRef]:
-        """Tensors among the outputs of a row, those inside lists included."""
-        return _tensors(self.string(int(self.outputs[row])))
-
-
-def _tensors(text: str) -> list[TensorRef]:
-    found: list[TensorRef] = []
-
-    def walk(value: Any) -> None:
-        if not isinstance(value, list):
-            return
-        if len(value) == 6 and isinstance(value[5], str) and all(isinstance(part, int) for part in value[:5]):
-            found.append(TensorRef(*value))
-            return
-        for part in value:
-            walk(part)
-
-    if text:
-        walk(list_of(text))
-    return found

@@ -41,14 +41,13 @@ class Holds(str, Enum):
 class Storage:
     """One storage. Plain attributes: there are thousands."""
 
-    __slots__ = ("in_forward", "last_backward", "number", "on_device", "reference", "size")
+    __slots__ = ("in_forward", "number", "on_device", "reference", "size")
 
     def __init__(self, number: int, size: int, on_device: bool, in_forward: bool, reference: Any) -> None:
         self.number = number
         self.size = size
         self.on_device = on_device
         self.in_forward = in_forward
-        self.last_backward = False
         self.reference = reference
 
 

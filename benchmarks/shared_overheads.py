@@ -16,15 +16,21 @@ Shared overheads as such, means by kind of launch, are from Lin et al. (2022).
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from graph_predictor.prediction.overheads import computing_operations, waiting_intervals
+from graph_predictor.simulation.host_time import exclusive_time, operation_of
+from kernel_models.host.overheads import record
+from kernel_models.host.segments import Overhead, Segments
 from kernel_models.operation import is_free
 from tracer.arrays import Float64, Int64
 from tracer.errors import ForetraceError
+from tracer.graph import ExecutionGraph, OpKind
 
 Bools = npt.NDArray[np.bool_]
 Names = npt.NDArray[np.object_]
@@ -212,3 +218,74 @@ def _slopes(code: Int64, x: Float64, y: Float64, size: int) -> tuple[Float64, Bo
     slope = np.maximum(slope, 0.0)
     through_zero = np.bincount(code, x * y, size) / np.maximum(np.bincount(code, x * x, size), 1.0)
     return np.where(mean_y - slope * mean_x < 0, through_zero, slope), known
+
+
+def step_events(graphs: Sequence[ExecutionGraph]) -> HostEvents:
+    """One step of a workload, event by event: medians over the steps that do exactly what most of them do.
+
+    Args:
+        graphs: recorded windows of one workload, one rank's each.
+
+    Raises:
+        ForetraceError: no step has an operation.
+    """
+    steps = [events for graph in graphs for events in _events_of_steps(graph)]
+    if not steps:
+        raise ForetraceError("There is no host time in any step of the capture: profile whole steps, with "
+                             "ProfilerActivity.CPU.")
+    sequences = [hash((tuple(step.is_gap), tuple(step.name), tuple(step.beside))) for step in steps]
+    usual = Counter(sequences).most_common(1)[0][0]
+    alike = [step for step, sequence in zip(steps, sequences, strict=True) if sequence == usual]
+    first = alike[0]
+    return HostEvents(first.is_gap, first.name, first.beside, first.tensors, first.computes,
+                      np.median([step.ns for step in alike], axis=0))
+
+
+def _events_of_steps(graph: ExecutionGraph) -> list[HostEvents]:
+    """Every step's events."""
+    ops = graph.ops
+    if not len(graph.steps):
+        return []
+    waiting = waiting_intervals(graph)
+    segments = record(graph, waiting).segments
+    outside = (segments.kind == Overhead.BETWEEN_OPS) | (segments.kind == Overhead.DATA)
+    gaps: Segments = segments.take(outside & (segments.step >= 0))
+    own = exclusive_time(graph)
+    worked = own.end_ns - own.start_ns - waiting.within(own.thread, own.start_ns, own.end_ns)
+    own_ns = np.bincount(own.op, worked, len(ops))
+    begins = np.argsort(graph.steps.start_ns, kind="stable")
+    place = np.searchsorted(graph.steps.start_ns[begins], ops.start_ns, side="right") - 1
+    step = np.where(place >= 0, begins[np.maximum(place, 0)], -1)
+    ended = ops.start_ns >= (graph.steps.start_ns + graph.steps.duration_ns)[step]
+    step = np.where((ops.kind == OpKind.OPERATION) & (step >= 0) & ~ended, step, -1)
+    rows = np.flatnonzero(step >= 0)
+    names = np.array([*graph.strings, ""], dtype=object)
+    name_of = np.append(ops.name, -1)
+    around = np.append(operation_of(graph), -1)[ops.parent]
+    lists = np.append([LISTS in text for text in graph.strings], False)[ops.name]
+    parts = np.bincount(ops.parent[(ops.parent >= 0) & (ops.kind == OpKind.OPERATION)], minlength=len(ops))
+    tensors = np.append(np.where(lists, parts, 0), 0)
+    computes = computing_operations(graph) & graph.computes_on_host
+    # A neighbour in another step is none: what a step begins and ends with is the same in the first and the last.
+    after, before = (np.where((neighbour >= 0) & (step[neighbour] == gaps.step), neighbour, -1)
+                     for neighbour in (gaps.op, gaps.before))
+    columns = {
+        "is_gap": np.concatenate([np.ones(len(gaps), np.bool_), np.zeros(len(rows), np.bool_)]),
+        "name": np.concatenate([names[name_of[after]], names[name_of[rows]]]),
+        "beside": np.concatenate([names[name_of[before]], names[name_of[around[rows]]]]),
+        "tensors": np.concatenate([np.maximum(tensors[after], tensors[before]), tensors[rows]]),
+        "computes": np.concatenate([np.zeros(len(gaps), np.bool_), computes[rows]]),
+        "ns": np.concatenate([gaps.duration_ns, own_ns[rows]]).astype(np.float64)}
+    where = np.concatenate([gaps.step, step[rows]])
+    thread = np.concatenate([gaps.thread, ops.thread[rows]])
+    start = np.concatenate([gaps.start_ns, ops.start_ns[rows]])
+    order = np.lexsort((np.arange(len(where)), start, thread, where))
+    found = []
+    for number in range(len(graph.steps)):
+        mine = order[where[order] == number]
+        if columns["is_gap"][mine].all():
+            continue
+        events = HostEvents(**{key: values[mine] for key, values in columns.items()})
+        once = events.is_gap & (events.tensors == 0) & events.alone()
+        found.append(replace(events, tensors=np.where(once, events.tensors.max(), events.tensors)))
+    return found
