@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from graph_predictor.prediction.shared import Shared
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.critical_path import step_items
 from graph_predictor.simulation.engine import Structure, structure_of
@@ -51,8 +52,8 @@ class Cycle:
     last: Int64
     names: tuple[str, ...]
     row: Int64
-    made: dict[int, Repeated] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Its repetitions so far, by copies: predictions from one recording share them."""
+    shared: Shared = field(default_factory=Shared, init=False, repr=False, compare=False)
+    """Its repetitions, which predictions from one recording share."""
 
     @property
     def working(self) -> Bools:
@@ -174,13 +175,9 @@ def _number(built: Built, text: str, rows: list[int]) -> int:
 
 
 def repeat(cycle: Cycle, copies: int) -> Repeated:
-    """The program of ``copies`` repetitions of a cycle; it is made once, unless it is large."""
-    found = cycle.made.get(copies)
-    if found is None:
-        found = _repeated(cycle, copies)
-        if len(found.item) + len(found.kernel) <= MOST_KEPT:
-            cycle.made[copies] = found
-    return found
+    """Return the program of ``copies`` repetitions of a cycle; it is made once, unless it is large."""
+    return cycle.shared.once("repeated", (copies,), lambda: _repeated(cycle, copies),
+                             keep=lambda found: len(found.item) + len(found.kernel) <= MOST_KEPT)
 
 
 def _repeated(cycle: Cycle, copies: int) -> Repeated:

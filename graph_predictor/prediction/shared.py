@@ -1,4 +1,7 @@
-"""``Shared``: what scenarios of one recording have in common, so that many predictions from it make it once."""
+"""``Shared``: results that several predictions need, made once: of one recording, one source, one cycle of steps.
+
+Functions of plain values keep theirs with ``functools``; here results depend on objects too large to compare.
+"""
 
 from __future__ import annotations
 
@@ -6,37 +9,53 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from kernel_models.device import DeviceSpec
+from tracer.errors import ForetraceError
+from tracer.shape_only.devices import TracedDevice
 
-KEPT = 4
+KEPT = 6
 """Results of each kind that are kept: points of a sweep come grouped."""
+_BY_VALUE = (int, float, str, tuple, dict, DeviceSpec, TracedDevice)
 
 T = TypeVar("T")
 
 
 class Shared:
-    """The last few results of each kind, with what they were made of."""
+    """The last few results of each kind, with what they were made of; refusals among them."""
 
     def __init__(self) -> None:
         self._found: dict[str, list[tuple[tuple[object, ...], object]]] = {}
 
-    def once(self, kind: str, of: tuple[object, ...], make: Callable[[], T]) -> T:
-        """``make()``, or what it gave before for the same ``of``; nobody may change it.
+    def once(self, kind: str, of: tuple[object, ...], make: Callable[[], T], *,
+             keep: Callable[[T], bool] = lambda result: True) -> T:
+        """Return ``make()``, or its result for the same ``of`` before; nobody may change it.
 
         Args:
             kind: names the result.
-            of: everything it depends on: numbers, texts, devices and dictionaries by their values, else by identity.
+            of: everything it depends on: numbers, texts, devices, tuples and dictionaries by their values, else by
+                identity.
+            make: makes it. A ``ForetraceError`` that it raises is raised again without trying.
+            keep: whether a result is to be kept.
         """
         kept = self._found.setdefault(kind, [])
-        for at, (known, result) in enumerate(kept):
-            if len(known) == len(of) and all(map(_same, known, of)):
-                kept.append(kept.pop(at))
-                return result  # type: ignore[return-value]
-        made = make()
-        kept.append((of, made))
-        del kept[:-KEPT]
+        at = next((at for at, (known, _) in enumerate(kept) if _same(known, of)), None)
+        if at is not None:
+            kept.append(kept.pop(at))
+            result = kept[-1][1]
+            if isinstance(result, ForetraceError):
+                raise result.with_traceback(None)
+            return result  # type: ignore[return-value]
+        del kept[:1 - KEPT]
+        try:
+            made = make()
+        except ForetraceError as error:
+            kept.append((of, error))
+            raise
+        if keep(made):
+            kept.append((of, made))
         return made
 
 
 def _same(one: object, other: object) -> bool:
-    return one is other or (isinstance(one, int | float | str | dict | DeviceSpec) and type(one) is type(other)
-                            and one == other)
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return one is other or (isinstance(one, _BY_VALUE) and type(one) is type(other) and one == other)

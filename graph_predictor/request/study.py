@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 from graph_predictor.edits import (
@@ -27,13 +26,13 @@ from graph_predictor.parallel.ranks import on_ranks, settings_under, traced
 from graph_predictor.prediction.memory import lacking_memory
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
+from graph_predictor.prediction.shared import Shared
 from graph_predictor.request.configuration import Configuration
 from graph_predictor.sizes.named_sizes import captured_sizes, parse_also, parse_sets, samples_of
 from graph_predictor.sizes.retrace import recorded_sizes, retrace, trace_again, why_not
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.collectives import topology as find_topology
 from kernel_models.device_choice import find_device, shape_device, traced_device
-from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY
 from tracer.job import Job, assemble_job, read_job
 from tracer.parallel_plan import ParallelPlan, PlanError
@@ -50,8 +49,6 @@ if TYPE_CHECKING:
 
 DEFAULT_DEVICE = "h200-sxm"
 """A script is traced for this device where none is named."""
-KEPT = 6
-"""Traces of other sizes and plans that are kept: configurations come grouped by them."""
 
 T = TypeVar("T")
 
@@ -125,8 +122,7 @@ class Study:
         self._profiled = profiled
         self._profiles = {one.device.name: one for one in profiles}
         self._recorded = None if self.shape_only else self._plain(job)
-        # Of this study only, and gone with it.
-        self._remembered: dict[str, Callable[..., object]] = {}
+        self._shared = Shared()
 
     def predict(self, configuration: Configuration, *, price_per_hour: float | None = None) -> Prediction:
         """The step time of a configuration.
@@ -315,26 +311,8 @@ class Study:
         return self._read([path])
 
     def _once(self, name: str, make: Callable[..., T], *arguments: object) -> T:
-        """``make(*arguments)``, of the last few arguments made once; what cannot be made is refused again at once."""
-        def tried(*arguments: object) -> object:
-            try:
-                return make(*arguments)
-            except ForetraceError as error:
-                return _Refused(error)
-
-        if name not in self._remembered:
-            self._remembered[name] = lru_cache(maxsize=KEPT)(tried)
-        found = self._remembered[name](*arguments)
-        if isinstance(found, _Refused):
-            raise found.error.with_traceback(None)
-        return found  # type: ignore[return-value]
-
-
-@dataclass(frozen=True, slots=True)
-class _Refused:
-    """Why something cannot be made."""
-
-    error: ForetraceError
+        """Return ``make(*arguments)``, of the last few arguments made once, refusals among them."""
+        return self._shared.once(name, arguments, lambda: make(*arguments))
 
 
 def _straggling(wanted: Configuration) -> list[int]:

@@ -9,11 +9,12 @@ import pytest
 from micro import Micro
 
 from graph_predictor.edits import Device, ScaleClock, ScaleHost
-from graph_predictor.prediction import pricing
+from graph_predictor.prediction import anchoring
 from graph_predictor.prediction.repeat import repeat
 from graph_predictor.prediction.shared import KEPT, Shared
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device import device
+from tracer.errors import ForetraceError
 from tracer.job import read_job
 
 
@@ -35,6 +36,21 @@ def test_a_result_is_made_once_for_equal_causes() -> None:
     assert shared.once("ratios", (spec, 1.0), lambda: make(8)) == 8
 
 
+def test_a_refusal_is_a_result_and_what_is_too_large_is_not_kept() -> None:
+    shared, tried = Shared(), []
+
+    def refuse() -> int:
+        tried.append(0)
+        raise ForetraceError("Not so.")
+
+    for causes in (("ddp=2", ("batch", 4)), ("ddp=2", ("batch", 4)), ("ddp=2", ("batch", 8))):
+        with pytest.raises(ForetraceError, match="Not so"):
+            shared.once("ranks", causes, refuse)
+    assert len(tried) == 2
+    assert [shared.once("large", (), lambda size=size: size, keep=lambda size: size < 3) for size in (5, 2, 1)] == [
+        5, 2, 2]
+
+
 def step(folder: Path) -> Path:
     trace = Micro(rank=0).calibrate()
     for number in range(3):
@@ -51,8 +67,8 @@ def test_many_predictions_from_one_recording_are_those_of_each_alone(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = read_job(step(tmp_path))
     priced = []
-    original = pricing.price
-    monkeypatch.setattr(pricing, "price", lambda *args: priced.append(args) or original(*args))
+    original = anchoring.price
+    monkeypatch.setattr(anchoring, "price", lambda *args: priced.append(args) or original(*args))
     one = baseline_of(job, device=device("a100-sxm-80g"))
     edits = [[Device(name), ScaleClock(clock), ScaleHost(host)] for name in ("h100-sxm", "b200")
              for clock in (0.9, 1.1) for host in (0.5, 1.0, 2.0)]
