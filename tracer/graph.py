@@ -439,7 +439,7 @@ class Meta:
     python_events: int = 0
     """``python_function`` events seen; they give modules and gaps and are not kept as rows."""
     memory: dict[str, int] = field(default_factory=dict)
-    """Bytes of a step traced by shapes alone (see ``tracer.shape_only.memory``): "peak", "peak_blocks", "start", and
+    """Bytes of a step traced by shapes alone (see ``tracer.memory_account``): "peak", "peak_blocks", "start", and
     what the peak consists of; empty for recorded windows."""
     memory_moments: list[list[int]] = field(default_factory=list)
     """Moments of such a step that may be its peak at other sizes: bytes that stay, of activations, of forward's and

@@ -28,6 +28,7 @@ from kernel_models.device_choice import find_device, traced_device
 from kernel_models.dtypes import itemsize, short_dtype
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph, LaunchKind, OpKind
 from tracer.job import assemble_job
+from tracer.memory_account import MemoryAccount
 
 TOP = 5
 COUNTED = {"launches": "launches", "syncs": "blocking_syncs", "collectives": "collectives",
@@ -144,12 +145,11 @@ def predict_step(build: Callable[[], Callable[[], Any]], limits: StepBounds) -> 
         raise CheckError(f"The step does nothing on {limits.device}: it launches no work there, so that no limit could "
                          "be broken; let build() put the model and the data on the device (.cuda()).")
     counts = count_steps(made)
-    parts = {name: size for name, size in graph.meta.memory.items()
-             if name not in ("peak", "peak_blocks", "start", "end") and size}
+    memory = MemoryAccount.of_trace(graph.meta.memory)
     syncs = _waits(graph, made)
     figures = StepFigures(
-        device=graph.meta.device, torch=_torch_version(), memory=graph.meta.memory.get("peak", 0),
-        memory_parts=parts, counts={
+        device=graph.meta.device, torch=_torch_version(), memory=int(memory.total),
+        memory_parts={name: int(size) for name, size in memory.parts.items()}, counts={
             **{name: counts[count].typical for name, count in COUNTED.items()}, "syncs": sum(syncs.values())},
         launches_by_operation=_by_operation(made, LAUNCHING),
         syncs_by_operation=syncs, operations_by_type=_by_type(graph))

@@ -184,8 +184,7 @@ def _plain(each: Ranked, gpus: int, price: float | None) -> dict[str, Any]:
         "bound": e.bound,
         "parts_ms": {name: getattr(e, name) / 1e3 for name in (
             "products", "others", "host", "layers", "pipeline", "data", "optimizer", "fixed", "hidden")},
-        "memory_parts_gb": {name: getattr(m, name) / 1e9 for name in (
-            "parameters", "gradients", "state", "activations", "reserved")},
+        "memory_parts_gb": {name: size / 1e9 for name, size in m.parts.items()},
         "sources": {Source(source).label: share for source, share in e.sources.items()}}
 
 

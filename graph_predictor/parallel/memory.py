@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from graph_predictor.parallel.loads import GRADIENT_BYTES, stage_parameters
 from graph_predictor.parallel.pieces import LayerPieces
+from tracer.memory_account import MemoryAccount
 from tracer.parallel_plan import ParallelPlan, Recomputation, Schedule, Sharding
 from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
 
@@ -15,24 +16,7 @@ RESERVED_BYTES = 3e9
 """Of a device for contexts, libraries' workspaces, NCCL's buffers and fragmentation: an assumption."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlanMemory:
-    """Bytes on the fullest stage's ranks."""
-
-    stage: int
-    parameters: float
-    gradients: float
-    state: float
-    activations: float
-    reserved: float = RESERVED_BYTES
-
-    @property
-    def total(self) -> float:
-        """All of it."""
-        return self.parameters + self.gradients + self.state + self.activations + self.reserved
-
-
-def memory_of(plan: ParallelPlan, shape: TransformerShape, pieces: LayerPieces) -> PlanMemory:
+def memory_of(plan: ParallelPlan, shape: TransformerShape, pieces: LayerPieces) -> MemoryAccount:
     """Memory of the stage that needs most."""
     stages = {0, plan.pp - 1}
     return max((_stage(plan, shape, pieces, stage) for stage in sorted(stages)), key=lambda memory: memory.total)
@@ -48,7 +32,7 @@ def in_flight(plan: ParallelPlan, stage: int) -> float:
     return min(plan.pp - stage, plan.passes)
 
 
-def _stage(plan: ParallelPlan, shape: TransformerShape, pieces: LayerPieces, stage: int) -> PlanMemory:
+def _stage(plan: ParallelPlan, shape: TransformerShape, pieces: LayerPieces, stage: int) -> MemoryAccount:
     count = stage_parameters(plan, shape, stage)
     width = shape.element_bytes
     replicas = plan.dp * plan.cp
@@ -65,7 +49,8 @@ def _stage(plan: ParallelPlan, shape: TransformerShape, pieces: LayerPieces, sta
         root = (shape.embedding_parameters(plan.tp) + shape.head_parameters(plan.tp)) * width
         parameters = parameters / replicas + 2 * block + root
         gradients += block
-    return PlanMemory(stage, parameters, gradients, state, _activations(plan, shape, pieces, stage))
+    return MemoryAccount(parameters=parameters, gradients=gradients, optimizer_state=state,
+                         activations=_activations(plan, shape, pieces, stage), reserved=RESERVED_BYTES)
 
 
 def _activations(plan: ParallelPlan, shape: TransformerShape, pieces: LayerPieces, stage: int) -> float:

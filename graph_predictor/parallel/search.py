@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from graph_predictor.parallel.decoder import check_decoder_plan
 from graph_predictor.parallel.estimate import Estimate, Rates, estimate
 from graph_predictor.parallel.loads import loads_of
-from graph_predictor.parallel.memory import PlanMemory, memory_of
+from graph_predictor.parallel.memory import memory_of
 from graph_predictor.parallel.pieces import LayerPieces
 from kernel_models.collectives import CollectiveModel
+from tracer.memory_account import MemoryAccount
 from tracer.parallel_plan import MOST_TASKS, ParallelPlan, PlanError, Recomputation, Sharding
 from tracer.shape_only.transformer import TransformerShape
 
@@ -25,7 +26,7 @@ class Ranked:
     """A feasible plan."""
 
     estimate: Estimate
-    memory: PlanMemory
+    memory: MemoryAccount
 
 
 @dataclass(slots=True)
@@ -120,8 +121,8 @@ def _sorted_out(
         try:
             check_decoder_plan(plan, shape, collectives.topology)
             memory = memory_of(plan, shape, pieces)
-            if memory.total > limit:
-                raise PlanError(f"It does not fit: it needs more than the {limit / 1e9:,.0f} GB of a GPU.")
+            if (lacking := memory.lacking(limit, pieces.device.name)) is not None:
+                raise PlanError(lacking)
         except PlanError as error:
             refused = reasons.setdefault(str(error), Refused(str(error), str(plan)))
             refused.count += 1

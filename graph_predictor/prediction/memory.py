@@ -21,25 +21,42 @@ from kernel_models.dtypes import itemsize, short_dtype
 from tracer.arrays import Float64
 from tracer.decode import list_of
 from tracer.graph import ExecutionGraph
+from tracer.memory_account import PEAK, MemoryAccount
 
-PEAK, ACTIVATIONS = "peak", "activations"
 SIZES = "sizes"
 """The edit whose factor temporaries share; recomputation's is on activations alone."""
 OPTIMIZER = "1 optimizer"
 """The rewrite that leaves no foreach operation."""
 
 
-def peak_memory(scenario: Scenario) -> int | None:
-    """Bytes of the rank that needs most, with the edits' factors; ``None`` where nobody knows."""
+def memory_account(scenario: Scenario) -> MemoryAccount | None:
+    """Memory of the rank that needs most, with the edits' factors; ``None`` where nobody knows."""
     factors = scenario.activation_factors
     sizes, fused = factors.get(SIZES, 1.0), OPTIMIZER in scenario.rewrites
     weights = np.array([1.0, math.prod(factors.values()), sizes, 0.0 if fused else 1.0])
     known = [graph for graph in scenario.built.graphs if PEAK in graph.meta.memory]
-    if not known:
-        return None
+    accounts = (_at_peak(graph, weights) for graph in known)
+    return max(accounts, key=lambda account: account.total, default=None)
+
+
+def _at_peak(graph: ExecutionGraph, weights: Float64) -> MemoryAccount:
+    """Memory at the moment that needs most, with factors on the columns of ``_moments``."""
+    traced = MemoryAccount.of_trace(graph.meta.memory)
     if (weights == 1.0).all():
-        return max(graph.meta.memory[PEAK] for graph in known)
-    return round(max(float((_moments(graph) @ weights).max()) for graph in known))
+        return traced
+    moments = _moments(graph) * weights
+    stays, activations, *temporaries = moments[np.argmax(moments.sum(axis=1))].tolist()
+    # Of what stays only gradients come and go within a step.
+    account = replace(traced, gradients=0, activations=0, temporaries=0)
+    gradients = stays - account.total
+    account = replace(account, gradients=gradients) if gradients >= 0 else MemoryAccount(other=stays)
+    return replace(account, activations=activations, temporaries=sum(temporaries))
+
+
+def peak_memory(scenario: Scenario) -> int | None:
+    """Bytes of the rank that needs most, with the edits' factors; ``None`` where nobody knows."""
+    account = memory_account(scenario)
+    return None if account is None else round(account.total)
 
 
 def with_sizes(scenario: Scenario, factor: float) -> Scenario:
@@ -53,12 +70,11 @@ def _moments(graph: ExecutionGraph) -> Float64:
         return np.array(graph.meta.memory_moments, np.float64)
     # Traced by an earlier version: what the peak consists of, and an estimate of the optimizer's step, where gradients
     # are all there, and foreach operations make one more value for every parameter.
-    memory = graph.meta.memory
-    activations, parameters = memory.get(ACTIVATIONS, 0), memory.get("parameters", 0)
+    account = MemoryAccount.of_trace(graph.meta.memory)
     foreach = any(text.startswith("aten::_foreach_") for text in graph.strings)
-    others = sum(memory.get(name, 0) for name in ("buffers", "optimizer_state", "other"))
-    return np.array([[memory[PEAK] - activations, activations, 0, 0],
-                     [2 * parameters + others, 0, 0, parameters * foreach]], np.float64)
+    others = graph.meta.memory.get("other", 0) + account.buffers + account.optimizer_state
+    return np.array([[account.total - account.activations, account.activations, 0, 0],
+                     [2 * account.parameters + others, 0, 0, account.parameters * foreach]], np.float64)
 
 
 def most_activations(graph: ExecutionGraph) -> int:
@@ -68,11 +84,10 @@ def most_activations(graph: ExecutionGraph) -> int:
 
 def lacking_memory(scenario: Scenario) -> str | None:
     """Why a scenario does not fit its device's memory, as a sentence; ``None`` if it does, or nobody knows."""
-    need, spec = peak_memory(scenario), scenario.devices.scaled()
-    if need is None or spec is None or spec.memory_gb <= 0 or need <= spec.memory_gb * 1e9:
+    account, spec = memory_account(scenario), scenario.devices.scaled()
+    if account is None or spec is None or (lacking := account.lacking(spec.memory_gb * 1e9, spec.name)) is None:
         return None
-    return (f"The step needs {need / 1e9:.1f} GB and {spec.name} has {spec.memory_gb:g} GB: it does not fit; choose a "
-            "larger device, a smaller batch, or recomputation (--recompute on).")
+    return f"{lacking} The step takes {account}."
 
 
 def kept_when_recomputed(graph: ExecutionGraph, chosen: Bools, blocks: int) -> float:

@@ -13,6 +13,7 @@ from graph_predictor.recorded.typical_steps import similar_steps
 from tracer.graph import LAUNCHING, SHAPE_ONLY, ExecutionGraph, GapKind, KernelKind, LossReport, OpKind, StepSource
 from tracer.intervals import union_ns
 from tracer.job import Job
+from tracer.memory_account import MemoryAccount, binary_size
 from tracer.rank_classes import RankClass
 
 
@@ -196,19 +197,9 @@ def memory_lines(memory: dict[str, int]) -> list[str]:
     """Two sentences on a traced step's peak memory; none if it was not followed."""
     if not memory:
         return []
-    parts = ((name, memory.get(name, 0)) for name in (
-        "parameters", "buffers", "gradients", "optimizer_state", "activations", "temporaries", "other"))
-    shown = ", ".join(f"{name.replace('_', ' ')} {_bytes(size)}" for name, size in parts if size)
-    return [f"Peak memory of the step: {_bytes(memory['peak'])} ({_bytes(memory['peak_blocks'])} in blocks of CUDA's "
-            f"allocator; {_bytes(memory['start'])} when it begins)", f"At the peak: {shown}"]
-
-
-def _bytes(size: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.2f} {unit}"
-        size /= 1024
-    return f"{size:.2f} GiB"
+    return [f"Peak memory of the step: {MemoryAccount.of_trace(memory)}",
+            f"{binary_size(memory['peak_blocks'])} in blocks of CUDA's allocator; {binary_size(memory['start'])} when "
+            "it begins"]
 
 
 def busy_share(graph: ExecutionGraph) -> float | None:

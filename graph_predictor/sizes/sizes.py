@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from graph_predictor.comm.recorded_calls import payload_ratios
-from graph_predictor.prediction.memory import PEAK, most_activations, with_sizes
+from graph_predictor.prediction.memory import most_activations, with_sizes
 from graph_predictor.prediction.new_calls import copied_calls, remade_calls
 from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.scenario import EditError, Scenario
@@ -304,7 +304,7 @@ def _with_activations(scenario: Scenario, changes: tuple[tuple[str, int, int], .
     factor = math.prod(new / old for _, old, new in changes)
     changed = with_sizes(scenario, factor)
     graphs = scenario.built.graphs
-    if factor > 1 and any(graph.meta.memory.get(PEAK) and not most_activations(graph) for graph in graphs):
+    if factor > 1 and any(graph.meta.memory and not most_activations(graph) for graph in graphs):
         return changed.with_note(
             "Peak memory is that of a moment without activations (the optimizer's step): what they need at the new "
             "sizes is not known from it and may be more; trace the program again at the new sizes (--code, or "

@@ -11,31 +11,17 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from enum import Enum
 from typing import Any
 
 import numpy as np
 import torch
 
+from tracer.memory_account import PEAK, Holds
+
 BLOCK_BYTES = 512
 """CUDA's caching allocator hands out multiples of this."""
 _FACTORS = (0.0, 1 / 64, 1 / 16, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 16.0, 64.0)
 """Factors on activations and temporaries that moments are kept for."""
-
-
-class Holds(str, Enum):
-    """What a storage is for."""
-
-    PARAMETERS = "parameters"
-    BUFFERS = "buffers"
-    GRADIENTS = "gradients"
-    OPTIMIZER_STATE = "optimizer_state"
-    ACTIVATIONS = "activations"
-    """Made in forward (or when forward is run again in backward) and still there in backward."""
-    TEMPORARIES = "temporaries"
-    """Made in the step and gone before backward, or made in backward or by the optimizer."""
-    OTHER = "other"
-    """There when the step began and none of the above: batches kept on the device, and the like."""
 
 
 class Storage:
@@ -169,9 +155,9 @@ class MemoryTracker:
         first = max(begun - 1, 0)
         at = first + int(np.argmax(total[first:]))
         blocks = _rounded(numbers, change)
-        result = {"peak": int(total[at]), "peak_blocks": int(np.cumsum(blocks)[first:].max()),
+        result = {PEAK: int(total[at]), "peak_blocks": int(np.cumsum(blocks)[first:].max()),
                   "start": int(total[first]) if begun else 0, "end": int(total[-1])}
-        parts = dict.fromkeys(Holds, 0)
+        parts: dict[Holds, int] = {what: 0 for what in Holds if what is not Holds.RESERVED}
         for number, size in zip(numbers[:at + 1].tolist(), change[:at + 1].tolist(), strict=True):
             parts[self._what(number)] += size
         result.update({what.value: size for what, size in parts.items()})

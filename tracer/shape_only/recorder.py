@@ -18,9 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from tracer.capture.collectives import CollectiveNotes, received_tensors
 from tracer.graph import NONE, Phase, Place
+from tracer.memory_account import Holds
 from tracer.shape_only.arguments import ArgumentWriter
 from tracer.shape_only.known_values import KnownValues
-from tracer.shape_only.memory import Holds, MemoryTracker
+from tracer.shape_only.memory import MemoryTracker
 from tracer.shape_only.modules import ModuleStack, current_sequence
 from tracer.shape_only.overlap import WaitPoints
 
