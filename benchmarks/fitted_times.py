@@ -11,11 +11,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from graph_predictor.prediction.changes import KernelSources
 from graph_predictor.prediction.overheads import recorded_overheads
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.simulation.program import ItemKind
 from kernel_models.host.overheads import fit_overheads
 from kernel_models.host.segments import Overhead
+from kernel_models.model import Source
+from kernel_models.spreads import MEASURED_KERNELS
 from tracer.arrays import Float64, Int64
 
 
@@ -35,8 +38,10 @@ class Fitted:
         duration = scenario.built.program.kernel_duration
         ratio = kernel_medians(scenario) / np.maximum(duration, 1)
         known = ~np.isnan(ratio) & (duration > 0)
-        return replace(scenario, kernels=scenario.kernels.scaled(np.where(known, ratio, 1.0)),
-                       host=replace(scenario.host, ns=host_estimates(scenario)))
+        wide = np.full(len(duration), MEASURED_KERNELS)
+        sources = KernelSources(np.where(known, Source.LEARNED, Source.MEASURED), -wide, wide)
+        kernels = replace(scenario.kernels.scaled(np.where(known, ratio, 1.0)), sources=sources)
+        return replace(scenario, kernels=kernels, host=replace(scenario.host, ns=host_estimates(scenario)))
 
 
 def kernel_medians(scenario: Scenario) -> Float64:

@@ -95,7 +95,8 @@ def _times(source: list[str], window: int, wanted: Configuration, step: str | No
             return recorded_times(replay(graphs, residuals=host, profiled=profiled or host), step), [
                 *job.notes, *notes]
     if step is not None:
-        raise ForetraceError("--step chooses a recorded step; a predicted job has one settled step. Leave --step, or "
+        raise ForetraceError("--step chooses a recorded step; a predicted job has one step, its steady "
+                             "state. Leave --step, or "
                              "the changes, out.")
     with working("Predicting"):
         study = Study(job, code=source[0] if is_script(source) else None, profiled=profiled)

@@ -21,7 +21,7 @@ from tracer.dependencies import forward_backward_pairs
 from tracer.graph import ExecutionGraph, Phase
 
 BETWEEN = frozenset({Family.ELEMENTWISE, Family.COPY, Family.RANDOM, Family.REDUCTION, Family.OTHER})
-"""What lies between the products beside the softmax: scale, mask, dropout, copies, and rows masked throughout."""
+"""Families of work between the products beside the softmax: scale, mask, dropout, copies, rows masked throughout."""
 MOST_BETWEEN = 16
 
 
@@ -78,7 +78,7 @@ class _WrittenOut:
 
 
 def _refusal(call: OpCall, on_host: bool) -> str:
-    """Why no fused kernel takes an attention; "" where one does.
+    """Return why no fused kernel takes an attention; "" where one does.
 
     Of fused attention a CPU has one kernel, ``_scaled_dot_product_flash_attention_for_cpu``. PyTorch takes it for every
     type, any mask without a gradient and heads that share keys, but neither with dropout nor for values of another size

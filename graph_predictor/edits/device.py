@@ -45,8 +45,7 @@ class Device:
         scenario = scenario.claim("the device", f"--device {spec.name}")
         if scenario.built.computes_on_host:
             raise EditError(f"The trace has no GPU work, so that nothing of it would run on {spec.name}: trace the "
-                            "step by "
-                            "shapes (foretrace trace) to predict it there.")
+                            "step by shapes (foretrace trace) to predict it there.")
         source = scenario.known_source()
         if spec.name == source.name:
             return replace(scenario, devices=replace(
@@ -57,8 +56,7 @@ class Device:
                            kernels=replace(scenario.kernels, call_edits=edits))
         if "tf32" in spec.matrix_tflops and "tf32" not in source.matrix_tflops:
             return scenario.with_note(f"{note}; fp32 convolutions run as TF32 there (cuDNN's default), matrix "
-                                      "products in "
-                                      "fp32.")
+                                      "products in fp32.")
         if "tf32" in source.matrix_tflops and "tf32" not in spec.matrix_tflops:
             return scenario.with_note(f"{note}; what ran as TF32 runs in fp32 there.")
         return scenario.with_note(f"{note}.")

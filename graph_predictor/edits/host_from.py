@@ -62,8 +62,7 @@ class HostFrom:
             other = unprofiled(other, steps=steps)
         cycle = choose_steps(other, steps)
         if cycle is None:
-            raise EditError(f"{self.name} has no steps, so that its host time cannot be told apart by step; give a "
-                            "trace "
+            raise EditError(f"{self.name} has no steps, so that its host time is not known by step; give a trace "
                             "with steps.")
         pieces = host_pieces(other)
         # The ratio of the hosts is of recorded times, and applies to whatever other edits made of them.
@@ -75,8 +74,7 @@ class HostFrom:
             matched, total = matched + done, total + all_
         if not matched:
             raise EditError(f"No operation of the step is in {self.name}: its host cannot stand in; give a trace of "
-                            "the same "
-                            "model.")
+                            "the same model.")
         share = matched / total if total else 0.0
         host = scenario.host.widened((1.0 - share) * OTHER_HOST)
         changed = replace(scenario, host=replace(host, ns=ns, constants=[report.constants for report in other.reports]))
@@ -85,8 +83,7 @@ class HostFrom:
                 f"{self.name} does not say what its step takes without the profiler: its host times are those under "
                 "it.")))
         return changed.with_note(f"Host time is that of {self.name}: {share:.0%} of it by the same operation in the "
-                                 "same "
-                                 "place, the rest by operations of the same name or the mean ratio.")
+                                 "same place, the rest by operations of the same name or the mean ratio.")
 
 
     def _retraced(self, scenario: Scenario, origin: Origin) -> Scenario:

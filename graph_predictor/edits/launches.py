@@ -1,4 +1,4 @@
-"""How work is launched, and what a batch costs the training thread."""
+"""Edits of launches, and of what a batch costs the training thread."""
 
 from __future__ import annotations
 

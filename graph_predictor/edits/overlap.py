@@ -1,4 +1,4 @@
-"""What runs beside the step rather than in it."""
+"""Work moved beside the step: loading, collectives, waits."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class OverlapLoading:
 class HideCollectives:
     """Perfect overlap of communication: collectives run beside all other work, and nothing waits for them.
 
-    A bound, not a plan: no step is shorter than its collectives take one after another, nor waits for any. Ranks that
-    meet in a collective still meet.
+    A bound, not a plan: no step is shorter than its collectives take one after another, nor waits for any. Ranks of one
+    collective still wait for one another.
     """
 
     def describe(self) -> str:

@@ -11,11 +11,11 @@ from kernel_models.dtypes import itemsize
 from kernel_models.op_call import Family, OpCall
 
 PRODUCTS = frozenset({Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT})
-"""What autocast runs in 16 bits (torch.amp, "CUDA Ops that can autocast to float16")."""
+"""Families that autocast runs in 16 bits (torch.amp, "CUDA Ops that can autocast to float16")."""
 TYPES = frozenset({"fp32", "tf32", "bf16", "fp16"})
 FOLLOWING = frozenset({Family.ELEMENTWISE, Family.POOLING, Family.NORM, Family.CONCAT, Family.COPY, Family.INTERPOLATE,
                        Family.INDEX, Family.REDUCTION})
-"""What reads and writes the activations these products leave. Softmax, losses and the optimizer stay in fp32."""
+"""Families that read and write the activations these products leave. Softmax, losses and the optimizer stay in fp32."""
 
 
 @edit_option("dtype", "Element type, such as bf16: products in bf16 or fp16 (autocast), tf32 or fp32.", takes="TYPE",
@@ -45,8 +45,7 @@ class Precision:
         spec = scenario.devices.target or scenario.devices.source
         if spec is not None and self.dtype not in spec.matrix_tflops and self.dtype in ("tf32", "bf16"):
             raise EditError(f"{spec.name} has no matrix units for {self.dtype}: the work would run no faster; choose "
-                            "another "
-                            "device or type.")
+                            "another device or type.")
         change = _Products(self.dtype)
         if not any(change(call) != (call,) for calls in scenario.work.calls for call in calls):
             raise EditError(f"No operation of the step changes with products in {self.dtype}: none is known to "

@@ -13,7 +13,7 @@ from tracer.graph import KernelKind
 from tracer.parallel_plan import PlanError
 
 SHARED_VARIANCE = 0.5
-"""Of the variance of a model's error, what two clusters have in common: as of kernels on two devices."""
+"""Share of the variance of a model's error that two clusters have in common: as of kernels on two devices."""
 END_US = 1e-3
 
 

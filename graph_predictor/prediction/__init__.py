@@ -1,2 +1,2 @@
-"""The parts of a prediction: steps repeated, work described, priced, simulated and told. See
+"""The parts of a prediction: steps repeated, work described, priced, simulated and explained. See
 ``graph_predictor.prediction.predictor``."""

@@ -144,7 +144,7 @@ class HostChange:
 
 @dataclass(frozen=True)
 class LaunchChange:
-    """How work is launched, and what is waited for.
+    """Launches, and what is waited for.
 
     Attributes:
         graphed: launches are replayed from a CUDA graph.
@@ -169,7 +169,7 @@ class Loading(Enum):
 
 @dataclass(frozen=True)
 class BatchChange:
-    """How batches come.
+    """Batches, and where they are loaded.
 
     Attributes:
         loader: worker processes that make batches, where there are any.

@@ -1,4 +1,4 @@
-"""What a recording's replay misses: a prediction that rests on it cannot be surer than that."""
+"""Error of a recording's own replay: a prediction that rests on it cannot be surer than that."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_UNEXPLAINED = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """How well the rules give back the recorded steps that a prediction repeats.
+    """Error with which the rules give back the recorded steps that a prediction repeats.
 
     Attributes:
         error: largest absolute error of the replayed steps, a fraction.

@@ -1,4 +1,4 @@
-"""What decides how long a step takes, in one word: one definition for recorded steps and for predicted ones.
+"""The bound of a step, in one word: one definition for recorded steps and for predicted ones.
 
 In a steady state everything happens one step time later from step to step. Whatever falls behind fastest decides: the
 host where the host decides, a stream of the device where the device does, even while the host still runs ahead and

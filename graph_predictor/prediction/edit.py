@@ -1,4 +1,4 @@
-"""What an edit is: a small frozen class with its parameters, that turns one scenario into another or says why it
+"""``Edit``: a small frozen class with its parameters, that turns one scenario into another or says why it
 cannot."""
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ class Edit(Protocol):
     """A change of a recorded step. Its class's text says what it assumes."""
 
     def describe(self) -> str:
-        """One phrase for reports."""
+        """Return one phrase for reports."""
         ...
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """The scenario with the change.
+        """Return the scenario with the change.
 
         Raises:
             EditError: it cannot be done; the scenario stays as it is.

@@ -1,5 +1,4 @@
-"""From a scenario to a settled simulation: edited host time, launches and kernel times put into the repeated
-program."""
+"""Edited host time, launches and kernel times, put into the repeated program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a settled step takes as long as it does: the critical path of one period, by bound, operation and source."""
+"""The critical path of one period of a steady state, by bound, operation and source."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from tracer.arrays import Float64, Int64
 from tracer.graph import ExecutionGraph, OpKind
 
 FIXED_NS = 25_000.0
-"""What a fetch takes without any sample. A ``DataLoader`` of a tensor's rows, timed at batches of 1 to 32, takes
+"""Time of a fetch without any sample. A ``DataLoader`` of a tensor's rows, timed at batches of 1 to 32, takes
 26 + 1.3 µs a sample."""
 
 

@@ -1,4 +1,4 @@
-"""How sure host time is: from how much the repeated steps differ, and what steps usually differ by.
+"""Intervals of host time: from how much the repeated steps differ, and what steps usually differ by.
 
 Few steps say little of their own spread, so that it is drawn to a usual one. Steps near each other are alike (clocks,
 other work on the machine): the mean of several is hardly surer of the steps to come than one of them is, and the
@@ -24,8 +24,8 @@ RESOLVED = 1e-3
 """Log half width below which no step is known: recorded times are whole microseconds, of steps of milliseconds, and
 replayed ones are off by 0.1% in the median trace (docs/accuracy.md)."""
 DRIFT = 0.1
-"""A change (log) of host time from the first to the last of the repeated steps that is told: over twice the standard
-deviation of what two steps usually differ by."""
+"""Reported is a larger change (log) of host time from the first to the last of the repeated steps: over twice the
+standard deviation of what two steps usually differ by."""
 
 
 def unprofiled_stretches(built: Built) -> Float64:

@@ -83,7 +83,7 @@ def most_activations(graph: ExecutionGraph) -> int:
 
 
 def lacking_memory(scenario: Scenario) -> str | None:
-    """Why a scenario does not fit its device's memory, as a sentence; ``None`` if it does, or nobody knows."""
+    """Return why a scenario does not fit its device's memory, as a sentence; ``None`` if it does, or nobody knows."""
     account, spec = memory_account(scenario), scenario.devices.scaled()
     if account is None or spec is None or (lacking := account.lacking(spec.memory_gb * 1e9, spec.name)) is None:
         return None
@@ -91,7 +91,7 @@ def lacking_memory(scenario: Scenario) -> str | None:
 
 
 def kept_when_recomputed(graph: ExecutionGraph, chosen: Bools, blocks: int) -> float:
-    """Share of the activations that stays when blocks are recomputed: what lies outside them is not told apart, so that
+    """Share of the activations that stays when blocks are recomputed: what lies outside them is not known, so that
     it is taken to be in proportion to operations; of the blocks, one's activations and the input of each."""
     activations = most_activations(graph)
     if not activations or not blocks:

@@ -1,4 +1,4 @@
-"""What the operations of a recorded step cost: the one table that other sizes, steps traced by shapes and another host
+"""Costs of the operations of a recorded step: the one table that other sizes, steps traced by shapes and another host
 take their times from.
 
 ::

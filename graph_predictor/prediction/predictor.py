@@ -1,8 +1,9 @@
 """``predict``: the step time of a configuration that was never run.
 
-A recorded job is taken apart (``build``), its last steps are repeated back to back until the pace settles, edits change
-its device work, its host time or its launches, every kernel is priced, and the pace is simulated again: the step time,
-an interval, and the critical path that says why. Without edits, a prediction is the replay of those steps.
+A recorded job is taken apart (``build``), its last steps are repeated back to back until their period no longer
+changes, edits change its device work, its host time or its launches, every kernel is priced, and the period is
+simulated again: the step time, an interval, and the critical path that says why. Without edits, a prediction is the
+replay of those steps.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ UNLIKE_MEASURED = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Spreads:
-    """How sure the host time of an unedited step is.
+    """Half widths of the host time of an unedited step.
 
     Attributes:
         host: log half width of the 80% interval of its mean.
@@ -218,7 +219,7 @@ class Baseline:
 
     @cached_property
     def unlike_measured(self) -> str | None:
-        """Why the unedited step is not the measured one, in a sentence; ``None`` if it is, or was never measured.
+        """Return in a sentence why the unedited step is not the measured one; ``None`` if it is, or was not measured.
 
         A recording that is no steady state remains one whatever is edited.
         """
@@ -406,7 +407,7 @@ class _Run:
             low, high = max(low, at_least[0]), max(high, at_least[1])
         if scenario.batches.fetching is not None:
             low, high = self._with_fetching(scenario.batches.fetching, low, high, step_ns)
-        # A step that an edit makes up is no surer than the recorded one it starts from: what steps differ by goes
+        # A step that an edit has changed is no surer than the recorded one it starts from: what steps differ by goes
         # with the host time that an edit takes away, and comes back with whatever decides instead.
         least = self.baseline.spreads.least
         if self.edits:
@@ -437,8 +438,8 @@ class _Run:
         built = self.scenario.built
         if (lacking := lacking_memory(self.scenario)) is not None:
             found.append(lacking)
-        if not self.steady.settled:
-            found.append("The pace of the repeated step had not settled.")
+        if not self.steady.reached:
+            found.append("The repeated step had reached no steady state: its period still changed.")
         if self.baseline.spreads.drift is not None and self.scenario.host.ns is None:
             found.append(f"Host time changed by {np.expm1(self.baseline.spreads.drift):+.0%} from the first to the "
                          f"last of the {'repeated' if self.scenario.profiled else 'timed'} steps: the machine was "
@@ -453,8 +454,7 @@ class _Run:
         collective = any((g.kernels.kind == KernelKind.COLLECTIVE).any() for g in built.graphs)
         if collective and world > len(built.graphs) and self.baseline.ran:
             found.append(f"{len(built.graphs)} of {world} ranks were recorded: collectives keep their recorded "
-                         "durations, "
-                         "other ranks' late arrival among them.")
+                         "durations, other ranks' late arrival among them.")
         return found
 
     def _steps(self) -> tuple[str, ...]:

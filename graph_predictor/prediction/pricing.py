@@ -24,7 +24,7 @@ from kernel_models.trace_calls import FAMILIES
 from tracer.arrays import Float64, Int64
 
 SHARED_VARIANCE = 0.2
-"""Of the variance of a model's error, what it has in common on two devices. Calls of published tables that were
+"""Share of the variance of a model's error that it has in common on two devices. Calls of published tables that were
 measured on two devices, priced from data sheets (``benchmarks/interval_coverage.py``): 0.54 of matrix products, 0.01 of
 attention, -0.16 to 0.34 of the rest, 0.18 on average over pairs of devices."""
 UNCHANGED = 1e-3
@@ -148,6 +148,5 @@ def _typical(scenario: Scenario, source: DeviceSpec, target: DeviceSpec, ratio: 
     known = [FAMILIES[code].value for code in np.unique(family).tolist() if FAMILIES[code] is not Family.OTHER]
     if share > 0.005:
         notes.append(f"{share:.0%} of the kernels' time is of operations whose sizes the trace does not have; they "
-                     "were "
-                     f"scaled as typical work of their families ({', '.join(known) or 'none known'}), in fp32, that "
-                     "takes as long.")
+                     f"were scaled as typical work of their families ({', '.join(known) or 'none known'}), in fp32, "
+                     "that takes as long.")

@@ -1,4 +1,4 @@
-"""What the profiler costs, and host time without it.
+"""The profiler's cost, and host time without it.
 
 A capture times steps with nothing watching before it profiles others, so that the difference is known. It has two
 causes: each recorded operation and call costs something, and the machine may have been slower or faster in one of the
@@ -29,11 +29,11 @@ from tracer.graph import NONE, ExecutionGraph
 LEAST_LEFT = 0.1
 """Share of a piece of host time that is left in any case: an event's cost is a mean."""
 EVENT_NS, EVENT_SPREAD_NS = 3_900.0, 2_000.0
-"""What a recorded event costs, and its standard deviation: profiled less unprofiled steps by the events of a step, the
+"""Cost of a recorded event, and its standard deviation: profiled less unprofiled steps by the events of a step, the
 median of 72 captures of benchmarks/foreign_sizes.py's tuning programs (a shared AMD EPYC, torch 2.13, one thread,
 shapes recorded); half of them lie between 1.8 and 5.6 µs."""
 OBSERVED_NS, OBSERVED_SPREAD_NS = 20_000.0, 10_000.0
-"""What it costs more, and its deviation, where an execution trace is recorded in the same window."""
+"""Its further cost, and deviation, where an execution trace is recorded in the same window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def unprofiled_step_ns(scenario: Scenario) -> float:
 
 
 def profiler_cost(scenario: Scenario) -> ProfilerCost | None:
-    """Of a recorded job; ``None`` where it was not timed without the profiler."""
+    """Return the cost of a recorded job; ``None`` where it was not timed without the profiler."""
     unprofiled = unprofiled_step_ns(scenario)
     if not unprofiled:
         return None

@@ -133,8 +133,7 @@ def choose_steps(built: Built, steps: str | int | Sequence[int] | None = None) -
     numbers = [number + fewest if number < 0 else number for number in wanted]
     if not numbers or min(numbers) < 0 or max(numbers) >= fewest:
         raise ForetraceError(f"There is no step {wanted[0] if len(wanted) else '(empty range)'}: the trace has "
-                             f"{fewest}, "
-                             f"counted from 0 (or from -1 backwards).")
+                             f"{fewest}, counted from 0 (or from -1 backwards).")
     thread = program.item_thread()
     item = np.zeros(len(program.item_kind), np.bool_)
     first, last, rows = [], [], []

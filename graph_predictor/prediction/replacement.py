@@ -67,7 +67,7 @@ class Replacement:
 
 @dataclass(slots=True)
 class Rewriting:
-    """What one edit replaces, and a factor on each piece of host time (row of ``Scenario.pieces``) beside it."""
+    """Replacements by one edit, and a factor on each piece of host time (row of ``Scenario.pieces``) beside them."""
 
     replacements: list[Replacement]
     host_weight: Float64 | None = None

@@ -35,19 +35,20 @@ class Origin(Protocol):
 
     @property
     def scenario(self) -> Scenario:
-        """The recorded job, without edits."""
+        """Return the recorded job, without edits."""
 
     @property
     def ranks(self) -> list[int]:
-        """Of each traced rank the recorded one."""
+        """Return the recorded rank of each traced one."""
 
     def host_factors(self, pieces: HostPieces, ns: Float64) -> Float64:
-        """Factor on each piece of the traced job's host time, where an edit makes ``ns`` of the recorded job's."""
+        """Return a factor on each piece of the traced job's host time, where an edit makes ``ns`` of the recorded
+        job's."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is predicted.
+    """A recorded job and its changes, from which a step is predicted.
 
     Attributes:
         built, cycle, work, pieces: the recorded job, the steps repeated, its device work and its host time.
@@ -83,7 +84,7 @@ class Scenario:
     notes: tuple[str, ...] = ()
 
     def claim(self, what: str, edit: str) -> Scenario:
-        """Note that an edit sets something. Raises ``EditError`` if another one has."""
+        """Note that an edit sets something that only one may set. Raises ``EditError`` if another one has."""
         if what in self.set_by and self.set_by[what] != edit:
             raise EditError(f"{edit} and {self.set_by[what]} both change {what}; leave one of them out.")
         return replace(self, set_by={**self.set_by, what: edit})
@@ -128,4 +129,4 @@ class Scenario:
 
 
 Rewrite = Callable[[Scenario, Units], Rewriting]
-"""What one edit replaces of a scenario's units, as edits before it left them."""
+"""Makes the replacements of one edit, of a scenario's units as the edits before left them."""

@@ -1,7 +1,7 @@
 """The steady state of a repeated step: how much later everything happens from one copy to the next.
 
-In a periodic program whatever decides runs at the job's pace: host threads where the host decides, a stream's last
-kernel where the GPU does, even while the host still runs ahead and fills the launch queue. The pace is therefore the
+In a periodic program whatever decides runs at the job's period: host threads where the host decides, a stream's last
+kernel where the GPU does, even while the host still runs ahead and fills the launch queue. The period is therefore the
 largest difference between two copies over all threads and streams, and it is found without waiting for queues to fill.
 """
 
@@ -21,22 +21,22 @@ from tracer.errors import ForetraceError
 FIRST_COPIES = 4
 MOST_COPIES = 64
 MOST_EVENTS = 4_000_000
-SETTLED = 1e-4
+SAME = 1e-4
 """Two consecutive periods that differ by no more than this share are the steady state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """A settled repetition.
+    """Copies of a cycle in their steady state, or as near to it as was tried.
 
     Attributes:
         repeated: the copies.
         program: the copies as simulated, with edited durations.
         simulated: their times.
         period_ns: of a cycle, by rank.
-        at: ("item" or "kernel", row) of the last copy's event that sets each rank's pace.
+        at: ("item" or "kernel", row) of the last copy's event that sets each rank's period.
         stop_ns: the time of the same event one copy earlier, by rank.
-        settled: whether two consecutive periods agree.
+        reached: whether two consecutive periods agree.
     """
 
     repeated: Repeated
@@ -45,7 +45,7 @@ class Steady:
     period_ns: Int64
     at: list[tuple[str, int]]
     stop_ns: Int64
-    settled: bool
+    reached: bool
 
 
 MakeProgram = Callable[[Repeated], Program]
@@ -65,7 +65,7 @@ def steady_state(cycle: Cycle, make: MakeProgram, copies: int = FIRST_COPIES) ->
     while True:
         repeated = repeat(cycle, copies)
         steady = measure(repeated, make(repeated))
-        if steady.settled or 2 * copies > MOST_COPIES or 2 * copies * size > MOST_EVENTS:
+        if steady.reached or 2 * copies > MOST_COPIES or 2 * copies * size > MOST_EVENTS:
             return steady
         copies *= 2
 
@@ -79,7 +79,7 @@ def measure(repeated: Repeated, program: Program) -> Steady:
     before = times[:, -2] - times[:, -3]
     at: list[tuple[str, int]] = []
     found, stop = np.zeros(len(repeated.end), np.int64), np.zeros(len(repeated.end), np.int64)
-    settled = True
+    reached = True
     for number in range(len(repeated.end)):
         mine = np.flatnonzero(rank == number)
         best = int(mine[np.argmax(period[mine])])
@@ -87,5 +87,5 @@ def measure(repeated: Repeated, program: Program) -> Steady:
         at.append(("item", int(repeated.end[best, -1])) if is_item
                   else ("kernel", int(repeated.tail[best - len(repeated.end), -1])))
         found[number], stop[number] = period[best], times[best, -2]
-        settled &= bool(abs(int(before[mine].max()) - found[number]) <= SETTLED * max(int(found[number]), 1))
-    return Steady(repeated, program, simulated, found, at, stop, settled)
+        reached &= bool(abs(int(before[mine].max()) - found[number]) <= SAME * max(int(found[number]), 1))
+    return Steady(repeated, program, simulated, found, at, stop, reached)

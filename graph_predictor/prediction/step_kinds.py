@@ -27,12 +27,12 @@ MOST_STEPS = 32
 SHOWN = 60
 """Characters of sizes that are shown."""
 QUANTILES = (0.1, 0.9)
-"""Of an 80% interval."""
+"""Quantiles that are the ends of an 80% interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepKinds:
-    """How the recorded steps of a job differ in what they do.
+    """Difference of a job's recorded steps in what they do.
 
     Attributes:
         text: what differs, a sentence.

@@ -10,7 +10,7 @@ from graph_predictor.edits.registry import Value, chosen
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What is different; see the options of ``foretrace predict`` for how texts are written.
+    """Changes of a source; see the options of ``foretrace predict`` for how texts are written.
 
     Attributes:
         device, parallel, topology, from_topology: None for that of the source.

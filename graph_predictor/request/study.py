@@ -159,7 +159,7 @@ class Study:
     # -- a source that never ran --------------------------------------------------------------------------------------
 
     def _made(self, wanted: Configuration, collectives: CollectiveModel | None) -> tuple[Baseline, list[Edit]]:
-        """It is made for the device and with the host that are wanted, rather than changed to them."""
+        """Make the step for the device and with the host that are wanted, rather than change it to them."""
         spec = self._recorded_on or (None if wanted.device is None else find_device(wanted.device))
         overheads = None if wanted.host_from is None else self._once("overheads", self._overheads, wanted.host_from)
         sizes = wanted.sizes
@@ -272,8 +272,8 @@ class Study:
         captures = [self._recorded, *(baseline_of(self._once("captures", self._other, path), device=source,
                                                   profiled=self._profiled) for path, _ in others)]
         graphs = [one.built.graphs[0] for one in captures]
-        told = [dict(old), *(sizes for _, sizes in others)]
-        return SizeLaws(captures, captured_sizes(graphs, told, dict(new)), dict(new))
+        sizes = [dict(old), *(sizes for _, sizes in others)]
+        return SizeLaws(captures, captured_sizes(graphs, sizes, dict(new)), dict(new))
 
     # -- shared -------------------------------------------------------------------------------------------------------
 

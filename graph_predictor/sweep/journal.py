@@ -20,12 +20,12 @@ from tracer.decode import DecodeError, from_json
 
 FORMAT = 1
 _HEAD = b'{"foretrace_sweep":'
-"""What every journal begins with."""
+"""The first words of every journal."""
 SUFFIX = ".journal"
 
 
 class Journal:
-    """Of one output file; written by one process at a time.
+    """The finished points of one output file; written by one process at a time.
 
     Args:
         output: the table's path; the journal lies beside it.

@@ -1,4 +1,4 @@
-"""Which points are best."""
+"""Points that are feasible, the best first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from graph_predictor.sweep.space import SweepError
 
 
 class Goal(str, Enum):
-    """What is best."""
+    """The measure by which points are ranked."""
 
     THROUGHPUT = "throughput"
     TIME = "time"

@@ -35,7 +35,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class SweepSource:
-    """What each worker reads: plain values. Its paths must mean the same on every machine of a cluster.
+    """The source that each worker reads, as plain values. Its paths must mean the same on every machine of a cluster.
 
     Attributes:
         paths: of the source, or one SCRIPT.py:FUNCTION.
@@ -66,7 +66,7 @@ class SweepSource:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What came out.
+    """The points of a sweep, priced.
 
     Attributes:
         table: a row a point, in the order of the space: the axes' columns, then ``rows.COLUMNS``.
@@ -106,7 +106,7 @@ def sweep(source: SweepSource, space: SweepSpace, *, output: str | os.PathLike[s
         raise SweepError(f"{jobs} is no number of processes; give --jobs 1 or more, or -1 for one a core.")
     if scheduler is not None and backend == LOCAL:
         raise SweepError("A scheduler is of a cluster; give --workers dask or ray with it.")
-    study = source.study()  # what is wrong with it is told before any worker starts
+    study = source.study()  # what is wrong with it is said before any worker starts
     points = list(space)
     with ExitStack() as stack:
         rows: dict[str, Row] = {}

@@ -1,4 +1,4 @@
-"""What is swept: axes, their values, and the configuration of each combination."""
+"""The space that is swept: axes, their values, and the configuration of each combination."""
 
 from __future__ import annotations
 

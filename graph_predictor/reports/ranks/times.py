@@ -23,7 +23,7 @@ from tracer.graph import NONE, ExecutionGraph, KernelKind
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One step of one rank, or one settled period of a prediction.
+    """One step of one rank, or one period of a prediction in its steady state.
 
     Attributes:
         rank: position in the job.
@@ -150,9 +150,9 @@ def recorded_times(result: Replay, step: str | None = None) -> JobTimes:
         1, False, result.profiled, True, (), tuple(notes), again)
 
 
-def predicted_times(settled: SimulatedStep) -> JobTimes:
-    """The times of a predicted job: of its last settled period."""
-    scenario, steady = settled.scenario, settled.steady
+def predicted_times(step: SimulatedStep) -> JobTimes:
+    """The times of a predicted job: of its last period."""
+    scenario, steady = step.scenario, step.steady
     repeated, cycle = steady.repeated, scenario.cycle
     last = np.flatnonzero(repeated.copy_of_kernel == repeated.copies - 1)
     rank_of = steady.program.kernel_rank()[last]
@@ -169,7 +169,7 @@ def predicted_times(settled: SimulatedStep) -> JobTimes:
     return JobTimes(
         built, steady.program, steady.simulated, kinds_of(repeated, built.graphs), repeated.item, repeated.kernel,
         scenario.pieces, windows(steady), cycle.steps, True,
-        scenario.profiled, settled.ran, settled.edits, settled.notes, again)
+        scenario.profiled, step.ran, step.edits, step.notes, again)
 
 
 def scaled_rank(times: JobTimes, rank: int, kernels: float, host: float) -> Program:
