@@ -1,8 +1,7 @@
 """How many bytes a parallel training step must communicate, by closed formulas, and the check against what it did.
 
-Sources: Korthikanti et al. 2022 (2205.05198) for tensor and sequence parallelism, Rajbhandari et al. 2020 (1910.02054)
-for ZeRO, Anthony et al. 2024 (2408.10197) for the rest. All are payloads (nccl-tests' size) per rank and step; wire
-bytes are payload × bus factor.
+What a block, a replica and a stage communicate is in ``traffic``. All are payloads (nccl-tests' size) per rank and
+step; wire bytes are payload × bus factor.
 """
 
 from __future__ import annotations
@@ -10,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+from graph_predictor.comm.traffic import Pass, of_block, of_boundary, of_replicas
 from kernel_models.collectives import CollectiveKind, CommError, bus_factor
 from tracer.decode import DecodeError, from_toml
 from tracer.input_file import read_input
+from tracer.parallel_plan import Sharding
 
-SCHEMES = ("ddp", "zero1", "zero2", "zero3", "none")
+SHARDING = {"ddp": Sharding.NONE, "zero1": Sharding.OPTIMIZER, "zero2": Sharding.GRADIENTS,
+            "zero3": Sharding.PARAMETERS}
+SCHEMES = (*SHARDING, "none")
 TOLERANCE = 0.05
 """Volumes within 5% agree: buckets are padded, losses and norms are reduced too."""
 
@@ -90,36 +93,25 @@ class Volume:
 
 def expected_volumes(job: JobShape) -> list[Volume]:
     """All that a step must communicate, by cause."""
-    found: list[Volume] = []
-    kinds = CollectiveKind
-
-    def add(cause: str, kind: CollectiveKind, ranks: int, payload: float) -> None:
-        if ranks > 1 and payload > 0:
-            found.append(Volume(cause, kind, ranks, payload))
-
-    gradients, weights = job.parameters * job.gradient_bytes, job.parameters * job.parameter_bytes
-    if job.data_scheme == "ddp":
-        add("DDP gradients", kinds.ALL_REDUCE, job.dp, gradients)
-    elif job.data_scheme in ("zero1", "zero2"):
-        add(f"ZeRO-{job.data_scheme[-1]} gradients", kinds.REDUCE_SCATTER, job.dp, gradients)
-        add(f"ZeRO-{job.data_scheme[-1]} parameters", kinds.ALL_GATHER, job.dp, weights)
-    elif job.data_scheme == "zero3":
-        add("ZeRO-3 gradients", kinds.REDUCE_SCATTER, job.dp, gradients)
-        add("ZeRO-3 parameters, forward and backward", kinds.ALL_GATHER, job.dp, 2 * weights)
-    activation = float(job.sequence * job.batch * job.hidden * job.activation_bytes)
-    passes = (4 + 2 * job.full_recompute) * job.layers * job.micro_batches
-    if job.sequence_parallel:
-        add("sequence-parallel activations", kinds.REDUCE_SCATTER, job.tp, passes * activation)
-        add("sequence-parallel activations", kinds.ALL_GATHER, job.tp, passes * activation)
-    else:
-        add("tensor-parallel activations", kinds.ALL_REDUCE, job.tp, passes * activation)
+    sharding = SHARDING.get(job.data_scheme)
+    replicas = [] if sharding is None else of_replicas(
+        sharding, job.parameters * job.gradient_bytes, job.parameters * job.parameter_bytes)
+    stream = float(job.sequence * job.batch * job.hidden * job.activation_bytes)
+    block = of_block(stream, sequence_parallel=job.sequence_parallel, routed=job.top_k * stream)
     neighbours = job.boundaries if job.boundaries >= 0 else (2 if job.pp > 2 else 1)
-    part = activation / job.tp if job.sequence_parallel else activation
-    add("pipeline activations and gradients", kinds.SEND_RECV, job.pp,
-        2 * neighbours * job.chunks * job.micro_batches * part)
-    add("expert dispatch and combine", kinds.ALL_TO_ALL, job.ep,
-        (4 + 2 * job.full_recompute) * job.moe_layers * job.micro_batches * job.top_k * activation)
-    return found
+    stages = of_boundary(stream, job.tp, sequence_parallel=job.sequence_parallel)
+    blocks = {"tp": job.layers, "ep": job.moe_layers, "cp": 0}
+    ranks = {"dpcp": job.dp, "tp": job.tp, "ep": job.ep, "pp": job.pp}
+    found: dict[tuple[str, CollectiveKind, int], float] = {}
+    for each in (*replicas, *block, *stages):
+        passes = 1 if each.during is Pass.STEP else job.micro_batches
+        if each in block:
+            passes *= blocks[each.dimension] * (1 + (job.full_recompute and each.during is Pass.FORWARD))
+        elif each in stages:
+            passes *= neighbours * job.chunks
+        key = each.cause, each.kind, ranks.get(each.dimension, 1)
+        found[key] = found.get(key, 0.0) + passes * each.count * each.payload_bytes
+    return [Volume(*key, payload) for key, payload in found.items() if key[2] > 1 and payload > 0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,22 +1,15 @@
 """``Loads``: everything a plan's step is made of, each priced on its own: work of every piece, every collective.
 
-Collectives are those of Megatron-LM (tensor, sequence, context, expert and pipeline parallelism), DDP and FSDP:
-
-=================  ====================================================================================================
-tensor             an all-reduce after attention and one after the feed-forward part, in backward one before each; with
-                   sequence parallelism a reduce-scatter and an all-gather in place of each
-context            keys and values to all parts of the sequence, their gradients back
-experts            an all-to-all to the experts and one back, in either direction
-vocabulary         the embedding's all-reduce; the loss's three small ones; the head's in backward
-pipeline           the residual stream between stages, and its gradient back
-data               gradients all-reduced; sharded: reduce-scattered, parameters gathered; fully: block by block
-=================  ====================================================================================================
+Collectives are those of Megatron-LM (tensor, sequence, context, expert and pipeline parallelism), DDP and FSDP, which
+``graph_predictor.comm.traffic`` lists, and the vocabulary's: the embedding's all-reduce; the loss's three small ones;
+the head's in backward.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from graph_predictor.comm.traffic import Pass, of_block, of_boundary, of_replicas
 from graph_predictor.parallel.decoder import check_decoder_plan
 from graph_predictor.parallel.pieces import LayerPieces, LayerWork, PieceCost
 from kernel_models.collectives import (
@@ -37,6 +30,10 @@ OVERLAP_PIECES = 4
 GRADIENT_BYTES = 4
 """Gradients are accumulated and reduced in fp32, as Megatron-LM's are with half-precision parameters."""
 FP32 = "float32"
+_WORK = {"tp": "block", "cp": "context", "ep": "experts"}
+"""Whose work waits for what a dimension communicates within a block."""
+_SHARED = {CollectiveKind.ALL_GATHER: "gather", CollectiveKind.ALL_REDUCE: "reduce",
+           CollectiveKind.REDUCE_SCATTER: "reduce"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +152,8 @@ def loads_of(plan: ParallelPlan, shape: TransformerShape, pieces: LayerPieces, c
     return Loads(
         plan, shape, pieces.cost(shape, part), pieces.cost(shape, outer[Piece.EMBEDDING]),
         pieces.cost(shape, outer[Piece.HEAD]), optimizer, of("block forward"), of("block backward"),
-        of("beside forward"), of("beside backward"), of("experts"), of("experts"), of("context forward"),
-        of("context backward"), of("embedding"), of("loss"), of("head backward"),
+        of("beside forward"), of("beside backward"), of("experts forward"), of("experts backward"),
+        of("context forward"), of("context backward"), of("embedding"), of("loss"), of("head backward"),
         tuple(of(("transfer", stage)) for stage in range(plan.pp)),
         tuple(of(("reduce", stage)) for stage in range(plan.pp)),
         tuple(of(("gather", stage)) for stage in range(plan.pp)),
@@ -177,48 +174,37 @@ def _within_layers(calls: _Calls, plan: ParallelPlan, shape: TransformerShape, c
     on, dtype, width = collectives.topology, dtype_name(shape.dtype), shape.element_bytes
     tokens = plan.samples * shape.seq // plan.cp
     stream = float(tokens * shape.hidden * width)
-    tensor = on.place(plan.group("tp"))
-    reduce, gather, scatter = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
-    if plan.tensor_overlap:
-        # Gathers come piece by piece before their products; in backward all have a product of their own to run beside.
-        calls.add("block forward", scatter, stream / OVERLAP_PIECES, tensor, dtype, 2)
-        calls.add("beside forward", scatter, stream * (1 - 1 / OVERLAP_PIECES), tensor, dtype, 2)
-        calls.add("beside forward", gather, stream, tensor, dtype, 2)
-        calls.add("beside backward", scatter, stream, tensor, dtype, 2)
-        calls.add("beside backward", gather, stream, tensor, dtype, 4)
-    elif plan.sequence_parallel:
-        for key, more in (("block forward", 0), ("block backward", 2)):
-            calls.add(key, scatter, stream, tensor, dtype, 2)
-            # What the products' weights need of their inputs is gathered once more in backward.
-            calls.add(key, gather, stream, tensor, dtype, 2 + more)
-    else:
-        for key in ("block forward", "block backward"):
-            calls.add(key, reduce, stream, tensor, dtype, 2)
+    keys = float(2 * plan.samples * shape.seq * shape.kv_heads // plan.tp * shape.width_of_head * width)
+    routed = stream * shape.top_k if shape.experts else 0.0
+    for each in of_block(stream, sequence_parallel=plan.sequence_parallel, keys=keys, routed=routed):
+        place, name = on.place(plan.group(each.dimension)), _WORK[each.dimension]
+        # Overlapped gathers come piece by piece before their products; in backward all have one to run beside.
+        forward = each.during is Pass.FORWARD
+        beside = 0.0 if not plan.tensor_overlap or each.dimension != "tp" else (
+            1 - 1 / OVERLAP_PIECES if forward and each.kind is CollectiveKind.REDUCE_SCATTER else 1.0)
+        calls.add(f"{name} {each.during.value}", each.kind, each.payload_bytes * (1 - beside), place, dtype, each.count)
+        calls.add(f"beside {each.during.value}", each.kind, each.payload_bytes * beside, place, dtype, each.count)
+    tensor, reduce = on.place(plan.group("tp")), CollectiveKind.ALL_REDUCE
     calls.add("embedding", reduce, stream, tensor, dtype)
     calls.add("loss", reduce, float(tokens * 4), tensor, FP32, 3)
     calls.add("head backward", reduce, stream, tensor, dtype)
-    keys = float(2 * plan.samples * shape.seq * shape.kv_heads // plan.tp * shape.width_of_head * width)
-    context = on.place(plan.group("cp"))
-    calls.add("context forward", gather, keys, context, dtype)
-    calls.add("context backward", gather, keys, context, dtype)
-    calls.add("context backward", scatter, keys, context, dtype)
-    if shape.experts:
-        calls.add("experts", CollectiveKind.ALL_TO_ALL, stream * shape.top_k, on.place(plan.group("ep")), dtype, 2)
-    sent = stream / plan.tp if plan.sequence_parallel else stream
+    there, _ = of_boundary(stream, plan.tp, sequence_parallel=plan.sequence_parallel)
     for stage in range(plan.pp if plan.pp > 1 else 0):
-        calls.add(("transfer", stage), CollectiveKind.SEND_RECV, sent, on.place(plan.group("pp", stage)), dtype)
+        calls.add(("transfer", stage), there.kind, there.payload_bytes, on.place(plan.group("pp", stage)), dtype)
 
 
 def _of_parameters(calls: _Calls, plan: ParallelPlan, shape: TransformerShape, collectives: CollectiveModel) -> None:
     on, dtype, width = collectives.topology, dtype_name(shape.dtype), shape.element_bytes
-    reduce, gather, scatter = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
     replicas = on.place(plan.group("dpcp"))
     if plan.sharding is Sharding.PARAMETERS:
         block = shape.block_parameters(plan.tp, plan.ep)
         root = shape.embedding_parameters(plan.tp) + shape.head_parameters(plan.tp)
         for name, count in (("block", block), ("root", root)):
-            calls.add(f"{name} gather", gather, float(count * width), replicas, dtype)
-            calls.add(f"{name} reduce", scatter, float(count * width), replicas, dtype)
+            # What forward gathers of a block, backward gathers again: the estimate takes it twice.
+            once = [each for each in of_replicas(plan.sharding, float(count * width), float(count * width))
+                    if each.kind is not CollectiveKind.ALL_GATHER or each.during is Pass.FORWARD]
+            for each in once:
+                calls.add(f"{name} {_SHARED[each.kind]}", each.kind, each.payload_bytes, replicas, dtype)
         return
     for stage in range(plan.pp):
         # What each expert has is shared by fewer replicas.
@@ -228,8 +214,6 @@ def _of_parameters(calls: _Calls, plan: ParallelPlan, shape: TransformerShape, c
         if experts and plan.dp * plan.cp > plan.ep:
             groups.append((experts, on.place(plan.group("experts", stage))))
         for count, place in groups:
-            if plan.sharding is Sharding.NONE:
-                calls.add(("reduce", stage), reduce, float(count * GRADIENT_BYTES), place, FP32)
-            else:
-                calls.add(("reduce", stage), scatter, float(count * GRADIENT_BYTES), place, FP32)
-                calls.add(("gather", stage), gather, float(count * width), place, dtype)
+            for each in of_replicas(plan.sharding, float(count * GRADIENT_BYTES), float(count * width)):
+                name = _SHARED[each.kind]
+                calls.add((name, stage), each.kind, each.payload_bytes, place, FP32 if name == "reduce" else dtype)

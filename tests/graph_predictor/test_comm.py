@@ -139,6 +139,12 @@ def test_closed_formulas():
     assert total(JobShape("zero1", **million)) == total(JobShape("zero2", **million)) == {
         "reduce_scatter": 4e6, "all_gather": 2e6}
     assert total(JobShape("zero3", **million)) == {"reduce_scatter": 4e6, "all_gather": 4e6}
+    # Sharded gradients and parameters go round with every micro-batch; what is not sharded is reduced once a step.
+    thrice = {**million, "micro_batches": 3}
+    assert total(JobShape("zero2", **thrice)) == {"reduce_scatter": 12e6, "all_gather": 2e6}
+    assert total(JobShape("zero3", **thrice)) == {"reduce_scatter": 12e6, "all_gather": 12e6}
+    assert total(JobShape("ddp", **thrice)) == {"all_reduce": 4e6}
+    assert total(JobShape("zero1", **thrice)) == {"reduce_scatter": 4e6, "all_gather": 2e6}
     # With elements of two bytes everywhere: 2P(d-1)/d for DDP, 3P(d-1)/d for ZeRO-3 on the wire.
     halves = {**million, "gradient_bytes": 2}
     assert sum(v.wire_bytes for v in expected_volumes(JobShape("ddp", **halves))) == pytest.approx(2 * 2e6 * 3 / 4)
@@ -147,7 +153,8 @@ def test_closed_formulas():
     block = {"layers": 3, "sequence": 8, "batch": 2, "hidden": 16, "micro_batches": 5, "tp": 2}
     assert total(JobShape(**block)) == {"all_reduce": 4 * 3 * 5 * 512}
     assert total(JobShape(**block, full_recompute=True)) == {"all_reduce": 6 * 3 * 5 * 512}
-    assert total(JobShape(**block, sequence_parallel=True)) == {"reduce_scatter": 30720, "all_gather": 30720}
+    # Korthikanti et al., section 4.2.2: an extra all-gather in backward of what each rank kept a part of.
+    assert total(JobShape(**block, sequence_parallel=True)) == {"reduce_scatter": 30720, "all_gather": 46080}
     # A middle stage sends and receives at both its boundaries, activations and gradients.
     assert total(JobShape(**{**block, "tp": 1}, pp=4)) == {"send_recv": 2 * 2 * 5 * 512}
     assert total(JobShape(**{**block, "tp": 1}, pp=2)) == {"send_recv": 2 * 5 * 512}
