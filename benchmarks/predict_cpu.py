@@ -12,7 +12,7 @@ too. Operations' times come from the round whose profiled steps were quickest.
 
 `REPORTED` was written down before anything of it had been run. No time was tuned on it; that its intervals were too
 narrow at first (10 of 16) led to a second look at the development runs (docs/prediction.md). `DEVELOPMENT` holds other
-workloads at sizes of their own: what `sizes/size_times.py`, `sizes/time_laws.py` and `host_spread.py` say of spreads
+workloads at sizes of their own: what `sizes/size_times.py`, `prediction/anchoring.py` and `host_spread.py` say of spreads
 was chosen there.
 """
 

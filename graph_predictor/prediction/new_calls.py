@@ -9,20 +9,18 @@ from kernel_models.op_call import Family, OpCall
 from kernel_models.operation import Operation, calls_of
 
 
-def copied_calls(old: tuple[OpCall, ...], growth: Fraction | float) -> tuple[OpCall, ...] | None:
-    """A lone copy or memset with ``growth`` times the bytes; ``None`` where the calls are none, or its bytes unknown.
+def resized_calls(old: tuple[OpCall, ...], before: Operation, after: Operation, growth: Fraction | float) -> tuple[
+        OpCall, ...] | None:
+    """Return the calls of recorded work at its new sizes; ``None`` where they cannot be made.
+
+    A lone copy or memset has ``growth`` times the bytes. Of other work the calls are those of the operation, unless at
+    the old sizes these are not what was recorded: then the formulas do not say what the operation did.
     """
-    if len(old) != 1 or old[0].family not in (Family.TRANSFER, Family.MEMSET) or "unsized" in old[0].flags:
-        return None
-    size = round(old[0].dims[0] * growth)
-    return (memset(size) if old[0].family is Family.MEMSET else transfer(old[0].kind, size, old[0].flags),)
-
-
-def remade_calls(old: tuple[OpCall, ...], before: Operation, after: Operation) -> tuple[OpCall, ...] | None:
-    """Calls of an operation at its new sizes; ``None`` where those at the old ones are not what was recorded, so that
-    the formulas do not say what the operation did."""
+    if len(old) == 1 and old[0].family in (Family.TRANSFER, Family.MEMSET) and "unsized" not in old[0].flags:
+        size = round(old[0].dims[0] * growth)
+        return (memset(size) if old[0].family is Family.MEMSET else transfer(old[0].kind, size, old[0].flags),)
     tf32 = any(call.dtype == "tf32" for call in old)
     return calls_of(after, tf32) if calls_of(before, tf32) == old else None
 
 
-__all__ = ["copied_calls", "remade_calls"]
+__all__ = ["resized_calls"]

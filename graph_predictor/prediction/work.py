@@ -6,7 +6,8 @@ and after the edits; the ratio of their prices scales the measured times of its 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -42,6 +43,22 @@ class Work:
     op: Int64
     sized: np.ndarray
     measured_ns: Int64
+
+    def regrouped(self, new: Sequence[tuple[OpCall, ...]]) -> tuple[Work, dict[int, tuple[OpCall, ...]]]:
+        """Group the pieces again by what they were and what they become.
+
+        Args:
+            new: calls of each piece after a change.
+
+        Returns:
+            The work with its new groups, and the new calls of those that change.
+        """
+        numbers: dict[tuple[int, tuple[OpCall, ...]], int] = {}
+        group = np.array([numbers.setdefault(pair, len(numbers))
+                          for pair in zip(self.group.tolist(), new, strict=True)], np.int64)
+        calls = [self.calls[number] for number, _ in numbers]
+        after = {number: wanted for (_, wanted), number in numbers.items() if wanted != calls[number]}
+        return replace(self, calls=calls, group=group), after
 
 
 def describe_work(built: Built) -> Work:

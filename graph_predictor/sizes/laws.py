@@ -5,8 +5,8 @@
 
 Operations of the captures are aligned in program order (``size_kinds``). What each number among an operation's
 arguments follows from the named sizes is solved exactly (``number_laws``); how its time follows the work is a trend
-through the captured times (``time_laws``, ``size_times``), where the work is what the device's models say of the
-shapes.
+through the captured times (``prediction.anchoring``, ``size_times``), where the work is what the device's models say of
+the shapes.
 """
 
 from __future__ import annotations

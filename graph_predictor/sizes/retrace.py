@@ -1,7 +1,7 @@
 """Other sizes by tracing the program again: ``retrace``.
 
 The program is run by shapes alone at the new sizes (needs PyTorch, no device), and each of its operations takes its
-time from the recorded one that stands for it (``graph_predictor.synthesis.retraced``). Whatever the sizes change is
+time from the recorded one that stands for it (``synthesis.recorded_times``). Whatever the sizes change is
 changed: numbers of operations, other kernels, memory. The program is a workload of the suite, which the capture noted,
 or a function of the user's that builds it and takes the sizes as arguments.
 """

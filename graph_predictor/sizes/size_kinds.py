@@ -1,12 +1,14 @@
-"""Captures of one program at several sizes, operation by operation: which are each other's partners, which are equal.
+"""A step's operations at other sizes, kind by kind: from one capture whose dimensions are scaled, or by the laws of
+several.
 
-Operations are aligned in program order. Those of one name with the same arguments in every capture are one *kind*; a
-kind's arguments at the new sizes follow from its arguments in the captures.
+Operations of one name with the same arguments in every capture are one *kind*. Those of several captures are aligned in
+program order; a kind's arguments at the new sizes follow from its arguments in the captures.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,7 @@ from graph_predictor.prediction.operation_costs import OperationCosts, every_ope
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.sizes.argument_laws import new_arguments
 from graph_predictor.sizes.number_laws import NoLawError, NumberLaws
+from graph_predictor.sizes.scaled_shapes import ScaledShapes
 from kernel_models.operation import Operation
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE
@@ -34,15 +37,73 @@ class Kind:
         new: at the new sizes; as in the first capture where it has no partners.
         lawless: why its numbers follow no law, if they do not (a buffer that goes by blocks of a library's, a count
             that depends on the data, a pair that is none); such operations have no partners.
+        undecided: whether it works on what may be a parameter or samples, for all that one capture says.
     """
 
     name: str
     recorded: tuple[Operation, ...]
     new: Operation
     lawless: str = ""
+    undecided: bool = False
 
 
-class PairedRank:
+class ResizedRank:
+    """One rank's operations at other sizes, as a source of shapes gives them.
+
+    Attributes:
+        rank: position in each job.
+        costs: what the operations of each capture cost, self times; the first capture is the one that is edited.
+        partner: row of each capture for every row of the first, [captures, rows]; -1 for none.
+        kinds, kind: kinds of operations, and that of each row of the first capture.
+    """
+
+    rank: int
+    costs: list[OperationCosts]
+    partner: Int64
+    kinds: list[Kind]
+    kind: Int64
+
+    @property
+    def paired(self) -> npt.NDArray[np.bool_]:
+        """Rows of the first capture that every other one has."""
+        return np.asarray((self.partner >= 0).all(axis=0), np.bool_)
+
+    def collective(self, row: int) -> tuple[float, ...] | None:
+        """Elements of an operation's collective in every capture and at the new sizes; ``None`` where it is none."""
+        raise NotImplementedError
+
+
+class ScaledRank(ResizedRank):
+    """One rank of one capture whose dimensions are scaled.
+
+    Args:
+        scenario: of the capture.
+        rank: position in the job.
+        shapes: before and after.
+    """
+
+    def __init__(self, scenario: Scenario, rank: int, shapes: ScaledShapes) -> None:
+        self.rank, self.shapes = rank, shapes
+        own = _self_times(scenario, rank)
+        self.costs, self.partner = [own], np.arange(len(own))[None, :]
+        ops, numbers = own.graph.ops, dict[tuple[Any, ...], int]()
+        columns = np.stack([ops.name, ops.shapes, ops.dtypes, ops.strides, ops.scalars])[:, own.op].T.tolist()
+        self.kind = np.array([numbers.setdefault((*key, shapes.layouts(op)), len(numbers))
+                              for op, key in zip(own.op.tolist(), columns, strict=True)], np.int64)
+        _, first = np.unique(self.kind, return_index=True)
+        self.kinds = [self._kind(op) for op in own.op[first].tolist()]
+
+    def _kind(self, op: int) -> Kind:
+        recorded = Operation.from_graph(self.costs[0].graph, op)
+        return Kind(recorded.name, (recorded,), self.shapes.operation_of(op), undecided=self.shapes.undecided(op))
+
+    def collective(self, row: int) -> tuple[float, ...] | None:
+        """See ``ResizedRank``."""
+        found = _elements_of(self.costs[0], row)
+        return None if found is None else (found[1], found[1] * float(self.shapes.payload(found[0])))
+
+
+class PairedRank(ResizedRank):
     """One rank of all captures.
 
     Args:
@@ -50,31 +111,19 @@ class PairedRank:
         rank: position in each job.
         laws: of numbers, captures in the same order.
 
-    Attributes:
-        costs: what the operations of each capture cost, self times.
-        partner: row of each capture for every row of the first, [captures, rows]; -1 for none.
-        kinds, kind: kinds of operations, and that of each row of the first capture.
-
     Raises:
         EditError: the captures run different programs, or sizes follow no law.
     """
 
     def __init__(self, scenarios: list[Scenario], rank: int, laws: NumberLaws) -> None:
         self.rank, self.laws = rank, laws
-        self.costs: list[OperationCosts] = [
-            operation_costs(one.cycle, one.pieces, rank, every_operation(one.built.graphs[rank]),
-                            operation_of_kernels(one, rank)) for one in scenarios]
+        self.costs = [_self_times(one, rank) for one in scenarios]
         first = self.costs[0]
-        self.partner: Int64 = np.stack([np.arange(len(first)), *(partners(first, other) for other in self.costs[1:])])
+        self.partner = np.stack([np.arange(len(first)), *(partners(first, other) for other in self.costs[1:])])
         self._check_alone()
-        self.kinds: list[Kind] = []
-        self.kind: Int64 = self._find_kinds()
+        self.kinds = []
+        self.kind = self._find_kinds()
         self._check_lawless()
-
-    @property
-    def paired(self) -> npt.NDArray[np.bool_]:
-        """Rows of the first capture that every other one has."""
-        return np.asarray((self.partner >= 0).all(axis=0), np.bool_)
 
     def _check_alone(self) -> None:
         for number, costs in enumerate(self.costs):
@@ -138,16 +187,32 @@ class PairedRank:
                             "operations; trace the program again (--code), or scale one capture (leave --also out).")
         self.partner[1:, lawless] = NONE
 
-    def collective(self, row: int) -> tuple[int, ...] | None:
-        """Elements of an operation's collective in every capture; ``None`` where it is none."""
-        found = []
-        for costs, at in zip(self.costs, self.partner[:, row].tolist(), strict=True):
-            table = costs.graph.collectives
-            rows = np.flatnonzero(table.op == costs.op[at]).tolist() if at >= 0 else []
-            if not rows:
-                return None
-            found.append(max(int(table.elements_in[rows[0]]), int(table.elements_out[rows[0]]), 0))
-        return tuple(found)
+    def collective(self, row: int) -> tuple[float, ...] | None:
+        """See ``ResizedRank``. Raises ``EditError`` where the elements follow no law."""
+        found = [_elements_of(costs, at) if at >= 0 else None
+                 for costs, at in zip(self.costs, self.partner[:, row].tolist(), strict=True)]
+        elements = tuple(one[1] for one in found if one is not None)
+        if len(elements) < len(found):
+            return None
+        try:
+            return (*elements, self.laws.value(elements))
+        except NoLawError as error:
+            raise EditError(f"The payload of {self.kinds[int(self.kind[row])].name} differs between the captures in a "
+                            f"way that was not understood: {error}.") from None
+
+
+def _self_times(scenario: Scenario, rank: int) -> OperationCosts:
+    return operation_costs(scenario.cycle, scenario.pieces, rank, every_operation(scenario.built.graphs[rank]),
+                           operation_of_kernels(scenario, rank))
+
+
+def _elements_of(costs: OperationCosts, row: int) -> tuple[int, int] | None:
+    """An operation's row of the collectives and its elements; ``None`` where it is none."""
+    table = costs.graph.collectives
+    rows = np.flatnonzero(table.op == costs.op[row]).tolist()
+    if not rows:
+        return None
+    return rows[0], max(int(table.elements_in[rows[0]]), int(table.elements_out[rows[0]]), 0)
 
 
 def operation_of_kernels(scenario: Scenario, rank: int) -> Int64:

@@ -6,31 +6,34 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from graph_predictor.comm.recorded_calls import payload_ratios
+from graph_predictor.prediction.anchoring import resized_on_cpu, shrinking
 from graph_predictor.prediction.memory import most_activations, with_sizes
-from graph_predictor.prediction.new_calls import copied_calls, remade_calls
-from graph_predictor.prediction.overheads import computing_operations
+from graph_predictor.prediction.new_calls import resized_calls
+from graph_predictor.prediction.operation_costs import Bools
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.sizes.named_sizes import LEADING, MOST, parse_sets
 from graph_predictor.sizes.scaled_shapes import ScaledShapes
+from graph_predictor.sizes.size_kinds import ScaledRank
+from graph_predictor.sizes.size_times import computing_kinds, host_factors, log_work
 from graph_predictor.sizes.unrolled import unrolled_size
 from kernel_models.op_call import OpCall
-from kernel_models.operation import Operation, calls_of
-from kernel_models.pricing import price
-from kernel_models.spreads import RESIZED_ON_CPU, RESIZED_WITH_DATA
+from kernel_models.operation import Operation
+from kernel_models.spreads import RESIZED_WITH_DATA
 from tracer.arrays import Float64, Int64
 
 MOST_GROWTH = 1000
-"""Times the recorded size, up or down: beyond it (``pricing.MOST_RATIO``) one recorded time says nothing."""
+"""Times the recorded size, up or down: beyond it (``anchoring.MOST_RATIO``) one recorded time says nothing."""
 MOST_UNDECIDED = 0.05
 """Share of the step's work on matrices that may be parameters or samples."""
 MOST_UNSIZED = 0.05
 """Share of the kernels' time whose sizes may be missing."""
+SAME = 1e-9
+"""A factor that is 1 but for rounding."""
 LEAST_MOVED = 0.01
 """Share of the step's work by which a new size should change it at least; less is said."""
 
@@ -142,31 +145,27 @@ def _check_decided(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes)
 
 
 def _resized(scenario: Scenario, scaled: list[ScaledShapes], changes: tuple[tuple[str, int, int], ...]) -> Scenario:
-    """New calls for every piece in the cycle; pieces are grouped again by old and new calls."""
+    """New calls for every piece of device work; where they cannot be made, it grows with its data."""
     work = scenario.work
-    known: dict[tuple[Any, ...], tuple[tuple[OpCall, ...], Fraction]] = {}
-    numbers: dict[tuple[int, tuple[OpCall, ...]], int] = {}
+    known: dict[tuple[Any, ...], tuple[tuple[OpCall, ...] | None, float]] = {}
     calls: list[tuple[OpCall, ...]] = []
-    after: dict[int, tuple[OpCall, ...]] = {}
-    group = np.empty(len(work.group), np.int64)
     factor = np.ones(len(work.group))
     doubtful = np.zeros(len(work.group), np.bool_)
     for i, (number, rank, op) in enumerate(zip(work.group.tolist(), work.rank.tolist(), work.op.tolist(), strict=True)):
-        ops = scaled[rank].graph.ops
-        columns = [ops.name, ops.shapes, ops.dtypes, ops.strides, ops.scalars] if op >= 0 else []
-        key = (number, rank, *(int(column[op]) for column in columns), scaled[rank].layouts(op))
+        calls.append(work.calls[number])
+        if op < 0:
+            continue
+        shapes = scaled[rank]
+        ops = shapes.graph.ops
+        key = (number, rank, *(int(column[op]) for column in (ops.name, ops.shapes, ops.dtypes, ops.strides,
+                                                              ops.scalars)), shapes.layouts(op))
         if key not in known:
-            known[key] = _new_calls(scaled[rank], op, work.calls[number])
-        new, grown = known[key]
-        pair = (number, new)
-        if pair not in numbers:
-            numbers[pair] = len(calls)
-            calls.append(work.calls[number])
-            if new != work.calls[number]:
-                after[numbers[pair]] = new
-        group[i] = numbers[pair]
-        factor[i] = float(grown)
-        doubtful[i] = op >= 0 and scaled[rank].undecided(op)
+            known[key] = (resized_calls(calls[i], Operation.from_graph(shapes.graph, op), shapes.operation_of(op),
+                                        shapes.growth(op)), float(shapes.growth(op)))
+        new, growth = known[key]
+        calls[i], factor[i] = (calls[i], growth) if new is None else (new, 1.0)
+        doubtful[i] = shapes.undecided(op)
+    resized, after = work.regrouped(calls)
     kernel_factor = np.where(work.piece >= 0, factor[np.maximum(work.piece, 0)], 1.0) if len(factor) else np.ones(
         len(work.piece))
     collectives, exchanged = _collectives(scenario, scaled)
@@ -177,10 +176,10 @@ def _resized(scenario: Scenario, scaled: list[ScaledShapes], changes: tuple[tupl
         spread = np.hypot(spread, np.where(mine, _either(changes), 0.0))
     batch = next((new for name, _, new in changes if name.lower() in LEADING), None)
     share = work.measured_ns[factor != 1.0].sum() / max(int(work.measured_ns.sum()), 1)
-    sized = (factor != 1.0) | np.isin(group, list(after))
+    sized = (factor != 1.0) | np.isin(resized.group, list(after))
     scenario = _moving(scenario, changes, float(work.measured_ns[sized].sum()) / max(int(work.measured_ns.sum()), 1))
     kernels = replace(scenario.kernels.scaled(kernel_factor).widened(spread), calls=after)
-    changed = replace(_with_activations(scenario, changes), work=replace(work, calls=calls, group=group),
+    changed = replace(_with_activations(scenario, changes), work=resized,
                       kernels=kernels, items_per_rank=None if batch is None else float(batch))
     if doubtful.any():
         changed = changed.with_note(_doubt(work.measured_ns[doubtful].sum() / max(int(work.measured_ns.sum()), 1)))
@@ -196,60 +195,38 @@ def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], changes: tup
         Scenario:
     """On a CPU the operations are the kernels: the own time of those that compute × model(new sizes) / model(old)."""
     scenario = scenario.claim("the host's computation", "--set")
-    spec, pieces = scenario.known_source(), scenario.pieces
-    ns = scenario.host_times()
-    before: list[OpCall] = []
-    after: list[OpCall] = []
-    known: dict[tuple[Any, ...], tuple[int, int, int, int] | None] = {}
-    rows: list[int] = []
-    fixed: list[int] = []
-    same: set[tuple[Any, ...]] = set()
-    doubtful = 0
-    spans: list[tuple[int, int, int, int]] = []
-    computes = [computing_operations(rank.graph) for rank in scaled]
-    for i in np.flatnonzero((pieces.op >= 0) & ~pieces.fetched & scenario.cycle.working[pieces.item]).tolist():
-        rank, op = int(pieces.rank[i]), int(pieces.op[i])
-        if not computes[rank][op]:
-            continue
-        doubtful += int(pieces.ns[i]) * scaled[rank].undecided(op)
-        ops = scaled[rank].graph.ops
-        key = (rank, *(int(c[op]) for c in (ops.name, ops.shapes, ops.dtypes, ops.strides, ops.scalars)),
-               scaled[rank].layouts(op))
-        if key not in known:
-            operation = Operation.from_graph(scaled[rank].graph, op)
-            old = calls_of(operation)
-            new = calls_of(scaled[rank].operation_of(op))
-            sized = old and new and not any("unsized" in call.flags for call in (*old, *new)) and old != new
-            if old and old == new:
-                same.add(key)
-            known[key] = (len(before), len(before) + len(old), len(after), len(after) + len(new)) if sized else None
-            before += old if sized else ()
-            after += new if sized else ()
-        found = known[key]
-        if found is not None:
-            rows.append(i)
-            spans.append(found)
-        elif key in same:
-            fixed.append(i)
-    if not rows:
+    pieces, working = scenario.pieces, scenario.cycle.working[scenario.pieces.item]
+    was, factor = scenario.host_times(), np.ones(len(pieces))
+    known: Bools = np.zeros(len(pieces), np.bool_)
+    doubtful: Bools = np.zeros(len(pieces), np.bool_)
+    for number, shapes in enumerate(scaled):
+        rank = ScaledRank(scenario, number, shapes)
+        factor *= host_factors(scenario, rank, log_work(scenario, rank), np.zeros(2))
+        computes = computing_kinds(scenario, rank)
+        undecided = computes & np.array([kind.undecided for kind in rank.kinds], np.bool_)
+        none = np.zeros(len(rank.kind) + 1)
+        known, doubtful = (so_far | (rank.costs[0].by_piece(pieces, kinds[rank.kind].astype(np.float64), none, 0.0, 0.0)
+                                     > 0) for so_far, kinds in ((known, computes), (doubtful, undecided)))
+    changed = np.abs(factor - 1.0) > SAME
+    if not changed.any():
         raise EditError("No operation that computes has one of the sizes: nothing would change.")
-    was, will = (price(calls, spec, scenario.devices.source_models).times_us for calls in (before, after))
-    ratio = np.array([will[c:d].sum() / was[a:b].sum() for a, b, c, d in spans])
-    all_ns = max(float(ns[scenario.cycle.working[pieces.item]].sum()), 1.0)
-    scenario = _moving(scenario, changes, abs(float((ns[rows] * (ratio - 1.0)).sum())) / all_ns)
-    ns[rows] *= ratio
-    batch = next((new for name, _, new in changes if name.lower() in LEADING), None)
-    share = float(pieces.ns[rows].sum()) / max(float(pieces.ns[scenario.cycle.working[pieces.item]].sum()), 1.0)
-    shrinking = _shrinking(scenario, ns, [*rows, *fixed], changes)
-    host = scenario.host.widened(share * RESIZED_ON_CPU).widened(shrinking)
-    doubt = doubtful / max(float(pieces.ns[scenario.cycle.working[pieces.item]].sum()), 1.0)
+    ns = was * factor
+    moved = abs(float((ns - was)[changed].sum())) / max(float(was[working].sum()), 1.0)
+    scenario = _moving(scenario, changes, moved)
+    share, doubt = (float(pieces.ns[rows].sum()) / max(float(pieces.ns[working].sum()), 1.0)
+                    for rows in (changed, doubtful))
+    stays = float(ns[working & ~pieces.fetched & ~known].sum())
+    less = shrinking(stays, float(ns[working].sum()), math.prod(new / old for _, old, new in changes))
+    host = scenario.host.widened(resized_on_cpu(ns[changed], factor[changed], float(ns[working].sum())))
+    host = host.widened(less)
     if doubt:
         scenario, host = scenario.with_note(_doubt(doubt)), host.widened(doubt * _either(changes))
-    changed = replace(_with_activations(scenario, changes), host=replace(host, ns=ns),
-                      items_per_rank=None if batch is None else float(batch))
-    return changed.with_note(f"{share:.0%} of the step is operations that compute on the CPU and grow by their models; "
-                             "the rest of the host's time stays."
-                             + (" The interval holds a step in which that shrinks too." if shrinking else ""))
+    batch = next((new for name, _, new in changes if name.lower() in LEADING), None)
+    changed_step = replace(_with_activations(scenario, changes), host=replace(host, ns=ns),
+                           items_per_rank=None if batch is None else float(batch))
+    return changed_step.with_note(
+        f"{share:.0%} of the step is operations that compute on the CPU and grow by their models; the rest of the "
+        "host's time stays." + (" The interval holds a step in which that shrinks too." if less else ""))
 
 
 def _moving(scenario: Scenario, changes: tuple[tuple[str, int, int], ...], moved: float) -> Scenario:
@@ -268,25 +245,6 @@ def _moving(scenario: Scenario, changes: tuple[tuple[str, int, int], ...], moved
         f"{said} changes {moved:.2%} of the step's work, as hardly any operation has that size: what follows it in "
         "another way (a loop, a loader, a size that is worked out from it) is not in this number; trace the program "
         "again (--code), or capture it at two sizes (--also).")))
-
-
-def _shrinking(scenario: Scenario, ns: Float64, known: Sequence[int],
-               changes: tuple[tuple[str, int, int], ...]) -> float:
-    """Log half width that smaller sizes add: host time that stays may shrink with them too, and weighs more in a step
-    that got shorter (allocating, copying, what a larger batch drives out of caches). The interval holds both. Of the
-    pieces in ``known`` it is known what they take: their sizes change, or do not (an optimizer's).
-
-    Of five programs of benchmarks/foreign_tuning taken from batch 16 to 4 on a quiet core none came out more than 1%
-    too short, and two 18 and 35% too long.
-    """
-    growth = math.prod(new / old for _, old, new in changes)
-    working = scenario.cycle.working[scenario.pieces.item]
-    total = float(ns[working].sum())
-    if growth >= 1.0 or total <= 0.0:
-        return 0.0
-    stays = working & ~scenario.pieces.fetched
-    stays[known] = False
-    return -math.log1p(-float(ns[stays].sum()) / total * (1.0 - growth))
 
 
 def _either(changes: tuple[tuple[str, int, int], ...]) -> float:
@@ -345,16 +303,3 @@ def _collectives(scenario: Scenario, scaled: list[ScaledShapes]) -> tuple[Float6
             own = kernels[rows]
             time[own] = payload_ratios(graph, rows.tolist(), moved[own].tolist(), scenario.known_source())
     return time, int((moved != 1).sum())
-
-
-def _new_calls(scaled: ScaledShapes, op: int, old: tuple[OpCall, ...]) -> tuple[tuple[OpCall, ...], Fraction]:
-    """Calls of an operation at the new sizes, or the old ones and a factor where its calls cannot be made again."""
-    if op < 0:
-        return old, Fraction(1)
-    growth = scaled.growth(op)
-    copied = copied_calls(old, growth)
-    if copied is not None:
-        return copied, Fraction(1)
-    before = Operation.from_graph(scaled.graph, op)
-    new = remade_calls(old, before, scaled.operation_of(op))
-    return (old, growth) if new is None else (new, Fraction(1))
