@@ -129,6 +129,12 @@ def test_between_and_at_captures_times_are_those_captured() -> None:
     assert found == pytest.approx([10.0, np.sqrt(300.0), 30.0], rel=1e-3)
 
 
+@pytest.mark.parametrize(("slope", "expected"), [(1.0, 30.0), (0.0, 10.0)])
+def test_through_one_capture_the_trend_is_the_models_ratio(slope: float, expected: float) -> None:
+    """10 µs of twice a unit of work, at six: what computes grows with it, what does not stays."""
+    assert float(np.exp(_trend([10.0], [2.0], slope).at(np.log([6.0])))[0]) == pytest.approx(expected)
+
+
 def test_times_of_a_shared_host_move_the_slope_less_than_a_gpus() -> None:
     """Two captures, twice the work apart, of which one was disturbed by a sixth; truth grows as the work does."""
     work, times = np.log([[1.0, 2.0]]), np.log([[10.0, 2.0 * 10.0 * 0.85]])

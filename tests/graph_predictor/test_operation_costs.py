@@ -1,0 +1,75 @@
+"""What the operations of a recorded step cost, from hand-made traces whose answer is known on paper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from micro import Micro
+
+from graph_predictor.edits import HostFrom
+from graph_predictor.prediction.operation_costs import (
+    every_operation,
+    operation_costs,
+    operations_named,
+    outermost_operations,
+    partners,
+)
+from graph_predictor.synthesis.baseline import baseline_of
+from tracer.arrays import Int64
+from tracer.graph import ExecutionGraph
+
+
+def linear_steps(*pauses: float) -> Micro:
+    """Steps of 500 us: 100 us, ``aten::linear`` of 100 (20, ``aten::addmm`` of 60, 20), a pause, ``aten::relu`` of
+    50, and what is left."""
+    trace = Micro()
+    for number, pause in enumerate(pauses):
+        at = 1000.0 * (number + 1)
+        trace.step(at, at + 500, number + 1)
+        trace.op("aten::linear", at + 100, at + 200).op("aten::addmm", at + 120, at + 180)
+        trace.op("aten::relu", at + 200 + pause, at + 250 + pause)
+    return trace
+
+
+def some(graph: ExecutionGraph) -> Int64:
+    return operations_named(graph, {"aten::addmm", "aten::relu"})
+
+
+@pytest.mark.parametrize(("owner", "names", "inside", "before"), [
+    (every_operation, ["aten::linear", "aten::addmm", "aten::relu"], [40, 60, 50], [100, 0, 40, 210]),
+    (outermost_operations, ["aten::linear", "aten::relu"], [100, 50], [100, 40, 210]),
+    (some, ["aten::addmm", "aten::relu"], [60, 50], [120, 60, 210]),
+])
+def test_every_microsecond_of_a_step_is_in_an_operation_or_before_it(
+        tmp_path: Path, owner: Callable[[ExecutionGraph], Int64], names: list[str], inside: list[float],
+        before: list[float]) -> None:
+    """At each level, with pauses of 30 and 50 us: 40 on average."""
+    base = baseline_of(linear_steps(30, 50).read(tmp_path), range(2))
+    graph = base.built.graphs[0]
+    found = operation_costs(base.cycle, base.pieces, 0, owner(graph))
+    assert [graph.string(int(code)) for code in graph.ops.name[found.op]] == names
+    assert found.inside.mean(axis=0) / 1e3 == pytest.approx(inside)
+    assert found.before.mean(axis=0) / 1e3 == pytest.approx(before)
+    assert found.before.sum() + found.inside.sum() == base.pieces.ns[base.cycle.working[base.pieces.item]].sum()
+    assert np.array_equal(partners(found, found), np.arange(len(found)))
+
+
+def test_time_before_an_operation_that_a_step_lacks_is_not_taken_from_another_host(tmp_path: Path) -> None:
+    """The other program has a ``aten::dropout`` of 50 us more, 300 us after what was before it."""
+    traces = Micro(), Micro()
+    for number in range(2):
+        at = 2000.0 * (number + 1)
+        for trace, more in zip(traces, (0, 350), strict=True):
+            trace.step(at, at + 500 + more, number + 1).op("aten::mm", at + 100, at + 200)
+            if more:
+                trace.op("aten::dropout", at + 500, at + 550)
+            trace.op("aten::relu", at + 300 + more, at + 400 + more)
+    folders = [tmp_path / name for name in ("mine", "other")]
+    for folder in folders:
+        folder.mkdir()
+    mine, other = (trace.read(folder) for trace, folder in zip(traces, folders, strict=True))
+    assert baseline_of(other).predict().step_time_us == pytest.approx(850)
+    assert baseline_of(mine).predict([HostFrom([other])]).step_time_us == pytest.approx(500)
