@@ -56,6 +56,9 @@ def any_value(r: Random) -> Any:
     return _Raw(r.choice(RAW))
 
 
+_MOST_PLACES = 20_000
+
+
 def near(r: Random, value: Any) -> Any:
     """A value that resembles the one there was."""
     if isinstance(value, bool) or value is None:
@@ -71,8 +74,11 @@ def near(r: Random, value: Any) -> Any:
                          value[:at] + r.choice(TEXTS) + value[at:],
                          [value], 0, r.choice(TEXTS)])
     if isinstance(value, list):
-        return r.choice([value[:1], value[::-1], value + value, [], value[1:], {"0": value}, value * 20,
-                         [v for v in value for _ in range(2)], [value]])
+        same = [value[:1], value[::-1], [], value[1:], {"0": value}, [value]]
+        # A list grown again and again would fill the memory of the fuzzer itself.
+        grown = [] if len(places(value)) > _MOST_PLACES else [value + value, value * 20,
+                                                              [v for v in value for _ in range(2)]]
+        return r.choice([*same, *grown])
     return r.choice([{}, [value], dict(list(value.items())[::2]), list(value)])
 
 

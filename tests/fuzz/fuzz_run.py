@@ -31,7 +31,7 @@ from random import Random
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from fuzz_cases import KINDS, QUICK, Case, draw_case, keep, kept
-from fuzz_worker import BYTES, ROOT, SECONDS, Worker
+from fuzz_worker import BYTES, ROOT, SECONDS, WRITTEN, Worker
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
@@ -222,6 +222,8 @@ def _judge(outcome: Outcome, hung: bool, root: Path) -> None:
         outcome.wrong = f"over {SECONDS} s"
     elif outcome.bytes > BYTES:
         outcome.wrong = f"over {BYTES / 1e9} GB"
+    elif any(path.is_file() and not path.is_symlink() and path.stat().st_size >= WRITTEN for path in root.iterdir()):
+        outcome.wrong = f"wrote over {WRITTEN / 1e6:.0f} MB"
     elif code < 0:
         outcome.wrong = f"ended by signal {-code}"
     elif "which is a bug of foretrace" in errors or code >= 90:
@@ -240,7 +242,10 @@ def _judge(outcome: Outcome, hung: bool, root: Path) -> None:
 
 
 def _text(path: Path) -> str:
-    return path.read_bytes()[:4_000_000].decode("utf-8", "replace") if path.exists() else ""
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        return file.read(4_000_000).decode("utf-8", "replace")
 
 
 def _where(errors: str) -> str:

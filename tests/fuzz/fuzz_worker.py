@@ -32,6 +32,8 @@ _WAIT = 600.0
 """So does one that has not ended after so long: it waits, or shares the processor with very many."""
 BYTES = 1_500_000_000
 """A case that takes more memory takes too much; no input is larger than a megabyte."""
+WRITTEN = 200_000_000
+"""So does one that writes a longer file."""
 _DRAWS = 8
 _ADDRESSES = 3 << 30
 """Address space a case's process may take beyond what it starts with: an end to what would fill the machine."""
@@ -119,6 +121,7 @@ def _child(folder: Path, argv: list[str], stdout: str) -> None:
         size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (size + _ADDRESSES, size + _ADDRESSES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (WRITTEN, WRITTEN))
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for number, name in ((1, "stdout"), (2, "stderr")):

@@ -1,14 +1,16 @@
-"""Values that a program makes out of constants on its way to a model, such as a rate for each layer.
+"""Values that a program makes out of constants, such as a rate for each layer, a mask or a table of positions.
 
     rates = [rate.item() for rate in torch.linspace(0, 0.1, depth)]
+    stages = len(torch.unique(widths))
 
 A fake tensor has no values, but what comes of constants alone is the same wherever a program runs: small tensors of it
-are made for real beside the fake ones, and read where a program asks for a number. What is random, comes from data or
-is large has no value here.
+are made for real beside the fake ones, views of them as views, and read where a program asks for a number or for as
+many elements as its values say. What is random, comes from data or is large has no value here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,11 +19,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-MOST_ELEMENTS = 4096
+MOST_ELEMENTS = 1 << 16
 """A larger tensor is data, or weights."""
-_MADE_OF_CONSTANTS = frozenset({"linspace", "logspace", "arange", "zeros", "ones", "full", "eye", "scalar_tensor"})
-_READ = torch.ops.aten._local_scalar_dense.default
+_MADE_OF_CONSTANTS = frozenset({"linspace", "logspace", "arange", "zeros", "ones", "full", "eye", "scalar_tensor",
+                                "tril_indices", "triu_indices", "hann_window", "hamming_window", "blackman_window"})
+_FILLED = frozenset({"zero_", "fill_"})
+"""Operators that give every element of a tensor a value, whatever it was."""
 _LIFTED = torch.ops.aten.lift_fresh.default
+_BY_VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
 class KnownValues:
@@ -30,17 +35,46 @@ class KnownValues:
     def __init__(self) -> None:
         self._of: Any = WeakIdKeyDictionary()
 
-    def number(self, func: Any, args: Any) -> Any:
-        """The number that an operator reads, where it is known; ``None`` otherwise."""
-        if func is not _READ or args[0] not in self._of:
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def result(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an operator gives whose output depends on values, where they are known: numbers, or fresh fake tensors.
+
+        Returns:
+            ``None`` of any other operator, and where a value is not known.
+        """
+        if not any(tag in func.tags for tag in _BY_VALUES):
             return None
-        with _disable_current_modes():
-            return self._of[args[0]].item()
+        found = self._computed(func, args, kwargs)
+        if found is None or found[0] is None:
+            return None
+        return tree_map(self._fake, found[0])
+
+    def of(self, tensor: Any) -> torch.Tensor | None:
+        """The real tensor behind a fake one, or a small real one itself; ``None`` where its values are not known."""
+        known = self._of.get(tensor)
+        if known is None and not isinstance(tensor, FakeTensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            with _disable_current_modes():
+                return tensor.detach() if tensor.numel() <= MOST_ELEMENTS and tensor.device.type == "cpu" else None
+        return known  # type: ignore[no-any-return]
+
+    def numpy(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """``Tensor.numpy`` that gives the values of a fake tensor where they are known."""
+        def read(tensor: Any, **options: Any) -> Any:
+            known = self.of(tensor) if isinstance(tensor, FakeTensor) else None
+            if known is None:
+                return original(tensor, **options)
+            with _disable_current_modes():
+                return known.numpy(force=True).copy()
+
+        return read
 
     def follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Note the values of an operator's results, or forget all where it writes unknown ones into known tensors."""
-        inputs = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
-        if not inputs and func.namespace == "aten" and func.__name__.split(".")[0] in _MADE_OF_CONSTANTS:
+        """Note the values of an operator's results, and forget those of tensors that it writes unknown ones into."""
+        inputs = _tensors((args, kwargs))
+        name = func.__name__.split(".")[0]
+        if not inputs and func.namespace == "aten" and name in _MADE_OF_CONSTANTS:
             if all(one.numel() <= MOST_ELEMENTS for one in _tensors(result)):
                 self._note(func, args, {**kwargs, "device": torch.device("cpu")}, result)
         elif func is _LIFTED and inputs[0].numel() <= MOST_ELEMENTS:
@@ -48,26 +82,79 @@ class KnownValues:
             if constant is not None:
                 with _disable_current_modes():
                     self._of[result] = constant.detach().clone()
-        elif inputs and self._of and any(one in self._of for one in inputs):
-            if all(one in self._of for one in inputs) and _repeatable(func):
-                self._note(func, args, kwargs, result)
-            elif func._schema.is_mutable:
-                self._of.clear()  # views of what was written are not told from other tensors
+        elif name in _FILLED and len(inputs) == 1 and inputs[0] not in self._of:
+            self._forget(func, args, kwargs)
+            if 0 < inputs[0].numel() <= MOST_ELEMENTS and isinstance(inputs[0], FakeTensor):
+                self._fill(func, args, kwargs, inputs[0])
+        elif not self._of and all(isinstance(one, FakeTensor) for one in inputs):
+            return
+        elif not self._note(func, args, kwargs, result):
+            self._forget(func, args, kwargs)
 
-    def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        real = tree_map(lambda one: self._of[one] if isinstance(one, torch.Tensor) else one, (args, kwargs))
+    def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> bool:
+        """Note the values of results; false where they are not known."""
         outputs = _tensors(result)
         if sum(one.numel() for one in outputs) > MOST_ELEMENTS:
-            return
+            return False
+        found = self._computed(func, args, kwargs)
+        if found is None:
+            return False
+        for fake, one in zip(outputs, _tensors(found[0]), strict=False):
+            if one.shape == fake.shape:
+                self._of[fake] = one
+        return True
+
+    def _computed(self, func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
+        """What an operator gives with the values of its inputs, in a tuple; ``None`` where one is not known."""
+        if func.namespace != "aten" or torch.Tag.nondeterministic_seeded in func.tags:
+            return None
+        inputs = _tensors((args, kwargs))
+        values = {id(one): self.of(one) for one in inputs}
+        if any(value is None for value in values.values()):
+            return None
+        real = tree_map(lambda one: values[id(one)] if isinstance(one, torch.Tensor) else one, (args, kwargs))
         with _disable_current_modes(), torch.no_grad():
-            found = _tensors(func(*real[0], **real[1]))
-        for fake, one in zip(outputs, found, strict=False):
-            self._of[fake] = one
+            try:
+                return (func(*real[0], **real[1]),)
+            except (RuntimeError, TypeError, NotImplementedError, IndexError, ValueError):
+                return None  # the program's own call says so, if it was wrong
+
+    def _fill(self, func: Any, args: Any, kwargs: Any, target: Any) -> None:
+        with _disable_current_modes(), torch.no_grad():
+            real = torch.empty_strided(target.shape, target.stride(), dtype=target.dtype)
+            self._of[target] = func(real, *args[1:], **kwargs)
+
+    def _forget(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Forget all tensors that share memory with what an operator writes."""
+        if not func._schema.is_mutable or not self._of:
+            return
+        written = [value for argument, value in _named(func, args, kwargs)
+                   if argument.alias_info is not None and argument.alias_info.is_write]
+        storages = {_storage(one) for one in _tensors(written)}
+        for fake in [one for one in list(self._of) if _storage(one) in storages]:
+            del self._of[fake]
+
+    def _fake(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        with _disable_current_modes():
+            shape, stride, dtype = value.shape, value.stride(), value.dtype
+        fake = torch.empty_strided(shape, stride, dtype=dtype)
+        self._of[fake] = value
+        return fake
 
 
-def _repeatable(func: Any) -> bool:
-    return func.namespace == "aten" and torch.Tag.nondeterministic_seeded not in func.tags
+def _named(func: Any, args: Any, kwargs: Any) -> list[tuple[Any, Any]]:
+    """The arguments of a call beside what its schema says of each."""
+    schema = func._schema.arguments
+    by_name = {argument.name: argument for argument in schema}
+    return [*zip(schema, args, strict=False), *((by_name[name], value) for name, value in kwargs.items()
+                                                if name in by_name)]
 
 
-def _tensors(result: Any) -> list[torch.Tensor]:
-    return [one for one in tree_flatten(result)[0] if isinstance(one, torch.Tensor)]
+def _storage(tensor: Any) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _tensors(value: Any) -> list[Any]:
+    return [one for one in tree_flatten(value)[0] if isinstance(one, torch.Tensor)]

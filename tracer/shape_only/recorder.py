@@ -84,7 +84,7 @@ class OperatorRecorder(TorchDispatchMode):
         self.tf32: dict[str, bool] = {}
         self._rules = rules
         self._placement = placement
-        self._values = KnownValues()
+        self.values = KnownValues()
         self._writer = ArgumentWriter()
         self._in_optimizer = 0
         self._step = 0
@@ -156,12 +156,10 @@ class OperatorRecorder(TorchDispatchMode):
         device = kwargs.get("device")
         if isinstance(device, torch.device) and device.type == "cuda":
             kwargs = {**kwargs, "device": torch.device("cpu")}
-        known = None if self.recording else self._values.number(func, args)
-        if known is not None:
-            return known
-        result = func(*args, **kwargs) if rule is None else rule(*args, **kwargs)
-        if not self.recording:
-            self._values.follow(func, args, kwargs, result)
+        result = self.values.result(func, args, kwargs)
+        if result is None:
+            result = func(*args, **kwargs) if rule is None else rule(*args, **kwargs)
+            self.values.follow(func, args, kwargs, result)
         # A number of torch's own, such as an optimizer's step counter, stays on the host.
         own = func is _LIFT and self._placement is not None and self._placement.wanted is None and not inputs[0].dim()
         on_device = not own and self._place(inputs)

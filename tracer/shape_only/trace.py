@@ -159,6 +159,7 @@ def _traced(fn: Callable[[], Step], device: TracedDevice, steps: int, warmup: in
         if placement is not None:
             placement.install(site)
         recorder = OperatorRecorder(tracker, modules, site.rules, placement)
+        site.patch(torch.Tensor, "numpy", recorder.values.numpy(torch.Tensor.numpy))
         try:
             with ExitStack() as modes:
                 modes.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
