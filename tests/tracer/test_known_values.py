@@ -36,6 +36,29 @@ def combined():
 def truncated():
     return made(8, lambda weight: nn.init.trunc_normal_(weight, std=0.02))
 
+def unique():
+    sizes = torch.round(torch.arange(16, dtype=torch.float32) / 2)
+    kept = torch.nonzero(sizes[1:] != sizes[:-1])
+    assert kept.numpy().shape == (8, 1) and torch.equal(sizes, sizes.clone())
+    return made(len(torch.unique(sizes)) - 1)
+
+def masked():
+    mask = torch.ones(2, 8, dtype=torch.bool)
+    layer = nn.Linear(3, 8)
+    def step():
+        x = torch.randn(2, 3)
+        return layer(x[mask.any(1)] if mask.all() else torch.cat([x, x])).sum()
+    return step
+
+def finite():
+    layer = nn.Linear(3, 8)
+    def step():
+        out = layer(torch.randn(2, 3))
+        if not torch.isfinite(out).all() or out.isnan().any():
+            raise ValueError("no")
+        return out.sum() if torch.rand(1) > 0.1 else layer(out).sum()
+    return step
+
 def random():
     return made(torch.rand(3).argmax() + 1)
 
@@ -57,7 +80,7 @@ def program(tmp_path: Path) -> Callable[[str], str]:
     return lambda name: f"{tmp_path / 'user.py'}:{name}"
 
 
-@pytest.mark.parametrize("name", ["linspace", "combined", "truncated"])
+@pytest.mark.parametrize("name", ["linspace", "combined", "truncated", "unique", "masked", "finite"])
 def test_what_constants_decide_is_read(program: Callable[[str], str], name: str) -> None:
     graph = trace_script(program(name))
     text = [graph.string(code) for code in graph.ops.shapes.tolist() if code >= 0]
@@ -68,3 +91,31 @@ def test_what_constants_decide_is_read(program: Callable[[str], str], name: str)
 def test_what_chance_or_data_decide_is_not(program: Callable[[str], str], name: str) -> None:
     with pytest.raises(ShapeOnlyError, match="reads a tensor's values"):
         trace_script(program(name))
+
+
+def test_what_torch_computes_for_real_is_left_alone() -> None:
+    import torch
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    from tracer.shape_only.trace import trace_step
+
+    found = []
+
+    def build() -> Callable[[], object]:
+        with unset_fake_temporarily():
+            counted = torch.arange(4)
+            counted.add_(1)
+            found.append((counted == 2).nonzero().tolist())
+            found.append(counted.tolist())
+        layer = torch.nn.Linear(2, 2)
+        return lambda: layer(torch.ones(1, 2)).sum()
+
+    trace_step(build)
+    assert found == [[[1]], [1, 2, 3, 4]]
+
+
+def test_what_is_assumed_is_said(program: Callable[[str], str]) -> None:
+    notes = trace_script(program("finite")).meta.loss.notes
+    assert sum("whether values are finite" in note for note in notes) == 1
+    assert sum("taken to be 0.5" in note for note in notes) == 1
+    assert not any("finite" in note or "0.5" in note for note in trace_script(program("masked")).meta.loss.notes)

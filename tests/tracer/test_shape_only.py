@@ -500,12 +500,12 @@ def build():
 
 def decides():
     def step():
-        x = torch.ones(3, device="cuda")
+        x = torch.randn(3, device="cuda")
         return x * 2 if x.sum() > 0 else x
     return step
 
 def counts():
-    return lambda: torch.ones(3, device="cuda").nonzero()
+    return lambda: torch.randn(3, device="cuda").nonzero()
 
 @torch.library.custom_op("test_shape_only::twice", mutates_args=())
 def twice(x: torch.Tensor) -> torch.Tensor:

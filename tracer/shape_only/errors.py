@@ -63,7 +63,8 @@ def unexplained(error: BaseException) -> ShapeOnlyError:
 
 
 def user_line(trace: TracebackType | None) -> str:
-    """``file.py:12 (`the line`)`` of the innermost frame that is neither torch's, the library's nor Python's own."""
+    """``file.py:12 (`the line`)`` of the innermost frame that is neither torch's, foretrace's nor Python's own, with
+    the line of an installed library that it came to."""
     return _users(traceback.extract_tb(trace))
 
 
@@ -82,11 +83,26 @@ def function_line(function: Any) -> str:
 
 
 def _users(frames: traceback.StackSummary) -> str:
-    for frame in reversed(frames):
-        if _is_users(frame.filename):
-            code = linecache.getline(frame.filename, frame.lineno or 0).strip()
-            return f"{frame.filename}:{frame.lineno}" + (f" (`{code[:80]}`)" if code else "")
-    return "The traced function"
+    """The user's innermost line, and the one of a library's that it came to."""
+    users = next((frame for frame in reversed(frames) if _is_users(frame.filename)), None)
+    inside = next((frame for frame in reversed(frames) if _is_librarys(frame.filename)), None)
+    if users is None:
+        return "The traced function" if inside is None else _line(inside, inside.filename)
+    found = _line(users, users.filename)
+    if inside is None or frames.index(inside) < frames.index(users):
+        return found
+    return f"{found}, in {_line(inside, inside.filename.rpartition('site-packages/')[2])},"
+
+
+def _line(frame: traceback.FrameSummary, name: str) -> str:
+    code = linecache.getline(frame.filename, frame.lineno or 0).strip()
+    return f"{name}:{frame.lineno}" + (f" (`{code[:80]}`)" if code else "")
+
+
+def _is_librarys(filename: str) -> bool:
+    """Return whether a file is of an installed library that is not PyTorch."""
+    parts = Path(filename).parts
+    return "site-packages" in parts and parts[parts.index("site-packages") + 1] not in ("torch", "functorch")
 
 
 def _is_users(filename: str) -> bool:

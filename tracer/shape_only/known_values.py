@@ -11,7 +11,7 @@ many elements as its values say. What is random, comes from data or is large has
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -19,24 +19,60 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-MOST_ELEMENTS = 1 << 16
-"""A larger tensor is data, or weights."""
+if TYPE_CHECKING:
+    from tracer.shape_only.substitutions.substitution import Site
+
+MOST_ELEMENTS = 1 << 20
+"""A larger tensor is data, or weights: a mask of 16 sequences of 256 tokens is smaller."""
+MOST_FILLED = 1 << 16
+"""Of a tensor that was made without values: a larger one is weights."""
+DRAWN = 0.5
+"""What a lone random number between 0 and 1 is taken to be, such as the one that leaves out a layer."""
 _MADE_OF_CONSTANTS = frozenset({"linspace", "logspace", "arange", "zeros", "ones", "full", "eye", "scalar_tensor",
                                 "tril_indices", "triu_indices", "hann_window", "hamming_window", "blackman_window"})
 _FILLED = frozenset({"zero_", "fill_"})
 """Operators that give every element of a tensor a value, whatever it was."""
 _LIFTED = torch.ops.aten.lift_fresh.default
+_INDEXED = torch.ops.aten.index.Tensor
 _BY_VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
+RANDOM = (f"A random number decides what the step does; it is taken to be {DRAWN}, the middle of its range.")
+FINITE = ("The program looks at whether values are finite, and goes on as it does where all of them are.")
+_CHECKS = {"isfinite": True, "isnan": False, "isinf": False, "isneginf": False, "isposinf": False}
+
+
 class KnownValues:
-    """The real tensors behind fake ones that were made of constants."""
+    """The real tensors behind fake ones that were made of constants.
 
-    def __init__(self) -> None:
+    Args:
+        assumed: called with a sentence where the program asks for what is assumed and not known.
+    """
+
+    def __init__(self, assumed: Callable[[str], None] = lambda text: None) -> None:
         self._of: Any = WeakIdKeyDictionary()
+        self._assumed: Any = WeakIdKeyDictionary()
+        self._say = assumed
 
-    def __len__(self) -> int:
-        return len(self._of)
+    def install(self, site: Site) -> None:
+        """Give known values where they are read without an operator, and take all values to be finite, for a trace."""
+        site.patch(torch.Tensor, "numpy", self._numpy(torch.Tensor.numpy))
+        for owner in (torch, torch.Tensor):
+            for name, expected in _CHECKS.items():
+                if hasattr(owner, name):
+                    site.patch(owner, name, self._check(getattr(owner, name), expected))
+
+    def _check(self, original: Callable[..., Any], expected: bool) -> Callable[..., Any]:
+        """An element-wise check of values, whose result is what it is for ordinary numbers."""
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if isinstance(result, FakeTensor) and result not in self._of:
+                with _disable_current_modes():
+                    self._of[result] = torch.tensor(expected).expand(result.shape)
+                self._assumed[result] = FINITE
+            return result
+
+        return checked
 
     def result(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What an operator gives whose output depends on values, where they are known: numbers, or fresh fake tensors.
@@ -44,12 +80,36 @@ class KnownValues:
         Returns:
             ``None`` of any other operator, and where a value is not known.
         """
-        if not any(tag in func.tags for tag in _BY_VALUES):
+        if not any(tag in func.tags for tag in _BY_VALUES) or not any(
+                isinstance(one, FakeTensor) for one in _tensors((args, kwargs))):
             return None
+        if func is _INDEXED:
+            return self._selected(*args)
         found = self._computed(func, args, kwargs)
         if found is None or found[0] is None:
             return None
+        self._note_assumed(_tensors((args, kwargs)))
         return tree_map(self._fake, found[0])
+
+    def _selected(self, data: Any, indices: Any) -> Any:
+        """The elements of any data that known masks select, as fake tensors; ``None`` where a mask is not known."""
+        masks = [one for one in indices if one is not None and one.dtype in (torch.bool, torch.uint8)]
+        if not masks or any(self.of(one) is None for one in masks):
+            return None
+        self._note_assumed(masks)
+        places: list[Any] = []
+        for one in indices:
+            if one is None or one.dtype not in (torch.bool, torch.uint8):
+                places.append(one)
+                continue
+            with _disable_current_modes():
+                found = self.of(one).nonzero(as_tuple=True)  # type: ignore[union-attr]
+            places += [self._fake(each) for each in found]
+        return _INDEXED(data, places)
+
+    def _note_assumed(self, read: list[Any]) -> None:
+        for text in dict.fromkeys(self._assumed[one] for one in read if one in self._assumed):
+            self._say(text)
 
     def of(self, tensor: Any) -> torch.Tensor | None:
         """The real tensor behind a fake one, or a small real one itself; ``None`` where its values are not known."""
@@ -59,7 +119,7 @@ class KnownValues:
                 return tensor.detach() if tensor.numel() <= MOST_ELEMENTS and tensor.device.type == "cpu" else None
         return known  # type: ignore[no-any-return]
 
-    def numpy(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _numpy(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``Tensor.numpy`` that gives the values of a fake tensor where they are known."""
         def read(tensor: Any, **options: Any) -> Any:
             known = self.of(tensor) if isinstance(tensor, FakeTensor) else None
@@ -72,11 +132,19 @@ class KnownValues:
 
     def follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Note the values of an operator's results, and forget those of tensors that it writes unknown ones into."""
+        outputs = _tensors(result)
+        if outputs and not any(isinstance(one, FakeTensor) for one in outputs):
+            return  # PyTorch's own, computed for real outside the fake world
         inputs = _tensors((args, kwargs))
         name = func.__name__.split(".")[0]
         if not inputs and func.namespace == "aten" and name in _MADE_OF_CONSTANTS:
-            if all(one.numel() <= MOST_ELEMENTS for one in _tensors(result)):
+            if all(one.numel() <= MOST_ELEMENTS for one in outputs):
                 self._note(func, args, {**kwargs, "device": torch.device("cpu")}, result)
+        elif name in ("rand", "uniform_") and _is_chance(name, args, result):
+            self._forget(func, args, kwargs)
+            with _disable_current_modes():
+                self._of[result] = torch.full(result.shape, DRAWN, dtype=result.dtype)
+            self._assumed[result] = RANDOM
         elif func is _LIFTED and inputs[0].numel() <= MOST_ELEMENTS:
             constant = inputs[0].constant if isinstance(inputs[0], FakeTensor) else inputs[0]
             if constant is not None:
@@ -84,7 +152,7 @@ class KnownValues:
                     self._of[result] = constant.detach().clone()
         elif name in _FILLED and len(inputs) == 1 and inputs[0] not in self._of:
             self._forget(func, args, kwargs)
-            if 0 < inputs[0].numel() <= MOST_ELEMENTS and isinstance(inputs[0], FakeTensor):
+            if 0 < inputs[0].numel() <= MOST_FILLED and isinstance(inputs[0], FakeTensor):
                 self._fill(func, args, kwargs, inputs[0])
         elif not self._of and all(isinstance(one, FakeTensor) for one in inputs):
             return
@@ -99,9 +167,12 @@ class KnownValues:
         found = self._computed(func, args, kwargs)
         if found is None:
             return False
+        assumed = next((self._assumed[one] for one in _tensors((args, kwargs)) if one in self._assumed), "")
         for fake, one in zip(outputs, _tensors(found[0]), strict=False):
-            if one.shape == fake.shape:
+            if isinstance(fake, FakeTensor) and one.shape == fake.shape:
                 self._of[fake] = one
+                if assumed:
+                    self._assumed[fake] = assumed
         return True
 
     def _computed(self, func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
@@ -142,6 +213,12 @@ class KnownValues:
         fake = torch.empty_strided(shape, stride, dtype=dtype)
         self._of[fake] = value
         return fake
+
+
+def _is_chance(name: str, args: Any, result: Any) -> bool:
+    """Return whether an operator draws one number between 0 and 1."""
+    ends = (0.0, 1.0) if name == "rand" else (*args[1:], *(0.0, 1.0)[len(args) - 1:])
+    return isinstance(result, FakeTensor) and result.numel() == 1 and ends == (0.0, 1.0)
 
 
 def _named(func: Any, args: Any, kwargs: Any) -> list[tuple[Any, Any]]:

@@ -68,9 +68,11 @@ class OperatorRecorder(TorchDispatchMode):
         modules: tells the module under way.
         rules: operator → function that makes its outputs, in the place of a fake kernel.
         placement: where new storages lie (``Placement``); None where there is one device only.
+        values: of tensors made of constants.
     """
 
-    def __init__(self, tracker: MemoryTracker, modules: ModuleStack, rules: dict[Any, Any], placement: Any) -> None:
+    def __init__(self, tracker: MemoryTracker, modules: ModuleStack, rules: dict[Any, Any], placement: Any,
+                 values: KnownValues) -> None:
         super().__init__()
         self.columns = OperatorColumns()
         self.tracker = tracker
@@ -84,7 +86,7 @@ class OperatorRecorder(TorchDispatchMode):
         self.tf32: dict[str, bool] = {}
         self._rules = rules
         self._placement = placement
-        self.values = KnownValues()
+        self.values = values
         self._writer = ArgumentWriter()
         self._in_optimizer = 0
         self._step = 0

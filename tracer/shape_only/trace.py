@@ -18,6 +18,7 @@ from tracer.graph import ExecutionGraph
 from tracer.shape_only.assemble import assemble, new_meta
 from tracer.shape_only.devices import TracedDevice, find_device
 from tracer.shape_only.errors import ShapeOnlyError, explained, function_line, unexplained
+from tracer.shape_only.known_values import KnownValues
 from tracer.shape_only.memory import MemoryTracker, resize_watch
 from tracer.shape_only.modules import ModuleStack
 from tracer.shape_only.recorder import OperatorRecorder
@@ -158,8 +159,8 @@ def _traced(fn: Callable[[], Step], device: TracedDevice, steps: int, warmup: in
         host_data.install(site, placement)
         if placement is not None:
             placement.install(site)
-        recorder = OperatorRecorder(tracker, modules, site.rules, placement)
-        site.patch(torch.Tensor, "numpy", recorder.values.numpy(torch.Tensor.numpy))
+        recorder = OperatorRecorder(tracker, modules, site.rules, placement, KnownValues(site.note))
+        recorder.values.install(site)
         try:
             with ExitStack() as modes:
                 modes.enter_context(FakeTensorMode(allow_non_fake_inputs=True))

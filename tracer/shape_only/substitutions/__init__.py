@@ -11,8 +11,10 @@ from tracer.shape_only.substitutions import (
     autocast,
     collectives,
     conversions,
+    counting,
     dropout,
     grad_scaler,
+    grouped,
     initialization,
     norms,
     one_hot,
@@ -27,7 +29,7 @@ from tracer.shape_only.substitutions.substitution import Site, Substitution, ins
 
 GPU: tuple[Substitution, ...] = tuple(module.SUBSTITUTION for module in (
     placement, conversions, autocast, attention, rms_norm, norms, dropout, one_hot, recurrent, optimizers, grad_scaler,
-    subclasses, collectives, sparse, initialization))
+    subclasses, collectives, sparse, initialization, counting, grouped))
 CPU: tuple[Substitution, ...] = (conversions.SUBSTITUTION, one_hot.SUBSTITUTION, subclasses.SUBSTITUTION,
                                  collectives.SUBSTITUTION, sparse.SUBSTITUTION, initialization.SUBSTITUTION)
 
