@@ -10,7 +10,7 @@ from tracer.shape_only.substitutions.substitution import Site, Substitution
 
 
 def _install(site: Site) -> None:
-    def histc(x: Any, bins: int = 100, min: float = 0, max: float = 0) -> Any:  # noqa: A002 -- the operator's names
+    def histc(x: Any, bins: int = 100, min: float = 0, max: float = 0) -> Any:
         return torch.empty(bins, dtype=x.dtype)
 
     site.rules[torch.ops.aten.histc.default] = histc

@@ -1,4 +1,4 @@
-"""Grouped products: CUDA multiplies groups of every floating-point type, PyTorch's kernel for fake tensors bf16 only."""
+"""Grouped products: CUDA multiplies groups of every floating-point type, fake tensors have a kernel for bf16 only."""
 
 from __future__ import annotations
 
