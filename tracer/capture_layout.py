@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from tracer.decode import DecodeError, from_json
 from tracer.errors import ForetraceError, TraceError
@@ -27,9 +27,6 @@ from tracer.graph import LEAST_STEP_NS, NONE, ExecutionGraph
 from tracer.input_file import read_input, why_not_read
 from tracer.rank_classes import Span, checked_classes
 from tracer.ranks import leave_out_unbelievable
-
-if TYPE_CHECKING:
-    from tracer.job import Job
 
 CONTEXT = "context.json"
 COLLECTIVES = "collectives.json"
@@ -244,9 +241,23 @@ def _whole(values: dict[str, Any], name: str, default: int = NONE) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else default
 
 
-def read_capture(directory: PathLike, *, window: int = 0,
-                 progress: Callable[[int, int], None] | None = None) -> Job:
-    """Read a captured job: every rank's graph with its execution trace, context and collectives.
+class CapturedRanks(NamedTuple):
+    """The ranks of a capture before they are checked to be of one job.
+
+    Attributes:
+        graphs: one a rank that could be read.
+        notes: what reports say of the job.
+        classes: of a fake world whose plan is known, the ranks that do the same work.
+    """
+
+    graphs: list[ExecutionGraph]
+    notes: list[str]
+    classes: list[tuple[Span, ...]]
+
+
+def read_capture(directory: PathLike, *, window: int = 0, progress: Callable[[int, int], None] | None = None) -> \
+        CapturedRanks:
+    """Read the ranks of a captured job: every one's graph with its execution trace, context and collectives.
 
     Args:
         directory: what ``tracer.capture`` wrote, or one rank's part of it.
@@ -255,10 +266,7 @@ def read_capture(directory: PathLike, *, window: int = 0,
 
     Raises:
         TraceError: the directory is no capture, no rank recorded that window, or a file is damaged.
-        JobError: the parts are of different jobs.
     """
-    from tracer.job import assemble_captured  # job.py reads captures through this module
-
     parts = find_parts(directory)
     if not parts:
         raise TraceError(f"{os.fspath(directory)} is not a capture: it holds no {part_name(0)}/{CONTEXT}.")
@@ -283,7 +291,7 @@ def read_capture(directory: PathLike, *, window: int = 0,
     if most > 1:
         notes.append(f"The capture has {most} windows; this is number {window}. --window N (window=N) reads "
                      f"another, from 0 to {most - 1}.")
-    return assemble_captured(graphs, notes, _same_work(recorded))
+    return CapturedRanks(graphs, notes, _same_work(recorded))
 
 
 def _same_work(parts: list[CapturePart]) -> list[tuple[Span, ...]]:

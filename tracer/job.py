@@ -127,7 +127,7 @@ def read_job(paths: PathLike | Sequence[PathLike], *, window: int = 0,
         raise TraceError("The name of a trace is empty (an unset variable of the shell is); give a file, a directory "
                          "or a glob.")
     if len(given) == 1 and find_parts(given[0]):
-        return read_capture(given[0], window=window, progress=progress)
+        return assemble_captured(*read_capture(given[0], window=window, progress=progress))
     captures = [os.fspath(path) for path in given if len(given) > 1 and find_parts(path)]
     if captures:
         others = _listed(os.fspath(path) for path in given if os.fspath(path) != captures[0])

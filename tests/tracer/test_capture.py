@@ -28,7 +28,7 @@ import tracer  # noqa: E402
 from graph_predictor import replay  # noqa: E402
 from tracer.capture import CaptureOptions, CaptureWarning, output  # noqa: E402
 from tracer.capture.options import PROFILER_WARMUP, TRACED_APART  # noqa: E402
-from tracer.capture_layout import apply_context, find_parts, read_capture, read_context, read_window  # noqa: E402
+from tracer.capture_layout import apply_context, find_parts, read_context, read_window  # noqa: E402
 from tracer.disk import full_disk_error, writing_error  # noqa: E402
 from tracer.errors import CaptureError, DiskFullError, TraceError  # noqa: E402
 from tracer.execution_trace import read_execution_trace  # noqa: E402
@@ -198,14 +198,14 @@ def check_windows(out: Path, cycles: int) -> None:
     (part,) = find_parts(out)
     assert len(part.windows) == cycles
     for window in range(cycles):
-        job = read_capture(out, window=window)
+        job = tracer.read_job(out, window=window)
         first = window * (PROFILER_WARMUP + 2) + PROFILER_WARMUP
         assert step_names(job.graphs[0]) == [f"ProfilerStep#{first}", f"ProfilerStep#{first + 1}"]
         assert_joined_both_ways(job.graphs[0], part.path)
         if window == 0:
             assert_replays(job.graphs, 2)
     with pytest.raises(TraceError, match=f"has {'one window' if cycles == 1 else '2 windows'}"):
-        read_capture(out, window=cycles)
+        tracer.read_job(out, window=cycles)
 
 
 Command = Callable[..., tuple[int, str, str]]

@@ -106,9 +106,9 @@ def capture_workload(task: Task) -> tuple[dict[str, Any], Path]:
 def convert(task: Task, part: Path) -> dict[str, Any]:
     """The capture as one file in the task's folder: ``{"file": …, "content": …, "notes": […]}``."""
     from tracer.campaign.summary import save_summary
-    from tracer.capture_layout import read_capture
+    from tracer.job import read_job
 
-    job = read_capture(part)
+    job = read_job(part)
     graph = job.graphs[0]
     # That there are more windows than the one kept is the plan's choice, not news.
     notes = [note for note in job.notes if not note.startswith("The capture has")]
