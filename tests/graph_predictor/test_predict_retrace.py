@@ -156,7 +156,10 @@ def test_a_cpu_capture_at_its_own_size(name: str) -> None:
     again = retrace(base, {"batch": batch})
     assert again.predict().step_time_us == pytest.approx(base.predict().step_time_us, rel=0.01)
     graph = again.built.graphs[0]
-    assert match(graph, recorded_operations(base.scenario, 0, names_of_both(graph))).own.mean() > 0.97
+    found = recorded_operations(base.scenario, 0, names_of_both(graph))
+    assert match(graph, found).own.mean() > 0.97
+    host_ns = base.pieces.ns[base.cycle.working[base.pieces.item]].sum() / base.cycle.steps
+    assert found.host().sum() + found.tail + found.costs.fetch == pytest.approx(host_ns, rel=1e-6)
 
 
 def test_another_batch_and_another_depth() -> None:
