@@ -5,6 +5,7 @@
     job = foretrace.read("runs/a")                                    # or a trace, a glob of ranks, a URL
     foretrace.predict(job, [foretrace.edits.Device("h200-sxm")])      # another GPU
     foretrace.breakdown(foretrace.replay(job.graphs))                 # where the time goes now
+    foretrace.plan("llama", 64, preset="70b").to_pandas()             # the best parallel plans on a cluster
 
 Everything is imported on first use; what each name is lies in ``tracer``, ``kernel_models`` and ``graph_predictor``.
 """
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from graph_predictor import edits
     from graph_predictor.check.gate import check_directory as check
     from graph_predictor.diff.jobs import diff_jobs as diff
-    from graph_predictor.parallel.search import search as plan
+    from graph_predictor.parallel.planning import plan
     from graph_predictor.prediction.replay import replay
     from graph_predictor.reports.breakdown import breakdown
     from graph_predictor.reports.opportunities import opportunities
@@ -38,7 +39,7 @@ _HOMES = {
     "diff": "graph_predictor.diff.jobs:diff_jobs",
     "edits": "graph_predictor.edits:",
     "opportunities": "graph_predictor.reports.opportunities",
-    "plan": "graph_predictor.parallel.search:search",
+    "plan": "graph_predictor.parallel.planning",
     "predict": "graph_predictor.synthesis.baseline",
     "read": "tracer.job:read_job",
     "replay": "graph_predictor.prediction.replay",

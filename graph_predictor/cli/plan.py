@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graph_predictor.cli.console import Column, Report, percent, print_json, read, working
+from graph_predictor.cli.console import Column, Report, percent, print_json, working
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Top, shared
 from graph_predictor.cli.profiles import profile_of
-from tracer.errors import ForetraceError
 
 if TYPE_CHECKING:
-    from graph_predictor.parallel.search import Found, Ranked
-    from tracer.shape_only.transformer import TransformerShape
+    from graph_predictor.parallel.planning import Plans
+    from graph_predictor.parallel.search import Ranked
 
 BEST = 10
-MOST_DIGITS = 10
-"""Of a number of samples."""
 
 
 def plan(
@@ -55,50 +52,25 @@ def plan(
     Ends with status 1 where no plan is possible.
     """
     with one_sentence(debug):
-        from dataclasses import replace
-
-        from graph_predictor.parallel.estimate import Rates
-        from graph_predictor.parallel.pieces import LayerPieces
-        from graph_predictor.parallel.search import price_plan, search
-        from kernel_models.collectives import CollectiveModel, topology_of
-        from kernel_models.device_choice import find_device
+        from graph_predictor.parallel import planning
 
         _check_finite(price, "--price", "the price of one GPU and hour")
         _check_finite(launch_us, "--launch-us", "the host time of a launch in µs")
         _check_finite(host, "--host", "a factor of the host time")
-        if host <= 0:
-            raise ForetraceError(f"--host {host:g} is no factor of a time; give a number above 0.")
         limit = None if memory_limit is None else _limit(memory_limit)
-        spec = find_device(device)
-        name, shape, per_gpu = _decoder(source, assignments or [], preset)
-        if topology is None and comm_profile is None:
-            collectives = CollectiveModel(topology_of(spec, gpus))
-        else:
-            from graph_predictor.comm.clusters import profile_on
-
-            known, where = profile_on(comm_profile, topology, None)
-            collectives = CollectiveModel(where, known)
-        pieces = LayerPieces(spec, profile_of(profile, spec))
-        known_us = Rates() if launch_us is None else replace(Rates(), host_us=launch_us, host_collective_us=launch_us)
-        rates = replace(known_us, host_us=known_us.host_us * host,
-                        host_collective_us=known_us.host_collective_us * host)
-        batch = global_batch or per_gpu * gpus
         with working("Tracing and pricing"):
-            if only is not None:
-                found = price_plan(only, gpus, shape, pieces, collectives, memory_limit=limit, rates=rates)
-            else:
-                found = search(shape, gpus, batch, pieces, collectives, memory_limit=limit, rates=rates)
-        notes = [] if only is not None else _not_considered(batch, gpus)
-        notes += _notes(find_device(collectives.topology.node.device).name, spec.name, rates.host_us,
-                        measured=launch_us is not None)
+            found = planning.plan(
+                source, gpus, device=device, topology=topology, settings=assignments or (), preset=preset,
+                global_batch=global_batch, only=only, memory_limit=limit, profile=partial(profile_of, profile),
+                comm_profile=comm_profile, launch_us=launch_us, host=host)
         if json:
-            print_json({"model": name, "parameters": shape.parameters, "shape": asdict(shape), "gpus": gpus,
-                        "device": spec.name,
-                        "topology": collectives.topology.name, "considered": found.considered,
+            print_json({"model": found.model, "parameters": found.shape.parameters, "shape": asdict(found.shape),
+                        "gpus": gpus, "device": found.device, "topology": found.topology,
+                        "considered": found.considered,
                         "plans": [_plain(each, gpus, price) for each in found.plans[:top or None]],
-                        "refused": [asdict(each) for each in found.refused], "notes": notes})
+                        "refused": [asdict(each) for each in found.refused], "notes": found.notes})
         else:
-            _report(found, name, shape, gpus, collectives.topology.name, price, top or BEST, notes)
+            _report(found, price, top or BEST)
     if not found.plans:
         raise typer.Exit(1)
 
@@ -122,53 +94,6 @@ def _limit(text: str) -> float:
     return found
 
 
-def _decoder(source: str, assignments: list[str], preset: str | None) -> tuple[str, TransformerShape, int]:
-    """Return what is planned, the decoder of a workload's name or of a trace, and the sequences of its step."""
-    from graph_predictor.parallel.decoder import decoder_of, published
-    from tracer import workloads
-    from tracer.parallel_plan import PlanError
-
-    if source in workloads.names():
-        chosen, own = published(source, preset)
-        settings = workloads.parse(source, [*own, *assignments], preset="real" if own else chosen)
-        changed = f" with {', '.join(assignments)}" if assignments else ""
-        return (f"{source} {chosen}{changed}", decoder_of(source, workloads.as_plain(settings)),
-                settings.samples_per_step)
-    meta = read([source]).graphs[0].meta
-    if not meta.workload:
-        raise PlanError(f"{source} does not say which model it is of, so that how to split its layers is not known; "
-                        "give a workload, or a capture or trace made with --workload.")
-    if preset is not None:
-        raise PlanError(f"{source} says itself which sizes its model has; leave --preset {preset} out.")
-    values = {**meta.workload["settings"], **dict(item.partition("=")[::2] for item in assignments)}
-    return (f"{meta.workload['name']} of {source}", decoder_of(meta.workload["name"], values),
-            _whole(values, "batch") * _whole(values, "accumulation"))
-
-
-def _whole(values: Mapping[str, Any], name: str) -> int:
-    """A setting that is a number of samples, 1 if it is not there. Raises ``PlanError``."""
-    from tracer.parallel_plan import PlanError
-
-    text = str(values.get(name, 1))
-    if not (text.isascii() and text.isdecimal() and 0 < len(text) < MOST_DIGITS and int(text)):
-        raise PlanError(f"The setting {name}={text[:MOST_DIGITS]} is no number of samples; give --set {name}=8.")
-    return int(text)
-
-
-def _notes(node: str, device: str, host_us: float, *, measured: bool) -> list[str]:
-    notes = [] if node == device else [f"The nodes of the topology have {node}, not {device}; their network is taken."]
-    if not measured:
-        notes.append(f"A launch is taken to cost the host {host_us:g} µs; give --launch-us where it is known.")
-    return notes
-
-
-def _not_considered(batch: int, gpus: int) -> list[str]:
-    """A sentence on the numbers of replicas that the batch cannot be split over."""
-    uneven = [str(dp) for dp in range(1, gpus + 1) if gpus % dp == 0 and batch % dp]
-    return [f"A batch of {batch:,} sequences cannot be split evenly over dp={', '.join(uneven)}: there are no plans "
-            "with these."] if uneven else []
-
-
 def _cost(each: Ranked, gpus: int, price: float | None) -> float | None:
     return None if price is None else price * gpus * each.estimate.time_us / 3.6e9
 
@@ -188,17 +113,16 @@ def _plain(each: Ranked, gpus: int, price: float | None) -> dict[str, Any]:
         "sources": {Source(source).label: share for source, share in e.sources.items()}}
 
 
-def _report(found: Found, name: str, shape: TransformerShape, gpus: int, where: str, price: float | None, top: int,
-            notes: list[str]) -> None:
-    report = Report()
+def _report(found: Plans, price: float | None, top: int) -> None:
+    report, shape, gpus = Report(), found.shape, found.gpus
     count = shape.parameters
     said = f"{count / 1e9:,.3g} billion" if count >= 1e8 else f"{count / 1e6:,.3g} million"
     experts = f", {shape.experts} experts of which {shape.top_k} work" if shape.experts else ""
-    report.line(f"{name}: a decoder of {said} parameters ({shape.layers} layers of width {shape.hidden:,}, "
+    report.line(f"{found.model}: a decoder of {said} parameters ({shape.layers} layers of width {shape.hidden:,}, "
                 f"{shape.heads} heads{experts}, vocabulary {shape.vocab:,}, {shape.dtype}), sequences of "
                 f"{shape.seq:,} tokens.")
-    report.line(f"{gpus} GPUs of {where}: {found.considered:,} {'plan' if found.considered == 1 else 'plans'}, "
-                f"{len(found.plans):,} possible.")
+    plans = "plan" if found.considered == 1 else "plans"
+    report.line(f"{gpus} GPUs of {found.topology}: {found.considered:,} {plans}, {len(found.plans):,} possible.")
     batches = sorted({each.estimate.plan.global_batch for each in found.plans})
     if batches:
         report.line(f"Sequences of a step: {', '.join(f'{batch:,}' for batch in batches)}.")
@@ -227,4 +151,4 @@ def _report(found: Found, name: str, shape: TransformerShape, gpus: int, where: 
     if not found.plans:
         report.line()
         report.line("No plan is possible.", style="bold")
-    report.notes(notes)
+    report.notes(found.notes)

@@ -1,0 +1,187 @@
+"""``plan``: the best ways to spread a decoder's step over a cluster, from names as a user writes them.
+
+    foretrace.plan("llama", 64, preset="70b", device="h200-sxm")
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from graph_predictor.comm.clusters import profile_on
+from graph_predictor.parallel.decoder import decoder_of, published
+from graph_predictor.parallel.estimate import Rates
+from graph_predictor.parallel.pieces import LayerPieces
+from graph_predictor.parallel.search import Ranked, Refused, price_plan, search
+from kernel_models.collectives import CollectiveModel, topology_of
+from kernel_models.device_choice import find_device
+from kernel_models.profile import DeviceProfile
+from tracer.job import Job, read_job
+from tracer.parallel_plan import PlanError
+from tracer.shape_only.transformer import TransformerShape
+from tracer.shown import Shown
+
+if TYPE_CHECKING:
+    import pandas
+
+_MOST_DIGITS = 10
+"""Of a number of samples."""
+
+
+@dataclass(frozen=True, repr=False)
+class Plans(Shown):
+    """Plans of a decoder on a number of GPUs, the fastest first, and why others are not among them.
+
+    Attributes:
+        model: the decoder's name.
+        shape: its sizes.
+        gpus, device, topology: the cluster.
+        plans: those that can be and fit.
+        refused: reasons why others cannot, each with its number of plans.
+        notes: what was assumed.
+    """
+
+    model: str
+    shape: TransformerShape
+    gpus: int
+    device: str
+    topology: str
+    plans: tuple[Ranked, ...]
+    refused: tuple[Refused, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def considered(self) -> int:
+        """Plans in all."""
+        return len(self.plans) + sum(each.count for each in self.refused)
+
+    def headline(self) -> str:
+        """Say what the fastest plan is."""
+        where = f"{self.model} on {self.gpus} GPUs of {self.topology}: {self.considered:,} plans"
+        if not self.plans:
+            return f"{where}, none possible"
+        best = self.plans[0].estimate
+        return (f"{where}, {len(self.plans):,} possible; fastest {best.plan} with {best.time_us / 1e3:,.1f} ms "
+                f"({best.low_us / 1e3:,.1f} to {best.high_us / 1e3:,.1f})")
+
+    def tables(self) -> Mapping[str, Callable[[], pandas.DataFrame]]:
+        """Make the possible plans, times in ms, and the reasons against the others."""
+        return {"plans": partial(_frame, [_row(each) for each in self.plans]),
+                "refused": partial(_frame, [{"reason": each.reason, "example": each.example, "plans": each.count}
+                                            for each in self.refused])}
+
+
+def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: str | None = None,
+         settings: Sequence[str] = (), preset: str | None = None, global_batch: int | None = None,
+         only: str | None = None, memory_limit: float | None = None,
+         profile: Callable[[Any], DeviceProfile | None] | DeviceProfile | None = None, comm_profile: str | None = None,
+         launch_us: float | None = None, host: float = 1.0) -> Plans:
+    """Estimate every plan that can be and fits: data, tensor and pipeline parallelism, micro-batch, recomputation,
+    sharding.
+
+    Args:
+        source: a workload ("llama", "gpt2", "moe"), or a capture or shape-only trace of one.
+        gpus: of the job.
+        device: of each; a name or a file.
+        topology: of the cluster; by default the device's usual nodes.
+        settings: of the workload, as "seq=4096".
+        preset: of the workload, or a trained model: llama 8b, 70b, 405b; gpt2 xl, 175b; moe 8x7b.
+        global_batch: sequences of a step; by default what the source does, on every GPU.
+        only: one plan alone, such as "dp=8,tp=4,pp=2,microbatches=16".
+        memory_limit: bytes of a device; by default all it has.
+        profile: fitted models of the device, or what finds them for it.
+        comm_profile: a file of measured collectives.
+        launch_us: host time of a kernel's launch, where it is known.
+        host: factor on it.
+
+    Raises:
+        PlanError: the source is no decoder, the plan is none, or the batch can be split by no number of replicas.
+        ForetraceError: a name or a file is not known, or cannot be read.
+    """
+    _check_finite(launch_us, "launch_us", "the host time of a launch in µs")
+    _check_finite(host, "host", "a factor of the host time")
+    if host <= 0:
+        raise PlanError(f"host={host:g} is no factor of a time; give a number above 0.")
+    spec = find_device(device)
+    name, shape, per_gpu = _decoder(source, settings, preset)
+    if topology is None and comm_profile is None:
+        collectives = CollectiveModel(topology_of(spec, gpus))
+    else:
+        known, where = profile_on(comm_profile, topology, None)
+        collectives = CollectiveModel(where, known)
+    pieces = LayerPieces(spec, profile(spec) if callable(profile) else profile)
+    known_us = Rates() if launch_us is None else replace(Rates(), host_us=launch_us, host_collective_us=launch_us)
+    rates = replace(known_us, host_us=known_us.host_us * host, host_collective_us=known_us.host_collective_us * host)
+    notes = []
+    if only is not None:
+        found = price_plan(only, gpus, shape, pieces, collectives, memory_limit=memory_limit, rates=rates)
+    else:
+        batch = global_batch or per_gpu * gpus
+        found = search(shape, gpus, batch, pieces, collectives, memory_limit=memory_limit, rates=rates)
+        notes += _not_considered(batch, gpus)
+    node = find_device(collectives.topology.node.device).name
+    if node != spec.name:
+        notes.append(f"The nodes of the topology have {node}, not {spec.name}; their network is taken.")
+    if launch_us is None:
+        notes.append(f"A launch is taken to cost the host {rates.host_us:g} µs; give --launch-us where it is known.")
+    return Plans(name, shape, gpus, spec.name, collectives.topology.name, tuple(found.plans), tuple(found.refused),
+                 tuple(notes))
+
+
+def _check_finite(value: float | None, name: str, what: str) -> None:
+    """Raise ``PlanError`` for infinity and for what is no number: they would be ranked like any other."""
+    if value is not None and not math.isfinite(value):
+        raise PlanError(f"{name}={value:g} is no figure to compute with; give {what}.")
+
+
+def _decoder(source: str | Job, assignments: Sequence[str], preset: str | None) -> tuple[str, TransformerShape, int]:
+    """Return what is planned, the decoder of a workload's name or of a trace, and the sequences of its step."""
+    from tracer import workloads
+
+    if isinstance(source, str) and source in workloads.names():
+        chosen, own = published(source, preset)
+        settings = workloads.parse(source, [*own, *assignments], preset="real" if own else chosen)
+        changed = f" with {', '.join(assignments)}" if assignments else ""
+        return (f"{source} {chosen}{changed}", decoder_of(source, workloads.as_plain(settings)),
+                settings.samples_per_step)
+    job = read_job([source]) if isinstance(source, str) else source
+    meta, said = job.graphs[0].meta, source if isinstance(source, str) else "The job"
+    if not meta.workload:
+        raise PlanError(f"{said} does not say which model it is of, so that how to split its layers is not known; "
+                        "give a workload, or a capture or trace made with --workload.")
+    if preset is not None:
+        raise PlanError(f"{said} says itself which sizes its model has; leave --preset {preset} out.")
+    values = {**meta.workload["settings"], **dict(item.partition("=")[::2] for item in assignments)}
+    return (f"{meta.workload['name']} of {said}", decoder_of(meta.workload["name"], values),
+            _whole(values, "batch") * _whole(values, "accumulation"))
+
+
+def _whole(values: Mapping[str, Any], name: str) -> int:
+    """Return a setting that is a number of samples, 1 if it is not there. Raises ``PlanError``."""
+    text = str(values.get(name, 1))
+    if not (text.isascii() and text.isdecimal() and 0 < len(text) < _MOST_DIGITS and int(text)):
+        raise PlanError(f"The setting {name}={text[:_MOST_DIGITS]} is no number of samples; give --set {name}=8.")
+    return int(text)
+
+
+def _not_considered(batch: int, gpus: int) -> list[str]:
+    """Say which numbers of replicas the batch cannot be split over."""
+    uneven = [str(dp) for dp in range(1, gpus + 1) if gpus % dp == 0 and batch % dp]
+    return [f"A batch of {batch:,} sequences cannot be split evenly over dp={', '.join(uneven)}: there are no plans "
+            "with these."] if uneven else []
+
+
+def _row(each: Ranked) -> dict[str, Any]:
+    e = each.estimate
+    return {"plan": str(e.plan), "step_ms": e.time_us / 1e3, "low_ms": e.low_us / 1e3, "high_ms": e.high_us / 1e3,
+            "memory_gb": each.memory.total / 1e9, "exposed_communication_ms": e.exposed_us / 1e3, "bubble": e.bubble,
+            "sequences_per_second": e.plan.global_batch / e.time_us * 1e6, "bound": e.bound}
+
+
+def _frame(rows: list[dict[str, Any]]) -> pandas.DataFrame:
+    import pandas
+
+    return pandas.DataFrame(rows)
