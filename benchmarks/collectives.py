@@ -1,6 +1,6 @@
 """How well collectives are predicted, against what was asked, as one table.
 
-    python benchmarks/collectives.py [DATA] [--quick]
+    python benchmarks/collectives.py [DATA]
 
 DATA (default: the environment's FORETRACE_DATA, else the shared data beside the checkout) is a folder with
 `collectives/` (AIConfigurator's, vTrain's and Vidur's measurements) and `traces/dlrm-8xV100-2023`

@@ -75,7 +75,7 @@ def shared_variance(data: Path) -> None:
         rows: dict[str, list[tuple[int, float, float]]] = {}
         for (_, one), (_, other) in itertools.combinations(devices, 2):
             common: dict[str, list[tuple[float, float]]] = {}
-            for call in one.keys() & other.keys():
+            for call in [call for call in one if call in other]:
                 common.setdefault(call.family.value, []).append((one[call], other[call]))
             for family, pairs in common.items():
                 if len(pairs) >= LEAST_COMMON:
