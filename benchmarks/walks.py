@@ -33,6 +33,8 @@ class Walk:
         if event != "call":
             return
         here = frame.f_globals.get("__name__", "")
+        if frame.f_code.co_filename == "<string>":
+            return  # the command line's annotations, which typer evaluates of every command
         if here.partition(".")[0] not in PACKAGES:
             return
         self.modules.add(here)

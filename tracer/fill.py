@@ -11,7 +11,7 @@ from tracer.execution_trace import CommNode, ExecutionTrace
 from tracer.execution_trace.profiler_form import profiler_arguments
 from tracer.graph import NONE, ExecutionGraph
 from tracer.kineto.collectives import collective_kind
-from tracer.ranks import MOST_RANKS
+from tracer.parallel_plan import MOST_RANKS
 
 # PyTorch's scalar types, as execution traces name them → the names of CollectiveTable.
 _DTYPES = {

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tracer.graph import NONE
-from tracer.ranks import MOST_RANKS
+from tracer.parallel_plan import MOST_RANKS
 
 Span = tuple[int, int, int]
 """Ranks ``first, first + step, … last``."""

@@ -8,9 +8,8 @@ from collections.abc import Collection
 import numpy as np
 
 from tracer.graph import NONE, Meta
+from tracer.parallel_plan import MOST_RANKS
 
-MOST_RANKS = 1 << 20
-"""Ten times the largest training jobs there have been; a larger number is damage, or no rank at all."""
 _RANK_IN_NAME = re.compile(r"(?:rank|worker|trainer|node)[-_.]?([0-9]+)", re.IGNORECASE)
 _MOST_IN_NAME = 1 << 17
 """A number in a file's name above this is a date, a host or a job, not a rank."""

@@ -12,6 +12,7 @@ import msgspec
 from graph_predictor.edits.registry import FACTOR, EditOption, options, switched
 from graph_predictor.request.configuration import Configuration
 from tracer.errors import ForetraceError
+from tracer.parallel_plan import MOST_RANKS
 
 Value = str | int | float
 
@@ -179,6 +180,6 @@ def data_parallel(world_size: int) -> str | None:
     Raises:
         SweepError: it is no number of ranks.
     """
-    if world_size < 1:
-        raise SweepError(f"--world-size {world_size} is no number of ranks; give at least 1.")
+    if not 1 <= world_size <= MOST_RANKS:
+        raise SweepError(f"--world-size {str(world_size)[:20]} is no number of ranks; give 1 to {MOST_RANKS:,}.")
     return f"ddp={world_size}" if world_size > 1 else None

@@ -13,7 +13,8 @@ from micro import Micro
 
 from graph_predictor.cli import main
 from tracer.job import read_job
-from tracer.ranks import MOST_RANKS, rank_in_name
+from tracer.parallel_plan import MOST_RANKS
+from tracer.ranks import rank_in_name
 
 Run = Callable[..., tuple[int, str, str]]
 

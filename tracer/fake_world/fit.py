@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tracer.fake_world.errors import FakeWorldError
-from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation, Schedule, Sharding
+from tracer.parallel_plan import MOST_RANKS, ParallelPlan, PlanError, Recomputation, Schedule, Sharding
 from tracer.workloads.settings import Settings
 
 SPLIT_WORKLOADS = frozenset({"llama"})
@@ -12,8 +12,6 @@ EXPERT_WORKLOADS = frozenset({"moe"})
 """Workloads with experts."""
 
 
-MOST_RANKS = 1_000_000
-"""Of a fake world: far above the largest job there is, and rank numbers still fit everywhere."""
 _LARGER = " or the published size (--preset real)"
 
 

@@ -27,7 +27,7 @@ from tracer.graph import (
     Thread,
     WaitSource,
 )
-from tracer.ranks import MOST_RANKS
+from tracer.parallel_plan import MOST_RANKS
 from tracer.store.container import MANIFEST, VERSION, corrupt, pack, read_file, unpack, write_file
 from tracer.store.tables import (
     MAX_ROWS,
