@@ -7,7 +7,7 @@ left (without them the CPU's cases are left out).
 
 1. *What the constants rest on*, no case of the second part. `SHARED_VARIANCE` (`prediction/pricing.py`): calls
    of published kernel tables that were measured on two devices, priced from data sheets; how much of the error's
-   variance the two have in common. `USUAL_STEPS` (`prediction/host_spread.py`): pairs of steps of the
+   variance the two have in common. `USUAL_STEPS` (`kernel_models/spreads.py`): pairs of steps of the
    traces after their first two whole ones, and of the development captures, against the steps that follow them.
    `HOST_AT_CAPTURED` and `PER_DISTANCE` (`kernel_models/spreads.py`): the development workloads of `predict_cpu.py`.
 2. *Coverage* of every held-out prediction: steps 1–2 of each trace against the mean of those that follow, traces on
