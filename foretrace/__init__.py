@@ -4,7 +4,7 @@
 
     job = foretrace.read("runs/a")                                    # or a trace, a glob of ranks, a URL
     foretrace.predict(job, [foretrace.edits.Device("h200-sxm")])      # another GPU
-    foretrace.breakdown(foretrace.replay(job.graphs))                 # where the time goes now
+    foretrace.breakdown(foretrace.replay(job, profiled=False))        # where the time goes without the profiler
     foretrace.plan("llama", 64, preset="70b").to_pandas()             # the best parallel plans on a cluster
 
 Everything is imported on first use; what each name is lies in ``tracer``, ``kernel_models`` and ``graph_predictor``.

@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+TRACE = str(Path(__file__).resolve().parents[1] / "traces" / "bert-cpu")
 
 PACKAGES = ("foretrace", "tracer", "kernel_models", "graph_predictor")
 
@@ -54,3 +57,28 @@ def test_a_plan_is_asked_for_by_names() -> None:
         foretrace.plan("gpt2", 2, host=0.0)
     with pytest.raises(KeyError, match="tables are: plans, refused"):
         plans.to_pandas("steps")
+
+
+def test_wrong_arguments_are_told_in_a_sentence(tmp_path: Path) -> None:
+    import foretrace
+
+    with pytest.raises(foretrace.ForetraceError, match=r"A job is expected, and str was given: .*foretrace.read"):
+        foretrace.predict("runs/a")  # type: ignore[arg-type]
+    job = foretrace.read(TRACE)
+    for wrong in (foretrace.edits.ScaleHost(0.5), ["cuda-graphs"]):
+        with pytest.raises(foretrace.ForetraceError, match="Edits are given as a list of them"):
+            foretrace.predict(job, wrong)  # type: ignore[arg-type]
+    mine = tmp_path / "train.py"
+    mine.write_text("import torch\n")
+    replayed = foretrace.replay(job)
+    with pytest.raises(foretrace.ForetraceError, match=r"train\.py"):
+        foretrace.write_timeline(replayed, mine)
+    assert mine.read_text() == "import torch\n"
+    foretrace.write_timeline(replayed, tmp_path / "timeline.json")
+    foretrace.write_timeline(replayed, tmp_path / "timeline.json")
+
+
+def test_only_what_is_public_is_listed() -> None:
+    import foretrace
+
+    assert {name for name in dir(foretrace) if not name.startswith("__")} == set(foretrace.__all__)

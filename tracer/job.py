@@ -102,6 +102,18 @@ class Job(Shown):
         raise JobError(f"Rank {number} is not in this job (it has {have}); choose one of those or add its trace.")
 
 
+AnyJob = Job | ExecutionGraph | Sequence[ExecutionGraph]
+
+
+def graphs_of(job: AnyJob) -> list[ExecutionGraph]:
+    """Return the graphs of a job, whatever stands for it. Raises ``JobError`` where nothing does."""
+    found = [job] if isinstance(job, ExecutionGraph) else job.graphs if isinstance(job, Job) else job
+    if not isinstance(found, list | tuple) or not all(isinstance(graph, ExecutionGraph) for graph in found):
+        raise JobError(f"A job is expected, and {type(job).__name__} was given: read it first, with "
+                       "foretrace.read(path).")
+    return list(found)
+
+
 def read_job(paths: PathLike | Sequence[PathLike], *, window: int = 0,
              progress: Callable[[int, int], None] | None = None) -> Job:
     """Read all ranks of one run.

@@ -29,6 +29,7 @@ def lazily(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
         raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(homes))}")
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *homes})
+        there = vars(sys.modules[package])
+        return sorted({*homes, *there.get("__all__", ()), *(name for name in there if name.startswith("__"))})
 
     return get, names

@@ -14,8 +14,8 @@ from graph_predictor.cli.console import Column, Report, count, print_json
 from graph_predictor.cli.errors import INTERRUPTED, one_sentence
 from graph_predictor.cli.fit import error_cells
 from graph_predictor.cli.options import Debug, Json, shared
-from graph_predictor.cli.output import PROFILE, check_output
 from graph_predictor.cli.text import one_line, tell
+from tracer.output_kind import PROFILE, check_output
 
 if TYPE_CHECKING:
     from kernel_models.calibration import Calibration

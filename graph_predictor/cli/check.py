@@ -13,8 +13,8 @@ import typer
 from graph_predictor.cli.console import Column, Report, milliseconds, print_json, working
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, shared
-from graph_predictor.cli.output import JUNIT, MARKDOWN, check_output
 from tracer.errors import ForetraceError
+from tracer.output_kind import JUNIT, MARKDOWN, check_output
 
 if TYPE_CHECKING:
     from graph_predictor.check.captures import StoredCapture

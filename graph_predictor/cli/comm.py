@@ -17,7 +17,7 @@ from graph_predictor.cli.console import (
 )
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Paths, Window, shared
-from graph_predictor.cli.output import CHOICES, COMM_PROFILE, MEASUREMENTS, TUNER, check_output
+from tracer.output_kind import CHOICES, COMM_PROFILE, MEASUREMENTS, TUNER, check_output
 
 if TYPE_CHECKING:
     from kernel_models.collectives import CollectiveKind, CollectiveMeasurements, CommProfile, Topology

@@ -8,7 +8,7 @@ from typing import Annotated
 from graph_predictor.cli.console import Report, count, print_json, read, working
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Paths, Window, shared
-from graph_predictor.cli.output import GRAPH, check_output
+from tracer.output_kind import GRAPH, check_output
 
 
 def convert(

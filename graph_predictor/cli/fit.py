@@ -11,8 +11,8 @@ import typer
 from graph_predictor.cli.console import Column, Report, count, percent, print_json
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, shared
-from graph_predictor.cli.output import PROFILE, check_output
 from graph_predictor.cli.text import tell
+from tracer.output_kind import PROFILE, check_output
 
 if TYPE_CHECKING:
     from kernel_models.profile import ProfileEntry

@@ -9,7 +9,7 @@ import typer
 from graph_predictor.cli.console import Column, Report, count, milliseconds, percent, print_json, read, working
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Profiled, Step, Top, Window, shared
-from graph_predictor.cli.output import TIMELINE, check_output
+from tracer.output_kind import TIMELINE, check_output
 
 if TYPE_CHECKING:
     from graph_predictor.reports.ranks import JobReport, JobTimes

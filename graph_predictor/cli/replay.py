@@ -19,7 +19,7 @@ from graph_predictor.cli.console import (
 )
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Paths, Window, shared
-from graph_predictor.cli.output import TIMELINE, check_output
+from tracer.output_kind import TIMELINE, check_output
 
 if TYPE_CHECKING:
     from graph_predictor.prediction.replay import Replay, ReplayedStep

@@ -83,7 +83,6 @@ def sweep(
     foretrace sweep runs/a --set batch=8,16,32 --device h100-sxm,h200-sxm -o sweep.parquet --best throughput
     """
     with one_sentence(debug):
-        from graph_predictor.cli.output import PLOT, TABLE, check_output
         from graph_predictor.comm.units import parse_bytes
         from graph_predictor.request.configuration import Configuration
         from graph_predictor.sweep import sweep as run
@@ -94,6 +93,7 @@ def sweep(
             write_plot,
         )
         from graph_predictor.sweep.run import SweepSource
+        from tracer.output_kind import PLOT, TABLE, check_output
 
         check_table(out)
         goal = None if best is None else _goal(best)

@@ -10,8 +10,8 @@ import typer
 from graph_predictor.cli.console import Report, count, print_json, working
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, shared
-from graph_predictor.cli.output import GRAPH, check_output
 from tracer.errors import CaptureError
+from tracer.output_kind import GRAPH, check_output
 
 if TYPE_CHECKING:
     from tracer.graph import ExecutionGraph

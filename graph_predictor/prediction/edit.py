@@ -3,11 +3,12 @@ cannot."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from graph_predictor.prediction.scenario import Scenario
 
 
+@runtime_checkable
 class Edit(Protocol):
     """A change of a recorded step. Its class's text says what it assumes."""
 

@@ -170,6 +170,8 @@ class Baseline:
         if price_per_hour is not None and not 0.0 <= price_per_hour <= MOST_FACTOR:
             raise EditError(f"A price of {price_per_hour:g} is none: give what one device costs an hour, from 0 to "
                             f"{MOST_FACTOR:g}.")
+        if isinstance(edits, Edit) or not all(isinstance(edit, Edit) for edit in edits):
+            raise EditError("Edits are given as a list of them, such as [edits.ScaleHost(0.5)].")
         return self._run(edits).prediction(price_per_hour)
 
     @cached_property
@@ -410,7 +412,7 @@ class _Run:
         # A step that an edit has changed is no surer than the recorded one it starts from: what steps differ by goes
         # with the host time that an edit takes away, and comes back with whatever decides instead.
         least = self.baseline.spreads.least
-        if self.edits:
+        if self.edits and (self.baseline.origin or self.baseline).ran:
             least = max(least, self.baseline.spreads.host)
             low, high = spread_by(low, high, step_ns, self.baseline.scatter)
         low, high = min(low, step_ns * math.exp(-least)), max(high, step_ns * math.exp(least))

@@ -26,6 +26,7 @@ from graph_predictor.simulation.residuals import with_residuals
 from tracer.arrays import Int64
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY, ExecutionGraph, KernelKind
+from tracer.job import AnyJob, graphs_of
 from tracer.shown import Shown
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def check_recorded(graphs: Sequence[ExecutionGraph]) -> None:
 
 
 def replay(
-    graphs: ExecutionGraph | Sequence[ExecutionGraph],
+    graphs: AnyJob,
     *,
     residuals: bool = False,
     scale_kernels: float = 1.0,
@@ -149,7 +150,7 @@ def replay(
     of a replay without the profiler (``profiled=False``): of the same durations less the profiler's cost.
 
     Args:
-        graphs: One rank's graph, or the graphs of a job.
+        graphs: A job, its graphs, or one rank's graph.
         residuals: Add the per-event residuals (a playback).
         scale_kernels: Factor on the durations of device work other than collectives: a what-if.
         built: An already built program of the same graphs, to save the work.
@@ -163,8 +164,7 @@ def replay(
         ForetraceError: There is nothing to simulate, or the factor is negative, not finite or beyond what int64
             nanoseconds hold.
     """
-    if isinstance(graphs, ExecutionGraph):
-        graphs = [graphs]
+    graphs = graphs_of(graphs)
     if not 0 <= scale_kernels <= MOST_FACTOR:
         raise ForetraceError(f"Kernel durations cannot be scaled by {scale_kernels:g}: give a factor from zero to "
                              f"{MOST_FACTOR:g}.")

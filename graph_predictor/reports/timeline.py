@@ -21,6 +21,7 @@ from graph_predictor.simulation.program import ItemKind
 from tracer.arrays import Int64
 from tracer.graph import NONE, ExecutionGraph, OpKind
 from tracer.output_file import whole_file
+from tracer.output_kind import TIMELINE, check_output
 
 _FIRST_TRACK = 1_000_000
 """Track numbers are unique over processes, and no process number."""
@@ -40,12 +41,14 @@ def write_timeline(replay: Replay, path: str | os.PathLike[str]) -> None:
 
     Args:
         replay: A replay.
-        path: A local file; compressed if its name ends with ``.gz``. An existing file is replaced, and only once
-            the new one is complete. Times in it are microseconds from the job's start, with three decimals.
+        path: A local file; compressed if its name ends with ``.gz``. A timeline that is there is replaced, and only
+            once the new one is complete; other files are refused. Times in it are microseconds from the job's start,
+            with three decimals.
 
     Raises:
         ForetraceError: The file cannot be written.
     """
+    check_output(os.fspath(path), [], TIMELINE)
     write_events(timeline_events(replay), path)
 
 

@@ -25,9 +25,7 @@ from kernel_models.host.overheads import HostOverheads
 from kernel_models.pricing import Models
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY, ExecutionGraph
-from tracer.job import Job
-
-AnyJob = Job | ExecutionGraph | Sequence[ExecutionGraph]
+from tracer.job import AnyJob, Job, graphs_of
 
 
 def baseline_of(job: AnyJob, steps: str | int | range | None = None, *, device: DeviceSpec | None = None,
@@ -48,7 +46,7 @@ def baseline_of(job: AnyJob, steps: str | int | range | None = None, *, device: 
     Raises:
         ForetraceError: there is nothing to simulate, no step, or no such step.
     """
-    graphs, notes = _graphs(job), list(job.notes) if isinstance(job, Job) else []
+    graphs, notes = graphs_of(job), list(job.notes) if isinstance(job, Job) else []
     if not graphs:
         raise ForetraceError("There is nothing to predict from: no graph was given. Read a trace or a job first.")
     if not _shapes_only(graphs):
@@ -74,7 +72,7 @@ def retraced(recorded: Baseline, job: AnyJob, change: str = "", *, collectives: 
     Raises:
         ForetraceError: the job was recorded, or the baseline was not; or it has no sizes to compare (``EditError``).
     """
-    graphs, notes = _graphs(job), list(job.notes) if isinstance(job, Job) else []
+    graphs, notes = graphs_of(job), list(job.notes) if isinstance(job, Job) else []
     if not recorded.ran or not _shapes_only(graphs):
         raise ForetraceError("Times go from a recorded step to one that was traced by shapes alone; these are not of "
                              "these two kinds.")
@@ -112,12 +110,6 @@ def _scenario(step: SynthesizedStep, models: Models | None, **known: object) -> 
         KernelChange(sources=KernelSources(made.source, made.low, made.high)),
         HostChange(spread=step.change_spread, source=step.host_source), warnings=step.warnings,
         **known)  # type: ignore[arg-type]
-
-
-def _graphs(job: AnyJob) -> list[ExecutionGraph]:
-    if isinstance(job, ExecutionGraph):
-        return [job]
-    return list(job.graphs if isinstance(job, Job) else job)
 
 
 def _shapes_only(graphs: Sequence[ExecutionGraph]) -> bool:
