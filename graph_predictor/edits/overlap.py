@@ -35,7 +35,7 @@ class OverlapLoading:
         check_loading_is_known(scenario)
         pieces = scenario.pieces
         if not (pieces.ns[pieces.data & scenario.cycle.working[pieces.item]] > 0).any():
-            waited = (scenario.built.program.item_external[scenario.cycle.item] > NEVER).any()
+            waited = (scenario.built.recorded_program.item_external[scenario.cycle.item] > NEVER).any()
             if waited:
                 raise EditError("The step's batches are loaded in the background already; --no-data-loading tells what "
                                 "faster loading would save.")

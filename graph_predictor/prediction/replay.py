@@ -41,20 +41,25 @@ WINDOW = "whole window"
 
 @dataclass(frozen=True, slots=True)
 class ReplayedStep:
-    """One step of one rank, ns. ``free_kernels_ns`` is the step with all kernel durations at zero."""
+    """One step of one rank, ns.
+
+    ``profiled_ns`` is the step replayed under the profiler, as it was measured; ``replayed_ns`` is the same unless the
+    replay is of times without it. ``free_kernels_ns`` is the replayed step with all kernel durations at zero.
+    """
 
     rank: int
     name: str
     measured_ns: int
     replayed_ns: int
     free_kernels_ns: int
+    profiled_ns: int
     begin_item: int
     end_item: int
 
     @property
     def error(self) -> float:
-        """Replayed over measured, less one."""
-        return self.replayed_ns / self.measured_ns - 1.0 if self.measured_ns else 0.0
+        """Replayed over measured, less one, both under the profiler."""
+        return self.profiled_ns / self.measured_ns - 1.0 if self.measured_ns else 0.0
 
 
 @dataclass(slots=True, repr=False)
@@ -77,7 +82,7 @@ class Replay(Shown):
         return f"{len(self.steps):,} steps replayed, {worst:+.2%} of the measured time at most"
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
-        """``steps``: rank, name, measured and replayed time in ns, and the error."""
+        """``steps``: rank, name, measured and replayed time in ns, and the error (under the profiler)."""
         import pandas as pd
 
         return {"steps": lambda: pd.DataFrame([{
@@ -114,7 +119,7 @@ class Replay(Shown):
         """The worst rank's delay that no rule explains, as a share of its window; the error of inexact steps is one."""
         missed: dict[int, int] = {}
         for step in self.inexact:
-            missed[step.rank] = missed.get(step.rank, 0) + abs(step.replayed_ns - step.measured_ns)
+            missed[step.rank] = missed.get(step.rank, 0) + abs(step.profiled_ns - step.measured_ns)
         shares = [report.unexplained_share + missed.get(_rank_number(graph, at), 0) / max(report.window_ns, 1)
                   for at, (graph, report) in enumerate(zip(self.graphs, self.built.reports, strict=True))]
         return max(shares, default=0.0)
@@ -174,13 +179,17 @@ def replay(
     built = built or build_program(list(graphs))
     if not profiled:
         built = unprofiled(built)
-    program = on_unprofiled_clock(with_residuals(built.recorded_program), built) if residuals else built.program
+    recorded = with_residuals(built.recorded_program) if residuals else built.recorded_program
+    program = on_unprofiled_clock(recorded, built) if residuals else built.program
     if not len(program.item_kind) and not len(program.kernel_item):
         raise ForetraceError(
             "There is nothing to replay: the trace holds neither calls nor device work. It was probably recorded "
             "without activities; profile with ProfilerActivity.CPU and CUDA.")
     program = program.with_durations(scaled_durations(program, built.graphs, scale_kernels))
     simulated = simulate(program)
+    # Steps were measured under the profiler: only a replay under it can be compared with them.
+    under = simulated if built.profiled else simulate(
+        recorded.with_durations(scaled_durations(recorded, built.graphs, scale_kernels)))
     free = simulate(program.with_durations(scaled_durations(program, built.graphs, 0.0)))
     steps = [
         ReplayedStep(
@@ -188,7 +197,8 @@ def replay(
                 int(built.graphs[rank].steps.name[row])),
             measured_ns=int(program.recorded_item_end[end] - program.recorded_item_end[begin]),
             replayed_ns=int(simulated.item_end[end] - simulated.item_end[begin]),
-            free_kernels_ns=int(free.item_end[end] - free.item_end[begin]), begin_item=begin, end_item=end)
+            free_kernels_ns=int(free.item_end[end] - free.item_end[begin]),
+            profiled_ns=int(under.item_end[end] - under.item_end[begin]), begin_item=begin, end_item=end)
         for rank, row, begin, end in step_items(program)
     ]
     notes = [*_contradicted(built), *_pinned(built), *damage_notes(built.graphs), *built.rendezvous.notes,
@@ -196,7 +206,7 @@ def replay(
     with_steps = {s.rank for s in steps}
     for rank, graph in enumerate(built.graphs):
         if _rank_number(graph, rank) not in with_steps:
-            steps.append(_whole_window(built, program, simulated, free, rank))
+            steps.append(_whole_window(built, program, simulated, free, under, rank))
     if any(s.name == WINDOW for s in steps):
         notes.append("No steps were found: the whole window is replayed as one. Call prof.step() after each "
                      "iteration to mark them.")
@@ -254,7 +264,8 @@ def _rank_number(graph: ExecutionGraph, position: int) -> int:
     return graph.meta.rank if graph.meta.rank >= 0 else position
 
 
-def _whole_window(built: Built, program: Program, simulated: Simulated, free: Simulated, rank: int) -> ReplayedStep:
+def _whole_window(built: Built, program: Program, simulated: Simulated, free: Simulated, under: Simulated,
+                  rank: int) -> ReplayedStep:
     """From a rank's first host item or kernel to its last."""
     thread_rank = program.thread_rank[program.item_thread()]
     items = np.nonzero(thread_rank == rank)[0]
@@ -271,4 +282,5 @@ def _whole_window(built: Built, program: Program, simulated: Simulated, free: Si
                          program.recorded_kernel_start, program.recorded_kernel_end),
         replayed_ns=span(simulated.item_start, simulated.item_end, simulated.kernel_start, simulated.kernel_end),
         free_kernels_ns=span(free.item_start, free.item_end, free.kernel_start, free.kernel_end),
+        profiled_ns=span(under.item_start, under.item_end, under.kernel_start, under.kernel_end),
         begin_item=int(items[0]) if len(items) else -1, end_item=int(items[-1]) if len(items) else -1)

@@ -51,7 +51,8 @@ def unprofiled(built: Built, work: Work | None = None, steps: Sequence[int] | No
     cost = profiler_cost(scenario)
     if cost is None:
         return built
-    if any(waits_for_workers(built, cycle, rank) for rank in range(len(built.graphs))):
+    waited = [waits_for_workers(built, cycle, rank) for rank in range(len(built.graphs))]
+    if any(waited):
         # What such steps take beyond the host's work is waiting for a batch: no reason to make the work longer.
         cost = replace(cost, factor=min(cost.factor, 1.0))
     recorded = pieces.ns.astype(np.float64)
@@ -61,7 +62,7 @@ def unprofiled(built: Built, work: Work | None = None, steps: Sequence[int] | No
     mine = cycle.working[pieces.item]
     lag = whole_ns(built.program.after_lag * _ratio(recorded[mine], left[mine]))
     program = replace(built.program, item_work=item_work, item_cost=item_cost, after_lag=lag,
-                      item_external=_arrivals(built, cycle))
+                      item_external=_arrivals(built, cycle, waited))
     shares = [_shares(pieces, whole, rank, len(graph.ops)) for rank, graph in enumerate(built.graphs)]
     return replace(built, program=program, without_profiler=WithoutProfiler(built.program, whole, shares))
 
@@ -80,11 +81,17 @@ def on_unprofiled_clock(program: Program, built: Built) -> Program:
     recorded, left = built.without_profiler.recorded, built.program
     changes = {name: np.maximum(getattr(program, name) + getattr(left, name) - getattr(recorded, name), 0)
                for name in ("item_work", "item_cost", "after_lag")}
-    return replace(program, **changes)
+    known = left.item_external > NEVER
+    arrivals = np.where(known, program.item_external + left.item_external - recorded.item_external, NEVER)
+    return replace(program, **changes, item_external=arrivals)
 
 
-def _arrivals(built: Built, cycle: Cycle) -> Int64:
-    """Return when batches of worker processes arrive where steps follow one another as they do without the profiler."""
+def _arrivals(built: Built, cycle: Cycle, waited: Sequence[bool]) -> Int64:
+    """Return when batches of worker processes arrive where steps follow one another as they do without the profiler.
+
+    A rank's steps that mostly did not wait for theirs (``waited``) have none: all that they took without the profiler
+    is the host's work already, and a wait beside it would count twice.
+    """
     program = built.program
     external, known = program.item_external.copy(), program.item_external > NEVER
     if not known.any():
@@ -92,6 +99,9 @@ def _arrivals(built: Built, cycle: Cycle) -> Int64:
     rank = program.thread_rank[program.item_thread()]
     for number in range(program.ranks):
         mine = np.flatnonzero(known & (rank == number))
+        if not waited[number]:
+            external[mine] = NEVER
+            continue
         begin = int(program.recorded_item_start[rank == number].min(initial=0))
         steps = cycle.recorded_ns(number)
         ratio = float(np.median(built.graphs[number].meta.unprofiled_step_ns or steps)) / float(steps.mean())

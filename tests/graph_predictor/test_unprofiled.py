@@ -21,6 +21,7 @@ from graph_predictor.cli import app
 from graph_predictor.diff import diff_jobs
 from graph_predictor.edits import Compile, Edit, FusedOptimizer, HostFrom, NoDataLoading, ScaleHost, Sizes
 from graph_predictor.reports.ranks import recorded_times
+from graph_predictor.simulation.build import build_program
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 from tracer.job import Job, assemble_job, read_job
@@ -100,6 +101,22 @@ def test_reports_agree_on_the_step(foreign: Job) -> None:
         pytest.approx(np.mean(steps), rel=1e-6))
     under = replay(foreign.graphs)
     assert under.profiled and under.max_abs_error < 1e-3
+
+
+def test_two_clocks_are_not_compared(foreign: Job) -> None:
+    """Steps without the profiler are shorter than the measured ones on purpose: what the replay under it is off counts,
+    here nothing, and 10% where its host is 10% too slow."""
+    for residuals in (False, True):
+        exact = replay(foreign.graphs, profiled=False, residuals=residuals)
+        assert not exact.profiled and all(step.replayed_ns < 0.9 * step.measured_ns for step in exact.steps)
+        assert not exact.inexact and exact.max_abs_error < 1e-3 and exact.reproducible
+        assert not any("off" in note for note in [*exact.notes, *breakdown(exact).notes])
+    slow = build_program(foreign.graphs)
+    for name in ("item_work", "item_cost"):
+        setattr(slow.program, name, np.rint(getattr(slow.program, name) * 1.1).astype(np.int64))
+    off = replay(foreign.graphs, built=slow, profiled=False)
+    assert [step.error for step in off.inexact] == [pytest.approx(0.1, abs=0.01)] * 3
+    assert any("3 of 3 steps are replayed more than 1% off" in note and "+10.0%" in note for note in off.notes)
 
 
 def test_the_difference_of_two_captures_is_that_of_their_steps(foreign: Job) -> None:
@@ -282,6 +299,16 @@ def test_arrivals_under_the_profiler_are_not_those_without_it(tmp_path: Path) ->
     assert baseline.predict([NoDataLoading()]).step_time_us < 20_100
     steps = replay(baseline.built.graphs, profiled=False).steps[1:]
     assert [step.replayed_ns for step in steps] == [pytest.approx(40_000_000, rel=0.02)] * len(steps)
+
+
+@pytest.mark.usefixtures("no_candidates")
+@pytest.mark.parametrize(("interval", "unprofiled"), [(22_000, 19_000)])
+def test_every_command_states_one_time_of_a_loader_with_workers(interval: int, unprofiled: int, tmp_path: Path) -> None:
+    """Work of 20 ms and a batch every 22, which is no wait for workers."""
+    (tmp_path / "job").mkdir()
+    job = two_ranks(tmp_path / "job", lambda: loading(tmp_path, 20_000, interval, unprofiled=unprofiled))
+    stated = stated_ms(job, tmp_path)
+    assert stated == {name: pytest.approx(unprofiled / 1e3, rel=0.01) for name in stated}
 
 
 def test_workers_that_kept_up_may_be_too_slow_for_a_shorter_step(tmp_path: Path) -> None:
