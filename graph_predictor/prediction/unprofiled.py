@@ -26,7 +26,7 @@ from graph_predictor.prediction.work import Work, describe_work
 from graph_predictor.recorded.typical_steps import typical_steps
 from graph_predictor.simulation.build import Built, WithoutProfiler
 from graph_predictor.simulation.host_pieces import HostPieces, host_pieces, with_host
-from graph_predictor.simulation.program import NEVER, Program, whole_ns
+from graph_predictor.simulation.program import NEVER, ItemKind, Program, whole_ns
 from tracer.arrays import Float64, Int64
 
 
@@ -60,9 +60,10 @@ def unprofiled(built: Built, work: Work | None = None, steps: Sequence[int] | No
     whole = replace(pieces, ns=whole_ns(left))
     item_work, item_cost = with_host(built.program, whole, whole.ns.astype(np.float64))
     mine = cycle.working[pieces.item]
-    lag = whole_ns(built.program.after_lag * _ratio(recorded[mine], left[mine]))
+    share = _ratio(recorded[mine], left[mine])
+    lag = whole_ns(built.program.after_lag * share)
     program = replace(built.program, item_work=item_work, item_cost=item_cost, after_lag=lag,
-                      item_external=_arrivals(built, cycle, waited))
+                      item_external=_arrivals(built, cycle, waited, share))
     shares = [_shares(pieces, whole, rank, len(graph.ops)) for rank, graph in enumerate(built.graphs)]
     return replace(built, program=program, without_profiler=WithoutProfiler(built.program, whole, shares))
 
@@ -86,11 +87,12 @@ def on_unprofiled_clock(program: Program, built: Built) -> Program:
     return replace(program, **changes, item_external=arrivals)
 
 
-def _arrivals(built: Built, cycle: Cycle, waited: Sequence[bool]) -> Int64:
+def _arrivals(built: Built, cycle: Cycle, waited: Sequence[bool], share: float) -> Int64:
     """Return when batches of worker processes arrive where steps follow one another as they do without the profiler.
 
     A rank's steps that mostly did not wait for theirs (``waited``) have none: all that they took without the profiler
-    is the host's work already, and a wait beside it would count twice.
+    is the host's work already, and a wait beside it would count twice. In others a batch comes as long before the end
+    of its step as work then takes: ``share`` of what it took under the profiler.
     """
     program = built.program
     external, known = program.item_external.copy(), program.item_external > NEVER
@@ -105,7 +107,10 @@ def _arrivals(built: Built, cycle: Cycle, waited: Sequence[bool]) -> Int64:
         begin = int(program.recorded_item_start[rank == number].min(initial=0))
         steps = cycle.recorded_ns(number)
         ratio = float(np.median(built.graphs[number].meta.unprofiled_step_ns or steps)) / float(steps.mean())
-        external[mine] = begin + np.rint((external[mine] - begin) * ratio).astype(np.int64)
+        ends = np.sort(program.recorded_item_end[(rank == number) & (program.item_kind == ItemKind.STEP_END)])
+        end = ends[np.minimum(np.searchsorted(ends, external[mine]), len(ends) - 1)]
+        rest = np.maximum(end - external[mine], 0)
+        external[mine] = begin + whole_ns((external[mine] + rest - begin) * ratio - rest * share)
     return external
 
 
