@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from graph_predictor.edits.registry import edit_option
 from graph_predictor.prediction.changes import Loading
 from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.simulation.program import NEVER
 
 
 @edit_option("cuda-graphs", "Replay the step as a CUDA graph.", tries={"CUDA graphs": True})
@@ -65,20 +66,29 @@ class NoDataLoading:
         """See ``Edit``."""
         scenario = scenario.claim("loading", "--no-data-loading")
         check_loading_is_known(scenario)
+        if not (loading_ns(scenario) or waits_for_batches(scenario)):
+            raise EditError("The step loads nothing: there is no loading to leave out.")
         return replace(scenario, batches=replace(scenario.batches, loading=Loading.NONE))
 
 
 def check_loading_is_known(scenario: Scenario) -> None:
     """Raise ``EditError`` where the recorded step's own thread loads its batches, and a step traced again does not tell
     that time apart from other host time."""
-    if scenario.origin is None or _loading_ns(scenario) or not _loading_ns(scenario.origin.scenario):
+    if scenario.origin is None or loading_ns(scenario) or not loading_ns(scenario.origin.scenario):
         return
     raise EditError("The recorded step loads its batches in the training thread, which a step that is traced again, at "
                     "other sizes or on other ranks, does not tell apart from its other host time; leave the change of "
                     "loading out, or the other one.")
 
 
-def _loading_ns(scenario: Scenario) -> float:
+def waits_for_batches(scenario: Scenario) -> bool:
+    """Return whether others make the step's batches: worker processes, or whatever its host waited for."""
+    waited = scenario.built.recorded_program.item_external[scenario.cycle.item] > NEVER
+    return bool(waited.any()) or scenario.batches.loader is not None
+
+
+def loading_ns(scenario: Scenario) -> float:
+    """Return the host time that the step's own threads spend on loading, as recorded, ns."""
     pieces = scenario.pieces
     return float(pieces.ns[pieces.data & scenario.cycle.working[pieces.item]].sum())
 

@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.edits.launches import check_loading_is_known
+from graph_predictor.edits.launches import check_loading_is_known, loading_ns, waits_for_batches
 from graph_predictor.edits.registry import edit_option
 from graph_predictor.prediction.changes import Loading
 from graph_predictor.prediction.edited_host import collective_rows, input_copies
 from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.simulation.program import NEVER
 
 
 @edit_option("overlap-loading", "Batches loaded in the background.", tries={"data loading overlapped": True})
@@ -33,10 +32,8 @@ class OverlapLoading:
         """See ``Edit``."""
         scenario = scenario.claim("loading", "--overlap-loading")
         check_loading_is_known(scenario)
-        pieces = scenario.pieces
-        if not (pieces.ns[pieces.data & scenario.cycle.working[pieces.item]] > 0).any():
-            waited = (scenario.built.recorded_program.item_external[scenario.cycle.item] > NEVER).any()
-            if waited:
+        if not loading_ns(scenario):
+            if waits_for_batches(scenario):
                 raise EditError("The step's batches are loaded in the background already; --no-data-loading tells what "
                                 "faster loading would save.")
             if not (input_copies(scenario) & scenario.cycle.kernel).any():

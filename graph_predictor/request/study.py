@@ -102,7 +102,7 @@ class Study:
 
     Args:
         job: recorded, or traced by shapes.
-        step: the recorded step to repeat, by name or number; by default the last ones alike.
+        step: the step to repeat, by name or number; by default the last ones alike.
         recorded_on: the device it was recorded on, if the trace does not say.
         profiles: fitted models of devices.
         code: of a job traced by shapes, the SCRIPT.py:FUNCTION it was traced from.
@@ -122,6 +122,8 @@ class Study:
         self._profiled = profiled
         self._profiles = {one.device.name: one for one in profiles}
         self._recorded = None if self.shape_only else self._plain(job)
+        if self.shape_only and step is not None:
+            baseline_of(job, step, device=recorded_on)  # refuses a step that is not there, for all configurations
         self._shared = Shared()
 
     def predict(self, configuration: Configuration, *, price_per_hour: float | None = None) -> Prediction:

@@ -16,10 +16,16 @@ LEADING = frozenset({"batch", "b", "bs", "batch_size"})
 """Names of the dimension that comes first in activations: a rank's samples. Any other name may stand anywhere."""
 MOST = 2**31 - 1
 """The largest size that is understood: PyTorch's kernels index dimensions by 32 bits."""
+_SHOWN = 24
+"""Digits of a refused size that are shown."""
 
 
 def parse_sets(texts: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
-    """Old sizes, where they were named, and new ones, from "batch=32:128" or "batch=128". Raises ``EditError``."""
+    """Old sizes, where they were named, and new ones, from "batch=32:128" or "batch=128".
+
+    Raises:
+        EditError: a text names no size, or one that PyTorch does not index.
+    """
     old: dict[str, int] = {}
     new: dict[str, int] = {}
     for text in texts:
@@ -28,15 +34,23 @@ def parse_sets(texts: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
             raise EditError(f"{text!r} names no size: write it like batch=128, or batch=32:128 with the recorded one.")
         if match[1] in new:
             raise EditError(f"{match[1]} is set twice; give one new size.")
-        new[match[1]] = _size(match[3])
+        new[match[1]] = _size(match[1], match[3])
         if match[2] is not None:
-            old[match[1]] = _size(match[2])
+            old[match[1]] = _size(match[1], match[2])
     return old, new
 
 
-def _size(digits: str) -> int:
-    """A size; of one with more digits than any, the least that is refused wherever sizes are checked."""
-    return int(digits) if len(digits) <= len(str(MOST)) else MOST + 1
+def _size(name: str, digits: str) -> int:
+    """A size. Raises ``EditError`` for one above ``MOST``: functions may take 0, so that users of sizes refuse that."""
+    digits = digits.lstrip("0") or "0"
+    if len(digits) > len(str(MOST)) or int(digits) > MOST:
+        raise no_size(name, digits if len(digits) <= _SHOWN else digits[:_SHOWN] + "…")
+    return int(digits)
+
+
+def no_size(name: str, value: int | str) -> EditError:
+    """The refusal of a value that is no size."""
+    return EditError(f"{name}={value} is no size: give a whole number from 1 to {MOST:,}.")
 
 
 def parse_also(text: str) -> tuple[str, dict[str, int]]:
@@ -45,7 +59,7 @@ def parse_also(text: str) -> tuple[str, dict[str, int]]:
     if match is None:
         raise EditError("--also needs the path of a capture, such as runs/b:batch=64.")
     pairs = (part.split("=") for part in (match["sizes"] or "").split(",") if part)
-    return match["path"], {name: _size(size) for name, size in pairs}
+    return match["path"], {name: _size(name, size) for name, size in pairs}
 
 
 def samples_of(settings: Mapping[str, Any]) -> int | None:

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.sizes.named_sizes import LEADING, MOST, samples_of
+from graph_predictor.sizes.named_sizes import LEADING, MOST, no_size, samples_of
 from graph_predictor.synthesis.baseline import retraced
 from kernel_models.device_choice import shape_device
 from tracer.graph import ExecutionGraph
@@ -58,7 +58,7 @@ def retrace(baseline: Baseline, new: Mapping[str, int], old: Mapping[str, int] |
     recorded = recorded_sizes(baseline)
     for name, size in new.items():
         if not 1 <= size <= MOST:
-            raise EditError(f"{name}={size} is no size: give a whole number from 1 to {MOST:,}.")
+            raise no_size(name, size)
         was = (old or {}).get(name)
         if was is not None and recorded.get(name, was) != was:
             raise EditError(f"The step was recorded with {name}={recorded[name]}, not {was}.")

@@ -16,7 +16,7 @@ from graph_predictor.prediction.memory import most_activations, with_sizes
 from graph_predictor.prediction.new_calls import resized_calls
 from graph_predictor.prediction.operation_costs import Bools
 from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.sizes.named_sizes import LEADING, MOST, parse_sets
+from graph_predictor.sizes.named_sizes import LEADING, MOST, no_size, parse_sets
 from graph_predictor.sizes.scaled_shapes import ScaledShapes
 from graph_predictor.sizes.size_kinds import ScaledRank
 from graph_predictor.sizes.size_times import computing_kinds, host_factors, log_work
@@ -67,7 +67,7 @@ class Sizes:
                                 f"meant; write it like {name}=32:64.")
             bad = next((one for one in (old[name], size) if not 1 <= one <= MOST), None)
             if bad is not None:
-                raise EditError(f"{name}={bad} is no size: give a whole number from 1 to {MOST:,}.")
+                raise no_size(name, bad)
         return cls(tuple((name, old[name], size) for name, size in new.items()), because)
 
     def describe(self) -> str:

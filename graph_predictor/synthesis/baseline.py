@@ -35,7 +35,7 @@ def baseline_of(job: AnyJob, steps: str | int | range | None = None, *, device: 
 
     Args:
         job: a job, its graphs, or one rank's graph.
-        steps: of a recorded job, which steps to repeat; see ``Baseline.recorded``.
+        steps: which steps to repeat, see ``Baseline.recorded``; one traced by shapes alone has a single one.
         device: where it was recorded, if the trace does not say or is not to be believed; of a step traced by shapes
             alone, where it would run.
         models: fitted models of that device.
@@ -52,8 +52,8 @@ def baseline_of(job: AnyJob, steps: str | int | range | None = None, *, device: 
     if not _shapes_only(graphs):
         return Baseline.recorded(graphs, steps, device=device, models=models, profiled=profiled, notes=notes)
     step = modelled_step(graphs, device, models, host, collectives)
-    return Baseline(_scenario(step, models, profiled=False), Spreads(step.host_spread, RESOLVED), [*notes, *step.notes],
-                    ran=False)
+    scenario = _scenario(step, models, steps, profiled=False)
+    return Baseline(scenario, Spreads(step.host_spread, RESOLVED), [*notes, *step.notes], ran=False)
 
 
 def retraced(recorded: Baseline, job: AnyJob, change: str = "", *, collectives: CollectiveModel | None = None) -> \
@@ -79,7 +79,7 @@ def retraced(recorded: Baseline, job: AnyJob, change: str = "", *, collectives: 
     was, spreads = recorded.scenario, recorded.spreads
     times = RecordedTimes(was, spreads.host)
     step = anchored_step(graphs, times, collectives)
-    scenario = _scenario(step, was.devices.source_models, profiled=was.profiled, origin=times.origin,
+    scenario = _scenario(step, was.devices.source_models, None, profiled=was.profiled, origin=times.origin,
                          batches=BatchChange(was.batches.loader))
     return Baseline(scenario, Spreads(step.host_spread, spreads.least), [*recorded.notes, *notes, *step.notes],
                     ran=False, origin=recorded, changes=(change,) if change else ())
@@ -102,9 +102,10 @@ def predict(job: AnyJob, edits: Sequence[Edit] = (), *, steps: int | range | Non
     return baseline.predict(edits, price_per_hour=price_per_hour)
 
 
-def _scenario(step: SynthesizedStep, models: Models | None, **known: object) -> Scenario:
+def _scenario(step: SynthesizedStep, models: Models | None, steps: str | int | range | None,
+              **known: object) -> Scenario:
     made = step.made
-    cycle = steps_of(made.built)
+    cycle = steps_of(made.built, steps)
     return Scenario(
         made.built, cycle, describe_work(made.built), host_pieces(made.built), DeviceChange(step.device, models),
         KernelChange(sources=KernelSources(made.source, made.low, made.high)),

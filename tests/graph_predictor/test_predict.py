@@ -21,7 +21,6 @@ from graph_predictor.edits import (
     Edit,
     FusedOptimizer,
     HostFrom,
-    NoDataLoading,
     Precision,
     ScaleBandwidth,
     ScaleClock,
@@ -209,7 +208,7 @@ def test_larger_batches_scale_the_data_and_not_the_parameters(tmp_path: Path) ->
 
 
 EDITS: list[Edit] = [
-    Device("h100-sxm"), ScaleClock(0.8), ScaleBandwidth(1.5), ScaleHost(0.7), ScaleKernels(1.2), NoDataLoading(),
+    Device("h100-sxm"), ScaleClock(0.8), ScaleBandwidth(1.5), ScaleHost(0.7), ScaleKernels(1.2),
     Precision("tf32"), Sizes((("batch", 4096, 2048),))]
 
 

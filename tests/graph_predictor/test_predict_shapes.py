@@ -12,10 +12,12 @@ from typer.testing import CliRunner
 
 from graph_predictor.cli import app
 from graph_predictor.edits import CudaGraphs, Device, ScaleHost, Sizes
+from graph_predictor.request.study import Study
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device import device
 from kernel_models.operation import calls_of, operation
 from kernel_models.pricing import price
+from tracer.errors import ForetraceError
 from tracer.graph import (
     NONE,
     SHAPE_ONLY,
@@ -35,6 +37,7 @@ from tracer.graph import (
     Thread,
     WaitSource,
 )
+from tracer.job import assemble_job
 
 TOKENS, WIDTH = 16384, 2048
 LAYERS = 6
@@ -66,6 +69,14 @@ def traced(layers: int = LAYERS, collective: bool = False, peak: int = 8 * 10**9
 
 def product_us(name: str = "h200-sxm") -> float:
     return price(calls_of(operation("aten::mm", [(TOKENS, WIDTH), (WIDTH, WIDTH)], "bf16")), device(name)).total_us
+
+
+def test_there_is_one_step_to_choose() -> None:
+    assert baseline_of(traced(), -1).predict().step_time_us == baseline_of(traced(), 0).predict().step_time_us
+    with pytest.raises(ForetraceError, match="no step 99: the trace has 1"):
+        baseline_of(traced(), 99)
+    with pytest.raises(ForetraceError, match="no step 99"):  # before any configuration, as of a recorded one
+        Study(assemble_job([traced()]), "99")
 
 
 def test_kernels_are_priced_and_the_rest_told() -> None:

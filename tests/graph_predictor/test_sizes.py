@@ -15,7 +15,7 @@ from graph_predictor.edits import Sizes
 from graph_predictor.prediction.memory import OPTIMIZER, peak_memory, with_sizes
 from graph_predictor.prediction.replacement import Rewriting
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.sizes.named_sizes import MOST, parse_also
+from graph_predictor.sizes.named_sizes import MOST, parse_also, parse_sets
 from graph_predictor.sizes.scaled_shapes import ScaledShapes, strided_maps
 from graph_predictor.sizes.sizes import payload_factors
 from graph_predictor.sizes.unrolled import unrolled_size
@@ -311,7 +311,16 @@ def test_a_size_of_thousands_of_digits_is_no_size() -> None:
     most = "9" * 5_000
     with pytest.raises(EditError, match=r"is no size: give a whole number from 1 to 2,147,483,647"):
         Sizes.parse([f"batch=64:{most}"])
-    assert parse_also(f"runs/b:batch={most}")[1]["batch"] > MOST
+    with pytest.raises(EditError, match="is no size"):
+        parse_also(f"runs/b:batch={most}")
+
+
+@pytest.mark.parametrize("text", [f"batch={MOST + 1}", "batch=99999999999999999999", f"batch={MOST + 1}:8"])
+def test_a_size_above_the_largest_is_refused_as_it_is_read(text: str) -> None:
+    """Whatever is done with it, and none is taken for another one."""
+    with pytest.raises(EditError, match=r"batch=\d+ is no size"):
+        parse_sets([text])
+    assert parse_sets([f"batch=0:{MOST}", "stage=0"]) == ({"batch": 0}, {"batch": MOST, "stage": 0})
 
 
 @pytest.mark.parametrize("new", [60, 13])

@@ -341,8 +341,9 @@ def test_loading_runs_beside_the_step_and_bounds_it(tmp_path: Path) -> None:
     assert long.predict([OverlapLoading(), ScaleHost(0.8)]).step_time_us == pytest.approx(900 * 0.8, abs=1)
     with pytest.raises(EditError, match="both change loading"):
         long.predict([OverlapLoading(), NoDataLoading()])
-    with pytest.raises(EditError, match="loads nothing"):
-        predict(trace_of(CHAIN).read(tmp_path), [OverlapLoading()])
+    for edit in (OverlapLoading(), NoDataLoading()):
+        with pytest.raises(EditError, match="loads nothing"):
+            predict(trace_of(CHAIN).read(tmp_path), [edit])
 
 
 def test_free_launches_leave_the_rest_of_the_host(tmp_path: Path) -> None:

@@ -544,6 +544,19 @@ def test_what_cannot_be_traced_names_the_line_and_the_way_out(target: str, says:
     assert "\n" not in str(caught.value)
 
 
+def test_a_script_that_parses_arguments_takes_its_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tracer.shape_only.script import trace_script
+
+    path = tmp_path / "user.py"
+    path.write_text("import argparse, sys, torch\nparser = argparse.ArgumentParser()\n"
+                    "parser.add_argument('--batch', type=int, default=4)\nargs = parser.parse_args()\n"
+                    "assert sys.argv == [__file__]\n"
+                    "def build():\n    x = torch.randn(args.batch, 3, device='cuda')\n    return lambda: x.sum()\n")
+    monkeypatch.setattr(sys, "argv", ours := ["foretrace", "predict", "--unknown"])
+    assert len(trace_script(f"{path}:build").ops)
+    assert sys.argv is ours
+
+
 def test_wrong_requests_are_one_sentence(tmp_path: Path) -> None:
     from tracer.shape_only.script import trace_script
 

@@ -22,7 +22,8 @@ def trace_script(target: str, device: str | TracedDevice = "h200-sxm", *, world_
     ``arguments`` are passed to the function by name: sizes, as in ``def build(batch=32)``.
 
     The file runs inside the trace, as a module (``__name__`` is not ``"__main__"``), so that what it makes on import
-    is traced too and its decorators see the GPU that is not there.
+    is traced too and its decorators see the GPU that is not there. It finds its own path as the command line,
+    without arguments: ones that it parses take their defaults.
 
     Raises:
         ShapeOnlyError: there is no such file or function, or as ``trace_step``.
@@ -35,8 +36,9 @@ def trace_script(target: str, device: str | TracedDevice = "h200-sxm", *, world_
         raise ShapeOnlyError(f"{path} does not exist; check the path.")
 
     def build() -> Any:
-        before = list(sys.path)
+        before, arguments_before = list(sys.path), sys.argv
         sys.path.insert(0, str(file.resolve().parent))
+        sys.argv = [str(file)]
         try:
             found = runpy.run_path(str(file), run_name=file.stem)
             function = found.get(name)
@@ -48,7 +50,7 @@ def trace_script(target: str, device: str | TracedDevice = "h200-sxm", *, world_
                 _check_takes(target, function, argument)
             step = function(**(arguments or {}))
         finally:
-            sys.path[:] = before
+            sys.path[:], sys.argv = before, arguments_before
         if not callable(step):
             raise ShapeOnlyError(
                 f"{target} returned {type(step).__name__} where the step was expected: let it build model, optimizer "
