@@ -10,8 +10,6 @@ import networkx as nx
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("tracer", "kernel_models", "graph_predictor", "foretrace")
-VIEWS = {"tracer.graph", "tracer.views", "tracer.dependencies"}
-"""``ExecutionGraph.to_pandas`` and its like import what they convert to when they are called."""
 
 
 def imported(tree: ast.AST, modules: dict[str, Path]) -> Iterator[str]:
@@ -31,5 +29,6 @@ def test_no_circle_has_more_than_two_files() -> None:
     assert len(modules) > 300
     graph = nx.DiGraph((name, other) for name, path in modules.items()
                        for other in imported(ast.parse(path.read_text()), modules) if other in modules)
-    circles = [found for found in nx.strongly_connected_components(graph) if len(found) > 2]
-    assert [sorted(found) for found in circles if found != VIEWS] == []
+    assert [circle for circle in nx.simple_cycles(graph, length_bound=12) if len(circle) > 2] == []
+    # Longer circles would show as larger groups of files that all reach each other.
+    assert max(map(len, nx.strongly_connected_components(graph))) <= 3

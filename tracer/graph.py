@@ -513,10 +513,10 @@ class ExecutionGraph(Shown):
         return {name: partial(to_pandas, self, name) for name in self.TABLES}
 
     def to_networkx(self) -> networkx.DiGraph:
-        """The dependency graph of operations, calls and device work, for exploring (see ``tracer.views``)."""
-        from tracer.views import to_networkx
+        """Return the dependencies of operations, calls and device work as an acyclic graph, to explore."""
+        from tracer.dependencies import dependency_graph
 
-        return to_networkx(self)
+        return dependency_graph(self)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the one-file form, atomically. Local paths and fsspec URLs.

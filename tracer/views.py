@@ -1,4 +1,4 @@
-"""Views of a graph for people: rows with decoded strings, pandas frames, decoded arguments, a networkx graph.
+"""Views of a graph for people: rows with decoded strings, pandas frames and decoded arguments.
 
 Code that computes works on the columns; nothing here is used by the simulator.
 """
@@ -29,7 +29,6 @@ from tracer.graph import (
 )
 
 if TYPE_CHECKING:
-    import networkx
     import pandas
 
 # Integer columns that are members of an enumeration, by table.
@@ -148,13 +147,6 @@ def arguments(graph: ExecutionGraph, op: int) -> list[Argument]:
         for i in range(count)
         for shape in [_sizes(_at(shapes, i, None))]
     ]
-
-
-def to_networkx(graph: ExecutionGraph) -> networkx.DiGraph:
-    """The dependencies as a directed acyclic graph, to explore; see ``tracer.dependencies``."""
-    from tracer.dependencies import dependency_graph
-
-    return dependency_graph(graph)
 
 
 def _categorical_codes(column: Int64, used: Int64, position: Int64) -> Int64:

@@ -21,7 +21,7 @@ from tracer.graph import (
     Thread,
 )
 from tracer.kineto import read_kineto
-from tracer.views import Argument, arguments, row, to_networkx, to_pandas
+from tracer.views import Argument, arguments, row, to_pandas
 
 
 def test_row_decodes_strings_enumerations_and_nothing() -> None:
@@ -116,7 +116,7 @@ def _two_streams() -> ExecutionGraph:
 
 
 def test_edges_of_a_graph_known_on_paper() -> None:
-    found = {(a, b, kind) for a, b, kind in to_networkx(_two_streams()).edges(data="kind")}
+    found = {(a, b, kind) for a, b, kind in _two_streams().to_networkx().edges(data="kind")}
     assert found == {
         (("op", 0), ("op", 1), "nesting"),
         (("op", 1), ("op", 2), "forward_backward"),  # the innermost forward operation of the number
@@ -129,7 +129,7 @@ def test_edges_of_a_graph_known_on_paper() -> None:
 
 
 def test_attributes_of_nodes() -> None:
-    nodes = to_networkx(_two_streams()).nodes
+    nodes = _two_streams().to_networkx().nodes
     assert nodes["op", 2]["name"] == "MmBackward0"
     assert nodes["launch", 4]["kind"] == "blocking_sync"
     assert nodes["kernel", 1]["stream"] == 2
@@ -147,7 +147,7 @@ def test_attributes_of_nodes() -> None:
 ])
 def test_real_graphs_are_acyclic(trace: str, kinds: set[str]) -> None:
     graph = read_kineto(real(trace))
-    result = to_networkx(graph)
+    result = graph.to_networkx()
     assert networkx.is_directed_acyclic_graph(result)
     assert len(result) == len(graph.ops) + len(graph.launches) + len(graph.kernels)
     found = {kind for _, _, kind in result.edges(data="kind")}
