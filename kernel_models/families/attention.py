@@ -141,7 +141,7 @@ def _efficient(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.ATTENTION, "flash_attn::_flash_attn_forward(q, k, v, dropout_p, softmax_scale, causal)",
          "flash_attn::_flash_attn_backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, "
          "causal)",
-         "flash_attn_3::fwd(q, k, v)", "flash_attn::fwd(q, k, v)")
+         "flash_attn::fwd(q, k, v)")
 def _flash_package(op: Inputs) -> Iterator[OpCall]:
     q, k, v = (op.tensor(name) for name in ("q", "k", "v"))
     kind = f"flash_{'backward' if op.name.endswith('backward') else 'forward'}"
@@ -159,6 +159,30 @@ def _flash_package_packed(op: Inputs) -> Iterator[OpCall]:
     yield from _packed(op, kind, q, k, v, op.optional("cu_seqlens_q"), op.flag("causal"))
 
 
+_FLASH_3 = ("(q, k, v, k_new, v_new, q_v, out, cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q, seqused_k, "
+            "max_seqlen_q, max_seqlen_k, page_table, kv_batch_idx, leftpad_k, rotary_cos, rotary_sin, seqlens_rotary, "
+            "q_descale, k_descale, v_descale, softmax_scale, is_causal, window_size_left, window_size_right)")
+
+
+@forward(Family.ATTENTION, f"flash_attn_3::fwd{_FLASH_3}", f"flash_attn_3::_flash_attn_forward{_FLASH_3}",
+         "flash_attn_3::bwd(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, seqused_q, "
+         "seqused_k, max_seqlen_q, max_seqlen_k, softmax_scale, is_causal, window_size_left, window_size_right)",
+         "flash_attn_3::_flash_attn_backward(dout, q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, seqused_q, "
+         "seqused_k, max_seqlen_q, max_seqlen_k, softmax_scale, is_causal, window_size_left, window_size_right)")
+def _flash_3(op: Inputs) -> Iterator[OpCall]:
+    """FlashAttention 3: tokens before heads, or side by side with offsets; windows of tokens before and after one's
+    own, -1 for all."""
+    q, k, v = (op.tensor(name) for name in ("q", "k", "v"))
+    kind = f"flash_{'backward' if op.name.endswith(('bwd', 'backward')) else 'forward'}"
+    causal = op.flag("is_causal")
+    before, after = op.integer("window_size_left", -1), op.integer("window_size_right", -1)
+    window = 0 if before < 0 else before + 1 + (0 if causal else max(after, 0))
+    if len(q.shape) == 3:
+        yield from _packed(op, kind, q, k, v, op.optional("cu_seqlens_q"), causal, window=window)
+    else:
+        yield from _of_tensors(op, kind, q, k, v, 2, 1, causal=int(causal), window=window)
+
+
 @forward(Family.ATTENTION, "vllm::unified_attention_with_output(query, key, value, output)",
          "vllm::unified_attention(query, key, value)")
 def _paged(op: Inputs) -> Iterator[OpCall]:
@@ -174,14 +198,14 @@ def _paged(op: Inputs) -> Iterator[OpCall]:
 
 def _packed(
     op: Inputs, kind: str, q: TensorSpec, k: TensorSpec, v: TensorSpec, offsets: TensorSpec | None, causal: bool,
-    flags: tuple[str, ...] = (),
+    flags: tuple[str, ...] = (), window: int = 0,
 ) -> Iterator[OpCall]:
     if any(len(tensor.shape) != 3 for tensor in (q, k, v)):
         raise Unpriceable(f"{op.name}: {q.shape}")
     batch = max(offsets.elements - 1, 1) if offsets is not None else 1
     yield from attention(
         kind, batch, q.shape[1], k.shape[1], -(-q.shape[0] // batch), -(-k.shape[0] // batch), q.shape[2], v.shape[2],
-        op.math_dtype(q), causal=causal, flags=(*flags, "varlen"))
+        op.math_dtype(q), causal=causal, window=window, flags=(*flags, "varlen"))
 
 
 @forward(Family.ATTENTION, "aten::scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal)")

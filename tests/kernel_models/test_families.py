@@ -244,6 +244,24 @@ def test_attention_of_packed_sequences() -> None:
     assert (call.dims, call.flags) == ((3, 8, 2, 100, 100, 64, 64, 0), ("varlen",))
 
 
+def test_flash_attention_3_has_windows_and_packed_sequences() -> None:
+    """Arguments as a training step's profile on H100 has them."""
+    packed, lse, offsets = (16384, 6, 128), (6, 16384), (129,)
+    forward = operation(
+        "flash_attn_3::fwd", [packed] * 3 + [None] * 4 + [offsets] * 2 + [None] * 18,
+        ["bf16"] * 7 + ["int32"] * 20, values=[None] * 12 + [2048, 2048] + [None] * 9 + [0.1, True, 63, 0])
+    backward = operation(
+        "flash_attn_3::bwd", [packed] * 5 + [lse] + [None] * 3 + [offsets] * 2 + [None] * 8,
+        ["bf16"] * 5 + ["fp32"] + ["int32"] * 13, values=[None] * 13 + [2048, 2048, 0.1, True, 63, 0])
+    ahead, back = only(calls_of(forward)), only(calls_of(backward))
+    assert (ahead.kind, back.kind) == ("flash_forward", "flash_backward")
+    assert ahead.dims == back.dims == (128, 6, 6, 128, 128, 128, 128, 64) and ahead.flags == ("causal", "varlen")
+    pairs = 64 * 65 // 2 + 64 * 64
+    assert ahead.flops == 4 * 128 * 6 * pairs * 128 and back.flops == 2.5 * ahead.flops
+    dense = operation("flash_attn_3::_flash_attn_forward", [(2, 512, 8, 64)] * 3, "bf16")
+    assert only(calls_of(dense)).dims == (2, 8, 8, 512, 512, 64, 64, 0)
+
+
 def test_the_composite_takes_the_kernel_pytorch_would() -> None:
     name = "aten::scaled_dot_product_attention"
     masked = operation(name, [(2, 8, 64, 32)] * 3 + [(64, 64), None, None], "bf16")
