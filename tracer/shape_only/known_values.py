@@ -230,7 +230,8 @@ def _named(func: Any, args: Any, kwargs: Any) -> list[tuple[Any, Any]]:
 
 
 def _storage(tensor: Any) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    """Return what tells the memory of a tensor; a sparse one has none of its own and is told by itself."""
+    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else -id(tensor)
 
 
 def _tensors(value: Any) -> list[Any]:
