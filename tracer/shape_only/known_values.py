@@ -34,11 +34,10 @@ _FILLED = frozenset({"zero_", "fill_"})
 """Operators that give every element of a tensor a value, whatever it was."""
 _LIFTED = torch.ops.aten.lift_fresh.default
 _INDEXED = torch.ops.aten.index.Tensor
+_OF_ALL = (torch.ops.aten.all.default, torch.ops.aten.any.default)
 _BY_VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-
-
-RANDOM = (f"A random number decides what the step does; it is taken to be {DRAWN}, the middle of its range.")
-FINITE = ("The program looks at whether values are finite, and goes on as it does where all of them are.")
+RANDOM = f"A random number decides what the step does; it is taken to be {DRAWN}, the middle of its range."
+FINITE = "The program looks at whether values are finite, and goes on as it does where all of them are."
 _CHECKS = {"isfinite": True, "isnan": False, "isinf": False, "isneginf": False, "isposinf": False}
 
 
@@ -179,10 +178,17 @@ class KnownValues:
         """What an operator gives with the values of its inputs, in a tuple; ``None`` where one is not known."""
         if func.namespace != "aten" or torch.Tag.nondeterministic_seeded in func.tags:
             return None
-        inputs = _tensors((args, kwargs))
-        values = {id(one): self.of(one) for one in inputs}
-        if any(value is None for value in values.values()):
-            return None
+        values: dict[int, torch.Tensor] = {}
+        for one in _tensors((args, kwargs)):
+            value = self.of(one)
+            if value is None:
+                return None
+            if value.numel() > MOST_ELEMENTS:  # a check of large data, whose elements are all the same
+                if func not in _OF_ALL:
+                    return None
+                with _disable_current_modes():
+                    value = value.as_strided((1,), (1,))
+            values[id(one)] = value
         real = tree_map(lambda one: values[id(one)] if isinstance(one, torch.Tensor) else one, (args, kwargs))
         with _disable_current_modes(), torch.no_grad():
             try:
@@ -204,6 +210,7 @@ class KnownValues:
         storages = {_storage(one) for one in _tensors(written)}
         for fake in [one for one in list(self._of) if _storage(one) in storages]:
             del self._of[fake]
+            self._assumed.pop(fake, None)
 
     def _fake(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
