@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -52,16 +50,19 @@ def plan(
     Ends with status 1 where no plan is possible.
     """
     with one_sentence(debug):
-        from graph_predictor.parallel import planning
+        from graph_predictor.parallel.planning import check_finite
+        from graph_predictor.parallel.planning import plan as planned
+        from kernel_models.device_choice import find_device
 
-        _check_finite(price, "--price", "the price of one GPU and hour")
-        _check_finite(launch_us, "--launch-us", "the host time of a launch in µs")
-        _check_finite(host, "--host", "a factor of the host time")
+        check_finite(price, "--price", "the price of one GPU and hour")
+        check_finite(launch_us, "--launch-us", "the host time of a launch in µs")
+        check_finite(host, "--host", "a factor of the host time")
         limit = None if memory_limit is None else _limit(memory_limit)
         with working("Tracing and pricing"):
-            found = planning.plan(
+            known = profile_of(profile, find_device(device))
+            found = planned(
                 source, gpus, device=device, topology=topology, settings=assignments or (), preset=preset,
-                global_batch=global_batch, only=only, memory_limit=limit, profile=partial(profile_of, profile),
+                global_batch=global_batch, only=only, memory_limit=limit, profile=known,
                 comm_profile=comm_profile, launch_us=launch_us, host=host)
         if json:
             print_json({"model": found.model, "parameters": found.shape.parameters, "shape": asdict(found.shape),
@@ -73,14 +74,6 @@ def plan(
             _report(found, price, top or BEST)
     if not found.plans:
         raise typer.Exit(1)
-
-
-def _check_finite(value: float | None, option: str, what: str) -> None:
-    """Raise ``PlanError`` for infinity and for what is no number: they would be ranked like any other."""
-    if value is not None and not math.isfinite(value):
-        from tracer.parallel_plan import PlanError
-
-        raise PlanError(f"{option} {value:g} is no figure to compute with; give {what}.")
 
 
 def _limit(text: str) -> float:

@@ -77,8 +77,8 @@ class Plans(Shown):
 def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: str | None = None,
          settings: Sequence[str] = (), preset: str | None = None, global_batch: int | None = None,
          only: str | None = None, memory_limit: float | None = None,
-         profile: Callable[[Any], DeviceProfile | None] | DeviceProfile | None = None, comm_profile: str | None = None,
-         launch_us: float | None = None, host: float = 1.0) -> Plans:
+         profile: DeviceProfile | None = None, comm_profile: str | None = None, launch_us: float | None = None,
+         host: float = 1.0) -> Plans:
     """Estimate every plan that can be and fits: data, tensor and pipeline parallelism, micro-batch, recomputation,
     sharding.
 
@@ -92,7 +92,7 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
         global_batch: sequences of a step; by default what the source does, on every GPU.
         only: one plan alone, such as "dp=8,tp=4,pp=2,microbatches=16".
         memory_limit: bytes of a device; by default all it has.
-        profile: fitted models of the device, or what finds them for it.
+        profile: fitted models of the device.
         comm_profile: a file of measured collectives.
         launch_us: host time of a kernel's launch, where it is known.
         host: factor on it.
@@ -101,8 +101,8 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
         PlanError: the source is no decoder, the plan is none, or the batch can be split by no number of replicas.
         ForetraceError: a name or a file is not known, or cannot be read.
     """
-    _check_finite(launch_us, "launch_us", "the host time of a launch in µs")
-    _check_finite(host, "host", "a factor of the host time")
+    check_finite(launch_us, "launch_us", "the host time of a launch in µs")
+    check_finite(host, "host", "a factor of the host time")
     if host <= 0:
         raise PlanError(f"host={host:g} is no factor of a time; give a number above 0.")
     spec = find_device(device)
@@ -112,7 +112,7 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
     else:
         known, where = profile_on(comm_profile, topology, None)
         collectives = CollectiveModel(where, known)
-    pieces = LayerPieces(spec, profile(spec) if callable(profile) else profile)
+    pieces = LayerPieces(spec, profile)
     known_us = Rates() if launch_us is None else replace(Rates(), host_us=launch_us, host_collective_us=launch_us)
     rates = replace(known_us, host_us=known_us.host_us * host, host_collective_us=known_us.host_collective_us * host)
     notes = []
@@ -131,10 +131,11 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
                  tuple(notes))
 
 
-def _check_finite(value: float | None, name: str, what: str) -> None:
-    """Raise ``PlanError`` for infinity and for what is no number: they would be ranked like any other."""
+def check_finite(value: float | None, name: str, what: str) -> None:
+    """Raise ``PlanError``, which calls the value ``name``, for infinity and for what is no number: they would be ranked
+    like any other."""
     if value is not None and not math.isfinite(value):
-        raise PlanError(f"{name}={value:g} is no figure to compute with; give {what}.")
+        raise PlanError(f"{name} {value:g} is no figure to compute with; give {what}.")
 
 
 def _decoder(source: str | Job, assignments: Sequence[str], preset: str | None) -> tuple[str, TransformerShape, int]:
