@@ -104,13 +104,12 @@ def _arrivals(built: Built, cycle: Cycle, waited: Sequence[bool], share: float) 
         if not waited[number]:
             external[mine] = NEVER
             continue
-        begin = int(program.recorded_item_start[rank == number].min(initial=0))
         steps = cycle.recorded_ns(number)
         ratio = float(np.median(built.graphs[number].meta.unprofiled_step_ns or steps)) / float(steps.mean())
         ends = np.sort(program.recorded_item_end[(rank == number) & (program.item_kind == ItemKind.STEP_END)])
         end = ends[np.minimum(np.searchsorted(ends, external[mine]), len(ends) - 1)]
         rest = np.maximum(end - external[mine], 0)
-        external[mine] = begin + whole_ns((external[mine] + rest - begin) * ratio - rest * share)
+        external[mine] = whole_ns((external[mine] + rest) * ratio - rest * share)
     return external
 
 
