@@ -17,7 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 
 if TYPE_CHECKING:
     from tracer.shape_only.substitutions.substitution import Site
@@ -51,6 +51,7 @@ class KnownValues:
     def __init__(self, assumed: Callable[[str], None] = lambda text: None) -> None:
         self._of: Any = WeakIdKeyDictionary()
         self._assumed: Any = WeakIdKeyDictionary()
+        self._sharing: dict[int, list[TensorWeakRef]] = {}
         self._say = assumed
 
     def install(self, site: Site) -> None:
@@ -67,7 +68,7 @@ class KnownValues:
             result = original(*args, **kwargs)
             if isinstance(result, FakeTensor) and result not in self._of:
                 with _disable_current_modes():
-                    self._of[result] = torch.tensor(expected).expand(result.shape)
+                    self._keep(result, torch.tensor(expected).expand(result.shape))
                 self._assumed[result] = FINITE
             return result
 
@@ -142,13 +143,13 @@ class KnownValues:
         elif name in ("rand", "uniform_") and _is_chance(name, args, result):
             self._forget(func, args, kwargs)
             with _disable_current_modes():
-                self._of[result] = torch.full(result.shape, DRAWN, dtype=result.dtype)
+                self._keep(result, torch.full(result.shape, DRAWN, dtype=result.dtype))
             self._assumed[result] = RANDOM
         elif func is _LIFTED and inputs[0].numel() <= MOST_ELEMENTS:
             constant = inputs[0].constant if isinstance(inputs[0], FakeTensor) else inputs[0]
             if constant is not None:
                 with _disable_current_modes():
-                    self._of[result] = constant.detach().clone()
+                    self._keep(result, constant.detach().clone())
         elif name in _FILLED and len(inputs) == 1 and inputs[0] not in self._of:
             self._forget(func, args, kwargs)
             if 0 < inputs[0].numel() <= MOST_FILLED and isinstance(inputs[0], FakeTensor):
@@ -169,7 +170,7 @@ class KnownValues:
         assumed = next((self._assumed[one] for one in _tensors((args, kwargs)) if one in self._assumed), "")
         for fake, one in zip(outputs, _tensors(found[0]), strict=False):
             if isinstance(fake, FakeTensor) and one.shape == fake.shape:
-                self._of[fake] = one
+                self._keep(fake, one)
                 if assumed:
                     self._assumed[fake] = assumed
         return True
@@ -199,7 +200,12 @@ class KnownValues:
     def _fill(self, func: Any, args: Any, kwargs: Any, target: Any) -> None:
         with _disable_current_modes(), torch.no_grad():
             real = torch.empty_strided(target.shape, target.stride(), dtype=target.dtype)
-            self._of[target] = func(real, *args[1:], **kwargs)
+            self._keep(target, func(real, *args[1:], **kwargs))
+
+    def _keep(self, fake: Any, value: torch.Tensor) -> None:
+        """Note the values of a tensor, and beside which others it lies."""
+        self._of[fake] = value
+        self._sharing.setdefault(_storage(fake), []).append(TensorWeakRef(fake))
 
     def _forget(self, func: Any, args: Any, kwargs: Any) -> None:
         """Forget all tensors that share memory with what an operator writes."""
@@ -207,10 +213,12 @@ class KnownValues:
             return
         written = [value for argument, value in _named(func, args, kwargs)
                    if argument.alias_info is not None and argument.alias_info.is_write]
-        storages = {_storage(one) for one in _tensors(written)}
-        for fake in [one for one in list(self._of) if _storage(one) in storages]:
-            del self._of[fake]
-            self._assumed.pop(fake, None)
+        for one in _tensors(written):
+            # One that was given other memory is known by its old one only.
+            for fake in (one, *(found() for found in self._sharing.pop(_storage(one), ()))):
+                if fake is not None:
+                    self._of.pop(fake, None)
+                    self._assumed.pop(fake, None)
 
     def _fake(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -218,7 +226,7 @@ class KnownValues:
         with _disable_current_modes():
             shape, stride, dtype = value.shape, value.stride(), value.dtype
         fake = torch.empty_strided(shape, stride, dtype=dtype)
-        self._of[fake] = value
+        self._keep(fake, value)
         return fake
 
 
