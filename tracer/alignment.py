@@ -1,9 +1,10 @@
-"""Alignment of two long token sequences that show the same program, possibly over different windows.
+"""Alignment of two recordings of one program, by names, possibly over different windows of it.
 
 The sequences are op names in program order. They agree almost everywhere, but one may cover one iteration and the
 other forty, and a few tokens may be missing, extra or renamed. A general longest-common-subsequence is quadratic;
 this is near-linear: find the diagonal most short runs of tokens agree on, then walk it in both directions,
-resynchronising at each difference.
+resynchronising at each difference. It cannot weigh one pair against another: where steps may differ anywhere and sizes
+or modules decide, ``graph_predictor.recorded.likeness`` finds the pairs that are most alike.
 """
 
 from __future__ import annotations
@@ -28,16 +29,18 @@ _GOOD_VOTES = 0.8
 _DRIFT = 8
 
 
-def align(left: Int64, right: Int64, left_marks: Int64, right_marks: Int64) -> Int64:
-    """Positions in ``right`` of each token of ``left``, -1 where it has no partner.
+def align_windows(left: Int64, right: Int64, left_marks: Int64 | None = None,
+                  right_marks: Int64 | None = None) -> Int64:
+    """Return the position in ``right`` of each token of ``left``, -1 where it has no partner.
 
     Partners have equal tokens and keep their order. Marks are numbers that identify a token's iteration where both
     sequences come from one run (autograd's sequence number; -1 for none): they choose the diagonal of a periodic
-    program, whose iterations all look alike. Marks that agree nowhere are ignored; then the earliest of the best
+    program, whose iterations all look alike. Without marks, or where they agree nowhere, the earliest of the best
     diagonals is taken.
     """
     partner = np.full(len(left), -1, dtype=np.int64)
-    start = _start(left, right, left_marks, right_marks)
+    marks = (left_marks, right_marks) if left_marks is not None and right_marks is not None else None
+    start = _start(left, right, marks)
     if start is None:
         return partner
     i, j = start
@@ -46,8 +49,8 @@ def align(left: Int64, right: Int64, left_marks: Int64, right_marks: Int64) -> I
     return partner
 
 
-def _start(left: Int64, right: Int64, left_marks: Int64, right_marks: Int64) -> tuple[int, int] | None:
-    """A pair of positions on the best diagonal (left - right position); ``None`` where no tokens agree."""
+def _start(left: Int64, right: Int64, marks: tuple[Int64, Int64] | None) -> tuple[int, int] | None:
+    """Find a pair of positions on the best diagonal (left - right position); ``None`` where no tokens agree."""
     run = min(_RUN, len(left), len(right))
     while run > 0:
         at_left, at_right = _equal_runs(left, right, run)
@@ -61,7 +64,7 @@ def _start(left: Int64, right: Int64, left_marks: Int64, right_marks: Int64) -> 
     total = np.concatenate(([0], np.cumsum(counts)))
     votes = (total[np.searchsorted(diagonals, diagonals + _DRIFT, side="right")]
              - total[np.searchsorted(diagonals, diagonals - _DRIFT)])
-    best = _marked(diagonals[np.argsort(-votes, kind="stable")[:_MAX_DIAGONALS]], left_marks, right_marks)
+    best = _marked(diagonals[np.argsort(-votes, kind="stable")[:_MAX_DIAGONALS]], *marks) if marks else None
     if best is None:
         # In a periodic program many diagonals do about as well near one place; the longest overlap does so overall.
         good = votes >= _GOOD_VOTES * votes.max()
@@ -74,7 +77,7 @@ def _start(left: Int64, right: Int64, left_marks: Int64, right_marks: Int64) -> 
 
 
 def _marked(diagonals: Int64, left_marks: Int64, right_marks: Int64) -> int | None:
-    """The diagonal on which most marks agree, if at least a quarter of those that face each other do."""
+    """Return the diagonal on which most marks agree, if at least a quarter of those that face each other do."""
     best, best_agree = None, 0
     for diagonal in diagonals.tolist():
         low = max(diagonal, 0)
@@ -88,8 +91,8 @@ def _marked(diagonals: Int64, left_marks: Int64, right_marks: Int64) -> int | No
 
 
 def _equal_runs(left: Int64, right: Int64, run: int) -> tuple[Int64, Int64]:
-    """All (left, right) positions at which ``run`` tokens agree, thinned out on periodic sequences."""
-    keys_left, keys_right = _hashes(left, run), _hashes(right, run)
+    """Return all (left, right) positions at which ``run`` tokens agree, thinned out on periodic sequences."""
+    keys_left, keys_right = run_hashes(left, run), run_hashes(right, run)
     order = np.argsort(keys_left, kind="stable")
     ordered = keys_left[order]
     low = np.searchsorted(ordered, keys_right, side="left")
@@ -104,8 +107,8 @@ def _equal_runs(left: Int64, right: Int64, run: int) -> tuple[Int64, Int64]:
     return order[np.repeat(low[positions], count) + within], at_right
 
 
-def _hashes(tokens: Int64, run: int) -> npt.NDArray[np.uint64]:
-    """A 64-bit hash of each run of tokens; collisions only cost a wrong vote."""
+def run_hashes(tokens: Int64, run: int) -> npt.NDArray[np.uint64]:
+    """Return a 64-bit hash of each run of so many tokens, [len(tokens) - run + 1]."""
     mixed = (tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(29)
     result = np.zeros(len(tokens) - run + 1, dtype=np.uint64)
@@ -131,7 +134,7 @@ def _walk(left: list[int], right: list[int], left_at: int, right_at: int, sign: 
 
 
 def _resync(left: list[int], right: list[int], i: int, j: int) -> tuple[int, int] | None:
-    """The smallest (tokens of left, tokens of right) to skip; ``None`` where they never get in step again."""
+    """Return the fewest (tokens of left, tokens of right) to skip; ``None`` where they never get in step again."""
     reach = 64
     while True:
         need = min(_RESYNC, len(left) - i, len(right) - j)

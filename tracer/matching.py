@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tracer.alignment import align
+from tracer.alignment import align_windows
 from tracer.arrays import Int64
 from tracer.execution_trace import ExecutionTrace
 from tracer.graph import NONE, ExecutionGraph, OpKind
@@ -138,7 +138,7 @@ def by_sequence(graph: ExecutionGraph, trace: ExecutionTrace, names: Names) -> M
         best: Int64 = np.empty(0, np.int64)
         for thread in likely:
             rows = ours[thread]
-            partner = align(names.ops[rows], names.nodes[nodes], marks[rows], trace.sequence[nodes])
+            partner = align_windows(names.ops[rows], names.nodes[nodes], marks[rows], trace.sequence[nodes])
             _repair_swaps(names.ops[rows], names.nodes[nodes], partner)
             if np.count_nonzero(partner >= 0) > np.count_nonzero(best >= 0):
                 best_thread, best = thread, partner

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from graph_predictor.diff.align import align
 from graph_predictor.diff.causes import Aligned, Causes, CauseTimes, Ratio, add_causes, add_left_over, parts_of
 from graph_predictor.diff.hunks import hunk_causes
 from graph_predictor.diff.places import Places, find_places
 from graph_predictor.diff.result import Difference, DifferenceKind
 from graph_predictor.diff.step_times import RankSteps
 from graph_predictor.diff.step_tree import StepTree, Vocabulary
+from graph_predictor.diff.tree_alignment import align_trees
 from graph_predictor.prediction.replay import Replay, ReplayedStep, replay
 from graph_predictor.recorded.typical_steps import left_out
 from graph_predictor.reports.breakdown import choose_steps, typical_steps
@@ -66,7 +66,7 @@ def diff_jobs(a: Job, b: Job, *, step: str | None = None, step_b: str | None = N
     for left, right in ranks:
         sides = [_Side(each, position, vocabulary, steps[position], ordinary)
                  for each, position, steps, ordinary in zip(replayed, (left, right), chosen, typical, strict=True)]
-        compared.append((sides, align(sides[0].tree, sides[1].tree)))
+        compared.append((sides, align_trees(sides[0].tree, sides[1].tree)))
         operations += len(sides[0].tree) + len(sides[1].tree)
         aligned += 2 * int((compared[-1][1] >= 0).sum())
     share = aligned / operations if operations else 1.0
@@ -190,7 +190,7 @@ class _Side:
             tree, of_node = self.tree, place
             if step is not self.median:
                 tree = self.rank.tree(step)
-                partner = align(tree, self.tree)
+                partner = align_trees(tree, self.tree)
                 of_node = np.append(place, places.irregular)[partner]  # -1, which has no partner, takes the last
             trees.append((tree, of_node))
         rows = self.rank.of_rows(trees, places)

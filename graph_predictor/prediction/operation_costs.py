@@ -15,7 +15,7 @@ training process, which has a law of its own (``fetching``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,7 @@ from graph_predictor.prediction.fetching import fetched_ns
 from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.simulation.host_pieces import HostPieces, fetching_operations, top_operations
-from tracer.alignment import align
+from tracer.alignment import align_windows
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, ExecutionGraph, OpKind
 from tracer.trees import nearest
@@ -197,10 +197,11 @@ def partners(mine: OperationCosts, theirs: OperationCosts) -> Int64:
     return _partners((mine.graph, mine.op), (theirs.graph, theirs.op))
 
 
-def numbered_names(graph: ExecutionGraph, op: Int64, numbers: dict[str, int]) -> Int64:
-    """The number of each operation's name; ``numbers`` numbers those of several graphs alike."""
+def numbered_names(graph: ExecutionGraph, op: Int64, numbers: dict[str, int],
+                   spelling: Callable[[str], str] = str) -> Int64:
+    """Return the number of each operation's name, in a spelling; ``numbers`` numbers those of several graphs alike."""
     codes = graph.ops.name[op]
-    known = {code: numbers.setdefault(graph.string(code), len(numbers)) for code in np.unique(codes).tolist()}
+    known = {code: numbers.setdefault(spelling(graph.string(code)), len(numbers)) for code in np.unique(codes).tolist()}
     return np.array([known[code] for code in codes.tolist()], np.int64)
 
 
@@ -213,7 +214,7 @@ def _partners(mine: tuple[ExecutionGraph, Int64], theirs: tuple[ExecutionGraph, 
     if np.array_equal(one, other):
         found = np.arange(len(one))
     elif len(one) and len(other):
-        found = align(one, other, np.full(len(one), NONE, np.int64), np.full(len(other), NONE, np.int64))
+        found = align_windows(one, other)
     partner = np.full(len(one), NONE, np.int64)
     partner[left] = np.where(found >= 0, right[found] if len(right) else NONE, NONE)
     return partner

@@ -1,4 +1,4 @@
-"""Which recorded operation stands for a traced one.
+"""The recorded operation that stands for a traced one.
 
 Both sequences are aligned in program order, over everything: a program's layers look alike, and one that begins with
 something else (a broadcast of buffers) must not be taken for its next layer. What has no partner there (a layer more, a
@@ -13,11 +13,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from graph_predictor.prediction.operation_costs import Bools
-from graph_predictor.recorded.alignment import best_pairs
+from graph_predictor.prediction.operation_costs import Bools, numbered_names
+from graph_predictor.recorded.likeness import most_alike_pairs
 from graph_predictor.synthesis.recorded_operations import RecordedOperations
+from tracer.alignment import run_hashes
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, ExecutionGraph
 
@@ -29,20 +29,20 @@ NEAR, FAR = 1, 6
 
 @dataclass(frozen=True, slots=True)
 class OperationMatch:
-    """For every traced operation the row of the recorded one that stands for it (-1: none), and whether it is its own
-    partner rather than a namesake of another place."""
+    """The row of the recorded operation that stands for each traced one (-1: none), and whether it is its own partner
+    rather than a namesake from another place."""
 
     row: Int64
     own: Bools
 
 
 def plain_name(name: str) -> str:
-    """An operation's name without the mark of those that work in place: autograd sums gradients in place or not."""
+    """Strip the mark of those that work in place off an operation's name: autograd sums gradients in place or not."""
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
 
 def names_of_both(graph: ExecutionGraph) -> frozenset[str]:
-    """Names of a trace's operations, in place and not: by which recorded ones are found."""
+    """Return the names of a trace's operations, in place and not, by which recorded ones are found."""
     own = {plain_name(graph.string(code)) for code in np.unique(graph.ops.name).tolist()}
     return frozenset(own | {f"{name}_" for name in own})
 
@@ -50,10 +50,10 @@ def names_of_both(graph: ExecutionGraph) -> frozenset[str]:
 def match(graph: ExecutionGraph, recorded: RecordedOperations) -> OperationMatch:
     """Find the recorded operations that stand for those of a traced rank."""
     numbers: dict[str, int] = {}
-    traced = _tokens(graph, np.arange(len(graph.ops)), numbers)
-    known = _tokens(recorded.graph, recorded.op, numbers)
+    traced = numbered_names(graph, np.arange(len(graph.ops)), numbers, plain_name)
+    known = numbered_names(recorded.graph, recorded.op, numbers, plain_name)
     of_trace, of_record = _alike(graph, traced, np.arange(len(traced))), _alike(recorded.graph, known, recorded.op)
-    partner = best_pairs(of_trace, of_record)
+    partner = most_alike_pairs(of_trace, of_record)
     own = partner >= 0
     alone = np.flatnonzero(~own)
     if not len(alone) or not len(known):
@@ -73,8 +73,8 @@ def match(graph: ExecutionGraph, recorded: RecordedOperations) -> OperationMatch
 
 
 def _typical(rows: Int64, distance: Float64, neighbours: Bools, took: Float64) -> int:
-    """Of some recorded operations the nearest ones, of these those among the same neighbours if there are any, and of
-    these the one that took the median time; -1 of none."""
+    """Choose the recorded operation that took the median time, among those nearest in size, with the same neighbours
+    if any of them has; -1 of none."""
     if not len(rows):
         return NONE
     nearest = distance <= distance.min() + SAME_SIZE
@@ -94,22 +94,12 @@ def _alike(graph: ExecutionGraph, tokens: Int64, ops: Int64) -> Int64:
 
 
 def _around(tokens: Int64, reach: int) -> Int64:
-    """A number for the tokens up to ``reach`` before and after each, itself included."""
-    padded = np.concatenate([np.full(reach, -1, np.int64), tokens, np.full(reach, -1, np.int64)]).astype(np.uint64)
-    found: npt.NDArray[np.uint64] = np.zeros(len(tokens), np.uint64)
-    for offset in range(2 * reach + 1):
-        found = found * np.uint64(0x100000001B3) + padded[offset: offset + len(tokens)]
-    return found.astype(np.int64)
-
-
-def _tokens(graph: ExecutionGraph, op: Int64, numbers: dict[str, int]) -> Int64:
-    of_code = {code: numbers.setdefault(plain_name(graph.string(code)), len(numbers))
-               for code in np.unique(graph.ops.name[op]).tolist()}
-    return np.array([of_code[code] for code in graph.ops.name[op].tolist()], np.int64)
+    """Return a number for the tokens up to ``reach`` before and after each, itself included."""
+    return run_hashes(np.pad(tokens, reach, constant_values=NONE), 2 * reach + 1).astype(np.int64)
 
 
 def _log_elements(graph: ExecutionGraph, op: int) -> float:
-    """Log of the elements of all tensors among an operation's arguments."""
+    """Return the log of the elements of all tensors among an operation's arguments."""
     def count(shape: object) -> int:
         if not isinstance(shape, tuple) or not shape:
             return 0

@@ -18,10 +18,10 @@ from said import plain
 
 from graph_predictor.cli import main
 from graph_predictor.diff import Difference, DifferenceKind, diff_jobs
-from graph_predictor.diff.align import align
 from graph_predictor.diff.step_tree import StepTree, _digests, _sizes
+from graph_predictor.diff.tree_alignment import align_trees
 from graph_predictor.prediction.replay import replay
-from graph_predictor.recorded.alignment_loop import align_band
+from graph_predictor.recorded.likeness_loop import align_band
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY, ExecutionGraph
 from tracer.job import Job, read_job
@@ -281,14 +281,14 @@ def trees(draw: st.DrawFn) -> StepTree:
 @settings(max_examples=60, deadline=None)
 @given(trees(), trees())
 def test_an_alignment_keeps_names_order_and_parents(one: StepTree, other: StepTree) -> None:
-    pair = align(one, other)
+    pair = align_trees(one, other)
     met = np.flatnonzero(pair >= 0)
     assert (one.name[met] == other.name[pair[met]]).all()
     assert (np.diff(pair[met]) > 0).all()
     above = one.parent[met]
     wanted = np.where(above >= 0, pair[above], -1)
     assert (other.parent[pair[met]] == wanted).all()
-    assert (align(one, one) == np.arange(len(one))).all()
+    assert (align_trees(one, one) == np.arange(len(one))).all()
 
 
 elements = st.lists(st.tuples(*[st.integers(0, 2)] * 4), min_size=1, max_size=6)

@@ -19,7 +19,7 @@ if not (torch.distributed.is_available() and torch.distributed.is_gloo_available
 
 from graph_predictor import replay  # noqa: E402
 from tracer import read_job  # noqa: E402
-from tracer.capture.align import RecordedCall, align  # noqa: E402
+from tracer.capture.noted_calls import RecordedCall, notes_of  # noqa: E402
 from tracer.capture_layout import find_parts, read_context  # noqa: E402
 from tracer.errors import TraceError  # noqa: E402
 from tracer.execution_trace import read_execution_trace  # noqa: E402
@@ -207,16 +207,16 @@ def test_steps_with_an_occasional_collective_are_aligned() -> None:
         return {"op": op, "group": group, "elements_in": size, "elements_out": size if received is None else received}
 
     a, b, c = note("reduce", "0", 10), note("reduce", "1", 20), note("gather", "0", 3, 12)
-    assert align(
+    assert notes_of(
         [RecordedCall("reduce", 10), RecordedCall("reduce", 7), RecordedCall("reduce", 20), RecordedCall("gather", 15)],
         [a, b, c],
     ) == [a, None, b, c]
-    assert align([RecordedCall("reduce", 20), RecordedCall("gather", 3)], [a, b, c]) == [
+    assert notes_of([RecordedCall("reduce", 20), RecordedCall("gather", 3)], [a, b, c]) == [
         b,
         c,
     ]  # it was noted in a step that had more
-    assert align([RecordedCall("gather"), RecordedCall("reduce"), RecordedCall("reduce")], [a, b]) == [None, a, b]
+    assert notes_of([RecordedCall("gather"), RecordedCall("reduce"), RecordedCall("reduce")], [a, b]) == [None, a, b]
     # Which of three the two are is not known without sizes; if they are the same all the same, it does not matter.
-    assert align([RecordedCall("reduce"), RecordedCall("reduce"), RecordedCall("reduce")], [a, b]) == [None, None, None]
-    assert align([RecordedCall("reduce", 10)], [a, dict(a)]) == [a]
-    assert align([], [a]) == [] and align([RecordedCall("reduce", 10)], []) == [None]
+    assert notes_of([RecordedCall("reduce")] * 3, [a, b]) == [None, None, None]
+    assert notes_of([RecordedCall("reduce", 10)], [a, dict(a)]) == [a]
+    assert notes_of([], [a]) == [] and notes_of([RecordedCall("reduce", 10)], []) == [None]

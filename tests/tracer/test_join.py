@@ -10,7 +10,7 @@ from et_support import graph_of, node, real, write_trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracer.alignment import align
+from tracer.alignment import align_windows
 from tracer.execution_trace import read_execution_trace
 from tracer.execution_trace.profiler_form import profiler_arguments
 from tracer.graph import NONE, CollectiveTable
@@ -209,7 +209,7 @@ def test_profiler_form_equals_what_the_profiler_wrote() -> None:
 @given(st.lists(st.integers(0, 6), max_size=120), st.lists(st.integers(0, 6), max_size=120))
 def test_alignment_pairs_equal_tokens_in_order(left: list[int], right: list[int]) -> None:
     a, b = np.array(left, np.int64), np.array(right, np.int64)
-    partner = align(a, b, np.full(len(a), -1), np.full(len(b), -1))
+    partner = align_windows(a, b)
     found = partner[partner >= 0]
     assert (np.diff(found) > 0).all()
     assert (a[partner >= 0] == b[found]).all()
@@ -220,7 +220,6 @@ def test_alignment_pairs_equal_tokens_in_order(left: list[int], right: list[int]
 @given(st.integers(0, 400), st.integers(1, 400), st.integers(0, 2**32 - 1))
 def test_alignment_finds_any_window(start: int, length: int, seed: int) -> None:
     program = np.random.default_rng(seed).integers(0, 1000, 800)
-    none = np.full(800, -1, np.int64)
-    partner = align(program[start:start + length], program, none[start:start + length], none)
+    partner = align_windows(program[start:start + length], program)
     if length >= 24:
         assert partner.tolist() == list(range(start, start + length))

@@ -1,9 +1,9 @@
-"""Puts ``collectives.json`` into a graph's collectives. Needs no torch.
+"""The merge of ``collectives.json`` into a graph's collectives. Needs no torch.
 
 The notes are of one step. Where a profiled step has the same collectives, the n-th call of an operator in it is
-described by the n-th note of that operator; a step that has others is aligned with the notes (``align.py``), and what
-is left over there is of the job's only process group if there is but one, else only its kind is known. A functional
-collective and the ``c10d`` call inside it are one: the notes have the outer one, the row names the inner one.
+described by the n-th note of that operator; a step that has others is aligned with the notes (``noted_calls.py``), and
+what is left over there is of the job's only process group if there is but one, else only its kind is known. A
+functional collective and the ``c10d`` call inside it are one: the notes have the outer, the row names the inner.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypedDict, cast
 import msgspec
 import numpy as np
 
-from tracer.capture.align import RecordedCall, align, call_of
+from tracer.capture.noted_calls import RecordedCall, call_of, notes_of
 from tracer.decode import DecodeError, from_json
 from tracer.errors import TraceError
 from tracer.fill import string_coder
@@ -142,7 +142,7 @@ def _described(graph: ExecutionGraph, calls: list[tuple[int, str]], noted: list[
         rows = [index for index, each in enumerate(steps) if each == step]
         made = tuple(call_of(graph, *calls[index]) for index in rows)
         if made not in known:
-            known[made] = align(made, noted)
+            known[made] = notes_of(made, noted)
         for index, note in zip(rows, known[made], strict=True):
             found[index] = note
     return found, unlike

@@ -1,7 +1,7 @@
-"""Which operation of one step is which of another: trees aligned from the outermost operations inwards.
+"""Alignment of two steps' trees of operations, from the outermost operations inwards.
 
 The children of two aligned operations are two sequences of names. Subtrees alike at both ends are taken off, the rest
-is aligned by ``recorded.alignment``: only equal names may meet, and of several ways the one wins whose pairs are most
+is aligned by ``recorded.likeness``: only equal names may meet, and of several ways the one wins whose pairs are most
 alike within, in their modules and in their shapes.
 """
 
@@ -10,13 +10,13 @@ from __future__ import annotations
 import numpy as np
 
 from graph_predictor.diff.step_tree import StepTree
-from graph_predictor.recorded.alignment import best_pairs
+from graph_predictor.recorded.likeness import most_alike_pairs
 from tracer.arrays import Int64
 from tracer.graph import NONE
 
 
-def align(one: StepTree, other: StepTree) -> Int64:
-    """For every node of ``one`` the node of ``other`` it corresponds to (-1: none). The order is kept."""
+def align_trees(one: StepTree, other: StepTree) -> Int64:
+    """Return for every node of ``one`` the node of ``other`` it corresponds to (-1: none). The order is kept."""
     pair = np.full(len(one), NONE, np.int64)
     blocks = [(NONE, NONE)]
     while blocks:
@@ -52,13 +52,13 @@ def _alike(one: np.ndarray, other: np.ndarray) -> int:
 
 
 def _sequences(one: StepTree, other: StepTree, a: Int64, b: Int64) -> tuple[Int64, Int64]:
-    """The pairs of an alignment of two lists of nodes."""
+    """Align two lists of nodes: those of each that have a partner, partner beside partner."""
     if not len(a) or not len(b):
         return a[:0], b[:0]
     if len(a) == 1 and len(b) == 1:
         return (a, b) if one.name[a[0]] == other.name[b[0]] else (a[:0], b[:0])
     columns = [[getattr(tree, key)[nodes].astype(np.int64) for key in ("name", "digest", "module", "shapes")]
                for tree, nodes in ((one, a), (other, b))]
-    met = best_pairs(*(np.stack(side) for side in columns))
+    met = most_alike_pairs(*(np.stack(side) for side in columns))
     rows = np.flatnonzero(met >= 0)
     return a[rows], b[met[rows]]

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""The inner loop of an alignment, compiled with numba; see ``alignment``."""
+"""The inner loop of an alignment by likeness, compiled with numba; see ``likeness``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ win over more pairs of the wrong one."""
 
 @compiled()
 def align_band(one, other, band):
-    """Best pairs of two sequences.
+    """Return the pairs of two sequences that are worth most together.
 
     Args:
         one: name, digest, module and shapes of each element, [4, n].

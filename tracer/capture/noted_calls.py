@@ -1,7 +1,7 @@
-"""Which noted collective each call of a step is, where the step has others than the one that was noted.
+"""The noted collective behind each call of a step that has other calls than the step that was noted.
 
 An occasional collective (the loss, every fifth step) must not cost the groups of all others: calls and notes are
-aligned in order, by operator and by size where it is known. A call is told only if every best alignment agrees on it.
+aligned in order, by operator and by size where it is known. A call is identified only if every best alignment agrees.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tracer.graph import ExecutionGraph
 from tracer.kineto.collectives import SAME_SIZE, collective_kind
 
 _MOST_CELLS = 4_000_000
-"""Of the alignment's table, a second or two; longer steps that differ throughout stay unknown."""
+"""Cells of the alignment's table, a second or two; longer steps that differ throughout stay unknown."""
 _NO_TENSOR = frozenset({"", "Scalar", "ScalarList", "GenericList", "None", "Bool", "Int", "Double", "String"})
 
 
@@ -52,7 +52,7 @@ def _is_in_place(operator: str) -> bool:
 
 
 def call_of(graph: ExecutionGraph, row: int, operator: str) -> RecordedCall:
-    """The call in a row of ``graph.ops``."""
+    """Read the call in a row of ``graph.ops``."""
     try:
         shapes, dtypes = (json.loads(graph.string(int(column[row]))) for column in (graph.ops.shapes, graph.ops.dtypes))
         sizes = [size for shape, dtype in zip(shapes, dtypes, strict=True) for size in _sizes(shape, dtype)]
@@ -67,8 +67,8 @@ def _sizes(shape: Any, dtype: str) -> list[int]:
     return [] if dtype in _NO_TENSOR else [math.prod(shape)]
 
 
-def align(calls: Sequence[RecordedCall], notes: Sequence[dict[str, Any]]) -> list[dict[str, Any] | None]:
-    """The note of each call, ``None`` where it has none or it could be either of two that differ."""
+def notes_of(calls: Sequence[RecordedCall], notes: Sequence[dict[str, Any]]) -> list[dict[str, Any] | None]:
+    """Return the note of each call, ``None`` where it has none or it could be either of two that differ."""
     first = _leftmost(calls, notes)
     last = [None if place is None else len(notes) - 1 - place
             for place in reversed(_leftmost(calls[::-1], notes[::-1]))]
@@ -80,7 +80,7 @@ def align(calls: Sequence[RecordedCall], notes: Sequence[dict[str, Any]]) -> lis
 
 
 def _leftmost(calls: Sequence[RecordedCall], notes: Sequence[dict[str, Any]]) -> list[int | None]:
-    """Of the longest alignments in order the leftmost: the place of each call's note."""
+    """Return the place of each call's note in the leftmost of the longest alignments."""
     found: list[int | None] = [None] * len(calls)
     begin = 0
     while begin < min(len(calls), len(notes)) and calls[begin].may_be(notes[begin]):
