@@ -33,7 +33,7 @@ from pathlib import Path
 import numpy as np
 from predict_cpu import COMMAND, ROOT, Case, quickest, summary
 
-from graph_predictor.edits import ScaleHost
+from foretrace.edits import ScaleHost
 from graph_predictor.parallel.ranks import on_ranks
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.synthesis.baseline import baseline_of

@@ -28,7 +28,7 @@ from kernel_tables import table_sets
 from predict_cpu import DEVELOPMENT, REPORTED, Plan, cases
 from predict_traces import DATA, FIT, LATER, PAIRS, first_whole_step
 
-from graph_predictor.edits import Device, HostFrom
+from foretrace.edits import Device, HostFrom
 from graph_predictor.prediction.host_spread import END, mean_spread
 from graph_predictor.prediction.overheads import recorded_overheads
 from graph_predictor.sizes import size_times

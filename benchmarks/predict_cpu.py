@@ -33,7 +33,7 @@ from pathlib import Path
 
 import numpy as np
 
-from graph_predictor.edits import SizeLaws
+from foretrace.edits import SizeLaws
 from graph_predictor.synthesis.baseline import baseline_of
 from tracer.job import Job, read_job
 

@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 from fitted_times import Fitted
 
-from graph_predictor.edits import Device, Edit, HostFrom
+from foretrace.edits import Device, Edit, HostFrom
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.datasets import read_samples
 from kernel_models.fitting import fit_profile

@@ -31,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
-from graph_predictor.edits import SizeLaws, Sizes
+from foretrace.edits import SizeLaws, Sizes
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.sizes.retrace import retrace
 from graph_predictor.synthesis.baseline import baseline_of

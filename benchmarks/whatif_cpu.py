@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from graph_predictor.edits import (
+from foretrace.edits import (
     Compile,
     Edit,
     FlashAttention,

@@ -18,7 +18,7 @@ from tracer.errors import ForetraceError
 from tracer.lazy import lazily
 
 if TYPE_CHECKING:
-    from graph_predictor import edits
+    from foretrace import edits
     from graph_predictor.check.gate import check_directory as check
     from graph_predictor.diff.jobs import diff_jobs as diff
     from graph_predictor.parallel.planning import plan
@@ -37,7 +37,7 @@ _HOMES = {
     "capture": "tracer.capture",
     "check": "graph_predictor.check.gate:check_directory",
     "diff": "graph_predictor.diff.jobs:diff_jobs",
-    "edits": "graph_predictor.edits:",
+    "edits": "foretrace.edits:",
     "opportunities": "graph_predictor.reports.opportunities",
     "plan": "graph_predictor.parallel.planning",
     "predict": "graph_predictor.synthesis.baseline",

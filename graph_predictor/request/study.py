@@ -13,23 +13,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from graph_predictor.edits import (
-    Device,
-    HostFrom,
-    OnTopology,
-    SizeLaws,
-    Sizes,
-    Straggler,
-)
+from graph_predictor.edits.device import Device
+from graph_predictor.edits.host_from import HostFrom
 from graph_predictor.edits.registry import made
+from graph_predictor.edits.straggler import Straggler
+from graph_predictor.edits.topology import OnTopology
 from graph_predictor.parallel.ranks import on_ranks, settings_under, traced
 from graph_predictor.prediction.memory import lacking_memory
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.prediction.shared import Shared
 from graph_predictor.request.configuration import Configuration
+from graph_predictor.sizes.laws import SizeLaws
 from graph_predictor.sizes.named_sizes import captured_sizes, parse_also, parse_sets, samples_of
 from graph_predictor.sizes.retrace import recorded_sizes, retrace, trace_again, why_not
+from graph_predictor.sizes.sizes import Sizes
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.collectives import topology as find_topology
 from kernel_models.device_choice import find_device, shape_device, traced_device
@@ -40,7 +38,7 @@ from tracer.shape_only.devices import TracedDevice
 from tracer.shape_only.errors import ShapeOnlyError
 
 if TYPE_CHECKING:
-    from graph_predictor.edits import Edit
+    from graph_predictor.prediction.edit import Edit
     from graph_predictor.prediction.result import Prediction
     from kernel_models.collectives import CollectiveModel
     from kernel_models.device import DeviceSpec

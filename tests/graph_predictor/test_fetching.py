@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from micro import Micro
 
-from graph_predictor.edits import NoDataLoading, ScaleHost, SizeLaws, Sizes
+from foretrace.edits import NoDataLoading, ScaleHost, SizeLaws, Sizes
 from graph_predictor.prediction.fetching import FIXED_NS, fetching_between
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.synthesis.baseline import baseline_of, retraced

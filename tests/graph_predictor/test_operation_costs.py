@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from micro import Micro
 
-from graph_predictor.edits import HostFrom
+from foretrace.edits import HostFrom
 from graph_predictor.prediction.operation_costs import (
     every_operation,
     operation_costs,

@@ -14,8 +14,7 @@ from micro import Micro, read_ranks
 from said import plain
 from typer.testing import CliRunner
 
-from graph_predictor.cli import app
-from graph_predictor.edits import (
+from foretrace.edits import (
     CudaGraphs,
     Device,
     Edit,
@@ -28,6 +27,7 @@ from graph_predictor.edits import (
     ScaleKernels,
     Sizes,
 )
+from graph_predictor.cli import app
 from graph_predictor.prediction.replay import replay
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.simulation.host_pieces import with_host

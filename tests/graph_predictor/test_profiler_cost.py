@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from micro import Micro
 
+from foretrace.edits import Sizes
 from graph_predictor import baseline_of
-from graph_predictor.edits import Sizes
 from graph_predictor.prediction.profiler_cost import EVENT_NS, OBSERVED_NS, events_of, profiler_cost
 from graph_predictor.prediction.unprofiled import unprofiled
 from tracer.graph import ExecutionGraph

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 
 from typer.testing import CliRunner  # noqa: E402
 
+from foretrace.edits import Straggler  # noqa: E402
 from graph_predictor.cli import app  # noqa: E402
-from graph_predictor.edits import Straggler  # noqa: E402
 from graph_predictor.parallel.ranks import on_ranks  # noqa: E402
 from graph_predictor.prediction.predictor import Baseline  # noqa: E402
 from graph_predictor.prediction.scenario import EditError  # noqa: E402

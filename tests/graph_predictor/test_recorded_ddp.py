@@ -11,8 +11,7 @@ from micro import Micro
 from said import plain
 from typer.testing import CliRunner
 
-from graph_predictor.cli import app
-from graph_predictor.edits import (
+from foretrace.edits import (
     Compile,
     CudaGraphs,
     Device,
@@ -23,6 +22,7 @@ from graph_predictor.edits import (
     Recompute,
     ScaleKernels,
 )
+from graph_predictor.cli import app
 from graph_predictor.parallel.ranks import on_ranks, with_ddp
 from graph_predictor.parallel.recorded_ddp import NOTE, Gradient, buckets_of, gradients_of
 from graph_predictor.prediction.predictor import Baseline

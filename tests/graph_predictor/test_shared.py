@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from micro import Micro
 
-from graph_predictor.edits import Device, ScaleClock, ScaleHost
+from foretrace.edits import Device, ScaleClock, ScaleHost
 from graph_predictor.prediction import anchoring
 from graph_predictor.prediction.repeat import repeat
 from graph_predictor.prediction.shared import KEPT, Shared

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from graph_predictor.edits import Sizes
+from foretrace.edits import Sizes
 from graph_predictor.sizes.layouts import NamedSizes, reshaped
 from graph_predictor.sizes.scaled_shapes import ScaledShapes, tensors_in
 from graph_predictor.synthesis.baseline import baseline_of

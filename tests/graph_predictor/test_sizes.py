@@ -11,7 +11,7 @@ import pytest
 from micro import Micro
 from test_predict import waiting_steps
 
-from graph_predictor.edits import Sizes
+from foretrace.edits import Sizes
 from graph_predictor.prediction.memory import OPTIMIZER, peak_memory, with_sizes
 from graph_predictor.prediction.replacement import Rewriting
 from graph_predictor.prediction.scenario import EditError

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from micro import Micro, read_ranks
 
-from graph_predictor.edits import (
+from foretrace.edits import (
     Compile,
     CudaGraphs,
     Device,

@@ -1,0 +1,24 @@
+"""Edits: changes of a step, each a small class that documents what it assumes."""
+
+from graph_predictor.edits.attention import FlashAttention
+from graph_predictor.edits.compile import Compile
+from graph_predictor.edits.device import Device
+from graph_predictor.edits.fusion import FuseElementwise
+from graph_predictor.edits.host_from import HostFrom
+from graph_predictor.edits.launches import CudaGraphs, FreeLaunches, NoDataLoading
+from graph_predictor.edits.optimizer import FusedOptimizer
+from graph_predictor.edits.overlap import HideCollectives, NoWaits, OverlapLoading
+from graph_predictor.edits.precision import Precision
+from graph_predictor.edits.recompute import Recompute
+from graph_predictor.edits.scale import ScaleBandwidth, ScaleClock, ScaleHost, ScaleKernels
+from graph_predictor.edits.straggler import Straggler
+from graph_predictor.edits.topology import OnTopology
+from graph_predictor.prediction.edit import Edit
+from graph_predictor.sizes.laws import SizeLaws
+from graph_predictor.sizes.sizes import Sizes
+
+__all__ = [
+    "Compile", "CudaGraphs", "Device", "Edit", "FlashAttention", "FreeLaunches", "FuseElementwise", "FusedOptimizer",
+    "HideCollectives", "HostFrom", "NoDataLoading", "NoWaits", "OnTopology", "OverlapLoading", "Precision", "Recompute",
+    "ScaleBandwidth", "ScaleClock", "ScaleHost", "ScaleKernels", "SizeLaws", "Sizes", "Straggler",
+]
