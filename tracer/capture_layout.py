@@ -43,7 +43,7 @@ PathLike = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class CapturePart:
-    """What one rank wrote. ``windows`` are the profiler's traces or saved graphs, one a cycle, in order."""
+    """The files one rank wrote. ``windows`` are the profiler's traces or saved graphs, one a cycle, in order."""
 
     path: Path
     rank: int
@@ -51,7 +51,7 @@ class CapturePart:
     windows: list[Path] = field(default_factory=list)
     execution_trace: Path | None = None
     left_out: list[str] = field(default_factory=list)
-    """What was not read, a sentence each."""
+    """A sentence for each file that was not read."""
 
 
 def part_name(rank: int) -> str:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 MOST_DEPTH = 64
 """Deepest nesting of untyped values: what goes through them calls itself for each level."""
 MOST_BITS = 1000
-"""Of a whole number; those of more are no floating-point numbers, and whatever computes with them fails."""
+"""Most bits of a whole number; a longer one is no floating-point number, and whatever computes with it fails."""
 _DIGITS = 300
 _LONG = re.compile(rf"[0-9]{{{_DIGITS}}}")
 _LONG_BYTES = re.compile(rb"[0-9]{%d}" % _DIGITS)

@@ -21,7 +21,7 @@ _GLOB = re.compile(r"[*?\[]")
 
 
 class FileKind(Enum):
-    """What a file's first bytes say it is."""
+    """A kind of file, as its first bytes show it."""
 
     TRACE = "profiler trace"
     EXECUTION_TRACE = "execution trace"

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 NONE = -1
 """Code of a missing string, parent, step, launch, op or number in every integer column."""
 LEAST_STEP_NS = 1_000
-"""What takes less than a microsecond is no training step."""
+"""Shortest time of a training step: what takes less than a microsecond is none."""
 
 SHAPE_ONLY = "shape-only"
 """``meta.era`` of a step that never ran: its operations have an order, 1 ns apart, and no times."""
 
 
 class Phase(IntEnum):
-    """What part of a training step an operation belongs to."""
+    """The part of a training step that an operation belongs to."""
 
     OTHER = 0
     FORWARD = 1
@@ -54,7 +54,7 @@ class OpKind(IntEnum):
 
 
 class LaunchKind(IntEnum):
-    """What a runtime or driver call does."""
+    """The kind of a runtime or driver call, by its effect."""
 
     OTHER = 0
     KERNEL = 1
@@ -73,7 +73,7 @@ HOST_READ = "aten::_local_scalar_dense"
 
 
 class KernelKind(IntEnum):
-    """What a piece of device work is."""
+    """The kind of a piece of device work."""
 
     COMPUTE = 0
     MEMCPY = 1
@@ -82,7 +82,7 @@ class KernelKind(IntEnum):
 
 
 class SyncKind(IntEnum):
-    """What a recorded synchronisation waits for."""
+    """The kind of a recorded synchronisation, by what it waits for."""
 
     STREAM_WAIT_EVENT = 0
     EVENT_SYNC = 1
@@ -101,7 +101,7 @@ class GapKind(IntEnum):
 
 
 class Place(IntEnum):
-    """Where an operation works, as a step traced by shapes alone knows it; recorded windows show it by their kernels.
+    """The place of an operation's work in a step traced by shapes alone; recorded windows show it by their kernels.
 
     An operation reads and writes the host's memory or the device's, or copies from one to the other.
     """
@@ -113,7 +113,7 @@ class Place(IntEnum):
 
 
 class WaitSource(IntEnum):
-    """How the operation that first needs a collective's result is known; see ``CollectiveTable``."""
+    """The evidence for the operation that first needs a collective's result; see ``CollectiveTable``."""
 
     OBSERVED = 0
     """A recorded wait."""
@@ -122,7 +122,7 @@ class WaitSource(IntEnum):
 
 
 class StepSource(IntEnum):
-    """How the steps of a window were found, best first."""
+    """The evidence by which the steps of a window were found, best first."""
 
     PROFILER_STEP = 0
     OPTIMIZER = 1
@@ -386,7 +386,7 @@ class Thread:
 
 @dataclass(slots=True)
 class LossReport:
-    """What a trace lacks or what reading it had to mend; every count is of events."""
+    """The losses and repairs of a trace; every count is of events."""
 
     events_read: int = 0
     orphan_kernels: int = 0
@@ -413,7 +413,7 @@ class Meta:
 
     source: str = ""
     era: str = ""
-    """Which trace format was detected: "list-2020", "kineto-2021", "kineto-2022" or "kineto"; or ``SHAPE_ONLY``."""
+    """The detected trace format: "list-2020", "kineto-2021", "kineto-2022" or "kineto"; or ``SHAPE_ONLY``."""
     device: str = ""
     device_count: int = 0
     device_memory_bytes: int = NONE
@@ -445,9 +445,9 @@ class Meta:
     """Moments of such a step that may be its peak at other sizes: bytes that stay, of activations, of forward's and
     backward's temporaries, and of the optimizer's (see ``MemoryTracker.moments``)."""
     substitutions: dict[str, int] = field(default_factory=dict)
-    """What a shape-only trace put in the place of the CPU's operations, and how often."""
+    """Counts of the substitutes that a shape-only trace put in the place of the CPU's operations, by name."""
     workload: dict[str, Any] = field(default_factory=dict)
-    """Of a workload of the suite its "name" and "settings" (all, as plain values), so that it can be traced again at
+    """The "name" and all "settings" (plain values) of a workload of the suite, so that it can be traced again at
     other sizes; empty for other programs."""
     loss: LossReport = field(default_factory=LossReport)
 

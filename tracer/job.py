@@ -31,7 +31,7 @@ FAKE = "fake"
 """``meta.backend`` of a rank of a fake world (see ``tracer.fake_world``)."""
 
 ASSUMED = "Assumed"
-"""What the note of a job begins with whose ranks are folded without their plan being known."""
+"""The first word of the note on a job whose ranks are folded without their plan being known."""
 
 APART_NS = 10_000_000_000
 APART_WINDOWS = 10

@@ -35,7 +35,7 @@ _PARENT_AGREEMENT = 0.5
 
 @dataclass(slots=True)
 class JoinReport:
-    """What a join found; ``joined`` and ``candidates`` are rows of ``ops`` (see the module's text)."""
+    """The result of a join; ``joined`` and ``candidates`` count rows of ``ops`` (see the module's text)."""
 
     schema: str
     method: str = "none"

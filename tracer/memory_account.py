@@ -11,11 +11,11 @@ from dataclasses import dataclass, fields
 from enum import Enum
 
 PEAK = "peak"
-"""Of ``Meta.memory``: the most that is alive at once. The parts are named as the attributes of ``MemoryAccount``."""
+"""Key in ``Meta.memory`` of the most bytes alive at once. The parts' keys are the attributes of ``MemoryAccount``."""
 
 
 class Holds(str, Enum):
-    """What bytes are for."""
+    """A purpose of bytes in memory."""
 
     PARAMETERS = "parameters"
     BUFFERS = "buffers"

@@ -28,7 +28,7 @@ class Schedule(str, Enum):
 
 
 class Sharding(IntEnum):
-    """What data-parallel ranks share: the stages of ZeRO (Rajbhandari et al., 2020)."""
+    """The state that data-parallel ranks split among them: the stages of ZeRO (Rajbhandari et al., 2020)."""
 
     NONE = 0
     """DDP: every rank holds all parameters; gradients are all-reduced in buckets."""
@@ -39,7 +39,7 @@ class Sharding(IntEnum):
 
 
 class Recomputation(str, Enum):
-    """Which activations are computed again in backward."""
+    """The activations that are computed again in backward."""
 
     NONE = "none"
     SELECTIVE = "selective"
@@ -64,7 +64,7 @@ _MOST_DIGITS = 9
 
 @dataclass(frozen=True, slots=True)
 class MeshPlace:
-    """Where a rank stands: its place in each dimension of the plan."""
+    """A rank's place in each dimension of the plan."""
 
     pp: int
     dp: int
@@ -74,7 +74,7 @@ class MeshPlace:
 
 @dataclass(frozen=True, slots=True)
 class ParallelPlan:
-    """How a job is spread over ``world_size = pp × dp × cp × tp`` ranks.
+    """The spread of a job over ``world_size = pp × dp × cp × tp`` ranks.
 
     Attributes:
         dp, tp, pp, cp: replicas, shards of each layer, pipeline stages, parts of each sequence.

@@ -1,4 +1,4 @@
-"""Which rank numbers and world sizes are believed: nothing is allocated by a number that a file merely claims."""
+"""Believable rank numbers and world sizes: nothing is allocated by a number that a file merely claims."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _ENUMS: dict[str, dict[str, type]] = {
 _MOST_NESTED = 2
 """Lists within lists of tensors."""
 _MOST_ELEMENTS = 1 << 60
-"""Of a tensor: no memory holds more, and bytes of as many still are whole numbers of 64 bits."""
+"""Most elements of a tensor: no memory holds more, and their bytes still fit into a whole number of 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)

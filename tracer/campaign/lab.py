@@ -13,7 +13,7 @@ ZIPF_EXPONENT = 1.05
 
 
 class Lab:
-    """What the families prepare their benchmarks with. As a context manager it undoes what one benchmark set.
+    """The tools that families prepare their benchmarks with. As a context manager it undoes one benchmark's settings.
 
     Attributes:
         torch: the module.

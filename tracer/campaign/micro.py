@@ -40,7 +40,7 @@ _QUANTILES = (10, 25, 50, 75, 90)
 
 
 class Ran(NamedTuple):
-    """What a profiled run showed, for one run: kernel names in order, how many, and their time together.
+    """The kernels of one run as profiled: their names in order, their number, and their time together.
 
     None where the profiler showed no device work (it may not be allowed to look).
     """

@@ -74,7 +74,7 @@ class KernelEntry(Grid, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a campaign records, as its file says; ``tracer.campaign.expand`` makes items of it."""
+    """A campaign's recordings as its file lists them; ``tracer.campaign.expand`` makes items of it."""
 
     name: str
     description: str

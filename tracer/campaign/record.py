@@ -1,4 +1,4 @@
-"""What a worker process does with an item: capture a workload, or measure a micro-benchmark."""
+"""A worker process's work on an item: capturing a workload, or measuring a micro-benchmark."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 UNSUPPORTED = ("no available kernel", "not implemented for", "not supported", "not compiled", "is only supported",
                "requires compute capability", "could not find an engine", "no viable backend",
                "operator doesn't exist for this backend")
-"""What torch says (in lower case) of work this device or build cannot do."""
+"""Parts of torch's messages (in lower case) about work that this device or build cannot do."""
 _PATHS = re.compile(r"(?:/[\w.+-]+){2,}/([\w.+-]+)")
 
 
 class Task(msgspec.Struct):
-    """What a worker is asked for. ``graph_bytes``: the most a full graph may take, else its summary is kept."""
+    """A request to a worker. ``graph_bytes``: the most a full graph may take, else its summary is kept."""
 
     item: Item
     folder: str
@@ -34,7 +34,7 @@ class Task(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """What a worker says: ``phase`` "ready" (with its context), "measured" (files follow), "done" or "failed".
+    """A worker's answer: ``phase`` "ready" (with its context), "measured" (files follow), "done" or "failed".
 
     ``values`` are fields of an ``ItemResult``; ``rows`` a micro-benchmark's; ``file`` lies in the task's folder;
     ``disk_full`` a folder of the full disk that it failed for, which is no fault of the item.

@@ -29,7 +29,7 @@ Content = Literal["graph", "summary", "times", "kernels", "none"]
 
 
 class ItemResult(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """How one item ended: a line of ``items.jsonl``.
+    """The result of one item: a line of ``items.jsonl``.
 
     Attributes:
         id, kind, name, settings, split: the item's; in a rehearsal ``settings`` are the tiny ones.

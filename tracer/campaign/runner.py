@@ -43,7 +43,7 @@ _MB = 1_000_000
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a plan is run.
+    """Options of a plan's run.
 
     Attributes:
         minutes: time box. No item is started that is expected to end after it.
@@ -64,7 +64,7 @@ class RunOptions:
 
 @dataclass
 class CampaignOutcome:
-    """What a run did. ``left`` items did not fit into its time, ``unwritten`` ones not into its megabytes."""
+    """The results of a run. ``left`` items did not fit into its time, ``unwritten`` ones not into its megabytes."""
 
     results: list[ItemResult]
     planned: int

@@ -1,4 +1,4 @@
-"""Where a run's items come from: a plan's list in its order, or whatever picks the next one from what was measured."""
+"""Sources of a run's items: a plan's list in its order, or a chooser of the next item by what was measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Setup:
-    """What a run needs to know beside its items.
+    """The facts that a run needs beside its items.
 
     Attributes:
         name, description: for ``campaign.json``.
@@ -62,7 +62,7 @@ class ItemSource(Protocol):
         ...
 
     def record(self, item: Item, result: ItemResult, rows: Rows) -> None:
-        """What came of an item that ``next`` gave."""
+        """Take the result of an item that ``next`` gave."""
         ...
 
     def planned(self) -> int:

@@ -119,7 +119,7 @@ def _group_of(values: dict[str, Any]) -> tuple[str, list[int]]:
 
 
 def _peers(values: dict[str, Any], ranks: list[int]) -> list[int]:
-    """Who takes part: the group's ranks; of a send or a receive the sender, then the receiver."""
+    """Return the ranks that take part: all of the group; for a send or a receive the sender, then the receiver."""
     import torch.distributed as dist
 
     peer = values.get("dst", values.get("src"))  # numbered within the group

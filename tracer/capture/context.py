@@ -1,4 +1,4 @@
-"""What a prediction must know about the machine and the process, beside the trace. No host, user or path names."""
+"""Facts about the machine and the process that a prediction needs beside the trace. No host, user or path names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one step is to a capture, how many it needs, and what to say when they were too few."""
+"""Counting of steps: the event that ends one, the number a capture needs, and the message when there were too few."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tracer.capture.options import CaptureOptions
 
 @dataclass(frozen=True, slots=True)
 class Counting:
-    """How steps are counted.
+    """A way to count steps.
 
     Attributes:
         unit: what is counted, in the plural.

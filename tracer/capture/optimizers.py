@@ -14,7 +14,7 @@ class _Seen:
     steps: int = 0
     """Since the capture began."""
     in_steps: list[int] = field(default_factory=list)
-    """How many of its own steps each captured step has; steps before it was first seen are left out."""
+    """The number of its own steps in each captured step; steps before it was first seen are left out."""
     first: int = 0
     """The captured step in which it was first seen."""
 

@@ -1,4 +1,4 @@
-"""What a capture is asked to do, checked before anything starts."""
+"""Options of a capture, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tracer.errors import CaptureError
 
 Form = Literal["json", "foretrace"]
 Observed = Literal["apart", "all", "none"]
-"""Where the execution trace is recorded: in a step of its own after the last window, in every window, or nowhere."""
+"""The execution trace's step: one of its own after the last window, those of every window, or none."""
 
 PROFILER_WARMUP = 2
 """Discarded steps under the running profiler before each window: the first steps initialise CUPTI and its buffers."""
@@ -23,7 +23,7 @@ class CaptureWarning(UserWarning):
 
 
 class CapturePhase(Enum):
-    """Where a capture is."""
+    """A stage of a capture's progress."""
 
     NEW = "not entered"
     WARMUP = "the warm-up steps"

@@ -111,7 +111,7 @@ class PartWriter:
                     "capture begins).") from None
 
     def _find_old(self, out: Path, rank: int, replace: bool, world_size: int, fake: dict[str, Any] | None) -> None:
-        """What the first file replaces."""
+        """Find the parts that the first file replaces. Raises ``CaptureError`` where they must not be replaced."""
         if foreign := others_files(self.path):
             raise CaptureError(f"{self.path} holds {', '.join(foreign[:3])}, which no capture of foretrace wrote; "
                                "choose another directory, or move it away.")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ScriptOptions:
-    """How ``run_script`` captures.
+    """Options of ``run_script``.
 
     Attributes:
         out: directory of the job.

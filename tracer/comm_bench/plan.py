@@ -1,4 +1,4 @@
-"""What a sweep measures, as plain values that its processes are handed."""
+"""The measurements of a sweep, as plain values that its processes are handed."""
 
 from __future__ import annotations
 

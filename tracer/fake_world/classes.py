@@ -1,4 +1,4 @@
-"""Which ranks of a plan do the same work, worked out from the shapes of their shards without tracing them.
+"""Classes of a plan's ranks that do the same work, found from the shapes of their shards without tracing them.
 
 Stages of a pipeline differ; replicas under DDP do not; under FSDP2 and tensor parallelism ranks are alike whose shards
 of every parameter have the same shapes. Shards are cut as ``torch.chunk`` does: the last ones may be smaller or empty.

@@ -1,4 +1,4 @@
-"""How the suite's Llama is split: by tensor parallelism within its layers, and into pipeline stages."""
+"""The split of the suite's Llama: by tensor parallelism within its layers, and into pipeline stages."""
 
 from __future__ import annotations
 

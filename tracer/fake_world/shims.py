@@ -1,4 +1,4 @@
-"""What of torch must be bent while a fake world is up, in one place; everything is put back afterwards.
+"""Changes to torch that a fake world needs while it is up, in one place; everything is put back afterwards.
 
 Each shim says what goes wrong without it. Features are probed for, not versions.
 

@@ -1,4 +1,4 @@
-"""What the collectives of a captured step would overlap on a GPU: their streams, and who first waits. Needs no torch.
+"""Model of a captured step's collectives on a GPU: their streams, and the operation that first waits. Needs no torch.
 
 A CPU runs every collective where it is called. On a GPU each runs on a stream of its own, and the compute stream waits
 for it at a place that the framework's code fixes; the names and the order of the recorded operations show that place:

@@ -88,7 +88,7 @@ class _Sharing:
 
 
 def _sharing(calls_of_id: np.ndarray, owner: int | None, calls: LaunchTable, processes: np.ndarray) -> _Sharing:
-    """Of calls of one id, by start, those of the device's owner if it has any."""
+    """Group the calls of one id, sorted by start; only those of the device's owner where it has any."""
     if owner is not None and (mine := calls_of_id[processes[calls_of_id] == owner]).size:
         calls_of_id = mine
     parents = dict(zip(calls_of_id.tolist(), calls.parent[calls_of_id].tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""What the categories and names in a trace mean, for every era and vendor, in one place."""
+"""Meanings of the categories and names in a trace, for every era and vendor, in one place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tracer.graph import KernelKind, LaunchKind, SyncKind
 
 
 class NameGroup(IntEnum):
-    """Which table an event's category feeds."""
+    """The table that an event's category feeds."""
 
     IGNORED = 0
     OPERATION = 1

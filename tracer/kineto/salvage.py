@@ -22,7 +22,7 @@ _ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Salvaged(NamedTuple):
-    """What came out of a piece of text."""
+    """The events found in a piece of text."""
 
     events: list[Event]
     rest: bytes | None = None

@@ -40,7 +40,7 @@ class TraceSource:
         self.damage = ""
         self.bytes_read = 0
         self.stored_bytes = 0
-        """Of the file, read so far: of a compressed one fewer than of text."""
+        """Bytes of the file read so far: of a compressed file fewer than of its text."""
         self._progress = progress
 
     def blocks(self) -> Iterator[bytes]:

@@ -71,7 +71,7 @@ def _table(name: np.ndarray, start: np.ndarray, end: np.ndarray, thread: np.ndar
 
 
 def _busiest(ops: OpTable, rows: np.ndarray) -> np.ndarray:
-    """Of the rows, those on the thread that has most of all operations (ranges may repeat on helper threads)."""
+    """Return the rows on the thread that has most of all operations (ranges may repeat on helper threads)."""
     if len(rows) == 0:
         return rows
     counts = Counter(ops.thread[ops.kind == OpKind.OPERATION].tolist())

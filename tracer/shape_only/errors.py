@@ -1,4 +1,4 @@
-"""What can go wrong in a trace by shapes alone, told with the user's own line and the way out."""
+"""Errors of a trace by shapes alone, with the user's own line and the way out."""
 
 from __future__ import annotations
 

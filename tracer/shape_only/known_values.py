@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 MOST_ELEMENTS = 1 << 20
 """A larger tensor is data, or weights: a mask of 16 sequences of 256 tokens is smaller."""
 MOST_FILLED = 1 << 16
-"""Of a tensor that was made without values: a larger one is weights."""
+"""Most elements of a tensor made without values whose values are followed: a larger one is weights."""
 DRAWN = 0.5
-"""What a lone random number between 0 and 1 is taken to be, such as the one that leaves out a layer."""
+"""The assumed value of a lone random number between 0 and 1, such as the one that leaves out a layer."""
 _MADE_OF_CONSTANTS = frozenset({"linspace", "logspace", "arange", "zeros", "ones", "full", "eye", "scalar_tensor",
                                 "tril_indices", "triu_indices", "hann_window", "hamming_window", "blackman_window"})
 _FILLED = frozenset({"zero_", "fill_"})
@@ -75,7 +75,7 @@ class KnownValues:
         return checked
 
     def result(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What an operator gives whose output depends on values, where they are known: numbers, or fresh fake tensors.
+        """Compute the result of an operator that depends on known values: numbers, or fresh fake tensors.
 
         Returns:
             ``None`` of any other operator, and where a value is not known.
@@ -176,7 +176,7 @@ class KnownValues:
         return True
 
     def _computed(self, func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
-        """What an operator gives with the values of its inputs, in a tuple; ``None`` where one is not known."""
+        """Run an operator on the values of its inputs; its result in a tuple, ``None`` where a value is not known."""
         if func.namespace != "aten" or torch.Tag.nondeterministic_seeded in func.tags:
             return None
         values: dict[int, torch.Tensor] = {}

@@ -1,4 +1,4 @@
-"""Which bytes are alive when: every storage of a step, what it holds, and what the peak consists of.
+"""Bytes alive over a step: every storage, what it holds, and the parts of the peak.
 
 A storage is seen when an operation first returns it and leaves when its last tensor dies (a weak reference says so),
 or changes its size (FSDP2 empties and refills the storages of gathered parameters). What an operation allocates and
@@ -123,7 +123,7 @@ class MemoryTracker:
         self._recording = True
 
     def backward_begins(self) -> None:
-        """What forward made and is still there was kept for backward."""
+        """Note that backward begins: storages made in forward and still alive were kept for it."""
         self._kept.update(s.number for s in self._live.values() if s.in_forward)
 
     def end(self) -> None:

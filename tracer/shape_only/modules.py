@@ -1,4 +1,4 @@
-"""Which module an operation belongs to: global hooks keep the stack of modules under way.
+"""The module of each operation: global hooks keep the stack of modules under way.
 
 Backward operations get the module of the forward operation whose autograd node runs, found by its sequence number.
 """

@@ -1,4 +1,4 @@
-"""Where a collective's result is first needed: the model of what it can overlap.
+"""First use of a collective's result: the model of what it can overlap.
 
 On a GPU a collective runs on a stream of its own, and the compute stream waits for it where its result is used. A step
 that never ran has no streams, but its data dependences say the same: the first later operation, views excepted, that

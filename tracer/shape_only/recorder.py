@@ -38,7 +38,7 @@ _COLLECTIVES = ("c10d", "_c10d_functional", "_dtensor")
 
 
 class OperatorColumns:
-    """What is noted of each operation; string columns hold numbers into ``strings``."""
+    """The columns noted for each operation; string columns hold numbers into ``strings``."""
 
     def __init__(self) -> None:
         self.strings: list[str] = []

@@ -13,7 +13,7 @@ from tracer.shape_only.errors import ShapeOnlyError
 
 
 class Piece(str, Enum):
-    """What of a decoder is traced."""
+    """A part of a decoder that is traced by itself."""
 
     BLOCK = "block"
     EMBEDDING = "embedding"

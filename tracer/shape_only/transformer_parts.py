@@ -27,7 +27,7 @@ EPSILON = 1e-5
 
 
 class _Resized(torch.autograd.Function):
-    """Where a collective would give a tensor another first dimension: an empty one of that size, both ways."""
+    """A stand-in for a collective that changes a tensor's first dimension: an empty tensor of that size, both ways."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: int) -> Tensor:

@@ -31,7 +31,7 @@ _LARGE: dict[str, Any] = {"compression": "zstd", "compression_level": 9}
 
 
 class TableRecord(msgspec.Struct, omit_defaults=True):
-    """What the manifest says of one table. Columns are in ``constants``, in ``inline``, or in the Parquet member."""
+    """The manifest's record of one table. Columns are in ``constants``, in ``inline``, or in the Parquet member."""
 
     rows: int
     constants: dict[str, int] = {}
@@ -39,7 +39,7 @@ class TableRecord(msgspec.Struct, omit_defaults=True):
 
 
 class StringsRecord(msgspec.Struct, omit_defaults=True):
-    """What the manifest says of the strings: ``bytes`` is their UTF-8 length together."""
+    """The manifest's record of the strings: ``bytes`` is their UTF-8 length together."""
 
     rows: int
     bytes: int

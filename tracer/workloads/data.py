@@ -36,7 +36,7 @@ class Batch:
 
 
 StepBatch = tuple[Batch, ...]
-"""What one training step takes: its micro-batches."""
+"""The micro-batches of one training step."""
 
 
 def serve(make: Callable[[torch.Generator], Batch], *, accumulation: int, seed: int, pin: bool) -> Iterator[StepBatch]:

@@ -71,4 +71,4 @@ _PARTS: list[tuple[Any, str]] = [
     (torch.backends.cuda, "matmul"), (torch.backends.cudnn, "conv"), (torch.backends.cudnn, "rnn"),
     (torch.backends.mkldnn, "matmul"),
 ]
-"""Where the newer interface keeps a precision that the older one sets."""
+"""The newer interface's places of the precisions that the older one sets."""

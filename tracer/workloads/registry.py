@@ -1,4 +1,4 @@
-"""Which workloads there are, what each can be asked for, and which side of the split a configuration is on.
+"""The registry of workloads, their settings, and each configuration's side of the split.
 
 Imports no torch; ``build`` does, when it is called.
 """

@@ -1,4 +1,4 @@
-"""What every workload can be asked for, and how ``--set key=value`` becomes a checked, typed ``Settings``.
+"""Settings of workloads: ``--set key=value`` becomes a checked, typed ``Settings``.
 
 Nothing here imports torch. A workload's settings are a frozen dataclass whose fields are either *sizes* (they
 change the work: batch, width, rows) or *modes* (they change how the same work is done: dtype, optimizer, compile).
@@ -88,7 +88,7 @@ Self = TypeVar("Self", bound="Settings")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What all workloads share; each has its own subclass in ``tracer.workloads.catalogue``.
+    """The settings all workloads share; each has its own subclass in ``tracer.workloads.catalogue``.
 
     Raises:
         WorkloadError: A value is of the wrong type, too small, or does not go with another.

@@ -26,7 +26,7 @@ MODULES = {"resnet50": "resnet"}
 
 @dataclass(frozen=True)
 class Definition:
-    """What a file of ``tracer.workloads.models`` defines, under the name ``DEFINITION``.
+    """A workload's definition, which a file of ``tracer.workloads.models`` has under the name ``DEFINITION``.
 
     Attributes:
         model: the module for given settings. Its ``blocks`` lists the repeated parts that are checkpointed, and

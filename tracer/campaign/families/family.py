@@ -1,4 +1,4 @@
-"""What a family of micro-benchmarks is: its parameters and how one benchmark of it is prepared."""
+"""A family of micro-benchmarks: its parameters and the preparation of one of its benchmarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the host and the device cost beside kernels: launches, synchronisations, events, graphs, overlap.
+"""Benchmarks of costs beside kernels, on host and device: launches, synchronisations, events, graphs, overlap.
 
 Times are microseconds by the host's clock where a call is meant, by device events where device work is. Nothing
 here has a size, so nothing is held out.
@@ -20,7 +20,7 @@ REPEATS = 200
 CHAIN = 50
 """Kernels in a chain whose mean distance is measured."""
 BUSY_US = 2_000.0
-"""How long the stream is kept busy while launches onto it are timed."""
+"""Time for which the stream is kept busy while launches onto it are timed."""
 QUEUE_US = 100_000.0
 BLOCKED_US = 25_000.0
 """A launch that takes this long waited for the busy stream: a full queue blocks it for what is left of ``QUEUE_US``,

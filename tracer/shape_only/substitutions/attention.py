@@ -92,7 +92,7 @@ _MATH = frozenset({f"aten::{name}" for name in (
     "bernoulli_", "div_", "add", "_to_copy", "where", "ones", "tril", "scalar_tensor", "_softmax_backward_data", "eq",
     "all", "any", "logical_not", "zeros_like", "full_like", "unsqueeze", "sum", "masked_fill",
     "masked_fill_", "zeros", "full", "select", "squeeze", "native_dropout", "native_dropout_backward")})
-"""What attention is made of where no fused kernel takes it: on the CPU with dropout, on CUDA in fp32 with grouped
+"""The operations of attention where no fused kernel takes it: on the CPU with dropout, on CUDA in fp32 with grouped
 queries."""
 
 SUBSTITUTION = Substitution(

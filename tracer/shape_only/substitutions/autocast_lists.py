@@ -1,4 +1,4 @@
-"""Which operators CUDA's autocast runs in which type: data, as ``ATen/autocast_mode.h`` of PyTorch has it.
+"""The operators that CUDA's autocast runs in each type: data, as ``ATen/autocast_mode.h`` of PyTorch has it.
 
 Operators an installed torch lacks are skipped; ``name.overload`` where only one overload is meant.
 """

@@ -40,7 +40,7 @@ _ONE_PLACE = frozenset((
 """Operators whose tensors with dimensions must lie together, in place or not, beside all that torch calls pointwise."""
 _USERS_OF_OWN = "tracer.workloads"
 SYNCHRONIZE = "synchronize"
-"""What ``meta.substitutions`` counts waits of the host under that user code asks for and that are left out."""
+"""Key in ``meta.substitutions`` of the host's waits that user code asks for and that are left out."""
 
 
 class DevicePlacement(TorchFunctionMode):
@@ -52,7 +52,7 @@ class DevicePlacement(TorchFunctionMode):
         self.tracker = tracker
         self.wanted: bool | None = None
         self.transfer: torch.device | None = None
-        """Where the copy under way goes."""
+        """The target of the copy under way."""
         self.copies = 0
         self._constructors = frozenset(_device_constructors())
         tensor = torch.Tensor
@@ -107,7 +107,7 @@ class DevicePlacement(TorchFunctionMode):
         site.patch(torch.cuda, "mem_get_info", lambda *_, **__: (max(total - self.tracker.device_bytes(), 0), total))
 
     def check(self, func: Any, inputs: list[Any]) -> None:
-        """What a GPU refuses: the host's and the device's tensors in one operation."""
+        """Refuse, as a GPU does, the host's and the device's tensors in one operation."""
         pointwise = torch.Tag.pointwise in func.tags
         if func.namespace != "aten" or not (pointwise or func.overloadpacket.__name__.rstrip("_") in _ONE_PLACE):
             return

@@ -1,4 +1,4 @@
-"""What a trace has otherwise than a real run on any device, because fake tensors are a subclass of tensors.
+"""Differences of a trace from a real run on any device, because fake tensors are a subclass of tensors.
 
 This entry changes nothing; it is here so that the list is complete. The work is the same, element for element:
 

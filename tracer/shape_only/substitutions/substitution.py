@@ -1,4 +1,4 @@
-"""What a substitution is, and the place where substitutions put their kernels while a trace runs.
+"""Substitutions, and the site where they put their kernels while a trace runs.
 
 Operators are replaced in PyTorch's dispatcher, at the key ``AutogradCPU``: below autocast and above autograd, which is
 where the operator itself would choose between its CPU and its CUDA implementation. So every caller is met, from Python
@@ -40,7 +40,7 @@ class Substitution:
 
 @dataclass
 class Site:
-    """Where substitutions are put, for one trace.
+    """The place of substitutions for one trace.
 
     Attributes:
         device: the device the step is traced for.

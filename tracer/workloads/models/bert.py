@@ -12,7 +12,7 @@ from tracer.workloads.models.layers import FeedForward, SelfAttention, initialis
 from tracer.workloads.workload import Definition
 
 EPSILON = 1e-12
-"""Of every layer norm, as in the published model."""
+"""Epsilon of every layer norm, as in the published model."""
 SEGMENTS = 2
 MASK_TOKEN = 0
 IGNORED = -100

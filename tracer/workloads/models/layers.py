@@ -1,4 +1,4 @@
-"""What several models share: checkpointing, initialisation, and the attention and feed-forward of BERT, GPT-2, ViT."""
+"""Parts that several models share: checkpointing, initialisation, attention and feed-forward of BERT, GPT-2, ViT."""
 
 from __future__ import annotations
 

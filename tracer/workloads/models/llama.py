@@ -17,7 +17,7 @@ from tracer.workloads.workload import Definition
 
 EPSILON = 1e-5
 ROTARY_BASE = 10_000.0
-"""Of the published Llama and Llama 2."""
+"""Base of the rotary angles, as in the published Llama and Llama 2."""
 
 
 def rotary_angles(seq: int, head_size: int) -> tuple[Tensor, Tensor]:

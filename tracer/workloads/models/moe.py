@@ -21,7 +21,7 @@ from tracer.workloads.models.llama import EPSILON, GroupedAttention, llama_batch
 from tracer.workloads.workload import Definition
 
 BALANCE_WEIGHT = 0.01
-"""Of the load-balancing loss, as in the Switch Transformer."""
+"""Weight of the load-balancing loss, as in the Switch Transformer."""
 
 
 class Experts(nn.Module):

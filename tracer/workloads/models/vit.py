@@ -12,7 +12,7 @@ from tracer.workloads.models.layers import PreNormBlock, initialise, run_block
 from tracer.workloads.workload import Definition
 
 EPSILON = 1e-6
-"""Of every layer norm, as in the published model."""
+"""Epsilon of every layer norm, as in the published model."""
 
 
 class Vit(nn.Module):
