@@ -1,4 +1,4 @@
-"""What turns an operation into microseconds.
+"""Models that turn an operation into microseconds.
 
 Operations become calls (``kernel_models.families``), calls get times (``price``) from a device's fitted models
 (``DeviceProfile``, made by ``fit_profile`` from measured calls) or from formulas on its data sheet

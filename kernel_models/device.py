@@ -27,7 +27,7 @@ MEMORY_TOLERANCE = 0.12
 VENDORS = ("nvidia", "amd", "host")
 _GENERIC = re.compile(r"\b(nvidia|tesla|geforce|amd|instinct|gpu|graphics|corporation)\b")
 _FALLBACK_DTYPES = {"fp4": "fp8", "fp8": "fp16", "bf16": "fp32", "fp16": "fp32", "complex128": "fp64"}
-"""What computes a dtype that a device lists no rate for, when it is not fp32: the next wider one."""
+"""The next wider dtype, whose rate stands for one that a device lists no rate for; fp32 for those not here."""
 
 
 class DeviceError(ForetraceError):

@@ -17,7 +17,7 @@ from kernel_models.scores import Errors, errors_of
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What ``evaluate_profile`` found.
+    """The result of ``evaluate_profile``.
 
     Attributes:
         device: the profile's.

@@ -64,7 +64,7 @@ _FEW = 3_000
 
 @dataclass(frozen=True)
 class Options:
-    """How to fit.
+    """Options of a fit.
 
     Attributes:
         refit: whether the stored models are fitted to the held-out rows too, once these have judged them.

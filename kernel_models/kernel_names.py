@@ -1,4 +1,4 @@
-"""What a kernel's name alone tells: its family, whether it computes in TF32, the type of the elements it works on.
+"""Facts read from a kernel's name alone: its family, whether it computes in TF32, the type of its elements.
 
 Used where no operation was recorded (traces without host events, kernels of a CUDA graph), and for what the operation's
 arguments leave out. Source: names seen in the traces of V100 to B200 and MI210 to MI300X, 2020 to 2026, and the naming

@@ -57,12 +57,12 @@ class LaunchConstants:
     queue_return: int = RETURN_DEFAULT_NS
     queue_depth: int = 0
     samples: dict[str, int] = field(default_factory=dict)
-    """How many samples each constant rests on, by its name."""
+    """Number of samples behind each constant, by its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchSamples:
-    """What one kernel of a trace tells: columns of equal length, one row a kernel with a recorded launch.
+    """Samples of launch latency and gaps: columns of equal length, one row a kernel with a recorded launch.
 
     ``previous_end`` and ``previous_kind`` describe the kernel before it on its stream (very small end, kind -1 when
     there is none). ``in_call`` marks copies their own call waits for,

@@ -1,4 +1,4 @@
-"""What every kernel model offers: times with intervals and a source for a batch of calls of one family."""
+"""The interface of every kernel model: times with intervals and a source for a batch of calls of one family."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class Source(IntEnum):
-    """Where a time comes from, best first."""
+    """The source of a time, best first."""
 
     MEASURED = 0
     ANCHORED = 1

@@ -76,7 +76,7 @@ DIMENSIONS: dict[Family, tuple[str, ...]] = {
     Family.TRITON: ("elements", "tensors", "elements_all"),
     Family.OTHER: ("elements", "tensors", "elements_all"),
 }
-"""What the numbers of ``OpCall.dims`` mean, by family."""
+"""Names of the numbers of ``OpCall.dims``, by family."""
 
 
 @dataclass(frozen=True, slots=True)

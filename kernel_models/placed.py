@@ -1,4 +1,4 @@
-"""What an operation of a step traced by shapes alone costs the device, and what it costs the host.
+"""Device work and host work of an operation in a step traced by shapes alone.
 
 A recorded step shows by its kernels which operations worked on the device. One that never ran shows it by where its
 tensors lay (``tracer.graph.Place``): an optimizer's step counters and a batch that is put together live on the host,

@@ -31,7 +31,7 @@ WIDEST = 1e3
 
 
 class Models(Protocol):
-    """What pricing needs of a device's profile."""
+    """The part of a device's profile that pricing needs."""
 
     @property
     def device(self) -> DeviceSpec:

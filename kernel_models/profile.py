@@ -39,7 +39,7 @@ _CHECKSUM_BYTES = 8
 _COMMENT_BYTES = 64
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the same models give the same bytes
 _FREE_BYTES, _MOST_EXPANSION = 64 << 20, 50
-"""What all members may unpack to, at most: so much in any case, or so many times the file."""
+"""Most bytes that all members together may unpack to: so many in any case, or so many times the file's size."""
 
 LOADERS: dict[str, tuple[str, str]] = {
     "boosted": ("kernel_models.learned.boosted", "BoostedModel"),
@@ -235,7 +235,7 @@ class _Judged(msgspec.Struct):
 
 
 class _Facts(msgspec.Struct):
-    """What commands print of a model's facts."""
+    """The part of a model's facts that commands print."""
 
     held_out: _Judged | None = None
     cross_validation: _Judged | None = None
@@ -251,7 +251,7 @@ class _Model(msgspec.Struct):
 
 
 class _Provenance(msgspec.Struct):
-    """What commands print of a profile's provenance."""
+    """The part of a profile's provenance that commands print."""
 
     date: str = ""
     data: list[str] = []

@@ -1,4 +1,4 @@
-"""What intervals take for granted: every assumed half width in one place, with its evidence.
+"""Assumptions behind intervals: every assumed half width in one place, with its evidence.
 
 Each is the half width, as a logarithm, of an 80% interval of a time (0.7: a factor of 2 either way), unless it says
 otherwise. What can be measured is not here: fitted models, collectives and repeated steps bring their own.

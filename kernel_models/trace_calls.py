@@ -1,4 +1,4 @@
-"""Which device work each operation of a recorded graph did, and how long it took.
+"""Device work of each operation of a recorded graph, and its time.
 
 ``graph_calls`` walks a graph's kernels once. Each kernel belongs to the innermost operation around its launch, or to
 the nearest one above it whose sizes were recorded. Copies and memsets carry their own bytes. What has no operation, or
@@ -31,7 +31,7 @@ FAMILIES: tuple[Family, ...] = tuple(Family)
 """Codes of ``TraceCalls.family``, by position."""
 
 _CLIMB = 6
-"""How many operations above the innermost one are asked for sizes: composites nest up to four deep."""
+"""Operations, from the innermost up, that are searched for sizes: composites nest up to four deep."""
 _HALVES = frozenset(f"aten::{library}_convolution_backward_{half}" for library in ("cudnn", "miopen")
                     for half in ("input", "weight"))
 """Operations of 2020–2021 one of whose tensors is given by a list of numbers; where numbers were not recorded, the
@@ -39,7 +39,7 @@ operation around both halves knows all sizes."""
 
 
 class Basis(IntEnum):
-    """What a call's sizes rest on."""
+    """The origin of a call's sizes."""
 
     SHAPES = 0
     """The operation's recorded arguments."""

@@ -1,4 +1,4 @@
-"""Which measurement is worth most: the one that lowers its whole family's expected error most per second.
+"""Choice of the most valuable measurement: the one that lowers its family's expected error most per second.
 
 A Gaussian process of log(time / formula) is conditioned on what was measured. Measuring c lowers the variance at r by
 
@@ -58,7 +58,7 @@ class Planner:
         self._gains: Float64 | None = None
         self._doubt: float | None = None
         self._error: float | None = None
-        self._pace = 1.0
+        self._time_factor = 1.0
 
     @property
     def measured(self) -> int:
@@ -104,19 +104,19 @@ class Planner:
         return known
 
     def took(self, expected_s: float, seconds: float) -> None:
-        """What a measurement took, so that further ones are expected to take."""
+        """Learn from a measurement's time, beside the expected one, how long further ones will take; seconds."""
         if expected_s > 0 and seconds > 0:
-            self._pace = 0.8 * self._pace + 0.2 * seconds / expected_s
+            self._time_factor = 0.8 * self._pace + 0.2 * seconds / expected_s
 
     def take(self, place: int) -> None:
-        """A candidate is not to be chosen any more."""
+        """Remove a candidate from the choice."""
         self._open[place] = False
 
     def best(self) -> tuple[int, float]:
         """The candidate of most gain per second, and that gain; (−1, 0) if there is none left."""
         if not self._open.any():
             return -1, 0.0
-        rates = np.where(self._open, self.gains() / (self._seconds * self._pace), -1.0)
+        rates = np.where(self._open, self.gains() / (self._seconds * self._time_factor), -1.0)
         place = int(np.argmax(rates))
         return place, float(rates[place])
 

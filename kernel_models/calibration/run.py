@@ -38,7 +38,7 @@ from tracer.graph import ExecutionGraph
 from tracer.store import load_graph
 
 NAME = "calibration"
-"""Of the measurements' directory, as ``campaign.json`` has it."""
+"""Name of the measurements' directory, as ``campaign.json`` has it."""
 START_S, FAMILY_S = 12.0, 2.0
 """Least that the start, and each family, need of the minutes."""
 MOST_MINUTES = 24 * 60.0
@@ -50,7 +50,7 @@ _NO_START = "could not start ("
 
 @dataclass(frozen=True)
 class Request:
-    """What to calibrate.
+    """A request for a calibration.
 
     Attributes:
         device: "auto" (a GPU if ``nvidia-smi`` shows one, else the CPU), "cuda" or "cpu".
@@ -73,7 +73,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What came of it: the profile, the run, all worth saying, and measurements by benchmark (fit, held out)."""
+    """The result of a calibration: profile, run, notes, and numbers of measurements by benchmark (fit, held out)."""
 
     profile: DeviceProfile
     outcome: CampaignOutcome

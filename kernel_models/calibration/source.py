@@ -40,7 +40,7 @@ from tracer.campaign.tables import WARM, quickest_visits, read_kernels, warm_var
 POOL, REFERENCE, REFILL_BELOW = 360, 120, 40
 """Draws of a family to begin with, how many of them stand for all its calls, and how few are left when more are."""
 HELD_OUT_SHARE = 0.25
-"""Of a family's measurements, so long as there are held-out shapes in its draws (a third of all shapes are)."""
+"""Part of a family's measurements that is held out, so long as its draws have held-out shapes (a third of all)."""
 CHECK_S = 20.0
 """Seconds between two looks at the device's health and the canary."""
 SLOWER = 1.12
@@ -49,7 +49,7 @@ COVERAGE = 16
 """Measurements every family gets before others are preferred."""
 SAY_S = 2.0
 LONGER = 2.0
-"""What is expected to take so many times the longest run is passed over."""
+"""A measurement expected to take this many times the longest allowed run is passed over."""
 _HOST_CASES = ("launch_idle", "launch_busy", "synchronise", "item")
 _TRIES = 40
 _CAPTURE_FROM_S = 100.0
@@ -72,7 +72,7 @@ _ANCHORS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
 
 @dataclass
 class _FamilyState:
-    """What is known of one family so far."""
+    """The state of one family's measurements so far."""
 
     family: Family
     spaces: Sequence[Space]

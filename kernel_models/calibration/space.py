@@ -1,4 +1,4 @@
-"""What a calibration may measure: for each family of kernels, bounded sizes and the modes of its micro-benchmarks.
+"""The space a calibration measures in: for each family of kernels, bounded sizes and its micro-benchmarks' modes.
 
 A space's sizes are drawn log-uniformly, most often as the multiples that models use. What would take too long or too
 much memory on the device at hand is not drawn; a CPU has smaller bounds and fewer modes.
@@ -53,7 +53,7 @@ class Space:
 
 @dataclass(frozen=True)
 class Limits:
-    """What one measurement may take.
+    """The limits of one measurement.
 
     Attributes:
         run_us: longest run, by the formulas, µs.

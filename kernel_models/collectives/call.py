@@ -115,7 +115,7 @@ def bus_factor(kind: CollectiveKind, ranks: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How a group's ranks lie on nodes: ``per_node`` is the number of ranks on each node that has any."""
+    """The spread of a group's ranks over nodes: ``per_node`` is the number of ranks on each node that has any."""
 
     per_node: tuple[int, ...]
 

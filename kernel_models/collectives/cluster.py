@@ -1,4 +1,4 @@
-"""Which machine measurements are of: rows of other GPUs and of other clusters are never pooled.
+"""The machine behind measurements: rows of different GPUs or clusters are never pooled.
 
 A row names its GPU as the driver or the table writes it, and its system (a table's ``topology`` or ``cluster`` column).
 Rows that name neither are taken as of the topology that the user names.

@@ -23,7 +23,7 @@ DEFAULT_BLEND = 0.5
 SHORTEST = 4
 """Sizes a curve needs for one of them to be left out."""
 HELD_OUT_POINTS = 40
-"""Of a longer curve only this many sizes are left out in turn."""
+"""A longer curve leaves out about this many of its sizes in turn, evenly spread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Curve:
 
 
 def left_out_step(sizes: int) -> int:
-    """Every how many-th size of a curve is left out in turn."""
+    """Return the step between the sizes of a curve that are left out in turn."""
     return max(sizes // HELD_OUT_POINTS, 1)
 
 

@@ -29,7 +29,7 @@ PROTOCOLS = 3
 SHORTEST = 2
 """Measured sizes a piece needs: it has two parameters."""
 MOST_CUTS = 40
-"""Of a longer table only this many places are tried as cuts."""
+"""Most places that are tried as cuts; a longer table tries this many, evenly spread."""
 FOLDS = 5
 BELOW = 2.0
 """Sizes this much smaller than any measured one are beyond a fit."""
@@ -233,7 +233,7 @@ class _Pieces(msgspec.Struct):
 
 
 class _State(msgspec.Struct):
-    """What ``state()`` gives."""
+    """The values that ``state()`` returns."""
 
     topology: str | dict[str, Any]
     oversubscription: float

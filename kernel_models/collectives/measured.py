@@ -243,7 +243,7 @@ class _Curve(msgspec.Struct):
 
 
 class _State(msgspec.Struct):
-    """What ``state()`` gives."""
+    """The values that ``state()`` returns."""
 
     blend: Share
     spread: Spread

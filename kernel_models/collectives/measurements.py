@@ -21,7 +21,7 @@ from kernel_models.collectives.call import (
 from tracer.arrays import Float64
 
 MOST_BYTES, LEAST_US, MOST_US = 1e18, 1e-6, 1e12
-"""What a measured collective can be: an exabyte, a picosecond, twelve days. Beyond, the row is damage."""
+"""Limits of a believable measurement: an exabyte, a picosecond, twelve days. A row beyond them is damaged."""
 
 Setting = tuple[int, int, int, int, int, int]
 """Kind, dtype (row of ``DTYPES``), ranks, nodes, most and fewest ranks on a node: all of a call but its size."""
@@ -43,7 +43,7 @@ class CollectiveMeasurements:
     system: list[str] = field(default_factory=list)
     """The cluster or node type of each row as a table names it; empty where nothing says it."""
     notes: list[str] = field(default_factory=list)
-    """What readers found worth saying."""
+    """Notes of the readers."""
 
     def __post_init__(self) -> None:
         self.device = self.device or [""] * len(self.time_us)

@@ -9,7 +9,7 @@ from enum import IntEnum
 
 
 class Algorithm(IntEnum):
-    """How a collective is done."""
+    """An algorithm that does a collective."""
 
     RING = 0
     TREE = 1
@@ -29,7 +29,7 @@ class Algorithm(IntEnum):
 
 
 class Protocol(IntEnum):
-    """How bytes are handed over: flags in every 8 bytes, in every 128 bytes, or behind fences."""
+    """A protocol that hands bytes over: flags in every 8 bytes, in every 128 bytes, or behind fences."""
 
     LL = 0
     LL128 = 1
@@ -47,7 +47,7 @@ BASE_LATENCY_US = {
     Algorithm.NVLS: (0.0, 0.0, 0.0),
     Algorithm.NVLS_TREE: (0.0, 0.0, 0.0),
 }
-"""Of a launched collective by protocol LL, LL128, Simple (``baseLatencies``)."""
+"""Latency of a launched collective by protocol LL, LL128, Simple (``baseLatencies``), µs."""
 
 HOP_LATENCY_US = {
     "nvlink": {Algorithm.TREE: (0.6, 1.25, 4.0), Algorithm.RING: (0.6, 1.9, 3.4), Algorithm.NVLS: (25.0, 25.0, 25.0),
@@ -57,27 +57,27 @@ HOP_LATENCY_US = {
     "net": {Algorithm.TREE: (5.0, 8.5, 14.0), Algorithm.RING: (2.7, 4.0, 14.0), Algorithm.NVLS: (18.0, 18.0, 18.0),
             Algorithm.NVLS_TREE: (20.9, 20.9, 20.9)},
 }
-"""Of one step by the slowest link it uses (``hwLatencies``)."""
+"""Latency of one step by the slowest link it uses, then as above (``hwLatencies``), µs."""
 
 LINK_SHARE = {"volta": 20.0 / 25.0, "ampere": 20.0 / 25.0, "ada": 1.0, "hopper": 20.6 / 25.0, "blackwell": 40.1 / 50.0,
               "cdna3": 0.75, "host": 1.0}
-"""What a ring gets of NVLink's rate: topo.h's figure for each link over the data sheet's 25 or 50 GB/s; of Infinity
-Fabric what RCCL's documentation reports (about three quarters)."""
+"""Share of NVLink's rate that a ring gets: topo.h's figure for each link over the data sheet's 25 or 50 GB/s; for
+Infinity Fabric the one that RCCL's documentation reports (about three quarters)."""
 
 PCI_SHARE = 0.75
 """topo.h: 12 GB/s of a third-generation slot's 15.8 GB/s."""
 
 EFFICIENCY = 0.92
-"""Of a ring's or tree's bandwidth, reached by the Simple protocol."""
+"""Share of a ring's or tree's bandwidth that the Simple protocol reaches."""
 LL128_SHARE = 120.0 / 128.0
-"""Of 128 bytes 8 are flags."""
+"""Share of data: 8 of 128 bytes are flags."""
 LL_SHARE = 0.5
-"""Of 8 bytes 4 are flags."""
+"""Share of data: 4 of 8 bytes are flags."""
 LL_MOST_GBPS = {"volta": 39.0, "ampere": 87.7, "ada": 87.7, "hopper": 141.0, "blackwell": 282.0, "cdna3": 141.0,
                 "host": 39.0}
 """Bandwidth cap of LL inside one node (``llMaxBws``)."""
 CHANNEL_GBPS = {"volta": 20.0, "ampere": 20.0, "ada": 20.0, "hopper": 36.7, "blackwell": 40.0, "cdna3": 36.7}
-"""What one channel (a thread block) moves at most (``perChMaxRingLL128Bws``)."""
+"""Most that one channel (a thread block) moves, 10⁹ bytes/s (``perChMaxRingLL128Bws``)."""
 CHANNELS = 24
 """Channels of a large collective behind NVSwitch."""
 NVLS_EFFICIENCY = {"hopper": 0.85, "blackwell": 0.74}

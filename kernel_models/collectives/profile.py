@@ -46,7 +46,7 @@ class _Models(msgspec.Struct):
 
 
 class _State(msgspec.Struct):
-    """What ``CommProfile.state`` gives."""
+    """The values that ``CommProfile.state`` returns."""
 
     topology: str | dict[str, Any]
     oversubscription: float
@@ -211,7 +211,7 @@ class CommProfile:
 
 def _keep_below_measured(out: CommTimes, batch: CollectiveBatch, rows: npt.NDArray[np.bool_],
                          measured: MeasuredModel) -> None:
-    """Where a curve starts at larger sizes, what another level says of smaller ones is never above its start."""
+    """Scale times below a measured curve's start so that another level's answer at the start is not above the curve."""
     index = np.flatnonzero(rows)
     if not len(index):
         return

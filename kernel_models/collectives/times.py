@@ -1,4 +1,4 @@
-"""What a model of collectives answers: times, intervals, and from which level of knowledge each comes."""
+"""Answers of a model of collectives: times, intervals, and the level of knowledge behind each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tracer.arrays import Float64, Int64
 
 
 class Level(IntEnum):
-    """How much is known of a collective, best first."""
+    """The level of knowledge about a collective, best first."""
 
     NOTHING_TO_DO = 0
     """A world of one rank, or no bytes: nothing is launched."""

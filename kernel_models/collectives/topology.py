@@ -31,8 +31,8 @@ _OWN = re.compile(r"(?P<file>.+\.toml)(?:x(?P<count>\d{1,9}))?(?:@(?P<network>[A
 MOST_OVERSUBSCRIPTION = 1e6
 _MOST_OF_A_NODE = 10_000
 LINKS = ("nvswitch", "nvlink-mesh", "pcie", "loopback")
-"""How the GPUs of a node reach each other: through a switch, by links between pairs, through host bridges, or a
-host."""
+"""Ways that a node's GPUs reach each other: through a switch, by links between pairs, through host bridges, or
+within a host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class NodeType:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What joins nodes. ``card_gbps`` is one card's line rate one way, 10⁹ bytes/s; ``payload_share`` what headers
-    leave.
+    """A network that joins nodes. ``card_gbps`` is one card's line rate one way, 10⁹ bytes/s; ``payload_share`` the
+    part of it that headers leave.
 
     ``rail``: cards of equal number share a switch, so that a GPU's own card carries its traffic. With
     ``oversubscription`` f, the nodes together reach 1/f of what their cards could.
@@ -209,7 +209,7 @@ def _reason(error: Exception) -> str:
 
 
 class _Stored(msgspec.Struct):
-    """What ``topology_state`` gives of a topology of one's own."""
+    """The values that ``topology_state`` returns for a topology of one's own."""
 
     nodes: int
     node: NodeType

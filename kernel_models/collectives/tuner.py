@@ -1,4 +1,4 @@
-"""Which backend, or which of NCCL's algorithms, is best for each operation, size and group.
+"""Choice of the best backend, or the best of NCCL's algorithms, for each operation, size and group.
 
 A backend wins a size when it is faster than the default by more than ``MARGIN``: differences within what measurements
 scatter by are ties, and a tie stays with the default.

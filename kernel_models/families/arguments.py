@@ -1,4 +1,4 @@
-"""What the arguments of registered operations are: tensors, lists of tensors or numbers, and PyTorch's defaults.
+"""Kinds of the arguments of registered operations: tensors, lists of tensors or numbers, and PyTorch's defaults.
 
 For operations put together by hand. Names are those of the schemas (``registry``); one name means the same kind in all
 of ``aten``, but for those that ``kind_of`` tells apart by operation.

@@ -24,7 +24,7 @@ _IN_PLACE = words("uniform normal bernoulli random exponential cauchy log_normal
                   "randint_like poisson binomial _standard_gamma _sample_dirichlet")
 _NEW = words("rand randn randint")
 _HAND_BACK = words("dropout feature_dropout")
-"""Of dropout these do nothing at p = 0 (ATen/native/Dropout.cpp); the native operator draws its mask all the same."""
+"""Dropouts that do nothing at p = 0 (ATen/native/Dropout.cpp); the native operator draws its mask all the same."""
 
 
 def random(kind: str, elements: int, dtype: str) -> Iterator[OpCall]:

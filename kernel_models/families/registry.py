@@ -1,4 +1,4 @@
-"""How families say which operations are theirs, and how they read an operation's arguments by name.
+"""The registry of each family's operations, and access to an operation's arguments by name.
 
 A family's file decorates functions::
 
@@ -151,7 +151,7 @@ Function = Callable[[Inputs], Iterable[OpCall]]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a family registered for one operation."""
+    """A family's entry for one operation."""
 
     family: Family
     names: tuple[str, ...]

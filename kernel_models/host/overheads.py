@@ -35,7 +35,7 @@ Key = tuple[int, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """What was seen of one key; nanoseconds.
+    """The samples of one key; nanoseconds.
 
     Attributes:
         count: samples.
@@ -192,7 +192,7 @@ _Row = tuple[Annotated[int, msgspec.Meta(ge=0, le=127)], str, str, Annotated[int
 
 
 class _State(msgspec.Struct):
-    """What ``to_json`` gives."""
+    """The values that ``to_json`` returns."""
 
     host: dict[str, Any]
     rows: list[_Row]
@@ -246,7 +246,7 @@ def _codes(kind: npt.NDArray[np.int8], op: npt.NDArray[np.object_], detail: npt.
 
 @dataclass(frozen=True, slots=True)
 class HostRatio:
-    """How one host compares with another over the keys both have.
+    """The comparison of one host with another over the keys both have.
 
     Attributes:
         shared: keys in both.

@@ -14,7 +14,7 @@ from kernel_models.learned.trees import Trees
 
 @dataclass(frozen=True, slots=True)
 class Boosting:
-    """How to boost. Every number in use was chosen by cross-validation over shape groups of a fit split.
+    """Settings of boosting. Every number in use was chosen by cross-validation over shape groups of a fit split.
 
     Attributes:
         iterations, learning_rate, leaves: trees, the share each one adds, and leaves of each.

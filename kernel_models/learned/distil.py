@@ -19,7 +19,7 @@ from kernel_models.op_call import DIMENSIONS, Family
 STUDENT = Boosting(iterations=130, learning_rate=0.2, leaves=127, feature_share=1.0, least_rows=10, depth=9)
 ROWS = 150_000
 LARGE_ROWS = 75_000
-"""Of teachers that were fitted to more than ``ROWS`` calls: their own calls are enough, and new combinations few."""
+"""Most rows for a teacher fitted to more than ``ROWS`` calls: its own calls are enough, and new combinations few."""
 _TOGETHER: dict[Family, tuple[tuple[str, ...], ...]] = {
     Family.GEMM: (("batch", "m"), ("n", "k")),
     Family.ATTENTION: (("batch", "q_len", "kv_len"), ("heads", "kv_heads", "head_dim", "v_head_dim", "window")),

@@ -35,7 +35,7 @@ REACH = 4.0
 """A size is covered up to this factor beyond those measured: further off the process returns to the formulas."""
 _SHORTEST_US = 0.1
 _SHARE = 0.8
-"""Of an interval."""
+"""Share of outcomes that an interval is to hold."""
 _NARROWEST = 0.05
 """Least half width of an interval, log: what the same kernel varies by between runs."""
 _FOLDS = 5

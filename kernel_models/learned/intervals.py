@@ -30,7 +30,7 @@ class Intervals:
 
     @classmethod
     def of(cls, predicted_us: Float64, measured_us: Float64) -> Intervals:
-        """Of out-of-fold predictions: split-conformal quantiles in bins of equally many predictions."""
+        """Fit to out-of-fold predictions: split-conformal quantiles in bins of equally many predictions."""
         log_us = np.log(predicted_us)
         residuals = np.log(measured_us) - log_us
         bins = int(np.clip(len(residuals) // LEAST_IN_BIN, 1, MOST_BINS))

@@ -1,4 +1,4 @@
-"""What measured products of neighbouring weights took: features of a matrix product beside its own sizes.
+"""Measured times of products with neighbouring weights: features of a matrix product beside its own sizes.
 
 Libraries choose kernels by rules that no feature of one shape tells, but shapes nearby mostly get the same kernel. Of
 the measured products with as many rows (the same m, or the next smaller and larger one, by logarithm in between):
@@ -35,7 +35,7 @@ WIDTH = 14
 _MISSING = -20.0
 """Stands for a neighbour that was not measured: far below every logarithm of a share or distance."""
 _WIDE, _NARROW = 0.5, 0.05
-"""Of weights 1/(d² + this)² of products d octaves away, for the plane and for the mean, in squared octaves."""
+"""The constants c of the weights 1/(d² + c)² of products d octaves away, for the plane and the mean; octaves²."""
 MOST_SITES, MOST_PRODUCTS = 512, 50_000
 """Weights, and products, that are kept of more: a call looks at all those of its m, and a profile stores them."""
 _HELD = 1e-3
@@ -63,7 +63,7 @@ class Neighbours:
 
     @classmethod
     def of(cls, columns: Columns, value: Float64, base_us: Float64) -> Neighbours:
-        """Of products whose log(measured / baseline) is known; of very many, some weights picked at random."""
+        """Keep products whose log(measured / baseline) is known; of very many, some weights picked at random."""
         kept = _some(columns.dims[:, 2:])
         if not kept.all():
             columns, value, base_us = columns.taken(kept), value[kept], base_us[kept]

@@ -21,7 +21,7 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Points:
-    """How calls of a family become points.
+    """The mapping of a family's calls to points.
 
     Attributes:
         family: the family.

@@ -66,7 +66,7 @@ class Kernel:
         return covariances
 
     def variance(self) -> float:
-        """Of a point nothing is known of, without noise."""
+        """Return the prior variance of a point, without noise."""
         return self.smooth + self.offset
 
     def to_json(self) -> dict[str, Any]:
@@ -97,13 +97,13 @@ class Process:
 
     @cached_property
     def inverse(self) -> Float64:
-        """Of the covariances with noise, [n, n]."""
+        """The inverse of the covariances with noise, [n, n]."""
         covariances = self.kernel.between(self.x, self.v, self.x, self.v)
         return np.asarray(np.linalg.inv(covariances + np.diag(self.kernel.noise * self.loose)), np.float64)
 
     @cached_property
     def weights(self) -> Float64:
-        """Of each row in a conditional mean, [n]."""
+        """Each row's weight in a conditional mean, [n]."""
         return self.inverse @ self.y
 
     def predict(self, x: Float64, v: Codes) -> tuple[Float64, Float64]:

@@ -1,4 +1,4 @@
-"""What a log does not say itself and its reader is told."""
+"""Facts that a log leaves out and the user gives its reader."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _OTHERS = ((64, 96), (128, 192), (192, 128), (256, 192), (64, 192), (128, 96), (
            (16, 128), (128, 32), (64, 8))
 _SPLITS = (1, 2, 4, 8)
 _SPLIT_US = 0.9
-"""What adding the parts of a split contraction costs beside its traffic, about one short kernel's work."""
+"""Cost of adding the parts of a split contraction beside its traffic, about one short kernel's work, µs."""
 _STEP = 64
 """Contraction steps of a tile's inner loop are a multiple of this."""
 _L2_OVER_MEMORY = 3.0

@@ -1,4 +1,4 @@
-"""What every recipe takes and gives."""
+"""Inputs and outputs of every recipe of features."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FLOOR_US = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What recipes know of the device and of each variant.
+    """Figures of the device and of each variant, as recipes take them.
 
     Attributes:
         sm_count: multiprocessors.
