@@ -171,8 +171,9 @@ def device(name: str) -> DeviceSpec:
 def resolve_device(reported_name: str, memory_bytes: int | None = None, sm_count: int | None = None) -> DeviceSpec:
     """The device that a trace or table reports, such as "NVIDIA A100-SXM4-80GB".
 
-    Where a name fits several devices ("A100"), memory and unit count narrow them down; without those, a short name
-    means the device whose file says so. An empty name is resolved where memory and unit count fit one device only.
+    Where a name fits several devices ("A100"), memory and unit count narrow them down, to those of the nearest memory;
+    of several left, a short name means the device whose file says so. An empty name is resolved where memory and unit
+    count fit one device only.
 
     Args:
         reported_name: As the driver reports it, a name of ours, or a short one.
@@ -192,7 +193,7 @@ def resolve_device(reported_name: str, memory_bytes: int | None = None, sm_count
         matches = [spec for spec in every if known and spec.vendor != "host"]
     if not matches:
         raise DeviceError(f"No known device is reported as {reported_name!r}; {_near(reported_name)}")
-    fitting = [spec for spec in matches if _fits(spec, memory_bytes, sm_count)]
+    fitting = _nearest([spec for spec in matches if _fits(spec, memory_bytes, sm_count)], memory_bytes)
     if len(fitting) > 1:
         fitting = [spec for spec in fitting if wanted in {_plain(n) for n in spec.default_for}] or fitting
     if len(fitting) == 1:
@@ -314,6 +315,14 @@ def _fits(spec: DeviceSpec, memory_bytes: int | None, sm_count: int | None) -> b
     if memory_bytes and memory_bytes > 0 and abs(memory_bytes / (spec.memory_gb * 1e9) - 1) > MEMORY_TOLERANCE:
         return False
     return not (sm_count and sm_count > 0) or sm_count == spec.sm_count
+
+
+def _nearest(specs: list[DeviceSpec], memory_bytes: int | None) -> list[DeviceSpec]:
+    """Those whose memory is nearest to what is reported, by its ratio; all where none is."""
+    if not memory_bytes or memory_bytes <= 0:
+        return specs
+    away = [abs(math.log(memory_bytes / (spec.memory_gb * 1e9))) for spec in specs]
+    return [spec for spec, distance in zip(specs, away, strict=True) if distance <= min(away)]
 
 
 def _near(name: str) -> str:

@@ -47,9 +47,11 @@ def shape_device(spec: DeviceSpec) -> str | shape_only.TracedDevice:
     """
     if spec.name in shape_only.device_names():
         return spec.name
+    memory_bytes = round(spec.memory_gb * 1e9)
+    if spec.vendor == "host":
+        return shape_only.TracedDevice(spec.name, (0, 0), shape_only.CPU, memory_bytes)
     found = re.fullmatch(r"(\d+)\.(\d+)", spec.compute_capability)
     if found is None or spec.vendor not in ("nvidia", "amd"):
         raise DeviceError(f"No step can be traced for {spec.name}: its vendor is {spec.vendor!r} and its compute "
                           f"capability {spec.compute_capability!r}; write nvidia or amd, and one such as 9.0.")
-    return shape_only.TracedDevice(spec.name, (int(found.group(1)), int(found.group(2))), spec.vendor,
-                                   round(spec.memory_gb * 1e9))
+    return shape_only.TracedDevice(spec.name, (int(found.group(1)), int(found.group(2))), spec.vendor, memory_bytes)

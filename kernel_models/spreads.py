@@ -27,6 +27,9 @@ LACKING_TYPE = 0.7
 between two neighbouring types' rates. Set, not measured."""
 PLACEHOLDER_DEVICE = 1.5
 """A device whose figures only stand in for a calibration, added. Set, not measured."""
+PUBLISHED_CPU = 0.7
+"""A CPU by its data sheet, added: its clock depends on instructions and cooling, and the default efficiencies are one
+thread's of one other processor (a factor of two either way). Set, not measured."""
 OTHER_LAYOUT = 0.25
 """A call taken from a measured one of another layout, added to the interval of that one's time.
 

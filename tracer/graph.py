@@ -476,8 +476,11 @@ class ExecutionGraph(Shown):
     @property
     def computes_on_host(self) -> bool:
         """Return whether operations compute on the host's threads themselves: no device is named, or a CPU, and no
-        device work but collectives, which a job of CPUs has too."""
-        return self.meta.device in ("", "cpu") and not bool((self.kernels.kind != KernelKind.COLLECTIVE).any())
+        device work but collectives, which a job of CPUs has too. A step traced by shapes for a CPU names it, and
+        unlike a GPU's has no compute capability."""
+        named = self.meta.device not in ("", "cpu") and bool(self.meta.compute_capability
+                                                             or self.meta.era != SHAPE_ONLY)
+        return not named and not bool((self.kernels.kind != KernelKind.COLLECTIVE).any())
 
     def string(self, code: int) -> str:
         """The text of a string code; empty for ``NONE``."""

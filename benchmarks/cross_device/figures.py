@@ -7,7 +7,7 @@ Three figures come with the architecture instead of the data sheet:
   table; 7.5: the 64 of 96 KB that are not shared memory). Earlier ones are too small to keep rows and are left out;
 - switching energy relative to TSMC's 16 nm process, from the power savings at equal speed that TSMC publishes for each
   step (its technology pages): 12FFC −25% against 16 nm; 10 nm −35% against 16 nm and 7 nm −40% against 10 nm; 6 nm as
-  7 nm; 5 nm −30% against 7 nm. Samsung's 8 nm, an extension of its 10 nm, is counted as 10 nm.
+  7 nm; 5 nm −30% against 7 nm; 3 nm −30% against 5 nm. Samsung's 8 nm, an extension of its 10 nm, is counted as 10 nm.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tracer.arrays import Float64
 
 PROCESS_ENERGY = {
     "pascal": 1.0, "volta": 0.75, "turing": 0.75, "ampere": 0.39, "ampere-8nm": 0.65, "ada": 0.273, "hopper": 0.273,
-    "blackwell": 0.273, "cdna": 0.39, "cdna2": 0.39, "cdna3": 0.273,
+    "blackwell": 0.273, "rtx-blackwell": 0.273, "cdna": 0.39, "cdna2": 0.39, "cdna3": 0.273, "cdna4": 0.191,
 }
 """Energy of an operation by architecture, relative to 16 nm at the same clock."""
 _OTHER_ENERGY = 0.273
 _RESIDENT_THREADS = {"7.5": 1024, "8.6": 1536, "8.7": 1536, "8.9": 1536, "12.0": 1536}
 _NEAR_CACHE_KB = {"7.0": 128, "7.2": 128, "7.5": 64, "8.0": 192, "8.6": 128, "8.7": 192, "8.9": 128, "9.0": 256,
-                  "10.0": 256, "12.0": 128}
+                  "10.0": 256, "10.3": 256, "12.0": 128}
 _LANES = 64
 """A unit is counted as this many lanes, so that units of 64 and of 128 lanes compare."""
 

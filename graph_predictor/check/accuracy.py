@@ -9,7 +9,7 @@ import numpy as np
 
 from graph_predictor.check.captures import CheckError, StoredCapture
 from graph_predictor.prediction.overheads import computing_operations
-from graph_predictor.prediction.predictor import CPU, Baseline
+from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.replay import replay
 from graph_predictor.prediction.work import describe_work
 from graph_predictor.synthesis.baseline import baseline_of
@@ -91,7 +91,7 @@ def _modelled(job: Job, baseline: Baseline) -> tuple[float | None, float | None]
     scenario = baseline.scenario
     if scenario.devices.source is None:
         return None, None
-    if scenario.devices.source.name == CPU and not len(scenario.built.program.kernel_item):
+    if scenario.devices.source.vendor == "host" and not len(scenario.built.program.kernel_item):
         pieces, total = _computing(job.graphs)
     else:
         work = describe_work(scenario.built)

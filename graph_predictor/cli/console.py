@@ -29,12 +29,13 @@ NARROWEST = 12
 class Column:
     """A table's column. Numbers are set right and never cut; names give way where the line gets too long.
 
-    Of a ``path`` the end is kept, of other names the beginning.
+    Of a ``path`` the end is kept, of other names the beginning, and a ``whole`` one, which is there to be typed, entire.
     """
 
     title: str
     name: bool = False
     path: bool = False
+    whole: bool = False
 
 
 class Report:
@@ -93,7 +94,7 @@ def _table_width(columns: Sequence[Column], cells: list[list[str]]) -> int:
 def _fitted(columns: Sequence[Column], cells: list[list[str]], width: int) -> list[list[str]]:
     """Cut names, the longest columns first, until the table is no wider than ``width``."""
     widths = _widths(columns, cells)
-    names = [i for i, column in enumerate(columns) if column.name]
+    names = [i for i, column in enumerate(columns) if column.name and not column.whole]
     excess = sum(widths) + 2 * (len(columns) - 1) - width
     while excess > 0 and names:
         longest = max(names, key=lambda i: widths[i])

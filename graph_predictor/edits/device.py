@@ -47,6 +47,10 @@ class Device:
             raise EditError(f"The trace has no GPU work, so that nothing of it would run on {spec.name}: trace the "
                             "step by shapes (foretrace trace) to predict it there.")
         source = scenario.known_source()
+        if spec.vendor == "host" and source.vendor != "host":
+            raise EditError(f"The trace is of {source.name}'s kernels, and {spec.name} is a CPU, which runs other "
+                            f"operations: trace the step by shapes for it (foretrace predict SCRIPT.py:FUNCTION "
+                            f"--device {spec.name}).")
         if spec.name == source.name:
             return replace(scenario, devices=replace(
                 scenario.devices, target=spec, source_models=self.models or scenario.devices.source_models))

@@ -41,7 +41,7 @@ HOST_NS = 15_000.0
 CALL_SHARE = 0.3
 """Of it, the launch call itself."""
 HOST_DEVICE = "cpu"
-"""Of this device operations run on the host thread itself."""
+"""What prices work on tensors in a GPU's host."""
 WAIT = "cudaStreamSynchronize"
 HOST_WORK_TOLD_NS = 1e6
 """Computing on the host that is reported: an optimizer's step counters of some hundred parameters take half of it."""
@@ -92,7 +92,7 @@ def modelled_step(graphs: Sequence[ExecutionGraph], device: DeviceSpec | None = 
         times = _modelled(graph, spec, models, host, collective_works(graph, spec, collectives))
         ranks.append(RankTimes(graph, _with_host_waits(graph, times, spec), constants))
     notes = [*_notes(spec, host), *_collective_notes(graphs, spec, collectives)]
-    warnings = () if spec.name == HOST_DEVICE else tuple(_host_work_warnings(graphs, spec))
+    warnings = () if spec.vendor == "host" else tuple(_host_work_warnings(graphs, spec))
     return SynthesizedStep(synthesize(ranks), spec, UNKNOWN_HOST if host is None else OTHER_HOST,
                            Source.HEURISTIC, 0.0, tuple(notes), warnings)
 
@@ -130,7 +130,7 @@ def _check_fits(graphs: Sequence[ExecutionGraph], collectives: CollectiveModel |
 
 def _collective_notes(graphs: Sequence[ExecutionGraph], spec: DeviceSpec, collectives: CollectiveModel | None) -> \
         list[str]:
-    if not any(len(graph.collectives) for graph in graphs) or spec.name == HOST_DEVICE:
+    if not any(len(graph.collectives) for graph in graphs) or spec.vendor == "host":
         return []
     return ["Collectives are rings over the links of one node of the device, by its data sheet; give --topology for a "
             "cluster's." if collectives is None else
@@ -174,7 +174,7 @@ def _modelled(graph: ExecutionGraph, spec: DeviceSpec, models: Models | None, ho
     calls = calls_by_operation(graph, (op for op in range(len(ops)) if op not in row_of))
     works = modelled_works(calls, spec, models)
     between, launch, rest = _host_times(graph, host)
-    on_host = spec.name == HOST_DEVICE
+    on_host = spec.vendor == "host"
     before, inside = np.zeros(len(ops)), np.zeros(len(ops))
     found: dict[int, list[HostCall]] = {}
     for op in range(len(ops)):
@@ -202,7 +202,7 @@ def _launch_of(work: DeviceWork) -> tuple[str, LaunchKind]:
 def _with_host_waits(graph: ExecutionGraph, times: OperationTimes, spec: DeviceSpec) -> OperationTimes:
     """On a CPU the host itself waits for a collective: in the call where it is synchronous (FSDP2's are; on a GPU only
     its stream would wait), else where its result is first needed. Those of a recorded CPU job are in its host time."""
-    if spec.name != HOST_DEVICE or not any(work.kind == KernelKind.COLLECTIVE for own in times.calls.values()
+    if spec.vendor != "host" or not any(work.kind == KernelKind.COLLECTIVE for own in times.calls.values()
                                            for call in own for work in call.kernels):
         return times
     calls = dict(times.calls)

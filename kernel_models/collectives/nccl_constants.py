@@ -60,9 +60,10 @@ HOP_LATENCY_US = {
 """Latency of one step by the slowest link it uses, then as above (``hwLatencies``), µs."""
 
 LINK_SHARE = {"volta": 20.0 / 25.0, "ampere": 20.0 / 25.0, "ada": 1.0, "hopper": 20.6 / 25.0, "blackwell": 40.1 / 50.0,
-              "cdna3": 0.75, "host": 1.0}
+              "rtx-blackwell": 1.0, "cdna3": 0.75, "cdna4": 0.75, "host": 1.0}
 """Share of NVLink's rate that a ring gets: topo.h's figure for each link over the data sheet's 25 or 50 GB/s; for
-Infinity Fabric the one that RCCL's documentation reports (about three quarters)."""
+Infinity Fabric the one that RCCL's documentation reports (about three quarters; CDNA 4's links are assumed to be like
+it). Ada and RTX Blackwell have no NVLink."""
 
 PCI_SHARE = 0.75
 """topo.h: 12 GB/s of a third-generation slot's 15.8 GB/s."""
@@ -73,10 +74,12 @@ LL128_SHARE = 120.0 / 128.0
 """Share of data: 8 of 128 bytes are flags."""
 LL_SHARE = 0.5
 """Share of data: 4 of 8 bytes are flags."""
-LL_MOST_GBPS = {"volta": 39.0, "ampere": 87.7, "ada": 87.7, "hopper": 141.0, "blackwell": 282.0, "cdna3": 141.0,
-                "host": 39.0}
-"""Bandwidth cap of LL inside one node (``llMaxBws``)."""
-CHANNEL_GBPS = {"volta": 20.0, "ampere": 20.0, "ada": 20.0, "hopper": 36.7, "blackwell": 40.0, "cdna3": 36.7}
+LL_MOST_GBPS = {"volta": 39.0, "ampere": 87.7, "ada": 87.7, "hopper": 141.0, "blackwell": 282.0,
+                "rtx-blackwell": 282.0, "cdna3": 141.0, "cdna4": 141.0, "host": 39.0}
+"""Bandwidth cap of LL inside one node (``llMaxBws``; NCCL takes compute capability 12 as 10, and CDNA 4 is assumed to
+be like CDNA 3)."""
+CHANNEL_GBPS = {"volta": 20.0, "ampere": 20.0, "ada": 20.0, "hopper": 36.7, "blackwell": 40.0, "rtx-blackwell": 40.0,
+                "cdna3": 36.7, "cdna4": 36.7}
 """Most that one channel (a thread block) moves, 10⁹ bytes/s (``perChMaxRingLL128Bws``)."""
 CHANNELS = 24
 """Channels of a large collective behind NVSwitch."""

@@ -15,7 +15,7 @@ from kernel_models.heuristics.sustained import computed_as
 from kernel_models.heuristics.work import work
 from kernel_models.model import Arrays, Source, Times
 from kernel_models.op_call import Family, OpCall
-from kernel_models.spreads import FIXED_COST, LACKING_TYPE, PLACEHOLDER_DEVICE
+from kernel_models.spreads import FIXED_COST, LACKING_TYPE, PLACEHOLDER_DEVICE, PUBLISHED_CPU
 
 UNSIZED_FLOORS = (1.0, 3.0, 60.0)
 """Low, expected and high time of a call without recorded sizes, in kernel floors: from the 10%, 50% and 90% quantiles
@@ -56,6 +56,10 @@ class RooflineModel:
             low, high = -np.hypot(low, lacking), np.hypot(high, lacking)
         if self.device.placeholder:
             low, high = low - PLACEHOLDER_DEVICE, high + PLACEHOLDER_DEVICE
+        elif self.device.vendor == "host" and not self.efficiencies.fitted:
+            low, high = low - PUBLISHED_CPU, high + PUBLISHED_CPU
+            # One thread moves more than its long copies do, all of them no more than the memory's channels.
+            memory = np.minimum(memory, 1.0)
         done = work(table, self.device)
         time = predicted_us(done, self.device, compute, memory, fixed)
         # What is uncertain of a short call is its fixed cost, of a long one the rates.

@@ -7,28 +7,35 @@ from kernel_models.device import DeviceSpec
 REACHED_BANDWIDTH = {
     ("pascal", "GDDR5"): 0.755, ("pascal", "HBM2"): 0.76, ("volta", "HBM2"): 0.91, ("turing", "GDDR6"): 0.765,
     ("ampere", "GDDR6"): 0.82, ("ampere", "HBM2"): 0.88, ("ampere", "HBM2e"): 0.87, ("ada", "GDDR6"): 0.78,
+    ("rtx-blackwell", "GDDR7"): 0.88, ("cascade-lake", "DDR4"): 0.80, ("alder-lake", "DDR5"): 0.80,
 }
 """Share of the published bandwidth that element-wise kernels of a gigabyte and more reach.
 
 Measured: NeuSight's fp32 `add` and `relu` on P4, P100, V100, T4, L4, A100 PCIe 40 and 80 GB; Vidur's `add` on A40.
+Assumed: GDDR7 (as NVIDIA's HBM; an RTX 4090's GDDR6X is published to reach 0.91), processors' channels (four fifths).
 """
 REACHED_BY_VENDOR = {"nvidia": 0.88, "amd": 0.80, "host": 1.0}
-"""Where no measurement of the memory is at hand: NVIDIA's HBM (above), AMD's as
-BabelStream results on MI250X and MI300X are published, about four fifths of the peak."""
+"""Where no measurement of the memory is at hand: NVIDIA's HBM (above; copies on a B300 are published to reach 0.90),
+AMD's as BabelStream results on MI250X and MI300X are published, about four fifths of the peak. The host's own
+bandwidth is what its calibration measured."""
 
-WATTS_PER_TFLOPS = {("turing", False): 13.9, ("ada", False): 7.0, ("turing", True): 1.73, ("ada", True): 0.97}
+WATTS_PER_TFLOPS = {("turing", False): 13.9, ("ada", False): 7.0, ("rtx-blackwell", False): 6.6,
+                    ("turing", True): 1.73, ("ada", True): 0.97, ("rtx-blackwell", True): 0.97}
 """Board power that one 10¹² operations/s take, by architecture and whether on matrix units.
 
 Large fp32 products of NeuSight run at 5.0 TFLOP/s on a T4 (70 W) and 10.3 on an L4 (72 W); Ada's matrix units from
-bf16 products on an L40S, which its 350 W do not slow; Turing's by the ratio of its peaks. Others are not limited.
+bf16 products on an L40S, which its 350 W do not slow; Turing's by the ratio of its peaks. RTX Blackwell's fp32: the
+best of cuBLASLt on an RTX 5090 (83 TFLOP/s at 575 W), an RTX PRO 6000 (84, 600 W) and an RTX PRO 5000 (52, 300 W), as
+published in github.com/xzwgit/gpu-flops-bench; its matrix units are taken to be like Ada's, of the same process (the
+PRO 5000's 257 TFLOP/s of bf16 at 300 W say no more than 1.17). Others are not limited.
 """
 
 
-REACHED_MATRIX = {"cdna2": 0.58, "cdna3": 0.58}
+REACHED_MATRIX = {"cdna2": 0.58, "cdna3": 0.58, "cdna4": 0.58}
 """Share of the published matrix rate that large products reach before any kernel's own efficiency.
 
 AMD's matrix units lower their clock under load: large bf16 products on an MI300X run at 0.45 of the peak where NVIDIA's
-reach 0.78 (trace `torch-compile-mi300`, TraceLens); CDNA 2 is taken to be like it.
+reach 0.78 (trace `torch-compile-mi300`, TraceLens); CDNA 2 and 4 are taken to be like it.
 """
 
 

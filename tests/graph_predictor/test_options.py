@@ -20,7 +20,7 @@ from graph_predictor.cli import app
 from graph_predictor.cli.options import SHARED
 from graph_predictor.edits.registry import options
 from kernel_models.collectives import CommError, CommProfile, topology
-from kernel_models.device import FOLDER, DeviceError
+from kernel_models.device import FOLDER, DeviceError, device_names
 from kernel_models.device_choice import find_device, shape_device
 from tracer.shape_only.devices import TracedDevice
 
@@ -121,6 +121,7 @@ def test_a_device_of_ones_own_is_priced_and_traced_for(own_device: Path) -> None
     times = [json.loads(run("price", "aten::add", "--shapes", "8192x8192,8192x8192", "--device", name, "--json").stdout)
              ["time_us"] for name in (own_device, "h200-sxm")]
     assert times[0] < 0.6 * times[1]
+    assert shape_device(find_device("10940X")) == TracedDevice("i9-10940x", (0, 0), "cpu", 256_000_000_000)
     shown = run("devices", own_device).stdout
     assert "my-gpu" in shown and "9600" in shown
 
@@ -136,6 +137,33 @@ def test_predictions_take_a_device_of_ones_own(command: str, own_device: Path, t
     assert said.exit_code == 0, said.output
     found = json.loads(said.stdout)
     assert (found["device"] if command == "predict" else found["rows"][0]["device"]) in ("my-gpu", str(own_device))
+
+
+def test_names_of_devices_are_listed_entire() -> None:
+    said = run("devices").stdout
+    assert all(f"\n{name} " in said for name in device_names())
+
+
+def test_a_step_is_traced_for_a_processor_and_computes_on_its_cores(tmp_path: Path) -> None:
+    """By name of the step's device or of another, as for "cpu": no kernels, only host time."""
+    pytest.importorskip("torch")
+    script = tmp_path / "own.py"
+    script.write_text("import torch\n\ndef build(batch=64):\n    model = torch.nn.Linear(4096, 4096)\n"
+                      "    x = torch.randn(batch, 4096)\n    return lambda: model(x).sum().backward()\n")
+    file = tmp_path / "step.foretrace"
+    assert run("trace", f"{script}:build", "--device", "i9-10940x", "-o", file).exit_code == 0
+    found = {}
+    for name, arguments in (("script", [f"{script}:build", "--device", "i9-10940x"]), ("file", [file]),
+                            ("larger", [f"{script}:build", "--device", "i9-10940x", "--set", "batch=512"]),
+                            ("cpu", [file, "--device", "cpu"])):
+        said = run("predict", *arguments, "--json")
+        assert said.exit_code == 0, said.output
+        found[name] = json.loads(said.stdout)
+        assert found[name]["gpu_active_us"] == 0 and found[name]["bound"] == "host"
+    assert found["script"]["device"] == found["file"]["device"] == "i9-10940x"
+    step = {name: each["step_time_us"] for name, each in found.items()}
+    assert step["script"] == step["file"] < step["larger"]
+    assert step["cpu"] > 2 * step["file"]
 
 
 @pytest.mark.parametrize(("old", "new", "says"), [

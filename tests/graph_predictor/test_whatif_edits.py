@@ -481,6 +481,11 @@ def test_edits_of_a_cpus_step_replace_its_operations() -> None:
         predict(cpu("llama-cpu"), [FlashAttention()])
 
 
+def test_a_gpus_kernels_do_not_move_to_a_processor(tmp_path: Path) -> None:
+    with pytest.raises(EditError, match="i9-10940x is a CPU, which runs other operations: trace the step"):
+        baseline_of(trace_of(LAYER).read(tmp_path)).predict([Device("i9-10940x")])
+
+
 # Memory
 
 

@@ -12,8 +12,27 @@ from kernel_models.device import FOLDER, DeviceError, device, device_names, read
 NAMES = [
     "p4", "p100-pcie-16g", "v100-pcie-32g", "v100-sxm2-16g", "v100-sxm2-32g", "t4", "a10", "a40", "a100-pcie-40g",
     "a100-sxm-40g", "a100-pcie-80g", "a100-sxm-80g", "l4", "l40s", "h100-pcie", "h100-sxm", "h200-sxm", "b200",
-    "gb200", "mi210", "mi250", "mi300x", "rtx-2080ti", "rtx-3090", "rtx-4090", "cpu",
+    "gb200", "mi210", "mi250", "mi300x", "rtx-2080ti", "rtx-3090", "rtx-4090", "cpu", "rtx-5090", "rtx-pro-6000",
+    "rtx-pro-6000-max-q", "b300", "gb300", "h20", "h100-nvl", "l20", "mi325x", "mi355x", "rtx-a6000", "rtx-6000-ada",
+    "i9-10940x", "i7-12700h",
 ]
+FP32_OPERATIONS = {"6.1": 256, "8.6": 256, "8.9": 256, "9.0": 256, "10.0": 256, "10.3": 256, "12.0": 256}
+"""Of the vector units, a clock and multiprocessor, by compute capability; 128 of others (CUDA C++ Programming Guide,
+throughput of native arithmetic instructions)."""
+FP16_OPERATIONS = {"7.0": 1024, "7.5": 1024, "8.0": 2048, "8.6": 1024, "8.9": 1024, "9.0": 4096, "10.0": 8192,
+                   "10.3": 8192, "12.0": 1024}
+"""Of the matrix units with fp32 accumulation, dense (architecture whitepapers)."""
+HALF_RATE = ("rtx-2080ti", "rtx-3090", "rtx-4090", "rtx-5090", "l20")
+"""GeForce boards, and the L20, do half of them; those of 8-bit integers and of 4 bits are not halved."""
+BY_TYPE = {"tf32": 0.5, "fp16": 1.0, "bf16": 1.0, "fp8": 2.0, "int8": 2.0, "fp4": 4.0}
+OTHER_CLOCKS = {
+    "p4": (1063, 0), "h100-sxm": (1980, 1830), "h200-sxm": (1980, 1830), "h100-pcie": (1755, 1620),
+    "h100-nvl": (1785, 1545), "b200": (1965, 1855), "b300": (2032, 1855),
+}
+"""Clocks, MHz, at which published vector and matrix rates are counted where these are not the boost clock of the file
+(H100: two clocks in its whitepaper; Blackwell's matrix clock from the rates themselves, alike for B200 and B300)."""
+LIMITED = {"h20": ("tf32", "fp16", "bf16", "fp8", "int8"), "b300": ("int8",), "gb300": ("int8",)}
+"""Matrix rates below what the units could do: for export, or units that were left out."""
 
 
 def test_every_promised_device_is_there() -> None:
@@ -27,8 +46,8 @@ def test_figures_are_sourced_and_hang_together(name: str) -> None:
     for table in ("compute", "memory", "vector_tflops", "links", "launch"):
         assert any(key.startswith(f"{table}.") for key in spec.sources)
     assert all(len(source) > 10 for source in spec.sources.values())
+    assert spec.placeholder == (name == "cpu")
     if spec.vendor == "host":
-        assert spec.placeholder
         return
     # fp32 units do 64 or 128 multiply-adds a clock and unit (AMD's packed and matrix forms up to four times that).
     per_clock = spec.vector_tflops["fp32"] * 1e12 / (spec.sm_count * spec.boost_clock_mhz * 1e6)
@@ -42,7 +61,42 @@ def test_figures_are_sourced_and_hang_together(name: str) -> None:
         assert spec.matrix_tflops["fp16"] >= spec.matrix_tflops.get("tf32", 0) * 1.9
 
 
+@pytest.mark.parametrize("name", [name for name in device_names() if device(name).vendor == "nvidia"])
+def test_rates_are_units_times_clock_times_operations(name: str) -> None:
+    spec = device(name)
+    capability = spec.compute_capability
+    vector_mhz, matrix_mhz = OTHER_CLOCKS.get(name, (spec.boost_clock_mhz, spec.boost_clock_mhz))
+
+    def tflops(operations: float, mhz: float) -> float:
+        return spec.sm_count * mhz * operations / 1e6
+
+    assert spec.vector_tflops["fp32"] == pytest.approx(tflops(FP32_OPERATIONS.get(capability, 128), vector_mhz),
+                                                       rel=0.03)
+    for dtype in BY_TYPE.keys() & spec.matrix_tflops.keys() - set(LIMITED.get(name, ())):
+        half = 0.5 if name in HALF_RATE and (dtype not in ("int8", "fp4") or name == "l20") else 1.0
+        more = 1.5 if (dtype, capability) == ("fp4", "10.3") else 1.0
+        operations = FP16_OPERATIONS[capability] * BY_TYPE[dtype] * half * more
+        assert spec.matrix_tflops[dtype] == pytest.approx(tflops(operations, matrix_mhz), rel=0.03), dtype
+    for dtype in LIMITED.get(name, ()):
+        assert spec.matrix_tflops[dtype] < 0.97 * tflops(FP16_OPERATIONS[capability] * BY_TYPE[dtype], matrix_mhz)
+
+
+@pytest.mark.parametrize(("name", "fp32_gflops", "channels", "mega_transfers"), [
+    ("i9-10940x", 14 * 2 * 16 * 2 * 3.3, 4, 2933),
+    ("i7-12700h", (6 * 2 * 8 * 3.3 + 8 * 2 * 4 * 2.4) * 2, 2, 4800),
+])
+def test_processors_rates_are_cores_times_clock_times_vectors(
+    name: str, fp32_gflops: float, channels: int, mega_transfers: int,
+) -> None:
+    spec = device(name)
+    assert spec.vector_tflops["fp32"] == pytest.approx(fp32_gflops / 1e3, rel=0.01)
+    assert spec.vector_tflops["fp64"] == pytest.approx(fp32_gflops / 2e3, rel=0.01)
+    assert spec.memory_bandwidth_gbps == pytest.approx(channels * 8 * mega_transfers / 1e3, rel=0.01)
+
+
 @pytest.mark.parametrize(("dtype", "name", "tflops"), [
+    ("bf16", "rtx-5090", 209.5), ("fp4", "rtx-pro-6000", 2015.2), ("bf16", "rtx-pro-6000-max-q", 438.9),
+    ("tf32", "mi355x", 157.3), ("int8", "b300", 150),
     ("bf16", "h100-sxm", 989.4), ("bf16", "a100-sxm-80g", 312), ("bf16", "b200", 2250), ("fp16", "v100-sxm2-16g", 125),
     ("bf16", "l40s", 362.05), ("bf16", "mi300x", 1307.4), ("bf16", "v100-sxm2-16g", 15.7), ("fp8", "a100-sxm-80g", 312),
     ("fp32", "a100-sxm-80g", 19.5), ("int64", "t4", 8.1),
@@ -71,6 +125,25 @@ def test_dense_peak_rates(dtype: str, name: str, tflops: float) -> None:
     ("a40", None, None, "a40"),
     ("h100", -1, -1, "h100-sxm"),
     ("", 206141652992, 304, "mi300x"),
+    ("NVIDIA GeForce RTX 5090", 34190917632, 170, "rtx-5090"),
+    ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 102641958912, 188, "rtx-pro-6000"),
+    ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 102641958912, 188, "rtx-pro-6000-max-q"),
+    ("NVIDIA B300 SXM6 AC", 288400343040, 148, "b300"),
+    ("NVIDIA GB300", None, None, "gb300"),
+    ("NVIDIA H20", None, None, "h20"),
+    ("NVIDIA H100 NVL", 100485038080, 132, "h100-nvl"),
+    ("H100", 100485038080, None, "h100-nvl"),
+    ("H100", 85520809984, None, "h100-sxm"),
+    ("H100 PCIe", 85520809984, 114, "h100-pcie"),
+    ("", 85520809984, 132, "h100-sxm"),
+    ("", 100485038080, 132, "h100-nvl"),
+    ("NVIDIA L20", None, None, "l20"),
+    ("NVIDIA RTX A6000", 51033931776, 84, "rtx-a6000"),
+    ("NVIDIA RTX 6000 Ada Generation", None, None, "rtx-6000-ada"),
+    ("AMD Instinct MI325X", 274877906944, 304, "mi325x"),
+    ("AMD Instinct MI355X", 309220868096, 256, "mi355x"),
+    ("Intel(R) Core(TM) i9-10940X CPU @ 3.30GHz", None, None, "i9-10940x"),
+    ("12th Gen Intel(R) Core(TM) i7-12700H", None, None, "i7-12700h"),
 ])
 def test_reported_names_resolve(reported: str, memory: int | None, units: int | None, name: str) -> None:
     assert resolve_device(reported, memory, units).name == name
@@ -88,6 +161,8 @@ def test_unknown_and_ambiguous_names_list_the_near_ones() -> None:
         device("h300-sxm")
     with pytest.raises(DeviceError, match=r"a100-pcie-40g.*a100-sxm-40g"):
         resolve_device("a100", 42_000_000_000)
+    with pytest.raises(DeviceError, match=r"several.*a40.*rtx-a6000"):
+        resolve_device("", 51_033_931_776, 84)  # the same chip with as much memory
     with pytest.raises(DeviceError, match="no name"):
         resolve_device("", 12_345_678, 3)
     with pytest.raises(DeviceError):

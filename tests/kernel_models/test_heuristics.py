@@ -24,8 +24,9 @@ from kernel_models.heuristics.sustained import bandwidth_gbps, peak_tflops
 from kernel_models.heuristics.tiles import padded_product_us
 from kernel_models.model import Source
 from kernel_models.op_call import DIMENSIONS, Family, OpCall
+from kernel_models.operation import calls_of, operation
 
-DEVICES = st.sampled_from([name for name in device_names() if name != "cpu"]).map(device)
+DEVICES = st.sampled_from([spec for spec in map(device, device_names()) if spec.vendor != "host"])
 BYTES = st.floats(1.0, 1e11)
 
 
@@ -304,6 +305,26 @@ def test_a_causal_mask_saves_a_cpu_little(kind: str) -> None:
     for tokens, least, most in ((64, 1.0, 1.0), (512, 1.0, 1.0), (1024, 0.6, 0.8), (2048, 0.51, 0.66)):
         whole, causal = times([of(tokens, False), of(tokens, True)], "cpu")
         assert least * (1 - 1e-9) <= causal / whole <= most * (1 + 1e-9)
+
+
+def test_a_processor_by_its_data_sheet_is_unsure_and_moves_no_more_than_its_memory() -> None:
+    """Between the placeholder and a fitted one; and of 400 MB no byte comes faster than the channels let it."""
+    (add,) = calls_of(operation("aten::add", [(6144, 6144), (6144, 6144)], "fp32"))
+    widths = {}
+    for name in ("cpu", "i9-10940x"):
+        times = RooflineModel(add.family, device(name)).predict([add])
+        widths[name] = float(np.log(times.high_us[0] / times.low_us[0]))
+    assert widths["cpu"] > widths["i9-10940x"] + 1.5 > 2.5
+    assert times.time_us[0] > add.bytes_moved / device("i9-10940x").memory_bandwidth_gbps / 1e3
+
+
+def test_power_holds_large_products_back() -> None:
+    def share(name: str, dtype: str, matrix: bool) -> float:
+        return peak_tflops(device(name), dtype, matrix=matrix) / device(name).peak_tflops(dtype, matrix=matrix)
+
+    assert share("rtx-pro-6000-max-q", "bf16", True) < 0.75 and share("rtx-pro-6000-max-q", "fp32", False) < 0.5
+    assert share("rtx-pro-6000", "bf16", True) == share("rtx-5090", "bf16", True) == 1.0
+    assert 0.6 < share("rtx-5090", "fp32", False) < share("h100-nvl", "fp32", False) == 1.0
 
 
 def test_a_cpus_defaults_are_its_own() -> None:

@@ -14,19 +14,22 @@ _NVIDIA: dict[tuple[int, int], tuple[str, ...]] = {
     (7, 0): ("v100-pcie-16g", "v100-pcie-32g", "v100-sxm2-16g", "v100-sxm2-32g"),
     (7, 5): ("t4", "rtx-2080ti"),
     (8, 0): ("a100-pcie-40g", "a100-sxm-40g", "a100-pcie-80g", "a100-sxm-80g"),
-    (8, 6): ("a10", "a40", "rtx-3090"),
-    (8, 9): ("l4", "l40s", "rtx-4090"),
-    (9, 0): ("h100-pcie", "h100-sxm", "h200-sxm"),
+    (8, 6): ("a10", "a40", "rtx-3090", "rtx-a6000"),
+    (8, 9): ("l4", "l20", "l40s", "rtx-4090", "rtx-6000-ada"),
+    (9, 0): ("h20", "h100-pcie", "h100-nvl", "h100-sxm", "h200-sxm"),
     (10, 0): ("b200", "gb200"),
+    (10, 3): ("b300", "gb300"),
+    (12, 0): ("rtx-5090", "rtx-pro-6000", "rtx-pro-6000-max-q"),
 }
 _GIB: dict[str, int] = {
     "p100-pcie-16g": 16, "p4": 8, "v100-pcie-16g": 16, "v100-pcie-32g": 32, "v100-sxm2-16g": 16, "v100-sxm2-32g": 32,
     "t4": 16, "rtx-2080ti": 11, "a100-pcie-40g": 40, "a100-sxm-40g": 40, "a100-pcie-80g": 80, "a100-sxm-80g": 80,
-    "a10": 24, "a40": 48, "rtx-3090": 24, "l4": 24, "l40s": 48, "rtx-4090": 24, "h100-pcie": 80, "h100-sxm": 80,
-    "h200-sxm": 141, "mi210": 64, "mi250": 64, "mi300x": 192,
+    "a10": 24, "a40": 48, "rtx-3090": 24, "rtx-a6000": 48, "l4": 24, "l20": 48, "l40s": 48, "rtx-4090": 24,
+    "rtx-6000-ada": 48, "h20": 96, "h100-pcie": 80, "h100-nvl": 94, "h100-sxm": 80, "h200-sxm": 141, "rtx-5090": 32,
+    "rtx-pro-6000": 96, "rtx-pro-6000-max-q": 96, "mi210": 64, "mi250": 64, "mi300x": 192, "mi325x": 256, "mi355x": 288,
 }
 """Memory as it is sold, unknown for those not here; a device of MI250 is half a board."""
-_AMD = ("mi210", "mi250", "mi300x")
+_AMD = {"mi210": (9, 0), "mi250": (9, 0), "mi300x": (9, 4), "mi325x": (9, 4), "mi355x": (9, 5)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class TracedDevice:
     """A device by name.
 
     Attributes:
-        capability: NVIDIA's compute capability; (9, 0), (9, 4) for AMD as torch reports it; (0, 0) for the CPU.
+        capability: NVIDIA's compute capability; for AMD as torch reports it, such as (9, 4); (0, 0) for the CPU.
         vendor: "nvidia", "amd" or "cpu".
         own_memory_bytes: memory of a device that is not among ours.
     """
@@ -63,7 +66,7 @@ class TracedDevice:
 _DEVICES = {
     CPU: TracedDevice(CPU, (0, 0), "cpu"),
     **{name: TracedDevice(name, capability, "nvidia") for capability, names in _NVIDIA.items() for name in names},
-    **{name: TracedDevice(name, (9, 4) if name == "mi300x" else (9, 0), "amd") for name in _AMD},
+    **{name: TracedDevice(name, capability, "amd") for name, capability in _AMD.items()},
 }
 
 

@@ -33,7 +33,7 @@ def choose(site: Site, query: Any, key: Any, value: Any, mask: Any, dropout: flo
             and (site.device.vendor == "amd" or capability >= (8, 0)) and (same_heads or gqa)
             and not (causal and query.shape[-2] > key.shape[-2])
             and not (_needs_grad(query, key, value) and head > 192 and dropout > 0
-                     and capability not in ((8, 0), (9, 0), (10, 0)))):
+                     and capability not in ((8, 0), (9, 0), (10, 0), (10, 3)))):
         return "flash"
     alignment = 4 if dtype is torch.float32 and capability >= (8, 0) else 8 if half and capability >= (7, 0) else 1
     if (backends.mem_efficient_sdp_enabled() and (half or dtype is torch.float32) and same_heads and square and dense
