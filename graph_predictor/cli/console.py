@@ -29,7 +29,7 @@ NARROWEST = 12
 class Column:
     """A table's column. Numbers are set right and never cut; names give way where the line gets too long.
 
-    Of a ``path`` the end is kept, of other names the beginning, and a ``whole`` one, which is there to be typed, entire.
+    Of a ``path`` the end is kept, of other names the beginning; a ``whole`` one, there to be typed, is not cut.
     """
 
     title: str

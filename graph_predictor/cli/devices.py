@@ -54,7 +54,8 @@ def devices(
             return
         Report().table(
             "Devices (dense peak rates of data sheets)",
-            [Column("name", name=True, whole=True), Column("vendor", name=True), Column("architecture", name=True),
+            [Column("name", name=True, whole=True), Column("vendor", name=True),
+             Column("architecture", name=True, whole=True),
              Column("memory\nGB"), Column("memory\nGB/s"), Column("fp32\nTFLOP/s"), Column("bf16\nTFLOP/s"),
              Column("units"), Column("MHz"), Column("also called", name=True)],
             ([spec.name + (" *" if spec.placeholder else ""), spec.vendor, spec.architecture, f"{spec.memory_gb:g}",

@@ -203,7 +203,7 @@ def _with_host_waits(graph: ExecutionGraph, times: OperationTimes, spec: DeviceS
     """On a CPU the host itself waits for a collective: in the call where it is synchronous (FSDP2's are; on a GPU only
     its stream would wait), else where its result is first needed. Those of a recorded CPU job are in its host time."""
     if spec.vendor != "host" or not any(work.kind == KernelKind.COLLECTIVE for own in times.calls.values()
-                                           for call in own for work in call.kernels):
+                                        for call in own for work in call.kernels):
         return times
     calls = dict(times.calls)
     table = graph.collectives
