@@ -1,4 +1,4 @@
-"""How well the models know a recorded step: what they say of it beside what was measured."""
+"""Accuracy of the models on a recorded step: their times beside the measured ones."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tracer.job import Job
 
 _NAME = re.compile(r"[A-Za-z][\w:<>]*")
 Operations = dict[tuple[str, str], Counter[str]]
-"""How often a step runs an operation of this name and these shapes with each list of element types."""
+"""Counts of a step's operations: by name and shapes, and of those by their list of element types."""
 
 
 def retyped(old: Job, new: Job) -> tuple[int, str] | None:

@@ -15,7 +15,7 @@ from graph_predictor.check.verdict import GateOutcome, Status, Verdict
 from kernel_models.pricing import Models
 
 Explain = Callable[[StoredCapture, StoredCapture], list[str]]
-"""What makes the difference between an old and a new capture, in lines, the largest first."""
+"""A function that explains the difference between an old and a new capture in lines, the largest cause first."""
 
 
 def check_directory(directory: str, *, tolerance: float | None = None,

@@ -1,4 +1,4 @@
-"""How much slower the machine itself was: what became of the work that did not change.
+"""The machine's own slowdown, seen by the work that did not change.
 
 A change of a program is somewhere; a busy or throttled machine is everywhere. So operations that ran before and after
 with the same name, shapes and types are controls: the ratio of their own times (of kernels: durations), at the lower

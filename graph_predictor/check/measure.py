@@ -1,4 +1,4 @@
-"""What a capture measured: step times, device time, memory, and the counts that are the same each time."""
+"""Measurements of a capture: step times, device time, memory, and the counts that are the same each time."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tracer.graph import HOST_READ, LAUNCHING, ExecutionGraph, KernelKind, Launc
 from tracer.job import Job
 
 Number = Annotated[int, msgspec.Meta(ge=0)]
-"""Of calls, bytes or nanoseconds."""
+"""A number of calls, bytes or nanoseconds."""
 Times = Annotated[list[Annotated[int, msgspec.Meta(gt=0)]], msgspec.Meta(min_length=1)]
-"""Of steps, ns."""
+"""Times of steps, ns."""
 
 
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a capture was recorded; empty strings and zeros where it does not say."""
+    """The machine and software of a recording; empty strings and zeros where a capture does not say."""
 
     device: str = ""
     cpu: str = ""
@@ -68,7 +68,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 COUNTS = ("operations", "host_reads", "launches", "kernels", "blocking_syncs", "collectives", "communicated_bytes")
-"""What is counted: a step of all recorded ranks together, but bytes of the mean rank."""
+"""The counts: for a step of all recorded ranks together, but bytes for the mean rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def _run(capture: StoredCapture, job: Job) -> Run:
 
 
 def _active(graph: ExecutionGraph) -> list[int]:
-    """Of each step, time in which device work that it launched ran, collectives left out; empty without any."""
+    """Return for each step the ns in which device work that it launched ran, without collectives; empty without any."""
     kernels = graph.kernels
     if not len(kernels):
         return []
@@ -124,7 +124,7 @@ def _active(graph: ExecutionGraph) -> list[int]:
 
 
 def _slowest(ranks: list[list[int]]) -> list[int]:
-    """Of ranks that made the same steps the slowest in each step; else the rank that is slowest."""
+    """Return the slowest rank's time in each step where all made the same steps; else the times of the slowest rank."""
     if not ranks:
         return []
     if len({len(rank) for rank in ranks}) == 1:

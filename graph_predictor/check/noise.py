@@ -34,7 +34,7 @@ SEED = 12
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """What is known of a quantity before any run is repeated.
+    """The knowledge of a quantity's noise before any run is repeated.
 
     Attributes:
         sd: standard deviation of the log from run to run of one program on one machine.
@@ -49,7 +49,7 @@ class Prior:
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """How much larger new runs are than old ones, as logs of ratios.
+    """The difference of new runs from old ones, as logs of ratios.
 
     Attributes:
         difference: new over old.

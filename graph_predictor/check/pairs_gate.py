@@ -30,7 +30,7 @@ from graph_predictor.check.verdict import GateOutcome, Status, Verdict, in_unit
 from tracer.arrays import Float64
 
 PAIRS = 8
-"""Of two runs each where nothing else is asked for."""
+"""Default number of pairs, two runs each."""
 FEWEST = 7
 """Pairs that can show anything: all of them longer happen by chance once in 2⁷, less than ``LEVEL``."""
 SIDED = 0.05
@@ -41,7 +41,7 @@ Explain = Callable[[StoredCapture, StoredCapture], list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """How much longer the second runs of pairs are, as logs of ratios.
+    """The difference of the second runs of pairs from the first ones, as logs of ratios.
 
     Attributes:
         difference: the estimate.

@@ -151,7 +151,7 @@ def compare_counts(program: str, before_all: Sequence[Mapping[str, Count]],
 
 
 def _together(counts: Sequence[Count]) -> Count:
-    """Of repeated runs: the median run's typical step, steady only where all runs agree, and the most of all."""
+    """Combine repeated runs: the median run's typical step, steady only where all runs agree, and the most of all."""
     typical = sorted(count.typical for count in counts)[(len(counts) - 1) // 2]
     steady = all(count.steady and count.typical == typical for count in counts)
     return Count(typical, steady, max(count.most for count in counts))

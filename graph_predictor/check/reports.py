@@ -11,7 +11,7 @@ from graph_predictor.check.verdict import GateOutcome, Status, Verdict
 _MARKS = {Status.PASSED: "✅", Status.FAILED: "❌", Status.INCONCLUSIVE: "❔", Status.SKIPPED: "➖",
           Status.STORED: "💾"}
 _CONTROL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML cannot hold."""
+"""Characters that XML cannot hold."""
 
 
 def junit_xml(outcome: GateOutcome) -> bytes:

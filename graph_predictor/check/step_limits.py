@@ -33,7 +33,7 @@ from tracer.memory_account import MemoryAccount
 TOP = 5
 COUNTED = {"launches": "launches", "syncs": "blocking_syncs", "collectives": "collectives",
            "communicated_bytes": "communicated_bytes"}
-"""What ``no_added`` may name beside "memory", and the count behind each (of waits, those of calls that wait)."""
+"""Names for ``no_added`` beside "memory", and the count behind each ("syncs" are calls that wait)."""
 MEMORY = "memory"
 TYPES = "wider_types"
 _WIDTHS = {1: "fp8", 2: "fp16", 4: "fp32", 8: "fp64"}
@@ -46,7 +46,7 @@ SYNCHRONIZE = "synchronize"
 
 @dataclass(frozen=True, slots=True)
 class StepBounds:
-    """What a step must keep to.
+    """The limits a step must keep.
 
     Attributes:
         device: where it would run.
@@ -101,8 +101,8 @@ class StepBounds:
 
 
 class StepFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is stored of a step: its device, counts, peak memory and its parts (bytes), launches and waits by operation,
-    and operations by the widest floating type among their inputs (none in files of earlier versions).
+    """The stored figures of a step: its device, counts, peak memory and its parts (bytes), launches and waits by
+    operation, and operations by the widest floating type among their inputs (none in files of earlier versions).
     """
 
     device: str

@@ -31,7 +31,7 @@ from tracer.errors import ForetraceError
 IMPORTED = ["torch", "torch._dynamo", "torch.profiler", "tracer.capture.script", "tracer.job"]
 """Imported once for all runs; PyTorch's optimizers import its compiler."""
 LINES = 5
-"""Of what a script printed, that are told when it fails."""
+"""Lines of a script's output that are shown when it fails."""
 SIDES = ("base", "present")
 
 Progress = Callable[[int, int], None]

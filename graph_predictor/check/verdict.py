@@ -1,4 +1,4 @@
-"""What a check found: a verdict on each quantity of each program, and all of them together."""
+"""Results of a check: a verdict on each quantity of each program, and all of them together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Status(Enum):
-    """Of one verdict."""
+    """The status of one verdict."""
 
     PASSED = "passed"
     FAILED = "failed"

@@ -29,7 +29,7 @@ UNDECIDED = 3
 
 
 class Undecided(str, Enum):
-    """What becomes of an inconclusive check."""
+    """The treatment of an inconclusive check."""
 
     REPORT = "report"
     FAIL = "fail"

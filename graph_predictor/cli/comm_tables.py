@@ -1,4 +1,4 @@
-"""What ``foretrace comm`` prints: tables and JSON of fits, choices and reports."""
+"""Output of ``foretrace comm``: tables and JSON of fits, choices and reports."""
 
 from __future__ import annotations
 

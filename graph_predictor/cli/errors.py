@@ -22,9 +22,9 @@ FAILED = 1
 """A bug, or too little memory."""
 INTERRUPTED = 130
 TERMINATED = 143
-"""What a shell reports for a program ended by SIGTERM (128 + 15)."""
+"""The exit status of a program ended by SIGTERM, as shells report it (128 + 15)."""
 BROKEN_PIPE = 141
-"""What a shell reports for a program ended by SIGPIPE (128 + 13)."""
+"""The exit status of a program ended by SIGPIPE, as shells report it (128 + 13)."""
 
 
 @contextmanager

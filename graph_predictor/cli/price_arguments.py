@@ -1,4 +1,4 @@
-"""What ``foretrace price`` is asked, from its text: sizes, lists of sizes, element types and numbers, by the schema."""
+"""Arguments of ``foretrace price`` from their text: sizes, lists of sizes, element types and numbers, by the schema."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Sizes = tuple[int, ...]
 
 
 class PriceError(ForetraceError):
-    """What was asked for cannot be priced as it was written."""
+    """An operation cannot be priced as it was written."""
 
 
 @dataclass

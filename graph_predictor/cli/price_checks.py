@@ -26,7 +26,7 @@ _WINDOWS = ("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d"
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What was asked, ready for the rules.
+    """An operation's arguments, ready for the rules.
 
     Attributes:
         name: of the operation, as written.

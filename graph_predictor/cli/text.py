@@ -1,4 +1,4 @@
-"""What a terminal may be sent: texts come from files that others wrote, and a terminal obeys some characters."""
+"""Text that is safe to send to a terminal: files are written by others, and a terminal obeys some characters."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind, Table
 WAIT = "wait for a collective"
 """Name of the blocking calls."""
 CALL_NS = 1_000
-"""What is taken for the call that hands a collective over, at the begin of its operation."""
+"""Assumed time of the call that hands a collective over, at the begin of its operation."""
 WAITS = ("wait_tensor", "c10d::barrier", "c10d::monitored_barrier_")
 """Ends of the names of operations that wait for a collective themselves."""
 

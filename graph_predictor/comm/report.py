@@ -1,4 +1,4 @@
-"""What a recorded job communicated: volume, bandwidth, exposure, skew and stragglers, by group and kind.
+"""Communication of a recorded job: volume, bandwidth, exposure, skew and stragglers, by group and kind.
 
 Transfer is the time from the last rank's arrival to the end (replay's intrinsic time); the rest of a rank's recorded
 kernel is waiting. Time of a collective kernel is *exposed* where no computation runs on its rank's device, else
@@ -185,9 +185,9 @@ def communication_report(graphs: list[ExecutionGraph]) -> CommReport:
 
 
 def _exposed(graph: ExecutionGraph) -> Int64:
-    """Of every kernel, the ns in which no computation or copy runs on its device (0 for others than collectives).
+    """Return each collective kernel's ns in which no computation or copy runs on its device (0 for other kernels).
 
-    Of a host's collectives, the ns in which the host waits for them.
+    For a host's collectives these are the ns in which the host waits for them.
     """
     kernels, calls = graph.kernels, graph.launches
     out: Int64 = np.zeros(len(kernels), np.int64)

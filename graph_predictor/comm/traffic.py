@@ -1,4 +1,4 @@
-"""What each dimension of a plan communicates: kind, bytes and how often, one table for estimates and for checks.
+"""Communication of each dimension of a plan: kind, bytes and how often, one table for estimates and for checks.
 
 Sources: Shoeybi et al. 2019 (1909.08053) and Korthikanti et al. 2022 (2205.05198) for tensor and sequence parallelism,
 Rajbhandari et al. 2020 (1910.02054) for ZeRO, Anthony et al. 2024 (2408.10197) for the rest; tests hold it to what
@@ -25,12 +25,12 @@ from tracer.parallel_plan import Sharding
 
 
 class Pass(str, Enum):
-    """What of a step communicates."""
+    """The part of a step that communicates."""
 
     FORWARD = "forward"
-    """Of each micro-batch; what is recomputed communicates again."""
+    """Once a micro-batch; what is recomputed communicates again."""
     BACKWARD = "backward"
-    """Of each micro-batch."""
+    """Once a micro-batch."""
     STEP = "step"
     """Once, however many micro-batches there are."""
 

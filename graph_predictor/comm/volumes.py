@@ -1,4 +1,4 @@
-"""How many bytes a parallel training step must communicate, by closed formulas, and the check against what it did.
+"""Bytes that a parallel training step must communicate, by closed formulas, and the check against recorded ones.
 
 What a block, a replica and a stage communicate is in ``traffic``. All are payloads (nccl-tests' size) per rank and
 step; wire bytes are payload × bus factor.
@@ -28,7 +28,7 @@ MOST = 1e18
 
 @dataclass(frozen=True, slots=True)
 class JobShape:
-    """What a job says it is. Sizes of parallelism are 1 where it is not used.
+    """A job's sizes as its user states them. Sizes of parallelism are 1 where it is not used.
 
     Attributes:
         data_scheme: "ddp", "zero1", "zero2", "zero3" (FSDP) or "none".

@@ -84,12 +84,12 @@ class CauseTimes:
     path: Int64
     own: Int64
     spread: Int64
-    """Of ``path``: the median deviation of single steps."""
+    """Median deviation of single steps from ``path``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How much longer unchanged work takes: ``value``, and the deviation of single names from it, in logs."""
+    """The ratio of times of unchanged work: ``value``, and the deviation of single names from it, in logs."""
 
     value: float
     spread: float
@@ -110,9 +110,9 @@ class Aligned:
     steady_before: CauseTimes
     steady_after: CauseTimes
     kernels_alike: np.ndarray
-    """Of every pair: whether the same kernels ran."""
+    """Whether the same kernels ran, for every pair."""
     kernel_names: tuple[list[str], list[str]]
-    """Of every pair the longest kernel's name, in A and in B; empty where none ran."""
+    """The longest kernel's name of every pair, in A and in B; empty where none ran."""
     has_device: bool
     one_machine: bool
     """Whether both were recorded on the same kind of machine."""
@@ -229,7 +229,7 @@ class _Groups:
         self.bounded = ~self._sums(comparable[self.rows].astype(np.float64)).astype(np.bool_)
 
     def shared(self, times: _Split, ratio: Ratio, *, every: bool) -> Float64:
-        """Of every place and resource the work that both have, on a machine half way between the two, ns.
+        """Return the work that both have by place and resource, on a machine half way between the two, ns.
 
         ``every`` counts what cannot be compared too: on one machine it varies as operations do.
         """
@@ -237,7 +237,7 @@ class _Groups:
         return self._spread(times, found if every else np.where(self.bounded, 0.0, found))
 
     def share(self, times: _Split, ratio: Ratio) -> Float64:
-        """Of every place and resource the change that the machine explains, ns.
+        """Return the change that the machine explains by place and resource, ns.
 
         What cannot be compared is explained as far as it did change, if it follows the machine.
         """

@@ -1,4 +1,4 @@
-"""What operations that only one program has are called: what was added, lost or put in whose place.
+"""Names of operations that only one program has: added, lost, or put in place of others.
 
 The backward of an added operation is the same cause: autograd's sequence number ties it to its forward. So is what an
 unchanged operation does otherwise because its inputs came with other strides (a copy where there was a view).

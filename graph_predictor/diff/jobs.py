@@ -233,7 +233,7 @@ def _add_rank(causes: Causes, sides: list[_Side], pair: Int64, vocabulary: Vocab
 
 
 def _kernels(side: _Side, nodes: Int64) -> tuple[Int64, list[str]]:
-    """Of each node a hash of the names of its kernels, and the name of the longest one (empty: none)."""
+    """Return for each node a hash of its kernels' names, and the name of the longest one (empty: none)."""
     rank, tree = side.rank, side.tree
     kernels = rank.graph.kernels
     rows = rank.kernels(rank.row(side.median))

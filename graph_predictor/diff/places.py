@@ -1,4 +1,4 @@
-"""Where in two aligned programs something is: an aligned operation, or a spot where operations were added or lost.
+"""Places in two aligned programs: an aligned operation, or a spot where operations were added or lost.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What a difference consists of: parts that add up to it, each with a kind, a name and where it is."""
+"""The result of a difference: parts that add up to it, each with a kind, a name and a place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class DifferenceKind(Enum):
-    """What a part of a difference is; the value is the name people read."""
+    """The kind of a part of a difference; the value is the name people read."""
 
     ADDED = "only in B"
     REMOVED = "only in A"

@@ -18,7 +18,7 @@ from tracer.graph import NONE, KernelKind
 
 
 class Resource(IntEnum):
-    """What time is spent on; the order is that of the tables ``[resources, places]``."""
+    """A resource that time is spent on; the order is that of the tables ``[resources, places]``."""
 
     HOST = 0
     COMPUTE = 1
@@ -44,7 +44,7 @@ RESOURCES = len(Resource)
 
 
 class RankSteps:
-    """What all steps of one rank of a replayed job share."""
+    """The data that all steps of one rank of a replayed job share."""
 
     def __init__(self, replay: Replay, position: int, vocabulary: Vocabulary) -> None:
         built = replay.built

@@ -19,7 +19,7 @@ from tracer.graph import NONE, ExecutionGraph, OpKind, Phase
 UInt64 = npt.NDArray[np.uint64]
 
 LOADER = "enumerate(DataLoader)"
-"""How the names of the profiler's ranges of a data loader begin; they take part as if they were operations."""
+"""Begin of the names of the profiler's ranges of a data loader, which take part as if they were operations."""
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
 

@@ -13,12 +13,12 @@ from kernel_models.spreads import UNKNOWN_HOST
 from tracer.parallel_plan import ParallelPlan, Recomputation, Schedule, Sharding
 
 BUCKET_SHARE = 0.1
-"""Of the gradients, what is reduced after backward has ended: the last of about ten buckets."""
+"""Share of the gradients that is reduced after backward has ended: the last of about ten buckets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """How a real job compares with its models; ``benchmarks/vtrain.py`` fits these.
+    """Factors of a real job over its models; ``benchmarks/vtrain.py`` fits these.
 
     Attributes:
         products, others: factors on matrix products and on everything else.

@@ -55,7 +55,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """What the step of a plan is made of.
+    """The work and the communication that the step of a plan is made of.
 
     Attributes:
         plan, shape: of it.

@@ -13,7 +13,7 @@ from tracer.shape_only.transformer import Piece, TransformerPart, TransformerSha
 STATE_BYTES = 12
 """Adam's two moments and the fp32 copy of a half-precision parameter (Rajbhandari et al., 2020)."""
 RESERVED_BYTES = 3e9
-"""Of a device for contexts, libraries' workspaces, NCCL's buffers and fragmentation: an assumption."""
+"""Memory of a device for contexts, libraries' workspaces, NCCL's buffers and fragmentation: an assumption."""
 
 
 def memory_of(plan: ParallelPlan, shape: TransformerShape, pieces: LayerPieces) -> MemoryAccount:

@@ -1,4 +1,4 @@
-"""What one rank's pieces of a decoder cost: a block, the embedding, the head and the optimizer, each traced once by
+"""Costs of one rank's pieces of a decoder: a block, the embedding, the head and the optimizer, each traced once by
 shapes and priced on the device."""
 
 from __future__ import annotations

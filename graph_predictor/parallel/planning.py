@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pandas
 
 _MOST_DIGITS = 10
-"""Of a number of samples."""
+"""Most digits of a number of samples, and one."""
 
 
 @dataclass(frozen=True, repr=False)

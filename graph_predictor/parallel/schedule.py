@@ -22,7 +22,7 @@ FORWARD, BACKWARD = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What each stage does in order: arrays [stage, task] of kind (0 forward, 1 backward), micro-batch and chunk."""
+    """The order of each stage's tasks: arrays [stage, task] of kind (0 forward, 1 backward), micro-batch and chunk."""
 
     kind: Int64
     microbatch: Int64

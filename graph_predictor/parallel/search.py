@@ -1,5 +1,5 @@
-"""Which plan is best: of every plan of a decoder on a number of GPUs, those that cannot be and those that do not fit
-are named with the reason, and the rest are estimated."""
+"""The search for the best plan of a decoder on a number of GPUs: plans that cannot be and those that do not fit are
+named with the reason, and the rest are estimated."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Refused:
 
 @dataclass(slots=True)
 class Found:
-    """What a search found: feasible plans, the fastest first, and why others are not among them."""
+    """The result of a search: feasible plans, the fastest first, and why others are not among them."""
 
     plans: list[Ranked] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)

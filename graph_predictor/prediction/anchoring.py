@@ -40,7 +40,7 @@ LEAST_SPAN = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What models say of groups of calls: time, µs, and the logs of its interval's ends over it, [groups]."""
+    """Times that models predict for groups of calls, µs, and the logs of the interval's ends over them, [groups]."""
 
     time_us: Float64
     low: Float64
@@ -84,7 +84,7 @@ def anchored(before: Prices, after: Prices, share: float | None = None) -> Ratio
 
 
 def size_of_change(ratio: Float64) -> Float64:
-    """How much work changes: the log of the ratio, at most 1."""
+    """Return how much work changes: the size of the log of its ratio, at most 1."""
     return np.minimum(np.abs(np.log(np.maximum(ratio, LEAST_RATIO))), 1.0)
 
 
@@ -130,7 +130,7 @@ def trend_spread(log_work: Float64, at_captured: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """How far times are to be believed.
+    """The doubt about measured times.
 
     Attributes:
         slope_spread: standard deviation of the slope that times show around the one that is expected of them.

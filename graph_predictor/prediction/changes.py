@@ -70,7 +70,7 @@ class DeviceChange:
 
 @dataclass(frozen=True)
 class KernelSources:
-    """Where kernels' times come from before any edit: a ``Source`` each, and the logs of their 80% intervals' ends."""
+    """The sources of kernels' times before any edit: a ``Source`` each, and the logs of their 80% intervals' ends."""
 
     source: Int64
     low: Float64
@@ -160,7 +160,7 @@ class LaunchChange:
 
 
 class Loading(Enum):
-    """Where a step's batch is loaded."""
+    """The place where a step's batch is loaded."""
 
     INLINE = "inline"
     BACKGROUND = "background"

@@ -34,7 +34,7 @@ def deciding(bounds: dict[str, float]) -> str:
 
 
 class StreamEnds:
-    """Where the streams of one rank stand at the end of each recorded step.
+    """The first and last kernels of one rank's streams in each recorded step.
 
     Args:
         graph: the rank's.

@@ -1,4 +1,4 @@
-"""What was lost, mended or left out when the traces were read, for every report that rests on them."""
+"""Damage of the traces that were read (lost, mended, left out), for every report that rests on them."""
 
 from __future__ import annotations
 

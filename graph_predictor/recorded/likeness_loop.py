@@ -8,7 +8,7 @@ import numpy as np
 from kernel_models.compiled import compiled
 
 SAME_NAME, SAME_INSIDE, SAME_MODULE, SAME_SHAPES = 4, 3, 2, 1
-"""What a pair is worth. The parts after the first together outweigh one more pair, so that pairs of the right module
+"""The worth of a pair. The parts after the first together outweigh one more pair, so that pairs of the right module
 win over more pairs of the wrong one."""
 
 

@@ -41,7 +41,7 @@ def with_backward_modules(graph: ExecutionGraph) -> ExecutionGraph:
 
 
 def _forward_of(ops: OpTable, rows: Int64, sources: Int64) -> Int64:
-    """Of every operation the row of the forward one of its sequence number (-1: none, or not among ``rows``)."""
+    """Return for every operation the row of its sequence number's forward one (-1: none, or not among ``rows``)."""
     found = np.full(len(ops), NONE, np.int64)
     if not len(rows) or not len(sources):
         return found

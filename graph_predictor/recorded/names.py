@@ -1,4 +1,4 @@
-"""What operations' names say."""
+"""Facts read from operations' names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which recorded steps stand for the step: all commands mean the same ones, so that they state the same time.
+"""The typical steps of a recording: all commands take the same ones, so that they state the same time.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Where a step's time goes: by bound, by operation, by module, by kernel, and along the critical path.
+"""Breakdown of a step's time: by bound, by operation, by module, by kernel, and along the critical path.
 
 Times by bound and the critical path come from the simulated timeline and add up to the simulated step exactly. Host
 time by operation is as recorded, exclusive (an operation's own, not that of operations it calls) and with waiting
@@ -287,7 +287,7 @@ def slowest_mean(times: Iterable[tuple[int, int]]) -> float:
 
 
 class _Rank:
-    """What all steps of one rank share; a step then takes as long as its own events."""
+    """The data that all steps of one rank share; a step then takes as long as its own events."""
 
     def __init__(self, replay: Replay, position: int, causes: Causes) -> None:
         built = replay.built

@@ -1,4 +1,4 @@
-"""What a job's traces hold, before anything is simulated: counts, how busy the GPU was, and what is missing."""
+"""Contents of a job's traces, before anything is simulated: counts, how busy the GPU was, and what is missing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RankInspection:
     step_ns: float | None = None
     """Recorded step, under the profiler: mean of those that a prediction rests on by default (``similar_steps``)."""
     step_count: int = 0
-    """How many these are."""
+    """Number of these steps."""
     unprofiled_step_ns: float | None = None
     """Median of the steps timed without the profiler."""
     unprofiled_count: int = 0
@@ -90,7 +90,7 @@ class Inspection:
     missing_ranks: list[int]
     notes: list[str] = field(default_factory=list)
     classes: list[RankClass] = field(default_factory=list)
-    """Of a folded job: which ranks each of ``ranks`` stands for, and classes nobody traced."""
+    """The ranks that each of ``ranks`` stands for in a folded job, and classes nobody traced."""
 
     @property
     def devices(self) -> list[str]:
@@ -113,7 +113,7 @@ class Inspection:
         return _mean([rank.host_outside_ops_share for rank in self.ranks])
 
     def slowest(self, name: str) -> float | None:
-        """Of a rank's time the longest, ``None`` if no rank knows it."""
+        """Return the longest of the ranks' times of this name, ``None`` if no rank knows it."""
         return max((value for rank in self.ranks if (value := getattr(rank, name)) is not None), default=None)
 
     def total(self, name: str) -> int:

@@ -1,4 +1,4 @@
-"""Where the money is: the edits of a step that would save most, one at a time.
+"""Opportunities: the edits of a step that would save most, one at a time.
 
 Every change that ``graph_predictor.edits`` knows is predicted by itself from one prepared baseline; those that cannot
 be done are left out, with the reason. Gains do not add up: two changes that shorten the same wait save it once.
@@ -71,7 +71,7 @@ class Opportunity:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Opportunities(Shown):
-    """What was found.
+    """The edits of a step that save most, and those left out.
 
     Attributes:
         baseline: the step as it is.

@@ -26,7 +26,7 @@ from tracer.output_kind import TIMELINE, check_output
 _FIRST_TRACK = 1_000_000
 """Track numbers are unique over processes, and no process number."""
 _STEPS, _HOST, _DEVICE = 0, 1, 1_000
-"""Where the tracks of a process begin in its order."""
+"""First places of each kind of track in a process's order."""
 _COMPRESSION = 3
 """Higher levels cost several times the time for a tenth of the size."""
 

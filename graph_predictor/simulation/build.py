@@ -28,7 +28,7 @@ _ONE_CLOCK_NS = 7 * 24 * 3600 * 10**9
 
 @dataclass(slots=True)
 class RankReport:
-    """What the builder found in one rank; the honest part of a replay."""
+    """The builder's findings in one rank; the honest part of a replay."""
 
     constants: LaunchConstants
     edges: dict[str, int]
@@ -53,7 +53,7 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True)
 class WithoutProfiler:
-    """What a program whose host times are those without the profiler was made of.
+    """The parts of a program whose host times are those without the profiler.
 
     Attributes:
         recorded: the program with the recorded host times.
@@ -81,7 +81,7 @@ class Built:
     thread_number: list[int] = field(default_factory=list)
     """Row of its rank's ``graph.threads`` for every thread of the program."""
     left_out: dict[str, int] = field(default_factory=dict)
-    """How many inferred dependencies of each kind closed a cycle that the recorded times contradict."""
+    """Number of inferred dependencies of each kind that closed a cycle, which the recorded times contradict."""
     without_profiler: WithoutProfiler | None = None
     """Set where host times are those without the profiler (``prediction.unprofiled``)."""
 
@@ -103,7 +103,7 @@ class Built:
 
 @dataclass(slots=True)
 class _Inferred:
-    """What was inferred of one rank's recording."""
+    """Everything inferred from one rank's recording."""
 
     view: RankView
     items: HostItems

@@ -1,4 +1,4 @@
-"""What decided a simulated time: the vocabulary shared by the simulator and those who read its result."""
+"""Causes of simulated times: the vocabulary shared by the simulator and those who read its result."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from enum import IntEnum
 
 
 class StartCause(IntEnum):
-    """What decided when a host item could start."""
+    """The cause of a host item's start."""
 
     PROGRAM_ORDER = 0
     OTHER_THREAD = 1
 
 
 class EndCause(IntEnum):
-    """What decided when a host item ended."""
+    """The cause of a host item's end."""
 
     OWN_COST = 0
     KERNEL = 1
@@ -22,7 +22,7 @@ class EndCause(IntEnum):
 
 
 class KernelCause(IntEnum):
-    """What decided when a kernel started."""
+    """The cause of a kernel's start."""
 
     LAUNCH = 0
     STREAM = 1

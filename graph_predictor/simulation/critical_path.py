@@ -27,7 +27,7 @@ _START_OTHER_THREAD = int(StartCause.OTHER_THREAD)
 
 
 class Bound(IntEnum):
-    """What a microsecond of the step was spent on."""
+    """The bound of a microsecond of the step: what it was spent on."""
 
     HOST = 0
     LAUNCH = 1
@@ -68,7 +68,7 @@ class Path:
 
 
 class Causes:
-    """What a walk looks up of a simulated program, made once for any number of walks.
+    """The causes of a simulated program's times, looked up once for any number of walks.
 
     Args:
         program: What was simulated.

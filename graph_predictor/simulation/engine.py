@@ -44,7 +44,7 @@ class SimulationStuck(ForetraceError):
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """Who follows whom in a program, whatever anything takes: rows by what they point to, as (pointer, rows) each, and
+    """The order within a program, whatever anything takes: rows by what they point to, as (pointer, rows) each, and
     the kernel of every edge."""
 
     launched: tuple[Int64, Int64]

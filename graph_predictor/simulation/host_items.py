@@ -51,7 +51,7 @@ class HostItems:
     threads: list[int]
     """Thread numbers of the graph that take part, in item order."""
     thread_start: Int64
-    """When each of them begins."""
+    """Start of each of them."""
     hand_overs: int
 
 
@@ -65,7 +65,7 @@ class _Marker:
     """Index of the marker it follows."""
     lag: int = 0
     since: int = NONE
-    """Where a wait began: the thread's own work lasts until then."""
+    """Begin of a wait: the thread's own work lasts until then."""
 
 
 def build_host_items(view: RankView) -> HostItems:
@@ -172,7 +172,7 @@ def _hand_overs(view: RankView, threads: list[int], markers: list[_Marker]) -> i
 
 
 def _share_lags(caller: int, markers: list[_Marker]) -> None:
-    """Of several threads the caller waited for, the last to finish shows the lag; the others' slack is waiting."""
+    """Give threads the caller waited for together the lag of the last to finish; the others' slack is waiting."""
     lags: dict[int, int] = {}
     resumes = [m for m in markers if m.kind == ItemKind.RESUME and m.thread == caller]
     for marker in resumes:

@@ -1,4 +1,4 @@
-"""Which operation a host thread was in at any time: its operations' exclusive time as disjoint intervals.
+"""The operation a host thread was in at any time: its operations' exclusive time as disjoint intervals.
 
 ::
 

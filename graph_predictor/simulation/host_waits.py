@@ -1,4 +1,4 @@
-"""What blocking calls wait for, and the cost that is theirs when nothing has to be waited for.
+"""Work that blocking calls wait for, and their own cost when nothing has to be waited for.
 
 Call by call, what the device was doing tells the two apart. A call that returned just after the end of the work it
 waited for did nothing of its own: it keeps a base cost (the median of its unblocked peers by name) and returns a
@@ -43,7 +43,7 @@ class HostWaits:
     cost: Int64
     """A row a call of ``launches``."""
     blocked: int
-    """How many calls blocked on device work in the recording."""
+    """Number of calls that blocked on device work in the recording."""
     unexplained_ns: int
     """Time in synchronising calls of more than a plausible cost that no kernel's end explains."""
 

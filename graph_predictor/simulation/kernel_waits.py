@@ -1,4 +1,4 @@
-"""What each kernel waited for besides its launch and its own stream.
+"""Waits of each kernel besides those for its launch and its own stream.
 
 Four sources, in this order:
 
@@ -211,7 +211,7 @@ def _possible(view: RankView, target: int, source: int) -> bool:
 
 
 class _Running:
-    """Which computing kernel of another stream runs at a time; collectives and copies leave room for others."""
+    """The computing kernels of other streams that run at a time; collectives and copies leave room for others."""
 
     def __init__(self, view: RankView) -> None:
         kernels = view.graph.kernels

@@ -47,7 +47,7 @@ def whole_ns(times: npt.ArrayLike) -> Int64:
 
 
 class ItemKind(IntEnum):
-    """What a host item is."""
+    """The kind of a host item."""
 
     CALL = 0
     STEP_BEGIN = 1

@@ -38,7 +38,7 @@ class RankView:
     k_call_end: Int64
     k_order: Int64
     k_queued: Int64
-    """When the kernel's call began, or its stream predecessor's if that is later: the order of the launch queue."""
+    """Begin of the kernel's call, or of its stream predecessor's if that is later: the order of the launch queue."""
     k_previous: Int64
     k_stream: Int32
     """Stream index, 0-based over the (device, stream) pairs of the rank."""

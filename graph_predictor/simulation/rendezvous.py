@@ -1,9 +1,9 @@
-"""Which collective kernels of different ranks are one collective.
+"""Rendezvous: collective kernels of different ranks that are one collective.
 
 A collective starts when its last rank arrives and ends together; only then does the intrinsic transfer time pass.
 The intrinsic time is the shortest recorded duration over the ranks: the last to arrive waited least.
 Ranks are matched by process group and order within it where the trace has them, else by the order in which kernels
-of one name end; a match whose recorded ends disagree is dropped and told.
+of one name end; a match whose recorded ends disagree is dropped and reported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tracer.graph import ExecutionGraph, KernelKind
 ENDS_AGREE_NS = 1_000_000
 """Recorded ends of one collective agree within 1–7 µs; clocks of different hosts may add up to this."""
 HOST_RANGE = "gloo:"
-"""How the names of the ranges of a host backend's threads begin."""
+"""Begin of the names of the ranges of a host backend's threads."""
 HOST_ENDS_AGREE_NS = 50_000_000
 """The same of collectives that threads of the host make (gloo): each ends when its own rank's scheduler lets it, on two
 busy cores 5 ms apart; a collective of another turn is further away, or its order is."""

@@ -1,4 +1,4 @@
-"""What an operation says of the layouts of its arguments and of its result.
+"""Rules of operations for the layouts of their arguments and results.
 
 A rule takes the arguments with one layout each and gives the results' layouts, or raises ``Inconsistent`` if no
 operation of that name takes such arguments: a product's shared dimension, say, follows a size on one side only. Only
@@ -65,7 +65,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an operation says: its results, and by position the arguments whose layout follows from the others."""
+    """A rule's answer: the results, and by position the arguments whose layout follows from the others."""
 
     results: tuple[Tensor, ...] = ()
     refined: dict[int, Layout] = field(default_factory=dict)

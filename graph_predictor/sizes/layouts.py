@@ -1,4 +1,4 @@
-"""How the dimensions of one tensor follow the named sizes: ``Layout``, and what reshaping does to it."""
+"""The layout of one tensor, by which its dimensions follow the named sizes, and the effect of reshaping on it."""
 
 from __future__ import annotations
 

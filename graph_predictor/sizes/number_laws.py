@@ -1,4 +1,4 @@
-"""How the numbers of a program follow from its named sizes, found from captures at several sizes; exact arithmetic.
+"""Laws by which a program's numbers follow from its named sizes, found from captures at several; exact arithmetic.
 
 A dimension of 48 at batch 4 and of 96 at batch 8 is 12·batch; one of 17 at resolution 64 and of 37 at 96 is
 resolution²/256 + 1. Laws are tried from the simplest on: constant, proportional to a product of the named sizes (powers
@@ -15,7 +15,7 @@ from fractions import Fraction
 
 HIGHEST_POWER = 2
 HIGHEST_DEGREE = 3
-"""Of one name, and of a product of several: batch × sequence² (attention) is the highest that tensors have."""
+"""Limits for one name, and for a product of several: batch × sequence² (attention) is the highest of tensors."""
 SMALL_OFFSET = 2
 """A law with a constant is believed where the constant is that small a multiple of what all values are multiples of: a
 class token beside patches, sequence − 1. A count that depends on the data passes by chance in few of the cases."""
@@ -97,7 +97,7 @@ class NumberLaws:
         return found
 
     def _with_constant(self, values: tuple[int, ...]) -> list[Fraction]:
-        """Of constant + factor × product; those whose constant is least, see ``SMALL_OFFSET``."""
+        """Fit constant + factor × product, and predict by the laws whose constant is least; see ``SMALL_OFFSET``."""
         candidates: list[tuple[int, Fraction]] = []
         for powers in self._powers:
             at = [self._product(powers, one) for one in self.sizes]

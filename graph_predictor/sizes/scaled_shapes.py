@@ -1,4 +1,4 @@
-"""Which dimensions of a recorded step follow a named size: ``ScaledShapes``.
+"""Dimensions of a recorded step that follow a named size: ``ScaledShapes``.
 
 A tensor says nothing of what its dimensions are, and a number that equals the batch may be a layer's width. What is
 known: parameters and their gradients do not change, and their shapes are those the optimizer works on and those that

@@ -1,4 +1,4 @@
-"""Which dimension of which tensor follows a named size, by following a step's tensors: ``SizeFlow``.
+"""Tensor dimensions that follow a named size, found by following a step's tensors: ``SizeFlow``.
 
 A trace names no tensors, only shapes. So a tensor is looked for among those made before it: the arguments of the
 operation it is nested in, then the latest result of its shape (and strides, where recorded). Several may fit: each
@@ -42,7 +42,7 @@ NO_SAMPLES = 2.5
 """Cost of a product that works on no samples, or in forward gives none: more than two arguments' second choices, as
 nearly all do."""
 CLEAR = 1.0
-"""How much costlier all other choices are where the arguments together decide for one."""
+"""Least extra cost of all other choices where the arguments together decide for one."""
 OF_GRADIENTS = frozenset({"t", "transpose", "permute", "view", "reshape", "_reshape_alias", "detach", "copy", "clone",
                           "to", "_to_copy", "mul", "div", "add", "contiguous"})
 """Operations that a parameter's gradient goes through on its way to the optimizer."""
@@ -50,7 +50,7 @@ _ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 
 class Role(Enum):
-    """What an operation's schema says of an argument by its name."""
+    """An argument's role, by its name in the operation's schema."""
 
     PARAMETER = "parameter"
     DATA = "data"
@@ -115,7 +115,7 @@ class _Pool:
 
 @dataclass(frozen=True, slots=True)
 class _Around:
-    """What an operation is nested in: arguments of the outer one, and when that began."""
+    """The operation around one: its arguments, and when it began."""
 
     values: tuple[Value, ...] = ()
     began: int = 0

@@ -21,7 +21,7 @@ from tracer.graph import OpKind
 from tracer.views import Argument
 
 Part = tuple[int, int]
-"""Where a part of a dimension begins, and where it ends."""
+"""A part of a dimension: its begin and its end."""
 _FEW, _MOST_OF = 2, 4
 """Elements that no part holds, at most, where the others are gone along (the last target, a class token), and at most
 one in so many."""

@@ -17,7 +17,7 @@ from kernel_models.pricing import Models, price
 from tracer.graph import NONE, ExecutionGraph, KernelKind
 
 LEAST_US = 1e-3
-"""Of a collective, where its interval is a ratio: those that launch nothing take no time."""
+"""Least time of a collective whose interval is a ratio, µs: those that launch nothing take no time."""
 _COPIES = {("h2d", "pageable"): "Memcpy HtoD (Pageable -> Device)", ("h2d", "pinned"): "Memcpy HtoD (Pinned -> Device)",
            ("d2h", "pageable"): "Memcpy DtoH (Device -> Pageable)", ("d2h", "pinned"): "Memcpy DtoH (Device -> Pinned)"}
 """Names of copies as CUDA reports them: a call waits for those with pageable memory (see ``rank_view``)."""

@@ -1,4 +1,4 @@
-"""What the operations of a step that never ran cost the host and the device."""
+"""Host and device times of the operations of a step that never ran."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class HostCall:
 
 @dataclass(slots=True)
 class OperationTimes:
-    """What one rank's operations cost, ns by row of ``ops``.
+    """Times of one rank's operations, ns by row of ``ops``.
 
     Attributes:
         before: host time before each.

@@ -1,4 +1,4 @@
-"""What the operations of a recorded step cost at the level at which a step is traced by shapes, call by call.
+"""Costs of a recorded step's operations at the level at which a step is traced by shapes, call by call.
 
 ::
 

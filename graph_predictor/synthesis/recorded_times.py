@@ -39,7 +39,7 @@ _LAUNCH = "cudaLaunchKernel"
 
 @dataclass(slots=True)
 class _Tally:
-    """What became of one rank's operations, and of its host time (ns)."""
+    """Counts of one rank's operations by the source of their times, and sums of its host time (ns)."""
 
     measured: int = 0
     anchored: int = 0
@@ -54,8 +54,8 @@ class _Tally:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """Of one pair of a recorded and a traced operation: the ratio of their times and the logs of its interval's ends;
-    the ratio of their work on the host."""
+    """The change from a recorded operation to a traced one: the ratio of their times and the logs of its interval's
+    ends; the ratio of their work on the host."""
 
     ratio: float
     low: float

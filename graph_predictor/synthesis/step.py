@@ -39,9 +39,9 @@ from tracer.graph import HOST_READ, ExecutionGraph, KernelKind, LaunchKind, Plac
 HOST_NS = 15_000.0
 """Host time of a launching operation of a host nobody measured: an assumption, see ``spreads.UNKNOWN_HOST``."""
 CALL_SHARE = 0.3
-"""Of it, the launch call itself."""
+"""Share of it that the launch call itself takes."""
 HOST_DEVICE = "cpu"
-"""What prices work on tensors in a GPU's host."""
+"""The device whose models price work on tensors in a GPU's host."""
 WAIT = "cudaStreamSynchronize"
 HOST_WORK_TOLD_NS = 1e6
 """Computing on the host that is reported: an optimizer's step counters of some hundred parameters take half of it."""

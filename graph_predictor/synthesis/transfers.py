@@ -1,4 +1,4 @@
-"""Which receive of a pipeline's rank takes what another rank sends.
+"""Pairs of sends and receives between the ranks of a pipeline.
 
 A send does not wait for its receiver (the data is buffered); a receive waits until its sender has begun. Ranks that
 were traced by shapes one by one note sender and receiver of each; the order between two ranks is that of the program.

@@ -1,4 +1,4 @@
-"""What each nanosecond of a rank's step was: computing, communicating, waiting for other ranks, or idle.
+"""Parts of a rank's step: computing, communicating, waiting for other ranks, or idle.
 
 ::
 
@@ -27,7 +27,7 @@ POINT_TO_POINT = ("send", "recv", "send_recv")
 
 
 class RankPart(IntEnum):
-    """What a nanosecond was; where several hold, the first."""
+    """The part that a nanosecond belongs to; where several hold, the first."""
 
     BUSY = 0
     EXPOSED = 1
@@ -54,7 +54,7 @@ class RankParts:
 
 @dataclass(frozen=True, slots=True)
 class Meetings:
-    """When the collective kernels of a program could have started, and when their last rank was there (ns).
+    """Times at which a program's collective kernels could have started, and at which their last rank was there (ns).
 
     Kernels are rows of the program; other kernels have both at their start. ``point_to_point`` marks sends and
     receives.

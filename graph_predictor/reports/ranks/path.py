@@ -34,7 +34,7 @@ class PathPart:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What lies on the path between two hand-overs.
+    """A stretch of the path between two hand-overs.
 
     Attributes:
         rank: position of the rank.
@@ -105,7 +105,7 @@ def collective_name(times: JobTimes, kernel: int) -> str:
 
 
 class _Spent:
-    """What the time of kernels and items was spent in, by operation."""
+    """Time of kernels and host items by the operation it was spent in."""
 
     def __init__(self, times: JobTimes, items: Int64) -> None:
         self.times = times

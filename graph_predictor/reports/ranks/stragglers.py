@@ -1,4 +1,4 @@
-"""Who arrives last at the collectives, what that costs the others, and what the job gains if a rank is like the median.
+"""Stragglers: ranks that arrive last at collectives, their cost to others, the job's gain if one is like the median.
 
 Ranks count as arriving together where they are apart by no more than ``TOGETHER_NS``.
 """
@@ -48,7 +48,7 @@ class Arrivals:
 
 
 def arrivals(times: JobTimes, meet: Meetings) -> list[Arrivals]:
-    """Of every rank, over all windows."""
+    """Sum up every rank's arrivals over all windows."""
     program = times.program
     ranks = program.ranks
     met, last, held, waited = (np.zeros(ranks, np.int64) for _ in range(4))

@@ -66,7 +66,7 @@ def _device(report: JobReport, process: TimelineProcess, rank: int, base: int) -
 
 
 def _groups(report: JobReport, tracks: Tracks, base: int) -> Iterator[str]:
-    """Of each communication group its meetings: until the last member arrived, and the transfer."""
+    """Yield each communication group's meetings: until the last member arrived, and the transfer."""
     times, meet = report.times, report.meet
     program, simulated = times.program, times.simulated
     kernels = np.concatenate([_chosen(report, rank) for rank in range(len(times.graphs))] or [np.zeros(0, np.int64)])
