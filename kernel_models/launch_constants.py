@@ -22,7 +22,7 @@ from tracer.arrays import Int64
 from tracer.graph import KernelKind
 
 LATENCY_CEILING_NS = 60_000
-"""From the start of the call: a kernel that begins later than this after its launch waited for something else."""
+"""Longest latency from the start of the call: a kernel that begins later waited for something else."""
 GAP_CEILING_NS = 20_000
 IDLE_MARGIN_NS = 5_000
 """A stream is idle for a launch when its last work ended at least this long before the call began."""
@@ -53,7 +53,7 @@ class LaunchConstants:
     returns: dict[str, int] = field(default_factory=dict)
     base_cost: dict[str, int] = field(default_factory=dict)
     staged_tail: int = STAGED_TAIL_DEFAULT_NS
-    """From the return of a call that stages a large pageable copy to the copy's end."""
+    """Time from the return of a call that stages a large pageable copy to the copy's end."""
     queue_return: int = RETURN_DEFAULT_NS
     queue_depth: int = 0
     samples: dict[str, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""From a framework operation to the device work it does: ``calls_of`` and ``backward_calls_of``.
+"""Device work of a framework operation: ``calls_of`` and ``backward_calls_of``.
 
 An ``Operation`` is a name and its recorded arguments. Each family's file registers functions that turn operations into
 calls (see ``kernel_models.families.registry``). What no family knows is priced by its bytes, as ``Family.OTHER``.

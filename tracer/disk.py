@@ -11,7 +11,7 @@ from pathlib import Path
 FULL = frozenset(getattr(errno, name) for name in ("ENOSPC", "EDQUOT") if hasattr(errno, name))
 """No space, or no quota, left."""
 SCARCE_BYTES = 1 << 30
-"""With less than this free a trace that broke off is put down to the disk: three steps of a large model take 1 GB."""
+"""Free bytes below which a trace that broke off is put down to the disk: three steps of a large model take 1 GB."""
 _PROBE_BYTES = 1 << 20
 
 

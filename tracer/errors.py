@@ -23,7 +23,7 @@ class CaptureError(ForetraceError):
     """A capture cannot start, or cannot write what it recorded."""
 
     reason = "its files could not be written."
-    """Why the capture is not complete, for its ``context.json``: without the paths that the message may have."""
+    """The reason a capture is not complete, for its ``context.json``: without the paths that the message may have."""
 
 
 class DiskFullError(CaptureError):

@@ -91,7 +91,7 @@ class SyncKind(IntEnum):
 
 
 class GapKind(IntEnum):
-    """Why a host thread ran no operation and no call."""
+    """The reason why a host thread ran no operation and no call."""
 
     PYTHON = 0
     DATA_LOADING = 1
@@ -392,7 +392,7 @@ class LossReport:
     orphan_kernels: int = 0
     """Device work whose launch was not recorded (launched before the window, or lost)."""
     leading_orphans: int = 0
-    """Those of them that start before any launched work of their stream."""
+    """Orphan kernels that start before any launched work of their stream."""
     launches_without_kernels: int = 0
     """Launch calls whose device work was not recorded (zero-size memsets excluded)."""
     clamped_children: int = 0
@@ -510,7 +510,7 @@ class ExecutionGraph(Shown):
                 f"{len(self.ops):,} operations, {len(self.launches):,} calls, {len(self.kernels):,} kernels")
 
     def tables(self) -> Mapping[str, Callable[[], pandas.DataFrame]]:
-        """Its tables as DataFrames; string columns are categoricals. Times in ns from the window's start."""
+        """Return its tables' makers: DataFrames with strings as categoricals, times in ns from the window's start."""
         from tracer.views import to_pandas
 
         return {name: partial(to_pandas, self, name) for name in self.TABLES}

@@ -28,7 +28,7 @@ class Holds(str, Enum):
     OTHER = "other"
     """There when the step began and none of the above: batches kept on the device, and the like."""
     RESERVED = "reserved"
-    """Not the program's: contexts, libraries' workspaces and buffers, fragmentation. A trace does not see it."""
+    """Bytes beside the program's: contexts, libraries' workspaces and buffers, fragmentation. No trace sees them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class MemoryAccount:
                 "device, a smaller batch, or recomputation.")
 
     def __str__(self) -> str:
-        """Such as "1.50 GiB (parameters 1.00 GiB, activations 512.00 MiB)"."""
+        """Return text such as "1.50 GiB (parameters 1.00 GiB, activations 512.00 MiB)"."""
         shown = ", ".join(f"{name.replace('_', ' ')} {binary_size(size)}" for name, size in self.parts.items())
         return f"{binary_size(self.total)} ({shown})" if shown else binary_size(0)
 

@@ -43,7 +43,7 @@ class Recomputation(str, Enum):
 
     NONE = "none"
     SELECTIVE = "selective"
-    """Those of the attention core (Korthikanti et al., 2022); with fused attention nothing is left to recompute."""
+    """Activations of the attention core (Korthikanti et al., 2022); with fused attention none is left to recompute."""
     FULL = "full"
     """Every block, from its input."""
 
@@ -216,7 +216,7 @@ class ParallelPlan:
         return [base + i * step for i in range(size)]
 
     def __str__(self) -> str:
-        """As ``parse`` reads it; what is as usual is left out."""
+        """Return the text that ``parse`` reads; default values are left out."""
         kinds = {sharding: name for name, sharding in _KINDS.items()}
         parts = [f"{kinds.get(self.sharding, 'dp')}={self.dp}"] if self.ddp or self.sharding else []
         parts += [f"{name}={getattr(self, name)}" for name in ("tp", "pp", "cp") if getattr(self, name) > 1]

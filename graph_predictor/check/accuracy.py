@@ -23,7 +23,7 @@ from tracer.graph import ExecutionGraph
 from tracer.job import Job
 
 LEAST_SIZED = 0.1
-"""With sizes recorded for less than this share of the device time nothing is said of the kernel models."""
+"""Least share of device time with recorded sizes for which kernel models are judged."""
 
 Pieces = tuple[list[tuple[OpCall, ...]], np.ndarray]
 """Calls of each piece of work, and its measured time in ns."""
@@ -49,7 +49,7 @@ class Accuracy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     families: float | None
 
     def figures(self) -> dict[str, float]:
-        """Those that are known, by name."""
+        """Return the figures that are known, by name."""
         return {name: value for name in FIGURES if (value := getattr(self, name)) is not None}
 
 
@@ -136,5 +136,5 @@ def _computing(graphs: Sequence[ExecutionGraph]) -> tuple[Pieces, float]:
 
 
 def _rounded(value: float) -> float:
-    """To 10⁻⁶: what is stored must not change with the last bits of a machine's arithmetic."""
+    """Round to 10⁻⁶: what is stored must not change with the last bits of a machine's arithmetic."""
     return round(value, 6) + 0.0

@@ -39,7 +39,7 @@ class BaselineEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Why the baseline was written, when, and by which version of foretrace."""
+    """The reason a baseline was written, its date, and the version of foretrace."""
 
     date: str
     reason: str

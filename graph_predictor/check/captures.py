@@ -51,7 +51,7 @@ class StoredCapture:
 
     @property
     def files(self) -> list[Path]:
-        """Its traces and their side files, in order of name."""
+        """Return its traces and their side files, in order of name."""
         parts = find_parts(self.path)
         if parts:
             side = [part.path / name for part in parts for name in (CONTEXT, COLLECTIVES, EXECUTION_TRACE)]

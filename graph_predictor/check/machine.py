@@ -21,7 +21,7 @@ from tracer.graph import ExecutionGraph, KernelKind
 LEAST_SHARE = 0.004
 """Controls have at least this share of the time: shorter ones measure the clock."""
 FEWEST = 5
-"""With fewer distinct controls nothing is said of the machine."""
+"""Fewest distinct controls with which something is said of the machine."""
 BUSY = 0.8
 """A device that works this share of the step decides it, and kernels are the controls; else host operations are."""
 

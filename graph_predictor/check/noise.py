@@ -121,7 +121,7 @@ def _squares(places: Samples) -> Samples:
 
 
 def _variance_of_median(logs: Samples) -> float:
-    """By resampling blocks of about n^(1/3) · 1.5 neighbours; the blocks wrap around."""
+    """Resample blocks of about n^(1/3) · 1.5 neighbours; the blocks wrap around."""
     n = len(logs)
     if n < 3:
         return 0.0

@@ -48,7 +48,7 @@ TIME = Prior(sd=0.03, weight=8, within=0.01)
 DEVICE_TIME = Prior(sd=0.015, weight=8, within=0.005)
 DEVICE_MEMORY = Prior(sd=0.002, weight=8, within=0.002)
 HOST_MEMORY = Prior(sd=0.1, weight=8, within=0.01)
-"""From run to run: see docs/checks.md, where they come from."""
+"""Noise from run to run; docs/checks.md says where the figures come from."""
 
 COUNTED = {
     "operations": "operations", "launches": "launches", "kernels": "kernels", "host_reads": "values read by the host",

@@ -41,7 +41,7 @@ _WIDTHS = {1: "fp8", 2: "fp16", 4: "fp32", 8: "fp64"}
 _NAME = re.compile(r"[A-Za-z][\w:]*")
 FILES = {"host_from": "capture", "profile": "file of fitted models"}
 SYNCHRONIZE = "synchronize"
-"""Under which ``meta.substitutions`` counts waits that the traced code asks for."""
+"""Key in ``meta.substitutions`` of the number of waits that the traced code asks for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ LINES = 5
 SIDES = ("base", "present")
 
 Progress = Callable[[int, int], None]
-"""Told the number of the pair that begins, and of all."""
+"""Called with the number of the pair that begins, and of all."""
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,7 @@ def _joined(entries: list[_Given]) -> _Given:
 def _completed(
     name: str, names: Sequence[str], placed: list[_Given], numbers: list[Any], found: Asked,
 ) -> tuple[list[_Given], list[Any]]:
-    """With what some operations need and their schema does not have: scale factors, a recurrent layer's state."""
+    """Add what some operations need and their schema does not have: scale factors, a recurrent layer's state."""
     factors, hidden = found.values.get("scale_factors"), found.values.get("hidden_size")
     if factors is not None and "scale_factors" not in names:
         spatial = next((int(digit) for digit in "321" if f"{digit}d" in name), 2)

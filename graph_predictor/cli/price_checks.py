@@ -144,7 +144,7 @@ def _convolution(sizes: _Sizes) -> None:
 
 
 def _some_of(sizes: _Sizes) -> None:
-    """As many as there are along the dimension, at most."""
+    """Check that no more are taken than there are along the dimension."""
     shape, some, dim = sizes.tensors.get("self", ()), sizes.values.get("k"), sizes.values.get("dim", -1)
     if not shape or not isinstance(some, int) or not isinstance(dim, int) or not -len(shape) <= dim < len(shape):
         return

@@ -24,7 +24,7 @@ def parse_bytes(text: str) -> float:
 
 
 def bytes_text(value: float) -> str:
-    """Such as "64 KiB", "1.5 MiB" or "100 B"."""
+    """Write a number of bytes, such as "64 KiB", "1.5 MiB" or "100 B"."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if value >= factor:
             return f"{value / factor:.4g} {unit}"

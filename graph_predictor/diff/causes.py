@@ -1,4 +1,4 @@
-"""From the times of two aligned steps to causes.
+"""Causes of a difference, from the times of two aligned steps.
 
 Of every place and resource it is known how long it took altogether, ``own``, and how much of that lay on the critical
 path. With the changes Δown and Δpath,
@@ -43,11 +43,11 @@ from tracer.arrays import Float64, Int64
 from tracer.graph import Phase
 
 FEWEST = 5
-"""From fewer distinct names nothing is said of the machine."""
+"""Fewest distinct names from which something is said of the machine."""
 LONG = 0.95
 """Quantile of operations' times from which on a longer one counts no more for the machine's ratio."""
 SPREADS = 3.0
-"""So many median deviations of unchanged work are taken for its noise."""
+"""Median deviations of unchanged work that are taken for its noise."""
 LEAST_SPREAD = 0.05
 """Work that nobody changed differs at least this much between two recordings, in logs."""
 MAD_TO_SD = 1.4826

@@ -33,7 +33,7 @@ class Straggler:
 
     @classmethod
     def parse(cls, text: str) -> Straggler:
-        """From "3:10%" (rank 3, 10% slower). Raises ``EditError`` for anything else."""
+        """Parse "3:10%" (rank 3, 10% slower). Raises ``EditError`` for anything else."""
         rank, _, share = text.strip().removesuffix("%").partition(":")
         try:
             return cls(int(rank), float(share) / 100)

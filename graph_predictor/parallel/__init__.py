@@ -1,1 +1,1 @@
-"""From one GPU's step to a cluster's: parallel plans, their memory, their schedule and their collectives."""
+"""A step on a cluster, from one GPU's: parallel plans, their memory, their schedule and their collectives."""

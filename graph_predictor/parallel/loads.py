@@ -31,7 +31,7 @@ GRADIENT_BYTES = 4
 """Gradients are accumulated and reduced in fp32, as Megatron-LM's are with half-precision parameters."""
 FP32 = "float32"
 _WORK = {"tp": "block", "cp": "context", "ep": "experts"}
-"""Whose work waits for what a dimension communicates within a block."""
+"""Parts of a block's work that wait for the communication of each dimension of a plan."""
 _SHARED = {CollectiveKind.ALL_GATHER: "gather", CollectiveKind.ALL_REDUCE: "reduce",
            CollectiveKind.REDUCE_SCATTER: "reduce"}
 
@@ -48,7 +48,7 @@ class Exchange:
     between_nodes: bool = False
 
     def times(self, factor: int) -> Exchange:
-        """So many of them."""
+        """Return so many of them."""
         return Exchange(self.us * factor, self.low * factor, self.high * factor, self.count * factor, self.ranks,
                         self.between_nodes)
 

@@ -53,7 +53,7 @@ class LayerWork:
                          self.high + other.high, self.launches + other.launches, sources)
 
     def times(self, factor: float) -> LayerWork:
-        """So many of it."""
+        """Return the work of so many of it."""
         return LayerWork(self.products * factor, self.others * factor, self.low * factor, self.high * factor,
                          round(self.launches * factor), {source: us * factor for source, us in self.sources.items()})
 

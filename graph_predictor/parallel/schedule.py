@@ -46,7 +46,7 @@ class Pipelined:
 
     @property
     def makespan(self) -> float:
-        """From the first start to the last end."""
+        """Return the time from the first start to the last end."""
         return float(self.end.max())
 
 

@@ -135,6 +135,6 @@ def _sorted_out(
 
 
 def _divisors(number: int) -> list[int]:
-    """In ascending order."""
+    """Return the divisors of a number in ascending order."""
     low = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
     return low + [number // each for each in reversed(low) if each * each != number]

@@ -58,7 +58,7 @@ def least_spread(times: Int64, around_ns: float) -> float:
 
 
 def drift(times: Float64) -> float | None:
-    """By how much (log) steps went one way from the first to the last, if they did and by more than ``DRIFT``."""
+    """Return by how much (log) steps went one way from first to last, if they did and by more than ``DRIFT``."""
     change = np.diff(np.log(times)) if len(times) > 1 and (times > 0).all() else np.zeros(0)
     one_way = len(change) > 0 and bool((change > 0).all() or (change < 0).all())
     total = float(change.sum())

@@ -26,7 +26,7 @@ from tracer.arrays import Float64
 from tracer.graph import ExecutionGraph
 
 MOSTLY = 0.5
-"""From this share of steps on that wait for their batch, the loader is what they wait for rather than a stall."""
+"""Share of steps waiting for their batch from which on the loader is the reason rather than a stall."""
 LEAST_WAIT = 0.2
 """Share of a step: less waiting for a batch than that may as well be taking a ready one from its queue (shared memory
 is mapped, tensors are rebuilt, the worker wants the trainer's core), and says nothing of how long batches take to make.
@@ -52,7 +52,7 @@ class Loader:
     spread: float
 
     def scaled(self, factor: float) -> Loader:
-        """With batches of ``factor`` times as many samples, each of which takes as long to make."""
+        """Return a loader whose batches have ``factor`` times as many samples, each of which takes as long to make."""
         return replace(self, interval_ns=self.interval_ns * factor, at_most_ns=self.at_most_ns * factor)
 
     def of_ranks(self, ranks: int) -> Loader:

@@ -169,7 +169,7 @@ def _host(job: Job) -> dict[str, Any]:
 
 
 def _computing(graph: ExecutionGraph) -> HostIntervals:
-    """On a CPU (no device work recorded) the own time of operations that compute; empty elsewhere."""
+    """Return the own time of operations that compute on a CPU (no device work recorded); empty elsewhere."""
     if not graph.computes_on_host:
         return HostIntervals.merged([], [], [])
     own = exclusive_time(graph)

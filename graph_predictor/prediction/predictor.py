@@ -378,7 +378,7 @@ class _Run:
         return target.peak_tflops(max(counts, key=lambda name: counts[name]), matrix=True)
 
     def of_host(self) -> float:
-        """By how much (log) the step changes at least as host time goes to either end of its interval."""
+        """Return by how much (log) the step changes at least as host time goes to either end of its interval."""
         spread, step_ns = self.baseline.spreads.host, self.step_ns
         ends = [self._simulated(self.host, np.ones(len(self.times.ns)), math.exp(by)) for by in (-spread, spread)]
         return min(abs(math.log(end / step_ns)) if end and step_ns else 0.0 for end in ends)

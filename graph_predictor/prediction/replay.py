@@ -266,7 +266,7 @@ def _rank_number(graph: ExecutionGraph, position: int) -> int:
 
 def _whole_window(built: Built, program: Program, simulated: Simulated, free: Simulated, under: Simulated,
                   rank: int) -> ReplayedStep:
-    """From a rank's first host item or kernel to its last."""
+    """Return a rank's whole window as one step, from its first host item or kernel to its last."""
     thread_rank = program.thread_rank[program.item_thread()]
     items = np.nonzero(thread_rank == rank)[0]
     low, high = int(program.kernel_ptr[rank]), int(program.kernel_ptr[rank + 1])

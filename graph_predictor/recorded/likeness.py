@@ -12,8 +12,8 @@ import numpy as np
 from tracer.arrays import Int64
 
 CELLS = 16_000_000
-"""With fewer cells than this everything is compared with everything; longer sequences get a band, as wide as they
-differ in length."""
+"""Most cells with which everything is compared with everything; longer sequences get a band, as wide as they differ
+in length."""
 MOST_CELLS = 200_000_000
 """A byte each: a band is no wider than this allows."""
 LEAST_BAND = 256

@@ -180,7 +180,7 @@ class _RankRows:
         yield self._arrows(process, items, host, streams)
 
     def _arrows(self, process: TimelineProcess, items: Int64, host: list[int], streams: list[int]) -> str:
-        """From each launching call to its kernel."""
+        """Yield an arrow from each launching call to its kernel."""
         program, simulated = self.replay.program, self.replay.simulated
         kernels = np.arange(self.first_kernel, self.kernels_end)
         launching = program.kernel_item[kernels]

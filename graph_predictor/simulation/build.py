@@ -1,4 +1,4 @@
-"""From a job's execution graphs to the simulator's ``Program``."""
+"""Build of the simulator's ``Program`` from a job's execution graphs."""
 
 from __future__ import annotations
 

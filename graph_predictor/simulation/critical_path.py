@@ -271,7 +271,7 @@ class _Walk:
         return self._from_launch(k, int(p.kernel_item[k])) if p.kernel_item[k] >= 0 else None
 
     def _from_launch(self, k: int, n: int) -> tuple[str, int] | None:
-        """From a kernel's start back to the call that launched it."""
+        """Walk from a kernel's start back to the call that launched it."""
         if self.p.kernel_anchor[k] == _ANCHOR_CALL_START:
             return self._from_call_start(k, n)
         self._segment(int(self.s.item_end[n]), Bound.LAUNCH, kernel=k)

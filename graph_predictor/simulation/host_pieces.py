@@ -26,11 +26,11 @@ from tracer.graph import NONE, ExecutionGraph, GapKind, OpKind
 from tracer.trees import within
 
 LOADER = "DataLoader"
-"""In the name of what takes a batch from a loader."""
+"""Part of the name of a range that takes a batch from a loader."""
 WORKERS = "_MultiProcessingDataLoaderIter"
-"""In the name of the operation that takes a batch from worker processes."""
+"""Part of the name of the operation that takes a batch from worker processes."""
 FETCH = "_SingleProcessDataLoaderIter"
-"""In the name of the operation that makes a batch itself."""
+"""Part of the name of the operation that makes a batch itself."""
 
 
 @dataclass(frozen=True, slots=True)

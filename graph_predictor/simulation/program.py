@@ -61,7 +61,7 @@ class ItemKind(IntEnum):
 
 
 class Anchor(IntEnum):
-    """From where a kernel's launch latency counts."""
+    """The point from which a kernel's launch latency counts."""
 
     CALL_END = 0
     CALL_START = 1

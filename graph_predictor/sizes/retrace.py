@@ -26,7 +26,7 @@ NO_TORCH = "PyTorch is not installed, so that the program was not traced again a
 
 
 def why_not(baseline: Baseline, code: str | None = None) -> str | None:
-    """Why a recorded step cannot be traced again, as a sentence without its end; ``None`` if it can."""
+    """Say why a recorded step cannot be traced again, as a sentence without its end; ``None`` if it can."""
     graph = baseline.built.graphs[0]
     if code is None and not graph.meta.workload:
         return "The capture is of no workload of the suite; give the function that builds the step with --code"

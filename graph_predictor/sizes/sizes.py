@@ -58,7 +58,7 @@ class Sizes:
 
     @classmethod
     def parse(cls, texts: Sequence[str], known: Mapping[str, int] | None = None, because: str = "") -> Sizes:
-        """From "batch=32:64", or "batch=64" where the old size is known. Raises ``EditError`` for anything else."""
+        """Parse "batch=32:64", or "batch=64" where the old size is known. Raises ``EditError`` for anything else."""
         old, new = parse_sets(texts)
         old = {**(known or {}), **old}
         for name, size in new.items():

@@ -114,7 +114,7 @@ def _narrowed(arguments: tuple[Argument, ...], size: int) -> list[Part]:
 
 
 def _split(arguments: tuple[Argument, ...], size: int) -> list[Part]:
-    """Those of ``aten::split``, of one length or of a list of them."""
+    """Return the parts of ``aten::split``, of one length or of a list of them."""
     length = _whole(arguments, 1)
     if length is not None:
         return [_within(start, start + length, size) for start in range(0, size, length)] if length > 0 else []
@@ -124,7 +124,7 @@ def _split(arguments: tuple[Argument, ...], size: int) -> list[Part]:
 
 
 def _chunked(arguments: tuple[Argument, ...], size: int) -> list[Part]:
-    """Those of ``aten::chunk``, as many as it is told at most."""
+    """Return the parts of ``aten::chunk``, at most as many as it is given."""
     count = _whole(arguments, 1)
     if count is None or count < 1:
         return []

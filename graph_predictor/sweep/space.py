@@ -18,7 +18,7 @@ Value = str | int | float
 
 MOST_POINTS = 1_000_000
 SIZE = "set:"
-"""Before the name of a size, so that a size called "device" is none."""
+"""Prefix of the name of a size, so that a size called "device" is none."""
 WORLD_SIZE, SWITCHES, NO_SWITCH = "world_size", "edits", "none"
 UNCHANGED = Configuration()
 _TEXTS = frozenset({"device", "topology", "parallel", "host_from"})
@@ -61,7 +61,7 @@ class Axis:
 
     @classmethod
     def sizes(cls, text: str) -> Axis:
-        """From "batch=8,16,32" or "batch=32:8,16", 32 being the recorded size.
+        """Parse "batch=8,16,32" or "batch=32:8,16", 32 being the recorded size.
 
         Raises:
             SweepError: it is written in another way.
@@ -75,7 +75,7 @@ class Axis:
 
     @classmethod
     def texts(cls, name: str, text: str) -> Axis:
-        """From values with commas between them.
+        """Parse values with commas between them.
 
         Raises:
             SweepError: a value is empty or none of its kind.

@@ -1,4 +1,4 @@
-"""Is the device fit to be measured? Clocks, other processes and memory, before, during and after.
+"""Checks that a device is fit to be measured: clocks, other processes and memory, before, during and after.
 
 A GPU is asked through ``nvidia-smi``, a CPU through the operating system. What cannot be asked is not complained of.
 """

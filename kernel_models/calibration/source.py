@@ -369,7 +369,7 @@ class Measurements:
         return list(found.values())
 
     def _may_work(self, item: Item) -> bool:
-        """Not if these modes were refused before and never worked."""
+        """Return whether to try it: not if these modes were refused before and never worked."""
         modes = _modes(item)
         return modes in self._worked or self._unsupported[modes] < 1
 
@@ -406,7 +406,7 @@ class Measurements:
         return chosen
 
     def _too_long(self, state: _FamilyState, chosen: Candidate) -> bool:
-        """By what was measured: the formulas that drew it may have been far too low."""
+        """Return whether measurements expect it to take too long: the formulas that drew it may be far too low."""
         if state.planner is None or self._limits is None or state.fitted < LEAST_TO_LEARN:
             return False
         return float(state.planner.predict([chosen.call])[0]) > LONGER * self._limits.run_us

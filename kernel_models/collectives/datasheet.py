@@ -40,7 +40,7 @@ ALGORITHM_CODE = len(Protocol)
 
 
 def algorithm_label(code: int) -> str:
-    """Such as "ring/LL128"; empty where a measurement does not say."""
+    """Write algorithm and protocol, such as "ring/LL128"; empty where a measurement does not say."""
     if code < 0:
         return ""
     return f"{Algorithm(code // ALGORITHM_CODE).label}/{Protocol(code % ALGORITHM_CODE).label}"

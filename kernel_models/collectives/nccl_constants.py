@@ -37,7 +37,7 @@ class Protocol(IntEnum):
 
     @property
     def label(self) -> str:
-        """As NCCL writes it."""
+        """Return its name as NCCL writes it."""
         return ("LL", "LL128", "Simple")[int(self)]
 
 

@@ -18,7 +18,7 @@ class Level(IntEnum):
     NOTHING_TO_DO = 0
     """A world of one rank, or no bytes: nothing is launched."""
     MEASURED = 1
-    """On a measured curve of the same group size and placement."""
+    """A measured curve of the same group size and placement has it."""
     INTERPOLATED = 2
     """Between, or just beyond, measured group sizes or dtypes."""
     FITTED = 3
@@ -31,7 +31,7 @@ class Level(IntEnum):
 
     @property
     def label(self) -> str:
-        """As reports and JSON show it."""
+        """Return its name in reports and JSON."""
         return self.name.lower().replace("_", " ")
 
     @property

@@ -93,7 +93,7 @@ class Topology:
 
     @property
     def name(self) -> str:
-        """As ``topology`` reads it."""
+        """Return its name as ``topology`` reads it."""
         count = f"x{self.nodes}" if self.nodes > 1 else ""
         return f"{self.node.name}{count}" + ("" if self.network.name == self.node.network else f"@{self.network.name}")
 

@@ -58,7 +58,7 @@ class TunedChoice:
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """From ``payload_bytes`` on another backend wins."""
+    """A size, ``payload_bytes``, from which on another backend wins."""
 
     kind: CollectiveKind
     placement: Placement

@@ -211,7 +211,7 @@ def _matmul(op: Inputs) -> Iterator[OpCall]:
 
 
 def _matmul_operands(op: Inputs) -> tuple[TensorSpec, TensorSpec]:
-    """As ``torch.matmul`` folds them: a 2-d right-hand side turns all leading dimensions of the left into rows."""
+    """Fold dimensions as ``torch.matmul`` does: a 2-d right-hand side turns all leading ones of the left into rows."""
     a, b = op.tensor("self"), op.tensor("other")
     if not a.shape or not b.shape:
         raise Unpriceable("a number is no matrix")

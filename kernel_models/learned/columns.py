@@ -69,7 +69,7 @@ class Variants:
 
     @classmethod
     def of(cls, family: Family, calls: Sequence[OpCall]) -> Variants:
-        """Those that occur, sorted."""
+        """Return the variants that occur, sorted."""
         return cls(family, sorted({plain(family, variant) for variant in set(map(_variant, calls))}))
 
     def columns(self, calls: Sequence[OpCall], *, work: bool) -> Columns:

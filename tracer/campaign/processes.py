@@ -75,7 +75,7 @@ class Worker:
             raise WorkerDied(self._how_it_ended()) from error
 
     def answer(self, seconds: float) -> Answer:
-        """Its next answer. Raises ``WorkerDied`` if it ends first or does not answer in time."""
+        """Return its next answer. Raises ``WorkerDied`` if it ends first or does not answer in time."""
         deadline = time.monotonic() + seconds
         while b"\n" not in self._buffer:
             left = deadline - time.monotonic()

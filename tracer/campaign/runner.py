@@ -37,7 +37,7 @@ GRAPH_SHARE, LEAST_GRAPHS = 0.75, 12
 FLUSH_S, FLUSH_ITEMS = 2.0, 64
 """Micro-benchmarks are written in batches; a kill loses those of the last seconds."""
 MOST_FAILURES = 10
-"""So many items that fail in a row mean that the device or the machine is broken."""
+"""Items failing in a row that mean a broken device or machine."""
 _MB = 1_000_000
 
 

@@ -54,7 +54,7 @@ class ItemSource(Protocol):
         ...
 
     def started(self, context: Mapping[str, Any]) -> None:
-        """Told the machine and software once the first worker is ready, as a capture's context has them."""
+        """Take note of machine and software, as a capture's context has them, once the first worker is ready."""
         ...
 
     def next(self, fits: Callable[[Item], bool]) -> Item | None:
@@ -74,7 +74,7 @@ class ItemSource(Protocol):
         ...
 
     def stopped(self) -> str:
-        """Why it ended before its time, as a sentence; empty if it did not."""
+        """Return why it ended before its time, as a sentence; empty if it did not."""
         ...
 
 

@@ -12,7 +12,7 @@ class _Seen:
     kind: str
     parameters: int
     steps: int = 0
-    """Since the capture began."""
+    """Steps since the capture began."""
     in_steps: list[int] = field(default_factory=list)
     """The number of its own steps in each captured step; steps before it was first seen are left out."""
     first: int = 0
@@ -20,7 +20,7 @@ class _Seen:
 
 
 class Optimizers:
-    """Those that have made a step, numbered by their first one.
+    """The optimizers that have made a step, numbered by their first one.
 
     Args:
         counted: the number of the one whose steps are counted.

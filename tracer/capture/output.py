@@ -33,7 +33,7 @@ from tracer.errors import CaptureError, DiskFullError, GraphFileError, TraceErro
 _SCRATCH = ".scratch-"
 _OWN_SCRATCH = re.compile(r"\.scratch-\d+$")
 _ATTEMPTS = 20
-"""To make a directory that other ranks, which only check whether they could write, remove again."""
+"""Tries to make a directory that other ranks, which only check whether they could write, remove again."""
 _LINES_BYTES = 1 << 22
 _COMPRESSION = 6
 """gzip's own default: level 9 takes four times as long for 3% on these files."""

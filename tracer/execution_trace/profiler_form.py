@@ -65,7 +65,7 @@ def _type(kind: str) -> str:
 
 
 def _scalar(value: object, dtype: str) -> str:
-    """As the profiler's "Concrete Inputs": Python-like text of a number or list of numbers."""
+    """Write a value as the profiler's "Concrete Inputs" do: Python-like text of a number or list of numbers."""
     if dtype == "Scalar":
         return str(value)
     if dtype == "ScalarList" and isinstance(value, list):

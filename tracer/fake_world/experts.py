@@ -54,7 +54,7 @@ class DataParallelWithExperts(DistributedDataParallel):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """As of ``DistributedDataParallel``, for the experts too."""
+        """Skip the reduction as ``DistributedDataParallel`` does, for the experts too."""
         with ExitStack() as stack:
             for part in self.module.modules():
                 if isinstance(part, DistributedDataParallel):

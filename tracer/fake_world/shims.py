@@ -218,7 +218,7 @@ def _reducer() -> Iterator[None]:
 
 @contextmanager
 def _ddp() -> Iterator[None]:
-    """Under fake tensors nothing can be broadcast or compared at construction."""
+    """Skip the broadcasts and comparisons at construction, which fake tensors cannot do."""
     from torch.nn.parallel import DistributedDataParallel
 
     def shim(original: Callable[..., None]) -> Callable[..., None]:

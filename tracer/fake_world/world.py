@@ -44,7 +44,7 @@ def fake_world(world_size: int, rank: int = 0) -> Iterator[None]:
 
 @contextmanager
 def fake_launch(world_size: int, rank: int = 0) -> Iterator[None]:
-    """As if torchrun had started this process as one rank of many, for a script that makes its own process groups.
+    """Act as if torchrun had started this process as one rank of many, for a script that makes its own process groups.
 
     The environment is torchrun's, and ``init_process_group`` (or a device mesh without it) gives the fake world,
     whatever backend it names; ``new_group`` likewise. The script's own wrappers then run as in ``fake_world``.

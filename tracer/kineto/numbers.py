@@ -112,7 +112,7 @@ def int64_column(values: list[Any]) -> np.ndarray:
 
 
 def int32_column(values: list[Any]) -> np.ndarray:
-    """As ``int64_column``, for int32."""
+    """Read a column as ``int64_column`` does, for int32."""
     wide = int64_column(values)
     wide[(wide > 2**31 - 1) | (wide < -(2**31))] = -1
     return wide.astype(np.int32)

@@ -19,7 +19,7 @@ MOST_STREAMS, MOST_THREADS, _MOST_DEVICES = 4096, 1 << 14, 64
 
 
 def drop_outliers(collected: Collector) -> None:
-    """If the window is longer than a week, drop and count the events more than half a week from the median one."""
+    """Drop and count the events more than half a week from the median one, if the window is longer than a week."""
     if collected.first_ns is None or collected.last_ns - collected.first_ns <= MAX_WINDOW_NS:
         return
     columns = {group: collected.finish(group) for group in GROUP_COLUMNS}

@@ -102,7 +102,7 @@ def _argument(value: Any) -> tuple[str, Any, Any, str]:
 
 
 def _number(value: Any) -> str:
-    """As C++ prints it: 17 digits, and a point at the end of a whole floating-point number."""
+    """Write a number as C++ prints it: 17 digits, and a point at the end of a whole floating-point number."""
     if isinstance(value, bool | torch.SymBool):
         return str(bool(value))
     if isinstance(value, float):

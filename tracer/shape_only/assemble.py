@@ -1,4 +1,4 @@
-"""From what the recorder noted to an ``ExecutionGraph``."""
+"""The assembly of an ``ExecutionGraph`` from the recorder's notes."""
 
 from __future__ import annotations
 

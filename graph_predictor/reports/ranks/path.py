@@ -51,7 +51,7 @@ class Stretch:
 
     @property
     def length_ns(self) -> int:
-        """From begin to end."""
+        """Return the time from begin to end, ns."""
         return self.end_ns - self.start_ns
 
 

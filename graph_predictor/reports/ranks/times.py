@@ -42,7 +42,7 @@ class Window:
 
     @property
     def length_ns(self) -> int:
-        """From begin to end."""
+        """Return the time from begin to end, ns."""
         return self.end_ns - self.start_ns
 
 

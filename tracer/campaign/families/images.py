@@ -58,7 +58,7 @@ def _pooling(settings: dict[str, Any], lab: Lab) -> Bench:
 
 
 def _interpolate(settings: dict[str, Any], lab: Lab) -> Bench:
-    """To ``factor`` times the size in each direction."""
+    """Resize images to ``factor`` times the size in each direction."""
     aten, x, mode = lab.torch.ops.aten, _image(settings, lab), settings["mode"]
     size = settings["size"]
     out, source = [size * settings["factor"]] * 2, [settings["batch"], settings["channels"], size, size]

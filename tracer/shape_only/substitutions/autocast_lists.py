@@ -12,7 +12,7 @@ LOWER = (
     "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
     "_scaled_dot_product_flash_attention", "scaled_dot_product_attention",
 )
-"""In autocast's type (fp16 or bf16)."""
+"""Operators that run in autocast's type (fp16 or bf16)."""
 
 FP32 = (
     "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh",
@@ -25,22 +25,22 @@ FP32 = (
     "upsample_nearest3d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d",
     "_upsample_bilinear2d_aa", "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bicubic2d_aa",
 )
-"""In fp32: inputs are cast."""
+"""Operators that run in fp32: inputs are cast."""
 
 FP32_RESULT = (
     "prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "linalg_vector_norm",
     "linalg_matrix_norm", "linalg_matrix_norm.str_ord", "sum", "sum.dim_IntList",
 )
-"""In fp32 by their ``dtype`` argument, where the caller gave none: inputs stay as they are."""
+"""Operators that run in fp32 by their ``dtype`` argument, where the caller gave none: inputs stay as they are."""
 
 NORMS = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
-"""In fp32 by another overload, which takes a ``dtype``."""
+"""Operators that run in fp32 by another overload, which takes a ``dtype``."""
 
 WIDEST = (
     "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot",
     "scatter_add",
 )
-"""In the widest type among their inputs."""
+"""Operators that run in the widest type among their inputs."""
 
 REFUSED = ("binary_cross_entropy",)
 """Autocast refuses these; the caller must use another."""
