@@ -28,11 +28,10 @@ from graph_predictor.simulation.host_time import exclusive_time, operation_of
 from kernel_models.host.overheads import record
 from kernel_models.host.segments import Overhead, Segments
 from kernel_models.operation import is_free
-from tracer.arrays import Float64, Int64
+from tracer.arrays import Bool, Float64, Int64
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph, OpKind
 
-Bools = npt.NDArray[np.bool_]
 Names = npt.NDArray[np.object_]
 
 WARM_DISTANCE = 32.0
@@ -67,11 +66,11 @@ class HostEvents:
         ns: how long it took; zeros where it has not been measured.
     """
 
-    is_gap: Bools
+    is_gap: Bool
     name: Names
     beside: Names
     tensors: Int64
-    computes: Bools
+    computes: Bool
     ns: Float64
 
     def __len__(self) -> int:
@@ -97,7 +96,7 @@ class HostEvents:
         found[order[begins]] = order[begins] - order[ends] + len(same)
         return found
 
-    def alone(self) -> Bools:
+    def alone(self) -> Bool:
         """Events that come once in the step."""
         numbers: dict[Label, int] = {}
         same = np.array([numbers.setdefault(key, len(numbers)) for key in zip(
@@ -174,7 +173,7 @@ class SharedOverheads:
             found[row] = base * cold[row] + slope * events.tensors[row]
         return found
 
-    def seen(self, events: HostEvents) -> Bools:
+    def seen(self, events: HostEvents) -> Bool:
         """Return which overheads are known as they are, from another workload."""
         return np.array([_labels(bool(gap), name, beside)[0] in self.base_ns for gap, name, beside in zip(
             events.is_gap, events.name, events.beside, strict=True)], np.bool_) & ~events.computes
@@ -208,7 +207,7 @@ def _typical(bases: list[float]) -> float:
     return float(np.exp(np.log(np.maximum(bases, LEAST_NS)).mean()))
 
 
-def _slopes(code: Int64, x: Float64, y: Float64, size: int) -> tuple[Float64, Bools]:
+def _slopes(code: Int64, x: Float64, y: Float64, size: int) -> tuple[Float64, Bool]:
     """Least-squares slope of y over x for each code, neither slope nor intercept below zero; whether x varies."""
     n = np.maximum(np.bincount(code, minlength=size), 1)
     mean_x, mean_y = np.bincount(code, x, size) / n, np.bincount(code, y, size) / n

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from kernel_models.families.attention import attention
 from kernel_models.model import KernelModel, Source, Times
 from kernel_models.op_call import Family, OpCall
 from kernel_models.spreads import OTHER_LAYOUT
+from tracer.arrays import Bool
 
 _LAYOUTS = ("nt", "nn", "tn", "tt")
 _DIRECTIONS = ("forward", "dgrad", "wgrad")
@@ -27,7 +27,7 @@ _DIRECTIONS = ("forward", "dgrad", "wgrad")
 
 def anchored(
     calls: Sequence[OpCall], fitted: Sequence[KernelModel], datasheet: KernelModel,
-) -> tuple[npt.NDArray[np.bool_], Times]:
+) -> tuple[Bool, Times]:
     """Return which of a family's calls have a variant that a fitted model covers [n], and the times of those, µs.
 
     Args:

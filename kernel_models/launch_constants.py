@@ -16,9 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from tracer.arrays import Int64
+from tracer.arrays import Bool, Int8, Int64
 from tracer.graph import KernelKind
 
 LATENCY_CEILING_NS = 60_000
@@ -69,15 +68,15 @@ class LaunchSamples:
     ``staged`` large pageable copies their call feeds. Times in ns.
     """
 
-    kind: npt.NDArray[np.int8]
+    kind: Int8
     start: Int64
     call_start: Int64
     call_end: Int64
     previous_end: Int64
-    previous_kind: npt.NDArray[np.int8]
-    in_graph: npt.NDArray[np.bool_]
-    in_call: npt.NDArray[np.bool_]
-    staged: npt.NDArray[np.bool_]
+    previous_kind: Int8
+    in_graph: Bool
+    in_call: Bool
+    staged: Bool
     end: Int64
 
 
@@ -112,7 +111,7 @@ def fit_launch_constants(samples: LaunchSamples) -> LaunchConstants:
 
 
 def _by_kind(
-    value: Int64, kind: npt.NDArray[np.int8], rows: npt.NDArray[np.bool_], default: int, name: str,
+    value: Int64, kind: Int8, rows: Bool, default: int, name: str,
     counts: dict[str, int],
 ) -> Int64:
     """Median per kernel kind, falling back to the pool of all kinds and then to ``default``."""

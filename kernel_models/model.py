@@ -8,10 +8,9 @@ from enum import IntEnum
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from kernel_models.op_call import Family, OpCall
-from tracer.arrays import Float64
+from tracer.arrays import Bool, Float64
 
 Arrays = dict[str, np.ndarray]
 
@@ -56,7 +55,7 @@ class KernelModel(Protocol):
         """Return where its times come from."""
         ...
 
-    def covers(self, calls: Sequence[OpCall]) -> npt.NDArray[np.bool_]:
+    def covers(self, calls: Sequence[OpCall]) -> Bool:
         """Return which of the calls lie within what the model was made for (kind, dtype, range of sizes): [n]
         booleans."""
         ...
@@ -70,12 +69,12 @@ class KernelModel(Protocol):
         ...
 
 
-def covered_times(model: KernelModel, calls: Sequence[OpCall]) -> tuple[npt.NDArray[np.bool_], Times]:
+def covered_times(model: KernelModel, calls: Sequence[OpCall]) -> tuple[Bool, Times]:
     """Return which calls a model covers, [n], and the times of those; by the model's own method where it has a quicker
     one."""
     own = getattr(model, "covered_times", None)
     if own is not None:
-        found: tuple[npt.NDArray[np.bool_], Times] = own(calls)
+        found: tuple[Bool, Times] = own(calls)
         return found
     covered = np.asarray(model.covers(calls), np.bool_)
     if not covered.any():

@@ -14,14 +14,13 @@ from itertools import count
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from kernel_models.anchoring import anchored
 from kernel_models.device import DeviceSpec
 from kernel_models.heuristics import heuristic_models
 from kernel_models.model import KernelModel, Source, covered_times
 from kernel_models.op_call import Family, OpCall
-from tracer.arrays import Float64, Int8, Int64
+from tracer.arrays import Bool, Float64, Int8, Int64
 
 LEAST_US = 0.5
 """No kernel takes less: the shortest that CUPTI and roctracer report are 0.7 to 1 µs. Keeps broken models from pricing
@@ -61,7 +60,7 @@ class PricedCalls:
     low_us: Float64
     high_us: Float64
     source: Int8
-    anchored: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    anchored: Bool = field(default_factory=lambda: np.zeros(0, np.bool_))
 
     def __len__(self) -> int:
         return len(self.index)

@@ -24,7 +24,7 @@ from kernel_models.fused_lookups import lookup_calls, pair_lookups, pairs_of
 from kernel_models.kernel_names import element_dtype, family_hint, short_kernel_name, uses_tf32
 from kernel_models.op_call import Family, OpCall
 from kernel_models.operation import Operation, calls_of
-from tracer.arrays import Int8, Int32, Int64
+from tracer.arrays import Bool, Int8, Int32, Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind
 
 FAMILIES: tuple[Family, ...] = tuple(Family)
@@ -89,7 +89,7 @@ class TraceCalls:
         """Rows of ``graph.kernels`` of one piece."""
         return self.kernel[self.kernel_offset[row]:self.kernel_offset[row + 1]]
 
-    def time_by_family(self, rows: npt.NDArray[np.bool_] | None = None) -> dict[Family, int]:
+    def time_by_family(self, rows: Bool | None = None) -> dict[Family, int]:
         """Nanoseconds of each family, most first."""
         chosen = np.ones(len(self), bool) if rows is None else rows
         time = np.bincount(self.family[chosen], weights=self.time_ns[chosen], minlength=len(FAMILIES))
@@ -160,7 +160,7 @@ class _Book:
 
 def _assemble(
     graph: ExecutionGraph, book: _Book, ops: list[int], calls: list[tuple[int, ...]], basis: list[Basis],
-    kernel_rows: Int64, piece: Int64, collective: npt.NDArray[np.bool_],
+    kernel_rows: Int64, piece: Int64, collective: Bool,
 ) -> TraceCalls:
     """Put pieces in the order of their first kernels, and their kernels side by side."""
     duration = graph.kernels.duration_ns
@@ -307,13 +307,13 @@ def _longest_kernel(graph: ExecutionGraph, kernel_rows: Int64, piece: Int64, pie
     return graph.kernels.name[kernel_rows[order[last]]]
 
 
-def _per_name(graph: ExecutionGraph, names: Int32, question: Callable[[str], bool]) -> npt.NDArray[np.bool_]:
+def _per_name(graph: ExecutionGraph, names: Int32, question: Callable[[str], bool]) -> Bool:
     """The answer for each of many names, asked once a distinct one."""
     codes, place = np.unique(names, return_inverse=True)
     return np.array([question(graph.string(code)) for code in codes.tolist()], dtype=bool)[place]
 
 
-def _mentions(graph: ExecutionGraph, texts: Int32, word: str) -> npt.NDArray[np.bool_]:
+def _mentions(graph: ExecutionGraph, texts: Int32, word: str) -> Bool:
     return _per_name(graph, texts, lambda text: word in text)
 
 

@@ -10,5 +10,3 @@ Int32 = npt.NDArray[np.int32]
 Int8 = npt.NDArray[np.int8]
 Float64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
-
-__all__ = ["Bool", "Float64", "Int8", "Int32", "Int64"]

@@ -37,6 +37,3 @@ def covered(joined: tuple[Int64, Int64], start: Int64, end: Int64) -> Int64:
         return total[np.maximum(place - 1, 0)] + np.maximum(inside, 0)
 
     return before(end) - before(start)
-
-
-__all__ = ["covered", "union", "union_ns"]

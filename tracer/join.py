@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tracer.arrays import Int64
+from tracer.arrays import Bool, Int64
 from tracer.execution_trace import ExecutionTrace, read_execution_trace
 from tracer.fill import fill_from_trace
 from tracer.graph import NONE, ExecutionGraph
-from tracer.matching import Mask, Match, Names, by_record_id, by_sequence, joinable_names, present_values
+from tracer.matching import Match, Names, by_record_id, by_sequence, joinable_names, present_values
 
 # The issue's target: a join that reaches it needs no second method.
 _GOOD = 0.999
@@ -125,7 +125,7 @@ def _drop_wrong_threads(graph: ExecutionGraph, trace: ExecutionTrace, names: Nam
     return float(np.count_nonzero(agrees & keep)) / compared if compared else 1.0
 
 
-def _usable_parents(parent: Int64, usable: Mask) -> Int64:
+def _usable_parents(parent: Int64, usable: Bool) -> Int64:
     """Parents, passing over rows that are never joined (steps, synthetic nodes)."""
     result = parent.copy()
     while True:

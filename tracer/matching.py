@@ -8,11 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tracer.alignment import align_windows
-from tracer.arrays import Int64
+from tracer.arrays import Bool, Int32, Int64
 from tracer.execution_trace import ExecutionTrace
 from tracer.graph import NONE, ExecutionGraph, OpKind
-
-Mask = npt.NDArray[np.bool_]
 
 STEP_PREFIX = "ProfilerStep#"
 
@@ -31,7 +29,7 @@ class Match:
     method: str
     node: Int64
     """Row of the execution trace for each row of ops, -1 for none."""
-    candidate: Mask
+    candidate: Bool
     offset: int = 0
 
     def share(self) -> float:
@@ -46,15 +44,15 @@ class Names:
 
     ops: Int64
     nodes: Int64
-    op_usable: Mask
-    node_usable: Mask
+    op_usable: Bool
+    node_usable: Bool
 
 
 def joinable_names(graph: ExecutionGraph, trace: ExecutionTrace) -> Names:
     """Names of both sides in one numbering, without steps and annotations the execution trace has nowhere."""
     codes: dict[str, int] = {}
 
-    def recode(column: npt.NDArray[np.int32], strings: list[str]) -> Int64:
+    def recode(column: Int32, strings: list[str]) -> Int64:
         used = np.unique(column)
         table = np.full(int(used.max(initial=0)) + 2, NONE, dtype=np.int64)  # the last entry serves code -1
         for code in used[used >= 0].tolist():

@@ -40,6 +40,3 @@ def depths(parent: Parents) -> Int64:
         depth[inside] += 1
         above[inside] = parent[above[inside]]
     return depth
-
-
-__all__ = ["depths", "nearest", "outermost", "within"]

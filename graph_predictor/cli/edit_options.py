@@ -61,6 +61,3 @@ def chosen_edits(values: dict[str, Any]) -> dict[str, Value]:
         if value is not None and (value or option.takes != NOTHING):
             found[option.name] = value
     return found
-
-
-__all__ = ["chosen_edits", "with_axes", "with_edits"]

@@ -183,7 +183,8 @@ def _end(report: Report, found: JobReport, timeline: str | None) -> None:
 
 
 def _groups(report: Report, found: JobReport) -> None:
-    from graph_predictor.reports.ranks.report import TOGETHER_NS, waiting_ns
+    from graph_predictor.reports.ranks.report import waiting_ns
+    from graph_predictor.reports.ranks.stragglers import TOGETHER_NS
 
     steps = found.steps
     rows = []

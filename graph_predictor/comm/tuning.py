@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from graph_predictor.comm.recorded_calls import RecordedCollective, find_collectives, with_transfers
 from graph_predictor.simulation.build import Built
@@ -15,6 +14,7 @@ from graph_predictor.simulation.engine import simulate
 from kernel_models.collectives import CollectiveBatch, CommError, Topology
 from kernel_models.collectives.cluster import same_gpu
 from kernel_models.collectives.tuner import MARGIN, Predict
+from tracer.arrays import Bool
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ def tune_workload(built: Built, backends: Mapping[str, Predict], on: Topology,
         raise CommError(f"No backend was measured for what the workload does ({lacking}); measure it with 'foretrace "
                         "comm bench'.")
     own = table[names.index(default)]
-    known: npt.NDArray[np.bool_] = np.asarray(has.any(axis=0))
+    known: Bool = np.asarray(has.any(axis=0))
     best = np.where(has, table, np.inf).argmin(axis=0)
     best_us = np.where(known, table[best, np.arange(len(best))], [c.recorded_ns / 1e3 for c in collectives])
     best = np.where(np.isfinite(own) & (own <= best_us * (1 + MARGIN)), names.index(default), best)
@@ -78,7 +78,7 @@ def tune_workload(built: Built, backends: Mapping[str, Predict], on: Topology,
                          _other_devices(built, on))
 
 
-def _lacking(collectives: list[RecordedCollective], has: npt.NDArray[np.bool_]) -> list[str]:
+def _lacking(collectives: list[RecordedCollective], has: Bool) -> list[str]:
     """Return what is not measured, such as "all_to_all over 8 ranks"."""
     return sorted({f"{c.call.kind.label} over {c.call.ranks} ranks"
                    for c, mine in zip(collectives, has, strict=True) if not mine})

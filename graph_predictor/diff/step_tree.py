@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graph_predictor.simulation.host_time import operation_of
-from tracer.arrays import Int64
+from tracer.arrays import Bool, Int64
 from tracer.graph import NONE, ExecutionGraph, OpKind, Phase
 
 UInt64 = npt.NDArray[np.uint64]
@@ -63,7 +63,7 @@ class StepTree:
     strides: Int64
     digest: UInt64
     phase: Int64
-    loading: npt.NDArray[np.bool_]
+    loading: Bool
 
     def __len__(self) -> int:
         return len(self.name)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graph_predictor.prediction.operation_costs import (
-    Bools,
     OperationCosts,
     numbered_names,
     operation_costs,
@@ -22,7 +21,7 @@ from graph_predictor.recorded.typical_steps import similar_steps
 from graph_predictor.simulation.build import build_program
 from graph_predictor.simulation.host_pieces import HostPieces, host_pieces
 from kernel_models.spreads import OTHER_HOST
-from tracer.arrays import Float64, Int64
+from tracer.arrays import Bool, Float64, Int64
 from tracer.graph import ExecutionGraph
 
 
@@ -127,7 +126,7 @@ def _rank(scenario: Scenario, rank: int, pieces: HostPieces, cycle: Cycle, other
     return matched * scenario.cycle.steps, float(scenario.pieces.ns[rows].sum())
 
 
-def _times(mine: OperationCosts, theirs: OperationCosts, partner: Int64) -> tuple[Float64, Float64, Bools]:
+def _times(mine: OperationCosts, theirs: OperationCosts, partner: Int64) -> tuple[Float64, Float64, Bool]:
     """The other's mean time in, and before, each of my operations, and where there is one: its partner's, else the
     mean of the operations of its name."""
     numbers: dict[str, int] = {}

@@ -9,11 +9,11 @@ import numpy as np
 
 from graph_predictor.edits.registry import edit_option
 from graph_predictor.prediction.memory import OPTIMIZER
-from graph_predictor.prediction.replacement import Bools, Replacement, Rewriting, Units, sized
+from graph_predictor.prediction.replacement import Replacement, Rewriting, Units, sized
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.prediction.units import host_weight, units_of
 from kernel_models.op_call import Family, OpCall
-from tracer.arrays import Float64
+from tracer.arrays import Bool, Float64
 from tracer.graph import OpKind, Phase
 
 STATES = {"adam": 2, "sgd": 1, "adagrad": 1, "rmsprop": 1}
@@ -80,12 +80,12 @@ def fuse(scenario: Scenario, units: Units) -> Rewriting:
     return Rewriting(found, _host_weight(scenario, heads))
 
 
-def _of_optimizer(units: Units) -> Bools:
-    found: Bools = units.alive & (units.phase == Phase.OPTIMIZER)
+def _of_optimizer(units: Units) -> Bool:
+    found: Bool = units.alive & (units.phase == Phase.OPTIMIZER)
     return found
 
 
-def _fused_already(scenario: Scenario, units: Units, mine: Bools) -> bool:
+def _fused_already(scenario: Scenario, units: Units, mine: Bool) -> bool:
     """Return whether an operation of the optimizer names itself fused."""
     names = {scenario.built.graphs[r].string(int(scenario.built.graphs[r].ops.name[op]))
              for r, op in zip(units.rank[mine].tolist(), units.op[mine].tolist(), strict=True) if op >= 0}

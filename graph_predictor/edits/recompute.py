@@ -10,13 +10,12 @@ import numpy as np
 from graph_predictor.edits.precision import PRODUCTS
 from graph_predictor.edits.registry import edit_option
 from graph_predictor.prediction.memory import kept_when_recomputed
-from graph_predictor.prediction.replacement import Bools
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.prediction.units import below, host_weight
 from graph_predictor.simulation.host_pieces import top_operations
 from kernel_models.op_call import Family
 from kernel_models.operation import family_of
-from tracer.arrays import Int64
+from tracer.arrays import Bool, Int64
 from tracer.graph import ExecutionGraph, OpKind, Phase
 
 LEAST_BLOCK = 3
@@ -63,7 +62,7 @@ class Recompute:
             "; the activations that are then kept are not counted in the peak memory." if unknown else "."))
 
 
-def _on(scenario: Scenario, chosen: list[Bools], blocks: int) -> Scenario:
+def _on(scenario: Scenario, chosen: list[Bool], blocks: int) -> Scenario:
     changed = _times(scenario, chosen, 2.0)
     share = float(np.mean([found[(graph.ops.phase == Phase.FORWARD) & (graph.ops.kind == OpKind.OPERATION)].mean()
                            for found, graph in zip(chosen, scenario.built.graphs, strict=True)]))
@@ -74,7 +73,7 @@ def _on(scenario: Scenario, chosen: list[Bools], blocks: int) -> Scenario:
         f"{blocks} blocks, {share:.0%} of forward's operations, are run again in backward.")
 
 
-def _times(scenario: Scenario, chosen: list[Bools], factor: float) -> Scenario:
+def _times(scenario: Scenario, chosen: list[Bool], factor: float) -> Scenario:
     """Kernels and host time of the chosen operations of each rank times a factor."""
     program = scenario.built.program
     kernel = np.ones(len(program.kernel_item))
@@ -89,7 +88,7 @@ def _times(scenario: Scenario, chosen: list[Bools], factor: float) -> Scenario:
     return replace(scenario, kernels=scenario.kernels.scaled(kernel), host=scenario.host.scaled(host))
 
 
-def _around(graph: ExecutionGraph, recomputed: Bools) -> Bools:
+def _around(graph: ExecutionGraph, recomputed: Bool) -> Bool:
     """Backward functions that recomputed operations run in: what Python does between these is their own time."""
     found = np.zeros(len(graph.ops), np.bool_)
     above = graph.ops.parent[recomputed]
@@ -97,7 +96,7 @@ def _around(graph: ExecutionGraph, recomputed: Bools) -> Bools:
     return found & ~recomputed & (graph.ops.kind == OpKind.OPERATION)
 
 
-def recomputed_operations(graph: ExecutionGraph) -> Bools:
+def recomputed_operations(graph: ExecutionGraph) -> Bool:
     """Forward operations that run within backward, and what is inside them.
 
     In recordings they are operations with a number of autograd's own (those of backward functions have none); in a step
@@ -117,7 +116,7 @@ def recomputed_operations(graph: ExecutionGraph) -> Bools:
     return below(ops.parent, found)
 
 
-def forward_blocks(graph: ExecutionGraph) -> tuple[Bools, int]:
+def forward_blocks(graph: ExecutionGraph) -> tuple[Bool, int]:
     """Operations of the forward's repeated blocks, and how many blocks a step has."""
     forward = graph.ops.phase == Phase.FORWARD
     found, count = _by_module(graph, forward)
@@ -126,7 +125,7 @@ def forward_blocks(graph: ExecutionGraph) -> tuple[Bools, int]:
     return below(graph.ops.parent, found) & forward, count
 
 
-def _by_module(graph: ExecutionGraph, forward: Bools) -> tuple[Bools, int]:
+def _by_module(graph: ExecutionGraph, forward: Bool) -> tuple[Bool, int]:
     """Blocks by modules' paths, such as Gpt2/blocks/2/attention: the outermost part that is a number, and has others
     beside it."""
     module = graph.ops.module
@@ -166,7 +165,7 @@ def _needed(graph: ExecutionGraph, rows: Int64) -> int:
     return len(rows)
 
 
-def _by_sequence(graph: ExecutionGraph, forward: Bools) -> tuple[Bools, int]:
+def _by_sequence(graph: ExecutionGraph, forward: Bool) -> tuple[Bool, int]:
     """Blocks as the longest run of equal operations, name and sizes, one block after another, in each step."""
     ops = graph.ops
     found = np.zeros(len(ops), np.bool_)

@@ -152,6 +152,3 @@ def chosen(values: Mapping[str, Value | None]) -> dict[str, Value]:
 def made(values: Mapping[str, Value]) -> list[Edit]:
     """Make edits of their values by name, in the registry's order. Raises ``EditError`` as ``EditOption.make``."""
     return [option.make(values[option.name]) for option in options() if option.name in values]
-
-
-__all__ = ["EditOption", "chosen", "edit_option", "made", "options", "switched"]

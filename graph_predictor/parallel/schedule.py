@@ -155,11 +155,3 @@ def _run(kind, microbatch, chunk, forward, backward, transfer, blocking):  # typ
                 left -= 1
                 moved = True
     return start, end, left == 0
-
-
-def bubble_share(pipelined: Pipelined) -> float:
-    """Share of the schedule in which the average stage has nothing to do."""
-    return 1.0 - float(pipelined.busy.mean()) / pipelined.makespan if pipelined.makespan else 0.0
-
-
-__all__ = ["BACKWARD", "FORWARD", "Order", "Pipelined", "bubble_share", "order_of", "simulate"]

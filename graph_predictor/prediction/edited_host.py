@@ -8,13 +8,12 @@ import numpy as np
 
 from graph_predictor.prediction.changes import Loading
 from graph_predictor.prediction.repeat import Repeated
-from graph_predictor.prediction.replacement import Bools
 from graph_predictor.prediction.rewriting import Rewritten, replaced_host
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.simulation.host_pieces import with_host
-from graph_predictor.simulation.program import NEVER, Anchor, ItemKind, Program, whole_ns
+from graph_predictor.simulation.program import NEVER, Anchor, ItemKind, Program, total_ratio, whole_ns
 from kernel_models.launch_constants import LaunchConstants
-from tracer.arrays import Float64, Int64
+from tracer.arrays import Bool, Float64, Int64
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph, KernelKind, Phase
 from tracer.intervals import union_ns
 
@@ -43,7 +42,7 @@ class EditedHost:
     queue_depth: Int64
     floor: Float64
     workers: Float64
-    kernel_gone: Bools | None
+    kernel_gone: Bool | None
 
 
 def edit_host(scenario: Scenario, rewritten: Rewritten | None) -> EditedHost:
@@ -54,7 +53,7 @@ def edit_host(scenario: Scenario, rewritten: Rewritten | None) -> EditedHost:
     lag = program.after_lag.astype(np.float64)
     if host.ns is not None:
         mine = scenario.cycle.working[pieces.item]
-        lag = lag * _total_ratio(pieces.ns[mine], ns[mine])
+        lag = lag * total_ratio(pieces.ns[mine], ns[mine])
     if batches.fetching is not None:
         ns = ns * batches.fetching.on(pieces, batches.fetching.expected)
     external = program.item_external
@@ -198,11 +197,6 @@ def _copied_lags(repeated: Repeated, lag: Int64, source: Program) -> Int64:
     # Lags of one program are scaled by one factor, so that each copy's follows from its own.
     total = float(source.after_lag.sum())
     return whole_ns(p.after_lag * (float(lag.sum()) / total if total else 1.0))
-
-
-def _total_ratio(before: Int64 | Float64, after: Float64) -> float:
-    total = float(before.sum())
-    return float(after.sum()) / total if total else 1.0
 
 
 def _first_launches(scenario: Scenario) -> Int64:

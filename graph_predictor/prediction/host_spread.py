@@ -8,7 +8,6 @@ spread between steps is taken for that of their mean.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.recorded.typical_steps import typical
@@ -16,7 +15,7 @@ from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.host_pieces import HostPieces
 from graph_predictor.simulation.host_waits import waiting_calls
 from kernel_models.spreads import END, USUAL_STEPS
-from tracer.arrays import Float64, Int64
+from tracer.arrays import Bool, Float64, Int64
 
 STRETCHES = 5
 """Parts that steps without the profiler are cut into: what a machine does to a run lasts longer than a step."""
@@ -79,7 +78,7 @@ def unblocked_totals(built: Built, cycle: Cycle, pieces: HostPieces) -> Float64:
     return _totals(built, cycle, pieces, ~waits)
 
 
-def _totals(built: Built, cycle: Cycle, pieces: HostPieces, counted: npt.NDArray[np.bool_]) -> Float64:
+def _totals(built: Built, cycle: Cycle, pieces: HostPieces, counted: Bool) -> Float64:
     program, graph = built.program, built.graphs[0]
     start = graph.steps.start_ns[cycle.row[0]]
     rows = np.flatnonzero(counted & (pieces.rank == 0) & cycle.working[pieces.item])

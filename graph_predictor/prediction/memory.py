@@ -15,10 +15,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from graph_predictor.prediction.replacement import Bools
 from graph_predictor.prediction.scenario import Scenario
 from kernel_models.dtypes import itemsize, short_dtype
-from tracer.arrays import Float64
+from tracer.arrays import Bool, Float64
 from tracer.decode import list_of
 from tracer.graph import ExecutionGraph
 from tracer.memory_account import PEAK, MemoryAccount
@@ -90,7 +89,7 @@ def lacking_memory(scenario: Scenario) -> str | None:
     return f"{lacking} The step takes {account}."
 
 
-def kept_when_recomputed(graph: ExecutionGraph, chosen: Bools, blocks: int) -> float:
+def kept_when_recomputed(graph: ExecutionGraph, chosen: Bool, blocks: int) -> float:
     """Share of the activations that stays when blocks are recomputed: what lies outside them is not known, so that
     it is taken to be in proportion to operations; of the blocks, one's activations and the input of each."""
     activations = most_activations(graph)

@@ -21,6 +21,3 @@ def resized_calls(old: tuple[OpCall, ...], before: Operation, after: Operation, 
         return (memset(size) if old[0].family is Family.MEMSET else transfer(old[0].kind, size, old[0].flags),)
     tf32 = any(call.dtype == "tf32" for call in old)
     return calls_of(after, tf32) if calls_of(before, tf32) == old else None
-
-
-__all__ = ["resized_calls"]

@@ -19,18 +19,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from graph_predictor.prediction.fetching import fetched_ns
 from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.simulation.host_pieces import HostPieces, fetching_operations, top_operations
 from tracer.alignment import align_windows
-from tracer.arrays import Float64, Int64
+from tracer.arrays import Bool, Float64, Int64
 from tracer.graph import NONE, ExecutionGraph, OpKind
 from tracer.trees import nearest
-
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +63,7 @@ class OperationCosts:
     fetch: float
     piece: Int64
     row: Int64
-    within: Bools
+    within: Bool
 
     def __len__(self) -> int:
         return len(self.op)
@@ -154,7 +151,7 @@ def operation_costs(cycle: Cycle, pieces: HostPieces, rank: int, owner: Int64, k
     kept = row >= 0
     piece, step, row, within = piece[kept], step[kept], row[kept], within[kept]
 
-    def table(chosen: Bools | Int64, width: int) -> Float64:
+    def table(chosen: Bool | Int64, width: int) -> Float64:
         sums = np.bincount(step[chosen] * width + row[chosen], weights=pieces.ns[piece[chosen]],
                            minlength=steps * width)
         return np.asarray(sums.reshape(steps, width), np.float64)
@@ -226,9 +223,5 @@ def _by_thread(graph: ExecutionGraph, op: Int64) -> Int64:
     return np.lexsort((np.arange(len(op)), first[thread.reshape(-1)]))
 
 
-def _counted(graph: ExecutionGraph) -> Bools:
+def _counted(graph: ExecutionGraph) -> Bool:
     return (graph.ops.kind == OpKind.OPERATION) & ~fetching_operations(graph)
-
-
-__all__ = ["OperationCosts", "every_operation", "numbered_names", "operation_costs", "operations_named",
-           "outermost_operations", "partners"]

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from graph_predictor.simulation.build import build_program
 from graph_predictor.simulation.host_time import exclusive_time, waits
@@ -29,6 +28,7 @@ from kernel_models.host.segments import HostIntervals, Overhead
 from kernel_models.launch_constants import LaunchConstants
 from kernel_models.op_call import Family
 from kernel_models.operation import family_of
+from tracer.arrays import Bool
 from tracer.graph import ExecutionGraph, KernelKind, OpKind
 from tracer.job import Job
 
@@ -177,7 +177,7 @@ def _computing(graph: ExecutionGraph) -> HostIntervals:
     return HostIntervals.merged(own.thread[computes], own.start_ns[computes], own.end_ns[computes])
 
 
-def computing_operations(graph: ExecutionGraph) -> npt.NDArray[np.bool_]:
+def computing_operations(graph: ExecutionGraph) -> Bool:
     """Return which operations compute: the innermost ones of each family (``aten::addmm`` in ``aten::linear``).
 
     What is written out in operations of other families (``WRITTEN_OUT``) is computed by these alone.

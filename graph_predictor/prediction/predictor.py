@@ -515,6 +515,3 @@ def _recorded_device(graph: ExecutionGraph) -> DeviceSpec | None:
         return resolve_device(meta.device, meta.device_memory_bytes, meta.sm_count)
     except DeviceError:
         return None
-
-
-__all__ = ["Baseline", "Spreads"]

@@ -16,17 +16,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from graph_predictor.prediction.shared import Shared
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.critical_path import step_items
 from graph_predictor.simulation.engine import Structure, structure_of
 from graph_predictor.simulation.program import NEVER, ItemKind, Program
-from tracer.arrays import Int64
+from tracer.arrays import Bool, Int64
 from tracer.errors import ForetraceError
 
-Bools = npt.NDArray[np.bool_]
 MOST_KEPT = 1_000_000
 """Items and kernels of a repetition that is kept for further predictions: some 200 MB."""
 
@@ -46,8 +44,8 @@ class Cycle:
 
     built: Built
     steps: int
-    item: Bools
-    kernel: Bools
+    item: Bool
+    kernel: Bool
     first: Int64
     last: Int64
     names: tuple[str, ...]
@@ -56,7 +54,7 @@ class Cycle:
     """Its repetitions, which predictions from one recording share."""
 
     @property
-    def working(self) -> Bools:
+    def working(self) -> Bool:
         """Items whose host time counts: all but the begins of steps, the time before which is between steps."""
         return self.item & (self.built.program.item_kind != ItemKind.STEP_BEGIN)
 
@@ -181,83 +179,81 @@ def repeat(cycle: Cycle, copies: int) -> Repeated:
 
 def _repeated(cycle: Cycle, copies: int) -> Repeated:
     p = cycle.built.program
-    items = np.flatnonzero(cycle.item)
-    thread = p.item_thread()[items]
-    kept, counts = np.unique(thread, return_counts=True)
-    # Row of each copy of an item: threads stay contiguous, their copies in order.
-    offset = np.concatenate([[0], np.cumsum(counts * copies)]).astype(np.int64)
-    place_in_thread = np.arange(len(items)) - np.repeat(np.cumsum(counts) - counts, counts)
-    base = np.repeat(offset[:-1], counts) + place_in_thread
-    stride = np.repeat(counts, counts)
-    new_item = np.full(len(p.item_kind), -1, np.int64)
-    new_item[items] = base
-    item_stride = np.zeros(len(p.item_kind), np.int64)
-    item_stride[items] = stride
-    total_items = int(offset[-1])
-    of_item, copy_of_item = np.empty(total_items, np.int64), np.empty(total_items, np.int64)
-    for copy in range(copies):
-        of_item[base + copy * stride], copy_of_item[base + copy * stride] = items, copy
-
-    kernels = np.flatnonzero(cycle.kernel)
-    rank = p.kernel_rank()[kernels]
-    per_rank = np.bincount(rank, minlength=p.ranks)
-    kernel_ptr = np.concatenate([[0], np.cumsum(per_rank * copies)]).astype(np.int64)
-    in_rank = np.arange(len(kernels)) - np.repeat(np.cumsum(per_rank) - per_rank, per_rank)
-    kernel_base, kernel_stride = kernel_ptr[rank] + in_rank, per_rank[rank]
-    new_kernel = np.full(len(p.kernel_item), -1, np.int64)
-    new_kernel[kernels] = kernel_base
-    stride_of = np.zeros(len(p.kernel_item), np.int64)
-    stride_of[kernels] = kernel_stride
-    total_kernels = int(kernel_ptr[-1])
-    of_kernel, copy_of_kernel = np.empty(total_kernels, np.int64), np.empty(total_kernels, np.int64)
-    for copy in range(copies):
-        of_kernel[kernel_base + copy * kernel_stride] = kernels
-        copy_of_kernel[kernel_base + copy * kernel_stride] = copy
+    rows = np.flatnonzero(cycle.item)
+    kept, counts = np.unique(p.item_thread()[rows], return_counts=True)
+    thread_ptr, items = _copied(rows, counts, len(p.item_kind), copies)
+    rows = np.flatnonzero(cycle.kernel)
+    kernel_ptr, kernels = _copied(rows, np.bincount(p.kernel_rank()[rows], minlength=p.ranks), len(p.kernel_item),
+                                  copies)
 
     twin = _twins(cycle)
-    previous, tail, tail_rank = _streams(cycle, kernels, new_kernel, stride_of, copies)
-    work = p.item_work[of_item]
-    work[p.item_kind[of_item] == ItemKind.STEP_BEGIN] = 0
-    external = p.item_external[of_item]
-    external = np.where(external > NEVER, external + copy_of_item * cycle.period_ns, NEVER)
-    queue, before = _queue(cycle, of_item, copy_of_item, new_kernel, stride_of, copies)
-    after_ptr, (after_item, after_lag) = _edges(
-        p.after_ptr, p.after_item, (p.after_lag,), of_item, copy_of_item, new_item, item_stride, None)
-    wait_ptr, (wait_kernel, wait_lag) = _edges(
-        p.wait_ptr, p.wait_kernel, (p.wait_lag,), of_item, copy_of_item, new_kernel, stride_of, twin)
+    previous, tail, tail_rank = _streams(cycle, kernels, copies)
+    work = p.item_work[items.of]
+    work[p.item_kind[items.of] == ItemKind.STEP_BEGIN] = 0
+    external = p.item_external[items.of]
+    external = np.where(external > NEVER, external + items.copy * cycle.period_ns, NEVER)
+    queue, before = _queue(cycle, items, kernels, copies)
+    after_ptr, (after_item, after_lag) = _edges(p.after_ptr, p.after_item, (p.after_lag,), items, items, None)
+    wait_ptr, (wait_kernel, wait_lag) = _edges(p.wait_ptr, p.wait_kernel, (p.wait_lag,), items, kernels, twin)
     edge_ptr, (edge_kernel, edge_fraction, edge_lag) = _edges(
-        p.edge_ptr, p.edge_kernel, (p.edge_fraction, p.edge_lag), of_kernel, copy_of_kernel, new_kernel, stride_of,
-        twin)
-    group, group_size, duration = _groups(cycle, of_kernel, copy_of_kernel, copies)
+        p.edge_ptr, p.edge_kernel, (p.edge_fraction, p.edge_lag), kernels, kernels, twin)
+    group, group_size, duration = _groups(cycle, kernels, copies)
     start = p.recorded_item_start[cycle.first]
     program = Program(
-        thread_ptr=offset, thread_rank=p.thread_rank[kept], thread_start=start[p.thread_rank[kept]],
-        item_kind=p.item_kind[of_item], item_row=p.item_row[of_item], item_work=work, item_cost=p.item_cost[of_item],
+        thread_ptr=thread_ptr, thread_rank=p.thread_rank[kept], thread_start=start[p.thread_rank[kept]],
+        item_kind=p.item_kind[items.of], item_row=p.item_row[items.of], item_work=work, item_cost=p.item_cost[items.of],
         item_external=external, item_queue=before,
-        item_channel=p.item_channel[of_item], item_return=p.item_return[of_item],
+        item_channel=p.item_channel[items.of], item_return=p.item_return[items.of],
         after_ptr=after_ptr, after_item=after_item, after_lag=after_lag,
         wait_ptr=wait_ptr, wait_kernel=wait_kernel, wait_lag=wait_lag,
-        kernel_ptr=kernel_ptr, kernel_item=_copied(p.kernel_item[of_kernel], copy_of_kernel, new_item, item_stride),
-        kernel_anchor=p.kernel_anchor[of_kernel], kernel_latency=p.kernel_latency[of_kernel], kernel_previous=previous,
-        kernel_gap=p.kernel_gap[of_kernel], kernel_duration=duration,
-        kernel_external=np.full(total_kernels, NEVER, np.int64),
+        kernel_ptr=kernel_ptr, kernel_item=items.at(p.kernel_item[kernels.of], kernels.copy),
+        kernel_anchor=p.kernel_anchor[kernels.of], kernel_latency=p.kernel_latency[kernels.of],
+        kernel_previous=previous, kernel_gap=p.kernel_gap[kernels.of], kernel_duration=duration,
+        kernel_external=np.full(len(kernels.of), NEVER, np.int64),
         edge_ptr=edge_ptr, edge_kernel=edge_kernel, edge_fraction=edge_fraction, edge_lag=edge_lag,
         kernel_group=group, group_size=group_size, queue_ptr=queue[0], queue_kernel=queue[1], queue_depth=p.queue_depth,
-        recorded_item_start=p.recorded_item_start[of_item], recorded_item_end=p.recorded_item_end[of_item],
-        recorded_kernel_start=p.recorded_kernel_start[of_kernel], recorded_kernel_end=p.recorded_kernel_end[of_kernel])
-    end = new_item[cycle.last][:, None] + item_stride[cycle.last][:, None] * np.arange(copies)
-    return Repeated(program, copies, of_item, of_kernel, copy_of_item, copy_of_kernel, end, tail, tail_rank,
+        recorded_item_start=p.recorded_item_start[items.of], recorded_item_end=p.recorded_item_end[items.of],
+        recorded_kernel_start=p.recorded_kernel_start[kernels.of],
+        recorded_kernel_end=p.recorded_kernel_end[kernels.of])
+    end = items.at(cycle.last[:, None], np.arange(copies))
+    return Repeated(program, copies, items.of, kernels.of, items.copy, kernels.copy, end, tail, tail_rank,
                     structure_of(program))
 
 
-def _copied(row: Int64, copy: Int64, new: Int64, stride: Int64) -> Int64:
-    """Return where the given copies of recorded rows are."""
-    return new[row] + copy * stride[row]
+@dataclass(frozen=True, slots=True)
+class _Copies:
+    """The rows of a cycle in every copy: ``first`` and ``stride`` by recorded row, ``of`` and ``copy`` by new row."""
+
+    first: Int64
+    stride: Int64
+    of: Int64
+    copy: Int64
+
+    def at(self, row: Int64, copy: Int64 | int) -> Int64:
+        """Return the new rows of copies of recorded rows."""
+        return self.first[row] + copy * self.stride[row]
 
 
-def _streams(cycle: Cycle, kernels: Int64, new: Int64, stride: Int64, copies: int) -> tuple[Int64, Int64, Int64]:
+def _copied(rows: Int64, counts: Int64, length: int, copies: int) -> tuple[Int64, _Copies]:
+    """Copy some of ``length`` rows, ``counts`` of each group in turn; groups stay contiguous, their copies in order.
+
+    Returns:
+        The groups' first new rows [groups + 1], and the copies.
+    """
+    pointer = np.concatenate([[0], np.cumsum(counts * copies)]).astype(np.int64)
+    place = np.arange(len(rows)) + np.repeat(pointer[:-1] - (np.cumsum(counts) - counts), counts)
+    found = _Copies(np.full(length, -1, np.int64), np.zeros(length, np.int64),
+                    np.empty(pointer[-1], np.int64), np.empty(pointer[-1], np.int64))
+    found.first[rows], found.stride[rows] = place, np.repeat(counts, counts)
+    for copy in range(copies):
+        new = found.at(rows, copy)
+        found.of[new], found.copy[new] = rows, copy
+    return pointer, found
+
+
+def _streams(cycle: Cycle, copied: _Copies, copies: int) -> tuple[Int64, Int64, Int64]:
     """Predecessor on its stream of every kernel of every copy; the last kernel of each stream and copy; its rank."""
-    p = cycle.built.program
+    p, kernels = cycle.built.program, np.flatnonzero(cycle.kernel)
     rank = p.kernel_rank()[kernels]
     stream, device = (np.concatenate([getattr(g.kernels, name) for g in cycle.built.graphs])[kernels].astype(np.int64)
                       for name in ("stream", "device"))
@@ -273,47 +269,45 @@ def _streams(cycle: Cycle, kernels: Int64, new: Int64, stride: Int64, copies: in
     previous = np.full(len(kernels) * copies, -1, np.int64)
     for copy in range(copies):
         from_copy = np.where(opens, copy - 1, copy)
-        at = np.where(from_copy >= 0, new[before] + from_copy * stride[before], -1)
-        previous[new[ordered] + copy * stride[ordered]] = at
-    tails = ordered[ends]
-    return previous, new[tails][:, None] + stride[tails][:, None] * np.arange(copies), rank[order][ends]
+        previous[copied.at(ordered, copy)] = np.where(from_copy >= 0, copied.at(before, from_copy), -1)
+    return previous, copied.at(ordered[ends][:, None], np.arange(copies)), rank[order][ends]
 
 
-def _queue(cycle: Cycle, of_item: Int64, copy: Int64, new: Int64, stride: Int64, copies: int) -> tuple[
-        tuple[Int64, Int64], Int64]:
+def _queue(cycle: Cycle, items: _Copies, kernels: _Copies, copies: int) -> tuple[tuple[Int64, Int64], Int64]:
     """Launch-queue entries (pointer by channel, kernels), and how many come before each item."""
     p = cycle.built.program
-    before = np.where(p.item_queue[of_item] >= 0, 0, -1)
+    before = np.where(p.item_queue[items.of] >= 0, 0, -1)
     entries, counts = [], []
     for channel in range(len(p.queue_depth)):
         queued = p.queue_kernel[p.queue_ptr[channel]:p.queue_ptr[channel + 1]]
         inside = cycle.kernel[queued]
         reached = np.concatenate([[0], np.cumsum(inside)])
         mine = queued[inside]
-        rows = np.flatnonzero(p.item_channel[of_item] == channel)
-        before[rows] = reached[p.item_queue[of_item[rows]]] + copy[rows] * len(mine)
-        entries += [new[mine] + number * stride[mine] for number in range(copies)]
+        rows = np.flatnonzero(p.item_channel[items.of] == channel)
+        before[rows] = reached[p.item_queue[items.of[rows]]] + items.copy[rows] * len(mine)
+        entries += [kernels.at(mine, number) for number in range(copies)]
         counts.append(len(mine) * copies)
     pointer = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     return (pointer, np.concatenate(entries) if entries else np.zeros(0, np.int64)), before
 
 
-def _edges(pointer: Int64, source: Int64, values: tuple[np.ndarray, ...], owner: Int64, copy: Int64, new: Int64,
-           stride: Int64, twin: Int64 | None) -> tuple[Int64, tuple[np.ndarray, ...]]:
-    """CSR edges of all copies. A source outside the cycle is its twin's copy before, or left out."""
+def _edges(pointer: Int64, source: Int64, values: tuple[np.ndarray, ...], owners: _Copies, sources: _Copies,
+           twin: Int64 | None) -> tuple[Int64, tuple[np.ndarray, ...]]:
+    """Copy CSR edges. A source outside the cycle is its twin's copy before, or left out."""
+    owner = owners.of
     count = (pointer[1:] - pointer[:-1])[owner]
     at = np.repeat(np.arange(len(owner)), count)
     row = np.arange(len(at)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(pointer[owner], count)
-    found, from_copy = source[row], copy[at].astype(np.int64)
-    outside = new[found] < 0 if len(found) else np.zeros(0, np.bool_)
+    found, from_copy = source[row], owners.copy[at]
+    outside = sources.first[found] < 0 if len(found) else np.zeros(0, np.bool_)
     if twin is not None and outside.any():
         found = np.where(outside, twin[found], found)
         from_copy = from_copy - outside
     kept = (found >= 0) & (from_copy >= 0)
-    kept &= new[np.maximum(found, 0)] >= 0
+    kept &= sources.first[np.maximum(found, 0)] >= 0
     found, from_copy = found[kept], from_copy[kept]
     ptr = np.concatenate([[0], np.cumsum(np.bincount(at[kept], minlength=len(owner)))]).astype(np.int64)
-    return ptr, (new[found] + from_copy * stride[found], *(value[row[kept]] for value in values))
+    return ptr, (sources.at(found, from_copy), *(value[row[kept]] for value in values))
 
 
 def _twins(cycle: Cycle) -> Int64:
@@ -337,7 +331,7 @@ def _twins(cycle: Cycle) -> Int64:
     return twin
 
 
-def _groups(cycle: Cycle, of_kernel: Int64, copy: Int64, copies: int) -> tuple[Int64, Int64, Int64]:
+def _groups(cycle: Cycle, kernels: _Copies, copies: int) -> tuple[Int64, Int64, Int64]:
     """Rendezvous of every copy: those with all members in the cycle. The others' kernels last as recorded."""
     p = cycle.built.program
     group = p.kernel_group
@@ -346,10 +340,10 @@ def _groups(cycle: Cycle, of_kernel: Int64, copy: Int64, copies: int) -> tuple[I
     whole = members == p.group_size
     number = np.cumsum(whole) - 1
     kept = int(whole.sum())
-    of = group[of_kernel]
+    of = group[kernels.of]
     complete = (of >= 0) & (whole[np.maximum(of, 0)] if len(whole) else False)
-    new_group = np.where(complete, number[np.maximum(of, 0)] + copy * kept, -1) if len(whole) else np.full(
-        len(of_kernel), -1, np.int64)
+    new_group = np.where(complete, number[np.maximum(of, 0)] + kernels.copy * kept, -1) if len(whole) else np.full(
+        len(kernels.of), -1, np.int64)
     recorded = p.recorded_kernel_end - p.recorded_kernel_start
-    duration = np.where((of >= 0) & ~complete, recorded[of_kernel], p.kernel_duration[of_kernel])
+    duration = np.where((of >= 0) & ~complete, recorded[kernels.of], p.kernel_duration[kernels.of])
     return new_group.astype(np.int64), np.tile(p.group_size[whole], copies), duration.astype(np.int64)

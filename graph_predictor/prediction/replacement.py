@@ -5,13 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from kernel_models.op_call import OpCall
-from tracer.arrays import Float64, Int64
-
-Bools = npt.NDArray[np.bool_]
+from tracer.arrays import Bool, Float64, Int64
 
 
 @dataclass(slots=True)
@@ -42,10 +37,10 @@ class Units:
     step: Int64
     start: Int64
     kernels: Int64
-    follows: Bools
-    watched: Bools
+    follows: Bool
+    watched: Bool
     calls: list[tuple[OpCall, ...]]
-    alive: Bools
+    alive: Bool
     on_host: bool
 
     def __len__(self) -> int:

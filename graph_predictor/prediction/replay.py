@@ -120,7 +120,7 @@ class Replay(Shown):
         missed: dict[int, int] = {}
         for step in self.inexact:
             missed[step.rank] = missed.get(step.rank, 0) + abs(step.profiled_ns - step.measured_ns)
-        shares = [report.unexplained_share + missed.get(_rank_number(graph, at), 0) / max(report.window_ns, 1)
+        shares = [report.unexplained_share + missed.get(rank_number(graph, at), 0) / max(report.window_ns, 1)
                   for at, (graph, report) in enumerate(zip(self.graphs, self.built.reports, strict=True))]
         return max(shares, default=0.0)
 
@@ -193,7 +193,7 @@ def replay(
     free = simulate(program.with_durations(scaled_durations(program, built.graphs, 0.0)))
     steps = [
         ReplayedStep(
-            rank=_rank_number(built.graphs[rank], rank), name=built.graphs[rank].string(
+            rank=rank_number(built.graphs[rank], rank), name=built.graphs[rank].string(
                 int(built.graphs[rank].steps.name[row])),
             measured_ns=int(program.recorded_item_end[end] - program.recorded_item_end[begin]),
             replayed_ns=int(simulated.item_end[end] - simulated.item_end[begin]),
@@ -205,7 +205,7 @@ def replay(
              *_partial_job(built)]
     with_steps = {s.rank for s in steps}
     for rank, graph in enumerate(built.graphs):
-        if _rank_number(graph, rank) not in with_steps:
+        if rank_number(graph, rank) not in with_steps:
             steps.append(_whole_window(built, program, simulated, free, under, rank))
     if any(s.name == WINDOW for s in steps):
         notes.append("No steps were found: the whole window is replayed as one. Call prof.step() after each "
@@ -259,8 +259,8 @@ def scaled_durations(program: Program, graphs: Sequence[ExecutionGraph], factor:
     return np.where(kinds == KernelKind.COLLECTIVE, program.kernel_duration, scaled)
 
 
-def _rank_number(graph: ExecutionGraph, position: int) -> int:
-    """The rank the trace names, or its place in the job."""
+def rank_number(graph: ExecutionGraph, position: int) -> int:
+    """Return the rank the trace names, else its place in the job."""
     return graph.meta.rank if graph.meta.rank >= 0 else position
 
 
@@ -277,7 +277,7 @@ def _whole_window(built: Built, program: Program, simulated: Simulated, free: Si
         return int(ends.max() - starts.min()) if len(starts) else 0
 
     return ReplayedStep(
-        rank=_rank_number(built.graphs[rank], rank), name=WINDOW,
+        rank=rank_number(built.graphs[rank], rank), name=WINDOW,
         measured_ns=span(program.recorded_item_start, program.recorded_item_end,
                          program.recorded_kernel_start, program.recorded_kernel_end),
         replayed_ns=span(simulated.item_start, simulated.item_end, simulated.kernel_start, simulated.kernel_end),

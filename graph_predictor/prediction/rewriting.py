@@ -16,14 +16,14 @@ import numpy as np
 
 from graph_predictor.prediction.anchoring import prices_of, size_of_change
 from graph_predictor.prediction.pricing import KernelTimes
-from graph_predictor.prediction.replacement import Bools, Replacement, Units
+from graph_predictor.prediction.replacement import Replacement, Units
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.units import below, units_of
 from kernel_models.model import Source
 from kernel_models.op_call import OpCall
 from kernel_models.spreads import REPLACED_ON_CPU
 from kernel_models.trace_calls import FAMILIES
-from tracer.arrays import Float64, Int64
+from tracer.arrays import Bool, Float64, Int64
 
 LEAST_US = 1e-3
 
@@ -49,7 +49,7 @@ class Rewritten:
     high: Float64
     host_weight: Float64
     host_spread: float
-    kernel_gone: Bools
+    kernel_gone: Bool
     kernels: list[Int64] = field(default_factory=list)
 
 
@@ -139,7 +139,7 @@ def _priced(scenario: Scenario, units: Units, found: list[Replacement], before: 
                      np.where(gone, 0.0, weight), 0.0, kernel_gone, kernels)
 
 
-def _kernels(scenario: Scenario, units: Units, found: list[Replacement], gone: Bools) -> list[Int64]:
+def _kernels(scenario: Scenario, units: Units, found: list[Replacement], gone: Bool) -> list[Int64]:
     """The cycle's kernels of each replacement, the new work's first; marks those that vanish."""
     piece = scenario.work.piece
     rows = np.flatnonzero(scenario.cycle.kernel & (piece >= 0))
@@ -154,7 +154,7 @@ def _kernels(scenario: Scenario, units: Units, found: list[Replacement], gone: B
     return result
 
 
-def _host_of(scenario: Scenario, kernel_gone: Bools) -> Bools:
+def _host_of(scenario: Scenario, kernel_gone: Bool) -> Bool:
     """Pieces of host time in operations all of whose kernels vanish."""
     pieces = scenario.pieces
     result = np.zeros(len(pieces), np.bool_)
@@ -172,7 +172,7 @@ def _host_of(scenario: Scenario, kernel_gone: Bools) -> Bools:
     return result
 
 
-def _host_of_dead(scenario: Scenario, units: Units) -> Bools:
+def _host_of_dead(scenario: Scenario, units: Units) -> Bool:
     """The same on a CPU: in operations all of whose computing operations vanish."""
     pieces = scenario.pieces
     result = np.zeros(len(pieces), np.bool_)

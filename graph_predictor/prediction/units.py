@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from graph_predictor.prediction.overheads import computing_operations
-from graph_predictor.prediction.replacement import Bools, Units
+from graph_predictor.prediction.replacement import Units
 from graph_predictor.prediction.scenario import Scenario
 from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, calls_of
-from tracer.arrays import Float64, Int64
+from tracer.arrays import Bool, Float64, Int64
 from tracer.graph import NONE
 from tracer.trees import nearest
 
@@ -101,7 +101,7 @@ def _of_ops(scenario: Scenario, rank: Int64, op: Int64, column: str) -> Int64:
     return found
 
 
-def below(parent: npt.NDArray[np.integer], chosen: Bools) -> Bools:
+def below(parent: npt.NDArray[np.integer], chosen: Bool) -> Bool:
     """Operations that are chosen, and all inside them."""
     found = chosen.copy()
     above = parent.astype(np.int64)
@@ -111,7 +111,7 @@ def below(parent: npt.NDArray[np.integer], chosen: Bools) -> Bools:
     return found
 
 
-def host_weight(scenario: Scenario, chosen: list[Bools], factor: float, before: list[Bools] | None = None) -> Float64:
+def host_weight(scenario: Scenario, chosen: list[Bool], factor: float, before: list[Bool] | None = None) -> Float64:
     """Factor on each piece of host time, where chosen operations take another time.
 
     Args:

@@ -26,7 +26,7 @@ from graph_predictor.prediction.work import Work, describe_work
 from graph_predictor.recorded.typical_steps import typical_steps
 from graph_predictor.simulation.build import Built, WithoutProfiler
 from graph_predictor.simulation.host_pieces import HostPieces, host_pieces, with_host
-from graph_predictor.simulation.program import NEVER, ItemKind, Program, whole_ns
+from graph_predictor.simulation.program import NEVER, ItemKind, Program, total_ratio, whole_ns
 from tracer.arrays import Float64, Int64
 
 
@@ -60,7 +60,7 @@ def unprofiled(built: Built, work: Work | None = None, steps: Sequence[int] | No
     whole = replace(pieces, ns=whole_ns(left))
     item_work, item_cost = with_host(built.program, whole, whole.ns.astype(np.float64))
     mine = cycle.working[pieces.item]
-    share = _ratio(recorded[mine], left[mine])
+    share = total_ratio(recorded[mine], left[mine])
     lag = whole_ns(built.program.after_lag * share)
     program = replace(built.program, item_work=item_work, item_cost=item_cost, after_lag=lag,
                       item_external=_arrivals(built, cycle, waited, share))
@@ -119,13 +119,5 @@ def _shares(recorded: HostPieces, left: HostPieces, rank: int, operations: int) 
     op = np.where(recorded.op[rows] >= 0, recorded.op[rows], operations)
     before, after = (np.bincount(op, weights=of.ns[rows], minlength=operations + 1).astype(np.float64)
                      for of in (recorded, left))
-    overall = _ratio(before, after)
+    overall = total_ratio(before, after)
     return np.where(before > 0, after / np.maximum(before, 1.0), overall)
-
-
-def _ratio(before: Float64, after: Float64) -> float:
-    total = float(before.sum())
-    return float(after.sum()) / total if total else 1.0
-
-
-__all__ = ["on_unprofiled_clock", "unprofiled", "unprofiled_ns"]

@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from tracer.arrays import Int64
+from tracer.arrays import Bool, Int64
 from tracer.graph import ExecutionGraph, LaunchKind
 
-Bools = npt.NDArray[np.bool_]
 MOST_STEPS = 6
 """Recorded steps a prediction rests on by default."""
 LIKE_WORK = 0.01
@@ -27,7 +25,7 @@ LIKE_THE_MEDIAN = 0.1
 out."""
 
 
-def typical(lengths: Int64) -> Bools:
+def typical(lengths: Int64) -> Bool:
     """Return which steps are about as long as the (lower) median one, [steps].
 
     Of two steps nobody can say which one is the outlier.
@@ -38,7 +36,7 @@ def typical(lengths: Int64) -> Bools:
     return np.abs(lengths - median) <= LIKE_THE_MEDIAN * median
 
 
-def typical_of_ranks(lengths: Sequence[Int64]) -> list[Bools]:
+def typical_of_ranks(lengths: Sequence[Int64]) -> list[Bool]:
     """Return which steps of each rank are typical: those whose longest rank is about as long as the median.
 
     Args:
@@ -53,7 +51,7 @@ def typical_of_ranks(lengths: Sequence[Int64]) -> list[Bools]:
     return [_or_all(found[most - len(own):]) for own in lengths]
 
 
-def _or_all(chosen: Bools) -> Bools:
+def _or_all(chosen: Bool) -> Bool:
     return chosen if chosen.any() else np.ones(len(chosen), np.bool_)
 
 
@@ -102,7 +100,7 @@ def lengths_from(graphs: Sequence[ExecutionGraph], first: int) -> Int64:
     return longest[first:]
 
 
-def _runs(ordinary: Bools, work: Int64, turns: int) -> list[range]:
+def _runs(ordinary: Bool, work: Int64, turns: int) -> list[range]:
     """All runs of typical steps each of which launches what the one ``turns`` before it does, in whole rounds.
 
     That steps take turns is known of two rounds; of one alone, the round before or after it, typical or not, says so.
@@ -120,7 +118,7 @@ def _runs(ordinary: Bools, work: Int64, turns: int) -> list[range]:
     return found
 
 
-def _same_as_before(work: Int64, steps: int) -> Bools:
+def _same_as_before(work: Int64, steps: int) -> Bool:
     """Return which steps launch the same as the one that many steps earlier, [steps]."""
     same = np.zeros(len(work), np.bool_)
     later, earlier = work[steps:], work[:-steps]

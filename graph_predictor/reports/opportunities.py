@@ -179,6 +179,3 @@ def gain_interval(before: Prediction, after: Prediction) -> tuple[float, float]:
         ends.append(math.hypot(gain * common, change))
     # A step that takes longer saves less.
     return gain - ends[1], gain + ends[0]
-
-
-__all__ = ["CandidateEdit", "Opportunities", "Opportunity", "candidates", "opportunities"]

@@ -47,6 +47,3 @@ class Configuration:
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()
                 if value != getattr(plain, name)}
-
-
-__all__ = ["Configuration"]

@@ -318,6 +318,3 @@ class Study:
 def _straggling(wanted: Configuration) -> list[int]:
     """Return the ranks that are slower than others, which none stands for."""
     return [edit.rank for edit in made(wanted.edits) if isinstance(edit, Straggler)]
-
-
-__all__ = ["DEFAULT_DEVICE", "Prepared", "Study", "is_script", "read_source"]

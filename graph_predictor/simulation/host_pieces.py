@@ -15,13 +15,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 import numpy as np
-import numpy.typing as npt
 
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.host_time import HostSplit, exclusive_time, operation_of, split
 from graph_predictor.simulation.program import ItemKind, Program, whole_ns
 from kernel_models.host.segments import HostIntervals
-from tracer.arrays import Int8, Int32, Int64
+from tracer.arrays import Bool, Float64, Int8, Int32, Int64
 from tracer.graph import NONE, ExecutionGraph, GapKind, OpKind
 from tracer.trees import within
 
@@ -52,12 +51,12 @@ class HostPieces:
 
     rank: Int64
     item: Int64
-    is_cost: npt.NDArray[np.bool_]
+    is_cost: Bool
     op: Int64
     following: Int64
     launch_kind: Int8
-    data: npt.NDArray[np.bool_]
-    fetched: npt.NDArray[np.bool_]
+    data: Bool
+    fetched: Bool
     start_ns: Int64
     ns: Int64
 
@@ -77,7 +76,7 @@ def host_pieces(built: Built) -> HostPieces:
     return HostPieces(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(HostPieces)))
 
 
-def with_host(program: Program, pieces: HostPieces, ns: npt.NDArray[np.float64]) -> tuple[Int64, Int64]:
+def with_host(program: Program, pieces: HostPieces, ns: Float64) -> tuple[Int64, Int64]:
     """``item_work`` and ``item_cost`` with other times of the pieces (ns)."""
     size = len(program.item_kind)
     work, cost = (np.bincount(pieces.item[rows], weights=ns[rows], minlength=size)
@@ -146,7 +145,7 @@ def top_operations(graph: ExecutionGraph) -> Int64:
 
 
 def _loading(graph: ExecutionGraph, found: HostSplit, thread: Int64) -> tuple[
-        Int64, Int64, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        Int64, Int64, Bool, Bool]:
     """(row of ``found``, ns, data, fetched) of the pieces: those of a loader's operations load data, and a gap is cut
     into what loads data, by the training process or from a worker, and what does not."""
     loader, workers = (_under(graph, np.array([name in text for text in graph.strings], np.bool_))
@@ -173,7 +172,7 @@ def _loading(graph: ExecutionGraph, found: HostSplit, thread: Int64) -> tuple[
     return part[worked], ns[worked], data[worked], fetched[worked]
 
 
-def fetching_operations(graph: ExecutionGraph) -> npt.NDArray[np.bool_]:
+def fetching_operations(graph: ExecutionGraph) -> Bool:
     """Operations in which the training process makes samples and collates them."""
     loader, workers = (_under(graph, np.array([name in text for text in graph.strings], np.bool_))
                        for name in (LOADER, WORKERS))
@@ -186,7 +185,7 @@ def fetch_ranges(graph: ExecutionGraph) -> Int64:
     return np.flatnonzero(fetches[graph.ops.name]) if len(graph.ops) else np.zeros(0, np.int64)
 
 
-def _within(thread: Int32, time: Int64, graph: ExecutionGraph, name: str) -> npt.NDArray[np.bool_]:
+def _within(thread: Int32, time: Int64, graph: ExecutionGraph, name: str) -> Bool:
     """Return whether moments of threads lie in operations of the name."""
     ops = graph.ops
     named = np.array([name in text for text in graph.strings], np.bool_)
@@ -195,6 +194,6 @@ def _within(thread: Int32, time: Int64, graph: ExecutionGraph, name: str) -> npt
     return ranges.within(thread.astype(np.int64), time, time + 1) > 0
 
 
-def _under(graph: ExecutionGraph, named: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def _under(graph: ExecutionGraph, named: Bool) -> Bool:
     """Operations of the given names and all inside them."""
     return within(graph.ops.parent, named[graph.ops.name]) if len(graph.ops) else np.zeros(0, np.bool_)

@@ -14,12 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from graph_predictor.simulation.kernel_waits import CLOCK_NS
 from graph_predictor.simulation.rank_view import LONG_AGO, RankView
 from kernel_models.launch_constants import RETURN_DEFAULT_NS, LaunchConstants
-from tracer.arrays import Int64
+from tracer.arrays import Bool, Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind, SyncKind
 
 _IMPLICIT_SYNCS = ("cudaFree", "hipFree")
@@ -48,10 +47,10 @@ class HostWaits:
     """Time in synchronising calls of more than a plausible cost that no kernel's end explains."""
 
 
-def waiting_calls(graph: ExecutionGraph) -> npt.NDArray[np.bool_]:
+def waiting_calls(graph: ExecutionGraph) -> Bool:
     """Return which calls of ``graph.launches`` wait for the device, whether or not it was at work."""
     implicit = np.array([text in _IMPLICIT_SYNCS for text in graph.strings], np.bool_)
-    found: npt.NDArray[np.bool_] = graph.launches.kind == LaunchKind.BLOCKING_SYNC
+    found: Bool = graph.launches.kind == LaunchKind.BLOCKING_SYNC
     return found | implicit[graph.launches.name] if implicit.any() else found
 
 

@@ -13,12 +13,11 @@ import itertools
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from graph_predictor.simulation.program import NEVER
 from graph_predictor.simulation.rank_view import RankView
 from kernel_models.launch_constants import RETURN_DEFAULT_NS, LaunchConstants
-from tracer.arrays import Int64
+from tracer.arrays import Bool, Int64
 from tracer.graph import NONE, LaunchKind
 
 CUDA_DEPTH = 1_022
@@ -139,7 +138,7 @@ class _Channels:
             self._take_out(found, freed, (freed > calls.start_ns[self.calls]) & ~contradicted, constants)
         return found
 
-    def _take_out(self, found: LaunchQueue, freed: Int64, blocked: npt.NDArray[np.bool_],
+    def _take_out(self, found: LaunchQueue, freed: Int64, blocked: Bool,
                   constants: LaunchConstants) -> None:
         """Put the usual cost of its name in place of each blocked call's duration."""
         view, calls = self.view, self.view.graph.launches

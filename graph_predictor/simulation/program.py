@@ -46,6 +46,12 @@ def whole_ns(times: npt.ArrayLike) -> Int64:
     return np.rint(values).astype(np.int64)
 
 
+def total_ratio(before: Int64 | Float64, after: Float64) -> float:
+    """Return the sum of some times over what it was before, 1 where that was nothing."""
+    total = float(before.sum())
+    return float(after.sum()) / total if total else 1.0
+
+
 class ItemKind(IntEnum):
     """The kind of a host item."""
 

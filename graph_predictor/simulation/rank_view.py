@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from tracer.arrays import Int32, Int64
+from tracer.arrays import Bool, Int32, Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind
 from tracer.trees import outermost
 
@@ -42,9 +41,9 @@ class RankView:
     k_previous: Int64
     k_stream: Int32
     """Stream index, 0-based over the (device, stream) pairs of the rank."""
-    k_in_graph: npt.NDArray[np.bool_]
-    k_in_call: npt.NDArray[np.bool_]
-    k_staged: npt.NDArray[np.bool_]
+    k_in_graph: Bool
+    k_in_call: Bool
+    k_staged: Bool
     streams: list[tuple[int, int]]
     """(device, stream) of each stream index."""
 
@@ -116,8 +115,8 @@ def running_maximum(group: Int32, value: Int64) -> Int64:
     return result
 
 
-def _copies(graph: ExecutionGraph, launched: npt.NDArray[np.bool_], call_end: Int64) -> tuple[
-        npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+def _copies(graph: ExecutionGraph, launched: Bool, call_end: Int64) -> tuple[
+        Bool, Bool]:
     """Copies their own call waits for (to pageable memory, or a synchronous copy call), and staged copies.
 
     A large copy *from* pageable memory is staged by the call piece by piece: the copy runs during the call and ends

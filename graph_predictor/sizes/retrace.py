@@ -105,6 +105,3 @@ def trace_again(graph: ExecutionGraph, sizes: Mapping[str, int], device: str | T
 
     noted = graph.meta.workload
     return trace_workload(workloads.configure(noted["name"], **{**noted["settings"], **sizes}), device)
-
-
-__all__ = ["recorded_sizes", "retrace", "trace_again", "why_not"]

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from graph_predictor.prediction.operation_costs import OperationCosts, every_operation, operation_costs, partners
 from graph_predictor.prediction.scenario import EditError, Scenario
@@ -19,7 +18,7 @@ from graph_predictor.sizes.argument_laws import new_arguments
 from graph_predictor.sizes.number_laws import NoLawError, NumberLaws
 from graph_predictor.sizes.scaled_shapes import ScaledShapes
 from kernel_models.operation import Operation
-from tracer.arrays import Float64, Int64
+from tracer.arrays import Bool, Float64, Int64
 from tracer.graph import NONE
 
 MOST_ALONE = 0.02
@@ -64,7 +63,7 @@ class ResizedRank:
     kind: Int64
 
     @property
-    def paired(self) -> npt.NDArray[np.bool_]:
+    def paired(self) -> Bool:
         """Rows of the first capture that every other one has."""
         return np.asarray((self.partner >= 0).all(axis=0), np.bool_)
 
@@ -140,7 +139,7 @@ class PairedRank(ResizedRank):
                     "these are, its libraries choose another implementation at a size between them: capture it at "
                     "sizes on one side of that.")
 
-    def _alone(self, number: int) -> npt.NDArray[np.bool_]:
+    def _alone(self, number: int) -> Bool:
         """Rows of a capture that another one does not have."""
         if number == 0:
             return ~self.paired

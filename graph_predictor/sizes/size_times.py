@@ -29,7 +29,6 @@ from graph_predictor.prediction.anchoring import (
     trend_spread,
 )
 from graph_predictor.prediction.new_calls import resized_calls
-from graph_predictor.prediction.operation_costs import Bools
 from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.sizes.number_laws import NumberLaws
@@ -37,7 +36,7 @@ from graph_predictor.sizes.size_kinds import ResizedRank, operation_of_kernels
 from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, calls_of, is_free
 from kernel_models.spreads import HOST_AT_CAPTURED, KERNELS_AT_CAPTURED
-from tracer.arrays import Float64, Int64
+from tracer.arrays import Bool, Float64, Int64
 from tracer.graph import NONE
 
 BATCH = frozenset({"batch", "b", "bs", "batch_size"})
@@ -95,7 +94,7 @@ def log_work(scenario: Scenario, rank: ResizedRank) -> Float64:
     times = prices_of(calls, scenario.known_source(), scenario.devices.source_models).time_us
     times = times.reshape(-1, captures + 1)
     sized = np.array([bool(one) and not any("unsized" in call.flags for call in one) for one in calls], np.bool_)
-    known: Bools = np.asarray((sized.reshape(times.shape) & (times > 0)).all(axis=1))
+    known: Bool = np.asarray((sized.reshape(times.shape) & (times > 0)).all(axis=1))
     _, first = np.unique(rank.kind, return_index=True)
     collectives = frozenset(op for one in rank.costs for op in one.of_op[one.graph.collectives.op].tolist())
     found = np.log(np.where(known[:, None], times, 1.0))
@@ -174,7 +173,7 @@ def host_factors(scenario: Scenario, rank: ResizedRank, work: Float64, log_total
     return first.by_piece(scenario.pieces, np.where(rank.paired, inside[rank.kind], 1.0), before, 1.0, 1.0)
 
 
-def computing_kinds(scenario: Scenario, rank: ResizedRank) -> Bools:
+def computing_kinds(scenario: Scenario, rank: ResizedRank) -> Bool:
     """Return which kinds of operations compute on the host, so that their time follows their own work."""
     found = np.zeros(len(rank.kinds), np.bool_)
     if scenario.built.computes_on_host:

@@ -14,7 +14,6 @@ from graph_predictor.comm.recorded_calls import payload_ratios
 from graph_predictor.prediction.anchoring import resized_on_cpu, shrinking
 from graph_predictor.prediction.memory import most_activations, with_sizes
 from graph_predictor.prediction.new_calls import resized_calls
-from graph_predictor.prediction.operation_costs import Bools
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.sizes.named_sizes import LEADING, MOST, no_size, parse_sets
 from graph_predictor.sizes.scaled_shapes import ScaledShapes
@@ -24,7 +23,7 @@ from graph_predictor.sizes.unrolled import unrolled_size
 from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation
 from kernel_models.spreads import RESIZED_WITH_DATA
-from tracer.arrays import Float64, Int64
+from tracer.arrays import Bool, Float64, Int64
 
 MOST_GROWTH = 1000
 """Times the recorded size, up or down: beyond it (``anchoring.MOST_RATIO``) one recorded time says nothing."""
@@ -197,8 +196,8 @@ def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], changes: tup
     scenario = scenario.claim("the host's computation", "--set")
     pieces, working = scenario.pieces, scenario.cycle.working[scenario.pieces.item]
     was, factor = scenario.host_times(), np.ones(len(pieces))
-    known: Bools = np.zeros(len(pieces), np.bool_)
-    doubtful: Bools = np.zeros(len(pieces), np.bool_)
+    known: Bool = np.zeros(len(pieces), np.bool_)
+    doubtful: Bool = np.zeros(len(pieces), np.bool_)
     for number, shapes in enumerate(scaled):
         rank = ScaledRank(scenario, number, shapes)
         factor *= host_factors(scenario, rank, log_work(scenario, rank), np.zeros(2))

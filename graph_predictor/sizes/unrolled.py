@@ -153,6 +153,3 @@ _VIEWS: dict[str, tuple[int, Callable[[tuple[Argument, ...], int], list[Part]]]]
     "aten::unsafe_chunk": (2, _chunked),
 }
 """Operations that take parts of a tensor: the argument that names the dimension, and which parts they take."""
-
-
-__all__ = ["unrolled_size"]

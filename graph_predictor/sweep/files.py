@@ -104,6 +104,3 @@ def write_plot(table: pd.DataFrame, axes: tuple[str, ...], path: str) -> None:
 def _check(path: str, known: tuple[str, ...], what: str) -> None:
     if Path(path).suffix.lower() not in known:
         raise SweepError(f"{path} cannot be written: {what.lower()}'s name ends with {' or '.join(known)}.")
-
-
-__all__ = ["check_not_anothers", "check_plot", "check_table", "write_plot", "write_table"]

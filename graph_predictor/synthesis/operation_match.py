@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graph_predictor.prediction.operation_costs import Bools, numbered_names
+from graph_predictor.prediction.operation_costs import numbered_names
 from graph_predictor.recorded.likeness import most_alike_pairs
 from graph_predictor.synthesis.recorded_operations import RecordedOperations
 from tracer.alignment import run_hashes
-from tracer.arrays import Float64, Int64
+from tracer.arrays import Bool, Float64, Int64
 from tracer.graph import NONE, ExecutionGraph
 
 SAME_SIZE = 1e-9
@@ -33,25 +33,25 @@ class OperationMatch:
     rather than a namesake from another place."""
 
     row: Int64
-    own: Bools
+    own: Bool
 
 
-def plain_name(name: str) -> str:
+def out_of_place(name: str) -> str:
     """Strip the mark of those that work in place off an operation's name: autograd sums gradients in place or not."""
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
 
 def names_of_both(graph: ExecutionGraph) -> frozenset[str]:
     """Return the names of a trace's operations, in place and not, by which recorded ones are found."""
-    own = {plain_name(graph.string(code)) for code in np.unique(graph.ops.name).tolist()}
+    own = {out_of_place(graph.string(code)) for code in np.unique(graph.ops.name).tolist()}
     return frozenset(own | {f"{name}_" for name in own})
 
 
 def match(graph: ExecutionGraph, recorded: RecordedOperations) -> OperationMatch:
     """Find the recorded operations that stand for those of a traced rank."""
     numbers: dict[str, int] = {}
-    traced = numbered_names(graph, np.arange(len(graph.ops)), numbers, plain_name)
-    known = numbered_names(recorded.graph, recorded.op, numbers, plain_name)
+    traced = numbered_names(graph, np.arange(len(graph.ops)), numbers, out_of_place)
+    known = numbered_names(recorded.graph, recorded.op, numbers, out_of_place)
     of_trace, of_record = _alike(graph, traced, np.arange(len(traced))), _alike(recorded.graph, known, recorded.op)
     partner = most_alike_pairs(of_trace, of_record)
     own = partner >= 0
@@ -72,7 +72,7 @@ def match(graph: ExecutionGraph, recorded: RecordedOperations) -> OperationMatch
     return OperationMatch(partner, own)
 
 
-def _typical(rows: Int64, distance: Float64, neighbours: Bools, took: Float64) -> int:
+def _typical(rows: Int64, distance: Float64, neighbours: Bool, took: Float64) -> int:
     """Choose the recorded operation that took the median time, among those nearest in size, with the same neighbours
     if any of them has; -1 of none."""
     if not len(rows):

@@ -71,6 +71,3 @@ class StandIn:
 def _ratio(place: Int64, was: Int64, will: Float64, size: int, otherwise: float) -> Float64:
     before, after = (np.bincount(place, weights=column, minlength=size) for column in (was, will))
     return np.where(before > 0, after / np.maximum(before, 1e-9), otherwise)
-
-
-__all__ = ["StandIn"]

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from graph_predictor.prediction.operation_costs import (
-    Bools,
     OperationCosts,
     operation_costs,
     operations_named,
@@ -29,7 +28,7 @@ from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.program import ItemKind
 from kernel_models.kernel_names import uses_tf32
-from tracer.arrays import Float64, Int64
+from tracer.arrays import Bool, Float64, Int64
 from tracer.graph import NONE, ExecutionGraph
 from tracer.trees import outermost
 
@@ -55,7 +54,7 @@ class RecordedOperations:
     calls: RecordedCalls
     call_ns: Float64
     kernel_ns: Float64
-    tf32: Bools
+    tf32: Bool
     tail: float
 
     def __len__(self) -> int:
@@ -94,7 +93,7 @@ class RecordedCalls:
 
     ptr: Int64
     row: Int64
-    within: Bools
+    within: Bool
     kernel_ptr: Int64
     kernel: Int64
 
@@ -186,12 +185,9 @@ def _hand_overs(built: Built, rank: int, rows: Int64, span: tuple[int, int]) -> 
     return np.bincount(place, weights=program.after_lag[mine], minlength=len(rows) + 1).astype(np.float64)
 
 
-def _tf32(graph: ExecutionGraph, kernel: Int64, row: Int64, rows: int) -> Bools:
+def _tf32(graph: ExecutionGraph, kernel: Int64, row: Int64, rows: int) -> Bool:
     names = np.unique(graph.kernels.name[kernel])
     speaking = [code for code in names.tolist() if uses_tf32(graph.string(code))]
     found = np.zeros(rows, np.bool_)
     found[row[np.isin(graph.kernels.name[kernel], speaking)]] = True
     return found
-
-
-__all__ = ["RecordedCalls", "RecordedOperations", "recorded_operations"]

@@ -17,7 +17,7 @@ from graph_predictor.prediction.operation_costs import OperationCosts
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.simulation.rank_view import IN_CALL_COPIES
 from graph_predictor.synthesis.modelled import collective_works, modelled_works
-from graph_predictor.synthesis.operation_match import OperationMatch, match, names_of_both, plain_name
+from graph_predictor.synthesis.operation_match import OperationMatch, match, names_of_both, out_of_place
 from graph_predictor.synthesis.operation_times import DeviceWork, HostCall, OperationTimes
 from graph_predictor.synthesis.origin import StandIn
 from graph_predictor.synthesis.recorded_operations import RecordedOperations, recorded_operations
@@ -340,7 +340,7 @@ def _calls_of_pair(graph: ExecutionGraph, op: int, recorded: RecordedOperations,
     """Calls of a recorded operation and of the traced one it stands for; the ratio of their work on the host."""
     was = Operation.from_graph(recorded.graph, int(recorded.op[row]))
     will = Operation.from_graph(graph, op)
-    if plain_name(was.name) == plain_name(will.name):
+    if out_of_place(was.name) == out_of_place(will.name):
         will = replace(will, name=was.name)
     old, new = _alike(was, will)
     place, tf32 = int(graph.ops.place[op]), bool(recorded.tf32[row])
@@ -383,6 +383,3 @@ def _usual(recorded: RecordedOperations) -> tuple[float, float, float]:
         return 0.0, 0.0, 0.0
     return (float(np.median(recorded.before[works])), float(np.median((recorded.inside - recorded.compute)[works])),
             float(np.median(recorded.call_ns)) if calls else 0.0)
-
-
-__all__ = ["RecordedTimes"]

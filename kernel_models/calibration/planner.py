@@ -14,14 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from kernel_models.device import DeviceSpec
 from kernel_models.heuristics import RooflineModel
 from kernel_models.learned.points import Points
 from kernel_models.learned.process import Kernel, Process, fit_process
 from kernel_models.op_call import Family, OpCall
-from tracer.arrays import Float64
+from tracer.arrays import Bool, Float64
 
 LEAST_TO_LEARN = 8
 """Measurements before lengths and amplitudes are learned."""
@@ -50,7 +49,7 @@ class Planner:
         self._x, self._v = self._points.points(candidates)
         self._reference = self._points.points(reference)
         self._seconds = np.asarray(seconds, np.float64)
-        self._open: npt.NDArray[np.bool_] = np.ones(len(candidates), np.bool_)
+        self._open: Bool = np.ones(len(candidates), np.bool_)
         d, c = self._x.shape[1], self._v.shape[1]
         self._process = Process(Kernel.start(d, c), np.zeros((0, d)), np.zeros((0, c), np.int64), np.zeros(0),
                                 np.zeros(0))
@@ -93,7 +92,7 @@ class Planner:
         self._process = self._process.corrected(row, target)
         self._doubt, self._error = None, None
 
-    def extend(self, candidates: Sequence[OpCall], seconds: Sequence[float]) -> npt.NDArray[np.bool_]:
+    def extend(self, candidates: Sequence[OpCall], seconds: Sequence[float]) -> Bool:
         """Offer further candidates, whose places follow; returns which were taken, of parts known before."""
         known = self._points.within(candidates, np.inf)
         x, v = self._points.points(candidates)
@@ -106,7 +105,7 @@ class Planner:
     def took(self, expected_s: float, seconds: float) -> None:
         """Learn from a measurement's time, beside the expected one, how long further ones will take; seconds."""
         if expected_s > 0 and seconds > 0:
-            self._time_factor = 0.8 * self._pace + 0.2 * seconds / expected_s
+            self._time_factor = 0.8 * self._time_factor + 0.2 * seconds / expected_s
 
     def take(self, place: int) -> None:
         """Remove a candidate from the choice."""

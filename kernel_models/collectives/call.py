@@ -24,7 +24,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from tracer.arrays import Float64, Int64
+from tracer.arrays import Bool, Float64, Int64
 from tracer.errors import ForetraceError
 from tracer.ranks import MOST_RANKS
 
@@ -212,7 +212,7 @@ class CollectiveBatch:
         columns = np.array(rows, np.int64).reshape(-1, 6)
         return CollectiveBatch(columns[:, 0], np.array([c.payload_bytes for c in calls], np.float64), *columns[:, 1:].T)
 
-    def take(self, rows: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> CollectiveBatch:
+    def take(self, rows: Int64 | Bool) -> CollectiveBatch:
         """The given rows."""
         return CollectiveBatch(self.kind[rows], self.payload_bytes[rows], self.dtype[rows], self.ranks[rows],
                                self.nodes[rows], self.widest[rows], self.narrowest[rows])

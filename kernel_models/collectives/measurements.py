@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from kernel_models.collectives.call import (
     DTYPES,
@@ -18,7 +17,7 @@ from kernel_models.collectives.call import (
     collective_kind,
     dtype_name,
 )
-from tracer.arrays import Float64
+from tracer.arrays import Bool, Float64, Int64
 
 MOST_BYTES, LEAST_US, MOST_US = 1e18, 1e-6, 1e12
 """Limits of a believable measurement: an exabyte, a picosecond, twelve days. A row beyond them is damaged."""
@@ -52,7 +51,7 @@ class CollectiveMeasurements:
     def __len__(self) -> int:
         return len(self.time_us)
 
-    def take(self, rows: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> CollectiveMeasurements:
+    def take(self, rows: Int64 | Bool) -> CollectiveMeasurements:
         """The given rows."""
         picked = np.arange(len(self))[rows]
         return CollectiveMeasurements(self.batch.take(rows), self.time_us[rows], self.weight[rows],

@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from kernel_models.collectives.call import (
     BARRIER_BYTES,
@@ -31,6 +30,7 @@ from kernel_models.collectives.measured import MeasuredModel
 from kernel_models.collectives.measurements import CollectiveMeasurements
 from kernel_models.collectives.times import CommTimes, Level
 from kernel_models.collectives.topology import Topology, topology_of_state, topology_state
+from tracer.arrays import Bool
 from tracer.decode import DecodeError, convert, from_json
 from tracer.input_file import read_input
 from tracer.output_file import replaced_file, why_unwritten
@@ -209,7 +209,7 @@ class CommProfile:
                             "'foretrace comm fit'.") from None
 
 
-def _keep_below_measured(out: CommTimes, batch: CollectiveBatch, rows: npt.NDArray[np.bool_],
+def _keep_below_measured(out: CommTimes, batch: CollectiveBatch, rows: Bool,
                          measured: MeasuredModel) -> None:
     """Scale times below a measured curve's start so that another level's answer at the start is not above the curve."""
     index = np.flatnonzero(rows)

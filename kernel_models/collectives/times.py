@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 
 from kernel_models.model import Source, Times
-from tracer.arrays import Float64, Int64
+from tracer.arrays import Bool, Float64, Int64
 
 
 class Level(IntEnum):
@@ -63,7 +62,7 @@ class CommTimes:
         return CommTimes(np.zeros(n), np.zeros(n), np.zeros(n), np.full(n, int(Level.UNKNOWN), np.int64),
                          np.full(n, -1, np.int64))
 
-    def put(self, rows: npt.NDArray[np.int64] | npt.NDArray[np.bool_], other: CommTimes) -> None:
+    def put(self, rows: Int64 | Bool, other: CommTimes) -> None:
         """Replace rows."""
         for name in ("time_us", "low_us", "high_us", "level", "algorithm"):
             getattr(self, name)[rows] = getattr(other, name)

@@ -7,13 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from kernel_models.op_call import Family, OpCall
-from tracer.arrays import Float64
+from tracer.arrays import Bool, Float64, Int64
 from tracer.errors import ForetraceError
 
-Bools = npt.NDArray[np.bool_]
 HELD_OUT_SHARE = 0.2
 
 
@@ -61,7 +59,7 @@ class Samples:
     calls: Sequence[OpCall]
     measured_us: Float64
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    held_out: Bools | None = None
+    held_out: Bool | None = None
 
     def __len__(self) -> int:
         return len(self.calls)
@@ -77,7 +75,7 @@ class Samples:
             return ["x".join(map(str, call.dims)) for call in self.calls]
         return self.groups[grouping or next(iter(self.groups))]
 
-    def taken(self, rows: Bools | npt.NDArray[np.int64]) -> Samples:
+    def taken(self, rows: Bool | Int64) -> Samples:
         """Some of the rows."""
         places = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
         return replace(
@@ -98,14 +96,14 @@ class Samples:
             first, measured_us=np.array([np.median(self.measured_us[places]) for places in rows.values()]),
             held_out=None if held_out is None else np.array([held_out[places].any() for places in rows.values()]))
 
-    def split(self, grouping: str = "") -> Bools:
+    def split(self, grouping: str = "") -> Bool:
         """Held-out rows: those the table marks, else those of the groups that ``is_held_out`` picks."""
         if self.held_out is not None:
             return self.held_out
         return by_label(self.labels(grouping), is_held_out)
 
 
-def by_label(labels: Sequence[str], rule: object) -> Bools:
+def by_label(labels: Sequence[str], rule: object) -> Bool:
     """A rule's answer for each label, asked once for each that occurs."""
     assert callable(rule)
     answers = {label: bool(rule(label)) for label in set(labels)}

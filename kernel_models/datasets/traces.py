@@ -10,11 +10,11 @@ import os
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from kernel_models.datasets.samples import Samples
 from kernel_models.device import DeviceError, DeviceSpec, resolve_device
 from kernel_models.trace_calls import Basis, TraceCalls, graph_calls
+from tracer.arrays import Bool
 from tracer.job import Job
 
 LEAST_US = 0.3
@@ -63,7 +63,7 @@ def read_job_samples(
                           {"shape": ["x".join(map(str, call.dims)) for call in mine]}).aggregated()
 
 
-def _told(name: str, found: TraceCalls, used: npt.NDArray[np.bool_]) -> Iterator[str]:
+def _told(name: str, found: TraceCalls, used: Bool) -> Iterator[str]:
     """A sentence on a trace's usable GPU time, with the families of the most time."""
     total = int(found.time_ns.sum()) + found.collective_ns
     if not total:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernel_models.host.segments import HostIntervals, Overhead, Segments, host_segments
-from tracer.arrays import Float64, Int64
+from tracer.arrays import Bool, Float64, Int8, Int64
 from tracer.decode import DecodeError, convert
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
@@ -68,7 +68,7 @@ class Recorded:
     detail: npt.NDArray[np.object_]
     step_names: list[str]
 
-    def stalls(self) -> npt.NDArray[np.bool_]:
+    def stalls(self) -> Bool:
         """Return which segments are stalls (see ``STALL_NS``); judged against all segments of the same key."""
         codes, _ = _codes(self.segments.kind, self.op, self.detail)
         duration = self.segments.duration_ns
@@ -81,7 +81,7 @@ class Recorded:
             found &= ~mine | (far & (not again))
         return found
 
-    def take(self, rows: npt.NDArray[np.bool_]) -> Recorded:
+    def take(self, rows: Bool) -> Recorded:
         """The chosen segments."""
         return Recorded(self.segments.take(rows), self.op[rows], self.detail[rows], self.step_names)
 
@@ -234,7 +234,7 @@ def _above(kind: int, op: str, detail: str) -> list[Key]:
     return [(kind, op, ANY), (kind, ANY, ANY)]
 
 
-def _codes(kind: npt.NDArray[np.int8], op: npt.NDArray[np.object_], detail: npt.NDArray[np.object_]) -> \
+def _codes(kind: Int8, op: npt.NDArray[np.object_], detail: npt.NDArray[np.object_]) -> \
         tuple[Int64, list[Key]]:
     """A number for every row's key, and the keys by number."""
     numbers: dict[Key, int] = {}

@@ -21,7 +21,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from tracer.arrays import Int8, Int64
+from tracer.arrays import Bool, Int8, Int64
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph, GapKind, OpKind
 
 
@@ -130,7 +130,7 @@ class Segments:
     def __len__(self) -> int:
         return len(self.kind)
 
-    def take(self, rows: npt.NDArray[np.bool_] | Int64) -> Segments:
+    def take(self, rows: Bool | Int64) -> Segments:
         """The chosen rows."""
         return Segments(*(getattr(self, f.name)[rows] for f in fields(self)))
 
@@ -176,7 +176,7 @@ def _top(thread: Int64, start: Int64, end: Int64, rows: Int64) -> Int64:
     return rows[outer]
 
 
-def _thread_segments(graph: ExecutionGraph, thread: int, top: Int64, calls: Int64, starts_work: npt.NDArray[np.bool_],
+def _thread_segments(graph: ExecutionGraph, thread: int, top: Int64, calls: Int64, starts_work: Bool,
                      op_end: Int64, call_end: Int64) -> tuple[Int64, ...]:
     """(kind, op, before, call, thread, start, end) of one thread's segments."""
     # Every border of an operation, a call or a step cuts.
@@ -256,6 +256,6 @@ def _step_of(graph: ExecutionGraph, time: Int64) -> Int64:
     return np.where(place >= 0, _at(order.astype(np.int64), place), NONE)
 
 
-def launching(graph: ExecutionGraph) -> npt.NDArray[np.bool_]:
+def launching(graph: ExecutionGraph) -> Bool:
     """Return which calls start device work (kernels, copies, sets, CUDA graphs)."""
     return np.isin(graph.launches.kind, LAUNCHING)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kernel_models.learned.columns import Columns, Variants
 from kernel_models.learned.features import RECIPES, Figures
@@ -17,7 +16,7 @@ from kernel_models.learned.neighbours import Neighbours
 from kernel_models.learned.trees import Trees
 from kernel_models.model import Arrays, Source, Times
 from kernel_models.op_call import DIMENSIONS, Family, OpCall
-from tracer.arrays import Float64
+from tracer.arrays import Bool, Float64, Int64
 
 REACH = 2.0
 """A size is covered up to this factor beyond those measured; past that the trees would repeat their last leaf."""
@@ -43,7 +42,7 @@ class BoostedModel:
     recipe: str
     variants: Variants
     figures: Figures
-    limits: npt.NDArray[np.int64]
+    limits: Int64
     trees: Trees
     intervals: Intervals
     neighbours: Neighbours | None = None
@@ -52,11 +51,11 @@ class BoostedModel:
     """Name among the kinds of models a profile can hold."""
     source = Source.LEARNED
 
-    def covers(self, calls: Sequence[OpCall]) -> npt.NDArray[np.bool_]:
+    def covers(self, calls: Sequence[OpCall]) -> Bool:
         """Known variants whose every size lies within a factor of ``REACH`` of those measured."""
         return self._within(self.variants.columns(calls, work=False))
 
-    def _within(self, columns: Columns) -> npt.NDArray[np.bool_]:
+    def _within(self, columns: Columns) -> Bool:
         low, high = self.limits[columns.code, 0] / REACH, self.limits[columns.code, 1] * REACH
         return (columns.code >= 0) & ((columns.dims >= low) & (columns.dims <= high)).all(axis=1)
 
@@ -72,7 +71,7 @@ class BoostedModel:
         time_us = self.times(columns)
         return Times(time_us, *self.intervals.around(time_us))
 
-    def covered_times(self, calls: Sequence[OpCall]) -> tuple[npt.NDArray[np.bool_], Times]:
+    def covered_times(self, calls: Sequence[OpCall]) -> tuple[Bool, Times]:
         """``covers`` and the times of those that are, collecting the calls' numbers once."""
         columns = self.variants.columns(calls, work=RECIPES[self.recipe].work)
         covered = self._within(columns)
@@ -124,7 +123,7 @@ class BoostedModel:
                    Intervals.from_json(values["intervals"]), near)
 
 
-def limits_of(columns: Columns, variants: int) -> npt.NDArray[np.int64]:
+def limits_of(columns: Columns, variants: int) -> Int64:
     """Least and largest size of each variant, [variants, 2, dimensions]."""
     limits = np.zeros((variants, 2, columns.dims.shape[1]), np.int64)
     for code in range(variants):

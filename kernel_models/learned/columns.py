@@ -8,10 +8,9 @@ from itertools import chain
 from operator import attrgetter
 
 import numpy as np
-import numpy.typing as npt
 
 from kernel_models.op_call import DIMENSIONS, Family, OpCall
-from tracer.arrays import Float64, Int64
+from tracer.arrays import Bool, Float64, Int64
 
 Variant = tuple[str, str, str, tuple[str, ...]]
 """Kind, dtype, layout and flags: everything of a call but its sizes."""
@@ -53,7 +52,7 @@ class Columns:
     def __len__(self) -> int:
         return len(self.code)
 
-    def taken(self, rows: npt.NDArray[np.bool_]) -> Columns:
+    def taken(self, rows: Bool) -> Columns:
         """Some of the calls."""
         return Columns(self.dims[rows], self.code[rows], *(
             part[rows] if len(part) else part for part in (self.flops, self.bytes_read, self.bytes_written)))

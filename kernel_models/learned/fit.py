@@ -18,9 +18,8 @@ from kernel_models.learned.intervals import Intervals
 from kernel_models.learned.neighbours import Neighbours
 from kernel_models.learned.trees import Trees
 from kernel_models.op_call import Family
-from tracer.arrays import Float64
+from tracer.arrays import Bool, Float64, Int64
 
-Bools = npt.NDArray[np.bool_]
 FOLDS = 5
 
 
@@ -43,7 +42,7 @@ class Problem:
     features: npt.NDArray[np.float32]
     baseline_us: Float64
     target: Float64
-    fold: npt.NDArray[np.int64]
+    fold: Int64
 
     @classmethod
     def of(cls, samples: Samples, spec: DeviceSpec, grouping: str = "", folds: int = FOLDS) -> Problem:
@@ -64,7 +63,7 @@ class Problem:
         """The measured times, [n] µs."""
         return self.baseline_us * np.exp(self.target)
 
-    def out_of_fold(self, how: Boosting, folds: int = FOLDS) -> tuple[Float64, Bools]:
+    def out_of_fold(self, how: Boosting, folds: int = FOLDS) -> tuple[Float64, Bool]:
         """Each row predicted, µs, by trees that saw no row of its fold; which rows were.
 
         ``folds`` fewer than all leaves the other folds' rows unpredicted, but always in the fit.
@@ -85,7 +84,7 @@ class Problem:
         return BoostedModel(self.family, recipes_of(self.family)[0], self.variants, self.figures,
                             limits_of(self.columns, len(self.variants.known)), trees, intervals, near)
 
-    def _fitted(self, how: Boosting, rows: Bools) -> tuple[Trees, Neighbours | None]:
+    def _fitted(self, how: Boosting, rows: Bool) -> tuple[Trees, Neighbours | None]:
         """Trees of some rows, and these rows as neighbours if the trees ask for them."""
         near = None
         if how.neighbours and self.family is Family.GEMM:
@@ -93,7 +92,7 @@ class Problem:
         plain = self.features.shape[1] if near is not None else 0
         return fit_trees(self._seen(near, rows), self.target[rows], how, plain=plain), near
 
-    def _seen(self, near: Neighbours | None, rows: Bools) -> npt.NDArray[np.float32]:
+    def _seen(self, near: Neighbours | None, rows: Bool) -> npt.NDArray[np.float32]:
         """Features of some rows."""
         if near is None:
             return self.features[rows]

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kernel_models.datasets.samples import Samples, fold_of
 from kernel_models.device import DeviceSpec
@@ -27,7 +26,7 @@ from kernel_models.learned.points import Points
 from kernel_models.learned.process import Kernel, Process, fit_process
 from kernel_models.model import Arrays, Source, Times
 from kernel_models.op_call import Family, OpCall
-from tracer.arrays import Float64
+from tracer.arrays import Bool, Float64
 
 LEAST_CALLS, MOST_CALLS = 12, 900
 """Fewer say nothing beyond the formulas; more are better left to trees (the work grows with the cube)."""
@@ -70,7 +69,7 @@ class GaussianModel:
     """Name among the kinds of models a profile can hold."""
     source = Source.LEARNED
 
-    def covers(self, calls: Sequence[OpCall]) -> npt.NDArray[np.bool_]:
+    def covers(self, calls: Sequence[OpCall]) -> Bool:
         """Kinds, dtypes, layouts and flags all measured, sizes within a factor of ``REACH`` of those measured."""
         return self.points.within(calls, REACH)
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from kernel_models.compiled import compiled
 from kernel_models.learned.columns import Columns
-from tracer.arrays import Float64, Int64
+from tracer.arrays import Bool, Float64, Int64
 
 if TYPE_CHECKING:
     from kernel_models.model import Arrays
@@ -141,7 +141,7 @@ class Neighbours:
         return cls(head, start, site, np.log2(site).astype(np.float32), value, base_us)
 
 
-def _some(site: Int64) -> npt.NDArray[np.bool_]:
+def _some(site: Int64) -> Bool:
     """Return which products to keep: whole weights as far as that goes, [products]."""
     random = np.random.default_rng(0)
     sites, place = np.unique(site, axis=0, return_inverse=True)

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kernel_models.op_call import DIMENSIONS, Family, OpCall
-from tracer.arrays import Float64
+from tracer.arrays import Bool, Float64, Int64
 
-Codes = npt.NDArray[np.int64]
+Codes = Int64
 
 _ALIGNED = {Family.GEMM: (1, 2, 3), Family.CONV: (1, 2), Family.ATTENTION: (5,)}
 """Sizes whose alignment decides which kernel runs, and how well it is filled."""
@@ -56,15 +55,15 @@ class Points:
         codes = [[places[k].get(value, -1) for k, value in enumerate(_parts(call))] for call in calls]
         return x, np.array(codes, np.int64).reshape(len(calls), len(self.parts))
 
-    def within(self, calls: Sequence[OpCall], reach: float) -> npt.NDArray[np.bool_]:
+    def within(self, calls: Sequence[OpCall], reach: float) -> Bool:
         """Calls of parts all seen, whose sizes lie within a factor of those seen (infinity: any), [n]."""
         _, codes = self.points(calls)
-        known: npt.NDArray[np.bool_] = np.all(codes >= 0, axis=1)
+        known: Bool = np.all(codes >= 0, axis=1)
         if np.isinf(reach):
             return known
         dims = np.array([call.dims for call in calls], np.float64).reshape(len(calls), len(self.low))
         inside = (dims >= np.array(self.low) / reach) & (dims <= np.array(self.high) * reach)
-        found: npt.NDArray[np.bool_] = known & np.all(inside, axis=1)
+        found: Bool = known & np.all(inside, axis=1)
         return found
 
     def to_json(self) -> dict[str, Any]:

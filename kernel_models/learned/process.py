@@ -18,11 +18,10 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from tracer.arrays import Float64
+from tracer.arrays import Float64, Int64
 
-Codes = npt.NDArray[np.int64]
+Codes = Int64
 
 MOST_TO_LEARN_FROM = 240
 """Rows that lengths and the like are learned from; the conditional mean uses all rows."""

@@ -23,7 +23,7 @@ from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.sizes.retrace import retrace, why_not
 from graph_predictor.synthesis.baseline import baseline_of, retraced
-from graph_predictor.synthesis.operation_match import match, names_of_both, plain_name
+from graph_predictor.synthesis.operation_match import match, names_of_both, out_of_place
 from graph_predictor.synthesis.recorded_operations import recorded_operations
 from kernel_models.device import device
 from kernel_models.operation import calls_of, operation
@@ -137,7 +137,7 @@ def test_what_cannot_be_retraced_says_so() -> None:
         retraced(baseline_of(graph, device=device("h200-sxm")), at(TOKENS))
     with pytest.raises(EditError, match="--code"):
         retrace(base, {"batch": 2})
-    assert plain_name("aten::add_") == "aten::add" and plain_name("aten::__and__") == "aten::__and__"
+    assert out_of_place("aten::add_") == "aten::add" and out_of_place("aten::__and__") == "aten::__and__"
 
 
 # Recorded on a CPU, traced again for it.

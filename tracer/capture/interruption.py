@@ -50,6 +50,3 @@ def uninterrupted() -> Iterator[None]:
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     raise Terminated
-
-
-__all__ = ["Terminated", "termination_unwinds", "uninterrupted"]

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from tracer.arrays import Int32, Int64
+from tracer.arrays import Bool, Int32, Int64
 
 NONE = -1
 
@@ -95,7 +94,7 @@ class ExecutionTrace:
         row = int(np.searchsorted(self.id, node_id))
         return row if row < len(self.id) and self.id[row] == node_id else NONE
 
-    def is_operation(self) -> npt.NDArray[np.bool_]:
+    def is_operation(self) -> Bool:
         """Mask of the nodes a profiler records too: all but the process, thread and process-group nodes."""
         synthetic = {
             code for code, text in enumerate(self.strings)

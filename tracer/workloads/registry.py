@@ -17,11 +17,6 @@ from tracer.workloads.settings import PRESETS, Setting, Settings, WorkloadError,
 if TYPE_CHECKING:
     from tracer.workloads.workload import Workload
 
-__all__ = [
-    "HELD_OUT_ONE_IN", "WorkloadError", "WorkloadInfo", "as_plain", "build", "configure", "create", "describe", "names",
-    "parse", "size_text", "split",
-]
-
 HELD_OUT_ONE_IN = 3
 """One configuration in so many is held out."""
 

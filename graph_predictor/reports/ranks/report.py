@@ -11,7 +11,7 @@ from graph_predictor.comm.report import Traffic, communication_report
 from graph_predictor.prediction.result import which_times
 from graph_predictor.reports.ranks.parts import Meetings, RankPart, RankParts, meetings, parts_of
 from graph_predictor.reports.ranks.path import Stretch, job_path
-from graph_predictor.reports.ranks.stragglers import TOGETHER_NS, Arrivals, Late, arrivals, late_rank, like_the_median
+from graph_predictor.reports.ranks.stragglers import Arrivals, Late, arrivals, late_rank, like_the_median
 from graph_predictor.reports.ranks.times import JobTimes, Window
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph, KernelKind
@@ -225,6 +225,3 @@ def _lacking(times: JobTimes, meet: Meetings, world: int) -> list[str]:
         notes.append("No collective could be matched over the ranks: waiting for others is part of exposed "
                      "communication.")
     return notes
-
-
-__all__ = ["TOGETHER_NS", "JobReport", "RankRow", "rank_report", "timed_graphs", "waiting_ns"]

@@ -9,7 +9,7 @@ import numpy as np
 
 from graph_predictor.prediction.edited_host import kinds_of
 from graph_predictor.prediction.predictor import SimulatedStep
-from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep
+from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep, rank_number
 from graph_predictor.prediction.steady_state import Steady, measure
 from graph_predictor.recorded.typical_steps import left_out
 from graph_predictor.reports.breakdown import choose_steps, typical_steps
@@ -123,7 +123,7 @@ def recorded_times(result: Replay, step: str | None = None) -> JobTimes:
     every = len(chosen)
     if step is None:
         chosen = typical_steps(chosen)
-    position = {_number(graph, rank): rank for rank, graph in enumerate(built.graphs)}
+    position = {rank_number(graph, rank): rank for rank, graph in enumerate(built.graphs)}
     of_rank: dict[int, list[ReplayedStep]] = {}
     for one in chosen:
         of_rank.setdefault(position[one.rank], []).append(one)
@@ -183,10 +183,6 @@ def scaled_rank(times: JobTimes, rank: int, kernels: float, host: float) -> Prog
     work, cost = (np.where(mine, whole_ns(ns * host), ns)
                   for ns in (program.item_work, program.item_cost))
     return replace(program, kernel_duration=duration, item_work=work, item_cost=cost)
-
-
-def _number(graph: ExecutionGraph, position: int) -> int:
-    return graph.meta.rank if graph.meta.rank >= 0 else position
 
 
 def _step_of(result: Replay, rank: int, step: ReplayedStep) -> tuple[int, ReplayedStep, Int64]:
