@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 import typer.main
 import typer.testing
+from said import Ran, Run
 
 HERE = Path(__file__).resolve().parent
 DATA = Path(os.environ.get("FORETRACE_DATA") or HERE.parents[1] / "shared" / "data")
@@ -34,6 +36,21 @@ def pytest_configure(config: pytest.Config) -> None:
     typer.main.get_command = typer.testing._get_command = once
     if config.getoption("--update-golden") and not config.getoption("--reason").strip():
         raise pytest.UsageError("--update-golden needs --reason \"...\": say why the results changed.")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """A function that runs ``foretrace`` with arguments in this process."""
+    def call(*arguments: object) -> Ran:
+        from graph_predictor.cli import main
+
+        monkeypatch.setattr(sys, "argv", ["foretrace", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            sys.exit(main())
+        captured = capsys.readouterr()
+        return Ran(left.value.code if isinstance(left.value.code, int) else 0, captured.out, captured.err)
+
+    return call
 
 
 @pytest.fixture(scope="session")

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from check_support import SIZES, samples, step_trace, write_capture
-from said import plain
+from said import Ran, Run, plain
 
 from graph_predictor.check import gate
 from graph_predictor.check.accuracy import Accuracy
@@ -23,33 +21,11 @@ from graph_predictor.check.captures import CheckError, find_captures, pair_captu
 from graph_predictor.check.machine import disturbance
 from graph_predictor.check.models_gate import judge
 from graph_predictor.check.verdict import Status, Verdict
-from graph_predictor.cli import main
-
-
-@dataclass
-class Ran:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Run = Callable[..., Ran]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*arguments: object) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["foretrace", "check", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            sys.exit(main())
-        captured = capsys.readouterr()
-        return Ran(int(left.value.code or 0), captured.out, captured.err)
-
-    return call
+def run(run: Run) -> Run:
+    return partial(run, "check")
 
 
 @pytest.fixture

@@ -7,50 +7,18 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from micro import Micro
 from report_support import CPU_SMALL, ROOT, real_trace, worked_step
-from said import plain
+from said import Ran, Run, plain
 
-from graph_predictor.cli import main
 from graph_predictor.cli.console import Column, Report, shortened
 
 COMMAND = "import sys; sys.argv[0] = 'foretrace'; from graph_predictor.cli import main; sys.exit(main())"
 TRACE = str(CPU_SMALL / "kineto.json.gz")
-
-
-@dataclass
-class Ran:
-    """What one run of the command left."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Run = Callable[..., Ran]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*arguments: object) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["foretrace", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            sys.exit(main())
-        captured = capsys.readouterr()
-        code = left.value.code
-        return Ran(code if isinstance(code, int) else 0, captured.out, captured.err)
-
-    return call
 
 
 def process(*arguments: str, **environment: str) -> subprocess.Popen[str]:

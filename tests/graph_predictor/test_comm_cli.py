@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
-from said import plain
+from said import Run, plain
 from test_comm import two_ranks
 
-from graph_predictor.cli import main
 from kernel_models.collectives import CommError, CommProfile, topology
 
 LOG = """# Collective test starting: all_reduce_perf
@@ -22,15 +21,8 @@ LOG = """# Collective test starting: all_reduce_perf
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["foretrace", "comm", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            sys.exit(main())
-        captured = capsys.readouterr()
-        return (left.value.code if isinstance(left.value.code, int) else 0), captured.out, captured.err
-
-    return call
+def run(run: Run) -> Run:
+    return partial(run, "comm")
 
 
 def log(folder: Path, name: str, latency_us: float, gbps: float, ranks: int = 8) -> Path:

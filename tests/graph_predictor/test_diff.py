@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -14,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from micro import Micro
 from report_support import ROOT, real_trace
-from said import plain
+from said import Run, plain
 
-from graph_predictor.cli import main
 from graph_predictor.diff import Difference, DifferenceKind, diff_jobs
 from graph_predictor.diff.step_tree import StepTree, _digests, _sizes
 from graph_predictor.diff.tree_alignment import align_trees
@@ -342,20 +340,9 @@ def test_one_rank_alone_is_compared_with_any_other(tmp_path: Path) -> None:
     assert diff_jobs(a, b).total_us == 10
 
 
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-        *arguments: object) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of ``foretrace diff``."""
-    monkeypatch.setattr(sys, "argv", ["foretrace", "diff", *map(str, arguments)])
-    with pytest.raises(SystemExit) as left:
-        sys.exit(main())
-    captured = capsys.readouterr()
-    return left.value.code if isinstance(left.value.code, int) else 0, captured.out, captured.err
-
-
-def test_the_command_prints_a_table_and_json(monkeypatch: pytest.MonkeyPatch,
-                                             capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_table_and_json(run: Run) -> None:
     trace = TRACES / "bert-cpu"
-    code, out, _ = run(monkeypatch, capsys, trace, trace, "--step", 0, "--step-b", 1, "--json", "--top", 3)
+    code, out, _ = run("diff", trace, trace, "--step", 0, "--step-b", 1, "--json", "--top", 3)
     assert code == 0
     value = json.loads(out)
     found = diff_jobs(read_job(trace), read_job(trace), step="0", step_b="1")
@@ -364,7 +351,7 @@ def test_the_command_prints_a_table_and_json(monkeypatch: pytest.MonkeyPatch,
     assert sum(round(1e3 * kind["time_us"]) for kind in value["kinds"]) == found.total_ns
     assert [part["what"] for part in value["parts"]] == [part.what for part in found.top(3)]
     assert value["parts_total"] == len(found.parts)
-    code, out, _ = run(monkeypatch, capsys, trace, trace, "--step", 0, "--step-b", 1)
+    code, out, _ = run("diff", trace, trace, "--step", 0, "--step-b", 1)
     assert code == 0
     assert f"A {found.before_ns / 1e6:,.3f} ms, B {found.after_ns / 1e6:,.3f} ms" in plain(out)
     assert all(kind.value in out for kind, _, _ in found.by_kind())
@@ -373,10 +360,9 @@ def test_the_command_prints_a_table_and_json(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize(("arguments", "said"), [
     (("bert-cpu", "resnet50-cpu"), "different programs"), (("bert-cpu", "nowhere"), "nowhere"),
     (("bert-cpu", "bert-cpu", "--step", "99"), "There is no step '99'")])
-def test_the_command_ends_with_2_for_bad_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-                                               arguments: tuple[str, ...], said: str) -> None:
+def test_the_command_ends_with_2_for_bad_input(run: Run, arguments: tuple[str, ...], said: str) -> None:
     paths = [str(TRACES / each) for each in arguments[:2]]
-    code, out, error = run(monkeypatch, capsys, *paths, *arguments[2:])
+    code, out, error = run("diff", *paths, *arguments[2:])
     assert (code, out) == (2, "")
     assert said in error
     assert len(error.splitlines()) == 1

@@ -4,31 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from micro import Micro
+from said import Run
 
-from graph_predictor.cli import main
 from tracer.job import read_job
 from tracer.parallel_plan import MOST_RANKS
 from tracer.ranks import rank_in_name
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["foretrace", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            sys.exit(main())
-        captured = capsys.readouterr()
-        return (left.value.code if isinstance(left.value.code, int) else 0), captured.out, captured.err
-
-    return call
 
 
 def step(number: int = 1, at: float = 1000) -> Micro:

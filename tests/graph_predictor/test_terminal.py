@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from said import plain
 
-from graph_predictor.cli import main
 from graph_predictor.cli.console import Column, Report, print_json
 from graph_predictor.cli.text import MOST_CELL, MOST_TEXT, one_line, printable, tell
 
@@ -31,18 +30,6 @@ def foretrace(*arguments: object, **options: Any) -> subprocess.CompletedProcess
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **options.pop("environment", {})}
     return subprocess.run([sys.executable, "-c", COMMAND, *map(str, arguments)], text=True, check=False,
                           env=environment, **{"capture_output": "stdout" not in options, **options})
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["foretrace", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            sys.exit(main())
-        shown = capsys.readouterr()
-        return left.value.code if isinstance(left.value.code, int) else 0, shown.out, shown.err
-
-    return call
 
 
 def test_text_steers_nothing_and_is_bounded(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 import pytest
 from calibration_support import H200, HEALTHY, Bench0, healthy, law_us, simulated
+from said import Run
 
 from kernel_models.calibration import CalibrationError, Request, calibrate, checks, families_of
 from kernel_models.calibration.checks import Health
@@ -47,7 +48,7 @@ ROOT = Path(__file__).resolve().parents[2]
 __all__ = ["simulated"]
 
 
-def run(work: Path, **options: Any) -> Any:
+def calibrated(work: Path, **options: Any) -> Any:
     request = Request(work, "cuda", **{"minutes": 0.5, "families": ("gemm", "memset"), **options})
     return calibrate(request, probe=healthy)
 
@@ -341,7 +342,7 @@ def test_a_search_whose_time_is_over_keeps_the_best_so_far(monkeypatch: pytest.M
 @pytest.mark.slow
 def test_a_gpu_is_calibrated_within_its_minutes(simulated: Bench0, tmp_path: Path) -> None:
     started = simulated.clock_s
-    found = run(tmp_path / "work", minutes=1.0)
+    found = calibrated(tmp_path / "work", minutes=1.0)
     assert 0.7 * 51 < simulated.clock_s - started <= 51 + 1  # a minute less what is kept for fitting
     names = {item.name for item in simulated.asked}
     assert {"gemm", "memset", "copy", "elementwise"} == names  # the last two as anchors only
@@ -362,7 +363,7 @@ def test_a_gpu_is_calibrated_within_its_minutes(simulated: Bench0, tmp_path: Pat
 
 
 def test_held_out_shapes_are_measured_and_never_fitted(simulated: Bench0, tmp_path: Path) -> None:
-    found = run(tmp_path / "work", families=("memset",))
+    found = calibrated(tmp_path / "work", families=("memset",))
     frame = read_kernels(tmp_path / "work", "memset")
     warm = frame[frame.variant == "warm"]
     entry = found.profile.entries_of(Family.MEMSET)[0]
@@ -379,13 +380,13 @@ def test_held_out_shapes_are_measured_and_never_fitted(simulated: Bench0, tmp_pa
 def test_interrupted_and_resumed_nothing_is_lost_and_nothing_measured_twice(simulated: Bench0, tmp_path: Path) -> None:
     simulated.interrupt_after = 120
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "work")
+        calibrated(tmp_path / "work")
     kept = dict(Results.read(tmp_path / "work").lines)
     assert len(kept) >= 110
     with pytest.raises(CampaignError, match="--resume"):
-        run(tmp_path / "work")
+        calibrated(tmp_path / "work")
     simulated.interrupt_after, simulated.asked = 0, []
-    found = run(tmp_path / "work", resume=True)
+    found = calibrated(tmp_path / "work", resume=True)
     lines = Results.read(tmp_path / "work").lines
     canary = next(iter(kept))
     assert {name: lines[name] for name in kept if name != canary} == {
@@ -397,7 +398,7 @@ def test_interrupted_and_resumed_nothing_is_lost_and_nothing_measured_twice(simu
         line.name == "gemm" and line.split == "fit" for line in kept.values()) * 0.9
     # With no time left only the fit is done again.
     simulated.asked = []
-    same = run(tmp_path / "work", resume=True)
+    same = calibrated(tmp_path / "work", resume=True)
     assert len(simulated.asked) <= 15 and len(same.profile.entries) == len(found.profile.entries)
 
 
@@ -405,14 +406,14 @@ def test_the_same_seed_measures_the_same(simulated: Bench0, tmp_path: Path) -> N
     orders = []
     for number in range(2):
         simulated.asked, simulated.clock_s = [], 100.0
-        run(tmp_path / f"{number}", minutes=0.3, families=("softmax",))
+        calibrated(tmp_path / f"{number}", minutes=0.3, families=("softmax",))
         orders.append([item.id for item in simulated.asked])
     assert orders[0] == orders[1] and len(orders[0]) > 50
 
 
 def test_what_the_device_refuses_is_not_asked_again(simulated: Bench0, tmp_path: Path) -> None:
     simulated.refuses = lambda item: "RuntimeError: not supported." if item.settings.get("dtype") == "fp16" else ""
-    found = run(tmp_path / "work", families=("softmax",))
+    found = calibrated(tmp_path / "work", families=("softmax",))
     asked = [tuple(item.settings[name] for name in ("log", "op", "dtype")) for item in simulated.asked
              if item.settings.get("dtype") == "fp16" and item.name == "softmax"]
     assert len(asked) == len(set(asked)) == 4
@@ -422,7 +423,7 @@ def test_what_the_device_refuses_is_not_asked_again(simulated: Bench0, tmp_path:
 def test_too_little_memory_during_the_run_makes_sizes_smaller(simulated: Bench0, tmp_path: Path) -> None:
     simulated.refuses = lambda item: ("RuntimeError: CUDA out of memory." if item.settings.get("bytes", 0) > 1e8
                                       and item.name == "memset" else "")
-    found = run(tmp_path / "work", families=("memset",))
+    found = calibrated(tmp_path / "work", families=("memset",))
     assert any("out of memory" in note for note in found.notes)
     assert max(item.settings["bytes"] for item in simulated.asked[-60:] if item.name == "memset") < 1e9
     assert found.profile.entries_of(Family.MEMSET)[0].facts["held_out"]["n"] >= 2
@@ -431,7 +432,7 @@ def test_too_little_memory_during_the_run_makes_sizes_smaller(simulated: Bench0,
 def test_other_kernels_than_meant_are_left_out_and_told(simulated: Bench0, tmp_path: Path) -> None:
     simulated.kernel = lambda call, item: "nvjet_gemm" if call.family is Family.SOFTMAX and call.dtype == "fp32" else (
         "softmax_warp_forward")
-    found = run(tmp_path / "work", families=("softmax",))
+    found = calibrated(tmp_path / "work", families=("softmax",))
     assert any("ran other kernels than meant" in note for note in found.notes)
     model = found.profile.entries_of(Family.SOFTMAX)[0].model
     assert set(model.points.parts[1]) == {"bf16", "fp16"}
@@ -442,7 +443,7 @@ def test_attention_must_run_as_forced(simulated: Bench0, tmp_path: Path, backend
     """Whatever is asked for, this build runs one implementation."""
     names = {"flash": "pytorch_flash::flash_fwd_kernel", "cudnn": "cudnn_generated_fort_native_sdpa_sm90_flash_fprop"}
     simulated.kernel = lambda call, item: names[backend] if item.name == "attention" else "gemm_kernel"
-    run(tmp_path / "work", families=("attention",))
+    calibrated(tmp_path / "work", families=("attention",))
     samples = [one for one in read_samples([str(tmp_path / "work")]) if one.family is Family.ATTENTION]
     kinds = {call.kind.split("_")[0] for one in samples for call in one.calls}
     assert backend in kinds and "efficient" not in kinds
@@ -469,7 +470,7 @@ def test_a_device_that_slows_down_or_is_shared_is_told(simulated: Bench0, tmp_pa
 def test_a_gpu_nobody_has_described_is_calibrated(simulated: Bench0, tmp_path: Path) -> None:
     simulated.context = {"hardware": {"device": "NVIDIA RTX 9999", "total_memory": 141e9, "multi_processor_count": 132},
                          "software": {"torch": "2.9.0"}}
-    found = run(tmp_path / "work")
+    found = calibrated(tmp_path / "work")
     spec = found.profile.device
     assert spec.name == "nvidia-rtx-9999" and not spec.placeholder
     assert spec.peak_tflops("bf16", matrix=True) == pytest.approx(max(
@@ -574,7 +575,7 @@ def test_runs_of_other_threads_and_results_without_their_index_are_not_mixed(tmp
         calibrate(Request(work, "cpu", 1.0, ("memset",)))
 
 
-def test_mistakes_end_the_command_with_2(tmp_path: Path) -> None:
+def test_mistakes_end_the_command_with_2(run: Run, tmp_path: Path) -> None:
     (tmp_path / "letter.profile").write_text("precious")
     for options, told in (
             (("-o", str(tmp_path / "letter.profile")), "is no device profile"),
@@ -584,7 +585,6 @@ def test_mistakes_end_the_command_with_2(tmp_path: Path) -> None:
             (("-o", str(tmp_path / "a.profile"), "--on", "npu"), "'npu'"),
             (("-o", str(tmp_path / "a.profile"), "--on", "cpu", "--families", "fft"), "'fft'"),
             (("-o", str(tmp_path / "a.profile"), "--on", "cpu", "--minutes", "0.2"), "not enough")):
-        process = command(*options)
-        out, error = process.communicate(timeout=240)
-        assert process.returncode == 2 and out == "", error
+        code, out, error = run("calibrate", *options)
+        assert code == 2 and out == "", error
         assert error.startswith("foretrace: ") and error.count("\n") == 1 and told in error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from learned_support import QUICK, gemm_samples, gemm_table
-from said import plain
+from said import Run, plain
 
-from graph_predictor.cli import main
 from kernel_models import fitting
 from kernel_models.datasets import DataError, read_samples
 from kernel_models.datasets.samples import Samples, fold_of, is_held_out, joined, share_of
@@ -305,21 +303,6 @@ def test_evaluation_prices_by_the_same_software() -> None:
     assert found.families["gemm"].n == 2 * len(samples) and found.families["gemm"].mape < 0.05
     assert all(errors.mape < 0.05 for errors in found.by_software.values())
     assert "l40s" in found.notes[0]
-
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["foretrace", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            sys.exit(main())
-        captured = capsys.readouterr()
-        return left.value.code if isinstance(left.value.code, int) else 0, captured.out, captured.err
-
-    return call
 
 
 def test_fit_evaluate_and_list(run: Run, tmp_path: Path) -> None:

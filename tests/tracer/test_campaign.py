@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 from disk_support import small_disk
-from said import plain
+from said import Run, plain
 
 from tracer import campaign
 from tracer.campaign import tables
@@ -254,28 +254,28 @@ def test_a_part_that_is_not_there(tmp_path: Path) -> None:
             campaign.run(campaign.read_plan(name), tmp_path / "out", campaign.RunOptions(part=part))
 
 
-def test_mistakes_end_the_command_with_2(tmp_path: Path) -> None:
+def test_mistakes_end_the_command_with_2(run: Run, tmp_path: Path) -> None:
     bad = write(tmp_path, MISTAKES["an unknown key"][0])
     for arguments in ((str(bad),), ("nowhere.toml",), ("smoke", "--part", "2"), ("smoke", "--minutes", "0"),
                       ("smoke", "--minutes", "nan")):
-        ran = foretrace("campaign", "run", *arguments, "--out", str(tmp_path / "out"))
-        assert ran.returncode == 2
-        assert ran.stderr.startswith("foretrace: ") and ran.stderr.count("\n") == 1
-    ran = foretrace("campaign", "status", str(tmp_path))
-    assert ran.returncode == 2 and "holds no campaign" in ran.stderr
+        code, _, error = run("campaign", "run", *arguments, "--out", tmp_path / "out")
+        assert code == 2
+        assert error.startswith("foretrace: ") and error.count("\n") == 1
+    code, _, error = run("campaign", "status", tmp_path)
+    assert code == 2 and "holds no campaign" in error
 
 
-def test_the_list_command(tmp_path: Path) -> None:
-    rows = json.loads(foretrace("campaign", "list", "--json").stdout)
+def test_the_list_command(run: Run) -> None:
+    rows = run("campaign", "list", "--json").json
     assert Counter(row["plan"] for row in rows) == {"smoke": 1, "h200-kernels": 3, "h200-workloads": 3}
     assert all(row["expected_minutes"] <= 9 and row["held_out"] for row in rows)
-    assert "h200-workloads" in foretrace("campaign", "list").stdout
+    assert "h200-workloads" in run("campaign", "list").out
 
 
-def test_the_workloads_command() -> None:
-    found = json.loads(foretrace("workloads", "--json").stdout)
+def test_the_workloads_command(run: Run) -> None:
+    found = run("workloads", "--json").json
     assert [info["name"] for info in found] == names()
-    text = foretrace("workloads").stdout
+    text = run("workloads").out
     for name in [*names(), "bf16-autocast", "kv_heads=", "preset real"]:
         assert name in text
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from disk_support import small_disk
-from said import plain
+from said import Run, plain
 
 torch = pytest.importorskip("torch")
 
@@ -208,28 +208,10 @@ def check_windows(out: Path, cycles: int) -> None:
         tracer.read_job(out, window=cycles)
 
 
-Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs ``foretrace`` in this process: exit code, stdout, stderr."""
-    from graph_predictor.cli import main
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["foretrace", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            sys.exit(main())
-        out, err = capsys.readouterr()
-        return left.value.code or 0, out, err  # type: ignore[return-value]
-
-    return call
-
-
-def test_execution_trace_in_a_step_of_its_own(tmp_path: Path, command: Command) -> None:
+def test_execution_trace_in_a_step_of_its_own(tmp_path: Path, run: Run) -> None:
     """No operation of a window pays for it, and one step of each window is joined to it by sequence."""
     record(tmp_path, Training(), cycles=2)
-    check_the_commands_read_each_window(tmp_path, command)
+    check_the_commands_read_each_window(tmp_path, run)
     trace = read_execution_trace(tmp_path / "rank0" / "et.json.gz")
     for window in range(2):
         graph = read_window(tmp_path / "rank0", window)
@@ -241,24 +223,24 @@ def test_execution_trace_in_a_step_of_its_own(tmp_path: Path, command: Command) 
     assert not (tmp_path / "none" / "rank0" / "et.json.gz").exists()
 
 
-def check_the_commands_read_each_window(out: Path, command: Command) -> None:
+def check_the_commands_read_each_window(out: Path, run: Run) -> None:
     steps = [["ProfilerStep#2", "ProfilerStep#3"], ["ProfilerStep#6", "ProfilerStep#7"]]
     for window, names in enumerate(steps):
         assert step_names(tracer.read_job(out, window=window).graphs[0]) == names
-        code, told, err = command("replay", out, "--window", window, "--json")
+        code, told, err = run("replay", out, "--window", window, "--json")
         assert code == 0, err
         assert [step["step"] for step in json.loads(told)["steps"]] == names
-    _, told, _ = command("breakdown", out, "--window", 1, "--json")
+    _, told, _ = run("breakdown", out, "--window", 1, "--json")
     assert "ProfilerStep#6" in told and "ProfilerStep#2" not in told
-    _, told, _ = command("inspect", out)
+    _, told, _ = run("inspect", out)
     assert "--window N (window=N) reads another, from 0 to 1" in plain(told)
-    assert command("inspect", out, "--window", 1)[1] != told
+    assert run("inspect", out, "--window", 1)[1] != told
     saved = out.parent / "second.foretrace"
-    assert command("convert", out, "--window", 1, "-o", saved)[0] == 0
+    assert run("convert", out, "--window", 1, "-o", saved)[0] == 0
     assert step_names(tracer.read_job(saved).graphs[0]) == steps[1]
-    code, _, err = command("inspect", out, "--window", 2)
+    code, _, err = run("inspect", out, "--window", 2)
     assert (code, err) == (2, f"foretrace: {out} has 2 windows, so there is no window 2; choose one from 0 to 1.\n")
-    code, _, err = command("replay", saved, "--window", 1)
+    code, _, err = run("replay", saved, "--window", 1)
     assert code == 2 and "only the directory of a capture has several" in err and err.count("\n") == 1
     with pytest.raises(TraceError, match="no window -1"):
         tracer.read_job(out, window=-1)
@@ -316,7 +298,7 @@ def test_capture_is_callable_however_it_is_imported() -> None:
     code = ("import sys, tracer\nfrom tracer.capture.script import run_script\nfrom tracer import capture\n"
             "assert tracer.capture('x').finished is False and capture('x') is not None\n"
             "assert 'torch' not in sys.modules")
-    assert run([sys.executable, "-c", code]).returncode == 0
+    assert process([sys.executable, "-c", code]).returncode == 0
 
 
 # --- when things go wrong ----------------------------------------------------------------------------------------
@@ -513,7 +495,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
         f"with tracer.capture({str(tmp_path / 'out')!r}, steps=2, warmup=0, timed=1) as capture:\n"
         "    while not capture.finished:\n"
         "        model(torch.randn(4, 8)).sum().backward(); capture.step()\n")
-    result = run([sys.executable, str(tmp_path / "train.py")])
+    result = process([sys.executable, str(tmp_path / "train.py")])
     assert result.returncode == 1
     last = result.stderr.strip().splitlines()[-1]
     assert last.startswith("tracer.errors.CaptureError: ") and "free space" in last
@@ -631,7 +613,7 @@ if __name__ == "__main__":
 '''
 
 
-def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+def process(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False,
                           env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **environment})
@@ -646,7 +628,7 @@ def script(tmp_path: Path) -> Path:
 
 def foretrace(*arguments: str) -> subprocess.CompletedProcess[str]:
     code = "import sys; sys.argv[0] = 'foretrace'; from graph_predictor.cli import main; sys.exit(main())"
-    return run([sys.executable, "-c", code, "capture", "--warmup", "1", "--timed", "2", "--steps", "2", *arguments])
+    return process([sys.executable, "-c", code, "capture", "--warmup", "1", "--timed", "2", "--steps", "2", *arguments])
 
 
 def test_an_unmodified_script_from_the_command_line(script: Path, tmp_path: Path) -> None:
@@ -694,9 +676,9 @@ COUNTS = ("--warmup", "1", "--timed", "2", "--steps", "2")
 
 
 def test_a_script_that_ends_early_is_told_as_python_would_and_what_was_kept(
-        script: Path, tmp_path: Path, command: Command) -> None:
+        script: Path, tmp_path: Path, run: Run) -> None:
     def captured(*arguments: str) -> tuple[int, list[str]]:
-        code, _, err = command("capture", "--out", tmp_path / "deep" / "out", *COUNTS, script, "--", *arguments)
+        code, _, err = run("capture", "--out", tmp_path / "deep" / "out", *COUNTS, script, "--", *arguments)
         return code, [line for line in err.splitlines() if "profiler" not in line]
 
     code, lines = captured("--fail-at", "1")  # before the first optimizer step
@@ -715,7 +697,7 @@ def test_a_script_that_ends_early_is_told_as_python_would_and_what_was_kept(
         f"foretrace: {script} ended itself with exit status 3; {part} holds a partial capture (2 timed steps and no "
         "trace: the script ended itself)."])
     (tmp_path / "broken.py").write_text("def f(:\n")
-    code, _, err = command("capture", "--out", tmp_path / "b", tmp_path / "broken.py")
+    code, _, err = run("capture", "--out", tmp_path / "b", tmp_path / "broken.py")
     assert code == 1 and "Traceback" not in err and "SyntaxError: invalid syntax" in err
 
 
@@ -737,15 +719,15 @@ def test_our_frames_are_taken_out_of_a_chain_of_exceptions(script: Path, tmp_pat
     assert str(ROOT / "tracer") not in text and "runpy" not in text
 
 
-def test_wrong_command_lines_are_one_sentence(script: Path, tmp_path: Path, command: Command) -> None:
+def test_wrong_command_lines_are_one_sentence(script: Path, tmp_path: Path, run: Run) -> None:
     for arguments, told in (
             ((), "Name what to capture: a script, or a workload"),
             ((script, "--workload", "llama"), f"Both the script {script} and the workload llama are named"),
             ((script, "--updates", "3"), f"put -- before the script's arguments: {script} -- --updates"),
             ((script, "--set", "a=b"), "--set belongs to --workload")):
-        code, _, err = command("capture", "--out", tmp_path / "out", *arguments)
+        code, _, err = run("capture", "--out", tmp_path / "out", *arguments)
         assert code == 2 and told in err and err.startswith("foretrace: ") and err.count("\n") == 1
-    code, _, err = command("capture", "--out", tmp_path / "out", "--workload", "llama", "--nonsense")
+    code, _, err = run("capture", "--out", tmp_path / "out", "--workload", "llama", "--nonsense")
     assert code == 2 and "No such option: --nonsense" in err and " -- " not in err
 
 
@@ -790,26 +772,26 @@ for number in range(200):
 """
 
 
-def test_optimizers_that_step_at_different_rates(tmp_path: Path, command: Command) -> None:
+def test_optimizers_that_step_at_different_rates(tmp_path: Path, run: Run) -> None:
     path = tmp_path / "gan.py"
     path.write_text(ADVERSARIAL)
     told = "while optimizer 1 (Adam, 72 parameters) made 1 meanwhile, not as many in each; --optimizer 1 counts"
-    code, out, _ = command("capture", "--out", tmp_path / "a", *COUNTS, path)
+    code, out, _ = run("capture", "--out", tmp_path / "a", *COUNTS, path)
     assert code == 0 and told in plain(out)
     assert any(told in note for note in tracer.read_job(tmp_path / "a").notes)
     assert read_context(tmp_path / "a" / "rank0")["optimizers"]["seen"][0] == {
         "class": "SGD", "parameters": 20, "steps": 8}
-    code, out, _ = command("capture", "--out", tmp_path / "b", *COUNTS, "--optimizer", "1", path)
+    code, out, _ = run("capture", "--out", tmp_path / "b", *COUNTS, "--optimizer", "1", path)
     assert code == 0 and "Note" not in out
     (graph,) = tracer.read_job(tmp_path / "b").graphs
     names = np.array(graph.strings)[graph.ops.name]
     for step in range(2):
         assert (names[graph.ops.step == step] == "Optimizer.step#SGD.step").sum() == 5
         assert (names[graph.ops.step == step] == "Optimizer.step#Adam.step").sum() == 1
-    code, _, err = command("capture", "--out", tmp_path / "c", *COUNTS, "--optimizer", "2", path)
+    code, _, err = run("capture", "--out", tmp_path / "c", *COUNTS, "--optimizer", "2", path)
     assert code == 2 and "no optimizer 2: those that made a step are 0 (SGD, 20 parameters), 1 (Adam" in err
     for wrong in (("--optimizer", "-1", path), ("--optimizer", "0", "--workload", "llama")):
-        code, _, err = command("capture", "--out", tmp_path / "c", *wrong)
+        code, _, err = run("capture", "--out", tmp_path / "c", *wrong)
         assert code == 2 and err.count("\n") == 1
     assert not (tmp_path / "c").exists()
 
@@ -822,11 +804,11 @@ def test_without_torch_it_is_one_sentence(script: Path, tmp_path: Path) -> None:
             [*capture, "--workload", "llama"], [*capture, str(script)],
             [*capture, "--workload", "llama", "--world-size", "4", "--parallel", "ddp"],
             ["trace", "--workload", "llama", "-o", str(tmp_path / "a.foretrace")]):
-        result = run([sys.executable, "-c", code, *arguments])
+        result = process([sys.executable, "-c", code, *arguments])
         assert result.returncode == 2 and result.stderr.count("\n") == 1, result.stderr
         assert "PyTorch; install it with: pip install 'foretrace[capture]'" in result.stderr
     # What is wrong with the command itself is told first.
-    result = run([sys.executable, "-c", code, *capture, "--workload", "llama", "--world-size", "4", "--parallel",
+    result = process([sys.executable, "-c", code, *capture, "--workload", "llama", "--world-size", "4", "--parallel",
                   "tp=3"])
     assert result.returncode == 2 and "which is not the world size 4" in result.stderr
     assert not (tmp_path / "out").exists()
