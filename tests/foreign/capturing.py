@@ -22,6 +22,8 @@ COUNTS = ("--warmup", "2", "--timed", "4", "--steps", "2")
 """Enough for every command, and few."""
 ALWAYS = ("torch", "torch._dynamo", "torch.profiler", "tracer.capture.script", "tracer.job", "graph_predictor.cli")
 """What every program needs; PyTorch's optimizers import its compiler."""
+TOGETHER = min(2, os.cpu_count() or 1)
+"""Processes that run at one time."""
 HEAVY = {"transformers": ("transformers", "transformers.trainer"), "accelerate": ("accelerate",),
          "lightning": ("lightning",)}
 """What is worth importing once, by the package that a program needs."""
@@ -34,10 +36,26 @@ def capture_all(out: Path, wanted: Sequence[tuple[str, Program, dict[str, int]]]
     for package in sorted({package for _, each, _ in wanted for package in each.needs}):
         for module in HEAVY.get(package, ()):
             importlib.import_module(module)
-    return {name: _capture(out, name, each, sizes) for name, each, sizes in wanted}
+    status = dict.fromkeys((name for name, _, _ in wanted), 0)
+    running: dict[int, str] = {}
+
+    def wait() -> None:
+        child, ended = os.wait()
+        name = running.pop(child)
+        status[name] = max(status[name], abs(os.waitstatus_to_exitcode(ended)))
+
+    for name, each, sizes in wanted:
+        # Two programs of one process, or one of more: no core is idle, and none has to be shared.
+        while len(running) + each.processes > max(TOGETHER, each.processes):
+            wait()
+        running |= dict.fromkeys(_begin(out, name, each, sizes), name)
+    while running:
+        wait()
+    return status
 
 
-def _capture(out: Path, name: str, which: Program, sizes: dict[str, int]) -> int:
+def _begin(out: Path, name: str, which: Program, sizes: dict[str, int]) -> list[int]:
+    """Start a capture; the process of each rank."""
     command = ["foretrace", "capture", "--out", str(out / name), *COUNTS, str(which.path), "--",
                *which.arguments(**sizes)]
     port = _free_port()
@@ -50,7 +68,7 @@ def _capture(out: Path, name: str, which: Program, sizes: dict[str, int]) -> int
                                   MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
             _become(command, out / f"{name}.log")
         children.append(child)
-    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+    return children
 
 
 def _become(command: list[str], log: Path) -> None:

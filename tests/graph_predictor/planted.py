@@ -13,14 +13,14 @@ regression. What is planted, and what a difference should name first:
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from forked_ranks import run_ranks
+
 KINDS = ("layer_norm", "item", "fusion", "bucket", "sleep")
 RANKS = 2
 SAMPLES, TOKENS, WIDTH, CLASSES, BLOCKS = 32, 16, 64, 16, 2
@@ -48,17 +48,7 @@ def record(kind: str, captures: Sequence[tuple[Path, bool]], *, steps: int = 4, 
     store = captures[0][0].parent / f"{captures[0][0].name}.store"
     store.parent.mkdir(parents=True, exist_ok=True)
     told = [f"{out}={int(planted)}" for out, planted in captures] + [f"{k}={v}" for k, v in options.items()]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(RANKS),
-                   "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    ranks = [subprocess.Popen([sys.executable, __file__, str(store), *told], stderr=subprocess.PIPE, text=True,
-                              env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-             for rank in range(RANKS)]
-    try:
-        said = [rank.communicate(timeout=180)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert not any(rank.returncode for rank in ranks), "\n".join(text[-3000:] for text in said)
+    run_ranks(RANKS, Path(__file__), store, *told)
 
 
 def _record_one(kind: str, out: Path, planted: bool, options: dict[str, int]) -> None:

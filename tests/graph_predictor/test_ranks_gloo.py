@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from forked_ranks import run_ranks
 from said import plain
 from typer.testing import CliRunner
 
@@ -55,13 +53,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("torch was built without gloo")
     folder = tmp_path_factory.mktemp("gloo")
     (folder / "train.py").write_text(SCRIPT)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1",
-                   "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    ran = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         str(folder / "train.py"), str(folder / "job")],
-        env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert ran.returncode == 0, ran.stderr[-3000:]
+    run_ranks(2, folder / "train.py", folder / "job")
     return folder / "job"
 
 

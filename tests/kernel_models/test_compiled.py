@@ -75,6 +75,7 @@ def test_a_cache_that_cannot_be_written_any_more_is_no_error(tmp_path: Path) -> 
     assert ran.stdout.split() == ["3", "0"], ran.stderr
 
 
+@pytest.mark.slow  # the whole of it: what can go wrong alone is above
 def test_a_read_only_installation_without_a_home_simulates(tmp_path: Path) -> None:
     site = tmp_path / "site"
     for package in ("tracer", "kernel_models", "graph_predictor"):

@@ -1,11 +1,13 @@
 """Plans that are run twice, by real gloo processes and in fake worlds, and what of their captures must be equal.
 
-As a program it is one real rank: ``python fake_world_support.py RANK FOLDER`` runs every plan that has such a rank.
+As a program of ``forked_ranks`` it is one real rank: ``fake_world_support.py FOLDER`` runs every plan that has such a
+rank.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,4 +123,4 @@ def main(rank: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(int(os.environ["RANK"]), Path(sys.argv[1]))

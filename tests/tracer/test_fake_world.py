@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_ranks import run_ranks
 from said import plain
 
 torch = pytest.importorskip("torch")
@@ -44,8 +43,6 @@ from tracer.parallel_plan import ParallelPlan, PlanError  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1",
-               "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
 KINDS = {  # of a step of a Llama with two blocks, on rank 0, counted on paper
     "ddp": {"broadcast": 1, "all_reduce": 1},  # rotary tables; all gradients fit one bucket
     "fsdp2": {"all_gather": 5, "reduce_scatter": 3},  # root, 2 blocks, 2 blocks again; 2 blocks, root
@@ -68,15 +65,7 @@ def _one_thread() -> Iterator[None]:
 def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the real runs' captures: every case by as many gloo processes as it has ranks."""
     folder = tmp_path_factory.mktemp("real")
-    command = [sys.executable, str(HERE / "fake_world_support.py")]
-    processes = [subprocess.Popen([*command, str(rank), str(folder)], env=ENVIRONMENT, text=True,
-                                  stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for rank in range(REAL_RANKS)]
-    try:
-        errors = [process.communicate(timeout=240)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * REAL_RANKS, "\n".join(e[-2000:] for e in errors)
+    run_ranks(REAL_RANKS, HERE / "fake_world_support.py", folder)
     return folder
 
 
