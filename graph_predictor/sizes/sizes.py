@@ -31,6 +31,8 @@ MOST_UNDECIDED = 0.05
 """Share of the step's work on matrices that may be parameters or samples."""
 MOST_UNSIZED = 0.05
 """Share of the kernels' time whose sizes may be missing."""
+MOST_KEPT = 50_000
+"""Operations of a job whose layouts are kept for the next prediction: some kilobytes each."""
 SAME = 1e-9
 """A factor that is 1 but for rounding."""
 LEAST_MOVED = 0.01
@@ -96,7 +98,11 @@ class Sizes:
         if unsized > MOST_UNSIZED:
             raise EditError(f"The trace has no sizes for {unsized:.0%} of its kernels' time, so that they cannot be "
                             "changed; record with record_shapes=True (foretrace capture does).")
-        scaled = [ScaledShapes(graph, self.changes) for graph in scenario.built.graphs]
+        graphs = scenario.built.graphs
+        scaled = scenario.shared.once(
+            "scaled shapes", (scenario.built, self.changes),
+            lambda: [ScaledShapes(graph, self.changes) for graph in graphs],
+            keep=lambda found: sum(len(graph.ops) for graph in graphs) <= MOST_KEPT)
         for rank in scaled:
             rank.check()
         _check_rolled(scaled, self)

@@ -68,7 +68,8 @@ def test_no_edit_loses_another(foreign: Job) -> None:
 
 
 def test_sizes_differ_from_one_another(foreign: Job) -> None:
-    times = [baseline_of(foreign).predict([Sizes.parse([f"batch=4:{batch}"])]).step_time_us for batch in (2, 8, 16, 64)]
+    baseline = baseline_of(foreign)
+    times = [baseline.predict([Sizes.parse([f"batch=4:{batch}"])]).step_time_us for batch in (2, 8, 16, 64)]
     assert all(later > 1.3 * earlier for earlier, later in itertools.pairwise(times))
 
 
