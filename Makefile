@@ -24,7 +24,7 @@ setup: $(CAPTURING)  ## create the virtual environment and install foretrace int
 demo: $(CAPTURING)  ## record a training step here, predict three that were never run, run them and compare
 	@$(BIN)/python examples/demo.py --out $(OUT)/demo
 
-# One process a core, so one thread a process. Tests marked slow, 26 of 4,600, take a quarter of the time.
+# One process a core, so one thread a process. Tests marked slow, 30 of 4,900, take a quarter of the time.
 test: lint check  ## linters, type check, the recorded traces' baseline and the tests but the slowest
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder -m 'not slow'
 
