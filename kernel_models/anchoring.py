@@ -98,5 +98,12 @@ def _attentions(call: OpCall) -> Iterator[OpCall]:
         flags=tuple(flag for flag in call.flags if flag != "causal"))
 
 
+def _images(call: OpCall) -> Iterator[OpCall]:
+    """The same on images of the usual layout."""
+    if call.layout == "nhwc":
+        yield replace(call, layout="")
+
+
 _VARIANTS: dict[Family, Callable[[OpCall], Iterator[OpCall]]] = {
-    Family.GEMM: _products, Family.CONV: _convolutions, Family.ATTENTION: _attentions}
+    Family.GEMM: _products, Family.CONV: _convolutions, Family.ATTENTION: _attentions,
+    Family.NORM: _images, Family.POOLING: _images, Family.INTERPOLATE: _images}

@@ -32,11 +32,16 @@ class Source(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Times of n calls: ``time_us`` the median expected, ``low_us`` to ``high_us`` the 80% interval, all [n] µs."""
+    """Times of n calls: ``time_us`` the median expected, ``low_us`` to ``high_us`` the 80% interval, all [n] µs.
+
+    ``common`` [n] is the share of an interval's width, as a logarithm, that the calls of a family have in common: sums
+    over many calls are no surer than that. ``None``: all of it.
+    """
 
     time_us: Float64
     low_us: Float64
     high_us: Float64
+    common: Float64 | None = None
 
 
 class KernelModel(Protocol):

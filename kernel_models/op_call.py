@@ -89,7 +89,8 @@ class OpCall:
         dims: sizes, as ``DIMENSIONS[family]`` names them.
         dtype: of the computation: "fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int64", "int32", "int8", "bool", ….
         layout: how operands lie. GEMM: two letters, A then B, "n" row-major, "t" column-major ("nt" is a linear layer's
-            forward). Convolution: "nchw" or "nhwc". Elsewhere "" or "strided", "broadcast".
+            forward). Convolution: "nchw" or "nhwc". Norms, pooling, interpolation: "" or "nhwc".
+            Elsewhere "" or "strided", "broadcast".
         flags: further properties that change the time, sorted, such as ("bias",) or ("causal", "dropout").
         flops: floating-point operations (a multiply-add is two).
         bytes_read, bytes_written: device memory the work must move at least, each stored element once.

@@ -52,6 +52,7 @@ class PricedCalls:
         time_us, low_us, high_us: expected time and 80% interval of each distinct call, µs [m].
         source: a ``Source`` of each distinct call [m].
         anchored: which of them the profile covers only in another form (a ``Source.HEURISTIC``), [m].
+        common: share of an interval's width that the calls of a family have in common [m] (see ``model.Times``).
     """
 
     calls: list[OpCall]
@@ -61,6 +62,7 @@ class PricedCalls:
     high_us: Float64
     source: Int8
     anchored: Bool = field(default_factory=lambda: np.zeros(0, np.bool_))
+    common: Float64 = field(default_factory=lambda: np.ones(0))
 
     def __len__(self) -> int:
         return len(self.index)
@@ -78,18 +80,22 @@ class PricedCalls:
     def total_interval_us(self) -> tuple[float, float]:
         """80% interval of the sum, µs: errors of one family share their cause, those of different families do not.
 
-        Within a family the distances to the interval's ends add up; across families they add up in quadrature.
+        Within a family the distances to the interval's ends add up as far as they are common; the rest of each call's,
+        and the families', add up in quadrature.
         """
         counts = np.bincount(self.index, minlength=len(self.calls))
-        below: dict[Family, float] = {}
-        above: dict[Family, float] = {}
-        for call, n, time, low, high in zip(self.calls, counts, self.time_us, self.low_us, self.high_us, strict=True):
-            below[call.family] = below.get(call.family, 0.0) + n * (time - low)
-            above[call.family] = above.get(call.family, 0.0) + n * (high - time)
         total = self.total_us
-        low = float(np.sqrt(np.sum(np.square(list(below.values()))))) if below else 0.0
-        high = float(np.sqrt(np.sum(np.square(list(above.values()))))) if above else 0.0
+        low, high = (self._distance(counts * np.abs(end - self.time_us)) for end in (self.low_us, self.high_us))
         return max(total - low, 0.0), total + high
+
+    def _distance(self, distance_us: Float64) -> float:
+        """From the sum to an end of its interval, µs, from those of the distinct calls."""
+        common = self.common if len(self.common) else np.ones(len(self.calls))
+        together: dict[Family, float] = {}
+        for call, distance in zip(self.calls, (common * distance_us).tolist(), strict=True):
+            together[call.family] = together.get(call.family, 0.0) + distance
+        own = (1.0 - common**2) * distance_us**2
+        return float(np.sqrt(np.sum(np.square(list(together.values()))) + own.sum()))
 
     def share_by_source(self) -> dict[str, float]:
         """Share of the total time from each source, best first; sources without any are left out."""
@@ -115,6 +121,7 @@ def price(calls: Iterable[OpCall], device: DeviceSpec, profile: Models | None = 
     high: Float64 = np.full(m, np.nan)
     source = np.full(m, Source.DATASHEET, np.int8)
     by_variant = np.zeros(m, np.bool_)
+    common: Float64 = np.ones(m)
     fallback = heuristic_models(device)
     for family, rows in _by_family(distinct).items():
         fitted = sorted(profile.models_of(family), key=lambda model: model.source) if profile is not None else []
@@ -141,6 +148,8 @@ def price(calls: Iterable[OpCall], device: DeviceSpec, profile: Models | None = 
                 time[taken], low[taken], high[taken] = (
                     times.time_us[sound], times.low_us[sound], times.high_us[sound])
                 source[taken] = model.source
+                if times.common is not None:
+                    common[taken] = np.clip(times.common[sound], 0.0, 1.0)
                 left = np.concatenate([left[~covered], left[covered][~sound]])
             if not len(left):
                 break
@@ -148,7 +157,7 @@ def price(calls: Iterable[OpCall], device: DeviceSpec, profile: Models | None = 
     time = np.maximum(time, LEAST_US)
     low = np.clip(np.nan_to_num(low, nan=0.0), time / WIDEST, time)
     high = np.clip(np.nan_to_num(high, nan=np.inf), time, time * WIDEST)
-    return PricedCalls(distinct, index, time, low, high, source, by_variant)
+    return PricedCalls(distinct, index, time, low, high, source, by_variant, common)
 
 
 def _distinct(calls: Iterable[OpCall]) -> tuple[list[OpCall], Int64]:

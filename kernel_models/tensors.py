@@ -56,10 +56,20 @@ class TensorSpec:
         return expected if self.elements else 0
 
     @property
+    def is_channels_last(self) -> bool:
+        """Return whether these are batched images whose channels lie side by side ("nhwc")."""
+        return len(self.shape) > 3 and self.shape[1] > 1 and self.order[-1:] == (1,)
+
+    @property
     def order(self) -> tuple[int, ...]:
         """Dimensions of more than one element, from the slowest to the fastest in memory."""
         steps = self.strides
         return tuple(sorted((d for d, n in enumerate(self.shape) if n > 1), key=lambda d: (-steps[d], d)))
+
+
+def channels_last(tensor: TensorSpec) -> str:
+    """Layout of a call on images where only channels last has a name: "nhwc", else ""."""
+    return "nhwc" if tensor.is_channels_last else ""
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -46,8 +46,9 @@ def modelled_works(calls: dict[int, tuple[OpCall, ...]], spec: DeviceSpec, model
     priced = price(every, spec, models)
     ns = (priced.times_us * 1e3).tolist()
     source = priced.source[priced.index].tolist()
-    low = np.log(priced.low_us / priced.time_us)[priced.index].tolist()
-    high = np.log(priced.high_us / priced.time_us)[priced.index].tolist()
+    # A step has many kernels of a family: what each errs by on its own averages out.
+    low = (priced.common * np.log(priced.low_us / priced.time_us))[priced.index].tolist()
+    high = (priced.common * np.log(priced.high_us / priced.time_us))[priced.index].tolist()
     found: dict[int, list[DeviceWork]] = {}
     at = 0
     for op, of in calls.items():

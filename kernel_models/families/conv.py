@@ -113,7 +113,7 @@ def _of(
             max((n + 2 * p - d * (k - 1) - 1) // s + 1, 0)
             for n, s, p, d, k in zip(size, steps, pads, spacing, kernel, strict=True))
     channels = source.shape[1]
-    layout = "nhwc" if len(source.shape) > 3 and source.order[-1:] == (1,) and channels > 1 else "nchw"
+    layout = "nhwc" if source.is_channels_last else "nchw"
     dtype = op.math_dtype(source)
     if transposed:
         # Its input is the output of the convolution it is the gradient of: weight [in, out / groups, kernel].

@@ -5,7 +5,7 @@ Dimensions: channels in all (batch × channels), values of one channel in and ou
     FLOPs  = channels·out_size × values mixed (nearest 1, linear 2 a dimension, cubic 4 a dimension) × 2
     bytes  = input read, output written; grid sampling also reads its grid; backward the other way round
 
-Source: the definition.
+Source: the definition. Layout: "nhwc" for images in channels last.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from math import prod
 from kernel_models.dtypes import itemsize
 from kernel_models.families.registry import Inputs, Unpriceable, backward, forward
 from kernel_models.op_call import Family, OpCall
+from kernel_models.tensors import channels_last
 
 _MODES = ("nearest_exact", "nearest", "bilinear", "bicubic", "trilinear", "linear", "grid")
 _MIXED = {"nearest_exact": 1, "nearest": 1, "linear": 2, "bilinear": 4, "trilinear": 8, "bicubic": 16, "grid": 4}
@@ -23,14 +24,15 @@ _UPSAMPLES = ("nearest1d", "nearest2d", "nearest3d", "_nearest_exact1d", "_neare
               "linear1d", "bilinear2d", "bicubic2d", "trilinear3d", "_bilinear2d_aa", "_bicubic2d_aa")
 
 
-def interpolate(kind: str, channels: int, in_size: int, out_size: int, dtype: str) -> Iterator[OpCall]:
+def interpolate(kind: str, channels: int, in_size: int, out_size: int, dtype: str, layout: str = "",
+                ) -> Iterator[OpCall]:
     """Kinds are the modes, and these with "_backward"; none if it works on nothing."""
     if not channels * in_size * out_size:
         return
     size, mode = itemsize(dtype), kind.removesuffix("_backward")
     source, out = channels * in_size * size, channels * out_size * size
     read, written = (out, source) if kind.endswith("_backward") else (source, out)
-    yield OpCall(Family.INTERPOLATE, kind, (channels, in_size, out_size), dtype,
+    yield OpCall(Family.INTERPOLATE, kind, (channels, in_size, out_size), dtype, layout,
                  flops=2.0 * channels * out_size * _MIXED[mode], bytes_read=float(read), bytes_written=float(written))
 
 
@@ -69,7 +71,8 @@ def _forward(op: Inputs, suffix: str) -> Iterator[OpCall]:
         if len(scales) != n:
             raise Unpriceable("neither size nor scale")
         size = tuple(int(i * s) for i, s in zip(in_size, scales, strict=True))
-    yield from interpolate(_mode(op.name) + suffix, prod(source.shape[:-n]), prod(in_size), prod(size), source.dtype)
+    yield from interpolate(_mode(op.name) + suffix, prod(source.shape[:-n]), prod(in_size), prod(size), source.dtype,
+                           channels_last(source))
 
 
 @forward(Family.INTERPOLATE, *(f"{_name(mode, '_backward')}(grad_output, output_size, input_size)"
@@ -80,7 +83,7 @@ def _upsample_backward(op: Inputs) -> Iterator[OpCall]:
     if not size:
         raise Unpriceable("the input's size")
     yield from interpolate(_mode(op.name) + "_backward", prod(grad.shape[:-n]), prod(size[-n:]),
-                           prod(grad.shape[-n:]), grad.dtype)
+                           prod(grad.shape[-n:]), grad.dtype, channels_last(grad))
 
 
 @forward(Family.INTERPOLATE, "aten::grid_sampler_2d(input, grid)", "aten::grid_sampler_3d(input, grid)",
@@ -90,4 +93,5 @@ def _upsample_backward(op: Inputs) -> Iterator[OpCall]:
 def _grid(op: Inputs) -> Iterator[OpCall]:
     source, grid = op.tensor("input"), op.tensor("grid")
     kind = "grid_backward" if "backward" in op.name else "grid"
-    yield from interpolate(kind, prod(source.shape[:2]), prod(source.shape[2:]), prod(grid.shape[1:-1]), source.dtype)
+    yield from interpolate(kind, prod(source.shape[:2]), prod(source.shape[2:]), prod(grid.shape[1:-1]), source.dtype,
+                           channels_last(source))

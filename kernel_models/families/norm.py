@@ -8,7 +8,8 @@ columns the batch's values in it; for group norm a row is a group of one sample.
              gradients of input and weights. Batch norm reads its input twice in training (statistics, then values).
 
 Source: the definitions; a row that fits the chip is read once. Flags: "weight", "bias", "add" (a fused residual
-addition), "eval" (batch norm with given statistics).
+addition), "eval" (batch norm with given statistics). Layout: "nhwc" for images
+in channels last.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from math import prod
 from kernel_models.dtypes import itemsize
 from kernel_models.families.registry import Inputs, Unpriceable, backward, forward
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import TensorSpec
+from kernel_models.tensors import TensorSpec, channels_last
 
 
 def norm(
     kind: str, rows: int, columns: int, dtype: str, affine: int, *, weight: bool = True, bias: bool = True,
-    flags: tuple[str, ...] = (), weight_dtype: str = "",
+    flags: tuple[str, ...] = (), weight_dtype: str = "", layout: str = "",
 ) -> Iterator[OpCall]:
     """One normalisation; ``affine`` is the length of its weight. None if there is nothing to normalise."""
     elements = rows * columns
@@ -41,7 +42,7 @@ def norm(
     if (weight or bias) and affine != (rows if kind.startswith("batch") else columns):
         marks.append(f"affine={affine}")
     yield OpCall(
-        Family.NORM, kind, (rows, columns), dtype, flags=tuple(sorted(marks)),
+        Family.NORM, kind, (rows, columns), dtype, layout, tuple(sorted(marks)),
         flops=float(elements * (14 if backwards else 6 if kind.startswith("rms") else 8)),
         bytes_read=float(elements * size * (2 if backwards or twice or added else 1) + weights
                          + (moments if backwards else 0)),
@@ -137,7 +138,7 @@ def _by_channel(op: Inputs, kind: str, tensor: TensorSpec, flags: tuple[str, ...
     weight = op.optional("weight")
     yield from norm(kind, channels, tensor.elements // max(channels, 1), tensor.dtype, channels,
                     weight=weight is not None, bias=weight is not None, flags=flags,
-                    weight_dtype="" if weight is None else weight.dtype)
+                    weight_dtype="" if weight is None else weight.dtype, layout=channels_last(tensor))
 
 
 @forward(Family.NORM, "aten::native_group_norm(input, weight, bias, N, C, HxW, group)",
@@ -162,7 +163,7 @@ def _groups(op: Inputs, kind: str) -> Iterator[OpCall]:
     rows = tensor.shape[0] * max(groups, 1)
     weight = op.has("weight")
     yield from norm(kind, rows, tensor.elements // max(rows, 1), tensor.dtype, tensor.shape[1], weight=weight,
-                    bias=weight)
+                    bias=weight, layout=channels_last(tensor))
 
 
 @forward(Family.NORM, "aten::instance_norm(input, weight, bias)")
@@ -196,4 +197,5 @@ def _synchronised(op: Inputs) -> Iterator[OpCall]:
     kind = "batch_norm_backward" if "backward" in op.name else "batch_norm"
     weight = "weight" in op.names and op.has("weight")
     yield from norm(kind, tensor.shape[1], tensor.elements // max(tensor.shape[1], 1), tensor.dtype, tensor.shape[1],
-                    weight=weight, bias=weight, flags=() if "backward" in op.name else ("eval",))
+                    weight=weight, bias=weight, flags=() if "backward" in op.name else ("eval",),
+                    layout=channels_last(tensor))

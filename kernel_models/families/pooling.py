@@ -7,7 +7,7 @@ Dimensions: channels in all (batch × channels), values of one channel in and ou
              backward reads the output's gradient and writes the input's
 
 Source: the definition; overlapping windows read from cache. 2020–2022 traces recorded no window: halves and 2s are
-assumed (flag "assumed").
+assumed (flag "assumed"). Layout: "nhwc" for images in channels last.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from math import prod
 from kernel_models.dtypes import itemsize
 from kernel_models.families.registry import Inputs, backward, forward
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import TensorSpec
+from kernel_models.tensors import TensorSpec, channels_last
 
 Sizes = tuple[int, ...]
 
 
 def pooling(
-    kind: str, channels: int, in_size: int, out_size: int, window: int, dtype: str, flags: tuple[str, ...] = ()
+    kind: str, channels: int, in_size: int, out_size: int, window: int, dtype: str, flags: tuple[str, ...] = (),
+    layout: str = "",
 ) -> Iterator[OpCall]:
     """Kinds "max", "avg", "adaptive_avg", "adaptive_max" and these with "_backward"; none if it works on nothing."""
     if not channels * in_size * out_size:
@@ -34,7 +35,7 @@ def pooling(
     source = channels * in_size * size
     backwards = kind.endswith("_backward")
     yield OpCall(
-        Family.POOLING, kind, (channels, in_size, out_size, window), dtype, flags=flags,
+        Family.POOLING, kind, (channels, in_size, out_size, window), dtype, layout, flags,
         flops=float(channels * out_size * window),
         bytes_read=float(out if backwards else source), bytes_written=float(source if backwards else out),
     )
@@ -57,7 +58,7 @@ def _windows(op: Inputs, kind: str, source: TensorSpec, out: TensorSpec | None =
         max((i + 2 * p - d * (k - 1) - 1) // s + 1, 0)
         for i, k, s, p, d in zip(size, kernel, steps, pads, dilation, strict=True))
     yield from pooling(kind, prod(source.shape[:-n]), prod(size), prod(reached), prod(kernel), source.dtype,
-                       flags)
+                       flags, channels_last(source))
 
 
 def _spread(sizes: Sizes | None, n: int, missing: int) -> Sizes:
@@ -116,4 +117,4 @@ def _adapted(op: Inputs, source: TensorSpec, size: Sizes | None, suffix: str = "
     in_size, out_size = prod(source.shape[-n:]), prod(_spread(size, n, 1))
     kind = f"adaptive_{'max' if 'max' in op.name else 'avg'}{suffix}"
     yield from pooling(kind, prod(source.shape[:-n]), in_size, out_size, -(-in_size // max(out_size, 1)), source.dtype,
-                       () if size else ("assumed",))
+                       () if size else ("assumed",), channels_last(source))

@@ -46,7 +46,8 @@ class CallTable:
         elif family in (Family.GEMM, Family.CONV):
             labels = [""] * n
         else:
-            labels = [c.layout for c in calls]
+            # Efficiencies tell no channels last apart; corrections do.
+            labels = ["" if c.layout == "nhwc" else c.layout for c in calls]
         group = np.fromiter((codes.setdefault((c.kind, label, c.dtype), len(codes))
                              for c, label in zip(calls, labels, strict=True)), np.int64, n)
         return cls(

@@ -18,6 +18,8 @@ L2_USABLE = 0.5
 """Share of the last-level cache that holds a kernel's data: it is split in partitions and shared with older data.
 Chosen with ``L2_SPEEDUP``."""
 GB_PER_S_IN_BYTES_PER_US = 1e3
+SHARPNESS = 4.0
+"""Power of the norm in which arithmetic and traffic of a kernel overlap (``overlapped``)."""
 
 
 def usable_cache_bytes(device: DeviceSpec) -> float:
@@ -60,7 +62,7 @@ def sector_bytes(pieces: Float64, piece_bytes: Float64, sector: float) -> Float6
     return pieces * (piece_bytes + sector * np.exp(-piece_bytes / sector))
 
 
-def overlapped(first_us: Float64, second_us: Float64, sharpness: float = 4.0) -> Float64:
+def overlapped(first_us: Float64, second_us: Float64, sharpness: float = SHARPNESS) -> Float64:
     """Time of two kinds of work that overlap, µs: the p-norm, near the longer one and at most 2^(1/p) times it.
 
     ``sharpness`` p = ∞ would be the roofline's max (Williams et al., 2009); real kernels overlap a little less.

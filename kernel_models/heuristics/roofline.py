@@ -10,12 +10,14 @@ import numpy.typing as npt
 
 from kernel_models.device import DeviceSpec, device
 from kernel_models.heuristics.call_table import CallTable
+from kernel_models.heuristics.corrections import Corrections, accumulates_at_half, shipped_corrections
 from kernel_models.heuristics.efficiency import Efficiencies, default_efficiencies_of, predicted_us
 from kernel_models.heuristics.sustained import computed_as
 from kernel_models.heuristics.work import work
 from kernel_models.model import Arrays, Source, Times
 from kernel_models.op_call import Family, OpCall
-from kernel_models.spreads import FIXED_COST, LACKING_TYPE, PLACEHOLDER_DEVICE, PUBLISHED_CPU
+from kernel_models.spreads import END, FIXED_COST, LACKING_TYPE, OTHER_DEVICE, PLACEHOLDER_DEVICE, PUBLISHED_CPU
+from tracer.arrays import Float64
 
 UNSIZED_FLOORS = (1.0, 3.0, 60.0)
 """Low, expected and high time of a call without recorded sizes, in kernel floors: from the 10%, 50% and 90% quantiles
@@ -31,17 +33,21 @@ class RooflineModel:
         family: The family it prices.
         device: The device's figures.
         efficiencies: The defaults if left out.
+        corrections: Factors on arithmetic and traffic that steps have taught; none if left out.
     """
 
-    def __init__(self, family: Family, device: DeviceSpec, efficiencies: Efficiencies | None = None) -> None:
+    def __init__(self, family: Family, device: DeviceSpec, efficiencies: Efficiencies | None = None,
+                 corrections: Corrections | None = None) -> None:
         self.family = family
         self.device = device
         self.efficiencies = efficiencies or default_efficiencies_of(device)
+        self.corrections = corrections
 
     @property
     def source(self) -> Source:
         """Return whether the efficiencies were fitted to the device."""
-        return Source.HEURISTIC if self.efficiencies.fitted else Source.DATASHEET
+        own = self.corrections is not None and self.device.name in self.corrections.devices
+        return Source.HEURISTIC if self.efficiencies.fitted or own else Source.DATASHEET
 
     def covers(self, calls: Sequence[OpCall]) -> npt.NDArray[np.bool_]:
         """Every call of the family: the formulas hold for any size, the interval tells how well."""
@@ -61,6 +67,8 @@ class RooflineModel:
             # One thread moves more than its long copies do, all of them no more than the memory's channels.
             memory = np.minimum(memory, 1.0)
         done = work(table, self.device)
+        if self.corrections is not None:
+            compute, memory, fixed = self._corrected(calls, compute, memory, fixed)
         time = predicted_us(done, self.device, compute, memory, fixed)
         # What is uncertain of a short call is its fixed cost, of a long one the rates.
         short = FIXED_COST * fixed * self.device.kernel_floor_us * done.kernels / time
@@ -70,7 +78,34 @@ class RooflineModel:
             least, expected, most = (self.device.kernel_floor_us * floors for floors in UNSIZED_FLOORS)
             time, low_us, high_us = (np.where(unsized, value, column) for value, column in
                                      ((expected, time), (least, low_us), (most, high_us)))
-        return Times(time, low_us, high_us)
+        width = self._common_width()
+        if width is None:
+            return Times(time, low_us, high_us)
+        low_us, high_us = np.minimum(low_us, time * np.exp(-width)), np.maximum(high_us, time * np.exp(width))
+        return Times(time, low_us, high_us, 2.0 * width / np.log(high_us / low_us))
+
+    def _common_width(self) -> float | None:
+        """Half width, a logarithm, of the 80% interval of a step's whole time in this family; ``None`` if not known."""
+        if self.corrections is None or self.family.value not in self.corrections.widths:
+            return None
+        elsewhere = 1.0 if self.device.name in self.corrections.devices else OTHER_DEVICE
+        return END * elsewhere * self.corrections.widths[self.family.value]
+
+    def parts(self, calls: Sequence[OpCall]) -> tuple[Float64, Float64, Float64]:
+        """Of every call the time of its arithmetic, of its traffic, and its fixed cost, µs [n]."""
+        table = CallTable.of(self.family, calls)
+        compute, memory, fixed, _, _ = self.efficiencies.columns(table, self._efficiency_of)
+        if self.corrections is not None:
+            compute, memory, fixed = self._corrected(calls, compute, memory, fixed)
+        done = work(table, self.device)
+        return done.compute_us / compute, done.memory_us / memory, fixed * self.device.kernel_floor_us * done.kernels
+
+    def _corrected(self, calls: Sequence[OpCall], compute: Float64, memory: Float64, fixed: Float64,
+                   ) -> tuple[Float64, Float64, Float64]:
+        """Efficiencies with what steps have taught."""
+        assert self.corrections is not None
+        more_compute, more_memory, more_fixed = self.corrections.sums(calls, self.device)
+        return compute * np.exp(-more_compute), memory * np.exp(-more_memory), fixed * np.exp(more_fixed)
 
     def _lacks(self, dtype: str) -> bool:
         """Return whether the device, or what was measured, has no products of a type: their efficiency is another
@@ -89,6 +124,8 @@ class RooflineModel:
         mine = {key: entry for key, entry in self.efficiencies.entries.items()
                 if key == "*" or key.split("/")[0] == self.family.value}
         return {"family": self.family.value, "device": self.device.name,
+                **({} if self.corrections is None else {
+                    "corrections": self.corrections.of_family(self.family, self.device).to_json()}),
                 **Efficiencies(mine, self.efficiencies.fitted, self.efficiencies.least).state()}, {}
 
     @classmethod
@@ -99,9 +136,15 @@ class RooflineModel:
             DeviceError: no such device.
             KeyError, TypeError, ValueError: the state is not of this form.
         """
-        return cls(Family(state["family"]), spec or device(state["device"]), Efficiencies.from_state(state))
+        corrections = Corrections.from_json(state["corrections"]) if "corrections" in state else None
+        return cls(Family(state["family"]), spec or device(state["device"]), Efficiencies.from_state(state),
+                   corrections)
 
 
 def heuristic_models(spec: DeviceSpec, efficiencies: Efficiencies | None = None) -> dict[Family, RooflineModel]:
-    """A model for every family on a device, with fitted efficiencies or the defaults."""
-    return {family: RooflineModel(family, spec, efficiencies) for family in Family}
+    """A model for every family on a device, with fitted efficiencies, or the defaults and what steps have taught.
+
+    Steps were measured on GeForce boards only, and only boards like them are corrected.
+    """
+    corrections = shipped_corrections() if efficiencies is None and accumulates_at_half(spec) else None
+    return {family: RooflineModel(family, spec, efficiencies, corrections) for family in Family}

@@ -20,7 +20,7 @@ from fuzz_run import Tally, cases, run_cases, run_one, warm_up
 from fuzz_seeds import build_seeds
 from fuzz_worker import Worker
 
-CASES = int(os.environ.get("FUZZ_CASES", "800"))
+CASES = int(os.environ.get("FUZZ_CASES", "2000"))
 SEED = 1
 JOBS = 1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, os.cpu_count() or 1)
 """Beside other tests one: they have the other processors."""

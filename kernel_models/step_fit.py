@@ -1,0 +1,283 @@
+"""Fitting corrections of the formulas to whole steps, and to measured kernels beside them.
+
+A step's time is the sum of its calls'; what each took is not known, only the sum. So all corrections are fitted at
+once, each held near zero by how narrow its class is, to the logarithm of the sums' errors:
+
+    least  Σ weight · H(log T − log measured) / ε² + ½ Σ strength(class) · w² + ½ smoothness · Σ (w_q − w_{q+1})²
+
+H is Huber's loss, which a few steps of a disturbed machine do not move. A measured kernel is a step of one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+from scipy.optimize import minimize
+
+from kernel_models.device import DeviceSpec
+from kernel_models.heuristics.call_classes import PRODUCTS, grouped
+from kernel_models.heuristics.corrections import (
+    KNOTS,
+    LARGEST,
+    PARTS,
+    Corrections,
+    Weight,
+    curves_of,
+    maker,
+    parts_of,
+    plain_weights,
+)
+from kernel_models.heuristics.curves import SHARPNESS
+from kernel_models.heuristics.roofline import RooflineModel
+from kernel_models.op_call import Family, OpCall
+from tracer.arrays import Float64, Int64
+
+TOLERANCE = 0.1
+"""Error of a step, as a logarithm, that the fit takes as one unit; a kernel's is ``KERNEL_TOLERANCE``."""
+KERNEL_TOLERANCE = 0.2
+HUBER = 0.15
+"""Errors beyond this count in proportion, not squared."""
+STRENGTH = (0.6, 2.0, 6.0, 12.0, 6.0, 100.0, 200.0)
+"""Pull to zero of a class, by how narrow it is; then of a kind of memory or arithmetic, an architecture, a device.
+
+Chosen among eight sets on the first 170 architectures of the zoo that were traced, by leaving families of models out
+and by leaving a GPU out: what devices differ by must be shared wherever it can be, or another device has none of it.
+"""
+CURVE_STRENGTH = (2.0, 6.0)
+SMOOTHNESS = 4.0
+TRAFFIC_OF_PRODUCTS = 8.0
+"""Times the pull on the traffic of products: whether arithmetic or traffic takes long is told by no step, but another
+device has other rates of either, and of the two the traffic is the better known. Chosen between 1 and 8 on the rows of
+PyTorch 2.4, three of the five folds, by what is predicted for the other GPU."""
+ITERATIONS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredStep:
+    """A step that was timed, or a kernel.
+
+    Attributes:
+        calls: how often each call runs.
+        device: where it ran.
+        measured_us: without the profiler.
+        weight: how much it counts beside a usual step.
+        is_kernel: whether it is one measured kernel.
+    """
+
+    calls: Mapping[OpCall, float]
+    device: DeviceSpec
+    measured_us: float
+    weight: float = 1.0
+    is_kernel: bool = False
+
+
+class StepProblem:
+    """Measured steps as matrices: made once, fitted to any part of them.
+
+    Args:
+        steps: what was measured.
+        start: corrections that the fit starts from and is held near; none: the formulas as they are.
+
+    Raises:
+        ValueError: a step has no device work, or no positive time.
+    """
+
+    def __init__(self, steps: Sequence[MeasuredStep], start: Corrections | None = None) -> None:
+        self.steps = steps
+        self.start = start
+        self.measured_us: Float64 = np.array([step.measured_us for step in steps], np.float64)
+        self.weight: Float64 = np.array([step.weight / (KERNEL_TOLERANCE if step.is_kernel else TOLERANCE) ** 2
+                                         for step in steps], np.float64)
+        self._calls: list[OpCall] = []
+        self._rows: list[tuple[DeviceSpec, Int64]] = []
+        self.count = self._counted()
+        n = len(self._calls)
+        self.compute_us, self.memory_us, self.fixed_us = (np.zeros(n) for _ in range(3))
+        self.family = np.array([call.family.value for call in self._calls])
+        for device, rows in self._rows:
+            self._price(device, rows)
+        self.weights: list[tuple[str, Weight]] = []
+        self.matrix = self._design()
+        self._strength = np.array([self._pull(part, weight) for part, weight in self.weights])
+        self._neighbours = self._next_knots()
+        usual = self.times_us(np.zeros(len(self.weights)))
+        sound = np.isfinite(usual) & (usual > 0) & np.isfinite(self.measured_us) & (self.measured_us > 0)
+        if not sound.all():
+            raise ValueError(f"{(~sound).sum()} steps have no device work, or no measured time; the first is number "
+                             f"{np.argmin(sound)}.")
+
+    def _counted(self) -> scipy.sparse.csr_matrix:
+        """How often each distinct call of a device runs in each step, [steps, calls]."""
+        places: dict[tuple[str, OpCall], int] = {}
+        by_device: dict[str, tuple[DeviceSpec, list[int]]] = {}
+        entries: list[tuple[int, int, float]] = []
+        for number, step in enumerate(self.steps):
+            _, mine = by_device.setdefault(step.device.name, (step.device, []))
+            for call, times in step.calls.items():
+                place = places.setdefault((step.device.name, call), len(places))
+                if place == len(self._calls):
+                    self._calls.append(call)
+                    mine.append(place)
+                entries.append((number, place, times))
+        self._rows = [(device, np.array(rows, np.int64)) for device, rows in by_device.values()]
+        row, column, value = np.array(entries, np.float64).reshape(-1, 3).T
+        return scipy.sparse.csr_matrix((value, (row.astype(np.int64), column.astype(np.int64))),
+                                       shape=(len(self.steps), len(self._calls)))
+
+    def _price(self, device: DeviceSpec, rows: Int64) -> None:
+        for family in Family:
+            mine = rows[[self._calls[row].family is family for row in rows.tolist()]]
+            if len(mine):
+                parts = RooflineModel(family, device, corrections=self.start).parts(
+                    [self._calls[row] for row in mine.tolist()])
+                self.compute_us[mine], self.memory_us[mine], self.fixed_us[mine] = parts
+
+    def _design(self) -> dict[str, scipy.sparse.csr_matrix]:
+        """By part: how much of each number every call has, [calls, numbers]."""
+        numbers: dict[tuple[str, str], int] = {}
+        entries: dict[str, list[tuple[Int64, Int64, Float64]]] = {part: [] for part in PARTS}
+
+        def number(part: str, weight: Weight) -> int:
+            found = numbers.setdefault((part, weight.name), len(numbers))
+            if found == len(self.weights):
+                self.weights.append((part, weight))
+            return found
+
+        for device, rows in self._rows:
+            calls = [self._calls[row] for row in rows.tolist()]
+            for group in grouped(calls, device):
+                mine = rows[group.rows]
+                ones = np.ones(len(mine))
+                family = calls[int(group.rows[0])].family
+                for part in parts_of(family):
+                    for weight in plain_weights(group, family, device, part):
+                        place = number(part, weight)
+                        entries[part].append((mine, np.full(len(mine), place), ones))
+                    for name, size, level in curves_of(group, part):
+                        below = np.minimum(np.floor(group.sizes[:, size]).astype(np.int64), KNOTS - 2)
+                        share = np.clip(group.sizes[:, size] - below, 0.0, 1.0)
+                        places = {knot: number(part, Weight(f"{maker(device)} {name}@{knot}", level, True)) for knot in
+                                  sorted({*below.tolist(), *(below + 1).tolist()})}
+                        for knots, much in ((below, 1.0 - share), (below + 1, share)):
+                            entries[part].append((mine, np.array([places[knot] for knot in knots.tolist()]), much))
+        found = {}
+        for part, pieces in entries.items():
+            row, column, value = (np.concatenate([piece[i] for piece in pieces]) if pieces else np.zeros(0)
+                                  for i in range(3))
+            found[part] = scipy.sparse.csr_matrix((value, (row, column)), shape=(len(self._calls), len(numbers)))
+        return found
+
+    @staticmethod
+    def _pull(part: str, weight: Weight) -> float:
+        pull = (CURVE_STRENGTH if weight.is_curve else STRENGTH)[weight.level]
+        of_product = any(f" {family.value}" in weight.name for family in PRODUCTS)
+        return pull * TRAFFIC_OF_PRODUCTS if part == "memory" and of_product else pull
+
+    def _next_knots(self) -> Int64:
+        places = {(part, weight.name): place for place, (part, weight) in enumerate(self.weights) if weight.is_curve}
+        pairs = []
+        for (part, name), place in places.items():
+            curve, _, knot = name.rpartition("@")
+            after = places.get((part, f"{curve}@{int(knot) + 1}"))
+            if after is not None:
+                pairs.append((place, after))
+        return np.array(pairs, np.int64).reshape(-1, 2)
+
+    def times_us(self, values: Float64) -> Float64:
+        """Time of every step, µs [steps]."""
+        found: Float64 = self.count @ self._times(values)[0]
+        return found
+
+    def family_times_us(self, values: Float64) -> tuple[list[str], Float64]:
+        """Families, and time of each in every step, µs [steps, families]."""
+        whole = self._times(values)[0]
+        names = sorted(set(self.family.tolist()))
+        return names, np.stack([self.count @ np.where(self.family == name, whole, 0.0) for name in names], axis=1)
+
+    def _times(self, values: Float64) -> tuple[Float64, dict[str, Float64]]:
+        """Time of every call, and how much more it takes for one e-fold more of each part."""
+        compute = self.compute_us * np.exp(np.clip(self.matrix["compute"] @ values, -LARGEST, LARGEST))
+        memory = self.memory_us * np.exp(np.clip(self.matrix["memory"] @ values, -LARGEST, LARGEST))
+        longest = np.maximum(np.maximum(compute, memory), 1e-12)
+        together = longest * ((compute / longest) ** SHARPNESS + (memory / longest) ** SHARPNESS) ** (1 / SHARPNESS)
+        fixed = self.fixed_us * np.exp(np.clip(self.matrix["fixed"] @ values, -LARGEST, LARGEST))
+        return fixed + together, {"compute": together * (compute / together) ** SHARPNESS,
+                                  "memory": together * (memory / together) ** SHARPNESS, "fixed": fixed}
+
+    def fit(self, rows: Int64 | None = None, iterations: int = ITERATIONS) -> Float64:
+        """The numbers that price some of the steps best, in the order of ``weights``."""
+        rows = np.arange(len(self.steps)) if rows is None else rows
+        count, transposed = self.count[rows], self.count[rows].T.tocsr()
+        target, weight = np.log(self.measured_us[rows]), self.weight[rows]
+        first, second = self._neighbours.T
+        of_numbers = {part: matrix.T.tocsr() for part, matrix in self.matrix.items()}
+
+        def cost(values: Float64) -> tuple[float, Float64]:
+            times, slopes = self._times(values)
+            total = count @ times
+            error = np.log(total) - target
+            size = np.abs(error)
+            loss = float(np.sum(weight * np.where(size < HUBER, 0.5 * size**2, HUBER * (size - 0.5 * HUBER))))
+            by_call = transposed @ (weight * np.clip(error, -HUBER, HUBER) / total)
+            slope = self._strength * values
+            loss += 0.5 * float(np.sum(self._strength * values**2))
+            for part, matrix in of_numbers.items():
+                slope = slope + matrix @ (by_call * slopes[part])
+            steps = values[first] - values[second]
+            loss += 0.5 * SMOOTHNESS * float(np.sum(steps**2))
+            np.add.at(slope, first, SMOOTHNESS * steps)
+            np.add.at(slope, second, -SMOOTHNESS * steps)
+            return loss, slope
+
+        found: Any = minimize(cost, np.zeros(len(self.weights)), jac=True, method="L-BFGS-B",
+                              options={"maxiter": iterations, "maxcor": 20})
+        values: Float64 = np.asarray(found.x, np.float64)
+        return values
+
+    def corrections(self, values: Float64, *, widths: Mapping[str, float] | None = None, source: str = "",
+                    ) -> Corrections:
+        """Corrections of these numbers, on top of those the fit started from."""
+        start = self.start
+        points = dict(start.points) if start else {}
+        curves = {name: curve.copy() for name, curve in start.curves.items()} if start else {}
+        for (part, weight), value in zip(self.weights, values.tolist(), strict=True):
+            if weight.is_curve:
+                name, _, knot = f"{part} {weight.name}".rpartition("@")
+                curves.setdefault(name, np.full(KNOTS, np.nan))[int(knot)] = value + (
+                    start.curves[name][int(knot)] if start and name in start.curves else 0.0)
+            else:
+                name = f"{part} {weight.name}"
+                points[name] = points.get(name, 0.0) + value
+        # Beyond the sizes that were measured a curve goes on as it ends.
+        held = {name: np.interp(np.arange(KNOTS), np.flatnonzero(np.isfinite(curve)), curve[np.isfinite(curve)])
+                for name, curve in curves.items()}
+        devices = tuple(sorted({*(start.devices if start else ()), *(step.device.name for step in self.steps
+                                                                     if not step.is_kernel)}))
+        return Corrections(points, held, dict(widths or {}), devices, source)
+
+
+def fit_widths(shares: Float64, errors: Float64, names: Sequence[str], least: float = 0.02) -> dict[str, float]:
+    """Standard deviation of the log error of each family's time in a step, from errors of steps left out.
+
+    A step's variance is taken to be Σ (share · width)²: families err independently, all calls of one together.
+
+    Args:
+        shares: of each family in the time of each step, [steps, families].
+        errors: log of predicted over measured, [steps].
+        names: of the families.
+        least: no width is narrower.
+    """
+    clipped = np.clip(errors, *np.quantile(errors, (0.02, 0.98)))
+
+    def cost(logs: Float64) -> float:
+        variance = (shares**2) @ np.exp(2 * logs) + 1e-4
+        return float(np.sum(0.5 * np.log(variance) + 0.5 * clipped**2 / variance)) + 0.5 * float(
+            np.sum((logs - np.log(0.25)) ** 2))
+
+    found: Any = minimize(cost, np.full(len(names), np.log(0.15)), method="L-BFGS-B",
+                          bounds=[(np.log(least), np.log(1.5))] * len(names))
+    return {name: float(width) for name, width in zip(names, np.exp(found.x), strict=True)}
