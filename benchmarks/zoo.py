@@ -87,8 +87,10 @@ def judge(problem: StepProblem, rows: pd.DataFrame, kernels: pd.DataFrame, every
     _print(judged, ["kind", "gpu"])
     if not everything:
         return judged
-    print("\nBy version of PyTorch"), _print(judged, ["kind", "gpu", "layout", "torch"])
-    print("\nBy family"), _print(judged, ["kind", "family"])
+    print("\nBy version of PyTorch")
+    _print(judged, ["kind", "gpu", "layout", "torch"])
+    print("\nBy family")
+    _print(judged, ["kind", "family"])
     print("\nBy size (billions of multiply-adds an image)")
     judged["size"] = pd.cut(judged.gmacs, (0, 0.5, 2, 5, 15, 1e4)).astype(str)
     _print(judged, ["kind", "size"])

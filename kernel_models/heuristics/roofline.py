@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernel_models.device import DeviceSpec, device
+from kernel_models.heuristics.call_classes import PRODUCTS
 from kernel_models.heuristics.call_table import CallTable
 from kernel_models.heuristics.corrections import Corrections, accumulates_at_half, shipped_corrections
 from kernel_models.heuristics.efficiency import Efficiencies, default_efficiencies_of, predicted_us
@@ -22,8 +23,6 @@ from tracer.arrays import Float64
 UNSIZED_FLOORS = (1.0, 3.0, 60.0)
 """Low, expected and high time of a call without recorded sizes, in kernel floors: from the 10%, 50% and 90% quantiles
 of kernels of the training traces V100 ResNet-50 and A100 recommendation (2, 6 and 120 µs)."""
-
-_PRODUCTS = (Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT)
 
 
 class RooflineModel:
@@ -57,7 +56,7 @@ class RooflineModel:
         """Times, µs: kernel floors, then arithmetic and traffic overlapping (``efficiency.predicted_us``)."""
         table = CallTable.of(self.family, calls)
         compute, memory, fixed, low, high = self.efficiencies.columns(table, self._efficiency_of)
-        if self.family in _PRODUCTS and not self.efficiencies.fitted:
+        if self.family in PRODUCTS and not self.efficiencies.fitted:
             lacking = table.by_dtype(lambda dtype: LACKING_TYPE * self._lacks(dtype))
             low, high = -np.hypot(low, lacking), np.hypot(high, lacking)
         if self.device.placeholder:
@@ -114,7 +113,7 @@ class RooflineModel:
 
     def _efficiency_of(self, dtype: str) -> str:
         """The type whose efficiency counts: no measurement has fp4, which is taken to be like fp8."""
-        if self.family not in _PRODUCTS or self.efficiencies.fitted:
+        if self.family not in PRODUCTS or self.efficiencies.fitted:
             return dtype
         dtype = computed_as(self.device, dtype)
         return "fp8" if dtype == "fp4" else dtype
