@@ -59,7 +59,7 @@ def trace(program: Program, device: str = "rtx-3090") -> Traced:
     from tracer.shape_only import trace_step
 
     training = program.kind == "train"
-    graph = trace_step(lambda: _step(program), device, warmup=1 if training else 0)
+    graph = trace_step(lambda: step_of(program), device, warmup=1 if training else 0)
     return traced_of(graph)
 
 
@@ -73,7 +73,8 @@ def merges(program: Program) -> bool:
                for name in ("fuse", "reparameterize", "switch_to_deploy"))
 
 
-def _step(program: Program) -> Callable[[], Any]:
+def step_of(program: Program, device: str = "cuda") -> Callable[[], Any]:
+    """Make the step of a program on a device, "cuda" or "cpu"."""
     import timm
     import torch
 
@@ -81,12 +82,12 @@ def _step(program: Program) -> Callable[[], Any]:
     model = _model(program)
     if program.merged:
         model = timm.utils.reparameterize_model(model.eval(), inplace=True)
-    model = model.cuda()
-    images = torch.randn(BATCH, 3, program.image, program.image, device="cuda")
+    model = model.to(device)
+    images = torch.randn(BATCH, 3, program.image, program.image, device=device)
     if program.layout == "nhwc":
         model = model.to(memory_format=torch.channels_last)
         images = images.contiguous(memory_format=torch.channels_last)
-    autocast = torch.autocast("cuda", dtype=torch.float16, enabled=program.precision == "amp")
+    autocast = torch.autocast(device, dtype=torch.float16, enabled=program.precision == "amp")
     if program.kind == "infer":
         model.eval()
 
@@ -98,7 +99,7 @@ def _step(program: Program) -> Callable[[], Any]:
     model.train()
     # As PyTorch 1.12 ran it: one parameter after the other, and gradients zeroed rather than dropped.
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, nesterov=True, foreach=False)
-    targets = torch.zeros(BATCH, dtype=torch.long, device="cuda")
+    targets = torch.zeros(BATCH, dtype=torch.long, device=device)
 
     def train() -> None:
         optimizer.zero_grad(set_to_none=False)

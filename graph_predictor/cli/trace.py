@@ -32,6 +32,9 @@ def trace(
     workload: Annotated[str | None, shared("--workload", "instead of a function")] = None,
     assignments: Annotated[list[str] | None, shared("--set")] = None,
     preset: Annotated[str, shared("--preset")] = "default",
+    selected: Annotated[float | None, typer.Option(
+        "--selected", help="Share of their elements that masks made of data select, where a step's shapes depend on "
+        "them (such steps are refused without).")] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -50,12 +53,15 @@ def trace(
         traced_for = traced_device(device)
         with working("Tracing"):
             if workload is not None:
+                if selected is not None:
+                    raise CaptureError("--selected belongs to a function: no workload selects by data.")
                 job = _workload(workload, assignments or [], preset, traced_for, world_size, rank, parallel)
             else:
                 if parallel:
                     raise CaptureError("--parallel belongs to --workload: a function makes its own model, and wraps it "
                                        "itself (DDP, fully_shard) when --world-size is given.")
-                job = assemble_job([_function(str(function), assignments or [], traced_for, world_size, rank or 0)])
+                job = assemble_job([_function(str(function), assignments or [], traced_for, world_size, rank or 0,
+                                               selected)])
         if len(job.graphs) > 1 or job.classes:
             save_job(job, out)
         else:
@@ -77,12 +83,12 @@ def _workload(name: str, assignments: list[str], preset: str, device: str | Trac
 
 
 def _function(target: str, assignments: list[str], device: str | TracedDevice, world_size: int | None,
-              rank: int) -> ExecutionGraph:
+              rank: int, selected: float | None) -> ExecutionGraph:
     from graph_predictor.sizes.named_sizes import parse_sets
     from tracer.shape_only.script import trace_script
 
     _, sizes = parse_sets(assignments)  # as `foretrace predict SCRIPT.py:FUNCTION --set` reads them
-    return trace_script(target, device, world_size=world_size, rank=rank, arguments=sizes)
+    return trace_script(target, device, world_size=world_size, rank=rank, arguments=sizes, selected=selected)
 
 
 def _report(job: Job, output: str, json: bool) -> None:

@@ -60,6 +60,20 @@ def finite():
         return out.sum() if torch.rand(1) > 0.1 else layer(out).sum()
     return step
 
+def selected():
+    kinds = torch.arange(12).reshape(2, 6) % 3
+    kept = kinds[0][torch.ones(2, 6, dtype=torch.long)[0].bool()]
+    assert kept.tolist() == [0, 1, 2, 0, 1, 2]
+    return made(kept.sum() + 2)
+
+def listed():
+    sizes = torch.tensor([torch.arange(4).sum(), torch.ones(()), [torch.tensor(1)][0]])
+    assert sizes.tolist() == [6, 1, 1] and torch.as_tensor([[sizes[0], 1]], device="cuda").tolist() == [[6, 1]]
+    return made(sizes.sum())
+
+def listed_data():
+    return made(torch.tensor([torch.rand(3).sum(), 1.0])[1])
+
 def random():
     return made(torch.rand(3).argmax() + 1)
 
@@ -75,20 +89,62 @@ def of_data():
 """
 
 
+CHOSEN = """
+import torch
+from torch import nn
+
+@torch.library.custom_op("foretrace_test::kept", mutates_args=())
+def kept(scores: torch.Tensor) -> torch.Tensor:
+    return (scores > 0).nonzero()[:, 0]
+
+@kept.register_fake
+def _(scores):
+    return scores.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.long)
+
+def build():
+    layer = nn.Linear(3, 8).cuda()
+    def step():
+        out = layer(torch.randn(16, 3, device="cuda"))
+        scores = out[:, 0]
+        mask = scores > 0
+        places = torch.where(mask)[0]
+        assert len(out[mask]) == len(places) == int(mask.sum()) == len(scores.masked_select(mask)) == 8, len(places)
+        large = torch.zeros(1 << 12, 1 << 10, device="cuda").fill_(scores[0]) > 0
+        assert len(large.nonzero()) == 1 << 21 and len(kept(scores)) == 8
+        out[mask] = out[mask] * 2
+        for expert in (out.sum(0) > 0).nonzero():
+            if expert == 7:
+                out = out + 1
+        out[places].sum().backward()
+    return step
+"""
+
+
+def test_what_data_select_is_assumed_only_where_a_share_is_given(tmp_path: Path) -> None:
+    (tmp_path / "user.py").write_text(CHOSEN)
+    script = f"{tmp_path / 'user.py'}:build"
+    with pytest.raises(ShapeOnlyError, match=r"shape depends on values \(aten.nonzero.default\).*--selected"):
+        trace_script(script)
+    with pytest.raises(ShapeOnlyError, match="selected=2 is no share"):
+        trace_script(script, selected=2)
+    assert any("taken to select 0.5 of" in note for note in trace_script(script, selected=0.5).meta.loss.notes)
+
+
 @pytest.fixture
 def program(tmp_path: Path) -> Callable[[str], str]:
     (tmp_path / "user.py").write_text(SCRIPT)
     return lambda name: f"{tmp_path / 'user.py'}:{name}"
 
 
-@pytest.mark.parametrize("name", ["linspace", "combined", "truncated", "unique", "masked", "finite"])
+@pytest.mark.parametrize("name", ["linspace", "combined", "truncated", "unique", "masked", "finite", "selected",
+                                  "listed"])
 def test_what_constants_decide_is_read(program: Callable[[str], str], name: str) -> None:
     graph = trace_script(program(name))
     text = [graph.string(code) for code in graph.ops.shapes.tolist() if code >= 0]
     assert any("[3,8]" in one.replace(" ", "") or "[8,3]" in one.replace(" ", "") for one in text), text
 
 
-@pytest.mark.parametrize("name", ["random", "overwritten", "of_data"])
+@pytest.mark.parametrize("name", ["random", "overwritten", "of_data", "listed_data"])
 def test_what_chance_or_data_decide_is_not(program: Callable[[str], str], name: str) -> None:
     with pytest.raises(ShapeOnlyError, match="reads a tensor's values"):
         trace_script(program(name))

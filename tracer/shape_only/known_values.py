@@ -5,7 +5,8 @@
 
 A fake tensor has no values, but what comes of constants alone is the same wherever a program runs: small tensors of it
 are made for real beside the fake ones, views of them as views, and read where a program asks for a number or for as
-many elements as its values say. What is random, comes from data or is large has no value here.
+many elements as its values say. What is random, comes from data or is large has no value here; where a share is given,
+masks that come from data are assumed to select it, evenly spread, and what they select is computed as for known ones.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
@@ -34,11 +36,32 @@ _FILLED = frozenset({"zero_", "fill_"})
 """Operators that give every element of a tensor a value, whatever it was."""
 _LIFTED = torch.ops.aten.lift_fresh.default
 _INDEXED = torch.ops.aten.index.Tensor
+_WHERE = torch.ops.aten.nonzero.default
+_MASKED = torch.ops.aten.masked_select.default
 _OF_ALL = (torch.ops.aten.all.default, torch.ops.aten.any.default)
 _BY_VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 RANDOM = f"A random number decides what the step does; it is taken to be {DRAWN}, the middle of its range."
+SELECTED = ("What data select decides shapes of the step: masks that are not known are taken to select {:g} of their "
+            "elements, evenly spread.")
 FINITE = "The program looks at whether values are finite, and goes on as it does where all of them are."
 _CHECKS = {"isfinite": True, "isnan": False, "isinf": False, "isneginf": False, "isposinf": False}
+
+
+class NumbersInLists(TorchFunctionMode):
+    """Lets ``torch.tensor`` read the numbers of a list in which some are tensors, as it does where they have memory."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.tensor, torch.as_tensor) and args and isinstance(args[0], (list, tuple)):
+            args = (_numbers(args[0]), *args[1:])
+        return func(*args, **(kwargs or {}))
+
+
+def _numbers(values: Any) -> Any:
+    if isinstance(values, FakeTensor):
+        return values.tolist()
+    if isinstance(values, (list, tuple)) and any(isinstance(one, (list, tuple, FakeTensor)) for one in values):
+        return [_numbers(one) for one in values]
+    return values
 
 
 class KnownValues:
@@ -46,17 +69,25 @@ class KnownValues:
 
     Args:
         assumed: called with a sentence where the program asks for what is assumed and not known.
+        selected: share of the elements that masks select whose values are not known; None where they are refused.
     """
 
-    def __init__(self, assumed: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, assumed: Callable[[str], None] = lambda text: None, selected: float | None = None) -> None:
         self._of: Any = WeakIdKeyDictionary()
         self._assumed: Any = WeakIdKeyDictionary()
         self._sharing: dict[int, list[TensorWeakRef]] = {}
         self._say = assumed
+        self._share = selected
+        self._rows = 0
 
     def install(self, site: Site) -> None:
         """Give known values where they are read without an operator, and take all values to be finite, for a trace."""
         site.patch(torch.Tensor, "numpy", self._numpy(torch.Tensor.numpy))
+        if self._share is not None:
+            from torch._library.fake_impl import FakeImplCtx
+
+            site.patch(FakeImplCtx, "new_dynamic_size", self._dynamic_size)
+            site.patch(FakeImplCtx, "create_unbacked_symint", self._dynamic_size)
         for owner in (torch, torch.Tensor):
             for name, expected in _CHECKS.items():
                 if hasattr(owner, name):
@@ -80,32 +111,63 @@ class KnownValues:
         Returns:
             ``None`` of any other operator, and where a value is not known.
         """
+        if func.namespace != "aten" and self._share is not None:
+            self._rows = max((one.shape[0] for one in _tensors((args, kwargs)) if one.dim()), default=0)
         if not any(tag in func.tags for tag in _BY_VALUES) or not any(
                 isinstance(one, FakeTensor) for one in _tensors((args, kwargs))):
             return None
-        if func is _INDEXED:
-            return self._selected(*args)
         found = self._computed(func, args, kwargs)
         if found is None or found[0] is None:
-            return None
+            return self._selected(func, args)
         self._note_assumed(_tensors((args, kwargs)))
         return tree_map(self._fake, found[0])
 
-    def _selected(self, data: Any, indices: Any) -> Any:
-        """The elements of any data that known masks select, as fake tensors; ``None`` where a mask is not known."""
-        masks = [one for one in indices if one is not None and one.dtype in (torch.bool, torch.uint8)]
-        if not masks or any(self.of(one) is None for one in masks):
+    def _selected(self, func: Any, args: Any) -> Any:
+        """What known masks select of any data, as fake tensors; ``None`` where a mask is not known."""
+        if func is _WHERE:
+            data, indices = None, [args[0]]
+        elif func is _INDEXED:
+            data, indices = args
+        elif func is _MASKED and args[0].shape == args[1].shape:
+            data, indices = args[0], [args[1]]
+        else:
             return None
-        self._note_assumed(masks)
+        masks = {id(one): self._mask(one) for one in indices if one is not None and (
+            data is None or one.dtype in (torch.bool, torch.uint8))}
+        if not masks or any(one is None for one in masks.values()):
+            return None
+        self._note_assumed([one for one in indices if id(one) in masks])
         places: list[Any] = []
         for one in indices:
-            if one is None or one.dtype not in (torch.bool, torch.uint8):
+            if id(one) not in masks:
                 places.append(one)
                 continue
             with _disable_current_modes():
-                found = self.of(one).nonzero(as_tuple=True)  # type: ignore[union-attr]
-            places += [self._fake(each) for each in found]
+                found = masks[id(one)].nonzero()  # type: ignore[union-attr]
+                columns = found.unbind(1)
+            if data is None:
+                return self._fake(found)
+            places += [self._fake(each) for each in columns]
         return _INDEXED(data, places)
+
+    def _mask(self, mask: Any) -> torch.Tensor | None:
+        """The values of a mask: known, assumed, or ``None``. Those of a number ask where it is not 0."""
+        known = self.of(mask)
+        if known is not None or self._share is None:
+            return known
+        with _disable_current_modes():
+            steps = torch.arange(1, mask.numel() + 1, dtype=torch.float64).mul_(self._share).floor_()
+            assumed = torch.diff(steps, prepend=torch.zeros(1, dtype=torch.float64)).bool().reshape(mask.shape)
+        if mask.dtype is torch.bool and mask.numel() <= MOST_ELEMENTS:
+            self._keep(mask, assumed)
+        self._assumed[mask] = SELECTED.format(self._share)
+        return assumed
+
+    def _dynamic_size(self, **limits: Any) -> int:
+        """The assumed size of what an operator of a library selects: a share of the rows of its inputs."""
+        share = self._share or 0.0
+        self._say(SELECTED.format(share))
+        return max(int(limits.get("min", 0)), int(share * (limits.get("max") or self._rows)))
 
     def _note_assumed(self, read: list[Any]) -> None:
         for text in dict.fromkeys(self._assumed[one] for one in read if one in self._assumed):

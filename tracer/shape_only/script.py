@@ -16,7 +16,7 @@ from tracer.shape_only.trace import trace_step
 
 
 def trace_script(target: str, device: str | TracedDevice = "h200-sxm", *, world_size: int | None = None, rank: int = 0,
-                 arguments: Mapping[str, int] | None = None) -> ExecutionGraph:
+                 arguments: Mapping[str, int] | None = None, selected: float | None = None) -> ExecutionGraph:
     """Trace the step that ``SCRIPT.py:FUNCTION`` returns; arguments as ``trace_step``.
 
     ``arguments`` are passed to the function by name: sizes, as in ``def build(batch=32)``.
@@ -57,7 +57,7 @@ def trace_script(target: str, device: str | TracedDevice = "h200-sxm", *, world_
                 "and data, and return a function without arguments that does one training step.")
         return step
 
-    return trace_step(build, device, world_size=world_size, rank=rank, source=target)
+    return trace_step(build, device, world_size=world_size, rank=rank, source=target, selected=selected)
 
 
 def _check_takes(target: str, function: Any, argument: str) -> None:

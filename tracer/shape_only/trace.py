@@ -18,7 +18,7 @@ from tracer.graph import ExecutionGraph
 from tracer.shape_only.assemble import assemble, new_meta
 from tracer.shape_only.devices import TracedDevice, find_device
 from tracer.shape_only.errors import ShapeOnlyError, explained, function_line, unexplained
-from tracer.shape_only.known_values import KnownValues
+from tracer.shape_only.known_values import KnownValues, NumbersInLists
 from tracer.shape_only.memory import MemoryTracker, resize_watch
 from tracer.shape_only.modules import ModuleStack
 from tracer.shape_only.recorder import OperatorRecorder
@@ -35,7 +35,7 @@ Step = Callable[[], Any]
 
 def trace_step(
     fn: Callable[[], Step], device: str | TracedDevice = "h200-sxm", *, world_size: int | None = None, rank: int = 0,
-    steps: int = 1, warmup: int | None = None, source: str = "",
+    steps: int = 1, warmup: int | None = None, source: str = "", selected: float | None = None,
 ) -> ExecutionGraph:
     """Trace a training step by shapes alone.
 
@@ -49,6 +49,8 @@ def trace_step(
         warmup: steps before them; by default 1, and 2 with a world. The first step differs from all later ones
             because it makes the optimizer's state, and DDP regroups its buckets at the second.
         source: what to name as the graph's source; the function's name if empty.
+        selected: share of their elements that masks made of data are assumed to select (boxes with a high score,
+            tokens of an expert), which is noted in the graph; None refuses steps whose shapes depend on them.
 
     Returns:
         The graph of rank ``rank``. Its operations are those the dispatcher runs below autograd, with the arguments
@@ -63,6 +65,8 @@ def trace_step(
     """
     target = find_device(device)
     warmup = (1 if world_size is None else 2) if warmup is None else warmup
+    if selected is not None and not 0 <= selected <= 1:
+        raise ShapeOnlyError(f"selected={selected:g} is no share: give a number from 0 to 1.")
     if steps < 1 or warmup < 0:
         raise ShapeOnlyError(f"steps={steps} and warmup={warmup} are not possible: give 1 or more, and 0 or more.")
     with ExitStack() as stack:
@@ -70,7 +74,8 @@ def trace_step(
             from tracer.fake_world import fake_world
 
             stack.enter_context(fake_world(world_size, rank))
-        return _traced(fn, target, steps, warmup, rank, world_size, source or getattr(fn, "__name__", "a function"))
+        return _traced(fn, target, steps, warmup, rank, world_size, source or getattr(fn, "__name__", "a function"),
+                       selected)
 
 
 def trace_workload(
@@ -151,7 +156,7 @@ def trace_job(
 
 
 def _traced(fn: Callable[[], Step], device: TracedDevice, steps: int, warmup: int, rank: int, world_size: int | None,
-            source: str) -> ExecutionGraph:
+            source: str, selected: float | None) -> ExecutionGraph:
     with _quiet(), installed(device, GPU if device.is_gpu else CPU) as site:
         tracker, modules = MemoryTracker(), ModuleStack()
         site.patch(torch.UntypedStorage, "resize_", resize_watch(tracker))
@@ -159,13 +164,14 @@ def _traced(fn: Callable[[], Step], device: TracedDevice, steps: int, warmup: in
         host_data.install(site, placement)
         if placement is not None:
             placement.install(site)
-        recorder = OperatorRecorder(tracker, modules, site.rules, placement, KnownValues(site.note))
+        recorder = OperatorRecorder(tracker, modules, site.rules, placement, KnownValues(site.note, selected))
         recorder.values.install(site)
         try:
             with ExitStack() as modes:
                 modes.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
                 modes.enter_context(modules)
                 modes.enter_context(recorder)
+                modes.enter_context(NumbersInLists())
                 if placement is not None:
                     modes.enter_context(placement)
                 _run(fn, recorder, steps, warmup, site, placement)

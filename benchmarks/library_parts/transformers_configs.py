@@ -1,0 +1,79 @@
+"""Small configurations: the widths of the published model, and a layer of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers",
+           "num_encoder_layers", "num_decoder_layers", "depth", "layers", "num_local_layers", "num_decode_layers")
+LEAST = 2
+_DEPTHS = ("depths", "encoder_depths", "stage_depths", "layers")
+
+
+def config_of(kind: Any, small: bool) -> Any:
+    """A configuration of few layers, or of all.
+
+    Raises:
+        Exception: whatever the library does where its own defaults make no configuration.
+    """
+    config = kind()
+    if small:
+        shrink(config)
+    for name, value in (("pad_token_id", 0), ("num_labels", 2)):
+        if getattr(config, name, None) is None and hasattr(config, name):
+            setattr(config, name, value)
+    text = config.get_text_config()
+    for part in parts_of(config):
+        heads = getattr(part, "num_attention_heads", None)
+        if vars(part).get("head_dim", 0) is None and isinstance(heads, int):
+            part.head_dim = part.hidden_size // heads
+    if vars(config).get("default_language", 0) is None and getattr(config, "languages", None):
+        config.default_language = config.languages[0]
+    for part in parts_of(config):  # what a tower gives is as wide as what takes it, which some defaults forget
+        if text is not config and "out_hidden_size" in vars(part) and hasattr(text, "hidden_size"):
+            part.out_hidden_size = text.hidden_size
+    if getattr(text, "pad_token_id", 0) is None:
+        text.pad_token_id = 0
+    return config
+
+
+def parts_of(config: Any) -> Iterator[Any]:
+    """A configuration and those inside it."""
+    yield config
+    for value in list(vars(config).values()):
+        if hasattr(value, "model_type") and hasattr(value, "to_dict"):
+            yield from parts_of(value)
+
+
+def shrink(config: Any) -> None:
+    """Leave a configuration, and those inside it, a layer of each kind and two at least."""
+    for part in parts_of(config):
+        for name in _DEPTHS:
+            depths = vars(part).get(name)
+            if isinstance(depths, (list, tuple)) and depths and all(isinstance(one, int) for one in depths):
+                setattr(part, name, type(depths)(min(one, LEAST) for one in depths))
+        if any(isinstance(vars(part).get(name), (list, tuple)) for name in ("depths", "stage_names")):
+            continue  # its number of layers is that of its stages
+        for name in _LAYERS:
+            _shorten(part, name)
+
+
+def _shorten(part: Any, name: str) -> None:
+    count = getattr(part, name, None)
+    if not isinstance(count, int) or isinstance(count, bool) or count <= LEAST:
+        return
+    kept = list(range(LEAST))
+    for key in ("layer_types", "layers_block_type"):
+        kinds = getattr(part, key, None)
+        if isinstance(kinds, (list, tuple)) and len(kinds) == count:
+            first = sorted({kind: i for i, kind in reversed(list(enumerate(kinds)))}.values())
+            # A list that follows from other numbers keeps its beginning.
+            kept = sorted({*first, *range(LEAST)}) if key in vars(part) else list(range(max(LEAST, first[-1] + 1)))
+    try:
+        setattr(part, name, len(kept))
+    except (AttributeError, TypeError, ValueError, NotImplementedError):
+        return
+    for key, value in list(vars(part).items()):
+        if isinstance(value, (list, tuple)) and len(value) == count:
+            setattr(part, key, type(value)(value[i] for i in kept))
