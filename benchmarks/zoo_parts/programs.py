@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracer.errors import ForetraceError
+from tracer.graph import ExecutionGraph
 from zoo_parts.traced import BATCH, Traced, traced_of
 
 
@@ -56,11 +57,19 @@ def trace(program: Program, device: str = "rtx-3090") -> Traced:
     Raises:
         ForetraceError: it cannot be traced.
     """
+    return traced_of(trace_graph(program, device))
+
+
+def trace_graph(program: Program, device: str = "rtx-3090") -> ExecutionGraph:
+    """The same as a graph, at batch ``BATCH``.
+
+    Raises:
+        ForetraceError: it cannot be traced.
+    """
     from tracer.shape_only import trace_step
 
     training = program.kind == "train"
-    graph = trace_step(lambda: step_of(program), device, warmup=1 if training else 0)
-    return traced_of(graph)
+    return trace_step(lambda: step_of(program), device, warmup=1 if training else 0)
 
 
 def merges(program: Program) -> bool:

@@ -58,7 +58,7 @@ def _one(program: Program, cache: Path) -> str:
         return ""
     begin = time.time()
     try:
-        with _limit(LONGEST_S):
+        with limited(LONGEST_S):
             same = _same(program, cache)
             if same is not None:
                 os.link(same, target)
@@ -89,7 +89,8 @@ def _same(program: Program, cache: Path) -> Path | None:
 
 
 @contextmanager
-def _limit(seconds: int) -> Iterator[None]:
+def limited(seconds: int) -> Iterator[None]:
+    """Raise ``TimeoutError`` when what is inside takes longer."""
     def over(number: int, frame: FrameType | None) -> None:
         raise TimeoutError(f"not traced after {seconds} s")
 

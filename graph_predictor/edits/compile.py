@@ -6,18 +6,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.edits.fusion import chains, fused_call
+from graph_predictor.edits.generated_kernels import generated_kernels
 from graph_predictor.edits.registry import edit_option
 from graph_predictor.prediction.overheads import computing_operations
-from graph_predictor.prediction.replacement import Replacement, Rewriting, Units
+from graph_predictor.prediction.replacement import Rewriting, Units
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.prediction.units import host_weight, units_of
-from kernel_models.op_call import Family
 from kernel_models.spreads import COMPILED_HOST, COMPILED_KERNELS
 from tracer.arrays import Float64
 from tracer.graph import Phase
 
-FUSED = frozenset({Family.ELEMENTWISE, Family.COPY, Family.RANDOM})
 HOST_LEFT = 0.25
 """Share of forward's and backward's host time, launch calls apart, that compiled code still takes: an assumption.
 Guards, one call for each generated kernel, and autograd's one node for the whole graph are left of Python, dispatch and
@@ -27,12 +25,12 @@ a node for each operation."""
 @edit_option("compile", "torch.compile, approximately.", tries={"torch.compile (approximate)": True})
 @dataclass(frozen=True)
 class Compile:
-    """torch.compile of the model: approximate, and wide.
+    """torch.compile of the model: approximate.
 
-    Assumes: one graph without breaks; chains of elementwise work, copies and dropout become one kernel each as in
-    ``FuseElementwise`` (the compiler also fuses into reductions, which is not counted); of the host's time in forward
-    and backward a quarter is left beside the launch calls of the kernels that stay. Products keep their kernels; the
-    optimizer stays as it is. CUDA graphs (mode "reduce-overhead") are an edit of their own.
+    Assumes: one graph without breaks; device work as ``generated_kernels`` has it: what lies between two products is
+    one kernel, convolutions are in channels last where the compiler turns them, and their biases are added by what
+    follows; of the host's time in forward and backward a quarter is left beside the launch calls of the kernels that
+    stay. The optimizer stays as it is. CUDA graphs (mode "reduce-overhead") are an edit of their own.
     """
 
     def describe(self) -> str:
@@ -55,14 +53,13 @@ class Compile:
             scenario, rewrites={**scenario.rewrites, "3 compile": compiled},
             host=scenario.host.scaled(weight).widened(COMPILED_HOST * share),
             kernels=scenario.kernels.widened(kernels),
-        ).with_note("torch.compile is approximate: chains of elementwise work are fused, and a quarter of the host's "
-                    "time in forward and backward is left.")
+        ).with_note("torch.compile is approximate: work between products is fused as its sizes allow, and a quarter of "
+                    "the host's time in forward and backward is left.")
 
 
-def compiled(_: Scenario, units: Units) -> Rewriting:
-    """Every chain's replacement."""
-    return Rewriting([Replacement(np.array(chain, np.int64), (fused_call([units.calls[u][0] for u in chain]),))
-                      for chain in chains(units, FUSED)])
+def compiled(_: Scenario | None, units: Units) -> Rewriting:
+    """The compiler's kernels."""
+    return Rewriting(generated_kernels(units))
 
 
 def _host(scenario: Scenario) -> tuple[Float64, float]:

@@ -10,6 +10,7 @@ time, launches among it. Python between the operations stays.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,8 +20,10 @@ from graph_predictor.prediction.pricing import KernelTimes
 from graph_predictor.prediction.replacement import Replacement, Units
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.units import below, units_of
+from kernel_models.device import DeviceSpec
 from kernel_models.model import Source
 from kernel_models.op_call import OpCall
+from kernel_models.pricing import Models
 from kernel_models.spreads import REPLACED_ON_CPU
 from kernel_models.trace_calls import FAMILIES
 from tracer.arrays import Bool, Float64, Int64
@@ -125,18 +128,24 @@ def _rows_by_operation(scenario: Scenario) -> dict[tuple[int, int], Int64]:
 def _priced(scenario: Scenario, units: Units, found: list[Replacement], before: list[tuple[OpCall, ...]],
             weight: Float64) -> Rewritten:
     target, models = scenario.known_target(), scenario.devices.models
-    was, now = prices_of(before, target, models), prices_of([one.calls for one in found], target, models)
-    ratio = now.time_us / np.maximum(was.time_us, LEAST_US)
-    # On one device errors of one family cancel but for the change: e-fold of it, the whole of the model's interval.
-    # What another family replaces shares no error with it.
-    alike = np.array([{call.family for call in old} == {call.family for call in one.calls}
-                      for old, one in zip(before, found, strict=True)], np.bool_)
-    unsure = np.where(alike, size_of_change(ratio), 1.0)
+    ratio, low, high = ratios_of(before, [one.calls for one in found], target, models)
     kernel_gone = np.zeros(len(scenario.built.program.kernel_item), np.bool_)
     kernels = [] if units.on_host else _kernels(scenario, units, found, kernel_gone)
     gone = _host_of_dead(scenario, units) if units.on_host else _host_of(scenario, kernel_gone)
-    return Rewritten(units, found, ratio, -unsure * np.hypot(now.low, was.high), unsure * np.hypot(now.high, was.low),
-                     np.where(gone, 0.0, weight), 0.0, kernel_gone, kernels)
+    return Rewritten(units, found, ratio, low, high, np.where(gone, 0.0, weight), 0.0, kernel_gone, kernels)
+
+
+def ratios_of(before: Sequence[tuple[OpCall, ...]], after: Sequence[tuple[OpCall, ...]], spec: DeviceSpec,
+              models: Models | None = None) -> tuple[Float64, Float64, Float64]:
+    """Time of each replacement over that of what it replaces, and the logs of the 80% interval's ends."""
+    was, now = prices_of(before, spec, models), prices_of(after, spec, models)
+    ratio = now.time_us / np.maximum(was.time_us, LEAST_US)
+    # On one device errors of one family cancel but for the change: e-fold of it, the whole of the model's interval.
+    # What another family replaces shares no error with it.
+    alike = np.array([{call.family for call in old} == {call.family for call in new}
+                      for old, new in zip(before, after, strict=True)], np.bool_)
+    unsure = np.where(alike, size_of_change(ratio), 1.0)
+    return ratio, -unsure * np.hypot(now.low, was.high), unsure * np.hypot(now.high, was.low)
 
 
 def _kernels(scenario: Scenario, units: Units, found: list[Replacement], gone: Bool) -> list[Int64]:

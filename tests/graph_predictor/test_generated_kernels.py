@@ -1,0 +1,156 @@
+"""What a compiler generates of a step's operations: bytes known on paper, and its choice of layouts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from graph_predictor.edits.generated_kernels import channels_last, generated_kernels
+from graph_predictor.prediction.replacement import Units
+from kernel_models.op_call import Family, OpCall
+from kernel_models.operation import calls_of, operation
+from tracer.graph import Phase
+
+IMAGES, CHANNELS, SIDE = 64, 128, 28
+N = IMAGES * CHANNELS * SIDE * SIDE
+IMAGE = (IMAGES, CHANNELS, SIDE, SIDE)
+TOKENS, WIDTH = (64, 197, 384), 384
+T = 64 * 197 * 384
+
+
+def units_of(calls: list[tuple[OpCall, ...]], phase: Phase = Phase.FORWARD) -> Units:
+    """Work that follows one after another on one stream."""
+    n = len(calls)
+    one, none = np.ones(n, np.int64), np.zeros(n, np.int64)
+    return Units(none, none, np.arange(n), np.arange(n), np.full(n, int(phase)), none, np.arange(n), one,
+                 np.ones(n, np.bool_), np.zeros(n, np.bool_), calls, np.ones(n, np.bool_), False)
+
+
+def conv(bias: bool = False, groups: int = 1, inputs: int = CHANNELS, outputs: int = CHANNELS) -> tuple[OpCall, ...]:
+    """A 3×3 convolution in fp16."""
+    shape = (IMAGES, inputs, SIDE, SIDE)
+    return calls_of(operation(
+        "aten::convolution", [shape, (outputs, inputs // groups, 3, 3), (outputs,) if bias else None, *[None] * 6],
+        "fp16", values=["", "", "", "[1, 1]", "[1, 1]", "[1, 1]", "False", "[0, 0]", str(groups)]))
+
+
+def simple(name: str, *shapes: tuple[int, ...], dtypes: str | list[str] = "fp16") -> tuple[OpCall, ...]:
+    return calls_of(operation(name, list(shapes), dtypes))
+
+
+def batch_norm() -> tuple[OpCall, ...]:
+    """Batch norm with given statistics."""
+    return calls_of(operation("aten::native_batch_norm", [IMAGE, *[(CHANNELS,)] * 4, None, None, None],
+                              ["fp16", *["fp32"] * 4, "", "", ""], values=["", "", "", "", "", "False", "0.1", "1e-5"]))
+
+
+def norm() -> tuple[OpCall, ...]:
+    return calls_of(operation("aten::native_layer_norm", [TOKENS, None, (WIDTH,), (WIDTH,), None],
+                              "fp32", values=["", f"[{WIDTH}]", "", "", "1e-5"]))
+
+
+def cast(shape: tuple[int, ...] = TOKENS) -> tuple[OpCall, ...]:
+    return calls_of(operation("aten::_to_copy", [shape, None], "fp32", values=["", "5"]))
+
+
+def linear(inputs: int = WIDTH, outputs: int = WIDTH) -> tuple[OpCall, ...]:
+    rows = 64 * 197
+    return calls_of(operation("aten::addmm", [(outputs,), (rows, inputs), (inputs, outputs)], "fp16"))
+
+
+def residual() -> tuple[OpCall, ...]:
+    """fp32 + fp16."""
+    return simple("aten::add", TOKENS, TOKENS, dtypes=["fp32", "fp16"])
+
+
+def kernels(calls: list[tuple[OpCall, ...]]) -> dict[tuple[int, ...], tuple[OpCall, ...]]:
+    return {tuple(one.units.tolist()): one.calls for one in generated_kernels(units_of(calls))}
+
+
+def test_what_lies_between_two_convolutions_is_one_kernel_that_adds_the_bias_too() -> None:
+    found = kernels([conv(bias=True), batch_norm(), simple("aten::relu_", IMAGE), conv()])
+    (fused,) = found[1, 2]
+    assert (fused.family, fused.bytes_written) == (Family.ELEMENTWISE, 2 * N)
+    assert fused.bytes_read == pytest.approx(2 * N, rel=0.001)
+    (first,) = found[0,]
+    assert (first.layout, first.flags) == ("nhwc", ())
+    assert found[3,][0].layout == "nhwc"
+
+
+def test_a_bias_that_nothing_takes_up_is_a_kernel_of_its_own() -> None:
+    product, added = kernels([conv(bias=True), conv()])[0,]
+    assert product.flags == ()
+    assert (added.bytes_read, added.bytes_written) == (2 * N, 2 * N)
+
+
+def test_a_residual_and_its_norm_are_one_kernel_that_writes_both() -> None:
+    found = kernels([linear(), residual(), norm(), cast(), linear(), residual(), norm(), cast(), linear()])
+    (fused,) = found[1, 2, 3]
+    # fp16 of the product and the fp32 stream; the sum, which the next block adds to, and the normalised values.
+    assert fused.bytes_read == pytest.approx((2 + 4) * T, rel=0.001)
+    assert fused.bytes_written == (4 + 2) * T
+    # Nobody reads the last sum again.
+    assert found[5, 6, 7][0].bytes_written == 2 * T
+
+
+def test_a_shortcut_is_read_once_more_and_was_written_already() -> None:
+    block = [conv(), batch_norm(), simple("aten::add_", IMAGE, IMAGE), simple("aten::relu_", IMAGE)]
+    found = kernels([*block, *block, conv()])
+    (fused,) = found[5, 6, 7]
+    assert fused.bytes_read == pytest.approx(2 * 2 * N, rel=0.001)
+    assert found[1, 2, 3][0].bytes_written == fused.bytes_written == 2 * N
+
+
+def test_a_gate_reads_again_what_its_mean_was_taken_of() -> None:
+    mean = calls_of(operation("aten::mean", [IMAGE, None, None], "fp16", values=["", "[2, 3]", "True"]))
+    gated = simple("aten::mul", IMAGE, (IMAGES, CHANNELS, 1, 1))
+    found = kernels([conv(), simple("aten::silu_", IMAGE), mean, linear(), gated, conv()])
+    (fused,) = found[1, 2]
+    assert fused.bytes_read == pytest.approx(2 * N, rel=0.001)
+    assert fused.bytes_written == pytest.approx(2 * N, rel=0.002)  # and the means
+    assert (4,) not in found  # one operation alone is as before
+
+
+def test_tensors_are_put_together_by_what_makes_them() -> None:
+    half, whole = (IMAGES, CHANNELS // 2, SIDE, SIDE), IMAGE
+    cat = calls_of(operation("aten::cat", [[half, half]], "fp16"))
+    made = simple("aten::relu", half)
+    found = kernels([conv(outputs=CHANNELS // 2), made, conv(outputs=CHANNELS // 2), made, cat, conv()])
+    assert found[1, 3, 4][0].bytes_moved == pytest.approx(2 * 2 * N)
+    # What products wrote is copied, and what follows is another kernel.
+    products = [conv(outputs=CHANNELS // 2)] * 2
+    found = kernels([*products, cat, simple("aten::relu", whole), conv()])
+    assert not any(len(members) > 1 for members in found)
+
+
+def test_nothing_is_fused_over_what_another_stream_or_the_host_waits_for() -> None:
+    calls = [conv(), batch_norm(), simple("aten::relu_", IMAGE), conv()]
+    assert (1, 2) in kernels(calls)
+    for column, at in (("watched", 1), ("follows", 2)):
+        units = units_of(calls)
+        getattr(units, column)[at] = column == "watched"
+        assert all(len(one.units) == 1 for one in generated_kernels(units))
+    units = units_of(calls, Phase.OPTIMIZER)
+    assert not generated_kernels(units)
+
+
+@pytest.mark.parametrize(("groups", "training", "turned"), [
+    (1, False, True), (1, True, True), (4, False, False), (4, True, False), (CHANNELS, True, True)])
+def test_grouped_convolutions_keep_their_layout(groups: int, training: bool, turned: bool) -> None:
+    units = units_of([conv(groups=groups), conv(groups=groups)])
+    assert channels_last(units, training) == turned
+
+
+def test_training_keeps_the_layout_of_small_and_shrinking_convolutions() -> None:
+    for calls in ([conv(inputs=64, outputs=64)] * 2, [conv(), conv(inputs=256, outputs=64)]):
+        assert channels_last(units_of(calls), False)
+        assert not channels_last(units_of(calls), True)
+    # One convolution among hundreds of other operations is no reason to turn anything.
+    assert not channels_last(units_of([conv(), *[simple("aten::relu", IMAGE)] * 200]), False)
+
+
+def test_a_cpus_convolutions_stay_as_they_are() -> None:
+    units = replace(units_of([conv(bias=True), batch_norm(), simple("aten::relu_", IMAGE), conv()]), on_host=True)
+    assert [one.units.tolist() for one in generated_kernels(units)] == [[1, 2]]
