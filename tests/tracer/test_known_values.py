@@ -74,6 +74,16 @@ def listed():
 def listed_data():
     return made(torch.tensor([torch.rand(3).sum(), 1.0])[1])
 
+def like_data():
+    scores = torch.rand(2, 3)
+    kinds = torch.cat([torch.full_like(scores, fill_value=kind, dtype=torch.long) for kind in (1, 4)])
+    kinds = torch.cat([kinds, torch.zeros_like(kinds), kinds.new_full((1, 3), 3)])
+    assert torch.unique(kinds).tolist() == [0, 1, 3, 4] and kinds.new_ones(2).tolist() == [1, 1]
+    return made(torch.unique(kinds).sum())
+
+def drawn():
+    return made(int(torch.empty(1).uniform_(6.0, 10.0).item()))
+
 def random():
     return made(torch.rand(3).argmax() + 1)
 
@@ -137,7 +147,7 @@ def program(tmp_path: Path) -> Callable[[str], str]:
 
 
 @pytest.mark.parametrize("name", ["linspace", "combined", "truncated", "unique", "masked", "finite", "selected",
-                                  "listed"])
+                                  "listed", "like_data", "drawn"])
 def test_what_constants_decide_is_read(program: Callable[[str], str], name: str) -> None:
     graph = trace_script(program(name))
     text = [graph.string(code) for code in graph.ops.shapes.tolist() if code >= 0]
@@ -174,5 +184,5 @@ def test_what_torch_computes_for_real_is_left_alone() -> None:
 def test_what_is_assumed_is_said(program: Callable[[str], str]) -> None:
     notes = trace_script(program("finite")).meta.loss.notes
     assert sum("whether values are finite" in note for note in notes) == 1
-    assert sum("taken to be 0.5" in note for note in notes) == 1
-    assert not any("finite" in note or "0.5" in note for note in trace_script(program("masked")).meta.loss.notes)
+    assert sum("the middle of its range" in note for note in notes) == 1
+    assert not any("finite" in note or "the middle" in note for note in trace_script(program("masked")).meta.loss.notes)

@@ -29,9 +29,11 @@ MOST_ELEMENTS = 1 << 20
 MOST_FILLED = 1 << 16
 """Most elements of a tensor made without values whose values are followed: a larger one is weights."""
 DRAWN = 0.5
-"""The assumed value of a lone random number between 0 and 1, such as the one that leaves out a layer."""
+"""Where in its range a lone random number is assumed to lie, such as the one that leaves out a layer."""
 _MADE_OF_CONSTANTS = frozenset({"linspace", "logspace", "arange", "zeros", "ones", "full", "eye", "scalar_tensor",
                                 "tril_indices", "triu_indices", "hann_window", "hamming_window", "blackman_window"})
+_LIKE = {"zeros_like": 0, "new_zeros": 0, "ones_like": 1, "new_ones": 1, "full_like": 1, "new_full": 2}
+"""Operators that give constants in the shape they are asked for, each with the number or the place of the argument."""
 _FILLED = frozenset({"zero_", "fill_"})
 """Operators that give every element of a tensor a value, whatever it was."""
 _LIFTED = torch.ops.aten.lift_fresh.default
@@ -40,7 +42,7 @@ _WHERE = torch.ops.aten.nonzero.default
 _MASKED = torch.ops.aten.masked_select.default
 _OF_ALL = (torch.ops.aten.all.default, torch.ops.aten.any.default)
 _BY_VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-RANDOM = f"A random number decides what the step does; it is taken to be {DRAWN}, the middle of its range."
+RANDOM = "A random number decides what the step does; it is taken to be the middle of its range."
 SELECTED = ("What data select decides shapes of the step: masks that are not known are taken to select {:g} of their "
             "elements, evenly spread.")
 FINITE = "The program looks at whether values are finite, and goes on as it does where all of them are."
@@ -202,11 +204,20 @@ class KnownValues:
         if not inputs and func.namespace == "aten" and name in _MADE_OF_CONSTANTS:
             if all(one.numel() <= MOST_ELEMENTS for one in outputs):
                 self._note(func, args, {**kwargs, "device": torch.device("cpu")}, result)
-        elif name in ("rand", "uniform_") and _is_chance(name, args, result):
+        elif _is_chance(name, result):
             self._forget(func, args, kwargs)
+            low, high = _ends(name, args)
             with _disable_current_modes():
-                self._keep(result, torch.full(result.shape, DRAWN, dtype=result.dtype))
+                self._keep(result, torch.full(result.shape, low + DRAWN * (high - low), dtype=result.dtype))
             self._assumed[result] = RANDOM
+        elif name in _LIKE and func.namespace == "aten" and isinstance(result, FakeTensor):
+            if result.numel() <= MOST_FILLED and result.layout is torch.strided:
+                value: Any = _LIKE[name]
+                if "full" in name:
+                    value = kwargs["fill_value"] if "fill_value" in kwargs else args[value]
+                with _disable_current_modes():
+                    self._keep(result, torch.empty_strided(result.shape, result.stride(), dtype=result.dtype).fill_(
+                        value))
         elif func is _LIFTED and inputs[0].numel() <= MOST_ELEMENTS:
             constant = inputs[0].constant if isinstance(inputs[0], FakeTensor) else inputs[0]
             if constant is not None:
@@ -292,10 +303,15 @@ class KnownValues:
         return fake
 
 
-def _is_chance(name: str, args: Any, result: Any) -> bool:
-    """Return whether an operator draws one number between 0 and 1."""
-    ends = (0.0, 1.0) if name == "rand" else (*args[1:], *(0.0, 1.0)[len(args) - 1:])
-    return isinstance(result, FakeTensor) and result.numel() == 1 and ends == (0.0, 1.0)
+def _is_chance(name: str, result: Any) -> bool:
+    """Return whether an operator draws one number between two ends."""
+    return name in ("rand", "uniform_") and isinstance(result, FakeTensor) and result.numel() == 1
+
+
+def _ends(name: str, args: Any) -> tuple[float, float]:
+    """The ends that a random number lies between."""
+    low, high = (0.0, 1.0) if name == "rand" else (*args[1:], *(0.0, 1.0)[len(args) - 1:])
+    return low, high
 
 
 def _named(func: Any, args: Any, kwargs: Any) -> list[tuple[Any, Any]]:
