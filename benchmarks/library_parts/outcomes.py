@@ -29,7 +29,7 @@ DEVICE = "a100-sxm-80g"
 LONGEST_S = 240
 SELECTED = 0.5
 """Share that masks made of data select, in steps whose shapes depend on them."""
-EAGER_S = 40
+EAGER_S = 20
 EAGER_BYTES = 12 << 30
 TOKENS = 3
 """New tokens of the generations that are traced: 1, 2, … up to these."""

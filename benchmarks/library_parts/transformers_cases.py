@@ -96,7 +96,7 @@ def _prepared(name: str, device: str, with_labels: bool) -> tuple[Any, dict[str,
             model.train(with_labels)
             return model, _accepted(model, device, with_labels)
         except _NOT_ACCEPTED as one:
-            if error is not None or type(one).__name__ in _SHAPES_ALONE or isinstance(one, ForetraceError):
+            if error is not None or not isinstance(one, (LookupError, ValueError)) or isinstance(one, ForetraceError):
                 raise error or one from None
             error = one
     raise AssertionError

@@ -137,6 +137,8 @@ def _images(config: Any, names: dict[str, Any], device: str, name: str = "pixel_
         shapes.insert(0, (64, channels * patch * patch))
         rest["spatial_shapes"] = torch.tensor([[8, 8]] * BATCH, device=device)
         rest["pixel_position_ids"] = torch.zeros(BATCH, 64, 2, dtype=torch.long, device=device)
+    elif isinstance(patch, int):
+        shapes.append((64, channels * patch * patch))
     for shape in shapes:
         found = {name: torch.rand(BATCH, *shape, device=device), **rest}
         if masked is not None and masked.default is masked.empty:
@@ -186,7 +188,6 @@ def _sounds(config: Any, names: dict[str, Any], device: str) -> Iterator[dict[st
         *spectra]
     for shape in forms:
         sound = {name: torch.rand(BATCH, *shape, device=device)}
-        yield sound
         length = shape[-1] if shape[0] == mels or len(shape) == 1 else shape[-2]
         mask = torch.ones(BATCH, length, dtype=torch.long, device=device)
         masks = {"input_features_mask": mask, "audio_mel_mask": mask < 0, "feature_attention_mask": mask,
@@ -195,6 +196,7 @@ def _sounds(config: Any, names: dict[str, Any], device: str) -> Iterator[dict[st
             masks["attention_mask"] = mask
         if not masks.keys().isdisjoint(names):
             yield {**sound, **masks}
+        yield sound
 
 
 def _series(config: Any, device: str) -> Iterator[dict[str, Any]]:

@@ -115,6 +115,30 @@ def _selection(op: Inputs) -> Iterator[OpCall]:
     yield from index(op.short_name, source.elements, 1, source.elements, source.dtype)
 
 
+@forward(Family.INDEX, "aten::masked_scatter_backward(grad_output, mask)")
+def _masked_scatter_back(op: Inputs) -> Iterator[OpCall]:
+    grad = op.tensor("grad_output")
+    yield from index("masked_select", grad.elements, 1, grad.elements, grad.dtype)
+
+
+@forward(Family.INDEX, "aten::im2col(self, kernel_size, dilation, padding, stride)")
+def _windows(op: Inputs) -> Iterator[OpCall]:
+    """Each window's values side by side, as many times as they are covered."""
+    source, kernel = op.tensor("self"), op.ints("kernel_size")
+    dilation, padding, stride = (op.ints(name) for name in ("dilation", "padding", "stride"))
+    if not (kernel and dilation and padding and stride):
+        raise Unpriceable("the windows")
+    places = prod((size + 2 * pad - wide * (side - 1) - 1) // step + 1 for size, side, wide, pad, step in zip(
+        source.shape[-2:], kernel, dilation, padding, stride, strict=True))
+    yield from index("im2col", prod(source.shape[:-2]) * prod(kernel) * places, 1, source.elements, source.dtype)
+
+
+@forward(Family.INDEX, "aten::col2im(self)")
+def _windows_back(op: Inputs) -> Iterator[OpCall]:
+    windows = op.tensor("self")
+    yield from index("col2im", windows.elements, 1, windows.elements, windows.dtype)
+
+
 @forward(Family.INDEX, "aten::searchsorted(sorted_sequence, self)", "aten::bucketize(self, boundaries)")
 def _search(op: Inputs) -> Iterator[OpCall]:
     values = op.optional("self") or op.tensor(op.names[0])

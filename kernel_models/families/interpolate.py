@@ -95,3 +95,25 @@ def _grid(op: Inputs) -> Iterator[OpCall]:
     kind = "grid_backward" if "backward" in op.name else "grid"
     yield from interpolate(kind, prod(source.shape[:2]), prod(source.shape[2:]), prod(grid.shape[1:-1]), source.dtype,
                            channels_last(source))
+
+
+@forward(Family.INTERPOLATE, "torchvision::roi_align(input, rois, spatial_scale, pooled_height, pooled_width)")
+def _regions(op: Inputs) -> Iterator[OpCall]:
+    """Values of each region's bins, mixed from four neighbours; of the image no more is read than the bins ask for."""
+    source, regions = op.tensor("input"), op.tensor("rois")
+    out = regions.shape[0] * _bins(op)
+    read = min(4 * out, source.shape[0] * prod(source.shape[2:]))
+    yield from interpolate("grid", source.shape[1], read, out, source.dtype, channels_last(source))
+
+
+@forward(Family.INTERPOLATE, "torchvision::_roi_align_backward(grad, rois, spatial_scale, pooled_height, pooled_width, "
+         "batch_size, channels, height, width)")
+def _regions_back(op: Inputs) -> Iterator[OpCall]:
+    grad = op.tensor("grad")
+    image = op.integer("batch_size", 1) * op.integer("height", 1) * op.integer("width", 1)
+    yield from interpolate("grid_backward", op.integer("channels", 1), image, op.tensor("rois").shape[0] * _bins(op),
+                           grad.dtype, channels_last(grad))
+
+
+def _bins(op: Inputs) -> int:
+    return op.integer("pooled_height", 7) * op.integer("pooled_width", 7)

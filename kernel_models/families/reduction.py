@@ -86,6 +86,11 @@ def _whole(op: Inputs) -> Iterator[OpCall]:
     yield from over(op.short_name, op.tensor("self"), None)
 
 
+@forward(Family.REDUCTION, "aten::_is_all_true(self)", "aten::_is_any_true(self)")
+def _checked(op: Inputs) -> Iterator[OpCall]:
+    yield from over("all" if "all" in op.name else "any", op.tensor("self"), None)
+
+
 @forward(Family.REDUCTION, "aten::cumsum(self, dim)", "aten::cumprod(self, dim)", "aten::logcumsumexp(self, dim)",
          "aten::_cummax_helper(self, values, indices, dim)", "aten::_cummin_helper(self, values, indices, dim)",
          "aten::cummax(self, dim)", "aten::cummin(self, dim)")
@@ -115,4 +120,5 @@ def _spread(op: Inputs) -> Iterator[OpCall]:
         yield from elementwise("div", [TensorSpec(tensor.shape, tensor.dtype, (0,) * len(tensor.shape))], tensor.shape)
 
 
-without_gradient("aten::argmax", "aten::argmin", "aten::any", "aten::all", "aten::equal", "aten::count_nonzero")
+without_gradient("aten::argmax", "aten::argmin", "aten::any", "aten::all", "aten::equal", "aten::count_nonzero",
+                 "aten::_is_all_true", "aten::_is_any_true")

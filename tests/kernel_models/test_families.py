@@ -435,6 +435,21 @@ def test_indexing_moves_pieces() -> None:
     assert (added.kind, added.dims, added.flags) == ("index_add", (448, 64, 6400), ("index_int32",))
 
 
+def test_windows_and_regions() -> None:
+    windows = only(calls_of(operation("aten::im2col", [(2, 3, 8, 9)], "fp16", values=[
+        None, [3, 3], [1, 1], [1, 1], [2, 2]])))
+    assert (windows.family, windows.dims) == (Family.INDEX, (2 * 3 * 9 * 4 * 5, 1, 2 * 3 * 8 * 9))
+    back = only(calls_of(operation("aten::col2im", [(2, 27, 20)], "fp16", values=[None, [8, 9], [3, 3], [1, 1], [1, 1],
+                                                                                 [2, 2]])))
+    assert (back.family, back.dims[0]) == (Family.INDEX, 2 * 27 * 20)
+    regions = only(calls_of(operation("torchvision::roi_align", [(2, 16, 50, 60), (5, 5)], values=[
+        None, None, 0.25, 7, 7, 2, False])))
+    assert (regions.family, named(regions)) == (Family.INTERPOLATE, {"channels": 16, "in_size": 980, "out_size": 245})
+    spread = only(calls_of(operation("torchvision::_roi_align_backward", [(5, 16, 7, 7), (5, 5)], values=[
+        None, None, 0.25, 7, 7, 2, 16, 50, 60, 2, False])))
+    assert named(spread) == {"channels": 16, "in_size": 6000, "out_size": 245}
+
+
 def test_losses_and_cross_entropy() -> None:
     kinds = [call.kind for call in calls_of(operation("aten::cross_entropy_loss", [(256, 2000), (256,)],
                                                       ["fp32", "int64"]))]

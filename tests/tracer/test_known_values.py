@@ -30,7 +30,7 @@ def linspace():
 def combined():
     sizes = torch.cat([torch.arange(3) * 2, torch.tensor([7])])
     sizes += 1
-    assert sizes.tolist() == [1, 3, 5, 8] and bool((sizes > 0).all())
+    assert sizes.tolist() == [1, 3, 5, 8] and bool((sizes > 0).all()) and f"{sizes.sum():3d}" == " 17"
     return made(sizes[-1])
 
 def truncated():

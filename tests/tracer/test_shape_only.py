@@ -254,6 +254,17 @@ def test_autocast_made_too_early_is_no_silent_fp32() -> None:
         trace(build)
 
 
+def test_a_layer_made_for_the_host_stays_there() -> None:
+    def build() -> Callable[[], object]:
+        model = nn.Linear(4, 4)
+        merged = nn.Linear(4, 4, device=model.weight.device)
+        model.weight.data.copy_(merged.weight + torch.ones(4, 4))
+        model.cuda()
+        return lambda: (merged.weight.device.type, model(torch.ones(2, 4, device=model.weight.device)))
+
+    assert "aten::addmm" in names(trace(build))
+
+
 def test_every_way_to_ask_for_a_gpu_ends_on_no_cuda_tensor() -> None:
     seen: list[Any] = []
 

@@ -85,6 +85,7 @@ class KnownValues:
     def install(self, site: Site) -> None:
         """Give known values where they are read without an operator, and take all values to be finite, for a trace."""
         site.patch(torch.Tensor, "numpy", self._numpy(torch.Tensor.numpy))
+        site.patch(torch.Tensor, "__format__", self._format(torch.Tensor.__format__))
         if self._share is not None:
             from torch._library.fake_impl import FakeImplCtx
 
@@ -193,6 +194,17 @@ class KnownValues:
                 return known.numpy(force=True).copy()
 
         return read
+
+    def _format(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """``Tensor.__format__`` that writes the number of a fake tensor where it is known, as that of a real one."""
+        def written(tensor: Any, spec: str) -> Any:
+            known = self.of(tensor) if isinstance(tensor, FakeTensor) and not tensor.dim() else None
+            if known is None:
+                return original(tensor, spec)
+            with _disable_current_modes():
+                return format(known.item(), spec)
+
+        return written
 
     def follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Note the values of an operator's results, and forget those of tensors that it writes unknown ones into."""

@@ -38,6 +38,7 @@ _ONE_PLACE = frozenset((
     "binary_cross_entropy", "_fused_rms_norm", "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_efficient_attention"))
 """Operators whose tensors with dimensions must lie together, in place or not, beside all that torch calls pointwise."""
+_MODULES = "torch.nn.modules."
 _USERS_OF_OWN = "tracer.workloads"
 SYNCHRONIZE = "synchronize"
 """Key in ``meta.substitutions`` of the host's waits that user code asks for and that are left out."""
@@ -79,8 +80,10 @@ class DevicePlacement(TorchFunctionMode):
         if func in self._constructors:
             if kwargs.get("pin_memory"):
                 kwargs = {**kwargs, "pin_memory": False}
-            # Torch's own code sees the CPU where a tensor lies on the device, and so asks for it by name.
-            if device is None or _asked_by_user(sys._getframe(1)):
+            # Torch's own code sees the CPU where a tensor lies on the device, and so asks for it by name; its modules
+            # pass on what their maker asked for.
+            caller = sys._getframe(1)
+            if device is None or _asked_by_user(caller) or _makes_module(caller):
                 with self.placed(False):
                     return func(*args, **kwargs)
         return func(*args, **kwargs)
@@ -212,6 +215,11 @@ def is_gpu(device: Any) -> bool:
 def _asked_by_user(frame: Any) -> bool:
     name = str(frame.f_globals.get("__name__", ""))
     return name.split(".")[0] not in _OWN or name.startswith(_USERS_OF_OWN)
+
+
+def _makes_module(frame: Any) -> bool:
+    """Return whether a module of torch is made there."""
+    return frame.f_code.co_name == "__init__" and str(frame.f_globals.get("__name__", "")).startswith(_MODULES)
 
 
 def _original_to(tensor: Any, **options: Any) -> Any:
