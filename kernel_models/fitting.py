@@ -266,10 +266,7 @@ def _provenance(
 ) -> dict[str, Any]:
     told = [*notes, *([f"Measurements of other devices were left out: {', '.join(others)}."] if others else [])]
     return {
-        **({"notes": list(dict.fromkeys(told))} if told else {}),
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-        "software": {name: _version(name) for name in ("foretrace", "scikit-learn", "numpy", "numba")}
-        | {"python": platform.python_version()},
+        **({"notes": list(dict.fromkeys(told))} if told else {}), **stamp(),
         "data": sorted({one.source for one in samples}),
         "split": f"{HELD_OUT_SHARE:.0%} of shape groups held out by the SHA-256 of their label, or as the data mark "
                  f"it; choices by {FOLDS}-fold cross-validation over shape groups of the rest, or each group left out "
@@ -277,6 +274,13 @@ def _provenance(
                  + (f"; stored models of up to {REFIT_ROWS:,} calls refitted to all rows but those the data mark"
                     if options.refit else ""),
     }
+
+
+def stamp() -> dict[str, Any]:
+    """When and with which software something was fitted."""
+    return {"date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+            "software": {name: _version(name) for name in ("foretrace", "scikit-learn", "numpy", "numba")}
+            | {"python": platform.python_version()}}
 
 
 def _version(package: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,15 +16,18 @@ from graph_predictor.cli.text import tell
 from tracer.output_kind import PROFILE, check_output
 
 if TYPE_CHECKING:
-    from kernel_models.profile import ProfileEntry
+    from kernel_models.profile import DeviceProfile, ProfileEntry
 
 
 def fit(
-    data: Annotated[list[str], typer.Argument(
-        metavar="TRACE|DATASET...", help="Tables of measured kernels (Parquet, CSV), traces with shapes, directories "
-        "of either, or those of 'foretrace campaign'.")],
     out: Annotated[str, shared(
         "--out", "a profile, named *.profile by convention", short="-o")],
+    data: Annotated[list[str] | None, typer.Argument(
+        metavar="[TRACE|DATASET]...", help="Tables of measured kernels (Parquet, CSV), traces with shapes, directories "
+        "of either, or those of 'foretrace campaign'.")] = None,
+    steps: Annotated[str, typer.Option(
+        metavar="TABLE", help="Table of whole steps (Parquet, CSV) with columns trace (a file of it), step_ms (without "
+        "the profiler) and, if need be, device and software.")] = "",
     device: Annotated[str, shared(
         "--device", "its measurements only; needed where the data are of several, or a table names none")] = "",
     software: Annotated[str, typer.Option(
@@ -34,10 +38,13 @@ def fit(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Fit a device profile to measured kernels.
+    """Fit a device profile to measured kernels, to whole steps, or to both.
 
     For each family and software, formulas and learned models are compared by cross-validation over groups of shapes. A
     fifth of the groups is held out of all choices and judges the result; its errors are stored in the profile.
+
+    Whole steps correct the formulas of all families that no kernels were measured of; each trace's steps are left out
+    in turn to judge what the others teach. Steps that the host decides are left out: the fit is of the device's time.
     """
     with one_sentence(debug):
         from kernel_models.datasets import DataError, read_samples
@@ -46,21 +53,37 @@ def fit(
         from kernel_models.op_call import Family
         from kernel_models.profile import save_profile
 
-        check_output(out, data, PROFILE)
+        if not data and not steps:
+            raise DataError("There is nothing to fit to: give tables of kernels or traces, or a table of steps with "
+                            "--steps.")
+        check_output(out, [*(data or ()), *([steps] if steps else [])], PROFILE)
         spec = find_device(device) if device else None
         known = {one.value: one for one in Family}
         for name in family or ():
             if name not in known:
                 raise DataError(f"There is no family {name!r}; choose one of {', '.join(known)}.")
         notes: list[str] = []
-        samples = read_samples(data, tell, spec=spec, notes=notes)
-        some = [one for one in samples if software in one.software and (not family or one.family.value in family)]
-        if not some:
-            named = sorted({one.software for one in samples})
-            families = sorted({one.family.value for one in samples})
-            raise DataError(f"Nothing in the data fits these options; its software: {', '.join(named[:8])}, its "
-                            f"families: {', '.join(families)}.")
-        profile = fit_profile(some, spec, Options(refit=refit), lambda text: tell(f"fitting {text}"), notes)
+        profile = None
+        if data:
+            samples = read_samples(data, tell, spec=spec, notes=notes)
+            some = [one for one in samples if software in one.software and (not family or one.family.value in family)]
+            if not some:
+                named = sorted({one.software for one in samples})
+                families = sorted({one.family.value for one in samples})
+                raise DataError(f"Nothing in the data fits these options; its software: {', '.join(named[:8])}, its "
+                                f"families: {', '.join(families)}.")
+            profile = fit_profile(some, spec, Options(refit=refit), lambda text: tell(f"fitting {text}"), notes)
+        if steps:
+            from graph_predictor.request.measured_steps import read_steps
+            from kernel_models.step_profile import fit_steps
+
+            left_out: list[str] = []
+            found, measured = read_steps(steps, profile.device if profile else spec, software, left_out, tell)
+            tell(f"fitting {len(measured):,} steps")
+            profile = fit_steps(measured, found, os.path.basename(steps), profile, left_out)
+            if family:
+                profile = replace(profile, entries=[one for one in profile.entries if one.model.family.value in family])
+        assert profile is not None
         save_profile(profile, out)
         size = os.path.getsize(out) if "://" not in out else None
         if json:
@@ -72,6 +95,7 @@ def fit(
         report.line(f"Wrote {out}: {len(profile.entries)} models of {profile.device.name}"
                     + (f", {count(round(size / 1e3))} kB." if size else "."))
         models_table(report, profile.entries)
+        steps_table(report, profile)
         report.notes(profile.provenance.get("notes", ()))
 
 
@@ -81,6 +105,8 @@ _MARK = "*"
 _COLUMNS = [
     Column("family", name=True), Column("software", name=True), Column("model", name=True), Column("fitted to"),
     Column("judged on"), Column("MAPE"), Column("median"), Column("bias"), Column("p90"), Column("max")]
+
+_STEP_COLUMNS = [Column("fitted", name=True), Column("steps"), *_COLUMNS[5:]]
 
 
 def models_table(report: Report, entries: Sequence[ProfileEntry]) -> None:
@@ -92,6 +118,16 @@ def models_table(report: Report, entries: Sequence[ProfileEntry]) -> None:
     if any(crossed for _, crossed in shown):
         report.line(f"{_MARK} fewer than {LEAST_HELD_OUT} calls were held out: errors of cross-validation over the "
                     "groups that were fitted to.", indent=2)
+
+
+def steps_table(report: Report, profile: DeviceProfile) -> None:
+    """Errors of whole steps, where a profile was fitted to some."""
+    facts = profile.provenance.get("steps")
+    if not facts:
+        return
+    report.table(f"Errors on {facts['rows']:,} steps of {facts['graphs']:,} traces", _STEP_COLUMNS, (
+        [name, *error_cells(facts[key])] for name, key in (
+            ("before", "before"), ("each trace left out in turn", "left_out")) if key in facts))
 
 
 def shown_errors(entry: ProfileEntry) -> tuple[dict[str, float] | None, bool]:

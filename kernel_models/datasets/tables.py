@@ -59,7 +59,7 @@ def read_table(path: Path, spec: DeviceSpec | None = None, notes: list[str] | No
         DataError: the file cannot be read, no reader knows its columns, it names no device and none was given, or it
             has no usable row.
     """
-    frame = _frame(path)
+    frame = read_frame(path)
     if not len(frame):
         raise DataError(f"{path} is an empty table; there is nothing to learn from it.")
     known = readers()
@@ -112,7 +112,12 @@ def check_sizes(frame: pandas.DataFrame, columns: Iterable[str], path: Path, lea
                             "correct or remove that row.")
 
 
-def _frame(path: Path) -> pandas.DataFrame:
+def read_frame(path: Path) -> pandas.DataFrame:
+    """The table of a Parquet or CSV file.
+
+    Raises:
+        DataError: it cannot be read.
+    """
     import pandas
     import pyarrow
 
