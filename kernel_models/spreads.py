@@ -53,8 +53,7 @@ RESIZED_WITH_DATA = 0.2
 COMPILED_KERNELS = 0.1
 """Every kernel of compiled code, least: the compiler chooses other kernels for products, and which values it fuses is
 taken from sizes. Beside the intervals of what is replaced it makes those of the ratio of compiled to eager steps hold
-83% of 219 steps of image models, of families nobody looked at (RTX 4090, inference; benchmarks/compiled.py); 0.2 held
-85%."""
+83% of 231 steps of image models, of families nobody looked at (RTX 4090, inference; benchmarks/compiled.py)."""
 
 # --- host ----------------------------------------------------------------------------------------------------------
 

@@ -82,7 +82,7 @@ def fit_steps(steps: Sequence[NamedStep], spec: DeviceSpec, source: str, known: 
     said = list(notes)
     if not tried:
         problem.weight = problem.weight * BELIEF[-1]
-        said.append(f"{source}: steps of fewer than {LEAST_GRAPHS} graphs; nothing could be left out, so that no error "
+        said.append(f"{source}: steps of fewer than {LEAST_GRAPHS} traces; nothing could be left out, so that no error "
                     "of what they teach is known.")
     else:
         best = min(tried, key=lambda one: _factor(one.times_us + fixed_us, measured))

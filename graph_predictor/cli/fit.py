@@ -79,7 +79,7 @@ def fit(
 
             left_out: list[str] = []
             found, measured = read_steps(steps, profile.device if profile else spec, software, left_out, tell)
-            tell(f"fitting {len(measured):,} steps")
+            tell(f"fitting to whole steps: {len(measured):,}")
             profile = fit_steps(measured, found, os.path.basename(steps), profile, left_out)
             if family:
                 profile = replace(profile, entries=[one for one in profile.entries if one.model.family.value in family])
@@ -125,7 +125,7 @@ def steps_table(report: Report, profile: DeviceProfile) -> None:
     facts = profile.provenance.get("steps")
     if not facts:
         return
-    report.table(f"Errors on {facts['rows']:,} steps of {facts['graphs']:,} traces", _STEP_COLUMNS, (
+    report.table(f"Errors on whole steps ({facts['rows']:,}, traces: {facts['graphs']:,})", _STEP_COLUMNS, (
         [name, *error_cells(facts[key])] for name, key in (
             ("before", "before"), ("each trace left out in turn", "left_out")) if key in facts))
 

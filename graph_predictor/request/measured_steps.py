@@ -83,7 +83,7 @@ def read_steps(path: str, spec: DeviceSpec | None = None, software: str = "", no
         key = (trace, target.name if target else "")
         if key not in known:
             progress(f"reading {trace}")
-            known[key] = device_work(str(Path(path).parent / trace), target)
+            known[key] = device_work(trace if "://" in trace else str(Path(path).parent / trace), target)
         work = known[key]
         if target is None:
             if work.recorded_on is None:

@@ -25,7 +25,7 @@ from tracer.shape_only import trace_step
 GPU = device("a100-sxm-80g")
 SLOW = 2.0
 """How many times longer convolutions take on the device that the steps were measured on."""
-PROGRAMS = [(256, 64, 3), (128, 128, 2), (256, 96, 1), (512, 64, 0), (256, 160, 4)]
+PROGRAMS = [(256, 64, 3), (128, 128, 2), (256, 96, 1), (512, 64, 0)]
 """Images, channels and how many convolutions of each program."""
 
 
@@ -77,7 +77,7 @@ def test_a_device_whose_convolutions_are_slow_is_found_from_whole_steps(folder: 
     said = run("fit", "--steps", str(folder / "steps.csv"), "-o", str(folder / "slow.profile"), "--json")
     assert said.code == 0, said.err
     steps = json.loads(said.out)["provenance"]["steps"]
-    assert (steps["rows"], steps["graphs"]) == (5, 5)
+    assert (steps["rows"], steps["graphs"]) == (4, 4)
     assert steps["before"]["mape"] > 0.15
     assert steps["left_out"]["mape"] < 0.5 * steps["before"]["mape"]
     profile = load_profile(folder / "slow.profile")
