@@ -105,7 +105,7 @@ def _attempt(case: LibraryCase) -> list[Outcome]:
         raise
     except BaseException as error:  # a model of a library may raise anything
         seconds = time.perf_counter() - begin
-        status, said = _by_itself(case)
+        status, said = _by_itself(case, error.__cause__ or error)
         return [_outcome(case, status, kind, f"{_said(error)}{said}", seconds=seconds) for kind in kinds]
     seconds = time.perf_counter() - begin
     found = _operations(graph)
@@ -142,8 +142,21 @@ def _operations(graph: ExecutionGraph) -> list[Counter[tuple[Operation, int]]]:
     return found
 
 
-def _by_itself(case: LibraryCase) -> tuple[str, str]:
-    """Whether PyTorch runs a step on the CPU that could not be traced: the status, and what to add to the reason."""
+def _by_itself(case: LibraryCase, error: BaseException) -> tuple[str, str]:
+    """Whether PyTorch runs a step on the CPU that could not be traced: the status, and what to add to the reason.
+
+    One that fails in the same way on tensors without memory need not be run.
+    """
+    import torch
+
+    try:
+        with _limit(EAGER_S), torch.device("meta"):
+            case.build("meta")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as other:
+        if _said(other) == _said(error):
+            return "not by itself", " | the same on meta tensors"
     try:
         with _limit(EAGER_S), _memory(EAGER_BYTES), large_left_zero():
             case.build("cpu")()

@@ -9,7 +9,7 @@ from typing import Any
 
 from library_parts.cases import LibraryCase, Step, seeded, summed, trained
 from library_parts.outcomes import TOKENS
-from library_parts.transformers_configs import config_of
+from library_parts.transformers_configs import config_of, text_of
 from library_parts.transformers_inputs import BATCH, candidates
 from tracer.errors import ForetraceError
 
@@ -130,5 +130,5 @@ def _accepted(model: Any, device: str, with_labels: bool) -> dict[str, Any]:
 
 def _tokens(features: int, config: Any) -> int:
     """How many tokens of each sequence stand for features, of which some messages say how many numbers they are."""
-    width = getattr(config.get_text_config(), "hidden_size", None) or features + 1
+    width = getattr(text_of(config), "hidden_size", None) or features + 1
     return -(-(features // width if features % width == 0 else features) // BATCH)

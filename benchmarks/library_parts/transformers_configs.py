@@ -23,9 +23,11 @@ def config_of(kind: Any, small: bool) -> Any:
     for name, value in (("pad_token_id", 0), ("num_labels", 2)):
         if getattr(config, name, None) is None and hasattr(config, name):
             setattr(config, name, value)
-    text = config.get_text_config()
+    text = text_of(config)
     for part in parts_of(config):
         heads = getattr(part, "num_attention_heads", None)
+        if vars(part).get("num_key_value_heads", 0) is None and isinstance(heads, int):
+            part.num_key_value_heads = heads
         if vars(part).get("head_dim", 0) is None and isinstance(heads, int):
             part.head_dim = part.hidden_size // heads
     if vars(config).get("default_language", 0) is None and getattr(config, "languages", None):
@@ -36,6 +38,14 @@ def config_of(kind: Any, small: bool) -> Any:
     if getattr(text, "pad_token_id", 0) is None:
         text.pad_token_id = 0
     return config
+
+
+def text_of(config: Any) -> Any:
+    """The part of a configuration that is about text; all of it where there are several."""
+    try:
+        return config.get_text_config()
+    except ValueError:
+        return config
 
 
 def parts_of(config: Any) -> Iterator[Any]:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from library_parts.transformers_configs import parts_of
+from library_parts.transformers_configs import parts_of, text_of
 
 BATCH, LENGTH = 2, 32
 GRID = (1, 8, 8)
@@ -48,7 +48,7 @@ def _texts(model: Any, names: dict[str, Any], device: str, placeholders: dict[st
 
     config = model.config
     length = LENGTH + sum(placeholders.values())
-    limit = min(max(int(first_of(config.get_text_config(), "vocab_size", otherwise=100) or 100), 8), 200)
+    limit = min(max(int(first_of(text_of(config), "vocab_size", otherwise=100) or 100), 8), 200)
     ids = torch.arange(BATCH * length, device=device).reshape(BATCH, length) % max(limit - 8, 1) + 5
     kinds = torch.zeros(BATCH, length, dtype=torch.long, device=device)
     at = 2

@@ -66,6 +66,12 @@ def selected():
     assert kept.tolist() == [0, 1, 2, 0, 1, 2]
     return made(kept.sum() + 2)
 
+def expanded():
+    wide = (torch.arange(64) % 4 == 1).reshape(2, 32, 1).expand(2, 32, 1 << 15)
+    data = torch.randn(2, 32, 1 << 15)
+    assert wide.any() and not wide.all() and data[wide].numel() == 16 << 15
+    return made(data[wide].numel() >> 16)
+
 def listed():
     sizes = torch.tensor([torch.arange(4).sum(), torch.ones(()), [torch.tensor(1)][0]])
     assert sizes.tolist() == [6, 1, 1] and torch.as_tensor([[sizes[0], 1]], device="cuda").tolist() == [[6, 1]]
@@ -147,7 +153,7 @@ def program(tmp_path: Path) -> Callable[[str], str]:
 
 
 @pytest.mark.parametrize("name", ["linspace", "combined", "truncated", "unique", "masked", "finite", "selected",
-                                  "listed", "like_data", "drawn"])
+                                  "listed", "expanded", "like_data", "drawn"])
 def test_what_constants_decide_is_read(program: Callable[[str], str], name: str) -> None:
     graph = trace_script(program(name))
     text = [graph.string(code) for code in graph.ops.shapes.tolist() if code >= 0]

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 MOST_ELEMENTS = 1 << 20
 """A larger tensor is data, or weights: a mask of 16 sequences of 256 tokens is smaller."""
+MOST_EXPANDED = 1 << 26
+"""Most elements of a small tensor that is expanded, such as a mask of tokens for every channel."""
 MOST_FILLED = 1 << 16
 """Most elements of a tensor made without values whose values are followed: a larger one is weights."""
 DRAWN = 0.5
@@ -247,7 +249,7 @@ class KnownValues:
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> bool:
         """Note the values of results; false where they are not known."""
         outputs = _tensors(result)
-        if sum(one.numel() for one in outputs) > MOST_ELEMENTS:
+        if sum(one.numel() for one in outputs) > (MOST_EXPANDED if func.is_view else MOST_ELEMENTS):
             return False
         found = self._computed(func, args, kwargs)
         if found is None:
@@ -269,11 +271,11 @@ class KnownValues:
             value = self.of(one)
             if value is None:
                 return None
-            if value.numel() > MOST_ELEMENTS:  # a check of large data, whose elements are all the same
+            if value.numel() > MOST_ELEMENTS and not func.is_view:
                 if func not in _OF_ALL:
                     return None
-                with _disable_current_modes():
-                    value = value.as_strided((1,), (1,))
+                with _disable_current_modes():  # elements that lie in the same place are the same
+                    value = value[tuple(slice(None) if step else slice(1) for step in value.stride())]
             values[id(one)] = value
         real = tree_map(lambda one: values[id(one)] if isinstance(one, torch.Tensor) else one, (args, kwargs))
         with _disable_current_modes(), torch.no_grad():
@@ -311,7 +313,8 @@ class KnownValues:
         with _disable_current_modes():
             shape, stride, dtype = value.shape, value.stride(), value.dtype
         fake = torch.empty_strided(shape, stride, dtype=dtype)
-        self._keep(fake, value)
+        if value.numel() <= MOST_ELEMENTS:
+            self._keep(fake, value)
         return fake
 
 
