@@ -30,6 +30,8 @@ LONGEST_S = 240
 SELECTED = 0.5
 """Share that masks made of data select, in steps whose shapes depend on them."""
 EAGER_S = 20
+MOST_ATTEMPTS = 2
+"""A case whose process died is tried once more, in a fresh one."""
 EAGER_BYTES = 12 << 30
 TOKENS = 3
 """New tokens of the generations that are traced: 1, 2, … up to these."""
@@ -68,10 +70,11 @@ def count_all(cases: list[LibraryCase], cache: Path, again: bool) -> None:
         target, begun = cache / f"{case.stem}.json", cache / f"{case.stem}.begun"
         if target.exists() and not (again and any(one.status != "traced" for one in _read(target))):
             continue
-        if begun.exists():
-            found = [_outcome(case, "failed", reason="The process died.")]
+        attempts = len(begun.read_text()) if begun.exists() else 0
+        if attempts >= MOST_ATTEMPTS:
+            found = [_outcome(case, "failed", kind, "The process died.") for kind in _kinds(case)]
         else:
-            begun.touch()
+            begun.write_text("." * (attempts + 1))
             found = _attempt(case)
         part = target.with_suffix(".part")
         part.write_bytes(msgspec.json.encode(found))
@@ -95,7 +98,7 @@ def _attempt(case: LibraryCase) -> list[Outcome]:
     from tracer.shape_only import trace_step
 
     begin = time.perf_counter()
-    kinds = ["prefill", "decode"] if case.kind == "generate" else [case.kind]
+    kinds = _kinds(case)
     try:
         with _limit(LONGEST_S):
             steps = TOKENS if case.kind == "generate" else 1
@@ -112,6 +115,10 @@ def _attempt(case: LibraryCase) -> list[Outcome]:
     parts = [found[0], found[-1] - found[-2]] if case.kind == "generate" else [found[0]]
     return [_priced(case, kind, part, seconds, list(graph.meta.loss.notes))
             for kind, part in zip(kinds, parts, strict=True)]
+
+
+def _kinds(case: LibraryCase) -> list[str]:
+    return ["prefill", "decode"] if case.kind == "generate" else [case.kind]
 
 
 def _priced(case: LibraryCase, kind: str, operations: Counter[Any], seconds: float, notes: list[str]) -> Outcome:

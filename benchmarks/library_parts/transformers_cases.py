@@ -125,7 +125,11 @@ def _accepted(model: Any, device: str, with_labels: bool) -> dict[str, Any]:
             lacking = _LACKING.search(" ".join(str(error).split()))
             if lacking and lacking[1].lower() not in placeholders:
                 placeholders[lacking[1].lower()] = _tokens(int(lacking[2]), model.config)
-    raise errors[-1 if placeholders else 0]
+    if len(errors) == 1:
+        raise errors[0]
+    # All of them, so that it can be compared with what happens elsewhere.
+    said = " / ".join(dict.fromkeys(" ".join(f"{type(one).__name__}: {one}".split())[:160] for one in errors))
+    raise (LookupError if any(isinstance(one, LookupError) for one in errors) else RuntimeError)(said) from errors[0]
 
 
 def _tokens(features: int, config: Any) -> int:
