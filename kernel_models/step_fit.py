@@ -23,13 +23,16 @@ from kernel_models.heuristics.call_classes import PRODUCTS, grouped
 from kernel_models.heuristics.corrections import (
     KNOTS,
     LARGEST,
+    OF_DEVICE,
     PARTS,
     Corrections,
     Weight,
     curves_of,
-    maker,
+    excess_of,
     parts_of,
     plain_weights,
+    traffic_factor,
+    traits_of,
 )
 from kernel_models.heuristics.curves import SHARPNESS
 from kernel_models.heuristics.roofline import RooflineModel
@@ -48,6 +51,9 @@ Chosen among eight sets on the first 170 architectures of the zoo that were trac
 and by leaving a GPU out: what devices differ by must be shared wherever it can be, or another device has none of it.
 """
 CURVE_STRENGTH = (2.0, 6.0)
+FIXED_OF_DEVICE = 0.05
+"""Times the pull on what devices' fixed costs differ by: how long an empty kernel takes is a device's own figure, and
+short kernels of one must not shorten another's."""
 SMOOTHNESS = 4.0
 TRAFFIC_OF_PRODUCTS = 8.0
 """Times the pull on the traffic of products: whether arithmetic or traffic takes long is told by no step, but another
@@ -96,7 +102,8 @@ class StepProblem:
         self._rows: list[tuple[DeviceSpec, Int64]] = []
         self.count = self._counted()
         n = len(self._calls)
-        self.compute_us, self.memory_us, self.fixed_us = (np.zeros(n) for _ in range(3))
+        self.compute_us, self.memory_us, self.fixed_us, self._excess = (np.zeros(n) for _ in range(4))
+        self._start = {part: np.zeros(n) for part in PARTS}
         self.family = np.array([call.family.value for call in self._calls])
         for device, rows in self._rows:
             self._price(device, rows)
@@ -132,9 +139,13 @@ class StepProblem:
         for family in Family:
             mine = rows[[self._calls[row].family is family for row in rows.tolist()]]
             if len(mine):
-                parts = RooflineModel(family, device, corrections=self.start).parts(
-                    [self._calls[row] for row in mine.tolist()])
+                calls = [self._calls[row] for row in mine.tolist()]
+                parts = RooflineModel(family, device).parts(calls)
                 self.compute_us[mine], self.memory_us[mine], self.fixed_us[mine] = parts
+                self._excess[mine] = excess_of(device) if family in PRODUCTS else 1.0
+                if self.start is not None:
+                    for part, sums in zip(PARTS, self.start.sums(calls, device), strict=True):
+                        self._start[part][mine] = sums
 
     def _design(self) -> dict[str, scipy.sparse.csr_matrix]:
         """By part: how much of each number every call has, [calls, numbers]."""
@@ -149,18 +160,18 @@ class StepProblem:
 
         for device, rows in self._rows:
             calls = [self._calls[row] for row in rows.tolist()]
+            traits = traits_of(device)
             for group in grouped(calls, device):
                 mine = rows[group.rows]
                 ones = np.ones(len(mine))
-                family = calls[int(group.rows[0])].family
-                for part in parts_of(family):
-                    for weight in plain_weights(group, family, device, part):
+                for part in parts_of(group.classes.family):
+                    for weight in plain_weights(group.classes, traits, part):
                         place = number(part, weight)
                         entries[part].append((mine, np.full(len(mine), place), ones))
-                    for name, size, level in curves_of(group, part):
+                    for name, size, level in curves_of(group.classes, part):
                         below = np.minimum(np.floor(group.sizes[:, size]).astype(np.int64), KNOTS - 2)
                         share = np.clip(group.sizes[:, size] - below, 0.0, 1.0)
-                        places = {knot: number(part, Weight(f"{maker(device)} {name}@{knot}", level, True)) for knot in
+                        places = {knot: number(part, Weight(f"{traits.maker} {name}@{knot}", level, True)) for knot in
                                   sorted({*below.tolist(), *(below + 1).tolist()})}
                         for knots, much in ((below, 1.0 - share), (below + 1, share)):
                             entries[part].append((mine, np.array([places[knot] for knot in knots.tolist()]), much))
@@ -174,6 +185,8 @@ class StepProblem:
     @staticmethod
     def _pull(part: str, weight: Weight) -> float:
         pull = (CURVE_STRENGTH if weight.is_curve else STRENGTH)[weight.level]
+        if part == "fixed" and weight.level >= OF_DEVICE:
+            pull *= FIXED_OF_DEVICE
         of_product = any(f" {family.value}" in weight.name for family in PRODUCTS)
         return pull * TRAFFIC_OF_PRODUCTS if part == "memory" and of_product else pull
 
@@ -200,13 +213,15 @@ class StepProblem:
 
     def _times(self, values: Float64) -> tuple[Float64, dict[str, Float64]]:
         """Time of every call, and how much more it takes for one e-fold more of each part."""
-        compute = self.compute_us * np.exp(np.clip(self.matrix["compute"] @ values, -LARGEST, LARGEST))
-        memory = self.memory_us * np.exp(np.clip(self.matrix["memory"] @ values, -LARGEST, LARGEST))
+        sums = {part: np.clip(self._start[part] + self.matrix[part] @ values, -LARGEST, LARGEST) for part in PARTS}
+        compute = self.compute_us * np.exp(sums["compute"])
+        factor, slope = traffic_factor(sums["memory"], self._excess)
+        memory = self.memory_us * factor
         longest = np.maximum(np.maximum(compute, memory), 1e-12)
         together = longest * ((compute / longest) ** SHARPNESS + (memory / longest) ** SHARPNESS) ** (1 / SHARPNESS)
-        fixed = self.fixed_us * np.exp(np.clip(self.matrix["fixed"] @ values, -LARGEST, LARGEST))
+        fixed = self.fixed_us * np.exp(sums["fixed"])
         return fixed + together, {"compute": together * (compute / together) ** SHARPNESS,
-                                  "memory": together * (memory / together) ** SHARPNESS, "fixed": fixed}
+                                  "memory": slope * together * (memory / together) ** SHARPNESS, "fixed": fixed}
 
     def fit(self, rows: Int64 | None = None, iterations: int = ITERATIONS) -> Float64:
         """The numbers that price some of the steps best, in the order of ``weights``."""
@@ -257,7 +272,8 @@ class StepProblem:
                 for name, curve in curves.items()}
         devices = tuple(sorted({*(start.devices if start else ()), *(step.device.name for step in self.steps
                                                                      if not step.is_kernel)}))
-        return Corrections(points, held, dict(widths or {}), devices, source)
+        families = frozenset(self.family.tolist()) | (start.families if start else frozenset())
+        return Corrections(points, held, families, dict(widths or {}), devices, source)
 
 
 def fit_widths(shares: Float64, errors: Float64, names: Sequence[str], least: float = 0.02) -> dict[str, float]:

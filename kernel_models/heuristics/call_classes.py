@@ -15,21 +15,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from math import log2
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from kernel_models.device import DeviceSpec
 from kernel_models.heuristics.curves import usable_cache_bytes
+from kernel_models.heuristics.sustained import computed_as
 from kernel_models.op_call import DIMENSIONS, Family, OpCall
 from tracer.arrays import Float64, Int64
 
+_Named = tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int, int], ...]]
+_Key = tuple[Family, str, str, str, tuple[str, ...], tuple[object, ...]]
 PRODUCTS = (Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT)
 """Families whose arithmetic may decide; of the others traffic does."""
 STEM_CHANNELS = 4
 """Input channels up to which a convolution is a network's first one, which has kernels of its own."""
 CACHE_PARTS = 1024.0
-_ALIGNED = (64, 32, 16, 8, 4, 2, 1)
+_ALIGNMENTS = (2, 4, 8, 16, 32, 64)
+_ROWS = {"nn": "kn", "nt": "kn", "tn": "mn", "tt": "mkn"}
+"""Sizes that are the length of a row of an operand or of the result, by layout: a kernel reads wide words of rows only
+where these are multiples of them."""
 _KERNELS = (1, 3, 4, 7, 9, 11, 16, 21, 25, 49, 81, 121, 256)
 
 
@@ -37,10 +43,12 @@ class Classes(NamedTuple):
     """What calls that differ in their sizes alone have in common.
 
     Attributes:
+        family: whose kernels run: a copy without a change of type or order streams as element-wise ones do.
         names: classes, and how narrow each is (0: a family).
         curves: name of a curve, the place of its size in ``sizes_of``, and how narrow it is.
     """
 
+    family: Family
     names: tuple[tuple[str, int], ...]
     curves: tuple[tuple[str, int, int], ...]
 
@@ -56,16 +64,22 @@ class Grouped(NamedTuple):
 def grouped(calls: Sequence[OpCall], device: DeviceSpec) -> list[Grouped]:
     """Sort calls by their classes."""
     cache_bytes = usable_cache_bytes(device)
-    rows: dict[tuple[object, ...], list[int]] = {}
+    rows: dict[_Key, list[int]] = {}
     for i, call in enumerate(calls):
-        rows.setdefault(_key(call), []).append(i)
-    return [Grouped(classes_of(calls[mine[0]]), np.array(mine, np.int64),
-                    np.array([sizes_of(calls[i], cache_bytes) for i in mine], np.float64)) for mine in rows.values()]
+        rows.setdefault(_key(call, device), []).append(i)
+    return [Grouped(_classes(*key), np.array(mine, np.int64),
+                    np.array([sizes_of(calls[i], cache_bytes) for i in mine], np.float64))
+            for key, mine in rows.items()]
 
 
-def classes_of(call: OpCall) -> Classes:
-    """The classes of a call and the curves it lies on."""
-    return _classes(*_key(call))
+def classes_of(call: OpCall, device: DeviceSpec) -> Classes:
+    """The classes of a call on a device and the curves it lies on."""
+    return _classes(*_key(call, device))
+
+
+def streams(call: OpCall) -> bool:
+    """Return whether a copy reads and writes its elements in one run, of one type."""
+    return call.family is Family.COPY and call.kind == "copy" and not call.layout
 
 
 def sizes_of(call: OpCall, cache_bytes: float) -> tuple[float, ...]:
@@ -81,6 +95,8 @@ def sizes_of(call: OpCall, cache_bytes: float) -> tuple[float, ...]:
     elif call.family is Family.ELEMENTWISE:
         elements, _, read = sizes
         values = (call.bytes_moved, 16.0 * read / max(elements, 1))
+    elif streams(call):
+        values = (call.bytes_moved, 16.0)
     elif call.family in _SIZED:
         values = (*sizes, call.bytes_moved)
     else:
@@ -94,8 +110,13 @@ _SIZED = (Family.GEMM, Family.ATTENTION, Family.NORM, Family.SOFTMAX, Family.RED
 _CONV_SIZES = ("in_channels", "out_channels", "groups", "positions", "area")
 
 
-def _key(call: OpCall) -> tuple[object, ...]:
+def _key(call: OpCall, device: DeviceSpec) -> _Key:
     """All that classes depend on."""
+    family, dtype = call.family, call.dtype
+    if family in PRODUCTS:
+        dtype = computed_as(device, dtype)
+    elif streams(call):
+        family = Family.ELEMENTWISE
     flags = tuple(flag.partition("=")[0] for flag in call.flags)
     if call.family is Family.CONV and len(call.dims) == len(DIMENSIONS[Family.CONV]):
         _, inputs, outputs, groups, _, _, _, _, _, _, kd, kh, kw, sd, sh, sw, *_ = call.dims
@@ -105,10 +126,10 @@ def _key(call: OpCall) -> tuple[object, ...]:
                                        _aligned(outputs // groups, 8))
     elif call.family is Family.GEMM and len(call.dims) == len(DIMENSIONS[Family.GEMM]):
         batch, m, n, k = call.dims
-        special = (batch > 1, _aligned(m), _aligned(n), _aligned(k))
+        special = batch > 1, *(_aligned(size) for size in (m, n, k))
     else:
         special = ()
-    return call.family, call.kind, call.dtype, call.layout, flags, special
+    return family, call.kind, dtype, call.layout, flags, special
 
 
 @lru_cache(maxsize=1 << 16)
@@ -121,41 +142,48 @@ def _classes(family: Family, kind: str, dtype: str, layout: str, flags: tuple[st
     for flag in flags:
         names += [(f"{name}/with {flag}", 2), (f"{name}/{kind}/with {flag}", 3)]
     if family is Family.CONV and special:
-        return _convolution(names, kind, layout, special)
+        return Classes(family, *_convolution(names, kind, layout, special))
     if family is Family.GEMM and special:
-        return _product(names, layout, dtype, special)
+        return Classes(family, *_product(names, layout, dtype, special))
     over = [*DIMENSIONS[family], "bytes"] if family in _SIZED else ["bytes"]
     if family is Family.ELEMENTWISE:
         over = ["bytes", "inputs"]
     curves = []
     for i, size in enumerate(("cache", *over)):
         curves += [(f"{name} over {size}", i, 0), (f"{name}/{kind}/{layout} over {size}", i, 1)]
-    return Classes(tuple(names), tuple(curves))
+    return Classes(family, tuple(names), tuple(curves))
 
 
-def _convolution(names: list[tuple[str, int]], kind: str, layout: str, special: tuple[object, ...]) -> Classes:
-    form, kernel, strided, inputs, outputs = special
+def _convolution(names: list[tuple[str, int]], kind: str, layout: str, special: tuple[object, ...],
+                 ) -> _Named:
+    form, kernel, strided, *aligned = special
     mine, there = f"conv/{kind}/{form}", f"conv/{kind}/{form}/{layout}"
     stride = "strided" if strided else "dense"
     names += [(f"conv/{form}", 1), (mine, 1), (there, 2), (f"{mine}/k{kernel}", 2), (f"{mine}/{stride}", 2),
-              (f"{there}/k{kernel}", 3), (f"{there}/{stride}", 3), (f"conv/{form}/in aligned {inputs}", 2),
-              (f"conv/{form}/out aligned {outputs}", 2), (f"{there}/aligned {inputs}, {outputs}", 3)]
+              (f"{there}/k{kernel}", 3), (f"{there}/{stride}", 3)]
+    for side, number in zip(("in", "out"), cast(Sequence[int], aligned), strict=True):
+        names += [(f"conv/{form}/{side} not aligned by {most}", 2) for most in _not_aligned(number, 8)]
+        names += [(f"{there}/{side} not aligned by {most}", 3) for most in _not_aligned(number, 8)]
     curves = []
     for i, size in enumerate(("cache", *_CONV_SIZES)):
         curves += [(f"conv/{form}/{layout} over {size}", i, 0), (f"{there} over {size}", i, 1)]
-    return Classes(tuple(names), tuple(curves))
+    return tuple(names), tuple(curves)
 
 
-def _product(names: list[tuple[str, int]], layout: str, dtype: str, special: tuple[object, ...]) -> Classes:
+def _product(names: list[tuple[str, int]], layout: str, dtype: str, special: tuple[object, ...]) -> _Named:
     many, *aligned = special
     form = "gemm/batched" if many else "gemm/single"
     names += [(form, 1), (f"{form}/{layout}", 2), (f"{form}/{dtype}", 2)]
-    for size, number in zip("mnk", aligned, strict=True):
-        names += [(f"gemm/{dtype}/{size} aligned {number}", 2), (f"{form}/{layout}/{dtype}/{size} aligned {number}", 3)]
+    by_size = dict(zip("mnk", cast(Sequence[int], aligned), strict=True))
+    rows = _ROWS.get(layout, "nk")
+    for size in rows:
+        names += [(f"gemm/{dtype}/{size} not aligned by {number}", 1) for number in _not_aligned(by_size[size])]
+    names += [(f"{form}/{layout}/{dtype}/rows not aligned by {number}", 2)
+              for number in _not_aligned(min(by_size[size] for size in rows))]
     curves = []
     for i, size in enumerate(("cache", *DIMENSIONS[Family.GEMM], "bytes")):
         curves += [(f"{form} over {size}", i, 0), (f"{form}/{layout} over {size}", i, 1)]
-    return Classes(tuple(names), tuple(curves))
+    return tuple(names), tuple(curves)
 
 
 def _form(inputs: int, outputs: int, groups: int, kernel: int) -> str:
@@ -171,4 +199,9 @@ def _near(kernel: int) -> int:
 
 def _aligned(size: int, most: int = 64) -> int:
     """The largest power of two, up to ``most``, that divides a size."""
-    return next(number for number in _ALIGNED if number <= most and size % number == 0)
+    return min(size & -size, most) or most
+
+
+def _not_aligned(aligned: int, most: int = 64) -> list[int]:
+    """The powers of two, up to ``most``, that do not divide a size that is aligned so: what each costs adds up."""
+    return [number for number in _ALIGNMENTS if aligned < number <= most]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from kernel_models.device import DeviceSpec, device
 from kernel_models.heuristics.call_classes import PRODUCTS
 from kernel_models.heuristics.call_table import CallTable
-from kernel_models.heuristics.corrections import Corrections, accumulates_at_half, shipped_corrections
+from kernel_models.heuristics.corrections import Corrections, shipped_corrections
 from kernel_models.heuristics.efficiency import Efficiencies, default_efficiencies_of, predicted_us
 from kernel_models.heuristics.sustained import computed_as
 from kernel_models.heuristics.work import work
@@ -103,8 +103,8 @@ class RooflineModel:
                    ) -> tuple[Float64, Float64, Float64]:
         """Efficiencies with what steps have taught."""
         assert self.corrections is not None
-        more_compute, more_memory, more_fixed = self.corrections.sums(calls, self.device)
-        return compute * np.exp(-more_compute), memory * np.exp(-more_memory), fixed * np.exp(more_fixed)
+        more_compute, more_memory, more_fixed = self.corrections.factors(calls, self.device)
+        return compute / more_compute, memory / more_memory, fixed * more_fixed
 
     def _lacks(self, dtype: str) -> bool:
         """Return whether the device, or what was measured, has no products of a type: their efficiency is another
@@ -143,7 +143,7 @@ class RooflineModel:
 def heuristic_models(spec: DeviceSpec, efficiencies: Efficiencies | None = None) -> dict[Family, RooflineModel]:
     """A model for every family on a device, with fitted efficiencies, or the defaults and what steps have taught.
 
-    Steps were measured on GeForce boards only, and only boards like them are corrected.
+    Steps and kernels were measured on NVIDIA's devices, and only these are corrected.
     """
-    corrections = shipped_corrections() if efficiencies is None and accumulates_at_half(spec) else None
+    corrections = shipped_corrections() if efficiencies is None and spec.vendor == "nvidia" else None
     return {family: RooflineModel(family, spec, efficiencies, corrections) for family in Family}
