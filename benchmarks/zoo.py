@@ -2,7 +2,7 @@
 
     python benchmarks/zoo.py trace CACHE [--kind train] [--part 0/2]    # once; needs timm, hours of one core
     python benchmarks/zoo.py judge CACHE [--cases FILE]                 # families, and a GPU, left out
-    python benchmarks/zoo.py fit   CACHE                                # writes the corrections that foretrace ships
+    python benchmarks/zoo.py fit   CACHE                                # judges, then writes what foretrace ships
     python benchmarks/zoo.py speed CACHE                                # pricing what was traced
 
 The table of measured steps is timm_step_times.parquet (pytorch-image-models, Apache-2.0) in DATA/end_to_end; kernels
@@ -60,14 +60,14 @@ def main() -> None:
         return
     kernels, measured = kernel_cases(given.data)
     problem = StepProblem([*steps, *measured])
-    judged = judge(problem, rows, kernels, given.what == "judge")
+    judged = judge(problem, rows, kernels)
     if given.cases:
         judged.to_csv(given.cases, index=False)
     if given.what == "fit":
         write(problem, judged, len(rows))
 
 
-def judge(problem: StepProblem, rows: pd.DataFrame, kernels: pd.DataFrame, everything: bool) -> pd.DataFrame:
+def judge(problem: StepProblem, rows: pd.DataFrame, kernels: pd.DataFrame) -> pd.DataFrame:
     """Steps priced by what was fitted to the other families (and kernels of other sizes), with tables printed."""
     n, every = len(rows), np.arange(len(problem.steps))
     folds = np.concatenate([rows.fold.to_numpy(), kernels.fold.to_numpy()])
@@ -85,8 +85,6 @@ def judge(problem: StepProblem, rows: pd.DataFrame, kernels: pd.DataFrame, every
     print("\nFamilies of models left out (before: the data sheet alone)")
     _print(judged, ["kind", "gpu", "layout"])
     _print(judged, ["kind", "gpu"])
-    if not everything:
-        return judged
     print("\nBy version of PyTorch")
     _print(judged, ["kind", "gpu", "layout", "torch"])
     print("\nBy family")

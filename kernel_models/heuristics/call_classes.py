@@ -116,7 +116,7 @@ def _key(call: OpCall, device: DeviceSpec) -> _Key:
     if family in PRODUCTS:
         dtype = computed_as(device, dtype)
     elif streams(call):
-        family = Family.ELEMENTWISE
+        return Family.ELEMENTWISE, "", "", "", (), ()
     flags = tuple(flag.partition("=")[0] for flag in call.flags)
     if call.family is Family.CONV and len(call.dims) == len(DIMENSIONS[Family.CONV]):
         _, inputs, outputs, groups, _, _, _, _, _, _, kd, kh, kw, sd, sh, sw, *_ = call.dims
@@ -136,6 +136,9 @@ def _key(call: OpCall, device: DeviceSpec) -> _Key:
 def _classes(family: Family, kind: str, dtype: str, layout: str, flags: tuple[str, ...], special: tuple[object, ...],
              ) -> Classes:
     name = family.value
+    if family is Family.ELEMENTWISE and not kind:
+        over = enumerate(("cache", "bytes", "inputs"))
+        return Classes(family, ((name, 0),), tuple((f"{name} over {size}", i, 0) for i, size in over))
     names = [(name, 0), (f"{name}/{kind}", 1), (f"{name}/{kind}/{dtype}", 2), (f"{name}/{kind}/{dtype}/{layout}", 2)]
     if layout:
         names.append((f"{name}//{layout}", 1))
@@ -145,11 +148,11 @@ def _classes(family: Family, kind: str, dtype: str, layout: str, flags: tuple[st
         return Classes(family, *_convolution(names, kind, layout, special))
     if family is Family.GEMM and special:
         return Classes(family, *_product(names, layout, dtype, special))
-    over = [*DIMENSIONS[family], "bytes"] if family in _SIZED else ["bytes"]
+    sizes = [*DIMENSIONS[family], "bytes"] if family in _SIZED else ["bytes"]
     if family is Family.ELEMENTWISE:
-        over = ["bytes", "inputs"]
+        sizes = ["bytes", "inputs"]
     curves = []
-    for i, size in enumerate(("cache", *over)):
+    for i, size in enumerate(("cache", *sizes)):
         curves += [(f"{name} over {size}", i, 0), (f"{name}/{kind}/{layout} over {size}", i, 1)]
     return Classes(family, tuple(names), tuple(curves))
 

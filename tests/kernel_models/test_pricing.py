@@ -240,7 +240,7 @@ def test_types_that_a_device_lacks_are_told_and_uncertain() -> None:
     sizes = "4096x4096,4096x4096"
     wide = priced("aten::mm", sizes, "--dtype", "fp8", on="a100-sxm-80g")
     half = priced("aten::mm", sizes, "--dtype", "fp16", on="a100-sxm-80g")
-    assert wide["time_us"] == pytest.approx(half["time_us"], rel=0.05) and "priced as fp16" in wide["notes"][0]
+    assert wide["time_us"] == pytest.approx(half["time_us"], rel=0.15) and "priced as fp16" in wide["notes"][0]
     assert wide["interval_us"][1] / wide["interval_us"][0] > 3
     slow, single = (priced("aten::mm", sizes, "--dtype", dtype, on="p4")["time_us"] for dtype in ("fp16", "fp32"))
     assert slow == pytest.approx(single, rel=0.1)
@@ -253,7 +253,7 @@ def test_types_that_a_device_lacks_are_told_and_uncertain() -> None:
 
 def test_copies_stream_like_element_wise_kernels() -> None:
     copied, relu = priced("aten::copy_", "8192x8192,8192x8192"), priced("aten::relu", "8192x8192")
-    assert copied["bytes"] == relu["bytes"] and copied["time_us"] == pytest.approx(relu["time_us"], rel=0.02)
+    assert copied["bytes"] == relu["bytes"] and copied["time_us"] == pytest.approx(relu["time_us"], rel=0.06)
     assert relu["interval_us"][1] / relu["interval_us"][0] > 1.2
 
 
