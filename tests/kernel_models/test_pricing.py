@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from graph_predictor.cli import app
 from kernel_models.device import DeviceSpec, device
-from kernel_models.heuristics import RooflineModel
+from kernel_models.heuristics import heuristic_models
 from kernel_models.model import Source, Times
 from kernel_models.op_call import Family, OpCall
 from kernel_models.pricing import LEAST_US, price
@@ -61,7 +61,7 @@ def test_the_best_source_that_covers_a_call_prices_it() -> None:
     priced = price([gemm(50), gemm(200), gemm(4000)], H100, profile)
     assert priced.source.tolist() == [Source.LEARNED, Source.HEURISTIC, Source.DATASHEET]
     assert priced.time_us[:2].tolist() == [5.0, 7.0]
-    assert priced.time_us[2] == RooflineModel(Family.GEMM, H100).predict([gemm(4000)]).time_us[0]
+    assert priced.time_us[2] == heuristic_models(H100)[Family.GEMM].predict([gemm(4000)]).time_us[0]
     assert sum(priced.share_by_source().values()) == pytest.approx(1.0)
 
 
