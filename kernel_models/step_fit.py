@@ -35,7 +35,7 @@ from kernel_models.heuristics.corrections import (
     traits_of,
 )
 from kernel_models.heuristics.curves import SHARPNESS
-from kernel_models.heuristics.roofline import RooflineModel
+from kernel_models.heuristics.roofline import Parts, RooflineModel
 from kernel_models.op_call import Family, OpCall
 from tracer.arrays import Float64, Int64
 
@@ -102,7 +102,8 @@ class StepProblem:
         self._rows: list[tuple[DeviceSpec, Int64]] = []
         self.count = self._counted()
         n = len(self._calls)
-        self.compute_us, self.memory_us, self.fixed_us, self._excess = (np.zeros(n) for _ in range(4))
+        self.parts = Parts(*(np.zeros(n) for _ in Parts._fields))
+        self._excess = np.ones(n)
         self._start = {part: np.zeros(n) for part in PARTS}
         self.family = np.array([call.family.value for call in self._calls])
         for device, rows in self._rows:
@@ -140,9 +141,10 @@ class StepProblem:
             mine = rows[[self._calls[row].family is family for row in rows.tolist()]]
             if len(mine):
                 calls = [self._calls[row] for row in mine.tolist()]
-                parts = RooflineModel(family, device).parts(calls)
-                self.compute_us[mine], self.memory_us[mine], self.fixed_us[mine] = parts
-                self._excess[mine] = excess_of(device) if family in PRODUCTS else 1.0
+                for column, values in zip(self.parts, RooflineModel(family, device).parts(calls), strict=True):
+                    column[mine] = values
+                if family in PRODUCTS:
+                    self._excess[mine] = excess_of(device)
                 if self.start is not None:
                     for part, sums in zip(PARTS, self.start.sums(calls, device), strict=True):
                         self._start[part][mine] = sums
@@ -214,14 +216,18 @@ class StepProblem:
     def _times(self, values: Float64) -> tuple[Float64, dict[str, Float64]]:
         """Time of every call, and how much more it takes for one e-fold more of each part."""
         sums = {part: np.clip(self._start[part] + self.matrix[part] @ values, -LARGEST, LARGEST) for part in PARTS}
-        compute = self.compute_us * np.exp(sums["compute"])
+        free_compute = self.parts.compute_us * np.exp(sums["compute"])
         factor, slope = traffic_factor(sums["memory"], self._excess)
-        memory = self.memory_us * factor
+        free_memory = self.parts.memory_us * factor
+        compute = np.maximum(free_compute, self.parts.least_compute_us)
+        memory = np.maximum(free_memory, self.parts.least_memory_us)
         longest = np.maximum(np.maximum(compute, memory), 1e-12)
         together = longest * ((compute / longest) ** SHARPNESS + (memory / longest) ** SHARPNESS) ** (1 / SHARPNESS)
-        fixed = self.fixed_us * np.exp(sums["fixed"])
-        return fixed + together, {"compute": together * (compute / together) ** SHARPNESS,
-                                  "memory": slope * together * (memory / together) ** SHARPNESS, "fixed": fixed}
+        fixed = self.parts.fixed_us * np.exp(sums["fixed"])
+        # What is at its least does not change with the numbers.
+        by_compute = np.where(free_compute >= compute, together * (compute / together) ** SHARPNESS, 0.0)
+        by_memory = np.where(free_memory >= memory, slope * together * (memory / together) ** SHARPNESS, 0.0)
+        return fixed + together, {"compute": by_compute, "memory": by_memory, "fixed": fixed}
 
     def fit(self, rows: Int64 | None = None, iterations: int = ITERATIONS) -> Float64:
         """The numbers that price some of the steps best, in the order of ``weights``."""

@@ -183,10 +183,11 @@ def predicted_us(done: KernelWork, device: DeviceSpec, compute: Float64, memory:
     """Time of work at efficiencies, µs [n]: kernels' fixed costs, then arithmetic and traffic, which overlap on a GPU
     and add up on one thread of a CPU."""
     fixed_us = fixed * device.kernel_floor_us * done.kernels
-    return fixed_us + _together(done.compute_us / compute, done.memory_us / memory, device)
+    return fixed_us + together(done.compute_us / compute, done.memory_us / memory, device)
 
 
-def _together(compute_us: Float64, memory_us: Float64, device: DeviceSpec) -> Float64:
+def together(compute_us: Float64, memory_us: Float64, device: DeviceSpec) -> Float64:
+    """Time of arithmetic and traffic, µs [n]: they overlap on a GPU and add up on one thread of a CPU."""
     return compute_us + memory_us if device.vendor == "host" else overlapped(compute_us, memory_us)
 
 
@@ -341,7 +342,7 @@ def _told(family: Family, done: list[KernelWork], devices: list[DeviceSpec], sta
     for one, device in zip(done, devices, strict=True):
         compute, memory = one.compute_us / start.compute, one.memory_us / start.memory
         fixed = start.fixed * device.kernel_floor_us * one.kernels
-        least = TELLING * (fixed + _together(compute, memory, device))
+        least = TELLING * (fixed + together(compute, memory, device))
         seen["fixed"].append(fixed > least)
         seen["compute"].append((compute > least) & (compute >= memory))
         seen["memory"].append((memory > least) & (memory >= compute))

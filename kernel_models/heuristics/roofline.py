@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from kernel_models.device import DeviceSpec, device
+from kernel_models.heuristics import curves
 from kernel_models.heuristics.call_classes import PRODUCTS
 from kernel_models.heuristics.call_table import CallTable
-from kernel_models.heuristics.corrections import Corrections, shipped_corrections
-from kernel_models.heuristics.efficiency import Efficiencies, default_efficiencies_of, predicted_us
-from kernel_models.heuristics.sustained import computed_as
+from kernel_models.heuristics.corrections import Corrections, accumulates_at_half, shipped_corrections
+from kernel_models.heuristics.efficiency import Efficiencies, default_efficiencies_of, together
+from kernel_models.heuristics.sustained import computed_as, peak_tflops
 from kernel_models.heuristics.work import work
 from kernel_models.model import Arrays, Source, Times
 from kernel_models.op_call import Family, OpCall
@@ -23,6 +24,24 @@ from tracer.arrays import Float64
 UNSIZED_FLOORS = (1.0, 3.0, 60.0)
 """Low, expected and high time of a call without recorded sizes, in kernel floors: from the 10%, 50% and 90% quantiles
 of kernels of the training traces V100 ResNet-50 and A100 recommendation (2, 6 and 120 µs)."""
+
+REACHED, BOOSTED = 0.95, 1.1
+"""Share of the published rate of products that a correction may come to; GeForce boards run above the clock of their
+data sheet. Set: the best products of the tables reach 0.9 of it, and what steps teach of one layout or type is
+carried over to another that nobody measured."""
+CACHED = 1.25
+"""Times the bandwidth of long copies that a correction may come to: a cache keeps some of what the kernel before has
+written. Set."""
+
+
+class Parts(NamedTuple):
+    """Of calls, µs [n]: arithmetic, traffic and fixed cost; and the shortest that arithmetic and traffic may become."""
+
+    compute_us: Float64
+    memory_us: Float64
+    fixed_us: Float64
+    least_compute_us: Float64
+    least_memory_us: Float64
 
 
 class RooflineModel:
@@ -53,9 +72,9 @@ class RooflineModel:
         return np.fromiter((call.family == self.family for call in calls), np.bool_, len(calls))
 
     def predict(self, calls: Sequence[OpCall]) -> Times:
-        """Times, µs: kernel floors, then arithmetic and traffic overlapping (``efficiency.predicted_us``)."""
+        """Times, µs: kernel floors, then arithmetic and traffic overlapping (``efficiency.together``)."""
         table = CallTable.of(self.family, calls)
-        compute, memory, fixed, low, high = self.efficiencies.columns(table, self._efficiency_of)
+        _, _, _, low, high = self.efficiencies.columns(table, self._efficiency_of)
         if self.family in PRODUCTS and not self.efficiencies.fitted:
             lacking = table.by_dtype(lambda dtype: LACKING_TYPE * self._lacks(dtype))
             low, high = -np.hypot(low, lacking), np.hypot(high, lacking)
@@ -63,14 +82,16 @@ class RooflineModel:
             low, high = low - PLACEHOLDER_DEVICE, high + PLACEHOLDER_DEVICE
         elif self.device.vendor == "host" and not self.efficiencies.fitted:
             low, high = low - PUBLISHED_CPU, high + PUBLISHED_CPU
-            # One thread moves more than its long copies do, all of them no more than the memory's channels.
-            memory = np.minimum(memory, 1.0)
-        done = work(table, self.device)
+        parts = self.parts(calls)
+        compute_us, memory_us, fixed_us = parts.compute_us, parts.memory_us, parts.fixed_us
         if self.corrections is not None:
-            compute, memory, fixed = self._corrected(calls, compute, memory, fixed)
-        time = predicted_us(done, self.device, compute, memory, fixed)
+            more_compute, more_memory, more_fixed = self.corrections.factors(calls, self.device)
+            compute_us = np.maximum(compute_us * more_compute, parts.least_compute_us)
+            memory_us = np.maximum(memory_us * more_memory, parts.least_memory_us)
+            fixed_us = fixed_us * more_fixed
+        time = fixed_us + together(compute_us, memory_us, self.device)
         # What is uncertain of a short call is its fixed cost, of a long one the rates.
-        short = FIXED_COST * fixed * self.device.kernel_floor_us * done.kernels / time
+        short = FIXED_COST * fixed_us / time
         low_us, high_us = time * np.exp(-np.hypot(low, short)), time * np.exp(np.hypot(high, short))
         unsized = np.fromiter(("unsized" in call.flags for call in calls), np.bool_, len(calls))
         if unsized.any():
@@ -90,21 +111,20 @@ class RooflineModel:
         elsewhere = 1.0 if self.device.name in self.corrections.devices else OTHER_DEVICE
         return END * elsewhere * self.corrections.widths[self.family.value]
 
-    def parts(self, calls: Sequence[OpCall]) -> tuple[Float64, Float64, Float64]:
-        """Of every call the time of its arithmetic, of its traffic, and its fixed cost, µs [n]."""
+    def parts(self, calls: Sequence[OpCall]) -> Parts:
+        """What the time of every call is made of, uncorrected."""
         table = CallTable.of(self.family, calls)
         compute, memory, fixed, _, _ = self.efficiencies.columns(table, self._efficiency_of)
-        if self.corrections is not None:
-            compute, memory, fixed = self._corrected(calls, compute, memory, fixed)
+        if self.device.vendor == "host" and not self.efficiencies.fitted:
+            # One thread moves more than its long copies do, all of them no more than the memory's channels.
+            memory = np.minimum(memory, 1.0)
         done = work(table, self.device)
-        return done.compute_us / compute, done.memory_us / memory, fixed * self.device.kernel_floor_us * done.kernels
-
-    def _corrected(self, calls: Sequence[OpCall], compute: Float64, memory: Float64, fixed: Float64,
-                   ) -> tuple[Float64, Float64, Float64]:
-        """Efficiencies with what steps have taught."""
-        assert self.corrections is not None
-        more_compute, more_memory, more_fixed = self.corrections.factors(calls, self.device)
-        return compute / more_compute, memory / more_memory, fixed * more_fixed
+        compute_us, memory_us = done.compute_us / compute, done.memory_us / memory
+        peak = table.by_dtype(lambda dtype: peak_tflops(self.device, dtype, matrix=True))
+        reached = BOOSTED if accumulates_at_half(self.device) else REACHED
+        return Parts(compute_us, memory_us, fixed * self.device.kernel_floor_us * done.kernels,
+                     np.minimum(compute_us, table.flops / peak / 1e6 / reached),
+                     np.minimum(memory_us, curves.memory_us(table.bytes_moved, self.device) / CACHED))
 
     def _lacks(self, dtype: str) -> bool:
         """Return whether the device, or what was measured, has no products of a type: their efficiency is another
