@@ -273,7 +273,8 @@ def test_autocast_is_switched_on_and_off(tmp_path: Path) -> None:
     assert there.gpu_active_us < 0.7 * 350
     for family in ("gemm", "elementwise"):
         before = wide.predict().families_us[family]
-        assert there.families_us[family] / before == pytest.approx(before / back.families_us[family], rel=1e-4)
+        # Of each kernel alone exactly; a family's kernels have ratios of their own, whose two means are not the same.
+        assert there.families_us[family] / before == pytest.approx(before / back.families_us[family], rel=0.02)
     faster = wide.predict([Precision("tf32")])
     assert faster.families_us["elementwise"] == 150
     assert faster.families_us["gemm"] < 200
