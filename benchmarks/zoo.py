@@ -95,6 +95,8 @@ def judge(problem: StepProblem, rows: pd.DataFrame, kernels: pd.DataFrame) -> pd
     print("\nA GPU left out wholly, and families left out too")
     for known, asked in (GPUS, GPUS[::-1]):
         _left_out(problem, rows, shares[:n], families, known, asked)
+    print("\nKernels of a device that was left out wholly, fitted to those of all others: MAPE and bias before and now")
+    _unseen(problem, kernels)
     print("\nKernels of the tables, sizes left out: MAPE and bias before and now; order of one sweep (Spearman)")
     kernels = kernels.assign(before=start[n:], now=found[n:])
     for name, one in kernels.groupby("table"):
@@ -120,6 +122,21 @@ def _left_out(problem: StepProblem, rows: pd.DataFrame, shares: np.ndarray, fami
     print(f"  fitted on {known}, asked for {asked}; order of the models (Spearman) "
           f"{(frame.predicted_ms / frame.batch).corr(frame.step_ms / frame.batch, method='spearman'):.3f}")
     _print(frame, ["kind", "gpu"])
+
+
+def _unseen(problem: StepProblem, kernels: pd.DataFrame) -> None:
+    """Print how well kernels of each device are priced by what those of the others teach."""
+    n = len(problem.steps) - len(kernels)
+    start = problem.times_us(np.zeros(len(problem.weights)))[n:]
+    # What was launched from Python one by one is no kernel's time.
+    sound = (kernels.weight > 0).to_numpy()
+    for name in sorted(set(kernels.device)):
+        mine = (kernels.device == name).to_numpy()
+        now = problem.times_us(problem.fit(n + np.flatnonzero(~mine)))[n:]
+        some = mine & sound
+        before, after = (times[some] / kernels.true_us[some] - 1 for times in (start, now))
+        print(f"  {name:<42}{some.sum():>6} {100 * before.abs().mean():>6.1f} {100 * before.mean():>+6.1f}   "
+              f"{100 * after.abs().mean():>6.1f} {100 * after.mean():>+6.1f}")
 
 
 def _with_intervals(rows: pd.DataFrame, predicted_us: np.ndarray, shares: np.ndarray, families: list[str],

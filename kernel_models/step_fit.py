@@ -23,8 +23,8 @@ from kernel_models.heuristics.call_classes import PRODUCTS, grouped
 from kernel_models.heuristics.corrections import (
     KNOTS,
     LARGEST,
-    OF_DEVICE,
     PARTS,
+    THE_DEVICE,
     Corrections,
     Weight,
     curves_of,
@@ -52,8 +52,8 @@ and by leaving a GPU out: what devices differ by must be shared wherever it can 
 """
 CURVE_STRENGTH = (2.0, 6.0)
 FIXED_OF_DEVICE = 0.05
-"""Times the pull on what devices' fixed costs differ by: how long an empty kernel takes is a device's own figure, and
-short kernels of one must not shorten another's."""
+"""Times the pull on what one device's fixed costs differ by: an empty kernel takes as long as it takes there, and short
+kernels of one must not shorten another's. Architectures and memories keep the whole pull: theirs are carried over."""
 SMOOTHNESS = 4.0
 TRAFFIC_OF_PRODUCTS = 8.0
 """Times the pull on the traffic of products: whether arithmetic or traffic takes long is told by no step, but another
@@ -187,7 +187,7 @@ class StepProblem:
     @staticmethod
     def _pull(part: str, weight: Weight) -> float:
         pull = (CURVE_STRENGTH if weight.is_curve else STRENGTH)[weight.level]
-        if part == "fixed" and weight.level >= OF_DEVICE:
+        if part == "fixed" and weight.level == THE_DEVICE:
             pull *= FIXED_OF_DEVICE
         of_product = any(f" {family.value}" in weight.name for family in PRODUCTS)
         return pull * TRAFFIC_OF_PRODUCTS if part == "memory" and of_product else pull

@@ -86,6 +86,7 @@ def kernel_cases(data: Path, rows: int = KERNEL_ROWS) -> tuple[pd.DataFrame, lis
                  and families[calls[i].family] >= FEW_CALLS]
         found += [(f"trace {name}", calls[i], spec, float(times[i]), TABLE_WEIGHT / len(calls)) for i in sound]
     frame = pd.DataFrame({"table": [name for name, *_ in found], "true_us": [us for *_, us, _ in found],
+                          "device": [spec.name for _, _, spec, *_ in found], "weight": [w for *_, w in found],
                           "fold": [zlib.crc32(str(call.dims).encode()) % FOLDS for _, call, *_ in found]})
     return frame, [MeasuredStep({call: 1.0}, spec, us, weight, True) for _, call, spec, us, weight in found]
 

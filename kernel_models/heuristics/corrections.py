@@ -36,8 +36,8 @@ KNOTS = 48
 """Powers of two of a curve."""
 _PLACES = np.arange(KNOTS, dtype=np.float64)
 PARTS = ("compute", "memory", "fixed")
-OF_DEVICE = 4
-"""Levels from here on are what calls of a device have in common."""
+THE_DEVICE = 6
+"""Level of what calls of one device have in common."""
 BYTES_TO_CYCLES = 82 * 1.695 / 936
 """Cycles (10⁹/s, all multiprocessors together) for one GB/s of an RTX 3090."""
 _WIDE = 1
@@ -186,7 +186,7 @@ def plain_weights(classes: Classes, traits: Traits, part: str) -> Iterator[Weigh
 def traits_of(device: DeviceSpec) -> Traits:
     """What of a device its corrections depend on."""
     names = [(f"memory {device.memory_kind[:4]}", 4), (f"architecture {device.architecture}", 5),
-             (f"device {device.name}", 6)]
+             (f"device {device.name}", THE_DEVICE)]
     if accumulates_at_half(device):
         names.append(("accumulation at half rate", 4))
     return Traits(maker(device), device.architecture, tuple(names))

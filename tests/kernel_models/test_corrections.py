@@ -297,4 +297,4 @@ def test_no_correction_makes_a_product_quicker_than_its_device(name: str) -> Non
 def test_no_correction_makes_traffic_quicker_than_a_cache() -> None:
     quick = Corrections({"memory nvidia elementwise": -2.0}, {}, frozenset({"elementwise"}))
     call = add(1 << 30)
-    assert alone(call, quick) > call.bytes_moved / (1.25 * GPU.memory_bandwidth_gbps * 1e3)
+    assert alone(call, quick) > call.bytes_moved / (2.5 * GPU.memory_bandwidth_gbps * 1e3)
