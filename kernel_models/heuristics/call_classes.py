@@ -115,8 +115,10 @@ def _key(call: OpCall, device: DeviceSpec) -> _Key:
     family, dtype = call.family, call.dtype
     if family in PRODUCTS:
         dtype = computed_as(device, dtype)
-    elif streams(call):
+    if streams(call):
         return Family.ELEMENTWISE, "", "", "", (), ()
+    # Both 16-bit types take the same units and bytes.
+    dtype = "fp16" if dtype == "bf16" else dtype
     flags = tuple(flag.partition("=")[0] for flag in call.flags)
     if call.family is Family.CONV and len(call.dims) == len(DIMENSIONS[Family.CONV]):
         _, inputs, outputs, groups, _, _, _, _, _, _, kd, kh, kw, sd, sh, sw, *_ = call.dims

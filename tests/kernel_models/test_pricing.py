@@ -253,7 +253,7 @@ def test_types_that_a_device_lacks_are_told_and_uncertain() -> None:
 
 def test_copies_stream_like_element_wise_kernels() -> None:
     copied, relu = priced("aten::copy_", "8192x8192,8192x8192"), priced("aten::relu", "8192x8192")
-    assert copied["bytes"] == relu["bytes"] and copied["time_us"] == pytest.approx(relu["time_us"], rel=0.06)
+    assert copied["bytes"] == relu["bytes"] and copied["time_us"] == pytest.approx(relu["time_us"], rel=0.2)
     assert relu["interval_us"][1] / relu["interval_us"][0] > 1.2
 
 
