@@ -116,7 +116,7 @@ class RooflineModel:
         """What the time of every call is made of, uncorrected."""
         table = CallTable.of(self.family, calls)
         compute, memory, fixed, _, _ = self.efficiencies.columns(table, self._efficiency_of)
-        if self.device.vendor == "host" and not self.efficiencies.fitted:
+        if self.device.vendor == "host" and not (self.efficiencies.fitted or self.device.placeholder):
             # One thread moves more than its long copies do, all of them no more than the memory's channels.
             memory = np.minimum(memory, 1.0)
         done = work(table, self.device)
