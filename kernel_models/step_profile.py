@@ -25,6 +25,8 @@ from tracer.arrays import Float64, Int64
 
 LEAST_GRAPHS = 3
 """With fewer graphs nothing can be left out that the rest would say something of."""
+UNLIKELY = 3.0
+"""Left-out steps that stay off by this factor are of other units, or of other programs. Set."""
 LEAST_ERRORS = 8
 """Fewer errors of left-out steps give no widths; those of the corrections that the fit starts from stay."""
 MANY_FOLDS = 5
@@ -170,6 +172,10 @@ def _check_better(after: float, before: float, source: str) -> None:
             f"What the steps of {source} teach makes other graphs' no better: with each graph left out times are off "
             f"by a factor of {after:.3f} in the mean, without any of them by {before:.3f}; measure more steps, of more "
             "unlike programs.")
+    if after > UNLIKELY:
+        raise DataError(
+            f"The steps of {source} are off by a factor of {after:.3g} whatever the others teach: is step_ms in "
+            "milliseconds, and of this device and these traces?")
 
 
 def _by_family(steps: Sequence[NamedStep]) -> Mapping[Family, set[OpCall]]:

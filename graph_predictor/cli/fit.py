@@ -94,7 +94,8 @@ def fit(
         report = Report()
         report.line(f"Wrote {out}: {len(profile.entries)} models of {profile.device.name}"
                     + (f", {count(round(size / 1e3))} kB." if size else "."))
-        models_table(report, profile.entries)
+        if data:
+            models_table(report, profile.entries)
         steps_table(report, profile)
         report.notes(profile.provenance.get("notes", ()))
 

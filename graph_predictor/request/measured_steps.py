@@ -122,7 +122,8 @@ def device_work(trace: str, spec: DeviceSpec | None) -> StepWork:
                         "device, as others' waiting is no device's time.")
     pieces = np.unique(work.piece[cycle.kernel & (work.piece >= 0)])
     if not len(pieces):
-        raise DataError(f"{trace} has no device work: the step of a CPU, which whole steps teach nothing of yet.")
+        where = f"on {spec.name} " if spec is not None else ""
+        raise DataError(f"{trace} has no device work {where}to learn from: of CPUs whole steps teach nothing yet.")
     ns = work.measured_ns[pieces].astype(np.float64)
     unsized = float(ns[~work.sized[pieces]].sum() / max(ns.sum(), 1.0))
     if unsized > UNSIZED:
