@@ -32,8 +32,8 @@ PUBLISHED_CPU = 0.7
 thread's of one other processor (a factor of two either way). Set, not measured."""
 OTHER_DEVICE = 1.5
 """Times the width of what a family's time in a step is off, on a device whose steps taught no corrections. A GPU left
-out wholly of the fit (RTX 3090 and 4090 in turn) errs by 1.8 and 2.2 times as much as one that was fitted; once the
-width held 87 and 73% of its steps (benchmarks/zoo.py judge)."""
+out wholly of the fit (RTX 3090 and 4090 in turn) errs by 1.4 and 1.6 times as much as one that was fitted
+(benchmarks/zoo.py fit)."""
 OTHER_LAYOUT = 0.25
 """A call taken from a measured one of another layout, added to the interval of that one's time.
 

@@ -112,13 +112,13 @@ _CONV_SIZES = ("in_channels", "out_channels", "groups", "positions", "area")
 
 def _key(call: OpCall, device: DeviceSpec) -> _Key:
     """All that classes depend on."""
+    if streams(call):
+        return Family.ELEMENTWISE, "", "", "", (), ()
     family, dtype = call.family, call.dtype
     if family in PRODUCTS:
         dtype = computed_as(device, dtype)
-    if streams(call):
-        return Family.ELEMENTWISE, "", "", "", (), ()
-    # Both 16-bit types take the same units and bytes.
-    dtype = "fp16" if dtype == "bf16" else dtype
+    elif dtype == "bf16":
+        dtype = "fp16"  # the same bytes, and arithmetic in fp32
     flags = tuple(flag.partition("=")[0] for flag in call.flags)
     if call.family is Family.CONV and len(call.dims) == len(DIMENSIONS[Family.CONV]):
         _, inputs, outputs, groups, _, _, _, _, _, _, kd, kh, kw, sd, sh, sw, *_ = call.dims

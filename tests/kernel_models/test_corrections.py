@@ -81,10 +81,9 @@ def test_products_are_of_the_type_that_is_computed() -> None:
     assert "gemm/mm/fp32" in dict(classes_of(half, device("p4")).names)
 
 
-def test_both_16_bit_types_are_one() -> None:
-    for name, shapes in (("aten::linear", [(512, 512), (512, 512), None]), ("aten::add", [(4096,), (4096,)])):
-        half, brain = (calls_of(operation(name, shapes, dtype))[0] for dtype in ("fp16", "bf16"))
-        assert classes_of(half, GPU) == classes_of(brain, GPU)
+def test_both_16_bit_types_are_one_but_of_products() -> None:
+    half, brain = (calls_of(operation("aten::add", [(4096,), (4096,)], dtype))[0] for dtype in ("fp16", "bf16"))
+    assert classes_of(half, GPU) == classes_of(brain, GPU)
 
 
 def test_copies_in_one_run_are_of_the_element_wise_classes() -> None:
