@@ -224,8 +224,8 @@ def test_a_model_with_corrections_survives_being_stored() -> None:
 def test_the_source_says_whether_the_devices_own_steps_taught_it() -> None:
     assert heuristic_models(GPU)[Family.CONV].source == Source.HEURISTIC
     assert heuristic_models(device("rtx-5090"))[Family.CONV].source == Source.DATASHEET
-    assert heuristic_models(device("h100-sxm"))[Family.CONV].corrections is not None
-    for name in ("cpu", "mi300x"):
+    assert heuristic_models(device("l40s"))[Family.CONV].corrections is not None
+    for name in ("cpu", "mi300x", "h100-sxm"):
         assert heuristic_models(device(name))[Family.CONV].corrections is None
 
 
