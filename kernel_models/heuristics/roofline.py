@@ -27,12 +27,12 @@ of kernels of the training traces V100 ResNet-50 and A100 recommendation (2, 6 a
 
 REACHED, BOOSTED = 0.95, 1.1
 """Share of the published rate of products that a correction may come to; GeForce boards run above the clock of their
-data sheet. Set: the best products of the tables reach 0.9 of it, and what steps teach of one layout or type is
-carried over to another that nobody measured."""
+data sheet. Set: the best 16-bit products of the tables reach 0.93 of it (fp32 ones 0.99, more where a board's power
+limits the rate), and what steps teach of one layout or type is carried over to others that nobody measured."""
 CACHED = 2.5
 """Times the bandwidth of long copies that a correction may come to: a cache keeps some of what the kernel before has
 written, and casts hide in their neighbours. Set: nearer to 1 it binds casts and norms of steps, whose time the fit
-then takes from convolutions, and a GPU left out is predicted within 15 instead of 10% (a quarter of the models)."""
+then takes from convolutions, and a GPU left out is predicted within 15, not 11% (one fold, every fourth model)."""
 
 
 class Parts(NamedTuple):
