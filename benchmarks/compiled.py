@@ -14,16 +14,16 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from zoo_parts import tracing
 from zoo_parts.cases import read_table
 from zoo_parts.ordered import Ordered, ordered_of
 from zoo_parts.programs import Program, merges, trace_graph
-from zoo_parts.tracing import limited, program_of
+from zoo_parts.tracing import program_of
 
 from graph_predictor.edits.compile import compiled
 from graph_predictor.prediction.anchoring import prices_of
@@ -40,7 +40,6 @@ from tracer.graph import Phase
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("FORETRACE_DATA", ROOT.parent / "shared" / "data"))
-LONGEST_S = 120
 LOOKED_AT = 42
 """Architectures whose errors were looked at while the edit was written; a family of one of them is not left out."""
 
@@ -149,33 +148,16 @@ def show(judged: pd.DataFrame) -> None:
 
 def trace_all(pairs: pd.DataFrame, cache: Path, models: int) -> None:
     """Trace what was not traced yet, and say how each went."""
-    cache.mkdir(parents=True, exist_ok=True)
     chosen = pairs[pairs.architecture.isin(pairs.architecture.drop_duplicates()[:models])]
     programs = {(program := program_of(row)).stem: program for row in chosen.itertuples()}
-    for number, program in enumerate(programs.values()):
-        if said := _one(program, cache):
-            print(f"{number}/{len(programs)} {program.stem} {said}", flush=True)
+    tracing.trace_all(list(programs.values()), cache,
+                      lambda program: ordered_of(trace_graph(program, "rtx-4090")), _unmerged)
 
 
-def _one(program: Program, cache: Path) -> str:
-    target, failed = cache / f"{program.stem}.json.gz", cache / f"{program.stem}.error"
-    if target.exists() or failed.exists():
-        return ""
-    begin = time.time()
-    unmerged = cache / f"{replace(program, merged=False).stem}.json.gz"
-    try:
-        with limited(LONGEST_S):
-            if program.merged and unmerged.exists() and not merges(program):
-                os.link(unmerged, target)
-                return f"as {unmerged.name}"
-            found = ordered_of(trace_graph(program, "rtx-4090"))
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a model of a library may raise anything
-        failed.write_text(f"{type(error).__name__}: {error}")
-        return f"{type(error).__name__}: {str(error)[:300]}"
-    found.save(target)
-    return f"{len(found.order)} operations, {time.time() - begin:.1f} s"
+def _unmerged(program: Program, cache: Path) -> Path | None:
+    """The file of a model without branches to merge, traced as it stands."""
+    path = cache / f"{replace(program, merged=False).stem}.json.gz"
+    return path if program.merged and path.exists() and not merges(program) else None
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ from kernel_models.heuristics.corrections import (
     traffic_factor,
     traits_of,
 )
-from kernel_models.heuristics.curves import SHARPNESS
-from kernel_models.heuristics.roofline import Parts, RooflineModel
+from kernel_models.heuristics.curves import SHARPNESS, overlapped
+from kernel_models.heuristics.roofline import Least, Parts, RooflineModel
 from kernel_models.op_call import Family, OpCall
 from tracer.arrays import Float64, Int64
 
@@ -103,6 +103,7 @@ class StepProblem:
         self.count = self._counted()
         n = len(self._calls)
         self.parts = Parts(*(np.zeros(n) for _ in Parts._fields))
+        self.least = Least(*(np.zeros(n) for _ in Least._fields))
         self._excess = np.ones(n)
         self._start = {part: np.zeros(n) for part in PARTS}
         self.family = np.array([call.family.value for call in self._calls])
@@ -141,7 +142,8 @@ class StepProblem:
             mine = rows[[self._calls[row].family is family for row in rows.tolist()]]
             if len(mine):
                 calls = [self._calls[row] for row in mine.tolist()]
-                for column, values in zip(self.parts, RooflineModel(family, device).parts(calls), strict=True):
+                parts, least = RooflineModel(family, device).parts(calls)
+                for column, values in zip((*self.parts, *self.least), (*parts, *least), strict=True):
                     column[mine] = values
                 if family in PRODUCTS:
                     self._excess[mine] = excess_of(device)
@@ -219,10 +221,9 @@ class StepProblem:
         free_compute = self.parts.compute_us * np.exp(sums["compute"])
         factor, slope = traffic_factor(sums["memory"], self._excess)
         free_memory = self.parts.memory_us * factor
-        compute = np.maximum(free_compute, self.parts.least_compute_us)
-        memory = np.maximum(free_memory, self.parts.least_memory_us)
-        longest = np.maximum(np.maximum(compute, memory), 1e-12)
-        together = longest * ((compute / longest) ** SHARPNESS + (memory / longest) ** SHARPNESS) ** (1 / SHARPNESS)
+        compute = np.maximum(free_compute, self.least.compute_us)
+        memory = np.maximum(free_memory, self.least.memory_us)
+        together = overlapped(compute, memory)
         fixed = self.parts.fixed_us * np.exp(sums["fixed"])
         # What is at its least does not change with the numbers.
         by_compute = np.where(free_compute >= compute, together * (compute / together) ** SHARPNESS, 0.0)

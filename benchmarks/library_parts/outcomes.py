@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 import resource
-import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import msgspec
 import numpy as np
+from zoo_parts.tracing import limited
 
 from kernel_models.device import device
 from kernel_models.op_call import Family, OpCall
@@ -100,7 +99,7 @@ def _attempt(case: LibraryCase) -> list[Outcome]:
     begin = time.perf_counter()
     kinds = _kinds(case)
     try:
-        with _limit(LONGEST_S):
+        with limited(LONGEST_S):
             steps = TOKENS if case.kind == "generate" else 1
             graph = trace_step(lambda: case.build("cuda"), DEVICE, steps=steps, warmup=int(case.kind == "train"),
                                selected=SELECTED)
@@ -157,7 +156,7 @@ def _by_itself(case: LibraryCase, error: BaseException) -> tuple[str, str]:
     import torch
 
     try:
-        with _limit(EAGER_S), torch.device("meta"):
+        with limited(EAGER_S), torch.device("meta"):
             case.build("meta")
     except KeyboardInterrupt:
         raise
@@ -165,7 +164,7 @@ def _by_itself(case: LibraryCase, error: BaseException) -> tuple[str, str]:
         if _said(other) == _said(error):
             return "not by itself", " | the same on meta tensors"
     try:
-        with _limit(EAGER_S), _memory(EAGER_BYTES), large_left_zero():
+        with limited(EAGER_S), _memory(EAGER_BYTES), large_left_zero():
             case.build("cpu")()
     except (TimeoutError, MemoryError) as error:
         return "unchecked", f" | by itself: {type(error).__name__}"
@@ -199,19 +198,6 @@ def reason_class(reason: str) -> str:
             return name
     found = re.search(r"\b([A-Z]\w*(?:Error|Exception|Exit))\b", reason)
     return found[1] if found else reason[:60]
-
-
-@contextmanager
-def _limit(seconds: int) -> Iterator[None]:
-    def over(number: int, frame: FrameType | None) -> None:
-        raise TimeoutError(f"not traced after {seconds} s")
-
-    signal.signal(signal.SIGALRM, over)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
 
 
 @contextmanager

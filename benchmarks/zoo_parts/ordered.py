@@ -26,6 +26,11 @@ class Ordered:
     distinct: Traced
     order: list[int]
 
+    @property
+    def operations(self) -> int:
+        """How many operations of the step work on the device."""
+        return len(self.order)
+
     def calls(self, batch: int) -> list[tuple[OpCall, ...]]:
         """Device work at a batch, operation by operation."""
         known = [calls_at(operation, place) for operation, place, _ in self.distinct.at_batch(batch)]

@@ -6,7 +6,7 @@ import hashlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 
+from zoo_parts.ordered import Ordered
 from zoo_parts.programs import Program, merges, trace
 from zoo_parts.traced import Traced
 
@@ -42,38 +43,7 @@ def programs_of(table: pd.DataFrame) -> list[Program]:
         f"{one.architecture}{one.image}".encode()).hexdigest(), not one.fused, one.merged, one))
 
 
-def trace_all(programs: list[Program], cache: Path) -> None:
-    """Trace those that were not traced yet, and say how each went."""
-    cache.mkdir(parents=True, exist_ok=True)
-    for number, program in enumerate(programs):
-        said = _one(program, cache)
-        if said:
-            print(f"{number}/{len(programs)} {program.stem} {said}", flush=True)
-
-
-def _one(program: Program, cache: Path) -> str:
-    """Trace a program unless that was done; what to print."""
-    target, failed = cache / f"{program.stem}.json.gz", cache / f"{program.stem}.error"
-    if target.exists() or failed.exists():
-        return ""
-    begin = time.time()
-    try:
-        with limited(LONGEST_S):
-            same = _same(program, cache)
-            if same is not None:
-                os.link(same, target)
-                return f"as {same.name}"
-            found = trace(program)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a model of a library may raise anything
-        failed.write_text(f"{type(error).__name__}: {error}")
-        return f"{type(error).__name__}: {str(error)[:300]}"
-    found.save(target)
-    return f"{found.operations} operations, {len(found.rows)} distinct, {time.time() - begin:.1f} s"
-
-
-def _same(program: Program, cache: Path) -> Path | None:
+def same_operations(program: Program, cache: Path) -> Path | None:
     """The file of a program traced before that runs the same operations."""
     if program.kind != "infer":
         return None
@@ -86,6 +56,46 @@ def _same(program: Program, cache: Path) -> Path | None:
     if not program.fused and any("attention" in row[0] for row in Traced.load(path).rows):
         return None
     return path
+
+
+def trace_all(programs: list[Program], cache: Path, make: Callable[[Program], Traced | Ordered] = trace,
+              same: Callable[[Program, Path], Path | None] = same_operations) -> None:
+    """Trace those that were not traced yet, and say how each went.
+
+    Args:
+        programs: to be traced.
+        cache: folder of a file for each.
+        make: traces one.
+        same: finds the file of a program traced before that runs the same operations.
+    """
+    cache.mkdir(parents=True, exist_ok=True)
+    for number, program in enumerate(programs):
+        said = _one(program, cache, make, same)
+        if said:
+            print(f"{number}/{len(programs)} {program.stem} {said}", flush=True)
+
+
+def _one(program: Program, cache: Path, make: Callable[[Program], Traced | Ordered],
+         same: Callable[[Program, Path], Path | None]) -> str:
+    """Trace a program unless that was done; what to print."""
+    target, failed = cache / f"{program.stem}.json.gz", cache / f"{program.stem}.error"
+    if target.exists() or failed.exists():
+        return ""
+    begin = time.time()
+    try:
+        with limited(LONGEST_S):
+            alike = same(program, cache)
+            if alike is not None:
+                os.link(alike, target)
+                return f"as {alike.name}"
+            found = make(program)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a model of a library may raise anything
+        failed.write_text(f"{type(error).__name__}: {error}")
+        return f"{type(error).__name__}: {str(error)[:300]}"
+    found.save(target)
+    return f"{found.operations} operations, {time.time() - begin:.1f} s"
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """What a CPU does otherwise than a GPU: no tiles to fill, operands that are copied before they are multiplied.
 
-A core's arithmetic and its traffic add up (``efficiency.predicted_us``): a product first brings its operands into the
+A core's arithmetic and its traffic add up (``efficiency.together``): a product first brings its operands into the
 order that its innermost loop wants, and one thread does one thing at a time.
 """
 

@@ -36,13 +36,18 @@ then takes from convolutions, and a GPU left out is predicted within 15, not 11%
 
 
 class Parts(NamedTuple):
-    """Of calls, µs [n]: arithmetic, traffic and fixed cost; and the shortest that arithmetic and traffic may become."""
+    """Of calls, uncorrected, µs [n]: arithmetic, traffic and fixed cost."""
 
     compute_us: Float64
     memory_us: Float64
     fixed_us: Float64
-    least_compute_us: Float64
-    least_memory_us: Float64
+
+
+class Least(NamedTuple):
+    """The shortest that corrections may make the arithmetic and the traffic of calls, µs [n]."""
+
+    compute_us: Float64
+    memory_us: Float64
 
 
 class RooflineModel:
@@ -75,7 +80,7 @@ class RooflineModel:
     def predict(self, calls: Sequence[OpCall]) -> Times:
         """Times, µs: kernel floors, then arithmetic and traffic overlapping (``efficiency.together``)."""
         table = CallTable.of(self.family, calls)
-        _, _, _, low, high = self.efficiencies.columns(table, self._efficiency_of)
+        compute, memory, fixed, low, high = self.efficiencies.columns(table, self._efficiency_of)
         if self.family in PRODUCTS and not self.efficiencies.fitted:
             lacking = table.by_dtype(lambda dtype: LACKING_TYPE * self._lacks(dtype))
             low, high = -np.hypot(low, lacking), np.hypot(high, lacking)
@@ -83,12 +88,13 @@ class RooflineModel:
             low, high = low - PLACEHOLDER_DEVICE, high + PLACEHOLDER_DEVICE
         elif self.device.vendor == "host" and not self.efficiencies.fitted:
             low, high = low - PUBLISHED_CPU, high + PUBLISHED_CPU
-        parts = self.parts(calls)
-        compute_us, memory_us, fixed_us = parts.compute_us, parts.memory_us, parts.fixed_us
+        parts = self._parts(table, compute, memory, fixed)
+        compute_us, memory_us, fixed_us = parts
         if self.corrections is not None:
+            shortest = self._least(table, parts)
             more_compute, more_memory, more_fixed = self.corrections.factors(calls, self.device)
-            compute_us = np.maximum(compute_us * more_compute, parts.least_compute_us)
-            memory_us = np.maximum(memory_us * more_memory, parts.least_memory_us)
+            compute_us = np.maximum(compute_us * more_compute, shortest.compute_us)
+            memory_us = np.maximum(memory_us * more_memory, shortest.memory_us)
             fixed_us = fixed_us * more_fixed
         time = fixed_us + together(compute_us, memory_us, self.device)
         # What is uncertain of a short call is its fixed cost, of a long one the rates.
@@ -112,20 +118,26 @@ class RooflineModel:
         elsewhere = 1.0 if self.device.name in self.corrections.devices else OTHER_DEVICE
         return END * elsewhere * self.corrections.widths[self.family.value]
 
-    def parts(self, calls: Sequence[OpCall]) -> Parts:
-        """What the time of every call is made of, uncorrected."""
+    def parts(self, calls: Sequence[OpCall]) -> tuple[Parts, Least]:
+        """What the time of every call is made of, and the least that corrections may make of it."""
         table = CallTable.of(self.family, calls)
         compute, memory, fixed, _, _ = self.efficiencies.columns(table, self._efficiency_of)
+        parts = self._parts(table, compute, memory, fixed)
+        return parts, self._least(table, parts)
+
+    def _parts(self, table: CallTable, compute: Float64, memory: Float64, fixed: Float64) -> Parts:
         if self.device.vendor == "host" and not (self.efficiencies.fitted or self.device.placeholder):
             # One thread moves more than its long copies do, all of them no more than the memory's channels.
             memory = np.minimum(memory, 1.0)
         done = work(table, self.device)
-        compute_us, memory_us = done.compute_us / compute, done.memory_us / memory
+        return Parts(done.compute_us / compute, done.memory_us / memory,
+                     fixed * self.device.kernel_floor_us * done.kernels)
+
+    def _least(self, table: CallTable, parts: Parts) -> Least:
         peak = table.by_dtype(lambda dtype: peak_tflops(self.device, dtype, matrix=True))
         reached = BOOSTED if accumulates_at_half(self.device) else REACHED
-        return Parts(compute_us, memory_us, fixed * self.device.kernel_floor_us * done.kernels,
-                     np.minimum(compute_us, table.flops / peak / 1e6 / reached),
-                     np.minimum(memory_us, curves.memory_us(table.bytes_moved, self.device) / CACHED))
+        return Least(np.minimum(parts.compute_us, table.flops / peak / 1e6 / reached),
+                     np.minimum(parts.memory_us, curves.memory_us(table.bytes_moved, self.device) / CACHED))
 
     def _lacks(self, dtype: str) -> bool:
         """Return whether the device, or what was measured, has no products of a type: their efficiency is another
