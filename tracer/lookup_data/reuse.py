@@ -1,0 +1,100 @@
+"""Reuse of rows: how often the rows that a batch looks up are looked up in it, as a histogram and as a Zipf law.
+
+Time of an embedding follows the rows that are *different*: the first access of a row comes from memory, a later one may
+come from a cache. A histogram over powers of two says enough and tells nothing of who looked up what.
+Source: Lin et al., 2024 (arXiv 2404.12674), section on data-distribution-aware embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tracer.arrays import Float64, Int64
+
+REUSE_BINS = 17
+"""Accesses of a distinct row: 1, 2, 3–4, 5–8, …, 16,385–32,768, and more."""
+REUSE_OF_BIN = np.array([1.0, 2.0] + [0.75 * 2.0**b for b in range(2, REUSE_BINS)])
+"""Accesses that a row of each bin stands for: the middle of the bin."""
+_RANKS = 4096
+"""Pieces that the ranks of a Zipf law are summed in: 0.1% off the sum over every row."""
+_STEEPEST = 8.0
+
+
+def reuse_histogram(indices: Int64) -> Float64:
+    """Shares of the look-ups by how often their row is looked up [17]; zeros for no look-ups."""
+    if not len(indices):
+        return np.zeros(REUSE_BINS)
+    _, counts = np.unique(indices, return_counts=True)
+    bins = np.minimum(np.ceil(np.log2(counts)).astype(np.int64), REUSE_BINS - 1)
+    return np.bincount(bins, weights=counts, minlength=REUSE_BINS) / len(indices)
+
+
+def checked_histogram(shares: Sequence[float]) -> tuple[float, ...]:
+    """The same shares, adding up to one.
+
+    Raises:
+        ValueError: they are not ``REUSE_BINS`` numbers, or negative, or add up to nothing.
+    """
+    values = np.asarray(shares, np.float64)
+    if values.shape != (REUSE_BINS,) or not np.isfinite(values).all() or (values < 0).any() or values.sum() <= 0:
+        raise ValueError(f"a reuse histogram is {REUSE_BINS} shares, none negative, not all zero")
+    return tuple((values / values.sum()).tolist())
+
+
+def distinct_of_histogram(lookups: float, shares: Sequence[float]) -> float:
+    """Different rows among look-ups of this histogram: lookups · Σ share/reuse."""
+    return lookups * float((np.asarray(shares) / REUSE_OF_BIN).sum())
+
+
+def distinct_of_zipf(lookups: float, rows: float, skew: float) -> float:
+    """Different rows that look-ups touch on average, rows drawn by a Zipf law: Σ_r 1 − (1 − p_r)^lookups.
+
+    ``skew`` 0 draws them evenly: T·(1 − (1 − 1/T)^lookups).
+    """
+    ranks, wide, chances = _zipf(rows, skew)
+    return float((wide * -np.expm1(lookups * np.log1p(-np.minimum(chances, 1.0 - 1e-12)))).sum())
+
+
+def histogram_of_zipf(lookups: float, rows: float, skew: float) -> tuple[float, ...]:
+    """The expected reuse histogram of look-ups whose rows a Zipf law draws: a row's accesses are Poisson.
+
+    A row of chance p is looked up Poisson(p·lookups) times; of its accesses those of k-fold reuse are k·P(k).
+    """
+    from scipy.stats import poisson
+
+    ranks, wide, chances = _zipf(rows, skew)
+    mean = lookups * chances
+    # Accesses with reuse ≤ n: Σ_{k≤n} k·P(k; λ) = λ·P(K ≤ n − 1; λ).
+    edges = 2.0 ** np.arange(REUSE_BINS - 1)
+    below = np.array([(wide * mean * poisson.cdf(edge - 1, mean)).sum() for edge in edges])
+    shares = np.diff(np.concatenate([[0.0], below, [(wide * mean).sum()]]))
+    return checked_histogram(np.maximum(shares, 0.0).tolist())
+
+
+def skew_of_distinct(lookups: float, rows: float, distinct: float) -> float:
+    """The exponent of the Zipf law under which so many look-ups touch so many different rows; 0 … 8.
+
+    Two numbers that every recorded batch gives tell the law, and the law tells any other batch's: a histogram alone
+    does not scale (twice the look-ups reuse rows more than twice as often, or less, by how skewed they are).
+    """
+    low, high = 0.0, _STEEPEST
+    if distinct >= distinct_of_zipf(lookups, rows, low):
+        return low
+    for _ in range(40):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if distinct_of_zipf(lookups, rows, middle) > distinct else (low, middle)
+    return 0.5 * (low + high)
+
+
+def _zipf(rows: float, skew: float) -> tuple[Float64, Float64, Float64]:
+    """Ranks of pieces of a table, how many rows each piece has, and the chance of one of its rows."""
+    count = max(int(rows), 1)
+    if count <= _RANKS:
+        edges = np.arange(count + 1, dtype=np.float64)
+    else:
+        edges = np.unique(np.concatenate([np.arange(_RANKS // 4), np.geomspace(_RANKS // 4, count, _RANKS)]).round())
+    wide, ranks = np.diff(edges), 0.5 * (edges[1:] + edges[:-1]) + 0.5
+    weights = ranks**-skew
+    return ranks, wide, weights / float((wide * weights).sum())
