@@ -53,7 +53,7 @@ def distinct_of_zipf(lookups: float, rows: float, skew: float) -> float:
 
     ``skew`` 0 draws them evenly: T·(1 − (1 − 1/T)^lookups).
     """
-    ranks, wide, chances = _zipf(rows, skew)
+    wide, chances = _zipf(rows, skew)
     return float((wide * -np.expm1(lookups * np.log1p(-np.minimum(chances, 1.0 - 1e-12)))).sum())
 
 
@@ -64,7 +64,7 @@ def histogram_of_zipf(lookups: float, rows: float, skew: float) -> tuple[float, 
     """
     from scipy.stats import poisson
 
-    ranks, wide, chances = _zipf(rows, skew)
+    wide, chances = _zipf(rows, skew)
     mean = lookups * chances
     # Accesses with reuse ≤ n: Σ_{k≤n} k·P(k; λ) = λ·P(K ≤ n − 1; λ).
     edges = 2.0 ** np.arange(REUSE_BINS - 1)
@@ -88,8 +88,8 @@ def skew_of_distinct(lookups: float, rows: float, distinct: float) -> float:
     return 0.5 * (low + high)
 
 
-def _zipf(rows: float, skew: float) -> tuple[Float64, Float64, Float64]:
-    """Ranks of pieces of a table, how many rows each piece has, and the chance of one of its rows."""
+def _zipf(rows: float, skew: float) -> tuple[Float64, Float64]:
+    """Rows of each piece of a table's ranks, and the chance of one of its rows."""
     count = max(int(rows), 1)
     if count <= _RANKS:
         edges = np.arange(count + 1, dtype=np.float64)
@@ -97,4 +97,4 @@ def _zipf(rows: float, skew: float) -> tuple[Float64, Float64, Float64]:
         edges = np.unique(np.concatenate([np.arange(_RANKS // 4), np.geomspace(_RANKS // 4, count, _RANKS)]).round())
     wide, ranks = np.diff(edges), 0.5 * (edges[1:] + edges[:-1]) + 0.5
     weights = ranks**-skew
-    return ranks, wide, weights / float((wide * weights).sum())
+    return wide, weights / float((wide * weights).sum())
