@@ -17,6 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from kernel_models.device_figures import check_texts, figures_in
+from kernel_models.sourced_figures import number_of
 from tracer.decode import DecodeError, from_toml
 from tracer.errors import ForetraceError
 from tracer.input_file import read_input
@@ -24,7 +26,6 @@ from tracer.input_file import read_input
 FOLDER = Path(__file__).resolve().parent / "devices"
 MEMORY_TOLERANCE = 0.12
 """A device reports 1 to 9% less memory than is sold (ECC, reserved parts, GB read as GiB), or up to 8% more."""
-VENDORS = ("nvidia", "amd", "host")
 _GENERIC = re.compile(r"\b(nvidia|tesla|geforce|amd|instinct|gpu|graphics|corporation)\b")
 _FALLBACK_DTYPES = {"fp4": "fp8", "fp8": "fp16", "bf16": "fp32", "fp16": "fp32", "complex128": "fp64"}
 """The next wider dtype, whose rate stands for one that a device lists no rate for; fp32 for those not here."""
@@ -129,7 +130,7 @@ class DeviceSpec:
                 elif kind == "float":
                     value = _figure(one.name, value)
                 elif kind == "int":
-                    value = int(_figure(one.name, value))
+                    value = _count(one.name, value)
                 elif type(value).__name__ != kind:
                     raise TypeError(f"{one.name} is a {type(value).__name__}")
                 found[one.name] = value
@@ -212,98 +213,60 @@ def read_device(path: Path) -> DeviceSpec:
     """Read one device's file.
 
     Raises:
-        DeviceError: A figure is missing, no number, or without a known source.
+        DeviceError: A figure is missing, not plausible (``device_figures``), or without a known source.
     """
     try:
         data = from_toml(read_input(path))
     except OSError as error:
         raise DeviceError(f"{path} cannot be read as a device ({error.strerror}); check the path.") from None
     except DecodeError as error:
-        raise DeviceError(f"{path.name} cannot be read as a device: {error}.") from None
+        raise DeviceError(f"{path} cannot be read as a device: {error}.") from None
     try:
-        return _checked(_spec(data))
-    except KeyError as error:
-        raise DeviceError(f"{path.name} is no complete device: it lacks {error}; compare it with a shipped one "
-                          "(foretrace devices h200-sxm --toml).") from None
-    except (TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise DeviceError(f"{path.name} is no complete device: {error}; compare it with a shipped one (foretrace "
-                          "devices h200-sxm --toml).") from None
+        check_texts(data)
+        values, sources = figures_in(data)
+    except ValueError as error:
+        raise DeviceError(f"{path} is no device: {error}; compare it with a shipped one (foretrace devices h200-sxm "
+                          "--toml).") from None
+    return _spec(data, values, sources)
 
 
-_FIGURES = frozenset((
-    "compute.sm_count", "compute.boost_clock_mhz", "compute.shared_memory_per_sm_kb", "compute.registers_per_sm_kb",
-    "compute.power_w", "memory.capacity_gb", "memory.bandwidth_gbps", "memory.l2_mb", "memory.l3_mb",
-    "links.pcie_generation", "links.pcie_width", "links.host_gbps", "links.peer_gbps", "launch.kernel_floor_us",
-    "launch.latency_us"))
+def _spec(data: Mapping[str, Any], values: Mapping[str, float], sources: Mapping[str, str]) -> DeviceSpec:
+    """The device of a checked file."""
 
+    def rates(table: str) -> Mapping[str, float]:
+        return MappingProxyType({name.partition(".")[2]: value for name, value in values.items()
+                                 if name.startswith(f"{table}.")})
 
-def _spec(data: dict[str, Any]) -> DeviceSpec:
-    sources: dict[str, str] = {}
-
-    def figures(table: str) -> dict[str, float]:
-        found = {}
-        for key, entry in data[table].items():
-            if not isinstance(entry, dict):
-                continue
-            value = float(entry["value"])
-            if not math.isfinite(value) or value < 0:
-                raise ValueError(f"{table}.{key} is {value}")
-            found[key] = value
-            sources[f"{table}.{key}"] = data["sources"][entry["source"]]
-            if not table.endswith("_tflops") and f"{table}.{key}" not in _FIGURES:
-                raise ValueError(f"{table}.{key} is no figure of a device")
-        return found
-
-    compute, memory, links, launch = (figures(table) for table in ("compute", "memory", "links", "launch"))
     return DeviceSpec(
-        name=data["name"], vendor=_lower(data["vendor"]), architecture=_lower(data["architecture"]),
+        name=data["name"], vendor=data["vendor"].lower(), architecture=data["architecture"].lower(),
         compute_capability=data["compute_capability"], reported_names=tuple(data["reported_names"]),
         short_names=tuple(data["short_names"]), default_for=tuple(data.get("default_for", ())),
-        placeholder=bool(data.get("placeholder", False)),
-        sm_count=int(compute["sm_count"]), boost_clock_mhz=compute["boost_clock_mhz"],
-        shared_memory_per_sm_kb=compute["shared_memory_per_sm_kb"],
-        registers_per_sm_kb=compute["registers_per_sm_kb"], power_w=compute["power_w"],
-        memory_kind=data["memory"]["kind"], memory_gb=memory["capacity_gb"],
-        memory_bandwidth_gbps=memory["bandwidth_gbps"], l2_mb=memory["l2_mb"], l3_mb=memory.get("l3_mb", 0.0),
-        matrix_tflops=MappingProxyType(figures("matrix_tflops")),
-        vector_tflops=MappingProxyType(figures("vector_tflops")),
-        pcie_generation=int(links["pcie_generation"]), pcie_width=int(links["pcie_width"]),
-        host_gbps=links["host_gbps"], peer_gbps=links["peer_gbps"],
-        kernel_floor_us=launch["kernel_floor_us"], launch_latency_us=launch["latency_us"],
-        sources=MappingProxyType(sources))
-
-
-def _lower(name: Any) -> Any:
-    return name.lower() if isinstance(name, str) else name
-
-
-def _checked(spec: DeviceSpec) -> DeviceSpec:
-    """The device, whose texts are texts and whose figures can be divided by. Raises ``ValueError``."""
-    for name in ("name", "vendor", "architecture", "compute_capability", "memory_kind"):
-        if not isinstance(getattr(spec, name), str):
-            raise ValueError(f"its {name} is no text")
-    if spec.vendor not in VENDORS:
-        raise ValueError(f"its vendor is {spec.vendor!r}; known are {', '.join(VENDORS)} (a CPU)")
-    for texts in (spec.reported_names, spec.short_names, spec.default_for, spec.sources.values()):
-        if not all(isinstance(text, str) for text in texts):
-            raise ValueError("one of its names or sources is no text")
-    if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", spec.name):
-        raise ValueError("its name has other characters than a-z, 0-9 and -")
-    for name in ("sm_count", "boost_clock_mhz", "shared_memory_per_sm_kb", "registers_per_sm_kb", "memory_gb",
-                 "memory_bandwidth_gbps", "l2_mb", "kernel_floor_us"):
-        if not getattr(spec, name) > 0:
-            raise ValueError(f"its {name} is not above 0")
-    rates = [*spec.matrix_tflops.values(), *spec.vector_tflops.values()]
-    if not spec.vector_tflops.get("fp32") or min(rates) <= 0:
-        raise ValueError("a rate is not above 0, or that of fp32 is missing in vector_tflops")
-    return spec
+        placeholder=data.get("placeholder", False),
+        sm_count=int(values["compute.sm_count"]), boost_clock_mhz=values["compute.boost_clock_mhz"],
+        shared_memory_per_sm_kb=values["compute.shared_memory_per_sm_kb"],
+        registers_per_sm_kb=values["compute.registers_per_sm_kb"], power_w=values["compute.power_w"],
+        memory_kind=data["memory"]["kind"], memory_gb=values["memory.capacity_gb"],
+        memory_bandwidth_gbps=values["memory.bandwidth_gbps"], l2_mb=values["memory.l2_mb"],
+        l3_mb=values.get("memory.l3_mb", 0.0),
+        matrix_tflops=rates("matrix_tflops"), vector_tflops=rates("vector_tflops"),
+        pcie_generation=int(values["links.pcie_generation"]), pcie_width=int(values["links.pcie_width"]),
+        host_gbps=values["links.host_gbps"], peer_gbps=values["links.peer_gbps"],
+        kernel_floor_us=values["launch.kernel_floor_us"], launch_latency_us=values["launch.latency_us"],
+        sources=MappingProxyType(dict(sources)))
 
 
 def _figure(name: str, value: Any) -> float:
-    number = float(value)
+    number = number_of(value)
     if not math.isfinite(number) or number < 0:
         raise ValueError(f"{name} is {value}")
     return number
+
+
+def _count(name: str, value: Any) -> int:
+    number = _figure(name, value)
+    if number != int(number):
+        raise ValueError(f"{name} is {value}, which is no whole number")
+    return int(number)
 
 
 def _plain(name: str) -> str:

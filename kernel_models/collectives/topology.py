@@ -20,6 +20,8 @@ from typing import Any
 import msgspec
 
 from kernel_models.collectives.call import CommError, Placement
+from kernel_models.device_figures import ARCHITECTURES, check_architecture
+from kernel_models.sourced_figures import Figure, figure_in, found_instead, sources_in, table_in, text_in
 from tracer.decode import DecodeError, convert, from_toml
 from tracer.input_file import read_input
 
@@ -30,6 +32,21 @@ _OWN = re.compile(r"(?P<file>.+\.toml)(?:x(?P<count>\d{1,9}))?(?:@(?P<network>[A
 """A file of one's own as the node: "mine.toml", "mine.tomlx4", "mine.tomlx4@roce-100"."""
 MOST_OVERSUBSCRIPTION = 1e6
 _MOST_OF_A_NODE = 10_000
+_NODE_TEXTS = ("name", "device", "architecture", "link", "network")
+_NODE: Mapping[str, Figure] = MappingProxyType({
+    "gpus": Figure(1, _MOST_OF_A_NODE, "GPUs", whole=True),
+    "peer_gbps": Figure(0.1, 20_000, "10⁹ bytes/s, one way"),
+    "nics": Figure(1, _MOST_OF_A_NODE, "cards", whole=True),
+    "in_switch_reduction": Figure(0, 1, "1 where the switch adds up", whole=True),
+})
+"""Figures of a node and what each may be."""
+_NETWORK: Mapping[str, Figure] = MappingProxyType({
+    "card_gbps": Figure(0.01, 10_000, "10⁹ bytes/s, one way"),
+    "payload_share": Figure(0.1, 1, "share of the bytes on the wire"),
+    "extra_latency_us": Figure(0, 1_000_000, "µs"),
+    "oversubscription": Figure(1, MOST_OVERSUBSCRIPTION, "times, 1 for full bisection"),
+})
+"""The same of a network."""
 LINKS = ("nvswitch", "nvlink-mesh", "pcie", "loopback")
 """Ways that a node's GPUs reach each other: through a switch, by links between pairs, through host bridges, or
 within a host."""
@@ -152,16 +169,20 @@ def _networks(file: Path, table_name: str) -> dict[str, Network]:
     """The networks in a table of a file. Raises ``CommError`` where a figure is missing, no number or unsourced."""
     data = _toml(file)
     found = {}
-    tables = data.get(table_name)
-    for name, table in tables.items() if isinstance(tables, dict) else ():
+    for name in data[table_name] if isinstance(data.get(table_name), dict) else ():
         try:
-            figures, sources = _figures(table, data["sources"])
-            found[name] = Network(name, str(table["title"]), bool(table["rail"]), figures["card_gbps"],
+            table = table_in(data[table_name], name)
+            figures, sources = _figures(table, name, _NETWORK, sources_in(data), ("title", "rail"))
+            if not isinstance(table.get("rail"), bool):
+                raise ValueError(found_instead(f"{name}.rail", table.get("rail"), "true or false"))
+            title = text_in(table, "title", f"{name}.title")
+            found[name] = Network(name, title, table["rail"], figures["card_gbps"],
                                   figures["payload_share"], figures["extra_latency_us"], figures["oversubscription"],
                                   sources)
             _checked_network(found[name])
-        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-            raise CommError(f"{file.name} describes no complete network {name!r}: {_reason(error)}.") from None
+        except ValueError as error:
+            raise CommError(f"{file} describes no network {name!r}: {error}; compare it with a shipped one "
+                            "(kernel_models/topologies/networks.toml).") from None
     return found
 
 
@@ -180,15 +201,16 @@ def read_node(path: Path) -> NodeType:
     """Read one node type's file. Raises ``CommError`` where a figure is missing, no number, or without a source."""
     data = _toml(path)
     try:
-        figures, sources = _figures(data["figures"], data["sources"])
-        device = str(path.parent / data["device"]) if str(data["device"]).endswith(".toml") else data["device"]
+        figures, sources = _figures(table_in(data, "figures"), "figures", _NODE, sources_in(data))
+        name, device, architecture, link, network = (text_in(data, key, key) for key in _NODE_TEXTS)
+        check_architecture(architecture, (*ARCHITECTURES["nvidia"], *ARCHITECTURES["amd"], "host"))
+        device = str(path.parent / device) if device.endswith(".toml") else device
         return _checked_node(NodeType(
-            data["name"], device, data["architecture"], data["link"], data["network"],
-            int(figures["gpus"]), figures["peer_gbps"], int(figures["nics"]), bool(figures["in_switch_reduction"]),
-            sources))
-    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise CommError(f"{path.name} is no complete node type: {_reason(error)}; compare it with a shipped one "
-                        "(foretrace topologies dgx-h200 --toml).") from None
+            name, device, architecture, link, network, int(figures["gpus"]), figures["peer_gbps"],
+            int(figures["nics"]), bool(figures["in_switch_reduction"]), sources))
+    except ValueError as error:
+        raise CommError(f"{path} is no node type: {error}; compare it with a shipped one (foretrace topologies "
+                        "dgx-h200 --toml).") from None
 
 
 def _checked_node(node: NodeType) -> NodeType:
@@ -202,10 +224,6 @@ def _checked_node(node: NodeType) -> NodeType:
             and 1 <= node.nics <= _MOST_OF_A_NODE):
         raise ValueError("it has no GPU, no card, or no bandwidth between its GPUs")
     return node
-
-
-def _reason(error: Exception) -> str:
-    return f"it lacks {error}" if isinstance(error, KeyError) else str(error)
 
 
 class _Stored(msgspec.Struct):
@@ -318,15 +336,19 @@ def _toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise CommError(f"{path} cannot be read as a topology ({error.strerror}); check the path.") from None
     except DecodeError as error:
-        raise CommError(f"{path.name} cannot be read as a topology: {error}.") from None
+        raise CommError(f"{path} cannot be read as a topology: {error}.") from None
 
 
-def _figures(table: dict[str, Any], sources: dict[str, str]) -> tuple[dict[str, float], Mapping[str, str]]:
+def _figures(table: Mapping[str, Any], where: str, known: Mapping[str, Figure], sources: Mapping[str, str],
+             texts: tuple[str, ...] = ()) -> tuple[dict[str, float], Mapping[str, str]]:
+    """Values and sources of a table's figures. Raises ``ValueError`` as ``figure_in``."""
     values, named = {}, {}
     for key, entry in table.items():
-        if isinstance(entry, dict):
-            value = float(entry["value"])
-            if not math.isfinite(value) or value < 0:
-                raise ValueError(f"{key} is {value}")
-            values[key], named[key] = value, sources[entry["source"]]
+        if key in texts:
+            continue
+        if key not in known:
+            raise ValueError(f"{where}.{key} is no figure of it; expected are {', '.join((*texts, *known))}")
+        values[key], named[key] = figure_in(f"{where}.{key}", entry, known[key], sources)
+    if lacking := [key for key in known if key not in values]:
+        raise ValueError(f"it lacks {where}.{lacking[0]}; expected is {known[lacking[0]].expected()} with its source")
     return values, MappingProxyType(named)

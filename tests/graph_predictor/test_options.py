@@ -168,12 +168,13 @@ def test_a_step_is_traced_for_a_processor_and_computes_on_its_cores(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("old", "new", "says"), [
-    ("[memory]", "[memery]", "lacks 'memory'"), ("value = 4800", "value = -1", "-1"),
+    ("[memory]", "[memery]", r"lacks the table \[memory\]"), ("value = 4800", "value = -1", "-1"),
     ("value = 4800", 'value = "fast"', "fast"), ("value = 4800", "value = nan", "nan"),
-    ("value = 4800", "value = 0", "above 0"), ('name = "h200-sxm"', "name = 7", "no text"),
-    ('name = "h200-sxm"', 'name = "a b"', "characters"), ("[compute]", "[compute", "is no TOML"),
+    ("value = 4800", "value = 0", "bandwidth_gbps is 0; expected is a number from 10 "),
+    ('name = "h200-sxm"', "name = 7", "name is 7; expected is a text"),
+    ('name = "h200-sxm"', 'name = "a b"', "expected are a-z"), ("[compute]", "[compute", "is no TOML"),
     ("value = 4800", "value = 9600", "the name of a known one"), ("fp32 = {", "fp31 = {", "fp32"),
-    ('source = "paper"', 'source = "none"', "lacks 'none'")])
+    ('source = "paper"', 'source = "none"', 'the source "none", which')])
 def test_a_device_that_is_not_complete_is_told(old: str, new: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "d.toml"
     path.write_text((FOLDER / "h200-sxm.toml").read_text(encoding="utf-8").replace(old, new))
@@ -204,9 +205,14 @@ def test_a_cluster_of_ones_own_is_predicted_and_kept_in_profiles(own_node: Path,
 
 
 @pytest.mark.parametrize(("old", "new", "says"), [
-    ('link = "nvswitch"', 'link = "string"', "link"), ("gpus = { value = 8", "gpus = { value = 0", "no GPU"),
-    ("[figures]", "[figure]", "lacks 'figures'"), ('name = "my-node"', 'name = "dgx-h200"', "known one"),
-    ("card_gbps = { value = 99", "card_gbps = { value = 0", "above 0"), ("rail = true", "", "lacks 'rail'")])
+    ('link = "nvswitch"', 'link = "string"', "link"),
+    ("gpus = { value = 8", "gpus = { value = 8.5", "gpus is 8.5; expected is a whole number"),
+    ("rail = true", 'rail = "no"', 'rail is "no"; expected is true or false'),
+    ('architecture = "hopper"', 'architecture = "hoper"', "nothing is known; expected is one of .*hopper"),
+    ("gpus = { value = 8", "gpus = { value = 0", "gpus is 0; expected is a whole number from 1"),
+    ("[figures]", "[figure]", r"lacks the table \[figures\]"), ('name = "my-node"', 'name = "dgx-h200"', "known one"),
+    ("card_gbps = { value = 99", "card_gbps = { value = 0", "card_gbps is 0; expected"),
+    ("rail = true", "", "lacks my-net.rail")])
 def test_a_node_that_is_not_complete_is_told(old: str, new: str, says: str, own_node: Path) -> None:
     own_node.write_text(own_node.read_text().replace(old, new))
     with pytest.raises(CommError, match=says):

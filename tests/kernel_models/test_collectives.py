@@ -170,7 +170,7 @@ def test_a_broken_node_file_is_told_in_one_sentence(tmp_path):
     path = tmp_path / "box.toml"
     path.write_text('name = "box"\ndevice = "x"\narchitecture = "x"\nlink = "string"\nnetwork = "ib-hdr"\n'
                     '[sources]\na = "b"\n[figures]\ngpus = { value = 8, source = "a" }\n')
-    with pytest.raises(CommError, match=r"box\.toml is no complete node type: it lacks 'peer_gbps'"):
+    with pytest.raises(CommError, match=r"box\.toml is no node type: it lacks figures\.peer_gbps; expected"):
         read_node(path)
     path.write_text("name = ")
     with pytest.raises(CommError, match="is no TOML"):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kernel_models.device import FOLDER, DeviceError, device, device_names, read_device, resolve_device
+from kernel_models.device import FOLDER, DeviceError, DeviceSpec, device, device_names, read_device, resolve_device
+from kernel_models.device_figures import ARCHITECTURES
 
 NAMES = [
     "p4", "p100-pcie-16g", "v100-pcie-32g", "v100-sxm2-16g", "v100-sxm2-32g", "t4", "a10", "a40", "a100-pcie-40g",
@@ -169,14 +170,64 @@ def test_unknown_and_ambiguous_names_list_the_near_ones() -> None:
         device("../device")
 
 
-def test_a_broken_file_is_named(tmp_path: Path) -> None:
+def entry(key: str, value: str) -> tuple[str, str]:
+    """A line of a figure, and the same line with another value."""
     text = (FOLDER / "t4.toml").read_text()
-    for broken in (text.replace('source = "sheet"', 'source = "nowhere"'), text.replace("sm_count", "sm_counts"),
-                   text.replace("value = 320", "value = nan"), "name = "):
-        path = tmp_path / "t4.toml"
-        path.write_text(broken)
-        with pytest.raises(DeviceError, match=r"t4\.toml"):
-            read_device(path)
+    line = next(line for line in text.splitlines() if line.startswith(f"{key} = "))
+    return line, f'{key} = {{ value = {value}, source = "sheet" }}'
+
+
+COUNT = "expected is a whole number from 1 to 4,096"
+
+
+@pytest.mark.parametrize(("old", "new", "said"), [
+    (*entry("sm_count", "true"), f"compute.sm_count is true; {COUNT}"),
+    (*entry("sm_count", "10.5"), f"compute.sm_count is 10.5; {COUNT}"),
+    (*entry("sm_count", "1_000_000_000"), f"compute.sm_count is 1000000000; {COUNT}"),
+    (*entry("sm_count", "-40"), f"compute.sm_count is -40; {COUNT}"),
+    (*entry("sm_count", '"fast"'), f'compute.sm_count is "fast"; {COUNT}'),
+    (*entry("sm_count", "[40]"), f"compute.sm_count is [40]; {COUNT}"),
+    (*entry("sm_count", "1"), "of another device or in another unit"),
+    (*entry("boost_clock_mhz", "true"), "compute.boost_clock_mhz is true; expected is a number from 100"),
+    (*entry("boost_clock_mhz", "1.59"), "compute.boost_clock_mhz is 1.59; expected is a number from 100"),
+    (*entry("bandwidth_gbps", "-320"), "memory.bandwidth_gbps is -320; expected is a number from 10"),
+    (*entry("bandwidth_gbps", "0"), "memory.bandwidth_gbps is 0; expected is a number from 10"),
+    (*entry("bandwidth_gbps", "inf"), "memory.bandwidth_gbps is inf; expected"),
+    (*entry("power_w", "0"), "compute.power_w is 0; expected"),
+    (*entry("pcie_generation", "3.5"), "links.pcie_generation is 3.5; expected is a whole number"),
+    (*entry("fp32", "8100"), "vector_tflops.fp32 is 8100 with compute.sm_count 40"),
+    (entry("sm_count", "1")[0], "sm_count = 40", "compute.sm_count is 40 alone; expected is its value with its source"),
+    (entry("sm_count", "1")[0], "sm_count = { value = 40 }", "compute.sm_count has no source"),
+    (entry("sm_count", "1")[0], 'sm_count = { value = 40, source = "nope" }', 'has the source "nope", which [sources]'),
+    ("sm_count", "sm_counts", "compute.sm_counts is no figure of a device; expected of [compute] are sm_count"),
+    ("fp16 =", "fp61 =", "fp61 is of no known element type"),
+    ('architecture = "turing"', 'architecture = "turning"', "nothing is known; expected is one of pascal"),
+    ('architecture = "turing"', 'architecture = "cdna3"', "nothing is known; expected is one of pascal"),
+    ('"7.5"', "7.5", "compute_capability is 7.5; expected is a text"),
+    ('kind = "GDDR6"', 'kind = "gddr6"', 'memory.kind is "gddr6"; expected is one such as'),
+    ('["T4"]', '"T4"', 'short_names is "T4"; expected is a list of names'),
+    ("[compute]", "placeholder = true\n[compute]", "sources.placeholder is true; expected is a text"),
+    ("[links]", "[linkz]", '"linkz" is nothing that a device has; expected are'),
+])
+def test_a_figure_that_no_device_has_is_refused(old: str, new: str, said: str, tmp_path: Path) -> None:
+    text = (FOLDER / "t4.toml").read_text()
+    assert old in text
+    path = tmp_path / "mine.toml"
+    path.write_text(text.replace(old, new))
+    with pytest.raises(DeviceError) as error:
+        read_device(path)
+    assert said in str(error.value) and str(error.value).startswith(str(path)), error.value
+
+
+def test_every_known_architecture_is_a_shipped_devices() -> None:
+    shipped = {(spec.vendor, spec.architecture) for spec in map(device, device_names())}
+    assert shipped == {(vendor, name) for vendor, names in ARCHITECTURES.items() for name in names}
+
+
+@pytest.mark.parametrize(("figure", "value"), [("sm_count", 10.5), ("sm_count", True), ("boost_clock_mhz", "1590")])
+def test_a_stored_device_has_numbers(figure: str, value: object) -> None:
+    with pytest.raises(DeviceError, match="not complete"):
+        DeviceSpec.from_json({**device("t4").to_json(), figure: value})
 
 
 def test_features_are_finite_numbers_of_every_device() -> None:

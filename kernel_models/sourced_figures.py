@@ -1,0 +1,140 @@
+"""A figure of a hardware file (TOML): a number with its source, checked before it is believed.
+
+    [compute]
+    sm_count = { value = 132, source = "paper" }      ──▶  132.0, "NVIDIA H100 whitepaper"
+    [sources]
+    paper = "NVIDIA H100 whitepaper"
+
+A wrong figure prices every step wrongly and no result shows it. So a count must be whole, a rate a number, and each
+within what hardware can plausibly have: bounds are some ten times wider on either side than those of shipped files, so
+that they catch other units and slips of the pen, and no future hardware.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_ENTRY = '{ value = …, source = "…" }'
+_SHOWN = 60
+_MOST_NAMES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What a figure may be.
+
+    Attributes:
+        least, most: its range.
+        unit: it is given in; of a count, what is counted.
+        whole: whether it is a count.
+        needed: whether it must be there.
+    """
+
+    least: float
+    most: float
+    unit: str
+    whole: bool = False
+    needed: bool = True
+
+    def expected(self) -> str:
+        """Say what is expected."""
+        return f"a {'whole ' if self.whole else ''}number from {self.least:,g} to {self.most:,.0f} ({self.unit})"
+
+
+def sources_in(data: Mapping[str, Any]) -> dict[str, str]:
+    """Return the table of sources. Raises ``ValueError`` as ``figure_in``."""
+    found = table_in(data, "sources")
+    for key, text in found.items():
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(found_instead(f"sources.{key}", text, "a text that says where figures come from"))
+    return found
+
+
+def figure_in(name: str, entry: Any, figure: Figure, sources: Mapping[str, str]) -> tuple[float, str]:
+    """Return value and source of one figure.
+
+    Args:
+        name: of the figure, as the sentence shall have it.
+        entry: what the file has for it.
+        figure: what it may be.
+        sources: texts by key.
+
+    Raises:
+        ValueError: it is of another type, out of range or without a known source; the text names it, says what was
+            found and what is expected, as a clause without its end.
+    """
+    if not isinstance(entry, dict):
+        raise ValueError(f"{name} is {shown(entry)} alone; expected is its value with its source, as {_ENTRY}")
+    for part in ("value", "source"):
+        if part not in entry:
+            raise ValueError(f"{name} has no {part}; expected is {_ENTRY}")
+    if extra := entry.keys() - {"value", "source"}:
+        raise ValueError(f"{name} has {shown(min(extra))} beside value and source; expected is {_ENTRY}")
+    source = entry["source"]
+    if not isinstance(source, str) or source not in sources:
+        raise ValueError(f"{name} has the source {shown(source)}, which [sources] does not have; expected is one of "
+                         f"{_some(sources)}, or add it there")
+    value = entry["value"]
+    try:
+        number = number_of(value)
+    except (TypeError, OverflowError):
+        raise ValueError(found_instead(name, value, figure.expected())) from None
+    fits = math.isfinite(number) and figure.least <= number <= figure.most
+    if not fits or (figure.whole and number != math.floor(number)):
+        raise ValueError(found_instead(name, value, figure.expected()))
+    return number, sources[source]
+
+
+def table_in(data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a table of a file. Raises ``ValueError`` where it is missing, or is none."""
+    found = data.get(name)
+    if not isinstance(found, dict):
+        raise ValueError(f"it lacks the table [{name}]" if found is None else
+                         f"{name} is {shown(found)}; expected is a table [{name}]")
+    return found
+
+
+def text_in(table: Mapping[str, Any], key: str, name: str) -> str:
+    """Return a text of a table. Raises ``ValueError`` where it is missing, or is none."""
+    value = table.get(key)
+    if not isinstance(value, str):
+        raise ValueError(found_instead(name, value, 'a text, in quotes'))
+    return value
+
+
+def number_of(value: Any) -> float:
+    """Return a figure as a number. Raises ``TypeError`` for what is none, a truth value or a text among them."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{shown(value)} is no number")
+    return float(value)
+
+
+def found_instead(name: str, value: Any, expected: str) -> str:
+    """Say what was found and what is expected, as a clause."""
+    return f"it lacks {name}; expected is {expected}" if value is None else (
+        f"{name} is {shown(value)}; expected is {expected}")
+
+
+def shown(value: Any) -> str:
+    """Return a value as TOML has it, cut to a length that a sentence bears."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        text = f'"{value}"' if value.isprintable() else ascii(value)
+    elif isinstance(value, datetime.date | datetime.time):
+        text = value.isoformat()
+    elif isinstance(value, dict):
+        text = "a table"
+    else:
+        text = str(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _some(sources: Mapping[str, str]) -> str:
+    names = list(sources)
+    more = ", …" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more if names else "none, as it is empty"
