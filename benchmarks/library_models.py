@@ -64,7 +64,7 @@ def print_table(outcomes: list[Outcome]) -> None:
         some = [one for one in outcomes if (one.library, one.kind) == (library, kind)]
         running = [one for one in some if one.status != "not by itself"]
         traced = [one for one in running if one.status == "traced"]
-        assumed = sum(any("taken to select" in note for note in one.notes) for one in traced)
+        assumed = sum(any("taken to select" in note or "taken to fill" in note for note in one.notes) for one in traced)
         priced = [one for one in traced if not one.reason]
         shares = [sum(one.unknown_us.values()) / one.time_us for one in priced if one.time_us]
         mean, worst = (sum(shares) / len(shares), max(shares)) if shares else (0.0, 0.0)

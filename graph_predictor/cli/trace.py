@@ -33,8 +33,8 @@ def trace(
     assignments: Annotated[list[str] | None, shared("--set")] = None,
     preset: Annotated[str, shared("--preset")] = "default",
     selected: Annotated[float | None, typer.Option(
-        "--selected", help="Share of their elements that masks made of data select, where a step's shapes depend on "
-        "them (such steps are refused without).")] = None,
+        "--selected", help="Share of their elements that masks made of data select, and of their range that clamped "
+        "numbers fill, where a step depends on them (such steps are refused without).")] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:

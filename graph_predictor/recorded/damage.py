@@ -1,10 +1,10 @@
-"""Damage of the traces that were read (lost, mended, left out), for every report that rests on them."""
+"""Damage of the traces that were read (lost, mended, left out, assumed), for every report that rests on them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracer.graph import ExecutionGraph
+from tracer.graph import SHAPE_ONLY, ExecutionGraph
 from tracer.job import Job
 
 
@@ -17,11 +17,13 @@ def by_rank(notes: Sequence[tuple[int, str]], ranks: int) -> list[str]:
 
 
 def damage_notes(graphs: Sequence[ExecutionGraph]) -> list[str]:
-    """The loss reports' sentences of the ranks whose files were damaged; empty if none was."""
+    """The loss reports' sentences of the ranks whose files were damaged or that were traced by shapes alone, which say
+    what was left out or assumed; empty if there are none."""
     notes = [
         (graph.meta.rank if graph.meta.rank >= 0 else position, note)
         for position, graph in enumerate(graphs)
         if graph.meta.loss.truncated_bytes or graph.meta.loss.dropped_events or graph.meta.loss.repaired_events
+        or graph.meta.era == SHAPE_ONLY
         or any("left out" in note or "damaged" in note for note in graph.meta.loss.notes)
         for note in graph.meta.loss.notes
     ]

@@ -16,6 +16,7 @@ from graph_predictor.prediction.repeat import steps_of
 from graph_predictor.prediction.result import Prediction
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.work import describe_work
+from graph_predictor.recorded.damage import damage_notes
 from graph_predictor.simulation.host_pieces import host_pieces
 from graph_predictor.synthesis.recorded_times import RecordedTimes
 from graph_predictor.synthesis.step import SynthesizedStep, anchored_step, modelled_step
@@ -53,7 +54,8 @@ def baseline_of(job: AnyJob, steps: str | int | range | None = None, *, device: 
         return Baseline.recorded(graphs, steps, device=device, models=models, profiled=profiled, notes=notes)
     step = modelled_step(graphs, device, models, host, collectives)
     scenario = _scenario(step, models, steps, profiled=False)
-    return Baseline(scenario, Spreads(step.host_spread, RESOLVED), [*notes, *step.notes], ran=False)
+    return Baseline(scenario, Spreads(step.host_spread, RESOLVED), [*notes, *damage_notes(graphs), *step.notes],
+                    ran=False)
 
 
 def retraced(recorded: Baseline, job: AnyJob, change: str = "", *, collectives: CollectiveModel | None = None) -> \
@@ -81,8 +83,9 @@ def retraced(recorded: Baseline, job: AnyJob, change: str = "", *, collectives: 
     step = anchored_step(graphs, times, collectives)
     scenario = _scenario(step, was.devices.source_models, None, profiled=was.profiled, origin=times.origin,
                          batches=BatchChange(was.batches.loader))
-    return Baseline(scenario, Spreads(step.host_spread, spreads.least), [*recorded.notes, *notes, *step.notes],
-                    ran=False, origin=recorded, changes=(change,) if change else ())
+    said = [*recorded.notes, *notes, *damage_notes(graphs), *step.notes]
+    return Baseline(scenario, Spreads(step.host_spread, spreads.least), said, ran=False, origin=recorded,
+                    changes=(change,) if change else ())
 
 
 def predict(job: AnyJob, edits: Sequence[Edit] = (), *, steps: int | range | None = None,

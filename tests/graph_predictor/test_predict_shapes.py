@@ -132,6 +132,13 @@ def test_a_step_that_never_ran_is_not_said_to_be_recorded(tmp_path: Path) -> Non
     assert result["times"] == "that never ran"
 
 
+def test_what_a_trace_assumed_is_said_by_what_rests_on_it() -> None:
+    graph = traced()
+    assert "Boxes are taken to be large." not in baseline_of(graph).predict().notes
+    graph.meta.loss.notes.append("Boxes are taken to be large.")
+    assert baseline_of(graph).predict().notes.count("Boxes are taken to be large.") == 1
+
+
 def test_work_in_the_hosts_memory_is_told_whatever_the_device() -> None:
     """It is no device's work: the time is the same on each, that of a usual CPU, and a warning says so."""
     graph = traced()

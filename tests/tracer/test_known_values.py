@@ -146,6 +146,73 @@ def test_what_data_select_is_assumed_only_where_a_share_is_given(tmp_path: Path)
     assert any("taken to select 0.5 of" in note for note in trace_script(script, selected=0.5).meta.loss.notes)
 
 
+BETWEEN = """
+import torch
+from torch import nn
+
+def pasted():
+    layer = nn.Linear(64, 4).cuda()
+    def step():
+        found = layer(torch.randn(16, 64, device="cuda"))
+        xs, ys = found[:, 0::2].clamp(min=0, max=640), found[:, 1::2].clamp(0, 480)
+        boxes = torch.stack((xs, ys), dim=2).reshape(16, 4)
+        wide = (boxes[:, 2] - boxes[:, 0] > 1).nonzero()[:, 0]
+        assert len(wide) == 8, wide
+        boxes = boxes[wide][found[:4, 0].topk(4).indices]
+        larger = torch.zeros_like(boxes)
+        larger[:, 2:] = boxes[:, 2:] * 2
+        larger[:, :2] = boxes[:, :2]
+        assert len(larger[larger[:, 0] < larger[:, 2]]) == 2
+        larger = larger.to(torch.long)
+        sizes = [(int(box[2] - box[0]), int(box[3] - box[1])) for box in larger]
+        assert sizes == [(800, 600)] * 4, sizes
+        image = torch.zeros(480, 640, device="cuda")
+        left, right = max(larger[0][0], 0), min(larger[0][2] + 1, 640)
+        image[:, left:right] = found.sum()
+        assert image[:, left:right].shape == (480, 480)
+    return step
+
+def generated():
+    layer = nn.Linear(64, 1001).cuda()
+    def step():
+        tokens = torch.arange(4, device="cuda")[:, None]
+        for _ in range(2):
+            last = layer(torch.randn(4, 64, device="cuda")).argmax(-1)
+            tokens = torch.cat([tokens, last[:, None]], dim=1)
+            if (last == 7).all():
+                break
+        assert tokens[:, 1:].tolist() == [[250] * 2, [417] * 2, [583] * 2, [750] * 2], tokens[:, 1:].tolist()
+        if (torch.rand(4, 100, device="cuda") < 0).any() or f"{tokens[0, 1]}" != "250":
+            raise ValueError("no")
+        return layer(torch.randn(4, 64, device="cuda")).sum()
+    return step
+"""
+
+
+@pytest.mark.parametrize("name", ["pasted", "generated"])
+def test_numbers_between_known_ends_are_assumed_only_where_a_share_is_given(tmp_path: Path, name: str) -> None:
+    (tmp_path / "user.py").write_text(BETWEEN)
+    script = f"{tmp_path / 'user.py'}:{name}"
+    with pytest.raises(ShapeOnlyError, match="--selected"):
+        trace_script(script)
+    notes = trace_script(script, selected=0.5).meta.loss.notes
+    assert sum("fill the middle 0.5 of" in note for note in notes) == 1
+    assert any("taken to select 0.5 of" in note for note in notes) == (name == "pasted")
+
+
+def test_a_share_of_1_fills_the_whole_range(tmp_path: Path) -> None:
+    (tmp_path / "user.py").write_text("import torch\n"
+                                      "def build():\n"
+                                      "    def step():\n"
+                                      "        found = torch.randn(2, 5).clamp_(-1, 1)\n"
+                                      "        assert found[1].tolist() == [-1, -0.5, 0, 0.5, 1]\n"
+                                      "        assert torch.randn(9).argmax().item() == 4\n"
+                                      "        assert torch.randint(3, 6, (3,)).tolist() == [3, 4, 5]\n"
+                                      "        return found.sin()\n"
+                                      "    return step\n")
+    trace_script(f"{tmp_path / 'user.py'}:build", selected=1.0)
+
+
 @pytest.fixture
 def program(tmp_path: Path) -> Callable[[str], str]:
     (tmp_path / "user.py").write_text(SCRIPT)

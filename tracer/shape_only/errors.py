@@ -32,12 +32,12 @@ def explained(error: BaseException) -> ShapeOnlyError | None:
             operator = getattr(kinds[name], "func", None)
             what = "reads a tensor's values" if name == "DataDependentOutputException" else (
                 "gives a tensor whose shape depends on values")
-            way = "" if name == "DataDependentOutputException" else (
-                ", or say what share of them such masks select (selected=0.5, --selected 0.5)")
+            way = "what share of them such masks select" if what.startswith("gives") else (
+                "what share of their range values fill whose ends an operator tells, as clamp and argmax do")
             return ShapeOnlyError(
                 f"{where} {what} ({operator}), which a trace by shapes alone does not have: keep the decision on the "
                 "device (torch.where, masks, index_select with fixed sizes), or leave .item(), print and logging of "
-                f"losses out of the traced step{way}.")
+                f"losses out of the traced step, or say {way} (selected=0.5, --selected 0.5).")
     if any(isinstance(e, RuntimeError) and ".numpy() is not supported" in str(e) for e in _chain(error)):
         return ShapeOnlyError(
             f"{where} reads a tensor's values (.numpy()), which a trace by shapes alone does not have: leave "

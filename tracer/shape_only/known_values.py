@@ -7,6 +7,7 @@ A fake tensor has no values, but what comes of constants alone is the same where
 are made for real beside the fake ones, views of them as views, and read where a program asks for a number or for as
 many elements as its values say. What is random, comes from data or is large has no value here; where a share is given,
 masks that come from data are assumed to select it, evenly spread, and what they select is computed as for known ones.
+Numbers that lie between known ends are assumed then too (``ends.py``); masks made of them select the share like others.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
+
+from tracer.shape_only.ends import ENDS, ends_of, spread
 
 if TYPE_CHECKING:
     from tracer.shape_only.substitutions.substitution import Site
@@ -42,6 +45,7 @@ _LIFTED = torch.ops.aten.lift_fresh.default
 _INDEXED = torch.ops.aten.index.Tensor
 _WHERE = torch.ops.aten.nonzero.default
 _MASKED = torch.ops.aten.masked_select.default
+_ROWS = torch.ops.aten.index_select.default
 _OF_ALL = (torch.ops.aten.all.default, torch.ops.aten.any.default)
 _BY_VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 RANDOM = "A random number decides what the step does; it is taken to be the middle of its range."
@@ -73,7 +77,8 @@ class KnownValues:
 
     Args:
         assumed: called with a sentence where the program asks for what is assumed and not known.
-        selected: share of the elements that masks select whose values are not known; None where they are refused.
+        selected: share of the elements that masks select whose values are not known, and of their range that numbers
+            between known ends fill; None where they are refused.
     """
 
     def __init__(self, assumed: Callable[[str], None] = lambda text: None, selected: float | None = None) -> None:
@@ -105,7 +110,7 @@ class KnownValues:
             if isinstance(result, FakeTensor) and result not in self._of:
                 with _disable_current_modes():
                     self._keep(result, torch.tensor(expected).expand(result.shape))
-                self._assumed[result] = FINITE
+                self._assumed[result] = (FINITE,)
             return result
 
         return checked
@@ -121,27 +126,20 @@ class KnownValues:
         if not any(tag in func.tags for tag in _BY_VALUES) or not any(
                 isinstance(one, FakeTensor) for one in _tensors((args, kwargs))):
             return None
-        found = self._computed(func, args, kwargs)
+        data, indices, masks = _masks_of(func, args)
+        found = None if any(map(self._is_between_ends, masks)) else self._computed(func, args, kwargs)
         if found is None or found[0] is None:
-            return self._selected(func, args)
-        self._note_assumed(_tensors((args, kwargs)))
-        return tree_map(self._fake, found[0])
+            return self._selected(data, indices, masks)
+        read = _tensors((args, kwargs))
+        self._note_assumed(read)
+        return tree_map(lambda one: self._fake(one, self._assumptions(read)), found[0])
 
-    def _selected(self, func: Any, args: Any) -> Any:
+    def _selected(self, data: Any, indices: list[Any], read: list[Any]) -> Any:
         """What known masks select of any data, as fake tensors; ``None`` where a mask is not known."""
-        if func is _WHERE:
-            data, indices = None, [args[0]]
-        elif func is _INDEXED:
-            data, indices = args
-        elif func is _MASKED and args[0].shape == args[1].shape:
-            data, indices = args[0], [args[1]]
-        else:
-            return None
-        masks = {id(one): self._mask(one) for one in indices if one is not None and (
-            data is None or one.dtype in (torch.bool, torch.uint8))}
+        masks = {id(one): self._mask(one) for one in read}
         if not masks or any(one is None for one in masks.values()):
             return None
-        self._note_assumed([one for one in indices if id(one) in masks])
+        self._note_assumed(read)
         places: list[Any] = []
         for one in indices:
             if id(one) not in masks:
@@ -151,22 +149,31 @@ class KnownValues:
                 found = masks[id(one)].nonzero()  # type: ignore[union-attr]
                 columns = found.unbind(1)
             if data is None:
-                return self._fake(found)
-            places += [self._fake(each) for each in columns]
-        return _INDEXED(data, places)
+                return self._fake(found, self._assumptions(read))
+            places += [self._fake(each, self._assumptions(read)) for each in columns]
+        result = _INDEXED(data, places)
+        self.follow(_INDEXED, (data, places), {}, result)
+        return result
 
     def _mask(self, mask: Any) -> torch.Tensor | None:
         """The values of a mask: known, assumed, or ``None``. Those of a number ask where it is not 0."""
         known = self.of(mask)
-        if known is not None or self._share is None:
+        if self._share is None or (known is not None and not self._is_between_ends(mask)):
             return known
         with _disable_current_modes():
             steps = torch.arange(1, mask.numel() + 1, dtype=torch.float64).mul_(self._share).floor_()
             assumed = torch.diff(steps, prepend=torch.zeros(1, dtype=torch.float64)).bool().reshape(mask.shape)
+        said = SELECTED.format(self._share)
         if mask.dtype is torch.bool and mask.numel() <= MOST_ELEMENTS:
             self._keep(mask, assumed)
-        self._assumed[mask] = SELECTED.format(self._share)
+            self._assumed[mask] = (said,)
+        else:
+            self._assumed[mask] = tuple(dict.fromkeys((*self._assumed.get(mask, ()), said)))
         return assumed
+
+    def _is_between_ends(self, tensor: Any) -> bool:
+        """Return whether all that is known of a tensor is the ends of what it was made of."""
+        return self._share is not None and ENDS.format(self._share) in self._assumed.get(tensor, ())
 
     def _dynamic_size(self, **limits: Any) -> int:
         """The assumed size of what an operator of a library selects: a share of the rows of its inputs."""
@@ -174,8 +181,12 @@ class KnownValues:
         self._say(SELECTED.format(share))
         return max(int(limits.get("min", 0)), int(share * (limits.get("max") or self._rows)))
 
+    def _assumptions(self, read: list[Any]) -> tuple[str, ...]:
+        """What was assumed of any of these tensors."""
+        return tuple(dict.fromkeys(text for one in read for text in self._assumed.get(one, ())))
+
     def _note_assumed(self, read: list[Any]) -> None:
-        for text in dict.fromkeys(self._assumed[one] for one in read if one in self._assumed):
+        for text in self._assumptions(read):
             self._say(text)
 
     def of(self, tensor: Any) -> torch.Tensor | None:
@@ -192,6 +203,7 @@ class KnownValues:
             known = self.of(tensor) if isinstance(tensor, FakeTensor) else None
             if known is None:
                 return original(tensor, **options)
+            self._note_assumed([tensor])
             with _disable_current_modes():
                 return known.numpy(force=True).copy()
 
@@ -203,6 +215,7 @@ class KnownValues:
             known = self.of(tensor) if isinstance(tensor, FakeTensor) and not tensor.dim() else None
             if known is None:
                 return original(tensor, spec)
+            self._note_assumed([tensor])
             with _disable_current_modes():
                 return format(known.item(), spec)
 
@@ -223,7 +236,7 @@ class KnownValues:
             low, high = _ends(name, args)
             with _disable_current_modes():
                 self._keep(result, torch.full(result.shape, low + DRAWN * (high - low), dtype=result.dtype))
-            self._assumed[result] = RANDOM
+            self._assumed[result] = (RANDOM,)
         elif name in _LIKE and func.namespace == "aten" and isinstance(result, FakeTensor):
             if result.numel() <= MOST_FILLED and result.layout is torch.strided:
                 value: Any = _LIKE[name]
@@ -241,26 +254,63 @@ class KnownValues:
             self._forget(func, args, kwargs)
             if 0 < inputs[0].numel() <= MOST_FILLED and isinstance(inputs[0], FakeTensor):
                 self._fill(func, args, kwargs, inputs[0])
-        elif not self._of and all(isinstance(one, FakeTensor) for one in inputs):
-            return
-        elif not self._note(func, args, kwargs, result):
+        elif (not self._of and all(isinstance(one, FakeTensor) for one in inputs)) or not self._note(
+                func, args, kwargs, result):
             self._forget(func, args, kwargs)
+            self._assume_between_ends(func, args, kwargs, result)
+
+    def _assume_between_ends(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Assume values of an operator's result that lies between known ends."""
+        if self._share is None or not isinstance(result, FakeTensor) or result.numel() > MOST_ELEMENTS:
+            return
+        ends = ends_of(func, args, kwargs, result)
+        if ends is not None:
+            with _disable_current_modes():
+                self._keep(result, spread(ends, self._share, result))
+            self._assumed[result] = (ENDS.format(self._share),)
 
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> bool:
         """Note the values of results; false where they are not known."""
-        outputs = _tensors(result)
+        outputs, inputs = _tensors(result), _tensors((args, kwargs))
         if sum(one.numel() for one in outputs) > (MOST_EXPANDED if func.is_view else MOST_ELEMENTS):
             return False
-        found = self._computed(func, args, kwargs)
+        found = self._computed(func, args, kwargs) or self._any_rows(func, args, result)
         if found is None:
             return False
-        assumed = next((self._assumed[one] for one in _tensors((args, kwargs)) if one in self._assumed), "")
+        assumed = self._assumptions(inputs)
         for fake, one in zip(outputs, _tensors(found[0]), strict=False):
             if isinstance(fake, FakeTensor) and one.shape == fake.shape:
                 self._keep(fake, one)
                 if assumed:
                     self._assumed[fake] = assumed
+        if assumed and func._schema.is_mutable:
+            self._assume_of_sharing(_written(func, args, kwargs), assumed)
         return True
+
+    def _any_rows(self, func: Any, args: Any, result: Any) -> tuple[Any] | None:
+        """What places that are not known select of rows that are all the same, in a tuple; ``None`` of others."""
+        if func is _ROWS:
+            dim = args[1]
+        elif func is _INDEXED and len(args[1]) == 1 and args[1][0].dtype not in (torch.bool, torch.uint8):
+            dim = 0
+        else:
+            return None
+        rows = self.of(args[0])
+        if rows is None or not rows.dim() or not rows.shape[dim]:
+            return None
+        with _disable_current_modes():
+            first = rows.narrow(dim, 0, 1)
+            if not torch.equal(rows, first.expand_as(rows)):
+                return None
+            return ((first if func is _ROWS else first.squeeze(0)).expand(result.shape).clone(),)
+
+    def _assume_of_sharing(self, written: list[Any], assumed: tuple[str, ...]) -> None:
+        """Note of all tensors that share memory with what was written what is assumed of it."""
+        for one in written:
+            for found in self._sharing.get(_storage(one), ()):
+                fake = found()
+                if fake is not None and fake in self._of:
+                    self._assumed[fake] = tuple(dict.fromkeys((*self._assumed.get(fake, ()), *assumed)))
 
     def _computed(self, func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
         """Run an operator on the values of its inputs; its result in a tuple, ``None`` where a value is not known."""
@@ -298,16 +348,14 @@ class KnownValues:
         """Forget all tensors that share memory with what an operator writes."""
         if not func._schema.is_mutable or not self._of:
             return
-        written = [value for argument, value in _named(func, args, kwargs)
-                   if argument.alias_info is not None and argument.alias_info.is_write]
-        for one in _tensors(written):
+        for one in _written(func, args, kwargs):
             # One that was given other memory is known by its old one only.
             for fake in (one, *(found() for found in self._sharing.pop(_storage(one), ()))):
                 if fake is not None:
                     self._of.pop(fake, None)
                     self._assumed.pop(fake, None)
 
-    def _fake(self, value: Any) -> Any:
+    def _fake(self, value: Any, assumed: tuple[str, ...]) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         with _disable_current_modes():
@@ -315,7 +363,21 @@ class KnownValues:
         fake = torch.empty_strided(shape, stride, dtype=dtype)
         if value.numel() <= MOST_ELEMENTS:
             self._keep(fake, value)
+            if assumed:
+                self._assumed[fake] = assumed
         return fake
+
+
+def _masks_of(func: Any, args: Any) -> tuple[Any, list[Any], list[Any]]:
+    """The data that an operator selects from (``None`` where it only tells the places), its indices, and the masks
+    among them; no masks of one that does not select."""
+    if func is _WHERE:
+        return None, [args[0]], [args[0]]
+    if func is _MASKED and args[0].shape == args[1].shape:
+        return args[0], [args[1]], [args[1]]
+    if func is _INDEXED:
+        return *args, [one for one in args[1] if one is not None and one.dtype in (torch.bool, torch.uint8)]
+    return None, [], []
 
 
 def _is_chance(name: str, result: Any) -> bool:
@@ -335,6 +397,12 @@ def _named(func: Any, args: Any, kwargs: Any) -> list[tuple[Any, Any]]:
     by_name = {argument.name: argument for argument in schema}
     return [*zip(schema, args, strict=False), *((by_name[name], value) for name, value in kwargs.items()
                                                 if name in by_name)]
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The tensors that an operator writes into."""
+    return _tensors([value for argument, value in _named(func, args, kwargs)
+                     if argument.alias_info is not None and argument.alias_info.is_write])
 
 
 def _storage(tensor: Any) -> int:

@@ -50,7 +50,8 @@ def trace_step(
             because it makes the optimizer's state, and DDP regroups its buckets at the second.
         source: what to name as the graph's source; the function's name if empty.
         selected: share of their elements that masks made of data are assumed to select (boxes with a high score,
-            tokens of an expert), which is noted in the graph; None refuses steps whose shapes depend on them.
+            tokens of an expert), and of their range that numbers fill whose ends an operator tells (corners of boxes
+            clamped to an image), which is noted in the graph; None refuses steps that depend on them.
 
     Returns:
         The graph of rank ``rank``. Its operations are those the dispatcher runs below autograd, with the arguments
