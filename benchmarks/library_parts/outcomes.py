@@ -28,7 +28,7 @@ DEVICE = "a100-sxm-80g"
 LONGEST_S = 240
 SELECTED = 0.5
 """Share that masks made of data select, in steps whose shapes depend on them."""
-EAGER_S = 20
+EAGER_S = 60
 MOST_ATTEMPTS = 2
 """A case whose process died is tried once more, in a fresh one."""
 EAGER_BYTES = 12 << 30

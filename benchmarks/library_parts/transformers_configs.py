@@ -33,8 +33,9 @@ def config_of(kind: Any, small: bool) -> Any:
     if vars(config).get("default_language", 0) is None and getattr(config, "languages", None):
         config.default_language = config.languages[0]
     for part in parts_of(config):  # what a tower gives is as wide as what takes it, which some defaults forget
-        if text is not config and "out_hidden_size" in vars(part) and hasattr(text, "hidden_size"):
-            part.out_hidden_size = text.hidden_size
+        width = "output_dim" if "n_window" in vars(part) else "out_hidden_size"
+        if part is not config and text is not config and width in vars(part) and hasattr(text, "hidden_size"):
+            setattr(part, width, text.hidden_size)
     if getattr(text, "pad_token_id", 0) is None:
         text.pad_token_id = 0
     return config

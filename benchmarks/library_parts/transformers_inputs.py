@@ -160,7 +160,7 @@ def _patches(config: Any, device: str, name: str, grid: str) -> Iterator[dict[st
     vision = getattr(config, "vision_config", config)
     patch = first_of(vision, "patch_size", "spatial_patch_size", otherwise=14)
     channels = first_of(vision, "in_channels", "in_chans", "num_channels", otherwise=3)
-    frames = first_of(vision, "temporal_patch_size", otherwise=1)
+    frames = first_of(vision, "temporal_patch_size", "patch_temporal", otherwise=1)
     count = BATCH * GRID[0] * GRID[1] * GRID[2]
     grids = torch.tensor([GRID] * BATCH, device=device)
     flat = (count, channels * frames * patch * patch)
