@@ -63,6 +63,9 @@ def capture(
         metavar="json|foretrace", help="The profiler's own files, or the one-file form.")] = "json",
     stacks: Annotated[bool, typer.Option(
         "--stacks", help="Record Python stacks too: the module of each operation, and a much slower host.")] = False,
+    lookups: Annotated[bool, typer.Option(
+        "--lookups", help="Count how often rows of embedding tables are looked up, in one step that is thrown away.")
+    ] = False,
     world_size: Annotated[int | None, shared(
         "--world-size", "a fake world, of which this one process does what one rank would do")] = None,
     rank: Annotated[int, shared("--rank", "of the fake world")] = 0,
@@ -87,7 +90,7 @@ def capture(
 
         world = world_of(world_size, rank)
         options = CaptureOptions(
-            steps, warmup, timed, cycles, execution_trace, form, stacks, replace)  # type: ignore[arg-type]
+            steps, warmup, timed, cycles, execution_trace, form, stacks, replace, lookups)  # type: ignore[arg-type]
         if script is None and workload is None:
             raise CaptureError("Name what to capture: a script, or a workload with --workload.")
         if script is not None and workload is not None:

@@ -302,7 +302,7 @@ def test_data_is_repeatable_and_goes_round(torch: Any) -> None:
 
 
 def test_dlrm_lookups_are_skewed_spread_and_of_fixed_number(torch: Any) -> None:
-    from tracer.workloads.models.dlrm import bag_starts, zipf_rows
+    from tracer.workloads.models.lookups import bag_starts, zipf_rows
 
     generator = torch.Generator().manual_seed(0)
     drawn = zipf_rows(1000, 200_000, 1.0, generator)

@@ -25,7 +25,8 @@ __all__ = ["Capture", "CaptureError", "CaptureOptions", "CaptureWarning", "captu
 
 def capture(out: str | PathLike[str], *, steps: int = 3, warmup: int = 3, timed: int = 10, cycles: int = 1,
             execution_trace: Literal["apart", "all", "none"] = "apart", form: Literal["json", "foretrace"] = "json",
-            stacks: bool = False, replace: bool = False, world_size: int | None = None, rank: int = 0) -> Capture:
+            stacks: bool = False, replace: bool = False, world_size: int | None = None, rank: int = 0,
+            lookups: bool = False) -> Capture:
     """Record a training run: a context manager, or a decorator of a function whose every call is one step.
 
     Args:
@@ -46,6 +47,9 @@ def capture(out: str | PathLike[str], *, steps: int = 3, warmup: int = 3, timed:
             wrap the model inside it (see ``tracer.fake_world``). Compute is real and timed; collectives are recorded
             but take no time, and what is read back says so.
         rank: which rank of the fake world.
+        lookups: count, in one step of the profiler's warm-up that is thrown away, how often rows of each embedding
+            table are looked up and how long bags are (``tracer.lookup_data``), so that their time can be predicted.
+            Only counts are kept, never an index. Measured steps are as without.
 
     Returns:
         The capture, not started yet. It needs ``capture.options.total_steps`` steps.
@@ -56,7 +60,7 @@ def capture(out: str | PathLike[str], *, steps: int = 3, warmup: int = 3, timed:
             raises it if the files cannot be written, or if another profiler has been started.
         FakeWorldError: entering, if a fake world is asked for and process groups are up already.
     """
-    options = CaptureOptions(steps, warmup, timed, cycles, execution_trace, form, stacks, replace)
+    options = CaptureOptions(steps, warmup, timed, cycles, execution_trace, form, stacks, replace, lookups)
     return Capture(out, options, world_of(world_size, rank))
 
 

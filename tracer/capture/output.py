@@ -17,6 +17,7 @@ from tracer.capture_layout import (
     COLLECTIVES,
     CONTEXT,
     EXECUTION_TRACE,
+    LOOKUPS,
     find_parts,
     is_part_file,
     others_files,
@@ -201,7 +202,8 @@ class PartWriter:
                 with self._explained():
                     os.replace(temporary, self.path / temporary.name)
             with self._explained():
-                for name in (*(window_name(index, "json") for index in range(windows)), EXECUTION_TRACE, COLLECTIVES):
+                traces = [window_name(index, "json") for index in range(windows)]
+                for name in (*traces, EXECUTION_TRACE, COLLECTIVES, LOOKUPS):
                     (self.path / name).unlink(missing_ok=True)
         except (GraphFileError, TraceError) as error:
             if (full := full_disk_error(error)) is not None:

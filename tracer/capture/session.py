@@ -20,11 +20,12 @@ from tracer.capture.counting import BY_CALL, BY_FUNCTION, Counting
 from tracer.capture.interruption import uninterrupted
 from tracer.capture.options import CaptureOptions, CapturePhase, CaptureWarning
 from tracer.capture.recorder import Recorder, refuse_another_profiler, synchronize
-from tracer.capture_layout import COLLECTIVES, EXECUTION_TRACE, what_it_holds, window_name
+from tracer.capture_layout import COLLECTIVES, EXECUTION_TRACE, LOOKUPS, what_it_holds, window_name
 from tracer.errors import CaptureError
 
 if TYPE_CHECKING:
     from tracer.capture.collectives import CollectiveNotes
+    from tracer.capture.lookups import LookupNotes
     from tracer.capture.output import PartWriter
 
 Result = TypeVar("Result")
@@ -63,6 +64,7 @@ class Capture:
         self._output: PartWriter | None = None
         self._recorder: Recorder | None = None
         self._notes: CollectiveNotes | None = None
+        self._lookups: LookupNotes | None = None
         self.facts: dict[str, Any] = {}
         self.late_facts: Callable[[], dict[str, Any]] = dict
         self.counting: Counting = BY_CALL
@@ -288,19 +290,36 @@ class Capture:
         self.recording = True
         if profiler_lacks_collectives():
             self._notes = CollectiveNotes()
-            # Never the process's first step: what is compiled in it would be compiled under the watching mode.
-            if self._warm + len(self.unprofiled_step_ns) > 0:
-                self._notes.start()
+        if self.options.lookups:
+            from tracer.capture.lookups import LookupNotes
+
+            self._lookups = LookupNotes()
+        # Never the process's first step: what is compiled in it would be compiled under the watching mode.
+        if self._warm + len(self.unprofiled_step_ns) > 0:
+            self._start_notes()
+
+    def _start_notes(self) -> None:
+        for notes in self._all_notes:
+            if not notes.started:
+                notes.start()
+
+    def _stop_notes(self) -> None:
+        for notes in reversed(self._all_notes):  # torch's modes are a stack
+            notes.stop()
+
+    @property
+    def _all_notes(self) -> list[CollectiveNotes | LookupNotes]:
+        """What watches one discarded step."""
+        return [notes for notes in (self._notes, self._lookups) if notes is not None]
 
     def _end_profiled_step(self, elapsed: int) -> None:
         assert self._recorder is not None
-        if self._notes is not None:
-            self._notes.stop()
+        self._stop_notes()
         if self._recorder.is_active_step:
             self.profiled_step_ns.append(elapsed)
         self._recorder.step()
-        if self._notes is not None and not self._notes.started and not self._recorder.is_active_step:
-            self._notes.start()
+        if not self._recorder.is_active_step and not self._recorder.is_over:
+            self._start_notes()
 
     def _finish(self, ended: str) -> None:
         """Write everything. ``ended`` says why the capture is not complete; empty if it is."""
@@ -309,8 +328,7 @@ class Capture:
         self.ended = ended
         unfinished = recorder.step_name if recorder is not None and not recorder.is_over else ""
         try:
-            if self._notes is not None:
-                self._notes.stop()
+            self._stop_notes()
             if recorder is not None:
                 recorder.stop()
             windows = recorder.windows if recorder is not None else []
@@ -322,6 +340,8 @@ class Capture:
                 self._store_execution_trace(output, recorder.execution_trace, unfinished)
             if self._notes is not None and self._notes.rows:
                 output.write_json(COLLECTIVES, {"rows": self._notes.rows})
+            if self._lookups is not None:
+                output.write_json(LOOKUPS, {"rows": self._lookups.rows})
             context = self._context(ended)
             output.write_context({**context, "complete": False})
             if self.options.form == "foretrace" and windows:
@@ -352,8 +372,7 @@ class Capture:
         self._close()
 
     def _stop_recorder(self) -> None:
-        if self._notes is not None:
-            self._notes.stop()
+        self._stop_notes()
         if self._recorder is not None:
             try:
                 self._recorder.stop()

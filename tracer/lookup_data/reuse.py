@@ -19,7 +19,8 @@ REUSE_OF_BIN = np.array([1.0, 2.0] + [0.75 * 2.0**b for b in range(2, REUSE_BINS
 """Accesses that a row of each bin stands for: the middle of the bin."""
 _RANKS = 4096
 """Pieces that the ranks of a Zipf law are summed in: 0.1% off the sum over every row."""
-_STEEPEST = 8.0
+STEEPEST_SKEW = 8.0
+"""Nearly every look-up is of one row."""
 
 
 def reuse_histogram(indices: Int64) -> Float64:
@@ -79,7 +80,7 @@ def skew_of_distinct(lookups: float, rows: float, distinct: float) -> float:
     Two numbers that every recorded batch gives tell the law, and the law tells any other batch's: a histogram alone
     does not scale (twice the look-ups reuse rows more than twice as often, or less, by how skewed they are).
     """
-    low, high = 0.0, _STEEPEST
+    low, high = 0.0, STEEPEST_SKEW
     if distinct >= distinct_of_zipf(lookups, rows, low):
         return low
     for _ in range(40):

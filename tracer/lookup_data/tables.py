@@ -19,6 +19,8 @@ TABLE_DTYPES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
 ROW_STATE_BYTES = {"sgd": (0, 0), "adagrad": (0, 4), "rowwise_adagrad": (4, 0), "adam": (0, 8),
                    "partial_rowwise_adam": (4, 4), "none": (0, 0)}
 """Bytes of optimizer state (a row, an element), by optimizer: FBGEMM's names of its fused optimizers."""
+BAG_QUANTILES = (0.1, 0.5, 0.9, 0.99)
+"""Shares of a batch's bags that are no longer than ``EmbeddingTable.bag_quantiles``."""
 POOLINGS = ("sum", "mean", "none")
 
 
@@ -36,9 +38,11 @@ class EmbeddingTable:
         dtype: of the weights: a key of ``TABLE_DTYPES``.
         bag: look-ups of a sample, mean.
         longest_bag: look-ups of the longest bag of a batch; 0: as long as the mean.
+        bag_quantiles: look-ups of the bags at ``BAG_QUANTILES`` of a recorded batch, or nothing.
         skew: exponent of the Zipf law by which rows are drawn (0: evenly). With a histogram it only scales that.
         reuse: histogram of a batch (``reuse_histogram``), or nothing.
         reuse_lookups: look-ups of the batch that ``reuse`` is of.
+        unique: different rows of that batch, counted; 0: estimated from the histogram.
         pooling: "sum" and "mean" give a vector a sample, "none" one a look-up.
         weighted: whether each look-up has a weight.
         optimizer: a key of ``ROW_STATE_BYTES``.
@@ -53,9 +57,11 @@ class EmbeddingTable:
     dtype: str = "fp32"
     bag: float = 1.0
     longest_bag: int = 0
+    bag_quantiles: tuple[float, ...] = ()
     skew: float = 0.0
     reuse: tuple[float, ...] = ()
     reuse_lookups: int = 0
+    unique: int = 0
     pooling: str = "sum"
     weighted: bool = False
     optimizer: str = "rowwise_adagrad"
@@ -107,7 +113,7 @@ class EmbeddingTable:
     def law_skew(self) -> float:
         """The exponent of the Zipf law that gives this table's reuse: the histogram's where there is one."""
         if self.reuse and self.reuse_lookups:
-            seen = distinct_of_histogram(self.reuse_lookups, self.reuse)
+            seen = float(self.unique) or distinct_of_histogram(self.reuse_lookups, self.reuse)
             return skew_of_distinct(self.reuse_lookups, self.rows, seen)
         return self.skew
 

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
+from tracer.lookup_data.noted import note_tables
 from tracer.shape_only.assemble import assemble, new_meta
 from tracer.shape_only.devices import TracedDevice, find_device
 from tracer.shape_only.errors import ShapeOnlyError, explained, function_line, unexplained
@@ -125,6 +126,9 @@ def trace_workload(
     graph = trace_step(build, device, world_size=world_size, rank=rank, steps=steps, warmup=warmup,
                        source=f"workload {settings.WORKLOAD}")
     graph.meta.workload = {"name": settings.WORKLOAD, "settings": as_plain(placed)}
+    tables = settings.embedding_tables()
+    if tables:
+        graph.meta.loss.notes += note_tables(graph, tables)
     return graph
 
 

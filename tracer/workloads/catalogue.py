@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from tracer.lookup_data.tables import EmbeddingTable
+from tracer.workloads.places import table_places
 from tracer.workloads.settings import DtypeMode, Norm, OptimizerKind, Settings, WorkloadError, mode, size
 
 RESNET_STAGES = {14: (1, 1, 1, 1), 26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
@@ -17,8 +19,41 @@ RESNET_STAGES = {14: (1, 1, 1, 1), 26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class DlrmSettings(Settings):
-    """A recommendation model; ``batch`` is large because each sample is little work."""
+class _RecommendationSettings(Settings):
+    """What workloads with embedding tables share; ``batch`` is large because each sample is little work."""
+
+    batch: int = size(512, "samples in a micro-batch")
+    tables: int = size(8, "embedding tables")
+    rows: int = size(20_000, "rows of the largest table; every table in four has half the rows of the one before", 8)
+    embedding: int = size(32, "columns of every table")
+    width: int = size(256, "hidden features of the MLPs")
+    depth: int = size(3, "linear layers of each MLP")
+    skew: float = size(1.05, "exponent of the Zipf law that rows are looked up by; 0 is uniform", 0)
+    sparse: bool = mode(False, "sparse gradients for the tables (optimizer=sgd, eager; their momentum is 0)")
+
+    def check(self) -> None:
+        """Sparse gradients need SGD and eager mode."""
+        name = self.WORKLOAD
+        if self.sparse and self.optimizer is not OptimizerKind.SGD:
+            raise WorkloadError(f"{name}: sparse=true does not go with optimizer={self.optimizer.value}; AdamW takes "
+                                "no sparse gradients, so set sparse=false or optimizer=sgd.")
+        if self.sparse and self.compile:  # seen with torch 2.13: "Cannot access storage of SparseTensorImpl"
+            raise WorkloadError(f"{name}: sparse=true does not go with compile=true; torch.compile takes no sparse "
+                                "gradients, so set one of them to false.")
+
+    def table_rows(self, table: int) -> int:
+        """The full number, then a half, a quarter and an eighth, and so on again."""
+        return self.rows >> (table % 4)
+
+    def embedding_tables(self) -> list[EmbeddingTable]:
+        """One look-up a sample in each."""
+        return [EmbeddingTable(f"tables.{table}", self.table_rows(table), self.embedding, skew=self.skew,
+                               pooling="none", optimizer="none") for table in range(self.tables)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DlrmSettings(_RecommendationSettings):
+    """A recommendation model whose tables may be unequal, and spread over ranks."""
 
     WORKLOAD: ClassVar[str] = "dlrm"
     SUMMARY: ClassVar[str] = "recommendation: pooled embedding look-ups with Zipf skew, dot interaction, two MLPs"
@@ -28,25 +63,41 @@ class DlrmSettings(Settings):
         "batch": 8192, "tables": 26, "rows": 1_000_000, "embedding": 128, "pooling": 20, "width": 1024, "depth": 4,
         "sparse": True, "optimizer": OptimizerKind.SGD}
 
-    batch: int = size(512, "samples in a micro-batch")
-    tables: int = size(8, "embedding tables")
-    rows: int = size(20_000, "rows of the largest table; every table in four has half the rows of the one before", 8)
-    embedding: int = size(32, "columns of every table")
     pooling: int = size(10, "look-ups a sample makes in each table, on average (bags differ in length)")
     dense: int = size(13, "dense features of a sample")
-    width: int = size(256, "hidden features of both MLPs")
-    depth: int = size(3, "linear layers of each MLP")
-    skew: float = size(1.05, "exponent of the Zipf law that rows are looked up by; 0 is uniform", 0)
-    sparse: bool = mode(False, "sparse gradients for the tables (optimizer=sgd, eager; their momentum is 0)")
+    columns_halved: int = size(
+        1, "numbers of columns: table t has embedding / 2^((t // 2) mod columns_halved), 4 or more", later=True)
+    bags_halved: int = size(
+        1, "bag lengths: table t has pooling / 2^((t // 3) mod bags_halved) look-ups, 1 or more", later=True)
+    batched: bool = mode(False, "tables of equal columns in one weight, looked up by one operation (as FBGEMM does)")
+    sharding: str = mode(
+        "", "places of the tables under ddp: a rank, row, column or copy for each, as 0,1,row; one word for all; "
+            "table deals them out in turn; empty copies all to every rank")
 
     def check(self) -> None:
-        """Sparse gradients need SGD and eager mode."""
-        if self.sparse and self.optimizer is not OptimizerKind.SGD:
-            raise WorkloadError(f"dlrm: sparse=true does not go with optimizer={self.optimizer.value}; AdamW takes no "
-                                "sparse gradients, so set sparse=false or optimizer=sgd.")
-        if self.sparse and self.compile:  # seen with torch 2.13: "Cannot access storage of SparseTensorImpl"
-            raise WorkloadError("dlrm: sparse=true does not go with compile=true; torch.compile takes no sparse "
-                                "gradients, so set one of them to false.")
+        """The places are ones."""
+        super().check()
+        if self.sharding:
+            table_places(self.sharding, self.tables)
+        if self.sharding and self.compile:
+            raise WorkloadError("dlrm: sharding does not go with compile=true; set compile=false.")
+
+    def table_columns(self, table: int) -> int:
+        """``embedding``, halved by the table's number."""
+        return max(self.embedding >> (table // 2 % self.columns_halved), min(self.embedding, 4))
+
+    def table_bag(self, table: int) -> int:
+        """Look-ups of a sample on average: ``pooling``, halved by the table's number."""
+        return max(self.pooling >> (table // 3 % self.bags_halved), 1)
+
+    def embedding_tables(self) -> list[EmbeddingTable]:
+        """Each with the bag length of its law; look-ups are dealt to samples at random, so that the longest bag of a
+        batch is some four standard deviations of a Poisson law above the mean."""
+        return [EmbeddingTable(
+            f"tables.{table}", self.table_rows(table), self.table_columns(table), skew=self.skew, optimizer="none",
+            bag=float(self.table_bag(table)),
+            longest_bag=round(self.table_bag(table) + 4 * self.table_bag(table) ** 0.5))
+            for table in range(self.tables)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
 from tracer.errors import ForetraceError
+from tracer.lookup_data.tables import EmbeddingTable
 
 PRESETS = ("default", "tiny", "real")
 """Sizes to start from: ``default`` (a step under 1 s on one CPU thread), ``tiny`` (tests), ``real`` (one H200)."""
@@ -60,9 +61,13 @@ class Norm(str, Enum):
     GROUP = "group"
 
 
-def size(default: Any, doc: str, minimum: float | None = 1) -> Any:
-    """A dataclass field that changes the work; ``minimum`` is the least value it may take."""
-    return field(default=default, metadata={"role": SizeRole.SIZE, "doc": doc, "minimum": minimum})
+def size(default: Any, doc: str, minimum: float | None = 1, *, later: bool = False) -> Any:
+    """A dataclass field that changes the work; ``minimum`` is the least value it may take.
+
+    One that a workload got ``later`` counts among its sizes where it is not as by default only, so that configurations
+    stay on the side of the split that they were on.
+    """
+    return field(default=default, metadata={"role": SizeRole.SIZE, "doc": doc, "minimum": minimum, "later": later})
 
 
 def mode(default: Any, doc: str, minimum: float | None = None) -> Any:
@@ -135,8 +140,13 @@ class Settings:
 
     def sizes(self) -> dict[str, Any]:
         """The settings that change the work, by name, sorted."""
-        return {item.name: getattr(self, item.name)
-                for item in sorted(fields(self), key=lambda item: item.name) if item.metadata["role"] is SizeRole.SIZE}
+        return {item.name: getattr(self, item.name) for item in sorted(fields(self), key=lambda item: item.name)
+                if item.metadata["role"] is SizeRole.SIZE
+                and not (item.metadata["later"] and getattr(self, item.name) == item.default)}
+
+    def embedding_tables(self) -> list[EmbeddingTable]:
+        """The tables that a step looks rows up in, named by their modules, with the law that its data follow."""
+        return []
 
     @classmethod
     def type_of(cls, name: str) -> type[Any]:

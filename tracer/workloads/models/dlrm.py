@@ -16,15 +16,8 @@ from torch.nn import functional as F
 from tracer.workloads.catalogue import DlrmSettings
 from tracer.workloads.data import Batch
 from tracer.workloads.models.layers import run_block
+from tracer.workloads.models.lookups import BatchedTables, PlainTables, bag_starts, zipf_rows
 from tracer.workloads.workload import Definition
-
-SPREAD = 2_654_435_761
-"""A prime (Knuth's multiplicative hash): popularity rank × this, modulo the rows, is a row; no two ranks share one."""
-
-
-def table_rows(settings: DlrmSettings) -> list[int]:
-    """Rows of each table: the full number, then a half, a quarter and an eighth, and so on again."""
-    return [settings.rows >> (table % 4) for table in range(settings.tables)]
 
 
 def mlp(features: list[int]) -> nn.Sequential:
@@ -54,21 +47,26 @@ class Interaction(nn.Module):
 
 
 class Dlrm(nn.Module):
-    """Dense features, look-ups and bag starts → click logits ``[batch]``."""
+    """Dense features, look-ups and bag starts → click logits ``[batch]``.
+
+    Attributes:
+        tables: gives each table's vectors; another module of the same interface may take its place.
+        projections: of tables with fewer columns, to as many as the dense vector has.
+    """
 
     def __init__(self, settings: DlrmSettings) -> None:
         super().__init__()
         width, vectors = settings.width, settings.tables + 1
         self.checkpointing = settings.checkpointing
-        self.tables = nn.ModuleList(
-            nn.EmbeddingBag(rows, settings.embedding, mode="sum", sparse=settings.sparse)
-            for rows in table_rows(settings))
+        kind = BatchedTables if settings.batched else PlainTables
+        self.tables: nn.Module = kind(settings.embedding_tables(), settings.batch, sparse=settings.sparse)
         hidden = [width] * (settings.depth - 1)
+        self.projections = nn.ModuleDict({
+            str(table): nn.Linear(settings.table_columns(table), settings.embedding, bias=False)
+            for table in range(settings.tables) if settings.table_columns(table) != settings.embedding})
         self.bottom = mlp([settings.dense, *hidden, settings.embedding])
         self.interaction = Interaction(vectors)
         self.top = mlp([settings.embedding + vectors * (vectors - 1) // 2, *hidden, 1])
-        for table in self.tables:
-            nn.init.uniform_(table.weight, -table.num_embeddings**-0.5, table.num_embeddings**-0.5)
 
     @property
     def blocks(self) -> list[nn.Module]:
@@ -80,37 +78,28 @@ class Dlrm(nn.Module):
 
         Args:
             dense: floating point ``[batch, dense]``.
-            rows: int64 ``[tables, batch * pooling]``, each table's look-ups, bag after bag.
+            rows: int64, each table's look-ups, bag after bag: ``[tables, batch * pooling]``, or flat where tables
+                differ in bag length.
             starts: int64 ``[tables, batch]``, where each sample's bag begins.
         """
         vectors = [run_block(self.bottom, self.checkpointing, dense)]
-        vectors += [table(rows[number], starts[number]) for number, table in enumerate(self.tables)]
         dtype = vectors[0].dtype  # under autocast the MLP gives bf16 and the tables fp32
-        joined = self.interaction(torch.stack([vector.to(dtype) for vector in vectors], dim=1))
+        for table, vector in enumerate(self.tables(rows, starts)):
+            found = vector.to(dtype)
+            if str(table) in self.projections:
+                found = self.projections[str(table)](found)
+            vectors.append(found)
+        joined = self.interaction(torch.stack(vectors, dim=1))
         return run_block(self.top, self.checkpointing, joined).squeeze(1)
 
 
-def zipf_rows(rows: int, count: int, skew: float, generator: torch.Generator) -> Tensor:
-    """``count`` rows, int64; the k-th most popular row is drawn with a probability proportional to ``k ** -skew``."""
-    weights = torch.arange(1, rows + 1, dtype=torch.float64) ** -skew
-    steps = weights.cumsum(0)
-    draws = torch.rand(count, generator=generator, dtype=torch.float64) * steps[-1]
-    ranks = torch.searchsorted(steps, draws, right=True).clamp_(max=rows - 1)
-    return ranks * SPREAD % rows
-
-
-def bag_starts(batch: int, count: int, generator: torch.Generator) -> Tensor:
-    """``count`` look-ups dealt to the samples at random: where each sample's bag begins, int64 ``[batch]``."""
-    samples = torch.randint(batch, (count,), generator=generator)
-    lengths = samples.new_zeros(batch).scatter_add(0, samples, torch.ones_like(samples))
-    return lengths.cumsum(0) - lengths
-
-
 def _batch(settings: DlrmSettings, generator: torch.Generator) -> Batch:
-    count = settings.batch * settings.pooling
     dense = torch.randn(settings.batch, settings.dense, generator=generator)
-    rows = torch.stack([zipf_rows(size, count, settings.skew, generator) for size in table_rows(settings)])
-    starts = torch.stack([bag_starts(settings.batch, count, generator) for _ in range(settings.tables)])
+    counts = [settings.batch * settings.table_bag(table) for table in range(settings.tables)]
+    drawn = [zipf_rows(settings.table_rows(table), count, settings.skew, generator)
+             for table, count in enumerate(counts)]
+    rows = torch.stack(drawn) if len(set(counts)) == 1 else torch.cat(drawn)
+    starts = torch.stack([bag_starts(settings.batch, count, generator) for count in counts])
     clicks = torch.randint(2, (settings.batch,), generator=generator).float()
     return Batch((dense, rows, starts), clicks)
 

@@ -1,0 +1,135 @@
+"""Indices from files and laws, as ``--indices`` takes them: three layouts tell the same, bad ones are one sentence."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import csv, parquet
+
+from tracer.lookup_data.indices import read_indices
+from tracer.lookup_data.tables import EmbeddingTable, TableError
+
+BAGS = {"ads": [[0, 0, 0], [5], [0, 7]], "users": [[1], [2], []]}
+"""Look-ups of three samples in two tables: of ads row 0 four times, 5 and 7 once; of users two rows."""
+TABLES = [EmbeddingTable("ads", 10, 4), EmbeddingTable("users", 100, 8)]
+
+
+def long_table() -> pyarrow.Table:
+    rows = [(name, sample, index) for name, bags in BAGS.items() for sample, bag in enumerate(bags) for index in bag]
+    names, samples, indices = zip(*rows, strict=True)
+    return pyarrow.table({"sample": samples, "table": names, "index": indices})
+
+
+def wide_table() -> pyarrow.Table:
+    return pyarrow.table({"ads": BAGS["ads"], "users": [bag[0] if bag else None for bag in BAGS["users"]]})
+
+
+def written(path: Path, layout: str) -> str:
+    table = long_table() if layout.startswith("long") else wide_table()
+    target = path / layout.replace("-", ".")
+    if layout.endswith("-parquet"):
+        parquet.write_table(table, target)
+    elif layout == "long-csv":
+        csv.write_csv(table, target)
+    elif layout == "wide-csv":
+        lines = [f"{' '.join(map(str, ads))},{' '.join(map(str, users))}"
+                 for ads, users in zip(BAGS["ads"], BAGS["users"], strict=True)]
+        target.write_text("\n".join(["ads,users", *lines]) + "\n")
+    else:
+        torch = pytest.importorskip("torch")
+        lengths = torch.tensor([[len(bag) for bag in bags] for bags in BAGS.values()])
+        flat = torch.tensor([index for bags in BAGS.values() for bag in bags for index in bag])
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.flatten().cumsum(0)])
+        plain = target.with_suffix("")
+        torch.save((flat, offsets, lengths), plain)
+        target.write_bytes(gzip.compress(plain.read_bytes()))
+    return str(target)
+
+
+@pytest.mark.parametrize("layout", ["long-parquet", "wide-parquet", "long-csv", "wide-csv", "batch.pt-gz"])
+def test_layouts_tell_the_same(tmp_path: Path, layout: str) -> None:
+    ads, users = read_indices(written(tmp_path, layout)).of(TABLES)
+    assert (ads.bag, ads.longest_bag, ads.unique, ads.reuse_lookups) == (2.0, 3, 3, 6)
+    assert ads.reuse[:4] == pytest.approx((2 / 6, 0, 4 / 6, 0))
+    assert ads.bag_quantiles[1] == 2.0
+    assert (users.bag, users.longest_bag, users.unique) == (pytest.approx(2 / 3), 1, 2)
+    assert users.reuse[0] == 1.0
+    assert (ads.rows, ads.columns) == (10, 4)
+
+
+def test_a_law_is_of_every_table_and_forgets_what_was_counted(tmp_path: Path) -> None:
+    counted = read_indices(written(tmp_path, "long-parquet")).of(TABLES)
+    found = read_indices("zipf:1.05").of(counted)
+    assert [table.law_skew() for table in found] == [1.05, 1.05]
+    assert found[0].bag == 2.0
+
+
+def test_a_recorded_batch_scales_to_others() -> None:
+    generator = np.random.default_rng(0)
+    table = EmbeddingTable("t", 1000, 8)
+    weights = np.arange(1, 1001) ** -1.05
+    draws = generator.choice(1000, size=40_000, p=weights / weights.sum())
+    from tracer.lookup_data.indices import counted
+
+    part = counted(table, draws[:4000], np.full(400, 10))
+    whole = len(np.unique(draws))
+    assert part.distinct(4000) == pytest.approx(whole, rel=0.05)
+    assert part.distinct(4000) < 4000 * 10 / 4
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("zipf:", "is no Zipf law"), ("zipf:-1", "is no Zipf law"), ("zipf:nan", "is no Zipf law"),
+    ("zipf:9", "is no Zipf law"), ("nothing.parquet", "There is no file"), ("uniform", "There is no file"),
+])
+def test_bad_laws_and_names(text: str, message: str) -> None:
+    with pytest.raises(TableError, match=message):
+        read_indices(text)
+
+
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("a.csv", b"", "cannot be read"), ("a.parquet", b"PAR1", "cannot be read"), ("a.pt", b"PK\3\4", "no file of plain"),
+    ("a.txt", b"1", "its name ends in none"), ("a.csv.gz", b"plain", "cannot be read"),
+    ("a.csv", b"table,sample,index\nads,0,-1\n", "rows count from 0"),
+    ("a.csv", b"table,sample,index\nads,0,1.5\n", "something else than whole numbers"),
+    ("a.csv", b"table,sample,index\nads,0,\n", "something else than whole numbers"),
+    ("a.csv", b"ads,users\nx,1\n", "something else than whole numbers"),
+    ("a.csv", b"table,sample,index\n", "no look-ups"), ("a.csv", b"ads,ads\n1,2\n", "two of its columns"),
+])
+def test_bad_files(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TableError, match=message) as raised:
+        read_indices(str(tmp_path / name))
+    assert "\n" not in str(raised.value)
+
+
+def test_torch_files_run_no_code(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save((Trap(), 1, 2), tmp_path / "a.pt")
+    with pytest.raises(TableError, match="no file of plain tensors"):
+        read_indices(str(tmp_path / "a.pt"))
+
+
+class Trap:
+    """Fails where it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return _fail, ()
+
+
+def _fail() -> None:
+    raise AssertionError("the file's code was run")
+
+
+def test_tables_that_do_not_fit(tmp_path: Path) -> None:
+    indices = read_indices(written(tmp_path, "long-parquet"))
+    with pytest.raises(TableError, match="has indices of 2 tables, and the model looks up 3"):
+        indices.of([EmbeddingTable(f"t{i}", 10, 4) for i in range(3)])
+    with pytest.raises(TableError, match="has 5 rows, and the indices go up to 7"):
+        indices.of([EmbeddingTable("ads", 5, 4), TABLES[1]])
+    by_order = indices.of([EmbeddingTable("a", 10, 4), EmbeddingTable("b", 100, 4)])
+    assert [table.reuse_lookups for table in by_order] == [6, 2]

@@ -1,0 +1,256 @@
+"""Real indices, or a law of them: what ``--indices`` takes.
+
+Four forms, told apart by the text:
+
+- ``zipf:1.05``: the law by which rows are drawn, exponent 1.05; ``zipf:0`` draws them evenly.
+- A Parquet or CSV file, *long*: one row a look-up, columns ``table``, ``sample``, ``index`` in any order. Samples
+  without look-ups need no row.
+- A Parquet or CSV file, *wide*: one row a sample and one column a table, named as the table. A cell is an index or a
+  list of them (in CSV: separated by spaces); an empty one looks nothing up. A column ``sample`` is not a table.
+- A file of torch (``.pt``, ``.pt.gz``) as published for ``dlrm_datasets``: the tensors (indices, offsets, lengths) of
+  one batch; all look-ups table after table, their bounds [tables·samples + 1], and bag lengths [tables, samples].
+  Tables are known by their order.
+
+Only counts leave this module: how often rows repeat, and how long bags are.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tracer.arrays import Int64
+from tracer.input_file import read_input
+from tracer.lookup_data.reuse import STEEPEST_SKEW, reuse_histogram
+from tracer.lookup_data.tables import BAG_QUANTILES, EmbeddingTable, TableError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+LAW = "zipf:"
+_MOST_BYTES = 4 << 30
+"""Of a file unpacked: 500 million look-ups."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableIndices:
+    """The look-ups of one table in a batch.
+
+    Attributes:
+        name: of the table; empty where the file knows tables by their order.
+        indices: rows looked up [look-ups], bag after bag.
+        lengths: look-ups of each sample [samples].
+    """
+
+    name: str
+    indices: Int64
+    lengths: Int64
+
+    def of(self, table: EmbeddingTable) -> EmbeddingTable:
+        """The table as this batch looks rows up in it.
+
+        Raises:
+            TableError: an index is beyond its rows.
+        """
+        if len(self.indices) and int(self.indices.max()) >= table.rows:
+            raise TableError(f"table {table.name!r} has {table.rows:,} rows, and the indices go up to "
+                             f"{int(self.indices.max()):,}: they are of another table.")
+        return counted(table, self.indices, self.lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class Indices:
+    """What ``--indices`` says: a law (``skew``) for every table, or the look-ups of some tables.
+
+    Attributes:
+        source: as written.
+        skew: exponent of the Zipf law, ``None`` where look-ups are known.
+        tables: in the file's order.
+    """
+
+    source: str
+    skew: float | None = None
+    tables: tuple[TableIndices, ...] = ()
+
+    def of(self, tables: Sequence[EmbeddingTable]) -> list[EmbeddingTable]:
+        """A model's tables, each as these indices look rows up in it.
+
+        A file's tables are found by their names; else by their order, if there are as many; a file of one table
+        describes every one.
+
+        Raises:
+            TableError: a table has no indices, or they do not fit it.
+        """
+        if self.skew is not None:
+            return [replace(table, skew=self.skew, reuse=(), reuse_lookups=0, unique=0) for table in tables]
+        named = {own.name: own for own in self.tables if own.name}
+        if all(table.name in named for table in tables):
+            return [named[table.name].of(table) for table in tables]
+        if len(self.tables) == 1:
+            return [self.tables[0].of(table) for table in tables]
+        if len(self.tables) != len(tables):
+            lacking = next((table.name for table in tables if table.name not in named), "")
+            raise TableError(f"{self.source} has indices of {len(self.tables)} tables, and the model looks up "
+                             f"{len(tables)}: name the file's tables as the model's ({lacking!r} is not among them), "
+                             "or give as many in their order.")
+        return [own.of(table) for own, table in zip(self.tables, tables, strict=True)]
+
+
+def counted(table: EmbeddingTable, indices: Int64, lengths: Int64) -> EmbeddingTable:
+    """The table with what one batch says of it: bags, reuse, rows touched.
+
+    Args:
+        indices: rows looked up [look-ups].
+        lengths: look-ups of each sample [samples].
+    """
+    if not len(indices):
+        return replace(table, bag=0.0, longest_bag=0, bag_quantiles=(), reuse=(), reuse_lookups=0, unique=0)
+    quantiles = np.quantile(lengths, BAG_QUANTILES)
+    return replace(
+        table, bag=len(indices) / len(lengths), longest_bag=int(lengths.max()), bag_quantiles=tuple(quantiles.tolist()),
+        reuse=tuple(reuse_histogram(indices).tolist()), reuse_lookups=len(indices), unique=len(np.unique(indices)))
+
+
+def read_indices(text: str) -> Indices:
+    """Read what ``--indices`` was given.
+
+    Raises:
+        TableError: the law is none, or the file cannot be read or is of no known layout.
+    """
+    if text.startswith(LAW):
+        return Indices(text, skew=_skew(text))
+    path = os.fspath(text)
+    plain = path.lower().removesuffix(".gz")
+    try:
+        data = read_input(path)
+        if path.lower().endswith(".gz"):
+            data = _unpacked(data)
+        if plain.endswith((".pt", ".pth")):
+            tables = _of_torch(data)
+        elif plain.endswith((".parquet", ".csv")):
+            tables = _of_columns(_columns(data, plain))
+        else:
+            raise ValueError(f"its name ends in none of .parquet, .csv, .pt and .pt.gz (a law is written {LAW}1.05)")
+        _check(tables)
+    except FileNotFoundError:
+        raise TableError(f"There is no file {path}; give indices as a file, or a law such as {LAW}1.05.") from None
+    except ModuleNotFoundError:
+        raise TableError(f"Reading {path} needs PyTorch, which is not installed (pip install 'foretrace[capture]'); "
+                         "or give the indices as Parquet.") from None
+    except (OSError, EOFError, ValueError, TypeError, MemoryError) as error:
+        why = str(error).splitlines()[0] if str(error) else "it is damaged"
+        raise TableError(f"{path} cannot be read as indices: {why}. Give columns table, sample, index, or "
+                         "a column a table.") from None
+    return Indices(text, tables=tables)
+
+
+def _skew(text: str) -> float:
+    try:
+        skew = float(text.removeprefix(LAW))
+    except ValueError:
+        skew = math.nan
+    if not 0 <= skew <= STEEPEST_SKEW:
+        raise TableError(f"{text} is no Zipf law: write {LAW}S with an exponent S from 0 (rows drawn evenly) to "
+                         f"{STEEPEST_SKEW:g}.")
+    return skew
+
+
+def _unpacked(data: bytes) -> bytes:
+    with gzip.open(io.BytesIO(data)) as stream:
+        found = stream.read(_MOST_BYTES + 1)
+    if len(found) > _MOST_BYTES:
+        raise ValueError("it unpacks to more than 4 GB")
+    return found
+
+
+def _columns(data: bytes, name: str) -> pyarrow.Table:
+    if name.endswith(".csv"):
+        from pyarrow import csv
+
+        return csv.read_csv(io.BytesIO(data))
+    from pyarrow import parquet
+
+    with io.BytesIO(data) as stream:
+        return parquet.read_table(stream)
+
+
+def _of_columns(table: pyarrow.Table) -> tuple[TableIndices, ...]:
+    if len(set(table.column_names)) < len(table.column_names):
+        raise ValueError("two of its columns have one name")
+    if {"table", "sample", "index"} <= set(table.column_names):
+        return _long(table)
+    names = [name for name in table.column_names if name != "sample"]
+    if not names or not len(table):
+        raise ValueError("it has no look-ups")
+    return tuple(_wide(name, table.column(name)) for name in names)
+
+
+def _long(table: pyarrow.Table) -> tuple[TableIndices, ...]:
+    of = np.asarray(table.column("table").to_numpy(zero_copy_only=False)).astype(str)
+    sample, index = (_whole(table.column(name), name) for name in ("sample", "index"))
+    _, sample = np.unique(sample, return_inverse=True)
+    samples = int(sample.max()) + 1 if len(sample) else 0
+    found = []
+    for name in dict.fromkeys(of.tolist()):
+        own = of == name
+        found.append(TableIndices(name, index[own], np.bincount(sample[own], minlength=samples).astype(np.int64)))
+    return tuple(found)
+
+
+def _wide(name: str, column: Any) -> TableIndices:
+    import pyarrow
+    from pyarrow import compute
+
+    column = column.combine_chunks()
+    if pyarrow.types.is_string(column.type):
+        text = compute.utf8_trim_whitespace(column)
+        text = compute.if_else(compute.equal(text, ""), pyarrow.scalar(None, pyarrow.string()), text)
+        column = compute.utf8_split_whitespace(text)
+    if pyarrow.types.is_list(column.type) or pyarrow.types.is_large_list(column.type):
+        lengths = compute.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+        return TableIndices(name, _whole(column.flatten(), name), lengths.astype(np.int64))
+    there = compute.is_valid(column).to_numpy(zero_copy_only=False)
+    return TableIndices(name, _whole(column.drop_null(), name), there.astype(np.int64))
+
+
+def _whole(column: Any, name: str) -> Int64:
+    """Whole numbers of a column, from numbers or text."""
+    import pyarrow
+
+    try:
+        if column.null_count:
+            raise ValueError
+        if isinstance(column, pyarrow.ChunkedArray):
+            column = column.combine_chunks()
+        return np.asarray(column.cast(pyarrow.int64()).to_numpy(zero_copy_only=False), np.int64)
+    except (pyarrow.ArrowException, ValueError):
+        raise ValueError(f"column {name!r} holds something else than whole numbers") from None
+
+
+def _of_torch(data: bytes) -> tuple[TableIndices, ...]:
+    from tracer.lookup_data.torch_file import read_tensors
+
+    indices, offsets, lengths = read_tensors(data)
+    if indices.ndim != 1 or offsets.ndim != 1 or lengths.ndim != 2:
+        raise ValueError("indices and offsets must have one dimension, and lengths two: tables by samples")
+    tables, samples = lengths.shape
+    if len(offsets) not in (tables * samples, tables * samples + 1) or lengths.min(initial=0) < 0 \
+            or lengths.sum() != len(indices):
+        raise ValueError("its offsets and lengths do not cover its indices")
+    ends = np.concatenate([[0], np.cumsum(lengths.sum(axis=1))])
+    return tuple(TableIndices("", indices[ends[t]:ends[t + 1]], lengths[t]) for t in range(tables))
+
+
+def _check(tables: tuple[TableIndices, ...]) -> None:
+    if not any(len(own.indices) for own in tables):
+        raise ValueError("it has no look-ups")
+    for place, own in enumerate(tables):
+        if len(own.indices) and int(own.indices.min()) < 0:
+            raise ValueError(f"table {own.name or place!r} has the index {int(own.indices.min())}; rows count from 0")

@@ -1,0 +1,369 @@
+"""What is known of the rows that a graph's operations look up: written with each operation, read with its arguments.
+
+The profiler writes nothing of a tensor's values. What was counted of a look-up's indices (or the law they follow) is
+kept where it would: as the recorded text of the argument that holds the indices.
+
+    aten::_embedding_bag(weight, indices, …)      indices: shape [5120], value "lookups:[{"name":"tables.0", …}]"
+
+So it is stored and loaded with the graph, follows the operation through every change of sizes, tells two look-ups of
+equal shapes apart, and reaches whatever prices the operation. The indices themselves are not among it.
+
+An operation looks up one table, or several that lie behind one another in one weight (as in FBGEMM's table-batched
+embedding).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from tracer.decode import DecodeError, from_json
+from tracer.fill import string_coder
+from tracer.graph import NONE, ExecutionGraph, OpKind
+from tracer.lookup_data.indices import Indices
+from tracer.lookup_data.tables import EmbeddingTable, TableError
+from tracer.views import list_of
+
+_MARK = "lookups:"
+_DIGITS = 5
+FORWARD = {"aten::embedding": (0, 1), "aten::embedding_bag": (0, 1), "aten::_embedding_bag": (0, 1),
+           "aten::_embedding_bag_forward_only": (0, 1)}
+"""Look-ups → positions of the weight and of the indices among their arguments."""
+BATCHED = {"fbgemm::split_embedding_codegen_lookup_": (1, 11), "fbgemm::dense_embedding_codegen_lookup_": (0, 7)}
+"""The same by the beginning of the name."""
+BACKWARD = frozenset({
+    "aten::embedding_backward", "aten::embedding_dense_backward", "aten::embedding_sparse_backward",
+    "aten::_embedding_bag_backward", "aten::_embedding_bag_dense_backward", "aten::_embedding_bag_sparse_backward"})
+"""Gradients; their second argument is the indices."""
+_OF_BACKWARD = 1
+_NAMES = {part.name: part for part in fields(EmbeddingTable)}
+
+
+def note_text(tables: Sequence[EmbeddingTable]) -> str:
+    """The tables as the text of an argument; what is as by default is left out."""
+    return _MARK + json.dumps([_plain(table) for table in tables], separators=(",", ":"))
+
+
+@lru_cache(maxsize=4096)
+def noted_tables(text: str) -> tuple[EmbeddingTable, ...]:
+    """The tables in the text of an argument; none in any other text, or a damaged one."""
+    if not text.startswith(_MARK):
+        return ()
+    try:
+        return tuple(from_json(text.removeprefix(_MARK), list[EmbeddingTable]))
+    except (DecodeError, TableError):
+        return ()
+
+
+def tables_of(graph: ExecutionGraph) -> list[EmbeddingTable]:
+    """The tables that a graph's operations are known to look up, each name once, in their order."""
+    ops = graph.ops
+    found: dict[str, EmbeddingTable] = {}
+    for code in dict.fromkeys(ops.scalars[_rows(graph)].tolist()):
+        for value in list_of(graph.string(code)):
+            for table in noted_tables(value if isinstance(value, str) else ""):
+                found.setdefault(table.name, table)
+    return list(found.values())
+
+
+def note_tables(graph: ExecutionGraph, tables: Sequence[EmbeddingTable]) -> list[str]:
+    """Write with each look-up, and its gradient, which of a model's tables it reads. In place.
+
+    A table belongs to the look-up of its module (``tables.3``) if that is known and the sizes fit; else tables and
+    look-ups of equal sizes are joined in their order; a weight with the rows of all tables of its columns holds them
+    all.
+
+    Returns:
+        Sentences for what could not be joined.
+    """
+    lookups = find_lookups(graph)
+    writer, lacking = _Writer(graph), 0
+    for step in sorted({own.step for own in lookups}):
+        of_step = [own for own in lookups if own.step == step]
+        for own, found in zip(of_step, _joined(of_step, tables), strict=True):
+            lacking += not found
+            writer.write(own, found)
+    if not lacking:
+        return []
+    return [f"{lacking} of {len(lookups)} look-ups are of none of the {len(tables)} tables that are described: their "
+            "rows are taken to differ."]
+
+
+def note_counted(graph: ExecutionGraph, counted: Sequence[EmbeddingTable]) -> list[str]:
+    """Write what was counted in one step of a program with the look-ups of every step, in their order. In place.
+
+    Args:
+        counted: the table of each look-up of the step that was watched.
+
+    Returns:
+        Sentences for steps that look up something else: tables and look-ups are joined there as ``note_tables`` does.
+    """
+    lookups, writer, unlike = find_lookups(graph), _Writer(graph), 0
+    shapes = [(table.rows, table.columns) for table in counted]
+    steps = sorted({own.step for own in lookups})
+    for step in steps:
+        of_step = [own for own in lookups if own.step == step]
+        alike = [own.shape for own in of_step] == shapes
+        unlike += not alike
+        of_each = [[table] for table in counted] if alike else _joined(of_step, counted)
+        for own, found in zip(of_step, of_each, strict=True):
+            writer.write(own, found)
+    if not steps:
+        return ["Look-ups were counted, and the profile has no operation that looks rows up (compiled code does it in "
+                "kernels of its own): what was counted is not used."]
+    return [f"{unlike} of {len(steps)} steps look up other tables than the step in which indices were counted."] \
+        if unlike else []
+
+
+def note_indices(graph: ExecutionGraph, indices: Indices) -> list[str]:
+    """Write with each look-up what real indices, or a law, say of it. In place.
+
+    Tables that are noted already keep their names; others are named by their modules, or numbered.
+
+    Raises:
+        TableError: the graph looks up no table, or the indices do not fit its tables.
+    """
+    known = tables_of(graph)
+    if not known:
+        first = min((own.step for own in find_lookups(graph)), default=NONE)
+        of_step = [own for own in find_lookups(graph) if own.step == first]
+        known = list({own.name(place): own.table(own.name(place)) for place, own in enumerate(of_step)}.values())
+    if not known:
+        raise TableError(f"{indices.source} describes indices, and the step looks up no embedding table: leave "
+                         "--indices out.")
+    return note_tables(graph, indices.of(known))
+
+
+@dataclass(slots=True)
+class Lookup:
+    """One look-up of a step, with the operations around and behind it.
+
+    Attributes:
+        rows: its rows in ``graph.ops``, outermost first, each with the position of its indices.
+        step: of the graph, ``NONE`` outside steps.
+        module: path of the module that did it, empty where not known.
+        shape: of its weight; one dimension where several tables lie in it.
+        lookups: indices in all.
+        bags: vectors it gives.
+        pooled: whether a bag may have several look-ups.
+        dtype: of the weight as recorded.
+        sequence: autograd's number, ``NONE`` if not known.
+        batched_tables: tables in the weight, where the operation says.
+    """
+
+    rows: list[tuple[int, int]]
+    step: int
+    module: str
+    shape: tuple[int, ...]
+    lookups: int
+    bags: int
+    pooled: bool
+    dtype: str
+    sequence: int
+    batched_tables: int = 1
+
+    @property
+    def elements(self) -> int:
+        """Of the weight."""
+        return prod(self.shape)
+
+    def name(self, place: int) -> str:
+        """A name for its table where nothing gives one."""
+        return self.module or f"table {place}"
+
+    def table(self, name: str) -> EmbeddingTable:
+        """Its table as far as the operation says."""
+        rows, columns = self.shape if len(self.shape) == 2 else (max(self.elements, 1), 1)
+        return EmbeddingTable(name, max(rows, 1), max(columns, 1), bag=self.lookups / max(self.bags, 1),
+                              pooling="sum" if self.pooled else "none")
+
+
+def find_lookups(graph: ExecutionGraph) -> list[Lookup]:
+    """The look-ups of a graph in time order; their gradients are among their rows."""
+    ops = graph.ops
+    rows = _rows(graph)
+    rows = rows[np.argsort(ops.start_ns[rows], kind="stable")]
+    kinds = {row: _position(graph.string(int(ops.name[row]))) for row in rows.tolist()}
+    found: dict[int, Lookup] = {}
+    gradients: list[int] = []
+    for row in rows.tolist():
+        position = kinds[row]
+        if position is None:
+            gradients.append(row)
+            continue
+        outer = _outermost(ops.parent, row, kinds)
+        if outer in found:
+            found[outer].rows.append((row, position[1]))
+            found[outer].sequence = max(found[outer].sequence, int(ops.sequence[row]))
+            continue
+        own = _read(graph, row, position)
+        if own is not None:
+            found[outer] = own
+    lookups = list(found.values())
+    _add_gradients(graph, lookups, gradients)
+    return lookups
+
+
+def _read(graph: ExecutionGraph, row: int, position: tuple[int, int]) -> Lookup | None:
+    ops, arguments = graph.ops, graph.arguments(row)
+    if len(arguments) <= position[1]:
+        return None
+    weight, indices = arguments[position[0]], arguments[position[1]]
+    if not weight.shape or indices.shape is None or not all(type(n) is int for n in (*weight.shape, *indices.shape)):
+        return None
+    name = graph.string(int(ops.name[row]))
+    lookups, pooled = prod(indices.shape), "bag" in name or position in BATCHED.values()
+    bags, tables = lookups, 1
+    if pooled:
+        offsets = arguments[position[1] + 1] if len(arguments) > position[1] + 1 else None
+        length = prod(offsets.shape) if offsets is not None and offsets.shape else 0
+        if len(indices.shape) == 2 or not length:
+            bags = indices.shape[0]
+        else:
+            include_last = position in BATCHED.values() or (len(arguments) > 7 and arguments[7].value == "True") \
+                or (len(arguments) > 8 and arguments[8].value == "True" and name == "aten::embedding_bag")
+            bags = length - int(include_last)
+    if position in BATCHED.values():
+        columns = arguments[position[0] + (5 if position[0] else 2)]
+        tables = max(prod(columns.shape or (1,)) - 1, 1)
+    module = graph.string(int(ops.module[row])).replace("/", ".")
+    return Lookup([(row, position[1])], int(ops.step[row]), module, tuple(weight.shape), lookups,
+                  bags, pooled, weight.dtype, int(ops.sequence[row]), tables)
+
+
+def _add_gradients(graph: ExecutionGraph, lookups: list[Lookup], rows: list[int]) -> None:
+    """Join gradients by autograd's number, else from the last look-up of equal sizes to the first."""
+    ops = graph.ops
+    by_number = {(own.step, own.sequence): own for own in lookups if own.sequence != NONE}
+    left: dict[tuple[int, tuple[int, ...]], list[Lookup]] = {}
+    for own in lookups:
+        left.setdefault((own.step, own.shape), []).append(own)
+    before: Lookup | None = None
+    before_end = -1
+    for row in rows:
+        step = int(ops.step[row])
+        if before is not None and ops.start_ns[row] < before_end:  # inside the gradient just joined
+            before.rows.append((row, _OF_BACKWARD))
+            continue
+        last = left.get((step, _gradient_shape(graph, row)), [])[-1:]
+        numbered = [by_number[step, number] for number in _numbers(graph, row) if (step, number) in by_number]
+        if not (numbered or last):
+            continue
+        own = (numbered or last)[0]
+        group = left[step, own.shape]
+        if own in group:
+            group.remove(own)
+        own.rows.append((row, _OF_BACKWARD))
+        before, before_end = own, int(ops.start_ns[row] + ops.duration_ns[row])
+
+
+def _numbers(graph: ExecutionGraph, row: int) -> list[int]:
+    """Autograd's numbers of an operation and those around it."""
+    found = []
+    while row >= 0:
+        if graph.ops.sequence[row] != NONE:
+            found.append(int(graph.ops.sequence[row]))
+        row = int(graph.ops.parent[row])
+    return found
+
+
+def _gradient_shape(graph: ExecutionGraph, row: int) -> tuple[int, ...]:
+    """The shape of the weight whose gradient an operation makes: rows are a number among its arguments."""
+    arguments = graph.arguments(row)
+    columns = arguments[0].shape[-1] if arguments and arguments[0].shape else 0
+    place = {"aten::_embedding_bag_backward": 6, "aten::_embedding_bag_dense_backward": 5,
+             "aten::_embedding_bag_sparse_backward": 5}.get(graph.string(int(graph.ops.name[row])), 2)
+    text = arguments[place].value if len(arguments) > place else ""
+    return (int(text) if text.isdecimal() else 0, columns)
+
+
+def _joined(lookups: list[Lookup], tables: Sequence[EmbeddingTable]) -> list[list[EmbeddingTable]]:
+    """Tables of each look-up of a step; none where no table fits."""
+    by_shape: dict[tuple[int, ...], list[EmbeddingTable]] = {}
+    for table in tables:
+        by_shape.setdefault((table.rows, table.columns), []).append(table)
+    turn: dict[tuple[int, ...], int] = {}
+    found = []
+    for own in lookups:
+        fitting = by_shape.get(own.shape, [])
+        if not fitting:
+            found.append(_all_in(own, tables))
+            continue
+        named = [table for table in fitting if _is_of(table.name, own.module)]
+        place = turn.get(own.shape, 0)
+        turn[own.shape] = place + 1
+        found.append(named[:1] or [fitting[place % len(fitting)]])
+    return found
+
+
+def _is_of(table: str, module: str) -> bool:
+    return bool(module) and (module == table or module.endswith(f".{table}") or table.endswith(f".{module}"))
+
+
+def _all_in(own: Lookup, tables: Sequence[EmbeddingTable]) -> list[EmbeddingTable]:
+    """All tables of a weight that holds several behind one another."""
+    if len(own.shape) == 2:
+        alike = [table for table in tables if table.columns == own.shape[1]]
+        return alike if len(alike) > 1 and sum(table.rows for table in alike) == own.shape[0] else []
+    together = len(tables) == own.batched_tables and sum(t.rows * t.columns for t in tables) == own.elements
+    return list(tables) if together else []
+
+
+class _Writer:
+    """Puts texts into the graph's arguments; each distinct row of arguments is written once."""
+
+    def __init__(self, graph: ExecutionGraph) -> None:
+        self._graph, self._code_of = graph, string_coder(graph)
+
+    def write(self, own: Lookup, tables: Sequence[EmbeddingTable]) -> None:
+        text = note_text(tables) if tables else ""
+        ops = self._graph.ops
+        for row, position in own.rows:
+            scalars = [str(value) for value in list_of(self._graph.string(int(ops.scalars[row])))]
+            scalars += [""] * (position + 1 - len(scalars))
+            scalars[position] = text
+            ops.scalars[row] = self._code_of(json.dumps(scalars))
+
+
+def _plain(table: EmbeddingTable) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, part in _NAMES.items():
+        value = getattr(table, name)
+        if value == part.default:
+            continue
+        found[name] = [_short(each) for each in value] if isinstance(value, tuple) else _short(value)
+    return found
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
+
+
+def _position(name: str) -> tuple[int, int] | None:
+    """Positions of weight and indices of a look-up; ``None`` of a gradient."""
+    if name in FORWARD:
+        return FORWARD[name]
+    return next((position for start, position in BATCHED.items() if name.startswith(start)), None)
+
+
+def _rows(graph: ExecutionGraph) -> np.ndarray:
+    """Rows of ``graph.ops`` that look rows up, or are gradients of it."""
+    codes = [code for code, text in enumerate(graph.strings)
+             if text in FORWARD or text in BACKWARD or text.startswith(tuple(BATCHED))]
+    ops = graph.ops
+    return np.flatnonzero(np.isin(ops.name, codes) & (ops.kind == OpKind.OPERATION))
+
+
+def _outermost(parent: np.ndarray, row: int, among: dict[int, Any]) -> int:
+    found, here = row, int(parent[row])
+    while here >= 0:
+        if here in among:
+            found = here
+        here = int(parent[here])
+    return found

@@ -1,0 +1,94 @@
+"""Embedding tables as recommendation models look them up, and the synthetic look-ups: plain, or batched as FBGEMM does.
+
+Both take all look-ups of a batch and give each table's vectors. ``PlainTables`` runs one operation a table,
+``BatchedTables`` one for all tables of equal columns, which lie behind one another in one weight: rows are numbered
+through, bags of one table follow those of the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from tracer.lookup_data.tables import EmbeddingTable
+
+SPREAD = 2_654_435_761
+"""A prime (Knuth's multiplicative hash): popularity rank × this, modulo the rows, is a row; no two ranks share one."""
+
+
+class PlainTables(nn.ModuleList):
+    """One ``nn.EmbeddingBag`` a table."""
+
+    def __init__(self, tables: Sequence[EmbeddingTable], batch: int, *, sparse: bool) -> None:
+        super().__init__(nn.EmbeddingBag(table.rows, table.columns, mode="sum", sparse=sparse) for table in tables)
+        self.sizes = sizes_of(tables, batch)
+        for part in self:
+            initialise_rows(part.weight, part.num_embeddings)
+
+    def forward(self, rows: Tensor, starts: Tensor) -> list[Tensor]:
+        """Vectors ``[batch, columns]`` of each table; see ``Dlrm.forward``."""
+        parts = rows if rows.dim() == 2 else rows.split(self.sizes)
+        return [table(parts[number], starts[number]) for number, table in enumerate(self)]
+
+
+class BatchedTables(nn.ModuleList):
+    """One ``nn.EmbeddingBag`` for all tables of equal columns."""
+
+    def __init__(self, tables: Sequence[EmbeddingTable], batch: int, *, sparse: bool) -> None:
+        super().__init__()
+        self.sizes = sizes_of(tables, batch)
+        self.groups = by_columns([table.columns for table in tables])
+        for group in self.groups:
+            own = [tables[number] for number in group]
+            self.append(nn.EmbeddingBag(sum(t.rows for t in own), own[0].columns, mode="sum", sparse=sparse))
+            for part, table in zip(self[-1].weight.split([t.rows for t in own]), own, strict=True):
+                initialise_rows(part, table.rows)
+        self.bases = {number: sum(tables[other].rows for other in group[:place])
+                      for group in self.groups for place, number in enumerate(group)}
+
+    def forward(self, rows: Tensor, starts: Tensor) -> list[Tensor]:
+        """Vectors ``[batch, columns]`` of each table; see ``Dlrm.forward``."""
+        parts = rows.flatten().split(self.sizes)
+        found: dict[int, Tensor] = {}
+        for group, table in zip(self.groups, self, strict=True):
+            together = torch.cat([parts[number] + self.bases[number] for number in group])
+            before = [sum(self.sizes[other] for other in group[:place]) for place in range(len(group))]
+            begins = torch.cat([starts[number] + before[place] for place, number in enumerate(group)])
+            vectors = table(together, begins).unflatten(0, (len(group), starts.shape[1]))
+            found.update(zip(group, vectors.unbind(), strict=True))
+        return [found[number] for number in range(len(self.sizes))]
+
+
+def sizes_of(tables: Sequence[EmbeddingTable], batch: int) -> list[int]:
+    """Look-ups of a batch in each table."""
+    return [round(table.lookups(batch)) for table in tables]
+
+
+def by_columns(columns: Sequence[int]) -> list[list[int]]:
+    """Numbers of what has equal columns, widest first."""
+    return [[number for number, own in enumerate(columns) if own == each]
+            for each in sorted(set(columns), reverse=True)]
+
+
+def initialise_rows(weight: Tensor, rows: int) -> None:
+    """Uniform within 1/√rows, as DLRM starts."""
+    with torch.no_grad():
+        weight.uniform_(-rows**-0.5, rows**-0.5)
+
+
+def zipf_rows(rows: int, count: int, skew: float, generator: torch.Generator) -> Tensor:
+    """``count`` rows, int64; the k-th most popular row is drawn with a probability proportional to ``k ** -skew``."""
+    weights = torch.arange(1, rows + 1, dtype=torch.float64) ** -skew
+    steps = weights.cumsum(0)
+    draws = torch.rand(count, generator=generator, dtype=torch.float64) * steps[-1]
+    ranks = torch.searchsorted(steps, draws, right=True).clamp_(max=rows - 1)
+    return ranks * SPREAD % rows
+
+
+def bag_starts(batch: int, count: int, generator: torch.Generator) -> Tensor:
+    """``count`` look-ups dealt to the samples at random: where each sample's bag begins, int64 ``[batch]``."""
+    samples = torch.randint(batch, (count,), generator=generator)
+    lengths = samples.new_zeros(batch).scatter_add(0, samples, torch.ones_like(samples))
+    return lengths.cumsum(0) - lengths
