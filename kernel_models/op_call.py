@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from kernel_models.table_parts import TablePart
+
 
 class Family(str, Enum):
     """Kinds of work that share a model. ``OTHER`` is work no family knows: priced by its bytes, and listed."""
@@ -92,6 +94,7 @@ class OpCall:
             forward). Convolution: "nchw" or "nhwc". Norms, pooling, interpolation: "" or "nhwc".
             Elsewhere "" or "strided", "broadcast".
         flags: further properties that change the time, sorted, such as ("bias",) or ("causal", "dropout").
+        accesses: of look-ups what is known of each table, where it is: sizes, bags, and how often rows are reused.
         flops: floating-point operations (a multiply-add is two).
         bytes_read, bytes_written: device memory the work must move at least, each stored element once.
 
@@ -107,6 +110,7 @@ class OpCall:
     flops: float = field(default=0.0, compare=False)
     bytes_read: float = field(default=0.0, compare=False)
     bytes_written: float = field(default=0.0, compare=False)
+    accesses: tuple[TablePart, ...] = ()
 
     @property
     def bytes_moved(self) -> float:

@@ -6,9 +6,11 @@ Dimensions: lookups in all, output rows (bags; = lookups without pooling), rows 
     bytes  = forward: lookups·columns of the table + the indices read, bags·columns written
              backward, dense: the gradient and indices read, and the *whole* gradient table written (zeros first)
              backward, fused: the gradient and indices read, every row looked up read and written once
+             backward, sparse: the gradient and indices read, a row of gradient written for every look-up
 
 Source: the definition (Lin et al. 2022, arXiv 2201.07821, section IV for the fused ones). Rows looked up twice count
-twice: how often they repeat is not among the arguments. Flags: "weighted"; "assumed" where columns are not recorded.
+twice; how often they repeat, and which table and bag they are of, ``OpCall.accesses`` tells where it is known. Flags:
+"weighted"; "assumed" where columns are not recorded.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ def embedding(
     kind: str, lookups: int, bags: int, table_rows: int, columns: int, tables: int, dtype: str, index_dtype: str,
     flags: tuple[str, ...] = (),
 ) -> Iterator[OpCall]:
-    """Kinds: "embedding", "bag", and these with "_backward" (dense) or "_backward_fused"; none without lookups."""
+    """Kinds: "embedding", "bag", these with "_backward" (dense), "_backward_sparse", "_backward_fused"; or nothing."""
     if not lookups or not columns:
         return
     size, pooled = itemsize(dtype), kind.startswith("bag")
@@ -36,6 +38,8 @@ def embedding(
     rows, out = lookups * columns * size, bags * columns * size
     if kind.endswith("_fused"):
         read, written, flops = out + rows + index_bytes, rows, 5.0 * lookups * columns
+    elif kind.endswith("_sparse"):
+        read, written, flops = rows + index_bytes, rows, 0.0
     elif kind.endswith("_backward"):
         read, written, flops = out + index_bytes, max(table_rows * tables, 1) * columns * size, float(lookups * columns)
     else:
@@ -67,7 +71,7 @@ def _one_table(op: Inputs, kind: str, weight: TensorSpec, indices: TensorSpec) -
          "aten::embedding_sparse_backward(grad_output, indices, num_weights)")
 def _dense_backward(op: Inputs) -> Iterator[OpCall]:
     grad, indices = op.tensor("grad_output"), op.tensor("indices")
-    kind = "embedding_backward_fused" if "sparse" in op.name else "embedding_backward"
+    kind = "embedding_backward_sparse" if "sparse" in op.name else "embedding_backward"
     yield from embedding(kind, indices.elements, indices.elements, op.integer("num_weights", 0), grad.shape[-1], 1,
                          grad.dtype, indices.dtype)
 
@@ -83,7 +87,7 @@ def _bag(op: Inputs) -> Iterator[OpCall]:
 
 @backward(Family.EMBEDDING, f"aten::_embedding_bag{_BAG}", f"aten::embedding_bag{_BAG}")
 def _bag_gradient(op: Inputs) -> Iterator[OpCall]:
-    yield from _bags(op, "bag_backward_fused" if op.flag("sparse") else "bag_backward")
+    yield from _bags(op, "bag_backward_sparse" if op.flag("sparse") else "bag_backward")
 
 
 def _bags(op: Inputs, kind: str) -> Iterator[OpCall]:
@@ -101,7 +105,7 @@ def _bags(op: Inputs, kind: str) -> Iterator[OpCall]:
          "aten::_embedding_bag_sparse_backward(grad, indices, offsets, offset2bag, bag_size, num_weights)")
 def _bag_backward(op: Inputs) -> Iterator[OpCall]:
     grad, indices = op.tensor("grad"), op.tensor("indices")
-    kind = "bag_backward_fused" if "sparse" in op.name else "bag_backward"
+    kind = "bag_backward_sparse" if "sparse" in op.name else "bag_backward"
     yield from embedding(kind, indices.elements, grad.shape[0], op.integer("num_weights", 0), grad.shape[-1], 1,
                          grad.dtype, indices.dtype)
 

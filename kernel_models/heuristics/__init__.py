@@ -11,8 +11,7 @@ from kernel_models.heuristics.efficiency import (
     fit_efficiencies,
     fit_over_devices,
 )
-from kernel_models.heuristics.embedding import reuse_flag
 from kernel_models.heuristics.roofline import RooflineModel, heuristic_models
 
 __all__ = ["Efficiencies", "Efficiency", "Measured", "RooflineModel", "default_efficiencies", "fit_efficiencies",
-           "fit_over_devices", "heuristic_models", "reuse_flag"]
+           "fit_over_devices", "heuristic_models"]

@@ -1,8 +1,20 @@
-"""Embedding lookups: bytes of rows in whole sectors, with the rows that the cache already holds costing less."""
+"""Embedding look-ups as a GPU does them: rows in whole sectors, caches, and the latency that a bag's look-ups wait out.
+
+A device has many bags in flight and each reads its rows one after another, so a look-up kernel takes the longest of
+
+    traffic      Σ look-ups · sectors of a row / bandwidth, rows looked up again moving faster if a cache kept them
+    the longest bag     look-ups of it · latency of one
+    all bags     Σ look-ups · latency / bags in flight
+
+The gradient with a fused optimizer sorts the look-ups by row and sums each row's gradients: kernel after kernel, each
+with its traffic and its waits. Source: FBGEMM's table-batched embedding (kernels and grids as recorded on V100 and
+A100); cache by reuse: Lin et al., 2024 (arXiv 2404.12674).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -19,70 +31,247 @@ from kernel_models.heuristics.streaming import SECTOR_BYTES
 from kernel_models.heuristics.sustained import bandwidth_gbps
 from kernel_models.heuristics.work import KernelWork, vector_us, work_of
 from kernel_models.op_call import Family
-from tracer.arrays import Float64
+from kernel_models.table_parts import TablePart
+from tracer.arrays import Bool, Float64, Int64
+from tracer.lookup_data.reuse import REUSE_BINS, REUSE_OF_BIN
 
-REUSE_BINS = 17
-"""Bins of a reuse histogram: accesses of a distinct row, 1, 2, 3–4, 5–8, …, more than 32768 (Lin et al., 2024)."""
-BACKWARD_KERNELS = 10.0
-"""Kernels of a gradient: indices made linear, sorted by radix, run lengths, then the rows (FBGEMM's fused lookups)."""
-_REUSE_OF_BIN = np.array([1.0] + [0.75 * 2.0 ** b for b in range(1, REUSE_BINS)])
-REUSE_FLAG = "reuse="
+HIT_CYCLES, MISS_CYCLES = 193.0, 1029.0
+"""Cycles from a load to its value: from the last-level cache, and from memory whose page is not at hand, as rows that
+lie anywhere in gigabytes are. Source: Jia et al., "Dissecting the NVIDIA Volta GPU architecture via microbenchmarking"
+(2018, arXiv 1804.06826), taken for every GPU."""
+LOADS_BEFORE = 2.0
+"""Loads that a bag waits for before its first row: its start, and the index there."""
+LOADS_OF_UPDATE = 6.0
+"""Loads after one another of a row's update: its look-ups' range, their places, gradient, weights, state."""
+WARPS = 48.0
+"""Warps of look-up kernels on a multiprocessor at once: of 64, what their registers leave."""
+VECTOR = 4.0
+"""Columns that a thread reads at once: of FBGEMM's kernels, which give a bag no fewer than 8 threads of a warp's 32."""
+ONE_BLOCK = 4096.0
+"""Look-ups that one block sorts by itself; more are sorted by the whole device, pass after pass."""
+RADIX_BITS = 8.0
+INDEX_BYTES, GRADIENT_BYTES = 8.0, 4.0
+FUSED_KERNELS, DENSE_KERNELS = 28.0, 8.0
+"""Kernel floors of a gradient besides its sort's passes. Fused: ten kernels, most of them of one or a few blocks that
+wait for each other; as much as ranks 0 to 3 of the recorded DLRM step (V100) need. Dense: PyTorch's own kernels."""
+LONG_ROW = 32.0
+"""Look-ups of one row from which the 32 warps of a block, not one warp, sum its gradients, 1,024 a block."""
 
 
-def reuse_flag(histogram: Sequence[float]) -> str:
-    """The flag of a call that carries a reuse histogram: shares of lookups by how often their row is looked up.
+@dataclass(frozen=True, slots=True)
+class LookupParts:
+    """Parts of tables of n calls, as columns over p parts; histograms are [p, 17] of rows and of accesses.
 
-    Raises:
-        ValueError: it has not ``REUSE_BINS`` shares, or they are negative or add up to nothing.
+    ``call`` [p] is the call of each part; ``tables`` equal tables make a part; ``out_bytes`` of an element of a bag.
     """
-    shares = np.asarray(histogram, np.float64)
-    if shares.shape != (REUSE_BINS,) or not np.isfinite(shares).all() or (shares < 0).any() or shares.sum() <= 0:
-        raise ValueError(f"a reuse histogram is {REUSE_BINS} shares, none negative, not all zero")
-    return REUSE_FLAG + ":".join(f"{share:.6g}" for share in shares / shares.sum())
+
+    call: Int64
+    tables: Float64
+    rows: Float64
+    columns: Float64
+    lookups: Float64
+    bags: Float64
+    longest: Float64
+    row_bytes: Float64
+    state_bytes: Float64
+    out_bytes: Float64
+    rows_of_bin: Float64
+    accesses_of_bin: Float64
+
+    def sum(self, values: Float64, calls: int) -> Float64:
+        """Over the parts of each call [n]."""
+        return np.bincount(self.call, weights=values, minlength=calls).astype(np.float64)
+
+    def most(self, values: Float64, calls: int) -> Float64:
+        """The largest of the parts of each call [n]."""
+        found = np.zeros(calls)
+        np.maximum.at(found, self.call, values)
+        return found
 
 
-def distinct_rows(lookups: Float64, table_rows: Float64, shares: Float64 | None = None) -> Float64:
-    """Rows that lookups touch at all [n].
-
-    Without a histogram rows are drawn evenly: T·(1 − (1 − 1/T)^lookups). With one, ``shares`` [n, 17] of the lookups
-    by reuse factor, it is lookups·Σ share/reuse. Never more than the table has, or than there are lookups.
-    Source: Lin et al., 2024 (arXiv 2404.12674), section on data-distribution-aware embeddings.
-    """
+def even_distinct(lookups: Float64, table_rows: Float64) -> Float64:
+    """Different rows that look-ups touch if every row is as likely: T·(1 − (1 − 1/T)^lookups)."""
     even = -table_rows * np.expm1(lookups * np.log1p(-1.0 / np.maximum(table_rows, 1.0 + 1e-9)))
-    if shares is not None:
-        told = shares.sum(axis=1) > 0
-        even = np.where(told, lookups * (shares / _REUSE_OF_BIN).sum(axis=1), even)
     return np.minimum(np.minimum(even, table_rows), lookups)
 
 
 @work_of(Family.EMBEDDING)
 def embedding_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Rows looked up and bags written, µs.
+    """Look-ups and their gradients, µs: waits count as arithmetic, which overlaps with traffic."""
+    parts = parts_of(table)
+    backward = table.by_kind(lambda kind: float("backward" in kind)) > 0
+    fused = table.by_kind(lambda kind: float(kind.endswith("_fused"))) > 0
+    sparse = table.by_kind(lambda kind: float(kind.endswith("_sparse"))) > 0
+    n = len(table)
+    ahead = KernelWork(*_combined(table, parts, forward_terms(parts, device), device), np.ones(n))
+    if not backward.any():
+        return ahead
+    sorted_ = _gradient(table, parts, device, fused)
+    copied = KernelWork(np.zeros(n), memory_us(table.bytes_moved, device), np.full(n, 2.0))
+    return KernelWork(*(np.where(backward, np.where(sparse, copy, sort), look) for look, sort, copy in (
+        (getattr(one, part.name) for one in (ahead, sorted_, copied)) for part in fields(KernelWork))))
 
-    A row costs its whole sectors. Of a lookup's rows, the first access comes from memory; a later one hits the cache
-    with probability min(1, usable cache / distinct bytes). Hits move ``L2_SPEEDUP`` times faster. Outputs, and what
-    else a call says it moves (indices, offsets, gradients), stream. Source: Lin et al., 2024 (arXiv 2404.12674).
+
+@dataclass(frozen=True, slots=True)
+class LookupTerms:
+    """What every part adds to a kernel over several of them, µs [p], at published rates.
+
+    A kernel streams the sum of ``stream_us``, waits for the sum of ``flight_us`` and no less than the largest
+    ``wait_us``. Which parts share a cache must be known to say what they find in it.
     """
-    lookups, tables = table.dim("lookups"), table.dim("tables")
-    row_bytes = table.dim("columns") * table.item_bytes()
-    touched = sector_bytes(np.ones(len(table)), row_bytes, SECTOR_BYTES)
-    distinct = distinct_rows(lookups / tables, table.dim("table_rows"), _shares(table)) * tables
-    hit = (1.0 - distinct / lookups) * np.minimum(1.0, usable_cache_bytes(device) / np.maximum(distinct * touched, 1.0))
-    bandwidth = bandwidth_gbps(device) * GB_PER_S_IN_BYTES_PER_US
-    rows_us = lookups * touched * (hit / L2_SPEEDUP + (1.0 - hit)) / bandwidth
-    other = np.maximum(table.bytes_moved - np.minimum(lookups * row_bytes, table.bytes_read), 0.0)
-    kernels = table.by_kind(lambda kind: BACKWARD_KERNELS if "backward" in kind else 1.0)
-    return KernelWork(vector_us(table, device), rows_us + memory_us(other, device), kernels)
+
+    stream_us: Float64
+    flight_us: Float64
+    wait_us: Float64
 
 
-def _shares(table: CallTable) -> Float64 | None:
-    """Reuse histograms of the calls that carry one [n, 17]; zeros for the others."""
-    rows = [(i, flag) for i, call in enumerate(table.calls) for flag in call.flags if flag.startswith(REUSE_FLAG)]
-    if not rows:
-        return None
-    shares = np.zeros((len(table), REUSE_BINS))
-    for i, flag in rows:
-        values = flag.removeprefix(REUSE_FLAG).split(":")
-        if len(values) == REUSE_BINS:
-            shares[i] = [float(value) for value in values]
-    return shares
+def forward_terms(parts: LookupParts, device: DeviceSpec) -> LookupTerms:
+    """Of a look-up: rows in whole sectors, indices and bags' starts read, sums of bags written."""
+    touched = sector_bytes(np.ones(len(parts.call)), parts.row_bytes, SECTOR_BYTES)
+    hits = _hits(parts, touched, device)
+    latency = _latency_us(parts, hits, device)
+    streamed = touched * (hits / L2_SPEEDUP + parts.lookups - hits) / _bandwidth(device)
+    other = INDEX_BYTES * (parts.lookups + parts.bags) + parts.out_bytes * parts.bags * parts.columns
+    before = LOADS_BEFORE * MISS_CYCLES / device.boost_clock_mhz
+    return LookupTerms(streamed + other / _bandwidth(device), parts.lookups * latency / _in_flight(parts, device),
+                       before + parts.longest * latency)
+
+
+def gradient_terms(parts: LookupParts, device: DeviceSpec, fused: Bool, alone: Bool, passes: Float64) -> LookupTerms:
+    """Of a gradient: look-ups numbered, sorted by row, counted, every row's gradients summed and the row updated.
+
+    ``fused`` [p] writes the rows and the optimizer's state, otherwise a gradient as large as the table, which is zeroed
+    before; ``alone``, ``passes`` [p]: how the look-ups of the part's kernel are sorted. Waits: numbering goes along
+    each bag; rows looked up often have their gradients read one after another, up to 32 by a warp, more by a block.
+    """
+    stored = GRADIENT_BYTES * parts.columns * parts.bags
+    n = int(parts.call.max(initial=-1)) + 1
+    kept = np.minimum(1.0, usable_cache_bytes(device) / np.maximum(parts.sum(stored, n), 1.0))[parts.call]
+    again = np.maximum(parts.lookups - parts.bags, 0.0) * kept
+    gradients = GRADIENT_BYTES * parts.columns * (again / L2_SPEEDUP + parts.lookups - again)
+    touched = sector_bytes(np.ones(len(parts.call)), parts.row_bytes, SECTOR_BYTES)
+    state = sector_bytes(np.sign(parts.state_bytes), parts.state_bytes, SECTOR_BYTES)
+    updated = 2.0 * parts.rows_of_bin.sum(1) * (touched + state)
+    written = np.where(fused, updated, 2.0 * parts.rows * parts.tables * parts.row_bytes)
+    # Bytes a look-up: numbered 8 read, 8 and 4 written; sorted 12 read and written a pass; counted 8 read, 12 written.
+    ordered = parts.lookups * (20.0 + np.where(alone, 24.0, 8.0 + 24.0 * passes) + 24.0)
+    latency = _latency_us(parts, np.zeros(len(parts.call)), device)
+    often = _most_accesses(parts)
+    of_warp, of_block = np.minimum(often, LONG_ROW), np.minimum(often, LONG_ROW**2) / LONG_ROW * (often > LONG_ROW)
+    numbering = 2.0 * HIT_CYCLES / device.boost_clock_mhz * parts.longest
+    return LookupTerms((gradients + written + ordered) / _bandwidth(device),
+                       parts.lookups * latency / _in_flight(parts, device),
+                       numbering + (of_warp + of_block + LOADS_OF_UPDATE) * latency)
+
+
+def sorting(lookups: Float64, rows: Float64) -> tuple[Bool, Float64]:
+    """Whether one block sorts so many look-ups by itself, and the passes of a sort by rows so many [n]."""
+    alone: Bool = lookups <= ONE_BLOCK
+    return alone, np.ceil(np.log2(np.maximum(rows, 2.0)) / RADIX_BITS)
+
+
+def gradient_kernels(fused: Bool, alone: Bool, passes: Float64) -> Float64:
+    """Kernel floors of a gradient [n]."""
+    return np.where(fused, FUSED_KERNELS, DENSE_KERNELS) + np.where(alone, passes, 3.0 * passes + 4.0)
+
+
+def _combined(table: CallTable, parts: LookupParts, terms: LookupTerms, device: DeviceSpec) -> tuple[Float64, Float64]:
+    n = len(table)
+    waits = np.maximum(parts.most(terms.wait_us, n), parts.sum(terms.flight_us, n))
+    return np.maximum(vector_us(table, device), waits), parts.sum(terms.stream_us, n)
+
+
+def _gradient(table: CallTable, parts: LookupParts, device: DeviceSpec, fused: Bool) -> KernelWork:
+    n = len(table)
+    alone, passes = sorting(parts.sum(parts.lookups, n), parts.sum(parts.rows * parts.tables, n))
+    terms = gradient_terms(parts, device, fused[parts.call], alone[parts.call], passes[parts.call])
+    return KernelWork(*_combined(table, parts, terms, device), gradient_kernels(fused, alone, passes))
+
+
+def parts_of(table: CallTable) -> LookupParts:
+    """What calls say of their tables; of a call that says nothing, equal tables drawn evenly."""
+    place = [i for i, call in enumerate(table.calls) for _ in call.accesses]
+    told = columns_of([part for call in table.calls for part in call.accesses], np.array(place, np.int64))
+    plain = np.array([i for i, call in enumerate(table.calls) if not call.accesses], np.int64)
+    lookups, bags, tables = (table.dim(name)[plain] for name in ("lookups", "bags", "tables"))
+    rows, columns, size = table.dim("table_rows")[plain], table.dim("columns")[plain], table.item_bytes()[plain]
+    pooled = (table.by_kind(lambda kind: float(kind.startswith("bag"))) > 0)[plain]
+    longest = np.where(pooled, np.maximum(lookups / bags, 1.0) * unequal(tables), 1.0)
+    of_bin = np.zeros((2, len(plain), REUSE_BINS))
+    of_bin[0, :, 0], of_bin[1, :, 0] = even_distinct(lookups / tables, rows) * tables, lookups
+    untold = LookupParts(plain, tables, rows, columns, lookups, bags, longest, columns * size,
+                         np.full(len(plain), 4.0), size, of_bin[0], of_bin[1])
+    return LookupParts(*(np.concatenate([getattr(told, one.name), getattr(untold, one.name)])
+                         for one in fields(LookupParts)))
+
+
+def columns_of(parts: Sequence[TablePart], call: Int64) -> LookupParts:
+    """Parts as columns; ``call`` [p] says which belong together."""
+    of_bin = np.zeros((2, len(parts), REUSE_BINS))
+    for i, part in enumerate(parts):
+        if part.reuse:
+            of_bin[1, i] = part.lookups * np.array(part.reuse)
+    of_bin[0] = of_bin[1] / REUSE_OF_BIN
+    numbers = np.array([(part.rows, part.columns, part.lookups, part.bags, _longest(part), part.row_bytes,
+                         part.state_bytes, not part.reuse) for part in parts], np.float64).reshape(len(parts), 8)
+    rows, columns, lookups, bags, longest, row_bytes, state_bytes, even = numbers.T
+    of_bin[0, :, 0] += even * even_distinct(lookups, rows)
+    of_bin[1, :, 0] += even * lookups
+    return LookupParts(call, np.ones(len(parts)), rows, columns, lookups, bags, longest, row_bytes, state_bytes,
+                       np.full(len(parts), GRADIENT_BYTES), of_bin[0], of_bin[1])
+
+
+def _longest(part: TablePart) -> float:
+    return min(part.longest or max(part.lookups / max(part.bags, 1), 1.0), part.lookups)
+
+
+def unequal(tables: Float64) -> Float64:
+    """How many times longer than the mean the longest bag of n tables is where nothing tells: H_n = 1 + … + 1/n.
+
+    Bags of published models differ from table to table by two orders of magnitude (of MLPerf's DLRM from 1 to 100);
+    the largest of n lengths drawn from an exponential law is H_n times their mean.
+    """
+    return np.log(tables) + 0.5772 + 0.5 / tables - np.where(tables < 1.5, 0.0772, 0.0)
+
+
+def _hits(parts: LookupParts, touched: Float64, device: DeviceSpec) -> Float64:
+    """Look-ups that find their row in the cache [p].
+
+    Tables of a call share it. It holds the rows that are looked up most often; the first look-up of a row misses.
+    """
+    p, bins = parts.rows_of_bin.shape
+    rows, accesses = parts.rows_of_bin.ravel(), parts.accesses_of_bin.ravel()
+    call, size = np.repeat(parts.call, bins), rows * np.repeat(touched, bins)
+    often = accesses / np.maximum(rows, 1e-12)
+    order = np.lexsort((-often, call))
+    total = np.cumsum(size[order])
+    ends = np.flatnonzero(np.diff(call[order], append=-1))
+    start = np.zeros(len(total))
+    start[ends[:-1] + 1] = total[ends[:-1]]
+    before = total - size[order] - np.maximum.accumulate(start)
+    fits = np.clip((usable_cache_bytes(device) - before) / np.maximum(size[order], 1e-9), 0.0, 1.0)
+    hits = np.empty(p * bins)
+    hits[order] = fits * np.maximum(accesses[order] - rows[order], 0.0)
+    return hits.reshape(p, bins).sum(1)
+
+
+def _latency_us(parts: LookupParts, hits: Float64, device: DeviceSpec) -> Float64:
+    """From a look-up to its row, on average over a part's look-ups, µs [p]."""
+    share = hits / np.maximum(parts.lookups, 1.0)
+    return (share * HIT_CYCLES + (1.0 - share) * MISS_CYCLES) / device.boost_clock_mhz
+
+
+def _in_flight(parts: LookupParts, device: DeviceSpec) -> Float64:
+    """Look-ups that the device waits for at once [p]."""
+    threads = np.clip(np.ceil(parts.columns / VECTOR), 8.0, 32.0)
+    return device.sm_count * WARPS * np.floor(32.0 / threads)
+
+
+def _most_accesses(parts: LookupParts) -> Float64:
+    """Look-ups of the row that is looked up most often, by the histogram's last bin that is not empty [p]."""
+    often = np.where(parts.rows_of_bin > 0.5, parts.accesses_of_bin / np.maximum(parts.rows_of_bin, 1e-12), 0.0)
+    return np.minimum(np.maximum(often.max(1), 1.0), np.maximum(parts.lookups, 1.0))
+
+
+def _bandwidth(device: DeviceSpec) -> float:
+    return bandwidth_gbps(device) * GB_PER_S_IN_BYTES_PER_US

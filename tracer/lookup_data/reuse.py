@@ -63,13 +63,13 @@ def histogram_of_zipf(lookups: float, rows: float, skew: float) -> tuple[float, 
 
     A row of chance p is looked up Poisson(p·lookups) times; of its accesses those of k-fold reuse are k·P(k).
     """
-    from scipy.stats import poisson
+    from scipy.special import pdtr
 
     wide, chances = _zipf(rows, skew)
     mean = lookups * chances
     # Accesses with reuse ≤ n: Σ_{k≤n} k·P(k; λ) = λ·P(K ≤ n − 1; λ).
     edges = 2.0 ** np.arange(REUSE_BINS - 1)
-    below = np.array([(wide * mean * poisson.cdf(edge - 1, mean)).sum() for edge in edges])
+    below = np.array([(wide * mean * pdtr(edge - 1.0, mean)).sum() for edge in edges])
     shares = np.diff(np.concatenate([[0.0], below, [(wide * mean).sum()]]))
     return checked_histogram(np.maximum(shares, 0.0).tolist())
 

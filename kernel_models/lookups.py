@@ -1,0 +1,108 @@
+"""Batched look-ups of tables as op calls, and their cost in terms that add up, for searches over who holds what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kernel_models.device import DeviceSpec
+from kernel_models.heuristics.efficiency import Efficiencies, Efficiency, default_efficiencies_of, together
+from kernel_models.heuristics.embedding import (
+    LookupTerms,
+    columns_of,
+    forward_terms,
+    gradient_kernels,
+    gradient_terms,
+    sorting,
+)
+from kernel_models.op_call import Family, OpCall
+from kernel_models.table_parts import TablePart
+from tracer.arrays import Float64
+
+INDEX_BYTES = 8.0
+
+
+def forward_call(parts: Sequence[TablePart]) -> OpCall:
+    """One kernel that looks up all these parts and sums their bags.
+
+    Raises:
+        ValueError: there are no parts, or none is looked up.
+    """
+    return _call("bag", parts)
+
+
+def backward_call(parts: Sequence[TablePart], fused: bool = True) -> OpCall:
+    """Their gradients in one pass: with the optimizer (``fused``), or as gradients as large as the tables."""
+    return _call("bag_backward_fused" if fused else "bag_backward", parts)
+
+
+def _call(kind: str, parts: Sequence[TablePart]) -> OpCall:
+    used = tuple(part for part in parts if part.lookups)
+    if not used:
+        raise ValueError("nothing is looked up in these tables")
+    lookups, bags = sum(part.lookups for part in used), sum(part.bags for part in used)
+    rows = sum(part.rows for part in used) // len(used)
+    columns = max(round(sum(part.bags * part.columns for part in used) / max(bags, 1)), 1)
+    read_rows = sum(part.lookups * part.row_bytes for part in used)
+    out = 4.0 * sum(part.bags * part.columns for part in used)
+    index = INDEX_BYTES * (lookups + bags)
+    added = float(sum(part.lookups * part.columns for part in used))
+    if kind == "bag":
+        read, written, flops = read_rows + index, out, added
+    elif kind.endswith("_fused"):
+        read, written, flops = out + read_rows + index, read_rows, 5.0 * added
+    else:
+        read, written, flops = out + index, sum(part.rows * part.row_bytes for part in used), added
+    flags = ("weighted",) if any(part.weighted for part in used) else ()
+    return OpCall(Family.EMBEDDING, kind, (lookups, bags, rows, columns, len(used)), used[0].dtype, flags=flags,
+                  flops=flops, bytes_read=read, bytes_written=written, accesses=used)
+
+
+@dataclass(frozen=True, slots=True)
+class PartCosts:
+    """What parts of tables add to a device's batched look-up and to its gradient with the optimizer fused, [p]."""
+
+    forward: LookupTerms
+    backward: LookupTerms
+    lookups: Float64
+    rows: Float64
+
+    @classmethod
+    def of(cls, parts: Sequence[TablePart], device: DeviceSpec, share_of_cache: float = 1.0) -> PartCosts:
+        """Of parts each on its own, with a share of the device's cache (one over the tables that a device will hold).
+
+        The cache is what the tables of a device share: terms that add up can only assume its division. Price the call
+        of a device's parts for what they cost together.
+        """
+        spec = replace(device, l2_mb=device.l2_mb * share_of_cache, l3_mb=device.l3_mb * share_of_cache)
+        columns = columns_of(parts, np.arange(len(parts)))
+        # Of a batch worth splitting over devices no block sorts the look-ups alone, and all rows together are many.
+        alone, passes = sorting(np.full(len(parts), np.inf), np.full(len(parts), columns.rows.sum()))
+        return cls(forward_terms(columns, spec),
+                   gradient_terms(columns, spec, np.ones(len(parts), np.bool_), alone, passes),
+                   columns.lookups, columns.rows)
+
+
+def batched_forward_us(stream_us: Float64, flight_us: Float64, wait_us: Float64, device: DeviceSpec,
+                       efficiencies: Efficiencies | None = None, dtype: str = "fp32") -> Float64:
+    """Time of one look-up over many parts from the sums and the maximum of their terms, µs [n]; 0 for none."""
+    reached = _reached(device, efficiencies, "bag", dtype)
+    time = reached.fixed * device.kernel_floor_us + together(
+        np.maximum(wait_us, flight_us) / reached.compute, stream_us / reached.memory, device)
+    return np.where(stream_us > 0, time, 0.0)
+
+
+def batched_backward_us(stream_us: Float64, flight_us: Float64, wait_us: Float64, lookups: Float64, rows: Float64,
+                        device: DeviceSpec, efficiencies: Efficiencies | None = None, dtype: str = "fp32") -> Float64:
+    """Time of their gradient with the optimizer fused, likewise; ``lookups`` and ``rows`` are sums over the parts."""
+    reached = _reached(device, efficiencies, "bag_backward_fused", dtype)
+    kernels = gradient_kernels(np.ones(len(lookups), np.bool_), *sorting(lookups, rows))
+    time = reached.fixed * device.kernel_floor_us * kernels + together(
+        np.maximum(wait_us, flight_us) / reached.compute, stream_us / reached.memory, device)
+    return np.where(stream_us > 0, time, 0.0)
+
+
+def _reached(device: DeviceSpec, efficiencies: Efficiencies | None, kind: str, dtype: str) -> Efficiency:
+    return (efficiencies or default_efficiencies_of(device)).of(Family.EMBEDDING, dtype, kind)
