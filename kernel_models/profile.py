@@ -26,7 +26,7 @@ from kernel_models.host.overheads import HostOverheads
 from kernel_models.model import Arrays, KernelModel
 from kernel_models.op_call import Family
 from tracer.decode import DecodeError, convert, from_json
-from tracer.errors import ForetraceError, GraphFileError
+from tracer.errors import ForetraceError, GraphFileError, reason_of
 from tracer.store.container import read_file, write_file
 
 VERSION = 2
@@ -215,7 +215,7 @@ def from_bytes(data: bytes, label: str) -> DeviceProfile:
         raise ProfileError(f"{label} cannot be used: {error}") from None
     except (zipfile.BadZipFile, zlib.error, OSError, EOFError, LookupError, TypeError, ValueError, ArithmeticError,
             NotImplementedError, RuntimeError, AttributeError, MemoryError) as error:
-        raise _corrupt(label, " ".join(str(error).split())[:200] or type(error).__name__) from None
+        raise _corrupt(label, reason_of(error)) from None
 
 
 class _State(msgspec.Struct):

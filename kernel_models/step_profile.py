@@ -24,7 +24,8 @@ from kernel_models.step_fit import MeasuredStep, StepProblem, fit_widths
 from tracer.arrays import Float64, Int64
 
 LEAST_GRAPHS = 3
-"""With fewer graphs nothing can be left out that the rest would say something of."""
+"""With fewer graphs nothing can be left out that the rest would say something of: what they teach cannot be judged, and
+an unjudged profile is not written."""
 UNLIKELY = 3.0
 """Left-out steps that stay off by this factor are of other units, or of other programs. Set."""
 LEAST_ERRORS = 8
@@ -68,31 +69,34 @@ def fit_steps(steps: Sequence[NamedStep], spec: DeviceSpec, source: str, known: 
         shipped: whether what is fitted is held near the corrections that foretrace ships for such a device.
 
     Raises:
-        DataError: there is no step, or what the steps teach makes others no better.
+        DataError: there is no step, steps are of fewer than ``LEAST_GRAPHS`` graphs, or what they teach makes others no
+            better.
     """
     rest, fixed_us = _without_known(steps, known)
     if not rest:
         raise DataError(f"No step of {source} says anything of {spec.name} that measured kernels do not.")
+    graphs = [one.graph for one in rest]
+    fold = folds_of(graphs)
+    if fold is None:
+        known_too = " beside what measured kernels say" if known else ""
+        raise DataError(
+            f"{source} has steps of {len(set(graphs))} trace{'s' if len(set(graphs)) > 1 else ''} to learn from"
+            f"{known_too}, where {LEAST_GRAPHS} or more are needed: each is left out in turn to judge what the others "
+            "teach; add steps of other programs.")
     start = heuristic_models(spec)[Family.GEMM].corrections if shipped else None
     problem = StepProblem([one.step for one in rest], start)
     measured = problem.measured_us + fixed_us
     before = problem.times_us(np.zeros(len(problem.weights))) + fixed_us
-    tried = _left_out(problem, [one.graph for one in rest])
-    facts: dict[str, Any] = {"data": source, "rows": len(rest), "graphs": len({one.graph for one in rest}),
+    tried = _left_out(problem, fold)
+    facts: dict[str, Any] = {"data": source, "rows": len(rest), "graphs": len(set(graphs)),
                              "before": errors_of(before, measured).to_json()}
     widths = dict(start.widths) if start else {}
-    said = list(notes)
-    if not tried:
-        problem.weight = problem.weight * BELIEF[-1]
-        said.append(f"{source}: steps of fewer than {LEAST_GRAPHS} traces; nothing could be left out, so that no error "
-                    "of what they teach is known.")
-    else:
-        best = min(tried, key=lambda one: _factor(one.times_us + fixed_us, measured))
-        _check_better(_factor(best.times_us + fixed_us, measured), _factor(before, measured), source)
-        facts |= {"left_out": errors_of(best.times_us + fixed_us, measured).to_json(), "belief": best.belief}
-        problem.weight = problem.weight * best.belief
-        if len(rest) >= LEAST_ERRORS:
-            widths |= fit_widths(best.shares, np.log(best.times_us / problem.measured_us), best.families)
+    best = min(tried, key=lambda one: _factor(one.times_us + fixed_us, measured))
+    _check_better(_factor(best.times_us + fixed_us, measured), _factor(before, measured), source)
+    facts |= {"left_out": errors_of(best.times_us + fixed_us, measured).to_json(), "belief": best.belief}
+    problem.weight = problem.weight * best.belief
+    if len(rest) >= LEAST_ERRORS:
+        widths |= fit_widths(best.shares, np.log(best.times_us / problem.measured_us), best.families)
     corrections = problem.corrections(problem.fit(), widths=widths, source=source)
     software = {one.software for one in rest}
     name = software.pop() if len(software) == 1 else ""
@@ -100,7 +104,7 @@ def fit_steps(steps: Sequence[NamedStep], spec: DeviceSpec, source: str, known: 
                for family, calls in _by_family(rest).items()]
     provenance = (dict(known.provenance) if known else stamp()) | {"steps": facts}
     provenance["data"] = sorted({*provenance.get("data", ()), source})
-    if told := list(dict.fromkeys([*provenance.get("notes", ()), *said])):
+    if told := list(dict.fromkeys([*provenance.get("notes", ()), *notes])):
         provenance["notes"] = told
     if known is not None:
         return replace(known, entries=[*known.entries, *entries], provenance=provenance)
@@ -124,15 +128,12 @@ def _without_known(steps: Sequence[NamedStep], known: DeviceProfile | None) -> t
     return kept, np.array(fixed, np.float64)
 
 
-def _left_out(problem: StepProblem, graphs: Sequence[str]) -> list[_LeftOut]:
-    """What steps of other graphs teach of each step, with each of ``BELIEF``; nothing where graphs are too few."""
-    fold = folds_of(graphs)
-    if fold is None:
-        return []
+def _left_out(problem: StepProblem, fold: Int64) -> list[_LeftOut]:
+    """What steps of other graphs teach of each step, with each of ``BELIEF``; ``fold`` is of ``folds_of``."""
     weight, found = problem.weight, []
     for belief in BELIEF:
         problem.weight = weight * belief
-        times_us, parts = np.zeros(len(graphs)), []
+        times_us, parts = np.zeros(len(fold)), []
         families: list[str] = []
         for one in np.unique(fold).tolist():
             mine = np.flatnonzero(fold == one)
@@ -140,7 +141,7 @@ def _left_out(problem: StepProblem, graphs: Sequence[str]) -> list[_LeftOut]:
             times_us[mine] = problem.times_us(values)[mine]
             families, of_families = problem.family_times_us(values)
             parts.append((mine, of_families[mine]))
-        shares = np.zeros((len(graphs), len(families)))
+        shares = np.zeros((len(fold), len(families)))
         for mine, of_families in parts:
             shares[mine] = of_families / of_families.sum(axis=1, keepdims=True)
         found.append(_LeftOut(belief, times_us, shares, families))

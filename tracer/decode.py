@@ -14,7 +14,7 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
-from tracer.errors import ForetraceError
+from tracer.errors import ForetraceError, reason_of
 
 T = TypeVar("T")
 MOST_DEPTH = 64
@@ -24,7 +24,6 @@ MOST_BITS = 1000
 _DIGITS = 300
 _LONG = re.compile(rf"[0-9]{{{_DIGITS}}}")
 _LONG_BYTES = re.compile(rb"[0-9]{%d}" % _DIGITS)
-_MOST_REASON = 200
 
 
 class DecodeError(ForetraceError):
@@ -116,7 +115,7 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 def _reason(error: BaseException, what: str) -> str:
     if isinstance(error, RecursionError):
         return f"its {what} is nested without end"
-    text = " ".join(str(error).split())[:_MOST_REASON] or type(error).__name__
+    text = reason_of(error)
     return text if isinstance(error, msgspec.ValidationError) else f"it is no {what}: {text}"
 
 

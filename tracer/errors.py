@@ -36,3 +36,17 @@ class ProfilerBusyError(CaptureError):
     """Another torch profiler is running."""
 
     reason = "another torch profiler was running."
+
+
+def reason_of(error: BaseException, most: int = 200) -> str:
+    """Return what an exception says as one line, see ``cut_text``; its type where it says nothing."""
+    return cut_text(str(error), most) or type(error).__name__
+
+
+def cut_text(text: str, most: int) -> str:
+    """Return a text as one line of at most ``most`` characters and an ellipsis, cut at a word's end."""
+    line = " ".join(text.split())
+    if len(line) <= most:
+        return line
+    kept = line[:most + 1]
+    return f"{kept.rpartition(' ')[0] or kept[:-1]} …"

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any
 
 from tracer.capture_layout import SIDE_FILES
-from tracer.errors import TraceError
+from tracer.errors import TraceError, reason_of
 from tracer.execution_trace import is_execution_trace
 from tracer.input_file import NotAFile, open_anywhere
 
@@ -74,7 +74,7 @@ def _expand(path: str) -> tuple[list[str], bool]:
 
             system, local = fsspec.core.url_to_fs(path)
         except Exception as error:  # a back end's own types: unknown protocol, missing package
-            raise TraceError(f"{path} could not be opened ({str(error)[:200]}); check the URL and that the fsspec "
+            raise TraceError(f"{path} could not be opened ({reason_of(error)}); check the URL and that the fsspec "
                              "back end of its protocol is installed.") from error
     try:
         if system.isdir(local):
@@ -120,7 +120,7 @@ def _look_at(path: str, named: bool) -> FoundFile:
         raise TraceError(f"{path} is a pipe or device, which can be read only once; save it as a file first."
                          ) from error
     except Exception as error:  # fsspec's back ends raise types of their own
-        raise TraceError(f"{path} could not be opened ({str(error)[:200]}); check the path and its permissions.") \
+        raise TraceError(f"{path} could not be opened ({reason_of(error)}); check the path and its permissions.") \
             from error
     head = stored
     if stored.startswith(b"\x1f\x8b"):

@@ -14,7 +14,7 @@ import typer
 
 from graph_predictor.cli.text import STDOUT, finish_output, tell
 from tracer.disk import FULL
-from tracer.errors import ForetraceError
+from tracer.errors import ForetraceError, reason_of
 
 BAD_INPUT = 2
 """Something the user can mend: a file, an option, a full disk."""
@@ -70,8 +70,8 @@ def _told(error: BaseException) -> tuple[int, str]:
     if isinstance(error, OSError):
         where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
         return BAD_INPUT, f"{where}{error.strerror or error}; check the path, its permissions and the free space."
-    return FAILED, (f"An unexpected error, which is a bug of foretrace: {type(error).__name__}: {str(error)[:300]}. "
-                    "Please report it with the trace.")
+    return FAILED, (f"An unexpected error, which is a bug of foretrace: {type(error).__name__}: "
+                    f"{reason_of(error, 300)}. Please report it with the trace.")
 
 
 def _forget_stdout() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from graph_predictor.sizes.named_sizes import MOST
 from kernel_models.collectives import Topology
+from tracer.errors import reason_of
 from tracer.parallel_plan import ParallelPlan, PlanError, Sharding
 from tracer.shape_only.transformer import TransformerShape
 
@@ -67,8 +68,8 @@ def decoder_of(name: str, settings: Mapping[str, Any]) -> TransformerShape:
             dropout=float(settings.get("dropout", 0.0)), experts=int(settings.get("experts", 0)),
             top_k=int(settings.get("top_k", 0)), dtype=dtype)
     except (KeyError, TypeError, ValueError) as error:
-        why = str(error)[:200]
-        raise PlanError(f"The settings of {name} lack or spoil {why}; trace or capture it again.") from None
+        raise PlanError(f"The settings of {name} lack or spoil {reason_of(error)}; trace or capture it "
+                        "again.") from None
     sizes = (shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.ffn, shape.vocab, shape.seq)
     if not all(0 < size <= MOST for size in sizes) or not (0 <= shape.experts <= MOST and 0 <= shape.top_k <= MOST
                                                            and 0.0 <= shape.dropout < 1.0):

@@ -22,7 +22,6 @@ import numpy as np
 
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.datasets.samples import DataError
-from kernel_models.datasets.tables import read_frame
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
 from kernel_models.op_call import OpCall
@@ -30,6 +29,7 @@ from kernel_models.pricing import price
 from kernel_models.step_fit import MeasuredStep
 from kernel_models.step_profile import NamedStep
 from tracer.job import read_job
+from tracer.table_input import read_frame
 
 TRACE, STEP_MS = "trace", "step_ms"
 BUSY = 0.8
@@ -67,8 +67,8 @@ def read_steps(path: str, spec: DeviceSpec | None = None, software: str = "", no
         progress: is told what is being read.
 
     Raises:
-        DataError: the table cannot be read, lacks a column, or no row can be used.
-        ForetraceError: a trace cannot be read, or there is no such device.
+        DataError: the table lacks a column, or no row can be used.
+        ForetraceError: the table or a trace cannot be read, or there is no such device.
     """
     rows = _rows(Path(path), software)
     told = [] if notes is None else notes

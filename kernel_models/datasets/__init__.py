@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kernel_models.datasets.samples import HELD_OUT_SHARE, DataError, Samples, is_held_out, joined
-from kernel_models.datasets.tables import SUFFIXES, read_table
+from kernel_models.datasets.tables import is_table, read_table
 from kernel_models.device import DeviceSpec
 from tracer.errors import ForetraceError, JobError
 
@@ -30,7 +30,7 @@ def read_samples(
         notes: gets sentences on what was left out and why.
 
     Raises:
-        DataError, TraceError: a path cannot be read, or nothing in it can be learned from.
+        DataError, TableInputError, TraceError: a path cannot be read, or nothing in it can be learned from.
     """
     found: list[Samples] = []
     told = [] if notes is None else notes
@@ -43,11 +43,9 @@ def read_samples(
             if not tables:
                 raise DataError(f"{name} is a campaign without tables of micro-benchmarks; run its kernels first.")
             found += _campaign(tables)
-        elif local and path.is_dir() and (tables := sorted(p for p in path.iterdir() if p.name.endswith(SUFFIXES))):
+        elif local and path.is_dir() and (tables := sorted(p for p in path.iterdir() if is_table(p.name))):
             found += _singly(name, [str(table) for table in tables], spec, told)
-        elif local and name.endswith(SUFFIXES):
-            if not os.path.exists(path):
-                raise DataError(f"{name} does not exist; check the path.")
+        elif local and is_table(name):
             found += read_table(path, spec, told)
         else:
             found += _traces(name, spec, told, alone=spec is None or len(paths) == 1)
@@ -62,7 +60,7 @@ def _singly(name: str, files: Sequence[str], spec: DeviceSpec | None, notes: lis
     skipped = []
     for file in files:
         try:
-            found += (read_table(Path(file), spec, notes) if file.endswith(SUFFIXES)
+            found += (read_table(Path(file), spec, notes) if is_table(file)
                       else _trace(file, spec, notes, alone=False))
         except (ForetraceError, OSError) as error:
             skipped.append(f"{os.path.basename(file)} was skipped: {error}")

@@ -33,6 +33,7 @@ from kernel_models.operation import backward_calls_of, calls_of, operation
 from tracer.campaign.families import FAMILIES
 from tracer.campaign.tables import quickest_visits
 from tracer.decode import DecodeError, from_json
+from tracer.errors import reason_of
 from tracer.input_file import read_input
 
 if TYPE_CHECKING:
@@ -354,7 +355,8 @@ def _sessions(path: Path) -> list[dict[str, Any]]:
         sessions = from_json(read_input(index), _Index).sessions
     except (OSError, DecodeError) as error:
         raise DataError(f"{path} is a campaign's table, and the campaign.json that names its device cannot be read "
-                        f"beside its folder ({str(error)[:100]}); keep the campaign's directory together.") from None
+                        f"beside its folder ({reason_of(error, 100)}); keep the campaign's directory "
+                        "together.") from None
     return sessions
 
 

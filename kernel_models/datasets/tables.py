@@ -11,13 +11,12 @@ import numpy as np
 
 from kernel_models.datasets.samples import DataError, Samples
 from kernel_models.device import DeviceSpec
-from tracer.input_file import open_input
-from tracer.parquet_input import read_parquet
+from tracer.errors import reason_of
+from tracer.table_input import TABLES, read_frame
 
 if TYPE_CHECKING:
     import pandas
 
-SUFFIXES = (".parquet", ".csv")
 FORMS = ("gemm_forward", "attention_causal", "vidur_blocks", "neusight", "campaign", "operator_table", "generic")
 """Modules with a reader each, the most specific first. A new form of table is a new module here."""
 LARGEST = 2**40
@@ -42,6 +41,11 @@ class Reader(NamedTuple):
     sizes: tuple[str, ...] = ()
 
 
+def is_table(name: str) -> bool:
+    """Return whether a file's name is a table's."""
+    return name.lower().endswith(TABLES)
+
+
 def readers() -> list[Reader]:
     """All readers, in the order of ``FORMS``."""
     return [import_module(f"kernel_models.datasets.{name}").READER for name in FORMS]
@@ -56,8 +60,8 @@ def read_table(path: Path, spec: DeviceSpec | None = None, notes: list[str] | No
         notes: is told how many rows are of no use.
 
     Raises:
-        DataError: the file cannot be read, no reader knows its columns, it names no device and none was given, or it
-            has no usable row.
+        TableInputError: the file cannot be read.
+        DataError: no reader knows its columns, it names no device and none was given, or it has no usable row.
     """
     frame = read_frame(path)
     if not len(frame):
@@ -78,7 +82,7 @@ def read_table(path: Path, spec: DeviceSpec | None = None, notes: list[str] | No
     try:
         found = [one for one in reader.read(frame, path) if len(one)]
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:  # what odd cells do
-        raise DataError(f"{path} cannot be read as a table of {reader.name}: {str(error)[:200] or type(error).__name__}"
+        raise DataError(f"{path} cannot be read as a table of {reader.name}: {reason_of(error)}"
                         "; check its values.") from error
     for one in found:
         if not (np.isfinite(one.measured_us).all() and (one.measured_us > 0).all()):
@@ -110,22 +114,3 @@ def check_sizes(frame: pandas.DataFrame, columns: Iterable[str], path: Path, lea
             raise DataError(f"{path} holds {str(frame[name].iloc[row])[:40]!r} as {name} in row "
                             f"{row + 1:,}, which is no whole number from {least} to {most:,}; "
                             "correct or remove that row.")
-
-
-def read_frame(path: Path) -> pandas.DataFrame:
-    """The table of a Parquet or CSV file.
-
-    Raises:
-        DataError: it cannot be read.
-    """
-    import pandas
-    import pyarrow
-
-    try:
-        # From the open file: a path would be searched for partition=value folders.
-        with open_input(path) as stream:
-            if path.suffix == ".csv":
-                return pandas.read_csv(stream)
-            return read_parquet(stream).to_pandas()
-    except (OSError, ValueError, pyarrow.ArrowException) as error:
-        raise DataError(f"{path} cannot be read as a table ({str(error)[:120]}); give Parquet or CSV.") from error

@@ -133,6 +133,16 @@ def test_bad_tables_are_one_sentence(folder: Path, run: Run, rows: list[dict[str
     assert not (folder / "bad.profile").exists()
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_steps_that_nothing_judges_are_not_written(folder: Path, run: Run, rows: int) -> None:
+    """Steps of fewer than three traces, however often each was measured."""
+    some = pd.read_csv(folder / "steps.csv").head(rows)
+    pd.concat([some] * 3).to_csv(folder / "few.csv", index=False)
+    found = run("fit", "--steps", str(folder / "few.csv"), "-o", str(folder / "bad.profile"))
+    assert found.code == 2 and f"has steps of {rows} trace" in found.err and "3 or more are needed" in found.err
+    assert not (folder / "bad.profile").exists()
+
+
 def test_nothing_to_fit_to_is_said(folder: Path, run: Run) -> None:
     found = run("fit", "-o", str(folder / "bad.profile"))
     assert found.code == 2 and "--steps" in found.err

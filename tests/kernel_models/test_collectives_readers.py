@@ -8,6 +8,8 @@ import pytest
 from kernel_models.collectives import CollectiveKind, CommError, topology
 from kernel_models.collectives.readers import Hints, read_log
 from kernel_models.collectives.readers.traces import payload_bytes
+from tracer.errors import ForetraceError
+from tracer.table_input import TableInputError
 
 TITLE = "# Collective test starting: all_reduce_perf\n"
 DEVICES = "".join(f"#  Rank {i:2} Group  0 Pid  471{i} on  {'node1' if i < 2 else 'node2'} device  {i} [0x07] NVIDIA "
@@ -132,10 +134,10 @@ def test_tables(tmp_path):
     ("collective,ranks,bytes,time_us\nall_fun,2,8,1\n", "line 2: it is no measurement"),
     ("collective,ranks,bytes,time_us\nall_reduce,0,8,1\n", "line 2: it is no measurement"),
     ("collective,ranks,bytes,time_us\n", "the table has no rows"),
-    ("", "cannot be read as a table"),
+    ("", "is an empty file"),
 ])
 def test_a_bad_table_is_told_with_its_line(tmp_path, text, said):
-    with pytest.raises(CommError, match=said) as error:
+    with pytest.raises(ForetraceError, match=said) as error:
         read_log(write(tmp_path, text, "t.csv"))
     assert "t.csv" in str(error.value)
 
@@ -143,7 +145,7 @@ def test_a_bad_table_is_told_with_its_line(tmp_path, text, said):
 def test_no_parquet_is_told(tmp_path):
     path = tmp_path / "t.parquet"
     path.write_bytes(b"PAR1 but not really")
-    with pytest.raises(CommError, match="cannot be read as a table"):
+    with pytest.raises(TableInputError, match="is a damaged Parquet file"):
         read_log(str(path))
 
 

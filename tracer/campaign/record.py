@@ -13,7 +13,7 @@ import msgspec
 
 from tracer.campaign.items import Item
 from tracer.disk import full_disk_error
-from tracer.errors import DiskFullError, GraphFileError
+from tracer.errors import DiskFullError, GraphFileError, cut_text
 
 if TYPE_CHECKING:
     from tracer.campaign.lab import Lab
@@ -51,7 +51,7 @@ class Answer(msgspec.Struct):
 def sentence(error: BaseException) -> str:
     """An exception as one sentence without paths of this machine."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = _PATHS.sub(r"\1", " ".join(lines[:2]))[:300] or "no message"
+    text = cut_text(_PATHS.sub(r"\1", " ".join(lines[:2])), 300) or "no message"
     return f"{type(error).__name__}: {text}{'' if text.endswith('.') else '.'}"
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracer.campaign.errors import CampaignError
 from tracer.campaign.families import FAMILIES, CampaignFamily
+from tracer.errors import reason_of
 from tracer.input_file import open_input
 from tracer.parquet_input import read_parquet
 
@@ -129,7 +130,7 @@ def _read(folder: Path, family: str) -> pyarrow.Table:
         tables = [_content(path).select(schema.names).cast(schema)
                   for path in files if path.exists()]
     except (OSError, KeyError, ValueError) as error:
-        raise CampaignError(f"The table of {family} in {folder} cannot be read ({str(error)[:200]}); remove the "
+        raise CampaignError(f"The table of {family} in {folder} cannot be read ({reason_of(error)}); remove the "
                             "damaged file and measure again with --resume.") from error
     merged = pyarrow.concat_tables(tables) if tables else schema.empty_table()
     keys = list(zip(merged["id"].to_pylist(), merged["variant"].to_pylist(), strict=True))

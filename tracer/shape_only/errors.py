@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tracer.errors import ForetraceError
+from tracer.errors import ForetraceError, reason_of
 
 _OWN = Path(__file__).resolve().parents[1]
 _WORKLOADS = _OWN / "workloads"
@@ -59,9 +59,8 @@ def explained(error: BaseException) -> ShapeOnlyError | None:
 
 def unexplained(error: BaseException) -> ShapeOnlyError:
     """Any other failure of the user's function, with its line."""
-    text = " ".join(str(error).split())[:300]
     return ShapeOnlyError(f"{user_line(error.__traceback__)} failed while it was traced by shapes alone: "
-                          f"{type(error).__name__}: {text} (--debug shows where).")
+                          f"{type(error).__name__}: {reason_of(error, 300)} (--debug shows where).")
 
 
 def user_line(trace: TracebackType | None) -> str:

@@ -12,7 +12,7 @@ import re
 import zipfile
 import zlib
 
-from tracer.errors import GraphFileError
+from tracer.errors import GraphFileError, reason_of
 from tracer.input_file import open_anywhere
 from tracer.output_file import replaced_file, why_unwritten
 
@@ -142,5 +142,4 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def _one_line(error: BaseException) -> str:
-    text = getattr(error, "strerror", None) or str(error)
-    return " ".join(text.split())[:200] or type(error).__name__
+    return getattr(error, "strerror", None) or reason_of(error)

@@ -14,10 +14,9 @@ from typing import Any
 from kernel_models.collectives.call import CollectiveKind, CommError, Placement, collective_kind, dtype_name
 from kernel_models.collectives.measurements import CollectiveMeasurements, join, make_measurements
 from kernel_models.collectives.readers.hints import Hints
-from tracer.input_file import open_anywhere
-from tracer.parquet_input import read_parquet
+from tracer.table_input import FORMATS, read_frame
 
-SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl")
+SUFFIXES = tuple(FORMATS)
 _NAMES = {
     "size": ("payload_bytes", "bytes", "size_bytes", "size", "msg_bytes", "message_bytes"),
     "kind": ("collective", "kind", "op", "operation", "collective_type"),
@@ -39,8 +38,13 @@ def is_table(path: str) -> bool:
 
 
 def read_table(path: str, hints: Hints) -> CollectiveMeasurements:
-    """The measurements of a table. Raises ``CommError`` naming the column or line that is not usable."""
-    frame = _frame(path)
+    """The measurements of a table.
+
+    Raises:
+        TableInputError: it cannot be read.
+        CommError: a column or line is not usable; it is named.
+    """
+    frame = read_frame(path, SUFFIXES, comment="#")
     name = Path(path).name
     columns = {str(c).strip().lower(): c for c in frame.columns}
     found = {key: next((columns[n] for n in names if n in columns), None) for key, names in _NAMES.items()}
@@ -103,21 +107,3 @@ def _time(columns: dict[str, Any], name: str) -> tuple[Any, float]:
         raise CommError(f"{name}, line 1: times are given in several units ({', '.join(sorted(timed))}); keep one "
                         "column.")
     return columns[best], _TO_US[timed[best][1]]
-
-
-def _frame(path: str) -> Any:
-    import pandas
-
-    try:
-        with open_anywhere(path)[0] as stream:
-            if path.lower().endswith(".parquet"):
-                return read_parquet(stream).to_pandas()
-            if path.lower().endswith(".jsonl"):
-                return pandas.read_json(stream, lines=True)
-            return pandas.read_csv(stream, sep="\t" if path.lower().endswith(".tsv") else ",", comment="#")
-    except OSError:
-        raise
-    except Exception as error:
-        text = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-        raise CommError(f"{Path(path).name} cannot be read as a table ({text}); give CSV, TSV, JSON lines or "
-                        "Parquet.") from None

@@ -1,0 +1,100 @@
+"""Tables of users: what is no table, or another one than its name says, is one sentence with what to do."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from graph_predictor.request.measured_steps import read_steps
+from kernel_models.collectives.readers import read_log
+from kernel_models.datasets import read_samples
+from tracer.errors import cut_text, reason_of
+from tracer.table_input import FORMATS, TableInputError, read_frame
+
+ROWS = pd.DataFrame({"trace": ["ä.foretrace"], "step_ms": [1.5]})
+TEXT = ROWS.to_csv(index=False).encode()
+PARQUET = ROWS.to_parquet()
+
+
+@pytest.mark.parametrize(("name", "content", "said"), [
+    ("a.csv", b"", "is an empty file"),
+    ("a.parquet", b"", "is an empty file"),
+    ("a.csv", b"\n\n", "has no line of column names"),
+    ("a.csv", PARQUET, "is named as CSV and holds Parquet; rename it to end with .parquet"),
+    ("a.parquet", TEXT, "is named as Parquet and holds text; if it is CSV, rename it"),
+    ("a.parquet", b"\x00\xff" * 99, "is named as Parquet and holds something else"),
+    ("a.parquet", PARQUET[:-9], "is a damaged Parquet file (its end is missing)"),
+    ("a.parquet", PARQUET[:4] + b"x" * 99 + PARQUET[-4:], "is a damaged Parquet file"),
+    ("a.csv", gzip.compress(TEXT), "is compressed (gzip); unpack it"),
+    ("a.csv", b"PK\x03\x04sheet", "an Excel sheet; save its table as CSV"),
+    ("a.parquet", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+    ("a.csv", TEXT.decode().encode("utf-16"), "is no text in UTF-8; save it in UTF-8"),
+    ("a.csv", TEXT.decode().encode("latin-1"), "is no text in UTF-8; save it in UTF-8"),
+    ("a.csv", TEXT + TEXT * 999 + b"\xff,1\n", "is no text in UTF-8; save it in UTF-8"),
+    ("a.csv", TEXT.replace(b",", b";"), "separates its columns by semicolons"),
+    ("a.csv", b"a,b\n1,2,3\n4,5,6,7\n", "line 3 has 4 fields where those before have 3"),
+    ("a.csv", b'a,b\n"1,2\n', "a quotation mark is opened in line 2 and never closed"),
+    ("a.txt", TEXT, "give a file whose name ends with .csv or .parquet"),
+    ("a", PARQUET, "(it holds Parquet: name it .parquet)"),
+])
+def test_what_is_no_table_is_one_sentence(name: str, content: bytes, said: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(TableInputError) as error:
+        read_frame(path)
+    sentence = str(error.value)
+    assert said in sentence and sentence.startswith(str(path)) and sentence.endswith("."), sentence
+    assert "\n" not in sentence and "Errno" not in sentence and "codec" not in sentence, sentence
+
+
+def test_what_lies_there_is_said(tmp_path: Path) -> None:
+    (tmp_path / "folder.csv").mkdir()
+    (tmp_path / "link.csv").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "file.csv").write_bytes(TEXT)
+    os.mkfifo(tmp_path / "pipe.csv")
+    for name, said in (("absent.csv", "does not exist"), ("no/absent.csv", "does not exist"),
+                       ("file.csv/a.csv", "does not exist"), ("folder.csv", "is a directory, not a file"),
+                       ("link.csv", "leads to nothing"), ("pipe.csv", "is a pipe or a device, not a file")):
+        with pytest.raises(TableInputError, match=said) as error:
+            read_frame(tmp_path / name)
+        assert "Errno" not in str(error.value)
+    with pytest.raises(TableInputError, match="cannot be fetched"):
+        read_frame("nosuch://host/a.csv")
+
+
+@pytest.mark.parametrize("path", ["absent.csv", "absent.parquet"])
+def test_every_reader_of_tables_says_the_same(path: str, tmp_path: Path) -> None:
+    name = str(tmp_path / path)
+    for read in (read_steps, lambda each: read_samples([each]), read_log):
+        with pytest.raises(TableInputError, match="does not exist; check the path"):
+            read(name)
+
+
+@pytest.mark.parametrize(("name", "content"), [
+    ("a.csv", TEXT), ("A.CSV", TEXT), ("a.csv", b"\xef\xbb\xbf" + TEXT), ("a.tsv", TEXT.replace(b",", b"\t")),
+    ("a.parquet", PARQUET), ("a.jsonl", ROWS.to_json(orient="records", lines=True).encode()),
+    ("a.csv", TEXT.split(b"\n")[0] + "\nä.foretrace,1.5".encode() * 1)])
+def test_tables_are_read_by_their_names(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    pd.testing.assert_frame_equal(read_frame(tmp_path / name, tuple(FORMATS)), ROWS)
+
+
+def test_a_text_is_known_though_a_character_is_cut_at_the_end_of_what_is_looked_at(tmp_path: Path) -> None:
+    for shift in range(4):
+        (tmp_path / "a.csv").write_bytes(b"t,m\n" + b"x" * shift + "ä€😀".encode() * 2000 + b",1\n")
+        assert len(read_frame(tmp_path / "a.csv")) == 1
+
+
+def test_long_reasons_end_with_a_word() -> None:
+    text = "a sentence of words\nthat goes on and on"
+    assert cut_text(text, 100) == "a sentence of words that goes on and on"
+    for most in range(11, 39):
+        cut = cut_text(text, most)
+        assert cut.endswith(" …") and len(cut) <= most + 2
+        assert set(cut.removesuffix(" …").split()) <= set(text.split())
+    assert cut_text("x" * 50, 10) == "x" * 10 + " …"
+    assert reason_of(ValueError()) == "ValueError"

@@ -1,0 +1,159 @@
+"""Tables of users: CSV, TSV, JSON lines and Parquet, read as what their names say, or refused in one sentence."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from pathlib import PurePath
+from typing import TYPE_CHECKING, BinaryIO
+
+from tracer.errors import ForetraceError, reason_of
+from tracer.input_file import open_anywhere, why_not_read
+from tracer.parquet_input import read_parquet
+
+if TYPE_CHECKING:
+    import pandas
+
+PathLike = str | os.PathLike[str]
+FORMATS = {".csv": "CSV", ".tsv": "TSV", ".jsonl": "JSON lines", ".parquet": "Parquet"}
+"""Formats by the ending of a file's name."""
+TABLES = (".csv", ".parquet")
+"""Those that are read where nothing else is said."""
+_PARQUET = b"PAR1"
+_OTHERS = {
+    b"\x1f\x8b": "is compressed (gzip); unpack it, and give the table in it",
+    b"PK\x03\x04": "is a zip archive or an Excel sheet; save its table as CSV",
+    b"version https://git-lfs": "is a pointer of Git LFS, not the table itself; fetch it with: git lfs pull",
+}
+"""First bytes of what users give for tables: what it is, and what to do."""
+_NOT_UTF8 = "{name} is named as {format} and is no text in UTF-8; save it in UTF-8."
+_HEAD_BYTES = 4096
+_REASON = 120
+_MORE_FIELDS = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
+_OPEN_QUOTE = re.compile(r"EOF inside string starting at row (\d+)")
+
+
+class TableInputError(ForetraceError):
+    """A table cannot be read."""
+
+
+def read_frame(path: PathLike, known: tuple[str, ...] = TABLES, *, comment: str | None = None) -> pandas.DataFrame:
+    """Return a user's table.
+
+    Args:
+        path: a local file or an fsspec URL; its ending says its format.
+        known: endings of formats that are read here.
+        comment: sign at which the rest of a line of text is left out.
+
+    Raises:
+        TableInputError: it cannot be read; the sentence says what happened, the likely cause and what to do.
+    """
+    name = os.fspath(path)
+    ending = PurePath(name).suffix.lower()
+    try:
+        with open_anywhere(name)[0] as stream:
+            head = stream.read(_HEAD_BYTES)
+            _check_content(name, head, ending, known)
+            stream.seek(0)
+            # From the open file: a path would be searched for partition=value folders.
+            return _read(name, stream, ending, comment)
+    except ForetraceError:
+        raise
+    except Exception as error:  # a URL's back end raises types of its own
+        raise TableInputError(_why_unopened(name, error)) from error
+
+
+def _check_content(name: str, head: bytes, ending: str, known: tuple[str, ...]) -> None:
+    """Refuse what is another thing than the file's name says."""
+    if not head:
+        raise TableInputError(f"{name} is an empty file, without a line of column names; was it written whole? "
+                              "Write the table again.")
+    for begin, what in _OTHERS.items():
+        if head.startswith(begin):
+            raise TableInputError(f"{name} {what}.")
+    parquet = head.startswith(_PARQUET)
+    if ending not in known:
+        found = " (it holds Parquet: name it .parquet)" if parquet else ""
+        raise TableInputError(f"{name} does not say by its name what table it is{found}; give a file whose name "
+                              f"ends with {_either(list(known))}.")
+    if parquet and ending != ".parquet":
+        raise TableInputError(f"{name} is named as {FORMATS[ending]} and holds Parquet; rename it to end with "
+                              ".parquet.")
+    if ending == ".parquet" and not parquet:
+        what = "text; if it is CSV, rename it to end with .csv" if _is_text(head) else "something else; name the table"
+        raise TableInputError(f"{name} is named as Parquet and holds {what}.")
+    if ending != ".parquet" and not _is_text(head):
+        raise TableInputError(_NOT_UTF8.format(name=name, format=FORMATS[ending]))
+
+
+def _read(name: str, stream: BinaryIO, ending: str, comment: str | None) -> pandas.DataFrame:
+    import pandas
+    import pyarrow
+
+    if ending == ".parquet":
+        try:
+            return read_parquet(stream).to_pandas()
+        except (OSError, ValueError, pyarrow.ArrowException) as error:
+            stream.seek(-min(len(_PARQUET), stream.seek(0, os.SEEK_END)), os.SEEK_END)
+            whole = stream.read() == _PARQUET
+            why = reason_of(error, _REASON) if whole else "its end is missing"
+            raise TableInputError(f"{name} is a damaged Parquet file ({why}): was it copied whole? Write or fetch "
+                             "it again.") from error
+    try:
+        if ending == ".jsonl":
+            return pandas.read_json(stream, lines=True)
+        separator = "\t" if ending == ".tsv" else ","
+        frame = pandas.read_csv(stream, sep=separator, comment=comment, encoding="utf-8-sig")
+    except pandas.errors.EmptyDataError:
+        raise TableInputError(f"{name} is empty: it has no line of column names; was it written whole? Write the table "
+                              "again.") from None
+    except UnicodeError as error:
+        raise TableInputError(_NOT_UTF8.format(name=name, format=FORMATS[ending])) from error
+    except (ValueError, OverflowError) as error:  # pandas' errors of parsing are ValueErrors
+        raise TableInputError(f"{name} cannot be read as {FORMATS[ending]}: {_why_unparsed(error)}.") from error
+    other = next((each for each in ";\t," if each != separator and each in str(frame.columns[0])), None)
+    if len(frame.columns) == 1 and other is not None:
+        named = {";": "semicolons", "\t": "tabs", ",": "commas"}
+        raise TableInputError(f"{name} separates its columns by {named[other]}, where {FORMATS[ending]} has "
+                              f"{named[separator]}; save it with {named[separator]}.")
+    return frame
+
+
+def _is_text(head: bytes) -> bool:
+    """Return whether the first bytes of a file are UTF-8; its last character may be cut."""
+    try:
+        io.TextIOWrapper(io.BytesIO(head[:-3] if len(head) == _HEAD_BYTES else head), "utf-8").read()
+    except UnicodeError:
+        return len(head) == _HEAD_BYTES and _is_text(head[:-4])
+    return b"\0" not in head
+
+
+def _why_unparsed(error: Exception) -> str:
+    """Say why a text is no table, as a clause with what to do."""
+    text = str(error)
+    if found := _MORE_FIELDS.search(text):
+        fields, line, seen = found.groups()
+        return (f"line {line} has {seen} fields where those before have {fields}; put texts that hold the separator "
+                "in quotes, or mend the line")
+    if found := _OPEN_QUOTE.search(text):
+        return f"a quotation mark is opened in line {int(found.group(1)) + 1} and never closed; mend the line"
+    return f"its lines are not of that form ({reason_of(error, _REASON)}); mend them, or write the table again"
+
+
+def _why_unopened(name: str, error: Exception) -> str:
+    """The sentence of a table that cannot be opened."""
+    if "://" in name:
+        return f"{name} cannot be fetched ({type(error).__name__}: {reason_of(error, _REASON)}); check the address."
+    if why := why_not_read(name):
+        return f"{name} {why}; name the table's file."
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return f"{name} does not exist; check the path."
+    if isinstance(error, PermissionError):
+        return f"There is no permission to read {name}; check its owner and mode."
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else reason_of(error, _REASON)
+    return f"{name} cannot be read ({reason}); check the file and its disk."
+
+
+def _either(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
