@@ -23,7 +23,7 @@ _OF_ONE = ("rand", "rand_like")
 
 def ends_of(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[float, float] | None:
     """Return between which ends an operator's result lies, both included; ``None`` where it says nothing of them."""
-    if func.namespace != "aten" or not isinstance(result, torch.Tensor):
+    if func.namespace != "aten" or not isinstance(result, torch.Tensor) or result.layout is not torch.strided:
         return None
     given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
     name = func.__name__.split(".")[0]
