@@ -49,7 +49,27 @@ def parallelize(workload: Workload, plan: ParallelPlan) -> Workload:
                                 _part(mesh, "pp").get_group())
     if plan.ep > 1:
         return workload.wrap(lambda whole: _with_experts(whole, workload, plan, mesh, place.dp))
+    if getattr(workload.settings, "sharding", ""):
+        return workload.wrap(lambda whole: _with_sharded_tables(whole, workload, plan, mesh))
     return workload.wrap(lambda whole: _replicate(whole, workload.blocks, plan, mesh))
+
+
+def _with_sharded_tables(model: Any, workload: Workload, plan: ParallelPlan, mesh: Any) -> nn.Module:
+    """Tables over the replicas, the rest of the model in each."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    from tracer.workloads.models.sharded_tables import ShardedTables, sharded_parameters
+    from tracer.workloads.places import pieces_of, table_places
+
+    settings: Any = workload.settings
+    tables = settings.embedding_tables()
+    pieces = pieces_of(tables, table_places(settings.sharding, len(tables)), plan.dp)
+    with torch.device(workload.device):
+        model.tables = ShardedTables(tables, pieces, settings.batch, sparse=settings.sparse,
+                                     batched=settings.batched, group=_part(mesh, "dp").get_group())
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, sharded_parameters(model))
+    return _replicate(model, workload.blocks, plan, mesh)
 
 
 def _with_experts(model: nn.Module, workload: Workload, plan: ParallelPlan, mesh: Any, place: int) -> nn.Module:

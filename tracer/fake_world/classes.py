@@ -13,6 +13,7 @@ from dataclasses import replace
 from tracer.fake_world.fit import check_plan, stage_sizes
 from tracer.parallel_plan import MeshPlace, ParallelPlan
 from tracer.rank_classes import RankClass, spans
+from tracer.workloads.places import pieces_of, table_places
 from tracer.workloads.settings import OptimizerKind, Settings
 
 _BY_ROWS = ("q.weight", "k.weight", "v.weight", "gate.weight", "up.weight", "tokens.weight", "head.weight")
@@ -30,6 +31,7 @@ def rank_classes(plan: ParallelPlan, settings: Settings) -> list[RankClass]:
     """
     check_plan(settings, plan)
     shapes = _parameter_shapes(settings)
+    tables = _table_pieces(settings, plan)
     found: dict[tuple[object, ...], list[int]] = {}
     for pp in range(plan.pp):
         stage = [(name, shape) for name, shape in shapes.items() if _is_in_stage(name, settings, plan, pp)]
@@ -40,9 +42,19 @@ def rank_classes(plan: ParallelPlan, settings: Settings) -> list[RankClass]:
             for dp in range(plan.dp):
                 rows = _rows(local, plan.dp, dp) + _rows(experts, plan.dp // plan.ep, dp // plan.ep) if (
                     plan.fsdp2) else ()
-                found.setdefault((pp, *local, rows), []).append(plan.rank(MeshPlace(pp, dp, tp)))
+                found.setdefault((pp, *local, rows, *tables.get(dp, ())), []).append(plan.rank(MeshPlace(pp, dp, tp)))
     ordered = sorted(found.values(), key=min)
     return [RankClass(spans(ranks), row) for row, ranks in enumerate(ordered)]
+
+
+def _table_pieces(settings: Settings, plan: ParallelPlan) -> dict[int, list[tuple[int, int, int]]]:
+    """Table, rows and columns of every piece of a rank, where tables are spread."""
+    text, tables = getattr(settings, "sharding", ""), settings.embedding_tables()
+    found: dict[int, list[tuple[int, int, int]]] = {}
+    if text:
+        for piece in pieces_of(tables, table_places(text, len(tables)), plan.dp):
+            found.setdefault(piece.rank, []).append((piece.table, piece.rows, piece.columns))
+    return found
 
 
 def chunk(size: int, parts: int, place: int) -> int:

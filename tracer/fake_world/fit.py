@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tracer.fake_world.errors import FakeWorldError
 from tracer.parallel_plan import MOST_RANKS, ParallelPlan, PlanError, Recomputation, Schedule, Sharding
-from tracer.workloads.settings import Settings
+from tracer.workloads.places import pieces_of, table_places
+from tracer.workloads.settings import Settings, WorkloadError
 
 SPLIT_WORKLOADS = frozenset({"llama"})
 """Workloads that tensor parallelism and pipelines know how to split."""
@@ -85,9 +86,23 @@ def check_plan(settings: Settings, plan: ParallelPlan) -> None:
         _experts_fit(settings, plan)
     if settings.compile and plan.tp > 1:
         raise PlanError(f"{name}: compile=true does not go with tensor parallelism yet; set compile=false.")
+    if getattr(settings, "sharding", ""):
+        _tables_fit(settings, plan)
     if plan.fsdp2 and getattr(settings, "sparse", False):
         raise PlanError(f"{name}: sparse=true does not go with fsdp2, which shards dense gradients; set "
                              "sparse=false or choose ddp.")
+
+
+def _tables_fit(settings: Settings, plan: ParallelPlan) -> None:
+    tables = settings.embedding_tables()
+    places = table_places(settings.sharding, len(tables))  # type: ignore[attr-defined]
+    if not plan.ddp:
+        raise PlanError(f"{settings.WORKLOAD}: sharding spreads tables over ddp's replicas; choose ddp, or leave "
+                        "sharding out.")
+    try:
+        pieces_of(tables, places, plan.dp)
+    except WorkloadError as error:
+        raise PlanError(str(error)) from None
 
 
 def _experts_fit(settings: Settings, plan: ParallelPlan) -> None:

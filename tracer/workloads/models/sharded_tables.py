@@ -1,0 +1,199 @@
+"""Embedding tables spread over ranks, as TorchRec does it: each rank's samples look rows up wherever they lie.
+
+::
+
+    look-ups of own samples      [tables, batch]  bags
+         │ all-to-all of bag lengths, then of indices     input distribution: as uneven as tables and bags are
+    look-ups of every rank's samples in own pieces
+         │ own pieces: one operation each, or one for all of equal columns
+    vectors of every rank's samples
+         │ all-to-all                                     even sent, uneven received; gradients the other way round
+    vectors of own samples, pieces by rows added up, pieces by columns side by side
+
+Tables without a piece are looked up by every rank itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tracer.lookup_data.tables import EmbeddingTable
+from tracer.workloads.models.lookups import by_columns, initialise_rows, sizes_of
+from tracer.workloads.places import TablePiece
+
+
+class ShardedTables(nn.Module):
+    """One rank's pieces of tables in the place of all of them; takes and gives what ``PlainTables`` does.
+
+    Args:
+        tables: of the model.
+        pieces: of all ranks (``tracer.workloads.places.pieces_of``).
+        batch: samples of a rank.
+        sparse: gradients of the tables.
+        batched: pieces of equal columns lie in one weight and are looked up by one operation.
+        group: its ranks.
+    """
+
+    def __init__(self, tables: Sequence[EmbeddingTable], pieces: Sequence[TablePiece], batch: int, *, sparse: bool,
+                 batched: bool, group: Any) -> None:
+        super().__init__()
+        self.group, self.ranks = group, dist.get_world_size(group)
+        self.batch, self.sizes, self.count = batch, sizes_of(tables, batch), len(tables)
+        self.pieces = [[piece for piece in pieces if piece.rank == rank] for rank in range(self.ranks)]
+        self.own = self.pieces[dist.get_rank(group)]
+        self.whole = all(piece.rows == tables[piece.table].rows for piece in pieces)
+        self.batched = batched
+        self.groups = self._grouped(self.own)
+        self.weights = nn.ModuleDict()
+        for places in self.groups:
+            own = [self.own[place] for place in places]
+            table = nn.EmbeddingBag(sum(piece.rows for piece in own), own[0].columns, mode="sum", sparse=sparse,
+                                    include_last_offset=True)
+            for part, piece in zip(table.weight.split([piece.rows for piece in own]), own, strict=True):
+                initialise_rows(part, tables[piece.table].rows)
+            self.weights["_".join(str(piece.table) for piece in own)] = table
+        self.copies = nn.ModuleDict({
+            str(number): nn.EmbeddingBag(table.rows, table.columns, mode="sum", sparse=sparse)
+            for number, table in enumerate(tables) if all(piece.table != number for piece in pieces)})
+        # Each rank's loss is a mean over its own samples, and gradients of all ranks add up here.
+        for weight in self.weights.parameters():
+            if not sparse:
+                weight.register_hook(lambda gradient: gradient / self.ranks)
+
+    def forward(self, rows: Tensor, starts: Tensor) -> list[Tensor]:
+        """Vectors ``[batch, columns]`` of each table; see ``Dlrm.forward``."""
+        parts = list(rows.flatten().split(self.sizes))
+        ends = starts.new_tensor(self.sizes).unsqueeze(1)
+        lengths = torch.diff(starts, append=ends)
+        found = {int(number): table(parts[int(number)], starts[int(number)]) for number, table in self.copies.items()}
+        if any(self.pieces):
+            vectors = self._exchanged(*self._distributed(parts, lengths))
+            for piece, vector in zip([each for of in self.pieces for each in of], vectors, strict=True):
+                if piece.table not in found:
+                    found[piece.table] = vector
+                elif piece.first_column:
+                    found[piece.table] = torch.cat([found[piece.table], vector], dim=1)
+                else:
+                    found[piece.table] = found[piece.table] + vector
+        return [found[number] for number in range(self.count)]
+
+    def _distributed(self, parts: list[Tensor], lengths: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Look-ups of every rank's samples in each own piece, rank after rank, and bag lengths [pieces, ranks, batch]."""
+        asked = [self._within(piece, parts[piece.table], lengths[piece.table]) for of in self.pieces for piece in of]
+        mine = len(self.own)
+        sent = torch.stack([bags for _, bags in asked])
+        received = sent.new_empty((self.ranks * mine, self.batch))
+        dist.all_to_all_single(received, sent, [mine] * self.ranks, [len(of) for of in self.pieces], group=self.group)
+        received = received.unflatten(0, (self.ranks, mine)) if mine else received.new_empty((self.ranks, 0, self.batch))
+        # [ranks, pieces]: known ahead where a piece has every row of its table, as a batch's look-ups are of fixed
+        # number; else read from the lengths, for which the host waits, as it does for TorchRec's.
+        counts = [[self.sizes[piece.table] for piece in self.own]] * self.ranks if self.whole \
+            else _numbers(received.sum(-1), self._expected())
+        indices = torch.cat([rows for rows, _ in asked])
+        each = [len(rows) for rows, _ in asked]
+        bounds = [0]
+        for of in self.pieces:
+            bounds.append(bounds[-1] + len(of))
+        splits = [sum(each[first:last]) for first, last in zip(bounds[:-1], bounds[1:], strict=True)]
+        arrived = indices.new_empty(sum(map(sum, counts)))
+        dist.all_to_all_single(arrived, indices, [sum(of) for of in counts], splits, group=self.group)
+        runs = list(arrived.split([count for of in counts for count in of]))
+        return ([torch.cat(runs[place::mine]) for place in range(mine)], received.transpose(0, 1).contiguous())
+
+    def _within(self, piece: TablePiece, rows: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Look-ups of own samples that fall into a piece's rows, and how many of each bag do."""
+        if self.whole:
+            return rows, lengths
+        inside = (rows >= piece.first_row) & (rows < piece.first_row + piece.rows)
+        bag = torch.repeat_interleave(torch.arange(self.batch, device=rows.device), lengths, output_size=len(rows))
+        bags = torch.zeros_like(lengths).scatter_add(0, bag, inside.to(lengths.dtype))
+        return _chosen(rows, inside, self._share(piece)) - piece.first_row, bags
+
+    def _share(self, piece: TablePiece) -> int:
+        """Look-ups expected in a piece, its rows being as popular as others."""
+        rows = sum(each.rows for of in self.pieces for each in of
+                   if each.table == piece.table and each.first_column == piece.first_column)
+        return round(self.sizes[piece.table] * piece.rows / rows)
+
+    def _expected(self) -> list[list[int]]:
+        return [[self._share(piece) for piece in self.own]] * self.ranks
+
+    def _exchanged(self, indices: list[Tensor], lengths: Tensor) -> list[Tensor]:
+        """Look up own pieces for every rank, and give each rank the vectors of its samples: one a piece of any rank."""
+        vectors = []
+        for places, table in zip(self.groups, self.weights.values(), strict=True):
+            bases = [sum(self.own[other].rows for other in places[:place]) for place in range(len(places))]
+            together = torch.cat([indices[place] + base if base else indices[place]
+                                  for place, base in zip(places, bases, strict=True)])
+            bags = torch.cat([lengths[place].flatten() for place in places])
+            ends = torch.cat([bags.new_zeros(1), bags.cumsum(0)])
+            vectors.append(table(together, ends).view(len(places), self.ranks, self.batch, -1).transpose(0, 1))
+        sent = torch.cat([part.flatten(1) for part in vectors], dim=1).flatten() if vectors else self._nothing(lengths)
+        sizes = [self.batch * sum(piece.columns for piece in of) for of in self.pieces]
+        received = _Exchange.apply(sent, sizes, [sizes[dist.get_rank(self.group)]] * self.ranks, self.group)
+        found: list[Tensor] = []
+        for rank, part in enumerate(received.split(sizes)):
+            placed = [place for places in self._grouped(self.pieces[rank]) for place in places]
+            pieces = [self.pieces[rank][place] for place in placed]
+            runs = part.split([self.batch * piece.columns for piece in pieces])
+            by_place = {place: run.view(self.batch, -1) for place, run in zip(placed, runs, strict=True)}
+            found += [by_place[place] for place in range(len(pieces))]
+        return found
+
+    def _grouped(self, pieces: Sequence[TablePiece]) -> list[list[int]]:
+        """Places of a rank's pieces that one operation looks up together, in the order it does."""
+        if self.batched:
+            return by_columns([piece.columns for piece in pieces])
+        return [[place] for place in range(len(pieces))]
+
+    def _nothing(self, lengths: Tensor) -> Tensor:
+        """What a rank without pieces sends; it takes part in backward too."""
+        return torch.zeros(0, device=lengths.device, requires_grad=True)
+
+
+class _Exchange(torch.autograd.Function):
+    """All-to-all of parts of any sizes; gradients go the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, sent: Tensor, received: list[int], given: list[int], group: Any) -> Tensor:
+        """``received`` and ``given`` are elements from and for each rank."""
+        ctx.received, ctx.given, ctx.group = received, given, group
+        result = sent.new_empty(sum(received))
+        dist.all_to_all_single(result, sent.contiguous(), received, given, group=group)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        """Of ``sent``."""
+        result = gradient.new_empty(sum(ctx.given))
+        dist.all_to_all_single(result, gradient.contiguous(), ctx.given, ctx.received, group=ctx.group)
+        return result, None, None, None
+
+
+def _numbers(counts: Tensor, expected: list[list[int]]) -> list[list[int]]:
+    """The values of a tensor; what is expected where a step is traced by shapes, and has none."""
+    if _has_no_values(counts):
+        return expected
+    found: list[list[int]] = counts.tolist()
+    return found
+
+
+def _chosen(rows: Tensor, inside: Tensor, expected: int) -> Tensor:
+    return rows[:expected] if _has_no_values(rows) else rows[inside]
+
+
+def _has_no_values(tensor: Tensor) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor) or tensor.is_meta
+
+
+def sharded_parameters(model: nn.Module) -> list[str]:
+    """Names of the parameters that lie on this rank only."""
+    inside = [f"{name}.weights." for name, part in model.named_modules() if isinstance(part, ShardedTables)]
+    return [name for name, _ in model.named_parameters() if name.startswith(tuple(inside))]
