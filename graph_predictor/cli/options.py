@@ -29,6 +29,8 @@ SHARED = {
     "--host": SharedOption("FACTOR", "Host time × FACTOR"),
     "--host-from": SharedOption("PATH", "The host of another capture"),
     "--dtype": SharedOption("TYPE", "Element type, such as bf16"),
+    "--indices": SharedOption(
+        "FILE|zipf:S", "Indices that embedding tables are looked up by: Parquet, CSV, dlrm_datasets, or a Zipf law"),
     "--parallel": SharedOption("PLAN", "Parallel plan, such as ddp=8 or fsdp2=8,tp=2"),
     "--straggler": SharedOption("RANK:PERCENT%", "One rank slower, such as 3:10%"),
     "--set": SharedOption("NAME=VALUE", "Another size or setting of the program, such as batch=64 (repeatable)"),

@@ -42,6 +42,7 @@ def price(
         "repeated. Others are PyTorch's defaults.")] = None,
     backward: Annotated[bool, typer.Option("--backward", help="Price its gradient instead.")] = False,
     tf32: Annotated[bool, typer.Option("--tf32", help="Products of fp32 run as TF32.")] = False,
+    indices: Annotated[str | None, shared("--indices", "for an operation that looks rows up")] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -55,6 +56,8 @@ def price(
         operation = full_name(operation)
         spec, fitted = _device(device, profile)
         calls, wanted = calls_to_price(operation, shapes, dtype, value or (), backward=backward, tf32=tf32)
+        if indices is not None:
+            calls = _looked_up(calls, indices, operation)
         priced = price_calls(calls, spec, fitted)
         low, high = priced.total_interval_us()
         flops, moved = sum(call.flops for call in calls), sum(call.bytes_moved for call in calls)
@@ -138,6 +141,25 @@ def calls_to_price(
         if call.family is Family.CONV:
             wanted.assumed.update({} if "groups" in wanted.values else {"groups": call.dims[3]})
     return list(calls), wanted
+
+
+def _looked_up(calls: Sequence[OpCall], text: str, operation: str) -> list[OpCall]:
+    """The calls with rows looked up by other indices."""
+    from kernel_models.families.embedding import with_tables
+    from kernel_models.op_call import Family
+    from tracer.lookup_data.indices import read_indices
+    from tracer.lookup_data.tables import EmbeddingTable
+
+    indices = read_indices(text)
+    found = []
+    for call in calls:
+        if call.family is not Family.EMBEDDING:
+            raise PriceError(f"{operation} looks no rows up in tables: leave --indices out.")
+        lookups, bags, rows, columns, tables = call.dims
+        each = [EmbeddingTable(f"table {i}", max(rows, 1), max(columns, 1), bag=lookups / max(bags, 1))
+                for i in range(tables)]
+        found.append(with_tables(call, indices.of(each)))
+    return found
 
 
 def _of_types(calls: Sequence[OpCall], spec: DeviceSpec) -> list[str]:

@@ -35,6 +35,7 @@ def trace(
     selected: Annotated[float | None, typer.Option(
         "--selected", help="Share of their elements that masks made of data select, and of their range that clamped "
         "numbers fill, where a step depends on them (such steps are refused without).")] = None,
+    indices: Annotated[str | None, shared("--indices", "in the place of the workload's own law")] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -45,11 +46,14 @@ def trace(
     with one_sentence(debug):
         from kernel_models.device_choice import traced_device
         from tracer.job import assemble_job
+        from tracer.lookup_data.indices import read_indices
+        from tracer.lookup_data.noted import note_indices
         from tracer.store import save_job
 
         if (function is None) == (workload is None):
             raise CaptureError("Name what to trace: SCRIPT.py:FUNCTION, or a workload with --workload.")
         check_output(out, [], GRAPH)
+        given = None if indices is None else read_indices(indices)
         traced_for = traced_device(device)
         with working("Tracing"):
             if workload is not None:
@@ -62,6 +66,9 @@ def trace(
                                        "itself (DDP, fully_shard) when --world-size is given.")
                 job = assemble_job([_function(str(function), assignments or [], traced_for, world_size, rank or 0,
                                                selected)])
+        if given is not None:
+            for graph in job.graphs:
+                graph.meta.loss.notes += note_indices(graph, given)
         if len(job.graphs) > 1 or job.classes:
             save_job(job, out)
         else:

@@ -17,6 +17,7 @@ from graph_predictor.sizes.named_sizes import LEADING, MOST, no_size, samples_of
 from graph_predictor.synthesis.baseline import retraced
 from kernel_models.device_choice import shape_device
 from tracer.graph import ExecutionGraph
+from tracer.lookup_data.noted import note_tables, tables_of
 from tracer.shape_only.devices import TracedDevice
 
 if TYPE_CHECKING:
@@ -64,6 +65,10 @@ def retrace(baseline: Baseline, new: Mapping[str, int], old: Mapping[str, int] |
             raise EditError(f"The step was recorded with {name}={recorded[name]}, not {was}.")
     device = shape_device(baseline.scenario.known_source())
     graphs = [trace_again(graph, new, device, code) for graph in baseline.built.graphs]
+    for graph, captured in zip(graphs, baseline.built.graphs, strict=True):
+        counted = [table for table in tables_of(captured) if table.reuse]
+        if counted:  # says more than the law that the program states
+            note_tables(graph, counted)
     said = ", ".join(f"{name} {(recorded.get(name) or (old or {}).get(name, '?'))} → {size}"
                      for name, size in new.items())
     found = retraced(baseline, graphs, f"{said} by tracing the program again")

@@ -15,12 +15,18 @@ twice; how often they repeat, and which table and bag they are of, ``OpCall.acce
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
 
 from kernel_models.dtypes import itemsize
 from kernel_models.families.registry import Inputs, Unpriceable, backward, forward
 from kernel_models.op_call import Family, OpCall
+from kernel_models.table_parts import TablePart
 from kernel_models.tensors import TensorSpec
+from tracer.lookup_data.noted import noted_tables
+from tracer.lookup_data.tables import TABLE_DTYPES, EmbeddingTable
 
 _COLUMNS = 128
 """Columns of a table where nothing tells: in the middle of published recommendation models' 16 to 320."""
@@ -28,9 +34,12 @@ _COLUMNS = 128
 
 def embedding(
     kind: str, lookups: int, bags: int, table_rows: int, columns: int, tables: int, dtype: str, index_dtype: str,
-    flags: tuple[str, ...] = (),
+    flags: tuple[str, ...] = (), noted: Sequence[EmbeddingTable] = (),
 ) -> Iterator[OpCall]:
-    """Kinds: "embedding", "bag", these with "_backward" (dense), "_backward_sparse", "_backward_fused"; or nothing."""
+    """Kinds: "embedding", "bag", these with "_backward" (dense), "_backward_sparse", "_backward_fused"; or nothing.
+
+    ``noted`` are the tables that the operation is known to look up (``tracer.lookup_data.noted``), for any batch.
+    """
     if not lookups or not columns:
         return
     size, pooled = itemsize(dtype), kind.startswith("bag")
@@ -47,7 +56,42 @@ def embedding(
     if index_dtype != "int64":
         flags = (*flags, f"index_{index_dtype}")
     yield OpCall(Family.EMBEDDING, kind, (lookups, bags, table_rows, columns, tables), dtype,
-                 flags=tuple(sorted(flags)), flops=flops, bytes_read=float(read), bytes_written=float(written))
+                 flags=tuple(sorted(flags)), flops=flops, bytes_read=float(read), bytes_written=float(written),
+                 accesses=_accesses(noted, kind, lookups, bags, table_rows, columns, dtype, "weighted" in flags))
+
+
+def with_tables(call: OpCall, noted: Sequence[EmbeddingTable]) -> OpCall:
+    """The look-up, or its gradient, of tables that are noted otherwise; any other call as it is."""
+    if call.family is not Family.EMBEDDING or not noted or "unsized" in call.flags:
+        return call
+    lookups, bags, rows, columns, _ = call.dims
+    return replace(call, accesses=_accesses(noted, call.kind, lookups, bags, rows, columns, call.dtype,
+                                            "weighted" in call.flags))
+
+
+def _accesses(noted: Sequence[EmbeddingTable], kind: str, lookups: int, bags: int, rows: int, columns: int, dtype: str,
+              weighted: bool) -> tuple[TablePart, ...]:
+    """What each table's share of these look-ups is: by its bags of the batch it was noted of, scaled to this one."""
+    pooled, total = kind.startswith("bag"), sum(table.bag for table in noted)
+    optimizer: dict[str, Any] = {} if kind.endswith("_fused") else {"optimizer": "none"}
+    found = []
+    for table in noted:
+        own = lookups * table.bag / total if total else 0.0
+        samples = bags / len(noted) if pooled else own
+        if not own or not samples:
+            continue
+        bag = own / samples
+        whole: dict[str, Any] = {"rows": rows or table.rows, "columns": columns} if len(noted) == 1 else {}
+        found.append(_part(replace(
+            table, name="", bag=bag, longest_bag=round(table.longest_bag * bag / table.bag) if pooled else 1,
+            bag_quantiles=(), dtype=dtype if dtype in TABLE_DTYPES else "fp32", weighted=weighted,
+            pooling="sum" if pooled else "none", **whole, **optimizer), round(samples)))
+    return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def _part(table: EmbeddingTable, samples: int) -> TablePart:
+    return TablePart.of(table, samples)
 
 
 @forward(Family.EMBEDDING, "aten::embedding(weight, indices)")
@@ -63,7 +107,8 @@ def _embedding_gradient(op: Inputs) -> Iterator[OpCall]:
 def _one_table(op: Inputs, kind: str, weight: TensorSpec, indices: TensorSpec) -> Iterator[OpCall]:
     if len(weight.shape) != 2:
         raise Unpriceable(f"{op.name}: table {weight.shape}")
-    yield from embedding(kind, indices.elements, indices.elements, *weight.shape, 1, weight.dtype, indices.dtype)
+    yield from embedding(kind, indices.elements, indices.elements, *weight.shape, 1, weight.dtype, indices.dtype,
+                         noted=noted_tables(op.text("indices")))
 
 
 @forward(Family.EMBEDDING, "aten::embedding_dense_backward(grad_output, indices, num_weights)",
@@ -73,7 +118,7 @@ def _dense_backward(op: Inputs) -> Iterator[OpCall]:
     grad, indices = op.tensor("grad_output"), op.tensor("indices")
     kind = "embedding_backward_sparse" if "sparse" in op.name else "embedding_backward"
     yield from embedding(kind, indices.elements, indices.elements, op.integer("num_weights", 0), grad.shape[-1], 1,
-                         grad.dtype, indices.dtype)
+                         grad.dtype, indices.dtype, noted=noted_tables(op.text("indices")))
 
 
 _BAG = "(weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset)"
@@ -96,7 +141,8 @@ def _bags(op: Inputs, kind: str) -> Iterator[OpCall]:
         raise Unpriceable(f"{op.name}: table {weight.shape}")
     bags = indices.shape[0] if offsets is None else offsets.elements - int(op.flag("include_last_offset"))
     flags = ("weighted",) if op.has("per_sample_weights") else ()
-    yield from embedding(kind, indices.elements, bags, *weight.shape, 1, weight.dtype, indices.dtype, flags)
+    yield from embedding(kind, indices.elements, bags, *weight.shape, 1, weight.dtype, indices.dtype, flags,
+                         noted_tables(op.text("indices")))
 
 
 @forward(Family.EMBEDDING,
@@ -107,7 +153,7 @@ def _bag_backward(op: Inputs) -> Iterator[OpCall]:
     grad, indices = op.tensor("grad"), op.tensor("indices")
     kind = "bag_backward_sparse" if "sparse" in op.name else "bag_backward"
     yield from embedding(kind, indices.elements, grad.shape[0], op.integer("num_weights", 0), grad.shape[-1], 1,
-                         grad.dtype, indices.dtype)
+                         grad.dtype, indices.dtype, noted=noted_tables(op.text("indices")))
 
 
 _OPTIMIZERS = ("sgd", "approx_sgd", "adagrad", "approx_adagrad", "rowwise_adagrad", "approx_rowwise_adagrad", "adam",
@@ -154,7 +200,7 @@ def _split_tables(op: Inputs, kind: str) -> Iterator[OpCall]:
         flags.append("assumed")
     rows = weights.elements // max(columns * tables, 1)
     yield from embedding(kind, indices.elements, max(offsets.elements - 1, 0), rows, columns, tables, weights.dtype,
-                         indices.dtype, tuple(flags))
+                         indices.dtype, tuple(flags), noted_tables(op.text("indices")))
 
 
 @forward(Family.EMBEDDING, *(f"torch::autograd::CppNode<SplitLookupFunction_{optimizer}_Op>(grad)"

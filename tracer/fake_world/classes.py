@@ -47,14 +47,15 @@ def rank_classes(plan: ParallelPlan, settings: Settings) -> list[RankClass]:
     return [RankClass(spans(ranks), row) for row, ranks in enumerate(ordered)]
 
 
-def _table_pieces(settings: Settings, plan: ParallelPlan) -> dict[int, list[tuple[int, int, int]]]:
-    """Table, rows and columns of every piece of a rank, where tables are spread."""
+def _table_pieces(settings: Settings, plan: ParallelPlan) -> dict[int, list[tuple[float, ...]]]:
+    """Rows, columns and look-ups of every piece of a rank, where tables are spread."""
     text, tables = getattr(settings, "sharding", ""), settings.embedding_tables()
-    found: dict[int, list[tuple[int, int, int]]] = {}
+    found: dict[int, list[tuple[float, ...]]] = {}
     if text:
         for piece in pieces_of(tables, table_places(text, len(tables)), plan.dp):
-            found.setdefault(piece.rank, []).append((piece.table, piece.rows, piece.columns))
-    return found
+            found.setdefault(piece.rank, []).append(
+                (piece.rows, piece.columns, tables[piece.table].bag * piece.rows / tables[piece.table].rows))
+    return {rank: sorted(own) for rank, own in found.items()}
 
 
 def chunk(size: int, parts: int, place: int) -> int:

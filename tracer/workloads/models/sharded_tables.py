@@ -16,6 +16,7 @@ Tables without a piece are looked up by every rank itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -83,23 +84,21 @@ class ShardedTables(nn.Module):
         return [found[number] for number in range(self.count)]
 
     def _distributed(self, parts: list[Tensor], lengths: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Look-ups of every rank's samples in each own piece, rank after rank, and bag lengths [pieces, ranks, batch]."""
+        """Look-ups of every rank's samples in each own piece, rank after rank; bag lengths [pieces, ranks, batch]."""
         asked = [self._within(piece, parts[piece.table], lengths[piece.table]) for of in self.pieces for piece in of]
         mine = len(self.own)
         sent = torch.stack([bags for _, bags in asked])
         received = sent.new_empty((self.ranks * mine, self.batch))
         dist.all_to_all_single(received, sent, [mine] * self.ranks, [len(of) for of in self.pieces], group=self.group)
-        received = received.unflatten(0, (self.ranks, mine)) if mine else received.new_empty((self.ranks, 0, self.batch))
+        received = received.view(self.ranks, mine, self.batch)
         # [ranks, pieces]: known ahead where a piece has every row of its table, as a batch's look-ups are of fixed
         # number; else read from the lengths, for which the host waits, as it does for TorchRec's.
         counts = [[self.sizes[piece.table] for piece in self.own]] * self.ranks if self.whole \
             else _numbers(received.sum(-1), self._expected())
         indices = torch.cat([rows for rows, _ in asked])
         each = [len(rows) for rows, _ in asked]
-        bounds = [0]
-        for of in self.pieces:
-            bounds.append(bounds[-1] + len(of))
-        splits = [sum(each[first:last]) for first, last in zip(bounds[:-1], bounds[1:], strict=True)]
+        bounds = [0, *accumulate(len(of) for of in self.pieces)]
+        splits = [sum(each[first:last]) for first, last in pairwise(bounds)]
         arrived = indices.new_empty(sum(map(sum, counts)))
         dist.all_to_all_single(arrived, indices, [sum(of) for of in counts], splits, group=self.group)
         runs = list(arrived.split([count for of in counts for count in of]))

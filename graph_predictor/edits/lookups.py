@@ -1,0 +1,93 @@
+"""Other indices of the embedding tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from graph_predictor.edits.registry import edit_option
+from graph_predictor.prediction.anchoring import anchored, prices_of, resized_on_cpu
+from graph_predictor.prediction.scenario import EditError, Scenario
+from kernel_models.families.embedding import with_tables
+from kernel_models.op_call import OpCall
+from kernel_models.operation import Operation, calls_of
+from tracer.arrays import Float64
+from tracer.graph import ExecutionGraph
+from tracer.lookup_data.indices import Indices, read_indices
+from tracer.lookup_data.noted import find_lookups, note_indices, noted_tables
+from tracer.lookup_data.tables import EmbeddingTable
+
+Noted = dict[int, tuple[EmbeddingTable, ...]]
+"""Row of ``graph.ops`` → tables it looks up."""
+
+
+@edit_option("indices", "Indices that embedding tables are looked up by: Parquet, CSV, dlrm_datasets, or a Zipf law.",
+             takes="FILE|zipf:S")
+@dataclass(frozen=True)
+class OtherIndices:
+    """Rows of embedding tables looked up by other indices: as often again, and in bags as long, as these.
+
+    Each look-up's time, and that of its gradient, is the recorded one × model(these indices) / model(recorded ones):
+    those that the capture counted (``--lookups``) or the workload states, else rows drawn evenly. Assumes as many
+    look-ups as the step has.
+    """
+
+    indices: Indices
+
+    @classmethod
+    def parse(cls, text: str) -> OtherIndices:
+        """Read the file or the law. Raises ``TableError``."""
+        return cls(read_indices(text))
+
+    def describe(self) -> str:
+        """One phrase."""
+        return f"indices of {self.indices.source}"
+
+    def apply(self, scenario: Scenario) -> Scenario:
+        """See ``Edit``."""
+        scenario = scenario.claim("the indices", "--indices")
+        scenario.known_source()
+        tables = [_tables_with(graph, self.indices) for graph in scenario.built.graphs]
+        if scenario.built.computes_on_host:
+            return _on_cpu(scenario, tables)
+        work, kernels = scenario.work, scenario.kernels
+        calls = [kernels.calls.get(number, work.calls[number]) for number in work.group.tolist()]
+        new = [tuple(with_tables(call, tables[rank].get(op, ())) for call in own)
+               for own, rank, op in zip(calls, work.rank.tolist(), work.op.tolist(), strict=True)]
+        if new == calls:
+            raise EditError(f"No look-up of the step changes with {self.describe()}: it looks rows up so already.")
+        regrouped, after = work.regrouped(new)
+        return replace(scenario, work=regrouped, kernels=replace(kernels, calls=after))
+
+
+def _tables_with(graph: ExecutionGraph, indices: Indices) -> Noted:
+    """Tables of each operation that looks rows up, by these indices; the graph stays as it is."""
+    copy = replace(graph, strings=list(graph.strings), ops=graph.ops.take(np.arange(len(graph.ops))))
+    note_indices(copy, indices)
+    return {row: noted_tables(copy.arguments(row)[position].value)
+            for own in find_lookups(copy) for row, position in own.rows}
+
+
+def _on_cpu(scenario: Scenario, tables: list[Noted]) -> Scenario:
+    """The operations are the kernels: the own time of those that look rows up × model(new) / model(old)."""
+    pieces = scenario.pieces
+    weight: Float64 = np.ones(len(pieces))
+    for rank, graph in enumerate(scenario.built.graphs):
+        rows = list(tables[rank])
+        before: list[tuple[OpCall, ...]] = [calls_of(Operation.from_graph(graph, row)) for row in rows]
+        after = [tuple(with_tables(call, tables[rank][row]) for call in own)
+                 for row, own in zip(rows, before, strict=True)]
+        spec, models = scenario.known_source(), scenario.devices.source_models
+        ratio = anchored(prices_of(before, spec, models), prices_of(after, spec, models)).ratio
+        of_op = np.ones(len(graph.ops) + 1)
+        of_op[rows] = ratio
+        mine = (pieces.rank == rank) & (pieces.op >= 0)
+        weight[mine] = of_op[pieces.op[mine]]
+    changed = np.abs(weight - 1.0) > 0
+    if not changed.any():
+        raise EditError("No look-up of the step changes with these indices: it looks rows up so already.")
+    ns = scenario.host_times() * weight
+    working = scenario.cycle.working[pieces.item]
+    spread = resized_on_cpu(ns[changed], weight[changed], float(ns[working].sum()))
+    return replace(scenario, host=scenario.host.scaled(weight).widened(spread))

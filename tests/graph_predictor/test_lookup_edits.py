@@ -1,0 +1,162 @@
+"""What look-ups cost follows their indices: stated by a workload, given with ``--indices``, or counted by a capture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from graph_predictor.cli import app
+from graph_predictor.edits.lookups import OtherIndices
+from graph_predictor.prediction.scenario import EditError
+from graph_predictor.request.configuration import Configuration
+from graph_predictor.request.study import Study
+from kernel_models.device_choice import find_device
+from kernel_models.families.embedding import with_tables
+from kernel_models.op_call import Family
+from kernel_models.operation import Operation, calls_of, operation
+from kernel_models.pricing import price
+from tracer import workloads
+from tracer.graph import ExecutionGraph
+from tracer.job import assemble_job, read_job
+from tracer.lookup_data.noted import find_lookups
+from tracer.lookup_data.tables import EmbeddingTable
+
+SIZES = {"preset": "tiny", "batch": 4096, "rows": 200_000, "embedding": 64, "pooling": 20}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def torch() -> Any:
+    return pytest.importorskip("torch")
+
+
+def traced(**settings: Any) -> ExecutionGraph:
+    from tracer.shape_only import trace_workload
+
+    return trace_workload(workloads.configure("dlrm", **{**SIZES, **settings}))
+
+
+def lookups_us(graph: ExecutionGraph, indices: str | None = None) -> float:
+    edits = {} if indices is None else {"indices": indices}
+    found = Study(assemble_job([graph])).predict(Configuration(edits=edits))
+    return found.families_us["embedding"]
+
+
+def forward_us(graph: ExecutionGraph) -> float:
+    calls = [call for own in find_lookups(graph) for call in calls_of(Operation.from_graph(graph, own.rows[0][0]))]
+    return float(price(calls, find_device("h200-sxm"), None).total_us)
+
+
+def test_steps_of_other_skew_cost_otherwise_traced_or_edited_alike() -> None:
+    graphs = {skew: traced(skew=skew) for skew in (0.0, 1.05, 3.0)}
+    times = {skew: lookups_us(graph) for skew, graph in graphs.items()}
+    forward = {skew: forward_us(graph) for skew, graph in graphs.items()}
+    assert forward[0.0] > 1.1 * forward[1.05] > 1.1**2 * forward[3.0]
+    assert len({round(time, 3) for time in times.values()}) == 3
+    for skew, expected in times.items():
+        if skew:
+            assert lookups_us(graphs[0.0], f"zipf:{skew}") == pytest.approx(expected, rel=0.01)
+
+
+def test_indices_that_change_nothing_are_refused() -> None:
+    with pytest.raises(EditError, match="looks rows up so already"):
+        lookups_us(traced(skew=1.05), "zipf:1.05")
+
+
+def test_calls_of_one_weight_share_the_look_ups_by_bags() -> None:
+    found = calls_of(Operation.from_graph(*_first(traced(batched=True, bags_halved=2))))
+    (call,) = found
+    assert [part.rows for part in call.accesses] == [200_000, 100_000, 50_000, 25_000]
+    assert [part.lookups for part in call.accesses] == [20 * 4096] * 3 + [10 * 4096]
+    assert {part.bags for part in call.accesses} == {4096}
+    assert sum(part.lookups for part in call.accesses) == call.dims[0]
+
+
+def _first(graph: ExecutionGraph) -> tuple[ExecutionGraph, int]:
+    return graph, find_lookups(graph)[0].rows[0][0]
+
+
+def test_a_counted_batch_scales_to_other_batches() -> None:
+    """Twice the look-ups of a Zipf law: more rows, but not twice as many, and longer reuse."""
+    generator = np.random.default_rng(1)
+    weights = np.arange(1, 5001) ** -1.05
+    from tracer.lookup_data.indices import counted
+
+    table = counted(EmbeddingTable("t", 5000, 16), generator.choice(5000, 20_000, p=weights / weights.sum()),
+                    np.full(1000, 20))
+    parts = []
+    for batch in (1000, 4000):
+        (call,) = calls_of(operation("aten::embedding_bag", [(5000, 16), (20 * batch,), (batch,)], ["fp32", "int64",
+                                                                                                    "int64"]))
+        parts += with_tables(call, [table]).accesses
+    assert [part.lookups for part in parts] == [20_000, 80_000]
+    assert parts[0].reuse == pytest.approx(table.reuse)
+    often = [sum(share for share in part.reuse[6:]) for part in parts]
+    assert often[1] > often[0] + 0.05
+
+
+def test_a_captured_step_on_the_cpu_uses_its_counts_and_other_indices_move_look_ups_only(tmp_path: Path) -> None:
+    from tracer.capture import CaptureOptions
+    from tracer.capture.script import run_workload
+
+    settings = workloads.configure("dlrm", preset="tiny", skew=2.0)
+    run_workload(settings, tmp_path / "run", CaptureOptions(steps=2, warmup=1, timed=2, execution_trace="none",
+                                                           lookups=True))
+    job = read_job(tmp_path / "run")
+    study = Study(job)
+    plain = study.predict(Configuration())
+    recorded = study._recorded
+    assert recorded is not None
+    edited = OtherIndices.parse("zipf:0").apply(recorded.scenario)
+    weight, pieces = edited.host.weight, edited.pieces
+    assert weight is not None
+    rows = {row for own in find_lookups(job.graphs[0]) for row, _ in own.rows}
+    assert set(pieces.op[weight != 1.0].tolist()) <= rows
+    assert (weight != 1.0).any()
+    larger = study.predict(Configuration(sizes=("batch=256",)))
+    assert larger.step_time_us > plain.step_time_us
+    calls = calls_of(Operation.from_graph(*_first(job.graphs[0])))
+    assert calls[0].accesses[0].reuse == pytest.approx(
+        next(iter(_tables(job.graphs[0]))).reuse, abs=1e-4)
+
+
+def _tables(graph: ExecutionGraph) -> list[EmbeddingTable]:
+    from tracer.lookup_data.noted import tables_of
+
+    return tables_of(graph)
+
+
+def test_commands_take_indices(tmp_path: Path) -> None:
+    runner = CliRunner()
+
+    def price_of(text: str) -> float:
+        result = runner.invoke(app, ["price", "aten::embedding_bag", "--shapes", "1000000x128,163840,8192", "--device",
+                                     "h200-sxm", "--json", "--indices", text])
+        assert result.exit_code == 0, result.output
+        return float(json.loads(result.stdout)["time_us"])
+
+    assert price_of("zipf:0") > price_of("zipf:1.05") > price_of("zipf:3")
+    out = tmp_path / "a.foretrace"
+    result = runner.invoke(app, ["trace", "--workload", "dlrm", "--preset", "tiny", "--indices", "zipf:3", "-o",
+                                 str(out)])
+    assert result.exit_code == 0, result.output
+    assert {table.skew for table in _tables(read_job(out).graphs[0])} == {3.0}
+    for arguments, said in (
+            (["price", "aten::linear", "--shapes", "8x8,8x8", "--device", "h200-sxm", "--indices", "zipf:1"],
+             "looks no rows up"),
+            (["predict", str(out), "--indices", "zipf:x"], "is no Zipf law"),
+            (["trace", "--workload", "vit", "--preset", "tiny", "--indices", "zipf:1", "-o", str(out)],
+             "looks up no embedding table")):
+        result = runner.invoke(app, arguments)
+        assert result.exit_code == 2
+        assert said in " ".join(result.stderr.split())
+
+
+def test_other_calls_stay_as_they_are() -> None:
+    (call,) = calls_of(operation("aten::mm", [(8, 8), (8, 8)]))
+    assert with_tables(call, [EmbeddingTable("t", 5, 5)]) is call
+    assert call.family is Family.GEMM

@@ -1,0 +1,192 @@
+"""Embedding tables over ranks: the losses of copies, real uneven exchanges over gloo, and steps by shapes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forked_ranks import run_ranks
+
+from graph_predictor.comm.host_collectives import with_host_collectives
+from graph_predictor.prediction.replay import replay
+from graph_predictor.reports.ranks import rank_report, recorded_times
+from tracer import workloads
+from tracer.job import Job, read_job
+from tracer.lookup_data.tables import EmbeddingTable
+from tracer.parallel_plan import PlanError
+from tracer.workloads.places import pieces_of, table_places
+
+UNEQUAL = {"preset": "tiny", "columns_halved": 2, "bags_halved": 2}
+SHARDINGS = ("table", "row", "column", "0,0,row,column", "1,1,1,copy")
+LOSSES = """
+import json, sys
+import torch
+import torch.distributed as dist
+from tracer.fake_world import parallelize
+from tracer.parallel_plan import ParallelPlan
+from tracer.workloads import configure, create
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+base = {"preset": "tiny", "columns_halved": 2, "bags_halved": 2, "optimizer": "sgd"}
+plain = create(configure("dlrm", **base)).model
+whole = [10 * table.weight.detach() for table in plain.tables]
+rest = {name: value for name, value in plain.state_dict().items() if not name.startswith("tables")}
+
+
+def losses(sharding, batched):
+    settings = configure("dlrm", sharding=sharding, batched=batched, **base)
+    spread = parallelize(create(settings), ParallelPlan.parse("ddp", dist.get_world_size()))
+    model = spread.model.module
+    model.load_state_dict(rest, strict=False)
+    with torch.no_grad():
+        if not sharding:
+            for table, weight in zip(model.tables, whole):
+                table.weight.copy_(weight)
+        else:
+            for number, table in model.tables.copies.items():
+                table.weight.copy_(whole[int(number)])
+            for places, table in zip(model.tables.groups, model.tables.weights.values()):
+                begin = 0
+                for piece in (model.tables.own[place] for place in places):
+                    part = whole[piece.table][piece.first_row:][:piece.rows, piece.first_column:][:, :piece.columns]
+                    table.weight[begin:begin + piece.rows] = part
+                    begin += piece.rows
+    group = spread.optimizer.param_groups[0]
+    group["lr"] = 0.5
+    return [float(spread.step(batch)) for _, batch in zip(range(6), spread.batches())]
+
+
+found = {f"{sharding} {batched}": losses(sharding, batched)
+         for sharding in ("", *sys.argv[2].split(";")) for batched in (False, True) if sharding or not batched}
+if dist.get_rank() == 0:
+    json.dump(found, open(sys.argv[1], "w"))
+dist.barrier()
+dist.destroy_process_group()
+"""
+CAPTURE = """
+import sys
+import torch
+from tracer.capture import CaptureOptions
+from tracer.capture.script import run_workload
+from tracer.parallel_plan import ParallelPlan
+from tracer.workloads import configure
+
+torch.set_num_threads(1)
+settings = configure("dlrm", preset="tiny", columns_halved=2, bags_halved=2, sharding="0,1,0,0")
+run_workload(settings, sys.argv[1], CaptureOptions(steps=4, warmup=2, timed=2, execution_trace="none", lookups=True),
+             ParallelPlan.parse("ddp", 2))
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def torch() -> Any:
+    found = pytest.importorskip("torch")
+    if not (found.distributed.is_available() and found.distributed.is_gloo_available()):
+        pytest.skip("torch was built without gloo")
+    return found
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    folder = tmp_path_factory.mktemp("sharded")
+    (folder / "train.py").write_text(CAPTURE)
+    run_ranks(2, folder / "train.py", folder / "job")
+    return read_job(folder / "job")
+
+
+def test_every_sharding_learns_as_copies_do(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOSSES)
+    run_ranks(2, tmp_path / "train.py", tmp_path / "losses.json", ";".join(SHARDINGS))
+    losses = json.loads((tmp_path / "losses.json").read_text())
+    copies = losses.pop(" False")
+    assert len(losses) == 2 * len(SHARDINGS)
+    for name, found in losses.items():
+        assert found == pytest.approx(copies, rel=1e-4), name
+    assert abs(copies[4] - copies[0]) > 1e-3  # the same batch, learned from
+
+
+def test_a_captured_job_has_uneven_exchanges_and_replays(job: Job) -> None:
+    for graph in job.graphs:
+        table = graph.collectives
+        kinds = [graph.string(int(code)) for code in table.kind]
+        steps = len(graph.steps)
+        assert kinds.count("all_to_all") >= 4 * steps  # lengths, indices, vectors, gradients
+        assert kinds.count("all_reduce") >= steps
+    of_ranks = [sum(graph.collectives.elements_out[i] for i in range(len(graph.collectives))
+                    if graph.string(int(graph.collectives.kind[i])) == "all_to_all") for graph in job.graphs]
+    assert of_ranks[0] != of_ranks[1]  # rank 0 has three tables, rank 1 one
+    graphs = [with_host_collectives(graph) for graph in job.graphs]
+    found = rank_report(recorded_times(replay(graphs, residuals=True)))
+    counted = {step[0].name for step in found.times.windows}
+    for row, graph in zip(found.ranks, job.graphs, strict=True):
+        recorded = [ns for name, ns in zip(graph.steps.name, graph.steps.duration_ns, strict=True)
+                    if graph.string(int(name)) in counted]
+        assert row.step_ns == pytest.approx(sum(recorded), rel=0.03)
+
+
+def test_ranks_look_up_their_own_tables(job: Job) -> None:
+    from tracer.lookup_data.noted import tables_of
+
+    own = [{(table.rows, table.columns) for table in tables_of(graph)} for graph in job.graphs]
+    assert own == [{(500, 16), (125, 8), (62, 8)}, {(250, 16)}]
+
+
+def test_eight_ranks_by_shapes_have_a_class_for_each_share() -> None:
+    from tracer.lookup_data.noted import find_lookups
+    from tracer.shape_only import trace_job
+
+    settings = workloads.configure("dlrm", preset="tiny", tables=8, sharding="table")
+    found = trace_job(settings, world_size=8, parallel="ddp")
+    assert [list(each) for each in found.classes] == [[0, 4], [1, 5], [2, 6], [3, 7]]  # of 500, 250, 125 and 62 rows
+    for graph, rows in zip(found.graphs, (500, 250, 125, 62), strict=True):
+        (own,) = find_lookups(graph)
+        assert own.shape == (rows, 16)
+        assert own.lookups == 8 * settings.batch * settings.pooling
+        kinds = [graph.string(int(code)) for code in graph.collectives.kind]
+        assert kinds.count("all_to_all") == 4
+
+
+@pytest.mark.parametrize("sharding", ["table", "row"])
+def test_a_rank_by_shapes_looks_up_all_its_pieces_for_every_rank(sharding: str) -> None:
+    from tracer.lookup_data.noted import find_lookups
+    from tracer.shape_only import trace_workload
+
+    settings = workloads.configure("dlrm", **{**UNEQUAL, "tables": 12, "rows": 4000}, sharding=sharding, batched=True)
+    graph = trace_workload(settings, world_size=8, parallel="ddp", rank=0)
+    tables = settings.embedding_tables()
+    share = sum(t.lookups(settings.batch) for t in tables) if sharding == "row" else 8 * sum(
+        t.lookups(settings.batch) for t in (tables[0], tables[8]))
+    assert sum(own.lookups for own in find_lookups(graph)) == pytest.approx(share, rel=0.01)
+    assert len(find_lookups(graph)) == 1 + (tables[0].columns != tables[8].columns or sharding == "row")
+
+
+@pytest.mark.parametrize("sharding", ["row", "column", "0,3,row,copy"])
+def test_pieces_cover_every_table_once(sharding: str) -> None:
+    tables = [EmbeddingTable(f"t{i}", 100 + i, 8) for i in range(4)]
+    pieces = pieces_of(tables, table_places(sharding, 4), 4)
+    for number, table in enumerate(tables):
+        own = [piece for piece in pieces if piece.table == number]
+        copied = sharding.endswith("copy") and number == 3
+        assert sum(piece.rows * piece.columns for piece in own) == (0 if copied else table.rows * table.columns)
+
+
+@pytest.mark.parametrize(("values", "plan", "message"), [
+    ({"sharding": "0,9,0,0"}, "ddp", "is to lie on rank 9, and there are 2"),
+    ({"sharding": "table"}, "fsdp2", "sharding spreads tables over ddp's replicas"),
+    ({"sharding": "column", "embedding": 1}, "ddp", "has 1 columns, fewer than the 2 ranks"),
+])
+def test_plans_that_do_not_fit(values: dict[str, Any], plan: str, message: str) -> None:
+    from tracer.fake_world.fit import check_plan
+    from tracer.parallel_plan import ParallelPlan
+
+    with pytest.raises(PlanError, match=message):
+        check_plan(workloads.configure("dlrm", preset="tiny", **values), ParallelPlan.parse(plan, 2))
+
+
+@pytest.mark.parametrize("text", ["0,1", "somewhere", "0,1,table,2"])
+def test_places_that_are_none(text: str) -> None:
+    with pytest.raises(workloads.WorkloadError, match="sharding="):
+        workloads.configure("dlrm", preset="tiny", sharding=text)
