@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graph_predictor.cli.console import Column, Report, percent, print_json, working
+from graph_predictor.cli.console import Column, Report, percent, print_json, read, working
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Profiled, Step, Top, Window, shared
-from graph_predictor.cli.predict import source_job
 from tracer.errors import ForetraceError
 
 if TYPE_CHECKING:
@@ -39,14 +38,17 @@ def opportunities(
     with one_sentence(debug):
         from graph_predictor.reports.opportunities import opportunities as find
         from graph_predictor.request.configuration import Configuration
-        from graph_predictor.request.study import Study
+        from graph_predictor.request.study import Study, is_script
         from kernel_models.device_choice import find_device
         from kernel_models.profile import load_profile
 
-        job = source_job(source, window, device)
+        script = source[0] if is_script(source) else None
+        job = read(source, window) if script is None else None
         with working("Preparing"):
             study = Study(job, step, recorded_on=None if from_device is None else find_device(from_device),
-                          profiles=[load_profile(path) for path in profile or []], profiled=profiled)
+                          profiles=[load_profile(path) for path in profile or []],
+                          code=script, device=device, profiled=profiled)
+        with working("Preparing" if script is None else "Tracing"):
             prepared = study.prepared(Configuration(device=device))
             if prepared.edits:
                 raise ForetraceError("--device says what a step that never ran is traced for, and this one was "

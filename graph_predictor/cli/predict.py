@@ -13,7 +13,6 @@ from graph_predictor.cli.options import Debug, Json, Profiled, Step, Top, Window
 
 if TYPE_CHECKING:
     from graph_predictor.prediction.result import Prediction
-    from tracer.job import Job
 
 DEFAULT_TOP = 8
 
@@ -60,12 +59,13 @@ def predict(
             device=device, parallel=parallel, topology=topology, from_topology=from_topology,
             comm_profile=comm_profile, comm_backend=comm_backend, host_from=host_from, sizes=tuple(sizes or ()),
             also=tuple(also or ()), code=code, edits=chosen_edits(edits))
-        job = source_job(source, window, device)
+        script = source[0] if is_script(source) else None
+        job = read(source, window) if script is None else None
         with working("Preparing"):
             study = Study(job, step, recorded_on=None if from_device is None else find_device(from_device),
                           profiles=[load_profile(path) for path in profile or []],
-                          code=source[0] if is_script(source) else None, read=read, profiled=profiled)
-        with working("Tracing" if parallel is not None or sizes else "Preparing"):
+                          code=script, device=device, read=read, profiled=profiled)
+        with working("Tracing" if parallel is not None or sizes or script is not None else "Preparing"):
             prepared = study.prepared(wanted)
         with working("Predicting"):
             result = prepared.predict(price_per_hour=price)
@@ -73,16 +73,6 @@ def predict(
             print_json(result.to_json(top))
         else:
             _report(result, top or DEFAULT_TOP)
-
-
-def source_job(source: list[str], window: int, device: str | None) -> Job:
-    """``read_source`` with what is shown on a terminal meanwhile."""
-    from graph_predictor.request.study import is_script, read_source
-
-    if not is_script(source):
-        return read(source, window)
-    with working("Tracing"):
-        return read_source(source, window, device)
 
 
 def _report(result: Prediction, top: int) -> None:

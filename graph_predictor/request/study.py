@@ -35,7 +35,7 @@ from tracer.graph import SHAPE_ONLY
 from tracer.job import Job, assemble_job, read_job
 from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only.devices import TracedDevice
-from tracer.shape_only.errors import ShapeOnlyError
+from tracer.shape_only.errors import UnknownSizeError
 
 if TYPE_CHECKING:
     from graph_predictor.prediction.edit import Edit
@@ -99,11 +99,12 @@ class Study:
     """A source, and predictions from it.
 
     Args:
-        job: recorded, or traced by shapes.
+        job: recorded, or traced by shapes; None for ``code`` as it is, which is traced when that is asked for.
         step: the step to repeat, by name or number; by default the last ones alike.
         recorded_on: the device it was recorded on, if the trace does not say.
         profiles: fitted models of devices.
         code: of a job traced by shapes, the SCRIPT.py:FUNCTION it was traced from.
+        device: what ``code`` is traced for where there is no job, by name.
         read: reads further captures; by default ``tracer.read_job``.
         profiled: predict the step under the profiler, see ``Baseline``.
 
@@ -111,18 +112,29 @@ class Study:
         ForetraceError: there is nothing to predict from.
     """
 
-    def __init__(self, job: Job, step: str | int | None = None, *, recorded_on: DeviceSpec | None = None,
+    def __init__(self, job: Job | None, step: str | int | None = None, *, recorded_on: DeviceSpec | None = None,
                  profiles: Sequence[DeviceProfile] = (), code: str | None = None,
-                 read: Callable[[list[str]], Job] = read_job, profiled: bool = False) -> None:
-        self.job = job
-        self.shape_only = any(graph.meta.era == SHAPE_ONLY for graph in job.graphs)
+                 device: str | None = None, read: Callable[[list[str]], Job] = read_job,
+                 profiled: bool = False) -> None:
+        self._job, self._code_device = job, device or DEFAULT_DEVICE
+        self.shape_only = job is None or any(graph.meta.era == SHAPE_ONLY for graph in job.graphs)
         self._step, self._recorded_on, self._code, self._read = step, recorded_on, code, read
         self._profiled = profiled
         self._profiles = {one.device.name: one for one in profiles}
-        self._recorded = None if self.shape_only else self._plain(job)
+        self._recorded = None if self.shape_only else self._plain(self.job)
         if self.shape_only and step is not None:
-            baseline_of(job, step, device=recorded_on)  # refuses a step that is not there, for all configurations
+            baseline_of(self.job, step, device=recorded_on)  # refuses a step that is not there, for all configurations
         self._shared = Shared()
+
+    @property
+    def job(self) -> Job:
+        """The source; a script is traced the first time, in a process of its own as for each of its sizes."""
+        if self._job is None:
+            from tracer.shape_only.apart import trace_apart
+
+            assert self._code is not None
+            self._job = assemble_job([trace_apart(self._code, traced_device(self._code_device))])
+        return self._job
 
     def predict(self, configuration: Configuration, *, price_per_hour: float | None = None) -> Prediction:
         """The step time of a configuration.
@@ -164,8 +176,8 @@ class Study:
         overheads = None if wanted.host_from is None else self._once("overheads", self._overheads, wanted.host_from)
         sizes = wanted.sizes
         edits: list[Edit] = []
-        job = self.job
-        workload = self.job.graphs[0].meta.workload
+        made: Job | None = None
+        workload = None if self._job is None else self._job.graphs[0].meta.workload
         if wanted.also:
             raise EditError("Laws of sizes rest on recorded steps, and this one never ran; leave --also out.")
         old, new = parse_sets(sizes)
@@ -174,27 +186,28 @@ class Study:
             raise EditError("The step was traced by shapes already; trace it again with foretrace trace, or name "
                             "SCRIPT.py:FUNCTION as the source, and leave --code out.")
         if wanted.parallel is not None or (sizes and again):
-            name = shape_device(spec) if spec is not None else self.job.graphs[0].meta.device
+            name = (shape_device(spec) if spec is not None else traced_device(self._code_device) if self._job is None
+                    else self._job.graphs[0].meta.device)
             try:
-                job = self._once("traced", self._traced, wanted.parallel, tuple(new.items()), name,
+                made = self._once("traced", self._traced, wanted.parallel, tuple(new.items()), name,
                                  tuple(_straggling(wanted)))
                 sizes = ()
-            except ShapeOnlyError:
-                # The function takes no such size; a user who named the old one means the traced dimensions.
+            except UnknownSizeError:
+                # A user who named the old one means the traced dimensions.
                 if wanted.parallel is not None or set(old) != set(new):
                     raise
         if sizes:
             edits.append(Sizes.parse(list(sizes)))
         models = None if spec is None else self._profiles.get(spec.name)
-        start = baseline_of(job, device=spec, models=models, host=overheads, collectives=collectives)
+        start = baseline_of(made or self.job, device=spec, models=models, host=overheads, collectives=collectives)
         return start.with_models(self._profiles), edits
 
     def _traced(self, parallel: str | None, sizes: tuple[tuple[str, int], ...],
                 device: str | TracedDevice, also: tuple[int, ...]) -> Job:
-        graph = self.job.graphs[0]
+        graph = None if self._job is None else self._job.graphs[0]
         if parallel is None:
             return assemble_job([trace_again(graph, dict(sizes), device, self._code)])
-        if not graph.meta.workload:
+        if graph is None or not graph.meta.workload:
             raise EditError("Only a workload of the suite can be traced again under a plan; trace your own script "
                             "under it with foretrace trace SCRIPT.py:FUNCTION --world-size N.")
         return traced(ParallelPlan.parse(parallel), graph.meta.workload, device, sizes=dict(sizes), also=also)

@@ -57,9 +57,7 @@ def retrace(baseline: Baseline, new: Mapping[str, int], old: Mapping[str, int] |
     if reason is not None:
         raise EditError(f"{reason}.")
     recorded = recorded_sizes(baseline)
-    for name, size in new.items():
-        if not 1 <= size <= MOST:
-            raise no_size(name, size)
+    for name in new:
         was = (old or {}).get(name)
         if was is not None and recorded.get(name, was) != was:
             raise EditError(f"The step was recorded with {name}={recorded[name]}, not {was}.")
@@ -86,25 +84,30 @@ def recorded_sizes(baseline: Baseline) -> dict[str, int]:
     return {name: value for name, value in settings.items() if type(value) is int}
 
 
-def trace_again(graph: ExecutionGraph, sizes: Mapping[str, int], device: str | TracedDevice,
+def trace_again(graph: ExecutionGraph | None, sizes: Mapping[str, int], device: str | TracedDevice,
                 code: str | None = None) -> ExecutionGraph:
     """A step's program traced by shapes at other sizes.
 
     Args:
-        graph: of the step; of a workload of the suite unless ``code`` is given.
+        graph: of the step; of a workload of the suite unless ``code`` is given, which needs none for a single rank.
         sizes: other ones, by name.
         device: name of the device it is traced for.
-        code: see ``retrace``.
+        code: see ``retrace``; it runs in a process of its own, as it may have run in this one.
 
     Raises:
+        EditError: a size is none.
         ShapeOnlyError, WorkloadError: the program has no such size, or cannot be traced.
     """
-    world = graph.meta.world_size if graph.meta.world_size > 1 else None
-    rank = max(graph.meta.rank, 0)
+    for name, size in sizes.items():
+        if not 1 <= size <= MOST:
+            raise no_size(name, size)
     if code is not None:
-        from tracer.shape_only.script import trace_script
+        world = graph.meta.world_size if graph is not None and graph.meta.world_size > 1 else None
+        rank = max(graph.meta.rank, 0) if graph is not None else 0
+        from tracer.shape_only.apart import trace_apart
 
-        return trace_script(code, device, world_size=world, rank=rank, arguments=sizes)
+        return trace_apart(code, device, world_size=world, rank=rank, arguments=sizes)
+    assert graph is not None
     from tracer import workloads
     from tracer.shape_only import trace_workload
 

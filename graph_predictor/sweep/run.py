@@ -58,10 +58,13 @@ class SweepSource:
         from kernel_models.device_choice import find_device
         from kernel_models.profile import load_profile
 
-        return Study(job or read_source(self.paths, self.window), self.step,
+        script = self.paths[0] if is_script(self.paths) else None
+        if job is None and script is None:
+            job = read_source(self.paths, self.window)
+        return Study(job, self.step,
                      recorded_on=None if self.recorded_on is None else find_device(self.recorded_on),
                      profiles=[load_profile(path) for path in self.profiles],
-                     code=self.paths[0] if is_script(self.paths) else None, profiled=self.profiled)
+                     code=script, profiled=self.profiled)
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,8 @@ def sweep(source: SweepSource, space: SweepSpace, *, output: str | os.PathLike[s
         raise SweepError(f"{jobs} is no number of processes; give --jobs 1 or more, or -1 for one a core.")
     if scheduler is not None and backend == LOCAL:
         raise SweepError("A scheduler is of a cluster; give --workers dask or ray with it.")
-    study = source.study()  # what is wrong with it is said before any worker starts
+    study = source.study()
+    job = study.job  # what is wrong with it is said before any worker starts
     points = list(space)
     with ExitStack() as stack:
         rows: dict[str, Row] = {}
@@ -115,7 +119,7 @@ def sweep(source: SweepSource, space: SweepSpace, *, output: str | os.PathLike[s
         if backend != LOCAL:  # a cluster that cannot be reached leaves no journal behind
             stack.enter_context(_cluster(backend, scheduler, stack))
         if output is not None:
-            journal = stack.enter_context(Journal(output, _about(source, study.job, space, price_per_hour)))
+            journal = stack.enter_context(Journal(output, _about(source, job, space, price_per_hour)))
             rows, keep = journal.rows, journal.add
         missing = [point for point in points if point.key not in rows]
         resumed = len(points) - len(missing)

@@ -14,7 +14,9 @@ from graph_predictor.prediction.scenario import EditError
 from graph_predictor.request.configuration import Configuration
 from graph_predictor.request.study import Study, is_script, read_source
 from tracer.errors import ForetraceError
-from tracer.job import read_job
+from tracer.job import assemble_job, read_job
+from tracer.shape_only.apart import trace_apart
+from tracer.shape_only.script import trace_script
 
 CAPTURE = str(Path(__file__).parents[2] / "traces" / "llama-cpu")
 SCRIPT = '''
@@ -137,3 +139,60 @@ def test_what_cannot_be_made_is_refused_again_without_trying(monkeypatch: pytest
         with pytest.raises(EditError, match="Not on these ranks"):
             study.predict(Configuration(parallel="ddp=2", edits={"host": host}))
     assert len(tried) == 1
+
+
+ONCE = """
+import os, pathlib, signal, torch
+with open(__file__ + ".runs", "a") as runs:
+    runs.write(f"{os.getpid()}\\n")
+library = torch.library.Library("once_a_process", "DEF")  # a second one of the name is refused
+library.define("same(Tensor x) -> Tensor")
+
+def build(batch):
+    if batch == 13:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if batch == 14:
+        raise ValueError("unlucky " * 99)
+    model = torch.nn.Linear(64, 64).cuda()
+    data = torch.randn(batch, 64, device="cuda")
+    return lambda: model(data)
+"""
+
+
+@pytest.fixture
+def once(tmp_path: Path) -> Path:
+    path = tmp_path / "once.py"
+    path.write_text(ONCE)
+    return path
+
+
+def runs(script: Path) -> list[int]:
+    """The processes that have run a script, one for each run."""
+    return [int(line) for line in Path(f"{script}.runs").read_text().split()]
+
+
+def test_a_script_runs_once_for_a_size_and_never_twice_in_a_process(once: Path) -> None:
+    """It needs the size, so that it cannot be traced without one, and registers what a process has once."""
+    study = Study(None, code=f"{once}:build", device="b200")
+    small, large = (study.predict(Configuration(sizes=(f"batch={size}",))).gpu_active_us for size in (32, 262144))
+    assert large > 2 * small
+    assert len(runs(once)) == len(set(runs(once))) == 2
+    study.predict(Configuration(sizes=("batch=32",)))
+    assert len(runs(once)) == 2
+
+
+def test_errors_of_another_process_are_as_those_of_this_one(once: Path) -> None:
+    """Nor are they a reason to scale the step: only a function that takes no such size means the traced dimensions."""
+    said = CliRunner().invoke(app, ["predict", f"{once}:build", "--set", "batch=32:14", "--debug"])
+    assert said.exit_code == 2 and f"{once}:12" in said.output and "ValueError: unlucky" in said.output
+    assert "in build" in said.output and "unlucky … (--debug" in said.output  # cut at a word's end
+    said = CliRunner().invoke(app, ["predict", f"{once}:build", "--set", "batch=13"])
+    assert said.exit_code == 2 and "ended by signal 9" in said.output and "Traceback" not in said.output
+
+
+def test_a_step_traced_elsewhere_is_the_one_traced_here(script: str) -> None:
+    here, there = (trace(f"{script}:build", arguments={"batch": 24}) for trace in (trace_script, trace_apart))
+    assert here.strings == there.strings and here.meta.memory == there.meta.memory
+    assert here.ops.shapes.tolist() == there.ops.shapes.tolist()
+    predicted = [Study(assemble_job([graph])).predict(Configuration()).to_json() for graph in (here, there)]
+    assert predicted[0] == predicted[1]

@@ -21,6 +21,10 @@ class ShapeOnlyError(ForetraceError):
     """A step cannot be traced by shapes alone."""
 
 
+class UnknownSizeError(ShapeOnlyError):
+    """A function takes no argument of a size's name."""
+
+
 def explained(error: BaseException) -> ShapeOnlyError | None:
     """The error as one sentence with the user's line and the way out; None if it is not about shapes."""
     from torch._subclasses import fake_tensor

@@ -11,7 +11,7 @@ from typing import Any
 
 from tracer.graph import ExecutionGraph
 from tracer.shape_only.devices import TracedDevice
-from tracer.shape_only.errors import ShapeOnlyError
+from tracer.shape_only.errors import ShapeOnlyError, UnknownSizeError
 from tracer.shape_only.trace import trace_step
 
 
@@ -23,9 +23,11 @@ def trace_script(target: str, device: str | TracedDevice = "h200-sxm", *, world_
 
     The file runs inside the trace, as a module (``__name__`` is not ``"__main__"``), so that what it makes on import
     is traced too and its decorators see the GPU that is not there. It finds its own path as the command line,
-    without arguments: ones that it parses take their defaults.
+    without arguments: ones that it parses take their defaults. It must not have run in this process before
+    (``trace_apart``).
 
     Raises:
+        UnknownSizeError: the function takes no such argument.
         ShapeOnlyError: there is no such file or function, or as ``trace_step``.
     """
     path, _, name = target.rpartition(":")
@@ -61,9 +63,9 @@ def trace_script(target: str, device: str | TracedDevice = "h200-sxm", *, world_
 
 
 def _check_takes(target: str, function: Any, argument: str) -> None:
-    """Raise ``ShapeOnlyError`` if a function takes no argument of a name."""
+    """Raise ``UnknownSizeError`` if a function takes no argument of a name."""
     parameters = inspect.signature(function).parameters
     if argument not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         there = f"it takes {', '.join(parameters)}" if parameters else "it takes none"
-        raise ShapeOnlyError(f"{target} takes no argument {argument!r} ({there}); let it take its sizes by name, as in "
-                             f"def {target.rpartition(':')[2]}({argument}=32).")
+        raise UnknownSizeError(f"{target} takes no argument {argument!r} ({there}); let it take its sizes by name, as "
+                               f"in def {target.rpartition(':')[2]}({argument}=32).")
