@@ -22,7 +22,7 @@ from tracer.errors import ForetraceError
 from tracer.workloads.registry import HELD_OUT_ONE_IN
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ["dlrm", "resnet50", "bert", "gpt2", "llama", "vit", "moe", "unet", "lstm"]
+NAMES = ["dlrm", "resnet50", "bert", "gpt2", "llama", "vit", "moe", "unet", "lstm", "deepfm", "dcn_v2", "ncf"]
 
 
 @pytest.fixture
@@ -470,5 +470,5 @@ def test_a_compiled_step_gives_the_eager_losses(torch: Any, name: str) -> None:
 
 def test_presets_of_realistic_size_build_on_the_meta_device(torch: Any) -> None:
     for name in NAMES:
-        optimizer = {"optimizer": "sgd" if name == "dlrm" else "adamw-foreach"}
+        optimizer = {"optimizer": "sgd" if name in ("dlrm", "deepfm", "dcn_v2") else "adamw-foreach"}
         assert workloads.build(name, preset="real", device="meta", **optimizer).parameters > 20_000_000

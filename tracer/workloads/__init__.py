@@ -1,4 +1,4 @@
-"""The workload suite: nine plain PyTorch training steps of adjustable size, deterministic and without downloads.
+"""The workload suite: twelve plain PyTorch training steps of adjustable size, deterministic and without downloads.
 
 Listing and configuring them imports no torch; ``build`` and ``create`` do:
 

@@ -1,4 +1,4 @@
-"""The settings of the nine workloads: their sizes, defaults, least values and presets. Imports no torch.
+"""The settings of the workloads: their sizes, defaults, least values and presets. Imports no torch.
 
 ``default`` sizes take under a second a step on one CPU thread, ``TINY`` ones some 50 ms or less, ``REAL`` ones are
 what people train on one H200.
@@ -7,7 +7,7 @@ what people train on one H200.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from tracer.lookup_data.tables import EmbeddingTable
@@ -98,6 +98,82 @@ class DlrmSettings(_RecommendationSettings):
             bag=float(self.table_bag(table)),
             longest_bag=round(self.table_bag(table) + 4 * self.table_bag(table) ** 0.5))
             for table in range(self.tables)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepfmSettings(_RecommendationSettings):
+    """A factorisation machine and an MLP over the same embeddings, one look-up a sample in each table."""
+
+    WORKLOAD: ClassVar[str] = "deepfm"
+    SUMMARY: ClassVar[str] = "recommendation: factorisation machine beside an MLP over shared embeddings, dropout"
+    TINY: ClassVar[Mapping[str, Any]] = {
+        "batch": 32, "tables": 4, "rows": 500, "embedding": 8, "width": 32, "depth": 2}
+    REAL: ClassVar[Mapping[str, Any]] = {
+        "batch": 8192, "tables": 26, "rows": 4_000_000, "embedding": 16, "width": 400, "depth": 3, "sparse": True,
+        "optimizer": OptimizerKind.SGD}
+
+    dense: int = size(13, "dense features of a sample")
+    dropout: float = mode(0.1, "dropout probability of the MLP", 0)
+
+    def check(self) -> None:
+        """The dropout is a probability."""
+        super().check()
+        _probability(self, self.dropout)
+
+    def embedding_tables(self) -> list[EmbeddingTable]:
+        """A weight of one column, and a vector, for every row."""
+        vectors = super().embedding_tables()
+        return vectors + [replace(table, name=f"weights.{i}", columns=1) for i, table in enumerate(vectors)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DcnSettings(_RecommendationSettings):
+    """A deep and cross network of the second version: full-matrix crosses, then an MLP."""
+
+    WORKLOAD: ClassVar[str] = "dcn_v2"
+    SUMMARY: ClassVar[str] = "recommendation: cross layers of full or low rank over embeddings, then an MLP"
+    TINY: ClassVar[Mapping[str, Any]] = {
+        "batch": 32, "tables": 4, "rows": 500, "embedding": 8, "width": 32, "depth": 2, "crosses": 2}
+    REAL: ClassVar[Mapping[str, Any]] = {
+        "batch": 8192, "tables": 26, "rows": 1_000_000, "embedding": 128, "width": 1024, "depth": 4, "rank": 512,
+        "sparse": True, "optimizer": OptimizerKind.SGD}
+
+    dense: int = size(13, "dense features of a sample")
+    crosses: int = size(3, "cross layers")
+    rank: int = size(0, "rank of the crosses' matrices; 0: full", 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NcfSettings(_RecommendationSettings):
+    """Neural collaborative filtering (NeuMF): users and items, each with a vector for a product and one for an MLP."""
+
+    WORKLOAD: ClassVar[str] = "ncf"
+    SUMMARY: ClassVar[str] = "recommendation: neural collaborative filtering (NeuMF) of users and items"
+    TINY: ClassVar[Mapping[str, Any]] = {
+        "batch": 32, "rows": 500, "items": 200, "embedding": 8, "width": 32, "depth": 2}
+    REAL: ClassVar[Mapping[str, Any]] = {
+        "batch": 65_536, "rows": 138_493, "items": 26_744, "embedding": 64, "width": 256, "depth": 4}
+
+    tables: int = size(4, "embedding tables: a product's and an MLP's of users and of items; no other number", 4)
+    rows: int = size(20_000, "users", 8)
+    items: int = size(5_000, "items", 8)
+    embedding: int = size(32, "columns of the product's tables; the MLP's have half the width")
+
+    def check(self) -> None:
+        """There are four tables, and the MLP halves its width."""
+        super().check()
+        if self.tables != 4:
+            raise WorkloadError(f"ncf: tables={self.tables} is not possible; users and items have two each, so leave "
+                                "it at 4.")
+        if self.width % 2:
+            raise WorkloadError(f"ncf: width={self.width} is odd, and half of it is a user's; choose {self.width + 1}.")
+
+    def embedding_tables(self) -> list[EmbeddingTable]:
+        """Users are met once and again evenly; items by their popularity."""
+        sizes = [("users", self.rows, self.embedding, 0.0), ("items", self.items, self.embedding, self.skew),
+                 ("mlp_users", self.rows, self.width // 2, 0.0), ("mlp_items", self.items, self.width // 2, self.skew)]
+        return [EmbeddingTable(name, rows, columns, skew=skew, pooling="none", optimizer="none")
+                for name, rows, columns, skew in sizes]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ _SETTINGS: dict[str, type[Settings]] = {
     for kind in (
         catalogue.DlrmSettings, catalogue.ResnetSettings, catalogue.BertSettings, catalogue.Gpt2Settings,
         catalogue.LlamaSettings, catalogue.VitSettings, catalogue.MoeSettings, catalogue.UnetSettings,
-        catalogue.LstmSettings,
+        catalogue.LstmSettings, catalogue.DeepfmSettings, catalogue.DcnSettings, catalogue.NcfSettings,
     )
 }
 

@@ -11,12 +11,11 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tracer.workloads.catalogue import DlrmSettings
 from tracer.workloads.data import Batch
-from tracer.workloads.models.layers import run_block
-from tracer.workloads.models.lookups import BatchedTables, PlainTables, bag_starts, zipf_rows
+from tracer.workloads.models.layers import click_loss, run_block
+from tracer.workloads.models.lookups import BatchedTables, PlainTables, bag_starts, sizes_of, zipf_rows
 from tracer.workloads.workload import Definition
 
 
@@ -56,14 +55,15 @@ class Dlrm(nn.Module):
 
     def __init__(self, settings: DlrmSettings) -> None:
         super().__init__()
-        width, vectors = settings.width, settings.tables + 1
+        tables, width = settings.embedding_tables(), settings.width
+        vectors = len(tables) + 1
         self.checkpointing = settings.checkpointing
         kind = BatchedTables if settings.batched else PlainTables
-        self.tables: nn.Module = kind(settings.embedding_tables(), settings.batch, sparse=settings.sparse)
+        self.tables: nn.Module = kind(tables, settings.batch, sparse=settings.sparse)
         hidden = [width] * (settings.depth - 1)
         self.projections = nn.ModuleDict({
-            str(table): nn.Linear(settings.table_columns(table), settings.embedding, bias=False)
-            for table in range(settings.tables) if settings.table_columns(table) != settings.embedding})
+            str(number): nn.Linear(table.columns, settings.embedding, bias=False)
+            for number, table in enumerate(tables) if table.columns != settings.embedding})
         self.bottom = mlp([settings.dense, *hidden, settings.embedding])
         self.interaction = Interaction(vectors)
         self.top = mlp([settings.embedding + vectors * (vectors - 1) // 2, *hidden, 1])
@@ -95,17 +95,14 @@ class Dlrm(nn.Module):
 
 def _batch(settings: DlrmSettings, generator: torch.Generator) -> Batch:
     dense = torch.randn(settings.batch, settings.dense, generator=generator)
-    counts = [settings.batch * settings.table_bag(table) for table in range(settings.tables)]
-    drawn = [zipf_rows(settings.table_rows(table), count, settings.skew, generator)
-             for table, count in enumerate(counts)]
+    tables = settings.embedding_tables()
+    counts = sizes_of(tables, settings.batch)
+    drawn = [zipf_rows(table.rows, count, table.law_skew(), generator)
+             for table, count in zip(tables, counts, strict=True)]
     rows = torch.stack(drawn) if len(set(counts)) == 1 else torch.cat(drawn)
     starts = torch.stack([bag_starts(settings.batch, count, generator) for count in counts])
     clicks = torch.randint(2, (settings.batch,), generator=generator).float()
     return Batch((dense, rows, starts), clicks)
 
 
-def _loss(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(logits.float(), targets)
-
-
-DEFINITION = Definition(Dlrm, _batch, _loss)
+DEFINITION = Definition(Dlrm, _batch, click_loss)

@@ -30,6 +30,11 @@ def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
 
+def click_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean binary cross entropy in fp32 of logits ``[batch]`` against 0 and 1."""
+    return F.binary_cross_entropy_with_logits(logits.float(), targets)
+
+
 class SelfAttention(nn.Module):
     """Multi-head attention with one product for queries, keys and values. ``[batch, seq, width]`` → the same."""
 

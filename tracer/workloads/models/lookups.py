@@ -92,3 +92,16 @@ def bag_starts(batch: int, count: int, generator: torch.Generator) -> Tensor:
     samples = torch.randint(batch, (count,), generator=generator)
     lengths = samples.new_zeros(batch).scatter_add(0, samples, torch.ones_like(samples))
     return lengths.cumsum(0) - lengths
+
+
+def single_rows(tables: Sequence[EmbeddingTable], batch: int, generator: torch.Generator) -> Tensor:
+    """One look-up a sample in each table, int64 ``[tables, batch]``, by each table's law."""
+    return torch.stack([zipf_rows(table.rows, batch, table.law_skew(), generator) for table in tables])
+
+
+def embeddings(tables: Sequence[EmbeddingTable], *, sparse: bool) -> nn.ModuleList:
+    """An ``nn.Embedding`` for each table."""
+    found = nn.ModuleList(nn.Embedding(table.rows, table.columns, sparse=sparse) for table in tables)
+    for part, table in zip(found, tables, strict=True):
+        initialise_rows(part.weight, table.rows)
+    return found

@@ -63,8 +63,7 @@ class ShardedTables(nn.Module):
             for number, table in enumerate(tables) if all(piece.table != number for piece in pieces)})
         # Each rank's loss is a mean over its own samples, and gradients of all ranks add up here.
         for weight in self.weights.parameters():
-            if not sparse:
-                weight.register_hook(lambda gradient: gradient / self.ranks)
+            weight.register_hook(lambda gradient: gradient / self.ranks)
 
     def forward(self, rows: Tensor, starts: Tensor) -> list[Tensor]:
         """Vectors ``[batch, columns]`` of each table; see ``Dlrm.forward``."""
