@@ -1,10 +1,11 @@
 """Look-ups on this machine's CPU over rows, columns, bag lengths and skew: measured in turns, then predicted held out.
 
-    python benchmarks/dlrm_lookups.py measure RESULTS.csv [--cases 240] [--rounds 3]
+    python benchmarks/dlrm_lookups.py measure RESULTS.csv [--cases 240] [--rounds 40]
     python benchmarks/dlrm_lookups.py judge RESULTS.csv [--cases-out FILE]
 
-One thread. Every round times every case anew on fresh batches, so that a slow minute of the machine falls on all; the
-figure is the median over rounds. Single tables are `nn.functional.embedding_bag` (and plain look-ups), batched ones
+One thread. Every round times cases anew on fresh batches. This machine runs in a fast and a slow state (a third to
+twice as long), each for seconds: a case is run until its three quickest rounds agree within 5%, and their median counts
+(others lengthen a run and never shorten it). Single tables are `nn.functional.embedding_bag` (and plain look-ups), batched ones
 one call over the tables' rows laid one after another, as table-batched kernels have them. `judge` leaves out groups of
 shapes (rows, columns, bag) by hash: nothing of a judged group was fitted, whatever its skew.
 """
@@ -14,18 +15,29 @@ from __future__ import annotations
 import argparse
 import time
 import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pandas
+
+from kernel_models.datasets.samples import Samples, fold_of
+from kernel_models.device import device
+from kernel_models.heuristics import RooflineModel, fit_efficiencies
+from kernel_models.learned.gaussian import fit_gaussian
+from kernel_models.op_call import OpCall
+from kernel_models.operation import backward_calls_of, calls_of, operation
+from kernel_models.table_parts import TablePart
+from tracer.lookup_data.reuse import histogram_of_zipf
 
 KINDS = ("bag", "bag", "bag", "embedding", "bag_backward", "bag_backward_sparse")
 SKEWS = (0.0, 0.6, 0.9, 1.05, 1.4)
 LARGEST_TABLES = 192 * 2**20
 """Bytes of the tables of a case."""
 BATCHES = 4
-RUN_S = 0.03
+AGREEING, AGREED = 3, 0.05
+"""Rounds of a case that must agree, and how well."""
+RUN_S = 0.008
 """Seconds that a case is run for in a round."""
 
 
@@ -67,20 +79,30 @@ def cases(count: int, seed: int = 7) -> list[LookupCase]:
 
 
 def measure(path: Path, count: int, rounds: int) -> None:
-    """Time every case in every round; written after each round."""
+    """Time the cases in rounds until each one's three quickest agree; what was measured is written after each round."""
     import torch
 
     torch.set_num_threads(1)
     every = cases(count)
-    times = np.full((len(every), rounds), np.nan)
+    times: list[list[float]] = [[] for _ in every]
     for turn in range(rounds):
-        for i in np.random.default_rng(turn).permutation(len(every)):
-            times[i, turn] = _time(every[i], turn)
+        open_ = [i for i in range(len(every)) if len(times[i]) < AGREEING or _spread(times[i]) > AGREED]
+        if not open_:
+            break
+        for i in np.random.default_rng(turn).permutation(open_):
+            times[i].append(_time(every[i], turn))
         table = pandas.DataFrame([asdict(case) for case in every])
-        table["measured_us"] = np.nanmedian(times[:, :turn + 1], axis=1)
-        table["spread"] = np.nanmax(times[:, :turn + 1], axis=1) / np.nanmin(times[:, :turn + 1], axis=1)
+        table["measured_us"] = [float(np.median(sorted(one)[:AGREEING])) for one in times]
+        table["spread"] = [_spread(one) for one in times]
+        table["rounds"] = [len(one) for one in times]
         table.to_csv(path, index=False)
-        print(f"round {turn + 1}: {len(every)} cases; median spread {table['spread'].median():.3f}", flush=True)
+        print(f"round {turn + 1}: {len(open_)} cases; the three quickest differ by {table['spread'].median():.1%} "
+              f"(median)", flush=True)
+
+
+def _spread(times: list[float]) -> float:
+    quickest = sorted(times)[:AGREEING]
+    return quickest[-1] / quickest[0] - 1.0
 
 
 def _time(case: LookupCase, turn: int) -> float:
@@ -124,15 +146,92 @@ def _time(case: LookupCase, turn: int) -> float:
     return float(np.percentile(taken, 25))
 
 
+def samples_of(path: Path) -> list[Samples]:
+    """The measured cases as calls."""
+    table = pandas.read_csv(path)
+    calls, labels = [], []
+    for row in table.to_dict("records"):
+        case = LookupCase(**{name: row[name] for name in LookupCase.__dataclass_fields__})
+        calls.append(call_of(case))
+        labels.append(case.group)
+    return [Samples("cpu", "torch", str(path), calls, table["measured_us"].to_numpy(float), {"shape": labels})]
+
+
+def call_of(case: LookupCase) -> OpCall:
+    """The case as what is priced."""
+    count, every = case.samples * case.bag, case.samples * case.bag * case.tables
+    dtypes = ["fp32", "int64", "int64"]
+    sparse = case.kind.endswith("sparse")
+    weight = (case.rows * case.tables, case.columns)
+    if case.kind == "embedding":
+        one = operation("aten::embedding", [weight, (every,)], dtypes[:2])
+    else:
+        one = operation("aten::_embedding_bag", [weight, (every,), (case.samples * case.tables,)], dtypes, None,
+                        [None, None, None, False, 0, sparse])
+    calls = backward_calls_of(one) if "backward" in case.kind else calls_of(one)
+    reuse = histogram_of_zipf(count, case.rows, case.skew) if case.skew else ()
+    bags = count if case.kind == "embedding" else case.samples
+    part = TablePart(case.rows, case.columns, "fp32", count, bags, case.bag, reuse)
+    return replace(calls[0], accesses=(part,) * case.tables)
+
+
+def judge(path: Path, cases_out: Path | None) -> None:
+    """Every case as predicted without its shape; then pairs of one shape at two skews."""
+    table = pandas.read_csv(path)
+    spec = device("cpu")
+    for samples in samples_of(path):
+        _, table["learned_us"] = fit_gaussian(samples, spec)
+        fold = np.array([fold_of(label, 5) for label in samples.labels()])
+        table["formula_us"] = np.nan
+        for one in range(5):
+            known = fold != one
+            fitted = fit_efficiencies([c for c, k in zip(samples.calls, known, strict=True) if k],
+                                      samples.measured_us[known], spec)
+            left = [c for c, k in zip(samples.calls, known, strict=True) if not k]
+            table.loc[~known, "formula_us"] = RooflineModel(samples.family, spec, fitted).predict(left).time_us
+    print(f"{len(table)} cases, shapes left out; a case's three quickest rounds differ by {table['spread'].median():.1%} (median)")
+    print(f"{'':24} {'n':>4}  learned: MAPE median  bias   p90   max   formulas: MAPE median  bias")
+    for kind, rows in [("all", table), *table.groupby("kind"), *((f"skew {s}", r) for s, r in table.groupby("skew"))]:
+        line = f"{kind:24} {len(rows):4d}"
+        for name in ("learned_us", "formula_us"):
+            off = rows[name] / rows["measured_us"] - 1
+            far = off.abs()
+            line += f"  {far.mean():12.1%} {far.median():6.1%} {off.mean():+6.1%}"
+            line += f" {far.quantile(0.9):6.1%} {far.max():5.0%}" if name == "learned_us" else ""
+        print(line)
+    _print_pairs(table)
+    if cases_out:
+        table.to_csv(cases_out, index=False)
+
+
+def _print_pairs(table: pandas.DataFrame) -> None:
+    """Does time fall with reuse as measured? The ratio of a shape's two skews, measured and predicted."""
+    ratios = []
+    for _, pair in table.groupby(["kind", "rows", "columns", "bag", "samples", "tables"]):
+        if len(pair) == 2:
+            flat, skewed = (pair.sort_values("skew").iloc[i] for i in (0, 1))
+            ratios.append([skewed[name] / flat[name] for name in ("measured_us", "learned_us", "formula_us")])
+    measured, learned, formula = np.array(ratios).T
+    clear = np.abs(np.log(measured)) > 0.1
+    print(f"{len(measured)} shapes at two skews: time at the larger over the smaller one, median "
+          f"{np.median(measured):.3f} measured, {np.median(learned):.3f} learned, {np.median(formula):.3f} formulas;")
+    print(f"  of the {clear.sum()} that differ by over 10%, the direction is right in "
+          f"{np.mean((measured > 1)[clear] == (learned > 1)[clear]):.0%} (learned), "
+          f"{np.mean((measured > 1)[clear] == (formula > 1)[clear]):.0%} (formulas)")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("measure", "judge"))
     parser.add_argument("results", type=Path)
     parser.add_argument("--cases", type=int, default=240)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=40, help="at most")
+    parser.add_argument("--cases-out", type=Path)
     given = parser.parse_args()
     if given.what == "measure":
         measure(given.results, given.cases, given.rounds)
+    else:
+        judge(given.results, given.cases_out)
 
 
 if __name__ == "__main__":

@@ -165,6 +165,7 @@ def _seen(benchmark: str, settings: dict[str, Any]) -> dict[str, Any]:
 _BOTH = ("forward", "backward")
 _ALL = ("bf16", "fp16", "fp32")
 _HALF = ("bf16", "fp32")
+_LAWS = ("uniform", "zipf")
 
 
 def _gpu() -> tuple[Space, ...]:
@@ -204,10 +205,10 @@ def _gpu() -> tuple[Space, ...]:
                "dtype": _HALF}),
         Space(Family.EMBEDDING, "embedding",
               {"rows": Span(1000, 4_000_000), "width": Span(16, 4096, (16, 64)), "lookups": Span(64, 1_000_000)},
-              {"op": _BOTH, "dtype": _HALF}),
+              {"op": (*_BOTH, "backward_sparse"), "law": _LAWS, "dtype": _HALF}),
         Space(Family.EMBEDDING, "embedding",
               {"rows": Span(1000, 4_000_000), "width": Span(16, 256, (16,)), "lookups": Span(256, 1_000_000),
-               "pooling": Span(2, 64)}, {"op": ("forward",), "dtype": ("fp32",)}),
+               "pooling": Span(2, 64)}, {"op": _BOTH, "law": _LAWS, "dtype": ("fp32",)}),
         Space(Family.INDEX, "index",
               {"rows": Span(256, 1_000_000), "width": Span(16, 4096, (16,)), "count": Span(64, 1_000_000)},
               {"op": ("index_select", "gather", "scatter", "scatter_add", "index_add"), "dtype": _HALF}),
@@ -269,10 +270,10 @@ def _cpu() -> tuple[Space, ...]:
               {"op": ("sum", "mean", "amax", "norm"), "over": ("width", "rows", "all"), "dtype": ("fp32",)}),
         Space(Family.EMBEDDING, "embedding",
               {"rows": Span(100, 100_000), "width": Span(16, 512, (16,)), "lookups": Span(32, 16384)},
-              {"op": ("forward",), "dtype": ("fp32",)}),
+              {"op": ("forward",), "law": _LAWS, "dtype": ("fp32",)}),
         Space(Family.EMBEDDING, "embedding",
               {"rows": Span(100, 100_000), "width": Span(16, 128, (16,)), "lookups": Span(64, 32768),
-               "pooling": Span(2, 32)}, {"op": ("forward",), "dtype": ("fp32",)}),
+               "pooling": Span(2, 32)}, {"op": _BOTH, "law": _LAWS, "dtype": ("fp32",)}),
         Space(Family.INDEX, "index", {"rows": Span(100, 50_000), "width": Span(16, 512, (16,)),
                                       "count": Span(32, 16384)},
               {"op": ("index_select", "index_add"), "dtype": ("fp32",)}),

@@ -30,11 +30,14 @@ from kernel_models.families.pooling import pooling
 from kernel_models.families.recurrent import recurrent
 from kernel_models.op_call import OpCall
 from kernel_models.operation import backward_calls_of, calls_of, operation
+from kernel_models.table_parts import TablePart
 from tracer.campaign.families import FAMILIES
+from tracer.campaign.lab import ZIPF_EXPONENT
 from tracer.campaign.tables import quickest_visits
 from tracer.decode import DecodeError, from_json
 from tracer.errors import reason_of
 from tracer.input_file import read_input
+from tracer.lookup_data.reuse import histogram_of_zipf
 
 if TYPE_CHECKING:
     import pandas
@@ -153,14 +156,17 @@ def _random(row: Row) -> Calls:
 
 
 def _embedding(row: Row) -> Calls:
-    if row["op"] == "backward_sparse" or row["law"] != "uniform":
-        return ()
     table, chosen = (row["rows"], row["width"]), (row["lookups"],)
-    dtypes = [row["dtype"], "int64", "int64"]
+    dtypes, sparse = [row["dtype"], "int64", "int64"], row["op"] == "backward_sparse"
+    bags = -(-row["lookups"] // row["pooling"]) if row["pooling"] else row["lookups"]
     if row["pooling"]:
-        bags = (-(-row["lookups"] // row["pooling"]),)
-        return _of(row, "aten::_embedding_bag", [table, chosen, bags], None, None, dtypes)
-    return _of(row, "aten::embedding", [table, chosen], None, None, dtypes)
+        values = [None, None, None, False, 0, sparse]
+        calls = _of(row, "aten::_embedding_bag", [table, chosen, (bags,)], values, None, dtypes)
+    else:
+        calls = _of(row, "aten::embedding", [table, chosen], [None, None, None, False, sparse], None, dtypes)
+    reuse = histogram_of_zipf(row["lookups"], row["rows"], ZIPF_EXPONENT) if row["law"] == "zipf" else ()
+    part = TablePart(row["rows"], row["width"], row["dtype"], row["lookups"], bags, row["pooling"] or 1, reuse)
+    return tuple(replace(call, accesses=(part,)) for call in calls)
 
 
 def _index(row: Row) -> Calls:

@@ -94,14 +94,15 @@ def _part(table: EmbeddingTable, samples: int) -> TablePart:
     return TablePart.of(table, samples)
 
 
-@forward(Family.EMBEDDING, "aten::embedding(weight, indices)")
+@forward(Family.EMBEDDING, "aten::embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse)")
 def _embedding(op: Inputs) -> Iterator[OpCall]:
     yield from _one_table(op, "embedding", op.tensor("weight"), op.tensor("indices"))
 
 
-@backward(Family.EMBEDDING, "aten::embedding(weight, indices)")
+@backward(Family.EMBEDDING, "aten::embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse)")
 def _embedding_gradient(op: Inputs) -> Iterator[OpCall]:
-    yield from _one_table(op, "embedding_backward", op.tensor("weight"), op.tensor("indices"))
+    kind = "embedding_backward_sparse" if op.flag("sparse") else "embedding_backward"
+    yield from _one_table(op, kind, op.tensor("weight"), op.tensor("indices"))
 
 
 def _one_table(op: Inputs, kind: str, weight: TensorSpec, indices: TensorSpec) -> Iterator[OpCall]:

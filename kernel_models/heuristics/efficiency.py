@@ -39,7 +39,7 @@ _BOUNDS = {"compute": (0.005, 2.5), "memory": (0.01, 3.0), "fixed": (0.25, 12.0)
 _HOST_BOUNDS = _BOUNDS | {"fixed": (0.25, 200.0)}
 """A CPU's operation allocates, asks a library for a kernel and puts its operands in order before it computes."""
 _PRODUCTS = (Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT)
-"""Families with arithmetic worth fitting; of the others only traffic and fixed costs are."""
+"""Families with arithmetic worth fitting; of the others only traffic, look-ups' waits and fixed costs are."""
 TELLING = 0.35
 """A parameter shows in a call whose time is at least this share due to it; it needs ``FEW`` such calls to be fitted."""
 _LEVELS = 6
@@ -347,7 +347,7 @@ def _told(family: Family, done: list[KernelWork], devices: list[DeviceSpec], sta
         seen["compute"].append((compute > least) & (compute >= memory))
         seen["memory"].append((memory > least) & (memory >= compute))
     rows = {name: np.concatenate(columns) for name, columns in seen.items()
-            if name != "compute" or family in _PRODUCTS}
+            if name != "compute" or family in (*_PRODUCTS, Family.EMBEDDING)}
     return {name: column for name, column in rows.items() if column.sum() >= FEW}
 
 

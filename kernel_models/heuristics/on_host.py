@@ -14,8 +14,9 @@ from kernel_models.device import DeviceSpec
 from kernel_models.dtypes import multiply_adds
 from kernel_models.families.attention import PRODUCTS
 from kernel_models.heuristics.call_table import CallTable
-from kernel_models.heuristics.curves import memory_us
-from kernel_models.heuristics.sustained import peak_tflops
+from kernel_models.heuristics.curves import GB_PER_S_IN_BYTES_PER_US, L2_SPEEDUP, memory_us
+from kernel_models.heuristics.embedding import parts_of
+from kernel_models.heuristics.sustained import bandwidth_gbps, peak_tflops
 from kernel_models.heuristics.work import KernelWork, one, work_of
 from kernel_models.op_call import Family
 from tracer.arrays import Float64
@@ -26,6 +27,9 @@ AS_IT_STANDS = 0.1
 """Share of other convolutions' fixed cost that one of 1×1 positions has (measured: 5 to 15 of 80 µs)."""
 QUERY_BLOCK, SKIPS = 256.0, 768.0
 """Queries of a block of fused attention, from this length of sequence on (shorter ones' are of 32 and 64)."""
+LOOKUP_CYCLES, BAG_CYCLES, SORTED_CYCLES = 3.0, 15.0, 200.0
+"""Cycles of a look-up, of a bag, and of a look-up's dense gradient, besides its arithmetic and its traffic.
+Chosen as what a quarter of `benchmarks/dlrm_lookups.py`'s cases fits best."""
 _GATES = {"rnn": 1.0, "gru": 3.0, "lstm": 4.0}
 
 
@@ -74,6 +78,26 @@ def attention_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
     causal = (table.flops < every) & (table.dim("window") <= 1.0)
     flops = np.where(causal, np.where(table.dim("q_len") < SKIPS, every, blocks), table.flops)
     return KernelWork(flops / _peak(table, device) / 1e6, memory_us(table.bytes_moved, device), one(table))
+
+
+@work_of(Family.EMBEDDING, on_host=True)
+def lookups_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
+    """Instructions of every look-up and bag, and rows that come from memory unless they were looked up before, µs.
+
+    A dense gradient goes through its look-ups one after another, with the place of each row's sum to be found, and
+    clears a gradient as large as the table before.
+    """
+    n = len(table)
+    parts = parts_of(table)
+    dense = table.by_kind(lambda kind: float(kind.endswith("_backward"))) > 0
+    cycles = parts.lookups * np.where(dense, SORTED_CYCLES, LOOKUP_CYCLES)[parts.call] + parts.bags * BAG_CYCLES
+    compute = parts.sum(cycles, n) / device.boost_clock_mhz + table.flops / _peak(table, device) / 1e6
+    distinct = parts.rows_of_bin.sum(1)
+    again = parts.sum(np.maximum(parts.lookups - distinct, 0.0) * parts.row_bytes, n)
+    first = memory_us(parts.sum(distinct * parts.row_bytes, n), device)
+    other = np.maximum(table.bytes_moved - parts.sum(parts.lookups * parts.row_bytes, n), 0.0)
+    kept = again / (L2_SPEEDUP * bandwidth_gbps(device) * GB_PER_S_IN_BYTES_PER_US)
+    return KernelWork(compute, first + kept + memory_us(other, device), one(table))
 
 
 @work_of(Family.REDUCTION, Family.SOFTMAX, Family.NORM, on_host=True)

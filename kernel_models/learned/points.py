@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from kernel_models.heuristics.call_table import CallTable
+from kernel_models.heuristics.embedding import parts_of
 from kernel_models.op_call import DIMENSIONS, Family, OpCall
 from tracer.arrays import Bool, Float64, Int64
 
@@ -78,7 +80,7 @@ class Points:
         found = cls(family, tuple(map(int, values["kept"])), tuple(tuple(map(str, part)) for part in values["parts"]),
                     tuple(map(int, values["low"])), tuple(map(int, values["high"])))
         width = len(DIMENSIONS[family])
-        columns = width + 2 + len(_ALIGNED.get(family, ()))
+        columns = width + 2 + len(_ALIGNED.get(family, ())) + (2 if family is Family.EMBEDDING else 0)
         if {len(found.low), len(found.high)} != {width} or len(found.parts) != 4 or not all(
                 0 <= column < columns for column in found.kept):
             raise ValueError("the sizes of a model do not fit its family")
@@ -86,11 +88,18 @@ class Points:
 
 
 def _columns(family: Family, calls: Sequence[OpCall]) -> Float64:
-    """Every column: logarithms to base 2 of the sizes, the bytes and the FLOPs, and alignments."""
+    """Every column: logarithms to base 2 of the sizes, the bytes and the FLOPs, alignments, and reuse of look-ups."""
     dims = np.array([call.dims for call in calls], np.int64).reshape(len(calls), len(DIMENSIONS[family]))
     moved = np.array([[call.bytes_moved, call.flops] for call in calls], np.float64).reshape(len(calls), 2)
     aligned = np.gcd(np.maximum(dims[:, list(_ALIGNED.get(family, ()))], 1), _ALIGNMENT)
-    return np.log2(np.maximum(np.hstack([dims, moved, aligned]), 1.0))
+    reuse = [_reuse(calls)] if family is Family.EMBEDDING else []
+    return np.log2(np.maximum(np.hstack([dims, moved, aligned, *reuse]), 1.0))
+
+
+def _reuse(calls: Sequence[OpCall]) -> Float64:
+    """Different rows looked up, and look-ups of the longest bag [n, 2]."""
+    parts, n = parts_of(CallTable.of(Family.EMBEDDING, calls)), len(calls)
+    return np.stack([parts.sum(parts.rows_of_bin.sum(1), n), parts.most(parts.longest, n)], axis=1)
 
 
 def _parts(call: OpCall) -> tuple[str, str, str, str]:
