@@ -2,8 +2,8 @@
 
     python benchmarks/dlrm_kernels.py [DATA]
 
-DATA is the folder with `traces/dlrm-8xV100-2023` (PARAM, MIT licence). Predicted from the data sheet as the trace stands,
-which says how many look-ups and rows but not of which tables; with the tables' sizes and bag lengths; and with
+DATA is the folder with `traces/dlrm-8xV100-2023` (PARAM, MIT licence). Predicted from the data sheet as the trace
+stands, which says how many look-ups and rows but not of which tables; with the tables' sizes and bag lengths; and with
 efficiencies fitted to the other seven ranks. The step ran the model of MLPerf's DLRM v2 on Criteo's features: its 26
 tables and their look-ups a sample are public (MLCommons training, recommendation_v2/torchrec_dlrm), and of a rank's
 three tables the rows and look-ups add up to what the trace recorded, which tells which they are.
@@ -33,6 +33,7 @@ ROWS = (40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_0
         11_938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36)
 LOOKUPS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 SAMPLES, SMALL = 128, 1
+WAYS = ("sheet, trace alone", "sheet, tables told", "seven other ranks")
 OPTIMIZER = "adagrad"
 
 
@@ -59,7 +60,7 @@ class RecordedLookup:
 
 
 def recorded(data: Path) -> list[RecordedLookup]:
-    """The sharded tables' look-ups of every rank; the few rows that every rank holds are left out."""
+    """The sharded tables' look-ups of every rank; a table of few rows, which every rank holds, is left out."""
     found = []
     for rank, graph in enumerate(read_job(data / "traces" / "dlrm-8xV100-2023").graphs):
         pieces = graph_calls(graph)
@@ -91,7 +92,7 @@ def main() -> None:
                 errors[i].append(time / one.measured_us - 1)
                 line += f"  {time:9.1f} ({errors[i][-1]:+7.1%})"
             print(line)
-        for label, values in zip(("sheet, trace alone", "sheet, tables told", "seven other ranks"), errors, strict=True):
+        for label, values in zip(WAYS, errors, strict=True):
             far = np.abs(values)
             print(f"  {label:20} MAPE {far.mean():.1%}, median {np.median(far):.1%}, bias {np.mean(values):+.1%}, "
                   f"max {far.max():.1%}")

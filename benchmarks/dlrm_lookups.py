@@ -5,9 +5,9 @@
 
 One thread. Every round times cases anew on fresh batches. This machine runs in a fast and a slow state (a third to
 twice as long), each for seconds: a case is run until its three quickest rounds agree within 5%, and their median counts
-(others lengthen a run and never shorten it). Single tables are `nn.functional.embedding_bag` (and plain look-ups), batched ones
-one call over the tables' rows laid one after another, as table-batched kernels have them. `judge` leaves out groups of
-shapes (rows, columns, bag) by hash: nothing of a judged group was fitted, whatever its skew.
+(others lengthen a run and never shorten it). Single tables are `nn.functional.embedding_bag` (and plain look-ups),
+batched ones one call over the tables' rows laid one after another, as table-batched kernels have them. `judge` leaves
+out groups of shapes (rows, columns, bag) by hash: nothing of a judged group was fitted, whatever its skew.
 """
 
 from __future__ import annotations
@@ -189,7 +189,8 @@ def judge(path: Path, cases_out: Path | None) -> None:
                                       samples.measured_us[known], spec)
             left = [c for c, k in zip(samples.calls, known, strict=True) if not k]
             table.loc[~known, "formula_us"] = RooflineModel(samples.family, spec, fitted).predict(left).time_us
-    print(f"{len(table)} cases, shapes left out; a case's three quickest rounds differ by {table['spread'].median():.1%} (median)")
+    print(f"{len(table)} cases, shapes left out; a case's three quickest rounds differ by "
+          f"{table['spread'].median():.1%} (median)")
     print(f"{'':24} {'n':>4}  learned: MAPE median  bias   p90   max   formulas: MAPE median  bias")
     for kind, rows in [("all", table), *table.groupby("kind"), *((f"skew {s}", r) for s, r in table.groupby("skew"))]:
         line = f"{kind:24} {len(rows):4d}"
