@@ -1,0 +1,277 @@
+"""``Choices``: every way each table may lie, as columns of what one unit of it adds to a rank.
+
+A choice has one or more equal units. A unit lies on one rank, on all ranks of a node, or on all ranks; wherever it lies,
+it adds the same to each of its ranks, so that a rank is known from sums and maxima of its units alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from graph_predictor.sharding.plan import ShardingError, ShardKind, TableSharding, can_split_columns, node_ranks
+from graph_predictor.sharding.problem import ShardingProblem
+from kernel_models.lookups import PartCosts, backward_call
+from kernel_models.op_call import Family, OpCall
+from kernel_models.pricing import price
+from kernel_models.table_parts import TablePart
+from tracer.arrays import Float64, Int64
+from tracer.lookup_data.tables import EmbeddingTable
+
+LENGTH_BYTES = 4.0
+"""A bag's length beside its indices (TorchRec's ``KeyedJaggedTensor`` has them as int32)."""
+INPUT_COPIES = 2.0
+"""Indices in memory at once: this batch's and, prefetched, the next one's (TorchRec's storage estimator takes two for
+``TRAIN_SPARSE_DIST``)."""
+FEW_TABLES = 64
+"""With no more tables than this every way of each is looked at; with more, only those of tables that matter."""
+LARGE_SHARE = 0.15
+"""Of many tables, those that take this share of a rank's mean time, look-ups or memory are also split."""
+MOST_COPIED_BYTES = 64e6
+"""A larger table is never copied to every rank: its dense gradient alone is an all-reduce of as much."""
+MOST_PARTS = 16
+_OPTIMIZER = {"sgd": ("fused_sgd", 2, 1), "adagrad": ("fused_adagrad", 3, 2), "rowwise_adagrad": ("fused_adagrad", 3, 2),
+              "adam": ("fused_adam", 4, 3), "partial_rowwise_adam": ("fused_adam", 4, 3), "none": ("fused_sgd", 2, 1)}
+"""PyTorch's dense kernel for each optimizer: its name, lists read and lists written."""
+
+
+class Scope(IntEnum):
+    """The ranks of one unit."""
+
+    RANK = 0
+    NODE = 1
+    ALL = 2
+
+
+@dataclass(slots=True)
+class Choices:
+    """Columns of n choices; those of a table lie side by side.
+
+    Attributes:
+        table: row of the table.
+        kinds: of each.
+        parts: units.
+        scope: ``Scope`` of a unit.
+        forward_stream, forward_flight, forward_wait: of a unit's look-up on each of its ranks, µs (``LookupTerms``).
+        backward_stream, backward_flight, backward_wait: of its gradient with the optimizer fused; 0 where it is not.
+        lookups, rows: of that gradient.
+        index_bytes: that each of a unit's ranks receives: indices and lengths.
+        sent_bytes: pooled vectors that each of its ranks sends in the all-to-all of all ranks.
+        reduced_bytes: partial sums that each rank puts into the reduce-scatter of all ranks (row-wise).
+        node_bytes: likewise within the node (table-row-wise).
+        cross_bytes: what then goes across nodes.
+        gradient_bytes: dense gradients that are all-reduced (data-parallel).
+        copy_us: making those gradients, and the optimizer's pass over them.
+        weight_bytes, state_bytes, gradient_memory, buffer_bytes: memory of a unit on each of its ranks.
+        first: the first choice of each table, and their number [tables + 1].
+    """
+
+    table: Int64
+    kinds: list[ShardKind]
+    parts: Int64
+    scope: Int64
+    forward_stream: Float64
+    forward_flight: Float64
+    forward_wait: Float64
+    backward_stream: Float64
+    backward_flight: Float64
+    backward_wait: Float64
+    lookups: Float64
+    rows: Float64
+    index_bytes: Float64
+    sent_bytes: Float64
+    reduced_bytes: Float64
+    node_bytes: Float64
+    cross_bytes: Float64
+    gradient_bytes: Float64
+    copy_us: Float64
+    weight_bytes: Float64
+    state_bytes: Float64
+    gradient_memory: Float64
+    buffer_bytes: Float64
+    first: Int64
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @property
+    def memory(self) -> Float64:
+        """Bytes of a unit on each of its ranks."""
+        return self.weight_bytes + self.state_bytes + self.gradient_memory + self.buffer_bytes
+
+    @property
+    def work(self) -> Float64:
+        """Streaming time of a unit, forward and backward, µs."""
+        return self.forward_stream + self.backward_stream
+
+    def of_table(self, table: int) -> range:
+        """Rows of a table's choices."""
+        return range(int(self.first[table]), int(self.first[table + 1]))
+
+    def ranks_of(self, choice: int, places: Sequence[int], ranks: int, per_node: int) -> TableSharding:
+        """The sharding of a choice whose units lie at these ranks (or nodes)."""
+        kind = self.kinds[choice]
+        if self.scope[choice] == Scope.ALL:
+            return TableSharding(kind, tuple(range(ranks)))
+        if self.scope[choice] == Scope.NODE:
+            return TableSharding(kind, node_ranks(places[0], ranks, per_node))
+        return TableSharding(kind, tuple(places))
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """One way of one table."""
+
+    table: int
+    kind: ShardKind
+    parts: int
+    part: TablePart
+
+
+def choices_of(problem: ShardingProblem, needed: Sequence[TableSharding] | None = None) -> Choices:
+    """Every way that the tables of a problem may lie.
+
+    Args:
+        needed: shardings that must be among them, of each table: those of a plan that is given.
+
+    Raises:
+        ShardingError: a table may lie in no allowed way.
+    """
+    whole = [TablePart.of(table, problem.batch) for table in problem.tables]
+    split = _worth_splitting(problem, whole)
+    small = [_worth_copying(problem, table) for table in problem.tables]
+    ways = []
+    for i, table in enumerate(problem.tables):
+        kinds = dict.fromkeys(_kinds(problem, table, bool(split[i]), small[i]))
+        if needed is not None:
+            own = needed[i].kind, len(needed[i].ranks) if needed[i].kind is ShardKind.COLUMN_WISE else 1
+            kinds.setdefault(own)
+        for kind, parts in kinds:
+            ways.append(_way(problem, i, table, whole[i], kind, parts))
+    return _columns(problem, ways)
+
+
+def _kinds(problem: ShardingProblem, table: EmbeddingTable, split: bool, copied: bool) -> list[tuple[ShardKind, int]]:
+    """The kinds that a table may have, each with its parts. Raises ``ShardingError`` if there is none."""
+    if table.name in problem.pinned:
+        return [(ShardKind.TABLE_WISE, 1)]
+    allowed = problem.kinds
+    possible = [(ShardKind.TABLE_WISE, 1)]
+    possible += [(ShardKind.COLUMN_WISE, parts) for parts in column_parts(table, problem.ranks)]
+    if problem.ranks > 1:
+        possible.append((ShardKind.ROW_WISE, 1))
+    if problem.nodes > 1 and problem.per_node > 1 and problem.even_nodes:
+        possible.append((ShardKind.TABLE_ROW_WISE, 1))
+    if problem.ranks > 1:
+        possible.append((ShardKind.DATA_PARALLEL, 1))
+    possible = [each for each in possible if each[0] in allowed]
+    if not possible:
+        raise ShardingError(f"Table {table.name!r} of {table.columns} columns can be sharded in none of the allowed "
+                            f"kinds ({', '.join(sorted(kind.value for kind in allowed))}) over {problem.ranks} ranks.")
+    # Of many tables, most lie whole on a rank whatever is tried.
+    narrow = [each for each in possible if each[0] is ShardKind.TABLE_WISE
+              or (copied if each[0] is ShardKind.DATA_PARALLEL else split)]
+    return narrow or possible
+
+
+def column_parts(table: EmbeddingTable, ranks: int) -> list[int]:
+    """Numbers of equal parts that a table's columns can be cut into, each on a rank of its own."""
+    return [parts for parts in range(2, min(ranks, MOST_PARTS) + 1)
+            if parts & (parts - 1) == 0 and can_split_columns(table.columns, parts)]
+
+
+def _worth_splitting(problem: ShardingProblem, whole: list[TablePart]) -> list[bool]:
+    """Tables that take much of a rank's mean time, indices or memory, so that a whole one may be what binds."""
+    count = len(whole)
+    if count <= FEW_TABLES:
+        return [True] * count
+    costs = PartCosts.of(whole, problem.device, _share_of_cache(problem))
+    memory = np.array([table.weight_bytes + table.state_bytes for table in problem.tables])
+    room = max(problem.room_bytes, 1.0) / memory.sum()
+    large = np.zeros(count, np.bool_)
+    for share in (costs.forward.stream_us + costs.backward.stream_us, np.array([part.lookups for part in whole]),
+                  np.array([table.columns for table in problem.tables], np.float64)):
+        large |= share * problem.ranks > LARGE_SHARE * share.sum() if share.sum() > 0 else False
+    large |= memory / memory.sum() > LARGE_SHARE * room
+    found: list[bool] = large.tolist()
+    return found
+
+
+def _share_of_cache(problem: ShardingProblem) -> float:
+    """A table's share of the cache of a device that holds its part of all tables."""
+    return min(1.0, problem.ranks / len(problem.tables))
+
+
+def _worth_copying(problem: ShardingProblem, table: EmbeddingTable) -> bool:
+    return table.weight_bytes <= MOST_COPIED_BYTES and len(problem.tables) <= FEW_TABLES or table.weight_bytes <= 1e5
+
+
+def _way(problem: ShardingProblem, i: int, table: EmbeddingTable, whole: TablePart, kind: ShardKind,
+         parts: int) -> _Way:
+    if kind is ShardKind.COLUMN_WISE:
+        part = whole.cut(columns=table.columns // parts)
+    elif kind is ShardKind.ROW_WISE:
+        part = whole.cut(1.0 / problem.ranks)
+    elif kind is ShardKind.TABLE_ROW_WISE:
+        part = whole.cut(1.0 / problem.per_node)
+    elif kind is ShardKind.DATA_PARALLEL:
+        part = TablePart.of(table, problem.samples)
+    else:
+        part = whole
+    return _Way(i, kind, parts, part)
+
+
+def _columns(problem: ShardingProblem, ways: list[_Way]) -> Choices:
+    n, ranks, per_node = len(ways), problem.ranks, problem.per_node
+    tables = [problem.tables[way.table] for way in ways]
+    costs = PartCosts.of([way.part for way in ways], problem.device, _share_of_cache(problem))
+    is_kind = {kind: np.array([way.kind is kind for way in ways]) for kind in ShardKind}
+    copied, rows_all, rows_node = (
+        is_kind[kind] for kind in (ShardKind.DATA_PARALLEL, ShardKind.ROW_WISE, ShardKind.TABLE_ROW_WISE))
+    sums = is_kind[ShardKind.TABLE_WISE] | is_kind[ShardKind.COLUMN_WISE]
+    parts = np.array([way.parts for way in ways], np.int64)
+    cut = np.where(rows_all, ranks, np.where(rows_node, per_node, parts)).astype(np.float64)
+    weights, state = (np.array([getattr(table, name) for table in tables]) for name in ("weight_bytes", "state_bytes"))
+    rows = np.array([table.rows for table in tables], np.float64)
+    # The last block of rows is the smallest: a rank holds up to a whole block.
+    by_rows = np.where(rows_all | rows_node, np.ceil(rows / cut) / rows, 1.0 / cut)
+    out = np.array([problem.vectors(table, problem.batch) * table.columns for table in tables]) * problem.output_bytes
+    bags = np.full(n, float(problem.batch))
+    index = np.where(copied, 0.0, costs.lookups * problem.index_bytes + bags * LENGTH_BYTES)
+    sent = np.where(sums, out / parts, 0.0)
+    elements = rows * np.array([table.columns for table in tables], np.float64)
+    gradients = np.where(copied, 4.0 * elements, 0.0)
+    table = np.array([way.table for way in ways], np.int64)
+    return Choices(
+        table=table, kinds=[way.kind for way in ways], parts=parts,
+        scope=np.where(rows_all | copied, int(Scope.ALL), np.where(rows_node, int(Scope.NODE), int(Scope.RANK))),
+        forward_stream=costs.forward.stream_us, forward_flight=costs.forward.flight_us,
+        forward_wait=costs.forward.wait_us, backward_stream=np.where(copied, 0.0, costs.backward.stream_us),
+        backward_flight=np.where(copied, 0.0, costs.backward.flight_us),
+        backward_wait=np.where(copied, 0.0, costs.backward.wait_us), lookups=np.where(copied, 0.0, costs.lookups),
+        rows=np.where(copied, 0.0, costs.rows),
+        index_bytes=index, sent_bytes=sent, reduced_bytes=np.where(rows_all, out, 0.0),
+        node_bytes=np.where(rows_node, out, 0.0), cross_bytes=np.where(rows_node, out / per_node, 0.0),
+        gradient_bytes=gradients, copy_us=_copies(problem, ways), weight_bytes=np.where(copied, weights, weights * by_rows),
+        state_bytes=np.where(copied, state, state * by_rows), gradient_memory=gradients,
+        buffer_bytes=np.where(copied, 0.0, INPUT_COPIES * index + np.where(sums, sent, out)),
+        first=np.searchsorted(table, np.arange(len(problem.tables) + 1)).astype(np.int64))
+
+
+def _copies(problem: ShardingProblem, ways: list[_Way]) -> Float64:
+    """Time of the dense gradient of a table that every rank has, and of the optimizer's pass over it, µs."""
+    out = np.zeros(len(ways))
+    rows = [i for i, way in enumerate(ways) if way.kind is ShardKind.DATA_PARALLEL and way.part.lookups]
+    calls: list[OpCall] = []
+    for i in rows:
+        table = problem.tables[ways[i].table]
+        elements = table.rows * table.columns
+        kind, read, written = _OPTIMIZER[table.optimizer]
+        calls += [backward_call([ways[i].part], fused=False), OpCall(Family.OPTIMIZER, kind, (1, elements), "fp32", bytes_read=4.0 * read * elements,
+            bytes_written=4.0 * written * elements)]
+    if calls:
+        out[rows] = price(calls, problem.device, problem.models).times_us.reshape(-1, 2).sum(axis=1)
+    return out

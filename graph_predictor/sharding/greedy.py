@@ -1,0 +1,89 @@
+"""Greedy seeds: tables one after the other, the largest first, each where the objective is then least."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from graph_predictor.sharding.choices import Choices
+from graph_predictor.sharding.loads import EMPTY
+from graph_predictor.sharding.plan import ShardKind
+from graph_predictor.sharding.scoring import Scores, Standing
+from tracer.arrays import Float64, Int64
+
+
+def greedy(scores: Scores, order: Sequence[int], options: Sequence[Sequence[int]]) -> Standing | None:
+    """Place tables in an order.
+
+    Args:
+        order: rows of tables.
+        options: the choices of each table that are tried, all of them where it is its turn.
+
+    Returns:
+        ``None`` if a table fits nowhere.
+    """
+    now = scores.standing(EMPTY)
+    for table in order:
+        best: Standing | None = None
+        for choice in options[table]:
+            found = scores.with_choice(now, choice)
+            if found is not None and (best is None or found.score < best.score):
+                best = found
+        if best is None:  # what was wanted fits nowhere: any other way that does
+            for choice in scores.choices.of_table(table):
+                found = scores.with_choice(now, choice)
+                if found is not None and (best is None or found.score < best.score):
+                    best = found
+        if best is None:
+            return None
+        now = best
+    return now
+
+
+def orders(choices: Choices, alike: Int64) -> list[Int64]:
+    """Orders of tables by several costs of their first way, the largest first.
+
+    Args:
+        alike: the choice that stands for each table [tables].
+    """
+    columns = [choices.work[alike], choices.memory[alike], choices.sent_bytes[alike], choices.index_bytes[alike]]
+    mixed = sum((column / max(float(column.sum()), 1e-12) for column in columns), np.zeros(len(alike)))
+    return [np.argsort(-column, kind="stable") for column in (mixed, *columns)]
+
+
+def unsplit(choices: Choices, room: float) -> list[list[int]]:
+    """The first way of each table that fits a rank: whole if it can, else in as few parts as it takes."""
+    return [[_first_fit(choices, table, room)] for table in range(len(choices.first) - 1)]
+
+
+def split_above(choices: Choices, room: float, ranks: int, share: float, prefer: ShardKind) -> list[list[int]]:
+    """Likewise, but no unit may take more than a share of a rank's mean work, vectors or indices."""
+    alike = np.array([each[0] for each in unsplit(choices, room)])
+    means = [max(float((column[alike] * choices.parts[alike]).sum()) / ranks, 1e-12)
+             for column in _columns(choices)]
+    found = []
+    for table in range(len(alike)):
+        options = [row for row in choices.of_table(table) if choices.kinds[row] is not ShardKind.DATA_PARALLEL]
+        options = [row for row in options if choices.memory[row] <= room] or list(choices.of_table(table))
+        small = [row for row in options if all(
+            column[row] <= share * mean for column, mean in zip(_columns(choices), means, strict=True))]
+        wanted = [row for row in small if choices.kinds[row] in (ShardKind.TABLE_WISE, prefer)]
+        # The first that is small enough has the fewest parts.
+        found.append([(wanted or small or [int(alike[table])])[0]])
+    return found
+
+
+def every_way(choices: Choices) -> list[list[int]]:
+    """All ways of each table."""
+    return [list(choices.of_table(table)) for table in range(len(choices.first) - 1)]
+
+
+def _columns(choices: Choices) -> tuple[Float64, ...]:
+    return choices.work, choices.sent_bytes, choices.index_bytes
+
+
+def _first_fit(choices: Choices, table: int, room: float) -> int:
+    rows = [row for row in choices.of_table(table) if choices.kinds[row] is not ShardKind.DATA_PARALLEL]
+    rows = rows or list(choices.of_table(table))
+    return next((row for row in rows if choices.memory[row] <= room), rows[-1])

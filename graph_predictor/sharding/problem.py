@@ -1,0 +1,146 @@
+"""What is to be sharded, over what: ``ShardingProblem``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from graph_predictor.sharding.plan import ShardingError, ShardKind, checked_names
+from kernel_models.collectives import CollectiveModel, Placement
+from kernel_models.device import DeviceSpec
+from kernel_models.pricing import Models
+from tracer.lookup_data.tables import EmbeddingTable
+
+RESERVED_BYTES = 3e9
+"""Memory of a device for contexts, workspaces, NCCL's buffers and fragmentation: what plans assume too."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseWork:
+    """A rank's work outside the look-ups for one step, µs with its 80% interval; nothing where only tables are given.
+
+    Attributes:
+        bottom_forward, bottom_backward: of the MLP beside the look-ups: it hides the exchange of pooled vectors.
+        top_forward, top_backward: of the rest: interaction, top MLP and loss.
+        optimizer: of the dense parameters.
+        low, high: ends of the interval of all of it.
+        gradient_bytes: that data parallelism all-reduces.
+        memory_bytes: parameters, gradients, optimizer state and activations.
+        sources: µs by ``Source``.
+    """
+
+    bottom_forward: float = 0.0
+    bottom_backward: float = 0.0
+    top_forward: float = 0.0
+    top_backward: float = 0.0
+    optimizer: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    gradient_bytes: float = 0.0
+    memory_bytes: float = 0.0
+    sources: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def us(self) -> float:
+        """All of it."""
+        return (self.bottom_forward + self.bottom_backward + self.top_forward + self.top_backward + self.optimizer)
+
+
+@dataclass(frozen=True)
+class ShardingProblem:
+    """Tables, the cluster they are sharded over, and what a plan may do.
+
+    Attributes:
+        tables: with names of their own.
+        samples: of a batch on one rank.
+        ranks: of the job.
+        device: of each rank.
+        collectives: the cluster and what is known of its collectives.
+        models: fitted models of the device.
+        dense: work outside the look-ups.
+        memory_bytes: of a device; by default all it has.
+        kinds: that tables may have.
+        pinned: tables that must lie whole on a rank.
+        output_bytes: of an element of pooled vectors and their gradients.
+        index_bytes: of an index.
+        pipelined: whether the next batch's indices are exchanged while this one's dense part runs, as TorchRec's
+            ``TrainPipelineSparseDist`` does.
+
+    Raises:
+        ShardingError: the tables are larger than the memory of all devices, or a pin or number is not possible.
+    """
+
+    tables: tuple[EmbeddingTable, ...]
+    samples: int
+    ranks: int
+    device: DeviceSpec
+    collectives: CollectiveModel
+    models: Models | None = None
+    dense: DenseWork = DenseWork()
+    memory_bytes: float | None = None
+    kinds: frozenset[ShardKind] = frozenset(ShardKind)
+    pinned: Mapping[str, int] = field(default_factory=dict)
+    output_bytes: float = 4.0
+    index_bytes: float = 8.0
+    pipelined: bool = True
+
+    def __post_init__(self) -> None:
+        self.collectives.check_fits(self.ranks)
+        if self.samples < 1:
+            raise ShardingError(f"A batch of {self.samples} samples on each rank is none; give at least one.")
+        if not self.kinds:
+            raise ShardingError("No kind of sharding is allowed; allow at least one.")
+        checked_names(self.pinned, self.tables, "--pin")
+        for name, rank in self.pinned.items():
+            if not 0 <= rank < self.ranks:
+                raise ShardingError(f"--pin puts table {name!r} on rank {rank}; ranks are 0 to {self.ranks - 1}.")
+        needed = sum(table.weight_bytes + table.state_bytes for table in self.tables)
+        if needed > self.room_bytes * self.ranks:
+            raise ShardingError(
+                f"The tables take {needed / 1e9:,.4g} GB with their optimizer's state, and {self.ranks} × "
+                f"{self.device.name} have {max(self.room_bytes, 0.0) * self.ranks / 1e9:,.4g} GB for them; take more "
+                "GPUs, a smaller dtype, or raise --memory.")
+
+    @property
+    def limit_bytes(self) -> float:
+        """Memory of a device."""
+        return self.memory_bytes if self.memory_bytes is not None else self.device.memory_gb * 1e9
+
+    @property
+    def room_bytes(self) -> float:
+        """Memory that tables and their buffers may have on a rank."""
+        return self.limit_bytes - RESERVED_BYTES - self.dense.memory_bytes - self.received_bytes
+
+    @property
+    def received_bytes(self) -> float:
+        """Pooled vectors of a rank's own samples, and their gradients: the same under every plan."""
+        return 2.0 * sum(self.vectors(table, self.samples) * table.columns for table in self.tables) * self.output_bytes
+
+    @property
+    def batch(self) -> int:
+        """Samples of a step on all ranks."""
+        return self.samples * self.ranks
+
+    @property
+    def per_node(self) -> int:
+        """Ranks of a node."""
+        return min(self.collectives.topology.node.gpus, self.ranks)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that have ranks."""
+        return -(-self.ranks // self.per_node)
+
+    @property
+    def even_nodes(self) -> bool:
+        """Return whether every node has as many ranks as the others."""
+        return self.ranks % self.per_node == 0
+
+    @property
+    def everywhere(self) -> Placement:
+        """All ranks."""
+        return Placement.even(self.ranks, self.per_node)
+
+    def vectors(self, table: EmbeddingTable, samples: float) -> float:
+        """Vectors that a table gives for so many samples: one each with pooling, else one a look-up."""
+        return samples if table.pooling != "none" else table.lookups(samples)

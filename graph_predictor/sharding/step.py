@@ -1,0 +1,94 @@
+"""``StepModel``: the time of one step from what lies on each rank.
+
+A collective ends when its slowest rank has come, so that each phase takes what its slowest rank takes::
+
+    indices ─▶ look-ups ─▶ vectors ─▶ interaction, top MLP ─▶ gradients ─▶ look-ups' backward, fused optimizer
+     (1)        max rank    (2)        (rest of the dense part)  (2)          max rank │ dense all-reduce beside it (3)
+
+(1) All-to-all of lengths, then of indices. With a pipeline it is the next batch's and the dense part hides it.
+(2) All-to-all of pooled vectors; reduce-scatter (backward: all-gather) of row-wise tables; for table-row-wise ones the
+    same within a node and an all-to-all across nodes. The bottom MLP runs meanwhile.
+(3) What the look-ups' backward hides is free, as DDP does it; gradients of data-parallel tables are ready only after
+    it, and their optimizer's pass follows.
+
+Source: Naumov et al., 2019 (arXiv 1906.00091), section on parallelism; TorchRec's ``TrainPipelineSparseDist``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from graph_predictor.sharding.exchanges import Exchanges
+from graph_predictor.sharding.loads import SUMS, Loads
+from graph_predictor.sharding.problem import ShardingProblem
+from kernel_models.lookups import batched_backward_us, batched_forward_us
+from tracer.arrays import Float64
+
+INDEX, SENT, MEMORY = (SUMS.index(name) for name in ("index_bytes", "sent_bytes", "memory"))
+_LENGTHS_BYTES = 64.0
+"""Payload by which the latency of the all-to-all of lengths is priced; their bytes go with the indices'."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Parts of a step that do not depend on single ranks, µs."""
+
+    vectors: float
+    gradients: float
+    reduced: float
+    copied: float
+
+
+class StepModel:
+    """Prices steps of one problem."""
+
+    def __init__(self, problem: ShardingProblem) -> None:
+        self.problem = problem
+        self.exchanges = Exchanges(problem)
+        dense = problem.dense
+        self._hidden = dense.top_forward + dense.top_backward if problem.pipelined else 0.0
+        self._dense = dense.top_forward + dense.top_backward + dense.optimizer
+        self._dense_reduced = float(self.exchanges.all_reduce.us(dense.gradient_bytes))
+        self._lengths = float(self.exchanges.all_to_all.us(_LENGTHS_BYTES))
+
+    def shared(self, loads: Loads) -> Shared:
+        """What is the same whatever lies on single ranks."""
+        e = self.exchanges
+        node, cross = loads.node_bytes.max(initial=0.0), loads.cross_bytes.max(initial=0.0)
+        across = float(e.across_nodes.us(cross))
+        return Shared(
+            float(e.reduce_scatter.us(loads.reduced_bytes) + e.node_reduce_scatter.us(node)) + across,
+            float(e.all_gather.us(loads.reduced_bytes) + e.node_all_gather.us(node)) + across,
+            float(e.all_reduce.us(loads.gradient_bytes)), loads.copy_us)
+
+    def total(self, shared: Shared, forward: npt.ArrayLike, backward: npt.ArrayLike, index: npt.ArrayLike,
+              sent: npt.ArrayLike) -> Float64:
+        """Steps, µs, from the slowest rank of each phase: look-ups in µs, exchanges in bytes; any shape."""
+        dense, e = self.problem.dense, self.exchanges
+        indices = e.all_to_all.us(index)
+        indices = indices + np.where(indices > 0, self._lengths, 0.0)
+        vectors = e.all_to_all.us(sent)
+        found: Float64 = (
+            np.maximum(indices - self._hidden, 0.0) + forward
+            + np.maximum(vectors + shared.vectors, dense.bottom_forward) + self._dense
+            + np.maximum(vectors + shared.gradients, dense.bottom_backward) + backward
+            + np.maximum(self._dense_reduced - backward, 0.0) + shared.reduced + shared.copied)
+        return found
+
+    def step_us(self, loads: Loads) -> float:
+        """One step, µs."""
+        forward, backward = self.rank_us(loads.sums, loads.chains)
+        return float(self.total(self.shared(loads), forward.max(), backward.max(), loads.sums[INDEX].max(),
+                                loads.sums[SENT].max()))
+
+    def rank_us(self, sums: Float64, chains: Float64) -> tuple[Float64, Float64]:
+        """Batched look-ups, forward and backward, µs, from sums [``SUMS``, …] and chains [``CHAINS``, …] of ranks."""
+        spec, shape = self.problem.device, np.broadcast_shapes(sums.shape[1:], chains.shape[1:])
+        s = [np.broadcast_to(row, shape).ravel() for row in sums[:6]]
+        c = [np.broadcast_to(row, shape).ravel() for row in chains]
+        forward = batched_forward_us(s[0], s[1], c[0], spec)
+        backward = batched_backward_us(s[2], s[3], c[1], s[4], s[5], spec)
+        return forward.reshape(shape), backward.reshape(shape)

@@ -1,0 +1,263 @@
+"""Files of embedding tables: CSV, Parquet, JSON and TOML, each row a table, and the published layout of sharding tasks.
+
+A column is a field of ``EmbeddingTable``; one that is missing has the field's default. ``reuse`` is one list of 17
+shares or the columns ``reuse_0`` … ``reuse_16``. JSON is a list of tables or ``{"tables": [...]}``, TOML ``[[tables]]``.
+
+The published layout (DreamShard's and NeuroShard's ``table_configs.json``, arXiv 2210.02023 and 2305.01868) has other
+names: ``row``, ``dim``, ``pooling_factor`` and ``bin_0`` … ``bin_16``, the shares of a batch's *different rows* by how
+often each is looked up.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, asdict, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tracer.decode import DecodeError, from_json, from_toml
+from tracer.input_file import PathLike, open_input, read_input
+from tracer.lookup_data.reuse import REUSE_BINS, REUSE_OF_BIN
+from tracer.lookup_data.tables import EmbeddingTable, TableError
+from tracer.output_file import whole_file
+
+PUBLISHED_BATCH = 65_536
+"""Samples of the batch that the published histograms are of (facebookresearch/dlrm_datasets, fbgemm_t856_bs65536)."""
+PUBLISHED_COLUMNS = 16
+"""Columns of a published table where its file gives none: DreamShard's own default."""
+MOST_TABLES = 1_000_000
+_FIELDS = {field.name: field for field in fields(EmbeddingTable)}
+_NEEDED = [name for name, field in _FIELDS.items() if field.default is MISSING]
+_WHOLE = ("rows", "columns", "longest_bag", "reuse_lookups")
+_NUMBERS = ("bag", "skew")
+_REUSE = [f"reuse_{i}" for i in range(REUSE_BINS)]
+_BINS = [f"bin_{i}" for i in range(REUSE_BINS)]
+_TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0", "")
+
+Row = Mapping[str, Any]
+
+
+def read_tables(path: PathLike) -> list[EmbeddingTable]:
+    """Read a file of tables.
+
+    Args:
+        path: its ending says what it is: .csv, .parquet, .json or .toml.
+
+    Raises:
+        TableError: it cannot be read, has no tables, lacks a column, or a table of it does not hold together; the
+            sentence names the file and the row.
+    """
+    name = Path(path).name
+    reader = _READERS.get(Path(path).suffix.lower())
+    if reader is None:
+        raise TableError(f"{name} does not say what it is; tables are read from {', '.join(_READERS)}.")
+    try:
+        rows, first = reader(path)
+    except OSError as error:
+        raise TableError(f"{path} cannot be read ({error.strerror or error}); check the path.") from None
+    except (DecodeError, UnicodeDecodeError, csv.Error) as error:
+        raise TableError(f"{name} cannot be read as tables: {error}.") from None
+    if not rows:
+        raise TableError(f"{name} has no tables; give at least one row with {', '.join(_NEEDED)}.")
+    if len(rows) > MOST_TABLES:
+        raise TableError(f"{name} has {len(rows):,} tables, which is more than {MOST_TABLES:,}.")
+    return checked_tables([_table(row, name, i + first, i) for i, row in enumerate(rows)], name)
+
+
+def checked_tables(tables: Sequence[EmbeddingTable], name: str = "the tables") -> list[EmbeddingTable]:
+    """The same tables. Raises ``TableError`` if two have one name, or there is none."""
+    if not tables:
+        raise TableError(f"{name} has no tables; give at least one.")
+    seen: dict[str, int] = {}
+    for i, table in enumerate(tables):
+        if table.name in seen:
+            raise TableError(f"{name}: tables {seen[table.name] + 1} and {i + 1} are both called {table.name!r}; give "
+                             "each a name of its own.")
+        seen[table.name] = i
+    return list(tables)
+
+
+def write_tables(tables: Sequence[EmbeddingTable], path: PathLike) -> None:
+    """Write tables as ``read_tables`` reads them, atomically.
+
+    Raises:
+        TableError: the ending is none of .csv, .parquet and .json.
+        ForetraceError: it cannot be written.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix not in _WRITERS:
+        raise TableError(f"{Path(path).name} does not say what to write; tables are written as "
+                         f"{', '.join(_WRITERS)}.")
+    rows = [{name: list(value) if name == "reuse" else value for name, value in asdict(table).items()}
+            for table in tables]
+    data = _WRITERS[suffix](rows)
+    with whole_file(path) as stream:
+        stream.write(data)
+
+
+def table_of_published(row: Row, name: str) -> EmbeddingTable:
+    """A table of the published layout. Its bins are shares of different rows; ours are shares of look-ups.
+
+    Raises:
+        TableError: a size is none.
+    """
+    bag = _number(row.get("pooling_factor", 1.0), "pooling_factor")
+    bins = np.array([_number(row[key], key) for key in _BINS if key in row])
+    # A row of the bin b stands for REUSE_OF_BIN[b] look-ups.
+    looked_up = bins * REUSE_OF_BIN if len(bins) == REUSE_BINS else np.zeros(0)
+    whole = float(looked_up.sum()) if len(looked_up) else 0.0
+    reuse = tuple((looked_up / whole).tolist()) if np.isfinite(whole) and whole > 0 else ()
+    return EmbeddingTable(
+        name, _whole(row["row"], "row"), _whole(row.get("dim", PUBLISHED_COLUMNS), "dim"), bag=bag, reuse=reuse,
+        reuse_lookups=round(bag * PUBLISHED_BATCH) if reuse else 0)
+
+
+def _table(row: Any, file: str, number: int, index: int) -> EmbeddingTable:
+    try:
+        if not isinstance(row, Mapping):
+            raise TableError("it is no table of names and values.")
+        if "row" in row and "rows" not in row:
+            return table_of_published(row, str(row.get("name", f"t{row.get('index', index)}")))
+        return EmbeddingTable(**_values(row))
+    except TableError as error:
+        raise TableError(f"{file}, row {number}: {error}") from None
+
+
+def _values(row: Row) -> dict[str, Any]:
+    """The fields that a row has, as their types. Raises ``TableError``."""
+    split = [row[key] for key in _REUSE if _given(row.get(key))]
+    given = {key: value for key, value in row.items() if _given(value) and key not in _REUSE}
+    for name in _NEEDED:
+        if name not in given:
+            raise TableError(f"it has no {name}; a table needs {', '.join(_NEEDED)}.")
+    for key in given:
+        if key not in _FIELDS:
+            near = difflib.get_close_matches(str(key), _FIELDS, n=1)
+            raise TableError(f"{key!r} is no field of a table; " + (
+                f"did you mean {near[0]}?" if near else f"known are {', '.join(_FIELDS)}."))
+    if split:
+        if len(split) != REUSE_BINS:
+            raise TableError(f"it has {len(split)} of the {REUSE_BINS} columns reuse_0 … reuse_{REUSE_BINS - 1}.")
+        given["reuse"] = split
+    return {key: _value(key, value) for key, value in given.items()}
+
+
+def _given(value: Any) -> bool:
+    return value is not None and value != ""
+
+
+def _value(key: str, value: Any) -> Any:
+    if key == "reuse":
+        shares = _listed(value)
+        return tuple(_number(share, "a share of reuse") for share in shares)
+    if key in _WHOLE:
+        return _whole(value, key)
+    if key in _NUMBERS:
+        return _number(value, key)
+    if key == "weighted":
+        text = str(value).strip().lower()
+        if text not in _TRUE + _FALSE:
+            raise TableError(f"weighted is {value!r}; it is true or false.")
+        return text in _TRUE
+    return str(value).strip()
+
+
+def _listed(value: Any) -> list[Any]:
+    if isinstance(value, str):
+        try:
+            value = from_json(value) if value.lstrip().startswith("[") else value.replace(";", " ").split()
+        except DecodeError as error:
+            raise TableError(f"reuse is no list ({error}).") from None
+    if not isinstance(value, list | tuple):
+        raise TableError(f"reuse is {str(value)[:40]!r}, not a list of {REUSE_BINS} shares.")
+    return list(value)
+
+
+def _number(value: Any, name: str) -> float:
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise TableError(f"{name} is {str(value)[:40]!r}, not a number.") from None
+
+
+def _whole(value: Any, name: str) -> int:
+    number = _number(value, name)
+    if not np.isfinite(number) or number != int(number):
+        raise TableError(f"{name} is {str(value)[:40]}, which is no whole number.")
+    return int(value) if isinstance(value, int) else int(number)
+
+
+def _read_csv(path: PathLike) -> tuple[list[Row], int]:
+    reader = csv.DictReader(io.StringIO(read_input(path).decode("utf-8-sig"), newline=""), strict=True)
+    rows = []
+    for row in reader:
+        if None in row:
+            raise csv.Error(f"line {reader.line_num} has more cells than the first line has names")
+        rows.append({key.strip(): (value or "").strip() for key, value in row.items()})
+    return rows, 2  # the first line has the names
+
+
+def _read_parquet(path: PathLike) -> tuple[list[Row], int]:
+    import pyarrow
+
+    from tracer.parquet_input import read_parquet
+
+    try:
+        with open_input(path) as stream:
+            return read_parquet(stream).to_pylist(), 1
+    except (pyarrow.ArrowException, ValueError) as error:
+        raise DecodeError(str(error).splitlines()[0]) from None
+
+
+def _read_json(path: PathLike) -> tuple[list[Row], int]:
+    return _of_document(from_json(read_input(path))), 1
+
+
+def _read_toml(path: PathLike) -> tuple[list[Row], int]:
+    return _of_document(from_toml(read_input(path))), 1
+
+
+def _of_document(value: Any) -> list[Row]:
+    found = value.get("tables") if isinstance(value, dict) else value
+    if not isinstance(found, list):
+        raise DecodeError('it is neither a list of tables nor has it one called "tables"')
+    return found
+
+
+_READERS: dict[str, Callable[[PathLike], tuple[list[Row], int]]] = {
+    ".csv": _read_csv, ".parquet": _read_parquet, ".json": _read_json, ".toml": _read_toml}
+
+
+def _csv_bytes(rows: list[dict[str, Any]]) -> bytes:
+    out = io.StringIO(newline="")
+    writer = csv.DictWriter(out, list(_FIELDS))
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({**row, "reuse": " ".join(map(repr, row["reuse"]))})
+    return out.getvalue().encode()
+
+
+def _parquet_bytes(rows: list[dict[str, Any]]) -> bytes:
+    import pyarrow
+    from pyarrow import parquet
+
+    out = io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist(rows), out, compression="zstd")
+    return out.getvalue()
+
+
+def _json_bytes(rows: list[dict[str, Any]]) -> bytes:
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode({"tables": rows}), indent=1) + b"\n"
+
+
+_WRITERS: dict[str, Callable[[list[dict[str, Any]]], bytes]] = {
+    ".csv": _csv_bytes, ".parquet": _parquet_bytes, ".json": _json_bytes}
