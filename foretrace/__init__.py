@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from graph_predictor.reports.breakdown import breakdown
     from graph_predictor.reports.opportunities import opportunities
     from graph_predictor.reports.timeline import write_timeline
+    from graph_predictor.sharding.planning import shard
     from graph_predictor.synthesis.baseline import baseline_of, predict, retraced
     from tracer.capture import capture
     from tracer.job import read_job as read
@@ -44,13 +45,14 @@ _HOMES = {
     "read": "tracer.job:read_job",
     "replay": "graph_predictor.prediction.replay",
     "retraced": "graph_predictor.synthesis.baseline",
+    "shard": "graph_predictor.sharding.planning",
     "trace": "tracer.shape_only:trace_step",
     "write_timeline": "graph_predictor.reports.timeline",
 }
 
 __all__ = [
     "ForetraceError", "baseline_of", "breakdown", "capture", "check", "diff", "edits", "opportunities", "plan",
-    "predict", "read", "replay", "retraced", "trace", "write_timeline",
+    "predict", "read", "replay", "retraced", "shard", "trace", "write_timeline",
 ]
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)

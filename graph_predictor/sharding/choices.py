@@ -1,7 +1,7 @@
 """``Choices``: every way each table may lie, as columns of what one unit of it adds to a rank.
 
-A choice has one or more equal units. A unit lies on one rank, on all ranks of a node, or on all ranks; wherever it lies,
-it adds the same to each of its ranks, so that a rank is known from sums and maxima of its units alone.
+A choice has one or more equal units. A unit lies on one rank, on all ranks of a node, or on all ranks; wherever it
+lies, it adds the same to each of its ranks, so that a rank is known from sums and maxima of its units alone.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ LARGE_SHARE = 0.15
 MOST_COPIED_BYTES = 64e6
 """A larger table is never copied to every rank: its dense gradient alone is an all-reduce of as much."""
 MOST_PARTS = 16
-_OPTIMIZER = {"sgd": ("fused_sgd", 2, 1), "adagrad": ("fused_adagrad", 3, 2), "rowwise_adagrad": ("fused_adagrad", 3, 2),
-              "adam": ("fused_adam", 4, 3), "partial_rowwise_adam": ("fused_adam", 4, 3), "none": ("fused_sgd", 2, 1)}
+_OPTIMIZER = {"sgd": ("fused_sgd", 2, 1), "adagrad": ("fused_adagrad", 3, 2),
+              "rowwise_adagrad": ("fused_adagrad", 3, 2), "adam": ("fused_adam", 4, 3),
+              "partial_rowwise_adam": ("fused_adam", 4, 3), "none": ("fused_sgd", 2, 1)}
 """PyTorch's dense kernel for each optimizer: its name, lists read and lists written."""
 
 
@@ -67,6 +68,7 @@ class Choices:
         copy_us: making those gradients, and the optimizer's pass over them.
         weight_bytes, state_bytes, gradient_memory, buffer_bytes: memory of a unit on each of its ranks.
         first: the first choice of each table, and their number [tables + 1].
+        units: what one unit is to each of its ranks.
     """
 
     table: Int64
@@ -93,6 +95,7 @@ class Choices:
     gradient_memory: Float64
     buffer_bytes: Float64
     first: Int64
+    units: list[TablePart]
 
     def __len__(self) -> int:
         return len(self.table)
@@ -206,7 +209,7 @@ def _share_of_cache(problem: ShardingProblem) -> float:
 
 
 def _worth_copying(problem: ShardingProblem, table: EmbeddingTable) -> bool:
-    return table.weight_bytes <= MOST_COPIED_BYTES and len(problem.tables) <= FEW_TABLES or table.weight_bytes <= 1e5
+    return (table.weight_bytes <= MOST_COPIED_BYTES and len(problem.tables) <= FEW_TABLES) or table.weight_bytes <= 1e5
 
 
 def _way(problem: ShardingProblem, i: int, table: EmbeddingTable, whole: TablePart, kind: ShardKind,
@@ -255,10 +258,12 @@ def _columns(problem: ShardingProblem, ways: list[_Way]) -> Choices:
         rows=np.where(copied, 0.0, costs.rows),
         index_bytes=index, sent_bytes=sent, reduced_bytes=np.where(rows_all, out, 0.0),
         node_bytes=np.where(rows_node, out, 0.0), cross_bytes=np.where(rows_node, out / per_node, 0.0),
-        gradient_bytes=gradients, copy_us=_copies(problem, ways), weight_bytes=np.where(copied, weights, weights * by_rows),
+        gradient_bytes=gradients, copy_us=_copies(problem, ways),
+        weight_bytes=np.where(copied, weights, weights * by_rows),
         state_bytes=np.where(copied, state, state * by_rows), gradient_memory=gradients,
         buffer_bytes=np.where(copied, 0.0, INPUT_COPIES * index + np.where(sums, sent, out)),
-        first=np.searchsorted(table, np.arange(len(problem.tables) + 1)).astype(np.int64))
+        first=np.searchsorted(table, np.arange(len(problem.tables) + 1)).astype(np.int64),
+        units=[way.part for way in ways])
 
 
 def _copies(problem: ShardingProblem, ways: list[_Way]) -> Float64:
@@ -270,8 +275,9 @@ def _copies(problem: ShardingProblem, ways: list[_Way]) -> Float64:
         table = problem.tables[ways[i].table]
         elements = table.rows * table.columns
         kind, read, written = _OPTIMIZER[table.optimizer]
-        calls += [backward_call([ways[i].part], fused=False), OpCall(Family.OPTIMIZER, kind, (1, elements), "fp32", bytes_read=4.0 * read * elements,
-            bytes_written=4.0 * written * elements)]
+        swept = OpCall(Family.OPTIMIZER, kind, (1, elements), "fp32", bytes_read=4.0 * read * elements,
+                       bytes_written=4.0 * written * elements)
+        calls += [backward_call([ways[i].part], fused=False), swept]
     if calls:
         out[rows] = price(calls, problem.device, problem.models).times_us.reshape(-1, 2).sum(axis=1)
     return out

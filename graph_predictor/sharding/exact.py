@@ -43,7 +43,7 @@ def fastest(scores: Scores, known_us: float, top: int = 1, most_nodes: int = MOS
     """The fastest shardings, each different from the others also when equal ranks change places.
 
     Args:
-        known_us: a step that a sharding is known to reach: partial ones that take longer are left.
+        known_us: steps that ``top`` different shardings are known to reach: partial ones that take longer are left.
         top: how many.
     """
     choices, problem = scores.choices, scores.problem
@@ -54,7 +54,7 @@ def fastest(scores: Scores, known_us: float, top: int = 1, most_nodes: int = MOS
     rest = _remaining(choices, order, problem.ranks, problem.per_node)
     found: list[tuple[float, int, Assignment]] = []
     serial = count()
-    limit = known_us * (1 + 1e-9) if top == 1 else np.inf
+    limit = known_us * (1 + 1e-9)
     nodes = 0
     stack: list[tuple[int, Assignment]] = [(0, EMPTY)]
     while stack:
@@ -79,7 +79,7 @@ def fastest(scores: Scores, known_us: float, top: int = 1, most_nodes: int = MOS
                 if (own.memory > scores.room).any():
                     continue
                 bound = _bound(scores, own, rest[depth + 1])
-                if bound < limit or (not found and bound <= limit):
+                if bound < limit:
                     children.append((bound, next(serial), child))
         # The most promising is looked at first.
         stack += [(depth + 1, child) for _, _, child in sorted(children, reverse=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -107,6 +107,12 @@ class Loads:
     gradient_bytes: float
     copy_us: float
 
+    def with_rank(self, rank: int, sums: Float64, chains: Float64) -> Loads:
+        """The same with other loads on one rank."""
+        out = replace(self, sums=self.sums.copy(), chains=self.chains.copy())
+        out.sums[:, rank], out.chains[:, rank] = sums, chains
+        return out
+
     @property
     def memory(self) -> Float64:
         """Bytes of tables and their buffers [ranks]."""
@@ -143,7 +149,8 @@ class Adder:
             here = self.node_of == where
             sums[:, here] += self.sums[:, unit][:, None]
             chains[:, here] = np.maximum(chains[:, here], self.chains[:, unit][:, None])
-        return Loads(sums, chains, np.bincount(at, choices.node_bytes[node], self.nodes),
-                     np.bincount(at, choices.cross_bytes[node], self.nodes),
+        within, across = (np.bincount(at, column[node], self.nodes).astype(np.float64)
+                          for column in (choices.node_bytes, choices.cross_bytes))
+        return Loads(sums, chains, within, across,
                      float(choices.reduced_bytes[whole].sum()), float(choices.gradient_bytes[whole].sum()),
                      float(choices.copy_us[whole].sum()))

@@ -15,10 +15,8 @@ LEAST_GAIN = 1e-6
 """Of the objective: less is no gain."""
 PARTNERS = 2_000
 """Units on other ranks that those of a slow rank are swapped with at a time."""
-RETHOUGHT = 6
+RETHOUGHT = 4
 """Tables of a slow rank that other ways are tried for, the largest first."""
-SMALL = 400
-"""Units with which other ways are tried before moves are exhausted."""
 
 
 class LocalSearch:
@@ -65,10 +63,8 @@ class LocalSearch:
                 moved = now.assignment.copy()
                 moved.place[change[0]] = change[1]
                 found = self.scores.standing(moved)
-            if found is None or len(now.assignment.choice) <= SMALL:
-                other = self._otherwise(now, rank)
-                if other is not None and other.score < (found.score if found is not None else best):
-                    found = other
+            else:
+                found = self._otherwise(now, rank)
             if found is not None and found.score < now.score * (1 - LEAST_GAIN):
                 return found
             found = None
@@ -88,11 +84,10 @@ class LocalSearch:
         adder, loads = self.scores.adder, now.loads
         choice = now.assignment.choice[units]
         x, c = adder.sums[:, choice], adder.chains[:, choice]
-        there = np.arange(ranks)[None, :]
-        here = np.full((len(units), 1), rank)
+        there = np.broadcast_to(np.arange(ranks), (len(units), ranks))
         left = (loads.sums[:, rank][:, None] - x)[:, :, None], without[:, units][:, :, None]
         arrived = loads.sums[:, None, :] + x[:, :, None], np.maximum(loads.chains[:, None, :], c[:, :, None])
-        scores, fits = self.scores.changed(now, here, there, (left[0], arrived[0]), (left[1], arrived[1]))
+        scores, fits = self.scores.changed(now, rank, there, (left[0], arrived[0]), (left[1], arrived[1]))
         # Where another of the table's parts lies, or the rank itself: not there.
         tables = self.scores.choices.table[now.assignment.choice]
         for row in np.flatnonzero(self.scores.choices.parts[choice] > 1).tolist():
@@ -116,12 +111,11 @@ class LocalSearch:
             others = self._draw.choice(others, PARTNERS, replace=False)
         away = place[others]
         dx = adder.sums[:, choice[mine]][:, :, None] - adder.sums[:, choice[others]][:, None, :]
-        here = np.full((len(mine), 1), rank)
         there = np.broadcast_to(away[None, :], (len(mine), len(others)))
         sums = loads.sums[:, rank][:, None, None] - dx, loads.sums[:, away][:, None, :] + dx
         chains = (np.maximum(without[:, mine][:, :, None], adder.chains[:, choice[others]][:, None, :]),
                   np.maximum(without[:, others][:, None, :], adder.chains[:, choice[mine]][:, :, None]))
-        scores, fits = self.scores.changed(now, here, there, sums, chains)
+        scores, fits = self.scores.changed(now, rank, there, sums, chains)
         scores = np.where(fits, scores, np.inf)
         row, other = np.unravel_index(int(scores.argmin()), scores.shape)
         return float(scores[row, other]), (np.array([mine[row], others[other]]), np.array([away[other], rank]))

@@ -4,14 +4,15 @@ A shard's time is bytes over bandwidths, forward and backward, with nothing of w
 
     moved     = B·bag·8 + B·bag·columns·element + B·columns·element      (row-wise: the first two over the ranks)
     forward   = moved · penalty(columns) / memory + B·columns·element / link
-    backward  = 2 × forward's computation + 2.455 × copies + the same exchange;  data-parallel: all-reduce of rows·columns
+    backward  = 2 × forward's computation + 2.455 × copies + the same exchange
+                (data-parallel: all-reduce of rows·columns)
 
-Proposals take each table's best way by its largest shard, then by the sum of its shards, then one kind for all; from each
-greedy one, the table with most memory goes on to its next best way. A rank gets the next largest shard where the sum of
-estimates is least, and the proposal with the smallest largest sum wins.
+Proposals take each table's best way by its largest shard, then by the sum of its shards, then one kind for all; from
+each greedy one, the table with most memory goes on to its next best way. A rank gets the next largest shard where the
+sum of estimates is least, and the proposal with the smallest largest sum wins.
 
-Source: torchrec.distributed.planner (``constants``, ``shard_estimators``, ``proposers``, ``partitioners``); written from
-its published formulas, with this cluster's bandwidths in place of its default A100's.
+Source: torchrec.distributed.planner (``constants``, ``shard_estimators``, ``proposers``, ``partitioners``); written
+from its published formulas, with this cluster's bandwidths in place of its default A100's.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ WEIGHTED_FACTOR = 1.1
 COPY_FACTOR = 2.455
 ELEMENTWISE_FACTOR = 9.22
 """TorchRec's constants (``planner/constants.py``), which it calls empirical."""
-MOST_PROPOSALS = 200
-"""Of the greedy proposers each; TorchRec's own goes on for as long as there is a next way."""
+MOST_PROPOSALS, MOST_PLACED = 200, 40_000
+"""Of the greedy proposers each, and the shards that all proposals place; TorchRec's own goes on for as long as there is
+a next way."""
 
 
 def planned(problem: ShardingProblem, choices: Choices) -> Assignment | None:
@@ -71,7 +73,7 @@ def shard_us(problem: ShardingProblem, choices: Choices) -> Float64:
         cut = {ShardKind.ROW_WISE: problem.ranks, ShardKind.TABLE_ROW_WISE: problem.per_node}.get(kind, 1)
         inputs = table.bag * batch / cut
         out = problem.vectors(table, batch) * columns * problem.output_bytes
-        moved = inputs * INPUT_BYTES * (2 if table.weighted else 1) + inputs * max(columns, LEAST_COLUMNS) * element + out
+        moved = inputs * (INPUT_BYTES * (2 if table.weighted else 1) + max(columns, LEAST_COLUMNS) * element) + out
         forward = moved * _penalty(columns) / memory
         backward = forward * BACKWARD_FACTOR + (forward * WEIGHTED_FACTOR if table.weighted else 0.0)
         if kind is ShardKind.DATA_PARALLEL:
@@ -100,14 +102,14 @@ def _proposals(problem: ShardingProblem, choices: Choices, perf: Float64) -> Ite
     width = np.select([choices.scope == Scope.ALL, choices.scope == Scope.NODE], [problem.ranks, problem.per_node],
                       choices.parts)
     for score in (perf, perf * width):
-        ordered = [sorted(choices.of_table(table), key=lambda row: float(score[row])) for table in tables]  # noqa: B023
+        ordered = [sorted(choices.of_table(table), key=lambda row: float(score[row])) for table in tables]
         at = [0] * len(ordered)
-        for _ in range(MOST_PROPOSALS):
+        for _ in range(min(MOST_PROPOSALS, max(MOST_PLACED // len(ordered) // 2, 1))):
             yield [rows[i] for rows, i in zip(ordered, at, strict=True)]
             left = [table for table in tables if at[table] + 1 < len(ordered[table])]
             if not left:
                 break
-            largest = max(left, key=lambda table: float(choices.memory[ordered[table][at[table]]]))  # noqa: B023
+            largest = max(left, key=lambda table: float(choices.memory[ordered[table][at[table]]]))
             at[largest] += 1
     for kind in ShardKind:
         rows = [[row for row in choices.of_table(table) if choices.kinds[row] is kind] for table in tables]

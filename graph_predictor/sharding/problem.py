@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from graph_predictor.sharding.plan import ShardingError, ShardKind, checked_names
 from kernel_models.collectives import CollectiveModel, Placement
@@ -106,12 +107,12 @@ class ShardingProblem:
         """Memory of a device."""
         return self.memory_bytes if self.memory_bytes is not None else self.device.memory_gb * 1e9
 
-    @property
+    @cached_property
     def room_bytes(self) -> float:
         """Memory that tables and their buffers may have on a rank."""
         return self.limit_bytes - RESERVED_BYTES - self.dense.memory_bytes - self.received_bytes
 
-    @property
+    @cached_property
     def received_bytes(self) -> float:
         """Pooled vectors of a rank's own samples, and their gradients: the same under every plan."""
         return 2.0 * sum(self.vectors(table, self.samples) * table.columns for table in self.tables) * self.output_bytes

@@ -17,7 +17,8 @@ from graph_predictor.sharding.step import INDEX, MEMORY, SENT, Shared, StepModel
 from tracer.arrays import Bool, Float64, Int64
 
 POWER = 8
-"""Of the mean over ranks that stands for unevenness: near the maximum, and still moved by the second slowest rank."""
+"""Of the mean over ranks that stands for unevenness, a power of two: near the maximum, and still moved by the second
+slowest rank."""
 SHARE = 0.05
 """Of unevenness in the objective."""
 
@@ -61,58 +62,81 @@ class Scores:
         """The standing of an assignment with these loads."""
         measures = np.array([*self.model.rank_us(loads.sums, loads.chains), loads.sums[INDEX], loads.sums[SENT]])
         scale = np.maximum(measures.max(axis=1), 1e-12)
-        powers = ((measures / scale[:, None]) ** POWER).sum(axis=1)
+        powers = _power(measures / scale[:, None]).sum(axis=1)
         everywhere = self.model.exchanges.all_to_all
         # Indices cost what of them is not hidden; vectors go forth, their gradients back.
         slopes = np.array([1.0, 1.0, 1.0 / scale[2], 2.0 / scale[3]])
         slopes[2:] *= everywhere.us(scale[2:])
         shared = self.model.shared(loads)
         step = float(self.model.total(shared, *measures.max(axis=1)))
-        score = step + SHARE * float((slopes * scale * (powers / self.problem.ranks) ** (1 / POWER)).sum())
+        score = step + SHARE * float((slopes * scale * self._mean(powers)).sum())
         return Standing(assignment, loads, shared, measures, powers, scale, slopes, score, step)
 
     def fits(self, standing: Standing) -> bool:
         """Return whether every rank has the memory."""
         return bool((standing.loads.memory <= self.room).all())
 
-    def changed(self, now: Standing, first: Int64, second: Int64, sums: tuple[Float64, Float64],
+    def changed(self, now: Standing, first: int, second: Int64, sums: tuple[Float64, Float64],
                 chains: tuple[Float64, Float64]) -> tuple[Float64, Bool]:
         """Objectives after changes of two ranks each, and which of them fit.
 
         Args:
-            first, second: the two ranks (the same where one alone changes), of any shape.
+            first: the rank that all of them change.
+            second: the other rank of each, of any shape.
             sums, chains: what lies on each of the two afterwards, as ``Loads`` has it, of that shape behind.
         """
-        kept = _others(now.measures, first, second)
-        ends, powers = kept, now.powers.reshape(-1, *(1,) * (kept.ndim - 1))
-        scale = now.scale.reshape(powers.shape)
-        for rank, s, c in zip((first, second), sums, chains, strict=True):
-            new = np.broadcast_arrays(*self.model.rank_us(s, c), s[INDEX], s[SENT])
-            ends = np.maximum(ends, np.array(new))
-            powers = powers + (np.array(new) / scale) ** POWER - (now.measures[:, rank] / scale) ** POWER
+        ends = _others(now.measures, first)[:, second]
+        shape = (4,) + (1,) * (ends.ndim - 1)
+        powers, scale = now.powers.reshape(shape), now.scale.reshape(shape)
+        befores = now.measures[:, first].reshape(shape), now.measures[:, second]
+        for before, s, c in zip(befores, sums, chains, strict=True):
+            new = np.empty((4, *np.broadcast_shapes(s.shape[1:], c.shape[1:])))
+            new[0], new[1] = self.model.rank_us(s, c)
+            new[2], new[3] = s[INDEX], s[SENT]
+            ends = np.maximum(ends, new)
+            powers = powers + _power(new / scale) - _power(before / scale)
         step = self.model.total(now.shared, *ends)
-        slopes = (now.slopes * now.scale).reshape(scale.shape)
-        spread = (slopes * (np.maximum(powers, 0.0) / self.problem.ranks) ** (1 / POWER)).sum(axis=0)
+        spread = ((now.slopes * now.scale).reshape(shape) * self._mean(powers)).sum(axis=0)
         fits = (sums[0][MEMORY] <= self.room) & (sums[1][MEMORY] <= self.room)
         return step + SHARE * spread, fits
 
-    def placed(self, now: Standing, choice: int, taken: Bool | None = None) -> tuple[Float64, Int64]:
-        """Objectives with one more unit of a choice on each rank (infinite where it does not fit or may not lie).
+    def placed(self, now: Standing, choice: int, taken: Bool | None = None) -> Standing | None:
+        """The standing with one more unit of a choice on the rank that is best; ``None`` if it fits nowhere.
 
         Args:
             taken: ranks where it may not lie [ranks].
         """
-        ranks = np.arange(self.problem.ranks)
         sums = now.loads.sums + self.adder.sums[:, choice][:, None]
         chains = np.maximum(now.loads.chains, self.adder.chains[:, choice][:, None])
-        kept = _others(now.measures, ranks, ranks)
-        new = np.array([*self.model.rank_us(sums, chains), sums[INDEX], sums[SENT]])
+        free = sums[MEMORY] <= self.room
+        if taken is not None:
+            free &= ~taken
+        if not free.any():
+            return None
+        new = np.empty((4, len(free)))
+        new[0], new[1] = self.model.rank_us(sums, chains)
+        new[2], new[3] = sums[INDEX], sums[SENT]
         scale = now.scale[:, None]
-        powers = now.powers[:, None] + (new / scale) ** POWER - (now.measures / scale) ** POWER
-        step = self.model.total(now.shared, *np.maximum(kept, new))
-        spread = ((now.slopes * now.scale)[:, None] * (np.maximum(powers, 0.0) / len(ranks)) ** (1 / POWER)).sum(axis=0)
-        score = np.where(sums[MEMORY] <= self.room, step + SHARE * spread, np.inf)
-        return (score if taken is None else np.where(taken, np.inf, score)), ranks
+        powers = now.powers[:, None] + _power(new / scale) - _power(now.measures / scale)
+        step = self.model.total(now.shared, *np.maximum(_others(now.measures), new))
+        spread = ((now.slopes * now.scale)[:, None] * self._mean(powers)).sum(axis=0)
+        score = np.where(free, step + SHARE * spread, np.inf)
+        rank = int(score.argmin())
+        loads = now.loads.with_rank(rank, sums[:, rank], chains[:, rank])
+        assignment = now.assignment.plus(choice, [rank])
+        if (new[:, rank] > 1.25 * now.scale).any():
+            return self.standing_of(assignment, loads)
+        measures = now.measures.copy()
+        measures[:, rank] = new[:, rank]
+        return Standing(assignment, loads, now.shared, measures, powers[:, rank], now.scale, now.slopes,
+                        float(score[rank]), float(step[rank]))
+
+    def _mean(self, powers: Float64) -> Float64:
+        """The mean over ranks that sums of powers stand for."""
+        found = np.maximum(powers, 0.0) / self.problem.ranks
+        for _ in range(POWER.bit_length() - 1):
+            found = np.sqrt(found)
+        return found
 
     def with_choice(self, now: Standing, choice: int) -> Standing | None:
         """The standing with all units of a choice, each where it is best; ``None`` if they fit nowhere."""
@@ -124,36 +148,34 @@ class Scores:
                 taken[:] = True
                 taken[pin] = False
             for _ in range(int(self.choices.parts[choice])):
-                scores, ranks = self.placed(now, choice, taken)
-                best = int(scores.argmin())
-                if not np.isfinite(scores[best]):
+                found = self.placed(now, choice, taken)
+                if found is None:
                     return None
-                taken[best] = True
-                now = self.standing_of(now.assignment.plus(choice, [int(ranks[best])]), self._added(now, choice, best))
+                now = found
+                taken[now.assignment.place[-1]] = True
             return now
         places = [0] if scope == Scope.ALL else range(self.problem.nodes)
-        found = [self.standing(now.assignment.plus(choice, [place])) for place in places]
-        found = [each for each in found if self.fits(each)]
-        return min(found, key=lambda each: each.score, default=None)
-
-    def _added(self, now: Standing, choice: int, rank: int) -> Loads:
-        """The loads with one more unit on a rank."""
-        sums, chains = now.loads.sums.copy(), now.loads.chains.copy()
-        sums[:, rank] += self.adder.sums[:, choice]
-        chains[:, rank] = np.maximum(chains[:, rank], self.adder.chains[:, choice])
-        return Loads(sums, chains, now.loads.node_bytes, now.loads.cross_bytes, now.loads.reduced_bytes,
-                     now.loads.gradient_bytes, now.loads.copy_us)
+        every = (self.standing(now.assignment.plus(choice, [place])) for place in places)
+        return min((each for each in every if self.fits(each)), key=lambda each: each.score, default=None)
 
 
-def _others(measures: Float64, first: Int64, second: Int64) -> Float64:
-    """The largest of each measure over all ranks but two [4, ...]; 0 where there are no others."""
-    order = np.argsort(-measures, axis=1)[:, :3]
-    shape = np.broadcast_shapes(np.shape(first), np.shape(second))
-    found = np.zeros((len(measures), *shape))
-    for row in range(len(measures)):
-        left = np.ones(shape, np.bool_)
-        for rank in order[row].tolist():
-            free = left & (first != rank) & (second != rank)
-            found[row][free] = measures[row, rank]
-            left &= ~free
+def _power(values: Float64) -> Float64:
+    """To the ``POWER``-th, by squaring."""
+    found = values
+    for _ in range(POWER.bit_length() - 1):
+        found = found * found
+    return found
+
+
+def _others(measures: Float64, but: int | None = None) -> Float64:
+    """The largest of each measure over all ranks but one and each [4, ranks]; 0 where there are no others."""
+    kept = measures if but is None else measures.copy()
+    if but is not None:
+        kept[:, but] = 0.0
+    rows = np.arange(len(kept))
+    top = kept.argmax(axis=1)
+    found = np.repeat(kept[rows, top][:, None], kept.shape[1], axis=1)
+    rest = kept.copy()
+    rest[rows, top] = 0.0
+    found[rows, top] = rest.max(axis=1)
     return found

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from graph_predictor.sharding.baselines import baselines
-from graph_predictor.sharding.choices import Choices, Scope, choices_of
+from graph_predictor.sharding.choices import Scope, choices_of
 from graph_predictor.sharding.exact import fastest, small
 from graph_predictor.sharding.greedy import every_way, greedy, orders, split_above, unsplit
 from graph_predictor.sharding.loads import Assignment
@@ -23,7 +23,7 @@ FEW_TABLES = 128
 """With no more, every way of each table is weighed when it is its turn, and more seeds are tried."""
 MOST_CHANGES = 3_000
 """Changes of one local search."""
-ROUNDS = 12
+ROUNDS = 6
 """Times that a small problem's best sharding is shaken and improved again."""
 SHAKEN = 3
 """Tables that each time go elsewhere."""
@@ -83,7 +83,8 @@ def signature(scores: Scores, assignment: Assignment) -> tuple[bytes, ...]:
     choice, place = assignment.choice[order], assignment.place[order]
     single = on_rank[order]
     ends = np.searchsorted(place[single], np.arange(ranks + 1))
-    per_rank = [choice[single][low:high].tobytes() for low, high in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
+    alone = choice[single]
+    per_rank = [alone[low:high].tobytes() for low, high in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
     wide = choice[~single].tobytes() + place[~single].tobytes()
     if not (scores.choices.scope[assignment.choice] == Scope.NODE).any() and not scores.problem.pinned:
         per_rank.sort()
@@ -123,8 +124,9 @@ def search(problem: ShardingProblem, top: int = 5, seed: int = 0, tick: Callable
         starts.append(standing)
         tick()
     if not starts:
-        raise ShardingError(f"No sharding of {len(problem.tables)} tables was found that fits {problem.ranks} ranks of "
-                            f"{binary_size(problem.limit_bytes)}; raise --memory, take more GPUs or allow more --kinds.")
+        raise ShardingError(
+            f"No sharding of {len(problem.tables)} tables was found that fits {problem.ranks} ranks of "
+            f"{binary_size(problem.limit_bytes)}; raise --memory, take more GPUs or allow more --kinds.")
     few = len(problem.tables) <= FEW_TABLES
     ends = []
     for standing in _different(scores, starts)[:4 if few else 1]:
@@ -138,7 +140,8 @@ def search(problem: ShardingProblem, top: int = 5, seed: int = 0, tick: Callable
         tick()
     result = ShardingSearch(scores, pool.best(), found, looked_at=pool.seen)
     if small(scores):
-        exact = fastest(scores, result.best[0][0], max(top, 1))
+        known = result.best[-1][0] if len(result.best) >= top else np.inf
+        exact = fastest(scores, known, max(top, 1))
         for _, assignment in exact.best:
             pool.add(scores.standing(assignment))
         result.best, result.proven = pool.best(), exact.complete
@@ -172,7 +175,8 @@ def _different(scores: Scores, standings: list[Standing]) -> list[Standing]:
 def _shaken(scores: Scores, start: Standing, draw: np.random.Generator) -> Standing:
     """The same with a few tables elsewhere or otherwise."""
     now = start
-    for table in draw.choice(len(scores.problem.tables), min(SHAKEN, len(scores.problem.tables)), replace=False).tolist():
+    count = len(scores.problem.tables)
+    for table in draw.choice(count, min(SHAKEN, count), replace=False).tolist():
         rest = scores.standing(now.assignment.without(scores.choices, table))
         options = list(scores.choices.of_table(table))
         option = options[int(draw.integers(len(options)))]
@@ -180,9 +184,9 @@ def _shaken(scores: Scores, start: Standing, draw: np.random.Generator) -> Stand
         if again is not None:
             now = again
     for _ in range(SHAKEN):
-        rows = np.flatnonzero((scores.choices.scope[now.assignment.choice] == Scope.RANK)
-                              & (scores.choices.parts[now.assignment.choice] == 1))
-        rows = [row for row in rows.tolist() if scores.problem.tables[int(
+        whole = np.flatnonzero((scores.choices.scope[now.assignment.choice] == Scope.RANK)
+                               & (scores.choices.parts[now.assignment.choice] == 1))
+        rows = [row for row in whole.tolist() if scores.problem.tables[int(
             scores.choices.table[now.assignment.choice[row]])].name not in scores.problem.pinned]
         if not rows:
             break
@@ -200,6 +204,6 @@ def _check_each_fits(scores: Scores) -> None:
     if (least > scores.room).any():
         table = problem.tables[int(least.argmax())]
         raise ShardingError(
-            f"Table {table.name!r} fits no rank: its smallest allowed part takes {binary_size(float(least.max()))}, and a "
-            f"{problem.device.name} has {binary_size(max(scores.room, 0.0))} for tables and buffers; allow row- or "
-            "column-wise sharding, take more GPUs, or raise --memory.")
+            f"Table {table.name!r} fits no rank: its smallest allowed part takes "
+            f"{binary_size(float(least.max()))}, and a {problem.device.name} has {binary_size(max(scores.room, 0.0))} "
+            "for tables and buffers; allow row- or column-wise sharding, take more GPUs, or raise --memory.")

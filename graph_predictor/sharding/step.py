@@ -19,7 +19,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from graph_predictor.sharding.exchanges import Exchanges
 from graph_predictor.sharding.loads import SUMS, Loads
@@ -28,8 +27,12 @@ from kernel_models.lookups import batched_backward_us, batched_forward_us
 from tracer.arrays import Float64
 
 INDEX, SENT, MEMORY = (SUMS.index(name) for name in ("index_bytes", "sent_bytes", "memory"))
-_LENGTHS_BYTES = 64.0
+LENGTHS_BYTES = 64.0
 """Payload by which the latency of the all-to-all of lengths is priced; their bytes go with the indices'."""
+
+
+Values = float | Float64
+"""Of one step, or of many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +52,10 @@ class StepModel:
         self.problem = problem
         self.exchanges = Exchanges(problem)
         dense = problem.dense
-        self._hidden = dense.top_forward + dense.top_backward if problem.pipelined else 0.0
+        self.hidden_us = dense.top_forward + dense.top_backward if problem.pipelined else 0.0
         self._dense = dense.top_forward + dense.top_backward + dense.optimizer
         self._dense_reduced = float(self.exchanges.all_reduce.us(dense.gradient_bytes))
-        self._lengths = float(self.exchanges.all_to_all.us(_LENGTHS_BYTES))
+        self._lengths = float(self.exchanges.all_to_all.us(LENGTHS_BYTES))
 
     def shared(self, loads: Loads) -> Shared:
         """What is the same whatever lies on single ranks."""
@@ -64,15 +67,14 @@ class StepModel:
             float(e.all_gather.us(loads.reduced_bytes) + e.node_all_gather.us(node)) + across,
             float(e.all_reduce.us(loads.gradient_bytes)), loads.copy_us)
 
-    def total(self, shared: Shared, forward: npt.ArrayLike, backward: npt.ArrayLike, index: npt.ArrayLike,
-              sent: npt.ArrayLike) -> Float64:
+    def total(self, shared: Shared, forward: Values, backward: Values, index: Values, sent: Values) -> Float64:
         """Steps, µs, from the slowest rank of each phase: look-ups in µs, exchanges in bytes; any shape."""
         dense, e = self.problem.dense, self.exchanges
         indices = e.all_to_all.us(index)
         indices = indices + np.where(indices > 0, self._lengths, 0.0)
         vectors = e.all_to_all.us(sent)
         found: Float64 = (
-            np.maximum(indices - self._hidden, 0.0) + forward
+            np.maximum(indices - self.hidden_us, 0.0) + forward
             + np.maximum(vectors + shared.vectors, dense.bottom_forward) + self._dense
             + np.maximum(vectors + shared.gradients, dense.bottom_backward) + backward
             + np.maximum(self._dense_reduced - backward, 0.0) + shared.reduced + shared.copied)
@@ -86,9 +88,11 @@ class StepModel:
 
     def rank_us(self, sums: Float64, chains: Float64) -> tuple[Float64, Float64]:
         """Batched look-ups, forward and backward, µs, from sums [``SUMS``, …] and chains [``CHAINS``, …] of ranks."""
-        spec, shape = self.problem.device, np.broadcast_shapes(sums.shape[1:], chains.shape[1:])
-        s = [np.broadcast_to(row, shape).ravel() for row in sums[:6]]
-        c = [np.broadcast_to(row, shape).ravel() for row in chains]
+        spec, shape = self.problem.device, sums.shape[1:]
+        if shape != chains.shape[1:]:
+            shape = np.broadcast_shapes(shape, chains.shape[1:])
+            sums, chains = (np.broadcast_to(each, (len(each), *shape)) for each in (sums, chains))
+        s, c = sums.reshape(len(sums), -1), chains.reshape(len(chains), -1)
         forward = batched_forward_us(s[0], s[1], c[0], spec)
         backward = batched_backward_us(s[2], s[3], c[1], s[4], s[5], spec)
         return forward.reshape(shape), backward.reshape(shape)

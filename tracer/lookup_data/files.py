@@ -1,7 +1,8 @@
 """Files of embedding tables: CSV, Parquet, JSON and TOML, each row a table, and the published layout of sharding tasks.
 
 A column is a field of ``EmbeddingTable``; one that is missing has the field's default. ``reuse`` is one list of 17
-shares or the columns ``reuse_0`` … ``reuse_16``. JSON is a list of tables or ``{"tables": [...]}``, TOML ``[[tables]]``.
+shares or the columns ``reuse_0`` … ``reuse_16``. JSON is a list of tables or ``{"tables": [...]}``, TOML has
+``[[tables]]``.
 
 The published layout (DreamShard's and NeuroShard's ``table_configs.json``, arXiv 2210.02023 and 2305.01868) has other
 names: ``row``, ``dim``, ``pooling_factor`` and ``bin_0`` … ``bin_16``, the shares of a batch's *different rows* by how
@@ -196,7 +197,7 @@ def _whole(value: Any, name: str) -> int:
 
 def _read_csv(path: PathLike) -> tuple[list[Row], int]:
     reader = csv.DictReader(io.StringIO(read_input(path).decode("utf-8-sig"), newline=""), strict=True)
-    rows = []
+    rows: list[Row] = []
     for row in reader:
         if None in row:
             raise csv.Error(f"line {reader.line_num} has more cells than the first line has names")

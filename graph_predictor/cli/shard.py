@@ -1,0 +1,192 @@
+"""``foretrace shard``: the fastest shardings of a recommendation model's tables over a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from graph_predictor.cli.console import Column, Report, percent, print_json, working
+from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.options import Debug, Json, Top, shared
+from graph_predictor.cli.profiles import profile_of
+
+if TYPE_CHECKING:
+    from graph_predictor.sharding.estimate import ShardedStep
+    from graph_predictor.sharding.planning import Shardings
+
+BEST = 5
+
+
+def shard(
+    source: Annotated[str, typer.Argument(
+        metavar="SOURCE|TABLES", help="A file of tables (.csv, .parquet, .json, .toml), a workload with tables (dlrm), "
+                                      "or a capture or shape-only trace of a step with tables.")],
+    gpus: Annotated[int, typer.Option(min=1, metavar="N", help="GPUs of the job.")],
+    device: Annotated[str, shared("--device")] = "h200-sxm",
+    topology: Annotated[str | None, shared("--topology", "by default the device's usual nodes")] = None,
+    batch: Annotated[int | None, typer.Option(
+        min=1, metavar="N", help="Samples of a batch on each GPU; by default what the source has.")] = None,
+    memory: Annotated[str | None, typer.Option(
+        metavar="SIZE", help="Memory of a device, such as 80GiB (a bare number is in GB); by default all it has.")
+    ] = None,
+    kinds: Annotated[str | None, typer.Option(
+        metavar="KIND,…", help="Kinds that tables may have: table_wise, column_wise, row_wise, table_row_wise, "
+                               "data_parallel (tw, cw, rw, twrw, dp); all by default.")] = None,
+    pin: Annotated[list[str] | None, typer.Option(
+        metavar="TABLE=RANK", help="A table that lies whole on a rank (repeatable).")] = None,
+    skews: Annotated[str | None, typer.Option(
+        metavar="S,…", help="Other exponents of the Zipf law by which rows are looked up: plans are priced for each.")
+    ] = None,
+    out: Annotated[str | None, shared("--out", "the fastest plan as JSON, as TorchRec has it")] = None,
+    assignments: Annotated[list[str] | None, shared("--set")] = None,
+    preset: Annotated[str | None, shared("--preset")] = None,
+    profile: Annotated[list[str] | None, shared("--profile", "repeatable; the first of the device counts")] = None,
+    comm_profile: Annotated[str | None, shared("--comm-profile")] = None,
+    pipeline: Annotated[bool, typer.Option(
+        "--pipeline/--no-pipeline", help="Exchange the next batch's indices beside the dense part.")] = True,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of what the search draws.")] = 0,
+    top: Top = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Find the fastest sharding of embedding tables: by tables, columns, rows, rows within a node, or copies.
+
+    foretrace shard tables.csv --gpus 16 --device h200-sxm --batch 4096 --out plan.json
+    """
+    with one_sentence(debug):
+        from graph_predictor.sharding.planning import shard as sharded
+        from kernel_models.device_choice import find_device
+        from tracer.output_kind import SHARDING_PLAN, check_output
+
+        if out is not None:
+            check_output(out, [source], SHARDING_PLAN)
+        limit = None if memory is None else _bytes(memory)
+        pinned = _pins(pin or [])
+        exponents = _exponents(skews)
+        allowed = [each for each in (kinds or "").split(",") if each.strip()]
+        with working("Searching"):
+            known = profile_of(profile, find_device(device))
+            found = sharded(
+                source, gpus, device=device, topology=topology, memory=limit, batch=batch, top=top or BEST,
+                pinned=pinned, kinds=allowed, skews=exponents, preset=preset, settings=assignments or (),
+                profile=known, comm_profile=comm_profile, pipelined=pipeline, seed=seed)
+        if out is not None:
+            found.plans[0].plan.save(out)
+        if json:
+            print_json(_plain(found))
+        else:
+            _report(found, out)
+
+
+def _bytes(text: str) -> float:
+    """Bytes of ``--memory``. Raises ``ForetraceError``."""
+    from graph_predictor.comm.units import parse_bytes
+    from graph_predictor.sharding.plan import ShardingError
+
+    found = parse_bytes(f"{text}GB" if text.replace(".", "", 1).isdigit() else text)
+    if found <= 0:
+        raise ShardingError(f"--memory {text} leaves no memory for anything; give what a GPU has, such as 80GiB.")
+    return found
+
+
+def _pins(texts: Sequence[str]) -> dict[str, int]:
+    """Tables and ranks of ``--pin``. Raises ``ForetraceError``."""
+    from graph_predictor.sharding.plan import ShardingError
+
+    found: dict[str, int] = {}
+    for text in texts:
+        name, equals, rank = text.rpartition("=")
+        if not equals or not name or not rank.isdecimal() or not rank.isascii() or len(rank) > 9:
+            raise ShardingError(f"--pin {text!r} is no TABLE=RANK; write one such as --pin tables.3=0.")
+        if name in found:
+            raise ShardingError(f"--pin names table {name!r} twice; a table lies on one rank.")
+        found[name] = int(rank)
+    return found
+
+
+def _exponents(text: str | None) -> list[float]:
+    """Exponents of ``--skews``. Raises ``ForetraceError``."""
+    from graph_predictor.sharding.plan import ShardingError
+    from tracer.lookup_data.reuse import STEEPEST_SKEW
+
+    found = []
+    for each in (text or "").split(","):
+        if not each.strip():
+            continue
+        try:
+            value = float(each)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value <= STEEPEST_SKEW:
+            raise ShardingError(f"--skews {each.strip()!r} is no exponent; give numbers from 0 (even) to "
+                                f"{STEEPEST_SKEW:g}, such as 0,0.8,1.2.")
+        found.append(value)
+    return found
+
+
+def _plain(found: Shardings) -> dict[str, Any]:
+    problem = found.problem
+    return {
+        "model": found.name, "tables": len(problem.tables), "samples_per_gpu": problem.samples, "gpus": problem.ranks,
+        "device": problem.device.name, "topology": problem.collectives.topology.name, "proven": found.proven,
+        "looked_at": found.looked_at,
+        "plans": [{**_step(each), "plan": each.plan.to_document()} for each in found.plans],
+        "baselines": {name: None if each is None else _step(each) for name, each in found.baselines.items()},
+        "drift": [{"data": each.drift.name, "plans_ms": [us / 1e3 for us in each.plans_us],
+                   "best_ms": each.best_us / 1e3, "regret": each.regret} for each in found.drifted],
+        "notes": list(found.notes)}
+
+
+def _step(each: ShardedStep) -> dict[str, Any]:
+    from graph_predictor.sharding.planning import kinds_text
+    from kernel_models.model import Source
+
+    whole = sum(each.sources.values()) or 1.0
+    return {
+        "kinds": kinds_text(each), "step_ms": each.time_us / 1e3,
+        "interval_ms": [each.low_us / 1e3, each.high_us / 1e3],
+        "phases_ms": {name: us / 1e3 for name, us in each.phases.items()}, "bound": each.bound,
+        "communication_ms": each.communication_us / 1e3, "imbalance": each.imbalance,
+        "ranks": [{"forward_ms": forward / 1e3, "backward_ms": backward / 1e3, "sent_mb": sent / 1e6,
+                   "indices_mb": index / 1e6, "memory_gb": memory.total / 1e9,
+                   "memory_parts_gb": {name: size / 1e9 for name, size in memory.parts.items()}}
+                  for forward, backward, sent, index, memory in zip(
+                      each.forward_us.tolist(), each.backward_us.tolist(), each.sent_bytes.tolist(),
+                      each.index_bytes.tolist(), each.memory, strict=True)],
+        "sources": {Source(source).label: us / whole for source, us in each.sources.items()}}
+
+
+def _report(found: Shardings, out: str | None) -> None:
+    report, problem = Report(), found.problem
+    size = sum(table.weight_bytes for table in problem.tables)
+    report.line(f"{found.name}: {len(problem.tables):,} tables of {size / 1e9:,.4g} GB, {problem.samples:,} samples on "
+                f"each of {problem.ranks} GPUs of {problem.collectives.topology.name}.")
+    report.line("No other sharding is faster under this model." if found.proven else
+                f"{found.looked_at:,} shardings compared.")
+    columns = [Column("", name=True, whole=True), Column("tables", name=True, whole=True), Column("step\nms"),
+               Column("80% between\nms"), Column("slowest\nlook-ups"), Column("ex-\nchanges"),
+               Column("imbal-\nance"), Column("memory\nGB"), Column("binds", name=True, whole=True)]
+    report.table("Fastest shardings", columns, [_cells(str(i + 1), each) for i, each in enumerate(found.plans)])
+    report.table("Baselines under the same model", columns, [
+        _cells(name, each) for name, each in found.baselines.items() if each is not None])
+    report.table("When the data drift", [
+        Column("data", name=True), Column("plan 1\nms"), Column("best of all\nms"), Column("plan 1\nlonger by")], [
+        [each.drift.name, f"{each.plans_us[0] / 1e3:,.3f}", f"{each.best_us / 1e3:,.3f}", percent(each.regret)]
+        for each in found.drifted])
+    parts = ", ".join(f"{name} {us / 1e3:,.3f}" for name, us in found.plans[0].phases.items() if us > 0)
+    report.line()
+    report.line(f"Of plan 1, ms: {parts}.")
+    if out is not None:
+        report.line(f"Plan 1 was written to {out}.")
+    report.notes(found.notes)
+
+
+def _cells(name: str, each: ShardedStep) -> list[str]:
+    from graph_predictor.sharding.planning import kinds_text
+
+    return [name, kinds_text(each), f"{each.time_us / 1e3:,.3f}",
+            f"{each.low_us / 1e3:,.3f} – {each.high_us / 1e3:,.3f}", f"{each.compute_us.max() / 1e3:,.3f}",
+            f"{each.communication_us / 1e3:,.3f}", f"{each.imbalance:.2f}", f"{each.fullest.total / 1e9:.1f}",
+            each.bound]

@@ -1,0 +1,217 @@
+"""``estimate``: one sharding's step in full: phases, every rank's look-ups priced as one call each, interval, sources,
+memory of each rank, and what binds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from graph_predictor.sharding.choices import INPUT_COPIES, Choices, Scope
+from graph_predictor.sharding.exchanges import PricedExchange
+from graph_predictor.sharding.loads import Assignment, Loads
+from graph_predictor.sharding.plan import ShardingPlan, ShardKind
+from graph_predictor.sharding.problem import RESERVED_BYTES, ShardingProblem
+from graph_predictor.sharding.scoring import Scores
+from graph_predictor.sharding.step import INDEX, LENGTHS_BYTES, SENT
+from kernel_models.lookups import backward_call, forward_call
+from kernel_models.model import Source
+from kernel_models.op_call import OpCall
+from kernel_models.pricing import price
+from kernel_models.table_parts import TablePart
+from tracer.arrays import Float64
+from tracer.memory_account import MemoryAccount
+
+
+@dataclass(frozen=True)
+class ShardedStep:
+    """One step under a plan.
+
+    Attributes:
+        plan: the sharding.
+        time_us, low_us, high_us: the step and its 80% interval.
+        phases: µs that the step waits for each, by name; they add up to the step.
+        forward_us, backward_us: look-ups of each rank [ranks].
+        sent_bytes, index_bytes: vectors that each rank sends, indices that it receives [ranks].
+        memory: of each rank.
+        sources: µs by ``Source`` of what the step waits for.
+    """
+
+    plan: ShardingPlan
+    time_us: float
+    low_us: float
+    high_us: float
+    phases: Mapping[str, float]
+    forward_us: Float64
+    backward_us: Float64
+    sent_bytes: Float64
+    index_bytes: Float64
+    memory: tuple[MemoryAccount, ...]
+    sources: Mapping[int, float]
+
+    @property
+    def compute_us(self) -> Float64:
+        """Look-ups of each rank, forward and backward [ranks]."""
+        return self.forward_us + self.backward_us
+
+    @property
+    def communication_us(self) -> float:
+        """Exchanges that the step waits for."""
+        return sum(us for name, us in self.phases.items() if name in EXCHANGES)
+
+    @property
+    def imbalance(self) -> float:
+        """The slowest rank's look-ups over the mean's."""
+        mean = float(self.compute_us.mean())
+        return float(self.compute_us.max()) / mean if mean else 1.0
+
+    @property
+    def fullest(self) -> MemoryAccount:
+        """Memory of the rank that needs most."""
+        return max(self.memory, key=lambda each: each.total)
+
+    @property
+    def bound(self) -> str:
+        """Return what most of the step is: the look-ups of the slowest rank, an exchange, or the dense part."""
+        parts = {"look-ups": self.phases["look-ups"] + self.phases["look-ups, backward"],
+                 "vectors": self.phases["vectors"] + self.phases["gradients of vectors"],
+                 "indices": self.phases["indices"], "dense part": self.phases["dense"],
+                 "all-reduce": self.phases["all-reduce"] + self.phases["copied tables"]}
+        name = max(parts, key=lambda each: parts[each])
+        return f"{name}, rank {int(self.compute_us.argmax())}" if name == "look-ups" else name
+
+
+EXCHANGES = ("indices", "vectors", "gradients of vectors", "all-reduce")
+"""Phases that are collectives."""
+
+
+def estimate(scores: Scores, assignment: Assignment) -> ShardedStep:
+    """The step of an assignment, each rank's look-ups priced as one kernel's call."""
+    problem, choices = scores.problem, scores.choices
+    loads = scores.adder.loads(assignment)
+    ahead, back = _lookups(problem, choices, scores, assignment)
+    dense, e = problem.dense, scores.model.exchanges
+    node, cross = loads.node_bytes.max(initial=0.0), loads.cross_bytes.max(initial=0.0)
+    sent, index = float(loads.sums[SENT].max()), float(loads.sums[INDEX].max())
+    across = e.across_nodes.priced(float(cross))
+    vectors = [e.all_to_all.priced(sent), e.reduce_scatter.priced(loads.reduced_bytes),
+               e.node_reduce_scatter.priced(float(node)), across]
+    gradients = [vectors[0], e.all_gather.priced(loads.reduced_bytes), e.node_all_gather.priced(float(node)), across]
+    indices = [e.all_to_all.priced(index), e.all_to_all.priced(LENGTHS_BYTES if index > 0 else 0.0)]
+    reduced = e.all_reduce.priced(loads.gradient_bytes)
+    dense_reduced = e.all_reduce.priced(dense.gradient_bytes)
+    forward, backward = float(ahead.us.max()), float(back.us.max())
+    # The exchange hides the bottom MLP: what of it is longer belongs to the dense part.
+    out, home = (sum(each.us for each in found) for found in (vectors, gradients))
+    phases = {
+        "indices": max(sum(each.us for each in indices) - scores.model.hidden_us, 0.0),
+        "look-ups": forward, "vectors": out,
+        "dense": (dense.top_forward + dense.top_backward + dense.optimizer + max(dense.bottom_forward - out, 0.0)
+                  + max(dense.bottom_backward - home, 0.0)),
+        "gradients of vectors": home, "look-ups, backward": backward,
+        "all-reduce": max(dense_reduced.us - backward, 0.0) + reduced.us, "copied tables": loads.copy_us}
+    total = sum(phases.values())
+    waited = [*(indices if phases["indices"] else []), *vectors, *gradients, reduced]
+    low, high = _interval(problem, total, phases, ahead, back, waited)
+    sources = _sources(problem, phases, ahead, back, waited)
+    return ShardedStep(assignment.plan(problem, choices), total, low, high, phases, ahead.us, back.us,
+                       loads.sums[SENT].copy(), loads.sums[INDEX].copy(),
+                       _memory(problem, choices, scores, assignment, loads), sources)
+
+
+@dataclass(frozen=True, slots=True)
+class _RankCalls:
+    """Look-ups of each rank, µs with 80% interval and source [ranks]."""
+
+    us: Float64
+    low: Float64
+    high: Float64
+    source: Float64
+
+
+def _lookups(problem: ShardingProblem, choices: Choices, scores: Scores, assignment: Assignment) -> tuple[
+        _RankCalls, _RankCalls]:
+    parts: list[list[TablePart]] = [[] for _ in range(problem.ranks)]
+    fused: list[list[TablePart]] = [[] for _ in range(problem.ranks)]
+    for choice, place in zip(assignment.choice.tolist(), assignment.place.tolist(), strict=True):
+        part = choices.units[choice]
+        if not part.lookups:
+            continue
+        scope = choices.scope[choice]
+        on = [place] if scope == Scope.RANK else (
+            range(problem.ranks) if scope == Scope.ALL else np.flatnonzero(scores.adder.node_of == place).tolist())
+        for rank in on:
+            parts[rank].append(part)
+            if choices.kinds[choice] is not ShardKind.DATA_PARALLEL:
+                fused[rank].append(part)
+    return (_priced(problem, [forward_call(each) if each else None for each in parts]),
+            _priced(problem, [backward_call(each) if each else None for each in fused]))
+
+
+def _priced(problem: ShardingProblem, calls: list[OpCall | None]) -> _RankCalls:
+    columns = np.zeros((4, len(calls)))
+    rows = [i for i, call in enumerate(calls) if call is not None]
+    if rows:
+        found = price([call for call in calls if call is not None], problem.device, problem.models)
+        for row, values in enumerate((found.time_us, found.low_us, found.high_us, found.source)):
+            columns[row, rows] = values[found.index]
+    return _RankCalls(*columns)
+
+
+def _interval(problem: ShardingProblem, total: float, phases: Mapping[str, float], ahead: _RankCalls,
+              back: _RankCalls, waited: list[PricedExchange]) -> tuple[float, float]:
+    """Ends of the step's 80% interval: look-ups err together, exchanges together, the dense part by itself."""
+    exchanged = sum(each.us for each in waited)
+    share = sum(phases[name] for name in EXCHANGES) / exchanged if exchanged else 0.0
+    dense = phases["dense"] / problem.dense.us if problem.dense.us else 0.0
+    ends = []
+    for sign, end in ((-1, "low"), (1, "high")):
+        lookups = 0.0
+        for calls in (ahead, back):
+            slowest = int(calls.us.argmax())
+            lookups += abs(float((calls.low if end == "low" else calls.high)[slowest] - calls.us[slowest]))
+        # What copies of tables take is priced as look-ups are, and errs with them.
+        lookups *= 1 + phases["copied tables"] / max(phases["look-ups"] + phases["look-ups, backward"], 1e-12)
+        wire = share * abs(sum(getattr(one, end) - one.us for one in waited))
+        work = dense * abs(getattr(problem.dense, end) - problem.dense.us)
+        ends.append(total + sign * float(np.sqrt(lookups**2 + wire**2 + work**2)))
+    return max(ends[0], 0.0), ends[1]
+
+
+def _sources(problem: ShardingProblem, phases: Mapping[str, float], ahead: _RankCalls, back: _RankCalls,
+             waited: list[PricedExchange]) -> dict[int, float]:
+    found: dict[int, float] = {}
+
+    def add(source: int, us: float) -> None:
+        if us > 0:
+            found[source] = found.get(source, 0.0) + us
+
+    for each, name in ((ahead, "look-ups"), (back, "look-ups, backward")):
+        add(int(each.source[each.us.argmax()]), phases[name])
+    exchanged = sum(each.us for each in waited)
+    for one in waited:
+        add(int(one.source), one.us / exchanged * sum(phases[name] for name in EXCHANGES) if exchanged else 0.0)
+    dense = sum(problem.dense.sources.values())
+    for source, us in problem.dense.sources.items():
+        add(int(source), us / dense * phases["dense"])
+    add(int(Source.HEURISTIC), phases["copied tables"])
+    return dict(sorted(found.items()))
+
+
+def _memory(problem: ShardingProblem, choices: Choices, scores: Scores, assignment: Assignment,
+            loads: Loads) -> tuple[MemoryAccount, ...]:
+    columns = {name: np.zeros(problem.ranks) for name in (
+        "weight_bytes", "state_bytes", "gradient_memory", "buffer_bytes")}
+    for choice, place in zip(assignment.choice.tolist(), assignment.place.tolist(), strict=True):
+        scope = choices.scope[choice]
+        on = np.array([place]) if scope == Scope.RANK else (
+            np.arange(problem.ranks) if scope == Scope.ALL else np.flatnonzero(scores.adder.node_of == place))
+        for name, values in columns.items():
+            values[on] += getattr(choices, name)[choice]
+    indices = np.minimum(INPUT_COPIES * loads.sums[INDEX], columns["buffer_bytes"])
+    return tuple(MemoryAccount(
+        parameters=float(columns["weight_bytes"][rank]), gradients=float(columns["gradient_memory"][rank]),
+        optimizer_state=float(columns["state_bytes"][rank]), activations=problem.dense.memory_bytes,
+        buffers=float(indices[rank]), temporaries=float(columns["buffer_bytes"][rank] - indices[rank])
+        + problem.received_bytes, reserved=RESERVED_BYTES) for rank in range(problem.ranks))

@@ -1,0 +1,102 @@
+"""Files of embedding tables: what is written is read again, what is bad is one sentence with its file and row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from tracer.lookup_data.files import PUBLISHED_BATCH, read_tables, table_of_published, write_tables
+from tracer.lookup_data.reuse import distinct_of_histogram, histogram_of_zipf, reuse_histogram
+from tracer.lookup_data.tables import EmbeddingTable, TableError
+from tracer.lookup_data.tasks import NEUROSHARD_COLUMNS, dreamshard_task, neuroshard_task
+
+TABLES = [EmbeddingTable("a", 1000, 64, bag=2.5, longest_bag=9, skew=1.1),
+          EmbeddingTable("b, \"quoted\"", 50, 16, dtype="int8", reuse=histogram_of_zipf(300, 50, 0.5),
+                         reuse_lookups=300, pooling="mean", weighted=True, optimizer="adam")]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".json"])
+def test_written_tables_are_read_again(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"tables{suffix}"
+    write_tables(TABLES, path)
+    found = read_tables(path)
+    assert [each.name for each in found] == [each.name for each in TABLES]
+    np.testing.assert_allclose(found[1].reuse, TABLES[1].reuse)
+    assert [(each.bag, each.dtype, each.weighted, each.optimizer, each.longest_bag) for each in found] == [
+        (each.bag, each.dtype, each.weighted, each.optimizer, each.longest_bag) for each in TABLES]
+
+
+def test_toml_and_columns_of_reuse(tmp_path: Path) -> None:
+    toml = tmp_path / "t.toml"
+    toml.write_text('[[tables]]\nname = "x"\nrows = 10\ncolumns = 4\n')
+    assert read_tables(toml) == [EmbeddingTable("x", 10, 4)]
+    names = ",".join(f"reuse_{i}" for i in range(17))
+    shares = ",".join(["0.5", "0.5"] + ["0"] * 15)
+    (tmp_path / "t.csv").write_text(f"name,rows,columns,reuse_lookups,{names}\nx,10,4,8,{shares}\n")
+    assert read_tables(tmp_path / "t.csv")[0].reuse[:2] == (0.5, 0.5)
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("", "has no tables"),
+    ("name,rows,columns\n", "has no tables"),
+    ("name,rows,columns\na,10,4\na,20,4\n", "tables 1 and 2 are both called 'a'"),
+    ("name,rows,columns\na,10,4\nb,nan,4\n", r"t\.csv, row 3: rows is nan"),
+    ("name,rows,columns\na,10,4.5\n", "columns is 4.5, which is no whole number"),
+    ("name,rows,columns\na,-10,4\n", "rows is -10"),
+    ("name,rows,columns\na,inf,4\n", "rows is inf"),
+    ("name,rows\na,10\n", "it has no columns"),
+    ("name,rows,columns,dtyp\na,10,4,fp32\n", "did you mean dtype"),
+    ("name,rows,columns,dtype\na,10,4,fp99\n", "dtype 'fp99' is unknown"),
+    ("name,rows,columns,bag\na,10,4,many\n", "bag is 'many', not a number"),
+    ("name,rows,columns\na,10,4,5,6\n", "more cells"),
+    ("name,rows,columns,weighted\na,10,4,perhaps\n", "weighted is 'perhaps'"),
+    ("name,rows,columns,reuse\na,10,4,1 2 3\n", "17 shares")])
+def test_a_bad_table_is_one_sentence(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with pytest.raises(TableError, match=says) as caught:
+        read_tables(path)
+    assert "\n" not in str(caught.value) and "t.csv" in str(caught.value)
+
+
+@pytest.mark.parametrize("data", [b"[1, 2]", b"{}", b"[", b"{\"tables\": 3}", b"\xff\xfe"])
+def test_a_damaged_document_is_one_sentence(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "t.json").write_bytes(data)
+    with pytest.raises(TableError, match=r"t\.json"):
+        read_tables(tmp_path / "t.json")
+    (tmp_path / "t.parquet").write_bytes(data)
+    with pytest.raises(TableError, match=r"t\.parquet"):
+        read_tables(tmp_path / "t.parquet")
+
+
+def test_published_bins_of_rows_become_shares_of_lookups(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    indices = draw.zipf(1.3, 4 * PUBLISHED_BATCH) % 5000
+    _, counts = np.unique(indices, return_counts=True)
+    # As DreamShard's tools count: shares of different rows, by how often each is looked up.
+    edges = [0, *(2**i for i in range(16)), np.inf]
+    bins = [float(((counts > low) & (counts <= high)).sum()) / len(counts)
+            for low, high in zip(edges[:-1], edges[1:], strict=True)]
+    row = {"index": 7, "row": 5000, "dim": 16, "pooling_factor": 4, **{f"bin_{i}": each for i, each in enumerate(bins)}}
+    (tmp_path / "table_configs.json").write_bytes(msgspec.json.encode({"tables": [row]}))
+    table = read_tables(tmp_path / "table_configs.json")[0]
+    assert (table.name, table.rows, table.columns, table.bag) == ("t7", 5000, 16, 4.0)
+    # A bin stands for its middle: shares agree to a few hundredths.
+    np.testing.assert_allclose(table.reuse, reuse_histogram(indices), atol=0.06)
+    assert distinct_of_histogram(len(indices), table.reuse) == pytest.approx(len(counts), rel=0.3)
+    assert table_of_published({"row": 10}, "x").columns == 16
+
+
+def test_tasks_follow_the_published_recipes() -> None:
+    task = dreamshard_task(1, 50)
+    assert len({table.name for table in task}) == 50 and {table.columns for table in task} == {16}
+    assert task == dreamshard_task(1, 50) and task != dreamshard_task(2, 50)
+    assert min(table.rows for table in task) >= 100
+    other = neuroshard_task(1, 30, 40e9)
+    assert {table.columns for table in other} <= set(NEUROSHARD_COLUMNS)
+    assert sum(table.weight_bytes for table in other) <= 40e9
+    with pytest.raises(TableError, match="hardly ever fits"):
+        neuroshard_task(1, 30, 1e3)
