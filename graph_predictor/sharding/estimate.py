@@ -154,8 +154,8 @@ def _priced(problem: ShardingProblem, calls: list[OpCall | None]) -> _RankCalls:
     rows = [i for i, call in enumerate(calls) if call is not None]
     if rows:
         found = price([call for call in calls if call is not None], problem.device, problem.models)
-        for row, values in enumerate((found.time_us, found.low_us, found.high_us, found.source)):
-            columns[row, rows] = values[found.index]
+        columns[0, rows], columns[1, rows] = found.time_us[found.index], found.low_us[found.index]
+        columns[2, rows], columns[3, rows] = found.high_us[found.index], found.source[found.index]
     return _RankCalls(*columns)
 
 

@@ -155,8 +155,8 @@ def _seeds(scores: Scores) -> list[Standing]:
     by = orders(choices, np.array([each[0] for each in whole]))
     tried = [(order, whole) for order in (by if few else by[:1])]
     for share in SHARES if few else SHARES[1:2]:
-        for prefer in (ShardKind.COLUMN_WISE, ShardKind.ROW_WISE) if few else (ShardKind.COLUMN_WISE,):
-            tried.append((by[0], split_above(choices, scores.room, problem.ranks, share, prefer)))
+        tried += [(by[0], split_above(choices, scores.room, problem.ranks, share, prefer))
+                  for prefer in (ShardKind.COLUMN_WISE, ShardKind.ROW_WISE)[:2 if few else 1]]
     if few:
         tried.append((by[0], every_way(choices)))
     found = (greedy(scores, order.tolist(), options) for order, options in tried)

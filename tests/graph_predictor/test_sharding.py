@@ -73,10 +73,10 @@ def small_search() -> ShardingSearch:
 
 
 class TestPlans:
-    tables = [EmbeddingTable("a", 103, 64), EmbeddingTable("b", 1000, 32), EmbeddingTable("c", 10, 16)]
+    tables = (EmbeddingTable("a", 103, 64), EmbeddingTable("b", 1000, 32), EmbeddingTable("c", 10, 16))
 
     def plan(self) -> ShardingPlan:
-        return ShardingPlan(tuple(self.tables), (
+        return ShardingPlan(self.tables, (
             TableSharding(ShardKind.ROW_WISE, (0, 1, 2, 3)), TableSharding(ShardKind.COLUMN_WISE, (2, 0)),
             TableSharding(ShardKind.DATA_PARALLEL, (0, 1, 2, 3))), 4, 4)
 
