@@ -10,7 +10,7 @@ import numpy as np
 
 from graph_predictor.sharding.choices import INPUT_COPIES, Choices, Scope
 from graph_predictor.sharding.exchanges import PricedExchange
-from graph_predictor.sharding.loads import Assignment, Loads
+from graph_predictor.sharding.loads import Assignment, RankLoads
 from graph_predictor.sharding.plan import ShardingPlan, ShardKind
 from graph_predictor.sharding.problem import RESERVED_BYTES, ShardingProblem
 from graph_predictor.sharding.scoring import Scores
@@ -200,7 +200,7 @@ def _sources(problem: ShardingProblem, phases: Mapping[str, float], ahead: _Rank
 
 
 def _memory(problem: ShardingProblem, choices: Choices, scores: Scores, assignment: Assignment,
-            loads: Loads) -> tuple[MemoryAccount, ...]:
+            loads: RankLoads) -> tuple[MemoryAccount, ...]:
     columns = {name: np.zeros(problem.ranks) for name in (
         "weight_bytes", "state_bytes", "gradient_memory", "buffer_bytes")}
     for choice, place in zip(assignment.choice.tolist(), assignment.place.tolist(), strict=True):

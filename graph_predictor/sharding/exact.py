@@ -10,7 +10,7 @@ from itertools import combinations, count
 import numpy as np
 
 from graph_predictor.sharding.choices import Choices, Scope
-from graph_predictor.sharding.loads import EMPTY, SUMS, Assignment, Loads
+from graph_predictor.sharding.loads import EMPTY, SUMS, Assignment, RankLoads
 from graph_predictor.sharding.scoring import Scores
 from graph_predictor.sharding.step import INDEX, SENT
 from tracer.arrays import Float64
@@ -87,7 +87,7 @@ def fastest(scores: Scores, known_us: float, top: int = 1, most_nodes: int = MOS
     return Proven(best, nodes <= most_nodes)
 
 
-def _places(scores: Scores, choice: int, loads: Loads) -> Iterator[list[int]]:
+def _places(scores: Scores, choice: int, loads: RankLoads) -> Iterator[list[int]]:
     """Every set of places of a choice that differs from the others; ranks with equal loads on one node are equal."""
     problem, scope = scores.problem, scores.choices.scope[choice]
     pin = problem.pinned.get(problem.tables[int(scores.choices.table[choice])].name)
@@ -116,7 +116,7 @@ def _remaining(choices: Choices, order: list[int], ranks: int, per_node: int) ->
     return [least[depth:].sum(axis=0) for depth in range(len(order) + 1)]
 
 
-def _bound(scores: Scores, loads: Loads, rest: Float64) -> float:
+def _bound(scores: Scores, loads: RankLoads, rest: Float64) -> float:
     """A time that no completion of a partial sharding is below: its own slowest ranks, and the mean with the rest."""
     ranks = scores.problem.ranks
     mean = (loads.sums.sum(axis=1) + rest) / ranks

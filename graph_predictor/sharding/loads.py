@@ -1,4 +1,4 @@
-"""``Assignment``: which way each table lies and where, and ``Loads``: what that adds up to on each rank."""
+"""``Assignment``: which way each table lies and where, and ``RankLoads``: what that adds up to on each rank."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def choice_of(choices: Choices, table: int, sharding: TableSharding) -> int:
 
 
 @dataclass(slots=True)
-class Loads:
+class RankLoads:
     """What lies on each rank.
 
     Attributes:
@@ -107,7 +107,7 @@ class Loads:
     gradient_bytes: float
     copy_us: float
 
-    def with_rank(self, rank: int, sums: Float64, chains: Float64) -> Loads:
+    def with_rank(self, rank: int, sums: Float64, chains: Float64) -> RankLoads:
         """The same with other loads on one rank."""
         out = replace(self, sums=self.sums.copy(), chains=self.chains.copy())
         out.sums[:, rank], out.chains[:, rank] = sums, chains
@@ -129,7 +129,7 @@ class Adder:
         self.sums = np.array([getattr(choices, name) for name in SUMS])
         self.chains = np.array([getattr(choices, name) for name in CHAINS])
 
-    def loads(self, assignment: Assignment) -> Loads:
+    def loads(self, assignment: Assignment) -> RankLoads:
         """The loads of an assignment."""
         choices, ranks = self.choices, self.ranks
         choice, place = assignment.choice, assignment.place
@@ -151,6 +151,6 @@ class Adder:
             chains[:, here] = np.maximum(chains[:, here], self.chains[:, unit][:, None])
         within, across = (np.bincount(at, column[node], self.nodes).astype(np.float64)
                           for column in (choices.node_bytes, choices.cross_bytes))
-        return Loads(sums, chains, within, across,
+        return RankLoads(sums, chains, within, across,
                      float(choices.reduced_bytes[whole].sum()), float(choices.gradient_bytes[whole].sum()),
                      float(choices.copy_us[whole].sum()))

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from graph_predictor.sharding.choices import Choices, Scope
-from graph_predictor.sharding.loads import Adder, Assignment, Loads
+from graph_predictor.sharding.loads import Adder, Assignment, RankLoads
 from graph_predictor.sharding.problem import ShardingProblem
-from graph_predictor.sharding.step import INDEX, MEMORY, SENT, Shared, StepModel
+from graph_predictor.sharding.step import INDEX, MEMORY, SENT, CommonTimes, StepModel
 from tracer.arrays import Bool, Float64, Int64
 
 POWER = 8
@@ -36,8 +36,8 @@ class Standing:
     """
 
     assignment: Assignment
-    loads: Loads
-    shared: Shared
+    loads: RankLoads
+    shared: CommonTimes
     measures: Float64
     powers: Float64
     scale: Float64
@@ -58,7 +58,7 @@ class Scores:
         """The standing of an assignment."""
         return self.standing_of(assignment, self.adder.loads(assignment))
 
-    def standing_of(self, assignment: Assignment, loads: Loads) -> Standing:
+    def standing_of(self, assignment: Assignment, loads: RankLoads) -> Standing:
         """The standing of an assignment with these loads."""
         measures = np.array([*self.model.rank_us(loads.sums, loads.chains), loads.sums[INDEX], loads.sums[SENT]])
         scale = np.maximum(measures.max(axis=1), 1e-12)
@@ -83,7 +83,7 @@ class Scores:
         Args:
             first: the rank that all of them change.
             second: the other rank of each, of any shape.
-            sums, chains: what lies on each of the two afterwards, as ``Loads`` has it, of that shape behind.
+            sums, chains: what lies on each of the two afterwards, as ``RankLoads`` has it, of that shape behind.
         """
         ends = _others(now.measures, first)[:, second]
         shape = (4,) + (1,) * (ends.ndim - 1)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from graph_predictor.sharding.exchanges import Exchanges
-from graph_predictor.sharding.loads import SUMS, Loads
+from graph_predictor.sharding.loads import SUMS, RankLoads
 from graph_predictor.sharding.problem import ShardingProblem
 from kernel_models.lookups import batched_backward_us, batched_forward_us
 from tracer.arrays import Float64
@@ -36,7 +36,7 @@ Values = float | Float64
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class CommonTimes:
     """Parts of a step that do not depend on single ranks, µs."""
 
     vectors: float
@@ -57,17 +57,17 @@ class StepModel:
         self._dense_reduced = float(self.exchanges.all_reduce.us(dense.gradient_bytes))
         self._lengths = float(self.exchanges.all_to_all.us(LENGTHS_BYTES))
 
-    def shared(self, loads: Loads) -> Shared:
+    def shared(self, loads: RankLoads) -> CommonTimes:
         """What is the same whatever lies on single ranks."""
         e = self.exchanges
         node, cross = loads.node_bytes.max(initial=0.0), loads.cross_bytes.max(initial=0.0)
         across = float(e.across_nodes.us(cross))
-        return Shared(
+        return CommonTimes(
             float(e.reduce_scatter.us(loads.reduced_bytes) + e.node_reduce_scatter.us(node)) + across,
             float(e.all_gather.us(loads.reduced_bytes) + e.node_all_gather.us(node)) + across,
             float(e.all_reduce.us(loads.gradient_bytes)), loads.copy_us)
 
-    def total(self, shared: Shared, forward: Values, backward: Values, index: Values, sent: Values) -> Float64:
+    def total(self, shared: CommonTimes, forward: Values, backward: Values, index: Values, sent: Values) -> Float64:
         """Steps, µs, from the slowest rank of each phase: look-ups in µs, exchanges in bytes; any shape."""
         dense, e = self.problem.dense, self.exchanges
         indices = e.all_to_all.us(index)
@@ -80,7 +80,7 @@ class StepModel:
             + np.maximum(self._dense_reduced - backward, 0.0) + shared.reduced + shared.copied)
         return found
 
-    def step_us(self, loads: Loads) -> float:
+    def step_us(self, loads: RankLoads) -> float:
         """One step, µs."""
         forward, backward = self.rank_us(loads.sums, loads.chains)
         return float(self.total(self.shared(loads), forward.max(), backward.max(), loads.sums[INDEX].max(),

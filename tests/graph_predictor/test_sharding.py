@@ -182,7 +182,8 @@ class TestLaws:
     def test_dense_work_hides_exchanges_and_adds_up(self) -> None:
         from graph_predictor.sharding.problem import DenseWork
 
-        dense = DenseWork(bottom_forward=1e4, bottom_backward=1e4, top_forward=50.0, low=1e4, high=3e4, sources={3: 1.0})
+        dense = DenseWork(bottom_forward=1e4, bottom_backward=1e4, top_forward=50.0, low=1e4, high=3e4,
+                          sources={3: 1.0})
         bare, whole = problem(SIX), problem(SIX, dense=dense)
         plan = all_on(bare, [0, 1, 2, 3, 0, 1])
         scores = scores_of(bare, plan)

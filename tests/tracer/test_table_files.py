@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -79,7 +80,7 @@ def test_published_bins_of_rows_become_shares_of_lookups(tmp_path: Path) -> None
     # As DreamShard's tools count: shares of different rows, by how often each is looked up.
     edges = [0, *(2**i for i in range(16)), np.inf]
     bins = [float(((counts > low) & (counts <= high)).sum()) / len(counts)
-            for low, high in zip(edges[:-1], edges[1:], strict=True)]
+            for low, high in pairwise(edges)]
     row = {"index": 7, "row": 5000, "dim": 16, "pooling_factor": 4, **{f"bin_{i}": each for i, each in enumerate(bins)}}
     (tmp_path / "table_configs.json").write_bytes(msgspec.json.encode({"tables": [row]}))
     table = read_tables(tmp_path / "table_configs.json")[0]
