@@ -21,7 +21,7 @@ from kernel_models.device_figures import check_texts, figures_in
 from kernel_models.sourced_figures import number_of
 from tracer.decode import DecodeError, from_toml
 from tracer.errors import ForetraceError
-from tracer.input_file import read_input
+from tracer.input_file import read_input, why_unopened
 
 FOLDER = Path(__file__).resolve().parent / "devices"
 MEMORY_TOLERANCE = 0.12
@@ -218,7 +218,7 @@ def read_device(path: Path) -> DeviceSpec:
     try:
         data = from_toml(read_input(path))
     except OSError as error:
-        raise DeviceError(f"{path} cannot be read as a device ({error.strerror}); check the path.") from None
+        raise DeviceError(why_unopened(path, error)) from None
     except DecodeError as error:
         raise DeviceError(f"{path} cannot be read as a device: {error}.") from None
     try:

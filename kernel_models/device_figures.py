@@ -81,8 +81,8 @@ def figures_in(data: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str
 def check_architecture(name: str, known: Sequence[str]) -> None:
     """Raise ``ValueError`` for an architecture that is not known: one spelled otherwise would silently lose what is."""
     if name not in known:
-        raise ValueError(f"architecture is {shown(name)}, of which nothing is known; expected is one of "
-                         f"{', '.join(known)}: name the one that is most like it")
+        raise ValueError(f"architecture is {shown(name)}, which is none that is known of this vendor; expected is one "
+                         f"of {', '.join(known)}: name the one that is most like it")
 
 
 def check_texts(data: Mapping[str, Any]) -> None:

@@ -129,6 +129,8 @@ def shown(value: Any) -> str:
         text = value.isoformat()
     elif isinstance(value, dict):
         text = "a table"
+    elif isinstance(value, list):
+        text = f"[{', '.join(map(shown, value[:_MOST_NAMES]))}]"
     else:
         text = str(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

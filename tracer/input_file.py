@@ -73,6 +73,18 @@ def why_not_read(path: PathLike) -> str:
     return f"is a link to {what}, not a file" if link else f"is {what}, not a file"
 
 
+def why_unopened(path: PathLike, error: OSError) -> str:
+    """The sentence of a local file that cannot be opened: what lies there, and what to do."""
+    name = os.fspath(path)
+    if why := why_not_read(name):
+        return f"{name} {why}; name the file itself."
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return f"{name} does not exist; check the path."
+    if isinstance(error, PermissionError):
+        return f"There is no permission to read {name}; check its owner and mode."
+    return f"{name} cannot be read ({error.strerror or error}); check the file and its disk."
+
+
 def _check(found: os.stat_result, path: PathLike) -> None:
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))

@@ -73,6 +73,8 @@ def check_output(path: str, inputs: list[str], kind: Output) -> None:
         if kind.stream:
             return
         raise ForetraceError(f"{path} is no regular file; name another output.")
+    if not path.strip():
+        raise ForetraceError("The name of the output is empty; name a file.")
     target = Path(path)
     if target.is_dir():
         raise ForetraceError(f"{path} is a directory; name a file in it.")

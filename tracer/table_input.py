@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, BinaryIO
 
 from tracer.errors import ForetraceError, reason_of
-from tracer.input_file import open_anywhere, why_not_read
+from tracer.input_file import open_anywhere, why_unopened
 from tracer.parquet_input import read_parquet
 
 if TYPE_CHECKING:
@@ -143,16 +143,9 @@ def _why_unparsed(error: Exception) -> str:
 
 def _why_unopened(name: str, error: Exception) -> str:
     """The sentence of a table that cannot be opened."""
-    if "://" in name:
-        return f"{name} cannot be fetched ({type(error).__name__}: {reason_of(error, _REASON)}); check the address."
-    if why := why_not_read(name):
-        return f"{name} {why}; name the table's file."
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return f"{name} does not exist; check the path."
-    if isinstance(error, PermissionError):
-        return f"There is no permission to read {name}; check its owner and mode."
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else reason_of(error, _REASON)
-    return f"{name} cannot be read ({reason}); check the file and its disk."
+    if isinstance(error, OSError) and "://" not in name:
+        return why_unopened(name, error)
+    return f"{name} cannot be fetched ({type(error).__name__}: {reason_of(error, _REASON)}); check the address."
 
 
 def _either(names: list[str]) -> str:

@@ -23,7 +23,7 @@ from kernel_models.collectives.call import CommError, Placement
 from kernel_models.device_figures import ARCHITECTURES, check_architecture
 from kernel_models.sourced_figures import Figure, figure_in, found_instead, sources_in, table_in, text_in
 from tracer.decode import DecodeError, convert, from_toml
-from tracer.input_file import read_input
+from tracer.input_file import read_input, why_unopened
 
 FOLDER = Path(__file__).resolve().parents[1] / "topologies"
 NETWORKS = "networks"
@@ -334,7 +334,7 @@ def _toml(path: Path) -> dict[str, Any]:
     try:
         return from_toml(read_input(path))
     except OSError as error:
-        raise CommError(f"{path} cannot be read as a topology ({error.strerror}); check the path.") from None
+        raise CommError(why_unopened(path, error)) from None
     except DecodeError as error:
         raise CommError(f"{path} cannot be read as a topology: {error}.") from None
 

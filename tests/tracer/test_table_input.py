@@ -12,7 +12,8 @@ import pytest
 from graph_predictor.request.measured_steps import read_steps
 from kernel_models.collectives.readers import read_log
 from kernel_models.datasets import read_samples
-from tracer.errors import cut_text, reason_of
+from tracer.errors import ForetraceError, cut_text, reason_of
+from tracer.output_kind import PROFILE, check_output
 from tracer.table_input import FORMATS, TableInputError, read_frame
 
 ROWS = pd.DataFrame({"trace": ["ä.foretrace"], "step_ms": [1.5]})
@@ -64,6 +65,11 @@ def test_what_lies_there_is_said(tmp_path: Path) -> None:
         assert "Errno" not in str(error.value)
     with pytest.raises(TableInputError, match="cannot be fetched"):
         read_frame("nosuch://host/a.csv")
+
+
+def test_an_output_without_a_name_is_refused() -> None:
+    with pytest.raises(ForetraceError, match="is empty; name a file"):
+        check_output("", [], PROFILE)
 
 
 @pytest.mark.parametrize("path", ["absent.csv", "absent.parquet"])
