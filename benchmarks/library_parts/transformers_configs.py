@@ -25,7 +25,7 @@ def config_of(kind: Any, small: bool) -> Any:
             setattr(config, name, value)
     text = text_of(config)
     for part in parts_of(config):
-        heads = getattr(part, "num_attention_heads", None)
+        heads = _of_all_layers(part, "num_attention_heads")
         if vars(part).get("num_key_value_heads", 0) is None and isinstance(heads, int):
             part.num_key_value_heads = heads
         if vars(part).get("head_dim", 0) is None and isinstance(heads, int):
@@ -39,6 +39,14 @@ def config_of(kind: Any, small: bool) -> Any:
     if getattr(text, "pad_token_id", 0) is None:
         text.pad_token_id = 0
     return config
+
+
+def _of_all_layers(part: Any, name: str) -> Any:
+    """What a configuration says of all its layers; ``None`` where layers differ, which it raises, or it says nothing."""
+    try:
+        return getattr(part, name, None)
+    except RuntimeError:
+        return None
 
 
 def text_of(config: Any) -> Any:
