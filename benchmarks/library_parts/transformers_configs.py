@@ -42,7 +42,7 @@ def config_of(kind: Any, small: bool) -> Any:
 
 
 def _of_all_layers(part: Any, name: str) -> Any:
-    """What a configuration says of all its layers; ``None`` where layers differ, which it raises, or it says nothing."""
+    """What a configuration says of all its layers; ``None`` where it says nothing, or raises as layers differ."""
     try:
         return getattr(part, name, None)
     except RuntimeError:
