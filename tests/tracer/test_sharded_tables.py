@@ -19,7 +19,7 @@ from tracer.parallel_plan import PlanError
 from tracer.workloads.places import pieces_of, table_places
 
 UNEQUAL = {"preset": "tiny", "columns_halved": 2, "bags_halved": 2}
-SHARDINGS = ("table", "row", "column", "0,0,row,column", "1,1,1,copy")
+SHARDINGS = ("table", "row", "column", "0,0,row,column", "1,row:1+0,column:1+0+1,copy")
 LOSSES = """
 import json, sys
 import torch
@@ -160,10 +160,11 @@ def test_a_rank_by_shapes_looks_up_all_its_pieces_for_every_rank(sharding: str) 
     share = sum(t.lookups(settings.batch) for t in tables) if sharding == "row" else 8 * sum(
         t.lookups(settings.batch) for t in (tables[0], tables[8]))
     assert sum(own.lookups for own in find_lookups(graph)) == pytest.approx(share, rel=0.01)
+    assert not any("of none of the" in note for note in graph.meta.loss.notes)
     assert len(find_lookups(graph)) == 1 + (tables[0].columns != tables[8].columns or sharding == "row")
 
 
-@pytest.mark.parametrize("sharding", ["row", "column", "0,3,row,copy"])
+@pytest.mark.parametrize("sharding", ["row", "column", "0,3,row,copy", "row:2+1,column:3+3,0,copy"])
 def test_pieces_cover_every_table_once(sharding: str) -> None:
     tables = [EmbeddingTable(f"t{i}", 100 + i, 8) for i in range(4)]
     pieces = pieces_of(tables, table_places(sharding, 4), 4)
@@ -176,7 +177,7 @@ def test_pieces_cover_every_table_once(sharding: str) -> None:
 @pytest.mark.parametrize(("values", "plan", "message"), [
     ({"sharding": "0,9,0,0"}, "ddp", "is to lie on rank 9, and there are 2"),
     ({"sharding": "table"}, "fsdp2", "sharding spreads tables over ddp's replicas"),
-    ({"sharding": "column", "embedding": 1}, "ddp", "has 1 columns, fewer than the 2 ranks"),
+    ({"sharding": "column", "embedding": 1}, "ddp", "has 1 columns, fewer than its 2 ranks"),
 ])
 def test_plans_that_do_not_fit(values: dict[str, Any], plan: str, message: str) -> None:
     from tracer.fake_world.fit import check_plan
@@ -186,7 +187,7 @@ def test_plans_that_do_not_fit(values: dict[str, Any], plan: str, message: str) 
         check_plan(workloads.configure("dlrm", preset="tiny", **values), ParallelPlan.parse(plan, 2))
 
 
-@pytest.mark.parametrize("text", ["0,1", "somewhere", "0,1,table,2"])
+@pytest.mark.parametrize("text", ["0,1", "somewhere", "0,1,table,2", "row:0+0", "row:a"])
 def test_places_that_are_none(text: str) -> None:
     with pytest.raises(workloads.WorkloadError, match="sharding="):
         workloads.configure("dlrm", preset="tiny", sharding=text)

@@ -25,6 +25,7 @@ from tracer.shape_only.modules import ModuleStack
 from tracer.shape_only.recorder import OperatorRecorder
 from tracer.shape_only.substitutions import CPU, GPU, Site, host_data, installed
 from tracer.shape_only.substitutions.placement import DevicePlacement
+from tracer.workloads.places import pieces_of, table_places, tables_at
 
 if TYPE_CHECKING:
     from tracer.job import Job
@@ -127,6 +128,9 @@ def trace_workload(
                        source=f"workload {settings.WORKLOAD}")
     graph.meta.workload = {"name": settings.WORKLOAD, "settings": as_plain(placed)}
     tables = settings.embedding_tables()
+    if tables and plan is not None and getattr(settings, "sharding", ""):
+        places: Any = table_places(settings.sharding, len(tables))  # type: ignore[attr-defined]
+        tables = tables_at(tables, pieces_of(tables, places, plan.dp), plan.place(rank).dp)
     if tables:
         graph.meta.loss.notes += note_tables(graph, tables)
     return graph

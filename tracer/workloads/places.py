@@ -7,13 +7,14 @@ columns lie side by side::
     table-wise      one piece with all rows and columns
     row-wise        a piece on every rank, rows in equal parts
     column-wise     a piece on every rank, columns likewise
+                    (both also on chosen ranks, part by part: ``row:0+1``, ``column:3+3+1``)
     copy            no piece: each rank holds the table, and its gradient is averaged
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from tracer.lookup_data.tables import EmbeddingTable
@@ -51,9 +52,13 @@ def table_places(text: str, tables: int) -> list[Place]:
     """
     words = [word.strip().lower() for word in text.split(",")]
     for word in words:
-        if word not in (ROW, COLUMN, COPY) and not word.isdecimal() and (word != IN_TURN or len(words) > 1):
-            raise WorkloadError(f"sharding={text}: {word!r} is no place of a table; write a rank, row, column or copy "
-                                "for each, or table, row, column or copy for all.")
+        kind, _, ranks = word.partition(":")
+        parts = ranks.split("+") if ranks else []
+        cut = kind in (ROW, COLUMN) and all(part.isdecimal() for part in parts) and (
+            kind == COLUMN or len(set(parts)) == len(parts))
+        if not cut and word != COPY and not word.isdecimal() and (word != IN_TURN or len(words) > 1):
+            raise WorkloadError(f"sharding={text}: {word!r} is no place of a table; write a rank, row, column (or "
+                                "row:0+1, on these ranks) or copy for each, or table, row, column or copy for all.")
     if len(words) == 1 and not words[0].isdecimal():
         words *= tables
     if len(words) != tables:
@@ -71,22 +76,41 @@ def pieces_of(tables: Sequence[EmbeddingTable], places: Sequence[Place], ranks: 
     for number, (table, place) in enumerate(zip(tables, places, strict=True)):
         if place == COPY:
             continue
-        if place in (ROW, COLUMN):
-            size = table.rows if place == ROW else table.columns
-            for rank, (first, count) in enumerate(_chunks(table, str(place), size, ranks)):
-                found.append(TablePiece(number, rank, first, count, 0, table.columns) if place == ROW
+        kind, _, chosen = str(place).partition(":")
+        if kind in (ROW, COLUMN):
+            on = [int(rank) for rank in chosen.split("+")] if chosen else list(range(ranks))
+            _check_there(table, max(on), ranks)
+            size = table.rows if kind == ROW else table.columns
+            for rank, (first, count) in zip(on, _chunks(table, kind, size, len(on)), strict=True):
+                found.append(TablePiece(number, rank, first, count, 0, table.columns) if kind == ROW
                              else TablePiece(number, rank, 0, table.rows, first, count))
             continue
         rank = number % ranks if place == IN_TURN else int(place)
-        if rank >= ranks:
-            raise WorkloadError(f"Table {table.name} is to lie on rank {rank}, and there are {ranks}; choose 0 to "
-                                f"{ranks - 1}.")
+        _check_there(table, rank, ranks)
         found.append(TablePiece(number, rank, 0, table.rows, 0, table.columns))
-    return sorted(found, key=lambda piece: (piece.rank, piece.table))
+    return sorted(found, key=lambda piece: (piece.rank, piece.table, piece.first_column))
+
+
+def tables_at(tables: Sequence[EmbeddingTable], pieces: Sequence[TablePiece], rank: int) -> list[EmbeddingTable]:
+    """The tables as one rank holds them: its pieces, in their order, and tables without a piece.
+
+    Rows of a table are taken to be equally popular wherever it is cut.
+    """
+    cut = {piece.table for piece in pieces}
+    found = [replace(tables[piece.table], rows=piece.rows, columns=piece.columns,
+                     bag=tables[piece.table].bag * piece.rows / tables[piece.table].rows)
+             for piece in pieces if piece.rank == rank]
+    return found + [table for number, table in enumerate(tables) if number not in cut]
+
+
+def _check_there(table: EmbeddingTable, rank: int, ranks: int) -> None:
+    if rank >= ranks:
+        raise WorkloadError(f"Table {table.name} is to lie on rank {rank}, and there are {ranks}; choose 0 to "
+                            f"{ranks - 1}.")
 
 
 def _chunks(table: EmbeddingTable, kind: str, size: int, ranks: int) -> list[tuple[int, int]]:
     if size < ranks:
-        raise WorkloadError(f"Table {table.name} has {size} {kind}s, fewer than the {ranks} ranks; place it otherwise.")
+        raise WorkloadError(f"Table {table.name} has {size} {kind}s, fewer than its {ranks} ranks; place it otherwise.")
     bounds = [size * rank // ranks for rank in range(ranks + 1)]
     return [(first, last - first) for first, last in pairwise(bounds)]

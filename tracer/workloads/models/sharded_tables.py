@@ -57,7 +57,8 @@ class ShardedTables(nn.Module):
                                     include_last_offset=True)
             for part, piece in zip(table.weight.split([piece.rows for piece in own]), own, strict=True):
                 initialise_rows(part, tables[piece.table].rows)
-            self.weights["_".join(str(piece.table) for piece in own)] = table
+            name = "_".join(str(piece.table) for piece in own)
+            self.weights[f"{name}_part_{own[0].first_column}" if name in self.weights else name] = table
         self.copies = nn.ModuleDict({
             str(number): nn.EmbeddingBag(table.rows, table.columns, mode="sum", sparse=sparse)
             for number, table in enumerate(tables) if all(piece.table != number for piece in pieces)})
@@ -73,13 +74,14 @@ class ShardedTables(nn.Module):
         found = {int(number): table(parts[int(number)], starts[int(number)]) for number, table in self.copies.items()}
         if any(self.pieces):
             vectors = self._exchanged(*self._distributed(parts, lengths))
+            by_column: dict[int, dict[int, Tensor]] = {}
             for piece, vector in zip([each for of in self.pieces for each in of], vectors, strict=True):
-                if piece.table not in found:
-                    found[piece.table] = vector
-                elif piece.first_column:
-                    found[piece.table] = torch.cat([found[piece.table], vector], dim=1)
-                else:
-                    found[piece.table] = found[piece.table] + vector
+                columns = by_column.setdefault(piece.table, {})
+                before = columns.get(piece.first_column)
+                columns[piece.first_column] = vector if before is None else before + vector
+            for number, columns in by_column.items():
+                parts = [columns[first] for first in sorted(columns)]
+                found[number] = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return [found[number] for number in range(self.count)]
 
     def _distributed(self, parts: list[Tensor], lengths: Tensor) -> tuple[list[Tensor], Tensor]:
