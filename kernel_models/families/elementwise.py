@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from math import prod
 
 from kernel_models.dtypes import itemsize
 from kernel_models.families.registry import (
@@ -107,6 +108,13 @@ def _binary(op: Inputs) -> Iterator[OpCall]:
     dtype = compute_dtype(tensors[:1] if op.short_name == "masked_fill" else tensors)
     if floating and not dtype.startswith(("fp", "bf", "tf", "complex")):
         dtype = "fp32"
+    stored = op.stored_entries("other") if op.short_name in ("add", "sub") else None
+    if stored is not None:  # an optimizer's step with the gradient of look-ups: the rows that were looked up
+        from kernel_models.families.index import index
+
+        row = prod(tensors[0].shape[1:])
+        yield from index("index_add", stored * row, row, tensors[0].elements, tensors[0].dtype)
+        return
     in_place = op.name.split(".")[0].endswith("_") and not op.name.endswith("__")
     yield from elementwise(op.short_name, tensors, out_dtype=tensors[0].dtype if in_place else dtype, dtype=dtype)
 

@@ -113,11 +113,12 @@ def _one_table(op: Inputs, kind: str, weight: TensorSpec, indices: TensorSpec) -
 
 
 @forward(Family.EMBEDDING, "aten::embedding_dense_backward(grad_output, indices, num_weights)",
-         "aten::embedding_backward(grad_output, indices, num_weights)",
+         "aten::embedding_backward(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq, sparse)",
          "aten::embedding_sparse_backward(grad_output, indices, num_weights)")
 def _dense_backward(op: Inputs) -> Iterator[OpCall]:
     grad, indices = op.tensor("grad_output"), op.tensor("indices")
-    kind = "embedding_backward_sparse" if "sparse" in op.name else "embedding_backward"
+    sparse = "sparse" in op.name or ("sparse" in op.names and op.flag("sparse"))
+    kind = "embedding_backward_sparse" if sparse else "embedding_backward"
     yield from embedding(kind, indices.elements, indices.elements, op.integer("num_weights", 0), grad.shape[-1], 1,
                          grad.dtype, indices.dtype, noted=noted_tables(op.text("indices")))
 
@@ -148,11 +149,13 @@ def _bags(op: Inputs, kind: str) -> Iterator[OpCall]:
 
 @forward(Family.EMBEDDING,
          "aten::_embedding_bag_dense_backward(grad, indices, offset2bag, bag_size, maximum_indices, num_weights)",
-         "aten::_embedding_bag_backward(grad, indices, offsets, offset2bag, bag_size, maximum_indices, num_weights)",
+         "aten::_embedding_bag_backward(grad, indices, offsets, offset2bag, bag_size, maximum_indices, num_weights, "
+         "scale_grad_by_freq, mode, sparse)",
          "aten::_embedding_bag_sparse_backward(grad, indices, offsets, offset2bag, bag_size, num_weights)")
 def _bag_backward(op: Inputs) -> Iterator[OpCall]:
     grad, indices = op.tensor("grad"), op.tensor("indices")
-    kind = "bag_backward_sparse" if "sparse" in op.name else "bag_backward"
+    sparse = "sparse" in op.name or ("sparse" in op.names and op.flag("sparse"))
+    kind = "bag_backward_sparse" if sparse else "bag_backward"
     yield from embedding(kind, indices.elements, grad.shape[0], op.integer("num_weights", 0), grad.shape[-1], 1,
                          grad.dtype, indices.dtype, noted=noted_tables(op.text("indices")))
 

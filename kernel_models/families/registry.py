@@ -119,6 +119,11 @@ class Inputs:
         values = [_number(part) for part in parts]
         return None if None in values else tuple(int(value) for value in values if value is not None)
 
+    def stored_entries(self, name: str) -> int | None:
+        """Entries that a sparse tensor stores (rows, of a gradient of look-ups); ``None`` where it is not sparse."""
+        start, _, count = self.text(name).partition("=")
+        return int(count) if start == "stored" and count.isdigit() else None
+
     def number(self, name: str) -> float | None:
         """A number or boolean; ``None`` where not recorded."""
         return _number(self.text(name).strip())

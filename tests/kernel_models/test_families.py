@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from kernel_models.dtypes import itemsize, promoted, scalar_type, short_dtype
@@ -561,3 +562,22 @@ def test_dropout_of_nothing_is_free(name: str, p: str, train: str, draws: bool) 
     """The native operator draws its mask at p = 0 too; the other one hands its input back."""
     calls = calls_of(operation(name, [(64, 32), None, None], values=["", p, train]))
     assert [call.dims for call in calls] == [(64 * 32,)] * draws
+
+
+def test_sparse_gradients_of_lookups_cost_the_rows_looked_up_whatever_the_table() -> None:
+    pytest.importorskip("torch")
+    from graph_predictor.synthesis.modelled import calls_by_operation
+    from tracer.shape_only import trace_workload
+    from tracer.workloads import configure
+
+    def calls(rows: int) -> dict[str, OpCall]:
+        graph = trace_workload(configure("dlrm", preset="tiny", sparse=True, optimizer="sgd", rows=rows), "h100-sxm")
+        ops = np.flatnonzero(graph.ops.step == graph.ops.step.max()).tolist()
+        return {graph.string(int(graph.ops.name[op])): found[0] for op, found in calls_by_operation(graph, ops).items()}
+
+    small, large = calls(100), calls(100_000)
+    added = small["aten::add_"]
+    assert (added.family, added.kind) == (Family.INDEX, "index_add")
+    assert small["aten::_embedding_bag_backward"].kind == "bag_backward_sparse"
+    for name in ("aten::add_", "aten::_embedding_bag_backward"):
+        assert large[name].bytes_moved == small[name].bytes_moved

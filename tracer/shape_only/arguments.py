@@ -3,7 +3,8 @@
 So ``graph.arguments(op)`` gives the same for a recorded operation and for one traced by shapes alone: every argument of
 the schema in order, defaults filled in; tensors with shape, stride and C++ type name; lists of tensors as
 ``TensorList[c10::Half]``, where the profiler writes ``TensorList`` and no type; numbers as ``Scalar`` and lists of
-numbers as ``ScalarList`` with their text; the rest empty.
+numbers as ``ScalarList`` with their text; the rest empty. A sparse tensor has no strides, as the profiler writes it,
+and, what the profiler leaves out, how many of its entries are stored in place of a number's text: "stored=4096".
 """
 
 from __future__ import annotations
@@ -74,9 +75,10 @@ def type_name(dtype: Any) -> str:
 
 def _argument(value: Any) -> tuple[str, Any, Any, str]:
     if isinstance(value, torch.Tensor):
-        strided = value.layout is torch.strided
-        return type_name(value.dtype), [int(n) for n in value.shape], \
-            [int(n) for n in value.stride()] if strided else [], ""
+        if value.layout is torch.strided:
+            return type_name(value.dtype), [int(n) for n in value.shape], [int(n) for n in value.stride()], ""
+        stored = f"stored={value._nnz()}" if value.layout is torch.sparse_coo else ""
+        return type_name(value.dtype), [int(n) for n in value.shape], [], stored
     if value is None or isinstance(value, str):
         return "", [], [], ""
     if isinstance(value, bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool):
