@@ -73,20 +73,22 @@ def _on_cpu(scenario: Scenario, tables: list[Noted]) -> Scenario:
     """The operations are the kernels: the own time of those that look rows up × model(new) / model(old)."""
     pieces = scenario.pieces
     weight: Float64 = np.ones(len(pieces))
+    differs = False
     for rank, graph in enumerate(scenario.built.graphs):
         rows = list(tables[rank])
         before: list[tuple[OpCall, ...]] = [calls_of(Operation.from_graph(graph, row)) for row in rows]
         after = [tuple(with_tables(call, tables[rank][row]) for call in own)
                  for row, own in zip(rows, before, strict=True)]
+        differs |= before != after
         spec, models = scenario.known_source(), scenario.devices.source_models
         ratio = anchored(prices_of(before, spec, models), prices_of(after, spec, models)).ratio
         of_op = np.ones(len(graph.ops) + 1)
         of_op[rows] = ratio
         mine = (pieces.rank == rank) & (pieces.op >= 0)
         weight[mine] = of_op[pieces.op[mine]]
-    changed = np.abs(weight - 1.0) > 0
-    if not changed.any():
+    if not differs:
         raise EditError("No look-up of the step changes with these indices: it looks rows up so already.")
+    changed = np.abs(weight - 1.0) > 0
     ns = scenario.host_times() * weight
     working = scenario.cycle.working[pieces.item]
     spread = resized_on_cpu(ns[changed], weight[changed], float(ns[working].sum()))

@@ -103,7 +103,8 @@ def test_a_captured_step_on_the_cpu_uses_its_counts_and_other_indices_move_look_
     from tracer.capture import CaptureOptions
     from tracer.capture.script import run_workload
 
-    settings = workloads.configure("dlrm", preset="tiny", skew=2.0)
+    settings = workloads.configure("dlrm", preset="tiny", skew=2.0, rows=200_000, embedding=32, batch=512, pooling=20,
+                                   sparse=True, optimizer="sgd")
     run_workload(settings, tmp_path / "run", CaptureOptions(steps=2, warmup=1, timed=2, execution_trace="none",
                                                            lookups=True))
     job = read_job(tmp_path / "run")
@@ -117,7 +118,7 @@ def test_a_captured_step_on_the_cpu_uses_its_counts_and_other_indices_move_look_
     rows = {row for own in find_lookups(job.graphs[0]) for row, _ in own.rows}
     assert set(pieces.op[weight != 1.0].tolist()) <= rows
     assert (weight != 1.0).any()
-    larger = study.predict(Configuration(sizes=("batch=256",)))
+    larger = study.predict(Configuration(sizes=("batch=2048",)))
     assert larger.step_time_us > plain.step_time_us
     calls = calls_of(Operation.from_graph(*_first(job.graphs[0])))
     assert calls[0].accesses[0].reuse == pytest.approx(

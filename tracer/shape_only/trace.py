@@ -128,9 +128,10 @@ def trace_workload(
                        source=f"workload {settings.WORKLOAD}")
     graph.meta.workload = {"name": settings.WORKLOAD, "settings": as_plain(placed)}
     tables = settings.embedding_tables()
-    if tables and plan is not None and getattr(settings, "sharding", ""):
-        places: Any = table_places(settings.sharding, len(tables))  # type: ignore[attr-defined]
-        tables = tables_at(tables, pieces_of(tables, places, plan.dp), plan.place(rank).dp)
+    sharding: str = getattr(settings, "sharding", "")
+    if sharding and plan is not None:
+        pieces = pieces_of(tables, table_places(sharding, len(tables)), plan.dp)
+        tables = tables_at(tables, pieces, plan.place(rank).dp)
     if tables:
         graph.meta.loss.notes += note_tables(graph, tables)
     return graph
