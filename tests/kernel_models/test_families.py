@@ -573,7 +573,8 @@ def test_sparse_gradients_of_lookups_cost_the_rows_looked_up_whatever_the_table(
     def calls(rows: int) -> dict[str, OpCall]:
         graph = trace_workload(configure("dlrm", preset="tiny", sparse=True, optimizer="sgd", rows=rows), "h100-sxm")
         ops = np.flatnonzero(graph.ops.step == graph.ops.step.max()).tolist()
-        return {graph.string(int(graph.ops.name[op])): found[0] for op, found in calls_by_operation(graph, ops).items()}
+        found = calls_by_operation(graph, ops)
+        return {graph.string(int(graph.ops.name[op])): each[0] for op, each in found.items() if each}
 
     small, large = calls(100), calls(100_000)
     added = small["aten::add_"]
