@@ -7,7 +7,7 @@ lies, it adds the same to each of its ranks, so that a rank is known from sums a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
@@ -69,6 +69,8 @@ class Choices:
         weight_bytes, state_bytes, gradient_memory, buffer_bytes: memory of a unit on each of its ranks.
         first: the first choice of each table, and their number [tables + 1].
         units: what one unit is to each of its ranks.
+        memory: of a unit on each of its ranks, bytes.
+        work: streaming time of a unit, forward and backward, µs.
     """
 
     table: Int64
@@ -96,19 +98,15 @@ class Choices:
     buffer_bytes: Float64
     first: Int64
     units: list[TablePart]
+    memory: Float64 = field(init=False)
+    work: Float64 = field(init=False)
 
     def __len__(self) -> int:
         return len(self.table)
 
-    @property
-    def memory(self) -> Float64:
-        """Bytes of a unit on each of its ranks."""
-        return self.weight_bytes + self.state_bytes + self.gradient_memory + self.buffer_bytes
-
-    @property
-    def work(self) -> Float64:
-        """Streaming time of a unit, forward and backward, µs."""
-        return self.forward_stream + self.backward_stream
+    def __post_init__(self) -> None:
+        self.memory = self.weight_bytes + self.state_bytes + self.gradient_memory + self.buffer_bytes
+        self.work = self.forward_stream + self.backward_stream
 
     def of_table(self, table: int) -> range:
         """Rows of a table's choices."""

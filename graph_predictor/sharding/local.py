@@ -13,8 +13,12 @@ from tracer.arrays import Float64, Int64
 
 LEAST_GAIN = 1e-6
 """Of the objective: less is no gain."""
-PARTNERS = 2_000
-"""Units on other ranks that those of a slow rank are swapped with at a time."""
+PARTNERS = 600
+"""Units on other ranks that those of a slow rank are swapped with at a time, drawn where there are more."""
+MOST_SCORED = 40_000_000
+"""Moves and swaps that one search scores: some 15 seconds."""
+GOOD_MOVE = 1e-3
+"""A move that gains this share needs no swap to be looked at."""
 RETHOUGHT = 4
 """Tables of a slow rank that other ways are tried for, the largest first."""
 
@@ -30,6 +34,7 @@ class LocalSearch:
     def __init__(self, scores: Scores, seed: int = 0) -> None:
         self.scores = scores
         self._draw = np.random.default_rng(seed)
+        self._scored = 0
         choices, problem = scores.choices, scores.problem
         pinned = np.array([table.name in problem.pinned for table in problem.tables], np.bool_)
         self._fixed = pinned[choices.table]
@@ -41,9 +46,10 @@ class LocalSearch:
             tick: called with every standing on the way.
         """
         now = start
+        self._scored = 0
         for _ in range(most):
             better = self._better(now)
-            if better is None:
+            if better is None or self._scored > MOST_SCORED:
                 break
             now = better
             tick(now)
@@ -56,9 +62,12 @@ class LocalSearch:
             chains = _chains_without(self.scores, now)
             best = now.score * (1 - LEAST_GAIN)
             change: tuple[Int64, Int64] | None = None
-            for scored in (self._moves(now, rank, units, chains), self._swaps(now, rank, units, chains)):
+            for look in (self._moves, self._swaps):
+                scored = look(now, rank, units, chains)
                 if scored is not None and scored[0] < best:
                     best, change = scored[0], scored[1]
+                if best < now.score * (1 - GOOD_MOVE):
+                    break
             if change is not None:
                 moved = now.assignment.copy()
                 moved.place[change[0]] = change[1]
@@ -94,6 +103,7 @@ class LocalSearch:
             fits[row, now.assignment.place[tables == tables[units[row]]]] = False
         fits[:, rank] = False
         scores = np.where(fits, scores, np.inf)
+        self._scored += scores.size
         row, to = np.unravel_index(int(scores.argmin()), scores.shape)
         return float(scores[row, to]), (units[[row]], np.array([to]))
 
@@ -117,6 +127,7 @@ class LocalSearch:
                   np.maximum(without[:, others][:, None, :], adder.chains[:, choice[mine]][:, :, None]))
         scores, fits = self.scores.changed(now, rank, there, sums, chains)
         scores = np.where(fits, scores, np.inf)
+        self._scored += scores.size
         row, other = np.unravel_index(int(scores.argmin()), scores.shape)
         return float(scores[row, other]), (np.array([mine[row], others[other]]), np.array([away[other], rank]))
 
