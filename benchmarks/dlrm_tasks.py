@@ -2,10 +2,10 @@
 
     python benchmarks/dlrm_tasks.py [--seeds 2] [--largest]
 
-Tasks follow the published recipes of DreamShard and NeuroShard (``tracer.lookup_data.tasks``; nothing is downloaded, and
-the pool of tables is drawn). Each row is the mean over seeds: the predicted step of the search's fastest sharding, how
-much longer the best of the three greedy baselines, a random sharding and TorchRec-like planning take, and the time of
-the whole search, with the pricing of every way of each table. ``--largest`` runs 10,000 tables over 128 GPUs alone.
+Tasks follow the published recipes of DreamShard and NeuroShard (``tracer.lookup_data.tasks``; nothing is downloaded,
+and the pool of tables is drawn). Each row is the mean over seeds: the predicted step of the search's fastest sharding,
+how much longer the best of the three greedy baselines, a random sharding and TorchRec-like planning take, and the time
+of the whole search, with the pricing of every way of each table. ``--largest`` runs 10,000 tables over 128 GPUs alone.
 """
 
 from __future__ import annotations

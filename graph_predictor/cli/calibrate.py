@@ -39,7 +39,7 @@ def calibrate(
         metavar="DIR", help="Directory of the measurements; default: beside PROFILE.")] = "",
     resume: Annotated[bool, shared("--resume")] = False,
     threads: Annotated[int, typer.Option(min=1, help="Threads of a CPU's operations.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Of what is drawn to be measured.")] = 0,
+    seed: Annotated[int, shared("--seed", "the cases that are measured", least=0)] = 0,
     json: Json = False,
     debug: Debug = False,
 ) -> None:

@@ -49,6 +49,7 @@ SHARED = {
     "--minutes": SharedOption("MINUTES", "Time box"),
     "--resume": SharedOption("", "Go on with what an earlier run left"),
     "--backend": SharedOption("NAME", "Backend of the collectives, such as nccl or gloo"),
+    "--seed": SharedOption("N", "Seed of what is drawn"),
     "--collective": SharedOption("NAME", "Which collective"),
 }
 

@@ -39,14 +39,14 @@ def shard(
     skews: Annotated[str | None, typer.Option(
         metavar="S,…", help="Other exponents of the Zipf law by which rows are looked up: plans are priced for each.")
     ] = None,
-    out: Annotated[str | None, shared("--out", "the fastest plan as JSON, as TorchRec has it")] = None,
+    out: Annotated[str | None, shared("--out", "the fastest plan as JSON, as TorchRec has it", short="-o")] = None,
     assignments: Annotated[list[str] | None, shared("--set")] = None,
     preset: Annotated[str | None, shared("--preset")] = None,
     profile: Annotated[list[str] | None, shared("--profile", "repeatable; the first of the device counts")] = None,
     comm_profile: Annotated[str | None, shared("--comm-profile")] = None,
     pipeline: Annotated[bool, typer.Option(
         "--pipeline/--no-pipeline", help="Exchange the next batch's indices beside the dense part.")] = True,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of what the search draws.")] = 0,
+    seed: Annotated[int, shared("--seed", "the search's shakes and the random baseline", least=0)] = 0,
     top: Top = None,
     json: Json = False,
     debug: Debug = False,
