@@ -346,3 +346,13 @@ class TestCommand:
         found = json.loads(self.run("dlrm", "--preset", "tiny", "--gpus", "2", "--json", "--top", "1").output)
         phases = found["plans"][0]["phases_ms"]
         assert found["tables"] == 4 and phases["dense"] > 0
+
+
+def test_a_capture_brings_its_tables_and_batch() -> None:
+    pytest.importorskip("torch")
+    from graph_predictor.sharding.sources import sharding_source
+
+    folder = Path(__file__).resolve().parents[2] / "traces" / "dlrm-cpu"
+    found = sharding_source(str(folder), H100)
+    assert len(found.tables) == 8 and found.samples == 512
+    assert found.dense.top_forward > 0 and found.dense.bottom_forward > 0
