@@ -1,12 +1,13 @@
 """Look-ups on this machine's CPU over rows, columns, bag lengths and skew: measured in turns, then predicted held out.
 
-    python benchmarks/dlrm_lookups.py measure RESULTS.csv [--cases 240] [--rounds 40]
+    python benchmarks/dlrm_lookups.py measure RESULTS.csv [--cases 280] [--rounds 40]
     python benchmarks/dlrm_lookups.py judge RESULTS.csv [--cases-out FILE]
 
 One thread. Every round times cases anew on fresh batches. This machine runs in a fast and a slow state (a third to
 twice as long), each for seconds: a case is run until its three quickest rounds agree within 5%, and their median counts
 (others lengthen a run and never shorten it). Single tables are `nn.functional.embedding_bag` (and plain look-ups),
-batched ones one call over the tables' rows laid one after another, as table-batched kernels have them. `judge` leaves
+batched ones one call over the tables' rows laid one after another, as table-batched kernels have them; "update" adds a
+sparse gradient to its table. `judge` leaves
 out groups of shapes (rows, columns, bag) by hash: nothing of a judged group was fitted, whatever its skew.
 """
 
@@ -23,6 +24,7 @@ import pandas
 
 from kernel_models.datasets.samples import Samples, fold_of
 from kernel_models.device import device
+from kernel_models.families.index import index
 from kernel_models.heuristics import RooflineModel, fit_efficiencies
 from kernel_models.learned.gaussian import fit_gaussian
 from kernel_models.op_call import OpCall
@@ -30,7 +32,8 @@ from kernel_models.operation import backward_calls_of, calls_of, operation
 from kernel_models.table_parts import TablePart
 from tracer.lookup_data.reuse import histogram_of_zipf
 
-KINDS = ("bag", "bag", "bag", "embedding", "bag_backward", "bag_backward_sparse")
+KINDS = ("bag", "bag", "bag", "embedding", "bag_backward", "bag_backward_sparse", "update")
+"""What is drawn from. "update": an optimizer's step adds a sparse gradient to the table."""
 SKEWS = (0.0, 0.6, 0.9, 1.05, 1.4)
 LARGEST_TABLES = 192 * 2**20
 """Bytes of the tables of a case."""
@@ -117,6 +120,9 @@ def _time(case: LookupCase, turn: int) -> float:
                           for table in range(case.tables)]) for _ in range(BATCHES)]
     starts = torch.arange(0, count * case.tables, case.bag)
     weight.requires_grad_("backward" in case.kind)
+    if case.kind == "update":
+        gradients = [torch.sparse_coo_tensor(rows[None], torch.randn(count, case.columns), weight.shape)
+                     for rows in batches]
     sparse = case.kind.endswith("sparse")
     functional = torch.nn.functional
 
@@ -131,6 +137,9 @@ def _time(case: LookupCase, turn: int) -> float:
 
         def run(turn: int) -> None:
             torch.autograd.grad(outputs[turn % BATCHES], (weight,), gradient, retain_graph=True)
+    elif case.kind == "update":
+        def run(turn: int) -> None:
+            weight.add_(gradients[turn % BATCHES], alpha=-1e-6)
     else:
         def run(turn: int) -> None:
             with torch.no_grad():
@@ -146,15 +155,17 @@ def _time(case: LookupCase, turn: int) -> float:
     return float(np.percentile(taken, 25))
 
 
-def samples_of(path: Path) -> list[Samples]:
-    """The measured cases as calls."""
-    table = pandas.read_csv(path)
-    calls, labels = [], []
-    for row in table.to_dict("records"):
-        case = LookupCase(**{name: row[name] for name in LookupCase.__dataclass_fields__})
-        calls.append(call_of(case))
-        labels.append(case.group)
-    return [Samples("cpu", "torch", str(path), calls, table["measured_us"].to_numpy(float), {"shape": labels})]
+def samples_of(table: pandas.DataFrame) -> list[Samples]:
+    """The measured cases as calls, a set for each family."""
+    every = [LookupCase(**{name: row[name] for name in LookupCase.__dataclass_fields__})
+             for row in table.to_dict("records")]
+    calls = [call_of(case) for case in every]
+    found = []
+    for family in dict.fromkeys(call.family for call in calls):
+        at = [i for i, call in enumerate(calls) if call.family is family]
+        found.append(Samples("cpu", "torch", "dlrm_lookups", [calls[i] for i in at],
+                             table["measured_us"].to_numpy(float)[at], {"shape": [every[i].group for i in at]}))
+    return found
 
 
 def call_of(case: LookupCase) -> OpCall:
@@ -163,6 +174,8 @@ def call_of(case: LookupCase) -> OpCall:
     dtypes = ["fp32", "int64", "int64"]
     sparse = case.kind.endswith("sparse")
     weight = (case.rows * case.tables, case.columns)
+    if case.kind == "update":
+        return next(index("index_add", count * case.columns, case.columns, case.rows * case.columns, "fp32"))
     if case.kind == "embedding":
         one = operation("aten::embedding", [weight, (every,)], dtypes[:2])
     else:
@@ -179,16 +192,18 @@ def judge(path: Path, cases_out: Path | None) -> None:
     """Every case as predicted without its shape; then pairs of one shape at two skews."""
     table = pandas.read_csv(path)
     spec = device("cpu")
-    for samples in samples_of(path):
-        _, table["learned_us"] = fit_gaussian(samples, spec)
+    family = np.array([call_of(LookupCase(**{name: row[name] for name in LookupCase.__dataclass_fields__})).family
+                       for row in table.to_dict("records")])
+    for samples in samples_of(table):
+        mine = np.flatnonzero(family == samples.family)
+        table.loc[mine, "learned_us"] = fit_gaussian(samples, spec)[1]
         fold = np.array([fold_of(label, 5) for label in samples.labels()])
-        table["formula_us"] = np.nan
         for one in range(5):
             known = fold != one
             fitted = fit_efficiencies([c for c, k in zip(samples.calls, known, strict=True) if k],
                                       samples.measured_us[known], spec)
             left = [c for c, k in zip(samples.calls, known, strict=True) if not k]
-            table.loc[~known, "formula_us"] = RooflineModel(samples.family, spec, fitted).predict(left).time_us
+            table.loc[mine[~known], "formula_us"] = RooflineModel(samples.family, spec, fitted).predict(left).time_us
     print(f"{len(table)} cases, shapes left out; a case's three quickest rounds differ by "
           f"{table['spread'].median():.1%} (median)")
     print(f"{'':24} {'n':>4}  learned: MAPE median  bias   p90   max   formulas: MAPE median  bias")
@@ -225,7 +240,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("measure", "judge"))
     parser.add_argument("results", type=Path)
-    parser.add_argument("--cases", type=int, default=240)
+    parser.add_argument("--cases", type=int, default=280)
     parser.add_argument("--rounds", type=int, default=40, help="at most")
     parser.add_argument("--cases-out", type=Path)
     given = parser.parse_args()
