@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import time
 import zlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -155,10 +155,14 @@ def _time(case: LookupCase, turn: int) -> float:
     return float(np.percentile(taken, 25))
 
 
+def cases_of(table: pandas.DataFrame) -> list[LookupCase]:
+    """The cases of a table of results."""
+    return [LookupCase(**{one.name: row[one.name] for one in fields(LookupCase)}) for row in table.to_dict("records")]
+
+
 def samples_of(table: pandas.DataFrame) -> list[Samples]:
     """The measured cases as calls, a set for each family."""
-    every = [LookupCase(**{name: row[name] for name in LookupCase.__dataclass_fields__})
-             for row in table.to_dict("records")]
+    every = cases_of(table)
     calls = [call_of(case) for case in every]
     found = []
     for family in dict.fromkeys(call.family for call in calls):
@@ -192,10 +196,10 @@ def judge(path: Path, cases_out: Path | None) -> None:
     """Every case as predicted without its shape; then pairs of one shape at two skews."""
     table = pandas.read_csv(path)
     spec = device("cpu")
-    family = np.array([call_of(LookupCase(**{name: row[name] for name in LookupCase.__dataclass_fields__})).family
-                       for row in table.to_dict("records")])
+    table["learned_us"] = table["formula_us"] = np.nan
+    families = [call_of(case).family for case in cases_of(table)]
     for samples in samples_of(table):
-        mine = np.flatnonzero(family == samples.family)
+        mine = np.array([i for i, family in enumerate(families) if family is samples.family])
         table.loc[mine, "learned_us"] = fit_gaussian(samples, spec)[1]
         fold = np.array([fold_of(label, 5) for label in samples.labels()])
         for one in range(5):

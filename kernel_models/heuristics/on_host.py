@@ -17,7 +17,7 @@ from kernel_models.heuristics.call_table import CallTable
 from kernel_models.heuristics.curves import GB_PER_S_IN_BYTES_PER_US, L2_SPEEDUP, memory_us
 from kernel_models.heuristics.embedding import parts_of
 from kernel_models.heuristics.sustained import bandwidth_gbps, peak_tflops
-from kernel_models.heuristics.work import KernelWork, one, work_of
+from kernel_models.heuristics.work import WORK, KernelWork, one, work_of
 from kernel_models.op_call import Family
 from tracer.arrays import Float64
 
@@ -27,9 +27,18 @@ AS_IT_STANDS = 0.1
 """Share of other convolutions' fixed cost that one of 1×1 positions has (measured: 5 to 15 of 80 µs)."""
 QUERY_BLOCK, SKIPS = 256.0, 768.0
 """Queries of a block of fused attention, from this length of sequence on (shorter ones' are of 32 and 64)."""
-LOOKUP_CYCLES, BAG_CYCLES, SORTED_CYCLES = 3.0, 15.0, 200.0
-"""Cycles of a look-up, of a bag, and of a look-up's dense gradient, besides its arithmetic and its traffic.
-Chosen as what a quarter of `benchmarks/dlrm_lookups.py`'s cases fits best."""
+LOOKUP_CYCLES, ROW_CYCLES, BAG_CYCLES = 2.5, 10.0, 6.0
+"""Cycles of a look-up of a bag, of one without a bag, and of a bag, besides its arithmetic and its traffic."""
+SORTED_CYCLES, SUMMED_CYCLES, COPIED_CYCLES, BACKWARD_OPERATIONS = 236.0, 2.25, 8.0, 10.0
+"""Of a gradient: cycles of a look-up and of an element of a different row (dense), of a look-up (sparse), and how many
+operations' fixed cost it has."""
+MISSED_CYCLES = 14.0
+"""Of a bag's row that comes from memory: most of its latency hides behind the next rows'."""
+ADDED_CYCLES, NEAR_CYCLES, FAR_CYCLES = 56.0, 47.0, 270.0
+"""Cycles of a row added to another, and more of them where the rows lie in the last-level cache and in memory."""
+CORE_CACHE, CORE_SPEEDUP = 512.0 * 2**10, 8.0
+"""Bytes of a core's own cache, and its bandwidth over the memory's. These twelve are of `benchmarks/dlrm_lookups.py` on
+an AMD EPYC (one thread)."""
 _GATES = {"rnn": 1.0, "gru": 3.0, "lstm": 4.0}
 
 
@@ -82,22 +91,47 @@ def attention_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @work_of(Family.EMBEDDING, on_host=True)
 def lookups_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Instructions of every look-up and bag, and rows that come from memory unless they were looked up before, µs.
+    """Instructions of every look-up and bag, rows from memory the first time and from a core's cache again, µs.
 
-    A dense gradient goes through its look-ups one after another, with the place of each row's sum to be found, and
-    clears a gradient as large as the table before.
+    A dense gradient finds the place of each look-up's row, and clears a gradient as large as the table before; a sparse
+    one copies a row for each look-up. Both are made by a dozen operations.
     """
     n = len(table)
     parts = parts_of(table)
+    backward = table.by_kind(lambda kind: float("_backward" in kind)) > 0
     dense = table.by_kind(lambda kind: float(kind.endswith("_backward"))) > 0
-    cycles = parts.lookups * np.where(dense, SORTED_CYCLES, LOOKUP_CYCLES)[parts.call] + parts.bags * BAG_CYCLES
-    compute = parts.sum(cycles, n) / device.boost_clock_mhz + table.flops / _peak(table, device) / 1e6
+    pooled = table.by_kind(lambda kind: float(kind == "bag")) > 0
     distinct = parts.rows_of_bin.sum(1)
-    again = parts.sum(np.maximum(parts.lookups - distinct, 0.0) * parts.row_bytes, n)
-    first = memory_us(parts.sum(distinct * parts.row_bytes, n), device)
-    other = np.maximum(table.bytes_moved - parts.sum(parts.lookups * parts.row_bytes, n), 0.0)
-    kept = again / (L2_SPEEDUP * bandwidth_gbps(device) * GB_PER_S_IN_BYTES_PER_US)
-    return KernelWork(compute, first + kept + memory_us(other, device), one(table))
+    of_lookup = np.select([dense, backward, pooled], [SORTED_CYCLES, COPIED_CYCLES, LOOKUP_CYCLES], ROW_CYCLES)
+    cycles = parts.sum(parts.lookups * of_lookup[parts.call] + parts.bags * BAG_CYCLES
+                       + dense[parts.call] * distinct * parts.columns * SUMMED_CYCLES, n)
+    bandwidth = bandwidth_gbps(device) * GB_PER_S_IN_BYTES_PER_US
+    # What a few batches touch, of all tables together, stays in the smallest cache that holds it.
+    kept = parts.sum(np.minimum(parts.rows * parts.tables, 4.0 * distinct) * parts.row_bytes, n)[parts.call]
+    far = kept > max(device.l2_mb, device.l3_mb) * 2**20
+    cycles += parts.sum(np.where(far & ~backward[parts.call], distinct, 0.0) * MISSED_CYCLES, n)
+    first = np.where(kept <= CORE_CACHE, 0.0, distinct) * parts.row_bytes
+    again = np.maximum(parts.lookups * parts.row_bytes - first, 0.0)
+    looked_up = parts.sum((first / np.where(far, 1.0, L2_SPEEDUP) + again / CORE_SPEEDUP) / bandwidth, n)
+    filled = np.maximum(parts.rows * parts.tables * parts.row_bytes - CORE_CACHE, 0.0) / bandwidth
+    moved = np.where(dense, parts.sum(filled, n), looked_up * np.where(backward, 2.0, 1.0))
+    return KernelWork(cycles / device.boost_clock_mhz, moved, np.where(backward, BACKWARD_OPERATIONS, 1.0))
+
+
+@work_of(Family.INDEX, on_host=True)
+def index_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
+    """As on other devices, but rows added to where they belong wait for their place, µs: one thread has one at a time.
+
+    What an optimizer adds of a sparse gradient falls anywhere in its table.
+    """
+    plain = WORK[Family.INDEX](table, device)
+    added = table.by_kind(lambda kind: float(kind == "index_add")) > 0
+    rows = table.dim("elements") / table.dim("inner")
+    source = table.dim("source_elements") * table.item_bytes()
+    far = source > max(device.l2_mb, device.l3_mb) * 2**20
+    beyond = np.select([far, source > CORE_CACHE], [FAR_CYCLES, NEAR_CYCLES])
+    waits = rows * (ADDED_CYCLES + beyond) / device.boost_clock_mhz
+    return KernelWork(plain.compute_us + np.where(added, waits, 0.0), plain.memory_us, plain.kernels)
 
 
 @work_of(Family.REDUCTION, Family.SOFTMAX, Family.NORM, on_host=True)
