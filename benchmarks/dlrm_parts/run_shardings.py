@@ -4,7 +4,8 @@
 
 A process imports PyTorch once and forks the ranks of each model, which hold all candidates at once and run one step of
 each in turn: what slows the machine down for a while slows all of them. A step ends when its slowest rank does; the
-first quartile of the rounds counts. Every process has one thread, and look-ups of its own; tables have sparse gradients.
+first quartile of the rounds counts. Every process has one thread, and look-ups of its own; gradients of tables are
+sparse.
 
     python benchmarks/dlrm_parts/run_shardings.py            an example: three tables, four candidates
 """
