@@ -131,7 +131,8 @@ def index_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
     far = source > max(device.l2_mb, device.l3_mb) * 2**20
     beyond = np.select([far, source > CORE_CACHE], [FAR_CYCLES, NEAR_CYCLES])
     waits = rows * (ADDED_CYCLES + beyond) / device.boost_clock_mhz
-    return KernelWork(plain.compute_us + np.where(added, waits, 0.0), plain.memory_us, plain.kernels)
+    moved = plain.memory_us / np.where(added, CORE_SPEEDUP, 1.0)
+    return KernelWork(plain.compute_us + np.where(added, waits, 0.0), moved, plain.kernels)
 
 
 @work_of(Family.REDUCTION, Family.SOFTMAX, Family.NORM, on_host=True)
