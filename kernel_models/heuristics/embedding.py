@@ -62,7 +62,8 @@ LONG_ROW = 32.0
 class LookupParts:
     """Parts of tables of n calls, as columns over p parts; histograms are [p, 17] of rows and of accesses.
 
-    ``call`` [p] is the call of each part; ``tables`` equal tables make a part; ``out_bytes`` of an element of a bag.
+    ``call`` [p] is the call of each part; ``tables`` equal tables make a part; ``out_bytes`` of an element of a bag;
+    ``weighted``: 1 where each look-up has a weight, which the gradient has a pass of its own for.
     """
 
     call: Int64
@@ -75,6 +76,7 @@ class LookupParts:
     row_bytes: Float64
     state_bytes: Float64
     out_bytes: Float64
+    weighted: Float64
     rows_of_bin: Float64
     accesses_of_bin: Float64
 
@@ -159,7 +161,8 @@ def gradient_terms(parts: LookupParts, device: DeviceSpec, fused: Bool, alone: B
     often = _most_accesses(parts)
     of_warp, of_block = np.minimum(often, LONG_ROW), np.minimum(often, LONG_ROW**2) / LONG_ROW * (often > LONG_ROW)
     numbering = 2.0 * HIT_CYCLES / device.boost_clock_mhz * parts.longest
-    return LookupTerms((gradients + written + ordered) / _bandwidth(device),
+    weights = parts.weighted * (gradients + parts.lookups * touched)
+    return LookupTerms((gradients + weights + written + ordered) / _bandwidth(device),
                        parts.lookups * latency / _in_flight(parts, device),
                        numbering + (of_warp + of_block + LOADS_OF_UPDATE) * latency)
 
@@ -200,7 +203,8 @@ def parts_of(table: CallTable) -> LookupParts:
     of_bin = np.zeros((2, len(plain), REUSE_BINS))
     of_bin[0, :, 0], of_bin[1, :, 0] = even_distinct(lookups / tables, rows) * tables, lookups
     untold = LookupParts(plain, tables, rows, columns, lookups, bags, longest, columns * size,
-                         np.full(len(plain), 4.0), size, of_bin[0], of_bin[1])
+                         np.full(len(plain), 4.0), size,
+                         np.array(["weighted" in table.calls[i].flags for i in plain], np.float64), *of_bin)
     return LookupParts(*(np.concatenate([getattr(told, one.name), getattr(untold, one.name)])
                          for one in fields(LookupParts)))
 
@@ -213,12 +217,13 @@ def columns_of(parts: Sequence[TablePart], call: Int64) -> LookupParts:
             of_bin[1, i] = part.lookups * np.array(part.reuse)
     of_bin[0] = of_bin[1] / REUSE_OF_BIN
     numbers = np.array([(part.rows, part.columns, part.lookups, part.bags, _longest(part), part.row_bytes,
-                         part.state_bytes, not part.reuse) for part in parts], np.float64).reshape(len(parts), 8)
-    rows, columns, lookups, bags, longest, row_bytes, state_bytes, even = numbers.T
+                         part.state_bytes, part.weighted, not part.reuse) for part in parts],
+                       np.float64).reshape(len(parts), 9)
+    rows, columns, lookups, bags, longest, row_bytes, state_bytes, weighted, even = numbers.T
     of_bin[0, :, 0] += even * even_distinct(lookups, rows)
     of_bin[1, :, 0] += even * lookups
     return LookupParts(call, np.ones(len(parts)), rows, columns, lookups, bags, longest, row_bytes, state_bytes,
-                       np.full(len(parts), GRADIENT_BYTES), of_bin[0], of_bin[1])
+                       np.full(len(parts), GRADIENT_BYTES), weighted, *of_bin)
 
 
 def _longest(part: TablePart) -> float:
