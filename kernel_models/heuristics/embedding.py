@@ -56,6 +56,8 @@ FUSED_KERNELS, DENSE_KERNELS = 28.0, 8.0
 wait for each other; as much as ranks 0 to 3 of the recorded DLRM step (V100) need. Dense: PyTorch's own kernels."""
 LONG_ROW = 32.0
 """Look-ups of one row from which the 32 warps of a block, not one warp, sum its gradients, 1,024 a block."""
+DENSE_PIECE = 10.0
+"""Look-ups of one row that PyTorch's dense gradient sums one after another (ATen, EmbeddingBackwardKernel.cu)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,7 @@ def gradient_terms(parts: LookupParts, device: DeviceSpec, fused: Bool, alone: B
     ``fused`` [p] writes the rows and the optimizer's state, otherwise a gradient as large as the table, which is zeroed
     before; ``alone``, ``passes`` [p]: how the look-ups of the part's kernel are sorted. Waits: numbering goes along
     each bag; rows looked up often have their gradients read one after another, up to 32 by a warp, more by a block.
+    Dense gradients are summed in pieces of 10.
     """
     stored = GRADIENT_BYTES * parts.columns * parts.bags
     n = int(parts.call.max(initial=-1)) + 1
@@ -159,7 +162,8 @@ def gradient_terms(parts: LookupParts, device: DeviceSpec, fused: Bool, alone: B
     ordered = parts.lookups * (20.0 + np.where(alone, 24.0, 8.0 + 24.0 * passes) + 24.0)
     latency = _latency_us(parts, np.zeros(len(parts.call)), device)
     often = _most_accesses(parts)
-    of_warp, of_block = np.minimum(often, LONG_ROW), np.minimum(often, LONG_ROW**2) / LONG_ROW * (often > LONG_ROW)
+    of_warp = np.minimum(often, np.where(fused, LONG_ROW, DENSE_PIECE))
+    of_block = np.minimum(often, LONG_ROW**2) / LONG_ROW * (often > LONG_ROW) * fused
     numbering = 2.0 * HIT_CYCLES / device.boost_clock_mhz * parts.longest
     weights = parts.weighted * (gradients + parts.lookups * touched)
     return LookupTerms((gradients + weights + written + ordered) / _bandwidth(device),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -141,14 +143,16 @@ def test_lookups_rise_with_their_number_and_with_the_table(lookups, rows, more) 
     assert larger >= times([lookup(lookups, rows)])[0] * (1 - 1e-9)
 
 
-@pytest.mark.parametrize("call", [forward_call, backward_call])
-def test_lookups_cost_less_the_more_rows_are_used_again(call) -> None:
+@pytest.mark.parametrize(("call", "rows", "falls"), [
+    (forward_call, 10**7, 0.9), (backward_call, 10**7, 0.9), (partial(backward_call, fused=False), 2 * 10**5, 1.01)])
+def test_lookups_cost_less_the_more_rows_are_used_again(call, rows, falls) -> None:
     def at(skew: float) -> OpCall:
-        reuse = histogram_of_zipf(10**6, 10**7, skew)
-        return call([TablePart(10**7, 64, "fp32", 10**6, 10**5, 10, reuse)])
+        reuse = histogram_of_zipf(10**6, rows, skew)
+        return call([TablePart(rows, 64, "fp32", 10**6, 10**5, 10, reuse)])
     costs = times([at(skew) for skew in (0.0, 0.6, 0.9)])
-    assert list(costs) == sorted(costs, reverse=True)
-    assert costs[2] < 0.9 * costs[0]
+    assert costs[2] <= falls * costs[0]
+    if falls < 1:
+        assert list(costs) == sorted(costs, reverse=True)
 
 
 @settings(max_examples=30)
