@@ -148,7 +148,8 @@ def _options(callback: Callable[..., Any]) -> Iterator[Option]:
         info = about[0]
         # Beside an annotation typer takes the first name for a default, until it makes the command.
         declared = [text for text in (info.default, *(info.param_decls or ())) if isinstance(text, str)]
-        names = [text for text in declared if text.startswith("--")] or [f"--{name.replace('_', '-')}"]
+        names = [text.partition("/")[0] for text in declared if text.startswith("--")]
+        names = names or [f"--{name.replace('_', '-')}"]
         if names[0] in _LEFT_OUT or parameter.default is inspect.Parameter.empty:
             continue
         yield Option(names[0], _values(kind, info.metavar, names[0]), tuple(_SOUND.get(info.metavar, ())))
