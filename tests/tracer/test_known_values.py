@@ -87,6 +87,67 @@ def like_data():
     assert torch.unique(kinds).tolist() == [0, 1, 3, 4] and kinds.new_ones(2).tolist() == [1, 1]
     return made(torch.unique(kinds).sum())
 
+def replaced():
+    table = torch.zeros(2, 4)
+    row = table[0]
+    table.data = torch.ones(2, 4)
+    assert table.sum() == 8 and row.sum() == 0
+    table[0] += 1
+    assert table.tolist() == [[2] * 4, [1] * 4] and row.tolist() == [0] * 4
+    data = torch.zeros(4)
+    data.data = torch.rand(4)
+    data.data = row
+    row += 1
+    assert data.tolist() == [1] * 4
+    return made(table.sum() - 4)
+
+def swapped():
+    zeros, ones = torch.zeros(4), torch.ones(8)
+    torch.utils.swap_tensors(zeros, ones)
+    assert ones.tolist() == [0] * 4
+    return made(zeros.sum())
+
+def set():
+    sizes = torch.zeros(4)
+    source = torch.ones(8)
+    sizes.set_(source)
+    assert sizes.tolist() == [1] * 8
+    sizes.set_(torch.arange(8.0).untyped_storage(), 0, (4,), (1,))
+    sizes.set_(source.untyped_storage(), 0, (8,), (1,))
+    return made(sizes.sum())
+
+def reshaped():
+    sizes = torch.arange(4).reshape(2, 2)
+    other = sizes.t()
+    sizes.t_()
+    assert sizes.tolist() == other.tolist() == [[0, 2], [1, 3]]
+    sizes.unsqueeze_(0)
+    assert sizes.tolist() == [[[0, 2], [1, 3]]] and other.tolist() == [[0, 2], [1, 3]]
+    sizes.squeeze_().transpose_(0, 1)
+    assert sizes.tolist() == [[0, 1], [2, 3]] and sizes.clone().resize_(4).tolist() == [0, 1, 2, 3]
+    conjugate = torch.full((2,), 1j).conj()
+    assert conjugate.tolist() == [-1j, -1j]
+    return made(sizes.sum() + 2)
+
+def halved():
+    class Biased(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = nn.Parameter(torch.zeros(3, 4))
+            self.register_buffer("places", torch.zeros(3, 4))
+    for model in (Biased().half(), Biased().to("cuda", torch.float16)):
+        for one in (model.bias, model.places):
+            assert one[:, torch.arange(2)].dtype == one.dtype == torch.float16
+            assert one.tolist() == [[0] * 4] * 3
+    return made(8)
+
+def halved_by_swaps():
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        return halved()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
 def drawn():
     return made(int(torch.empty(1).uniform_(6.0, 10.0).item()))
 
@@ -96,6 +157,24 @@ def random():
 def overwritten():
     sizes = torch.ones(4)
     sizes.copy_(torch.rand(4))
+    return made(sizes.sum())
+
+def replaced_by_data():
+    sizes = torch.zeros(4)
+    sizes.data = torch.rand(4)
+    return made(sizes.sum())
+
+def swapped_with_data():
+    sizes, data = torch.ones(4), torch.rand(4)
+    torch.utils.swap_tensors(sizes, data)
+    return made(sizes.sum())
+
+def enlarged():
+    return made(torch.ones(2).resize_(4).sum())
+
+def set_to_data():
+    sizes = torch.ones(4)
+    sizes.set_(torch.rand(4))
     return made(sizes.sum())
 
 def of_data():
@@ -220,14 +299,16 @@ def program(tmp_path: Path) -> Callable[[str], str]:
 
 
 @pytest.mark.parametrize("name", ["linspace", "combined", "truncated", "unique", "masked", "finite", "selected",
-                                  "listed", "expanded", "like_data", "drawn"])
+                                  "listed", "expanded", "like_data", "drawn", "replaced", "swapped", "set", "reshaped",
+                                  "halved", "halved_by_swaps"])
 def test_what_constants_decide_is_read(program: Callable[[str], str], name: str) -> None:
     graph = trace_script(program(name))
     text = [graph.string(code) for code in graph.ops.shapes.tolist() if code >= 0]
     assert any("[3,8]" in one.replace(" ", "") or "[8,3]" in one.replace(" ", "") for one in text), text
 
 
-@pytest.mark.parametrize("name", ["random", "overwritten", "of_data", "listed_data"])
+@pytest.mark.parametrize("name", ["random", "overwritten", "of_data", "listed_data", "replaced_by_data",
+                                  "swapped_with_data", "set_to_data", "enlarged"])
 def test_what_chance_or_data_decide_is_not(program: Callable[[str], str], name: str) -> None:
     with pytest.raises(ShapeOnlyError, match="reads a tensor's values"):
         trace_script(program(name))

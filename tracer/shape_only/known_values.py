@@ -20,9 +20,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
-from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 
 from tracer.shape_only.ends import ENDS, ends_of, spread
+from tracer.shape_only.kept_values import KeptValues
 
 if TYPE_CHECKING:
     from tracer.shape_only.substitutions.substitution import Site
@@ -47,6 +47,7 @@ _WHERE = torch.ops.aten.nonzero.default
 _MASKED = torch.ops.aten.masked_select.default
 _ROWS = torch.ops.aten.index_select.default
 _OF_ALL = (torch.ops.aten.all.default, torch.ops.aten.any.default)
+_RESHAPES = torch.Tag.inplace_view
 _BY_VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 RANDOM = "A random number decides what the step does; it is taken to be the middle of its range."
 SELECTED = ("What data select decides shapes of the step: masks that are not known are taken to select {:g} of their "
@@ -82,9 +83,8 @@ class KnownValues:
     """
 
     def __init__(self, assumed: Callable[[str], None] = lambda text: None, selected: float | None = None) -> None:
-        self._of: Any = WeakIdKeyDictionary()
-        self._assumed: Any = WeakIdKeyDictionary()
-        self._sharing: dict[int, list[TensorWeakRef]] = {}
+        self._kept = KeptValues()
+        self._reshaped: tuple[Any, tuple[str, ...]] | None = None
         self._say = assumed
         self._share = selected
         self._rows = 0
@@ -107,10 +107,10 @@ class KnownValues:
         """An element-wise check of values, whose result is what it is for ordinary numbers."""
         def checked(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            if isinstance(result, FakeTensor) and result not in self._of:
+            if isinstance(result, FakeTensor) and self.of(result) is None:
                 with _disable_current_modes():
-                    self._keep(result, torch.tensor(expected).expand(result.shape))
-                self._assumed[result] = (FINITE,)
+                    value = torch.tensor(expected).expand(result.shape)
+                self._kept.keep(result, value, (FINITE,))
             return result
 
         return checked
@@ -123,6 +123,8 @@ class KnownValues:
         """
         if func.namespace != "aten" and self._share is not None:
             self._rows = max((one.shape[0] for one in _tensors((args, kwargs)) if one.dim()), default=0)
+        if _RESHAPES in func.tags:
+            self._reshape(func, args, kwargs)
         if not any(tag in func.tags for tag in _BY_VALUES) or not any(
                 isinstance(one, FakeTensor) for one in _tensors((args, kwargs))):
             return None
@@ -165,15 +167,14 @@ class KnownValues:
             assumed = torch.diff(steps, prepend=torch.zeros(1, dtype=torch.float64)).bool().reshape(mask.shape)
         said = SELECTED.format(self._share)
         if mask.dtype is torch.bool and mask.numel() <= MOST_ELEMENTS:
-            self._keep(mask, assumed)
-            self._assumed[mask] = (said,)
+            self._kept.keep(mask, assumed, (said,))
         else:
-            self._assumed[mask] = tuple(dict.fromkeys((*self._assumed.get(mask, ()), said)))
+            self._kept.keep(mask, known, tuple(dict.fromkeys((*self._assumptions([mask]), said))))
         return assumed
 
     def _is_between_ends(self, tensor: Any) -> bool:
         """Return whether all that is known of a tensor is the ends of what it was made of."""
-        return self._share is not None and ENDS.format(self._share) in self._assumed.get(tensor, ())
+        return self._share is not None and ENDS.format(self._share) in self._assumptions([tensor])
 
     def _dynamic_size(self, **limits: Any) -> int:
         """The assumed size of what an operator of a library selects: a share of the rows of its inputs."""
@@ -183,7 +184,8 @@ class KnownValues:
 
     def _assumptions(self, read: list[Any]) -> tuple[str, ...]:
         """What was assumed of any of these tensors."""
-        return tuple(dict.fromkeys(text for one in read for text in self._assumed.get(one, ())))
+        kept = [self._kept.get(one) for one in read]
+        return tuple(dict.fromkeys(text for one in kept if one is not None for text in one.assumed))
 
     def _note_assumed(self, read: list[Any]) -> None:
         for text in self._assumptions(read):
@@ -191,11 +193,13 @@ class KnownValues:
 
     def of(self, tensor: Any) -> torch.Tensor | None:
         """The real tensor behind a fake one, or a small real one itself; ``None`` where its values are not known."""
-        known = self._of.get(tensor)
-        if known is None and not isinstance(tensor, FakeTensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter):
-            with _disable_current_modes():
-                return tensor.detach() if tensor.numel() <= MOST_ELEMENTS and tensor.device.type == "cpu" else None
-        return known  # type: ignore[no-any-return]
+        if isinstance(tensor, FakeTensor):
+            kept = self._kept.get(tensor)
+            return None if kept is None else kept.value
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            return None
+        with _disable_current_modes():
+            return tensor.detach() if tensor.numel() <= MOST_ELEMENTS and tensor.device.type == "cpu" else None
 
     def _numpy(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``Tensor.numpy`` that gives the values of a fake tensor where they are known."""
@@ -235,26 +239,30 @@ class KnownValues:
             self._forget(func, args, kwargs)
             low, high = _ends(name, args)
             with _disable_current_modes():
-                self._keep(result, torch.full(result.shape, low + DRAWN * (high - low), dtype=result.dtype))
-            self._assumed[result] = (RANDOM,)
+                number = torch.full(result.shape, low + DRAWN * (high - low), dtype=result.dtype)
+            self._kept.keep(result, number, (RANDOM,))
         elif name in _LIKE and func.namespace == "aten" and isinstance(result, FakeTensor):
             if result.numel() <= MOST_FILLED and result.layout is torch.strided:
                 value: Any = _LIKE[name]
                 if "full" in name:
                     value = kwargs["fill_value"] if "fill_value" in kwargs else args[value]
                 with _disable_current_modes():
-                    self._keep(result, torch.empty_strided(result.shape, result.stride(), dtype=result.dtype).fill_(
-                        value))
+                    filled = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype).fill_(value)
+                self._kept.keep(result, filled)
         elif func is _LIFTED and inputs[0].numel() <= MOST_ELEMENTS:
             constant = inputs[0].constant if isinstance(inputs[0], FakeTensor) else inputs[0]
             if constant is not None:
                 with _disable_current_modes():
-                    self._keep(result, constant.detach().clone())
-        elif name in _FILLED and len(inputs) == 1 and inputs[0] not in self._of:
+                    copied = constant.detach().clone()
+                self._kept.keep(result, copied)
+        elif _RESHAPES in func.tags:  # what memory holds stays as it is
+            if self._reshaped is not None:
+                self._keep_results(self._reshaped[0], outputs, self._reshaped[1])
+        elif name in _FILLED and len(inputs) == 1 and self.of(inputs[0]) is None:
             self._forget(func, args, kwargs)
             if 0 < inputs[0].numel() <= MOST_FILLED and isinstance(inputs[0], FakeTensor):
                 self._fill(func, args, kwargs, inputs[0])
-        elif (not self._of and all(isinstance(one, FakeTensor) for one in inputs)) or not self._note(
+        elif (not self._kept and all(isinstance(one, FakeTensor) for one in inputs)) or not self._note(
                 func, args, kwargs, result):
             self._forget(func, args, kwargs)
             self._assume_between_ends(func, args, kwargs, result)
@@ -266,8 +274,8 @@ class KnownValues:
         ends = ends_of(func, args, kwargs, result)
         if ends is not None:
             with _disable_current_modes():
-                self._keep(result, spread(ends, self._share, result))
-            self._assumed[result] = (ENDS.format(self._share),)
+                value = spread(ends, self._share, result)
+            self._kept.keep(result, value, (ENDS.format(self._share),))
 
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> bool:
         """Note the values of results; false where they are not known."""
@@ -278,14 +286,25 @@ class KnownValues:
         if found is None:
             return False
         assumed = self._assumptions(inputs)
-        for fake, one in zip(outputs, _tensors(found[0]), strict=False):
-            if isinstance(fake, FakeTensor) and one.shape == fake.shape:
-                self._keep(fake, one)
-                if assumed:
-                    self._assumed[fake] = assumed
+        self._keep_results(found[0], outputs, assumed)
         if assumed and func._schema.is_mutable:
             self._assume_of_sharing(_written(func, args, kwargs), assumed)
         return True
+
+    def _reshape(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Compute what an operator that gives a tensor another shape in place makes of it, while its values are found
+        under the old one. What is given other memory has the values of that, and they are kept already; memory that is
+        added holds anything."""
+        self._reshaped = None
+        name = func.__name__
+        found = self._computed(func, args, kwargs) if self._kept and not name.startswith("set_") else None
+        if found is not None and not (name.startswith("resize_") and found[0].numel() > args[0].numel()):
+            self._reshaped = (found[0], self._assumptions(_tensors((args, kwargs))))
+
+    def _keep_results(self, found: Any, outputs: list[Any], assumed: tuple[str, ...]) -> None:
+        for fake, one in zip(outputs, _tensors(found), strict=False):
+            if isinstance(fake, FakeTensor) and one.shape == fake.shape and one.dtype == fake.dtype:
+                self._kept.keep(fake, one, assumed)
 
     def _any_rows(self, func: Any, args: Any, result: Any) -> tuple[Any] | None:
         """What places that are not known select of rows that are all the same, in a tuple; ``None`` of others."""
@@ -307,10 +326,8 @@ class KnownValues:
     def _assume_of_sharing(self, written: list[Any], assumed: tuple[str, ...]) -> None:
         """Note of all tensors that share memory with what was written what is assumed of it."""
         for one in written:
-            for found in self._sharing.get(_storage(one), ()):
-                fake = found()
-                if fake is not None and fake in self._of:
-                    self._assumed[fake] = tuple(dict.fromkeys((*self._assumed.get(fake, ()), *assumed)))
+            for kept in self._kept.sharing(one):
+                kept.assumed = tuple(dict.fromkeys((*kept.assumed, *assumed)))
 
     def _computed(self, func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
         """Run an operator on the values of its inputs; its result in a tuple, ``None`` where a value is not known."""
@@ -321,12 +338,13 @@ class KnownValues:
             value = self.of(one)
             if value is None:
                 return None
-            if value.numel() > MOST_ELEMENTS and not func.is_view:
-                if func not in _OF_ALL:
-                    return None
-                with _disable_current_modes():  # elements that lie in the same place are the same
+            large = value.numel() > MOST_ELEMENTS and not func.is_view
+            if large and func not in _OF_ALL:
+                return None
+            with _disable_current_modes():
+                if large:  # elements that lie in the same place are the same
                     value = value[tuple(slice(None) if step else slice(1) for step in value.stride())]
-            values[id(one)] = value
+                values[id(one)] = value.detach()  # an operator may give it another shape in place
         real = tree_map(lambda one: values[id(one)] if isinstance(one, torch.Tensor) else one, (args, kwargs))
         with _disable_current_modes(), torch.no_grad():
             try:
@@ -337,23 +355,13 @@ class KnownValues:
     def _fill(self, func: Any, args: Any, kwargs: Any, target: Any) -> None:
         with _disable_current_modes(), torch.no_grad():
             real = torch.empty_strided(target.shape, target.stride(), dtype=target.dtype)
-            self._keep(target, func(real, *args[1:], **kwargs))
-
-    def _keep(self, fake: Any, value: torch.Tensor) -> None:
-        """Note the values of a tensor, and beside which others it lies."""
-        self._of[fake] = value
-        self._sharing.setdefault(_storage(fake), []).append(TensorWeakRef(fake))
+            self._kept.keep(target, func(real, *args[1:], **kwargs))
 
     def _forget(self, func: Any, args: Any, kwargs: Any) -> None:
         """Forget all tensors that share memory with what an operator writes."""
-        if not func._schema.is_mutable or not self._of:
-            return
-        for one in _written(func, args, kwargs):
-            # One that was given other memory is known by its old one only.
-            for fake in (one, *(found() for found in self._sharing.pop(_storage(one), ()))):
-                if fake is not None:
-                    self._of.pop(fake, None)
-                    self._assumed.pop(fake, None)
+        if func._schema.is_mutable and self._kept:
+            for one in _written(func, args, kwargs):
+                self._kept.forget(one)
 
     def _fake(self, value: Any, assumed: tuple[str, ...]) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -362,9 +370,7 @@ class KnownValues:
             shape, stride, dtype = value.shape, value.stride(), value.dtype
         fake = torch.empty_strided(shape, stride, dtype=dtype)
         if value.numel() <= MOST_ELEMENTS:
-            self._keep(fake, value)
-            if assumed:
-                self._assumed[fake] = assumed
+            self._kept.keep(fake, value, assumed)
         return fake
 
 
@@ -403,11 +409,6 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
     """The tensors that an operator writes into."""
     return _tensors([value for argument, value in _named(func, args, kwargs)
                      if argument.alias_info is not None and argument.alias_info.is_write])
-
-
-def _storage(tensor: Any) -> int:
-    """Return what tells the memory of a tensor; a sparse one has none of its own and is told by itself."""
-    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else -id(tensor)
 
 
 def _tensors(value: Any) -> list[Any]:
