@@ -12,7 +12,7 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Annotated, Any
@@ -115,6 +115,14 @@ class DeviceProfile:
     def quick(self) -> DeviceProfile:
         """The same with every model that has a distilled form in that form."""
         return replace(self, entries=[replace(entry, model=entry.distilled or entry.model) for entry in self.entries])
+
+
+def unused_error(profiles: Iterable[DeviceProfile], devices: Iterable[str]) -> ProfileError:
+    """Make the error of profiles that price nothing, since they are of other devices than those that are asked for."""
+    of = " and ".join(dict.fromkeys(profile.device.name for profile in profiles))
+    asked = ", ".join(dict.fromkeys(devices)) or "a device that nothing names"
+    return ProfileError(f"--profile is of {of}, but what is priced is {asked}: nothing would use it; name the "
+                        "profile's own device (by its TOML file where it is your own), or leave --profile out.")
 
 
 def save_profile(profile: DeviceProfile, path: str | os.PathLike[str]) -> None:

@@ -49,6 +49,7 @@ def opportunities(
                           profiles=[load_profile(path) for path in profile or []],
                           code=script, device=device, profiled=profiled)
         with working("Preparing" if script is None else "Tracing"):
+            study.check_profiles([Configuration(device=device)])
             prepared = study.prepared(Configuration(device=device))
             if prepared.edits:
                 raise ForetraceError("--device says what a step that never ran is traced for, and this one was "

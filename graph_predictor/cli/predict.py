@@ -66,6 +66,7 @@ def predict(
                           profiles=[load_profile(path) for path in profile or []],
                           code=script, device=device, read=read, profiled=profiled)
         with working("Tracing" if parallel is not None or sizes or script is not None else "Preparing"):
+            study.check_profiles([wanted])
             prepared = study.prepared(wanted)
         with working("Predicting"):
             result = prepared.predict(price_per_hour=price)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tracer.errors import ForetraceError
-
 if TYPE_CHECKING:
     from kernel_models.device import DeviceSpec
     from kernel_models.profile import DeviceProfile
@@ -18,7 +16,7 @@ def profile_of(paths: Sequence[str] | None, spec: DeviceSpec) -> DeviceProfile |
     Raises:
         ForetraceError: a file cannot be read, or all are of other devices.
     """
-    from kernel_models.profile import load_profile
+    from kernel_models.profile import load_profile, unused_error
 
     if not paths:
         return None
@@ -26,6 +24,4 @@ def profile_of(paths: Sequence[str] | None, spec: DeviceSpec) -> DeviceProfile |
     for profile in found:
         if profile.device.name == spec.name:
             return profile
-    of = ", ".join(dict.fromkeys(profile.device.name for profile in found))
-    raise ForetraceError(f"{', '.join(paths)} {'is a profile' if len(found) == 1 else 'are profiles'} of {of}, not of "
-                         f"{spec.name}; leave out one of --profile and --device.")
+    raise unused_error(found, [spec.name])

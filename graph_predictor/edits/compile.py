@@ -46,7 +46,10 @@ class Compile:
         scenario.known_source()
         units = units_of(scenario)
         weight, share = _host(scenario)
-        if not len(units) or not share:
+        if not len(units):
+            raise EditError("No work of the step is known (neither kernels, nor operations that compute on the CPU): "
+                            "there is nothing to compile; record it with shapes, or trace it by shapes.")
+        if not share:
             raise EditError("No operation of the step is in its forward or backward: there is nothing to compile.")
         kernels = np.where(scenario.cycle.kernel & (scenario.work.piece >= 0), COMPILED_KERNELS, 0.0)
         return replace(

@@ -9,7 +9,7 @@ What the configurations of one source share (a trace under a plan, a host, a clu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -31,6 +31,8 @@ from graph_predictor.sizes.sizes import Sizes
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.collectives import topology as find_topology
 from kernel_models.device_choice import find_device, shape_device, traced_device
+from kernel_models.profile import unused_error
+from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY
 from tracer.job import Job, assemble_job, read_job
 from tracer.parallel_plan import ParallelPlan, PlanError
@@ -72,8 +74,15 @@ def read_source(source: Sequence[str], window: int = 0, device: str | None = Non
 
 
 def is_script(source: Sequence[str]) -> bool:
-    """Return whether a source names a function of a script."""
+    """Return whether a source names a function of a script.
+
+    Raises:
+        ForetraceError: it names a script alone.
+    """
     path, colon, function = source[0].rpartition(":")
+    if len(source) == 1 and source[0].endswith(".py"):
+        raise ForetraceError(f"{source[0]} is a script: name its function that builds the step, "
+                             f"{source[0]}:FUNCTION.")
     return len(source) == 1 and bool(colon) and path.endswith(".py") and function.isidentifier()
 
 
@@ -161,6 +170,24 @@ class Study:
             recorded = None if wanted.from_topology is None else find_topology(wanted.from_topology)
             edits.append(OnTopology(collectives, recorded))
         return Prepared(start, edits, must_fit=wanted != Configuration())
+
+    def check_profiles(self, wanted: Iterable[Configuration]) -> None:
+        """Raise ``ProfileError`` if a fitted model is neither of the recorded device nor of one that is wanted."""
+        if not self._profiles:
+            return
+        names = dict.fromkeys(name for one in wanted for name in self._devices(one.device))
+        if unused := [profile for name, profile in self._profiles.items() if name not in names]:
+            raise unused_error(unused, names)
+
+    def _devices(self, wanted: str | None) -> list[str]:
+        """Names of the devices whose models a prediction asks for; none of a device that nobody knows."""
+        target = None if wanted is None else find_device(wanted)
+        if self._recorded is not None:
+            known = [self._recorded.scenario.devices.source, target]
+        else:
+            traced = self._code_device if self._job is None else self._job.graphs[0].meta.device
+            known = [self._recorded_on or target or find_device(traced)]
+        return [spec.name for spec in known if spec is not None]
 
     def _plain(self, job: Job) -> Baseline:
         known = self._recorded_on

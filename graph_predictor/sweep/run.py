@@ -110,8 +110,9 @@ def sweep(source: SweepSource, space: SweepSpace, *, output: str | os.PathLike[s
     if scheduler is not None and backend == LOCAL:
         raise SweepError("A scheduler is of a cluster; give --workers dask or ray with it.")
     study = source.study()
-    job = study.job  # what is wrong with it is said before any worker starts
     points = list(space)
+    study.check_profiles(point.configuration for point in points)
+    job = study.job  # what is wrong with it is said before any worker starts
     with ExitStack() as stack:
         rows: dict[str, Row] = {}
         journal: Journal | None = None

@@ -43,6 +43,7 @@ from tracer.graph import (
     SyncKind,
     SyncTable,
 )
+from tracer.shape_only.devices import CPU
 
 STEP = "traced step"
 
@@ -181,10 +182,12 @@ class _Rank:
         row = np.array([work.collective for work in self.works], np.int64)
         collectives.kernel[row[row >= 0]] = np.flatnonzero(row >= 0)
         window = max(int(end[-1]), int(kernel_end.max(initial=0)))
+        # Only a step traced by shapes tells by its format that the device it names is a CPU: recorded ones say "cpu".
+        device = CPU if self.graph.computes_on_host else self.graph.meta.device
         return replace(
             self.graph, ops=ops, launches=launches, kernels=self._kernels(ops.step, kernel_start, kernel_end, strings),
             collectives=collectives, steps=steps, gaps=gaps, syncs=self._syncs(launches), strings=strings.texts,
-            meta=replace(self.graph.meta, era="", window_ns=window))
+            meta=replace(self.graph.meta, era="", device=device, window_ns=window))
 
     def report(self) -> RankReport:
         """Return what is known of the rank's launches: nothing was inferred."""

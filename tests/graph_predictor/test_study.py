@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from graph_predictor.edits.registry import made, options, switched
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.request.configuration import Configuration
 from graph_predictor.request.study import Study, is_script, read_source
+from kernel_models.device import device
+from kernel_models.profile import DeviceProfile, ProfileError, save_profile
 from tracer.errors import ForetraceError
 from tracer.job import assemble_job, read_job
 from tracer.shape_only.apart import trace_apart
@@ -22,10 +26,10 @@ CAPTURE = str(Path(__file__).parents[2] / "traces" / "llama-cpu")
 SCRIPT = '''
 import torch
 
-def build(batch=16):
-    model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 256)).to("cuda")
+def build(batch=16, device="cuda"):
+    model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 256)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = torch.randn(batch, 256, device="cuda")
+    data = torch.randn(batch, 256, device=device)
 
     def step():
         model(data).square().mean().backward()
@@ -35,6 +39,9 @@ def build(batch=16):
 
 def fixed():
     return build()
+
+def of_cpu():
+    return build(512, "cpu")
 '''
 
 
@@ -115,6 +122,41 @@ def test_what_cannot_be_is_refused(wanted: dict[str, object], says: str) -> None
     study = Study(read_job(CAPTURE))
     with pytest.raises(Exception, match=says):
         study.predict(Configuration().with_values(**wanted))
+
+
+def test_a_script_alone_is_asked_for_its_function(script: str) -> None:
+    said = CliRunner().invoke(app, ["predict", script])
+    assert said.exit_code == 2 and "name its function" in said.output and ":FUNCTION" in said.output
+
+
+@pytest.mark.parametrize("command", [["predict"], ["opportunities"], ["sweep", "--host", "1,2", "-o", "points.csv"]])
+def test_a_profile_of_no_device_that_is_met_is_refused(command: list[str], script: str, tmp_path: Path,
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_profile(DeviceProfile(replace(device("rtx-3090"), name="my-3090"), []), "mine.profile")
+    said = CliRunner().invoke(app, [*command, f"{script}:build", "--device", "rtx-3090", "--profile", "mine.profile"])
+    assert said.exit_code == 2, said.output
+    assert "--profile is of my-3090, but what is priced is rtx-3090" in " ".join(said.output.split())
+    assert os.listdir() == ["mine.profile"]
+
+
+def test_a_profile_of_the_recorded_device_goes_with_another_target() -> None:
+    own, other = (DeviceProfile(device(name), []) for name in ("cpu", "rtx-3090"))
+    wanted = [Configuration(), Configuration(device="h200-sxm")]
+    job = read_job(CAPTURE)
+    Study(job, profiles=[own]).check_profiles(wanted[1:])
+    Study(job, profiles=[own, other]).check_profiles([*wanted, Configuration(device="rtx-3090")])
+    with pytest.raises(ProfileError, match="is of rtx-3090, but what is priced is cpu, h200-sxm"):
+        Study(job, profiles=[own, other]).check_profiles(wanted)
+
+
+def test_a_step_traced_for_a_cpu_of_any_name_computes_there(script: str) -> None:
+    """Edits of a CPU's operations find them, so that only what the compiler leaves out is saved."""
+    study = Study(read_source([f"{script}:of_cpu"], device="i9-10940x"))
+    prepared = study.prepared(Configuration(device="i9-10940x"))
+    assert prepared.start.scenario.built.computes_on_host
+    plain, compiled = prepared.start.predict(), prepared.start.predict(made({"compile": True}))
+    assert 0.5 * plain.step_time_us < compiled.step_time_us < plain.step_time_us
 
 
 def test_every_switch_is_an_edit() -> None:

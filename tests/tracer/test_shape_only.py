@@ -518,6 +518,9 @@ def decides():
 def counts():
     return lambda: torch.randn(3, device="cuda").nonzero()
 
+def large():
+    return lambda: torch.arange(5_000_000)[-1].item()
+
 @torch.library.custom_op("test_shape_only::twice", mutates_args=())
 def twice(x: torch.Tensor) -> torch.Tensor:
     return x * 2
@@ -540,9 +543,10 @@ def ends():
 @pytest.mark.parametrize(("target", "says"), [
     ("decides", r"user\.py:17 \(`return x \* 2 if x\.sum\(\) > 0 else x`\) reads a tensor's values.*torch\.where"),
     ("counts", r"user\.py:21 .*shape depends on values"),
-    ("custom", r"user\.py:28 .*test_shape_only::twice.*register_fake"), ("number", "returned int"),
-    ("breaks", r"user\.py:34 .*ValueError: of its own"), ("absent", "no function 'absent'; it has build, decides"),
-    ("ends", r"user\.py:38 .*SystemExit: 3"),
+    ("large", r"user\.py:24 .*of constants alone, of at most 1,048,576 elements"),
+    ("custom", r"user\.py:31 .*test_shape_only::twice.*register_fake"), ("number", "returned int"),
+    ("breaks", r"user\.py:37 .*ValueError: of its own"), ("absent", "no function 'absent'; it has build, decides"),
+    ("ends", r"user\.py:41 .*SystemExit: 3"),
 ])
 def test_what_cannot_be_traced_names_the_line_and_the_way_out(target: str, says: str, tmp_path: Path) -> None:
     from tracer.shape_only.script import trace_script
@@ -553,6 +557,15 @@ def test_what_cannot_be_traced_names_the_line_and_the_way_out(target: str, says:
         trace_script(f"{path}:{target}")
     assert re.search(says, str(caught.value), re.DOTALL), str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_gpu_asked_for_where_the_step_is_traced_for_a_cpu(tmp_path: Path) -> None:
+    from tracer.shape_only.script import trace_script
+
+    path = tmp_path / "user.py"
+    path.write_text("import torch\ndef build():\n    model = torch.nn.Linear(2, 2).to('cuda')\n")
+    with pytest.raises(ShapeOnlyError, match=r"user\.py:3 .*without one: name a GPU with --device, or let the program"):
+        trace_script(f"{path}:build", "cpu")
 
 
 def test_a_script_that_parses_arguments_takes_its_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -753,7 +766,7 @@ def chosen():
     ("host_batch", r"user\.py:7 .*same device.*move the batch"), ("fourth", r"user\.py:10 .*cuda:3.*one GPU"),
     ("numbers", r"user\.py:14 .*numpy.*out of the traced step"), ("wants", r"user\.py:17 .*'batch'.*without arguments"),
     ("saves", r"user\.py:20 .*torch\.save out"), ("mismatch", r"user\.py:24 .*reduction dim"),
-    ("added_in_place", r"user\.py:30 .*`total \+= .*same device"), ("chosen", r"user\.py:38 .*where.*same device"),
+    ("added_in_place", r"user\.py:30 .*`total \+= .*same device"), ("chosen", r"user\.py:41 .*where.*same device"),
 ])
 def test_mistakes_of_devices_and_values_are_one_sentence(target: str, says: str, tmp_path: Path, caplog: Any,
                                                          capfd: Any) -> None:

@@ -15,6 +15,9 @@ from tracer.errors import ForetraceError, reason_of
 
 _OWN = Path(__file__).resolve().parents[1]
 _WORKLOADS = _OWN / "workloads"
+_WITHOUT_GPU = ("not linked with support for cuda", "not compiled with CUDA enabled", "Found no NVIDIA driver",
+                "No CUDA GPUs are available")
+"""What PyTorch says where a GPU is asked for and there is none; a trace for a GPU never comes to it."""
 
 
 class ShapeOnlyError(ForetraceError):
@@ -29,6 +32,8 @@ def explained(error: BaseException) -> ShapeOnlyError | None:
     """The error as one sentence with the user's line and the way out; None if it is not about shapes."""
     from torch._subclasses import fake_tensor
 
+    from tracer.shape_only.known_values import MOST_ELEMENTS
+
     where = user_line(error.__traceback__)
     kinds = {type(e).__name__: e for e in _chain(error)}
     for name in ("DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode"):
@@ -39,9 +44,14 @@ def explained(error: BaseException) -> ShapeOnlyError | None:
             way = "what share of them such masks select" if what.startswith("gives") else (
                 "what share of their range values fill whose ends an operator tells, as clamp and argmax do")
             return ShapeOnlyError(
-                f"{where} {what} ({operator}), which a trace by shapes alone does not have: keep the decision on the "
+                f"{where} {what} ({operator}), which a trace by shapes alone does not have (it does of tensors made of "
+                f"constants alone, of at most {MOST_ELEMENTS:,} elements): keep the decision on the "
                 "device (torch.where, masks, index_select with fixed sizes), or leave .item(), print and logging of "
                 f"losses out of the traced step, or say {way} (selected=0.5, --selected 0.5).")
+    if any(text in str(e) for e in _chain(error) for text in _WITHOUT_GPU):
+        return ShapeOnlyError(
+            f"{where} asks for a GPU, and the step is traced for a device without one: name a GPU with --device, or "
+            'let the program choose, as in "cuda" if torch.cuda.is_available() else "cpu".')
     if any(isinstance(e, RuntimeError) and ".numpy() is not supported" in str(e) for e in _chain(error)):
         return ShapeOnlyError(
             f"{where} reads a tensor's values (.numpy()), which a trace by shapes alone does not have: leave "
