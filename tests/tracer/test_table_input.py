@@ -30,7 +30,7 @@ PARQUET = ROWS.to_parquet()
     ("a.parquet", b"\x00\xff" * 99, "is named as Parquet and holds something else"),
     ("a.parquet", PARQUET[:-9], "is a damaged Parquet file (its end is missing)"),
     ("a.parquet", PARQUET[:4] + b"x" * 99 + PARQUET[-4:], "is a damaged Parquet file"),
-    ("a.csv", gzip.compress(TEXT), "is compressed (gzip); unpack it"),
+    ("a.csv", gzip.compress(TEXT, mtime=0), "is compressed (gzip); unpack it"),
     ("a.csv", b"PK\x03\x04sheet", "an Excel sheet; save its table as CSV"),
     ("a.parquet", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
     ("a.csv", TEXT.decode().encode("utf-16"), "is no text in UTF-8; save it in UTF-8"),
