@@ -19,6 +19,9 @@ _WITHOUT_GPU = ("not linked with support for cuda", "not compiled with CUDA enab
                 "No CUDA GPUs are available")
 """What PyTorch says where a GPU is asked for and there is none; a trace for a GPU never comes to it."""
 
+MOST_ELEMENTS = 1 << 20
+"""A larger tensor is data, or weights: a mask of 16 sequences of 256 tokens is smaller."""
+
 
 class ShapeOnlyError(ForetraceError):
     """A step cannot be traced by shapes alone."""
@@ -31,8 +34,6 @@ class UnknownSizeError(ShapeOnlyError):
 def explained(error: BaseException) -> ShapeOnlyError | None:
     """The error as one sentence with the user's line and the way out; None if it is not about shapes."""
     from torch._subclasses import fake_tensor
-
-    from tracer.shape_only.known_values import MOST_ELEMENTS
 
     where = user_line(error.__traceback__)
     kinds = {type(e).__name__: e for e in _chain(error)}

@@ -22,13 +22,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
 from tracer.shape_only.ends import ENDS, ends_of, spread
+from tracer.shape_only.errors import MOST_ELEMENTS
 from tracer.shape_only.kept_values import KeptValues
 
 if TYPE_CHECKING:
     from tracer.shape_only.substitutions.substitution import Site
 
-MOST_ELEMENTS = 1 << 20
-"""A larger tensor is data, or weights: a mask of 16 sequences of 256 tokens is smaller."""
 MOST_EXPANDED = 1 << 26
 """Most elements of a small tensor that is expanded, such as a mask of tokens for every channel."""
 MOST_FILLED = 1 << 16
