@@ -766,7 +766,7 @@ def chosen():
     ("host_batch", r"user\.py:7 .*same device.*move the batch"), ("fourth", r"user\.py:10 .*cuda:3.*one GPU"),
     ("numbers", r"user\.py:14 .*numpy.*out of the traced step"), ("wants", r"user\.py:17 .*'batch'.*without arguments"),
     ("saves", r"user\.py:20 .*torch\.save out"), ("mismatch", r"user\.py:24 .*reduction dim"),
-    ("added_in_place", r"user\.py:30 .*`total \+= .*same device"), ("chosen", r"user\.py:41 .*where.*same device"),
+    ("added_in_place", r"user\.py:30 .*`total \+= .*same device"), ("chosen", r"user\.py:38 .*where.*same device"),
 ])
 def test_mistakes_of_devices_and_values_are_one_sentence(target: str, says: str, tmp_path: Path, caplog: Any,
                                                          capfd: Any) -> None:
