@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kernel_models.device import DeviceSpec
-from kernel_models.heuristics.efficiency import Efficiencies, Efficiency, default_efficiencies_of, together
+from kernel_models.heuristics.efficiency import Efficiencies, default_efficiencies_of, predicted_us
 from kernel_models.heuristics.embedding import (
+    GRADIENT_BYTES,
+    INDEX_BYTES,
     LookupTerms,
     columns_of,
     forward_terms,
@@ -17,11 +19,10 @@ from kernel_models.heuristics.embedding import (
     gradient_terms,
     sorting,
 )
+from kernel_models.heuristics.work import KernelWork
 from kernel_models.op_call import Family, OpCall
 from kernel_models.table_parts import TablePart
 from tracer.arrays import Float64
-
-INDEX_BYTES = 8.0
 
 
 def forward_call(parts: Sequence[TablePart]) -> OpCall:
@@ -46,7 +47,7 @@ def _call(kind: str, parts: Sequence[TablePart]) -> OpCall:
     rows = sum(part.rows for part in used) // len(used)
     columns = max(round(sum(part.bags * part.columns for part in used) / max(bags, 1)), 1)
     read_rows = sum(part.lookups * part.row_bytes for part in used)
-    out = 4.0 * sum(part.bags * part.columns for part in used)
+    out = GRADIENT_BYTES * sum(part.bags * part.columns for part in used)
     index = INDEX_BYTES * (lookups + bags)
     added = float(sum(part.lookups * part.columns for part in used))
     if kind == "bag":
@@ -88,21 +89,19 @@ class PartCosts:
 def batched_forward_us(stream_us: Float64, flight_us: Float64, wait_us: Float64, device: DeviceSpec,
                        efficiencies: Efficiencies | None = None, dtype: str = "fp32") -> Float64:
     """Time of one look-up over many parts from the sums and the maximum of their terms, µs [n]; 0 for none."""
-    reached = _reached(device, efficiencies, "bag", dtype)
-    time = reached.fixed * device.kernel_floor_us + together(
-        np.maximum(wait_us, flight_us) / reached.compute, stream_us / reached.memory, device)
-    return np.where(stream_us > 0, time, 0.0)
+    done = KernelWork(np.maximum(wait_us, flight_us), stream_us, np.ones(len(stream_us)))
+    return _time_us(done, device, efficiencies, "bag", dtype)
 
 
 def batched_backward_us(stream_us: Float64, flight_us: Float64, wait_us: Float64, lookups: Float64, rows: Float64,
                         device: DeviceSpec, efficiencies: Efficiencies | None = None, dtype: str = "fp32") -> Float64:
     """Time of their gradient with the optimizer fused, likewise; ``lookups`` and ``rows`` are sums over the parts."""
-    reached = _reached(device, efficiencies, "bag_backward_fused", dtype)
     kernels = gradient_kernels(np.ones(len(lookups), np.bool_), *sorting(lookups, rows))
-    time = reached.fixed * device.kernel_floor_us * kernels + together(
-        np.maximum(wait_us, flight_us) / reached.compute, stream_us / reached.memory, device)
-    return np.where(stream_us > 0, time, 0.0)
+    done = KernelWork(np.maximum(wait_us, flight_us), stream_us, kernels)
+    return _time_us(done, device, efficiencies, "bag_backward_fused", dtype)
 
 
-def _reached(device: DeviceSpec, efficiencies: Efficiencies | None, kind: str, dtype: str) -> Efficiency:
-    return (efficiencies or default_efficiencies_of(device)).of(Family.EMBEDDING, dtype, kind)
+def _time_us(done: KernelWork, device: DeviceSpec, efficiencies: Efficiencies | None, kind: str, dtype: str) -> Float64:
+    reached = (efficiencies or default_efficiencies_of(device)).of(Family.EMBEDDING, dtype, kind)
+    compute, memory, fixed = np.array([[reached.compute], [reached.memory], [reached.fixed]])
+    return np.where(done.memory_us > 0, predicted_us(done, device, compute, memory, fixed), 0.0)

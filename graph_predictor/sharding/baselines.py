@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from graph_predictor.sharding.choices import Scope
-from graph_predictor.sharding.greedy import unsplit
+from graph_predictor.sharding.greedy import least_loaded, unsplit
 from graph_predictor.sharding.loads import Assignment
 from graph_predictor.sharding.planner_model import planned
 from graph_predictor.sharding.scoring import Scores
@@ -63,19 +63,11 @@ def _spread(scores: Scores, ways: list[int], costs: Float64 | None, seed: int = 
             chosen.append(row)
             places.append(node)
             continue
-        pin = problem.pinned.get(problem.tables[table].name)
-        if pin is not None:
-            free &= np.arange(problem.ranks) == pin
-        for _ in range(int(choices.parts[row])):
-            if not free.any():
-                return None
-            if costs is None:
-                rank = int(draw.choice(np.flatnonzero(free)))
-            else:
-                rank = int(np.where(free, sums, np.inf).argmin())
-            free[rank] = False
-            sums[rank] += cost
-            memory[rank] += need
-            chosen.append(row)
-            places.append(rank)
+        free = problem.allowed(table, free)
+        ranks = least_loaded(int(choices.parts[row]), free, sums, cost, draw if costs is None else None)
+        if ranks is None:
+            return None
+        memory[ranks] += need
+        chosen += [row] * len(ranks)
+        places += ranks
     return Assignment(np.array(chosen, np.int64), np.array(places, np.int64))

@@ -10,7 +10,33 @@ from graph_predictor.sharding.choices import Choices
 from graph_predictor.sharding.loads import EMPTY
 from graph_predictor.sharding.plan import ShardKind
 from graph_predictor.sharding.scoring import Scores, Standing
-from tracer.arrays import Float64, Int64
+from tracer.arrays import Bool, Float64, Int64
+
+
+def least_loaded(parts: int, free: Bool, sums: Float64, cost: float, draw: np.random.Generator | None = None,
+                 ) -> list[int] | None:
+    """Give the parts of a table to different ranks, each to the free one whose sum is least, or to one drawn.
+
+    Args:
+        parts: how many.
+        free: ranks that may have one [ranks]; it is not changed.
+        sums: of the ranks' costs [ranks]; the parts' are added.
+        cost: of a part.
+        draw: draws the ranks instead.
+
+    Returns:
+        The ranks; ``None`` where too few are free.
+    """
+    found: list[int] = []
+    free = free.copy()
+    for _ in range(parts):
+        if not free.any():
+            return None
+        rank = int(draw.choice(np.flatnonzero(free)) if draw else np.where(free, sums, np.inf).argmin())
+        free[rank] = False
+        sums[rank] += cost
+        found.append(rank)
+    return found
 
 
 def greedy(scores: Scores, order: Sequence[int], options: Sequence[Sequence[int]]) -> Standing | None:

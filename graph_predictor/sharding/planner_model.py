@@ -22,6 +22,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from graph_predictor.sharding.choices import Choices, Scope
+from graph_predictor.sharding.greedy import least_loaded
 from graph_predictor.sharding.loads import Assignment
 from graph_predictor.sharding.plan import ShardKind
 from graph_predictor.sharding.problem import ShardingProblem
@@ -129,19 +130,13 @@ def _partition(problem: ShardingProblem, choices: Choices, perf: Float64, propos
     for row in order:
         need, us = float(choices.memory[row]), float(perf[row])
         if choices.scope[row] == Scope.RANK:
-            pin = problem.pinned.get(problem.tables[int(choices.table[row])].name)
-            free = memory + need <= problem.room_bytes
-            if pin is not None:
-                free &= np.arange(ranks) == pin
-            for _ in range(int(choices.parts[row])):
-                if not free.any():
-                    return None
-                rank = int(np.where(free, sums, np.inf).argmin())
-                free[rank] = False
-                sums[rank] += us
-                memory[rank] += need
-                chosen.append(row)
-                places.append(rank)
+            free = problem.allowed(int(choices.table[row]), memory + need <= problem.room_bytes)
+            ranks_of = least_loaded(int(choices.parts[row]), free, sums, us)
+            if ranks_of is None:
+                return None
+            memory[ranks_of] += need
+            chosen += [row] * len(ranks_of)
+            places += ranks_of
             continue
         here = np.ones(ranks, np.bool_)
         node = 0

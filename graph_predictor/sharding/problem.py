@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
+
 from graph_predictor.sharding.plan import ShardingError, ShardKind, checked_names
 from kernel_models.collectives import CollectiveModel, Placement
 from kernel_models.device import DeviceSpec
 from kernel_models.pricing import Models
+from tracer.arrays import Bool
 from tracer.lookup_data.tables import EmbeddingTable
 
 RESERVED_BYTES = 3e9
@@ -141,6 +144,11 @@ class ShardingProblem:
     def everywhere(self) -> Placement:
         """All ranks."""
         return Placement.even(self.ranks, self.per_node)
+
+    def allowed(self, table: int, free: Bool) -> Bool:
+        """Return which of some ranks [ranks] may have a table: only the one it is pinned to, if it is."""
+        pin = self.pinned.get(self.tables[table].name)
+        return free if pin is None else free & (np.arange(self.ranks) == pin)
 
     def vectors(self, table: EmbeddingTable, samples: float) -> float:
         """Vectors that a table gives for so many samples: one each with pooling, else one a look-up."""

@@ -142,11 +142,7 @@ class Scores:
         """The standing with all units of a choice, each where it is best; ``None`` if they fit nowhere."""
         scope, table = self.choices.scope[choice], int(self.choices.table[choice])
         if scope == Scope.RANK:
-            pin = self.problem.pinned.get(self.problem.tables[table].name)
-            taken = np.zeros(self.problem.ranks, np.bool_)
-            if pin is not None:
-                taken[:] = True
-                taken[pin] = False
+            taken = ~self.problem.allowed(table, np.ones(self.problem.ranks, np.bool_))
             for _ in range(int(self.choices.parts[choice])):
                 found = self.placed(now, choice, taken)
                 if found is None:

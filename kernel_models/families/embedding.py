@@ -117,10 +117,14 @@ def _one_table(op: Inputs, kind: str, weight: TensorSpec, indices: TensorSpec) -
          "aten::embedding_sparse_backward(grad_output, indices, num_weights)")
 def _dense_backward(op: Inputs) -> Iterator[OpCall]:
     grad, indices = op.tensor("grad_output"), op.tensor("indices")
-    sparse = "sparse" in op.name or ("sparse" in op.names and op.flag("sparse"))
-    kind = "embedding_backward_sparse" if sparse else "embedding_backward"
+    kind = "embedding_backward_sparse" if _gives_sparse(op) else "embedding_backward"
     yield from embedding(kind, indices.elements, indices.elements, op.integer("num_weights", 0), grad.shape[-1], 1,
                          grad.dtype, indices.dtype, noted=noted_tables(op.text("indices")))
+
+
+def _gives_sparse(op: Inputs) -> bool:
+    """Return whether a gradient's operation gives a sparse one: by its name, or by its argument."""
+    return "sparse" in op.name or ("sparse" in op.names and op.flag("sparse"))
 
 
 _BAG = "(weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset)"
@@ -154,8 +158,7 @@ def _bags(op: Inputs, kind: str) -> Iterator[OpCall]:
          "aten::_embedding_bag_sparse_backward(grad, indices, offsets, offset2bag, bag_size, num_weights)")
 def _bag_backward(op: Inputs) -> Iterator[OpCall]:
     grad, indices = op.tensor("grad"), op.tensor("indices")
-    sparse = "sparse" in op.name or ("sparse" in op.names and op.flag("sparse"))
-    kind = "bag_backward_sparse" if sparse else "bag_backward"
+    kind = "bag_backward_sparse" if _gives_sparse(op) else "bag_backward"
     yield from embedding(kind, indices.elements, grad.shape[0], op.integer("num_weights", 0), grad.shape[-1], 1,
                          grad.dtype, indices.dtype, noted=noted_tables(op.text("indices")))
 
