@@ -83,7 +83,7 @@ def shard(
 def _bytes(text: str) -> float:
     """Bytes of ``--memory``. Raises ``ForetraceError``."""
     from graph_predictor.comm.units import parse_bytes
-    from graph_predictor.sharding.plan import ShardingError
+    from tracer.lookup_data.plan_file import ShardingError
 
     found = parse_bytes(f"{text}GB" if text.replace(".", "", 1).isdigit() else text)
     if found <= 0:
@@ -93,7 +93,7 @@ def _bytes(text: str) -> float:
 
 def _pins(texts: Sequence[str]) -> dict[str, int]:
     """Tables and ranks of ``--pin``. Raises ``ForetraceError``."""
-    from graph_predictor.sharding.plan import ShardingError
+    from tracer.lookup_data.plan_file import ShardingError
 
     found: dict[str, int] = {}
     for text in texts:
@@ -108,7 +108,7 @@ def _pins(texts: Sequence[str]) -> dict[str, int]:
 
 def _exponents(text: str | None) -> list[float]:
     """Exponents of ``--skews``. Raises ``ForetraceError``."""
-    from graph_predictor.sharding.plan import ShardingError
+    from tracer.lookup_data.plan_file import ShardingError
     from tracer.lookup_data.reuse import STEEPEST_SKEW
 
     found = []

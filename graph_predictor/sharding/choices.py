@@ -12,13 +12,14 @@ from enum import IntEnum
 
 import numpy as np
 
-from graph_predictor.sharding.plan import ShardingError, ShardKind, TableSharding, can_split_columns, node_ranks
+from graph_predictor.sharding.plan import can_split_columns, node_ranks
 from graph_predictor.sharding.problem import ShardingProblem
 from kernel_models.lookups import PartCosts, backward_call
 from kernel_models.op_call import Family, OpCall
 from kernel_models.pricing import price
 from kernel_models.table_parts import TablePart
 from tracer.arrays import Float64, Int64
+from tracer.lookup_data.plan_file import ShardingError, ShardKind, TableSharding
 from tracer.lookup_data.tables import EmbeddingTable
 
 LENGTH_BYTES = 4.0

@@ -11,7 +11,7 @@ import numpy as np
 from graph_predictor.sharding.choices import INPUT_COPIES, Choices, Scope
 from graph_predictor.sharding.exchanges import PricedExchange
 from graph_predictor.sharding.loads import Assignment, RankLoads
-from graph_predictor.sharding.plan import ShardingPlan, ShardKind
+from graph_predictor.sharding.plan import ShardingPlan
 from graph_predictor.sharding.problem import RESERVED_BYTES, ShardingProblem
 from graph_predictor.sharding.scoring import Scores
 from graph_predictor.sharding.step import INDEX, LENGTHS_BYTES, SENT
@@ -21,6 +21,7 @@ from kernel_models.op_call import OpCall
 from kernel_models.pricing import price
 from kernel_models.table_parts import TablePart
 from tracer.arrays import Float64
+from tracer.lookup_data.plan_file import ShardKind
 from tracer.memory_account import MemoryAccount
 
 

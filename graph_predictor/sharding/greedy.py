@@ -8,9 +8,9 @@ import numpy as np
 
 from graph_predictor.sharding.choices import Choices
 from graph_predictor.sharding.loads import EMPTY
-from graph_predictor.sharding.plan import ShardKind
 from graph_predictor.sharding.scoring import Scores, Standing
 from tracer.arrays import Bool, Float64, Int64
+from tracer.lookup_data.plan_file import ShardKind
 
 
 def least_loaded(parts: int, free: Bool, sums: Float64, cost: float, draw: np.random.Generator | None = None,

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graph_predictor.sharding.choices import Choices, Scope
-from graph_predictor.sharding.plan import ShardingPlan, ShardKind, TableSharding
+from graph_predictor.sharding.plan import ShardingPlan
 from graph_predictor.sharding.problem import ShardingProblem
 from tracer.arrays import Float64, Int64
+from tracer.lookup_data.plan_file import ShardKind, TableSharding
 
 SUMS = ("forward_stream", "forward_flight", "backward_stream", "backward_flight", "lookups", "rows", "index_bytes",
         "sent_bytes", "memory")

@@ -1,4 +1,5 @@
-"""``ShardingPlan``: where each embedding table lies, checked, and written and read as TorchRec writes such a plan.
+"""``ShardingPlan``: where each embedding table lies, checked, and written and read as ``tracer.lookup_data.plan_file``
+has it.
 
 ==============  ===================================  =================================================================
 kind            a rank holds                         what moves in forward (backward: the reverse)
@@ -17,12 +18,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
-from tracer.decode import DecodeError, from_json
-from tracer.errors import ForetraceError
-from tracer.input_file import PathLike, read_input
+import msgspec
+
+from tracer.input_file import PathLike
+from tracer.lookup_data.plan_file import (
+    ShardingError,
+    ShardKind,
+    TableSharding,
+    WrittenPlan,
+    WrittenShard,
+    WrittenShards,
+    WrittenTable,
+    read_plan,
+)
 from tracer.lookup_data.tables import EmbeddingTable
 from tracer.output_file import whole_file
 
@@ -30,58 +40,6 @@ COLUMNS_MULTIPLE = 4
 """Columns of a shard are a multiple of this: what FBGEMM's kernels take."""
 MODULE = "embeddings"
 """Name of the module that a written plan puts its tables in."""
-
-
-class ShardingError(ForetraceError):
-    """A sharding of tables is not possible, or not written as one."""
-
-
-class ShardKind(str, Enum):
-    """How one table is spread; the values are TorchRec's names."""
-
-    TABLE_WISE = "table_wise"
-    COLUMN_WISE = "column_wise"
-    ROW_WISE = "row_wise"
-    TABLE_ROW_WISE = "table_row_wise"
-    DATA_PARALLEL = "data_parallel"
-
-    @property
-    def fused(self) -> bool:
-        """Return whether the optimizer runs within the look-up's backward: not where gradients are all-reduced."""
-        return self is not ShardKind.DATA_PARALLEL
-
-    @staticmethod
-    def of(text: str) -> ShardKind:
-        """The kind of a name, also with hyphens or as TorchRec's tables abbreviate it (tw, cw, rw, twrw, dp).
-
-        Raises:
-            ShardingError: there is none.
-        """
-        plain = text.strip().lower().replace("-", "_")
-        try:
-            return ShardKind(_SHORT.get(plain, plain))
-        except ValueError:
-            raise ShardingError(f"{text!r} is no kind of sharding; known are "
-                                f"{', '.join(kind.value for kind in ShardKind)}.") from None
-
-
-_SHORT = {"tw": "table_wise", "cw": "column_wise", "rw": "row_wise", "twrw": "table_row_wise", "dp": "data_parallel"}
-SHORT_KINDS = {ShardKind(name): short for short, name in _SHORT.items()}
-"""Abbreviations for tables."""
-
-
-@dataclass(frozen=True, slots=True)
-class TableSharding:
-    """How one table is spread.
-
-    Attributes:
-        kind: see the module.
-        ranks: table-wise: the one rank; column-wise: the rank of each part of the columns, in their order;
-            table-row-wise: the ranks of one node; else all ranks.
-    """
-
-    kind: ShardKind
-    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,30 +87,32 @@ class ShardingPlan:
             for shard in shards_of(table, sharding):
                 yield i, shard
 
-    def to_document(self) -> dict[str, Any]:
-        """The plan as TorchRec's objects have it, as plain values.
+    def written(self) -> WrittenPlan:
+        """The plan as its file has it.
 
         Tables lie in one module; of each: sharding type, compute kernel, ranks, and its shards with offsets, sizes and
         placement.
         """
-        module: dict[str, Any] = {}
+        module = {}
         for table, sharding in zip(self.tables, self.shardings, strict=True):
             fused = sharding.kind.fused
-            module[table.name] = {
-                "sharding_type": sharding.kind.value, "compute_kernel": "fused" if fused else "dense",
-                "ranks": list(sharding.ranks),
-                "sharding_spec": {"shards": [
-                    {"shard_offsets": [shard.row, shard.column], "shard_sizes": [shard.rows, shard.columns],
-                     "placement": f"rank:{shard.rank}/cuda:{shard.rank % self.per_node}"}
-                    for shard in shards_of(table, sharding)]} if fused else None}
-        return {"world_size": self.ranks, "local_world_size": self.per_node, "plan": {MODULE: module}}
+            shards = WrittenShards(tuple(
+                WrittenShard((shard.row, shard.column), (shard.rows, shard.columns),
+                             f"rank:{shard.rank}/cuda:{shard.rank % self.per_node}")
+                for shard in shards_of(table, sharding)))
+            module[table.name] = WrittenTable(sharding.kind.value, "fused" if fused else "dense", sharding.ranks,
+                                              shards if fused else None)
+        return WrittenPlan(self.ranks, self.per_node, {MODULE: module})
+
+    def to_document(self) -> dict[str, Any]:
+        """The plan as plain values."""
+        found: dict[str, Any] = msgspec.to_builtins(self.written())
+        return found
 
     def save(self, path: PathLike) -> None:
         """Write it as JSON, atomically. Raises ``ForetraceError``."""
-        import msgspec
-
         with whole_file(path) as stream:
-            stream.write(msgspec.json.format(msgspec.json.encode(self.to_document()), indent=1) + b"\n")
+            stream.write(msgspec.json.format(msgspec.json.encode(self.written()), indent=1) + b"\n")
 
 
 def load_plan(path: PathLike, tables: Sequence[EmbeddingTable]) -> ShardingPlan:
@@ -161,32 +121,8 @@ def load_plan(path: PathLike, tables: Sequence[EmbeddingTable]) -> ShardingPlan:
     Raises:
         ShardingError: it cannot be read, lacks a table, or has one that is not among these.
     """
-    try:
-        return plan_of_document(from_json(read_input(path)), tables)
-    except OSError as error:
-        raise ShardingError(f"{path} cannot be read ({error.strerror or error}); check the path.") from None
-    except DecodeError as error:
-        raise ShardingError(f"{path} cannot be read as a plan: {error}.") from None
-
-
-def plan_of_document(document: Any, tables: Sequence[EmbeddingTable]) -> ShardingPlan:
-    """The plan of ``ShardingPlan.to_document``. Raises ``ShardingError``."""
-    try:
-        found: dict[str, TableSharding] = {}
-        for module in document["plan"].values():
-            for name, each in module.items():
-                kind = ShardKind.of(str(each["sharding_type"]))
-                found[name] = TableSharding(kind, tuple(int(rank) for rank in each["ranks"]))
-        ranks, per_node = int(document["world_size"]), int(document["local_world_size"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ShardingError(f"This is no sharding plan ({type(error).__name__}: {error}); compare it with one that "
-                            "foretrace shard --out writes.") from None
-    if lacking := [table.name for table in tables if table.name not in found]:
-        raise ShardingError(f"The plan says nothing of table {lacking[0]!r}; it must have all {len(tables)}.")
-    if len(found) > len(tables):
-        others = sorted(set(found) - {table.name for table in tables})
-        raise ShardingError(f"The plan has table {others[0]!r}, which is not among the tables.")
-    return ShardingPlan(tuple(tables), tuple(found[table.name] for table in tables), ranks, per_node)
+    found = read_plan(path)
+    return ShardingPlan(tuple(tables), found.shardings(tables), found.world_size, found.local_world_size)
 
 
 def why_not(table: EmbeddingTable, sharding: TableSharding, ranks: int, per_node: int) -> str | None:

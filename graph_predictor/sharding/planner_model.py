@@ -24,9 +24,9 @@ import numpy as np
 from graph_predictor.sharding.choices import Choices, Scope
 from graph_predictor.sharding.greedy import least_loaded
 from graph_predictor.sharding.loads import Assignment
-from graph_predictor.sharding.plan import ShardKind
 from graph_predictor.sharding.problem import ShardingProblem
 from tracer.arrays import Float64
+from tracer.lookup_data.plan_file import ShardKind
 from tracer.lookup_data.tables import TABLE_DTYPES
 
 INPUT_BYTES = 8

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from graph_predictor.comm.clusters import profile_on
 from graph_predictor.sharding.estimate import ShardedStep, estimate
-from graph_predictor.sharding.plan import SHORT_KINDS, ShardingError, ShardKind
 from graph_predictor.sharding.problem import ShardingProblem
 from graph_predictor.sharding.robustness import DriftedStep, drifted, drifts
 from graph_predictor.sharding.search import ShardingSearch, search
@@ -20,6 +19,7 @@ from graph_predictor.sharding.sources import sharding_source
 from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device_choice import find_device
 from kernel_models.profile import DeviceProfile
+from tracer.lookup_data.plan_file import SHORT_KINDS, ShardingError, ShardKind
 from tracer.shown import Shown
 
 if TYPE_CHECKING:

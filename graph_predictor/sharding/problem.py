@@ -8,11 +8,12 @@ from functools import cached_property
 
 import numpy as np
 
-from graph_predictor.sharding.plan import ShardingError, ShardKind, checked_names
+from graph_predictor.sharding.plan import checked_names
 from kernel_models.collectives import CollectiveModel, Placement
 from kernel_models.device import DeviceSpec
 from kernel_models.pricing import Models
 from tracer.arrays import Bool
+from tracer.lookup_data.plan_file import ShardingError, ShardKind
 from tracer.lookup_data.tables import EmbeddingTable
 
 RESERVED_BYTES = 3e9

@@ -13,10 +13,10 @@ from graph_predictor.sharding.exact import fastest, small
 from graph_predictor.sharding.greedy import every_way, greedy, orders, split_above, unsplit
 from graph_predictor.sharding.loads import Assignment
 from graph_predictor.sharding.local import LocalSearch
-from graph_predictor.sharding.plan import ShardingError, ShardKind
 from graph_predictor.sharding.problem import ShardingProblem
 from graph_predictor.sharding.scoring import Scores, Standing
 from graph_predictor.sharding.step import StepModel
+from tracer.lookup_data.plan_file import ShardingError, ShardKind
 from tracer.memory_account import binary_size
 
 FEW_TABLES = 128

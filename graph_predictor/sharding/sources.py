@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from graph_predictor.sharding.plan import ShardingError
 from graph_predictor.sharding.problem import DenseWork
 from graph_predictor.synthesis.modelled import calls_by_operation
 from kernel_models.device import DeviceSpec
@@ -21,6 +20,7 @@ from tracer.input_file import open_input
 from tracer.job import read_job
 from tracer.lookup_data.files import read_tables
 from tracer.lookup_data.noted import tables_of
+from tracer.lookup_data.plan_file import ShardingError
 from tracer.lookup_data.tables import EmbeddingTable
 from tracer.memory_account import MemoryAccount
 

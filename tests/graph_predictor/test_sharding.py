@@ -22,14 +22,7 @@ from graph_predictor.sharding.choices import Choices, Scope, choices_of
 from graph_predictor.sharding.estimate import estimate
 from graph_predictor.sharding.exact import fastest
 from graph_predictor.sharding.loads import EMPTY, Assignment, assignment_of
-from graph_predictor.sharding.plan import (
-    ShardingError,
-    ShardingPlan,
-    ShardKind,
-    TableSharding,
-    load_plan,
-    plan_of_document,
-)
+from graph_predictor.sharding.plan import ShardingPlan, load_plan
 from graph_predictor.sharding.problem import ShardingProblem
 from graph_predictor.sharding.robustness import DataDrift, drifted
 from graph_predictor.sharding.scoring import Scores
@@ -38,6 +31,7 @@ from graph_predictor.sharding.step import StepModel
 from kernel_models.collectives import CollectiveModel, topology, uneven_all_to_all
 from kernel_models.device import device
 from tracer.lookup_data.files import write_tables
+from tracer.lookup_data.plan_file import ShardingError, ShardKind, TableSharding
 from tracer.lookup_data.tables import EmbeddingTable
 from tracer.lookup_data.tasks import dreamshard_task, neuroshard_task
 
@@ -106,14 +100,16 @@ class TestPlans:
             ShardingPlan((self.tables[0],), (TableSharding(kind, ranks),), 4, 4)
 
     @pytest.mark.parametrize("damage", [
-        lambda d: d.pop("plan"), lambda d: d.update(world_size="x"), lambda d: d["plan"]["embeddings"].pop("a"),
+        lambda d: d.pop("plan"), lambda d: d.update(world_size="x"), lambda d: d.update(world_size=0),
+        lambda d: d["plan"]["embeddings"].pop("a"),
         lambda d: d["plan"]["embeddings"]["a"].update(sharding_type="diagonal"),
         lambda d: d["plan"]["embeddings"].update(z=d["plan"]["embeddings"]["a"])])
-    def test_a_damaged_plan_is_one_sentence(self, damage: Callable[[Any], Any]) -> None:
+    def test_a_damaged_plan_is_one_sentence(self, damage: Callable[[Any], Any], tmp_path: Path) -> None:
         document = self.plan().to_document()
         damage(document)
+        (tmp_path / "plan.json").write_text(json.dumps(document))
         with pytest.raises(ShardingError):
-            plan_of_document(document, self.tables)
+            load_plan(tmp_path / "plan.json", self.tables)
 
 
 class TestLaws:

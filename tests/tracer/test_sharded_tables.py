@@ -14,9 +14,10 @@ from graph_predictor.prediction.replay import replay
 from graph_predictor.reports.ranks import rank_report, recorded_times
 from tracer import workloads
 from tracer.job import Job, read_job
+from tracer.lookup_data.plan_file import ShardingError, ShardKind, TableSharding
 from tracer.lookup_data.tables import EmbeddingTable
 from tracer.parallel_plan import PlanError
-from tracer.workloads.places import pieces_of, table_places
+from tracer.workloads.places import pieces_of
 
 UNEQUAL = {"preset": "tiny", "columns_halved": 2, "bags_halved": 2}
 SHARDINGS = ("table", "row", "column", "0,0,row,column", "1,row:1+0,column:1+0+1,copy")
@@ -167,7 +168,7 @@ def test_a_rank_by_shapes_looks_up_all_its_pieces_for_every_rank(sharding: str) 
 @pytest.mark.parametrize("sharding", ["row", "column", "0,3,row,copy", "row:2+1,column:3+3,0,copy"])
 def test_pieces_cover_every_table_once(sharding: str) -> None:
     tables = [EmbeddingTable(f"t{i}", 100 + i, 8) for i in range(4)]
-    pieces = pieces_of(tables, table_places(sharding, 4), 4)
+    pieces = pieces_of(tables, sharding, 4)
     for number, table in enumerate(tables):
         own = [piece for piece in pieces if piece.table == number]
         copied = sharding.endswith("copy") and number == 3
@@ -187,7 +188,35 @@ def test_plans_that_do_not_fit(values: dict[str, Any], plan: str, message: str) 
         check_plan(workloads.configure("dlrm", preset="tiny", **values), ParallelPlan.parse(plan, 2))
 
 
-@pytest.mark.parametrize("text", ["0,1", "somewhere", "0,1,table,2", "row:0+0", "row:a"])
+@pytest.mark.parametrize(("rows", "blocks"), [(10, [3, 3, 3, 1]), (9, [3, 3, 3]), (3, [1, 1, 1]), (8, [2, 2, 2, 2])])
+def test_blocks_of_rows_are_equal_but_for_the_last(rows: int, blocks: list[int]) -> None:
+    assert [piece.rows for piece in pieces_of([EmbeddingTable("t", rows, 8)], "row", 4)] == blocks
+
+
+def test_a_plan_of_shard_is_a_place_for_each_table(tmp_path: Path) -> None:
+    from graph_predictor.sharding.plan import ShardingPlan, shards_of
+
+    tables = workloads.configure("dlrm", preset="tiny", tables=5).embedding_tables()
+    everyone = (0, 1, 2, 3)
+    plan = ShardingPlan(tuple(tables), (
+        TableSharding(ShardKind.ROW_WISE, everyone), TableSharding(ShardKind.COLUMN_WISE, (3, 1)),
+        TableSharding(ShardKind.TABLE_WISE, (2,)), TableSharding(ShardKind.DATA_PARALLEL, everyone),
+        TableSharding(ShardKind.TABLE_ROW_WISE, (2, 3))), 4, 2)
+    plan.save(tmp_path / "plan.json")
+    settings: Any = workloads.parse("dlrm", ["tables=5", f"sharding={tmp_path / 'plan.json'}"], preset="tiny")
+    assert settings.sharding == "row,column:3+1,2,copy,row:2+3@4"
+    pieces = {(each.table, each.rank, each.first_row, each.rows, each.first_column, each.columns)
+              for each in pieces_of(tables, settings.sharding, 4)}
+    assert pieces == {(row, shard.rank, shard.row, shard.rows, shard.column, shard.columns)
+                      for row, shard in plan.shards() if row != 3}
+    assert len(shards_of(tables[3], plan.shardings[3])) == 4
+    with pytest.raises(workloads.WorkloadError, match="for 4 ranks, and there are 8"):
+        pieces_of(tables, settings.sharding, 8)
+    with pytest.raises(ShardingError, match="says nothing of table"):
+        workloads.parse("dlrm", ["tables=6", f"sharding={tmp_path / 'plan.json'}"], preset="tiny")
+
+
+@pytest.mark.parametrize("text", ["0,1", "somewhere", "0,1,table,2", "row:0+0", "row:a", "0,1,0,0@x", "0@"])
 def test_places_that_are_none(text: str) -> None:
     with pytest.raises(workloads.WorkloadError, match="sharding="):
         workloads.configure("dlrm", preset="tiny", sharding=text)

@@ -60,11 +60,11 @@ def _with_sharded_tables(model: Any, workload: Workload, plan: ParallelPlan, mes
     from torch.nn.parallel import DistributedDataParallel
 
     from tracer.workloads.models.sharded_tables import ShardedTables, sharded_parameters
-    from tracer.workloads.places import pieces_of, table_places
+    from tracer.workloads.places import pieces_of
 
     settings: Any = workload.settings
     tables = settings.embedding_tables()
-    pieces = pieces_of(tables, table_places(settings.sharding, len(tables)), plan.dp)
+    pieces = pieces_of(tables, settings.sharding, plan.dp)
     with torch.device(workload.device):
         model.tables = ShardedTables(tables, pieces, settings.batch, sparse=settings.sparse,
                                      batched=settings.batched, group=_part(mesh, "dp").get_group())

@@ -13,7 +13,7 @@ from dataclasses import replace
 from tracer.fake_world.fit import check_plan, stage_sizes
 from tracer.parallel_plan import MeshPlace, ParallelPlan
 from tracer.rank_classes import RankClass, spans
-from tracer.workloads.places import pieces_of, table_places
+from tracer.workloads.places import pieces_of
 from tracer.workloads.settings import OptimizerKind, Settings
 
 _BY_ROWS = ("q.weight", "k.weight", "v.weight", "gate.weight", "up.weight", "tokens.weight", "head.weight")
@@ -52,7 +52,7 @@ def _table_pieces(settings: Settings, plan: ParallelPlan) -> dict[int, list[tupl
     text, tables = getattr(settings, "sharding", ""), settings.embedding_tables()
     found: dict[int, list[tuple[float, ...]]] = {}
     if text:
-        for piece in pieces_of(tables, table_places(text, len(tables)), plan.dp):
+        for piece in pieces_of(tables, text, plan.dp):
             found.setdefault(piece.rank, []).append(
                 (piece.rows, piece.columns, tables[piece.table].bag * piece.rows / tables[piece.table].rows))
     return {rank: sorted(own) for rank, own in found.items()}

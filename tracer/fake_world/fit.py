@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tracer.fake_world.errors import FakeWorldError
 from tracer.parallel_plan import MOST_RANKS, ParallelPlan, PlanError, Recomputation, Schedule, Sharding
-from tracer.workloads.places import pieces_of, table_places
+from tracer.workloads.places import pieces_of
 from tracer.workloads.settings import Settings, WorkloadError
 
 SPLIT_WORKLOADS = frozenset({"llama"})
@@ -95,12 +95,11 @@ def check_plan(settings: Settings, plan: ParallelPlan) -> None:
 
 def _tables_fit(settings: Settings, plan: ParallelPlan) -> None:
     tables = settings.embedding_tables()
-    places = table_places(settings.sharding, len(tables))  # type: ignore[attr-defined]
     if not plan.ddp:
         raise PlanError(f"{settings.WORKLOAD}: sharding spreads tables over ddp's replicas; choose ddp, or leave "
                         "sharding out.")
     try:
-        pieces_of(tables, places, plan.dp)
+        pieces_of(tables, settings.sharding, plan.dp)  # type: ignore[attr-defined]
     except WorkloadError as error:
         raise PlanError(str(error)) from None
 

@@ -25,7 +25,7 @@ from tracer.shape_only.modules import ModuleStack
 from tracer.shape_only.recorder import OperatorRecorder
 from tracer.shape_only.substitutions import CPU, GPU, Site, host_data, installed
 from tracer.shape_only.substitutions.placement import DevicePlacement
-from tracer.workloads.places import pieces_of, table_places, tables_at
+from tracer.workloads.places import pieces_of, tables_at
 
 if TYPE_CHECKING:
     from tracer.job import Job
@@ -130,7 +130,7 @@ def trace_workload(
     tables = settings.embedding_tables()
     sharding: str = getattr(settings, "sharding", "")
     if sharding and plan is not None:
-        pieces = pieces_of(tables, table_places(sharding, len(tables)), plan.dp)
+        pieces = pieces_of(tables, sharding, plan.dp)
         tables = tables_at(tables, pieces, plan.place(rank).dp)
     if tables:
         graph.meta.loss.notes += note_tables(graph, tables)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from tracer.lookup_data.tables import EmbeddingTable
-from tracer.workloads.places import table_places
+from tracer.workloads.places import PLAN, check_places, places_of_plan
 from tracer.workloads.settings import DtypeMode, Norm, OptimizerKind, Settings, WorkloadError, mode, size
 
 RESNET_STAGES = {14: (1, 1, 1, 1), 26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
@@ -72,13 +72,15 @@ class DlrmSettings(_RecommendationSettings):
     batched: bool = mode(False, "tables of equal columns in one weight, looked up by one operation (as FBGEMM does)")
     sharding: str = mode(
         "", "places of the tables under ddp: a rank, row, column or copy for each, as 0,1,row; one word for all; "
-            "table deals them out in turn; empty copies all to every rank")
+            "table deals them out in turn; the file of a plan (foretrace shard --out); empty copies all to every rank")
 
     def check(self) -> None:
-        """The places are ones."""
+        """The places are ones; those of a plan's file are taken in its stead, so that the file may go."""
         super().check()
+        if self.sharding.lower().endswith(PLAN):
+            object.__setattr__(self, "sharding", places_of_plan(self.sharding, self.embedding_tables()))
         if self.sharding:
-            table_places(self.sharding, self.tables)
+            check_places(self.sharding, self.tables)
         if self.sharding and self.compile:
             raise WorkloadError("dlrm: sharding does not go with compile=true; set compile=false.")
 

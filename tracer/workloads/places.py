@@ -9,6 +9,9 @@ columns lie side by side::
     column-wise     a piece on every rank, columns likewise
                     (both also on chosen ranks, part by part: ``row:0+1``, ``column:3+3+1``)
     copy            no piece: each rank holds the table, and its gradient is averaged
+
+A sharding plan (``foretrace shard --out``) becomes such places, followed by the number of ranks that it is for:
+``0,copy,column:3+1@4``.
 """
 
 from __future__ import annotations
@@ -17,12 +20,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from tracer.lookup_data.plan_file import ShardKind, read_plan
 from tracer.lookup_data.tables import EmbeddingTable
 from tracer.workloads.settings import WorkloadError
 
 ROW, COLUMN, COPY, IN_TURN = "row", "column", "copy", "table"
 Place = int | str
 """Of a table: its rank, or one of the words."""
+PLAN = ".json"
+"""Ending of the name of a plan's file, in the place of places."""
+_FOR = "@"
+_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,34 +52,37 @@ class TablePiece:
     columns: int
 
 
-def table_places(text: str, tables: int) -> list[Place]:
-    """The places that a text says, one a table; ``table`` stays a word until the number of ranks is known.
+def check_places(text: str, tables: int) -> None:
+    """Raise ``WorkloadError`` unless a text says a place for each of so many tables."""
+    _table_places(text, tables)
+
+
+def places_of_plan(path: str, tables: Sequence[EmbeddingTable]) -> str:
+    """Return the places that the file of a sharding plan says for these tables.
 
     Raises:
-        WorkloadError: it says something else, or other than one place a table.
+        ShardingError: it cannot be read, is no plan, or is one of other tables.
     """
-    words = [word.strip().lower() for word in text.split(",")]
-    for word in words:
-        kind, _, ranks = word.partition(":")
-        parts = ranks.split("+") if ranks else []
-        cut = kind in (ROW, COLUMN) and all(part.isdecimal() for part in parts) and (
-            kind == COLUMN or len(set(parts)) == len(parts))
-        if not cut and word != COPY and not word.isdecimal() and (word != IN_TURN or len(words) > 1):
-            raise WorkloadError(f"sharding={text}: {word!r} is no place of a table; write a rank, row, column (or "
-                                "row:0+1, on these ranks) or copy for each, or table, row, column or copy for all.")
-    if len(words) == 1 and not words[0].isdecimal():
-        words *= tables
-    if len(words) != tables:
-        raise WorkloadError(f"sharding={text} places {len(words)} tables, and there are {tables}; give each a place.")
-    return [int(word) if word.isdecimal() else word for word in words]
+    plan = read_plan(path)
+    words = []
+    for each in plan.shardings(tables):
+        ranks = "+".join(map(str, each.ranks))
+        words.append({ShardKind.TABLE_WISE: ranks, ShardKind.COLUMN_WISE: f"{COLUMN}:{ranks}", ShardKind.ROW_WISE: ROW,
+                      ShardKind.TABLE_ROW_WISE: f"{ROW}:{ranks}", ShardKind.DATA_PARALLEL: COPY}[each.kind])
+    return f"{','.join(words)}{_FOR}{plan.world_size}"
 
 
-def pieces_of(tables: Sequence[EmbeddingTable], places: Sequence[Place], ranks: int) -> list[TablePiece]:
-    """Every piece of tables at their places, by rank and then by table. Tables that are copied have none.
+def pieces_of(tables: Sequence[EmbeddingTable], text: str, ranks: int) -> list[TablePiece]:
+    """Every piece of tables at the places that a text says, by rank and then by table; of copied tables none.
 
     Raises:
-        WorkloadError: a rank is not there, or a table has fewer rows or columns than it is to be cut into.
+        WorkloadError: the text says no place for each table, a rank is not there, the places are those of a plan for
+            another number of ranks, or a table has fewer columns than it is to be cut into.
     """
+    places, planned = _table_places(text, len(tables))
+    if planned not in (0, ranks):
+        raise WorkloadError(f"The tables' places are those of a sharding plan for {planned} ranks, and there are "
+                            f"{ranks}; take as many, or make a plan for these (foretrace shard --gpus {ranks}).")
     found: list[TablePiece] = []
     for number, (table, place) in enumerate(zip(tables, places, strict=True)):
         if place == COPY:
@@ -80,10 +91,12 @@ def pieces_of(tables: Sequence[EmbeddingTable], places: Sequence[Place], ranks: 
         if kind in (ROW, COLUMN):
             on = [int(rank) for rank in chosen.split("+")] if chosen else list(range(ranks))
             _check_there(table, max(on), ranks)
-            size = table.rows if kind == ROW else table.columns
-            for rank, (first, count) in zip(on, _chunks(table, kind, size, len(on)), strict=True):
-                found.append(TablePiece(number, rank, first, count, 0, table.columns) if kind == ROW
-                             else TablePiece(number, rank, 0, table.rows, first, count))
+            if kind == ROW:
+                found += [TablePiece(number, rank, first, count, 0, table.columns)
+                          for rank, (first, count) in zip(on, _blocks(table.rows, len(on)), strict=True) if count]
+            else:
+                found += [TablePiece(number, rank, 0, table.rows, first, count)
+                          for rank, (first, count) in zip(on, _chunks(table, len(on)), strict=True)]
             continue
         rank = number % ranks if place == IN_TURN else int(place)
         _check_there(table, rank, ranks)
@@ -109,8 +122,43 @@ def _check_there(table: EmbeddingTable, rank: int, ranks: int) -> None:
                             f"{ranks - 1}.")
 
 
-def _chunks(table: EmbeddingTable, kind: str, size: int, ranks: int) -> list[tuple[int, int]]:
+def _table_places(text: str, tables: int) -> tuple[list[Place], int]:
+    """The places that a text says, one a table, and the ranks they are for (0: any); ``table`` stays a word until the
+    number of ranks is known."""
+    listed, at, planned = text.partition(_FOR)
+    words = [word.strip().lower() for word in listed.split(",")]
+    for word in words:
+        kind, _, ranks = word.partition(":")
+        parts = ranks.split("+") if ranks else []
+        cut = kind in (ROW, COLUMN) and all(map(_is_number, parts)) and (
+            kind == COLUMN or len(set(parts)) == len(parts))
+        if not cut and word != COPY and not _is_number(word) and (word != IN_TURN or len(words) > 1):
+            raise WorkloadError(f"sharding={text}: {word!r} is no place of a table; write a rank, row, column (or "
+                                "row:0+1, on these ranks) or copy for each, or table, row, column or copy for all.")
+    if at and not _is_number(planned):
+        raise WorkloadError(f"sharding={text}: {planned!r} is no number of ranks; write one after {_FOR}.")
+    if len(words) == 1 and not words[0].isdecimal():
+        words *= tables
+    if len(words) != tables:
+        raise WorkloadError(f"sharding={text} places {len(words)} tables, and there are {tables}; give each a place.")
+    return [int(word) if word.isdecimal() else word for word in words], int(planned or 0)
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and text.isascii() and len(text) <= _DIGITS
+
+
+def _blocks(rows: int, ranks: int) -> list[tuple[int, int]]:
+    """First row and rows of equal blocks but for the last, which is shorter; those after it are empty (as TorchRec)."""
+    block = -(-rows // ranks)
+    firsts = [min(rank * block, rows) for rank in range(ranks + 1)]
+    return [(first, last - first) for first, last in pairwise(firsts)]
+
+
+def _chunks(table: EmbeddingTable, ranks: int) -> list[tuple[int, int]]:
+    """First column and columns of parts as even as can be."""
+    size = table.columns
     if size < ranks:
-        raise WorkloadError(f"Table {table.name} has {size} {kind}s, fewer than its {ranks} ranks; place it otherwise.")
+        raise WorkloadError(f"Table {table.name} has {size} columns, fewer than its {ranks} ranks; place it otherwise.")
     bounds = [size * rank // ranks for rank in range(ranks + 1)]
     return [(first, last - first) for first, last in pairwise(bounds)]

@@ -1,0 +1,143 @@
+"""A sharding plan as TorchRec writes one: how each embedding table is spread, and the file that says so.
+
+::
+
+    {"world_size": 4, "local_world_size": 4, "plan": {"embeddings": {"tables.0": {
+        "sharding_type": "column_wise", "compute_kernel": "fused", "ranks": [2, 0],
+        "sharding_spec": {"shards": [{"shard_offsets": [0, 0], "shard_sizes": [1000, 16], "placement": "rank:2/cuda:2"},
+                                     …]}}, …}}}
+
+Source: TorchRec, ``torchrec.distributed.types.ShardingType`` and ``ParameterSharding``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated
+
+import msgspec
+
+from tracer.decode import DecodeError, from_json
+from tracer.errors import ForetraceError
+from tracer.input_file import PathLike, read_input
+from tracer.lookup_data.tables import EmbeddingTable
+from tracer.parallel_plan import MOST_RANKS
+
+Ranks = Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
+"""A number of ranks."""
+
+
+class ShardingError(ForetraceError):
+    """A sharding of tables is not possible, or not written as one."""
+
+
+class ShardKind(str, Enum):
+    """How one table is spread; the values are TorchRec's names."""
+
+    TABLE_WISE = "table_wise"
+    COLUMN_WISE = "column_wise"
+    ROW_WISE = "row_wise"
+    TABLE_ROW_WISE = "table_row_wise"
+    DATA_PARALLEL = "data_parallel"
+
+    @property
+    def fused(self) -> bool:
+        """Return whether the optimizer runs within the look-up's backward: not where gradients are all-reduced."""
+        return self is not ShardKind.DATA_PARALLEL
+
+    @staticmethod
+    def of(text: str) -> ShardKind:
+        """The kind of a name, also with hyphens or as TorchRec's tables abbreviate it (tw, cw, rw, twrw, dp).
+
+        Raises:
+            ShardingError: there is none.
+        """
+        plain = text.strip().lower().replace("-", "_")
+        try:
+            return ShardKind(_SHORT.get(plain, plain))
+        except ValueError:
+            raise ShardingError(f"{text!r} is no kind of sharding; known are "
+                                f"{', '.join(kind.value for kind in ShardKind)}.") from None
+
+
+_SHORT = {"tw": "table_wise", "cw": "column_wise", "rw": "row_wise", "twrw": "table_row_wise", "dp": "data_parallel"}
+SHORT_KINDS = {ShardKind(name): short for short, name in _SHORT.items()}
+"""Abbreviations for tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableSharding:
+    """How one table is spread.
+
+    Attributes:
+        kind: one of ``ShardKind``.
+        ranks: table-wise: the one rank; column-wise: the rank of each part of the columns, in their order;
+            table-row-wise: the ranks of one node; else all ranks.
+    """
+
+    kind: ShardKind
+    ranks: tuple[int, ...]
+
+
+class WrittenShard(msgspec.Struct, frozen=True):
+    """A part of a table in the file: offsets and sizes in rows and columns."""
+
+    shard_offsets: tuple[int, int]
+    shard_sizes: tuple[int, int]
+    placement: str
+
+
+class WrittenShards(msgspec.Struct, frozen=True):
+    """All parts of a table in the file."""
+
+    shards: tuple[WrittenShard, ...]
+
+
+class WrittenTable(msgspec.Struct, frozen=True):
+    """A table in the file; ``ranks`` may be left out (null) where all have it."""
+
+    sharding_type: str
+    compute_kernel: str
+    ranks: tuple[int, ...] | None = None
+    sharding_spec: WrittenShards | None = None
+
+
+class WrittenPlan(msgspec.Struct, frozen=True):
+    """The file: tables by name, in the modules that hold them."""
+
+    world_size: Ranks
+    local_world_size: Ranks
+    plan: dict[str, dict[str, WrittenTable]]
+
+    def shardings(self, tables: Sequence[EmbeddingTable]) -> tuple[TableSharding, ...]:
+        """How each of these tables is spread.
+
+        Raises:
+            ShardingError: the plan lacks a table, has one that is not among these, or names a kind that is none.
+        """
+        found = {name: TableSharding(ShardKind.of(each.sharding_type), tuple(
+            range(self.world_size) if each.ranks is None else each.ranks))
+            for module in self.plan.values() for name, each in module.items()}
+        if lacking := [table.name for table in tables if table.name not in found]:
+            raise ShardingError(f"The plan says nothing of table {lacking[0]!r}; it must have all {len(tables)}.")
+        if len(found) > len(tables):
+            others = sorted(set(found) - {table.name for table in tables})
+            raise ShardingError(f"The plan has table {others[0]!r}, which is not among the tables.")
+        return tuple(found[table.name] for table in tables)
+
+
+def read_plan(path: PathLike) -> WrittenPlan:
+    """Read the file of a plan.
+
+    Raises:
+        ShardingError: it cannot be read, or is no plan.
+    """
+    try:
+        return from_json(read_input(path), WrittenPlan)
+    except OSError as error:
+        raise ShardingError(f"{path} cannot be read ({error.strerror or error}); check the path.") from None
+    except DecodeError as error:
+        raise ShardingError(f"{path} is no sharding plan ({error}); compare it with one that foretrace shard --out "
+                            "writes.") from None
