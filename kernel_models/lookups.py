@@ -10,8 +10,8 @@ import numpy as np
 from kernel_models.device import DeviceSpec
 from kernel_models.heuristics.efficiency import Efficiencies, default_efficiencies_of, predicted_us
 from kernel_models.heuristics.embedding import (
-    GRADIENT_BYTES,
     INDEX_BYTES,
+    UNPACKING,
     LookupTerms,
     columns_of,
     forward_terms,
@@ -21,7 +21,7 @@ from kernel_models.heuristics.embedding import (
 )
 from kernel_models.heuristics.work import KernelWork
 from kernel_models.op_call import Family, OpCall
-from kernel_models.table_parts import TablePart
+from kernel_models.table_parts import TablePart, with_host_rows
 from tracer.arrays import Float64
 
 
@@ -47,16 +47,17 @@ def _call(kind: str, parts: Sequence[TablePart]) -> OpCall:
     rows = sum(part.rows for part in used) // len(used)
     columns = max(round(sum(part.bags * part.columns for part in used) / max(bags, 1)), 1)
     read_rows = sum(part.lookups * part.row_bytes for part in used)
-    out = GRADIENT_BYTES * sum(part.bags * part.columns for part in used)
+    out = sum(part.output_bytes * part.bags * part.columns for part in used)
     index = INDEX_BYTES * (lookups + bags)
     added = float(sum(part.lookups * part.columns for part in used))
     if kind == "bag":
-        read, written, flops = read_rows + index, out, added
+        unpacked = sum(UNPACKING.get(part.dtype, 0.0) * part.lookups * part.columns for part in used)
+        read, written, flops = read_rows + index, out, added + unpacked
     elif kind.endswith("_fused"):
         read, written, flops = out + read_rows + index, read_rows, 5.0 * added
     else:
         read, written, flops = out + index, sum(part.rows * part.row_bytes for part in used), added
-    flags = ("weighted",) if any(part.weighted for part in used) else ()
+    flags = with_host_rows(("weighted",) if any(part.weighted for part in used) else (), used)
     return OpCall(Family.EMBEDDING, kind, (lookups, bags, rows, columns, len(used)), used[0].dtype, flags=flags,
                   flops=flops, bytes_read=read, bytes_written=written, accesses=used)
 

@@ -55,6 +55,10 @@ COMPILED_KERNELS = 0.1
 taken from sizes. Beside the intervals of what is replaced it makes those of the ratio of compiled to eager steps hold
 83% of 231 steps of image models, of families nobody looked at (RTX 4090, inference; benchmarks/compiled.py)."""
 
+HOST_ROWS = 1.1
+"""Look-ups of tables in the host's memory, cached on the device or not, added: a factor of 3 either way. Set, not
+measured; TorchRec's planner takes both kernels to be ten times slower than the bandwidths they read at."""
+
 # --- host ----------------------------------------------------------------------------------------------------------
 
 UNKNOWN_HOST = 1.1

@@ -10,7 +10,7 @@ Dimensions: lookups in all, output rows (bags; = lookups without pooling), rows 
 
 Source: the definition (Lin et al. 2022, arXiv 2201.07821, section IV for the fused ones). Rows looked up twice count
 twice; how often they repeat, and which table and bag they are of, ``OpCall.accesses`` tells where it is known. Flags:
-"weighted"; "assumed" where columns are not recorded.
+"weighted"; "assumed" where columns are not recorded; "host_rows" where rows come from the host's memory.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Any
 from kernel_models.dtypes import itemsize
 from kernel_models.families.registry import Inputs, Unpriceable, backward, forward
 from kernel_models.op_call import Family, OpCall
-from kernel_models.table_parts import TablePart
+from kernel_models.table_parts import TablePart, with_host_rows
 from kernel_models.tensors import TensorSpec
 from tracer.lookup_data.noted import noted_tables
-from tracer.lookup_data.tables import TABLE_DTYPES, EmbeddingTable
+from tracer.lookup_data.tables import QUANTIZED, TABLE_DTYPES, EmbeddingTable, stored_row_bytes
 
 _COLUMNS = 128
 """Columns of a table where nothing tells: in the middle of published recommendation models' 16 to 320."""
@@ -43,21 +43,25 @@ def embedding(
     if not lookups or not columns:
         return
     size, pooled = itemsize(dtype), kind.startswith("bag")
+    of_row, of_output = float(columns * size), columns * size
+    if dtype in QUANTIZED:
+        of_row, of_output = stored_row_bytes(dtype, columns), columns * itemsize("fp16")
     index_bytes = lookups * itemsize(index_dtype) + (bags * itemsize(index_dtype) if pooled else 0)
-    rows, out = lookups * columns * size, bags * columns * size
+    rows, out = lookups * of_row, bags * of_output
     if kind.endswith("_fused"):
         read, written, flops = out + rows + index_bytes, rows, 5.0 * lookups * columns
     elif kind.endswith("_sparse"):
         read, written, flops = rows + index_bytes, rows, 0.0
     elif kind.endswith("_backward"):
-        read, written, flops = out + index_bytes, max(table_rows * tables, 1) * columns * size, float(lookups * columns)
+        read, written, flops = out + index_bytes, max(table_rows * tables, 1) * of_row, float(lookups * columns)
     else:
         read, written, flops = rows + index_bytes, out, float(lookups * columns if pooled else 0)
     if index_dtype != "int64":
         flags = (*flags, f"index_{index_dtype}")
+    parts = _accesses(noted, kind, lookups, bags, table_rows, columns, dtype, "weighted" in flags)
     yield OpCall(Family.EMBEDDING, kind, (lookups, bags, table_rows, columns, tables), dtype,
-                 flags=tuple(sorted(flags)), flops=flops, bytes_read=float(read), bytes_written=float(written),
-                 accesses=_accesses(noted, kind, lookups, bags, table_rows, columns, dtype, "weighted" in flags))
+                 flags=with_host_rows(flags, parts), flops=flops, bytes_read=float(read), bytes_written=float(written),
+                 accesses=parts)
 
 
 def with_tables(call: OpCall, noted: Sequence[EmbeddingTable]) -> OpCall:
@@ -65,15 +69,17 @@ def with_tables(call: OpCall, noted: Sequence[EmbeddingTable]) -> OpCall:
     if call.family is not Family.EMBEDDING or not noted or "unsized" in call.flags:
         return call
     lookups, bags, rows, columns, _ = call.dims
-    return replace(call, accesses=_accesses(noted, call.kind, lookups, bags, rows, columns, call.dtype,
-                                            "weighted" in call.flags))
+    parts = _accesses(noted, call.kind, lookups, bags, rows, columns, call.dtype, "weighted" in call.flags)
+    return replace(call, accesses=parts, flags=with_host_rows(call.flags, parts))
 
 
 def _accesses(noted: Sequence[EmbeddingTable], kind: str, lookups: int, bags: int, rows: int, columns: int, dtype: str,
               weighted: bool) -> tuple[TablePart, ...]:
     """What each table's share of these look-ups is: by its bags of the batch it was noted of, scaled to this one."""
     pooled, total = kind.startswith("bag"), sum(table.bag for table in noted)
-    optimizer: dict[str, Any] = {} if kind.endswith("_fused") else {"optimizer": "none"}
+    fused = kind.endswith("_fused")
+    optimizer: dict[str, Any] = {} if fused else {"optimizer": "none"}
+    stored = dtype if dtype in TABLE_DTYPES and not (fused and dtype in QUANTIZED) else "fp32"
     found = []
     for table in noted:
         own = lookups * table.bag / total if total else 0.0
@@ -84,7 +90,7 @@ def _accesses(noted: Sequence[EmbeddingTable], kind: str, lookups: int, bags: in
         whole: dict[str, Any] = {"rows": rows or table.rows, "columns": columns} if len(noted) == 1 else {}
         found.append(_part(replace(
             table, name="", bag=bag, longest_bag=round(table.longest_bag * bag / table.bag) if pooled else 1,
-            bag_quantiles=(), dtype=dtype if dtype in TABLE_DTYPES else "fp32", weighted=weighted,
+            bag_quantiles=(), dtype=stored, weighted=weighted,
             pooling="sum" if pooled else "none", **whole, **optimizer), round(samples)))
     return tuple(found)
 
@@ -208,6 +214,41 @@ def _split_tables(op: Inputs, kind: str) -> Iterator[OpCall]:
     rows = weights.elements // max(columns * tables, 1)
     yield from embedding(kind, indices.elements, max(offsets.elements - 1, 0), rows, columns, tables, weights.dtype,
                          indices.dtype, tuple(flags), noted_tables(op.text("indices")))
+
+
+_PRECISIONS = {"max_int4_D": "int4", "max_int8_D": "int8", "max_float16_D": "fp16", "max_float32_D": "fp32"}
+
+
+@forward(Family.EMBEDDING,
+         "fbgemm::int_nbit_split_embedding_codegen_lookup_function(dev_weights, uvm_weights, weights_placements, "
+         "weights_offsets, weights_tys, D_offsets, total_D, max_int2_D, max_int4_D, max_int8_D, max_float16_D, "
+         "max_float32_D, indices, offsets, pooling_mode, indice_weights, output_dtype, lxu_cache_weights)")
+def _inferred_tables(op: Inputs) -> Iterator[OpCall]:
+    """Tables of one precision that are only looked up; of several precisions the widest is taken for all.
+
+    Weights are bytes. All in one memory: the device's if it has any, else the host's, with a cache if there is one.
+    """
+    near, far, kept = (op.optional(name) for name in ("dev_weights", "uvm_weights", "lxu_cache_weights"))
+    indices, offsets = op.tensor("indices"), op.tensor("offsets")
+    tables = max(op.tensor("D_offsets").elements - 1, 1)
+    stored = [dtype for name, dtype in _PRECISIONS.items() if op.integer(name, 0) > 0]
+    dtype, total = stored[-1] if stored else "int8", op.integer("total_D", 0)
+    columns = 2 * max(round(total / tables / 2), 1) if total else _COLUMNS  # even: what int4 fills bytes with
+    flags = ["weighted"] if op.has("indice_weights") else []
+    if len(stored) != 1 or not total:
+        flags.append("assumed")
+    on_device = near is not None and near.elements > 0
+    held = near if on_device else far
+    rows = max(int((held.elements if held is not None else 0) / (stored_row_bytes(dtype, columns) * tables)), 1)
+    bags = max(offsets.elements - 1, 0)
+    noted = noted_tables(op.text("indices"))
+    if not on_device and far is not None and far.elements and not noted and bags:
+        share = min(kept.elements / far.elements, 1.0) if kept is not None else 0.0
+        noted = tuple(EmbeddingTable(
+            f"table {i}", rows, columns, dtype, indices.elements / bags, optimizer="none", output_dtype="fp16",
+            location="uvm_cached" if share else "uvm", cache_load_factor=share or 1.0) for i in range(tables))
+    yield from embedding("bag", indices.elements, bags, rows, columns, tables, dtype, indices.dtype, tuple(flags),
+                         noted)
 
 
 @forward(Family.EMBEDDING, *(f"torch::autograd::CppNode<SplitLookupFunction_{optimizer}_Op>(grad)"

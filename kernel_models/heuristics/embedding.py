@@ -6,9 +6,13 @@ A device has many bags in flight and each reads its rows one after another, so a
     the longest bag     look-ups of it · latency of one
     all bags     Σ look-ups · latency / bags in flight
 
+Quantized rows are also computed with. Rows of a table in the host's memory come over its link instead, in whole lines
+and after a longer wait; of a table that the device keeps a cache of, those that the cache lacks, once a batch, while
+others go back. No measurement has either: the interval is wide (``kernel_models.spreads.HOST_ROWS``).
+
 The gradient with a fused optimizer sorts the look-ups by row and sums each row's gradients: kernel after kernel, each
 with its traffic and its waits. Source: FBGEMM's table-batched embedding (kernels and grids as recorded on V100 and
-A100); cache by reuse: Lin et al., 2024 (arXiv 2404.12674).
+A100), its ``lru_cache_populate``; cache by reuse: Lin et al., 2024 (arXiv 2404.12674).
 """
 
 from __future__ import annotations
@@ -28,12 +32,13 @@ from kernel_models.heuristics.curves import (
     usable_cache_bytes,
 )
 from kernel_models.heuristics.streaming import SECTOR_BYTES
-from kernel_models.heuristics.sustained import bandwidth_gbps
+from kernel_models.heuristics.sustained import bandwidth_gbps, peak_tflops
 from kernel_models.heuristics.work import KernelWork, vector_us, work_of
 from kernel_models.op_call import Family
 from kernel_models.table_parts import TablePart
 from tracer.arrays import Bool, Float64, Int64
 from tracer.lookup_data.reuse import REUSE_BINS, REUSE_OF_BIN
+from tracer.lookup_data.tables import QUANTIZED, stored_row_bytes
 
 HIT_CYCLES, MISS_CYCLES = 193.0, 1029.0
 """Cycles from a load to its value: from the last-level cache, and from memory whose page is not at hand, as rows that
@@ -58,6 +63,18 @@ LONG_ROW = 32.0
 """Look-ups of one row from which the 32 warps of a block, not one warp, sum its gradients, 1,024 a block."""
 DENSE_PIECE = 10.0
 """Look-ups of one row that PyTorch's dense gradient sums one after another (ATen, EmbeddingBackwardKernel.cu)."""
+UNPACKING = {"int8": 3.0, "int4": 5.0}
+"""Operations that make a float of a stored element: convert, and a multiply-add; of int4 also shift and mask."""
+INFERRED_BYTES = 2.0
+"""Of an element of a bag of quantized rows where nothing says it: FBGEMM's inference gives fp16 by default."""
+HOST_LINE, HOST_LATENCY_US = 128.0, 1.5
+"""Bytes that a load over the host's link brings at least, a GPU's cache line, and how long one waits. Set, not
+measured: of the order that PCIe and NVLink-C2C show. The rate is the link's, times the share of a bandwidth that
+look-ups reach (0.8; long reads over NVLink-C2C reach 375 of 450 GB/s: Schieffer et al., 2024, arXiv 2407.07850)."""
+CACHE_LOOKUP_BYTES, CACHE_KERNELS = 350.0, 20.0
+"""Of a cache in the device's memory. Bytes a look-up: its index numbered among all tables' (8 read, 8 written) and
+sorted (4 passes of 16), its set of 32 ways of 8 bytes read, its place written and read; and kernels, most of them the
+sort's. Counted in FBGEMM's ``lru_cache_populate`` and ``lxu_cache_lookup``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +82,10 @@ class LookupParts:
     """Parts of tables of n calls, as columns over p parts; histograms are [p, 17] of rows and of accesses.
 
     ``call`` [p] is the call of each part; ``tables`` equal tables make a part; ``out_bytes`` of an element of a bag;
-    ``weighted``: 1 where each look-up has a weight, which the gradient has a pass of its own for.
+    ``weighted``: 1 where each look-up has a weight, which the gradient has a pass of its own for; ``gradient_bytes`` of
+    an element of a bag's gradient; ``unpacking``: operations an element. ``far``: 1 where rows are read in the host's
+    memory, ``cached``: 1 where the device keeps some of them; ``missed`` rows cross the host's link, ``written_back``
+    go back; ``host_state_bytes`` of a row's optimizer state lie there.
     """
 
     call: Int64
@@ -81,6 +101,13 @@ class LookupParts:
     weighted: Float64
     rows_of_bin: Float64
     accesses_of_bin: Float64
+    gradient_bytes: Float64
+    unpacking: Float64
+    far: Float64
+    cached: Float64
+    missed: Float64
+    written_back: Float64
+    host_state_bytes: Float64
 
     def sum(self, values: Float64, calls: int) -> Float64:
         """Over the parts of each call [n]."""
@@ -130,14 +157,20 @@ class LookupTerms:
 
 
 def forward_terms(parts: LookupParts, device: DeviceSpec) -> LookupTerms:
-    """Of a look-up: rows in whole sectors, indices and bags' starts read, sums of bags written."""
-    touched = sector_bytes(np.ones(len(parts.call)), parts.row_bytes, SECTOR_BYTES)
-    hits = _hits(parts, touched, device)
+    """Of a look-up: rows in whole sectors, indices and bags' starts read, sums of bags written; what a cache brings."""
+    row = _sectors(parts)
+    touched = row * (1.0 - parts.far)
+    hits = _hits(parts, touched, device) * (1.0 - parts.far)
     latency = _latency_us(parts, hits, device)
-    streamed = touched * (hits / L2_SPEEDUP + parts.lookups - hits) / _bandwidth(device)
-    other = INDEX_BYTES * (parts.lookups + parts.bags) + parts.out_bytes * parts.bags * parts.columns
-    before = LOADS_BEFORE * MISS_CYCLES / device.boost_clock_mhz
-    return LookupTerms(streamed + other / _bandwidth(device), parts.lookups * latency / _in_flight(parts, device),
+    moved = touched * (hits / L2_SPEEDUP + parts.lookups - hits)
+    moved += INDEX_BYTES * (parts.lookups + parts.bags) + parts.out_bytes * parts.bags * parts.columns
+    moved += parts.cached * (CACHE_LOOKUP_BYTES * parts.lookups + row * (parts.missed + parts.written_back))
+    before = (LOADS_BEFORE * MISS_CYCLES / device.boost_clock_mhz
+              + parts.cached * (CACHE_KERNELS * device.kernel_floor_us + HOST_LATENCY_US))
+    unpacked = parts.unpacking * parts.lookups * parts.columns / peak_tflops(device, "fp32", matrix=False) / 1e6
+    linked = _link_us(parts.missed + parts.written_back, parts.row_bytes, device)
+    return LookupTerms(moved / _bandwidth(device) + linked,
+                       np.maximum(parts.lookups * latency / _in_flight(parts, device), unpacked),
                        before + parts.longest * latency)
 
 
@@ -149,14 +182,14 @@ def gradient_terms(parts: LookupParts, device: DeviceSpec, fused: Bool, alone: B
     each bag; rows looked up often have their gradients read one after another, up to 32 by a warp, more by a block.
     Dense gradients are summed in pieces of 10.
     """
-    stored = GRADIENT_BYTES * parts.columns * parts.bags
+    stored = parts.gradient_bytes * parts.columns * parts.bags
     n = int(parts.call.max(initial=-1)) + 1
     kept = np.minimum(1.0, usable_cache_bytes(device) / np.maximum(parts.sum(stored, n), 1.0))[parts.call]
     again = np.maximum(parts.lookups - parts.bags, 0.0) * kept
-    gradients = GRADIENT_BYTES * parts.columns * (again / L2_SPEEDUP + parts.lookups - again)
-    touched = sector_bytes(np.ones(len(parts.call)), parts.row_bytes, SECTOR_BYTES)
+    gradients = parts.gradient_bytes * parts.columns * (again / L2_SPEEDUP + parts.lookups - again)
+    touched, distinct = _sectors(parts) * (1.0 - parts.far), parts.rows_of_bin.sum(1)
     state = sector_bytes(np.sign(parts.state_bytes), parts.state_bytes, SECTOR_BYTES)
-    updated = 2.0 * parts.rows_of_bin.sum(1) * (touched + state)
+    updated = 2.0 * distinct * (touched + state)
     written = np.where(fused, updated, 2.0 * parts.rows * parts.tables * parts.row_bytes)
     # Bytes a look-up: numbered 8 read, 8 and 4 written; sorted 12 read and written a pass; counted 8 read, 12 written.
     ordered = parts.lookups * (20.0 + np.where(alone, 24.0, 8.0 + 24.0 * passes) + 24.0)
@@ -166,7 +199,10 @@ def gradient_terms(parts: LookupParts, device: DeviceSpec, fused: Bool, alone: B
     of_block = np.minimum(often, LONG_ROW**2) / LONG_ROW * (often > LONG_ROW) * fused
     numbering = 2.0 * HIT_CYCLES / device.boost_clock_mhz * parts.longest
     weights = parts.weighted * (gradients + parts.lookups * touched)
-    return LookupTerms((gradients + weights + written + ordered) / _bandwidth(device),
+    # Rows in the host's memory are read and written over its link, as is their state; weights' gradients read rows too.
+    linked = _link_us(parts.far * (2.0 * distinct * fused + parts.weighted * parts.lookups), parts.row_bytes, device)
+    linked += _link_us(2.0 * distinct * fused * np.sign(parts.host_state_bytes), parts.host_state_bytes, device)
+    return LookupTerms((gradients + weights + written + ordered) / _bandwidth(device) + linked,
                        parts.lookups * latency / _in_flight(parts, device),
                        numbering + (of_warp + of_block + LOADS_OF_UPDATE) * latency)
 
@@ -202,13 +238,20 @@ def parts_of(table: CallTable) -> LookupParts:
     plain = np.array([i for i, call in enumerate(table.calls) if not call.accesses], np.int64)
     lookups, bags, tables = (table.dim(name)[plain] for name in ("lookups", "bags", "tables"))
     rows, columns, size = table.dim("table_rows")[plain], table.dim("columns")[plain], table.item_bytes()[plain]
+    dtypes = [table.calls[i].dtype for i in plain]
+    row_bytes = np.array([stored_row_bytes(dtype, wide) if dtype in QUANTIZED else wide * element
+                          for dtype, wide, element in zip(dtypes, columns, size, strict=True)], np.float64)
+    out_bytes = np.where([dtype in QUANTIZED for dtype in dtypes], INFERRED_BYTES, size)
+    unpacking = np.array([UNPACKING.get(dtype, 0.0) for dtype in dtypes], np.float64)
     pooled = (table.by_kind(lambda kind: float(kind.startswith("bag"))) > 0)[plain]
     longest = np.where(pooled, np.maximum(lookups / bags, 1.0) * unequal(tables), 1.0)
-    of_bin = np.zeros((2, len(plain), REUSE_BINS))
+    of_bin, none = np.zeros((2, len(plain), REUSE_BINS)), np.zeros(len(plain))
     of_bin[0, :, 0], of_bin[1, :, 0] = even_distinct(lookups / tables, rows) * tables, lookups
-    untold = LookupParts(plain, tables, rows, columns, lookups, bags, longest, columns * size,
-                         np.full(len(plain), 4.0), size,
-                         np.array(["weighted" in table.calls[i].flags for i in plain], np.float64), *of_bin)
+    untold = LookupParts(plain, tables, rows, columns, lookups, bags, longest, row_bytes,
+                         np.full(len(plain), 4.0), out_bytes,
+                         np.array(["weighted" in table.calls[i].flags for i in plain], np.float64),
+                         of_bin[0], of_bin[1], np.full(len(plain), GRADIENT_BYTES), unpacking, none, none, none, none,
+                         none)
     return LookupParts(*(np.concatenate([getattr(told, one.name), getattr(untold, one.name)])
                          for one in fields(LookupParts)))
 
@@ -221,13 +264,17 @@ def columns_of(parts: Sequence[TablePart], call: Int64) -> LookupParts:
             of_bin[1, i] = part.lookups * np.array(part.reuse)
     of_bin[0] = of_bin[1] / REUSE_OF_BIN
     numbers = np.array([(part.rows, part.columns, part.lookups, part.bags, _longest(part), part.row_bytes,
-                         part.state_bytes, part.weighted, not part.reuse) for part in parts],
-                       np.float64).reshape(len(parts), 9)
-    rows, columns, lookups, bags, longest, row_bytes, state_bytes, weighted, even = numbers.T
+                         part.state_bytes, part.output_bytes, part.weighted, not part.reuse,
+                         UNPACKING.get(part.dtype, 0.0), part.location == "uvm", part.location == "uvm_cached",
+                         part.missed, part.host_state_bytes, part.trained) for part in parts],
+                       np.float64).reshape(len(parts), 16)
+    (rows, columns, lookups, bags, longest, row_bytes, state_bytes, out_bytes, weighted, even, unpacking, far, cached,
+     missed, host_state_bytes, trained) = numbers.T
     of_bin[0, :, 0] += even * even_distinct(lookups, rows)
     of_bin[1, :, 0] += even * lookups
     return LookupParts(call, np.ones(len(parts)), rows, columns, lookups, bags, longest, row_bytes, state_bytes,
-                       np.full(len(parts), GRADIENT_BYTES), weighted, *of_bin)
+                       out_bytes, weighted, of_bin[0], of_bin[1], out_bytes, unpacking, far, cached, missed,
+                       cached * trained * missed, host_state_bytes)
 
 
 def _longest(part: TablePart) -> float:
@@ -264,10 +311,21 @@ def _hits(parts: LookupParts, touched: Float64, device: DeviceSpec) -> Float64:
     return hits.reshape(p, bins).sum(1)
 
 
+def _sectors(parts: LookupParts) -> Float64:
+    """Bytes of memory that a row costs [p]."""
+    return sector_bytes(np.ones(len(parts.call)), parts.row_bytes, SECTOR_BYTES)
+
+
+def _link_us(rows: Float64, row_bytes: Float64, device: DeviceSpec) -> Float64:
+    """Time of rows over the host's link, in whole lines, µs [p]."""
+    return sector_bytes(rows, row_bytes, HOST_LINE) / (device.host_gbps * GB_PER_S_IN_BYTES_PER_US)
+
+
 def _latency_us(parts: LookupParts, hits: Float64, device: DeviceSpec) -> Float64:
     """From a look-up to its row, on average over a part's look-ups, µs [p]."""
     share = hits / np.maximum(parts.lookups, 1.0)
-    return (share * HIT_CYCLES + (1.0 - share) * MISS_CYCLES) / device.boost_clock_mhz
+    near = (share * HIT_CYCLES + (1.0 - share) * MISS_CYCLES) / device.boost_clock_mhz
+    return np.where(parts.far > 0, HOST_LATENCY_US, near)
 
 
 def _in_flight(parts: LookupParts, device: DeviceSpec) -> Float64:

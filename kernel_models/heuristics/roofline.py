@@ -18,7 +18,15 @@ from kernel_models.heuristics.sustained import computed_as, peak_tflops
 from kernel_models.heuristics.work import work
 from kernel_models.model import Arrays, Source, Times
 from kernel_models.op_call import Family, OpCall
-from kernel_models.spreads import END, FIXED_COST, LACKING_TYPE, OTHER_DEVICE, PLACEHOLDER_DEVICE, PUBLISHED_CPU
+from kernel_models.spreads import (
+    END,
+    FIXED_COST,
+    HOST_ROWS,
+    LACKING_TYPE,
+    OTHER_DEVICE,
+    PLACEHOLDER_DEVICE,
+    PUBLISHED_CPU,
+)
 from tracer.arrays import Float64
 
 UNSIZED_FLOORS = (1.0, 3.0, 60.0)
@@ -84,6 +92,9 @@ class RooflineModel:
         if self.family in PRODUCTS and not self.efficiencies.fitted:
             lacking = table.by_dtype(lambda dtype: LACKING_TYPE * self._lacks(dtype))
             low, high = -np.hypot(low, lacking), np.hypot(high, lacking)
+        if self.family is Family.EMBEDDING:
+            far = HOST_ROWS * np.fromiter(("host_rows" in call.flags for call in calls), np.float64, len(calls))
+            low, high = -np.hypot(low, far), np.hypot(high, far)
         if self.device.placeholder:
             low, high = low - PLACEHOLDER_DEVICE, high + PLACEHOLDER_DEVICE
         elif self.device.vendor == "host" and not self.efficiencies.fitted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,7 +17,10 @@ from tracer.lookup_data.tasks import NEUROSHARD_COLUMNS, dreamshard_task, neuros
 
 TABLES = [EmbeddingTable("a", 1000, 64, bag=2.5, longest_bag=9, skew=1.1),
           EmbeddingTable("b, \"quoted\"", 50, 16, dtype="int8", reuse=histogram_of_zipf(300, 50, 0.5),
-                         reuse_lookups=300, pooling="mean", weighted=True, optimizer="adam")]
+                         reuse_lookups=300, unique=40, bag_quantiles=(1.0, 2.0, 3.0, 4.0), pooling="mean",
+                         weighted=True, optimizer="none", output_dtype="fp16", location="uvm_cached",
+                         cache_load_factor=0.5),
+          EmbeddingTable("c", 70, 8, dtype="fp16", optimizer="adam", location="uvm")]
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".json"])
@@ -26,8 +30,28 @@ def test_written_tables_are_read_again(tmp_path: Path, suffix: str) -> None:
     found = read_tables(path)
     assert [each.name for each in found] == [each.name for each in TABLES]
     np.testing.assert_allclose(found[1].reuse, TABLES[1].reuse)
-    assert [(each.bag, each.dtype, each.weighted, each.optimizer, each.longest_bag) for each in found] == [
-        (each.bag, each.dtype, each.weighted, each.optimizer, each.longest_bag) for each in TABLES]
+    assert [replace(each, reuse=()) for each in found] == [replace(each, reuse=()) for each in TABLES]
+
+
+def test_quantized_rows_are_as_fbgemm_stores_them_and_only_looked_up(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("name,rows,columns,dtype\na,10,128,int8\nb,10,128,int4\nc,10,128,fp16\n")
+    tables = read_tables(tmp_path / "t.csv")
+    # Scale and bias of fp16 each, padded to 16 bytes: 128 + 4 and 64 + 4.
+    assert [table.row_bytes for table in tables] == [144.0, 80.0, 256.0]
+    assert [table.trained for table in tables] == [False, False, True]
+    with pytest.raises(TableError, match="only looked up"):
+        EmbeddingTable("a", 10, 4, dtype="int8")
+
+
+def test_a_table_in_the_hosts_memory_keeps_there_what_fbgemm_does() -> None:
+    table = EmbeddingTable("a", 1000, 64, optimizer="partial_rowwise_adam")
+    assert (table.host_weight_bytes, table.host_state_bytes) == (0.0, 0.0)
+    far = replace(table, location="uvm")
+    assert (far.device_weight_bytes, far.host_weight_bytes, far.device_state_bytes, far.host_state_bytes) == (
+        0.0, 256e3, 4e3, 256e3)
+    cached = replace(table, location="uvm_cached", cache_load_factor=0.1)
+    assert cached.host_weight_bytes == 256e3
+    assert cached.device_weight_bytes == 100 * (256 + 16) + 1000 * 4
 
 
 def test_toml_and_columns_of_reuse(tmp_path: Path) -> None:
@@ -51,6 +75,14 @@ def test_toml_and_columns_of_reuse(tmp_path: Path) -> None:
     ("name,rows\na,10\n", "it has no columns"),
     ("name,rows,columns,dtyp\na,10,4,fp32\n", "did you mean dtype"),
     ("name,rows,columns,dtype\na,10,4,fp99\n", "dtype 'fp99' is unknown"),
+    ("name,rows,columns,location\na,10,4,ssd\n", "location 'ssd' is unknown; known are hbm, uvm, uvm_cached"),
+    ("name,rows,columns,cache_load_factor\na,10,4,nan\n", "cache_load_factor is nan"),
+    ("name,rows,columns,cache_load_factor\na,10,4,-0.5\n", r"cache_load_factor is -0\.5"),
+    ("name,rows,columns,cache_load_factor\na,10,4,0\n", "above 0, at most 1"),
+    ("name,rows,columns,cache_load_factor\na,10,4,1.5\n", "above 0, at most 1"),
+    ("name,rows,columns,output_dtype\na,10,4,int8\n", "output_dtype 'int8' is unknown"),
+    ("name,rows,columns,dtype,optimizer\na,10,4,int4,adam\n", "rows of int4 are only looked up"),
+    ("name,rows,columns,dtype\na,10,5,int4\n", "do not fill whole bytes"),
     ("name,rows,columns,bag\na,10,4,many\n", "bag is 'many', not a number"),
     ("name,rows,columns\na,10,4,5,6\n", "more cells"),
     ("name,rows,columns,weighted\na,10,4,perhaps\n", "weighted is 'perhaps'"),

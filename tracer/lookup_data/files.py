@@ -2,7 +2,7 @@
 
 A column is a field of ``EmbeddingTable``; one that is missing has the field's default. ``reuse`` is one list of 17
 shares or the columns ``reuse_0`` … ``reuse_16``. JSON is a list of tables or ``{"tables": [...]}``, TOML has
-``[[tables]]``.
+``[[tables]]``. A quantized table that names no optimizer has none: it is only looked up.
 
 The published layout (DreamShard's and NeuroShard's ``table_configs.json``, arXiv 2210.02023 and 2305.01868) has other
 names: ``row``, ``dim``, ``pooling_factor`` and ``bin_0`` … ``bin_16``, the shares of a batch's *different rows* by how
@@ -24,7 +24,7 @@ import numpy as np
 from tracer.decode import DecodeError, from_json, from_toml
 from tracer.input_file import PathLike, open_input, read_input
 from tracer.lookup_data.reuse import REUSE_BINS, REUSE_OF_BIN
-from tracer.lookup_data.tables import EmbeddingTable, TableError
+from tracer.lookup_data.tables import QUANTIZED, EmbeddingTable, TableError
 from tracer.output_file import whole_file
 
 PUBLISHED_BATCH = 65_536
@@ -34,8 +34,9 @@ PUBLISHED_COLUMNS = 16
 MOST_TABLES = 1_000_000
 _FIELDS = {field.name: field for field in fields(EmbeddingTable)}
 _NEEDED = [name for name, field in _FIELDS.items() if field.default is MISSING]
-_WHOLE = ("rows", "columns", "longest_bag", "reuse_lookups")
-_NUMBERS = ("bag", "skew")
+_WHOLE = ("rows", "columns", "longest_bag", "reuse_lookups", "unique")
+_NUMBERS = ("bag", "skew", "cache_load_factor")
+_LISTS = ("reuse", "bag_quantiles")
 _REUSE = [f"reuse_{i}" for i in range(REUSE_BINS)]
 _BINS = [f"bin_{i}" for i in range(REUSE_BINS)]
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0", "")
@@ -94,7 +95,7 @@ def write_tables(tables: Sequence[EmbeddingTable], path: PathLike) -> None:
     if suffix not in _WRITERS:
         raise TableError(f"{Path(path).name} does not say what to write; tables are written as "
                          f"{', '.join(_WRITERS)}.")
-    rows = [{name: list(value) if name == "reuse" else value for name, value in asdict(table).items()}
+    rows = [{name: list(value) if name in _LISTS else value for name, value in asdict(table).items()}
             for table in tables]
     data = _WRITERS[suffix](rows)
     with whole_file(path) as stream:
@@ -145,7 +146,10 @@ def _values(row: Row) -> dict[str, Any]:
         if len(split) != REUSE_BINS:
             raise TableError(f"it has {len(split)} of the {REUSE_BINS} columns reuse_0 … reuse_{REUSE_BINS - 1}.")
         given["reuse"] = split
-    return {key: _value(key, value) for key, value in given.items()}
+    found = {key: _value(key, value) for key, value in given.items()}
+    if found.get("dtype") in QUANTIZED:
+        found.setdefault("optimizer", "none")
+    return found
 
 
 def _given(value: Any) -> bool:
@@ -153,9 +157,8 @@ def _given(value: Any) -> bool:
 
 
 def _value(key: str, value: Any) -> Any:
-    if key == "reuse":
-        shares = _listed(value)
-        return tuple(_number(share, "a share of reuse") for share in shares)
+    if key in _LISTS:
+        return tuple(_number(each, f"a number of {key}") for each in _listed(value, key))
     if key in _WHOLE:
         return _whole(value, key)
     if key in _NUMBERS:
@@ -168,14 +171,14 @@ def _value(key: str, value: Any) -> Any:
     return str(value).strip()
 
 
-def _listed(value: Any) -> list[Any]:
+def _listed(value: Any, name: str) -> list[Any]:
     if isinstance(value, str):
         try:
             value = from_json(value) if value.lstrip().startswith("[") else value.replace(";", " ").split()
         except DecodeError as error:
-            raise TableError(f"reuse is no list ({error}).") from None
+            raise TableError(f"{name} is no list ({error}).") from None
     if not isinstance(value, list | tuple):
-        raise TableError(f"reuse is {str(value)[:40]!r}, not a list of {REUSE_BINS} shares.")
+        raise TableError(f"{name} is {str(value)[:40]!r}, not a list of numbers.")
     return list(value)
 
 
@@ -241,7 +244,7 @@ def _csv_bytes(rows: list[dict[str, Any]]) -> bytes:
     writer = csv.DictWriter(out, list(_FIELDS))
     writer.writeheader()
     for row in rows:
-        writer.writerow({**row, "reuse": " ".join(map(repr, row["reuse"]))})
+        writer.writerow({**row, **{name: " ".join(map(repr, row[name])) for name in _LISTS}})
     return out.getvalue().encode()
 
 

@@ -21,6 +21,8 @@ _RANKS = 512
 """Pieces that the ranks of a Zipf law are summed in, a quarter of them single rows: 1e-4 off the sum over every row."""
 _SURE = 8.0
 """Standard deviations beyond which a Poisson number is taken to be on one side of an edge: 1e-15."""
+_NEVER_GONE = 50.0
+"""Look-ups of the rarest row while a cache keeps it, beyond which it is never gone: e^-50."""
 STEEPEST_SKEW = 8.0
 """Nearly every look-up is of one row."""
 
@@ -79,6 +81,36 @@ def histogram_of_zipf(lookups: float, rows: float, skew: float) -> tuple[float, 
     below = chance @ (wide * mean)
     shares = np.diff(np.concatenate([[0.0], below, [(wide * mean).sum()]]))
     return checked_histogram(np.maximum(shares, 0.0).tolist())
+
+
+def lru_misses(lookups: float, rows: float, skew: float, kept_rows: float) -> float:
+    """Rows that a cache of the least recently used ones lacks of each batch, batch after batch by one Zipf law.
+
+    A row stays for T batches, so long that as many different rows come by as it keeps: Σ_r 1 − e^(−λ_r·T) = kept rows,
+    λ_r look-ups of a row in a batch. Of those looked up, 1 − e^(−λ_r), the share e^(−λ_r·T) was gone. A cache that is
+    smaller than a batch is filled anew 1/T times in each.
+    Source: Che, Tung and Wang, "Hierarchical Web caching systems" (IEEE JSAC, 2002).
+    """
+    from scipy.optimize import brentq
+
+    if lookups <= 0 or kept_rows >= rows:
+        return 0.0
+    if kept_rows <= 0:
+        return lookups
+    wide, chances = _zipf(rows, skew)
+    mean = lookups * chances
+
+    def more(log_stay: float) -> float:
+        return float((wide * -np.expm1(-mean * np.exp(log_stay))).sum()) - kept_rows
+
+    low = high = float(np.log(kept_rows / lookups))
+    while more(high) < 0:
+        high += 2.0
+        if float(mean.min()) * np.exp(high) > _NEVER_GONE:
+            return 0.0
+    stay = float(np.exp(brentq(more, low, high, xtol=1e-9))) if high > low else float(np.exp(low))
+    window = min(stay, 1.0)
+    return min(float((wide * -np.expm1(-mean * window) * np.exp(-mean * stay)).sum()) / window, lookups)
 
 
 def skew_of_distinct(lookups: float, rows: float, distinct: float) -> float:

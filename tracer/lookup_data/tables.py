@@ -11,17 +11,34 @@ from tracer.lookup_data.reuse import (
     distinct_of_histogram,
     distinct_of_zipf,
     histogram_of_zipf,
+    lru_misses,
     skew_of_distinct,
 )
 
 TABLE_DTYPES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
-"""Bytes of an element of a row, by its precision; rows of int8 and int4 carry a scale and a bias of fp16 each."""
+"""Bytes of an element of a row, by its precision."""
+QUANTIZED = ("int8", "int4")
+"""Precisions whose rows carry a scale and a bias. FBGEMM looks such rows up for inference alone
+(``IntNBitTableBatchedEmbeddingBagsCodegen``): its training on GPUs dropped int8 in 2024 (pull request 2371)."""
+SCALE_AND_BIAS_BYTES, ROW_ALIGNMENT = 4.0, 16.0
+"""Of a quantized row on a GPU: fp16 each, and the multiple that rows are padded to (FBGEMM,
+``rounded_row_size_in_bytes``)."""
+OUTPUT_DTYPES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0}
+"""Bytes of an element of a pooled vector, by its precision."""
 ROW_STATE_BYTES = {"sgd": (0, 0), "adagrad": (0, 4), "rowwise_adagrad": (4, 0), "adam": (0, 8),
                    "partial_rowwise_adam": (4, 4), "none": (0, 0)}
 """Bytes of optimizer state (a row, an element), by optimizer: FBGEMM's names of its fused optimizers."""
 BAG_QUANTILES = (0.1, 0.5, 0.9, 0.99)
 """Shares of a batch's bags that are no longer than ``EmbeddingTable.bag_quantiles``."""
 POOLINGS = ("sum", "mean", "none")
+LOCATIONS = ("hbm", "uvm", "uvm_cached")
+"""Where weights lie: in the device's memory; in the host's, read by the device over its link; or there, with rows that
+were looked up lately kept in the device's memory. FBGEMM's ``EmbeddingLocation``: DEVICE, MANAGED, MANAGED_CACHING."""
+CACHE_LOAD_FACTOR = 0.2
+"""FBGEMM's own default."""
+CACHE_SLOT_BYTES, CACHE_MAP_BYTES = 16.0, 4.0
+"""Device memory that finds cached rows: of a row in the cache its index and when it was last used, of every row of the
+table the table's number (TorchRec's storage estimator, ``_calculate_cache_aux_state_sizes``)."""
 
 
 class TableError(ForetraceError):
@@ -45,7 +62,10 @@ class EmbeddingTable:
         unique: different rows of that batch, counted; 0: estimated from the histogram.
         pooling: "sum" and "mean" give a vector a sample, "none" one a look-up.
         weighted: whether each look-up has a weight.
-        optimizer: a key of ``ROW_STATE_BYTES``.
+        optimizer: a key of ``ROW_STATE_BYTES``; "none" of a table that is only looked up.
+        output_dtype: of its vectors: a key of ``OUTPUT_DTYPES``.
+        location: one of ``LOCATIONS``.
+        cache_load_factor: of ``uvm_cached`` tables: share of the rows that the device keeps.
 
     Raises:
         TableError: a number is not finite, negative or (sizes) zero, or a word is unknown.
@@ -65,9 +85,13 @@ class EmbeddingTable:
     pooling: str = "sum"
     weighted: bool = False
     optimizer: str = "rowwise_adagrad"
+    output_dtype: str = "fp32"
+    location: str = "hbm"
+    cache_load_factor: float = CACHE_LOAD_FACTOR
 
     def __post_init__(self) -> None:
-        for name, least in (("rows", 1), ("columns", 1), ("bag", 0), ("longest_bag", 0), ("skew", 0)):
+        for name, least in (("rows", 1), ("columns", 1), ("bag", 0), ("longest_bag", 0), ("skew", 0),
+                            ("cache_load_factor", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
                 raise TableError(f"table {self.name!r}: {name} is {value!r}, not a number. Give a finite one.")
@@ -75,10 +99,20 @@ class EmbeddingTable:
                 raise TableError(f"table {self.name!r}: {name} is {value}. It must be {least} or more.")
             if name in ("rows", "columns", "longest_bag") and value != int(value):
                 raise TableError(f"table {self.name!r}: {name} is {value}, which is no whole number.")
-        for name, known in (("dtype", TABLE_DTYPES), ("pooling", POOLINGS), ("optimizer", ROW_STATE_BYTES)):
+        for name, known in (("dtype", TABLE_DTYPES), ("pooling", POOLINGS), ("optimizer", ROW_STATE_BYTES),
+                            ("output_dtype", OUTPUT_DTYPES), ("location", LOCATIONS)):
             if getattr(self, name) not in known:
                 raise TableError(f"table {self.name!r}: {name} {getattr(self, name)!r} is unknown; known are "
                                  f"{', '.join(known)}.")
+        if not 0 < self.cache_load_factor <= 1:
+            raise TableError(f"table {self.name!r}: cache_load_factor is {self.cache_load_factor}. It is a share of "
+                             "the rows: above 0, at most 1.")
+        if self.dtype in QUANTIZED and self.trained:
+            raise TableError(f"table {self.name!r}: rows of {self.dtype} are only looked up (FBGEMM trains fp32, fp16 "
+                             f"and bf16), and its optimizer is {self.optimizer}. Give optimizer none.")
+        if self.dtype == "int4" and self.columns % 2:
+            raise TableError(f"table {self.name!r}: {self.columns} columns of int4 do not fill whole bytes; give an "
+                             "even number.")
         if self.reuse:
             try:
                 checked_histogram(self.reuse)
@@ -86,10 +120,14 @@ class EmbeddingTable:
                 raise TableError(f"table {self.name!r}: {error}.") from None
 
     @property
+    def trained(self) -> bool:
+        """Return whether a step changes its rows."""
+        return self.optimizer != "none"
+
+    @property
     def row_bytes(self) -> float:
-        """Of one row's weights, with the scale and bias of quantized rows."""
-        extra = 4.0 if self.dtype in ("int8", "int4") else 0.0
-        return self.columns * TABLE_DTYPES[self.dtype] + extra
+        """Of one row's weights (``stored_row_bytes``)."""
+        return stored_row_bytes(self.dtype, self.columns)
 
     @property
     def weight_bytes(self) -> float:
@@ -98,9 +136,43 @@ class EmbeddingTable:
 
     @property
     def state_bytes(self) -> float:
-        """Of the optimizer's state of all rows."""
-        of_row, of_element = ROW_STATE_BYTES[self.optimizer]
-        return self.rows * (of_row + of_element * float(self.columns))
+        """Of the optimizer's state of all rows, wherever it lies."""
+        return self.rows * sum(row_state_bytes(self.optimizer, self.columns))
+
+    @property
+    def cached_rows(self) -> int:
+        """Rows that the device keeps of a table in the host's memory."""
+        return math.ceil(self.cache_load_factor * self.rows) if self.location == "uvm_cached" else 0
+
+    @property
+    def host_weight_bytes(self) -> float:
+        """Of the weights in the host's memory: all of them or none, cached or not."""
+        return 0.0 if self.location == "hbm" else self.weight_bytes
+
+    @property
+    def host_state_bytes(self) -> float:
+        """Of the optimizer's state there: a number an element lies with the weights, one a row on the device (FBGEMM,
+        ``construct_split_state``)."""
+        return 0.0 if self.location == "hbm" else self.rows * row_state_bytes(self.optimizer, self.columns)[1]
+
+    @property
+    def device_weight_bytes(self) -> float:
+        """Of the device's memory: the weights, or the cache of them with what finds rows in it."""
+        if self.location == "hbm":
+            return self.weight_bytes
+        if self.location == "uvm":
+            return 0.0
+        return self.cached_rows * (self.row_bytes + CACHE_SLOT_BYTES) + self.rows * CACHE_MAP_BYTES
+
+    @property
+    def device_state_bytes(self) -> float:
+        """Of the optimizer's state there."""
+        return self.state_bytes - self.host_state_bytes
+
+    @property
+    def output_bytes(self) -> float:
+        """Of an element of its vectors."""
+        return OUTPUT_DTYPES[self.output_dtype]
 
     def lookups(self, samples: float) -> float:
         """Look-ups of so many samples."""
@@ -130,3 +202,31 @@ class EmbeddingTable:
         """Different rows that so many samples look up, on average."""
         count = self.lookups(samples)
         return min(distinct_of_zipf(count, self.rows, self.law_skew()), count, float(self.rows))
+
+    def missed(self, samples: float) -> float:
+        """Rows that cross the host's link for the look-ups of so many samples.
+
+        None of a table on the device, each look-up's of one in the host's memory, and of a cached one those that a
+        least-recently-used cache of ``cached_rows`` lacks (``reuse.lru_misses``). FBGEMM's tables share one cache; here
+        each has its own part of it.
+        """
+        count = self.lookups(samples)
+        if self.location == "hbm":
+            return 0.0
+        if self.location == "uvm":
+            return count
+        return lru_misses(count, self.rows, self.law_skew(), self.cached_rows)
+
+
+def stored_row_bytes(dtype: str, columns: float) -> float:
+    """Bytes of one row: of quantized ones with scale and bias, and padded."""
+    size = columns * TABLE_DTYPES.get(dtype, TABLE_DTYPES["fp32"])
+    if dtype not in QUANTIZED:
+        return size
+    return math.ceil((size + SCALE_AND_BIAS_BYTES) / ROW_ALIGNMENT) * ROW_ALIGNMENT
+
+
+def row_state_bytes(optimizer: str, columns: float) -> tuple[float, float]:
+    """Bytes of optimizer state of one row: what a row has one of, and what every element has."""
+    of_row, of_element = ROW_STATE_BYTES.get(optimizer, (0, 0))
+    return float(of_row), of_element * float(columns)
