@@ -24,7 +24,8 @@ def shard(
         metavar="SOURCE|TABLES", help="A file of tables (.csv, .parquet, .json, .toml), a workload with tables (dlrm), "
                                       "or a capture or shape-only trace of a step with tables.")],
     gpus: Annotated[int, typer.Option(min=1, metavar="N", help="GPUs of the job.")],
-    device: Annotated[str, shared("--device")] = "h200-sxm",
+    device: Annotated[str | None, shared(
+        "--device", "by default the one that a recorded step ran on, else h200-sxm")] = None,
     topology: Annotated[str | None, shared("--topology", "by default the device's usual nodes")] = None,
     batch: Annotated[int | None, typer.Option(
         min=1, metavar="N", help="Samples of a batch on each GPU; by default what the source has.")] = None,
@@ -57,6 +58,7 @@ def shard(
     """
     with one_sentence(debug):
         from graph_predictor.sharding.planning import shard as sharded
+        from graph_predictor.sharding.sources import device_of
         from kernel_models.device_choice import find_device
         from tracer.output_kind import SHARDING_PLAN, check_output
 
@@ -67,9 +69,10 @@ def shard(
         exponents = _exponents(skews)
         allowed = [each for each in (kinds or "").split(",") if each.strip()]
         with working("Searching"):
-            known = profile_of(profile, find_device(device))
+            spec = device_of(source) if device is None else find_device(device)
+            known = profile_of(profile, spec)
             found = sharded(
-                source, gpus, device=device, topology=topology, memory=limit, batch=batch, top=top or BEST,
+                source, gpus, device=spec, topology=topology, memory=limit, batch=batch, top=top or BEST,
                 pinned=pinned, kinds=allowed, skews=exponents, preset=preset, settings=assignments or (),
                 profile=known, comm_profile=comm_profile, pipelined=pipeline, seed=seed)
         if out is not None:

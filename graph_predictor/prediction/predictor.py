@@ -129,7 +129,7 @@ class Baseline:
             built = unprofiled(built, work, similar)
         cycle = steps_of(built, similar if steps is None else steps)
         pieces = host_pieces(built)
-        scenario = Scenario(built, cycle, work, pieces, DeviceChange(device or _recorded_device(graphs[0]), models),
+        scenario = Scenario(built, cycle, work, pieces, DeviceChange(device or recorded_device(graphs[0]), models),
                             batches=BatchChange(loader_of(built, cycle)), profiled=built.profiled)
         spreads = _spreads(built, cycle, pieces, similar)
         return cls(scenario, spreads, notes, chosen=steps is not None)
@@ -506,7 +506,8 @@ def _microseconds(ns: float | None) -> float | None:
     return None if ns is None else ns / 1e3
 
 
-def _recorded_device(graph: ExecutionGraph) -> DeviceSpec | None:
+def recorded_device(graph: ExecutionGraph) -> DeviceSpec | None:
+    """The device that a rank ran on; ``None`` where nobody knows it."""
     meta = graph.meta
     if not meta.device:
         # Without device work the operations themselves computed: on the host.

@@ -278,5 +278,6 @@ def _copies(problem: ShardingProblem, ways: list[_Way]) -> Float64:
                        bytes_written=4.0 * written * elements)
         calls += [backward_call([ways[i].part], fused=False), swept]
     if calls:
-        out[rows] = price(calls, problem.device, problem.models).times_us.reshape(-1, 2).sum(axis=1)
+        priced = price(calls, problem.device, problem.models).times_us.reshape(-1, 2).sum(axis=1)
+        out[rows] = problem.anchors.factor(problem.anchors.backward) * priced
     return out

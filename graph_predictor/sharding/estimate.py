@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from graph_predictor.sharding.anchors import Anchor
 from graph_predictor.sharding.choices import INPUT_COPIES, Choices, Scope
 from graph_predictor.sharding.exchanges import PricedExchange
 from graph_predictor.sharding.loads import Assignment, RankLoads
@@ -19,6 +20,7 @@ from kernel_models.lookups import backward_call, forward_call
 from kernel_models.model import Source
 from kernel_models.op_call import OpCall
 from kernel_models.pricing import price
+from kernel_models.spreads import HOST_AT_CAPTURED
 from kernel_models.table_parts import TablePart
 from tracer.arrays import Float64
 from tracer.lookup_data.plan_file import ShardKind
@@ -78,7 +80,8 @@ class ShardedStep:
         parts = {"look-ups": self.phases["look-ups"] + self.phases["look-ups, backward"],
                  "vectors": self.phases["vectors"] + self.phases["gradients of vectors"],
                  "indices": self.phases["indices"], "dense part": self.phases["dense"],
-                 "all-reduce": self.phases["all-reduce"] + self.phases["copied tables"]}
+                 "all-reduce": self.phases["all-reduce"] + self.phases["copied tables"],
+                 "host": self.phases["host"]}
         name = max(parts, key=lambda each: parts[each])
         return f"{name}, rank {int(self.compute_us.argmax())}" if name == "look-ups" else name
 
@@ -91,17 +94,9 @@ def estimate(scores: Scores, assignment: Assignment) -> ShardedStep:
     """The step of an assignment, each rank's look-ups priced as one kernel's call."""
     problem, choices = scores.problem, scores.choices
     loads = scores.adder.loads(assignment)
-    ahead, back = _lookups(problem, choices, scores, assignment)
-    dense, e = problem.dense, scores.model.exchanges
-    node, cross = loads.node_bytes.max(initial=0.0), loads.cross_bytes.max(initial=0.0)
-    sent, index = float(loads.sums[SENT].max()), float(loads.sums[INDEX].max())
-    across = e.across_nodes.priced(float(cross))
-    vectors = [e.all_to_all.priced(sent), e.reduce_scatter.priced(loads.reduced_bytes),
-               e.node_reduce_scatter.priced(float(node)), across]
-    gradients = [vectors[0], e.all_gather.priced(loads.reduced_bytes), e.node_all_gather.priced(float(node)), across]
-    indices = [e.all_to_all.priced(index), e.all_to_all.priced(LENGTHS_BYTES if index > 0 else 0.0)]
-    reduced = e.all_reduce.priced(loads.gradient_bytes)
-    dense_reduced = e.all_reduce.priced(dense.gradient_bytes)
+    ahead, back = rank_lookups(problem, choices, scores, assignment)
+    dense = problem.dense
+    indices, vectors, gradients, (reduced, dense_reduced) = exchanges_of(scores, loads)
     forward, backward = float(ahead.us.max()), float(back.us.max())
     # The exchange hides the bottom MLP: what of it is longer belongs to the dense part.
     out, home = (sum(each.us for each in found) for found in (vectors, gradients))
@@ -111,7 +106,8 @@ def estimate(scores: Scores, assignment: Assignment) -> ShardedStep:
         "dense": (dense.top_forward + dense.top_backward + dense.optimizer + max(dense.bottom_forward - out, 0.0)
                   + max(dense.bottom_backward - home, 0.0)),
         "gradients of vectors": home, "look-ups, backward": backward,
-        "all-reduce": max(dense_reduced.us - backward, 0.0) + reduced.us, "copied tables": loads.copy_us}
+        "all-reduce": max(dense_reduced.us - backward, 0.0) + reduced.us, "copied tables": loads.copy_us,
+        "host": dense.host}
     total = sum(phases.values())
     waited = [*(indices if phases["indices"] else []), *vectors, *gradients, reduced]
     low, high = _interval(problem, total, phases, ahead, back, waited)
@@ -121,8 +117,23 @@ def estimate(scores: Scores, assignment: Assignment) -> ShardedStep:
                        _memory(problem, choices, scores, assignment, loads), sources)
 
 
+def exchanges_of(scores: Scores, loads: RankLoads) -> tuple[list[PricedExchange], ...]:
+    """The collectives of a step: of indices, of vectors, of their gradients, and all-reduces (copied tables' gradients
+    and the dense part's)."""
+    e = scores.model.exchanges
+    node, cross = loads.node_bytes.max(initial=0.0), loads.cross_bytes.max(initial=0.0)
+    sent, index = float(loads.sums[SENT].max()), float(loads.sums[INDEX].max())
+    across = e.across_nodes.priced(float(cross))
+    vectors = [e.all_to_all.priced(sent), e.reduce_scatter.priced(loads.reduced_bytes),
+               e.node_reduce_scatter.priced(float(node)), across]
+    gradients = [vectors[0], e.all_gather.priced(loads.reduced_bytes), e.node_all_gather.priced(float(node)), across]
+    indices = [e.all_to_all.priced(index), e.all_to_all.priced(LENGTHS_BYTES if index > 0 else 0.0)]
+    return indices, vectors, gradients, [e.all_reduce.priced(loads.gradient_bytes),
+                                         e.all_reduce.priced(scores.problem.dense.gradient_bytes)]
+
+
 @dataclass(frozen=True, slots=True)
-class _RankCalls:
+class RankCalls:
     """Look-ups of each rank, µs with 80% interval and source [ranks]."""
 
     us: Float64
@@ -131,8 +142,9 @@ class _RankCalls:
     source: Float64
 
 
-def _lookups(problem: ShardingProblem, choices: Choices, scores: Scores, assignment: Assignment) -> tuple[
-        _RankCalls, _RankCalls]:
+def rank_lookups(problem: ShardingProblem, choices: Choices, scores: Scores, assignment: Assignment) -> tuple[
+        RankCalls, RankCalls]:
+    """Every rank's look-ups, forward and backward with the optimizer fused, each as one call."""
     parts: list[list[TablePart]] = [[] for _ in range(problem.ranks)]
     fused: list[list[TablePart]] = [[] for _ in range(problem.ranks)]
     for choice, place in zip(assignment.choice.tolist(), assignment.place.tolist(), strict=True):
@@ -146,22 +158,25 @@ def _lookups(problem: ShardingProblem, choices: Choices, scores: Scores, assignm
             parts[rank].append(part)
             if choices.kinds[choice] is not ShardKind.DATA_PARALLEL:
                 fused[rank].append(part)
-    return (_priced(problem, [forward_call(each) if each else None for each in parts]),
-            _priced(problem, [backward_call(each) if each else None for each in fused]))
+    return (_priced(problem, [forward_call(each) if each else None for each in parts], problem.anchors.forward),
+            _priced(problem, [backward_call(each) if each else None for each in fused], problem.anchors.backward))
 
 
-def _priced(problem: ShardingProblem, calls: list[OpCall | None]) -> _RankCalls:
+def _priced(problem: ShardingProblem, calls: list[OpCall | None], anchor: Anchor | None) -> RankCalls:
     columns = np.zeros((4, len(calls)))
     rows = [i for i, call in enumerate(calls) if call is not None]
     if rows:
         found = price([call for call in calls if call is not None], problem.device, problem.models)
         columns[0, rows], columns[1, rows] = found.time_us[found.index], found.low_us[found.index]
         columns[2, rows], columns[3, rows] = found.high_us[found.index], found.source[found.index]
-    return _RankCalls(*columns)
+        if anchor is not None:
+            columns[:3, rows] = anchor.times(*columns[:3, rows])
+            columns[3, rows] = Source.ANCHORED
+    return RankCalls(*columns)
 
 
-def _interval(problem: ShardingProblem, total: float, phases: Mapping[str, float], ahead: _RankCalls,
-              back: _RankCalls, waited: list[PricedExchange]) -> tuple[float, float]:
+def _interval(problem: ShardingProblem, total: float, phases: Mapping[str, float], ahead: RankCalls,
+              back: RankCalls, waited: list[PricedExchange]) -> tuple[float, float]:
     """Ends of the step's 80% interval: look-ups err together, exchanges together, the dense part by itself."""
     exchanged = sum(each.us for each in waited)
     share = sum(phases[name] for name in EXCHANGES) / exchanged if exchanged else 0.0
@@ -174,13 +189,24 @@ def _interval(problem: ShardingProblem, total: float, phases: Mapping[str, float
             lookups += abs(float((calls.low if end == "low" else calls.high)[slowest] - calls.us[slowest]))
         # What copies of tables take is priced as look-ups are, and errs with them.
         lookups *= 1 + phases["copied tables"] / max(phases["look-ups"] + phases["look-ups, backward"], 1e-12)
-        wire = share * abs(sum(getattr(one, end) - one.us for one in waited))
+        wire = share * abs(_exchange_end(problem, waited, end) - exchanged)
         work = dense * abs(getattr(problem.dense, end) - problem.dense.us)
-        ends.append(total + sign * float(np.sqrt(lookups**2 + wire**2 + work**2)))
+        host = HOST_AT_CAPTURED * phases["host"]
+        ends.append(total + sign * float(np.sqrt(lookups**2 + wire**2 + work**2 + host**2)))
     return max(ends[0], 0.0), ends[1]
 
 
-def _sources(problem: ShardingProblem, phases: Mapping[str, float], ahead: _RankCalls, back: _RankCalls,
+def _exchange_end(problem: ShardingProblem, waited: list[PricedExchange], end: str) -> float:
+    """An end of the interval of exchanges in all; of anchored ones, as far as they are other than the recorded."""
+    anchor = problem.anchors.exchanges
+    if anchor is None:
+        return float(sum(getattr(one, end) for one in waited))
+    sums = (np.array([sum(getattr(one, name) for one in waited) / anchor.factor]) for name in ("us", "low", "high"))
+    _, low, high = anchor.times(*sums)
+    return float((low if end == "low" else high)[0])
+
+
+def _sources(problem: ShardingProblem, phases: Mapping[str, float], ahead: RankCalls, back: RankCalls,
              waited: list[PricedExchange]) -> dict[int, float]:
     found: dict[int, float] = {}
 
@@ -196,7 +222,8 @@ def _sources(problem: ShardingProblem, phases: Mapping[str, float], ahead: _Rank
     dense = sum(problem.dense.sources.values())
     for source, us in problem.dense.sources.items():
         add(int(source), us / dense * phases["dense"])
-    add(int(Source.HEURISTIC), phases["copied tables"])
+    add(int(Source.HEURISTIC if problem.anchors.backward is None else Source.ANCHORED), phases["copied tables"])
+    add(int(Source.MEASURED), phases["host"])
     return dict(sorted(found.items()))
 
 

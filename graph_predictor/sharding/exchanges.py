@@ -51,12 +51,14 @@ class ExchangeCurve:
         if payload_bytes <= 0:
             return PricedExchange()
         us, low, high, level = self._price([payload_bytes])
-        return PricedExchange(float(us[0]), float(low[0]), float(high[0]), Level(int(level[0])).source)
+        source = Level(int(level[0])).source if self._problem.anchors.exchanges is None else Source.ANCHORED
+        return PricedExchange(float(us[0]), float(low[0]), float(high[0]), source)
 
     def _price(self, sizes: Sequence[float]) -> tuple[Float64, Float64, Float64, npt.NDArray[np.int64]]:
         calls = [CollectiveCall(self._kind, size, self._placement) for size in sizes]
         found = price_calls(calls, self._problem.collectives)
-        return found.time_us, found.low_us, found.high_us, found.level
+        factor = self._problem.anchors.factor(self._problem.anchors.exchanges)
+        return factor * found.time_us, factor * found.low_us, factor * found.high_us, found.level
 
 
 class Exchanges:

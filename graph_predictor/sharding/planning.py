@@ -11,12 +11,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from graph_predictor.comm.clusters import profile_on
+from graph_predictor.sharding.anchored import anchored_problem
 from graph_predictor.sharding.estimate import ShardedStep, estimate
 from graph_predictor.sharding.problem import ShardingProblem
 from graph_predictor.sharding.robustness import DriftedStep, drifted, drifts
 from graph_predictor.sharding.search import ShardingSearch, search
-from graph_predictor.sharding.sources import sharding_source
+from graph_predictor.sharding.sources import device_of, sharding_source
 from kernel_models.collectives import CollectiveModel, topology_of
+from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
 from kernel_models.profile import DeviceProfile
 from tracer.lookup_data.plan_file import SHORT_KINDS, ShardingError, ShardKind
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 TOP = 5
 CHECKED = 4
 """Times as many shardings as wanted are priced in full, and the fastest of them kept."""
+AS_RECORDED = "as recorded"
+"""Name of the baseline that the recorded job ran."""
 MOST_DRIFTED = 200
 """Tables up to which drift is looked at without being asked for."""
 
@@ -73,7 +77,7 @@ class Shardings(Shown):
         return {"plans": partial(_frame, rows), "tables": partial(_frame, placed)}
 
 
-def shard(source: str, gpus: int, *, device: str = "h200-sxm", topology: str | None = None,
+def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, topology: str | None = None,
           memory: float | None = None, batch: int | None = None, top: int = TOP,
           pinned: Mapping[str, int] | None = None, kinds: Collection[str] = (), skews: Sequence[float] = (),
           preset: str | None = None, settings: Sequence[str] = (), profile: DeviceProfile | None = None,
@@ -83,7 +87,8 @@ def shard(source: str, gpus: int, *, device: str = "h200-sxm", topology: str | N
     Args:
         source: a file of tables (.csv, .parquet, .json, .toml), a workload with tables, or a trace or capture.
         gpus: of the job.
-        device: of each; a name or a file.
+        device: of each: a name, a file, or its figures; by default the one that a recorded source ran on, else
+            ``sources.DEFAULT_DEVICE``.
         topology: of the cluster; by default the device's usual nodes.
         memory: bytes of a device; by default all it has.
         batch: samples of a rank; by default what the source has.
@@ -101,9 +106,9 @@ def shard(source: str, gpus: int, *, device: str = "h200-sxm", topology: str | N
         ShardingError: the tables do not fit, or a pin or kind is none.
         ForetraceError: a name or file is not known, or cannot be read.
     """
-    spec = find_device(device)
     if gpus < 1:
         raise ShardingError(f"{gpus} GPUs are none; give at least one.")
+    spec = device_of(source) if device is None else find_device(device) if isinstance(device, str) else device
     found = sharding_source(source, spec, profile, samples=batch, preset=preset, settings=settings)
     if topology is None and comm_profile is None:
         collectives = CollectiveModel(topology_of(spec, gpus))
@@ -113,14 +118,26 @@ def shard(source: str, gpus: int, *, device: str = "h200-sxm", topology: str | N
     allowed = frozenset(ShardKind.of(kind) for kind in kinds) or frozenset(ShardKind)
     problem = ShardingProblem(found.tables, found.samples, gpus, spec, collectives, profile, found.dense, memory,
                               allowed, pinned or {}, pipelined=pipelined)
+    anchored = None
+    if found.recorded is not None:
+        anchored = anchored_problem(problem, found.recorded, topology is None and comm_profile is None)
+        problem = anchored.problem
     result = search(problem, max(top, 1) * CHECKED, seed)
     baselines = {name: None if known is None else estimate(result.scores, known[1])
                  for name, known in result.baselines.items()}
+    if anchored is not None and anchored.own is not None and _as_here(problem, anchored.own):
+        baselines[AS_RECORDED] = anchored.own
     plans = _fastest(result, baselines, top)
     wanted = drifts(skews) if skews or len(found.tables) <= MOST_DRIFTED else []
     shown = tuple(drifted(problem, [each.plan for each in plans], drift, seed) for drift in wanted)
     return Shardings(problem, found.name, plans, baselines, shown, result.proven, result.looked_at,
-                     (*found.notes, *_notes(problem, result, device)))
+                     (*found.notes, *(anchored.notes if anchored is not None else ()), *_notes(problem, result)))
+
+
+def _as_here(problem: ShardingProblem, own: ShardedStep) -> bool:
+    """Return whether the recorded step is one of this problem: as many ranks, and anchored in all."""
+    return own.plan.ranks == problem.ranks and own.plan.per_node == problem.per_node and (
+        problem.anchors.exchanges is not None)
 
 
 def _fastest(result: ShardingSearch, baselines: Mapping[str, ShardedStep | None], top: int) -> tuple[
@@ -141,7 +158,7 @@ def _allowed(problem: ShardingProblem, step: ShardedStep) -> bool:
             and max(each.total for each in step.memory) <= problem.limit_bytes)
 
 
-def _notes(problem: ShardingProblem, result: ShardingSearch, device: str) -> list[str]:
+def _notes(problem: ShardingProblem, result: ShardingSearch) -> list[str]:
     notes = []
     node = find_device(problem.collectives.topology.node.device).name
     if node != problem.device.name:

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from graph_predictor.sharding.anchors import NO_ANCHORS, Anchors
 from graph_predictor.sharding.plan import checked_names
 from kernel_models.collectives import CollectiveModel, Placement
 from kernel_models.device import DeviceSpec
@@ -32,6 +33,7 @@ class DenseWork:
         gradient_bytes: that data parallelism all-reduces.
         memory_bytes: parameters, gradients, optimizer state and activations.
         sources: µs by ``Source``.
+        host: in which a recorded step's device had nothing to do: it stays whatever the sharding.
     """
 
     bottom_forward: float = 0.0
@@ -44,10 +46,11 @@ class DenseWork:
     gradient_bytes: float = 0.0
     memory_bytes: float = 0.0
     sources: Mapping[int, float] = field(default_factory=dict)
+    host: float = 0.0
 
     @property
     def us(self) -> float:
-        """All of it."""
+        """All of it but the host's."""
         return (self.bottom_forward + self.bottom_backward + self.top_forward + self.top_backward + self.optimizer)
 
 
@@ -70,6 +73,7 @@ class ShardingProblem:
         index_bytes: of an index.
         pipelined: whether the next batch's indices are exchanged while this one's dense part runs, as TorchRec's
             ``TrainPipelineSparseDist`` does.
+        anchors: what was measured of look-ups and exchanges.
 
     Raises:
         ShardingError: the tables are larger than the memory of all devices, or a pin or number is not possible.
@@ -88,6 +92,7 @@ class ShardingProblem:
     output_bytes: float = 4.0
     index_bytes: float = 8.0
     pipelined: bool = True
+    anchors: Anchors = NO_ANCHORS
 
     def __post_init__(self) -> None:
         self.collectives.check_fits(self.ranks)

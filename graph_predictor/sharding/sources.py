@@ -4,27 +4,32 @@ rows up; with the work outside the look-ups where it is known."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 
 import numpy as np
 
+from graph_predictor.prediction.predictor import recorded_device
 from graph_predictor.sharding.problem import DenseWork
+from graph_predictor.sharding.recorded import RecordedStep, collective_bytes, recorded_step
 from graph_predictor.synthesis.modelled import calls_by_operation
 from kernel_models.device import DeviceSpec
-from kernel_models.device_choice import shape_device
+from kernel_models.device_choice import find_device, shape_device
 from kernel_models.op_call import Family, OpCall
+from kernel_models.operation import Operation, calls_of
 from kernel_models.pricing import Models, price
-from tracer.graph import ExecutionGraph, Phase
+from tracer.graph import SHAPE_ONLY, ExecutionGraph, Phase
 from tracer.input_file import open_input
-from tracer.job import read_job
+from tracer.job import Job, read_job
 from tracer.lookup_data.files import read_tables
-from tracer.lookup_data.noted import tables_of
-from tracer.lookup_data.plan_file import ShardingError
+from tracer.lookup_data.noted import find_lookups, tables_of
+from tracer.lookup_data.plan_file import ShardingError, ShardKind, TableSharding
 from tracer.lookup_data.tables import EmbeddingTable
 from tracer.memory_account import MemoryAccount
 
 FILES = (".csv", ".parquet", ".toml", ".json")
+DEFAULT_DEVICE = "h200-sxm"
 BATCH = 2048
 """Samples of a rank where nothing says how many."""
 FUSED_OPTIMIZER = "rowwise_adagrad"
@@ -45,6 +50,7 @@ class ShardingSource:
         samples: of a batch on one rank.
         dense: work outside the look-ups.
         notes: what was assumed.
+        recorded: the source ran, and what its step took.
     """
 
     name: str
@@ -52,6 +58,40 @@ class ShardingSource:
     samples: int
     dense: DenseWork
     notes: tuple[str, ...] = ()
+    recorded: RecordedSharding | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSharding:
+    """A recorded step of a job with tables.
+
+    Attributes:
+        step: taken apart.
+        shardings: of each table as it ran; ``None`` where a plan has no such sharding, or nobody knows.
+        ranks: of the job.
+        samples: of a batch on one rank.
+        dense: work outside the look-ups by models, where and with the batch that it ran.
+    """
+
+    step: RecordedStep
+    shardings: tuple[TableSharding, ...] | None
+    ranks: int
+    samples: int
+    dense: DenseWork
+
+
+def device_of(source: str) -> DeviceSpec:
+    """The device that a recorded source ran on, ``DEFAULT_DEVICE`` of any other source or where nobody knows it.
+
+    Raises:
+        ForetraceError: the source cannot be read.
+    """
+    from tracer import workloads
+
+    found = None
+    if source not in workloads.names() and not (Path(source).suffix.lower() in FILES and not _is_trace(source)):
+        found = recorded_device(read_job([source]).graphs[0])
+    return found or find_device(DEFAULT_DEVICE)
 
 
 def sharding_source(source: str, device: DeviceSpec, models: Models | None = None, *, samples: int | None = None,
@@ -99,8 +139,8 @@ def _of_workload(name: str, device: DeviceSpec, models: Models | None, samples: 
 
     sized = [*settings, *([f"batch={samples}"] if samples else [])]
     found = workloads.parse(name, sized, preset=preset or "default")
-    tables = getattr(found, "embedding_tables", None)
-    if tables is None:
+    tables = found.embedding_tables()
+    if not tables:
         raise ShardingError(f"The workload {name} has no embedding tables; dlrm has.")
     # The tables' own optimizer would run over all their rows: traced with a few rows, the rest of the step is the same.
     small = workloads.parse(name, [*[each for each in sized if not each.startswith(("rows=", "sharding="))],
@@ -108,38 +148,107 @@ def _of_workload(name: str, device: DeviceSpec, models: Models | None, samples: 
     from tracer.shape_only import trace_workload
 
     graph = trace_workload(small, shape_device(device))
-    return ShardingSource(f"{name} {preset or 'default'}", _trained(tables()), found.samples_per_step,
+    return ShardingSource(f"{name} {preset or 'default'}", _trained(tables), found.samples_per_step,
                           dense_of(graph, device, models),
                           (f"The tables are trained with {FUSED_OPTIMIZER.replace('_', '-')}, fused into the look-ups' "
                            "gradient.",))
 
 
 def _of_trace(source: str, device: DeviceSpec, models: Models | None, samples: int | None) -> ShardingSource:
-    graph = read_job([source]).graphs[0]
-    workload = graph.meta.workload
+    job = read_job([source])
+    step = None if any(graph.meta.era == SHAPE_ONLY for graph in job.graphs) else recorded_step(job)
+    workload = job.graphs[0].meta.workload
     if workload:
-        values = [f"{key}={value}" for key, value in workload["settings"].items() if key in (
-            "batch", "tables", "rows", "embedding", "pooling", "dense", "width", "depth", "skew", "columns_halved",
-            "bags_halved")]
-        found = _of_workload(workload["name"], device, models, samples, None, values)
-        noted = tables_of(graph)
-        same = len(noted) == len(found.tables)
-        return ShardingSource(f"{workload['name']} of {source}", _trained(noted) if same else found.tables,
-                              found.samples, found.dense, found.notes)
-    tables = tables_of(graph)
+        return _of_captured_workload(source, job, step, device, models, samples)
+    tables, shardings, found = _tables_of_ranks(job)
     if not tables:
         raise ShardingError(f"{source} says of no embedding table how it is looked up; give a file of tables, or a "
                             "capture made with --indices.")
-    if samples is None:
+    count = samples or found
+    if not count:
         raise ShardingError(f"{source} does not say how many samples its batch has; give --batch.")
-    return ShardingSource(source, _trained(tables), samples, dense_of(graph, device, models),
-                          ("The optimizer's time of the recorded step is left out: it runs over the tables too.",))
+    ranks = max(job.world_size, len(job.graphs))
+    gradients = collective_bytes(job.graphs[0], "all_reduce")
+    dense = replace(dense_of(job.graphs[0], device, models), gradient_bytes=gradients)
+    recorded = None
+    if step is not None and step.device is not None:
+        at = dense if step.device == device else replace(
+            dense_of(job.graphs[0], step.device, None), gradient_bytes=gradients)
+        recorded = RecordedSharding(step, shardings if len(job.graphs) == ranks else None, ranks, found or count, at)
+    return ShardingSource(source, _trained(tables), count, dense, (
+        "The optimizer's time of the recorded step is left out where it runs over the tables too.",
+        *_TABLES_OF_RANKS[shardings is not None]), recorded)
+
+
+def _of_captured_workload(source: str, job: Job, step: RecordedStep | None, device: DeviceSpec, models: Models | None,
+                          samples: int | None) -> ShardingSource:
+    from tracer import workloads
+    from tracer.workloads.places import shardings_of
+
+    workload, ranks = job.graphs[0].meta.workload, max(job.world_size, 1)
+    values = [f"{key}={value}" for key, value in workload["settings"].items() if key in (
+        "batch", "tables", "rows", "embedding", "pooling", "dense", "width", "depth", "skew", "columns_halved",
+        "bags_halved")]
+    found = _of_workload(workload["name"], device, models, samples, None, values)
+    counted = {(table.name.rpartition(".")[2], table.rows, table.columns): table
+               for graph in job.graphs for table in tables_of(graph)}
+    tables = tuple(replace(each, name=table.name) if (each := counted.get((
+        table.name.rpartition(".")[2], table.rows, table.columns))) is not None else table for table in found.tables)
+    recorded = None
+    if step is not None and step.device is not None:
+        own = workloads.parse(workload["name"], values)
+        text = workload["settings"].get("sharding") or "copy"
+        shardings = tuple(shardings_of(own.embedding_tables(), text, ranks))
+        at = _of_workload(workload["name"], step.device, models if step.device == device else None, None, None, values)
+        recorded = RecordedSharding(step, shardings if len(job.graphs) == ranks else None, ranks, at.samples, at.dense)
+    return ShardingSource(f"{workload['name']} of {source}", _trained(tables), found.samples, found.dense,
+                          found.notes, recorded)
+
+
+_TABLES_OF_RANKS = {False: (), True: (
+    "Each rank has tables of its own, of which the trace tells rows and look-ups together: those of one look-up are "
+    "taken to be equal.",)}
+
+
+def _tables_of_ranks(job: Job) -> tuple[list[EmbeddingTable], tuple[TableSharding, ...] | None, int]:
+    """Tables of all ranks, where they lie, and samples of a rank (0: not known).
+
+    A look-up that every rank makes alike is of tables that every rank has; any other is of a rank's own. Those that
+    are noted have names; of one look-up over several tables without notes each is taken to be as large as their mean.
+    """
+    noted = {table.name: table for graph in job.graphs for table in tables_of(graph)}
+    if noted or len(job.graphs) < 2:
+        return list(noted.values()), None, 0
+    looked: list[list[OpCall]] = []
+    for graph in job.graphs:
+        steps = {own.step for own in find_lookups(graph)}
+        rows = [own.rows[0][0] for own in find_lookups(graph) if own.step == min(steps)]
+        looked.append([call for row in rows for call in calls_of(Operation.from_graph(graph, row))
+                       if call.family is Family.EMBEDDING and "backward" not in call.kind])
+    everywhere = [call for call in looked[0] if all(call in each for each in looked)]
+    ranks = len(job.graphs)
+    tables: list[EmbeddingTable] = []
+    shardings: list[TableSharding] = []
+    samples = 0
+    for rank, calls in enumerate(looked):
+        for number, call in enumerate(calls):
+            copied = call in everywhere
+            if copied and rank:
+                continue
+            lookups, bags, rows_each, columns, count = call.dims
+            samples = max(samples, bags // count // (1 if copied else ranks))
+            bag = lookups / max(bags, 1)
+            longest = ceil(bag * sum(1 / i for i in range(1, count + 1)))  # as look-ups of unknown tables are priced
+            for i in range(count):
+                tables.append(EmbeddingTable(f"rank{rank}.{number}.{i}", max(rows_each, 1), columns, bag=bag,
+                                             longest_bag=longest))
+                shardings.append(TableSharding(ShardKind.DATA_PARALLEL, tuple(range(ranks))) if copied else
+                                 TableSharding(ShardKind.TABLE_WISE, (rank,)))
+    return tables, tuple(shardings), samples
 
 
 def _trained(tables: Sequence[EmbeddingTable]) -> tuple[EmbeddingTable, ...]:
     """The tables with an optimizer that can be fused, where they have none of their own."""
-    from dataclasses import replace
-
     return tuple(replace(table, optimizer=FUSED_OPTIMIZER) if table.optimizer == "none" else table for table in tables)
 
 

@@ -53,7 +53,9 @@ class StepModel:
         self.exchanges = Exchanges(problem)
         dense = problem.dense
         self.hidden_us = dense.top_forward + dense.top_backward if problem.pipelined else 0.0
-        self._dense = dense.top_forward + dense.top_backward + dense.optimizer
+        self._dense = dense.top_forward + dense.top_backward + dense.optimizer + dense.host
+        anchors = problem.anchors
+        self._forward, self._backward = anchors.factor(anchors.forward), anchors.factor(anchors.backward)
         self._dense_reduced = float(self.exchanges.all_reduce.us(dense.gradient_bytes))
         self._lengths = float(self.exchanges.all_to_all.us(LENGTHS_BYTES))
 
@@ -93,6 +95,6 @@ class StepModel:
             shape = np.broadcast_shapes(shape, chains.shape[1:])
             sums, chains = (np.broadcast_to(each, (len(each), *shape)) for each in (sums, chains))
         s, c = sums.reshape(len(sums), -1), chains.reshape(len(chains), -1)
-        forward = batched_forward_us(s[0], s[1], c[0], spec)
-        backward = batched_backward_us(s[2], s[3], c[1], s[4], s[5], spec)
+        forward = self._forward * batched_forward_us(s[0], s[1], c[0], spec)
+        backward = self._backward * batched_backward_us(s[2], s[3], c[1], s[4], s[5], spec)
         return forward.reshape(shape), backward.reshape(shape)

@@ -91,11 +91,16 @@ def torch() -> Any:
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+def captured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sharded")
     (folder / "train.py").write_text(CAPTURE)
     run_ranks(2, folder / "train.py", folder / "job")
-    return read_job(folder / "job")
+    return folder / "job"
+
+
+@pytest.fixture(scope="module")
+def job(captured: Path) -> Job:
+    return read_job(captured)
 
 
 def test_every_sharding_learns_as_copies_do(tmp_path: Path) -> None:
@@ -133,6 +138,30 @@ def test_ranks_look_up_their_own_tables(job: Job) -> None:
 
     own = [{(table.rows, table.columns) for table in tables_of(graph)} for graph in job.graphs]
     assert own == [{(500, 16), (125, 8), (62, 8)}, {(250, 16)}]
+
+
+def test_a_captured_sharding_anchors_others(captured: Path) -> None:
+    from graph_predictor.sharding.anchored import anchored_problem
+    from graph_predictor.sharding.problem import ShardingProblem
+    from graph_predictor.sharding.recorded import StepPart
+    from graph_predictor.sharding.sources import sharding_source
+    from kernel_models.collectives import CollectiveModel, topology_of
+    from kernel_models.device import device
+
+    cpu = device("cpu")
+    found = sharding_source(str(captured), cpu)
+    assert [table.rows for table in found.tables] == [500, 250, 125, 62]
+    assert all(table.reuse for table in found.tables)  # counted on the rank that has it
+    assert found.recorded is not None and found.recorded.shardings is not None
+    assert [each.ranks for each in found.recorded.shardings] == [(0,), (1,), (0,), (0,)]
+    problem = ShardingProblem(found.tables, found.samples, 2, cpu, CollectiveModel(topology_of(cpu, 2)),
+                              dense=found.dense)
+    anchored = anchored_problem(problem, found.recorded, same_cluster=True)
+    step, own = found.recorded.step, anchored.own
+    assert own is not None and step.exchanged > 0
+    assert own.forward_us.mean() == pytest.approx(step.mean(StepPart.LOOKUPS), rel=0.02)
+    assert own.backward_us.mean() == pytest.approx(step.mean(StepPart.GRADIENTS), rel=0.02)
+    assert own.phases["host"] == step.host
 
 
 def test_eight_ranks_by_shapes_have_a_class_for_each_share() -> None:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from tracer.lookup_data.plan_file import ShardKind, read_plan
+from tracer.lookup_data.plan_file import ShardKind, TableSharding, read_plan
 from tracer.lookup_data.tables import EmbeddingTable
 from tracer.workloads.settings import WorkloadError
 
@@ -70,6 +70,28 @@ def places_of_plan(path: str, tables: Sequence[EmbeddingTable]) -> str:
         words.append({ShardKind.TABLE_WISE: ranks, ShardKind.COLUMN_WISE: f"{COLUMN}:{ranks}", ShardKind.ROW_WISE: ROW,
                       ShardKind.TABLE_ROW_WISE: f"{ROW}:{ranks}", ShardKind.DATA_PARALLEL: COPY}[each.kind])
     return f"{','.join(words)}{_FOR}{plan.world_size}"
+
+
+def shardings_of(tables: Sequence[EmbeddingTable], text: str, ranks: int) -> list[TableSharding]:
+    """How the tables at the places that a text says are spread, as a sharding plan says it. Raises as ``pieces_of``.
+
+    Rows on some ranks are table-row-wise, whether or not these are a node's.
+    """
+    pieces_of(tables, text, ranks)
+    everyone = tuple(range(ranks))
+    found = []
+    for number, place in enumerate(_table_places(text, len(tables))[0]):
+        kind, _, chosen = str(place).partition(":")
+        on = tuple(map(int, chosen.split("+"))) if chosen else everyone
+        if kind == COLUMN:
+            found.append(TableSharding(ShardKind.COLUMN_WISE, on))
+        elif kind == ROW:
+            found.append(TableSharding(ShardKind.ROW_WISE if on == everyone else ShardKind.TABLE_ROW_WISE, on))
+        elif kind == COPY:
+            found.append(TableSharding(ShardKind.DATA_PARALLEL, everyone))
+        else:
+            found.append(TableSharding(ShardKind.TABLE_WISE, (number % ranks if place == IN_TURN else int(place),)))
+    return found
 
 
 def pieces_of(tables: Sequence[EmbeddingTable], text: str, ranks: int) -> list[TablePiece]:
