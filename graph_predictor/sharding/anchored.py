@@ -18,7 +18,7 @@ import numpy as np
 
 from graph_predictor.prediction.anchoring import anchored
 from graph_predictor.prediction.pricing import SHARED_VARIANCE
-from graph_predictor.sharding.anchors import NO_ANCHORS, Anchor, Anchors, prices
+from graph_predictor.sharding.anchors import NO_ANCHORS, Anchors, WorkAnchor, prices
 from graph_predictor.sharding.choices import choices_of
 from graph_predictor.sharding.estimate import RankCalls, ShardedStep, estimate, exchanges_of, rank_lookups
 from graph_predictor.sharding.loads import assignment_of
@@ -162,13 +162,13 @@ def _anchors(problem: ShardingProblem, plan: ShardingPlan, step: RecordedStep, n
                                sum(one.high for one in wires), noise))
 
 
-def _anchor(measured: float, calls: RankCalls, more: float, noise: float) -> Anchor | None:
+def _anchor(measured: float, calls: RankCalls, more: float, noise: float) -> WorkAnchor | None:
     us, low, high = (float(each.mean()) + more for each in (calls.us, calls.low, calls.high))
     return _sum_anchor(measured, us, low, high, noise)
 
 
-def _sum_anchor(measured: float, us: float, low: float, high: float, noise: float) -> Anchor | None:
-    return Anchor(measured, us, low, high, noise) if measured > 0 and us > 0 else None
+def _sum_anchor(measured: float, us: float, low: float, high: float, noise: float) -> WorkAnchor | None:
+    return WorkAnchor(measured, us, low, high, noise) if measured > 0 and us > 0 else None
 
 
 def _estimated(problem: ShardingProblem, plan: ShardingPlan) -> ShardedStep:

@@ -17,7 +17,7 @@ from tracer.arrays import Float64
 
 
 @dataclass(frozen=True, slots=True)
-class Anchor:
+class WorkAnchor:
     """Measured work of one kind.
 
     Attributes:
@@ -53,12 +53,12 @@ class Anchor:
 class Anchors:
     """The anchors of a problem; ``None`` where nothing was measured."""
 
-    forward: Anchor | None = None
-    backward: Anchor | None = None
-    exchanges: Anchor | None = None
+    forward: WorkAnchor | None = None
+    backward: WorkAnchor | None = None
+    exchanges: WorkAnchor | None = None
 
     @staticmethod
-    def factor(anchor: Anchor | None) -> float:
+    def factor(anchor: WorkAnchor | None) -> float:
         """The factor on the models' times; 1 without an anchor."""
         return 1.0 if anchor is None else anchor.factor
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graph_predictor.sharding.anchors import Anchor
+from graph_predictor.sharding.anchors import WorkAnchor
 from graph_predictor.sharding.choices import INPUT_COPIES, Choices, Scope
 from graph_predictor.sharding.exchanges import PricedExchange
 from graph_predictor.sharding.loads import Assignment, RankLoads
@@ -162,7 +162,7 @@ def rank_lookups(problem: ShardingProblem, choices: Choices, scores: Scores, ass
             _priced(problem, [backward_call(each) if each else None for each in fused], problem.anchors.backward))
 
 
-def _priced(problem: ShardingProblem, calls: list[OpCall | None], anchor: Anchor | None) -> RankCalls:
+def _priced(problem: ShardingProblem, calls: list[OpCall | None], anchor: WorkAnchor | None) -> RankCalls:
     columns = np.zeros((4, len(calls)))
     rows = [i for i, call in enumerate(calls) if call is not None]
     if rows:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from graph_predictor.sharding.anchored import AnchoredProblem, anchored_problem, measured_dense
-from graph_predictor.sharding.anchors import NO_ANCHORS, Anchor
+from graph_predictor.sharding.anchors import NO_ANCHORS, WorkAnchor
 from graph_predictor.sharding.problem import DenseWork, ShardingProblem
 from graph_predictor.sharding.recorded import RecordedStep, StepPart, parts_of, recorded_step
 from graph_predictor.sharding.sources import device_of, sharding_source
@@ -25,7 +25,7 @@ V100 = ROOT.parent / "shared" / "data" / "traces" / "dlrm-8xV100-2023"
 
 
 class TestAnchors:
-    anchor = Anchor(30.0, 20.0, 15.0, 40.0, noise=0.01)
+    anchor = WorkAnchor(30.0, 20.0, 15.0, 40.0, noise=0.01)
 
     def test_the_recorded_work_takes_what_was_measured(self) -> None:
         us, low, high = (float(each[0]) for each in self.anchor.times(*(np.array([x]) for x in (20.0, 15.0, 40.0))))
