@@ -126,7 +126,7 @@ def measured_dense(after: DenseWork, before: DenseWork, step: RecordedStep, else
     moved = elsewhere or after != before
     low, high = (float(np.hypot(end[0], noise)) if moved else noise for end in (ratio.low, ratio.high))
     return replace(after, bottom_forward=bottom_forward, top_forward=top_forward, bottom_backward=bottom_backward,
-                   top_backward=top_backward, optimizer=optimizer, low=us * float(np.exp(-low)),
+                   top_backward=top_backward, optimizer=optimizer, inputs=0.0, low=us * float(np.exp(-low)),
                    high=us * float(np.exp(high)), host=step.host,
                    sources={int(Source.ANCHORED if moved else Source.MEASURED): us})
 

@@ -81,9 +81,15 @@ class ShardedStep:
                  "vectors": self.phases["vectors"] + self.phases["gradients of vectors"],
                  "indices": self.phases["indices"], "dense part": self.phases["dense"],
                  "all-reduce": self.phases["all-reduce"] + self.phases["copied tables"],
-                 "host": self.phases["host"]}
+                 "host": self.phases["host"], "inputs": self.phases["inputs"]}
         name = max(parts, key=lambda each: parts[each])
         return f"{name}, rank {int(self.compute_us.argmax())}" if name == "look-ups" else name
+
+
+def _before_lookups(indices: float, inputs: float, hidden: float) -> dict[str, float]:
+    """Phases of copying inputs and exchanging indices, µs; what is hidden hides the exchange first."""
+    left = max(indices - hidden, 0.0)
+    return {"indices": left, "inputs": max(inputs - max(hidden - indices, 0.0), 0.0)}
 
 
 EXCHANGES = ("indices", "vectors", "gradients of vectors", "all-reduce")
@@ -101,7 +107,7 @@ def estimate(scores: Scores, assignment: Assignment) -> ShardedStep:
     # The exchange hides the bottom MLP: what of it is longer belongs to the dense part.
     out, home = (sum(each.us for each in found) for found in (vectors, gradients))
     phases = {
-        "indices": max(sum(each.us for each in indices) - scores.model.hidden_us, 0.0),
+        **_before_lookups(sum(each.us for each in indices), dense.inputs, scores.model.hidden_us),
         "look-ups": forward, "vectors": out,
         "dense": (dense.top_forward + dense.top_backward + dense.optimizer + max(dense.bottom_forward - out, 0.0)
                   + max(dense.bottom_backward - home, 0.0)),
@@ -224,6 +230,7 @@ def _sources(problem: ShardingProblem, phases: Mapping[str, float], ahead: RankC
         add(int(source), us / dense * phases["dense"])
     add(int(Source.HEURISTIC if problem.anchors.backward is None else Source.ANCHORED), phases["copied tables"])
     add(int(Source.MEASURED), phases["host"])
+    add(int(Source.HEURISTIC), phases["inputs"])
     return dict(sorted(found.items()))
 
 

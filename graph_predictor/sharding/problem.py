@@ -29,6 +29,7 @@ class DenseWork:
         bottom_forward, bottom_backward: of the MLP beside the look-ups: it hides the exchange of pooled vectors.
         top_forward, top_backward: of the rest: interaction, top MLP and loss.
         optimizer: of the dense parameters.
+        inputs: copies of a batch to the device; with a pipeline they are the next batch's, beside the rest.
         low, high: ends of the interval of all of it.
         gradient_bytes: that data parallelism all-reduces.
         memory_bytes: parameters, gradients, optimizer state and activations.
@@ -41,6 +42,7 @@ class DenseWork:
     top_forward: float = 0.0
     top_backward: float = 0.0
     optimizer: float = 0.0
+    inputs: float = 0.0
     low: float = 0.0
     high: float = 0.0
     gradient_bytes: float = 0.0
@@ -50,7 +52,7 @@ class DenseWork:
 
     @property
     def us(self) -> float:
-        """All of it but the host's."""
+        """All of it but the inputs' and the host's."""
         return (self.bottom_forward + self.bottom_backward + self.top_forward + self.top_backward + self.optimizer)
 
 

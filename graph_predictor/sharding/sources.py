@@ -12,13 +12,14 @@ import numpy as np
 
 from graph_predictor.prediction.predictor import recorded_device
 from graph_predictor.sharding.problem import DenseWork
-from graph_predictor.sharding.recorded import RecordedStep, collective_bytes, recorded_step
+from graph_predictor.sharding.recorded import RecordedStep, StepPart, collective_bytes, parts_of, recorded_step
 from graph_predictor.synthesis.modelled import calls_by_operation
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device, shape_device
 from kernel_models.op_call import Family, OpCall
 from kernel_models.operation import Operation, calls_of
 from kernel_models.pricing import Models, price
+from tracer.arrays import Bool
 from tracer.graph import SHAPE_ONLY, ExecutionGraph, Phase
 from tracer.input_file import open_input
 from tracer.job import Job, read_job
@@ -253,21 +254,28 @@ def _trained(tables: Sequence[EmbeddingTable]) -> tuple[EmbeddingTable, ...]:
 
 
 def dense_of(graph: ExecutionGraph, device: DeviceSpec, models: Models | None) -> DenseWork:
-    """The work of a graph's last step outside its look-ups, priced on a device."""
+    """The work of a graph's last step outside its look-ups, priced on a device.
+
+    What is done to tables, their gradients and the tensors within their module belongs to the look-ups.
+    """
     ops = graph.ops
     rows = np.flatnonzero(ops.step == ops.step.max(initial=-1))
+    part, within = parts_of(graph), _in_table_modules(graph)
     calls: dict[str, list[OpCall]] = {name: [] for name in (
-        "bottom_forward", "bottom_backward", "top_forward", "top_backward", "optimizer")}
+        "bottom_forward", "bottom_backward", "top_forward", "top_backward", "optimizer", "inputs")}
     for op, each in calls_by_operation(graph, rows.tolist()).items():
         phase = int(ops.phase[op])
+        if part[op] in (StepPart.LOOKUPS, StepPart.GRADIENTS, StepPart.COLLECTIVE) or within[op]:
+            continue
         if phase == Phase.OPTIMIZER:
             name = "optimizer"
-        elif phase not in (Phase.FORWARD, Phase.BACKWARD):
+        elif phase not in (Phase.FORWARD, Phase.BACKWARD) or all(call.family is Family.TRANSFER for call in each):
+            calls["inputs"] += [call for call in each if call.family is Family.TRANSFER]
             continue
         else:
             path = graph.string(int(ops.module[op])).lower()
-            part = "bottom" if any(word in path for word in BOTTOM) else "top"
-            name = f"{part}_{'backward' if phase == Phase.BACKWARD else 'forward'}"
+            side = "bottom" if any(word in path for word in BOTTOM) else "top"
+            name = f"{side}_{'backward' if phase == Phase.BACKWARD else 'forward'}"
         calls[name] += [call for call in each if call.family is not Family.EMBEDDING]
     if not graph.meta.memory:  # recorded: an optimizer that runs over the tables too
         calls["optimizer"] = []
@@ -282,6 +290,14 @@ def dense_of(graph: ExecutionGraph, device: DeviceSpec, models: Models | None) -
         times[name] = float(whole.times_us[at:at + len(own)].sum())
         at += len(own)
     memory = MemoryAccount.of_trace(graph.meta.memory) if graph.meta.memory else MemoryAccount()
-    return DenseWork(**times, low=low, high=high, gradient_bytes=float(memory.parameters),
-                     memory_bytes=float(memory.total),
+    return DenseWork(**times, low=low - times["inputs"], high=high - times["inputs"],
+                     gradient_bytes=float(memory.parameters), memory_bytes=float(memory.total),
                      sources={int(one): float(whole.times_us[source == one].sum()) for one in np.unique(source)})
+
+
+def _in_table_modules(graph: ExecutionGraph) -> Bool:
+    """Operations in the module around the modules that look tables up."""
+    parents = {own.module.rpartition(".")[0] for own in find_lookups(graph)} - {""}
+    inside = [path in parents or path.startswith(tuple(f"{parent}." for parent in parents))
+              for path in (text.replace("/", ".") for text in graph.strings)]
+    return np.array([*inside, False], np.bool_)[graph.ops.module]

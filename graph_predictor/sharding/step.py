@@ -5,7 +5,8 @@ A collective ends when its slowest rank has come, so that each phase takes what 
     indices ─▶ look-ups ─▶ vectors ─▶ interaction, top MLP ─▶ gradients ─▶ look-ups' backward, fused optimizer
      (1)        max rank    (2)        (rest of the dense part)  (2)          max rank │ dense all-reduce beside it (3)
 
-(1) All-to-all of lengths, then of indices. With a pipeline it is the next batch's and the dense part hides it.
+(1) Copies of the batch to the device; all-to-all of lengths, then of indices. With a pipeline they are the next batch's
+    and the dense part hides them.
 (2) All-to-all of pooled vectors; reduce-scatter (backward: all-gather) of row-wise tables; for table-row-wise ones the
     same within a node and an all-to-all across nodes. The bottom MLP runs meanwhile.
 (3) What the look-ups' backward hides is free, as DDP does it; gradients of data-parallel tables are ready only after
@@ -76,7 +77,7 @@ class StepModel:
         indices = indices + np.where(indices > 0, self._lengths, 0.0)
         vectors = e.all_to_all.us(sent)
         found: Float64 = (
-            np.maximum(indices - self.hidden_us, 0.0) + forward
+            np.maximum(indices + dense.inputs - self.hidden_us, 0.0) + forward
             + np.maximum(vectors + shared.vectors, dense.bottom_forward) + self._dense
             + np.maximum(vectors + shared.gradients, dense.bottom_backward) + backward
             + np.maximum(self._dense_reduced - backward, 0.0) + shared.reduced + shared.copied)

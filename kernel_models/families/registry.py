@@ -121,8 +121,7 @@ class Inputs:
 
     def stored_entries(self, name: str) -> int | None:
         """Entries that a sparse tensor stores (rows, of a gradient of look-ups); ``None`` where it is not sparse."""
-        start, _, count = self.text(name).partition("=")
-        return int(count) if start == "stored" and count.isdigit() else None
+        return _stored_entries(self.text(name))
 
     def number(self, name: str) -> float | None:
         """A number or boolean; ``None`` where not recorded."""
@@ -324,13 +323,22 @@ def _load() -> None:
     load()
 
 
+def _stored_entries(text: str) -> int | None:
+    start, _, count = text.partition("=")
+    return int(count) if start == "stored" and count.isdigit() else None
+
+
 def _tensor(argument: Argument) -> TensorSpec | None:
+    """The tensor of an argument; of a sparse one the entries it stores, which are what an operation on it goes over."""
     shape, dtype = argument.shape, short_dtype(argument.dtype)
     if shape is None or (shape and not all(isinstance(size, int) for size in shape)):
         return None
     # The 2020 format records sizes without types: fp32 is assumed there.
     if not dtype and (argument.dtype or not shape):
         return None
+    entries = _stored_entries(argument.value) if shape and argument.value else None
+    if entries is not None:
+        return TensorSpec((entries, *shape[1:]), dtype or "fp32")
     stride = argument.stride
     return TensorSpec(shape, dtype or "fp32", stride if stride and len(stride) == len(shape) else None)
 

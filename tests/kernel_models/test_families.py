@@ -564,6 +564,13 @@ def test_dropout_of_nothing_is_free(name: str, p: str, train: str, draws: bool) 
     assert [call.dims for call in calls] == [(64 * 32,)] * draws
 
 
+@pytest.mark.parametrize(("name", "values"), [("aten::div", ["stored=500", "2"]), ("aten::clone", ["stored=500", ""])])
+def test_a_sparse_tensor_costs_what_it_stores(name: str, values: list[str]) -> None:
+    (sparse,) = calls_of(operation(name, [(100_000, 16), None], values=values))
+    (dense,) = calls_of(operation(name, [(500, 16), None], values=["", values[1]]))
+    assert sparse.bytes_moved == dense.bytes_moved == 2 * 500 * 16 * 4
+
+
 def test_sparse_gradients_of_lookups_cost_the_rows_looked_up_whatever_the_table() -> None:
     pytest.importorskip("torch")
     from graph_predictor.synthesis.modelled import calls_by_operation
