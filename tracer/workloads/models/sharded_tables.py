@@ -45,6 +45,7 @@ class ShardedTables(nn.Module):
         super().__init__()
         self.group, self.ranks = group, dist.get_world_size(group)
         self.batch, self.sizes, self.count = batch, sizes_of(tables, batch), len(tables)
+        self.rows = [table.rows for table in tables]
         self.pieces = [[piece for piece in pieces if piece.rank == rank] for rank in range(self.ranks)]
         self.own = self.pieces[dist.get_rank(group)]
         self.whole = all(piece.rows == tables[piece.table].rows for piece in pieces)
@@ -86,7 +87,7 @@ class ShardedTables(nn.Module):
 
     def _distributed(self, parts: list[Tensor], lengths: Tensor) -> tuple[list[Tensor], Tensor]:
         """Look-ups of every rank's samples in each own piece, rank after rank; bag lengths [pieces, ranks, batch]."""
-        asked = [self._within(piece, parts[piece.table], lengths[piece.table]) for of in self.pieces for piece in of]
+        asked = self._asked(parts, lengths)
         mine = len(self.own)
         sent = torch.stack([bags for _, bags in asked])
         received = sent.new_empty((self.ranks * mine, self.batch))
@@ -105,20 +106,34 @@ class ShardedTables(nn.Module):
         runs = list(arrived.split([count for of in counts for count in of]))
         return ([torch.cat(runs[place::mine]) for place in range(mine)], received.transpose(0, 1).contiguous())
 
-    def _within(self, piece: TablePiece, rows: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Look-ups of own samples that fall into a piece's rows, and how many of each bag do."""
-        if self.whole:
-            return rows, lengths
-        inside = (rows >= piece.first_row) & (rows < piece.first_row + piece.rows)
+    def _asked(self, parts: list[Tensor], lengths: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Look-ups of own samples that fall into each piece's rows, and how many of each bag do, by rank and piece."""
+        by_block = {number: self._blocks(number, parts[number], lengths[number])
+                    for number in sorted({piece.table for of in self.pieces for piece in of if self._is_cut(piece)})}
+        return [by_block[piece.table][piece.first_row] if self._is_cut(piece)
+                else (parts[piece.table], lengths[piece.table]) for of in self.pieces for piece in of]
+
+    def _is_cut(self, piece: TablePiece) -> bool:
+        return piece.rows < self.rows[piece.table]
+
+    def _blocks(self, number: int, rows: Tensor, lengths: Tensor) -> dict[int, tuple[Tensor, Tensor]]:
+        """A table's look-ups sorted by blocks of rows, within each in their order: first row of the block → rows from
+        there, and bag lengths. All blocks but the last are equal."""
+        blocks = sorted({(piece.first_row, piece.rows): piece for of in self.pieces for piece in of
+                         if piece.table == number}.items())
+        size, count = blocks[0][0][1], len(blocks)
+        block = rows // size
         bag = torch.repeat_interleave(torch.arange(self.batch, device=rows.device), lengths, output_size=len(rows))
-        bags = torch.zeros_like(lengths).scatter_add(0, bag, inside.to(lengths.dtype))
-        return _chosen(rows, inside, self._share(piece)) - piece.first_row, bags
+        bags = lengths.new_zeros(count * self.batch).scatter_add(
+            0, block * self.batch + bag, torch.ones_like(rows)).view(count, self.batch)
+        (sizes,) = _numbers(bags.sum(1).unsqueeze(0), [[self._share(piece) for _, piece in blocks]])
+        runs = (rows - block * size)[torch.argsort(block, stable=True)].split(sizes)
+        return {first: (run, own) for ((first, _), _), run, own in zip(blocks, runs, bags, strict=True)}
 
     def _share(self, piece: TablePiece) -> int:
-        """Look-ups expected in a piece, its rows being as popular as others."""
-        rows = sum(each.rows for of in self.pieces for each in of
-                   if each.table == piece.table and each.first_column == piece.first_column)
-        return round(self.sizes[piece.table] * piece.rows / rows)
+        """Look-ups expected in a piece, its rows being as popular as others; those of all pieces add up."""
+        size, rows = self.sizes[piece.table], self.rows[piece.table]
+        return round(size * (piece.first_row + piece.rows) / rows) - round(size * piece.first_row / rows)
 
     def _expected(self) -> list[list[int]]:
         return [[self._share(piece) for piece in self.own]] * self.ranks
@@ -181,10 +196,6 @@ def _numbers(counts: Tensor, expected: list[list[int]]) -> list[list[int]]:
         return expected
     found: list[list[int]] = counts.tolist()
     return found
-
-
-def _chosen(rows: Tensor, inside: Tensor, expected: int) -> Tensor:
-    return rows[:expected] if _has_no_values(rows) else rows[inside]
 
 
 def _has_no_values(tensor: Tensor) -> bool:
