@@ -15,6 +15,7 @@ from graph_predictor.cli.profiles import profile_of
 if TYPE_CHECKING:
     from graph_predictor.sharding.estimate import ShardedStep
     from graph_predictor.sharding.planning import Shardings
+    from graph_predictor.sharding.problem import ShardingProblem
 
 BEST = 5
 
@@ -32,6 +33,9 @@ def shard(
     memory: Annotated[str | None, typer.Option(
         metavar="SIZE", help="Memory of a device, such as 80GiB (a bare number is in GB); by default all it has.")
     ] = None,
+    host_memory: Annotated[str | None, typer.Option(
+        metavar="SIZE", help="Memory of a node's host that tables may lie in where the devices' does not suffice, such "
+                             "as 1.5TB (a bare number is in GB); by default none.")] = None,
     kinds: Annotated[str | None, typer.Option(
         metavar="KIND,…", help="Kinds that tables may have: table_wise, column_wise, row_wise, table_row_wise, "
                                "data_parallel (tw, cw, rw, twrw, dp); all by default.")] = None,
@@ -64,7 +68,8 @@ def shard(
 
         if out is not None:
             check_output(out, [source], SHARDING_PLAN)
-        limit = None if memory is None else _bytes(memory)
+        limit = None if memory is None else _bytes(memory, "--memory", "80GiB")
+        host_limit = 0.0 if host_memory is None else _bytes(host_memory, "--host-memory", "1.5TB")
         pinned = _pins(pin or [])
         exponents = _exponents(skews)
         allowed = [each for each in (kinds or "").split(",") if each.strip()]
@@ -72,9 +77,9 @@ def shard(
             spec = device_of(source) if device is None else find_device(device)
             known = profile_of(profile, spec)
             found = sharded(
-                source, gpus, device=spec, topology=topology, memory=limit, batch=batch, top=top or BEST,
-                pinned=pinned, kinds=allowed, skews=exponents, preset=preset, settings=assignments or (),
-                profile=known, comm_profile=comm_profile, pipelined=pipeline, seed=seed)
+                source, gpus, device=spec, topology=topology, memory=limit, host_memory=host_limit, batch=batch,
+                top=top or BEST, pinned=pinned, kinds=allowed, skews=exponents, preset=preset,
+                settings=assignments or (), profile=known, comm_profile=comm_profile, pipelined=pipeline, seed=seed)
         if out is not None:
             found.plans[0].plan.save(out)
         if json:
@@ -83,14 +88,14 @@ def shard(
             _report(found, out)
 
 
-def _bytes(text: str) -> float:
-    """Bytes of ``--memory``. Raises ``ForetraceError``."""
+def _bytes(text: str, option: str, example: str) -> float:
+    """Bytes of an option. Raises ``ForetraceError``."""
     from graph_predictor.comm.units import parse_bytes
     from tracer.lookup_data.plan_file import ShardingError
 
     found = parse_bytes(f"{text}GB" if text.replace(".", "", 1).isdigit() else text)
     if found <= 0:
-        raise ShardingError(f"--memory {text} leaves no memory for anything; give what a GPU has, such as 80GiB.")
+        raise ShardingError(f"{option} {text} leaves no memory for anything; give what there is, such as {example}.")
     return found
 
 
@@ -153,11 +158,11 @@ def _step(each: ShardedStep) -> dict[str, Any]:
         "phases_ms": {name: us / 1e3 for name, us in each.phases.items()}, "bound": each.bound,
         "communication_ms": each.communication_us / 1e3, "imbalance": each.imbalance,
         "ranks": [{"forward_ms": forward / 1e3, "backward_ms": backward / 1e3, "sent_mb": sent / 1e6,
-                   "indices_mb": index / 1e6, "memory_gb": memory.total / 1e9,
+                   "indices_mb": index / 1e6, "memory_gb": memory.total / 1e9, "host_memory_gb": host / 1e9,
                    "memory_parts_gb": {name: size / 1e9 for name, size in memory.parts.items()}}
-                  for forward, backward, sent, index, memory in zip(
+                  for forward, backward, sent, index, memory, host in zip(
                       each.forward_us.tolist(), each.backward_us.tolist(), each.sent_bytes.tolist(),
-                      each.index_bytes.tolist(), each.memory, strict=True)],
+                      each.index_bytes.tolist(), each.memory, each.host_bytes.tolist(), strict=True)],
         "sources": {Source(source).label: us / whole for source, us in each.sources.items()}}
 
 
@@ -170,10 +175,12 @@ def _report(found: Shardings, out: str | None) -> None:
                 f"{found.looked_at:,} shardings compared.")
     columns = [Column("", name=True, whole=True), Column("tables", name=True, whole=True), Column("step\nms"),
                Column("80% between\nms"), Column("slowest\nlook-ups"), Column("ex-\nchanges"),
-               Column("imbal-\nance"), Column("memory\nGB"), Column("binds", name=True, whole=True)]
-    report.table("Fastest shardings", columns, [_cells(str(i + 1), each) for i, each in enumerate(found.plans)])
+               Column("imbal-\nance"), Column("memory\nGB"),
+               *([Column("on hosts\nGB")] if problem.host_bytes else []), Column("binds", name=True, whole=True)]
+    report.table("Fastest shardings", columns, [
+        _cells(problem, str(i + 1), each) for i, each in enumerate(found.plans)])
     report.table("Baselines under the same model", columns, [
-        _cells(name, each) for name, each in found.baselines.items() if each is not None])
+        _cells(problem, name, each) for name, each in found.baselines.items() if each is not None])
     report.table("When the data drift", [
         Column("data", name=True), Column("plan 1\nms"), Column("best of all\nms"), Column("plan 1\nlonger by")], [
         [each.drift.name, f"{each.plans_us[0] / 1e3:,.3f}", f"{each.best_us / 1e3:,.3f}", percent(each.regret)]
@@ -186,10 +193,10 @@ def _report(found: Shardings, out: str | None) -> None:
     report.notes(found.notes)
 
 
-def _cells(name: str, each: ShardedStep) -> list[str]:
+def _cells(problem: ShardingProblem, name: str, each: ShardedStep) -> list[str]:
     from graph_predictor.sharding.planning import kinds_text
 
     return [name, kinds_text(each), f"{each.time_us / 1e3:,.3f}",
             f"{each.low_us / 1e3:,.3f} – {each.high_us / 1e3:,.3f}", f"{each.compute_us.max() / 1e3:,.3f}",
             f"{each.communication_us / 1e3:,.3f}", f"{each.imbalance:.2f}", f"{each.fullest.total / 1e9:.1f}",
-            each.bound]
+            *([f"{each.host_bytes.sum() / 1e9:,.0f}"] if problem.host_bytes else []), each.bound]

@@ -7,8 +7,9 @@ lies, it adds the same to each of its ranks, so that a rank is known from sums a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from functools import lru_cache
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from kernel_models.lookups import PartCosts, backward_call
 from kernel_models.op_call import Family, OpCall
 from kernel_models.pricing import price
 from kernel_models.table_parts import TablePart
-from tracer.arrays import Float64, Int64
+from tracer.arrays import Bool, Float64, Int64
 from tracer.lookup_data.plan_file import ShardingError, ShardKind, TableSharding
 from tracer.lookup_data.tables import EmbeddingTable
 
@@ -55,6 +56,7 @@ class Choices:
     Attributes:
         table: row of the table.
         kinds: of each.
+        locations: of the weights.
         parts: units.
         scope: ``Scope`` of a unit.
         forward_stream, forward_flight, forward_wait: of a unit's look-up on each of its ranks, µs (``LookupTerms``).
@@ -67,15 +69,19 @@ class Choices:
         cross_bytes: what then goes across nodes.
         gradient_bytes: dense gradients that are all-reduced (data-parallel).
         copy_us: making those gradients, and the optimizer's pass over them.
-        weight_bytes, state_bytes, gradient_memory, buffer_bytes: memory of a unit on each of its ranks.
+        weight_bytes, state_bytes, gradient_memory, buffer_bytes: memory of a unit on each of its ranks' devices.
+        host_bytes: of the ranks' hosts.
         first: the first choice of each table, and their number [tables + 1].
+        room: for tables on a rank's device and host, bytes.
         units: what one unit is to each of its ranks.
-        memory: of a unit on each of its ranks, bytes.
+        fits: whether an empty rank and its host have the memory for a unit.
+        memory: of a unit on each of its ranks' devices, bytes.
         work: streaming time of a unit, forward and backward, µs.
     """
 
     table: Int64
     kinds: list[ShardKind]
+    locations: list[str]
     parts: Int64
     scope: Int64
     forward_stream: Float64
@@ -97,8 +103,11 @@ class Choices:
     state_bytes: Float64
     gradient_memory: Float64
     buffer_bytes: Float64
+    host_bytes: Float64
+    room: tuple[float, float]
     first: Int64
     units: list[TablePart]
+    fits: Bool = field(init=False)
     memory: Float64 = field(init=False)
     work: Float64 = field(init=False)
 
@@ -107,6 +116,7 @@ class Choices:
 
     def __post_init__(self) -> None:
         self.memory = self.weight_bytes + self.state_bytes + self.gradient_memory + self.buffer_bytes
+        self.fits = (self.memory <= self.room[0]) & (self.host_bytes <= self.room[1])
         self.work = self.forward_stream + self.backward_stream
 
     def of_table(self, table: int) -> range:
@@ -115,19 +125,20 @@ class Choices:
 
     def ranks_of(self, choice: int, places: Sequence[int], ranks: int, per_node: int) -> TableSharding:
         """The sharding of a choice whose units lie at these ranks (or nodes)."""
-        kind = self.kinds[choice]
+        on = tuple(places)
         if self.scope[choice] == Scope.ALL:
-            return TableSharding(kind, tuple(range(ranks)))
-        if self.scope[choice] == Scope.NODE:
-            return TableSharding(kind, node_ranks(places[0], ranks, per_node))
-        return TableSharding(kind, tuple(places))
+            on = tuple(range(ranks))
+        elif self.scope[choice] == Scope.NODE:
+            on = node_ranks(places[0], ranks, per_node)
+        return TableSharding(self.kinds[choice], on, self.locations[choice])
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """One way of one table."""
+    """One way of one table; ``held`` is the table where its weights then lie."""
 
     table: int
+    held: EmbeddingTable
     kind: ShardKind
     parts: int
     part: TablePart
@@ -142,17 +153,26 @@ def choices_of(problem: ShardingProblem, needed: Sequence[TableSharding] | None 
     Raises:
         ShardingError: a table may lie in no allowed way.
     """
-    whole = [TablePart.of(table, problem.batch) for table in problem.tables]
+    held = [{where: replace(table, location=where) for where in problem.locations(table)} for table in problem.tables]
+    whole = [TablePart.of(next(iter(each.values())), problem.batch) for each in held]
     split = _worth_splitting(problem, whole)
     small = [_worth_copying(problem, table) for table in problem.tables]
     ways = []
     for i, table in enumerate(problem.tables):
-        kinds = dict.fromkeys(_kinds(problem, table, bool(split[i]), small[i]))
+        kinds = _kinds(problem, table, bool(split[i]), small[i])
+        # Copies are all-reduced from the devices. A plan's first way has the table where it says that it lies.
+        own = dict.fromkeys((kind, parts, where) for where in held[i] for kind, parts in kinds
+                            if where == "hbm" or kind is not ShardKind.DATA_PARALLEL)
         if needed is not None:
-            own = needed[i].kind, len(needed[i].ranks) if needed[i].kind is ShardKind.COLUMN_WISE else 1
-            kinds.setdefault(own)
-        for kind, parts in kinds:
-            ways.append(_way(problem, i, table, whole[i], kind, parts))
+            given = needed[i]
+            own.setdefault((given.kind, len(given.ranks) if given.kind is ShardKind.COLUMN_WISE else 1, given.location))
+        for kind, parts, where in own:
+            if where not in held[i]:
+                held[i][where] = replace(table, location=where)
+            ways.append(_way(problem, i, held[i][where], kind, parts))
+        if not own:
+            raise ShardingError(f"Table {table.name!r} lies in the host's memory and cannot be copied to every rank; "
+                                "allow another kind.")
     return _columns(problem, ways)
 
 
@@ -211,24 +231,26 @@ def _worth_copying(problem: ShardingProblem, table: EmbeddingTable) -> bool:
     return (table.weight_bytes <= MOST_COPIED_BYTES and len(problem.tables) <= FEW_TABLES) or table.weight_bytes <= 1e5
 
 
-def _way(problem: ShardingProblem, i: int, table: EmbeddingTable, whole: TablePart, kind: ShardKind,
-         parts: int) -> _Way:
+def _way(problem: ShardingProblem, i: int, table: EmbeddingTable, kind: ShardKind, parts: int) -> _Way:
+    whole = _whole(table, problem.samples if kind is ShardKind.DATA_PARALLEL else problem.batch)
+    part = whole
     if kind is ShardKind.COLUMN_WISE:
         part = whole.cut(columns=table.columns // parts)
     elif kind is ShardKind.ROW_WISE:
         part = whole.cut(1.0 / problem.ranks)
     elif kind is ShardKind.TABLE_ROW_WISE:
         part = whole.cut(1.0 / problem.per_node)
-    elif kind is ShardKind.DATA_PARALLEL:
-        part = TablePart.of(table, problem.samples)
-    else:
-        part = whole
-    return _Way(i, kind, parts, part)
+    return _Way(i, table, kind, parts, part)
+
+
+@lru_cache(maxsize=4096)
+def _whole(table: EmbeddingTable, samples: int) -> TablePart:
+    return TablePart.of(table, samples)
 
 
 def _columns(problem: ShardingProblem, ways: list[_Way]) -> Choices:
     n, ranks, per_node = len(ways), problem.ranks, problem.per_node
-    tables = [problem.tables[way.table] for way in ways]
+    tables = [way.held for way in ways]
     costs = PartCosts.of([way.part for way in ways], problem.device, _share_of_cache(problem))
     is_kind = {kind: np.array([way.kind is kind for way in ways]) for kind in ShardKind}
     copied, rows_all, rows_node = (
@@ -236,31 +258,35 @@ def _columns(problem: ShardingProblem, ways: list[_Way]) -> Choices:
     sums = is_kind[ShardKind.TABLE_WISE] | is_kind[ShardKind.COLUMN_WISE]
     parts = np.array([way.parts for way in ways], np.int64)
     cut = np.where(rows_all, ranks, np.where(rows_node, per_node, parts)).astype(np.float64)
-    weights, state = (np.array([getattr(table, name) for table in tables]) for name in ("weight_bytes", "state_bytes"))
+    weights, state, far_weights, far_state = (np.array([getattr(table, f"{where}_{name}_bytes") for table in tables])
+                                              for where in ("device", "host") for name in ("weight", "state"))
     rows = np.array([table.rows for table in tables], np.float64)
     # The last block of rows is the smallest: a rank holds up to a whole block.
     by_rows = np.where(rows_all | rows_node, np.ceil(rows / cut) / rows, 1.0 / cut)
-    out = np.array([problem.vectors(table, problem.batch) * table.columns for table in tables]) * problem.output_bytes
+    out = np.array([problem.vectors(table, problem.batch) * table.columns * table.output_bytes for table in tables])
+    silent = copied | (not problem.trained)
     bags = np.full(n, float(problem.batch))
     index = np.where(copied, 0.0, costs.lookups * problem.index_bytes + bags * LENGTH_BYTES)
     sent = np.where(sums, out / parts, 0.0)
     elements = rows * np.array([table.columns for table in tables], np.float64)
-    gradients = np.where(copied, 4.0 * elements, 0.0)
+    gradients = np.where(copied & problem.trained, 4.0 * elements, 0.0)
     table = np.array([way.table for way in ways], np.int64)
     return Choices(
-        table=table, kinds=[way.kind for way in ways], parts=parts,
+        table=table, kinds=[way.kind for way in ways], locations=[way.held.location for way in ways],
+        parts=parts,
         scope=np.where(rows_all | copied, int(Scope.ALL), np.where(rows_node, int(Scope.NODE), int(Scope.RANK))),
         forward_stream=costs.forward.stream_us, forward_flight=costs.forward.flight_us,
-        forward_wait=costs.forward.wait_us, backward_stream=np.where(copied, 0.0, costs.backward.stream_us),
-        backward_flight=np.where(copied, 0.0, costs.backward.flight_us),
-        backward_wait=np.where(copied, 0.0, costs.backward.wait_us), lookups=np.where(copied, 0.0, costs.lookups),
-        rows=np.where(copied, 0.0, costs.rows),
+        forward_wait=costs.forward.wait_us, backward_stream=np.where(silent, 0.0, costs.backward.stream_us),
+        backward_flight=np.where(silent, 0.0, costs.backward.flight_us),
+        backward_wait=np.where(silent, 0.0, costs.backward.wait_us), lookups=np.where(silent, 0.0, costs.lookups),
+        rows=np.where(silent, 0.0, costs.rows),
         index_bytes=index, sent_bytes=sent, reduced_bytes=np.where(rows_all, out, 0.0),
         node_bytes=np.where(rows_node, out, 0.0), cross_bytes=np.where(rows_node, out / per_node, 0.0),
         gradient_bytes=gradients, copy_us=_copies(problem, ways),
         weight_bytes=np.where(copied, weights, weights * by_rows),
         state_bytes=np.where(copied, state, state * by_rows), gradient_memory=gradients,
         buffer_bytes=np.where(copied, 0.0, INPUT_COPIES * index + np.where(sums, sent, out)),
+        host_bytes=(far_weights + far_state) * by_rows, room=(problem.room_bytes, problem.host_room_bytes),
         first=np.searchsorted(table, np.arange(len(problem.tables) + 1)).astype(np.int64),
         units=[way.part for way in ways])
 
@@ -268,7 +294,8 @@ def _columns(problem: ShardingProblem, ways: list[_Way]) -> Choices:
 def _copies(problem: ShardingProblem, ways: list[_Way]) -> Float64:
     """Time of the dense gradient of a table that every rank has, and of the optimizer's pass over it, µs."""
     out = np.zeros(len(ways))
-    rows = [i for i, way in enumerate(ways) if way.kind is ShardKind.DATA_PARALLEL and way.part.lookups]
+    rows = [i for i, way in enumerate(ways)
+            if way.kind is ShardKind.DATA_PARALLEL and way.part.lookups and problem.trained]
     calls: list[OpCall] = []
     for i in rows:
         table = problem.tables[ways[i].table]

@@ -37,7 +37,8 @@ class ShardedStep:
         phases: µs that the step waits for each, by name; they add up to the step.
         forward_us, backward_us: look-ups of each rank [ranks].
         sent_bytes, index_bytes: vectors that each rank sends, indices that it receives [ranks].
-        memory: of each rank.
+        memory: of each rank's device.
+        host_bytes: of tables in each rank's host's memory [ranks].
         sources: µs by ``Source`` of what the step waits for.
     """
 
@@ -51,6 +52,7 @@ class ShardedStep:
     sent_bytes: Float64
     index_bytes: Float64
     memory: tuple[MemoryAccount, ...]
+    host_bytes: Float64
     sources: Mapping[int, float]
 
     @property
@@ -120,7 +122,7 @@ def estimate(scores: Scores, assignment: Assignment) -> ShardedStep:
     sources = _sources(problem, phases, ahead, back, waited)
     return ShardedStep(assignment.plan(problem, choices), total, low, high, phases, ahead.us, back.us,
                        loads.sums[SENT].copy(), loads.sums[INDEX].copy(),
-                       _memory(problem, choices, scores, assignment, loads), sources)
+                       _memory(problem, choices, scores, assignment, loads), loads.host_bytes.copy(), sources)
 
 
 def exchanges_of(scores: Scores, loads: RankLoads) -> tuple[list[PricedExchange], ...]:
@@ -132,7 +134,8 @@ def exchanges_of(scores: Scores, loads: RankLoads) -> tuple[list[PricedExchange]
     across = e.across_nodes.priced(float(cross))
     vectors = [e.all_to_all.priced(sent), e.reduce_scatter.priced(loads.reduced_bytes),
                e.node_reduce_scatter.priced(float(node)), across]
-    gradients = [vectors[0], e.all_gather.priced(loads.reduced_bytes), e.node_all_gather.priced(float(node)), across]
+    gradients = [vectors[0], e.all_gather.priced(loads.reduced_bytes), e.node_all_gather.priced(float(node)),
+                 across] if scores.problem.trained else []
     indices = [e.all_to_all.priced(index), e.all_to_all.priced(LENGTHS_BYTES if index > 0 else 0.0)]
     return indices, vectors, gradients, [e.all_reduce.priced(loads.gradient_bytes),
                                          e.all_reduce.priced(scores.problem.dense.gradient_bytes)]
@@ -162,7 +165,7 @@ def rank_lookups(problem: ShardingProblem, choices: Choices, scores: Scores, ass
             range(problem.ranks) if scope == Scope.ALL else np.flatnonzero(scores.adder.node_of == place).tolist())
         for rank in on:
             parts[rank].append(part)
-            if choices.kinds[choice] is not ShardKind.DATA_PARALLEL:
+            if problem.trained and choices.kinds[choice] is not ShardKind.DATA_PARALLEL:
                 fused[rank].append(part)
     return (_priced(problem, [forward_call(each) if each else None for each in parts], problem.anchors.forward),
             _priced(problem, [backward_call(each) if each else None for each in fused], problem.anchors.backward))
@@ -176,7 +179,12 @@ def _priced(problem: ShardingProblem, calls: list[OpCall | None], anchor: WorkAn
         columns[0, rows], columns[1, rows] = found.time_us[found.index], found.low_us[found.index]
         columns[2, rows], columns[3, rows] = found.high_us[found.index], found.source[found.index]
         if anchor is not None:
-            columns[:3, rows] = anchor.times(*columns[:3, rows])
+            us, low, high = columns[:3, rows]
+            time, anchored_low, anchored_high = anchor.times(us, low, high)
+            # Recorded look-ups were of rows on the device: they say nothing of how well others are priced.
+            far = np.array(["host_rows" in call.flags for call in calls if call is not None])
+            columns[:3, rows] = (time, np.where(far, np.minimum(anchored_low, time * low / us), anchored_low),
+                                 np.where(far, np.maximum(anchored_high, time * high / us), anchored_high))
             columns[3, rows] = Source.ANCHORED
     return RankCalls(*columns)
 

@@ -76,7 +76,7 @@ def fastest(scores: Scores, known_us: float, top: int = 1, most_nodes: int = MOS
             for places in _places(scores, choice, loads):
                 child = assignment.plus(choice, places)
                 own = scores.adder.loads(child)
-                if (own.memory > scores.room).any():
+                if not scores.within(own.sums).all():
                     continue
                 bound = _bound(scores, own, rest[depth + 1])
                 if bound < limit:

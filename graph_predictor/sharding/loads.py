@@ -14,7 +14,7 @@ from tracer.arrays import Float64, Int64
 from tracer.lookup_data.plan_file import ShardKind, TableSharding
 
 SUMS = ("forward_stream", "forward_flight", "backward_stream", "backward_flight", "lookups", "rows", "index_bytes",
-        "sent_bytes", "memory")
+        "sent_bytes", "memory", "host_bytes")
 """Columns that add up on a rank."""
 CHAINS = ("forward_wait", "backward_wait")
 """Columns of which a rank has the longest."""
@@ -84,7 +84,8 @@ def choice_of(choices: Choices, table: int, sharding: TableSharding) -> int:
     """The row of a table's way. Raises ``KeyError`` if it is not among the choices."""
     parts = len(sharding.ranks) if sharding.kind is ShardKind.COLUMN_WISE else 1
     for row in choices.of_table(table):
-        if choices.kinds[row] is sharding.kind and choices.parts[row] == parts:
+        same = choices.kinds[row] is sharding.kind and choices.locations[row] == sharding.location
+        if same and choices.parts[row] == parts:
             return row
     raise KeyError(table)
 
@@ -115,8 +116,14 @@ class RankLoads:
         return out
 
     @property
+    def host_bytes(self) -> Float64:
+        """Bytes of tables in the host's memory [ranks]."""
+        found: Float64 = self.sums[SUMS.index("host_bytes")]
+        return found
+
+    @property
     def memory(self) -> Float64:
-        """Bytes of tables and their buffers [ranks]."""
+        """Bytes of tables and their buffers on the device [ranks]."""
         found: Float64 = self.sums[SUMS.index("memory")]
         return found
 

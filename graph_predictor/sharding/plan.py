@@ -27,10 +27,12 @@ from tracer.lookup_data.plan_file import (
     ShardingError,
     ShardKind,
     TableSharding,
+    WrittenCache,
     WrittenPlan,
     WrittenShard,
     WrittenShards,
     WrittenTable,
+    kernel_name,
     read_plan,
 )
 from tracer.lookup_data.tables import EmbeddingTable
@@ -90,8 +92,8 @@ class ShardingPlan:
     def written(self) -> WrittenPlan:
         """The plan as its file has it.
 
-        Tables lie in one module; of each: sharding type, compute kernel, ranks, and its shards with offsets, sizes and
-        placement.
+        Tables lie in one module; of each: sharding type, compute kernel, ranks, its shards with offsets, sizes and
+        placement, and the share of rows that is cached where some are.
         """
         module = {}
         for table, sharding in zip(self.tables, self.shardings, strict=True):
@@ -100,8 +102,10 @@ class ShardingPlan:
                 WrittenShard((shard.row, shard.column), (shard.rows, shard.columns),
                              f"rank:{shard.rank}/cuda:{shard.rank % self.per_node}")
                 for shard in shards_of(table, sharding)))
-            module[table.name] = WrittenTable(sharding.kind.value, "fused" if fused else "dense", sharding.ranks,
-                                              shards if fused else None)
+            kernel = kernel_name(sharding, table.trained)
+            cached = WrittenCache(table.cache_load_factor) if sharding.location == "uvm_cached" else msgspec.UNSET
+            module[table.name] = WrittenTable(sharding.kind.value, kernel, sharding.ranks, shards if fused else None,
+                                              cached)
         return WrittenPlan(self.ranks, self.per_node, {MODULE: module})
 
     def to_document(self) -> dict[str, Any]:
@@ -132,6 +136,8 @@ def why_not(table: EmbeddingTable, sharding: TableSharding, ranks: int, per_node
         return f"its ranks {list(on)[:8]} are not among 0 to {ranks - 1}"
     if len(set(on)) < len(on):
         return "a rank is named twice"
+    if kind is ShardKind.DATA_PARALLEL and sharding.location != "hbm":
+        return "copies lie in the devices' memory"
     if kind is ShardKind.TABLE_WISE and len(on) != 1:
         return f"that is one rank, and {len(on)} are named"
     if kind is ShardKind.COLUMN_WISE and not can_split_columns(table.columns, len(on)):

@@ -36,6 +36,7 @@ BACKWARD_FACTOR = 2.0
 WEIGHTED_FACTOR = 1.1
 COPY_FACTOR = 2.455
 ELEMENTWISE_FACTOR = 9.22
+HOST_FACTOR = 10.0
 """TorchRec's constants (``planner/constants.py``), which it calls empirical."""
 MOST_PROPOSALS, MOST_PLACED = 200, 40_000
 """Of the greedy proposers each, and the shards that all proposals place; TorchRec's own goes on for as long as there is
@@ -61,7 +62,7 @@ def planned(problem: ShardingProblem, choices: Choices) -> Assignment | None:
 def shard_us(problem: ShardingProblem, choices: Choices) -> Float64:
     """The estimate of one unit of each choice on one rank, µs."""
     topology = problem.collectives.topology
-    memory = problem.device.memory_bandwidth_gbps * 1e3  # bytes/µs
+    near, host = problem.device.memory_bandwidth_gbps * 1e3, problem.device.host_gbps * 1e3  # bytes/µs
     inside = topology.node.peer_gbps * 1e3
     across = topology.node_gbps(problem.per_node) / problem.per_node * 1e3
     link = inside if problem.nodes == 1 else across
@@ -69,11 +70,14 @@ def shard_us(problem: ShardingProblem, choices: Choices) -> Float64:
     for row, kind in enumerate(choices.kinds):
         table = problem.tables[int(choices.table[row])]
         element = TABLE_DTYPES[table.dtype]
+        kept = table.cache_load_factor
+        memory = {"hbm": near, "uvm": host / HOST_FACTOR,
+                  "uvm_cached": (kept * near + (1 - kept) * host) / HOST_FACTOR}[choices.locations[row]]
         columns = table.columns // int(choices.parts[row])
         batch = float(problem.samples if kind is ShardKind.DATA_PARALLEL else problem.batch)
         cut = {ShardKind.ROW_WISE: problem.ranks, ShardKind.TABLE_ROW_WISE: problem.per_node}.get(kind, 1)
         inputs = table.bag * batch / cut
-        out = problem.vectors(table, batch) * columns * problem.output_bytes
+        out = problem.vectors(table, batch) * columns * table.output_bytes
         moved = inputs * (INPUT_BYTES * (2 if table.weighted else 1) + max(columns, LEAST_COLUMNS) * element) + out
         forward = moved * _penalty(columns) / memory
         backward = forward * BACKWARD_FACTOR + (forward * WEIGHTED_FACTOR if table.weighted else 0.0)
@@ -122,19 +126,19 @@ def _partition(problem: ShardingProblem, choices: Choices, perf: Float64, propos
         float, Assignment] | None:
     """Uniform ways first, then nodes, then ranks, each the largest shard where the sum is least; with its rating."""
     ranks, per_node = problem.ranks, problem.per_node
-    sums, memory = np.zeros(ranks), np.zeros(ranks)
+    sums, held, room = np.zeros(ranks), np.zeros((2, ranks)), np.array(choices.room)[:, None]
     chosen: list[int] = []
     places: list[int] = []
     node_of = np.arange(ranks) // per_node
     order = sorted(proposal, key=lambda row: (-int(choices.scope[row]), -float(perf[row])))
     for row in order:
-        need, us = float(choices.memory[row]), float(perf[row])
+        need, us = np.array([[choices.memory[row]], [choices.host_bytes[row]]]), float(perf[row])
         if choices.scope[row] == Scope.RANK:
-            free = problem.allowed(int(choices.table[row]), memory + need <= problem.room_bytes)
+            free = problem.allowed(int(choices.table[row]), (held + need <= room).all(axis=0))
             ranks_of = least_loaded(int(choices.parts[row]), free, sums, us)
             if ranks_of is None:
                 return None
-            memory[ranks_of] += need
+            held[:, ranks_of] += need
             chosen += [row] * len(ranks_of)
             places += ranks_of
             continue
@@ -144,8 +148,8 @@ def _partition(problem: ShardingProblem, choices: Choices, perf: Float64, propos
             node = int(min(range(problem.nodes), key=lambda each: float(sums[node_of == each].max())))
             here = node_of == node
         sums[here] += us
-        memory[here] += need
-        if (memory > problem.room_bytes).any():
+        held[:, here] += need
+        if (held > room).any():
             return None
         chosen.append(row)
         places.append(node)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,7 @@ from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
 from kernel_models.profile import DeviceProfile
 from tracer.lookup_data.plan_file import SHORT_KINDS, ShardingError, ShardKind
+from tracer.lookup_data.tables import LOCATIONS
 from tracer.shown import Shown
 
 if TYPE_CHECKING:
@@ -72,13 +74,14 @@ class Shardings(Shown):
         rows = [_row(f"plan {i + 1}", step) for i, step in enumerate(self.plans)]
         rows += [_row(name, step) for name, step in self.baselines.items() if step is not None]
         best = self.plans[0].plan
-        placed = [{"table": table.name, "kind": sharding.kind.value, "ranks": list(sharding.ranks)}
+        placed = [{"table": table.name, "kind": sharding.kind.value, "location": sharding.location,
+                   "ranks": list(sharding.ranks)}
                   for table, sharding in zip(best.tables, best.shardings, strict=True)]
         return {"plans": partial(_frame, rows), "tables": partial(_frame, placed)}
 
 
 def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, topology: str | None = None,
-          memory: float | None = None, batch: int | None = None, top: int = TOP,
+          memory: float | None = None, host_memory: float = 0.0, batch: int | None = None, top: int = TOP,
           pinned: Mapping[str, int] | None = None, kinds: Collection[str] = (), skews: Sequence[float] = (),
           preset: str | None = None, settings: Sequence[str] = (), profile: DeviceProfile | None = None,
           comm_profile: str | None = None, pipelined: bool = True, seed: int = 0) -> Shardings:
@@ -91,6 +94,7 @@ def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, top
             ``sources.DEFAULT_DEVICE``.
         topology: of the cluster; by default the device's usual nodes.
         memory: bytes of a device; by default all it has.
+        host_memory: bytes of a node's host that tables may lie in; by default none.
         batch: samples of a rank; by default what the source has.
         top: how many plans.
         pinned: tables that must lie whole on a rank.
@@ -117,7 +121,7 @@ def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, top
         collectives = CollectiveModel(where, known)
     allowed = frozenset(ShardKind.of(kind) for kind in kinds) or frozenset(ShardKind)
     problem = ShardingProblem(found.tables, found.samples, gpus, spec, collectives, profile, found.dense, memory,
-                              allowed, pinned or {}, pipelined=pipelined)
+                              host_memory, allowed, pinned or {}, pipelined=pipelined)
     anchored = None
     if found.recorded is not None:
         anchored = anchored_problem(problem, found.recorded, topology is None and comm_profile is None)
@@ -131,7 +135,7 @@ def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, top
     wanted = drifts(skews) if skews or len(found.tables) <= MOST_DRIFTED else []
     shown = tuple(drifted(problem, [each.plan for each in plans], drift, seed) for drift in wanted)
     return Shardings(problem, found.name, plans, baselines, shown, result.proven, result.looked_at,
-                     (*found.notes, *(anchored.notes if anchored is not None else ()), *_notes(problem, result)))
+                     (*found.notes, *(anchored.notes if anchored is not None else ()), *_notes(problem, result, plans)))
 
 
 def _as_here(problem: ShardingProblem, own: ShardedStep) -> bool:
@@ -158,8 +162,13 @@ def _allowed(problem: ShardingProblem, step: ShardedStep) -> bool:
             and max(each.total for each in step.memory) <= problem.limit_bytes)
 
 
-def _notes(problem: ShardingProblem, result: ShardingSearch) -> list[str]:
+def _notes(problem: ShardingProblem, result: ShardingSearch, plans: Sequence[ShardedStep]) -> list[str]:
     notes = []
+    if any(sharding.location != "hbm" for each in plans for sharding in each.plan.shardings):
+        notes.append("What tables in the hosts' memory take is a formula that no measurement has tested: the interval "
+                     "allows for a factor of 3 more.")
+    if not problem.trained:
+        notes.append("Tables are only looked up: the step has no gradients.")
     node = find_device(problem.collectives.topology.node.device).name
     if node != problem.device.name:
         notes.append(f"The nodes of the topology have {node}, not {problem.device.name}; their network is taken.")
@@ -172,18 +181,20 @@ def _notes(problem: ShardingProblem, result: ShardingSearch) -> list[str]:
 
 
 def kinds_text(step: ShardedStep) -> str:
-    """The kinds of a plan with their numbers of tables, such as "tw 20, cw 4"."""
-    counts: dict[ShardKind, int] = {}
-    for sharding in step.plan.shardings:
-        counts[sharding.kind] = counts.get(sharding.kind, 0) + 1
-    return ", ".join(f"{SHORT_KINDS[kind]} {counts[kind]:,}" for kind in ShardKind if kind in counts)
+    """The kinds of a plan with their numbers of tables, such as "tw 20, cw 4; uvm_cached 3"."""
+    kinds, places = (Counter(column) for column in zip(
+        *((sharding.kind, sharding.location) for sharding in step.plan.shardings), strict=True))
+    found = ", ".join(f"{SHORT_KINDS[kind]} {kinds[kind]:,}" for kind in ShardKind if kind in kinds)
+    far = ", ".join(f"{where} {places[where]:,}" for where in LOCATIONS[1:] if where in places)
+    return f"{found}; {far}" if far else found
 
 
 def _row(name: str, step: ShardedStep) -> dict[str, Any]:
     return {"plan": name, "kinds": kinds_text(step), "step_ms": step.time_us / 1e3, "low_ms": step.low_us / 1e3,
             "high_ms": step.high_us / 1e3, "slowest_compute_ms": float(step.compute_us.max()) / 1e3,
             "communication_ms": step.communication_us / 1e3, "imbalance": step.imbalance,
-            "memory_gb": step.fullest.total / 1e9, "bound": step.bound}
+            "memory_gb": step.fullest.total / 1e9, "host_memory_gb": float(step.host_bytes.sum()) / 1e9,
+            "bound": step.bound}
 
 
 def _frame(rows: list[dict[str, Any]]) -> pandas.DataFrame:

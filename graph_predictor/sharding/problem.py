@@ -15,7 +15,7 @@ from kernel_models.device import DeviceSpec
 from kernel_models.pricing import Models
 from tracer.arrays import Bool
 from tracer.lookup_data.plan_file import ShardingError, ShardKind
-from tracer.lookup_data.tables import EmbeddingTable
+from tracer.lookup_data.tables import LOCATIONS, EmbeddingTable
 
 RESERVED_BYTES = 3e9
 """Memory of a device for contexts, workspaces, NCCL's buffers and fragmentation: what plans assume too."""
@@ -69,16 +69,18 @@ class ShardingProblem:
         models: fitted models of the device.
         dense: work outside the look-ups.
         memory_bytes: of a device; by default all it has.
+        host_bytes: of a node's host, for tables: each of its ranks has an equal share. With any, a table that lies in
+            the device's memory may lie there too; without, none may.
         kinds: that tables may have.
         pinned: tables that must lie whole on a rank.
-        output_bytes: of an element of pooled vectors and their gradients.
         index_bytes: of an index.
         pipelined: whether the next batch's indices are exchanged while this one's dense part runs, as TorchRec's
             ``TrainPipelineSparseDist`` does.
         anchors: what was measured of look-ups and exchanges.
 
     Raises:
-        ShardingError: the tables are larger than the memory of all devices, or a pin or number is not possible.
+        ShardingError: the tables are larger than all memory, some are trained and others not, or a pin or number is
+            not possible.
     """
 
     tables: tuple[EmbeddingTable, ...]
@@ -89,9 +91,9 @@ class ShardingProblem:
     models: Models | None = None
     dense: DenseWork = DenseWork()
     memory_bytes: float | None = None
+    host_bytes: float = 0.0
     kinds: frozenset[ShardKind] = frozenset(ShardKind)
     pinned: Mapping[str, int] = field(default_factory=dict)
-    output_bytes: float = 4.0
     index_bytes: float = 8.0
     pipelined: bool = True
     anchors: Anchors = NO_ANCHORS
@@ -106,12 +108,39 @@ class ShardingProblem:
         for name, rank in self.pinned.items():
             if not 0 <= rank < self.ranks:
                 raise ShardingError(f"--pin puts table {name!r} on rank {rank}; ranks are 0 to {self.ranks - 1}.")
+        self._check_tables_agree()
         needed = sum(table.weight_bytes + table.state_bytes for table in self.tables)
-        if needed > self.room_bytes * self.ranks:
+        room = max(self.room_bytes, 0.0) * self.ranks
+        if needed > room + self.host_room_bytes * self.ranks:
+            host = f", their hosts {self.host_room_bytes * self.ranks / 1e9:,.4g} GB" if self.host_bytes else ""
             raise ShardingError(
                 f"The tables take {needed / 1e9:,.4g} GB with their optimizer's state, and {self.ranks} × "
-                f"{self.device.name} have {max(self.room_bytes, 0.0) * self.ranks / 1e9:,.4g} GB for them; take more "
-                "GPUs, a smaller dtype, or raise --memory.")
+                f"{self.device.name} have {room / 1e9:,.4g} GB for them{host}; take more GPUs, a smaller dtype, raise "
+                "--memory, or put tables in the hosts' memory with --host-memory.")
+
+    def _check_tables_agree(self) -> None:
+        for table in self.tables:
+            if table.location != "hbm" and not self.host_bytes:
+                raise ShardingError(f"Table {table.name!r} lies in the host's memory ({table.location}), and no host "
+                                    "memory is given; say how much a node has for tables with --host-memory.")
+            if table.trained != self.trained:
+                odd, other = (table, self.tables[0]) if self.trained else (self.tables[0], table)
+                raise ShardingError(f"Table {odd.name!r} is only looked up and {other.name!r} is trained; one step "
+                                    "does either, so give all tables optimizer none, or none of them.")
+
+    @property
+    def trained(self) -> bool:
+        """Return whether the step trains its tables, or only looks them up."""
+        return not self.tables or self.tables[0].trained
+
+    @property
+    def host_room_bytes(self) -> float:
+        """Memory of its host that a rank's tables may have."""
+        return self.host_bytes / self.per_node
+
+    def locations(self, table: EmbeddingTable) -> tuple[str, ...]:
+        """Where a table's weights may lie: where it says, or if that is the device and hosts have memory anywhere."""
+        return LOCATIONS if table.location == "hbm" and self.host_bytes else (table.location,)
 
     @property
     def limit_bytes(self) -> float:
@@ -126,7 +155,8 @@ class ShardingProblem:
     @cached_property
     def received_bytes(self) -> float:
         """Pooled vectors of a rank's own samples, and their gradients: the same under every plan."""
-        return 2.0 * sum(self.vectors(table, self.samples) * table.columns for table in self.tables) * self.output_bytes
+        vectors = sum(self.vectors(table, self.samples) * table.columns * table.output_bytes for table in self.tables)
+        return (1.0 + self.trained) * vectors
 
     @property
     def batch(self) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from graph_predictor.sharding.choices import Choices, Scope
 from graph_predictor.sharding.loads import Adder, Assignment, RankLoads
 from graph_predictor.sharding.problem import ShardingProblem
-from graph_predictor.sharding.step import INDEX, MEMORY, SENT, CommonTimes, StepModel
+from graph_predictor.sharding.step import HOST, INDEX, MEMORY, SENT, CommonTimes, StepModel
 from tracer.arrays import Bool, Float64, Int64
 
 POWER = 8
@@ -52,7 +52,6 @@ class Scores:
     def __init__(self, problem: ShardingProblem, choices: Choices, model: StepModel) -> None:
         self.problem, self.choices, self.model = problem, choices, model
         self.adder = Adder(problem, choices)
-        self.room = problem.room_bytes
 
     def standing(self, assignment: Assignment) -> Standing:
         """The standing of an assignment."""
@@ -65,7 +64,7 @@ class Scores:
         powers = _power(measures / scale[:, None]).sum(axis=1)
         everywhere = self.model.exchanges.all_to_all
         # Indices cost what of them is not hidden; vectors go forth, their gradients back.
-        slopes = np.array([1.0, 1.0, 1.0 / scale[2], 2.0 / scale[3]])
+        slopes = np.array([1.0, 1.0, 1.0 / scale[2], (1.0 + self.model.returned) / scale[3]])
         slopes[2:] *= everywhere.us(scale[2:])
         shared = self.model.shared(loads)
         step = float(self.model.total(shared, *measures.max(axis=1)))
@@ -73,8 +72,14 @@ class Scores:
         return Standing(assignment, loads, shared, measures, powers, scale, slopes, score, step)
 
     def fits(self, standing: Standing) -> bool:
-        """Return whether every rank has the memory."""
-        return bool((standing.loads.memory <= self.room).all())
+        """Return whether every rank and its host have the memory."""
+        return bool(self.within(standing.loads.sums).all())
+
+    def within(self, sums: Float64) -> Bool:
+        """Return which of some ranks' sums [``SUMS``, …] their devices and hosts have the memory for."""
+        room, host_room = self.choices.room
+        found: Bool = (sums[MEMORY] <= room) & (sums[HOST] <= host_room)
+        return found
 
     def changed(self, now: Standing, first: int, second: Int64, sums: tuple[Float64, Float64],
                 chains: tuple[Float64, Float64]) -> tuple[Float64, Bool]:
@@ -97,8 +102,7 @@ class Scores:
             powers = powers + _power(new / scale) - _power(before / scale)
         step = self.model.total(now.shared, *ends)
         spread = ((now.slopes * now.scale).reshape(shape) * self._mean(powers)).sum(axis=0)
-        fits = (sums[0][MEMORY] <= self.room) & (sums[1][MEMORY] <= self.room)
-        return step + SHARE * spread, fits
+        return step + SHARE * spread, self.within(sums[0]) & self.within(sums[1])
 
     def placed(self, now: Standing, choice: int, taken: Bool | None = None) -> Standing | None:
         """The standing with one more unit of a choice on the rank that is best; ``None`` if it fits nowhere.
@@ -108,7 +112,7 @@ class Scores:
         """
         sums = now.loads.sums + self.adder.sums[:, choice][:, None]
         chains = np.maximum(now.loads.chains, self.adder.chains[:, choice][:, None])
-        free = sums[MEMORY] <= self.room
+        free = self.within(sums)
         if taken is not None:
             free &= ~taken
         if not free.any():

@@ -10,7 +10,7 @@ import numpy as np
 from graph_predictor.sharding.baselines import baselines
 from graph_predictor.sharding.choices import Scope, choices_of
 from graph_predictor.sharding.exact import fastest, small
-from graph_predictor.sharding.greedy import every_way, greedy, orders, split_above, unsplit
+from graph_predictor.sharding.greedy import every_way, greedy, orders, spilled, split_above, unsplit
 from graph_predictor.sharding.loads import Assignment
 from graph_predictor.sharding.local import LocalSearch
 from graph_predictor.sharding.problem import ShardingProblem
@@ -151,14 +151,19 @@ def search(problem: ShardingProblem, top: int = 5, seed: int = 0, tick: Callable
 def _seeds(scores: Scores) -> list[Standing]:
     choices, problem = scores.choices, scores.problem
     few = len(problem.tables) <= FEW_TABLES
-    whole = unsplit(choices, scores.room)
+    whole = unsplit(choices)
     by = orders(choices, np.array([each[0] for each in whole]))
     tried = [(order, whole) for order in (by if few else by[:1])]
     for share in SHARES if few else SHARES[1:2]:
-        tried += [(by[0], split_above(choices, scores.room, problem.ranks, share, prefer))
+        tried += [(by[0], split_above(choices, problem.ranks, share, prefer))
                   for prefer in (ShardKind.COLUMN_WISE, ShardKind.ROW_WISE)[:2 if few else 1]]
     if few:
         tried.append((by[0], every_way(choices)))
+    if problem.host_bytes:
+        split = spilled(choices, problem.ranks, problem.per_node)
+        # What is to lie on the devices takes its place there first.
+        far = np.array([choices.locations[each[0]] != "hbm" for each in split])
+        tried += [(order[np.argsort(far[order], kind="stable")], split) for order in (by if few else by[:1])]
     found = (greedy(scores, order.tolist(), options) for order, options in tried)
     return [each for each in found if each is not None]
 
@@ -200,10 +205,13 @@ def _shaken(scores: Scores, start: Standing, draw: np.random.Generator) -> Stand
 
 def _check_each_fits(scores: Scores) -> None:
     choices, problem = scores.choices, scores.problem
-    least = np.minimum.reduceat(choices.memory, choices.first[:-1])
-    if (least > scores.room).any():
-        table = problem.tables[int(least.argmax())]
+    possible = np.logical_or.reduceat(choices.fits, choices.first[:-1])
+    if not possible.all():
+        least = np.where(possible, 0.0, np.minimum.reduceat(choices.memory, choices.first[:-1]))
+        table, room = problem.tables[int(least.argmax())], choices.room[0]
+        host = ", whose host has no room for it either" if problem.host_bytes else ""
         raise ShardingError(
             f"Table {table.name!r} fits no rank: its smallest allowed part takes "
-            f"{binary_size(float(least.max()))}, and a {problem.device.name} has {binary_size(max(scores.room, 0.0))} "
-            "for tables and buffers; allow row- or column-wise sharding, take more GPUs, or raise --memory.")
+            f"{binary_size(float(least.max()))}, and a {problem.device.name} has {binary_size(max(room, 0.0))} "
+            f"for tables and buffers{host}; allow row- or column-wise sharding, take more GPUs, or raise --memory"
+            f"{' or --host-memory' if host else ''}.")

@@ -26,7 +26,7 @@ from tracer.job import Job, read_job
 from tracer.lookup_data.files import read_tables
 from tracer.lookup_data.noted import find_lookups, tables_of
 from tracer.lookup_data.plan_file import ShardingError, ShardKind, TableSharding
-from tracer.lookup_data.tables import EmbeddingTable
+from tracer.lookup_data.tables import QUANTIZED, EmbeddingTable
 from tracer.memory_account import MemoryAccount
 
 FILES = (".csv", ".parquet", ".toml", ".json")
@@ -250,7 +250,8 @@ def _tables_of_ranks(job: Job) -> tuple[list[EmbeddingTable], tuple[TableShardin
 
 def _trained(tables: Sequence[EmbeddingTable]) -> tuple[EmbeddingTable, ...]:
     """The tables with an optimizer that can be fused, where they have none of their own."""
-    return tuple(replace(table, optimizer=FUSED_OPTIMIZER) if table.optimizer == "none" else table for table in tables)
+    return tuple(table if table.trained or table.dtype in QUANTIZED else replace(table, optimizer=FUSED_OPTIMIZER)
+                 for table in tables)
 
 
 def dense_of(graph: ExecutionGraph, device: DeviceSpec, models: Models | None) -> DenseWork:

@@ -27,7 +27,7 @@ from graph_predictor.sharding.problem import ShardingProblem
 from kernel_models.lookups import batched_backward_us, batched_forward_us
 from tracer.arrays import Float64
 
-INDEX, SENT, MEMORY = (SUMS.index(name) for name in ("index_bytes", "sent_bytes", "memory"))
+INDEX, SENT, MEMORY, HOST = (SUMS.index(name) for name in ("index_bytes", "sent_bytes", "memory", "host_bytes"))
 LENGTHS_BYTES = 64.0
 """Payload by which the latency of the all-to-all of lengths is priced; their bytes go with the indices'."""
 
@@ -58,6 +58,8 @@ class StepModel:
         anchors = problem.anchors
         self._forward, self._backward = anchors.factor(anchors.forward), anchors.factor(anchors.backward)
         self._dense_reduced = float(self.exchanges.all_reduce.us(dense.gradient_bytes))
+        self.returned = float(problem.trained)
+        """Times that the vectors' bytes come back, as gradients."""
         self._lengths = float(self.exchanges.all_to_all.us(LENGTHS_BYTES))
 
     def shared(self, loads: RankLoads) -> CommonTimes:
@@ -67,7 +69,7 @@ class StepModel:
         across = float(e.across_nodes.us(cross))
         return CommonTimes(
             float(e.reduce_scatter.us(loads.reduced_bytes) + e.node_reduce_scatter.us(node)) + across,
-            float(e.all_gather.us(loads.reduced_bytes) + e.node_all_gather.us(node)) + across,
+            self.returned * (float(e.all_gather.us(loads.reduced_bytes) + e.node_all_gather.us(node)) + across),
             float(e.all_reduce.us(loads.gradient_bytes)), loads.copy_us)
 
     def total(self, shared: CommonTimes, forward: Values, backward: Values, index: Values, sent: Values) -> Float64:
@@ -79,7 +81,7 @@ class StepModel:
         found: Float64 = (
             np.maximum(indices + dense.inputs - self.hidden_us, 0.0) + forward
             + np.maximum(vectors + shared.vectors, dense.bottom_forward) + self._dense
-            + np.maximum(vectors + shared.gradients, dense.bottom_backward) + backward
+            + np.maximum(self.returned * vectors + shared.gradients, dense.bottom_backward) + backward
             + np.maximum(self._dense_reduced - backward, 0.0) + shared.reduced + shared.copied)
         return found
 

@@ -207,11 +207,13 @@ def every_sharding(scores: Scores) -> list[Assignment]:
 
 
 class TestSearch:
-    @pytest.mark.parametrize(("seed", "ranks", "kinds"), [
-        (1, 2, frozenset(ShardKind)), (2, 3, frozenset({ShardKind.TABLE_WISE, ShardKind.ROW_WISE})),
-        (5, 2, frozenset({ShardKind.TABLE_WISE, ShardKind.COLUMN_WISE, ShardKind.DATA_PARALLEL}))])
-    def test_exact_is_what_brute_force_finds(self, seed: int, ranks: int, kinds: frozenset[ShardKind]) -> None:
-        made = problem(neuroshard_task(seed, 4, 1e12), ranks, kinds=kinds)
+    @pytest.mark.parametrize(("seed", "ranks", "kinds", "host"), [
+        (1, 2, frozenset(ShardKind), 0), (2, 3, frozenset({ShardKind.TABLE_WISE, ShardKind.ROW_WISE}), 0),
+        (5, 2, frozenset({ShardKind.TABLE_WISE, ShardKind.COLUMN_WISE, ShardKind.DATA_PARALLEL}), 0),
+        (3, 2, frozenset({ShardKind.TABLE_WISE}), 1e12)])
+    def test_exact_is_what_brute_force_finds(self, seed: int, ranks: int, kinds: frozenset[ShardKind],
+                                             host: float) -> None:
+        made = problem(neuroshard_task(seed, 4, 1e12), ranks, kinds=kinds, host_bytes=host)
         scores = scores_of(made)
         steps = sorted(scores.model.step_us(scores.adder.loads(each)) for each in every_sharding(scores))
         proven = fastest(scores, np.inf, 1)

@@ -75,10 +75,36 @@ class TableSharding:
         kind: one of ``ShardKind``.
         ranks: table-wise: the one rank; column-wise: the rank of each part of the columns, in their order;
             table-row-wise: the ranks of one node; else all ranks.
+        location: of the weights (``tracer.lookup_data.tables.LOCATIONS``).
     """
 
     kind: ShardKind
     ranks: tuple[int, ...]
+    location: str = "hbm"
+
+
+def kernel_name(sharding: TableSharding, trained: bool) -> str:
+    """TorchRec's name of the kernel that looks rows up (``EmbeddingComputeKernel``)."""
+    if not sharding.kind.fused:
+        return "dense"
+    return _KERNELS[sharding.location].replace("fused", "fused" if trained else "quant", 1)
+
+
+def location_of_kernel(kernel: str) -> str:
+    """Where the weights lie that a kernel of this name looks up.
+
+    Raises:
+        ShardingError: there is no such kernel.
+    """
+    plain = "fused" if kernel == "dense" else kernel.replace("quant", "fused", 1)
+    for location, known in _KERNELS.items():
+        if plain == known:
+            return location
+    raise ShardingError(f"{kernel!r} is no compute kernel that is known; known are dense, "
+                        f"{', '.join(_KERNELS.values())}, and these with quant in place of fused.")
+
+
+_KERNELS = {"hbm": "fused", "uvm": "fused_uvm", "uvm_cached": "fused_uvm_caching"}
 
 
 class WrittenShard(msgspec.Struct, frozen=True):
@@ -95,6 +121,12 @@ class WrittenShards(msgspec.Struct, frozen=True):
     shards: tuple[WrittenShard, ...]
 
 
+class WrittenCache(msgspec.Struct, frozen=True):
+    """The cache of a table in the host's memory: the share of its rows that the device keeps."""
+
+    load_factor: float
+
+
 class WrittenTable(msgspec.Struct, frozen=True):
     """A table in the file; ``ranks`` may be left out (null) where all have it."""
 
@@ -102,6 +134,7 @@ class WrittenTable(msgspec.Struct, frozen=True):
     compute_kernel: str
     ranks: tuple[int, ...] | None = None
     sharding_spec: WrittenShards | None = None
+    cache_params: WrittenCache | msgspec.UnsetType = msgspec.UNSET
 
 
 class WrittenPlan(msgspec.Struct, frozen=True):
@@ -115,10 +148,11 @@ class WrittenPlan(msgspec.Struct, frozen=True):
         """How each of these tables is spread.
 
         Raises:
-            ShardingError: the plan lacks a table, has one that is not among these, or names a kind that is none.
+            ShardingError: the plan lacks a table, has one that is not among these, or names a kind or compute kernel
+            that is none.
         """
         found = {name: TableSharding(ShardKind.of(each.sharding_type), tuple(
-            range(self.world_size) if each.ranks is None else each.ranks))
+            range(self.world_size) if each.ranks is None else each.ranks), location_of_kernel(each.compute_kernel))
             for module in self.plan.values() for name, each in module.items()}
         if lacking := [table.name for table in tables if table.name not in found]:
             raise ShardingError(f"The plan says nothing of table {lacking[0]!r}; it must have all {len(tables)}.")

@@ -95,7 +95,7 @@ def lru_misses(lookups: float, rows: float, skew: float, kept_rows: float) -> fl
 
     if lookups <= 0 or kept_rows >= rows:
         return 0.0
-    if kept_rows <= 0:
+    if kept_rows < 1:
         return lookups
     wide, chances = _zipf(rows, skew)
     mean = lookups * chances

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from tracer.lookup_data.plan_file import ShardKind, TableSharding, read_plan
+from tracer.lookup_data.plan_file import ShardingError, ShardKind, TableSharding, read_plan
 from tracer.lookup_data.tables import EmbeddingTable
 from tracer.workloads.settings import WorkloadError
 
@@ -61,11 +61,14 @@ def places_of_plan(path: str, tables: Sequence[EmbeddingTable]) -> str:
     """Return the places that the file of a sharding plan says for these tables.
 
     Raises:
-        ShardingError: it cannot be read, is no plan, or is one of other tables.
+        ShardingError: it cannot be read, is no plan, is one of other tables, or leaves some in the hosts' memory.
     """
     plan = read_plan(path)
     words = []
-    for each in plan.shardings(tables):
+    for table, each in zip(tables, plan.shardings(tables), strict=True):
+        if each.location != "hbm":
+            raise ShardingError(f"The plan has table {table.name!r} in the host's memory, and a workload's tables lie "
+                                "on their devices; make a plan without --host-memory.")
         ranks = "+".join(map(str, each.ranks))
         words.append({ShardKind.TABLE_WISE: ranks, ShardKind.COLUMN_WISE: f"{COLUMN}:{ranks}", ShardKind.ROW_WISE: ROW,
                       ShardKind.TABLE_ROW_WISE: f"{ROW}:{ranks}", ShardKind.DATA_PARALLEL: COPY}[each.kind])
