@@ -27,6 +27,8 @@ from dlrm_parts.run_shardings import measure_all
 from kernel_models.device import device
 from kernel_models.learned.gaussian import GaussianModel, fit_gaussian
 from kernel_models.op_call import Family
+from kernel_models.operation import calls_of, operation
+from kernel_models.pricing import price
 from tracer.comm_bench.plan import BenchPlan, sweep_sizes
 from tracer.comm_bench.runner import run_bench
 from tracer.lookup_data.tables import EmbeddingTable
@@ -34,6 +36,8 @@ from tracer.lookup_data.tables import EmbeddingTable
 CANDIDATES = 10
 KINDS = ("bag", "bag_backward_sparse", "update")
 WITHIN = 0.05
+DENSE = {"embedding": 16, "width": 32, "depth": 1}
+"""Of the dense part, which no sharding changes: small, as it is beside the tables of large recommenders."""
 
 
 def random_model(seed: int) -> list[EmbeddingTable]:
@@ -83,24 +87,36 @@ class CostModel:
             self.exchanges = _curve(run_bench(BenchPlan(("all_to_all",), sweep_sizes(1 << 12, 1 << 23), rounds=5),
                                               ranks, Path(folder) / "sweep.jsonl"))
 
-    def table_us(self, table: EmbeddingTable, samples: int) -> float:
-        """A table's look-up, its gradient and the optimizer's step."""
-        total = 0.0
+    def table_us(self, table: EmbeddingTable, samples: int) -> tuple[float, float]:
+        """A table's look-up before the vectors' exchange; its gradient and the optimizer's step after it.
+
+        With them what copies look-ups and vectors: those that arrived from several ranks are laid together, and then a
+        call's; vectors are cut for each rank and laid together, and so are their gradients.
+        """
+        times = {}
         for kind in KINDS:
             call = call_of(LookupCase(kind, table.rows, table.columns, round(table.bag), samples, table.skew, 1))
-            total += float(self.models[call.family].predict([call]).time_us[0])
-        return total
+            times[kind] = float(self.models[call.family].predict([call]).time_us[0])
+        indices, vectors = (8.0 * table.bag * samples, 4.0 * table.columns * samples)
+        ahead, back = (self._copied_us(2.0 * bytes_) for bytes_ in (indices + vectors, vectors))
+        return times["bag"] + ahead, times["bag_backward_sparse"] + times["update"] + back
 
-    def step_us(self, tables: Sequence[EmbeddingTable], costs: Sequence[float], places: Sequence[int], batch: int,
-                ) -> float:
-        """The part of a step that depends on the sharding: the slowest rank's tables and the busiest rank's payload."""
-        work, sent, indices = (np.zeros(self.ranks) for _ in range(3))
+    def _copied_us(self, bytes_: float) -> float:
+        half = (int(bytes_ / 8),)
+        return float(price(calls_of(operation("aten::cat", [half, half], ["fp32"] * 2)), device("cpu")).time_us[0])
+
+    def step_us(self, tables: Sequence[EmbeddingTable], costs: Sequence[tuple[float, float]], places: Sequence[int],
+                batch: int) -> float:
+        """The part of a step that depends on the sharding: before and after the vectors' exchange, where ranks meet,
+        the slowest rank's tables, and the busiest rank's payloads."""
+        ahead, back, sent, indices = (np.zeros(self.ranks) for _ in range(4))
         for table, cost, rank in zip(tables, costs, places, strict=True):
-            work[rank] += cost
+            ahead[rank] += cost[0]
+            back[rank] += cost[1]
             sent[rank] += 4.0 * batch * self.ranks * table.columns
             indices[rank] += 8.0 * batch * self.ranks * table.bag
         exchanged = 2.0 * self._exchange_us(sent.max()) + self._exchange_us(indices.max())
-        return shared_cores_us(work, self.cores) + exchanged
+        return shared_cores_us(ahead, self.cores) + shared_cores_us(back, self.cores) + exchanged
 
     def _exchange_us(self, payload: float) -> float:
         sizes, times = self.exchanges
@@ -137,7 +153,7 @@ def main() -> None:
         models = [random_model(seed) for seed in range(given.models)]
         every = [candidates_of(tables, ranks, seed) for seed, tables in enumerate(models)]
         run = measure_all([(tables, [list(map(str, places)) for places in candidates])
-                           for tables, candidates in zip(models, every, strict=True)], ranks, given.batch, given.steps)
+                           for tables, candidates in zip(models, every, strict=True)], ranks, given.batch, given.steps, **DENSE)
         for seed, (tables, candidates, seconds) in enumerate(zip(models, every, run, strict=True)):
             own = [costs.table_us(table, given.batch * ranks) for table in tables]
             predicted = [costs.step_us(tables, own, places, given.batch) for places in candidates]

@@ -7,7 +7,7 @@ each in turn: what slows the machine down for a while slows all of them. A step 
 first quartile of the rounds counts. Every process has one thread, and look-ups of its own; gradients of tables are
 sparse.
 
-    python benchmarks/dlrm_parts/run_shardings.py            an example: three tables, four candidates
+    cd benchmarks; python -m dlrm_parts.run_shardings        an example: three tables, four candidates
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from dlrm_parts.steady import STEADY_MEMORY
 
 from graph_predictor.sharding.plan import ShardingPlan, ShardKind
 from tracer.lookup_data.tables import EmbeddingTable
@@ -100,8 +101,8 @@ def measure_all(models: Sequence[tuple[Sequence[EmbeddingTable], Sequence[Sequen
                                 "places": [list(map(str, places)) for places in candidates], "ranks": ranks,
                                 "batch": batch, "steps": steps, "settings": settings}) + "\n"
                     for tables, candidates in models)
-    done = subprocess.run([sys.executable, __file__, "--worker"], input=tasks, text=True, capture_output=True,
-                          env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, check=False)
+    done = subprocess.run([sys.executable, "-m", "dlrm_parts.run_shardings", "--worker"], input=tasks, text=True, capture_output=True,
+                          env={**os.environ, **STEADY_MEMORY, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "benchmarks")))}, check=False)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
     if done.returncode or len(found) < len(models):
         raise RuntimeError(f"a rank failed: {done.stderr[-2000:]}")

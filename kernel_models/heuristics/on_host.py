@@ -15,10 +15,11 @@ from kernel_models.dtypes import multiply_adds
 from kernel_models.families.attention import PRODUCTS
 from kernel_models.heuristics.call_table import CallTable
 from kernel_models.heuristics.curves import GB_PER_S_IN_BYTES_PER_US, L2_SPEEDUP, memory_us
-from kernel_models.heuristics.embedding import parts_of
+from kernel_models.heuristics.embedding import LookupParts, columns_of, parts_of
 from kernel_models.heuristics.sustained import bandwidth_gbps, peak_tflops
 from kernel_models.heuristics.work import WORK, KernelWork, one, work_of
 from kernel_models.op_call import Family
+from kernel_models.table_parts import TablePart
 from tracer.arrays import Float64
 
 LANES = 8.0
@@ -34,10 +35,17 @@ SORTED_CYCLES, SUMMED_CYCLES, COPIED_CYCLES, BACKWARD_OPERATIONS = 236.0, 2.25, 
 operations' fixed cost it has."""
 MISSED_CYCLES = 14.0
 """Of a bag's row that comes from memory: most of its latency hides behind the next rows'."""
-ADDED_CYCLES, NEAR_CYCLES, FAR_CYCLES = 56.0, 47.0, 270.0
-"""Cycles of a row added to another, and more of them where the rows lie in the last-level cache and in memory."""
+ADDED_CYCLES, BYTE_CYCLES = 60.0, 0.16
+"""Cycles of a row added to another: no less than the first, nor than its bytes times the second."""
+NEAR_CYCLES, WALK_CYCLES, FAR_CYCLES = 47.0, 80.0, 330.0
+"""More of them of a row outside a core's own cache, of one on a page whose place the core does not hold, and of one
+outside half of the last cache, which what is added streams through too."""
+PAGE, PAGES = 4096.0, 2048.0
+"""Bytes of a page, and pages whose places a core holds."""
+BATCHES = 4.0
+"""Batches whose rows are looked for where the last ones left them."""
 CORE_CACHE, CORE_SPEEDUP = 512.0 * 2**10, 8.0
-"""Bytes of a core's own cache, and its bandwidth over the memory's. These twelve are of `benchmarks/dlrm_lookups.py` on
+"""Bytes of a core's own cache, and its bandwidth over the memory's. These are of `benchmarks/dlrm_lookups.py` on
 an AMD EPYC (one thread)."""
 _GATES = {"rnn": 1.0, "gru": 3.0, "lstm": 4.0}
 
@@ -107,7 +115,7 @@ def lookups_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
                        + dense[parts.call] * distinct * parts.columns * SUMMED_CYCLES, n)
     bandwidth = bandwidth_gbps(device) * GB_PER_S_IN_BYTES_PER_US
     # What a few batches touch, of all tables together, stays in the smallest cache that holds it.
-    kept = parts.sum(np.minimum(parts.rows * parts.tables, 4.0 * distinct) * parts.row_bytes, n)[parts.call]
+    kept = parts.sum(np.minimum(parts.rows * parts.tables, BATCHES * distinct) * parts.row_bytes, n)[parts.call]
     far = kept > max(device.l2_mb, device.l3_mb) * 2**20
     cycles += parts.sum(np.where(far & ~backward[parts.call], distinct, 0.0) * MISSED_CYCLES, n)
     first = np.where(kept <= CORE_CACHE, 0.0, distinct) * parts.row_bytes
@@ -126,13 +134,39 @@ def index_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
     """
     plain = WORK[Family.INDEX](table, device)
     added = table.by_kind(lambda kind: float(kind == "index_add")) > 0
-    rows = table.dim("elements") / table.dim("inner")
-    source = table.dim("source_elements") * table.item_bytes()
-    far = source > max(device.l2_mb, device.l3_mb) * 2**20
-    beyond = np.select([far, source > CORE_CACHE], [FAR_CYCLES, NEAR_CYCLES])
-    waits = rows * (ADDED_CYCLES + beyond) / device.boost_clock_mhz
-    moved = plain.memory_us / np.where(added, CORE_SPEEDUP, 1.0)
-    return KernelWork(plain.compute_us + np.where(added, waits, 0.0), moved, plain.kernels)
+    parts = _added_to(table)
+    last = max(device.l2_mb, device.l3_mb) * 2**20 / 2.0
+    # A row on a page with others is found with them: as many pages as there are, each with its share of the rows.
+    on_page = np.minimum(parts.rows * parts.row_bytes / PAGE, parts.rows) / parts.rows
+    waits = (_misses(parts, parts.row_bytes, CORE_CACHE) * NEAR_CYCLES + _misses(parts, on_page, PAGES) * WALK_CYCLES
+             + _misses(parts, parts.row_bytes, last) * FAR_CYCLES)
+    cycles = parts.lookups * np.maximum(ADDED_CYCLES, BYTE_CYCLES * parts.row_bytes) + waits
+    return KernelWork(plain.compute_us + np.where(added, cycles / device.boost_clock_mhz, 0.0),
+                      np.where(added, 0.0, plain.memory_us), plain.kernels)
+
+
+def _added_to(table: CallTable) -> LookupParts:
+    """The table that each call adds rows to; of one that does not say which rows, they are drawn evenly."""
+    inner = np.maximum(table.dim("inner"), 1.0)
+    numbers = np.stack((table.dim("source_elements") / inner, inner, table.dim("elements") / inner), axis=1).astype(int)
+    parts = [call.accesses[0] if call.accesses else TablePart(max(rows, 1), columns, call.dtype, added, added)
+             for call, (rows, columns, added) in zip(table.calls, numbers.tolist(), strict=True)]
+    return columns_of(parts, np.arange(len(parts)))
+
+
+def _misses(parts: LookupParts, size: Float64, held: float) -> Float64:
+    """Look-ups [p] whose row is not among the most popular ones that are held, where each row takes so much.
+
+    A few batches' rows are what could be held; rows looked up once in a batch are others in the next.
+    """
+    distinct = np.maximum(parts.rows_of_bin.sum(1), 1e-9)
+    kept = np.minimum(parts.rows, BATCHES * distinct)
+    rows, accesses = parts.rows_of_bin[:, ::-1], parts.accesses_of_bin[:, ::-1]
+    others = np.where(accesses < 2.0 * rows, (kept / distinct)[:, None], 1.0)
+    sizes = rows * others * size[:, None]
+    before = np.cumsum(sizes, axis=1) - sizes
+    hits = np.clip((held - before) / np.maximum(sizes, 1e-9), 0.0, 1.0) * accesses
+    return np.where(kept * size <= held, 0.0, np.maximum(parts.lookups - hits.sum(1), 0.0))
 
 
 @work_of(Family.REDUCTION, Family.SOFTMAX, Family.NORM, on_host=True)

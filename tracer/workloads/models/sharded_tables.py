@@ -63,9 +63,6 @@ class ShardedTables(nn.Module):
         self.copies = nn.ModuleDict({
             str(number): nn.EmbeddingBag(table.rows, table.columns, mode="sum", sparse=sparse)
             for number, table in enumerate(tables) if all(piece.table != number for piece in pieces)})
-        # Each rank's loss is a mean over its own samples, and gradients of all ranks add up here.
-        for weight in self.weights.parameters():
-            weight.register_hook(lambda gradient: gradient / self.ranks)
 
     def forward(self, rows: Tensor, starts: Tensor) -> list[Tensor]:
         """Vectors ``[batch, columns]`` of each table; see ``Dlrm.forward``."""
@@ -172,7 +169,11 @@ class ShardedTables(nn.Module):
 
 
 class _Exchange(torch.autograd.Function):
-    """All-to-all of parts of any sizes; gradients go the other way."""
+    """All-to-all of parts of any sizes; gradients go the other way.
+
+    Each rank's loss is a mean over its own samples, and gradients of all ranks add up in a table: they are divided by
+    the ranks here, where they are smallest (as TorchRec's exchange does), not as gradients of rows looked up.
+    """
 
     @staticmethod
     def forward(ctx: Any, sent: Tensor, received: list[int], given: list[int], group: Any) -> Tensor:
@@ -187,7 +188,7 @@ class _Exchange(torch.autograd.Function):
         """Of ``sent``."""
         result = gradient.new_empty(sum(ctx.given))
         dist.all_to_all_single(result, gradient.contiguous(), ctx.given, ctx.received, group=ctx.group)
-        return result, None, None, None
+        return result.div_(dist.get_world_size(ctx.group)), None, None, None
 
 
 def _numbers(counts: Tensor, expected: list[list[int]]) -> list[list[int]]:
