@@ -16,7 +16,7 @@ import argparse
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ import pandas
 from dlrm_lookups import LookupCase, call_of, samples_of
 from dlrm_parts.run_shardings import measure_all
 
+from kernel_models.datasets.samples import Samples
 from kernel_models.device import device
 from kernel_models.learned.gaussian import GaussianModel, fit_gaussian
 from kernel_models.op_call import Family
@@ -76,52 +77,63 @@ def candidates_of(tables: Sequence[EmbeddingTable], ranks: int, seed: int) -> li
     return list(found)
 
 
+def learned_lookups(measured: Sequence[Samples]) -> dict[Family, GaussianModel]:
+    """What look-ups, their gradients and updates cost here, from measurements of other shapes."""
+    return {one.family: fit_gaussian(one, device("cpu"))[0] for one in measured}
+
+
 class CostModel:
-    """What a rank's tables and the exchanges of a sharding take on this machine, µs."""
+    """What a rank's tables and the collectives of a sharding take on this machine, µs; sweeps run when it is made."""
 
-    def __init__(self, lookups: pandas.DataFrame, ranks: int) -> None:
-        self.models: dict[Family, GaussianModel] = {
-            one.family: fit_gaussian(one, device("cpu"))[0] for one in samples_of(lookups)}
-        self.ranks, self.cores = ranks, len(os.sched_getaffinity(0))
-        with tempfile.TemporaryDirectory() as folder:
-            self.exchanges = _curve(run_bench(BenchPlan(("all_to_all",), sweep_sizes(1 << 12, 1 << 23), rounds=5),
-                                              ranks, Path(folder) / "sweep.jsonl"))
+    def __init__(self, learned: Mapping[Family, GaussianModel], ranks: int) -> None:
+        self.models, self.ranks, self.cores = learned, ranks, len(os.sched_getaffinity(0))
+        self.exchanges = self.reductions = np.array([0.0, 1.0]), np.zeros(2)
+        if ranks > 1:
+            self.exchanges, self.reductions = (_curve(kind, ranks) for kind in ("all_to_all", "all_reduce"))
 
-    def table_us(self, table: EmbeddingTable, samples: int) -> tuple[float, float]:
-        """A table's look-up before the vectors' exchange; its gradient and the optimizer's step after it.
+    def table_us(self, table: EmbeddingTable, samples: int) -> tuple[float, float, float]:
+        """A table's look-up, its gradient, and the optimizer's step.
 
-        With them what copies look-ups and vectors: those that arrived from several ranks are laid together, and then a
+        With the first two what copies look-ups and vectors: look-ups from several ranks are laid together, and then a
         call's; vectors are cut for each rank and laid together, and so are their gradients.
         """
-        times = {}
-        for kind in KINDS:
-            call = call_of(LookupCase(kind, table.rows, table.columns, round(table.bag), samples, table.skew, 1))
-            times[kind] = float(self.models[call.family].predict([call]).time_us[0])
-        indices, vectors = (8.0 * table.bag * samples, 4.0 * table.columns * samples)
-        ahead, back = (self._copied_us(2.0 * bytes_) for bytes_ in (indices + vectors, vectors))
-        return times["bag"] + ahead, times["bag_backward_sparse"] + times["update"] + back
+        ahead, back, update = (self._kernel_us(kind, table, samples) for kind in KINDS)
+        indices, vectors = 8.0 * table.bag * samples, 4.0 * table.columns * samples
+        return ahead + self.copied_us(2.0 * (indices + vectors)), back + self.copied_us(2.0 * vectors), update
 
-    def _copied_us(self, bytes_: float) -> float:
+    def _kernel_us(self, kind: str, table: EmbeddingTable, samples: int) -> float:
+        call = call_of(LookupCase(kind, table.rows, table.columns, round(table.bag), samples, table.skew, 1))
+        return float(self.models[call.family].predict([call]).time_us[0])
+
+    def copied_us(self, bytes_: float) -> float:
         half = (int(bytes_ / 8),)
         return float(price(calls_of(operation("aten::cat", [half, half], ["fp32"] * 2)), device("cpu")).time_us[0])
 
-    def step_us(self, tables: Sequence[EmbeddingTable], costs: Sequence[tuple[float, float]], places: Sequence[int],
-                batch: int) -> float:
-        """The part of a step that depends on the sharding: before and after the vectors' exchange, where ranks meet,
-        the slowest rank's tables, and the busiest rank's payloads."""
-        ahead, back, sent, indices = (np.zeros(self.ranks) for _ in range(4))
+    def step_us(self, tables: Sequence[EmbeddingTable], costs: Sequence[tuple[float, float, float]],
+                places: Sequence[int], batch: int) -> float:
+        """The part of a step that depends on the sharding: the slowest rank's look-ups, gradients and updates, between
+        which ranks meet (in the vectors' exchange and in the dense part's all-reduce), and the exchanges."""
+        work, vectors, indices = np.zeros((len(KINDS), self.ranks)), np.zeros(self.ranks), np.zeros(self.ranks)
         for table, cost, rank in zip(tables, costs, places, strict=True):
-            ahead[rank] += cost[0]
-            back[rank] += cost[1]
-            sent[rank] += 4.0 * batch * self.ranks * table.columns
-            indices[rank] += 8.0 * batch * self.ranks * table.bag
-        exchanged = 2.0 * self._exchange_us(sent.max()) + self._exchange_us(indices.max())
-        return shared_cores_us(ahead, self.cores) + shared_cores_us(back, self.cores) + exchanged
+            work[:, rank] += cost
+            vectors[rank] += 4.0 * batch * table.columns
+            indices[rank] += 8.0 * batch * table.bag
+        exchanged = 2.0 * self._exchange_us(vectors) + self._exchange_us(indices)
+        return sum(shared_cores_us(each, self.cores) for each in work) + exchanged
 
-    def _exchange_us(self, payload: float) -> float:
-        sizes, times = self.exchanges
-        beyond = max(payload / sizes[-1], 1.0)
-        return float(np.interp(payload / beyond, sizes, times) * beyond)
+    def _exchange_us(self, own: np.ndarray) -> float:
+        """Of what each rank has for every other one, bytes [ranks]; gradients go the other way.
+
+        On one machine each byte costs its sender and its receiver time of a core: a rank takes as long as in an even
+        exchange of the mean of what it sends and receives.
+        """
+        passed = own * (self.ranks - 1) + own.sum() - own
+        payload = float(passed.max()) / 2.0 * self.ranks / max(self.ranks - 1, 1)
+        return _at(self.exchanges, payload)
+
+    def reduce_us(self, payload: float) -> float:
+        """An all-reduce of so many bytes."""
+        return _at(self.reductions, payload)
 
 
 def shared_cores_us(work: np.ndarray, cores: int) -> float:
@@ -133,9 +145,19 @@ def shared_cores_us(work: np.ndarray, cores: int) -> float:
     return now
 
 
-def _curve(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    one = pandas.read_json(path, lines=True).groupby("payload_bytes")["latency_us"].median()
+def _curve(collective: str, ranks: int) -> tuple[np.ndarray, np.ndarray]:
+    """Payloads and times of a sweep run now."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = run_bench(BenchPlan((collective,), sweep_sizes(1 << 12, 1 << 23), rounds=5), ranks,
+                         Path(folder) / "sweep.jsonl")
+        one = pandas.read_json(path, lines=True).groupby("payload_bytes")["latency_us"].median()
     return one.index.to_numpy(float), np.maximum.accumulate(one.to_numpy(float))
+
+
+def _at(curve: tuple[np.ndarray, np.ndarray], payload: float) -> float:
+    sizes, times = curve
+    beyond = max(payload / sizes[-1], 1.0)
+    return float(np.interp(payload / beyond, sizes, times) * beyond)
 
 
 def main() -> None:
@@ -143,18 +165,21 @@ def main() -> None:
     parser.add_argument("lookups", type=Path)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--models", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first model")
     parser.add_argument("--batch", type=int, default=2048, help="samples of a rank")
-    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=45, help="rounds: a step of every candidate")
     parser.add_argument("--keep", type=Path, help="where to write every case")
     given = parser.parse_args()
-    lookups, kept = pandas.read_csv(given.lookups), []
+    learned, kept = learned_lookups(samples_of(pandas.read_csv(given.lookups))), []
     for ranks in given.ranks:
-        costs = CostModel(lookups, ranks)
-        models = [random_model(seed) for seed in range(given.models)]
-        every = [candidates_of(tables, ranks, seed) for seed, tables in enumerate(models)]
+        costs = CostModel(learned, ranks)
+        seeds = range(given.first, given.first + given.models)
+        models = [random_model(seed) for seed in seeds]
+        every = [candidates_of(tables, ranks, seed) for seed, tables in zip(seeds, models, strict=True)]
         run = measure_all([(tables, [list(map(str, places)) for places in candidates])
-                           for tables, candidates in zip(models, every, strict=True)], ranks, given.batch, given.steps, **DENSE)
-        for seed, (tables, candidates, seconds) in enumerate(zip(models, every, run, strict=True)):
+                           for tables, candidates in zip(models, every, strict=True)],
+                          ranks, given.batch, given.steps, **DENSE)
+        for seed, tables, candidates, seconds in zip(seeds, models, every, run, strict=True):
             own = [costs.table_us(table, given.batch * ranks) for table in tables]
             predicted = [costs.step_us(tables, own, places, given.batch) for places in candidates]
             kept.append({"ranks": ranks, "model": seed, "tables": len(tables),

@@ -30,7 +30,7 @@ QUERY_BLOCK, SKIPS = 256.0, 768.0
 """Queries of a block of fused attention, from this length of sequence on (shorter ones' are of 32 and 64)."""
 LOOKUP_CYCLES, ROW_CYCLES, BAG_CYCLES = 2.5, 10.0, 6.0
 """Cycles of a look-up of a bag, of one without a bag, and of a bag, besides its arithmetic and its traffic."""
-SORTED_CYCLES, SUMMED_CYCLES, COPIED_CYCLES, BACKWARD_OPERATIONS = 236.0, 2.25, 8.0, 10.0
+SORTED_CYCLES, SUMMED_CYCLES, COPIED_CYCLES, BACKWARD_OPERATIONS = 236.0, 2.25, 6.0, 10.0
 """Of a gradient: cycles of a look-up and of an element of a different row (dense), of a look-up (sparse), and how many
 operations' fixed cost it has."""
 MISSED_CYCLES = 14.0
@@ -122,7 +122,10 @@ def lookups_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
     again = np.maximum(parts.lookups * parts.row_bytes - first, 0.0)
     looked_up = parts.sum((first / np.where(far, 1.0, L2_SPEEDUP) + again / CORE_SPEEDUP) / bandwidth, n)
     filled = np.maximum(parts.rows * parts.tables * parts.row_bytes - CORE_CACHE, 0.0) / bandwidth
-    moved = np.where(dense, parts.sum(filled, n), looked_up * np.where(backward, 2.0, 1.0))
+    # A sparse gradient has a row for each look-up, whichever row of the table it is.
+    every = parts.lookups * parts.row_bytes
+    copied = (np.maximum(every - CORE_CACHE, 0.0) + every / CORE_SPEEDUP) / bandwidth
+    moved = np.select([dense, backward], [parts.sum(filled, n), parts.sum(copied, n)], looked_up)
     return KernelWork(cycles / device.boost_clock_mhz, moved, np.where(backward, BACKWARD_OPERATIONS, 1.0))
 
 

@@ -1,0 +1,93 @@
+"""Whole steps of random-table DLRMs on 1, 2, 4 and 8 ranks of this machine, predicted from their parts and run.
+
+    python benchmarks/dlrm_lookups.py measure LOOKUPS.csv       # what look-ups cost here, once (minutes, quiet machine)
+    python benchmarks/dlrm_e2e.py LOOKUPS.csv [--ranks 1 2 4 8] [--models 10] [--keep CASES.csv]
+
+As Lin et al. (2024) judge their end-to-end model. The parts of a prediction: look-ups, gradients and updates of every
+rank's tables, learned from measurements of other shapes; sweeps of gloo's all-to-all and all-reduce on as many
+processes; and the dense part, measured on one process (the same model with tables of eight rows, looked up once). No
+step with these tables was run for it. Tables are spread by look-ups · columns; more processes than cores share them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import pandas
+from dlrm_lookups import samples_of
+from dlrm_parts.run_shardings import measure_all, settings_of
+from dlrm_sharding import CostModel, balanced, figures_of, learned_lookups, random_model
+
+from tracer.lookup_data.tables import EmbeddingTable
+
+EMPTY_ROWS = 8
+
+
+def empty(tables: list[EmbeddingTable]) -> list[EmbeddingTable]:
+    """Tables that cost next to nothing, of the same columns: what is left of the model is its dense part."""
+    return [replace(table, rows=EMPTY_ROWS, bag=1.0, skew=0.0) for table in tables]
+
+
+def dense_bytes(tables: list[EmbeddingTable], batch: int) -> float:
+    """Gradients that every rank has of the dense part."""
+    from tracer.workloads import create
+
+    model = create(settings_of(empty(tables), batch)).model
+    inside = {id(weight) for part in model.modules() for weight in part.parameters(recurse=False)
+              if type(part).__name__.startswith("Embedding")}
+    return 4.0 * sum(weight.numel() for weight in model.parameters() if id(weight) not in inside)
+
+
+def step_us(costs: CostModel, tables: list[EmbeddingTable], places: tuple[int, ...], batch: int, dense_us: float,
+            ) -> float:
+    """A step: the dense part of ranks that share cores, its all-reduce, and what the tables take."""
+    own = [costs.table_us(table, batch * costs.ranks) for table in tables]
+    shared = max(costs.ranks / costs.cores, 1.0)
+    # Every rank lays its samples' look-ups together before they are sent.
+    sent = costs.copied_us(8.0 * batch * sum(table.bag for table in tables))
+    return (shared * (dense_us + sent) + costs.reduce_us(dense_bytes(tables, batch))
+            + costs.step_us(tables, own, places, batch))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("lookups", type=Path)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--models", type=int, default=10)
+    parser.add_argument("--first", type=int, default=200, help="seed of the first model")
+    parser.add_argument("--batch", type=int, default=1024, help="samples of a rank")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--keep", type=Path, help="where to write every case")
+    given = parser.parse_args()
+    learned = learned_lookups(samples_of(pandas.read_csv(given.lookups)))
+    models = {seed: random_model(seed) for seed in range(given.first, given.first + given.models)}
+    alone = measure_all([(empty(tables), [["0"] * len(tables)]) for tables in models.values()], 1, given.batch,
+                        given.steps)
+    rows = []
+    for ranks in given.ranks:
+        costs = CostModel(learned, ranks)
+        places = {seed: balanced(figures_of(tables)["look-ups · columns"], ranks) for seed, tables in models.items()}
+        run = measure_all([(tables, [list(map(str, places[seed]))]) for seed, tables in models.items()], ranks,
+                          given.batch, given.steps)
+        for (seed, tables), dense, measured in zip(models.items(), alone, run, strict=True):
+            predicted = step_us(costs, tables, places[seed], given.batch, 1e6 * dense[0])
+            rows.append({"ranks": ranks, "model": seed, "tables": len(tables), "dense_us": 1e6 * dense[0],
+                         "predicted_us": predicted, "measured_us": 1e6 * measured[0]})
+    _report(pandas.DataFrame(rows))
+    if given.keep:
+        pandas.DataFrame(rows).to_csv(given.keep, index=False)
+
+
+def _report(cases: pandas.DataFrame) -> None:
+    print(f"{'ranks':>5} {'steps':>5} {'measured ms':>16}  {'MAPE':>6} {'median':>6} {'bias':>6} {'p90':>6} {'max':>6}")
+    for name, rows in [*cases.groupby("ranks"), ("all", cases)]:
+        off = rows["predicted_us"] / rows["measured_us"] - 1
+        far, times = off.abs(), rows["measured_us"] / 1e3
+        print(f"{name:>5} {len(rows):>5} {times.min():7.1f} – {times.max():6.1f}  {far.mean():6.1%} "
+              f"{far.median():6.1%} {off.mean():+6.1%} {far.quantile(0.9):6.1%} {far.max():6.1%}")
+
+
+if __name__ == "__main__":
+    main()
