@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas
-from dlrm_lookups import samples_of
+from dlrm_lookups import read_cases, samples_of
 from dlrm_parts.run_shardings import measure_all, settings_of
 from dlrm_sharding import CostModel, balanced, figures_of, learned_lookups, random_model
 
@@ -53,7 +53,7 @@ def step_us(costs: CostModel, tables: list[EmbeddingTable], places: tuple[int, .
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("lookups", type=Path)
+    parser.add_argument("lookups", type=Path, nargs="+", help="what dlrm_lookups.py measured")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--models", type=int, default=10)
     parser.add_argument("--first", type=int, default=200, help="seed of the first model")
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--keep", type=Path, help="where to write every case")
     given = parser.parse_args()
-    learned = learned_lookups(samples_of(pandas.read_csv(given.lookups)))
+    learned = learned_lookups(samples_of(read_cases(given.lookups)))
     models = {seed: random_model(seed) for seed in range(given.first, given.first + given.models)}
     alone = measure_all([(empty(tables), [["0"] * len(tables)]) for tables in models.values()], 1, given.batch,
                         given.steps)

@@ -1,14 +1,15 @@
 """Look-ups on this machine's CPU over rows, columns, bag lengths and skew: measured in turns, then predicted held out.
 
-    python benchmarks/dlrm_lookups.py measure RESULTS.csv [--cases 280] [--rounds 40]
-    python benchmarks/dlrm_lookups.py judge RESULTS.csv [--cases-out FILE]
+    python benchmarks/dlrm_lookups.py measure RESULTS.csv [--cases 280] [--rounds 40] [--seed 7]
+    python benchmarks/dlrm_lookups.py judge RESULTS.csv [MORE.csv] [--cases-out FILE]
 
-One thread. Every round times cases anew on fresh batches. This machine runs in a fast and a slow state (a third to
-twice as long), each for seconds: a case is run until its three quickest rounds agree within 5%, and their median counts
-(others lengthen a run and never shorten it). Single tables are `nn.functional.embedding_bag` (and plain look-ups),
-batched ones one call over the tables' rows laid one after another, as table-batched kernels have them; "update" adds a
-sparse gradient to its table. `judge` leaves
-out groups of shapes (rows, columns, bag) by hash: nothing of a judged group was fitted, whatever its skew.
+One thread; two runs with different seeds at once, judged together, measure it with the other core as busy as in a job.
+Every round times cases anew on fresh batches. This machine runs in a fast and a slow state (a third to twice as long),
+each for seconds: a case is run until its three quickest rounds agree within 5%, and their median counts (others
+lengthen a run and never shorten it). Single tables are `nn.functional.embedding_bag` (and plain look-ups), batched ones
+one call over the tables' rows laid one after another, as table-batched kernels have them; "update" adds a sparse
+gradient to its table. `judge` leaves out groups of shapes (rows, columns, bag) by hash: nothing of a judged group was
+fitted, whatever its skew.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import time
 import zlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -195,9 +197,14 @@ def call_of(case: LookupCase) -> OpCall:
     return replace(calls[0], accesses=(part,) * case.tables)
 
 
-def judge(path: Path, cases_out: Path | None) -> None:
+def read_cases(paths: Sequence[Path]) -> pandas.DataFrame:
+    """The measured cases of several runs."""
+    return pandas.concat([pandas.read_csv(path) for path in paths], ignore_index=True)
+
+
+def judge(paths: Sequence[Path], cases_out: Path | None) -> None:
     """Every case as predicted without its shape; then pairs of one shape at two skews."""
-    table = pandas.read_csv(path)
+    table = read_cases(paths)
     spec = device("cpu")
     table["learned_us"] = table["formula_us"] = np.nan
     families = [call_of(case).family for case in cases_of(table)]
@@ -246,7 +253,7 @@ def _print_pairs(table: pandas.DataFrame) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("measure", "judge"))
-    parser.add_argument("results", type=Path)
+    parser.add_argument("results", type=Path, nargs="+", help="where cases are written; several are judged together")
     parser.add_argument("--cases", type=int, default=280)
     parser.add_argument("--rounds", type=int, default=40, help="at most")
     parser.add_argument("--seed", type=int, default=7, help="of the cases drawn")
@@ -254,7 +261,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.what == "measure":
         restart_with_steady_memory()
-        measure(given.results, given.cases, given.rounds, given.seed)
+        measure(given.results[0], given.cases, given.rounds, given.seed)
     else:
         judge(given.results, given.cases_out)
 

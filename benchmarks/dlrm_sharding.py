@@ -1,7 +1,7 @@
 """Choosing a sharding without running it: random DLRMs on gloo processes of this machine, ten candidates each, all run.
 
     python benchmarks/dlrm_lookups.py measure LOOKUPS.csv       # what look-ups cost here, once (minutes, quiet machine)
-    python benchmarks/dlrm_sharding.py LOOKUPS.csv [--ranks 2 4] [--models 20] [--keep RESULTS.json]
+    python benchmarks/dlrm_sharding.py LOOKUPS.csv --ranks 2 4 [--models 20] [--keep RESULTS.json]
 
 As Lin et al. (2024) judge theirs: of ten candidate shardings of a model, is the one predicted fastest the fastest, or
 within 5% of it? (Theirs: 17 of 20 on GPUs.) Candidates are table-wise: by size, by look-ups, by columns (each the
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas
-from dlrm_lookups import LookupCase, call_of, samples_of
+from dlrm_lookups import LookupCase, call_of, read_cases, samples_of
 from dlrm_parts.run_shardings import measure_all
 
 from kernel_models.datasets.samples import Samples
@@ -162,7 +162,7 @@ def _at(curve: tuple[np.ndarray, np.ndarray], payload: float) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("lookups", type=Path)
+    parser.add_argument("lookups", type=Path, nargs="+", help="what dlrm_lookups.py measured")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--models", type=int, default=20)
     parser.add_argument("--first", type=int, default=0, help="seed of the first model")
@@ -170,7 +170,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=45, help="rounds: a step of every candidate")
     parser.add_argument("--keep", type=Path, help="where to write every case")
     given = parser.parse_args()
-    learned, kept = learned_lookups(samples_of(pandas.read_csv(given.lookups))), []
+    learned, kept = learned_lookups(samples_of(read_cases(given.lookups))), []
     for ranks in given.ranks:
         costs = CostModel(learned, ranks)
         seeds = range(given.first, given.first + given.models)
