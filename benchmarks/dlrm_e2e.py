@@ -1,25 +1,33 @@
 """Whole steps of random-table DLRMs on 1, 2, 4 and 8 ranks of this machine, predicted from their parts and run.
 
-    python benchmarks/dlrm_lookups.py measure LOOKUPS.csv       # what look-ups cost here, once (minutes, quiet machine)
-    python benchmarks/dlrm_e2e.py LOOKUPS.csv [--ranks 1 2 4 8] [--models 10] [--keep CASES.csv]
+    python benchmarks/dlrm_e2e.py [--ranks 1 2 4 8] [--models 10] [--lookups LOOKUPS.csv …] [--keep CASES.csv]
 
-As Lin et al. (2024) judge their end-to-end model. The parts of a prediction: look-ups, gradients and updates of every
-rank's tables, learned from measurements of other shapes; sweeps of gloo's all-to-all and all-reduce on as many
-processes; and the dense part, measured on one process (the same model with tables of eight rows, looked up once). No
-step with these tables was run for it. Tables are spread by look-ups · columns; more processes than cores share them.
+As Lin et al. (2024) judge their end-to-end model. The parts of a prediction: what `foretrace shard --unfused` says of
+every rank's look-ups, gradients, updates and exchanges (by the formulas shipped, or with look-ups learned from what
+`dlrm_lookups.py` measured of other shapes); gloo's all-reduce by its formulas; and the dense part, measured on one
+process (the same model with tables of eight rows, looked up once). No step with these tables was run for it. Tables are
+spread by look-ups · columns; more processes than cores share them.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pandas
-from dlrm_lookups import read_cases, samples_of
 from dlrm_parts.run_shardings import measure_all, settings_of
-from dlrm_sharding import CostModel, balanced, figures_of, learned_lookups, random_model
+from dlrm_sharding import CPU, LearnedLookups, balanced, figures_of, predicted_us, random_model
 
+from kernel_models.collectives import (
+    CollectiveCall,
+    CollectiveKind,
+    CollectiveModel,
+    Placement,
+    price_calls,
+    topology_of,
+)
 from tracer.lookup_data.tables import EmbeddingTable
 
 EMPTY_ROWS = 8
@@ -40,20 +48,16 @@ def dense_bytes(tables: list[EmbeddingTable], batch: int) -> float:
     return 4.0 * sum(weight.numel() for weight in model.parameters() if id(weight) not in inside)
 
 
-def step_us(costs: CostModel, tables: list[EmbeddingTable], places: tuple[int, ...], batch: int, dense_us: float,
-            ) -> float:
-    """A step: the dense part of ranks that share cores, its all-reduce, and what the tables take."""
-    own = [costs.table_us(table, batch * costs.ranks) for table in tables]
-    shared = max(costs.ranks / costs.cores, 1.0)
-    # Every rank lays its samples' look-ups together before they are sent.
-    sent = costs.copied_us(8.0 * batch * sum(table.bag for table in tables))
-    return (shared * (dense_us + sent) + costs.reduce_us(dense_bytes(tables, batch))
-            + costs.step_us(tables, own, places, batch))
+def reduce_us(payload: float, ranks: int) -> float:
+    """An all-reduce of so many bytes on processes of one machine."""
+    collectives = CollectiveModel(topology_of(CPU, ranks))
+    call = CollectiveCall(CollectiveKind.ALL_REDUCE, payload, Placement((ranks,)))
+    return float(price_calls([call], collectives).time_us[0]) if ranks > 1 else 0.0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("lookups", type=Path, nargs="+", help="what dlrm_lookups.py measured")
+    parser.add_argument("--lookups", type=Path, nargs="+", default=[], help="what dlrm_lookups.py measured")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--models", type=int, default=10)
     parser.add_argument("--first", type=int, default=200, help="seed of the first model")
@@ -61,18 +65,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--keep", type=Path, help="where to write every case")
     given = parser.parse_args()
-    learned = learned_lookups(samples_of(read_cases(given.lookups)))
+    learned, cores = LearnedLookups.of(given.lookups), len(os.sched_getaffinity(0))
     models = {seed: random_model(seed) for seed in range(given.first, given.first + given.models)}
     alone = measure_all([(empty(tables), [["0"] * len(tables)]) for tables in models.values()], 1, given.batch,
                         given.steps)
     rows = []
     for ranks in given.ranks:
-        costs = CostModel(learned, ranks)
         places = {seed: balanced(figures_of(tables)["look-ups · columns"], ranks) for seed, tables in models.items()}
         run = measure_all([(tables, [list(map(str, places[seed]))]) for seed, tables in models.items()], ranks,
                           given.batch, given.steps)
         for (seed, tables), dense, measured in zip(models.items(), alone, run, strict=True):
-            predicted = step_us(costs, tables, places[seed], given.batch, 1e6 * dense[0])
+            predicted = (1e6 * dense[0] * max(ranks / cores, 1.0) + reduce_us(dense_bytes(tables, given.batch), ranks)
+                         + predicted_us(tables, places[seed], ranks, given.batch, cores, learned))
             rows.append({"ranks": ranks, "model": seed, "tables": len(tables), "dense_us": 1e6 * dense[0],
                          "predicted_us": predicted, "measured_us": 1e6 * measured[0]})
     _report(pandas.DataFrame(rows))

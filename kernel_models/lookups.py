@@ -1,4 +1,5 @@
-"""Batched look-ups of tables as op calls, and their cost in terms that add up, for searches over who holds what."""
+"""Look-ups of tables as op calls, batched or table by table, and their cost in terms that add up, for searches over who
+holds what."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kernel_models.device import DeviceSpec
+from kernel_models.families.index import index
 from kernel_models.heuristics.efficiency import Efficiencies, default_efficiencies_of, predicted_us
 from kernel_models.heuristics.embedding import (
     INDEX_BYTES,
@@ -21,8 +23,12 @@ from kernel_models.heuristics.embedding import (
 )
 from kernel_models.heuristics.work import KernelWork
 from kernel_models.op_call import Family, OpCall
+from kernel_models.pricing import Models, price
 from kernel_models.table_parts import TablePart, with_host_rows
 from tracer.arrays import Float64
+
+STATES = {"adagrad": 1, "rowwise_adagrad": 1, "adam": 2, "partial_rowwise_adam": 2}
+"""Tables of state beside a table's weights that an optimizer which is not fused writes with them."""
 
 
 def forward_call(parts: Sequence[TablePart]) -> OpCall:
@@ -37,6 +43,16 @@ def forward_call(parts: Sequence[TablePart]) -> OpCall:
 def backward_call(parts: Sequence[TablePart], fused: bool = True) -> OpCall:
     """Their gradients in one pass: with the optimizer (``fused``), or as gradients as large as the tables."""
     return _call("bag_backward_fused" if fused else "bag_backward", parts)
+
+
+def unfused_calls(part: TablePart) -> tuple[OpCall, ...]:
+    """What a part's gradient and optimizer take where they are not fused, as of ``nn.EmbeddingBag(sparse=True)``.
+
+    The gradient is a row for each look-up, and the optimizer adds those to the table and to each of its states.
+    """
+    elements, rows = part.lookups * part.columns, part.rows * part.columns
+    added = [replace(call, accesses=(part,)) for call in index("index_add", elements, part.columns, rows, "fp32")]
+    return _call("bag_backward_sparse", [part]), *(added * (1 + STATES.get(part.optimizer, 0)))
 
 
 def _call(kind: str, parts: Sequence[TablePart]) -> OpCall:
@@ -55,6 +71,8 @@ def _call(kind: str, parts: Sequence[TablePart]) -> OpCall:
         read, written, flops = read_rows + index, out, added + unpacked
     elif kind.endswith("_fused"):
         read, written, flops = out + read_rows + index, read_rows, 5.0 * added
+    elif kind.endswith("_sparse"):
+        read, written, flops = out + index, read_rows, added
     else:
         read, written, flops = out + index, sum(part.rows * part.row_bytes for part in used), added
     flags = with_host_rows(("weighted",) if any(part.weighted for part in used) else (), used)
@@ -64,7 +82,7 @@ def _call(kind: str, parts: Sequence[TablePart]) -> OpCall:
 
 @dataclass(frozen=True, slots=True)
 class PartCosts:
-    """What parts of tables add to a device's batched look-up and to its gradient with the optimizer fused, [p]."""
+    """What parts of tables add to a device's look-ups, and to their gradients with the optimizer, [p]."""
 
     forward: LookupTerms
     backward: LookupTerms
@@ -85,6 +103,21 @@ class PartCosts:
         return cls(forward_terms(columns, spec),
                    gradient_terms(columns, spec, np.ones(len(parts), np.bool_), alone, passes),
                    columns.lookups, columns.rows)
+
+
+    @classmethod
+    def apart(cls, parts: Sequence[TablePart], device: DeviceSpec, models: Models | None = None) -> PartCosts:
+        """Of parts that are looked up one after another, their optimizer not fused: their times add up."""
+        used = [i for i, part in enumerate(parts) if part.lookups]
+        calls = [(forward_call([parts[i]]), *unfused_calls(parts[i])) for i in used]
+        times = price([call for each in calls for call in each], device, models).times_us
+        ahead, back = np.zeros(len(parts)), np.zeros(len(parts))
+        start = 0
+        for i, each in zip(used, calls, strict=True):
+            ahead[i], back[i] = times[start], times[start + 1:start + len(each)].sum()
+            start += len(each)
+        none = np.zeros(len(parts))
+        return cls(LookupTerms(ahead, none, none), LookupTerms(back, none, none), none, none)
 
 
 def batched_forward_us(stream_us: Float64, flight_us: Float64, wait_us: Float64, device: DeviceSpec,

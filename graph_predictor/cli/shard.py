@@ -51,6 +51,10 @@ def shard(
     comm_profile: Annotated[str | None, shared("--comm-profile")] = None,
     pipeline: Annotated[bool, typer.Option(
         "--pipeline/--no-pipeline", help="Exchange the next batch's indices beside the dense part.")] = True,
+    fused: Annotated[bool | None, typer.Option(
+        "--fused/--unfused", help="A rank's tables are looked up by one kernel with the optimizer in its gradient, as "
+                                  "FBGEMM does, or one by one with sparse gradients; by default as recorded, else "
+                                  "fused.")] = None,
     seed: Annotated[int, shared("--seed", "the search's shakes and the random baseline", least=0)] = 0,
     top: Top = None,
     json: Json = False,
@@ -79,7 +83,8 @@ def shard(
             found = sharded(
                 source, gpus, device=spec, topology=topology, memory=limit, host_memory=host_limit, batch=batch,
                 top=top or BEST, pinned=pinned, kinds=allowed, skews=exponents, preset=preset,
-                settings=assignments or (), profile=known, comm_profile=comm_profile, pipelined=pipeline, seed=seed)
+                settings=assignments or (), profile=known, comm_profile=comm_profile, pipelined=pipeline,
+                fused=fused, seed=seed)
         if out is not None:
             found.plans[0].plan.save(out)
         if json:

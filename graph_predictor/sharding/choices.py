@@ -210,7 +210,7 @@ def _worth_splitting(problem: ShardingProblem, whole: list[TablePart]) -> list[b
     count = len(whole)
     if count <= FEW_TABLES:
         return [True] * count
-    costs = PartCosts.of(whole, problem.device, _share_of_cache(problem))
+    costs = _costs(problem, whole)
     memory = np.array([table.weight_bytes + table.state_bytes for table in problem.tables])
     room = max(problem.room_bytes, 1.0) / memory.sum()
     large = np.zeros(count, np.bool_)
@@ -220,6 +220,12 @@ def _worth_splitting(problem: ShardingProblem, whole: list[TablePart]) -> list[b
     large |= memory / memory.sum() > LARGE_SHARE * room
     found: list[bool] = large.tolist()
     return found
+
+
+def _costs(problem: ShardingProblem, parts: list[TablePart]) -> PartCosts:
+    if problem.fused:
+        return PartCosts.of(parts, problem.device, _share_of_cache(problem))
+    return PartCosts.apart(parts, problem.device, problem.models)
 
 
 def _share_of_cache(problem: ShardingProblem) -> float:
@@ -251,7 +257,7 @@ def _whole(table: EmbeddingTable, samples: int) -> TablePart:
 def _columns(problem: ShardingProblem, ways: list[_Way]) -> Choices:
     n, ranks, per_node = len(ways), problem.ranks, problem.per_node
     tables = [way.held for way in ways]
-    costs = PartCosts.of([way.part for way in ways], problem.device, _share_of_cache(problem))
+    costs = _costs(problem, [way.part for way in ways])
     is_kind = {kind: np.array([way.kind is kind for way in ways]) for kind in ShardKind}
     copied, rows_all, rows_node = (
         is_kind[kind] for kind in (ShardKind.DATA_PARALLEL, ShardKind.ROW_WISE, ShardKind.TABLE_ROW_WISE))
@@ -270,6 +276,8 @@ def _columns(problem: ShardingProblem, ways: list[_Way]) -> Choices:
     sent = np.where(sums, out / parts, 0.0)
     elements = rows * np.array([table.columns for table in tables], np.float64)
     gradients = np.where(copied & problem.trained, 4.0 * elements, 0.0)
+    # A sparse gradient has a row for each look-up until the optimizer has added it.
+    kept = np.array([4.0 * way.part.lookups * way.part.columns for way in ways]) * (not problem.fused)
     table = np.array([way.table for way in ways], np.int64)
     return Choices(
         table=table, kinds=[way.kind for way in ways], locations=[way.held.location for way in ways],
@@ -284,7 +292,7 @@ def _columns(problem: ShardingProblem, ways: list[_Way]) -> Choices:
         node_bytes=np.where(rows_node, out, 0.0), cross_bytes=np.where(rows_node, out / per_node, 0.0),
         gradient_bytes=gradients, copy_us=_copies(problem, ways),
         weight_bytes=np.where(copied, weights, weights * by_rows),
-        state_bytes=np.where(copied, state, state * by_rows), gradient_memory=gradients,
+        state_bytes=np.where(copied, state, state * by_rows), gradient_memory=gradients + np.where(silent, 0.0, kept),
         buffer_bytes=np.where(copied, 0.0, INPUT_COPIES * index + np.where(sums, sent, out)),
         host_bytes=(far_weights + far_state) * by_rows, room=(problem.room_bytes, problem.host_room_bytes),
         first=np.searchsorted(table, np.arange(len(problem.tables) + 1)).astype(np.int64),

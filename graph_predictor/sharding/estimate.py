@@ -16,7 +16,7 @@ from graph_predictor.sharding.plan import ShardingPlan
 from graph_predictor.sharding.problem import RESERVED_BYTES, ShardingProblem
 from graph_predictor.sharding.scoring import Scores
 from graph_predictor.sharding.step import INDEX, LENGTHS_BYTES, SENT
-from kernel_models.lookups import backward_call, forward_call
+from kernel_models.lookups import backward_call, forward_call, unfused_calls
 from kernel_models.model import Source
 from kernel_models.op_call import OpCall
 from kernel_models.pricing import price
@@ -153,7 +153,7 @@ class RankCalls:
 
 def rank_lookups(problem: ShardingProblem, choices: Choices, scores: Scores, assignment: Assignment) -> tuple[
         RankCalls, RankCalls]:
-    """Every rank's look-ups, forward and backward with the optimizer fused, each as one call."""
+    """Every rank's look-ups, forward and backward with the optimizer: each as one call, or table by table."""
     parts: list[list[TablePart]] = [[] for _ in range(problem.ranks)]
     fused: list[list[TablePart]] = [[] for _ in range(problem.ranks)]
     for choice, place in zip(assignment.choice.tolist(), assignment.place.tolist(), strict=True):
@@ -167,22 +167,32 @@ def rank_lookups(problem: ShardingProblem, choices: Choices, scores: Scores, ass
             parts[rank].append(part)
             if problem.trained and choices.kinds[choice] is not ShardKind.DATA_PARALLEL:
                 fused[rank].append(part)
-    return (_priced(problem, [forward_call(each) if each else None for each in parts], problem.anchors.forward),
-            _priced(problem, [backward_call(each) if each else None for each in fused], problem.anchors.backward))
+    if problem.fused:
+        ahead, back = ([[call(each)] if each else [] for each in of] for call, of in (
+            (forward_call, parts), (backward_call, fused)))
+    else:
+        ahead = [[forward_call([part]) for part in each] for each in parts]
+        back = [[call for part in each for call in unfused_calls(part)] for each in fused]
+    return (_priced(problem, ahead, problem.anchors.forward), _priced(problem, back, problem.anchors.backward))
 
 
-def _priced(problem: ShardingProblem, calls: list[OpCall | None], anchor: WorkAnchor | None) -> RankCalls:
+def _priced(problem: ShardingProblem, calls: list[list[OpCall]], anchor: WorkAnchor | None) -> RankCalls:
+    """Sums over each rank's calls, whose errors are taken to go together; the source is that of the longest."""
     columns = np.zeros((4, len(calls)))
-    rows = [i for i, call in enumerate(calls) if call is not None]
-    if rows:
-        found = price([call for call in calls if call is not None], problem.device, problem.models)
-        columns[0, rows], columns[1, rows] = found.time_us[found.index], found.low_us[found.index]
-        columns[2, rows], columns[3, rows] = found.high_us[found.index], found.source[found.index]
+    every = [call for of in calls for call in of]
+    if every:
+        found = price(every, problem.device, problem.models)
+        rank = np.repeat(np.arange(len(calls)), [len(of) for of in calls])
+        for row, values in enumerate((found.time_us, found.low_us, found.high_us)):
+            columns[row] = np.bincount(rank, weights=values[found.index], minlength=len(calls))
+        order = np.argsort(found.time_us[found.index], kind="stable")
+        columns[3, rank[order]] = found.source[found.index][order]
+        rows = np.flatnonzero(columns[0])
         if anchor is not None:
             us, low, high = columns[:3, rows]
             time, anchored_low, anchored_high = anchor.times(us, low, high)
             # Recorded look-ups were of rows on the device: they say nothing of how well others are priced.
-            far = np.array(["host_rows" in call.flags for call in calls if call is not None])
+            far = np.array([any("host_rows" in call.flags for call in calls[i]) for i in rows])
             columns[:3, rows] = (time, np.where(far, np.minimum(anchored_low, time * low / us), anchored_low),
                                  np.where(far, np.maximum(anchored_high, time * high / us), anchored_high))
             columns[3, rows] = Source.ANCHORED

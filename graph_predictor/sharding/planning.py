@@ -84,7 +84,8 @@ def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, top
           memory: float | None = None, host_memory: float = 0.0, batch: int | None = None, top: int = TOP,
           pinned: Mapping[str, int] | None = None, kinds: Collection[str] = (), skews: Sequence[float] = (),
           preset: str | None = None, settings: Sequence[str] = (), profile: DeviceProfile | None = None,
-          comm_profile: str | None = None, pipelined: bool = True, seed: int = 0) -> Shardings:
+          comm_profile: str | None = None, pipelined: bool = True, fused: bool | None = None,
+          seed: int = 0) -> Shardings:
     """Find the fastest shardings of a model's tables.
 
     Args:
@@ -104,6 +105,8 @@ def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, top
         profile: fitted models of the device.
         comm_profile: a file of measured collectives.
         pipelined: whether the next batch's indices are exchanged beside the dense part.
+        fused: whether a rank's tables are looked up by one kernel with the optimizer in its gradient (FBGEMM's), or
+            table by table with sparse gradients (``nn.EmbeddingBag``); by default as it was recorded, else fused.
         seed: of what the search draws.
 
     Raises:
@@ -121,7 +124,8 @@ def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, top
         collectives = CollectiveModel(where, known)
     allowed = frozenset(ShardKind.of(kind) for kind in kinds) or frozenset(ShardKind)
     problem = ShardingProblem(found.tables, found.samples, gpus, spec, collectives, profile, found.dense, memory,
-                              host_memory, allowed, pinned or {}, pipelined=pipelined)
+                              host_memory, allowed, pinned or {}, pipelined=pipelined,
+                              fused=found.fused if fused is None else fused)
     anchored = None
     if found.recorded is not None:
         anchored = anchored_problem(problem, found.recorded, topology is None and comm_profile is None)

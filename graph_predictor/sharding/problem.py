@@ -77,6 +77,8 @@ class ShardingProblem:
         pipelined: whether the next batch's indices are exchanged while this one's dense part runs, as TorchRec's
             ``TrainPipelineSparseDist`` does.
         anchors: what was measured of look-ups and exchanges.
+        fused: whether a rank's tables are looked up by one kernel, whose gradient has the optimizer in it, as FBGEMM's
+            are; else table by table with a sparse gradient and an optimizer's step, as ``nn.EmbeddingBag`` does.
 
     Raises:
         ShardingError: the tables are larger than all memory, some are trained and others not, or a pin or number is
@@ -97,6 +99,7 @@ class ShardingProblem:
     index_bytes: float = 8.0
     pipelined: bool = True
     anchors: Anchors = NO_ANCHORS
+    fused: bool = True
 
     def __post_init__(self) -> None:
         self.collectives.check_fits(self.ranks)

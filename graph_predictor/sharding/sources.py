@@ -52,6 +52,8 @@ class ShardingSource:
         dense: work outside the look-ups.
         notes: what was assumed.
         recorded: the source ran, and what its step took.
+        fused: whether its tables are looked up by one kernel and trained in its gradient; recorded ``nn.EmbeddingBag``
+            are not.
     """
 
     name: str
@@ -60,6 +62,7 @@ class ShardingSource:
     dense: DenseWork
     notes: tuple[str, ...] = ()
     recorded: RecordedSharding | None = None
+    fused: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +205,16 @@ def _of_captured_workload(source: str, job: Job, step: RecordedStep | None, devi
         shardings = tuple(shardings_of(own.embedding_tables(), text, ranks))
         at = _of_workload(workload["name"], step.device, models if step.device == device else None, None, None, values)
         recorded = RecordedSharding(step, shardings if len(job.graphs) == ranks else None, ranks, at.samples, at.dense)
-    return ShardingSource(f"{workload['name']} of {source}", _trained(tables), found.samples, found.dense,
-                          found.notes, recorded)
+    name = f"{workload['name']} of {source}"
+    if step is not None and str(workload["settings"].get("sparse")).lower() == "true":
+        trained = tuple(replace(table, optimizer=workload["settings"]["optimizer"].partition("-")[0])
+                        for table in tables)
+        return ShardingSource(name, trained, found.samples, found.dense, (_AS_RECORDED,), recorded, fused=False)
+    return ShardingSource(name, _trained(tables), found.samples, found.dense, found.notes, recorded)
+
+
+_AS_RECORDED = ("Tables are looked up one by one, with sparse gradients and an optimizer's step of their own, as they "
+                "were recorded; --fused takes one kernel for a rank's tables instead.")
 
 
 _TABLES_OF_RANKS = {False: (), True: (

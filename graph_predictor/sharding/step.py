@@ -92,11 +92,13 @@ class StepModel:
                                 loads.sums[SENT].max()))
 
     def rank_us(self, sums: Float64, chains: Float64) -> tuple[Float64, Float64]:
-        """Batched look-ups, forward and backward, µs, from sums [``SUMS``, …] and chains [``CHAINS``, …] of ranks."""
+        """Look-ups, forward and backward, µs, from sums [``SUMS``, …] and chains [``CHAINS``, …] of ranks."""
         spec, shape = self.problem.device, sums.shape[1:]
         if shape != chains.shape[1:]:
             shape = np.broadcast_shapes(shape, chains.shape[1:])
             sums, chains = (np.broadcast_to(each, (len(each), *shape)) for each in (sums, chains))
+        if not self.problem.fused:
+            return self._forward * sums[0], self._backward * sums[2]
         s, c = sums.reshape(len(sums), -1), chains.reshape(len(chains), -1)
         forward = self._forward * batched_forward_us(s[0], s[1], c[0], spec)
         backward = self._backward * batched_backward_us(s[2], s[3], c[1], s[4], s[5], spec)

@@ -132,6 +132,22 @@ class TestLaws:
         made = problem(dreamshard_task(1, 8))
         assert step(made, all_on(made, ranks)) == pytest.approx(step(made, all_on(made, [names[r] for r in ranks])))
 
+    def test_tables_that_are_not_fused_take_one_after_another(self) -> None:
+        def forward_and_backward(fused: bool, *tables: EmbeddingTable) -> tuple[float, float]:
+            made = problem(list(tables), 2, fused=fused)
+            plan = all_on(made, [0] * len(tables))
+            scores = scores_of(made, plan)
+            assignment = assignment_of(plan, scores.choices)
+            found = estimate(scores, assignment)
+            assert scores.standing(assignment).step_us == pytest.approx(found.time_us)
+            return float(found.forward_us[0]), float(found.backward_us[0])
+
+        each = np.array([forward_and_backward(False, table) for table in SIX[:3]])
+        together = np.array(forward_and_backward(False, *SIX[:3]))
+        assert together == pytest.approx(each.sum(axis=0))
+        assert together[0] > forward_and_backward(True, *SIX[:3])[0]
+        assert forward_and_backward(False, replace(SIX[0], optimizer="adam"))[1] > each[0, 1]
+
     def test_equal_tables_may_change_places(self) -> None:
         made = problem([EmbeddingTable(f"t{i}", 10_000, 32, bag=4.0) for i in range(4)])
         times = {round(step(made, all_on(made, list(ranks))), 9) for ranks in product((0, 1), repeat=4)
