@@ -26,7 +26,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dlrm_parts.steady import STEADY_MEMORY
-from graph_predictor.sharding.plan import ShardingPlan, ShardKind
 from tracer.lookup_data.tables import EmbeddingTable
 from tracer.workloads.catalogue import DlrmSettings
 from tracer.workloads.places import Place
@@ -58,7 +57,7 @@ def settings_of(tables: Sequence[EmbeddingTable], batch: int, places: Sequence[P
     Args:
         tables: named as modules of the model (``tables.0``, …) or not.
         batch: samples of a rank.
-        places: of each table (``tracer.workloads.places``), or ``places_of`` a plan; none: every rank has all tables.
+        places: of each table (``tracer.workloads.places``); none: every rank has all tables.
         embedding: of the dense vector and the interaction; by default the most columns of any table.
     """
     made: Any = type("DlrmOfTables", (DlrmOfTables,), {"GIVEN": tuple(tables)})
@@ -66,17 +65,6 @@ def settings_of(tables: Sequence[EmbeddingTable], batch: int, places: Sequence[P
         batch=batch, tables=len(tables), embedding=embedding or max(table.columns for table in tables), width=width,
         depth=depth, sparse=sparse, optimizer="sgd" if sparse else "adamw-foreach", batched=batched,
         sharding=",".join(map(str, places)))
-
-
-def places_of(plan: ShardingPlan) -> list[Place]:
-    """The places of a plan's tables; columns and rows are cut into equal parts."""
-    found: list[Place] = []
-    for sharding in plan.shardings:
-        ranks = "+".join(map(str, sharding.ranks))
-        found.append({ShardKind.TABLE_WISE: ranks, ShardKind.COLUMN_WISE: f"column:{ranks}",
-                      ShardKind.ROW_WISE: "row", ShardKind.TABLE_ROW_WISE: f"row:{ranks}",
-                      ShardKind.DATA_PARALLEL: "copy"}[sharding.kind])
-    return found
 
 
 def measure(tables: Sequence[EmbeddingTable], assignments: Sequence[Sequence[Place]], ranks: int, batch: int,

@@ -7,7 +7,8 @@
     exchanges    model × measured / model(recorded sharding)                          priced anew on another cluster
     host         what the recorded step's device had nothing to do: it stays
 
-The recorded step is taken to exchange its own indices before its look-ups, not the next batch's beside them.
+The recorded step is taken to exchange its own indices before its look-ups, not the next batch's beside them, unless it
+is of a captured workload with ``pipelined=true``.
 """
 
 from __future__ import annotations
@@ -142,8 +143,8 @@ def _where_recorded(problem: ShardingProblem, found: RecordedSharding, spec: Dev
             collectives = CollectiveModel(topology_of(spec, found.ranks))
         there = replace(problem, device=spec, models=problem.models if spec == problem.device else None,
                         samples=found.samples, ranks=found.ranks, collectives=collectives, dense=found.dense,
-                        memory_bytes=float("inf"), kinds=frozenset(ShardKind), pinned={}, pipelined=False,
-                        anchors=NO_ANCHORS)
+                        memory_bytes=float("inf"), kinds=frozenset(ShardKind), pinned={},
+                        pipelined=found.pipelined, anchors=NO_ANCHORS)
         return there, ShardingPlan(problem.tables, found.shardings, there.ranks, there.per_node)
     except (ShardingError, PlanError, CommError):
         return None

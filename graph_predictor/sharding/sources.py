@@ -75,6 +75,7 @@ class RecordedSharding:
         ranks: of the job.
         samples: of a batch on one rank.
         dense: work outside the look-ups by models, where and with the batch that it ran.
+        pipelined: whether the next batch's indices were exchanged beside it, as far as the recording says.
     """
 
     step: RecordedStep
@@ -82,6 +83,7 @@ class RecordedSharding:
     ranks: int
     samples: int
     dense: DenseWork
+    pipelined: bool = False
 
 
 def device_of(source: str) -> DeviceSpec:
@@ -147,8 +149,8 @@ def _of_workload(name: str, device: DeviceSpec, models: Models | None, samples: 
     if not tables:
         raise ShardingError(f"The workload {name} has no embedding tables; dlrm has.")
     # The tables' own optimizer would run over all their rows: traced with a few rows, the rest of the step is the same.
-    small = workloads.parse(name, [*[each for each in sized if not each.startswith(("rows=", "sharding="))],
-                                   f"rows={_FEWEST_ROWS}"], preset=preset or "default")
+    kept = [each for each in sized if not each.startswith(("rows=", "sharding=", "pipelined="))]
+    small = workloads.parse(name, [*kept, f"rows={_FEWEST_ROWS}"], preset=preset or "default")
     from tracer.shape_only import trace_workload
 
     graph = trace_workload(small, shape_device(device))
@@ -204,7 +206,8 @@ def _of_captured_workload(source: str, job: Job, step: RecordedStep | None, devi
         text = workload["settings"].get("sharding") or "copy"
         shardings = tuple(shardings_of(own.embedding_tables(), text, ranks))
         at = _of_workload(workload["name"], step.device, models if step.device == device else None, None, None, values)
-        recorded = RecordedSharding(step, shardings if len(job.graphs) == ranks else None, ranks, at.samples, at.dense)
+        recorded = RecordedSharding(step, shardings if len(job.graphs) == ranks else None, ranks, at.samples, at.dense,
+                                    bool(workload["settings"].get("pipelined")))
     name = f"{workload['name']} of {source}"
     if step is not None and str(workload["settings"].get("sparse")).lower() == "true":
         trained = tuple(replace(table, optimizer=workload["settings"]["optimizer"].partition("-")[0])

@@ -7,7 +7,7 @@ row) makes its steps longer and must not change which plan is faster.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from graph_predictor.sharding.problem import ShardingProblem
 from graph_predictor.sharding.recorded import StepPart, parts_of
 from graph_predictor.sharding.scoring import Scores
 from graph_predictor.sharding.sources import sharding_source
-from graph_predictor.sharding.step import StepModel
+from graph_predictor.sharding.step import LENGTHS_BYTES, StepModel
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device import device
@@ -80,10 +80,10 @@ def steps(problem: ShardingProblem, tmp_path_factory: pytest.TempPathFactory) ->
     return found
 
 
-def simulated(plan: Path, problem: ShardingProblem) -> Simulated:
+def simulated(plan: Path, problem: ShardingProblem, *more: str) -> Simulated:
     from tracer.shape_only import trace_job
 
-    job = trace_job(workloads.parse("dlrm", [*SETTINGS, f"sharding={plan}"]), world_size=RANKS, parallel="ddp")
+    job = trace_job(workloads.parse("dlrm", [*SETTINGS, f"sharding={plan}", *more]), world_size=RANKS, parallel="ddp")
     baseline = baseline_of(job, collectives=problem.collectives)
     built = baseline.scenario.built
     lookups, dense, exchanges = np.zeros(RANKS), [], []
@@ -129,3 +129,19 @@ def test_what_is_faster_is_faster_simulated(steps: Steps) -> None:
     assert all(one[1] < other[1] for one, other in apart)
     ratios = [traced / estimated for estimated, traced in found]
     assert min(ratios) > 1.0 and max(ratios) < 1.35 * min(ratios)
+
+
+def test_a_pipeline_hides_the_next_batchs_indices(problem: ShardingProblem, steps: Steps, tmp_path: Path) -> None:
+    plan = ShardingPlan(problem.tables, PLANS["column-wise"], RANKS, problem.per_node)
+    plan.save(tmp_path / "plan.json")
+    found = []
+    for pipelined in (False, True):
+        # Copies to the device take their turn in a traced step, which has one stream for all that is no collective.
+        same = replace(problem, pipelined=pipelined, dense=replace(problem.dense, inputs=0.0))
+        choices = choices_of(same, plan.shardings)
+        found.append(estimate(Scores(same, choices, StepModel(same)), assignment_of(plan, choices)).time_us)
+    traced, before = simulated(tmp_path / "plan.json", problem, "pipelined=true"), steps["column-wise"][1]
+    assert traced.exchanges == pytest.approx(before.exchanges, rel=0.001)
+    # Without a pipeline the lengths are exchanged while indices of all tables are put together.
+    lengths = float(StepModel(problem).exchanges.all_to_all.us(LENGTHS_BYTES))
+    assert before.step - traced.step == pytest.approx(found[0] - found[1] - lengths, rel=0.1)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from forked_ranks import run_ranks
 
@@ -37,8 +38,8 @@ whole = [10 * table.weight.detach() for table in plain.tables]
 rest = {name: value for name, value in plain.state_dict().items() if not name.startswith("tables")}
 
 
-def losses(sharding, batched):
-    settings = configure("dlrm", sharding=sharding, batched=batched, **base)
+def losses(sharding, batched, kept=False, **more):
+    settings = configure("dlrm", sharding=sharding, batched=batched, **base, **more)
     spread = parallelize(create(settings), ParallelPlan.parse("ddp", dist.get_world_size()))
     model = spread.model.module
     model.load_state_dict(rest, strict=False)
@@ -57,11 +58,14 @@ def losses(sharding, batched):
                     begin += piece.rows
     group = spread.optimizer.param_groups[0]
     group["lr"] = 0.5
-    return [float(spread.step(batch)) for _, batch in zip(range(6), spread.batches())]
+    batches = (batch for _, batch in zip(range(6), spread.batches()))
+    return [float(spread.step(batch)) for batch in (list(batches) if kept else batches)]
 
 
 found = {f"{sharding} {batched}": losses(sharding, batched)
          for sharding in ("", *sys.argv[2].split(";")) for batched in (False, True) if sharding or not batched}
+for kept in (False, True):  # batches that were drawn before are not known to follow one another
+    found[f"ahead {kept}"] = losses("0,0,row,column", True, kept, pipelined=True)
 if dist.get_rank() == 0:
     json.dump(found, open(sys.argv[1], "w"))
 dist.barrier()
@@ -70,15 +74,20 @@ dist.destroy_process_group()
 CAPTURE = """
 import sys
 import torch
+import torch.distributed as dist
 from tracer.capture import CaptureOptions
 from tracer.capture.script import run_workload
 from tracer.parallel_plan import ParallelPlan
 from tracer.workloads import configure
 
 torch.set_num_threads(1)
-settings = configure("dlrm", preset="tiny", columns_halved=2, bags_halved=2, sharding="0,1,0,0")
-run_workload(settings, sys.argv[1], CaptureOptions(steps=4, warmup=2, timed=2, execution_trace="none", lookups=True),
-             ParallelPlan.parse("ddp", 2))
+dist.init_process_group("gloo")
+for out, pipelined in ((sys.argv[1], False), (sys.argv[2], True)):
+    settings = configure("dlrm", preset="tiny", columns_halved=2, bags_halved=2, sharding="0,1,0,0",
+                         pipelined=pipelined)
+    options = CaptureOptions(steps=4, warmup=2, timed=2, execution_trace="none", lookups=True)
+    run_workload(settings, out, options, ParallelPlan.parse("ddp", 2))
+dist.destroy_process_group()
 """
 
 
@@ -94,7 +103,7 @@ def torch() -> Any:
 def captured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sharded")
     (folder / "train.py").write_text(CAPTURE)
-    run_ranks(2, folder / "train.py", folder / "job")
+    run_ranks(2, folder / "train.py", folder / "job", folder / "ahead")
     return folder / "job"
 
 
@@ -108,7 +117,7 @@ def test_every_sharding_learns_as_copies_do(tmp_path: Path) -> None:
     run_ranks(2, tmp_path / "train.py", tmp_path / "losses.json", ";".join(SHARDINGS))
     losses = json.loads((tmp_path / "losses.json").read_text())
     copies = losses.pop(" False")
-    assert len(losses) == 2 * len(SHARDINGS)
+    assert len(losses) == 2 * len(SHARDINGS) + 2
     for name, found in losses.items():
         assert found == pytest.approx(copies, rel=1e-4), name
     assert abs(copies[4] - copies[0]) > 1e-3  # the same batch, learned from
@@ -124,6 +133,22 @@ def test_a_captured_job_has_uneven_exchanges_and_replays(job: Job) -> None:
     of_ranks = [sum(graph.collectives.elements_out[i] for i in range(len(graph.collectives))
                     if graph.string(int(graph.collectives.kind[i])) == "all_to_all") for graph in job.graphs]
     assert of_ranks[0] != of_ranks[1]  # rank 0 has three tables, rank 1 one
+    check_replay(job)
+
+
+def test_a_captured_pipeline_exchanges_the_next_batchs_look_ups_aside(captured: Path) -> None:
+    job = read_job(captured.with_name("ahead"))
+    for graph in job.graphs:
+        table, steps = graph.collectives, len(graph.steps)
+        exchanges = np.array([graph.string(int(code)) == "all_to_all" for code in table.kind])
+        assert exchanges.sum() == 4 * steps
+        # Lengths, vectors, indices, gradients of vectors.
+        assert table.is_async[exchanges].tolist() == [1, 0, 1, 0] * steps
+        assert (with_host_collectives(graph).collectives.kernel >= 0).all()
+    check_replay(job)
+
+
+def check_replay(job: Job) -> None:
     graphs = [with_host_collectives(graph) for graph in job.graphs]
     found = rank_report(recorded_times(replay(graphs, residuals=True)))
     counted = {step[0].name for step in found.times.windows}
@@ -149,10 +174,11 @@ def test_a_captured_sharding_anchors_others(captured: Path) -> None:
     from kernel_models.device import device
 
     cpu = device("cpu")
-    found = sharding_source(str(captured), cpu)
+    found = sharding_source(str(captured.with_name("ahead")), cpu)
     assert [table.rows for table in found.tables] == [500, 250, 125, 62]
     assert all(table.reuse for table in found.tables)  # counted on the rank that has it
     assert found.recorded is not None and found.recorded.shardings is not None
+    assert found.recorded.pipelined
     assert [each.ranks for each in found.recorded.shardings] == [(0,), (1,), (0,), (0,)]
     problem = ShardingProblem(found.tables, found.samples, 2, cpu, CollectiveModel(topology_of(cpu, 2)),
                               dense=found.dense)

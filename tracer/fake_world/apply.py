@@ -23,7 +23,8 @@ def parallelize(workload: Workload, plan: ParallelPlan) -> Workload:
         workload: as ``workloads.build`` makes it; it is changed and must not be used otherwise afterwards.
 
     Returns:
-        The workload, or a ``PipelineWorkload`` in its place; ``step`` and ``batches`` are used as before.
+        The workload, or a ``PipelineWorkload`` or ``LookaheadWorkload`` in its place; ``step`` and ``batches`` are used
+        as before.
 
     Raises:
         PlanError: the plan does not fit the workload or the process groups that are up.
@@ -50,7 +51,12 @@ def parallelize(workload: Workload, plan: ParallelPlan) -> Workload:
     if plan.ep > 1:
         return workload.wrap(lambda whole: _with_experts(whole, workload, plan, mesh, place.dp))
     if getattr(workload.settings, "sharding", ""):
-        return workload.wrap(lambda whole: _with_sharded_tables(whole, workload, plan, mesh))
+        spread = workload.wrap(lambda whole: _with_sharded_tables(whole, workload, plan, mesh))
+        if not getattr(workload.settings, "pipelined", False):
+            return spread
+        from tracer.fake_world.lookahead import LookaheadWorkload
+
+        return LookaheadWorkload(spread, model.tables)  # type: ignore[arg-type]
     return workload.wrap(lambda whole: _replicate(whole, workload.blocks, plan, mesh))
 
 

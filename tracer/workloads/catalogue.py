@@ -73,6 +73,9 @@ class DlrmSettings(_RecommendationSettings):
     sharding: str = mode(
         "", "places of the tables under ddp: a rank, row, column or copy for each, as 0,1,row; one word for all; "
             "table deals them out in turn; the file of a plan (foretrace shard --out); empty copies all to every rank")
+    pipelined: bool = mode(
+        False, "with sharding, a batch's look-ups go to the tables' ranks beside the dense part of the batch before "
+               "(as TorchRec's pipeline does)")
 
     def check(self) -> None:
         """The places are ones; those of a plan's file are taken in its stead, so that the file may go."""
@@ -83,6 +86,9 @@ class DlrmSettings(_RecommendationSettings):
             check_places(self.sharding, self.tables)
         if self.sharding and self.compile:
             raise WorkloadError("dlrm: sharding does not go with compile=true; set compile=false.")
+        if self.pipelined and not self.sharding:
+            raise WorkloadError("dlrm: pipelined=true is of look-ups that go to other ranks; set sharding too, or "
+                                "leave it out.")
 
     def table_columns(self, table: int) -> int:
         """``embedding``, halved by the table's number."""

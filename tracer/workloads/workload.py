@@ -113,9 +113,12 @@ class Workload:
 
     def loss(self, batch: Batch) -> Tensor:
         """Forward and loss of one micro-batch under the dtype mode's autocast, with gradients to follow."""
-        on_device = batch.to(self.device, parameter_dtype(self.settings.dtype))
+        on_device = self._on_device(batch)
         with autocast(self.settings.dtype, self.device.type):
             return self.loss_fn(self._forward(*on_device.inputs), on_device.targets)
+
+    def _on_device(self, batch: Batch) -> Batch:
+        return batch.to(self.device, parameter_dtype(self.settings.dtype))
 
 
 def create(settings: Settings) -> Workload:

@@ -10,12 +10,20 @@
          │ all-to-all                                     even sent, uneven received; gradients the other way round
     vectors of own samples, pieces by rows added up, pieces by columns side by side
 
-Tables without a piece are looked up by every rank itself.
+Tables without a piece are looked up by every rank itself. The input distribution of a batch that is announced while
+the one before runs is done beside it, as TorchRec's ``TrainPipelineSparseDist`` does::
+
+    host        lengths of n + 1 ─▶ look-ups, vectors of n ─▶ indices of n + 1 ─▶ dense part of n, gradients, update
+    backend        [lengths n + 1]      [vectors n]  [indices n + 1]      [gradients of vectors n]
+
+Both are waited for where the step of n + 1 looks up; where a table is cut by rows, the host waits for the lengths
+before the look-ups of n already, since they say how many indices come.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -26,6 +34,29 @@ from torch import Tensor, nn
 from tracer.lookup_data.tables import EmbeddingTable
 from tracer.workloads.models.lookups import by_columns, initialise_rows, sizes_of
 from tracer.workloads.places import TablePiece
+
+
+@dataclass
+class _Distribution:
+    """A batch's look-ups on their way to the ranks that have the rows.
+
+    Attributes:
+        rows: of the batch, by which it is known again.
+        indices: own look-ups, by rank and piece.
+        given: how many of them each rank gets.
+        lengths: of the bags that come, [ranks * own pieces, batch].
+        counts: of the look-ups that come, [ranks, own pieces].
+        arrived: those look-ups, once they are sent.
+        under_way: exchanges to be waited for.
+    """
+
+    rows: Tensor
+    indices: Tensor
+    given: list[int]
+    lengths: Tensor
+    counts: list[list[int]]
+    arrived: Tensor | None = None
+    under_way: list[Any] = field(default_factory=list)
 
 
 class ShardedTables(nn.Module):
@@ -63,47 +94,86 @@ class ShardedTables(nn.Module):
         self.copies = nn.ModuleDict({
             str(number): nn.EmbeddingBag(table.rows, table.columns, mode="sum", sparse=sparse)
             for number, table in enumerate(tables) if all(piece.table != number for piece in pieces)})
+        self._announced: tuple[Tensor, Tensor] | None = None
+        self._ahead: _Distribution | None = None
+
+    def announce(self, rows: Tensor, starts: Tensor) -> None:
+        """Say what the call after the next one will be given: the next one distributes it beside its own work.
+
+        A call that is given other tensors distributes them itself. All ranks must announce alike.
+        """
+        self._announced = rows, starts
 
     def forward(self, rows: Tensor, starts: Tensor) -> list[Tensor]:
         """Vectors ``[batch, columns]`` of each table; see ``Dlrm.forward``."""
-        parts = list(rows.flatten().split(self.sizes))
-        ends = starts.new_tensor(self.sizes).unsqueeze(1)
-        lengths = torch.diff(starts, append=ends)
+        parts = rows.flatten().split(self.sizes)
         found = {int(number): table(parts[int(number)], starts[int(number)]) for number, table in self.copies.items()}
         if any(self.pieces):
-            vectors = self._exchanged(*self._distributed(parts, lengths))
+            vectors = self._looked_up(rows, starts)
             by_column: dict[int, dict[int, Tensor]] = {}
             for piece, vector in zip([each for of in self.pieces for each in of], vectors, strict=True):
                 columns = by_column.setdefault(piece.table, {})
                 before = columns.get(piece.first_column)
                 columns[piece.first_column] = vector if before is None else before + vector
             for number, columns in by_column.items():
-                parts = [columns[first] for first in sorted(columns)]
-                found[number] = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+                beside = [columns[first] for first in sorted(columns)]
+                found[number] = beside[0] if len(beside) == 1 else torch.cat(beside, dim=1)
         return [found[number] for number in range(self.count)]
 
-    def _distributed(self, parts: list[Tensor], lengths: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Look-ups of every rank's samples in each own piece, rank after rank; bag lengths [pieces, ranks, batch]."""
-        asked = self._asked(parts, lengths)
+    def _looked_up(self, rows: Tensor, starts: Tensor) -> list[Tensor]:
+        """Vectors of own samples, one a piece of any rank; what was announced is distributed beside."""
+        (own, self._ahead), announced, self._announced = (self._ahead, None), self._announced, None
+        if own is None or own.rows is not rows:
+            own = self._begun(rows, starts, waits=True)
+            self._send(own, waits=True)
+        ahead = self._begun(*announced, waits=False) if announced is not None else None
+        vectors = self._exchanged(*self._received(own))
+        if ahead is not None:
+            self._send(ahead, waits=False)
+            self._ahead = ahead
+        return vectors
+
+    def _begun(self, rows: Tensor, starts: Tensor, *, waits: bool) -> _Distribution:
+        """Sort a batch's look-ups by piece and exchange bag lengths, beside what follows unless it ``waits``."""
+        lengths = torch.diff(starts, append=starts.new_tensor(self.sizes).unsqueeze(1))
+        asked = self._asked(rows.flatten().split(self.sizes), lengths)
         mine = len(self.own)
         sent = torch.stack([bags for _, bags in asked])
         received = sent.new_empty((self.ranks * mine, self.batch))
-        dist.all_to_all_single(received, sent, [mine] * self.ranks, [len(of) for of in self.pieces], group=self.group)
-        received = received.view(self.ranks, mine, self.batch)
-        # [ranks, pieces]: known ahead where a piece has every row of its table, as a batch's look-ups are of fixed
-        # number; else read from the lengths, for which the host waits, as it does for TorchRec's.
-        counts = [[self.sizes[piece.table] for piece in self.own]] * self.ranks if self.whole \
-            else _numbers(received.sum(-1), self._expected())
-        indices = torch.cat([rows for rows, _ in asked])
-        each = [len(rows) for rows, _ in asked]
+        work = dist.all_to_all_single(received, sent, [mine] * self.ranks, [len(of) for of in self.pieces],
+                                      group=self.group, async_op=not waits)
+        # Known ahead where a piece has every row of its table, as a batch's look-ups are of fixed number; else read
+        # from the lengths, for which the host waits, as it does for TorchRec's.
+        counts = [[self.sizes[piece.table] for piece in self.own]] * self.ranks
+        if not self.whole:
+            if work is not None:
+                work.wait()
+            counts = _numbers(received.view(self.ranks, mine, self.batch).sum(-1), self._expected())
+        each = [len(indices) for indices, _ in asked]
         bounds = [0, *accumulate(len(of) for of in self.pieces)]
-        splits = [sum(each[first:last]) for first, last in pairwise(bounds)]
-        arrived = indices.new_empty(sum(map(sum, counts)))
-        dist.all_to_all_single(arrived, indices, [sum(of) for of in counts], splits, group=self.group)
-        runs = list(arrived.split([count for of in counts for count in of]))
-        return ([torch.cat(runs[place::mine]) for place in range(mine)], received.transpose(0, 1).contiguous())
+        return _Distribution(rows, torch.cat([indices for indices, _ in asked]),
+                             [sum(each[first:last]) for first, last in pairwise(bounds)], received, counts,
+                             under_way=[work])
 
-    def _asked(self, parts: list[Tensor], lengths: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def _send(self, batch: _Distribution, *, waits: bool) -> None:
+        """Exchange a batch's look-ups, beside what follows unless it ``waits``."""
+        batch.arrived = batch.indices.new_empty(sum(map(sum, batch.counts)))
+        batch.under_way.append(dist.all_to_all_single(
+            batch.arrived, batch.indices, [sum(of) for of in batch.counts], batch.given, group=self.group,
+            async_op=not waits))
+
+    def _received(self, batch: _Distribution) -> tuple[list[Tensor], Tensor]:
+        """Look-ups of every rank's samples in each own piece, rank after rank; bag lengths [pieces, ranks, batch]."""
+        for work in batch.under_way:
+            if work is not None:
+                work.wait()
+        assert batch.arrived is not None
+        mine = len(self.own)
+        runs = batch.arrived.split([count for of in batch.counts for count in of])
+        return ([torch.cat(runs[place::mine]) for place in range(mine)],
+                batch.lengths.view(self.ranks, mine, self.batch).transpose(0, 1).contiguous())
+
+    def _asked(self, parts: Sequence[Tensor], lengths: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Look-ups of own samples that fall into each piece's rows, and how many of each bag do, by rank and piece."""
         by_block = {number: self._blocks(number, parts[number], lengths[number])
                     for number in sorted({piece.table for of in self.pieces for piece in of if self._is_cut(piece)})}
