@@ -1,4 +1,4 @@
-"""Eight hundred damaged inputs and odd options: an answer or one sentence, never anything else.
+"""Four hundred damaged inputs and odd options: an answer or one sentence, never anything else.
 
 More of them: ``make fuzz CASES=100000``. What that finds is kept below its output directory; a directory of it that is
 copied to ``tests/fuzz/kept`` is run here from then on.
@@ -20,7 +20,7 @@ from fuzz_run import Tally, cases, run_cases, run_one, warm_up
 from fuzz_seeds import build_seeds
 from fuzz_worker import Worker
 
-CASES = int(os.environ.get("FUZZ_CASES", "2000"))
+CASES = int(os.environ.get("FUZZ_CASES", "400"))
 SEED = 1
 JOBS = 1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, os.cpu_count() or 1)
 """Beside other tests one: they have the other processors."""
