@@ -84,6 +84,7 @@ def test_toml_and_columns_of_reuse(tmp_path: Path) -> None:
     ("name,rows,columns,dtype,optimizer\na,10,4,int4,adam\n", "rows of int4 are only looked up"),
     ("name,rows,columns,dtype\na,10,5,int4\n", "do not fill whole bytes"),
     ("name,rows,columns,bag\na,10,4,many\n", "bag is 'many', not a number"),
+    ("name,rows,columns,bag\na,10,4,1e300\n", r"bag is 1e\+300\. It must be 1e\+09 or less"),
     ("name,rows,columns\na,10,4,5,6\n", "more cells"),
     ("name,rows,columns,weighted\na,10,4,perhaps\n", "weighted is 'perhaps'"),
     ("name,rows,columns,reuse\na,10,4,1 2 3\n", "17 shares")])

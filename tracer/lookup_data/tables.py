@@ -30,6 +30,8 @@ ROW_STATE_BYTES = {"sgd": (0, 0), "adagrad": (0, 4), "rowwise_adagrad": (4, 0), 
 """Bytes of optimizer state (a row, an element), by optimizer: FBGEMM's names of its fused optimizers."""
 BAG_QUANTILES = (0.1, 0.5, 0.9, 0.99)
 """Shares of a batch's bags that are no longer than ``EmbeddingTable.bag_quantiles``."""
+MOST = {"rows": 1e15, "columns": 1e7, "bag": 1e9, "longest_bag": 1e9}
+"""Largest sizes: no machine holds more, and squares of what follows from them are still numbers."""
 POOLINGS = ("sum", "mean", "none")
 LOCATIONS = ("hbm", "uvm", "uvm_cached")
 """Where weights lie: in the device's memory; in the host's, read by the device over its link; or there, with rows that
@@ -97,6 +99,8 @@ class EmbeddingTable:
                 raise TableError(f"table {self.name!r}: {name} is {value!r}, not a number. Give a finite one.")
             if value < least:
                 raise TableError(f"table {self.name!r}: {name} is {value}. It must be {least} or more.")
+            if value > MOST.get(name, math.inf):
+                raise TableError(f"table {self.name!r}: {name} is {value:g}. It must be {MOST[name]:g} or less.")
             if name in ("rows", "columns", "longest_bag") and value != int(value):
                 raise TableError(f"table {self.name!r}: {name} is {value}, which is no whole number.")
         for name, known in (("dtype", TABLE_DTYPES), ("pooling", POOLINGS), ("optimizer", ROW_STATE_BYTES),
