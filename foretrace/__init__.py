@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from foretrace import edits
     from graph_predictor.check.gate import check_directory as check
     from graph_predictor.diff.jobs import diff_jobs as diff
+    from graph_predictor.parallel.comm_study import comm_study
     from graph_predictor.parallel.planning import plan
     from graph_predictor.prediction.replay import replay
     from graph_predictor.reports.breakdown import breakdown
@@ -37,6 +38,7 @@ _HOMES = {
     "breakdown": "graph_predictor.reports.breakdown",
     "capture": "tracer.capture",
     "check": "graph_predictor.check.gate:check_directory",
+    "comm_study": "graph_predictor.parallel.comm_study",
     "diff": "graph_predictor.diff.jobs:diff_jobs",
     "edits": "foretrace.edits:",
     "opportunities": "graph_predictor.reports.opportunities",
@@ -51,8 +53,8 @@ _HOMES = {
 }
 
 __all__ = [
-    "ForetraceError", "baseline_of", "breakdown", "capture", "check", "diff", "edits", "opportunities", "plan",
-    "predict", "read", "replay", "retraced", "shard", "trace", "write_timeline",
+    "ForetraceError", "baseline_of", "breakdown", "capture", "check", "comm_study", "diff", "edits", "opportunities",
+    "plan", "predict", "read", "replay", "retraced", "shard", "trace", "write_timeline",
 ]
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -1,4 +1,4 @@
-"""``foretrace comm``: predict, fit, measure, tune and report collectives."""
+"""``foretrace comm``: predict, study, fit, measure, tune and report collectives."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from graph_predictor.cli.comm_study import study
 from graph_predictor.cli.console import (
     Column,
     Report,
@@ -25,10 +26,11 @@ if TYPE_CHECKING:
     from kernel_models.collectives.tuner import Crossover, TunedChoice
 
 comm = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
-                   help="Collectives and networks: predict, fit, measure, tune, report.")
+                   help="Collectives and networks: predict, study, fit, measure, tune, report.")
 
 TopologyName = Annotated[str | None, shared("--topology")]
 RANKS_OF_BENCH = 2
+comm.command("study")(study)
 TRACE_ENDINGS = (".json", ".json.gz", ".foretrace")
 SWEEP = ("1KiB", "64MiB")
 

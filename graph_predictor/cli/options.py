@@ -43,6 +43,7 @@ SHARED = {
     "--timeline": SharedOption("OUT.json[.gz]", "Write a timeline, for ui.perfetto.dev"),
     "--workload": SharedOption("NAME", "A workload of the suite (foretrace workloads)"),
     "--preset": SharedOption("NAME", "The workload's preset"),
+    "--global-batch": SharedOption("N", "Sequences of a step"),
     "--world-size": SharedOption("N", "Ranks of the job"),
     "--rank": SharedOption("N", "One rank of the job"),
     "--ranks": SharedOption("N", "Number of ranks"),

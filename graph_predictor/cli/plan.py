@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from graph_predictor.parallel.technology import Case
 
 BEST = 10
-MOST_SIZES = 16
-"""Sizes of a job that are compared."""
 
 
 def plan(
@@ -29,8 +27,8 @@ def plan(
     assignments: Annotated[list[str] | None, shared("--set")] = None,
     preset: Annotated[str | None, shared(
         "--preset", "or a trained model: llama 8b, 70b, 405b; gpt2 xl, 175b; moe 8x7b; the first by default")] = None,
-    global_batch: Annotated[int | None, typer.Option(
-        min=1, metavar="N", help="Sequences of a step; by default what the source does, on every GPU.")] = None,
+    global_batch: Annotated[int | None, shared(
+        "--global-batch", "by default what the source does, on every GPU", least=1)] = None,
     only: Annotated[str | None, shared("--parallel", "this one alone, such as dp=8,tp=4,pp=2,microbatches=16")] = None,
     framework: Annotated[str, typer.Option(
         metavar="NAME", help="Plans that megatron, torchtitan or fsdp has, or any of them.")] = "any",
@@ -75,6 +73,7 @@ def plan(
     Ends with status 1 where no plan is possible.
     """
     with one_sentence(debug):
+        from graph_predictor.cli.lists import numbers
         from graph_predictor.cli.plan_exploration import cases_of, plain_exploration, report_exploration
         from graph_predictor.cli.plan_report import plain, report
         from graph_predictor.comm.units import parse_memory
@@ -87,7 +86,7 @@ def plan(
 
         check_finite(launch_us, "--launch-us", "the host time of a launch in µs")
         check_finite(host, "--host", "a factor of the host time")
-        sizes = _sizes(gpus)
+        sizes = numbers(gpus, "--gpus", "64,128,256")
         wanted, target = framework_of(framework), None if export is None else framework_of(export)
         if target is not None and wanted not in (None, target):
             raise _contradiction(framework, export)
@@ -141,18 +140,6 @@ def _of_one(name: str) -> Exception:
 
     return PlanError(f"{name} is of one device and one size of a job, and several cases are compared; leave it out, or "
                      "name one device without several factors.")
-
-
-def _sizes(text: str) -> list[int]:
-    """Numbers of GPUs. Raises ``ForetraceError``."""
-    from tracer.parallel_plan import MOST_RANKS, PlanError
-
-    found = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdecimal() and len(part) <= len(str(MOST_RANKS)) and 0 < int(part) <= MOST_RANKS
-               for part in found) or len(found) > MOST_SIZES:
-        raise PlanError(f"--gpus {text} is no number of GPUs; give one from 1 to {MOST_RANKS:,}, or up to {MOST_SIZES} "
-                        "separated by commas, such as 64,128,256.")
-    return list(dict.fromkeys(int(part) for part in found))
 
 
 def _contradiction(framework: str, export: str | None) -> Exception:

@@ -37,6 +37,8 @@ OVERLAP_PIECES = 4
 GRADIENT_BYTES = 4
 """Gradients are accumulated and reduced in fp32, as Megatron-LM's are with half-precision parameters."""
 FP32 = "float32"
+CallName = str | tuple[int, str] | tuple[str, int]
+"""Of an exchange: its own, with the kind of block (a row of ``TransformerShape.kinds``), or with the stage."""
 _WORK = {"tp": "block", "cp": "context", "ep": "experts", "etp": "experts"}
 """Parts of a block's work that wait for the communication of each dimension of a plan."""
 _SHARED = {CollectiveKind.ALL_GATHER: "gather", CollectiveKind.ALL_REDUCE: "reduce",
@@ -153,21 +155,28 @@ class _Routed(TypedDict, total=False):
     split: int
 
 
-class _Calls:
-    """Collects calls under a key, and prices them all at once."""
+class PlanCalls:
+    """The collectives of a plan's step, each kind of them once, under the name of the ``Exchange`` they make up.
+
+    Attributes:
+        calls: each once.
+        of: by name, rows of ``calls`` and how many of each.
+    """
 
     def __init__(self) -> None:
         self.calls: list[CollectiveCall] = []
-        self.of: dict[object, list[tuple[int, int]]] = {}
+        self.of: dict[CallName, list[tuple[int, int]]] = {}
 
-    def add(self, key: object, kind: CollectiveKind, payload: float, place: Placement, dtype: str,
-            count: int = 1) -> None:
+    def add(self, key: CallName, kind: CollectiveKind, payload: float, place: Placement,
+            dtype: str, count: int = 1) -> None:
+        """Add ``count`` equal calls, if there is anything to communicate."""
         self.of.setdefault(key, [])
         if place.ranks > 1 and payload > 0 and count:
             self.of[key].append((len(self.calls), count))
             self.calls.append(CollectiveCall(kind, payload, place, dtype))
 
-    def exchange(self, key: object, times: CommTimes) -> Exchange:
+    def exchange(self, key: CallName, times: CommTimes) -> Exchange:
+        """Return all calls of a name, priced."""
         us = low = high = 0.0
         number, ranks, between = 0, 1, False
         for row, count in self.of.get(key, ()):
@@ -193,12 +202,10 @@ def loads_of(plan: ParallelPlan, shape: TransformerShape, pieces: LayerPieces, c
     outer = {
         piece: TransformerPart(piece, plan.samples, plan.tp, plan.cp) for piece in (Piece.EMBEDDING, Piece.HEAD)
     }
-    calls = _Calls()
-    _within_layers(calls, plan, shape, collectives)
-    _of_parameters(calls, plan, shape, collectives)
+    calls = plan_calls(plan, shape, on)
     times = price_calls(calls.calls, collectives)
 
-    def of(name: object) -> Exchange:
+    def of(name: CallName) -> Exchange:
         return calls.exchange(name, times)
 
     blocks = tuple(
@@ -216,6 +223,14 @@ def loads_of(plan: ParallelPlan, shape: TransformerShape, pieces: LayerPieces, c
         tuple(of(("reduce", stage)) for stage in range(plan.pp)),
         tuple(of(("gather", stage)) for stage in range(plan.pp)),
         of("root gather"), of("root reduce"), of("tied"))
+
+
+def plan_calls(plan: ParallelPlan, shape: TransformerShape, on: Topology) -> PlanCalls:
+    """Collect the collectives of a plan that ``check_decoder_plan`` lets pass."""
+    calls = PlanCalls()
+    _within_layers(calls, plan, shape, on)
+    _of_parameters(calls, plan, shape, on)
+    return calls
 
 
 def gradient_bytes(plan: ParallelPlan, shape: TransformerShape) -> int:
@@ -252,8 +267,8 @@ def optimizer_parameters(plan: ParallelPlan, shape: TransformerShape, stage: int
     return (whole - experts) / plan.shards + experts / plan.expert_shards
 
 
-def _within_layers(calls: _Calls, plan: ParallelPlan, shape: TransformerShape, collectives: CollectiveModel) -> None:
-    on, dtype, width = collectives.topology, dtype_name(shape.dtype), shape.element_bytes
+def _within_layers(calls: PlanCalls, plan: ParallelPlan, shape: TransformerShape, on: Topology) -> None:
+    dtype, width = dtype_name(shape.dtype), shape.element_bytes
     tokens = plan.samples * shape.seq // plan.cp
     stream = float(tokens * shape.hidden * width)
     for row, kind in enumerate(shape.kinds):
@@ -270,7 +285,7 @@ def _within_layers(calls: _Calls, plan: ParallelPlan, shape: TransformerShape, c
         calls.add(("transfer", stage), there.kind, there.payload_bytes, on.place(plan.group("pp", stage)), dtype)
 
 
-def _within_block(calls: _Calls, plan: ParallelPlan, kind: TransformerShape, row: int, stream: float,
+def _within_block(calls: PlanCalls, plan: ParallelPlan, kind: TransformerShape, row: int, stream: float,
                   on: Topology) -> None:
     dtype, width = dtype_name(kind.dtype), kind.element_bytes
     keys = float(plan.samples * kind.seq * kind.kv_width // plan.tp * width)
@@ -299,7 +314,7 @@ def _routed(plan: ParallelPlan, kind: TransformerShape, stream: float) -> _Route
             "split": 2 if kind.shared_ffn else 1}
 
 
-def _of_parameters(calls: _Calls, plan: ParallelPlan, shape: TransformerShape, collectives: CollectiveModel) -> None:
+def _of_parameters(calls: PlanCalls, plan: ParallelPlan, shape: TransformerShape, on: Topology) -> None:
     width = shape.element_bytes
     if plan.sharding is Sharding.PARAMETERS and plan.pp == 1:
         # What each expert has is shared by fewer replicas.
@@ -313,8 +328,8 @@ def _of_parameters(calls: _Calls, plan: ParallelPlan, shape: TransformerShape, c
                     if each.kind is not CollectiveKind.ALL_GATHER or each.during is Pass.FORWARD]
             for each in once:
                 name = _SHARED[each.kind]
-                key = f"root {name}" if block is None else (block, name)
-                _of_state(calls, key, each, plan, shape, collectives, experts=experts)
+                key: CallName = f"root {name}" if block is None else (block, name)
+                _of_state(calls, key, each, plan, shape, on, experts=experts)
         return
     once_a_step = Sharding.OPTIMIZER if plan.sharding is Sharding.PARAMETERS else plan.sharding
     for stage in range(plan.pp):
@@ -322,14 +337,14 @@ def _of_parameters(calls: _Calls, plan: ParallelPlan, shape: TransformerShape, c
         dense = stage_parameters(plan, shape, stage) - experts_count
         for experts, count in ((False, dense), (True, experts_count if plan.expert_replicas > 1 else 0)):
             for each in of_replicas(once_a_step, float(count * gradient_bytes(plan, shape)), float(count * width)):
-                _of_state(calls, (_SHARED[each.kind], stage), each, plan, shape, collectives, stage, experts=experts)
+                _of_state(calls, (_SHARED[each.kind], stage), each, plan, shape, on, stage, experts=experts)
 
 
-def _of_state(calls: _Calls, key: object, each: Communication, plan: ParallelPlan, shape: TransformerShape,
-              collectives: CollectiveModel, stage: int = 0, *, experts: bool) -> None:
+def _of_state(calls: PlanCalls, key: CallName, each: Communication, plan: ParallelPlan, shape: TransformerShape,
+              on: Topology, stage: int = 0, *, experts: bool) -> None:
     """A collective of replicas, among those that share their state; what these have reduced of gradients is then
     all-reduced with the other copies of it (HSDP)."""
-    on, kind = collectives.topology, "expert " if experts else ""
+    kind = "expert " if experts else ""
     dtype = dtype_name(shape.dtype)
     if plan.pp > 1 or plan.sharding is not Sharding.PARAMETERS:
         dtype = FP32 if each.kind is not CollectiveKind.ALL_GATHER and not plan.half_gradients else dtype

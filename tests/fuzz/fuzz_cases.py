@@ -82,7 +82,7 @@ _STEP = ("replay IN {maybe}", "breakdown IN {maybe}", "predict IN {option}", "pr
          "overheads SEED/kineto_linear.json IN", "replay IN --timeline OUT/t.json",
          "replay IN --residuals --constants", "ranks IN --timeline OUT/t.json.gz {maybe}",
          "sweep IN -o OUT/s.csv --jobs 1 {option}", "predict SEED/kineto_linear.json --host-from IN {maybe}",
-         "plan IN --gpus 8 {maybe}", "comm tune SEED/comm.json --trace IN {maybe}", "inspect IN SEED/et.json",
+         "plan IN --gpus 8 {maybe}", "comm study IN --gpus 8 {maybe}", "comm tune SEED/comm.json --trace IN {maybe}", "inspect IN SEED/et.json",
          "predict SEED/kineto_linear.json --set batch=4096:64 --also IN",
          "models evaluate SEED/device.profile IN {maybe}", "diff IN IN {maybe}", "inspect IN IN",
          "comm report IN --job SEED/job.toml", "predict IN --device {device} {option}", "predict IN --json {maybe}",

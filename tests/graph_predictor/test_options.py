@@ -29,7 +29,8 @@ CAPTURE = str(ROOT / "traces" / "cpu-small")
 AXES = "sweep"
 """The command whose options of these names take several values, separated by commas."""
 COMPARED = {("plan", f"--{name}") for name in (
-    "gpus", "device", "topology", "price", "clock", "bandwidth", "memory", "link")}
+    "gpus", "device", "topology", "price", "clock", "bandwidth", "memory", "link")} | {
+    ("comm study", "--gpus"), ("comm study", "--preset")}
 """Options of other commands that do, where other commands take one value."""
 PRIVATE = {"--help"}
 

@@ -298,7 +298,7 @@ def test_the_command_prints_plans_and_refuses_in_one_sentence() -> None:
     assert "llama 8b: a decoder of 8.03 billion parameters (32 layers of width 4,096" in plain(usual.stdout)
     for arguments, says in ((["plan", "resnet50", "--gpus", "2"], "no decoder"),
                             (["plan", "llama", "--gpus", "64", "--topology", "dgx-h200"], "do not fit"),
-                            (["plan", "llama", "--gpus", "2,x"], "--gpus 2,x is no number of GPUs"),
+                            (["plan", "llama", "--gpus", "2,x"], "--gpus 2,x is not possible"),
                             ([*base, "--framework", "deepspeed"], "deepspeed is no framework"),
                             ([*base, "--framework", "fsdp", "--export", "megatron"], "give both the same name"),
                             ([*base, "--export", "fsdp"], "has no arguments of its own"),

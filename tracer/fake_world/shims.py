@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -251,7 +252,24 @@ def _device_mesh() -> Iterator[None]:
         for name in _MESH_METHODS:
             if name in vars(kind):
                 stack.enter_context(replaced(kind, name, shim))
+        stack.enter_context(replaced(kind, "__init__", _with_ranks))
         yield
+
+
+def _with_ranks(original: Callable[..., None]) -> Callable[..., None]:
+    """Give a mesh the ranks themselves where the program, or ``init_device_mesh``, made their tensor in the trace."""
+    @functools.wraps(original)
+    def construct(*args: Any, **kwargs: Any) -> None:
+        def real(one: Any) -> Any:
+            if not isinstance(one, FakeTensor):
+                return one
+            ranks = one.tolist()
+            with outside_fake_mode():
+                return torch.tensor(ranks, dtype=one.dtype)
+
+        original(*(map(real, args)), **{name: real(value) for name, value in kwargs.items()})
+
+    return construct
 
 
 def _second(new: Callable[..., Any], _: Any) -> Callable[..., Any]:
