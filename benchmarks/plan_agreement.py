@@ -1,12 +1,14 @@
-"""The two ways to a plan's time beside each other: its estimate from pieces, and its step traced in a fake world and
-simulated.
+"""Ways to a plan's time beside each other: its estimate from pieces, the same pieces as ranks' programs on the
+simulator, and the step traced in a fake world and simulated.
 
     python benchmarks/plan_agreement.py [--plans PLAN ...]
+    python benchmarks/plan_agreement.py --published [DATA]     # estimate and simulator on all published steps
 
 The suite's Llama (width 4,096, 4 blocks, 2 sequences of 4,096 tokens, bf16) on H100, data sheets for both. The traced
 program is eager PyTorch with DTensor and FSDP2, the estimate's pieces are Megatron-Core's; pieces are priced unfused
-here (`fused` off), as the program runs them. Printed: both times, what the estimate says more or less, and whether each
-lies in the other's 80% interval.
+here (`fused` off), as the program runs them. Printed: all times, what the estimate says more or less than the traced
+step, and whether each lies in the other's 80% interval; of published steps (`plan_intervals.py` has them) how far
+estimate and simulator are apart, and how far each is from what was measured.
 """
 
 from __future__ import annotations
@@ -17,13 +19,17 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import pandas
+from plan_intervals import published
 from typer.testing import CliRunner
+from weak_scaling import DATA
 
 from graph_predictor.cli import app
 from graph_predictor.parallel.decoder import decoder_of
 from graph_predictor.parallel.estimate import Rates, estimate
 from graph_predictor.parallel.loads import loads_of
 from graph_predictor.parallel.pieces import LayerPieces
+from graph_predictor.parallel.simulated_plan import simulate_plan
 from kernel_models.collectives import CollectiveModel, topology
 from kernel_models.device import device
 from tracer import workloads
@@ -51,25 +57,53 @@ def simulated(text: str, folder: Path) -> tuple[float, float, float]:
     return found["step_time_us"] / 1e3, *(each / 1e3 for each in found["interval_us"])
 
 
+def report_published(data: Path) -> None:
+    """Print, by table, the estimate over the simulated step, and both beside what was measured."""
+    rows = []
+    for table, series, loads, measured_us in published(data):
+        found = estimate(loads).time_us, simulate_plan(loads, Rates()).time_us
+        rows.append({"table": table, "series": series, "plan": str(loads.plan), "apart": found[0] / found[1] - 1,
+                     **{name: us / measured_us - 1 for name, us in zip(("estimate", "simulated"), found, strict=True)}})
+    frame = pandas.DataFrame(rows)
+    print(f"{'table':16}{'steps':>6}   estimate over simulated: {'median':>7}{'p10':>7}{'p90':>7}{'most':>7}   "
+          f"{'MAPE of the estimate':>21}{'of the simulated':>18}")
+    for name, group in [*frame.groupby("table"), ("all", frame)]:
+        apart = group["apart"]
+        print(f"{name:16}{len(group):>6}{'':28}{apart.median():>+7.1%}{apart.quantile(0.1):>+7.1%}"
+              f"{apart.quantile(0.9):>+7.1%}{apart[apart.abs().idxmax()]:>+7.1%}{group['estimate'].abs().mean():>24.1%}"
+              f"{group['simulated'].abs().mean():>18.1%}")
+    print("farthest apart:")
+    for row in frame.sort_values("apart", key=abs).tail(8).itertuples():
+        print(f"  {row.table} {row.series} {row.plan}: {row.apart:+.1%}, measured against the estimate "
+              f"{row.estimate:+.1%}, the simulated {row.simulated:+.1%}")
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plans", nargs="+", default=PLANS)
+    parser.add_argument("--published", type=Path, nargs="?", const=DATA, help="folder of the tables")
+    given = parser.parse_args()
+    if given.published:
+        report_published(given.published)
+        return
     settings = workloads.as_plain(workloads.parse("llama", SIZES, preset="real"))
     shape = replace(decoder_of("llama", settings), fused=False)
     pieces, cluster = LayerPieces(device(DEVICE)), CollectiveModel(topology(NODE))
     rates = replace(Rates(), host_us=LAUNCH_US, host_collective_us=LAUNCH_US, jitter=0.0)
-    print(f"{'plan':28}{'simulated':>10}{'80% between':>20}{'estimated':>11}{'80% between':>20}{'difference':>12}")
+    print(f"{'plan':28}{'simulated':>10}{'80% between':>20}{'estimated':>11}{'80% between':>20}{'difference':>12}"
+          f"{'its program':>13}")
     with tempfile.TemporaryDirectory() as folder:
-        for text in parser.parse_args().plans:
+        for text in given.plans:
             ms, low, high = simulated(text, Path(folder))
             plan = ParallelPlan.parse(text)
             plan = replace(plan, microbatch=2 // plan.passes)
-            e = estimate(loads_of(plan, shape, pieces, cluster), rates)
+            loads = loads_of(plan, shape, pieces, cluster)
+            e, engine = estimate(loads, rates), simulate_plan(loads, rates)
             mutual = low <= e.time_us / 1e3 <= high and e.low_us <= ms * 1e3 <= e.high_us
             print(f"{text:28}{ms:>10.1f}{f'{low:.1f} – {high:.1f}':>20}{e.time_us / 1e3:>11.1f}"
                   f"{f'{e.low_us / 1e3:.1f} – {e.high_us / 1e3:.1f}':>20}{e.time_us / 1e3 / ms - 1:>+12.1%}"
-                  f"{'' if mutual else '  outside'}")
+                  f"{engine.time_us / 1e3:>13.1f}{'' if mutual else '  outside'}")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -54,24 +55,29 @@ def case(table: str, series: str, loads: Loads, measured_us: float) -> Case:
                 tuple(each / working for each in shares))  # type: ignore[arg-type]
 
 
-def cases(data: Path) -> list[Case]:
-    """All published steps."""
-    folder, found = data / "end_to_end", []
+def published(data: Path) -> Iterator[tuple[str, str, Loads, float]]:
+    """All published steps: table, series, what the plan's step is made of, measured µs."""
+    folder = data / "end_to_end"
     pieces: dict[str, LayerPieces] = {}
     for job in dgx_jobs(folder / "dgxc_step_times.parquet") + mpt_jobs(folder / "mosaic_mpt_fsdp.parquet"):
         own = pieces.setdefault(job.device, LayerPieces(device(job.device)))
         name = "dgxc H100" if "training" in job.table else f"MPT {job.table[:4]}"
-        found.append(case(name, job.series, loads_of(job.plan, job.shape, own, job.cluster), 1e6 * job.seconds))
+        yield name, job.series, loads_of(job.plan, job.shape, own, job.cluster), 1e6 * job.seconds
     a100, node = pieces["a100-sxm-80g"], vtrain.measured(data / "collectives" / "all_reduce_vtrain.parquet")
     for name, cluster, again in (
             ("single", lambda gpus: node, Recomputation.NONE),
             ("multi", lambda gpus: CollectiveModel(topology(f"dgx-a100x{gpus // 8}")), Recomputation.FULL)):
-        rows = vtrain.read(folder / f"vtrain_{name}_node_a100.parquet", a100, cluster, again)
-        found += [case(f"vTrain {name}", row.size, row.step.loads, row.step.us) for row in rows]
+        for row in vtrain.read(folder / f"vtrain_{name}_node_a100.parquet", a100, cluster, again):
+            yield f"vTrain {name}", row.size, row.step.loads, row.step.us
     b200, cluster = LayerPieces(device(simumax.DEVICE)), CollectiveModel(topology(simumax.NODE))
-    found += [case("SimuMax B200", row.case.rsplit("_mbc", 1)[0], loads_of(row.plan, row.shape, b200, cluster),
-                   1e3 * row.measured_ms) for row in simumax.read(data)]
-    return found
+    for row in simumax.read(data):
+        yield ("SimuMax B200", row.case.rsplit("_mbc", 1)[0], loads_of(row.plan, row.shape, b200, cluster),
+               1e3 * row.measured_ms)
+
+
+def cases(data: Path) -> list[Case]:
+    """All published steps, judged."""
+    return [case(*each) for each in published(data)]
 
 
 def fit(steps: list[Case]) -> PlanSpreads:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from graph_predictor.diff.jobs import diff_jobs as diff
     from graph_predictor.parallel.comm_study import comm_study
     from graph_predictor.parallel.planning import plan
+    from graph_predictor.parallel.shapes import shapes
     from graph_predictor.prediction.replay import replay
     from graph_predictor.reports.breakdown import breakdown
     from graph_predictor.reports.opportunities import opportunities
@@ -47,6 +48,7 @@ _HOMES = {
     "read": "tracer.job:read_job",
     "replay": "graph_predictor.prediction.replay",
     "retraced": "graph_predictor.synthesis.baseline",
+    "shapes": "graph_predictor.parallel.shapes",
     "shard": "graph_predictor.sharding.planning",
     "trace": "tracer.shape_only:trace_step",
     "write_timeline": "graph_predictor.reports.timeline",
@@ -54,7 +56,7 @@ _HOMES = {
 
 __all__ = [
     "ForetraceError", "baseline_of", "breakdown", "capture", "check", "comm_study", "diff", "edits", "opportunities",
-    "plan", "predict", "read", "replay", "retraced", "shard", "trace", "write_timeline",
+    "plan", "predict", "read", "replay", "retraced", "shapes", "shard", "trace", "write_timeline",
 ]
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)

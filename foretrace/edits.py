@@ -6,6 +6,7 @@ from graph_predictor.edits.device import Device
 from graph_predictor.edits.fusion import FuseElementwise
 from graph_predictor.edits.host_from import HostFrom
 from graph_predictor.edits.launches import CudaGraphs, FreeLaunches, NoDataLoading
+from graph_predictor.edits.link import ScaleLink
 from graph_predictor.edits.optimizer import FusedOptimizer
 from graph_predictor.edits.overlap import HideCollectives, NoWaits, OverlapLoading
 from graph_predictor.edits.precision import Precision
@@ -20,5 +21,5 @@ from graph_predictor.sizes.sizes import Sizes
 __all__ = [
     "Compile", "CudaGraphs", "Device", "Edit", "FlashAttention", "FreeLaunches", "FuseElementwise", "FusedOptimizer",
     "HideCollectives", "HostFrom", "NoDataLoading", "NoWaits", "OnTopology", "OverlapLoading", "Precision", "Recompute",
-    "ScaleBandwidth", "ScaleClock", "ScaleHost", "ScaleKernels", "SizeLaws", "Sizes", "Straggler",
+    "ScaleBandwidth", "ScaleClock", "ScaleHost", "ScaleKernels", "ScaleLink", "SizeLaws", "Sizes", "Straggler",
 ]

@@ -12,6 +12,9 @@ from graph_predictor.cli.options import Debug, Json, Top, axis, shared
 from graph_predictor.cli.profiles import profile_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from graph_predictor.parallel.planning import Plans
     from graph_predictor.parallel.technology import Case
 
 BEST = 10
@@ -59,6 +62,8 @@ def plan(
     runs: Annotated[str | None, typer.Option(
         "--calibrate", metavar="TABLE", help="Plans that were run (Parquet, CSV) with columns plan, step_ms and, if "
         "need be, gpus, model, preset and set: kernels, collectives and host are calibrated on them.")] = None,
+    timeline: Annotated[str | None, shared("--timeline", "the best plan's step, simulated: tasks and streams of a rank "
+                                                         "of each stage")] = None,
     top: Top = None,
     json: Json = False,
     debug: Debug = False,
@@ -79,14 +84,17 @@ def plan(
         from graph_predictor.comm.units import parse_memory
         from graph_predictor.parallel.exploration import explore
         from graph_predictor.parallel.pieces import LayerPieces
-        from graph_predictor.parallel.planning import Plans, check_finite, framework_of
+        from graph_predictor.parallel.planning import check_finite, framework_of
         from graph_predictor.parallel.planning import plan as planned
         from graph_predictor.parallel.search import BEST as LEAST_BEST
         from kernel_models.device_choice import find_device
+        from tracer.output_kind import TIMELINE, check_output
 
         check_finite(launch_us, "--launch-us", "the host time of a launch in µs")
         check_finite(host, "--host", "a factor of the host time")
         sizes = numbers(gpus, "--gpus", "64,128,256")
+        if timeline is not None:
+            check_output(timeline, [], TIMELINE)
         wanted, target = framework_of(framework), None if export is None else framework_of(export)
         if target is not None and wanted not in (None, target):
             raise _contradiction(framework, export)
@@ -104,13 +112,14 @@ def plan(
 
         if len(cases) > 1:
             for name, value in (("--export", export), ("--profile", profile), ("--comm-profile", comm_profile),
-                                ("--calibrate", runs), ("--memory-limit", memory_limit)):
+                                ("--calibrate", runs), ("--memory-limit", memory_limit), ("--timeline", timeline)):
                 if value:
                     raise _of_one(name)
             if len(sizes) > 1:
                 raise _of_one(f"--gpus {gpus}")
             with working("Tracing and pricing"):
-                explored = explore(cases, only, lambda case, only, pieces: plans(case, sizes[0], only, pieces, 1))
+                explored = explore(cases, only, lambda case, only, pieces: plans(case, sizes[0], only, pieces, 1,
+                                                                                         simulated=False))
             if json:
                 print_json(plain_exploration(explored))
             else:
@@ -127,12 +136,27 @@ def plan(
             for size in sizes:
                 found.append(plans(case, size, only, pieces, max(LEAST_BEST, top or 0), profile=known,
                                    comm_profile=comm_profile, measured=found[0].calibration if found else runs))
+        if timeline is not None:
+            _write_timeline(found, timeline)
         if json:
             print_json(plain(found, case.price, top, target))
         else:
             report(found, case.price, top or BEST, target)
     if not any(each.plans for each in found):
         raise typer.Exit(1)
+
+
+def _write_timeline(found: Sequence[Plans], path: str) -> None:
+    """Write what was simulated of the only size. Raises ``ForetraceError``."""
+    from graph_predictor.parallel.simulated_plan import write_plan_timeline
+    from tracer.parallel_plan import PlanError
+
+    if len(found) > 1:
+        raise _of_one("--timeline")
+    if found[0].simulated is None:
+        reason = found[0].notes[-1] if found[0].plans else "no plan is possible."
+        raise PlanError(f"There is no simulated step to write to {path}: {reason}")
+    write_plan_timeline(found[0].simulated, path)
 
 
 def _of_one(name: str) -> Exception:

@@ -51,6 +51,12 @@ def _plain_size(found: Plans, price: float | None, top: int | None, target: Fram
             "memory_gb": [each.low / 1e9, each.high / 1e9],
             "timeline": [{"task": at.task, "microbatch": at.microbatch, "chunk": at.chunk, "before_gb": at.before / 1e9,
                           "peak_gb": at.peak / 1e9} for at in points]} for each, points in found.stages]
+    if found.simulated is not None:
+        values["simulated"] = {
+            "plan": str(found.plans[0].plan), "step_ms": found.simulated.time_us / 1e3,
+            "estimate_over_simulated": found.plans[0].estimate.time_us / found.simulated.time_us,
+            "stage_end_ms": [us / 1e3 for us in found.simulated.stage_us],
+            "busy": found.simulated.compute_busy()}
     if found.relief:
         values["relief"] = [{"change": each.change, "plan": str(each.plan), "frees_gb": each.frees_bytes / 1e9,
                              "fits": each.fits} for each in found.relief]
@@ -141,6 +147,11 @@ def _report_size(out: Report, found: Plans, price: float | None, top: int) -> No
                  "cost\na step": f"{_cost(each, price) or 0:.3g}"}
         rows.append([cells[column.title] for column in columns])
     out.table("Best plans, fastest first", columns, rows)
+    if found.simulated is not None and first is not None:
+        ranks = "one rank" if first.plan.pp == 1 else "one rank of each stage"
+        out.line(f"The first plan simulated, {ranks} with {len(found.simulated.made.name):,} kernels: "
+                 f"{found.simulated.time_us / 1e3:,.1f} ms; the estimate is "
+                 f"{first.time_us / found.simulated.time_us - 1:+.1%} of it.")
     if len(found.plans) > 1 and first is not None:
         _report_order(out, found, top)
     if found.refused:

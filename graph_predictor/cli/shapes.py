@@ -47,30 +47,25 @@ def shapes(
     Collectives, the optimizer and the host are left out: foretrace plan has them.
     """
     with one_sentence(debug):
-        from graph_predictor.parallel.pieces import LayerPieces
-        from graph_predictor.parallel.planning import read_decoder
-        from graph_predictor.parallel.shapes import advise
+        from graph_predictor.parallel.shapes import shapes as advised
         from kernel_models.device_choice import find_device
-        from tracer.parallel_plan import ParallelPlan
 
-        plan = ParallelPlan.parse(parallel)
         with working("Tracing and pricing"):
-            spec = find_device(device)
-            name, shape, _, notes = read_decoder(source, assignments or (), preset)
-            found = advise(shape, plan, LayerPieces(spec, profile_of(profile, spec)))
+            found = advised(source, device=device, settings=assignments or (), preset=preset, parallel=parallel,
+                            profile=profile_of(profile, find_device(device)))
         if json:
-            print_json(_plain(name, found, top, notes))
+            print_json(_plain(found, top))
         else:
-            _report(name, found, top or BEST, notes)
+            _report(found, top or BEST)
 
 
-def _plain(name: str, found: ShapeReport, top: int | None, notes: tuple[str, ...]) -> dict[str, Any]:
+def _plain(found: ShapeReport, top: int | None) -> dict[str, Any]:
     return {
-        "model": name, "device": found.device.name, "plan": str(found.plan), "shape": asdict(found.shape),
+        "model": found.model, "device": found.device.name, "plan": str(found.plan), "shape": asdict(found.shape),
         "parameters": found.shape.parameters, "us_per_token": found.cost.total_us, "lost": found.cost.lost(),
         "changes": [_values(each) for each in found.advice[:top or None]],
         "refused": [{"setting": change.setting, "value": change.value, "reason": reason}
-                    for change, reason in found.refused], "notes": notes}
+                    for change, reason in found.refused], "notes": found.notes}
 
 
 def _values(each: ShapeAdvice) -> dict[str, Any]:
@@ -79,13 +74,13 @@ def _values(each: ShapeAdvice) -> dict[str, Any]:
             "per_parameter": each.change.credited, "reasons": dict(each.reasons)}
 
 
-def _report(name: str, found: ShapeReport, top: int, notes: tuple[str, ...]) -> None:
+def _report(found: ShapeReport, top: int) -> None:
     from kernel_models.heuristics.shape_terms import TERMS
 
     out, shape, cost = Report(), found.shape, found.cost
-    out.line(f"{name} on {found.device.name}: {shape.layers} layers of width {shape.hidden:,}, {shape.heads} heads of "
-             f"{shape.width_of_head}, inner width {shape.ffn:,}, vocabulary {shape.vocab:,}, {shape.dtype}; a rank's "
-             f"micro-batch is {found.plan.samples} × {shape.seq:,} tokens, tp={found.plan.tp}.")
+    out.line(f"{found.model} on {found.device.name}: {shape.layers} layers of width {shape.hidden:,}, {shape.heads} "
+             f"heads of {shape.width_of_head}, inner width {shape.ffn:,}, vocabulary {shape.vocab:,}, {shape.dtype}; a "
+             f"rank's micro-batch is {found.plan.samples} × {shape.seq:,} tokens, tp={found.plan.tp}.")
     lost = {term: share for term, share in cost.lost().items() if share >= 0.0005}
     said = ", ".join(f"{percent(share)} for {TERMS[term]}" for term, share in lost.items()) or "nothing"
     out.line(f"A token takes {cost.total_us:,.4g} µs of a GPU, forward and backward. Of this its sizes cost: {said}.")
@@ -106,7 +101,7 @@ def _report(name: str, found: ShapeReport, top: int, notes: tuple[str, ...]) -> 
     for change, reason in found.refused:
         out.line(f"Not possible: {SETTINGS[change.setting]} {change.value}. {reason}")
     _report_losing(out, found)
-    out.notes(notes)
+    out.notes(found.notes)
 
 
 def _now(found: ShapeReport, setting: str) -> str:

@@ -16,9 +16,6 @@ from graph_predictor.parallel.spreads import PUBLISHED, Z80, PlanSpreads
 from tracer.arrays import Float64
 from tracer.parallel_plan import ParallelPlan, Recomputation, Schedule, Sharding
 
-BUCKET_SHARE = 0.1
-"""Share of the gradients that is reduced after backward has ended: the last of about ten buckets."""
-
 
 @dataclass(frozen=True, slots=True)
 class Rates:
@@ -130,7 +127,7 @@ class _Stretch:
     def add(self, work: LayerWork, rates: Rates, exchange: Exchange = Exchange(), count: int = 1) -> None:  # noqa: B008
         self.products += count * work.products * rates.products
         self.others += count * work.others * rates.others
-        self.waits += count * _us(exchange, rates)
+        self.waits += count * exchange_us(exchange, rates)
         self.host += count * (work.launches * rates.host_us + exchange.count * rates.host_collective_us)
 
     @property
@@ -156,14 +153,14 @@ def estimate(loads: Loads, rates: Rates = Rates()) -> Estimate:
     forward, backward = (_stretches(of, loads, rates) for of in (_forward, _backward))
     f = np.array([[each.us(rates) for each in row] for row in forward])
     b = np.array([[each.us(rates) for each in row] for row in backward])
-    transfer = np.array([_us(each, rates) + each.count * rates.host_collective_us for each in loads.transfer])
+    transfer = np.array([exchange_us(each, rates) + each.count * rates.host_collective_us for each in loads.transfer])
     run = simulate(order_of(plan.schedule, stages, plan.passes, chunks), f, b, transfer,
                    plan.schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B), _of_weights(loads, rates, backward, b))
     ends, data, hidden = [], [], 0.0
     for stage in range(stages):
-        exposed, beside = _replicas(loads, rates, stage, float(b[stage].mean()), float(f[stage].mean()))
+        exposed, beside = _replicas(loads, rates, stage, float(b[stage].sum()), float(f[stage].sum()))
         if stage in (0, stages - 1):
-            exposed += _us(loads.tied, rates)
+            exposed += exchange_us(loads.tied, rates)
         optimizer = _optimizer(loads, rates, stage)
         ends.append(float(run.stage_end[stage]) + exposed + optimizer)
         data.append(exposed)
@@ -220,7 +217,8 @@ def slowest_of(ranks: int) -> float:
     return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
-def _us(exchange: Exchange, rates: Rates) -> float:
+def exchange_us(exchange: Exchange, rates: Rates) -> float:
+    """Return what collectives in a row take."""
     return exchange.us * (rates.network if exchange.between_nodes else rates.collectives)
 
 
@@ -301,37 +299,45 @@ def _add_forward(out: _Stretch, block: BlockLoads, rates: Rates, count: int, ove
 def _beside(out: _Stretch, exchanges: Sequence[Exchange], compute: float, count: int, overlap: bool,
             rates: Rates) -> None:
     """Collectives of each block beside its work: what is longer than it is waited for, and they slow it down."""
-    us = sum(_us(each, rates) for each in exchanges)
+    us = sum(exchange_us(each, rates) for each in exchanges)
     behind = min(us, compute) if overlap else 0.0
     out.hidden += behind * count
-    out.waits += (us - behind + _slowed(exchanges, behind, rates)) * count
+    out.waits += (us - behind + slowed_us(exchanges, behind, rates)) * count
 
 
-def _slowed(exchanges: Sequence[Exchange], behind: float, rates: Rates) -> float:
-    """What work takes longer for collectives that it hides for ``behind`` µs."""
-    us = sum(_us(each, rates) for each in exchanges)
-    felt = sum(_us(each, rates) * (0.5 if each.between_nodes else 1.0) for each in exchanges)
+def slowed_us(exchanges: Sequence[Exchange], behind: float, rates: Rates) -> float:
+    """Return what work takes longer for collectives that it hides for ``behind`` µs."""
+    us = sum(exchange_us(each, rates) for each in exchanges)
+    felt = sum(exchange_us(each, rates) * (0.5 if each.between_nodes else 1.0) for each in exchanges)
     return rates.interference * behind * felt / us if us else 0.0
 
 
 def _expose(out: _Stretch, exchange: Exchange, rates: Rates) -> None:
-    out.waits += _us(exchange, rates)
+    out.waits += exchange_us(exchange, rates)
     out.host += exchange.count * rates.host_collective_us
 
 
 def _replicas(loads: Loads, rates: Rates, stage: int, backward: float, forward: float) -> tuple[float, float]:
-    """Collectives of replicas at the end of the step: what is exposed, and what work hides, µs."""
+    """Collectives of replicas: what is exposed, and what work hides, µs.
+
+    Gradients are reduced block by block beside the last micro-batch's backward, those of the last block after it, and
+    parameters gathered so beside the first one's forward.
+
+    Args:
+        backward, forward: of one micro-batch, all chunks of the stage.
+    """
     plan = loads.plan
-    reduce, gather = _us(loads.reduce[stage], rates), _us(loads.gather[stage], rates)
+    last = 1 / max(sum(map(sum, loads.counts[stage])), 1)
+    reduce, gather = exchange_us(loads.reduce[stage], rates), exchange_us(loads.gather[stage], rates)
     if plan.sharding is Sharding.GRADIENTS:
         reduce *= plan.passes  # sharded gradients cannot be accumulated before they are reduced
-        backward, forward = backward * plan.passes, forward
+        backward = backward * plan.passes + forward * (plan.passes - 1)
+        last /= plan.passes
     if not plan.overlap:
         return reduce + gather, 0.0
-    behind = min(reduce * (1 - BUCKET_SHARE), backward * (1 - BUCKET_SHARE))
-    ahead = min(gather * (1 - BUCKET_SHARE), forward * (1 - BUCKET_SHARE))
+    behind, ahead = (1 - last) * min(reduce, backward), (1 - last) * min(gather, forward)
     hidden = behind + ahead
-    return reduce + gather - hidden + _slowed((loads.reduce[stage], loads.gather[stage]), hidden, rates), hidden
+    return reduce + gather - hidden + slowed_us((loads.reduce[stage], loads.gather[stage]), hidden, rates), hidden
 
 
 def _optimizer(loads: Loads, rates: Rates, stage: int) -> float:

@@ -17,14 +17,17 @@ from graph_predictor.parallel.config_file import ConfigModel, config_path, decod
 from graph_predictor.parallel.decoder import decoder_of, published
 from graph_predictor.parallel.estimate import Rates
 from graph_predictor.parallel.frameworks import Framework
+from graph_predictor.parallel.loads import loads_of
 from graph_predictor.parallel.measured_plans import read_measured_plans
 from graph_predictor.parallel.memory import StageMemory
 from graph_predictor.parallel.memory_timeline import MemoryPoint
 from graph_predictor.parallel.narrow import narrow_type
 from graph_predictor.parallel.pieces import LayerPieces
+from graph_predictor.parallel.plan_program import TooManyKernels
 from graph_predictor.parallel.published_configs import CONFIGS
 from graph_predictor.parallel.relief import Relief
 from graph_predictor.parallel.search import BEST, Ranked, Refused, price_plan, search
+from graph_predictor.parallel.simulated_plan import SimulatedPlan, simulate_plan
 from graph_predictor.parallel.spreads import PUBLISHED
 from graph_predictor.parallel.technology import Technology
 from kernel_models.collectives import CollectiveModel, topology_of
@@ -59,6 +62,7 @@ class Plans(Shown):
         calibration: on measured steps, where there were some.
         relief: where the one plan that was asked for does not fit, what would have to change.
         stages: of the one plan that was asked for, the memory of each stage, and over its step.
+        simulated: the fastest plan's step on the simulator, where that was asked for and is not too long for it.
     """
 
     model: str
@@ -74,6 +78,7 @@ class Plans(Shown):
     calibration: PlanCalibration | None = None
     relief: tuple[Relief, ...] = ()
     stages: tuple[tuple[StageMemory, list[MemoryPoint]], ...] = ()
+    simulated: SimulatedPlan | None = None
 
     @property
     def considered(self) -> int:
@@ -102,7 +107,7 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
          memory_limit: float | None = None, profile: DeviceProfile | None = None, comm_profile: str | None = None,
          linears: str = "", launch_us: float | None = None, host: float = 1.0,
          measured: str | PlanCalibration | None = None, pieces: LayerPieces | None = None,
-         technology: Technology = Technology()) -> Plans:  # noqa: B008
+         technology: Technology = Technology(), simulated: bool = True) -> Plans:  # noqa: B008
     """Find the best plans there are: data, tensor, sequence, pipeline, context and expert parallelism, schedules,
     micro-batch, recomputation, sharding and copies of it.
 
@@ -128,6 +133,7 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
             are calibrated; or what another call has learned of one.
         pieces: what another call with this device and profile has traced, for jobs of several sizes.
         technology: factors on the device's and its nodes' figures; what was measured of them is then not known.
+        simulated: whether the fastest plan's step is simulated too, as a check of its estimate.
 
     Raises:
         PlanError: the source is no decoder, the plan is none, or the batch can be split by no number of replicas.
@@ -182,9 +188,15 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
         notes.append(str(calibration))
     elif launch_us is None:
         notes.append(f"A launch is taken to cost the host {rates.host_us:g} µs; give --launch-us where it is known.")
+    program = None
+    if simulated and found.plans:
+        try:
+            program = simulate_plan(loads_of(found.plans[0].plan, shape, pieces, cluster(gpus)), rates)
+        except TooManyKernels as error:
+            notes.append(str(error))
     label = f"{known_device.name} ({technology})" if str(technology) else known_device.name
     return Plans(name, shape, gpus, label, on.name, tuple(found.plans), tuple(found.refused), tuple(notes),
-                 found.slower, found.slower_us, calibration, tuple(found.relief), tuple(found.stages))
+                 found.slower, found.slower_us, calibration, tuple(found.relief), tuple(found.stages), program)
 
 
 def framework_of(name: str | None) -> Framework | None:

@@ -6,23 +6,32 @@ host (``plan`` has these). After Anthony et al., "The Case for Co-Designing Mode
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import exp, log
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graph_predictor.parallel.pieces import LayerPieces
+from graph_predictor.parallel.planning import read_decoder
 from graph_predictor.parallel.shape_neighbours import ShapeChange, neighbours
 from graph_predictor.parallel.spreads import Z80
 from kernel_models.device import DeviceSpec
+from kernel_models.device_choice import find_device
 from kernel_models.heuristics.shape_terms import TERMS, arithmetic_share, shape_terms
 from kernel_models.op_call import OpCall
 from kernel_models.power import LIMITED, sustained_tflops
+from kernel_models.profile import DeviceProfile
 from tracer.arrays import Float64
+from tracer.job import Job
 from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only.errors import ShapeOnlyError
 from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
+from tracer.shown import Shown
+
+if TYPE_CHECKING:
+    import pandas
 
 REPEATED, SHARE = 0.035, 0.40
 """Of a kernel whose sizes change, the standard deviation of the logarithm of its time beside the predicted one: what
@@ -95,23 +104,79 @@ class ShapeAdvice:
                          f"{TERMS.get(name, name)}" for name in told)
 
 
-@dataclass(frozen=True, slots=True)
-class ShapeReport:
+@dataclass(frozen=True, repr=False)
+class ShapeReport(Shown):
     """A decoder's sizes on a device.
 
     Attributes:
+        model: its name.
         shape, plan, device: what was looked at.
         cost: of the decoder as it is.
         advice: changes, the greatest gain first.
         refused: changes that cannot be, with the reason.
+        notes: what was assumed.
     """
 
+    model: str
     shape: TransformerShape
     plan: ParallelPlan
     device: DeviceSpec
     cost: ShapeCost
     advice: tuple[ShapeAdvice, ...]
     refused: tuple[tuple[ShapeChange, str], ...]
+    notes: tuple[str, ...] = ()
+
+    def headline(self) -> str:
+        """Say what a token takes, and what gains most."""
+        best = f"; {self.advice[0].change.setting} {self.advice[0].change.value} gains {self.advice[0].gain:.1%}" if (
+            self.advice) else ""
+        return f"{self.model} on {self.device.name}: {self.cost.total_us:,.4g} µs of a GPU a token{best}"
+
+    def tables(self) -> Mapping[str, Callable[[], pandas.DataFrame]]:
+        """Make the changes, the greatest gain first; the kernels with what their sizes cost; and what cannot be."""
+        return {"changes": self._changes, "kernels": self._kernels, "refused": self._refused}
+
+    def _changes(self) -> pandas.DataFrame:
+        import pandas
+
+        return pandas.DataFrame([{
+            "setting": each.change.setting, "value": each.change.value, "us_per_token": each.us, "gain": each.gain,
+            "low": each.low, "high": each.high, "sure": each.sure, "parameters_ratio": each.parameters,
+            "per_parameter": each.change.credited, "why": each.why()} for each in self.advice])
+
+    def _kernels(self) -> pandas.DataFrame:
+        import pandas
+
+        cost = self.cost
+        return pandas.DataFrame([{
+            "kind": call.kind, "layout": call.layout, "sizes": call.dims, "us_per_token": float(cost.us[row]),
+            **{f"lost_to_{name}_us": float(us[row]) for name, us in cost.lost_us.items()}}
+            for row, call in enumerate(cost.calls)])
+
+    def _refused(self) -> pandas.DataFrame:
+        import pandas
+
+        return pandas.DataFrame([{"setting": change.setting, "value": change.value, "reason": reason}
+                                 for change, reason in self.refused], columns=["setting", "value", "reason"])
+
+
+def shapes(source: str | Job, *, device: str = "h200-sxm", settings: Sequence[str] = (), preset: str | None = None,
+           parallel: str = "microbatch=1", profile: DeviceProfile | None = None) -> ShapeReport:
+    """Find the sizes of a model that cost more GPU time than their neighbours.
+
+    Args:
+        source, settings, preset: as ``plan`` takes them.
+        device: where it runs; a name or a file.
+        parallel: how layers are split and the micro-batch's size, such as "tp=8,microbatch=4,sequence_parallel".
+        profile: fitted models of the device.
+
+    Raises:
+        PlanError: the source is no decoder, or cannot be split so.
+        ForetraceError: a name or a file is not known, or cannot be read.
+    """
+    plan, spec = ParallelPlan.parse(parallel), find_device(device)
+    name, shape, _, notes = read_decoder(source, settings, preset)
+    return replace(advise(shape, plan, LayerPieces(spec, profile)), model=name, notes=notes)
 
 
 def advise(shape: TransformerShape, plan: ParallelPlan, pieces: LayerPieces,
@@ -140,7 +205,7 @@ def advise(shape: TransformerShape, plan: ParallelPlan, pieces: LayerPieces,
         except ShapeOnlyError as error:
             refused.append((change, str(error)))
     found.sort(key=lambda each: -each.gain)
-    return ShapeReport(shape, plan, pieces.device, now, tuple(found), tuple(refused))
+    return ShapeReport("a decoder", shape, plan, pieces.device, now, tuple(found), tuple(refused))
 
 
 def cost_of(shape: TransformerShape, plan: ParallelPlan, pieces: LayerPieces) -> ShapeCost:

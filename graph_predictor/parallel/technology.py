@@ -51,10 +51,7 @@ class Technology:
 
     def cluster(self, on: Topology) -> Topology:
         """Return the cluster with other links; itself where they stay."""
-        if self.link == 1.0:
-            return on
-        return replace(on, node=replace(on.node, peer_gbps=on.node.peer_gbps * self.link),
-                       network=replace(on.network, card_gbps=on.network.card_gbps * self.link))
+        return on.with_links(self.link)
 
 
 def factors_of(axis: str, text: str | None, spec: DeviceSpec, link_gbps: Callable[[], float]) -> list[float]:

@@ -120,6 +120,13 @@ class Topology:
         """GPUs of the whole cluster."""
         return self.node.gpus * self.nodes
 
+    def with_links(self, factor: float) -> Topology:
+        """Return it with so much faster links between a node's GPUs and cards between nodes; itself for 1."""
+        if factor == 1.0:
+            return self
+        return replace(self, node=replace(self.node, peer_gbps=self.node.peer_gbps * factor),
+                       network=replace(self.network, card_gbps=self.network.card_gbps * factor))
+
     def node_gbps(self, ranks: int) -> float:
         """Return what ``ranks`` ranks of one node send to other nodes together, one way, 10⁹ bytes/s.
 

@@ -7,6 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+import foretrace
 from graph_predictor.cli import app
 from graph_predictor.parallel.pieces import LayerPieces
 from graph_predictor.parallel.shape_neighbours import neighbours
@@ -81,3 +82,13 @@ def test_the_command_prints_tables_and_json() -> None:
 def test_a_plan_that_does_not_divide_is_refused() -> None:
     with pytest.raises(PlanError, match="cannot be split evenly"):
         advise(GPT, ParallelPlan(tp=7, microbatch=1), LayerPieces(device("a100-sxm-40g")))
+
+
+def test_facade() -> None:
+    found = foretrace.shapes("gpt2", preset="xl", device="a100-sxm-80g", settings=["depth=2"], parallel="microbatch=2")
+    assert "µs of a GPU a token" in repr(found)
+    changes = found.to_pandas()
+    assert list(changes["gain"]) == [each.gain for each in found.advice]
+    kernels = found.to_pandas("kernels")
+    assert kernels["us_per_token"].sum() == pytest.approx(found.cost.total_us)
+    assert set(found.to_pandas("refused").columns) == {"setting", "value", "reason"}

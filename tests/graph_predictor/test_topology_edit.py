@@ -9,7 +9,7 @@ from micro import Micro, read_ranks
 from said import plain
 from typer.testing import CliRunner
 
-from foretrace.edits import OnTopology
+from foretrace.edits import OnTopology, ScaleLink
 from graph_predictor.cli import app
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
@@ -78,6 +78,17 @@ def test_the_transfer_takes_the_models_ratio_and_nothing_else_changes(pair: Base
     assert said.interval_us[0] < said.step_time_us < said.interval_us[1]
     assert said.families_us == {"collective": pytest.approx(TRANSFER * ratio)}
     assert any("were recorded on dgx-a100 (the device's usual nodes)" in note for note in said.notes)
+
+
+@pytest.mark.parametrize("factor", [0.25, 1.0, 4.0])
+def test_faster_links_are_another_network(pair: Baseline, factor: float) -> None:
+    usual = topology("dgx-a100")
+    ratio = all_reduce_us(usual.with_links(factor), 2) / all_reduce_us(usual, 2)
+    assert (ratio < 1) == (factor > 1) and (ratio == 1) == (factor == 1)
+    said = pair.predict([ScaleLink(factor)])
+    assert said.step_time_us == pytest.approx(1000 - TRANSFER + TRANSFER * ratio, abs=0.01)
+    with pytest.raises(EditError, match="Links cannot be scaled by -1"):
+        pair.predict([ScaleLink(-1.0)])
 
 
 def test_where_it_was_recorded_it_takes_what_it_took(pair: Baseline) -> None:
