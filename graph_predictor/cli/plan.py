@@ -148,7 +148,7 @@ def plan(
 
 def _write_timeline(found: Sequence[Plans], path: str) -> None:
     """Write what was simulated of the only size. Raises ``ForetraceError``."""
-    from graph_predictor.parallel.simulated_plan import write_plan_timeline
+    from graph_predictor.reports.plan_timeline import write_plan_timeline
     from tracer.parallel_plan import PlanError
 
     if len(found) > 1:
