@@ -1,5 +1,5 @@
-"""The timeline of a simulated plan, as a Chrome trace that Perfetto and chrome://tracing open: a process for each stage,
-with its tasks, its host and its streams."""
+"""The timeline of a simulated plan, as a Chrome trace that Perfetto and chrome://tracing open: a process for each
+stage, with its tasks, its host and its streams."""
 
 from __future__ import annotations
 
