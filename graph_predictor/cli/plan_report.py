@@ -16,9 +16,11 @@ from tracer.parallel_plan import ParallelPlan, Recomputation, Schedule, Sharding
 from tracer.shape_only.transformer import TransformerShape
 
 if TYPE_CHECKING:
+    from graph_predictor.parallel.estimate import Estimate
     from graph_predictor.parallel.frameworks import Framework
     from graph_predictor.parallel.planning import Plans
     from graph_predictor.parallel.search import Ranked
+    from graph_predictor.parallel.simulated_plan import SimulatedPlan
 
 MOST_FRONT = 6
 """Rows of the table of plans that trade time for memory and GPUs."""
@@ -147,13 +149,10 @@ def _report_size(out: Report, found: Plans, price: float | None, top: int) -> No
                  "cost\na step": f"{_cost(each, price) or 0:.3g}"}
         rows.append([cells[column.title] for column in columns])
     out.table("Best plans, fastest first", columns, rows)
-    if found.simulated is not None and first is not None:
-        ranks = "one rank" if first.plan.pp == 1 else "one rank of each stage"
-        out.line(f"The first plan simulated, {ranks} with {len(found.simulated.made.name):,} kernels: "
-                 f"{found.simulated.time_us / 1e3:,.1f} ms; the estimate is "
-                 f"{first.time_us / found.simulated.time_us - 1:+.1%} of it.")
     if len(found.plans) > 1 and first is not None:
         _report_order(out, found, top)
+    if found.simulated is not None and first is not None:
+        _report_simulated(out, found.simulated, first)
     if found.refused:
         out.line()
         out.line("Not possible", style="bold")
@@ -217,6 +216,14 @@ def _report_front(out: Report, found: Sequence[Plans], price: float | None) -> N
             row.insert(-1, f"{values['cost_per_step']:.3g}")
         rows.append(row)
     out.table("No other of these is at least as quick with no more memory and GPUs", columns, rows)
+
+
+def _report_simulated(out: Report, simulated: SimulatedPlan, first: Estimate) -> None:
+    ranks = "one rank" if first.plan.pp == 1 else "one rank of each stage"
+    apart = first.time_us / simulated.time_us - 1
+    how = f"{abs(apart):.1%} {'longer' if apart > 0 else 'shorter'}"
+    out.line(f"Simulated, {ranks} with {len(simulated.made.name):,} kernels in all, the first plan takes "
+             f"{simulated.time_us / 1e3:,.1f} ms: its estimate is {how}.")
 
 
 def _sizes(plan: ParallelPlan) -> dict[str, str]:

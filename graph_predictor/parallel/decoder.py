@@ -98,5 +98,5 @@ def check_decoder_plan(plan: ParallelPlan, shape: TransformerShape, on: Topology
     if plan.ep > 1 and not any(kind.experts for kind in shape.kinds):
         raise PlanError(f"ep={plan.ep} needs experts, and the model has none; leave it out.")
     if plan.bucket_mb is not None:
-        raise PlanError("bucket_mb changes when gradients are reduced, and an estimate takes the last tenth of them to "
-                        "come after backward whatever their buckets; leave it out.")
+        raise PlanError("bucket_mb changes when gradients are reduced, and an estimate reduces those of a "
+                        "block together whatever their buckets; leave it out.")
