@@ -136,7 +136,7 @@ def plan(
             for size in sizes:
                 found.append(plans(case, size, only, pieces, max(LEAST_BEST, top or 0), profile=known,
                                    comm_profile=comm_profile, measured=found[0].calibration if found else runs))
-        if timeline is not None:
+        if timeline is not None and any(each.plans for each in found):
             _write_timeline(found, timeline)
         if json:
             print_json(plain(found, case.price, top, target))
@@ -154,8 +154,7 @@ def _write_timeline(found: Sequence[Plans], path: str) -> None:
     if len(found) > 1:
         raise _of_one("--timeline")
     if found[0].simulated is None:
-        reason = found[0].notes[-1] if found[0].plans else "no plan is possible."
-        raise PlanError(f"There is no simulated step to write to {path}: {reason}")
+        raise PlanError(f"There is no simulated step to write to {path}: {found[0].notes[-1]}")
     write_plan_timeline(found[0].simulated, path)
 
 

@@ -14,7 +14,7 @@ from graph_predictor.comm.clusters import profile_on
 from graph_predictor.parallel.communication import PlanCommunication, study_communication
 from graph_predictor.parallel.estimate import Rates
 from graph_predictor.parallel.pieces import LayerPieces
-from graph_predictor.parallel.planning import read_decoder
+from graph_predictor.parallel.planning import other_nodes, read_decoder
 from kernel_models.collectives import CollectiveModel, Topology, topology_of
 from kernel_models.device_choice import find_device
 from kernel_models.profile import DeviceProfile
@@ -114,6 +114,7 @@ def comm_study(source: str | Job, gpus: Sequence[int], *, device: str = "h200-sx
                         refused.setdefault(str(error), f"{text} on {size:,} GPUs")
     if not cases and refused:
         raise PlanError(next(iter(refused)))
+    notes += other_nodes(on, spec)
     notes.append(f"A launch is taken to cost the host {rates.host_us:g} µs.")
     return CommStudy(spec.name, on.name, tuple(cases), tuple((text, why) for why, text in refused.items()),
                      tuple(dict.fromkeys(notes)))

@@ -30,7 +30,8 @@ from graph_predictor.parallel.search import BEST, Ranked, Refused, price_plan, s
 from graph_predictor.parallel.simulated_plan import SimulatedPlan, simulate_plan
 from graph_predictor.parallel.spreads import PUBLISHED
 from graph_predictor.parallel.technology import Technology
-from kernel_models.collectives import CollectiveModel, topology_of
+from kernel_models.collectives import CollectiveModel, Topology, topology_of
+from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
 from kernel_models.profile import DeviceProfile
 from tracer.job import Job, read_job
@@ -181,9 +182,7 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
                        framework=framework_of(framework), best=best)
         notes += _not_considered(batch, gpus)
     on = cluster(gpus).topology
-    node = find_device(on.node.device).name
-    if node != known_device.name:
-        notes.append(f"The nodes of the topology have {node}, not {known_device.name}; their network is taken.")
+    notes += other_nodes(on, known_device)
     if calibration is not None:
         notes.append(str(calibration))
     elif launch_us is None:
@@ -197,6 +196,13 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
     label = f"{known_device.name} ({technology})" if str(technology) else known_device.name
     return Plans(name, shape, gpus, label, on.name, tuple(found.plans), tuple(found.refused), tuple(notes),
                  found.slower, found.slower_us, calibration, tuple(found.relief), tuple(found.stages), program)
+
+
+def other_nodes(on: Topology, spec: DeviceSpec) -> list[str]:
+    """Say where a topology's nodes have another device than the one that computes."""
+    node = find_device(on.node.device).name
+    return [] if node == spec.name else [
+        f"The nodes of the topology have {node}, not {spec.name}; their network is taken."]
 
 
 def framework_of(name: str | None) -> Framework | None:

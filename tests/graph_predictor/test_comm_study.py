@@ -253,6 +253,8 @@ def test_command() -> None:
     code, out, _ = small("--gpus", "8", "--parallel", "fsdp2", "--parallel", "tp=3,dp")
     assert code == 0
     assert "Not possible: tp=3,dp on 8 GPUs." in out
+    code, out, _ = small("--gpus", "8", "--parallel", "fsdp2", "--topology", "dgx-a100")
+    assert code == 0 and "The nodes of the topology have a100-sxm-80g, not h100-sxm" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(("words", "said"), [

@@ -167,6 +167,8 @@ def test_a_timeline_is_of_one_plan(tmp_path: Path) -> None:
         assert (code, out) == (2, "")
         assert said in err
     assert kept.read_text() == "mine"
+    code, out, _ = run("--gpus", "8", "--parallel", "dp=8,microbatch=4096", "--timeline", str(tmp_path / "a.json"))
+    assert code == 1 and "Not possible" in out
     assert not (tmp_path / "a.json").exists()
     with pytest.raises(PlanError):
         planned("llama", 3, device="h100-sxm", settings=SIZES, preset="8b", only="dp=2")
