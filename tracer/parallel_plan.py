@@ -74,13 +74,14 @@ _DIMENSIONS = ("dp", "tp", "pp", "cp")
 _UNSAID = ("microbatch", "microbatches", "bucket_mb", "first_layers", "last_layers", "etp",
            "recompute_layers")
 """Numbers that a plan may leave open."""
-_SWITCHES = ("sequence_parallel", "tensor_overlap", "overlap", "embedding_layer", "loss_layer", "half_gradients")
+_SWITCHES = ("sequence_parallel", "tensor_overlap", "overlap", "embedding_layer", "loss_layer", "half_gradients",
+             "offload_optimizer")
 _NUMBERS = (*_DIMENSIONS, "ep", "chunks", "replicate", *_UNSAID)
 _KINDS = {"ddp": Sharding.NONE, "fsdp2": Sharding.PARAMETERS}
 _SYNONYMS = {"ddp": "dp", "fsdp2": "dp", "accumulation": "microbatches"}
 _KNOWN = ("ddp, fsdp2, tp, pp, cp, ep, etp, microbatches, bucket_mb, dp with sharding=0 to 3, microbatch, chunks, "
           "schedule, recompute, recompute_layers, replicate, sequence_parallel, tensor_overlap, overlap, first_layers, "
-          "last_layers, embedding_layer, loss_layer and half_gradients; such as fsdp2=8,tp=8, "
+          "last_layers, embedding_layer, loss_layer, half_gradients and offload_optimizer; such as fsdp2=8,tp=8, "
           "ddp=4,pp=2,microbatches=8 or dp=8,sharding=1")
 _MOST_DIGITS = 9
 
@@ -122,6 +123,8 @@ class ParallelPlan:
             torchtitan's ``data_parallel_replicate_degree``, Megatron-Core's ``--num-distributed-optimizer-instances``.
         half_gradients: gradients are accumulated and reduced in the parameters' type, in place of fp32 (Megatron-Core's
             ``--grad-reduce-in-bf16``, NeMo's ``grad_reduce_in_fp32=False``).
+        offload_optimizer: the optimizer and its state are in the host's memory (Megatron-Core's
+            ``--optimizer-cpu-offload``).
         overlap: gradients are reduced beside the last backward; parameters gathered beside the block before.
         lone_ddp: DDP around a single replica, which still fills buckets.
         first_layers, last_layers: layers of the pipeline's first and last stage; ``None`` for as many as the others,
@@ -156,6 +159,7 @@ class ParallelPlan:
     recompute_layers: int | None = None
     replicate: int = 1
     half_gradients: bool = False
+    offload_optimizer: bool = False
 
     def __post_init__(self) -> None:
         for name in _NUMBERS:
@@ -184,6 +188,9 @@ class ParallelPlan:
         if self.tensor_overlap and not self.sequence_parallel:
             raise PlanError("Tensor parallelism's collectives are overlapped with its products where they are gathers "
                             "and reduce-scatters; give sequence_parallel too, or leave tensor_overlap out.")
+        if self.offload_optimizer and self.sharding > Sharding.OPTIMIZER:
+            raise PlanError("offload_optimizer is known of DDP and ZeRO 1 (Megatron-Core's --optimizer-cpu-offload); "
+                            "give sharding=0 or 1, or leave it out.")
 
     def _check_schedule(self) -> None:
         if (self.chunks > 1) != (self.schedule is Schedule.INTERLEAVED) and self.schedule is not Schedule.ZERO_BUBBLE:

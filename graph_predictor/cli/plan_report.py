@@ -186,7 +186,8 @@ def _report_order(out: Report, found: Plans, top: int) -> None:
     second = found.plans[1].estimate
     ties = sum(tied(first, each.estimate) for each in found.plans[1:])
     out.line()
-    out.line("s: sequence parallelism, o: its collectives overlapped; ×: copies of sharded state; M, T, F: "
+    away = "; h: the optimizer in the hosts' memory" * any(each.plan.offload_optimizer for each in found.plans[:top])
+    out.line(f"s: sequence parallelism, o: its collectives overlapped; ×: copies of sharded state{away}; M, T, F: "
              "Megatron-Core, torchtitan, FSDP.")
     if any(each.fit is Fit.TIGHT for each in found.plans[:top]):
         out.line("?: may not fit: what fragmentation and communication's buffers take is not known to so little.")
@@ -236,5 +237,6 @@ def _sizes(plan: ParallelPlan) -> dict[str, str]:
         + (f" {plan.chunks}" if plan.chunks > 1 else ""),
         "cp": str(plan.cp), "ep": f"{plan.ep}" + ("/1" if plan.etp == 1 and plan.tp > 1 else ""),
         "micro-\nbatches": f"{plan.passes} × {plan.samples}",
-        "ZeRO": f"{int(plan.sharding)}" + (f" ×{plan.replicate}" if shared and plan.replicate > 1 else ""),
+        "ZeRO": f"{int(plan.sharding)}{'h' * plan.offload_optimizer}"
+        + (f" ×{plan.replicate}" if shared and plan.replicate > 1 else ""),
         "re-\ncompute": "none" if plan.recompute is Recomputation.NONE else again}

@@ -40,7 +40,7 @@ def _megatron(plan: ParallelPlan, shape: TransformerShape) -> list[str]:
     found += _megatron_stages(plan, shape)
     if plan.sharding:
         found.append("--use-distributed-optimizer")
-    found += ["--grad-reduce-in-bf16"] * plan.half_gradients
+    found += ["--grad-reduce-in-bf16"] * plan.half_gradients + ["--optimizer-cpu-offload"] * plan.offload_optimizer
     if plan.sharding in _STRATEGY:
         found += ["--use-megatron-fsdp", f"--data-parallel-sharding-strategy {_STRATEGY[plan.sharding]}"]
     if plan.replicate > 1:

@@ -95,6 +95,7 @@ def _has(framework: Framework, ways: Ways, plan: ParallelPlan, shape: Transforme
         and (plan.replicate == 1 or plan.sharding in ways.copied)
         and plan.recompute in ways.recompute
         and not (plan.half_gradients and framework is Framework.TORCHTITAN)
+        and not (plan.offload_optimizer and framework is not Framework.MEGATRON)
         and _layers_ok(framework, plan, shape)
     )
 

@@ -16,6 +16,7 @@ from typing import TypedDict
 
 from graph_predictor.comm.traffic import Communication, Pass, of_block, of_boundary, of_replicas
 from graph_predictor.parallel.decoder import check_decoder_plan
+from graph_predictor.parallel.offload import offloaded_step
 from graph_predictor.parallel.pieces import LayerPieces, LayerWork, PieceCost
 from graph_predictor.parallel.stages import Counts, blocks_of_stage, recomputed, spread
 from kernel_models.collectives import (
@@ -215,7 +216,10 @@ def loads_of(plan: ParallelPlan, shape: TransformerShape, pieces: LayerPieces, c
         for row, kind in enumerate(shape.kinds))
     usual = max(shape.runs, key=lambda run: run.layers)
     per_parameter = pieces.optimizer(usual, part).times(1 / max(usual.block_parameters(plan.tp, plan.ep, plan.etp), 1))
-    optimizer = tuple(per_parameter.times(optimizer_parameters(plan, shape, stage)) for stage in range(plan.pp))
+    counts = [optimizer_parameters(plan, shape, stage) for stage in range(plan.pp)]
+    optimizer = tuple(
+        offloaded_step(count, gradient_bytes(plan, shape), shape.element_bytes, pieces.device)
+        if plan.offload_optimizer else per_parameter.times(count) for count in counts)
     return Loads(
         plan, shape, blocks, spread(plan, shape), recomputed(plan, shape), pieces.cost(shape, outer[Piece.EMBEDDING]),
         pieces.cost(shape, outer[Piece.HEAD]), optimizer, of("embedding"), of("loss"), of("head backward"),

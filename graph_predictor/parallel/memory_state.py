@@ -10,7 +10,8 @@ Megatron-Core's and FSDP2's usual settings have them); N ranks share what is mar
     3              4/N           4/N         8/N                 FSDP2, torchtitan, ZeRO 3, Megatron-FSDP
     3, pipeline    2 + 4/N       4 + 4/N     8/N                 torchtitan: gathered and reduced once a step
 
-Gradients take 2 bytes in place of 4 where they are kept in the parameters' type (``half_gradients``).
+Gradients take 2 bytes in place of 4 where they are kept in the parameters' type (``half_gradients``). An optimizer in
+the host's memory (``offload_optimizer``) leaves none of its state here.
 
 FSDP's sharded weights are themselves the fp32 copy that the optimizer updates. Of what it gathers, the block at work
 and the next one are whole, and gradients of a block are whole twice until they are reduced: as autograd leaves them,
@@ -41,7 +42,7 @@ def state_of(plan: ParallelPlan, shape: TransformerShape, stage: int) -> MemoryA
     master = MASTER_BYTES if width < MASTER_BYTES else 0
     if plan.sharding <= Sharding.OPTIMIZER:
         return MemoryAccount(parameters=count * width, gradients=count * each,
-                             optimizer_state=share * (master + MOMENTS_BYTES),
+                             optimizer_state=0 if plan.offload_optimizer else share * (master + MOMENTS_BYTES),
                              buffers=WORKSPACES + _gradient_stand_ins(plan, shape, stage))
     own = share * MASTER_BYTES  # fp32, whatever is computed in
     gradients = share * each

@@ -75,6 +75,8 @@ def _values(plan: ParallelPlan) -> Iterator[tuple[str, dict[str, object]]]:
         for sharding, name in named.items():
             if sharding > plan.sharding:
                 yield f"sharing {name} among replicas (ZeRO {int(sharding)})", {"sharding": sharding}
+    if not plan.offload_optimizer:
+        yield "the optimizer's state in the hosts' memory", {"offload_optimizer": True}
     if plan.tp > 1 and not plan.sequence_parallel:
         yield "sequence parallelism", {"sequence_parallel": True}
     if plan.dp % 2 == 0 and (plan.dp // 2) % plan.replicate == 0:

@@ -11,6 +11,7 @@ from said import plain
 from typer.testing import CliRunner
 
 from graph_predictor.cli import app
+from graph_predictor.parallel.estimate import Rates, estimate
 from graph_predictor.parallel.export import exported
 from graph_predictor.parallel.frameworks import Framework, frameworks_of
 from graph_predictor.parallel.loads import loads_of
@@ -18,11 +19,14 @@ from graph_predictor.parallel.memory import Fit, fit_of, fullest_of, stage_memor
 from graph_predictor.parallel.memory_moments import kept_of, moments_of
 from graph_predictor.parallel.memory_state import state_of
 from graph_predictor.parallel.memory_timeline import timeline
+from graph_predictor.parallel.offload import HOST_GBPS
 from graph_predictor.parallel.pieces import LayerPieces
 from graph_predictor.parallel.relief import relief
+from graph_predictor.parallel.simulated_plan import simulate_plan
 from kernel_models.collectives import CollectiveModel, topology
 from kernel_models.device import device
-from tracer.parallel_plan import ParallelPlan, Sharding
+from tracer.fake_world.fit import check_traceable
+from tracer.parallel_plan import ParallelPlan, PlanError, Sharding
 from tracer.shape_only.transformer import TransformerShape
 
 SHAPE = TransformerShape(8, 1024, 8, 8, 4096, 8192, 1024, gated=True, rms=True, bias=False, rotary=True)
@@ -59,6 +63,33 @@ def test_state_is_shared_as_zero_says() -> None:
     whole = min(2 * SHAPE.block_parameters() + SHAPE.root_parameters(), count)
     assert (shared["gradients"], shared["optimizer_state"], shared["parameters"]) == (count, 2 * count,
                                                                                     count + 2 * whole)
+
+
+def test_an_optimizer_in_the_hosts_memory_frees_its_state_and_takes_the_link_and_the_hosts_memory(
+        pieces: LayerPieces) -> None:
+    plan = ParallelPlan.parse("dp=4,sharding=1")
+    away = ParallelPlan.parse("dp=4,sharding=1,offload_optimizer")
+    assert ParallelPlan.parse(str(away)) == away != plan
+    here, there = (state_of(each, SHAPE, 0) for each in (plan, away))
+    assert here.total - there.total == here.optimizer_state == 12 / 4 * (
+        SHAPE.layers * SHAPE.block_parameters() + SHAPE.root_parameters())
+    cluster = CollectiveModel(topology("dgx-h100"))
+    usual, offloaded = (loads_of(each, SHAPE, pieces, cluster) for each in (plan, away))
+    share = here.optimizer_state / 12
+    # Gradients of 4 bytes there and parameters of 2 back over the link; 28 bytes of fp32 and the copy on the host.
+    by_hand = share * (6 / pieces.device.host_gbps + 30 / HOST_GBPS) / 1e3
+    assert offloaded.optimizer[0].us == pytest.approx(by_hand)
+    assert estimate(offloaded, Rates(jitter=0.0)).time_us - estimate(usual, Rates(jitter=0.0)).time_us == pytest.approx(
+        by_hand - usual.optimizer[0].us)
+    assert simulate_plan(offloaded, Rates()).time_us > simulate_plan(usual, Rates()).time_us
+    assert frameworks_of(away, SHAPE) == (Framework.MEGATRON,)
+    assert "--optimizer-cpu-offload" in exported(away, SHAPE, Framework.MEGATRON)
+    changes = relief(plan, SHAPE, pieces, cluster.topology, 1e9)
+    assert any(each.plan == away and each.frees_bytes == here.optimizer_state for each in changes)
+    with pytest.raises(PlanError, match="offload_optimizer is known of DDP and ZeRO 1"):
+        ParallelPlan.parse("fsdp2=4,offload_optimizer")
+    with pytest.raises(PlanError, match="cannot be traced"):
+        check_traceable(ParallelPlan.parse("ddp=4,offload_optimizer"))
 
 
 def test_gradients_in_half_precision_take_half_the_memory_and_half_the_way(pieces: LayerPieces) -> None:

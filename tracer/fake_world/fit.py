@@ -53,6 +53,7 @@ def check_traceable(plan: ParallelPlan) -> None:
         "embedding_layer": "stages have as many layers as the others, or one more",
         "loss_layer": "stages have as many layers as the others, or one more",
         "half_gradients": "gradients have the parameters' type, which is a setting of the workload (--set dtype=bf16)",
+        "offload_optimizer": "optimizers run on the device",
         "microbatch": "the batch of a replica is a setting of the workload (--set batch=…)",
     }
     for name, why in refused.items():
