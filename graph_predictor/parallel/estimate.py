@@ -11,7 +11,7 @@ import numpy as np
 from graph_predictor.parallel.likeness import Likeness
 from graph_predictor.parallel.loads import BlockLoads, Exchange, Loads
 from graph_predictor.parallel.pieces import LayerWork
-from graph_predictor.parallel.schedule import order_of, simulate
+from graph_predictor.parallel.schedule import BACKWARD, WEIGHTS, Pipelined, order_of, simulate
 from graph_predictor.parallel.spreads import PUBLISHED, Z80, PlanSpreads
 from tracer.arrays import Float64
 from tracer.parallel_plan import ParallelPlan, Recomputation, Schedule, Sharding
@@ -158,7 +158,8 @@ def estimate(loads: Loads, rates: Rates = Rates()) -> Estimate:
                    plan.schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B), _of_weights(loads, rates, backward, b))
     ends, data, hidden = [], [], 0.0
     for stage in range(stages):
-        exposed, beside = _replicas(loads, rates, stage, float(b[stage].sum()), float(f[stage].sum()))
+        exposed, beside = _replicas(loads, rates, stage, _since_gradients(run, stage), float(f[stage].sum()),
+                                    float(b[stage].sum()))
         if stage in (0, stages - 1):
             exposed += exchange_us(loads.tied, rates)
         optimizer = _optimizer(loads, rates, stage)
@@ -317,25 +318,36 @@ def _expose(out: _Stretch, exchange: Exchange, rates: Rates) -> None:
     out.host += exchange.count * rates.host_collective_us
 
 
-def _replicas(loads: Loads, rates: Rates, stage: int, backward: float, forward: float) -> tuple[float, float]:
+def _since_gradients(run: Pipelined, stage: int) -> float:
+    """Return the time in which a stage's first gradients are complete: from the start of the last micro-batch's
+    backward of its first chunk that gets there to the stage's end, with what it does and waits for between."""
+    order = run.order
+    kind = WEIGHTS if (order.kind[stage] == WEIGHTS).any() else BACKWARD
+    last = (order.kind[stage] == kind) & (order.microbatch[stage] == order.microbatch[stage].max())
+    return float(run.end[stage].max() - run.start[stage][last].min())
+
+
+def _replicas(loads: Loads, rates: Rates, stage: int, since: float, forward: float,
+              backward: float) -> tuple[float, float]:
     """Collectives of replicas: what is exposed, and what work hides, µs.
 
     Gradients are reduced block by block beside the last micro-batch's backward, those of the last block after it, and
     parameters gathered so beside the first one's forward.
 
     Args:
-        backward, forward: of one micro-batch, all chunks of the stage.
+        since: from when gradients are complete to the stage's end.
+        forward, backward: of one micro-batch, all chunks of the stage.
     """
     plan = loads.plan
     last = 1 / max(sum(map(sum, loads.counts[stage])), 1)
     reduce, gather = exchange_us(loads.reduce[stage], rates), exchange_us(loads.gather[stage], rates)
     if plan.sharding is Sharding.GRADIENTS:
         reduce *= plan.passes  # sharded gradients cannot be accumulated before they are reduced
-        backward = backward * plan.passes + forward * (plan.passes - 1)
+        since = backward * plan.passes + forward * (plan.passes - 1)
         last /= plan.passes
     if not plan.overlap:
         return reduce + gather, 0.0
-    behind, ahead = (1 - last) * min(reduce, backward), (1 - last) * min(gather, forward)
+    behind, ahead = (1 - last) * min(reduce, since), (1 - last) * min(gather, forward)
     hidden = behind + ahead
     return reduce + gather - hidden + slowed_us((loads.reduce[stage], loads.gather[stage]), hidden, rates), hidden
 

@@ -24,8 +24,9 @@ from tracer.parallel_plan import Schedule
 
 MOST_KERNELS = 8_000_000
 """Of a program that is made: some seconds and a gigabyte."""
-TASKS = ("forward", "backward", "weights", "end of the step")
-"""Kinds of tasks, as ``schedule`` numbers them."""
+TASKS = ("forward", "backward", "weights", "end of the step", "begin of the step")
+"""Kinds of tasks, as ``schedule`` numbers the first of them."""
+_END, _BEGIN = 3, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,24 +78,28 @@ class _Maker:
         self._names: dict[str, int] = {}
         self._placed: list[tuple[int, int, int, int, TaskRows]] = []
         self._kernels = 0
+        self._gathered: dict[int, list[int]] = {}
 
     def add_stage(self, stage: int) -> None:
         order = self._order
+        if stage and self._tasks.gathers_first:
+            rows, self._gathered[stage] = self._tasks.begin(stage)
+            self._add(stage, _BEGIN, 0, 0, rows)
         for place in range(order.kind.shape[1]):
             kind, microbatch, chunk = (int(column[stage, place]) for column in (
                 order.kind, order.microbatch, order.chunk))
             self._add(stage, kind, microbatch, chunk, self._of(stage, chunk, kind, microbatch))
-        self._add(stage, len(TASKS) - 1, 0, 0, self._tasks.end(stage))
+        self._add(stage, _END, 0, 0, self._tasks.end(stage))
 
     def _of(self, stage: int, chunk: int, kind: int, microbatch: int) -> TaskRows:
         first, last = microbatch == 0, microbatch == self._plan.passes - 1
-        special = first if kind == FORWARD else last if kind == BACKWARD else False
+        special = first if kind == FORWARD else last
         key = stage, chunk, kind, special
         if key not in self._rows:
             self._rows[key] = (
                 self._tasks.forward(stage, chunk, first=special) if kind == FORWARD else
                 self._tasks.backward(stage, chunk, last=special) if kind == BACKWARD else
-                self._tasks.weights(stage, chunk))
+                self._tasks.weights(stage, chunk, last=special))
         return self._rows[key]
 
     def _add(self, stage: int, kind: int, microbatch: int, chunk: int, rows: TaskRows) -> None:
@@ -159,16 +164,20 @@ class _Maker:
                 sent[kind, stage, chunk, microbatch] = int(start) + rows.sends
         blocking = plan.pp > 1 and plan.schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B)
         before: list[int] = []
+        gathered: list[int] = []
         last, state = -1, -1
         for (stage, kind, microbatch, chunk, rows), item, start in zip(self._placed, items_at.tolist(),
                                                                        kernels_at.tolist(), strict=False):
             if stage != last:
-                before, last, state = [], stage, -1
+                before, gathered, last, state = [], [], stage, -1
+            if kind == _BEGIN:
+                gathered = [start + row for row in self._gathered[stage]]
             key = self._source(kind, stage, chunk, microbatch)
             source = [sent[key]] if key in sent else []
-            end = [state] if kind == len(TASKS) - 1 and state >= 0 else []
+            end = [state] if kind == _END and state >= 0 else []
+            parameters = gathered[chunk:chunk + 1] if kind == FORWARD and microbatch == 0 else []
             # A task's first kernel, and its first call, are its start.
-            found += [(start, other) for other in (*source, *before, *end)]
+            found += [(start, other) for other in (*source, *before, *end, *parameters)]
             if blocking:
                 blocked += [(item, other) for other in (*source, *before)]
                 before = [start + rows.last_compute] + [start + rows.sends] * (rows.sends >= 0)

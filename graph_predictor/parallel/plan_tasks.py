@@ -30,8 +30,24 @@ class PlanTasks:
         self._once_beside = loads.plan.overlap and not self._by_block
         self._blocks = [sum(sum(counts) for counts in stage) for stage in loads.counts]
 
+    def begin(self, stage: int) -> tuple[TaskRows, list[int]]:
+        """Return what begins the step of a stage after the first: its parameters are gathered while it waits for its
+        input; and the last kernel of each chunk's."""
+        out, ends = TaskRows.begun(), []
+        for chunk in range(self._plan.chunks):
+            end = -1
+            for _ in range(sum(self._loads.counts[stage][chunk])):
+                end = self._of_state(out, self._loads.gather[stage], stage, "gather parameters")
+            ends.append(end)
+        return out, ends
+
+    @property
+    def gathers_first(self) -> bool:
+        """Whether stages gather parameters once a step, beside work."""
+        return self._once_beside and bool(self._plan.sharding)
+
     def forward(self, stage: int, chunk: int, *, first: bool) -> TaskRows:
-        """Return the forward of a micro-batch; of the ``first`` one parameters are gathered once a step."""
+        """Return the forward of a micro-batch; with the first stage's ``first`` one parameters are gathered once."""
         out, loads, rates = TaskRows.begun(), self._loads, self._rates
         if self._by_block:
             out.waited(loads.root_gather, rates, "gather parameters", 1 if loads.root_gather.us else 0)
@@ -42,7 +58,7 @@ class PlanTasks:
         gathers = _Gathers(self, out, blocks)
         for block in blocks:
             slower = gathers.begin()
-            if first and self._once_beside:
+            if first and self._once_beside and stage == 0:
                 out.wait_for([self._of_state(out, loads.gather[stage], stage, "gather parameters")])
             self._block_forward(out, block, slower)
             gathers.end()
@@ -64,7 +80,7 @@ class PlanTasks:
         runs = [(block, place < again) for (block, count), again in
                 zip(loads.held(stage, chunk), loads.rerun(stage, chunk), strict=True) for place in range(count)][::-1]
         gathers = _Gathers(self, out, [block for block, _ in runs], backward=True)
-        reduces = self._once_beside and (plan.sharding is Sharding.GRADIENTS or last)
+        reduces = self._reduces(last) and plan.schedule is not Schedule.ZERO_BUBBLE
         for block, again in runs:
             slower = gathers.begin()
             if again:
@@ -87,8 +103,9 @@ class PlanTasks:
             out.waited(loads.root_reduce, rates, "reduce gradients", 1 if loads.root_reduce.us else 0)
         return out
 
-    def weights(self, stage: int, chunk: int) -> TaskRows:
-        """Return weights' gradients of a micro-batch, where the schedule does them apart."""
+    def weights(self, stage: int, chunk: int, *, last: bool) -> TaskRows:
+        """Return weights' gradients of a micro-batch, where the schedule does them apart; those of the ``last`` are
+        reduced."""
         out, loads = TaskRows.begun(), self._loads
         if stage == self._plan.pp - 1 and chunk == self._plan.chunks - 1:
             for _ in range(1 + loads.shape.predictions):
@@ -96,6 +113,8 @@ class PlanTasks:
         for block, count in loads.held(stage, chunk):
             for _ in range(count):
                 out.work(block.work.weights, self._rates, "weights")
+                if self._reduces(last):
+                    self._of_state(out, loads.reduce[stage], stage, "reduce gradients", after=(out.last_compute,))
         return out
 
     def end(self, stage: int) -> TaskRows:
@@ -142,6 +161,10 @@ class PlanTasks:
     def wait_for_state(self, out: TaskRows, exchange: Exchange, name: str) -> None:
         """Let work wait for all of a block's collectives of state."""
         out.waited(exchange, self._rates, name, 1 if exchange.us else 0)
+
+    def _reduces(self, last: bool) -> bool:
+        """Whether a micro-batch's gradients are reduced beside work."""
+        return self._once_beside and (self._plan.sharding is Sharding.GRADIENTS or last)
 
     def _block_forward(self, out: TaskRows, block: BlockLoads, slower: float,
                        again: Recomputation = Recomputation.NONE) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from graph_predictor.parallel.plan_program import TASKS, PlanProgram
+from graph_predictor.parallel.schedule import WEIGHTS
 from graph_predictor.parallel.simulated_plan import SimulatedPlan
 from graph_predictor.parallel.task_rows import PlanStream
 from graph_predictor.reports.timeline import TimelineProcess, Tracks, json_text, write_events
@@ -68,7 +69,7 @@ def _span(made: PlanProgram, times: Simulated, low: int, high: int) -> tuple[int
 
 def _title(made: PlanProgram, task: int) -> str:
     kind = TASKS[int(made.task_kind[task])]
-    if made.task_kind[task] == len(TASKS) - 1:
+    if made.task_kind[task] > WEIGHTS:
         return kind
     chunk = f", chunk {made.task_chunk[task]}" if made.task_chunk.max() else ""
     return f"{kind} {made.task_microbatch[task]}{chunk}"
