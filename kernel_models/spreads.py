@@ -55,6 +55,9 @@ COMPILED_KERNELS = 0.1
 taken from sizes. Beside the intervals of what is replaced it makes those of the ratio of compiled to eager steps hold
 83% of 231 steps of image models, of families nobody looked at (RTX 4090, inference; benchmarks/compiled.py)."""
 
+STATE_SPACE_KERNELS = 0.5
+"""Kernels of a state-space mixer's recurrence, all together, added: they are written in Triton and priced as the
+products and bytes that they take. Set, not measured."""
 HOST_ROWS = 1.1
 """Look-ups of tables in the host's memory, cached on the device or not, added: a factor of 3 either way. Set, not
 measured; TorchRec's planner takes both kernels to be ten times slower than the bandwidths they read at."""

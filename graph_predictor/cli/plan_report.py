@@ -94,6 +94,24 @@ def _plain_plan(each: Ranked, first: Ranked, price: float | None) -> dict[str, A
         "sources": {Source(source).label: share for source, share in e.sources.items()}}
 
 
+def heads_text(shape: TransformerShape, *, sized: bool = False) -> str:
+    """Heads of attention, and how many layers have attention and state-space mixers where not all have the one.
+
+    Args:
+        shape: of the decoder.
+        sized: say how wide a head is.
+    """
+    mixed = sum(run.layers for run in shape.runs if run.state is not None)
+    attended = [run for run in shape.runs if run.attends]
+    heads = f"{attended[0].heads} heads" if attended else "no attention"
+    if attended and sized:
+        heads += f" of {attended[0].width_of_head}"
+    if not mixed:
+        return heads
+    of = f" in {sum(run.layers for run in attended)} of them" if attended else ""
+    return f"{heads}{of}, state-space mixers in {mixed}"
+
+
 def report(found: Sequence[Plans], price: float | None, top: int, target: Framework | None) -> None:
     """Print the tables of every size, and of all sizes what is worth having."""
     out, shape = Report(), found[0].shape
@@ -102,7 +120,7 @@ def report(found: Sequence[Plans], price: float | None, top: int, target: Framew
     routed = next((run for run in shape.runs if run.experts), None)
     experts = "" if routed is None else f", {routed.experts} experts of which {routed.top_k} work"
     out.line(f"{found[0].model}: a decoder of {said} parameters ({shape.layers} layers of width {shape.hidden:,}, "
-             f"{shape.heads} heads{experts}, vocabulary {shape.vocab:,}, {shape.dtype}{_linears(shape)}), sequences of "
+             f"{heads_text(shape)}{experts}, vocabulary {shape.vocab:,}, {shape.dtype}{_linears(shape)}), sequences of "
              f"{shape.seq:,} tokens.")
     for each in found:
         _report_size(out, each, price, top)

@@ -75,12 +75,13 @@ def _values(each: ShapeAdvice) -> dict[str, Any]:
 
 
 def _report(found: ShapeReport, top: int) -> None:
+    from graph_predictor.cli.plan_report import heads_text
     from kernel_models.heuristics.shape_terms import TERMS
 
     out, shape, cost = Report(), found.shape, found.cost
-    out.line(f"{found.model} on {found.device.name}: {shape.layers} layers of width {shape.hidden:,}, {shape.heads} "
-             f"heads of {shape.width_of_head}, inner width {shape.ffn:,}, vocabulary {shape.vocab:,}, {shape.dtype}; a "
-             f"rank's micro-batch is {found.plan.samples} × {shape.seq:,} tokens, tp={found.plan.tp}.")
+    out.line(f"{found.model} on {found.device.name}: {shape.layers} layers of width {shape.hidden:,}, "
+             f"{heads_text(shape, sized=True)}, inner width {shape.ffn:,}, vocabulary {shape.vocab:,}, {shape.dtype}; "
+             f"a rank's micro-batch is {found.plan.samples} × {shape.seq:,} tokens, tp={found.plan.tp}.")
     lost = {term: share for term, share in cost.lost().items() if share >= 0.0005}
     said = ", ".join(f"{percent(share)} for {TERMS[term]}" for term, share in lost.items()) or "nothing"
     out.line(f"A token takes {cost.total_us:,.4g} µs of a GPU, forward and backward. Of this its sizes cost: {said}.")

@@ -8,7 +8,8 @@ PyTorch's own wrappers call.
 tensor             an all-reduce after attention and one after the feed-forward part, in backward one before each; with
                    sequence parallelism a reduce-scatter and an all-gather in place of each, and in backward one more
                    all-gather each of what the weights' gradients need
-context            keys and values to all parts of the sequence, their gradients back
+context            keys and values to all parts of the sequence, their gradients back; of a state-space mixer an
+                   all-to-all from tokens to heads and one back, in either direction
 experts            an all-to-all to the experts and one back, in either direction; where tensor-parallel ranks share an
                    expert and have tokens of their own, these are gathered among them before it and reduced after it
 pipeline           the residual stream between stages, and its gradient back
@@ -59,7 +60,7 @@ class Communication:
 
 
 def of_block(stream: float, *, sequence_parallel: bool, keys: float = 0.0, routed: float = 0.0, shared: float = 0.0,
-             split: int = 2) -> list[Communication]:
+             split: int = 2, mixed: tuple[float, float] = (0.0, 0.0)) -> list[Communication]:
     """Return what one block of a decoder communicates.
 
     Args:
@@ -70,6 +71,7 @@ def of_block(stream: float, *, sequence_parallel: bool, keys: float = 0.0, route
         shared: bytes that the tensor-parallel ranks which share an expert gather for it.
         split: parts of the block whose work tensor-parallel ranks share: attention and the feed-forward part, or the
             first alone where its experts are their ranks' own.
+        mixed: bytes of what goes into a state-space mixer's recurrence and of what comes out, of a rank's tokens.
     """
     found = []
     gather, scatter = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
@@ -85,6 +87,8 @@ def of_block(stream: float, *, sequence_parallel: bool, keys: float = 0.0, route
         found.append(Communication("keys and values", "cp", gather, keys, during))
         if again:
             found.append(Communication("gradients of keys and values", "cp", scatter, keys, during))
+        found += [Communication("tokens for heads of a mixer", "cp", CollectiveKind.ALL_TO_ALL, payload, during)
+                  for payload in mixed if payload]
         found.append(Communication("expert dispatch and combine", "ep", CollectiveKind.ALL_TO_ALL, routed, during, 2))
         if shared:
             found += [Communication("tokens of shared experts", "etp", kind, shared, during)

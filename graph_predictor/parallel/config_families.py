@@ -33,7 +33,7 @@ def llama(f: ConfigFields) -> TransformerShape:
                         "there is no head_dim; check the file.")
     return TransformerShape(
         f.size("num_hidden_layers", most=MOST_LAYERS), hidden, heads, f.size("num_key_value_heads", default=heads),
-        f.size("intermediate_size"), f.size("vocab_size"), _sequence(f), head, gated=True, rms=True,
+        f.size("intermediate_size"), f.size("vocab_size"), sequence_of(f), head, gated=True, rms=True,
         bias=f.flag("mlp_bias", default=False), qkv_bias=f.flag("attention_bias", default=False), rotary=True,
         tied=f.flag("tie_word_embeddings", default=False))
 
@@ -50,7 +50,7 @@ def phi3(f: ConfigFields) -> TransformerShape:
 
 def mixtral(f: ConfigFields) -> TransformerShape:
     """Llama with experts in every layer."""
-    return replace(mistral(f), experts=f.size("num_local_experts"), top_k=_top_k(f, f.size("num_local_experts")),
+    return replace(mistral(f), experts=f.size("num_local_experts"), top_k=top_k_of(f, f.size("num_local_experts")),
                    imbalance=IMBALANCE)
 
 
@@ -117,14 +117,15 @@ def gpt_neox(f: ConfigFields) -> TransformerShape:
     hidden = f.size("hidden_size")
     return TransformerShape(
         f.size("num_hidden_layers", most=MOST_LAYERS), hidden, heads, heads,
-        f.size("intermediate_size", default=4 * hidden), f.size("vocab_size"), _sequence(f), rotary=True,
+        f.size("intermediate_size", default=4 * hidden), f.size("vocab_size"), sequence_of(f), rotary=True,
         bias=f.flag("attention_bias", default=True), tied=f.flag("tie_word_embeddings", default=False))
 
 
 def gpt_oss(f: ConfigFields) -> TransformerShape:
     """Llama with experts, biases everywhere, and a window on every other layer."""
     experts = f.size("num_local_experts", "num_experts")
-    shape = replace(llama(f), bias=True, qkv_bias=True, experts=experts, top_k=_top_k(f, experts), imbalance=IMBALANCE)
+    shape = replace(llama(f), bias=True, qkv_bias=True, experts=experts, top_k=top_k_of(f, experts),
+                    imbalance=IMBALANCE)
     return _windowed(f, shape, lambda layer: layer % 2 == 0, default=128)
 
 
@@ -138,13 +139,13 @@ def deepseek(f: ConfigFields) -> TransformerShape:
     heads = f.size("num_attention_heads")
     dense = TransformerShape(
         f.size("num_hidden_layers", most=MOST_LAYERS), f.size("hidden_size"), heads, heads, f.size("intermediate_size"),
-        f.size("vocab_size"), _sequence(f), gated=True, rms=True, bias=False, rotary=True, latent=latent,
+        f.size("vocab_size"), sequence_of(f), gated=True, rms=True, bias=False, rotary=True, latent=latent,
         tied=f.flag("tie_word_embeddings", default=False))
     experts = f.size("n_routed_experts", default=0, least=0)
     if not experts:
         return dense
     width = f.size("moe_intermediate_size")
-    routed = replace(dense, ffn=width, experts=experts, top_k=_top_k(f, experts), imbalance=IMBALANCE,
+    routed = replace(dense, ffn=width, experts=experts, top_k=top_k_of(f, experts), imbalance=IMBALANCE,
                      shared_ffn=width * f.size("n_shared_experts", default=0, least=0, most=experts))
     first = f.size("first_k_dense_replace", default=0, least=0)
     every = f.size("moe_layer_freq", default=1)
@@ -162,7 +163,7 @@ def falcon(f: ConfigFields) -> TransformerShape:
     beside = f.flag("parallel_attn", default=True)
     return TransformerShape(
         f.size("num_hidden_layers", "n_layer", most=MOST_LAYERS), hidden, heads, kv_heads,
-        f.size("ffn_hidden_size", default=4 * hidden), f.size("vocab_size"), _sequence(f, 2048),
+        f.size("ffn_hidden_size", default=4 * hidden), f.size("vocab_size"), sequence_of(f, 2048),
         bias=f.flag("bias", default=False), rotary=rotary, positions=0, norms=1 if beside and not newer else 2,
         tied=f.flag("tie_word_embeddings", default=True))
 
@@ -216,7 +217,7 @@ def dbrx(f: ConfigFields) -> TransformerShape:
 def grok(f: ConfigFields) -> TransformerShape:
     """Llama with experts in every layer, norms on both sides and a tied matrix."""
     experts = f.size("num_experts", "num_local_experts")
-    return replace(llama(f), norms=4, experts=experts, top_k=_top_k(f, experts), imbalance=IMBALANCE,
+    return replace(llama(f), norms=4, experts=experts, top_k=top_k_of(f, experts), imbalance=IMBALANCE,
                    tied=f.flag("tie_word_embeddings", default=True))
 
 
@@ -247,11 +248,13 @@ def stacked(usual: TransformerShape, kinds: Sequence[TransformerShape]) -> Trans
     return runs[0] if len(runs) == 1 else replace(usual, layers=len(kinds), stack=tuple(runs))
 
 
-def _sequence(f: ConfigFields, default: int = SEQUENCE) -> int:
+def sequence_of(f: ConfigFields, default: int = SEQUENCE) -> int:
+    """Return the tokens of a usual sequence of pre-training."""
     return min(SEQUENCE, f.size("max_position_embeddings", default=default))
 
 
-def _top_k(f: ConfigFields, experts: int) -> int:
+def top_k_of(f: ConfigFields, experts: int) -> int:
+    """Return the experts of a token."""
     return f.size("num_experts_per_tok", "experts_per_token", "num_selected_experts", default=2, most=experts)
 
 
@@ -276,7 +279,7 @@ def _sparse(f: ConfigFields, dense: TransformerShape, shared: int) -> Transforme
     """The decoder with experts in every ``decoder_sparse_step``-th layer but those of ``mlp_only_layers``."""
     experts = f.size("num_experts", "n_routed_experts")
     routed = replace(dense, ffn=f.size("moe_intermediate_size", "intermediate_size"), experts=experts,
-                     top_k=_top_k(f, experts), shared_ffn=shared, imbalance=IMBALANCE)
+                     top_k=top_k_of(f, experts), shared_ffn=shared, imbalance=IMBALANCE)
     if dense.stack:
         raise PlanError(f"{f.where} has windows on some layers and experts on some, which no plan knows together; give "
                         "use_sliding_window=false.")

@@ -9,6 +9,7 @@ from typing import Any
 
 from graph_predictor.parallel.config_families import FAMILIES, IMBALANCE, by_fields
 from graph_predictor.parallel.config_fields import MOST_LAYERS, ConfigFields
+from graph_predictor.parallel.config_hybrids import HYBRIDS
 from graph_predictor.sizes.named_sizes import MOST
 from tracer.decode import DecodeError, from_json
 from tracer.input_file import open_input, why_unopened
@@ -17,6 +18,8 @@ from tracer.shape_only.errors import ShapeOnlyError
 from tracer.shape_only.transformer import TransformerShape
 
 CONFIG = "config.json"
+KNOWN = {**FAMILIES, **HYBRIDS}
+"""Model types that are known."""
 MOST_BYTES = 1 << 20
 """A config has some kilobytes; some list every token of theirs."""
 _NOT_DECODERS = frozenset((
@@ -109,7 +112,7 @@ def decoder_of_config(values: Mapping[str, Any], name: str, where: str, settings
     fields = ConfigFields(values, where)
     kind = fields.word("model_type")
     _check_decoder(fields, kind)
-    family = FAMILIES.get(kind)
+    family = KNOWN.get(kind)
     if family is None:
         fields.notes.append(f"The model type {kind or 'of the file'} is not known; its fields are taken to mean what "
                             "Llama's do.")
@@ -128,11 +131,12 @@ def _check_decoder(fields: ConfigFields, kind: str) -> None:
     """Raise ``PlanError`` for a config of something else."""
     made = fields.words("architectures")
     if kind in _NOT_DECODERS or fields.flag("is_encoder_decoder", default=False) or (
-            kind not in FAMILIES and made and not any(word in each for each in made for word in _GENERATORS)):
+            kind not in KNOWN and made and not any(word in each for each in made for word in _GENERATORS)):
         raise PlanError(f"{fields.where} is of {kind or made[0]}, which is no decoder, so that how to split its layers "
-                        f"is not known; plans are made for {', '.join(sorted(FAMILIES))} and what has their fields.")
-    if kind not in FAMILIES and fields.has(*_STATE_SPACE):
-        raise PlanError(f"{fields.where} has state-space layers, which no plan knows yet; give a decoder of attention.")
+                        f"is not known; plans are made for {', '.join(sorted(KNOWN))} and what has their fields.")
+    if kind not in KNOWN and fields.has(*_STATE_SPACE):
+        raise PlanError(f"{fields.where} has state-space layers of the type {kind or 'unknown'}, which no plan knows; "
+                        f"of those with such layers, plans are made for {', '.join(sorted(HYBRIDS))}.")
 
 
 def _typed(fields: ConfigFields, shape: TransformerShape) -> TransformerShape:

@@ -85,7 +85,7 @@ def check_decoder_plan(plan: ParallelPlan, shape: TransformerShape, on: Topology
                         "name a larger topology.")
     for kind in shape.kinds:
         for what, value, name, by in (
-                ("heads", kind.heads, "tp", plan.tp), ("heads of keys and values", kind.kv_heads, "tp", plan.tp),
+                *kind.shared_heads(plan.tp, plan.cp),
                 ("features of an expert" if kind.experts else "features of the feed-forward part", kind.ffn, "tp",
                  plan.expert_tp if kind.experts else plan.tp),
                 ("features of the shared experts", kind.shared_ffn, "tp", plan.tp),

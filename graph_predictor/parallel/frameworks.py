@@ -84,6 +84,8 @@ def _has(framework: Framework, ways: Ways, plan: ParallelPlan, shape: Transforme
     if plan.tp > 1 and not plan.sequence_parallel:
         # Megatron-Core asks for sequence parallelism where experts and tensor parallelism meet.
         tensor_ok = ways.plain_tensor and not (any(run.experts for run in shape.runs))
+    if framework is Framework.TORCHTITAN and plan.tp * plan.cp > 1:
+        tensor_ok = tensor_ok and all(run.state is None for run in shape.runs)  # Megatron-Core alone splits mixers
     alone = not shares and not plan.sharding
     return (
         tensor_ok

@@ -153,7 +153,6 @@ class _Routed(TypedDict, total=False):
 
     routed: float
     shared: float
-    split: int
 
 
 class PlanCalls:
@@ -293,7 +292,12 @@ def _within_block(calls: PlanCalls, plan: ParallelPlan, kind: TransformerShape, 
                   on: Topology) -> None:
     dtype, width = dtype_name(kind.dtype), kind.element_bytes
     keys = float(plan.samples * kind.seq * kind.kv_width // plan.tp * width)
-    for each in of_block(stream, sequence_parallel=plan.sequence_parallel, keys=keys, **_routed(plan, kind, stream)):
+    tokens = plan.samples * kind.seq // plan.cp
+    mixed = (0.0, 0.0) if kind.state is None else (
+        float(tokens * kind.state.projected // plan.tp * width), float(tokens * kind.state.inner // plan.tp * width))
+    parts = int(kind.attends or kind.state is not None) + _shared_forward(plan, kind)
+    for each in of_block(stream, sequence_parallel=plan.sequence_parallel, keys=keys, mixed=mixed, split=parts,
+                         **_routed(plan, kind, stream)):
         place, name = on.place(plan.spaced(each.dimension)), _WORK[each.dimension]
         # Overlapped gathers come piece by piece before their products; in backward all have one to run beside. They
         # are written into the other GPUs' memory (userbuffers, symmetric memory), which those of a node alone allow.
@@ -314,8 +318,15 @@ def _routed(plan: ParallelPlan, kind: TransformerShape, stream: float) -> _Route
     every = stream * kind.top_k * kind.imbalance
     if not plan.sequence_parallel:
         return {"routed": every}
-    return {"routed": every / plan.tp, "shared": every if plan.expert_tp > 1 else 0.0,
-            "split": 2 if kind.shared_ffn else 1}
+    return {"routed": every / plan.tp, "shared": every if plan.expert_tp > 1 else 0.0}
+
+
+def _shared_forward(plan: ParallelPlan, kind: TransformerShape) -> bool:
+    """Whether tensor-parallel ranks share the work of a block's feed-forward part; with sequence parallelism experts
+    are their ranks' own."""
+    if kind.experts and plan.sequence_parallel:
+        return kind.shared_ffn > 0
+    return kind.experts > 0 or kind.ffn > 0
 
 
 def _of_parameters(calls: PlanCalls, plan: ParallelPlan, shape: TransformerShape, on: Topology) -> None:

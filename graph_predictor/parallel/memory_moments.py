@@ -81,7 +81,7 @@ def kept_of(plan: ParallelPlan, shape: TransformerShape, pieces: LayerPieces, st
     kinds = zip(blocks_of_stage(plan, shape, stage), recomputed_of_stage(plan, shape, stage), strict=True)
     for (kind, count), again in kinds:
         block = float(plan.samples * pieces.saved_bytes(replace(kind, flash=True) if fused else kind, part))
-        if plan.cp > 1:
+        if plan.cp > 1 and kind.attends:
             block += tokens_of(plan, kind) * kind.heads / plan.tp * kind.width_of_values * kind.element_bytes
         total += (count - again) * block
         if again:
@@ -125,7 +125,7 @@ def _beside_loss(plan: ParallelPlan, shape: TransformerShape) -> float:
 
 def _beside_block(plan: ParallelPlan, kind: TransformerShape) -> float:
     """Bytes of gradients within a block, at most: of the feed-forward part's inner values and the stream's two ends,
-    or of attention's scores where they are not fused."""
+    of attention's scores where they are not fused, or of what goes into a state-space mixer's recurrence."""
     width, tokens = kind.element_bytes, tokens_of(plan, kind)
     inner = (2 if kind.gated else 1) * width
     if kind.experts:
@@ -134,5 +134,8 @@ def _beside_block(plan: ParallelPlan, kind: TransformerShape) -> float:
         forward = rows * (inner * kind.ffn / plan.expert_tp + 2 * width * kind.hidden)
     else:
         forward = tokens * inner * kind.ffn / plan.tp
-    scores = 0.0 if kind.flash else 2 * width * plan.samples * kind.heads / plan.tp * kind.seq / plan.cp * kind.seq
-    return float(max(forward, scores) + 2 * width * tokens * kind.hidden)
+    scores = 0.0
+    if kind.attends and not kind.flash:
+        scores = 2 * width * plan.samples * kind.heads / plan.tp * kind.seq / plan.cp * kind.seq
+    mixed = 0.0 if kind.state is None else tokens * width * (kind.state.projected + kind.state.inner) / plan.tp
+    return float(max(forward, scores, mixed) + 2 * width * tokens * kind.hidden)

@@ -67,6 +67,7 @@ def _gradient_stand_ins(plan: ParallelPlan, shape: TransformerShape, stage: int)
     sizes: set[tuple[str, int]] = set()
     for kind, _ in blocks_of_stage(plan, shape, stage):
         sizes.add(("attention", kind.attention_parameters(plan.tp)))
+        sizes.add(("state-space mixer", kind.state_parameters(plan.tp)))
         if not kind.experts:
             sizes.add(("feed-forward", kind.feed_forward_parameters(plan.tp)))
             continue

@@ -17,6 +17,7 @@ from kernel_models.device import DeviceSpec
 from kernel_models.dtypes import itemsize
 from kernel_models.op_call import Family, OpCall
 from tracer.parallel_plan import PlanError
+from tracer.shape_only.state_space import SCAN
 from tracer.shape_only.transformer import LINEARS, TransformerShape
 
 _WIDTH = {"fp8": 1.0, "fp8_block": 1.0 + 4 / 128, "mxfp8": 1.0 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
@@ -92,8 +93,8 @@ def weights_cast(shape: TransformerShape, parameters: float, to: NarrowType) -> 
 
 def _is_linear(call: OpCall, shape: TransformerShape) -> bool:
     """Whether a product is one of a linear layer that is cast: experts' grouped ones are; routers and the products of
-    unfused attention are not."""
-    if call.family is not Family.GEMM:
+    unfused attention and of state-space mixers' recurrence are not."""
+    if call.family is not Family.GEMM or SCAN in call.flags:
         return False
     batch, *sizes = call.dims
     if batch > 1:

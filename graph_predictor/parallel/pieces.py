@@ -17,8 +17,10 @@ from kernel_models.device_choice import shape_device
 from kernel_models.op_call import Family, OpCall
 from kernel_models.power import sustained
 from kernel_models.pricing import Models, PricedCalls, price
+from kernel_models.spreads import STATE_SPACE_KERNELS
 from tracer.graph import ExecutionGraph, Phase
 from tracer.parallel_plan import Recomputation
+from tracer.shape_only.state_space import SCAN
 from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
 
 PRODUCTS = frozenset((Family.GEMM, Family.ATTENTION))
@@ -117,8 +119,9 @@ class LayerPieces:
         if key not in self._costs:
             traced = self._traced(shape, part)
             forward, backward = (self._as_run(calls, shape, part) for calls in (traced.forward, traced.backward))
-            core = [] if shape.flash or part.piece is not Piece.BLOCK else [
-                call for call in forward if call.kind in _CORE or _is_core_dropout(call, shape, part)]
+            core = [] if shape.flash or part.piece is not Piece.BLOCK or not shape.attends else [
+                call for call in forward if SCAN not in call.flags and (
+                    call.kind in _CORE or _is_core_dropout(call, shape, part))]
             whole = self._work(forward)
             again = {kind: self._work(_run_again(forward, kind)) for kind in _KEPT} if part.piece is Piece.BLOCK else {}
             self._costs[key] = PieceCost(whole, self._work(backward), self._work(core),
@@ -155,6 +158,9 @@ class LayerPieces:
         graph = trace_part(shape, part, shape_device(self.device))
         phase = graph.ops.phase
         calls = calls_by_operation(graph, range(len(graph.ops)))
+        if shape.state is not None:
+            calls = {op: tuple(replace(call, flags=(*call.flags, SCAN)) for call in each)
+                     if _scans(graph, op) else each for op, each in calls.items()}
         return TracedCalls(*(tuple(call for op, each in calls.items() if bool(phase[op] == Phase.BACKWARD) is back
                                    for call in each) for back in (False, True)))
 
@@ -205,7 +211,11 @@ class LayerPieces:
         us = priced.times_us
         product = np.array([call.family in PRODUCTS for call in priced.calls])[priced.index]
         source = priced.source[priced.index]
-        return LayerWork(float(us[product].sum()), float(us[~product].sum()), *priced.total_interval_us(), len(calls),
+        low, high = priced.total_interval_us()
+        # Nobody measured these kernels, so that all of them may be off by as much.
+        scans = float(us[[SCAN in call.flags for call in calls]].sum())
+        low, high = low - scans * -math.expm1(-STATE_SPACE_KERNELS), high + scans * math.expm1(STATE_SPACE_KERNELS)
+        return LayerWork(float(us[product].sum()), float(us[~product].sum()), low, high, len(calls),
                          {int(each): float(us[source == each].sum()) for each in np.unique(source)})
 
     def _priced(self, calls: Sequence[OpCall]) -> PricedCalls:
@@ -219,8 +229,13 @@ def _run_again(forward: Sequence[OpCall], kind: Recomputation) -> list[OpCall]:
     return [call for i, call in enumerate(forward[:last]) if i not in kept]
 
 
+def _scans(graph: ExecutionGraph, op: int) -> bool:
+    """Whether an operation stands for a kernel of a state-space mixer's recurrence."""
+    return graph.strings[int(graph.ops.module[op])].rpartition("/")[2] == SCAN
+
+
 def _products(forward: Sequence[OpCall]) -> list[int]:
-    return [i for i, call in enumerate(forward) if call.family is Family.GEMM]
+    return [i for i, call in enumerate(forward) if call.family is Family.GEMM and SCAN not in call.flags]
 
 
 def _attention(forward: Sequence[OpCall]) -> list[int]:

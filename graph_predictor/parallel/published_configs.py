@@ -39,9 +39,20 @@ CONFIGS: dict[str, dict[str, Any]] = {
                    "num_key_value_heads": 8, "head_dim": 256, "intermediate_size": 14_336},
     "gemma-2-27b": {**_GEMMA2, "hidden_size": 4608, "num_hidden_layers": 46, "num_attention_heads": 32,
                     "num_key_value_heads": 16, "head_dim": 128, "intermediate_size": 36_864},
+    "nemotron-h-8b": {"model_type": "nemotron_h", "hidden_size": 4096, "num_hidden_layers": 52,
+                      "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+                      "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 21_504,
+                      "mamba_num_heads": 128, "mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 8,
+                      "vocab_size": 131_072, "max_position_embeddings": 8192},
+    "granite-4.0-h-small": {"model_type": "granitemoehybrid", "hidden_size": 4096, "num_hidden_layers": 40,
+                            "layer_types": ["attention" if layer % 10 == 5 else "mamba" for layer in range(40)],
+                            "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 768,
+                            "shared_intermediate_size": 1536, "num_local_experts": 72, "num_experts_per_tok": 10,
+                            "mamba_n_heads": 128, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1,
+                            "vocab_size": 100_352, "tie_word_embeddings": True, "max_position_embeddings": 131_072},
     "gpt-oss-20b": {**_GPT_OSS, "num_hidden_layers": 24, "num_local_experts": 32},
     "gpt-oss-120b": {**_GPT_OSS, "num_hidden_layers": 36, "num_local_experts": 128},
 }
 """Config by name. Sources: DeepSeek-V2 (2405.04434, section 3.1.2) and V3 (2412.19437, section 4.2), Mistral 7B
 (2310.06825), Mixtral (2401.04088), Qwen2.5 (2412.15115), Qwen3 (2505.09388), Gemma 2 (2408.00118), gpt-oss
-(2508.10925), and their cards."""
+(2508.10925), Nemotron-H (2504.03624, section 2.1), Granite 4.0, and their cards."""

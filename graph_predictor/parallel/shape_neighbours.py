@@ -55,7 +55,7 @@ def changed(shape: TransformerShape, **values: Any) -> TransformerShape:
 
 def _heads(shape: TransformerShape, plan: ParallelPlan) -> Iterator[ShapeChange]:
     """As many parameters in other heads: of queries, and in the same proportion of keys and values."""
-    if shape.latent is not None:
+    if shape.latent is not None or not any(run.attends for run in shape.runs):
         return
     size = shape.width_of_head
     inner, keys = shape.heads * size, shape.kv_heads * size
@@ -84,6 +84,8 @@ def _around(size: int, ranks: int) -> list[int]:
 
 def _inner(shape: TransformerShape, plan: ParallelPlan) -> Iterator[ShapeChange]:
     ranks = plan.expert_tp if shape.experts else plan.tp
+    if not shape.ffn:
+        return
     for ffn in _around(shape.ffn, ranks):
         yield ShapeChange("ffn", f"{ffn:,}", changed(shape, ffn=ffn), plan, credited=True)
 
@@ -97,8 +99,9 @@ def _vocabulary(shape: TransformerShape, plan: ParallelPlan) -> Iterator[ShapeCh
 
 def _widths(shape: TransformerShape, plan: ParallelPlan) -> Iterator[ShapeChange]:
     """More or fewer heads of the same size, with an inner width in proportion."""
-    if shape.latent is not None or shape.heads * shape.width_of_head != shape.hidden:
-        return
+    if shape.latent is not None or shape.heads * shape.width_of_head != shape.hidden or any(
+            run.state is not None for run in shape.runs):
+        return  # a mixer's width goes with the stream's
     group = shape.heads // shape.kv_heads
     found = []
     for heads in range(1, 2 * shape.heads):

@@ -60,6 +60,13 @@ OTHERS: dict[str, dict[str, Any]] = {
     "DBRX": {"model_type": "dbrx", "d_model": 6144, "n_layers": 40, "n_heads": 48, "vocab_size": 100_352,
              "max_seq_len": 32_768, "attn_config": {"kv_n_heads": 8},
              "ffn_config": {"ffn_hidden_size": 10_752, "moe_num_experts": 16, "moe_top_k": 4}},
+    "Mamba-2 2.7B": {"model_type": "mamba2", "hidden_size": 2560, "num_hidden_layers": 64, "num_heads": 80,
+                     "head_dim": 64, "state_size": 128, "n_groups": 1, "vocab_size": 50_288,
+                     "tie_word_embeddings": True},
+    "Bamba 9B": config("bamba", 32, 4096, 32, 14_336, 128_256, attn_layer_indices=[9, 18, 27], mamba_n_heads=128,
+                       mamba_d_head="auto", mamba_d_state=128, mamba_n_groups=1, **KV8),
+    "Falcon-H1 7B": config("falcon_h1", 44, 3072, 12, 12_288, 130_048, num_key_value_heads=2, head_dim=128,
+                           mamba_d_ssm=3072, mamba_n_heads=24, mamba_d_head=128, mamba_d_state=256, mamba_n_groups=2),
 }
 PUBLISHED_TOTALS = {
     "Llama 3 8B": 8.03e9, "Llama 3 70B": 70.55e9, "Llama 3.1 405B": 405.85e9, "Llama 3.2 1B": 1.236e9,
@@ -68,10 +75,12 @@ PUBLISHED_TOTALS = {
     "DeepSeek-V2-Lite": 15.71e9, "Falcon 7B": 6.92e9, "Falcon 40B": 41.30e9, "MPT-7B": 6.65e9, "OPT-6.7B": 6.66e9,
     "BLOOM": 176.25e9, "DBRX": 131.6e9, "deepseek-v2": 235.7e9, "deepseek-v3": 671.0e9, "mistral-7b": 7.24e9,
     "mixtral-8x22b": 140.6e9, "qwen2.5-7b": 7.62e9, "qwen3-30b-a3b": 30.5e9, "qwen3-235b-a22b": 235.1e9,
-    "gemma-2-9b": 9.24e9, "gemma-2-27b": 27.23e9, "gpt-oss-20b": 20.91e9, "gpt-oss-120b": 116.8e9}
+    "gemma-2-9b": 9.24e9, "gemma-2-27b": 27.23e9, "gpt-oss-20b": 20.91e9, "gpt-oss-120b": 116.8e9,
+    "Mamba-2 2.7B": 2.70e9, "Bamba 9B": 9.78e9, "Falcon-H1 7B": 7.65e9, "nemotron-h-8b": 8.10e9,
+    "granite-4.0-h-small": 32.2e9}
 """Parameters as the models' cards give them; Falcon 7B's 7.22e9 counts its tied matrix twice."""
 ACTIVE = {"deepseek-v2": 21e9, "deepseek-v3": 37e9, "qwen3-30b-a3b": 3.3e9, "qwen3-235b-a22b": 22e9,
-          "gpt-oss-20b": 3.6e9, "gpt-oss-120b": 5.1e9}
+          "gpt-oss-20b": 3.6e9, "gpt-oss-120b": 5.1e9, "granite-4.0-h-small": 9e9}
 EVERY = {**OTHERS, **CONFIGS}
 
 
@@ -149,7 +158,13 @@ def test_an_unknown_type_is_read_by_its_fields() -> None:
     ({"tie_word_embeddings": "yes"}, "neither true nor false"), ({"model_type": 3}, "is no word"),
     ({"model_type": "bert"}, "is of bert, which is no decoder"), ({"is_encoder_decoder": True}, "which is no decoder"),
     ({"model_type": "x", "architectures": ["XForSequenceClassification"]}, "is no decoder"),
-    ({"model_type": "mamba2", "state_size": 128}, "state-space layers"),
+    ({"model_type": "jamba", "mamba_d_state": 16}, "state-space layers"),
+    ({"model_type": "nemotron_h"}, "lacks hybrid_override_pattern"),
+    ({"model_type": "nemotron_h", "hybrid_override_pattern": "M*"}, "names the kind of 2 layers"),
+    ({"model_type": "nemotron_h", "hybrid_override_pattern": "MX", "num_hidden_layers": 2}, "of the kind 'X'"),
+    ({"model_type": "nemotron_h", "hybrid_override_pattern": "E", "num_hidden_layers": 1, "n_routed_experts": 2,
+      "moe_latent_size": 8}, "experts on a narrower stream"),
+    ({"model_type": "bamba", "mamba_n_heads": 10, "mamba_n_groups": 3}, "10 heads of a state-space mixer in 3 groups"),
     ({"model_type": "gemma2", "sliding_window": 64, "layer_types": ["full_attention"]}, "names the kind of 1 layers"),
     ({"model_type": "gemma2", "layer_types": ["linear_attention"] * 32}, "the kind linear_attention"),
     ({"model_type": "qwen2_moe"}, "lacks num_experts"),

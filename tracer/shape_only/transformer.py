@@ -11,6 +11,7 @@ from enum import Enum
 from functools import lru_cache
 
 from tracer.shape_only.errors import ShapeOnlyError
+from tracer.shape_only.state_space import StateSpace
 
 LINEARS = ("fp8", "fp8_block", "mxfp8", "nvfp4")
 """Types of linear layers' products: fp8 with a scale for each tensor, for blocks of 128 values, for 32 (MX), and fp4
@@ -52,7 +53,7 @@ class TransformerShape:
         layers: blocks in all.
         hidden: width of the residual stream.
         heads, kv_heads: query heads, and heads of keys and values.
-        ffn: inner width of the feed-forward part, of each expert where there are some.
+        ffn: inner width of the feed-forward part, of each expert where there are some; 0: blocks have none.
         vocab, seq: size of the vocabulary, and tokens of a sequence.
         head_size: of one head; 0 for ``hidden / heads``.
         gated: the feed-forward part has a gate (SwiGLU).
@@ -61,9 +62,11 @@ class TransformerShape:
         qkv_bias: the projections of queries, keys and values have biases; ``None``: as ``bias`` says.
         qk_norm: queries and keys are normalised, head by head.
         norms: of a block: 2 before attention and feed-forward part; 4 after them too (Gemma 2); 1 for both side by side
-            on the same input (GPT-J's parallel block).
+            on the same input (GPT-J's parallel block), and for a block of one part alone.
         window: tokens that one attends to, its own among them; 0 for all before it.
         latent: multi-head latent attention, in place of ``kv_heads`` and ``head_size``.
+        attends: blocks have attention.
+        state: a state-space mixer: in place of attention, or beside it on the same input where there is both.
         rotary: rotary positions; else learned ones.
         positions: rows of the table of learned positions; ``None``: one a token of a sequence where positions are not
             rotary; 0: none (ALiBi).
@@ -108,6 +111,8 @@ class TransformerShape:
     norms: int = 2
     window: int = 0
     latent: Latent | None = None
+    attends: bool = True
+    state: StateSpace | None = None
     rotary: bool = False
     positions: int | None = None
     tied: bool = False
@@ -183,9 +188,21 @@ class TransformerShape:
 
     @property
     def kv_width(self) -> int:
-        """Features of a token's keys and values, all heads together, as attention takes them."""
+        """Features of a token's keys and values, all heads together, as attention takes them; 0 without attention."""
+        if not self.attends:
+            return 0
         heads = self.kv_heads if self.latent is None else self.heads
         return heads * (self.width_of_head + self.width_of_values)
+
+    def shared_heads(self, tp: int, cp: int) -> list[tuple[str, int, str, int]]:
+        """Return what of a block's attention and mixer ranks must be able to share: what it is, how many there are,
+        the ranks' dimension, and by how many they are shared."""
+        found = [("heads", self.heads, "tp", tp),
+                 ("heads of keys and values", self.kv_heads, "tp", tp)] if self.attends else []
+        if self.state is not None:
+            found += [("heads of a state-space mixer", self.state.heads, "tp" if cp == 1 else "tp cp", tp * cp),
+                      ("groups of a state-space mixer", self.state.groups, "tp", tp)]
+        return found
 
     @property
     def biased_qkv(self) -> bool:
@@ -208,10 +225,10 @@ class TransformerShape:
         return self.dense_parameters(tp) + self.expert_parameters(ep, tp if etp is None else etp)
 
     def dense_parameters(self, tp: int = 1) -> int:
-        """Parameters of one block on one rank that no routed expert has: attention, norms, and the feed-forward part or
-        the router and the shared experts."""
+        """Parameters of one block on one rank that no routed expert has: attention or what is in its place, norms, and
+        the feed-forward part or the router and the shared experts."""
         norm = self.hidden * (1 if self.rms else 2)
-        count = self.attention_parameters(tp) + norm * self.norms
+        count = self.attention_parameters(tp) + self.state_parameters(tp) + norm * self.norms
         if self.merges:  # norms of the stream, of the embedding and before the head
             count += 2 * self.hidden * self.hidden + 3 * norm
         if self.experts:
@@ -219,8 +236,14 @@ class TransformerShape:
             return count + (self._feed_forward(self.shared_ffn, tp) if self.shared_ffn else 0)
         return count + self._feed_forward(self.ffn, tp)
 
+    def state_parameters(self, tp: int = 1) -> int:
+        """Parameters of one block's state-space mixer on one rank; 0 without one."""
+        return 0 if self.state is None else self.state.parameters(self.hidden, tp)
+
     def attention_parameters(self, tp: int = 1) -> int:
-        """Parameters of one block's attention on one rank."""
+        """Parameters of one block's attention on one rank; 0 without it."""
+        if not self.attends:
+            return 0
         d, heads = self.width_of_head, self.heads // tp
         count = heads * self.width_of_values * self.hidden + (self.hidden if self.bias else 0)
         if self.latent is not None:
@@ -241,6 +264,8 @@ class TransformerShape:
         return self._feed_forward(self.shared_ffn if self.experts else self.ffn, tp)
 
     def _feed_forward(self, inner: int, tp: int) -> int:
+        if not inner:
+            return 0
         count = self.hidden * inner // tp * (3 if self.gated else 2)
         return count + (inner // tp * (2 if self.gated else 1) + self.hidden if self.bias else 0)
 
@@ -311,7 +336,7 @@ class TransformerPart:
     def check(self, shape: TransformerShape) -> None:
         """Raise ``ShapeOnlyError`` unless the shape divides as the part wants it."""
         tokens = shape.seq * self.microbatch // self.cp
-        for what, value, by in (("heads", shape.heads, self.tp), ("kv_heads", shape.kv_heads, self.tp),
+        for what, value, by in (*((what, value, by) for what, value, _, by in shape.shared_heads(self.tp, self.cp)),
                                 ("ffn", shape.ffn, self.expert_tp if shape.experts else self.tp),
                                 ("shared_ffn", shape.shared_ffn, self.tp),
                                 ("seq", shape.seq, self.cp * 2 if self.cp > 1 else 1),

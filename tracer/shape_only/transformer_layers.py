@@ -3,7 +3,7 @@ collectives."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -132,7 +132,7 @@ class RoutedPart(nn.Module):
         return routed + on_all_tokens(self.shared, x, self.part)
 
 
-def on_all_tokens(layer: nn.Module, x: Tensor, part: TransformerPart, *more: object) -> Tensor:
+def on_all_tokens(layer: Callable[..., Tensor], x: Tensor, part: TransformerPart, *more: object) -> Tensor:
     """Return what a tensor-parallel layer makes of the tokens of all its ranks, this rank's own of it."""
     if not part.sequence_parallel:
         return layer(x, *more)

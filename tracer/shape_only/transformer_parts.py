@@ -23,6 +23,7 @@ from tracer.shape_only.trace import trace_step
 from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
 from tracer.shape_only.transformer_attention import attention_of
 from tracer.shape_only.transformer_layers import RoutedPart, SplitFeedForward, norm_of, on_all_tokens
+from tracer.shape_only.transformer_state_space import StateSpaceMixer
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -54,26 +55,46 @@ class Block(nn.Module):
         self.shape, self.part = shape, part
         self.attention_norm, self.forward_norm = norm_of(shape), norm_of(shape) if shape.norms > 1 else None
         self.after = nn.ModuleList(norm_of(shape) for _ in range(shape.norms - 2))
-        self.attention = attention_of(shape, part)
-        self.feed_forward: nn.Module = RoutedPart(shape, part) if shape.experts else SplitFeedForward(
-            shape, shape.ffn // part.tp)
+        self.mixers = nn.ModuleList(_mixers(shape, part))
+        self.feed_forward = _feed_forward(shape, part)
         self.merge = _Merge(shape) if shape.merges else None
 
     def forward(self, x: Tensor, angles: Tensor | None) -> Tensor:
-        """Attention and the feed-forward part, each added to its unnormalised input."""
+        """Attention or what is in its place, and the feed-forward part, each added to its unnormalised input."""
         if self.merge is not None:
             x = self.merge(x)
         first = self.attention_norm(x)
-        x = self._added(x, on_all_tokens(self.attention, first, self.part, angles), 0)
+        if self.mixers:
+            x = self._added(x, on_all_tokens(self._mixed, first, self.part, angles), 0)
+        if self.feed_forward is None:
+            return x
         inner = first if self.forward_norm is None else self.forward_norm(x)
         routed = isinstance(self.feed_forward, RoutedPart)
         return self._added(
             x, self.feed_forward(inner) if routed else on_all_tokens(self.feed_forward, inner, self.part), 1)
 
+    def _mixed(self, x: Tensor, angles: Tensor | None) -> Tensor:
+        first, *others = (mixer(x) if isinstance(mixer, StateSpaceMixer) else mixer(x, angles)
+                          for mixer in self.mixers)
+        return sum(others, first)
+
     def _added(self, x: Tensor, inner: Tensor, which: int) -> Tensor:
         if self.after:
             inner = self.after[which](inner)
         return x + F.dropout(inner, self.shape.dropout)
+
+
+def _mixers(shape: TransformerShape, part: TransformerPart) -> Iterator[nn.Module]:
+    if shape.attends:
+        yield attention_of(shape, part)
+    if shape.state is not None:
+        yield StateSpaceMixer(shape, part, shape.state)
+
+
+def _feed_forward(shape: TransformerShape, part: TransformerPart) -> nn.Module | None:
+    if shape.experts:
+        return RoutedPart(shape, part)
+    return SplitFeedForward(shape, shape.ffn // part.tp) if shape.ffn else None
 
 
 class _Merge(nn.Module):
@@ -219,7 +240,8 @@ def _runner(shape: TransformerShape, part: TransformerPart) -> Callable[[], tupl
         block = _on_device(Block(shape, part), shape)
         x = torch.empty(own, batch, shape.hidden, dtype=kind, device="cuda", requires_grad=True)
         turned = shape.width_of_head if shape.latent is None else shape.latent.rotated
-        angles = torch.empty(seq, 1, 1, turned, dtype=kind, device="cuda") if shape.rotary else None
+        turns = shape.rotary and shape.attends
+        angles = torch.empty(seq, 1, 1, turned, dtype=kind, device="cuda") if turns else None
         return block, lambda: block(_fresh(x), angles)
 
     return build
