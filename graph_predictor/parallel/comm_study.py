@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +14,13 @@ from graph_predictor.comm.clusters import profile_on
 from graph_predictor.parallel.communication import PlanCommunication, study_communication
 from graph_predictor.parallel.estimate import Rates
 from graph_predictor.parallel.pieces import LayerPieces
+from graph_predictor.parallel.plan_batch import with_batch
 from graph_predictor.parallel.planning import other_nodes, read_decoder
 from kernel_models.collectives import CollectiveModel, Topology, topology_of
 from kernel_models.device_choice import find_device
 from kernel_models.profile import DeviceProfile
 from tracer.job import Job
-from tracer.parallel_plan import MOST_TASKS, ParallelPlan, PlanError
+from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only.transformer import TransformerShape
 from tracer.shown import Shown
 
@@ -124,7 +125,8 @@ def usual_plans(shape: TransformerShape, gpus: int, on: Topology) -> list[str]:
     """Return plans that show every kind of communication that the model and so many GPUs can have: replicas with ZeRO 0
     to 3, then tensor parallelism without and with sequence parallelism, a pipeline, parts of sequences, experts."""
     tensor = max(size for size in (1, 2, 4, _MOST_TENSOR) if size <= min(on.node.gpus, gpus) and not any(
-        value % size for value in (gpus, shape.heads, shape.kv_heads, *(kind.ffn for kind in shape.kinds))))
+        value % size for kind in shape.kinds
+        for value in (gpus, kind.ffn, *(heads for _, heads, _, _ in kind.shared_heads(size, 1)))))
     found = ["ddp", "dp,sharding=1", "dp,sharding=2", "fsdp2"] if gpus > 1 else ["dp"]
     if tensor > 1:
         found += [f"dp,tp={tensor},sharding=1", f"dp,tp={tensor},sequence_parallel,sharding=1",
@@ -136,24 +138,6 @@ def usual_plans(shape: TransformerShape, gpus: int, on: Topology) -> list[str]:
     shared = max((size for size in range(2, min(gpus, experts) + 1) if not gpus % size and not experts % size),
                  default=1)
     return [*found, f"dp,ep={shared},sharding=1"] if shared > 1 else found
-
-
-def with_batch(plan: ParallelPlan, text: str, global_batch: int | None) -> ParallelPlan:
-    """Return the plan with the micro-batches that a step of so many sequences has, where its text says none.
-
-    Raises:
-        PlanError: the sequences cannot be spread over its replicas.
-    """
-    if global_batch is None or "microbatches" in text or "accumulation" in text:
-        return plan
-    passes, left = divmod(global_batch, plan.dp * plan.samples)
-    if left or not passes:
-        raise PlanError(f"A batch of {global_batch:,} sequences cannot be split evenly over dp={plan.dp} replicas with "
-                        f"microbatch={plan.samples}; choose another batch.")
-    if passes * plan.pp * plan.chunks > MOST_TASKS:
-        raise PlanError(f"A batch of {global_batch:,} sequences is {passes:,} micro-batches on pp={plan.pp} stages, "
-                        f"more than the {MOST_TASKS:,} pieces that are put in order; choose a smaller one.")
-    return replace(plan, microbatches=passes)
 
 
 def case_row(each: PlanCommunication) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from kernel_models.collectives import Topology
 from tracer.errors import reason_of
 from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only.transformer import TransformerShape
+from tracer.workloads.settings import PRESETS
 
 DECODERS = ("llama", "gpt2", "moe")
 """Workloads whose layers can be split over ranks and stages."""
@@ -43,8 +44,13 @@ def published(name: str, preset: str | None) -> tuple[str, list[str]]:
     Args:
         name: the workload.
         preset: a published model's, one of the suite's, or ``None`` for the usual.
+
+    Raises:
+        PlanError: there is no such preset.
     """
     models = PUBLISHED.get(name, {})
+    if preset is not None and preset not in models and preset not in PRESETS:
+        raise PlanError(f"{name} has no preset {preset!r}; choose one of {', '.join((*models, *PRESETS))}.")
     chosen = next(iter(models), "default") if preset is None else preset
     return chosen, [f"{key}={value}" for key, value in models.get(chosen, {}).items()]
 

@@ -8,21 +8,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graph_predictor.comm.clusters import profile_on
 from graph_predictor.parallel.calibrate import PlanCalibration, calibrate
 from graph_predictor.parallel.config_file import ConfigModel, config_path, decoder_of_config, read_config
-from graph_predictor.parallel.decoder import decoder_of, published
+from graph_predictor.parallel.decoder import DECODERS, decoder_of, published
 from graph_predictor.parallel.estimate import Rates
-from graph_predictor.parallel.frameworks import Framework
+from graph_predictor.parallel.frameworks import Framework, frameworks_of
 from graph_predictor.parallel.loads import loads_of
 from graph_predictor.parallel.measured_plans import read_measured_plans
 from graph_predictor.parallel.memory import StageMemory
 from graph_predictor.parallel.memory_timeline import MemoryPoint
 from graph_predictor.parallel.narrow import narrow_type
 from graph_predictor.parallel.pieces import LayerPieces
+from graph_predictor.parallel.plan_batch import says_batch, with_batch
 from graph_predictor.parallel.plan_program import TooManyKernels
 from graph_predictor.parallel.published_configs import CONFIGS
 from graph_predictor.parallel.relief import Relief
@@ -35,7 +38,7 @@ from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
 from kernel_models.profile import DeviceProfile
 from tracer.job import Job, read_job
-from tracer.parallel_plan import PlanError
+from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only.transformer import TransformerShape
 from tracer.shown import Shown
 
@@ -120,7 +123,7 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
         topology: of the cluster; by default the device's usual nodes.
         settings: of the workload, as "seq=4096"; of a config seq, batch, layers, dtype, imbalance and predictions.
         preset: of the workload, or a trained model: llama 8b, 70b, 405b; gpt2 xl, 175b; moe 8x7b.
-        global_batch: sequences of a step; by default what the source does, on every GPU.
+        global_batch: sequences of a step; by default what the source does, on every GPU, or what ``only`` says.
         only: one plan alone, such as "dp=8,tp=4,pp=2,microbatches=16".
         framework: "megatron", "torchtitan" or "fsdp": the only one whose plans are wanted.
         best: how many plans are wanted; ``None`` for all that can be and fit, which takes long.
@@ -175,7 +178,14 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
     rates = rates if calibration is None else calibration.rates
     notes = list(assumed)
     if only is not None:
-        found = price_plan(only, gpus, shape, pieces, cluster(gpus), memory_limit=memory_limit, rates=rates)
+        # A plan's own word goes before the source's, and not before the user's for the whole step.
+        own = not says_batch(only) and any(item.partition("=")[0].strip() == "batch" for item in settings)
+        alone = with_batch(ParallelPlan.parse(only, gpus), only, global_batch or (per_gpu * gpus if own else None))
+        wanted = framework_of(framework)
+        if wanted is not None and wanted not in frameworks_of(alone, shape):
+            raise PlanError(f"{wanted.value} does not have the plan {alone}; leave the framework out, or "
+                            "the plan for the best of its own.")
+        found = price_plan(alone, shape, pieces, cluster(gpus), memory_limit=memory_limit, rates=rates)
     else:
         batch = global_batch or per_gpu * gpus
         found = search(shape, gpus, batch, pieces, cluster(gpus), memory_limit=memory_limit, rates=rates,
@@ -240,6 +250,8 @@ def read_decoder(source: str | Job, assignments: Sequence[str] = (),
         changed = f" with {', '.join(assignments)}" if assignments else ""
         return (f"{source} {chosen}{changed}", decoder_of(source, workloads.as_plain(settings)),
                 settings.samples_per_step, ())
+    if isinstance(source, str):
+        _check_there(source)
     job = read_job([source]) if isinstance(source, str) else source
     meta, said = job.graphs[0].meta, source if isinstance(source, str) else "The job"
     if not meta.workload:
@@ -250,6 +262,16 @@ def read_decoder(source: str | Job, assignments: Sequence[str] = (),
     values = {**meta.workload["settings"], **dict(item.partition("=")[::2] for item in assignments)}
     return (f"{meta.workload['name']} of {said}", decoder_of(meta.workload["name"], values),
             _whole(values, "batch") * _whole(values, "accumulation"), ())
+
+
+def _check_there(source: str) -> None:
+    """Raise ``PlanError`` for a word that is neither a path nor a name of a model."""
+    if Path(source).name != source or Path(source).suffix or Path(source).exists():
+        return
+    names = [*DECODERS, *CONFIGS]
+    near = get_close_matches(source.lower(), names, n=3)
+    said = f"did you mean {' or '.join(near)}?" if near else f"known models are {', '.join(names)}."
+    raise PlanError(f"{source} is neither a path nor a model that is known; {said}")
 
 
 def _config(source: str, assignments: Sequence[str]) -> ConfigModel | None:

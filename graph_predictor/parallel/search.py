@@ -124,15 +124,10 @@ def search(shape: TransformerShape, gpus: int, global_batch: int, pieces: LayerP
     return found
 
 
-def price_plan(text: str, gpus: int, shape: TransformerShape, pieces: LayerPieces, collectives: CollectiveModel, *,
+def price_plan(plan: ParallelPlan, shape: TransformerShape, pieces: LayerPieces, collectives: CollectiveModel, *,
                memory_limit: float | None = None, rates: Rates | None = None) -> Found:
-    """One plan, as ``ParallelPlan.parse`` reads it, as a search that found it or refused it.
-
-    Raises:
-        PlanError: the text is no plan, or one of another number of GPUs.
-    """
+    """One plan as a search that found it or refused it."""
     job = _Search(shape, pieces, collectives, memory_limit, rates or Rates(), None, 1.0, lambda: None, named=True)
-    plan = ParallelPlan.parse(text, gpus)
     try:
         check_decoder_plan(plan, shape, collectives.topology)
         job.look_at(plan)
