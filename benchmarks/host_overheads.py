@@ -1,16 +1,11 @@
-"""How well host overheads transfer: from two steps to a third, and from three workloads to a fourth.
+"""Host overheads of published traces by kind, and how well those of two steps tell a third's.
 
-    python benchmarks/host_overheads.py [DATA]
+    python benchmarks/host_overheads.py DATA
 
-DATA is the folder of published traces (it holds ``traces/``); with it the tables of T1 to T5 are printed too, and every
-choice of two steps; without it only the project's own captures are used. Host time is time on the host's threads
+DATA is the folder of published traces (it holds ``traces/``). Host time is time on the host's threads
 without waiting, as recorded, the profiler's own cost included; on a CPU without the computation itself, which stands
 for the GPU's work. Stalls (pauses that belong to no operation) are counted apart: "with stalls" adds the mean stall
 time of the fitted steps to the estimate and leaves the stalls in the truth.
-
-A workload's step is the median of its recorded steps, event by event. The one left out gives its sequence of
-operations and nesting, no time. "By kind" is the mean of the same segment elsewhere or of its kind (``HostOverheads``),
-"shared" the law of ``shared_overheads``.
 """
 
 from __future__ import annotations
@@ -20,16 +15,11 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
-from shared_overheads import SharedOverheads, step_events
 
 from graph_predictor.prediction.overheads import measure_overheads, recorded_overheads
 from kernel_models.host.overheads import Recorded, fit_overheads
-from tracer.graph import ExecutionGraph
 from tracer.job import read_job
 
-TRACES = Path(__file__).resolve().parents[1] / "traces"
-SUITE = ("dlrm", "resnet50", "bert", "llama")
-CHOSEN_ON = ("gpt2", "vit", "moe", "lstm", "unet")
 STEPS = {"resnet50-V100": "rank0.kineto.json.gz", "resnet50-ddp-2xA100": "rank0.kineto.json.gz",
          "rank3-of-8xA100-6steps": "rank3.kineto.json.gz"}
 TABLES = ("dlrm-8xV100-2023/*.kineto.json.gz", "resnet50-V100/rank0.kineto.json.gz",
@@ -81,54 +71,10 @@ def summary(errors: list[float]) -> str:
             f"{size.max():.2%}, {np.sum(size <= 0.03)} of {len(size)} within 3%")
 
 
-def by_kind(graphs: dict[str, list[ExecutionGraph]], names: tuple[str, ...],
-            also: tuple[str, ...] = ()) -> dict[str, float]:
-    """Errors by the mean of each segment or kind, all steps of all windows; ``also`` are fitted, not left out."""
-    parts = {name: [recorded_overheads(graph, profiled=True)[0] for graph in graphs[name]]
-             for name in (*names, *also)}
-    calm = {name: [part.take(~part.stalls() & (part.segments.step >= 0)) for part in found]
-            for name, found in parts.items()}
-    errors = {}
-    for name in names:
-        overheads = fit_overheads([part for other in calm if other != name for part in calm[other]])
-        estimate = sum(overheads.estimate_ns(part).sum() for part in calm[name])
-        errors[name] = estimate / sum(host_ns(part) for part in calm[name]) - 1
-    return errors
-
-
-def workloads_table(title: str, graphs: dict[str, list[ExecutionGraph]], names: tuple[str, ...],
-                    also: tuple[str, ...] = ()) -> None:
-    """Each of ``names`` left out in turn; the others, and ``also``, are fitted."""
-    print(f"\n{title}\n")
-    print(f"{'left out':12}{'measured ms':>13}{'predicted ms':>14}{'shared':>9}{'by kind':>9}{'seen elsewhere':>16}"
-          f"{'error there':>13}")
-    before = by_kind(graphs, names, also)
-    steps = {name: step_events(graphs[name]) for name in (*names, *also)}
-    errors = []
-    for name in names:
-        step = steps[name]
-        shared = SharedOverheads.fit([other for key, other in steps.items() if key != name])
-        estimate, seen = shared.estimate_ns(step), shared.seen(step)
-        errors.append(float(estimate.sum()) / step.host_ns - 1)
-        print(f"{name:12}{step.host_ns / 1e6:>13.3f}{estimate.sum() / 1e6:>14.3f}{errors[-1]:>+9.1%}"
-              f"{before[name]:>+9.1%}{step.ns[seen].sum() / step.host_ns:>16.0%}"
-              f"{estimate[seen].sum() / step.ns[seen].sum() - 1:>+13.1%}")
-    for label, found in (("shared", errors), ("by kind", list(before.values()))):
-        print(f"{label}: mean absolute error {np.abs(found).mean():.1%}, bias {np.mean(found):+.1%}, worst "
-              f"{np.abs(found).max():.1%}")
-
-
 def main() -> None:
-    if len(sys.argv) > 1:
-        kinds_table(Path(sys.argv[1]))
-        steps_table(Path(sys.argv[1]))
-    rounds = {name: [read_job(path).graphs[0] for path in sorted((TRACES / "host" / name).glob("round*"))]
-              for name in (*SUITE, *CHOSEN_ON)}
-    workloads_table("Three of the suite's small captures fitted, the fourth predicted", rounds, SUITE)
-    workloads_table("The same of the five workloads that the law's figures were chosen on", rounds, CHOSEN_ON)
-    workloads_table("Eight small captures fitted, one of the four predicted", rounds, SUITE, CHOSEN_ON)
-    large = {name: [read_job(TRACES / f"{name}-cpu").graphs[0]] for name in SUITE}
-    workloads_table("Three captures at the default sizes fitted, the fourth predicted", large, SUITE)
+    data = Path(sys.argv[1])
+    kinds_table(data)
+    steps_table(data)
 
 
 if __name__ == "__main__":

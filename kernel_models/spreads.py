@@ -72,6 +72,10 @@ OTHER_HOST = 0.3
 """Host time that no operation of another host's recording stands for. Quartiles of two hosts' ratios by operation lie
 0.2 from their middle (V100 and 8×A100, H100 and MI300X), 0.8 where one host is seven times slower (2×A100); sums over
 many operations stray less."""
+OTHER_PROGRAM = 0.65
+"""Host time of a program by one other of the same host, by n of them over the square root of n; more than three tell
+themselves how far others lie from them. From programs of ``traces/host``: 80% of others lie within 0.67 by one, within
+0.35 by three."""
 COMPILED_HOST = 0.7
 """Host time of forward and backward that compiled code still takes. Set, not measured."""
 USUAL_STEPS = 0.03

@@ -1,21 +1,27 @@
-"""Record small steps of several workloads in turn, so that the machine's changing speed meets all of them alike.
+"""Record small steps of several programs in turn, so that the machine's changing speed meets all of them alike.
 
     OMP_NUM_THREADS=1 python traces/record_host.py traces/host [--rounds 12] [--keep 6] [--workloads dlrm,bert]
+                                                              [--programs distilbert,gru_tagger]
 
-One process builds the workloads at their preset ``tiny``, whose computing is next to nothing, and then goes round: of
-each workload some steps timed with nothing watching, then some profiled, then the next workload. A virtual machine's
+One process builds the workloads at their preset ``tiny``, whose computing is next to nothing, and programs of others
+(``benchmarks/foreign_programs``) at small sizes, and then goes round: of each some steps timed with nothing watching,
+then some profiled, then the next one. A virtual machine's
 core is half as fast while a neighbour uses its other thread; captures made one after the other, minutes apart, differ
-by that, and captures of one round do not. Each capture is a directory ``OUT/<workload>/round<n>`` that foretrace reads.
+by that, and captures of one round do not. Each capture is a directory ``OUT/<program>/round<n>`` that foretrace reads.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import importlib.util
 import shutil
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,6 +29,16 @@ from tracer.capture import capture
 from tracer.workloads import as_plain, create, parse, split
 
 SUITE = ("dlrm", "resnet50", "bert", "llama", "gpt2", "vit", "moe", "lstm", "unet")
+_SHORT = {"batch": 1, "seq": 16}
+PROGRAMS: dict[str, dict[str, int]] = {
+    "distilbert": _SHORT, "gpt_neo_loop": _SHORT, "opt_loop": _SHORT, "bart_summaries": _SHORT, "electra_tags": _SHORT,
+    "convnext_images": {"batch": 1, "image": 32}, "resnet_images": {"batch": 1, "image": 32}, "encoder_layers": _SHORT,
+    "wide_deep": {"batch": 8}, "gru_tagger": _SHORT}
+HELD_OUT: dict[str, dict[str, int]] = {
+    "autocast_decoder": _SHORT, "autoencoder": {"batch": 2}, "depthwise": {"batch": 1, "image": 16},
+    "lstm_language": _SHORT, "residual_images": {"batch": 1, "image": 16}, "segmenter": {"batch": 1, "image": 32},
+    "seq2seq_torch": _SHORT, "temporal_convolutions": _SHORT}
+"""Sizes of others' programs: of those that choices were made with, and of those that accuracy is reported of."""
 STEPS, TIMED, WARM_UP, FIRST_STEPS = 3, 9, 2, 20
 TRIES = 4
 PROBE_ROUNDS = 4000
@@ -52,7 +68,7 @@ class Core:
         self.best_ns = min(self.best_ns, now)
         return now <= SLOW * self.best_ns
 
-    def steady_state(self) -> bool:
+    def settle(self) -> bool:
         """Wait up to ``SETTLE_S`` until it does; whether it does."""
         end = time.monotonic() + SETTLE_S
         while not (calm := self.calm()) and time.monotonic() < end:
@@ -67,15 +83,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--keep", type=int, default=6, help="rounds kept, those least disturbed")
     parser.add_argument("--workloads", default=",".join(SUITE), help="names, separated by commas")
+    parser.add_argument("--programs", default=",".join(PROGRAMS), help="names, separated by commas")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    names = options.workloads.split(",")
-    settings = {name: parse(name, ["optimizer=adamw-foreach"], preset="tiny") for name in names}
-    built = {name: create(one) for name, one in settings.items()}
-    batches = {name: workload.batches() for name, workload in built.items()}
-    for name, workload in built.items():
+    torch.manual_seed(0)
+    built = {name: _workload(name) for name in _names(options.workloads)}
+    built |= {name: _program(name) for name in _names(options.programs)}
+    names = list(built)
+    for step, _ in built.values():
         for _ in range(FIRST_STEPS):
-            workload.step(next(batches[name]))
+            step()
     gc.collect()
     gc.freeze()  # what was built is not looked through again in the middle of a step
     core = Core()
@@ -84,16 +101,14 @@ def main() -> None:
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
             for _ in range(TRIES):
-                facts = {"name": name, "settings": as_plain(settings[name]), "split": split(settings[name])}
+                step, facts = built[name]
                 calm = core.settle()
                 with capture(options.output / name / f"round{number}", steps=STEPS, warmup=WARM_UP, timed=TIMED,
                              execution_trace="none", form="foretrace", replace=True) as recorder:
-                    recorder.facts = {"workload": facts}
-                    for batch in recorder.wrap(batches[name]):
-                        built[name].step(batch)
+                    recorder.facts = facts
+                    while not recorder.finished:
+                        step()
                         recorder.step()
-                        if recorder.finished:
-                            break
                 calm = calm and core.calm()
                 if calm:
                     break
@@ -104,6 +119,29 @@ def main() -> None:
     for number in rounds[options.keep:]:
         for name in names:
             shutil.rmtree(options.output / name / f"round{number}")
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
+def _workload(name: str) -> tuple[Callable[[], object], dict[str, Any]]:
+    """A step of the suite's workload, and what its captures say of it."""
+    settings = parse(name, ["optimizer=adamw-foreach"], preset="tiny")
+    workload = create(settings)
+    batches = workload.batches()
+    return (lambda: workload.step(next(batches)),
+            {"workload": {"name": name, "settings": as_plain(settings), "split": split(settings)}})
+
+
+def _program(name: str) -> tuple[Callable[[], object], dict[str, Any]]:
+    """A step of another's program."""
+    path = Path(__file__).resolve().parents[1] / "benchmarks" / "foreign_programs" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return partial(module.build, **{**PROGRAMS, **HELD_OUT}[name])(), {}
 
 
 if __name__ == "__main__":

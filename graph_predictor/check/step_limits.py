@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -29,6 +29,9 @@ from kernel_models.dtypes import itemsize, short_dtype
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph, LaunchKind, OpKind
 from tracer.job import assemble_job
 from tracer.memory_account import MemoryAccount
+
+if TYPE_CHECKING:
+    from kernel_models.host.model import HostModel
 
 TOP = 5
 COUNTED = {"launches": "launches", "syncs": "blocking_syncs", "collectives": "collectives",
@@ -318,13 +321,13 @@ def _models(path: str | None) -> Any:
     return load_profile(path)
 
 
-def _host(path: str | None) -> Any:
-    if path is None:
+def _host(text: str | None) -> HostModel | None:
+    if text is None:
         return None
-    from graph_predictor.prediction.overheads import measure_overheads
+    from graph_predictor.prediction.host_names import host_by_name
     from tracer.job import read_job
 
-    return measure_overheads(read_job(path)).overheads
+    return host_by_name(text, lambda path: read_job([path]))
 
 
 def _torch_version() -> str:

@@ -27,7 +27,8 @@ SHARED = {
     "--comm-profile": SharedOption("FILE", "Measured collectives of the cluster (foretrace comm fit)"),
     "--comm-backend": SharedOption("NAME", "Collectives of this backend, such as gloo"),
     "--host": SharedOption("FACTOR", "Host time × FACTOR"),
-    "--host-from": SharedOption("PATH", "The host of another capture"),
+    "--host-from": SharedOption("PATH", "The host of another capture; of a step that never ran also of several "
+                                        "captures, separated by commas, or by name: cpu-steps, gpu-steps"),
     "--dtype": SharedOption("TYPE", "Element type, such as bf16"),
     "--indices": SharedOption(
         "FILE|zipf:S", "Indices that embedding tables are looked up by: Parquet, CSV, dlrm_datasets, or a Zipf law"),

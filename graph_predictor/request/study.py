@@ -19,6 +19,7 @@ from graph_predictor.edits.registry import made
 from graph_predictor.edits.straggler import Straggler
 from graph_predictor.edits.topology import OnTopology
 from graph_predictor.parallel.ranks import on_ranks, settings_under, traced
+from graph_predictor.prediction.host_names import host_by_name
 from graph_predictor.prediction.memory import lacking_memory
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
@@ -31,6 +32,7 @@ from graph_predictor.sizes.sizes import Sizes
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.collectives import topology as find_topology
 from kernel_models.device_choice import find_device, shape_device, traced_device
+from kernel_models.host.hosts import host_names
 from kernel_models.profile import unused_error
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from graph_predictor.prediction.result import Prediction
     from kernel_models.collectives import CollectiveModel
     from kernel_models.device import DeviceSpec
-    from kernel_models.host.overheads import HostOverheads
+    from kernel_models.host.model import HostModel
     from kernel_models.profile import DeviceProfile
 
 DEFAULT_DEVICE = "h200-sxm"
@@ -215,7 +217,7 @@ class Study:
     def _made(self, wanted: Configuration, collectives: CollectiveModel | None) -> tuple[Baseline, list[Edit]]:
         """Make the step for the device and with the host that are wanted, rather than change it to them."""
         spec = self._recorded_on or (None if wanted.device is None else find_device(wanted.device))
-        overheads = None if wanted.host_from is None else self._once("overheads", self._overheads, wanted.host_from)
+        host = None if wanted.host_from is None else self._once("host model", self._host, wanted.host_from)
         sizes = wanted.sizes
         edits: list[Edit] = []
         made: Job | None = None
@@ -241,7 +243,7 @@ class Study:
         if sizes:
             edits.append(Sizes.parse(list(sizes)))
         models = None if spec is None else self._profiles.get(spec.name)
-        start = baseline_of(made or self.job, device=spec, models=models, host=overheads, collectives=collectives)
+        start = baseline_of(made or self.job, device=spec, models=models, host=host, collectives=collectives)
         return start.with_models(self._profiles), edits
 
     def _traced(self, parallel: str | None, sizes: tuple[tuple[str, int], ...],
@@ -270,6 +272,10 @@ class Study:
                 self._once("device", self._can_move, wanted.device)
             edits.append(Device(spec, self._profiles.get(spec.name)))
         if wanted.host_from is not None:
+            if wanted.host_from in host_names() or "," in wanted.host_from:
+                raise EditError(f"--host-from {wanted.host_from}: a recorded step takes the host of one capture, "
+                                "operation by operation; several, and hosts by name, are for steps that never ran. "
+                                "Give one capture.")
             edits.append(HostFrom(self._once("host", self._other, wanted.host_from).graphs, wanted.host_from))
         return start, edits
 
@@ -357,10 +363,8 @@ class Study:
         known, where = profile_on(profile, name, None)
         return CollectiveModel(where, known, backend)
 
-    def _overheads(self, path: str) -> HostOverheads:
-        from graph_predictor.prediction.overheads import measure_overheads
-
-        return measure_overheads(self._other(path)).overheads
+    def _host(self, text: str) -> HostModel:
+        return host_by_name(text, self._other)
 
     def _other(self, path: str) -> Job:
         return self._read([path])

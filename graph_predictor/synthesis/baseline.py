@@ -22,7 +22,7 @@ from graph_predictor.synthesis.recorded_times import RecordedTimes
 from graph_predictor.synthesis.step import SynthesizedStep, anchored_step, modelled_step
 from kernel_models.collectives import CollectiveModel
 from kernel_models.device import DeviceSpec
-from kernel_models.host.overheads import HostOverheads
+from kernel_models.host.model import HostModel
 from kernel_models.pricing import Models
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY, ExecutionGraph
@@ -30,7 +30,7 @@ from tracer.job import AnyJob, Job, graphs_of
 
 
 def baseline_of(job: AnyJob, steps: str | int | range | None = None, *, device: DeviceSpec | None = None,
-                models: Models | None = None, host: HostOverheads | None = None,
+                models: Models | None = None, host: HostModel | None = None,
                 collectives: CollectiveModel | None = None, profiled: bool = False) -> Baseline:
     """Make a job ready for predictions.
 
@@ -40,7 +40,7 @@ def baseline_of(job: AnyJob, steps: str | int | range | None = None, *, device: 
         device: where it was recorded, if the trace does not say or is not to be believed; of a step traced by shapes
             alone, where it would run.
         models: fitted models of that device.
-        host: of a step traced by shapes alone, the overheads of the host it would run on.
+        host: of a step traced by shapes alone, what is known of the host it would run on.
         collectives: of a step traced by shapes alone, the cluster it would run on.
         profiled: of a recorded job, predict the step under the profiler.
 

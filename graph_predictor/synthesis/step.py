@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.simulation.program import whole_ns
+from graph_predictor.prediction.host_steps import traced_host_step
 from graph_predictor.synthesis.modelled import calls_by_operation, collective_works, modelled_works
 from graph_predictor.synthesis.operation_times import (
     COMMUNICATION_STREAM,
@@ -27,19 +27,16 @@ from graph_predictor.synthesis.program import RankTimes, Synthesized, plain_cons
 from graph_predictor.synthesis.recorded_times import RecordedTimes
 from kernel_models.collectives import CollectiveModel
 from kernel_models.device import DeviceSpec, resolve_device
-from kernel_models.host.overheads import ANY, HostOverheads
-from kernel_models.host.segments import Overhead
+from kernel_models.host.hosts import CPU_HOST, GPU_HOST, shipped_host
+from kernel_models.host.model import HostModel
 from kernel_models.model import Source
 from kernel_models.placed import host_work_ns
 from kernel_models.pricing import Models
-from kernel_models.spreads import OTHER_HOST, UNKNOWN_HOST
-from tracer.arrays import Int64
+from kernel_models.spreads import UNKNOWN_HOST
 from tracer.graph import HOST_READ, ExecutionGraph, KernelKind, LaunchKind, Place
 
-HOST_NS = 15_000.0
-"""Host time of a launching operation of a host nobody measured: an assumption, see ``spreads.UNKNOWN_HOST``."""
-CALL_SHARE = 0.3
-"""Share of it that the launch call itself takes."""
+MOST_CALLS = 0.8
+"""Share of an operation's host time that its launches take at most."""
 HOST_DEVICE = "cpu"
 """The device whose models price work on tensors in a GPU's host."""
 WAIT = "cudaStreamSynchronize"
@@ -71,14 +68,14 @@ class SynthesizedStep:
 
 
 def modelled_step(graphs: Sequence[ExecutionGraph], device: DeviceSpec | None = None, models: Models | None = None,
-                  host: HostOverheads | None = None, collectives: CollectiveModel | None = None) -> SynthesizedStep:
+                  host: HostModel | None = None, collectives: CollectiveModel | None = None) -> SynthesizedStep:
     """Give shape-only graphs times by models alone.
 
     Args:
         graphs: of one job, a rank each.
         device: where they run; by default what they were traced for.
         models: fitted models of it.
-        host: overheads of the host; by default ``HOST_NS`` for each operation.
+        host: what is known of the host; by default what is shipped of others (``kernel_models.host.hosts``).
         collectives: the cluster's; by default rings over the links of one node.
 
     Raises:
@@ -87,14 +84,15 @@ def modelled_step(graphs: Sequence[ExecutionGraph], device: DeviceSpec | None = 
     spec = device or resolve_device(graphs[0].meta.device)
     _check_fits(graphs, collectives)
     constants = plain_constants(round(spec.launch_latency_us * 1e3))
+    known = host or shipped_host(CPU_HOST if spec.vendor == "host" else GPU_HOST)
     ranks = []
     for graph in graphs:
-        times = _modelled(graph, spec, models, host, collective_works(graph, spec, collectives))
+        times = _modelled(graph, spec, models, known, collective_works(graph, spec, collectives))
         ranks.append(RankTimes(graph, _with_host_waits(graph, times, spec), constants))
-    notes = [*_notes(spec, host), *_collective_notes(graphs, spec, collectives)]
+    notes = [*_notes(spec, host is not None, known), *_collective_notes(graphs, spec, collectives)]
     warnings = () if spec.vendor == "host" else tuple(_host_work_warnings(graphs, spec))
-    return SynthesizedStep(synthesize(ranks), spec, UNKNOWN_HOST if host is None else OTHER_HOST,
-                           Source.HEURISTIC, 0.0, tuple(notes), warnings)
+    spread = known.spread if host is not None else float(np.hypot(known.spread, UNKNOWN_HOST))
+    return SynthesizedStep(synthesize(ranks), spec, spread, Source.HEURISTIC, 0.0, tuple(notes), warnings)
 
 
 def anchored_step(graphs: Sequence[ExecutionGraph], recorded: RecordedTimes,
@@ -158,39 +156,43 @@ def _host_work_warnings(graphs: Sequence[ExecutionGraph], spec: DeviceSpec) -> l
             "meant for it."]
 
 
-def _notes(spec: DeviceSpec, host: HostOverheads | None) -> list[str]:
-    return [f"The step never ran: its kernels are priced for {spec.name}, and "
-            + ("its host time is made of the given host's overheads." if host is not None else
-               f"its host, which no --device names, is taken to spend {HOST_NS / 1e3:.0f} µs on each operation that "
-               f"launches work (an assumption, right within a factor of {np.exp(UNKNOWN_HOST):.0f} in 80% of the "
-               "cases); give --host-from for a real one.")]
+def _notes(spec: DeviceSpec, given: bool, host: HostModel) -> list[str]:
+    learned = f"{host.programs} program{'s' * (host.programs != 1)}"
+    return [f"The step never ran: its kernels are priced for {spec.name}, and its host time is "
+            + (f"what operations cost in {learned} of {host.host} (right within ×/÷ {np.exp(host.spread):.2f} in 80% "
+               "of the cases)." if given else
+               f"what operations cost in {learned} on hosts that no --device names (right within a factor of "
+               f"{np.exp(np.hypot(host.spread, UNKNOWN_HOST)):.1f} in 80% of the cases); give --host-from for a real "
+               "one.")]
 
 
-def _modelled(graph: ExecutionGraph, spec: DeviceSpec, models: Models | None, host: HostOverheads | None,
+def _modelled(graph: ExecutionGraph, spec: DeviceSpec, models: Models | None, host: HostModel,
               collectives: dict[int, DeviceWork]) -> OperationTimes:
     """Everything from models: each call of an operation is a kernel that is launched."""
     ops = graph.ops
     row_of = {int(op): row for row, op in enumerate(graph.collectives.op.tolist())}
     calls = calls_by_operation(graph, (op for op in range(len(ops)) if op not in row_of))
     works = modelled_works(calls, spec, models)
-    between, launch, rest = _host_times(graph, host)
     on_host = spec.vendor == "host"
-    before, inside = np.zeros(len(ops)), np.zeros(len(ops))
+    computed = [host_work_ns(graph, op) if ops.place[op] == Place.HOST else 0.0 for op in range(len(ops))]
+    own = {op: [collectives[row_of[op]]] if op in row_of else works[op] for op in range(len(ops))}
+    on_cpu = [sum(work.ns for work in own[op]) if on_host and op not in row_of else 0.0 for op in own]
+    compute_us = sum(on_cpu) / max(len(ops), 1) / 1e3
+    before, inside = host.estimate(traced_host_step(graph, compute_us))
     found: dict[int, list[HostCall]] = {}
     for op in range(len(ops)):
-        own = [collectives[row_of[op]]] if op in row_of else works[op]
-        computed = host_work_ns(graph, op) if ops.place[op] == Place.HOST else 0.0
-        if not own and not computed:
-            continue
-        before[op], inside[op] = between[op], computed or rest[op]
         if on_host and op not in row_of:
-            # Where operations compute on the host, what a call costs is part of the operation.
-            inside[op] += sum(work.ns for work in own) + launch[op]
+            # Where operations compute on the host, calls are part of them.
+            inside[op] += on_cpu[op] + computed[op]
             continue
-        found[op] = [HostCall(*_launch_of(work), float(launch[op]), [work]) for work in own]
-        if graph.string(int(ops.name[op])) == HOST_READ:
-            found[op].append(HostCall(WAIT, LaunchKind.BLOCKING_SYNC, float(launch[op]), stream=COMPUTE_STREAM))
-    return OperationTimes(before, inside, found)
+        reads = graph.string(int(ops.name[op])) == HOST_READ
+        count = len(own[op]) + reads
+        launch = min(host.launch_ns, MOST_CALLS * float(inside[op]) / count) if count else 0.0
+        inside[op] += computed[op] - count * launch
+        found[op] = [HostCall(*_launch_of(work), launch, [work]) for work in own[op]]
+        if reads:
+            found[op].append(HostCall(WAIT, LaunchKind.BLOCKING_SYNC, launch, stream=COMPUTE_STREAM))
+    return OperationTimes(before[:-1], inside, {op: calls for op, calls in found.items() if calls}, float(before[-1]))
 
 
 def _launch_of(work: DeviceWork) -> tuple[str, LaunchKind]:
@@ -214,29 +216,3 @@ def _with_host_waits(graph: ExecutionGraph, times: OperationTimes, spec: DeviceS
     for op in np.unique(table.wait_op[(table.wait_op >= 0) & ~at_once]).tolist():
         calls[op] = [replace(wait), *calls.get(op, [])]
     return replace(times, calls=calls)
-
-
-def _host_times(graph: ExecutionGraph, host: HostOverheads | None) -> tuple[Int64, Int64, Int64]:
-    """Host time before each operation, of each of its launches, and of the rest of it, ns."""
-    names = graph.ops.name
-    if host is None:
-        shares = ((1 - CALL_SHARE) / 2, CALL_SHARE, (1 - CALL_SHARE) / 2)
-        between, launch, rest = (np.full(len(names), round(HOST_NS * share), np.int64) for share in shares)
-        return between, launch, rest
-
-    def expected(kind: Overhead, op: str) -> float:
-        found = host.table.get((kind, op, ANY)) or host.table.get((kind, ANY, ANY))
-        return found.estimate_ns if found else 0.0
-
-    def column(*kinds: Overhead) -> Int64:
-        by_name = {code: sum(expected(kind, graph.string(code)) for kind in kinds)
-                   for code in np.unique(names).tolist()}
-        return whole_ns([by_name[code] for code in names.tolist()])
-
-    launches = [found for (kind, op, detail), found in host.table.items()
-                if kind == Overhead.CALL and op == ANY and detail.endswith("LaunchKernel")]
-    call = HOST_NS * CALL_SHARE
-    if launches:
-        call = sum(found.total_ns for found in launches) / max(sum(found.count for found in launches), 1)
-    return (column(Overhead.BETWEEN_OPS), np.full(len(names), round(call), np.int64),
-            column(Overhead.BEFORE_CALL, Overhead.AFTER_CALL))

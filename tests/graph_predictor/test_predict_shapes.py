@@ -97,7 +97,8 @@ def test_the_host_decides_when_the_work_is_little() -> None:
     baseline = baseline_of(traced(), device=device("b200"))
     slow = baseline.predict([ScaleHost(50)])
     assert slow.bound == "host"
-    assert slow.step_time_us == pytest.approx(LAYERS * 15 * 50, rel=0.01)
+    # A product and the Python around it take 10 to 100 µs of the hosts that are known, and the step begins and ends.
+    assert (LAYERS + 2) * 10 * 50 < slow.step_time_us < (LAYERS + 2) * 100 * 50
     assert baseline.predict([ScaleHost(50), CudaGraphs()]).step_time_us < 0.7 * slow.step_time_us
 
 
@@ -128,7 +129,7 @@ def test_a_step_that_never_ran_is_not_said_to_be_recorded(tmp_path: Path) -> Non
     said = plain(CliRunner().invoke(app, ["predict", str(path)]).output)
     assert "Step that never ran: " in said and "(as traced for h200-sxm)" in said
     assert "recorded" not in said and "the profiler" not in said
-    assert "its host, which no --device names, is taken to spend 15 µs on each operation" in said
+    assert "on hosts that no --device names (right within a factor of 3" in said
     assert "the host's memory" not in said
     result = json.loads(CliRunner().invoke(app, ["opportunities", str(path), "--json"]).stdout)
     assert result["times"] == "that never ran"

@@ -1,0 +1,62 @@
+"""Fit the host models that foretrace ships, and say how well hosts and programs that were left out are predicted.
+
+    python benchmarks/fit_hosts.py [DATA] [--write]
+
+``cpu-steps`` is of the programs in ``traces/host``, whose operations compute on the host, ``gpu-steps`` of traces in
+``DATA``, one step each, which hold the profiler's cost; left out are those whose host time is mostly a wait that the
+trace does not tell from work, and hosts that take several times as long as all others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import numpy as np
+from host_model import read
+
+from graph_predictor.prediction.host_steps import recorded_host_steps
+from kernel_models.host.hosts import CPU_HOST, GPU_HOST, HOSTS, write_host
+from kernel_models.host.model import fit_host
+from kernel_models.host.step_events import HostStep
+from tracer.job import read_job
+
+PUBLISHED = {
+    "DLRM, 8×V100": "dlrm-8xV100-2023", "ResNet-50, V100": "resnet50-V100",
+    "recommendation, 8×A100": "rank3-of-8xA100-6steps", "nanoGPT, 8×H100": "nanogpt-rank0-of-8xH100",
+    **{f"{name}, {host.upper()}": f"h100-vs-mi300/{host}-{file}.json.gz" for host in ("h100", "mi300")
+       for name, file in (("Qwen", "Qwen_Qwen1.5-0.5B-Chat"), ("BERT", "gaunernst_bert-small-uncased"),
+                          ("OWLv2", "google_owlv2-large-patch14-ensemble"))}}
+
+
+def main() -> None:
+    """Fit, report, and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, nargs="?", default=Path(os.environ.get("FORETRACE_DATA", "../shared/data")))
+    parser.add_argument("--write", action="store_true", help="write the models into the package")
+    options = parser.parse_args()
+    cpu = read(Path(__file__).resolve().parents[1] / "traces" / "host")
+    gpu = {name: recorded_host_steps(read_job([str(options.data / "traces" / path)]).graphs[:1])[0]
+           for name, path in PUBLISHED.items()}
+    for title, steps in ((CPU_HOST, cpu), (GPU_HOST, gpu)):
+        _left_out(title, steps)
+        if options.write:
+            write_host(fit_host(list(steps.values()), title), HOSTS / f"{title}.json.gz")
+
+
+def _left_out(title: str, steps: dict[str, HostStep]) -> None:
+    errors = []
+    print(f"\n{title:24}  host ms  predicted")
+    for name, step in steps.items():
+        model = fit_host([other for key, other in steps.items() if key != name])
+        total = sum(float(part.sum()) for part in model.estimate(step))
+        errors.append(total / step.host_ns - 1)
+        print(f"{name:24}{step.host_ns / 1e6:9.2f}{errors[-1]:+10.1%}")
+    size = np.abs(errors)
+    print(f"MAPE {size.mean():.1%}, median {np.median(size):.1%}, bias {np.mean(errors):+.1%}, p90 "
+          f"{np.quantile(size, 0.9):.1%}, worst {size.max():.1%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Host time of steps at the level at which they are traced: of recorded ones as measured, of traced ones to be told."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from graph_predictor.prediction.operation_costs import operation_costs, operations_named
+from graph_predictor.prediction.predictor import Baseline
+from kernel_models.host.model import HostModel, fit_host
+from kernel_models.host.step_events import LISTS, HostStep, is_flat
+from tracer.arrays import Int64
+from tracer.errors import ForetraceError
+from tracer.graph import LAUNCHING, ExecutionGraph
+from tracer.job import Job
+
+
+def recorded_host_steps(graphs: Sequence[ExecutionGraph]) -> list[HostStep]:
+    """Return each rank's step, mean of those that repeat, without waits and, where the capture tells it, the profiler.
+
+    Raises:
+        ForetraceError: there are no steps.
+    """
+    return [_recorded(Baseline.recorded([graph])) for graph in graphs]
+
+
+def usual_step(steps: Sequence[HostStep]) -> HostStep:
+    """Return one step of several recordings of a program: medians of those that do exactly what most of them do.
+
+    Raises:
+        ForetraceError: there is none.
+    """
+    if not steps:
+        raise ForetraceError("There is no recorded step whose host time could be used.")
+    order = [tuple(step.name) for step in steps]
+    usual = Counter(order).most_common(1)[0][0]
+    alike = [step for step, names in zip(steps, order, strict=True) if names == usual]
+    first = alike[0]
+    return HostStep(first.name, first.phase, first.tensors, np.median([step.before_ns for step in alike], axis=0),
+                    np.median([step.inside_ns for step in alike], axis=0),
+                    float(np.median([step.compute_us for step in alike])),
+                    float(np.median([step.launch_ns for step in alike])))
+
+
+def traced_host_step(graph: ExecutionGraph, compute_us: float = 0.0) -> HostStep:
+    """Return a traced step's operations, without times.
+
+    Args:
+        graph: traced by shapes.
+        compute_us: what an operation computes on the host itself, in the mean.
+    """
+    rows = np.arange(len(graph.ops))
+    return _step(graph, rows, np.zeros(len(rows) + 1), np.zeros(len(rows)), compute_us, 0.0)
+
+
+def host_model(jobs: Sequence[Job], name: str) -> HostModel:
+    """Return what captures of one host teach of it, each of a program of its own.
+
+    Args:
+        jobs: captures; of each the first rank.
+        name: how to call the host.
+
+    Raises:
+        ForetraceError: a capture never ran, or has no steps.
+    """
+    return fit_host([recorded_host_steps(job.graphs[:1])[0] for job in jobs], name)
+
+
+def _recorded(baseline: Baseline) -> HostStep:
+    scenario = baseline.scenario
+    graph = scenario.built.graphs[0]
+    owner = operations_named(graph, (name for name in graph.strings if is_flat(name)))
+    costs = operation_costs(scenario.cycle, scenario.pieces, 0, owner)
+    inside, compute = costs.inside.mean(axis=0), costs.compute.mean(axis=0)
+    called = np.isin(graph.launches.kind, LAUNCHING)
+    launch = float(np.median(graph.launches.duration_ns[called])) if called.any() else 0.0
+    return _step(graph, costs.op, costs.before.mean(axis=0), np.maximum(inside - compute, 0.0),
+                 float(compute.mean()) / 1e3 if len(compute) else 0.0, launch)
+
+
+def _step(graph: ExecutionGraph, rows: Int64, before: np.ndarray, inside: np.ndarray, compute_us: float,
+          launch_ns: float) -> HostStep:
+    names = np.array([graph.string(int(code)) for code in graph.ops.name[rows]], dtype=object)
+    return HostStep(names, graph.ops.phase[rows], np.array(list(_tensors(graph, rows, names)), np.int64), before,
+                    inside, compute_us, launch_ns)
+
+
+def _tensors(graph: ExecutionGraph, rows: Int64, names: Iterable[str]) -> Iterable[int]:
+    """How many tensors each operation on lists works on: as its arguments say, else as many as it has parts."""
+    parts = np.bincount(graph.ops.parent[graph.ops.parent >= 0], minlength=len(graph.ops))
+    for row, name in zip(rows.tolist(), names, strict=True):
+        if not any(mark in name for mark in LISTS):
+            yield 0
+            continue
+        listed = (len(each.shape) for each in graph.arguments(row)
+                  if isinstance(each.shape, tuple) and each.shape and isinstance(each.shape[0], tuple))
+        yield max(listed, default=0) or int(parts[row])

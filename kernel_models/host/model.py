@@ -1,0 +1,296 @@
+"""``HostModel``: the host time of a step nobody ran, from steps of other programs on the same host.
+
+An event is an operation's own time, or the time before it. In program p the event e, of n tensors, costs
+
+    ns = cold(e) · (program(p) · base(e) + slope(e) · n),        cold = exp(0.2 · log₂ max(distance / 32, 1))
+
+*Base*: what is known of the event as it is (an operation in its phase; the time between the same two), drawn towards
+what is known of its kind, where few programs have it: ``log base = (n · own + 0.25 · pool) / (n + 0.25)`` over n
+programs, pool by pool. *Program*: programs differ as a whole, since computing on the host itself leaves its caches
+cold: ``log program = a + b · log(compute + 0.5 µs)``, compute being an operation's in the mean. *Distance*: events
+since the same one ran last, around the end of the step. *Tensors*: an optimizer's list operations, and the Python
+around them and around the step, cost so much for each tensor.
+
+Shared overheads as such, means by kind of launch, are from Lin et al. (2022). Constants here were chosen with the
+programs of ``traces/record_host.py`` but its ``HELD_OUT``, which accuracy is reported of
+(``benchmarks/host_model.py``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from kernel_models.host.step_events import END, HostStep, host_class
+from kernel_models.spreads import END as Z80
+from kernel_models.spreads import OTHER_PROGRAM
+from tracer.arrays import Float64
+from tracer.decode import DecodeError, convert
+from tracer.errors import ForetraceError
+
+WARM_DISTANCE = 32.0
+"""Events within which the same one is still in the caches."""
+COLDER = 0.2
+"""Natural logarithm of the cost's growth for each doubling of the distance beyond."""
+POOL_WEIGHT = 0.25
+"""Programs that what is known of an event's kind counts for."""
+LEAST_NS = 50.0
+"""Least base cost that a pool counts."""
+MEAN_SHARE = 0.25
+"""Share of the mean in a pool's logarithm, the rest of it the mean of logarithms: a few events cost a hundred times the
+others of their pool, and a sum needs means."""
+LEAST_COMPUTE_US = 0.5
+"""Computation of an operation that makes no difference."""
+LEAST_PROGRAMS = 4
+"""So many tell how far others lie from them; fewer take ``spreads.OTHER_PROGRAM``."""
+ROUNDS = 8
+"""Of fitting bases and programs in turn; three change nothing any more."""
+
+Label = tuple[str, ...]
+"""Of an event or a pool: "own" or "before", then what tells it apart; fewer words are a wider pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """What is known of a label: the logarithm of its base (ns), how many labels it pools, and in how many programs."""
+
+    log_base: float
+    labels: int
+    programs: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostModel:
+    """Fitted on steps of programs of one host; see the module's text.
+
+    Attributes:
+        pools: by label.
+        slopes: ns for each tensor, by an event's own label; "own" and "before" alone for all others.
+        offset, exponent: a and b of programs.
+        spread: log half width of the 80% interval of an unseen program's host time.
+        launch_ns: what one launch takes; 0 where none was recorded.
+        programs: how many were fitted.
+        host: whose they are.
+    """
+
+    pools: dict[Label, Pool]
+    slopes: dict[Label, float]
+    offset: float
+    exponent: float
+    spread: float
+    launch_ns: float
+    programs: int
+    host: str = ""
+
+    def estimate(self, step: HostStep) -> tuple[Float64, Float64]:
+        """Return time before each operation and after the last one, [n + 1], and in each, [n], ns; times in ``step``
+        are not looked at."""
+        events = _events(step)
+        factor = float(np.exp(self.offset + self.exponent * np.log(step.compute_us + LEAST_COMPUTE_US)))
+        known: dict[Label, tuple[float, float]] = {}
+        found = np.zeros(len(events))
+        for row, event in enumerate(events):
+            if event.label not in known:
+                slope = self.slopes.get(event.label, self.slopes.get(event.label[:1], 0.0))
+                known[event.label] = factor * self._base(event.label), slope
+            base, slope = known[event.label]
+            found[row] = event.cold * (base + slope * event.tensors)
+        return found[0::2], found[1::2]
+
+    def knows(self, step: HostStep) -> Float64:
+        """Return which events, as ``estimate`` orders them (before, in, before, …), are known as they are."""
+        return np.array([event.label in self.pools for event in _events(step)], np.float64)
+
+    def _base(self, label: Label) -> float:
+        found: float | None = None
+        for pool in reversed(_pools(label)):
+            if (known := self.pools.get(pool)) is None:
+                continue
+            count = known.programs if pool == label else known.labels
+            found = known.log_base if found is None else (count * known.log_base + POOL_WEIGHT * found) / (
+                count + POOL_WEIGHT)
+        return 0.0 if found is None else float(np.exp(found))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for a file."""
+        return {"host": self.host, "offset": self.offset, "exponent": self.exponent, "spread": self.spread,
+                "launch_ns": self.launch_ns, "programs": self.programs,
+                "pools": [[list(label), round(pool.log_base, 4), pool.labels, pool.programs]
+                          for label, pool in self.pools.items()],
+                "slopes": [[list(label), round(slope, 3)] for label, slope in self.slopes.items()]}
+
+    @classmethod
+    def from_dict(cls, state: Any) -> HostModel:
+        """Return the reverse of ``to_dict``. Raises ``ForetraceError`` for what it did not write."""
+        try:
+            found = convert(state, _State)
+        except DecodeError as error:
+            raise ForetraceError(f"The host model is not in the form foretrace writes ({error}): the file is damaged "
+                                 "or of another version; fit it again.") from None
+        return cls({tuple(label): Pool(base, labels, programs) for label, base, labels, programs in found.pools},
+                   {tuple(label): slope for label, slope in found.slopes}, found.offset, found.exponent, found.spread,
+                   found.launch_ns, found.programs, found.host)
+
+
+class _State(msgspec.Struct):
+    """The values that ``to_dict`` returns."""
+
+    host: str
+    offset: float
+    exponent: float
+    spread: float
+    launch_ns: float
+    programs: int
+    pools: list[tuple[list[str], float, int, int]]
+    slopes: list[tuple[list[str], float]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    label: Label
+    tensors: int
+    cold: float
+    ns: float
+
+
+def fit_host(steps: Sequence[HostStep], host: str = "") -> HostModel:
+    """Fit to recorded steps, one of each program.
+
+    Each program is left out in turn: what the others miss it by, in the mean, is put right (sums need means, and pools
+    are of logarithms), and how far these misses lie apart is the interval.
+
+    Raises:
+        ForetraceError: there is no host time in them.
+    """
+    steps = [step for step in steps if len(step) and step.host_ns > 0]
+    if not steps:
+        raise ForetraceError("There is no host time to learn from: the captures have no operations on any host thread. "
+                             "Profile whole steps, with ProfilerActivity.CPU.")
+    found = _fit(steps, host)
+    if len(steps) < LEAST_PROGRAMS:
+        return found
+    missed = np.array([np.log(step.host_ns / _total(_fit([*steps[:left], *steps[left + 1:]], host), step))
+                       for left, step in enumerate(steps)])
+    apart = float(missed.std(ddof=1)) * np.sqrt(1 + 1 / len(steps))
+    return replace(found, offset=found.offset + float(missed.mean()), spread=Z80 * apart)
+
+
+def _total(model: HostModel, step: HostStep) -> float:
+    return sum(float(part.sum()) for part in model.estimate(step))
+
+
+def _fit(steps: Sequence[HostStep], host: str) -> HostModel:
+    rows: dict[Label, dict[int, list[_Event]]] = defaultdict(lambda: defaultdict(list))
+    for program, step in enumerate(steps):
+        for event in _events(step):
+            rows[event.label][program].append(event)
+    slopes = _slopes(rows)
+    size = len(steps)
+    # The logarithm of a label's mean in each program that has it, and its weight there.
+    value = np.full((len(rows), size), np.nan)
+    weight = np.zeros((len(rows), size))
+    for row, (label, programs) in enumerate(rows.items()):
+        slope = slopes.get(label, slopes[label[:1]])
+        for program, events in programs.items():
+            mean = float(np.mean([max(event.ns / event.cold - slope * event.tensors, 0.0) for event in events]))
+            value[row, program] = np.log(max(mean, LEAST_NS))
+            weight[row, program] = np.sqrt(mean * len(events))
+    there = ~np.isnan(value)
+    several = there.sum(axis=1) > 1
+    effect = np.zeros(size)
+    for _ in range(ROUNDS if size > 1 else 0):
+        base = np.nanmean(value - effect, axis=1, keepdims=True)
+        shared = np.where(there & several[:, None], weight, 0.0)
+        effect = np.nansum(np.where(there, shared * (value - base), 0.0), axis=0) / np.maximum(shared.sum(axis=0), 1e-9)
+        effect -= effect.mean()
+    offset, exponent = _programs(effect, np.array([step.compute_us for step in steps]))
+    pools: dict[Label, list[tuple[float, int]]] = defaultdict(list)
+    for row, label in enumerate(rows):
+        own = value[row, there[row]] - effect[there[row]]
+        for pool in _pools(label):
+            pools[pool].append((float(own.mean()), len(own)))
+    launches = [step.launch_ns for step in steps if step.launch_ns > 0]
+    known = {label: Pool(_pooled([base for base, _ in found]), len(found), sum(count for _, count in found))
+             for label, found in pools.items()}
+    return HostModel(known, slopes, offset, exponent, OTHER_PROGRAM / float(np.sqrt(size)),
+                     float(np.median(launches)) if launches else 0.0, size, host)
+
+
+def _programs(effect: Float64, compute_us: Float64) -> tuple[float, float]:
+    """Offset and exponent of programs; fewer than three do not tell how they differ."""
+    if len(effect) < LEAST_PROGRAMS - 1 or np.ptp(compute_us) <= 0:
+        return float(effect.mean()), 0.0
+    exponent, offset = np.polyfit(np.log(compute_us + LEAST_COMPUTE_US), effect, 1)
+    return float(offset), float(exponent)
+
+
+def _pooled(bases: Sequence[float]) -> float:
+    logs = np.array(bases)
+    return float(MEAN_SHARE * np.log(np.exp(logs).mean()) + (1 - MEAN_SHARE) * logs.mean())
+
+
+def _slopes(rows: dict[Label, dict[int, list[_Event]]]) -> dict[Label, float]:
+    """Least-squares slope over the tensors for each label that has several numbers of them, neither slope nor intercept
+    below zero; for all others the median."""
+    found: dict[Label, float] = {}
+    for label, programs in rows.items():
+        x = np.array([event.tensors for events in programs.values() for event in events], np.float64)
+        if np.ptp(x) == 0:
+            continue
+        y = np.array([event.ns / event.cold for events in programs.values() for event in events])
+        slope = max(float(np.polyfit(x, y, 1)[0]), 0.0)
+        found[label] = slope if y.mean() >= slope * x.mean() else float((x * y).sum() / (x * x).sum())
+    for side in ("own", "before"):
+        values = [slope for label, slope in found.items() if label[0] == side]
+        found[side,] = float(np.median(values)) if values else 0.0
+    return found
+
+
+def _events(step: HostStep) -> list[_Event]:
+    """The events of a step in order: before the first operation, in it, before the second one, …, after the last."""
+    names, phases, lists = step.name.tolist(), step.phase.tolist(), step.tensors.tolist()
+    most = max(lists, default=0)
+    labels: list[Label] = []
+    for row, name in enumerate(names):
+        phase = str(phases[row])
+        labels += [("before", phase, name, names[row - 1] if row else END), ("own", phase, name)]
+    labels.append(("before", "0", END, names[-1] if names else END))
+    times = np.zeros(len(labels))
+    times[0::2], times[1::2] = step.before_ns, step.inside_ns
+    count, last = Counter(labels), {label: row for row, label in enumerate(labels)}
+    seen: dict[Label, int] = {}
+    found = []
+    for row, label in enumerate(labels):
+        at = row // 2
+        beside = lists[at - 1] if at else 0
+        own = lists[at] if at < len(lists) else 0
+        tensors = own if label[0] == "own" else max(own, beside)
+        # What a step begins and ends with, and an optimizer's own Python, go over all tensors.
+        if label[0] == "before" and not tensors and count[label] == 1 and (
+                END in label[2:] or label[1] == _OPTIMIZER):
+            tensors = most
+        distance = row - seen[label] if label in seen else row - last[label] + len(labels)
+        seen[label] = row
+        cold = float(np.exp(COLDER * np.log2(max(distance / WARM_DISTANCE, 1.0))))
+        found.append(_Event(label, tensors, cold, float(times[row])))
+    return found
+
+
+_OPTIMIZER = "3"
+
+
+def _pools(label: Label) -> list[Label]:
+    """A label and the pools above it, the nearest first."""
+    if label[0] == "own":
+        _, phase, name = label
+        return [label, ("own", name), ("own", phase, f"class {host_class(name)}"), ("own", f"class {host_class(name)}"),
+                ("own",)]
+    _, phase, name, previous = label
+    mine, other = f"class {host_class(name)}", f"class {host_class(previous)}"
+    return [label, ("before", phase, name, other), ("before", phase, name), ("before", phase, mine, other),
+            ("before", phase, mine), ("before", mine), ("before",)]

@@ -1,0 +1,146 @@
+"""The host time of programs nobody recorded, from others of the same host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from micro import Micro
+from said import plain
+from typer.testing import CliRunner
+
+from graph_predictor.cli import app
+from graph_predictor.prediction.host_names import host_by_name
+from graph_predictor.prediction.host_steps import recorded_host_steps, traced_host_step, usual_step
+from kernel_models.host.hosts import CPU_HOST, GPU_HOST, host_names, read_host, shipped_host, write_host
+from kernel_models.host.model import HostModel, fit_host
+from kernel_models.host.step_events import HostStep, host_class, is_flat
+from kernel_models.spreads import OTHER_PROGRAM
+from tracer.errors import ForetraceError
+from tracer.graph import Phase
+from tracer.job import read_job
+
+TRACES = Path(__file__).resolve().parents[2] / "traces"
+
+
+def step(names: str, before: float = 1000.0, inside: float = 500.0, compute: float = 0.0) -> HostStep:
+    name = np.array([f"aten::{each}" for each in names.split()], dtype=object)
+    return HostStep(name, np.full(len(name), Phase.FORWARD, np.int8), np.zeros(len(name), np.int64),
+                    np.full(len(name) + 1, before), np.full(len(name), inside), compute)
+
+
+def test_a_program_that_was_fitted_costs_what_it_cost() -> None:
+    one = step("mm add mm add relu")
+    before, inside = fit_host([one]).estimate(one)
+    assert before == pytest.approx(one.before_ns) and inside == pytest.approx(one.inside_ns)
+
+
+def test_an_operation_nobody_ran_costs_what_its_kind_does() -> None:
+    model = fit_host([step("mm add mm"), step("add mm add")])
+    before, inside = model.estimate(step("mm tanh"))
+    assert inside == pytest.approx([500.0, 500.0]) and before == pytest.approx([1000.0] * 3)
+    assert model.knows(step("mm tanh")).tolist() == [1, 1, 0, 0, 0]
+
+
+def test_what_computes_more_on_the_host_finds_colder_caches() -> None:
+    steps = [step("mm add mm add relu", 1000 * factor, 500 * factor, compute)
+             for compute, factor in ((0.5, 1.0), (1.5, 2.0 ** 0.5), (3.5, 2.0), (7.5, 2.0 ** 1.5))]
+    model = fit_host(steps)
+    assert model.exponent == pytest.approx(0.5, abs=0.01)
+    for compute, factor in ((0.5, 1.0), (15.5, 4.0)):
+        total = sum(part.sum() for part in model.estimate(step("mm add mm", compute=compute)))
+        assert total == pytest.approx(factor * (4 * 1000 + 3 * 500), rel=0.02)
+
+
+def test_lists_cost_by_their_tensors() -> None:
+    def with_list(tensors: int) -> HostStep:
+        return HostStep(np.array(["aten::mm", "aten::_foreach_add_", "aten::mm"], dtype=object),
+                        np.array([1, 3, 1], np.int8), np.array([0, tensors, 0]), np.full(4, 1000.0),
+                        np.array([500.0, 2000.0 + 300.0 * tensors, 500.0]))
+
+    _, inside = fit_host([with_list(4), with_list(10)]).estimate(with_list(40))
+    assert inside[1] == pytest.approx(2000 + 300 * 40, rel=0.01)
+
+
+def test_few_programs_have_a_wide_interval_and_many_their_own() -> None:
+    assert fit_host([step("mm add")]).spread == pytest.approx(OTHER_PROGRAM)
+    assert fit_host([step("mm add")] * 3).spread == pytest.approx(OTHER_PROGRAM / 3**0.5)
+    same = fit_host([step("mm add mm"), step("mm add mm add"), step("add mm"), step("mm add")])
+    apart = fit_host([step("mm add mm"), step("mm add mm add", 3000, 1500), step("add mm"), step("mm add", 300, 150)])
+    assert same.spread < 0.05 < 0.3 < apart.spread
+    with pytest.raises(ForetraceError, match="no host time to learn from"):
+        fit_host([step("")])
+
+
+def test_rows_are_what_a_trace_below_autograd_has(tmp_path: Path) -> None:
+    assert is_flat("aten::addmm") and is_flat("aten::t") and is_flat("mine::scan")
+    assert not any(map(is_flat, ("aten::linear", "aten::reshape", "autograd::engine::evaluate_function: MmBackward0",
+                                 "MmBackward0", "torch::autograd::AccumulateGrad", "ProfilerStep#3")))
+    assert [host_class(f"aten::{name}") for name in ("_foreach_add_", "view", "mm_backward", "add_", "mm")] == [
+        "list", "view", "backward", "in place", "other"]
+    trace = Micro()
+    for number in range(3):
+        at = 1000 * number
+        trace.step(at, at + 500, number)
+        trace.op("aten::linear", at + 10, at + 70)
+        trace.op("aten::t", at + 15, at + 20)
+        trace.op("aten::view", at + 300, at + 310)
+    (found,) = recorded_host_steps([trace.read(tmp_path)])
+    assert found.name.tolist() == ["aten::t", "aten::view"]
+    assert (found.before_ns / 1e3).tolist() == [15, 280, 190] and (found.inside_ns / 1e3).tolist() == [5, 10]
+    assert usual_step([found, found]).host_ns == found.host_ns == 500e3
+
+
+def test_programs_left_out_are_told_by_the_others() -> None:
+    """Every case is in the docs; this holds eight programs to what nineteen others of another folder make of them."""
+    model = shipped_host(CPU_HOST)
+    errors = []
+    for path in sorted((TRACES / "host-held-out").iterdir()):
+        one = usual_step([recorded_host_steps(read_job(each).graphs)[0] for each in sorted(path.glob("round*"))])
+        errors.append(sum(float(part.sum()) for part in model.estimate(one)) / one.host_ns - 1)
+    assert len(errors) == 8 and np.mean(np.abs(errors)) < 0.2 and np.max(np.abs(errors)) < 0.45, errors
+
+
+def test_models_are_kept_in_files(tmp_path: Path) -> None:
+    model = fit_host([step("mm add mm"), step("add mm")], "mine")
+    write_host(model, tmp_path / "host.json.gz")
+    again = read_host(tmp_path / "host.json.gz")
+    assert again.host == "mine" and again.programs == 2
+    for one, other in zip(model.estimate(step("mm mm tanh")), again.estimate(step("mm mm tanh")), strict=True):
+        assert one == pytest.approx(other, rel=1e-3)
+    (tmp_path / "bad.json.gz").write_bytes(b"x")
+    with pytest.raises(ForetraceError, match="cannot be read as a host model"):
+        read_host(tmp_path / "bad.json.gz")
+    with pytest.raises(ForetraceError, match="not in the form foretrace writes"):
+        HostModel.from_dict({"pools": 3})
+    assert host_names() == [CPU_HOST, GPU_HOST]
+    assert shipped_host(GPU_HOST).launch_ns > 1000
+
+
+def test_a_host_is_named_or_learned_from_captures() -> None:
+    assert host_by_name(CPU_HOST, lambda path: pytest.fail("nothing to read")) is shipped_host(CPU_HOST)
+    paths = ",".join(str(TRACES / "host" / name / "round6") for name in ("bert", "gpt2"))
+    learned = host_by_name(paths, lambda path: read_job([path]))
+    assert learned.programs == 2 and learned.launch_ns == 0
+
+
+def test_a_traced_step_is_predicted_on_a_host(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "bert.foretrace"
+    made = CliRunner().invoke(app, ["trace", "--workload", "bert", "--preset", "tiny", "--set",
+                                    "optimizer=adamw-foreach", "--device", "cpu", "-o", str(path)])
+    assert made.exit_code == 0, made.stderr
+    captures = ",".join(str(TRACES / "host" / name / "round6") for name in ("llama", "gpt2", "vit", "moe", "unet"))
+    said = plain(CliRunner().invoke(app, ["predict", str(path), "--host-from", captures]).stdout)
+    assert "what operations cost in 5 programs of" in said
+    named = plain(CliRunner().invoke(app, ["predict", str(path), "--host-from", CPU_HOST]).stdout)
+    assert f"19 programs of {CPU_HOST}" in named
+    from graph_predictor.synthesis.baseline import baseline_of
+
+    graph = read_job([str(path)]).graphs[0]
+    assert len(traced_host_step(graph)) == len(graph.ops)
+    truth = np.median(read_job(TRACES / "host" / "bert" / "round6").graphs[0].meta.unprofiled_step_ns) / 1e3
+    others = [str(one) for one in sorted((TRACES / "host").glob("*/round6")) if "bert" not in one.parent.name]
+    model = host_by_name(",".join(others), lambda path: read_job([path]))
+    assert baseline_of([graph], host=model).predict().step_time_us == pytest.approx(truth, rel=0.3)
