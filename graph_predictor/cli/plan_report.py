@@ -50,6 +50,7 @@ def _plain_size(found: Plans, price: float | None, top: int | None, target: Fram
     if found.stages:
         values["stages"] = [{
             "stage": each.stage, "fullest_at": each.moment, "allocated_gb": each.allocated / 1e9,
+            "total_gb": each.account.total / 1e9,
             "memory_gb": [each.low / 1e9, each.high / 1e9],
             "timeline": [{"task": at.task, "microbatch": at.microbatch, "chunk": at.chunk, "before_gb": at.before / 1e9,
                           "peak_gb": at.peak / 1e9} for at in points]} for each, points in found.stages]
@@ -184,10 +185,10 @@ def _report_size(out: Report, found: Plans, price: float | None, top: int) -> No
         out.line()
         out.line("No plan is possible.", style="bold")
     if len(found.stages) > 1:
-        columns = [Column("stage"), Column("fullest at", name=True), Column("allocated\nGB"), Column("80% between\nGB"),
-                   Column("kept for\nbackward GB")]
+        columns = [Column("stage"), Column("fullest at", name=True), Column("allocated\nGB"), Column("in all\nGB"),
+                   Column("80% between\nGB"), Column("kept for\nbackward GB")]
         out.table("Memory of the stages", columns, [
-            [str(each.stage), each.moment, f"{each.allocated / 1e9:.1f}",
+            [str(each.stage), each.moment, f"{each.allocated / 1e9:.1f}", f"{each.account.total / 1e9:.1f}",
              f"{each.low / 1e9:.1f} – {each.high / 1e9:.1f}", f"{each.account.activations / 1e9:.1f}"]
             for each, _ in found.stages])
     if found.relief:
@@ -241,8 +242,9 @@ def _report_simulated(out: Report, simulated: SimulatedPlan, first: Estimate) ->
     ranks = "one rank" if first.plan.pp == 1 else "one rank of each stage"
     apart = first.time_us / simulated.time_us - 1
     how = f"{abs(apart):.1%} {'longer' if apart > 0 else 'shorter'}"
-    out.line(f"Simulated, {ranks} with {len(simulated.made.name):,} kernels in all, the first plan takes "
-             f"{simulated.time_us / 1e3:,.1f} ms: its estimate is {how}.")
+    waits = f", {first.stragglers / 1e3:,.1f} of them for the slowest GPU" if first.stragglers >= 50 else ""
+    out.line(f"Simulated, {ranks} with {len(simulated.made.name):,} pieces of work in all, the first plan takes "
+             f"{simulated.time_us / 1e3:,.1f} ms{waits}: its estimate is {how}.")
 
 
 def _sizes(plan: ParallelPlan) -> dict[str, str]:

@@ -120,6 +120,8 @@ def sweep(
             print_json(_plain((shown if goal is not None else found.table).head(top or len(found.table)), found))
         else:
             _report(found, shown, goal, limit, top or SHOWN, [out, *([] if plot is None else [plot])])
+        if found.table["step_time_us"].isna().all():
+            raise typer.Exit(1)
 
 
 def _goal(text: str) -> Goal:

@@ -33,6 +33,8 @@ ERROR = 0.05
 its square. Of 0.02, 0.04 and 0.08 on five rows of each of LLM-Foundry's tables, predicting the others: 7.6, 7.1, 7.0%
 in the mean of six draws (benchmarks/weak_scaling.py reads them)."""
 MOST_FOLDS = 10
+MOST_OFF = 100.0
+"""Times that a measured step may be off what is expected; more is another unit, model or device."""
 
 
 class MeasuredPlanError(ForetraceError):
@@ -99,6 +101,14 @@ def calibrate(steps: Sequence[MeasuredPlan], start: Rates = Rates()) -> PlanCali
     wrong = [each.name for each in steps if not 0 < each.us < np.inf]
     if wrong:
         raise MeasuredPlanError(f"The measured step of {wrong[0]} has no time above 0; give its milliseconds.")
+    for each in steps:
+        ratio = abs(each.log_ratio(start))
+        if ratio > np.log(MOST_OFF):
+            expected = estimate(each.loads, start).time_us
+            raise MeasuredPlanError(
+                f"The measured step of {each.name}, {each.us / 1e3:,.4g} ms, is {np.exp(ratio):,.0f} times off the "
+                f"{expected / 1e3:,.4g} ms expected, which no rates explain; give milliseconds of a step, and the "
+                "device and model that ran it.")
     folds = min(len(steps), MOST_FOLDS)
     others = [fit_rates([each for i, each in enumerate(steps) if i % folds != fold], start) for fold in range(folds)]
     after = np.array([each.log_ratio(others[i % folds]) for i, each in enumerate(steps)])

@@ -255,13 +255,16 @@ def _last_left_out(calls: PlanCalls, key: CallName, row: int, plan: ParallelPlan
 
 
 def _exposed(loads: Loads, causes: set[CommCause], whole: Estimate, rates: Rates) -> ExposedTime:
+    # What the slowest GPU takes longer is a share of the whole step, and no communication.
+    rates = replace(rates, jitter=0.0)
+
     def time(change: Callable[[Exchange], Exchange]) -> float:
         return estimate(_changed(loads, causes, change), rates).time_us
 
     nothing = time(lambda _: Exchange())
     spread = math.exp(Z80 * whole.spreads.collectives)
     low, high = time(lambda each: _times_as_long(each, 1 / spread)), time(lambda each: _times_as_long(each, spread))
-    return ExposedTime(max(whole.time_us - nothing, 0.0), max(low - nothing, 0.0), max(high - nothing, 0.0))
+    return ExposedTime(max(time(lambda each: each) - nothing, 0.0), max(low - nothing, 0.0), max(high - nothing, 0.0))
 
 
 def _times_as_long(exchange: Exchange, factor: float) -> Exchange:

@@ -37,6 +37,7 @@ from kernel_models.collectives import CollectiveModel, Topology, topology_of
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
 from kernel_models.profile import DeviceProfile
+from tracer.errors import ForetraceError
 from tracer.job import Job, read_job
 from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only.transformer import TransformerShape
@@ -143,11 +144,14 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
         PlanError: the source is no decoder, the plan is none, or the batch can be split by no number of replicas.
         ForetraceError: a name or a file is not known, or cannot be read.
     """
-    check_finite(launch_us, "launch_us", "the host time of a launch in µs")
+    _check_numbers(gpus, global_batch, best, memory_limit, launch_us)
     check_finite(host, "host", "a factor of the host time")
     if host <= 0:
         raise PlanError(f"host={host:g} is no factor of a time; give a number above 0.")
     known_device = find_device(device)
+    if known_device.vendor == "host":
+        raise PlanError(f"Plans are of GPUs, and {known_device.name} is a host's processor; name a GPU (foretrace "
+                        "devices).")
     spec = technology.device(known_device)
     if (profile is not None and spec is not known_device) or (comm_profile is not None and technology.link != 1.0):
         raise PlanError(f"What was measured is of {known_device.name} as it is and says nothing of {technology}; leave "
@@ -208,6 +212,18 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
                  found.slower, found.slower_us, calibration, tuple(found.relief), tuple(found.stages), program)
 
 
+def _check_numbers(gpus: int, global_batch: int | None, best: int | None, memory_limit: float | None,
+                   launch_us: float | None) -> None:
+    """Raise ``PlanError`` for a figure that no job can have."""
+    for name, value in (("gpus", gpus), ("global_batch", global_batch), ("best", best)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise PlanError(f"{name}={value!r} is not possible; give a whole number from 1.")
+    for name, number, what in (("launch_us", launch_us, "the host time of a launch in µs"),
+                               ("memory_limit", memory_limit, "bytes of a device")):
+        if number is not None and (not isinstance(number, (int, float)) or not math.isfinite(number) or number < 0):
+            raise PlanError(f"{name}={number!r} is no figure to compute with; give {what}, 0 or more.")
+
+
 def other_nodes(on: Topology, spec: DeviceSpec) -> list[str]:
     """Say where a topology's nodes have another device than the one that computes."""
     node = find_device(on.node.device).name
@@ -250,9 +266,7 @@ def read_decoder(source: str | Job, assignments: Sequence[str] = (),
         changed = f" with {', '.join(assignments)}" if assignments else ""
         return (f"{source} {chosen}{changed}", decoder_of(source, workloads.as_plain(settings)),
                 settings.samples_per_step, ())
-    if isinstance(source, str):
-        _check_there(source)
-    job = read_job([source]) if isinstance(source, str) else source
+    job = _read(source) if isinstance(source, str) else source
     meta, said = job.graphs[0].meta, source if isinstance(source, str) else "The job"
     if not meta.workload:
         raise PlanError(f"{said} does not say which model it is of, so that how to split its layers is not known; "
@@ -272,6 +286,16 @@ def _check_there(source: str) -> None:
     near = get_close_matches(source.lower(), names, n=3)
     said = f"did you mean {' or '.join(near)}?" if near else f"known models are {', '.join(names)}."
     raise PlanError(f"{source} is neither a path nor a model that is known; {said}")
+
+
+def _read(source: str) -> Job:
+    """Return a capture or trace; for what is none, say too that it is no model's config."""
+    _check_there(source)
+    try:
+        return read_job([source])
+    except ForetraceError as error:
+        raise PlanError(f"{error} Nor is {source} a model's config.json, which has a model_type, or a folder with "
+                        "one.") from None
 
 
 def _config(source: str, assignments: Sequence[str]) -> ConfigModel | None:

@@ -16,6 +16,7 @@ AXES: Mapping[str, Mapping[str, float]] = {
     "clock": {"mhz": 1.0, "ghz": 1e3}, "bandwidth": {"gb/s": 1.0, "tb/s": 1e3},
     "memory": {"gb": 1.0, "tb": 1e3, "gib": 1.073741824}, "link": {"gb/s": 1.0, "tb/s": 1e3}}
 """What may be changed, and units of its values in those of the device's figure."""
+_UNITS = {"clock": "MHz", "bandwidth": "GB/s", "memory": "GB", "link": "GB/s"}
 MOST = 100.0
 """Largest factor, and one over the smallest."""
 MOST_CASES = 64
@@ -76,7 +77,7 @@ def factors_of(axis: str, text: str | None, spec: DeviceSpec, link_gbps: Callabl
         unit = match.group(2) if match else "?"
         if match is None or (unit and unit not in AXES[axis]):
             raise PlanError(f"--{axis} {part.strip()[:40]!r} is no factor and no value; write one such as 1.5 or "
-                            f"100{next(iter(AXES[axis])).upper()}, several separated by commas.")
+                            f"100{_UNITS[axis]}, several separated by commas.")
         factor = float(match.group(1)) * AXES[axis].get(unit, 1.0) / (own() if unit else 1.0)
         if not isfinite(factor) or not 1 / MOST <= factor <= MOST:
             raise PlanError(f"--{axis} {part.strip()} is {factor:g} times what {spec.name} has; give from {1 / MOST:g} "

@@ -43,6 +43,32 @@ def test_what_contradicts_itself_is_refused(wanted: tuple[str, ...], says: str) 
     assert code == 2 and says in text
 
 
+def test_stages_need_what_lies_in_their_interval() -> None:
+    found = shown("--parallel", "dp=2,pp=4,microbatches=4", "--set", "depth=4")
+    for stage in found["stages"]:
+        low, high = stage["memory_gb"]
+        assert stage["allocated_gb"] < low < stage["total_gb"] < high
+
+
+def test_exposed_communication_is_no_more_than_all_of_it() -> None:
+    done = CliRunner().invoke(app, ["comm", "study", "llama", "--preset", "8b", "--gpus", "16", "--global-batch", "64",
+                                    "--parallel", "dp=2,tp=8,sequence_parallel,sharding=1", "--set", "depth=4",
+                                    "--json"])
+    case = json.loads(done.stdout)["plans"][0]
+    assert 0 < case["exposed_ms"] <= case["alone_ms"]
+
+
+@pytest.mark.parametrize("wrong", [
+    {"gpus": "8"}, {"gpus": 8.5}, {"global_batch": -3}, {"best": -1}, {"memory_limit": float("nan")},
+    {"memory_limit": -1}, {"launch_us": -1.0}, {"device": "cpu"}, {"framework": "x"}])
+def test_figures_no_job_can_have_are_refused(wrong: dict[str, Any]) -> None:
+    from foretrace import plan
+    from tracer.errors import ForetraceError
+
+    with pytest.raises(ForetraceError):
+        plan("llama", **{"gpus": 8, "preset": "tiny", "only": "ddp", **wrong})
+
+
 def test_a_name_that_is_none_is_told_from_a_path() -> None:
     for name, says in (("lama", "did you mean llama"), ("nemotron-h", "did you mean nemotron-h-8b"),
                        ("qqq", "known models are llama"), ("./qqq", "does not exist"), ("qqq.json", "does not exist")):
