@@ -104,10 +104,10 @@ def calibrate(steps: Sequence[MeasuredPlan], start: Rates = Rates()) -> PlanCali
     for each in steps:
         ratio = abs(each.log_ratio(start))
         if ratio > np.log(MOST_OFF):
-            expected = estimate(each.loads, start).time_us
+            usual_us = estimate(each.loads, start).time_us
             raise MeasuredPlanError(
                 f"The measured step of {each.name}, {each.us / 1e3:,.4g} ms, is {np.exp(ratio):,.0f} times off the "
-                f"{expected / 1e3:,.4g} ms expected, which no rates explain; give milliseconds of a step, and the "
+                f"{usual_us / 1e3:,.4g} ms expected, which no rates explain; give milliseconds of a step, and the "
                 "device and model that ran it.")
     folds = min(len(steps), MOST_FOLDS)
     others = [fit_rates([each for i, each in enumerate(steps) if i % folds != fold], start) for fold in range(folds)]
