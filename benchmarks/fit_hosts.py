@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,23 @@ def main() -> None:
         _left_out(title, steps)
         if options.write:
             write_host(fit_host(list(steps.values()), title), HOSTS / f"{title}.json.gz")
+    for host in ("H100", "MI300"):
+        _left_out(f"{host} alone", {name: step for name, step in gpu.items()
+                                    if name in {f"{program}, {host}" for program in ("Qwen", "BERT", "OWLv2")}})
+    _ranks(recorded_host_steps(read_job([str(options.data / "traces" / "dlrm-8xV100-2023")]).graphs))
+
+
+def _ranks(steps: list[HostStep]) -> None:
+    """Each rank of a job by every two others."""
+    errors = []
+    for pair in combinations(range(len(steps)), 2):
+        model = fit_host([steps[rank] for rank in pair])
+        errors += [sum(float(part.sum()) for part in model.estimate(step)) / step.host_ns - 1
+                   for rank, step in enumerate(steps) if rank not in pair]
+    size = np.abs(errors)
+    print(f"\nDLRM, 8×V100, each rank by every two others: {len(errors)} cases, MAPE {size.mean():.1%}, bias "
+          f"{np.mean(errors):+.1%}, p90 {np.quantile(size, 0.9):.1%}, worst {size.max():.1%}; within 5%: "
+          f"{(size <= 0.05).mean():.0%}; host ms {', '.join(f'{step.host_ns / 1e6:.2f}' for step in steps)}")
 
 
 def _left_out(title: str, steps: dict[str, HostStep]) -> None:
