@@ -81,6 +81,8 @@ def sweep(
     """Predict every combination of sizes, devices, ranks and edits, in parallel.
 
     foretrace sweep runs/a --set batch=8,16,32 --device h100-sxm,h200-sxm -o sweep.parquet --best throughput
+
+    Ends with status 1 where no combination can be predicted.
     """
     with one_sentence(debug):
         from graph_predictor.comm.units import parse_bytes

@@ -35,7 +35,7 @@ from fuzz_worker import BYTES, ROOT, SECONDS, WRITTEN, Worker
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-CODES = {"check": {0, 1, 2, 3}, "plan": {0, 1, 2}, "capture": {0, 1, 2, 3}}
+CODES = {"check": {0, 1, 2, 3}, "plan": {0, 1, 2}, "sweep": {0, 1, 2}, "capture": {0, 1, 2, 3}}
 """Exit codes of commands that are gates, or end as the program does that they run; all others end with 0 or 2."""
 _GONE = 141
 """Exit code where nobody reads the output any more."""

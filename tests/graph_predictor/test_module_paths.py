@@ -93,7 +93,7 @@ def test_each_product_belongs_to_the_module_whose_sizes_it_has(graph: ExecutionG
 def test_the_breakdown_by_module_has_the_backward_pass(graph: ExecutionGraph) -> None:
     modules = {each.module: each for each in breakdown(replay([graph])).total().modules}
     total = sum(each.host_ns for each in modules.values())
-    assert sum(each.host_ns for name, each in modules.items() if "Linear" in name) > 0.2 * total
+    assert sum(each.host_ns for name, each in modules.items() if "Linear" in name) > 0.1 * total
 
 
 def test_the_advice_fits_what_was_recorded(tmp_path: Path, graph: ExecutionGraph) -> None:

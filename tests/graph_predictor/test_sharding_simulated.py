@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from graph_predictor.edits.scale import ScaleHost
 from graph_predictor.sharding.choices import choices_of
 from graph_predictor.sharding.estimate import ShardedStep, estimate
 from graph_predictor.sharding.loads import assignment_of
@@ -98,7 +99,8 @@ def simulated(plan: Path, problem: ShardingProblem, *more: str) -> Simulated:
         kinds = {int(kernel): graph.string(int(kind)) for kernel, kind in zip(
             graph.collectives.kernel, graph.collectives.kind, strict=True)}
         exchanges.append(sum(us[row] for row, kind in kinds.items() if row >= 0 and kind == "all_to_all"))
-    return Simulated(baseline.predict([]).step_time_us, lookups, min(dense), max(exchanges))
+    # A sharding says nothing of the host: one that never decides.
+    return Simulated(baseline.predict([ScaleHost(0.1)]).step_time_us, lookups, min(dense), max(exchanges))
 
 
 Steps = dict[str, tuple[ShardedStep, Simulated]]
