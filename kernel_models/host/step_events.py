@@ -14,7 +14,7 @@ them (modules, autograd's nodes, operations made of others, Python) lies in the 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
 
@@ -55,6 +55,11 @@ class HostStep:
 
     def __len__(self) -> int:
         return len(self.name)
+
+    def scaled(self, factor: float) -> HostStep:
+        """Return the step on a host that takes ``factor`` times as long."""
+        return replace(self, before_ns=self.before_ns * factor, inside_ns=self.inside_ns * factor,
+                       launch_ns=self.launch_ns * factor)
 
     @property
     def host_ns(self) -> float:
