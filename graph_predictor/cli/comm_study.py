@@ -91,8 +91,8 @@ def _report(found: CommStudy, top: int) -> None:
          percent(each.all_exposed.us / each.estimate.time_us), _ms(each.alone_us),
          f"{each.wire_bytes / 1e9:,.4g}", count(round(sum(row.count for row in each.messages))),
          "" if each.fit.value == "fits" else each.fit.value] for each in shown])
-    out.line("Exposed: what the step would save if communication cost nothing. Alone: all of it, one after another. "
-             "Sent: bytes that leave the rank.")
+    out.line("Exposed: what the step would save if communication cost nothing. Alone: all of it, one after another, "
+             "of one stage; in a pipeline others wait for it too. Sent: bytes that leave the rank.")
     causes = [cause for cause in CommCause if any(cause in each.exposed for each in shown)]
     if len(cases) > 1:
         headed = [*columns, *(Column(cause.value.replace(" ", "\n", 1)) for cause in causes)]

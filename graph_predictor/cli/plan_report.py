@@ -142,7 +142,9 @@ def _linears(shape: TransformerShape) -> str:
 def _report_size(out: Report, found: Plans, price: float | None, top: int) -> None:
     plans = "plan" if found.considered == 1 else "plans"
     possible = f"{len(found.plans):,} estimated" if found.slower else f"{len(found.plans):,} possible"
-    out.line(f"{found.gpus} GPUs of {found.topology}: {found.considered:,} {plans}, {possible}.")
+    # The topology's name has the device's, unless this one was changed or stands in another's nodes.
+    on = f" ({found.device})" if "(" in found.device else ""
+    out.line(f"{found.gpus:,} GPUs of {found.topology}{on}: {found.considered:,} {plans}, {possible}.")
     batches = sorted({each.plan.global_batch for each in found.plans})
     if batches:
         out.line(f"Sequences of a step: {', '.join(f'{batch:,}' for batch in batches)}.")
@@ -168,7 +170,7 @@ def _report_size(out: Report, found: Plans, price: float | None, top: int) -> No
                  "cost\na step": f"{_cost(each, price) or 0:.3g}"}
         rows.append([cells[column.title] for column in columns])
     out.table("Best plans, fastest first", columns, rows)
-    if len(found.plans) > 1 and first is not None:
+    if first is not None:
         _report_order(out, found, top)
     if found.simulated is not None and first is not None:
         _report_simulated(out, found.simulated, first)
@@ -202,17 +204,19 @@ def _report_size(out: Report, found: Plans, price: float | None, top: int) -> No
 def _report_order(out: Report, found: Plans, top: int) -> None:
     """Say which plans the estimate cannot tell apart, and what separates the first from the next."""
     first = found.plans[0].estimate
-    second = found.plans[1].estimate
     ties = sum(tied(first, each.estimate) for each in found.plans[1:])
     out.line()
     away = "; h: the optimizer in the hosts' memory" * any(each.plan.offload_optimizer for each in found.plans[:top])
     out.line(f"s: sequence parallelism, o: its collectives overlapped; ×: copies of sharded state{away}; M, T, F: "
-             "Megatron-Core, torchtitan, FSDP.")
+             "Megatron-Core, torchtitan, FSDP. exposed: communication that no work of the rank hides.")
     if any(each.fit is Fit.TIGHT for each in found.plans[:top]):
         out.line("?: may not fit: what fragmentation and communication's buffers take is not known to so little.")
     if ties:
         out.line(f"= {ties:,} {'plan takes' if ties == 1 else 'plans take'} as long as the first as far as can be "
                  "told: what they differ in is less than its own uncertainty.")
+    if len(found.plans) == 1:
+        return
+    second = found.plans[1].estimate
     out.line(f"The second against the first: {separation(first, second)}.")
     apart = next((each.estimate for each in found.plans[1:] if not tied(first, each.estimate)), None)
     if apart is not None and apart is not second:

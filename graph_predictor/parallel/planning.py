@@ -157,6 +157,9 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
         raise PlanError(f"What was measured is of {known_device.name} as it is and says nothing of {technology}; leave "
                         "the profile out.")
     name, shape, per_gpu, assumed = read_decoder(source, settings, preset)
+    if memory_limit is not None and memory_limit > spec.memory_gb * 1e9 > 0:
+        raise PlanError(f"A memory limit of {memory_limit / 1e9:,.4g} GB is more than the {spec.memory_gb:,.4g} GB "
+                        f"that {spec.name} has; give less, or --memory for a device with more.")
     shape = shape.in_linears(linears)
     narrow_type(linears, spec)
     collectives = None

@@ -25,7 +25,7 @@ from kernel_models.power import LIMITED, sustained_tflops
 from kernel_models.profile import DeviceProfile
 from tracer.arrays import Float64
 from tracer.job import Job
-from tracer.parallel_plan import ParallelPlan, PlanError
+from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation
 from tracer.shape_only.errors import ShapeOnlyError
 from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
 from tracer.shown import Shown
@@ -176,6 +176,9 @@ def shapes(source: str | Job, *, device: str = "h200-sxm", settings: Sequence[st
     """
     plan, spec = ParallelPlan.parse(parallel), find_device(device)
     name, shape, _, notes = read_decoder(source, settings, preset)
+    if plan.dp * plan.pp > 1 or plan.recompute is not Recomputation.NONE or plan.passes > 1:
+        notes = (*notes, "Of the plan its micro-batch, tp, cp and ep decide what a rank's layers are; replicas, "
+                         "stages, recomputation and micro-batches are left out.")
     return replace(advise(shape, plan, LayerPieces(spec, profile)), model=name, notes=notes)
 
 
