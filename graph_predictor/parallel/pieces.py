@@ -112,6 +112,8 @@ class LayerPieces:
             ShapeOnlyError: the shape does not divide as the part wants it.
         """
         shape = shape.one_layer()
+        if not shape.experts:
+            part = replace(part, ep=1, etp=None)  # says nothing of blocks without experts
         if part.piece is Piece.HEAD and (shared := math.gcd(part.microbatch, part.cp)) > 1:
             # Logits and loss know tokens alone, not whose sequence they are of.
             part = replace(part, microbatch=part.microbatch // shared, cp=part.cp // shared)
