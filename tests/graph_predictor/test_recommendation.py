@@ -62,7 +62,7 @@ def test_the_recorded_step_is_given_back(job: Job) -> None:
 def test_another_batch_costs_more_and_keeps_what_was_counted(settings: Any, job: Job) -> None:
     study = Study(job)
     plain = study.predict(Configuration())
-    larger = study.prepared(Configuration(sizes=(f"batch={32 * settings.batch}",)))
+    larger = study.prepared(Configuration(sizes=(f"batch={256 * settings.batch}",)))
     assert larger.predict().step_time_us > 1.05 * plain.step_time_us
     assert {table.name for table in tables_of(larger.start.built.graphs[0])} == {
         table.name for table in tables_of(job.graphs[0])}
