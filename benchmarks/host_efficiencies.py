@@ -1,16 +1,20 @@
 """Fit the default efficiencies of a CPU from a calibration of one, and how well they hold on shapes left out.
 
     foretrace calibrate --on cpu --minutes 6 --work out/cpu -o out/cpu.profile
-    python benchmarks/host_efficiencies.py out/cpu [--write]
+    python benchmarks/host_efficiencies.py out/cpu [--write] [--mend "conv*,norm/*_backward"]
 
 The shapes that the calibration holds out are not fitted to; their errors are printed and give the intervals, widened
-since it is one CPU. `--write` writes kernel_models/heuristics/efficiencies_host.toml.
+since it is one CPU. `--write` writes kernel_models/heuristics/efficiencies_host.toml. With
+`--mend` only keys that look so are replaced, after the calibrated machine is brought to the file's: by the median
+ratio of every other key's figure in the file to the one fitted here.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
+from fnmatch import fnmatch
 
 import numpy as np
 from datasheet_traces import START
@@ -25,6 +29,7 @@ from kernel_models.heuristics.efficiency import (
     Efficiencies,
     Efficiency,
     Measured,
+    default_efficiencies,
     fit_over_devices,
     spread,
 )
@@ -88,11 +93,27 @@ def defaults(samples: list[Samples]) -> tuple[Efficiencies, dict[str, list[float
     return Efficiencies(entries), left
 
 
+def mended(kept: Efficiencies, fitted: Efficiencies, keys: Sequence[str]) -> Efficiencies:
+    """Return the file's efficiencies with some keys' from another machine, scaled as the other keys' differ."""
+    def is_named(key: str) -> bool:
+        return any(fnmatch(key, one) for one in keys)
+
+    others = [(kept.entries[key], entry) for key, entry in fitted.entries.items()
+              if key in kept.entries and key != "*" and not is_named(key)]
+    ratios = {name: float(np.median([getattr(old, name) / getattr(new, name) for old, new in others]))
+              for name in ("memory", "fixed")}
+    print("brought to the file's machine: " + ", ".join(f"{name} × {ratio:.2f}" for name, ratio in ratios.items()))
+    changed = {key: replace(entry, memory=entry.memory * ratios["memory"], fixed=entry.fixed * ratios["fixed"])
+               for key, entry in fitted.entries.items() if is_named(key)}
+    return replace(kept, entries={key: changed.get(key, entry) for key, entry in kept.entries.items()} | changed)
+
+
 def main() -> None:
     """Fit, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("calibration", nargs="+", help="working directories of `foretrace calibrate --on cpu`")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--mend", default="", help="keys, with *, separated by commas")
     arguments = parser.parse_args()
     samples = joined(one for one in read_samples(arguments.calibration) if one.held_out is not None)
     result, left = defaults(samples)
@@ -104,6 +125,8 @@ def main() -> None:
                                           f"{np.quantile(np.abs(error), 0.9):8.0%}")
         print(f"{key:34}{len(error):9}{e.compute:9.2f}{e.memory:9.2f}{e.fixed:8.2f}{told}")
     if arguments.write:
+        if arguments.mend:
+            result = mended(default_efficiencies("host"), result, arguments.mend.split(","))
         HOST_DEFAULTS_FILE.write_text(written(result, "benchmarks/host_efficiencies.py"), encoding="utf-8")
         print(f"wrote {HOST_DEFAULTS_FILE.relative_to(ROOT)}")
 

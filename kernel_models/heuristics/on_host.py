@@ -20,19 +20,23 @@ from kernel_models.heuristics.sustained import bandwidth_gbps, peak_tflops
 from kernel_models.heuristics.work import WORK, KernelWork, one, work_of
 from kernel_models.op_call import Family
 from kernel_models.table_parts import TablePart
-from tracer.arrays import Float64
+from tracer.arrays import Bool, Float64
 
 LANES = 8.0
 """Values of fp32 in a vector of 256 bits, which channels are rounded up to."""
-AS_IT_STANDS = 0.1
-"""Share of other convolutions' fixed cost that one of 1×1 positions has (measured: 5 to 15 of 80 µs)."""
+AS_IT_STANDS = 0.13
+"""Share of oneDNN's fixed cost that a convolution made of products has (fitted to a calibration on one thread of an AMD
+EPYC: 4 µs against 52 forward, 8 to 12 against 58 backward)."""
+FEW_BATCHES, FEW_VALUES, SMALL_KERNEL = 16.0, 20480.0, 3.0
+"""PyTorch makes convolutions of products rather than by oneDNN below these: samples where a kernel is 1×1 without a
+stride, values of a single image, and a kernel's height or width (``ConvParams::use_mkldnn``,
+ATen/native/Convolution.cpp; of fp32, on one thread)."""
 QUERY_BLOCK, SKIPS = 256.0, 768.0
 """Queries of a block of fused attention, from this length of sequence on (shorter ones' are of 32 and 64)."""
 LOOKUP_CYCLES, ROW_CYCLES, BAG_CYCLES = 2.5, 10.0, 6.0
 """Cycles of a look-up of a bag, of one without a bag, and of a bag, besides its arithmetic and its traffic."""
-SORTED_CYCLES, SUMMED_CYCLES, COPIED_CYCLES, BACKWARD_OPERATIONS = 236.0, 2.25, 6.0, 10.0
-"""Of a gradient: cycles of a look-up and of an element of a different row (dense), of a look-up (sparse), and how many
-operations' fixed cost it has."""
+SORTED_CYCLES, SUMMED_CYCLES, COPIED_CYCLES = 236.0, 2.25, 6.0
+"""Of a gradient: cycles of a look-up and of an element of a different row (dense), and of a look-up (sparse)."""
 MISSED_CYCLES = 14.0
 """Of a bag's row that comes from memory: most of its latency hides behind the next rows'."""
 ADDED_CYCLES, BYTE_CYCLES = 60.0, 0.16
@@ -40,6 +44,9 @@ ADDED_CYCLES, BYTE_CYCLES = 60.0, 0.16
 NEAR_CYCLES, WALK_CYCLES, FAR_CYCLES = 47.0, 80.0, 330.0
 """More of them of a row outside a core's own cache, of one on a page whose place the core does not hold, and of one
 outside half of the last cache, which what is added streams through too."""
+NUMBER_BYTES, NUMBER_SHARE = 32.0, 0.15
+"""A number's bytes, read and written, at most, and the share of a copy's fixed cost that reading one has
+(``aten::_local_scalar_dense`` in traces/host: 0.1 µs)."""
 PAGE, PAGES = 4096.0, 2048.0
 """Bytes of a page, and pages whose places a core holds."""
 BATCHES = 4.0
@@ -67,16 +74,28 @@ def convolution_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
     """Multiply-adds with channels rounded up to whole vectors, and input, weights and output once each, µs.
 
     Source: Georganas et al., "Anatomy of high-performance deep learning convolutions on SIMD architectures" (2018):
-    channels lie in blocks of a vector's width. One of 1×1 positions without a stride is a product as it stands.
+    channels lie in blocks of a vector's width. Preparing that is what a call costs whatever its size; small ones are
+    products as they stand.
     """
     groups = table.dim("groups")
     inputs, outputs = (np.maximum(table.dim(name) / groups, 1.0) for name in ("in_channels", "out_channels"))
     # Depthwise kernels have their vectors along the groups.
     lanes = np.where((inputs <= 1.0) & (groups > 1.0), groups, outputs)
     padded = np.ceil(lanes / LANES) * LANES / lanes
-    window = np.prod([table.dim(f"{name}_{axis}") for name in ("kernel", "stride") for axis in "dhw"], axis=0)
-    prepared = np.where(window > 1.0, 1.0, AS_IT_STANDS)
+    prepared = np.where(_of_products(table), AS_IT_STANDS, 1.0)
     return KernelWork(table.flops * padded / _peak(table, device) / 1e6, memory_us(table.bytes_moved, device), prepared)
+
+
+def _of_products(table: CallTable) -> Bool:
+    """Return which convolutions PyTorch makes of products."""
+    window = np.prod([table.dim(f"{name}_{axis}") for name in ("kernel", "stride") for axis in "dhw"], axis=0)
+    batch = table.dim("batch")
+    values = np.prod([table.dim(f"in_{axis}") for axis in ("channels", "d", "h", "w")], axis=0)
+    small = np.minimum(table.dim("kernel_h"), table.dim("kernel_w")) <= SMALL_KERNEL
+    single = (table.dim("groups") <= 1.0) & small & (batch <= 1.0) & (values <= FEW_VALUES)
+    fp32 = table.by_dtype(lambda dtype: float(dtype in ("fp32", "tf32"))) > 0
+    found: Bool = fp32 & (((window <= 1.0) & (batch < FEW_BATCHES)) | single)
+    return found
 
 
 @work_of(Family.ATTENTION, on_host=True)
@@ -102,7 +121,7 @@ def lookups_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
     """Instructions of every look-up and bag, rows from memory the first time and from a core's cache again, µs.
 
     A dense gradient finds the place of each look-up's row, and clears a gradient as large as the table before; a sparse
-    one copies a row for each look-up. Both are made by a dozen operations.
+    one copies a row for each look-up.
     """
     n = len(table)
     parts = parts_of(table)
@@ -126,7 +145,7 @@ def lookups_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
     every = parts.lookups * parts.row_bytes
     copied = (np.maximum(every - CORE_CACHE, 0.0) + every / CORE_SPEEDUP) / bandwidth
     moved = np.select([dense, backward], [parts.sum(filled, n), parts.sum(copied, n)], looked_up)
-    return KernelWork(cycles / device.boost_clock_mhz, moved, np.where(backward, BACKWARD_OPERATIONS, 1.0))
+    return KernelWork(cycles / device.boost_clock_mhz, moved, one(table))
 
 
 @work_of(Family.INDEX, on_host=True)
@@ -170,6 +189,15 @@ def _misses(parts: LookupParts, size: Float64, held: float) -> Float64:
     before = np.cumsum(sizes, axis=1) - sizes
     hits = np.clip((held - before) / np.maximum(sizes, 1e-9), 0.0, 1.0) * accesses
     return np.where(kept * size <= held, 0.0, np.maximum(parts.lookups - hits.sum(1), 0.0))
+
+
+@work_of(Family.TRANSFER, on_host=True)
+def transfer_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
+    """As on other devices, but a number that is read lies where it is wanted, µs."""
+    plain = WORK[Family.TRANSFER](table, device)
+    there = table.bytes_moved <= NUMBER_BYTES
+    return KernelWork(plain.compute_us, np.where(there, 0.0, plain.memory_us),
+                      np.where(there, NUMBER_SHARE, plain.kernels))
 
 
 @work_of(Family.REDUCTION, Family.SOFTMAX, Family.NORM, on_host=True)

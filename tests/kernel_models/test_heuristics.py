@@ -350,13 +350,20 @@ def test_few_rows_cost_a_cpu_the_reading_of_the_weights() -> None:
     assert found[1] < 4 * found[0] and found[3] == pytest.approx(8 * found[2], rel=0.1)
 
 
-def test_a_cpus_convolution_costs_its_preparation_unless_it_is_a_product_as_it_stands() -> None:
-    def convolution(kernel: int, stride: int) -> OpCall:
-        dims = (1, 16, 16, 1, 1, 8, 8, 1, 8 // stride, 8 // stride, 1, kernel, kernel, 1, stride, stride, 1, 1, 1)
-        return OpCall(Family.CONV, "forward", dims, "fp32", "nchw", flops=2.0 * 16 * 16 * 64 * kernel ** 2,
-                      bytes_read=4.0 * (1024 + 256 * kernel ** 2), bytes_written=4096.0)
-    plain, wide, strided = times([convolution(1, 1), convolution(3, 1), convolution(1, 2)], "cpu")
-    assert wide > 2 * plain and strided > 2 * plain
+def test_a_cpus_convolution_costs_its_preparation_unless_it_is_made_of_products() -> None:
+    """As PyTorch chooses: 1×1 without a stride of fewer than 16 samples, and 3×3 of one small image."""
+    def convolution(kernel: int, stride: int, batch: int, size: int = 8) -> OpCall:
+        out = size // stride
+        dims = (batch, 16, 16, 1, 1, size, size, 1, out, out, 1, kernel, kernel, 1, stride, stride, 1, 1, 1)
+        values = 16.0 * batch * size * size
+        return OpCall(Family.CONV, "forward", dims, "fp32", "nchw", flops=2.0 * 16 * values * kernel ** 2,
+                      bytes_read=4.0 * (values + 256 * kernel ** 2), bytes_written=4 * values)
+    plain, single, wide, strided = times([convolution(1, 1, 2), convolution(3, 1, 1), convolution(3, 1, 2),
+                                          convolution(1, 2, 2)], "cpu")
+    assert min(wide, strided) > 3 * max(plain, single)
+    few, many = times([convolution(1, 1, 15), convolution(1, 1, 16)], "cpu")
+    small, large = times([convolution(3, 1, 1, 35), convolution(3, 1, 1, 36)], "cpu")
+    assert many > 2 * few and large > 1.3 * small
 
 
 def test_rows_and_steps_of_a_cpu() -> None:

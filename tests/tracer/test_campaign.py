@@ -701,3 +701,29 @@ def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
 def test_an_entry_has_the_captures_defaults() -> None:
     entry = WorkloadEntry(workload="llama")
     assert (entry.timed, entry.steps, entry.cycles) == (30, 3, 1)
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "group_norm", "cross_entropy", "rms_norm", "bag", "attention"])
+def test_gradients_are_autograds_whichever_way_they_are_run(torch: Any, name: str) -> None:
+    """A host runs a chain of nodes without the engine, whose own time is no work of theirs; other graphs with it."""
+    from tracer.campaign.lab import Lab
+
+    lab, functional = Lab("cpu"), torch.nn.functional
+    x, image = lab.random(8, 16, grad=True), lab.random(2, 8, 4, 4, grad=True)
+    scale, channels = lab.random(16, grad=True), lab.random(8, grad=True)
+    query, key, value = (lab.random(1, 2, 32, 8, grad=True) for _ in range(3))
+    output, inputs = {
+        "layer_norm": lambda: (functional.layer_norm(x, (16,), scale), (x, scale)),
+        "group_norm": lambda: (functional.group_norm(image, 4, channels), (image, channels)),
+        "cross_entropy": lambda: (functional.cross_entropy(x, lab.indices(8, high=16)), (x,)),
+        "rms_norm": lambda: (functional.rms_norm(x, (16,), scale), (x, scale)),
+        "bag": lambda: (functional.embedding_bag(lab.indices(20, high=8), x, torch.arange(0, 20, 4), mode="sum"), (x,)),
+        "attention": lambda: (functional.scaled_dot_product_attention(query, key, value), (query, key, value)),
+    }[name]()
+    gradient = None if output.dim() == 0 else lab.random_like(output)
+    run = lab.gradients(output, inputs, gradient)
+    for _ in range(2):
+        found = run()
+        mine = [found] if isinstance(found, torch.Tensor) else [one for one in found if one is not None]
+        for wanted in torch.autograd.grad(output, inputs, gradient, retain_graph=True):
+            assert any(one.shape == wanted.shape and torch.allclose(one, wanted) for one in mine)

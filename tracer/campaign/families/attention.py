@@ -44,7 +44,7 @@ def _prepare(settings: dict[str, Any], lab: Lab) -> Bench:
         return Bench(forward, flops, moved)
     output = forward()
     gradient = lab.random_like(output)
-    return Bench(lambda: torch.autograd.grad(output, (query, key, value), gradient, retain_graph=True),
+    return Bench(lab.gradients(output, (query, key, value), gradient),
                  BACKWARD_PRODUCTS * flops, 2 * moved + BYTES[dtype] * batch * head * heads * seq)
 
 

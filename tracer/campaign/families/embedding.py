@@ -37,7 +37,7 @@ def _prepare(settings: dict[str, Any], lab: Lab) -> Bench:
     output = forward()
     gradient = lab.random_like(output)
     written = element * width * (lookups if sparse else rows)
-    return Bench(lambda: torch.autograd.grad(output, (table,), gradient, retain_graph=True), float(width * lookups),
+    return Bench(lab.gradients(output, (table,), gradient), float(width * lookups),
                  element * width * bags + 8.0 * lookups + written)
 
 

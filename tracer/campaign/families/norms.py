@@ -31,7 +31,7 @@ def _differentiated(lab: Lab, settings: dict[str, Any], forward: Any, inputs: tu
         return Bench(forward, flops, 2.0 * element * elements + extra_bytes)
     output = forward()
     gradient = lab.random_like(output)
-    return Bench(lambda: lab.torch.autograd.grad(output, inputs, gradient, retain_graph=True), flops,
+    return Bench(lab.gradients(output, inputs, gradient), flops,
                  3.0 * element * elements + extra_bytes)
 
 
@@ -91,7 +91,7 @@ def _cross_entropy(settings: dict[str, Any], lab: Lab) -> Bench:
     if settings["op"] == "forward":  # log-softmax writes all its values
         return Bench(forward, 5.0 * elements, 2.0 * element * elements + 8 * rows)
     loss = forward()
-    return Bench(lambda: lab.torch.autograd.grad(loss, (logits,), retain_graph=True), 3.0 * elements,
+    return Bench(lab.gradients(loss, (logits,)), 3.0 * elements,
                  4.0 * element * elements + 8 * rows)
 
 

@@ -32,7 +32,7 @@ def _prepare(settings: dict[str, Any], lab: Lab) -> Bench:
     out = module(x)[0]
     gradient = lab.random_like(out)
     wanted = (x, *module.parameters())
-    return Bench(lambda: torch.autograd.grad(out, wanted, gradient, retain_graph=True), 2.0 * flops, 2.0 * moved)
+    return Bench(lab.gradients(out, wanted, gradient), 2.0 * flops, 2.0 * moved)
 
 
 FAMILIES = [
