@@ -18,10 +18,12 @@ programs of ``traces/record_host.py`` but its ``HELD_OUT``, which accuracy is re
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -51,6 +53,7 @@ LEAST_PROGRAMS = 4
 ROUNDS = 8
 """Of fitting bases and programs in turn; three change nothing any more."""
 
+T = TypeVar("T")
 Label = tuple[str, ...]
 """Of an event or a pool: "own" or "before", then what tells it apart; fewer words are a wider pool."""
 
@@ -171,11 +174,13 @@ def fit_host(steps: Sequence[HostStep], host: str = "") -> HostModel:
     if not steps:
         raise ForetraceError("There is no host time to learn from: the captures have no operations on any host thread. "
                              "Profile whole steps, with ProfilerActivity.CPU.")
-    found = _fit(steps, host)
+    events = [_events(step) for step in steps]
+    found = _fit(steps, events, host)
     if len(steps) < LEAST_PROGRAMS:
         return found
-    missed = np.array([np.log(step.host_ns / _total(_fit([*steps[:left], *steps[left + 1:]], host), step))
-                       for left, step in enumerate(steps)])
+    missed = np.array([
+        np.log(step.host_ns / _total(_fit(_without(steps, left), _without(events, left), host), step))
+        for left, step in enumerate(steps)])
     apart = float(missed.std(ddof=1)) * np.sqrt(1 + 1 / len(steps))
     return replace(found, offset=found.offset + float(missed.mean()), spread=Z80 * apart)
 
@@ -184,10 +189,14 @@ def _total(model: HostModel, step: HostStep) -> float:
     return sum(float(part.sum()) for part in model.estimate(step))
 
 
-def _fit(steps: Sequence[HostStep], host: str) -> HostModel:
+def _without(items: Sequence[T], place: int) -> list[T]:
+    return [*items[:place], *items[place + 1:]]
+
+
+def _fit(steps: Sequence[HostStep], events_of: Sequence[Sequence[_Event]], host: str) -> HostModel:
     rows: dict[Label, dict[int, list[_Event]]] = defaultdict(lambda: defaultdict(list))
-    for program, step in enumerate(steps):
-        for event in _events(step):
+    for program, mine in enumerate(events_of):
+        for event in mine:
             rows[event.label][program].append(event)
     slopes = _slopes(rows)
     size = len(steps)
@@ -197,7 +206,7 @@ def _fit(steps: Sequence[HostStep], host: str) -> HostModel:
     for row, (label, programs) in enumerate(rows.items()):
         slope = slopes.get(label, slopes[label[:1]])
         for program, events in programs.items():
-            mean = float(np.mean([max(event.ns / event.cold - slope * event.tensors, 0.0) for event in events]))
+            mean = sum(max(event.ns / event.cold - slope * event.tensors, 0.0) for event in events) / len(events)
             value[row, program] = np.log(max(mean, LEAST_NS))
             weight[row, program] = np.sqrt(mean * len(events))
     there = ~np.isnan(value)
@@ -209,11 +218,11 @@ def _fit(steps: Sequence[HostStep], host: str) -> HostModel:
         effect = np.nansum(np.where(there, shared * (value - base), 0.0), axis=0) / np.maximum(shared.sum(axis=0), 1e-9)
         effect -= effect.mean()
     offset, exponent = _programs(effect, np.array([step.compute_us for step in steps]))
+    bases, counts = np.nanmean(value - effect, axis=1).tolist(), there.sum(axis=1).tolist()
     pools: dict[Label, list[tuple[float, int]]] = defaultdict(list)
-    for row, label in enumerate(rows):
-        own = value[row, there[row]] - effect[there[row]]
+    for label, base, count in zip(rows, bases, counts, strict=True):
         for pool in _pools(label):
-            pools[pool].append((float(own.mean()), len(own)))
+            pools[pool].append((base, count))
     launches = [step.launch_ns for step in steps if step.launch_ns > 0]
     known = {label: Pool(_pooled([base for base, _ in found]), len(found), sum(count for _, count in found))
              for label, found in pools.items()}
@@ -230,8 +239,8 @@ def _programs(effect: Float64, compute_us: Float64) -> tuple[float, float]:
 
 
 def _pooled(bases: Sequence[float]) -> float:
-    logs = np.array(bases)
-    return float(MEAN_SHARE * np.log(np.exp(logs).mean()) + (1 - MEAN_SHARE) * logs.mean())
+    size = len(bases)
+    return MEAN_SHARE * math.log(sum(map(math.exp, bases)) / size) + (1 - MEAN_SHARE) * sum(bases) / size
 
 
 def _slopes(rows: dict[Label, dict[int, list[_Event]]]) -> dict[Label, float]:
@@ -284,6 +293,7 @@ def _events(step: HostStep) -> list[_Event]:
 _OPTIMIZER = "3"
 
 
+@lru_cache(maxsize=1 << 14)
 def _pools(label: Label) -> list[Label]:
     """A label and the pools above it, the nearest first."""
     if label[0] == "own":
