@@ -301,6 +301,8 @@ def _pools(label: Label) -> list[Label]:
         return [label, ("own", name), ("own", phase, f"class {host_class(name)}"), ("own", f"class {host_class(name)}"),
                 ("own",)]
     _, phase, name, previous = label
+    if previous == END:  # the loop's Python, ``zero_grad`` and a model's first lines, whatever operation follows
+        return [label, ("before", "first"), ("before",)]
     mine, other = f"class {host_class(name)}", f"class {host_class(previous)}"
     return [label, ("before", phase, name, other), ("before", phase, name), ("before", phase, mine, other),
             ("before", phase, mine), ("before", mine), ("before",)]
