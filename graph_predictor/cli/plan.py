@@ -59,6 +59,7 @@ def plan(
     launch_us: Annotated[float | None, typer.Option(
         min=0, metavar="US", help="Host time of a kernel's launch, µs, where it is known.")] = None,
     host: Annotated[float, shared("--host", "of what a launch takes")] = 1.0,
+    host_from: Annotated[str | None, shared("--host-from", "what a launch takes")] = None,
     runs: Annotated[str | None, typer.Option(
         "--calibrate", metavar="TABLE", help="Plans that were run (Parquet, CSV) with columns plan, step_ms and, if "
         "need be, gpus, model, preset and set: kernels, collectives and host are calibrated on them.")] = None,
@@ -107,8 +108,8 @@ def plan(
             return planned(
                 source, size, device=case.device, topology=case.topology, settings=assignments or (), preset=preset,
                 global_batch=global_batch, only=only, framework=(target or wanted or "any"), best=best,
-                memory_limit=limit, linears=linears.strip().lower(), launch_us=launch_us, host=host, pieces=pieces,
-                technology=case.technology, **more)
+                memory_limit=limit, linears=linears.strip().lower(), launch_us=launch_us, host=host,
+                host_from=host_from, pieces=pieces, technology=case.technology, **more)
 
         if len(cases) > 1:
             for name, value in (("--export", export), ("--profile", profile), ("--comm-profile", comm_profile),

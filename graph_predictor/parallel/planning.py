@@ -26,6 +26,7 @@ from graph_predictor.parallel.memory_timeline import MemoryPoint
 from graph_predictor.parallel.narrow import narrow_type
 from graph_predictor.parallel.pieces import LayerPieces
 from graph_predictor.parallel.plan_batch import says_batch, with_batch
+from graph_predictor.parallel.plan_host import launch_us as launch_us_on
 from graph_predictor.parallel.plan_program import TooManyKernels
 from graph_predictor.parallel.published_configs import CONFIGS
 from graph_predictor.parallel.relief import Relief
@@ -33,6 +34,7 @@ from graph_predictor.parallel.search import BEST, Ranked, Refused, price_plan, s
 from graph_predictor.parallel.simulated_plan import SimulatedPlan, simulate_plan
 from graph_predictor.parallel.spreads import PUBLISHED
 from graph_predictor.parallel.technology import Technology
+from graph_predictor.prediction.host_names import host_by_name
 from kernel_models.collectives import CollectiveModel, Topology, topology_of
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
@@ -110,7 +112,7 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
          settings: Sequence[str] = (), preset: str | None = None, global_batch: int | None = None,
          only: str | None = None, framework: str | None = None, best: int | None = BEST,
          memory_limit: float | None = None, profile: DeviceProfile | None = None, comm_profile: str | None = None,
-         linears: str = "", launch_us: float | None = None, host: float = 1.0,
+         linears: str = "", launch_us: float | None = None, host: float = 1.0, host_from: str | None = None,
          measured: str | PlanCalibration | None = None, pieces: LayerPieces | None = None,
          technology: Technology = Technology(), simulated: bool = True) -> Plans:  # noqa: B008
     """Find the best plans there are: data, tensor, sequence, pipeline, context and expert parallelism, schedules,
@@ -134,6 +136,7 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
         linears: "fp8", "fp8_block", "mxfp8" or "nvfp4": what linear layers' products are computed in.
         launch_us: host time of a kernel's launch, where it is known.
         host: factor on it.
+        host_from: a host by name, or captures on it: a launch then costs what its operations do.
         measured: a table of plans that were run, as ``measured_plans`` reads it, on which kernels, collectives and host
             are calibrated; or what another call has learned of one.
         pieces: what another call with this device and profile has traced, for jobs of several sizes.
@@ -148,6 +151,8 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
     check_finite(host, "host", "a factor of the host time")
     if host <= 0:
         raise PlanError(f"host={host:g} is no factor of a time; give a number above 0.")
+    if launch_us is not None and host_from is not None:
+        raise PlanError("A launch's time and a host to take it from are two answers to one question; give one of them.")
     known_device = find_device(device)
     if known_device.vendor == "host":
         raise PlanError(f"Plans are of GPUs, and {known_device.name} is a host's processor; name a GPU (foretrace "
@@ -171,8 +176,12 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
         return collectives or CollectiveModel(technology.cluster(topology_of(known_device, size)))
 
     pieces = pieces or LayerPieces(spec, profile)
-    start = Rates() if launch_us is None else replace(
-        Rates(), host_us=launch_us, host_collective_us=launch_us, spreads=replace(PUBLISHED, host=TOLD_HOST))
+    start = Rates()
+    if host_from is not None:
+        known_host = host_by_name(host_from, lambda path: read_job([path]))
+        start = _with_launches(launch_us_on(known_host, shape, spec), known_host.spread)
+    elif launch_us is not None:
+        start = _with_launches(launch_us, TOLD_HOST)
     rates = replace(start, host_us=start.host_us * host, host_collective_us=start.host_collective_us * host)
     calibration = None if isinstance(measured, str) else measured
     if isinstance(measured, str):
@@ -202,8 +211,12 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
     notes += other_nodes(on, known_device)
     if calibration is not None:
         notes.append(str(calibration))
+    elif host_from is not None:
+        notes.append(f"A launch is taken to cost the host {rates.host_us:.3g} µs, as operations of {host_from} do, "
+                     "with the Python between them.")
     elif launch_us is None:
-        notes.append(f"A launch is taken to cost the host {rates.host_us:g} µs; give --launch-us where it is known.")
+        notes.append(f"A launch is taken to cost the host {rates.host_us:g} µs; give --launch-us where it is known, or "
+                     "--host-from.")
     program = None
     if simulated and found.plans:
         try:
@@ -213,6 +226,11 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
     label = f"{known_device.name} ({technology})" if str(technology) else known_device.name
     return Plans(name, shape, gpus, label, on.name, tuple(found.plans), tuple(found.refused), tuple(notes),
                  found.slower, found.slower_us, calibration, tuple(found.relief), tuple(found.stages), program)
+
+
+def _with_launches(us: float, spread: float) -> Rates:
+    """Return the usual rates with what a launch costs the host."""
+    return replace(Rates(), host_us=us, host_collective_us=us, spreads=replace(PUBLISHED, host=spread))
 
 
 def _check_numbers(gpus: int, global_batch: int | None, best: int | None, memory_limit: float | None,
