@@ -9,6 +9,7 @@ from graph_predictor.edits.launches import CudaGraphs, FreeLaunches, NoDataLoadi
 from graph_predictor.edits.link import ScaleLink
 from graph_predictor.edits.optimizer import FusedOptimizer
 from graph_predictor.edits.overlap import HideCollectives, NoWaits, OverlapLoading
+from graph_predictor.edits.peers import RanksAlike
 from graph_predictor.edits.precision import Precision
 from graph_predictor.edits.recompute import Recompute
 from graph_predictor.edits.scale import ScaleBandwidth, ScaleClock, ScaleHost, ScaleKernels
@@ -19,7 +20,8 @@ from graph_predictor.sizes.laws import SizeLaws
 from graph_predictor.sizes.sizes import Sizes
 
 __all__ = [
-    "Compile", "CudaGraphs", "Device", "Edit", "FlashAttention", "FreeLaunches", "FuseElementwise", "FusedOptimizer",
-    "HideCollectives", "HostFrom", "NoDataLoading", "NoWaits", "OnTopology", "OverlapLoading", "Precision", "Recompute",
-    "ScaleBandwidth", "ScaleClock", "ScaleHost", "ScaleKernels", "ScaleLink", "SizeLaws", "Sizes", "Straggler",
+    "Compile", "CudaGraphs", "Device", "Edit", "FlashAttention", "FreeLaunches", "FuseElementwise",
+    "FusedOptimizer", "HideCollectives", "HostFrom", "NoDataLoading", "NoWaits", "OnTopology", "OverlapLoading",
+    "Precision", "RanksAlike", "Recompute", "ScaleBandwidth", "ScaleClock", "ScaleHost", "ScaleKernels",
+    "ScaleLink", "SizeLaws", "Sizes", "Straggler",
 ]

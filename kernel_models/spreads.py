@@ -95,6 +95,9 @@ TWO_PHASES = 0.1
 
 # --- collectives ---------------------------------------------------------------------------------------------------
 
+TRANSFER_ALONE = 0.2
+"""The transfer of a collective, told from the recording of one rank of several. Over what all eight ranks of a job of
+H100 tell, 80% of 288 lie between 1.00 and 1.32 (benchmarks/jobs.py)."""
 RING_COLLECTIVES = 0.7
 """Collectives by a ring over the device's links at a share of the data sheet's rate, and a fixed cost;
 ``kernel_models.collectives`` knows better where a topology is given. Set, not measured."""

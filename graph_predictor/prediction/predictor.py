@@ -37,7 +37,7 @@ from graph_predictor.prediction.repeat import Cycle, Repeated, choose_steps, ste
 from graph_predictor.prediction.replay import check_recorded
 from graph_predictor.prediction.result import Prediction, RankPrediction
 from graph_predictor.prediction.rewriting import replaced_kernels, rewrite
-from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.prediction.scenario import OTHER_RANKS, EditError, Scenario
 from graph_predictor.prediction.steady_state import Steady, measure, steady_state
 from graph_predictor.prediction.step_kinds import StepKinds, step_kinds
 from graph_predictor.prediction.unprofiled import unprofiled, unprofiled_ns
@@ -454,9 +454,9 @@ class _Run:
             found.append(unlike)
         world = max((g.meta.world_size for g in built.graphs), default=1)
         collective = any((g.kernels.kind == KernelKind.COLLECTIVE).any() for g in built.graphs)
-        if collective and world > len(built.graphs) and self.baseline.ran:
+        if collective and world > len(built.graphs) and self.baseline.ran and OTHER_RANKS not in self.scenario.set_by:
             found.append(f"{len(built.graphs)} of {world} ranks were recorded: collectives keep their recorded "
-                         "durations, other ranks' late arrival among them.")
+                         "durations, other ranks' late arrival among them (--ranks-alike leaves it out).")
         return found
 
     def _steps(self) -> tuple[str, ...]:

@@ -25,6 +25,9 @@ from kernel_models.device import DeviceSpec
 from tracer.arrays import Float64
 from tracer.errors import ForetraceError
 
+OTHER_RANKS = "the ranks that were not recorded"
+"""What an edit claims that says how they behave."""
+
 
 class EditError(ForetraceError):
     """An edit that cannot be done: what was asked, why not, what can be."""

@@ -1,0 +1,88 @@
+"""The ranks of a job that were not recorded, taken to be like those that were."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from graph_predictor.comm.recorded_calls import RecordedCollective, find_collectives
+from graph_predictor.edits.registry import edit_option
+from graph_predictor.prediction.scenario import OTHER_RANKS, EditError, Scenario
+from kernel_models.collectives import CollectiveModel, CommTimes, price_calls, topology_of
+from kernel_models.spreads import TRANSFER_ALONE
+from tracer.parallel_plan import PlanError
+
+UNDISTURBED = 1.5
+"""Recorded times up to so many times a transfer's shortest are transfers (what computes beside one slows it); longer
+ones have waiting in them."""
+
+
+@edit_option("ranks-alike", "Ranks that were not recorded arrive as the recorded ones do: collectives only transfer.",
+             bounds={"no waiting for unrecorded ranks": True})
+@dataclass(frozen=True)
+class RanksAlike:
+    """Ranks that nobody recorded do what the recorded ones do at the same time.
+
+    A collective that only one rank recorded holds what that rank waited for the others. It takes its transfer alone:
+    the shortest that collectives of its kind and size took in any recorded step, though no longer than the 80% interval
+    of the model of the device's usual nodes says. A recorded time up to 1.5 times that stays as it is.
+    Assumes that other ranks have as much to do, and that none is late.
+    """
+
+    def describe(self) -> str:
+        """One phrase."""
+        return "all ranks alike"
+
+    def apply(self, scenario: Scenario) -> Scenario:
+        """See ``Edit``."""
+        scenario = scenario.claim(OTHER_RANKS, "--ranks-alike")
+        graphs = scenario.built.graphs
+        world = max(len(graphs), *(graph.meta.world_size for graph in graphs))
+        try:
+            model = CollectiveModel(topology_of(scenario.known_source(), world))
+            model.check_fits(world)
+        except PlanError as error:
+            raise EditError(str(error)) from None
+        found, unknown = find_collectives(scenario.built, model.topology)
+        alone = [each for each in found if each.alone]
+        if not alone:
+            raise EditError("No collective of the step waits for a rank that was not recorded: there are none, or all "
+                            "ranks were recorded, whose waiting is simulated.")
+        pointer = scenario.built.program.kernel_ptr
+        factor, spread = (np.full(len(scenario.built.program.kernel_item), value) for value in (1.0, 0.0))
+        saved = 0.0
+        for each, transfer_ns in zip(alone, _transfers_ns(alone, price_calls([one.call for one in alone], model)),
+                                     strict=True):
+            for position, kernel in each.members:
+                row = int(pointer[position]) + kernel
+                factor[row], spread[row] = transfer_ns / max(each.recorded_ns, 1), TRANSFER_ALONE
+                saved += (each.recorded_ns - transfer_ns) * bool(scenario.cycle.kernel[row])
+        without = f" {unknown} of unknown kind or size keep their recorded times." if unknown else ""
+        return scenario.with_note(
+            f"Ranks that were not recorded are taken to be as quick as the recorded ones: {len(alone)} collectives take "
+            f"their transfer alone, {saved / scenario.cycle.steps / 1e6:,.3f} ms less a step.{without}",
+            kernels=scenario.kernels.scaled(factor).widened(spread))
+
+
+def _transfers_ns(collectives: list[RecordedCollective], model: CommTimes) -> list[float]:
+    """Return the time of each collective without waiting, ns."""
+    alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for each in collectives:
+        alike[_key(each)].append(each.recorded_ns)
+    shortest = {key: min(times) for key, times in alike.items()}
+    usual = {key: float(np.median([ns for ns in times if ns <= UNDISTURBED * shortest[key]]))
+             for key, times in alike.items()}
+    found = []
+    for each, high_us in zip(collectives, model.high_us.tolist(), strict=True):
+        key = _key(each)
+        longest = high_us * 1e3 if math.isfinite(high_us) else math.inf
+        undisturbed = each.recorded_ns <= UNDISTURBED * min(shortest[key], longest)
+        found.append(float(each.recorded_ns) if undisturbed else min(usual[key], longest))
+    return found
+
+
+def _key(each: RecordedCollective) -> tuple[object, ...]:
+    return each.call.kind, each.call.payload_bytes, each.call.dtype, each.call.placement

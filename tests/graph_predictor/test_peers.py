@@ -1,0 +1,77 @@
+"""Jobs of which one rank was recorded: collectives without what that rank waited for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from micro import Micro, read_ranks
+
+from foretrace.edits import RanksAlike
+from graph_predictor.prediction.predictor import Baseline
+from graph_predictor.prediction.scenario import EditError
+from graph_predictor.synthesis.baseline import baseline_of
+from kernel_models.collectives import CollectiveCall, CollectiveKind, CollectiveModel, price_calls, topology
+from kernel_models.device import device
+
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+WORLD, ELEMENTS, HOST = 8, 16 << 20, 200
+"""Ranks, floats of each rank's all-reduce, and µs of the host beside one."""
+
+
+def rank(number: int, recorded: Sequence[int], elements: int | None = ELEMENTS) -> Micro:
+    """Two steps in which the host waits for one all-reduce after another; each takes a number of µs, and the host
+    ``HOST`` more."""
+    sizes = {} if elements is None else {"In msg nelems": elements, "Out msg nelems": elements, "dtype": "Float"}
+    args = {"Collective name": "allreduce", "Process Group Name": "dp",
+            "Process Group Ranks": str(list(range(WORLD))), "Group size": WORLD, **sizes}
+    trace, at = Micro(rank=number, world_size=WORLD).calibrate(), 1000
+    for n in (1, 2):
+        trace.step(at, at + sum(recorded) + HOST * len(recorded), n)
+        for takes in recorded:
+            trace.launch(at + 15, 5, (20, at + 25, takes), name=NCCL, **args)
+            trace.op("aten::item", at + 24, at + takes + 31)
+            trace.call("cudaDeviceSynchronize", at + 25, takes + 5)
+            at += HOST + takes
+    return trace
+
+
+def baseline(folder: Path, *ranks: Micro) -> Baseline:
+    """The job on A100s."""
+    return baseline_of(read_ranks(ranks, folder), device=device("a100-sxm-80g"))
+
+
+def longest_us() -> float:
+    """Upper end of what the model says of the all-reduce."""
+    call = CollectiveCall(CollectiveKind.ALL_REDUCE, 4.0 * ELEMENTS, topology("dgx-a100").first(WORLD), "float32")
+    return float(price_calls([call], CollectiveModel(topology("dgx-a100"))).high_us[0])
+
+
+@pytest.mark.parametrize(("recorded", "transfers"), [
+    ((700, 300, 310), (305, 300, 310)),  # one waited: the median of the other two
+    ((300, 440, 300), (300, 440, 300)),  # up to half as long again is a transfer that was disturbed
+    ((300, 300, 300), (300, 300, 300))])
+def test_a_collective_takes_its_transfer_alone(tmp_path: Path, recorded: tuple[int, ...],
+                                               transfers: tuple[int, ...]) -> None:
+    job = baseline(tmp_path, rank(0, recorded))
+    said = job.predict([RanksAlike()])
+    assert job.predict().step_time_us == pytest.approx(3 * HOST + sum(recorded), abs=0.01)
+    assert said.step_time_us == pytest.approx(3 * HOST + sum(transfers), abs=0.01)
+    assert said.interval_us[0] < said.step_time_us < said.interval_us[1]
+    assert any("6 collectives take their transfer alone" in note for note in said.notes)
+
+
+def test_one_that_always_waited_is_no_longer_than_its_model_says(tmp_path: Path) -> None:
+    always = round(20 * longest_us())
+    said = baseline(tmp_path, rank(0, (always,))).predict([RanksAlike()])
+    assert said.step_time_us == pytest.approx(HOST + longest_us(), abs=0.01)
+
+
+def test_nothing_to_take_out_is_refused(tmp_path: Path) -> None:
+    all_ranks = baseline(tmp_path, *(rank(number, (300, 300)) for number in range(WORLD)))
+    with pytest.raises(EditError, match="all ranks were recorded"):
+        all_ranks.predict([RanksAlike()])
+    (tmp_path / "sizeless").mkdir()
+    with pytest.raises(EditError, match="No collective of the step"):
+        baseline(tmp_path / "sizeless", rank(0, (300, 300), elements=None)).predict([RanksAlike()])
