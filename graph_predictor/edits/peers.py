@@ -62,8 +62,8 @@ class RanksAlike:
                 saved += (each.recorded_ns - transfer_ns) * bool(scenario.cycle.kernel[row])
         without = f" {unknown} of unknown kind or size keep their recorded times." if unknown else ""
         return scenario.with_note(
-            f"Ranks that were not recorded are taken to be as quick as the recorded ones: {len(alone)} collectives take "
-            f"their transfer alone, {saved / scenario.cycle.steps / 1e6:,.3f} ms less a step.{without}",
+            f"Ranks that were not recorded are taken to be as quick as the recorded ones: {len(alone)} collectives "
+            f"take their transfer alone, {saved / scenario.cycle.steps / 1e6:,.3f} ms less a step.{without}",
             kernels=scenario.kernels.scaled(factor).widened(spread))
 
 
