@@ -3,9 +3,8 @@
     python benchmarks/fit_hosts.py [DATA] [--write]
 
 ``cpu-steps`` is of the programs in ``traces/host``, whose operations compute on the host, ``gpu-steps`` of traces in
-``DATA``, one step each, less what the profiler cost: ``PROFILED_US`` an event, as on the 27 programs recorded here with
-it and without. Left out are those whose host time is mostly a wait that the
-trace does not tell from work, and hosts that take several times as long as all others.
+``DATA``, one step each, less what the profiler's events cost by their own word. Left out are those whose host time is
+mostly a wait that the trace does not tell from work, and hosts that take several times as long as all others.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ from kernel_models.host.model import fit_host
 from kernel_models.host.step_events import HostStep
 from tracer.job import read_job
 
-PROFILED_US = 0.86
-"""Median of 27 programs (0.77 to 1.19): profiled less unprofiled step over the operations and calls of a step."""
 PUBLISHED = {
     "DLRM, 8×V100": "dlrm-8xV100-2023", "ResNet-50, V100": "resnet50-V100",
     "recommendation, 8×A100": "rank3-of-8xA100-6steps", "nanoGPT, 8×H100": "nanogpt-rank0-of-8xH100",
@@ -41,7 +38,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the models into the package")
     options = parser.parse_args()
     cpu = read(Path(__file__).resolve().parents[1] / "traces" / "host")
-    gpu = {name: _unprofiled(options.data / "traces" / path) for name, path in PUBLISHED.items()}
+    gpu = {name: recorded_host_steps(read_job([str(options.data / "traces" / path)]).graphs[:1])[0]
+           for name, path in PUBLISHED.items()}
     for title, steps in ((CPU_HOST, cpu), (GPU_HOST, gpu)):
         _left_out(title, steps)
         if options.write:
@@ -50,17 +48,6 @@ def main() -> None:
         _left_out(f"{host} alone", {name: step for name, step in gpu.items()
                                     if name in {f"{program}, {host}" for program in ("Qwen", "BERT", "OWLv2")}})
     _ranks(recorded_host_steps(read_job([str(options.data / "traces" / "dlrm-8xV100-2023")]).graphs))
-
-
-def _unprofiled(path: Path) -> HostStep:
-    """A published step less the profiler's cost."""
-    graph = read_job([str(path)]).graphs[0]
-    (step,) = recorded_host_steps([graph])
-    steps = graph.steps
-    events = np.mean([sum(int(((times >= begin) & (times < begin + long)).sum())
-                          for times in (graph.ops.start_ns, graph.launches.start_ns))
-                      for begin, long in zip(steps.start_ns, steps.duration_ns, strict=True)])
-    return step.scaled(1 - float(events) * PROFILED_US * 1e3 / step.host_ns)
 
 
 def _ranks(steps: list[HostStep]) -> None:

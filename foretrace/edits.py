@@ -15,6 +15,7 @@ from graph_predictor.edits.recompute import Recompute
 from graph_predictor.edits.scale import ScaleBandwidth, ScaleClock, ScaleHost, ScaleKernels
 from graph_predictor.edits.straggler import Straggler
 from graph_predictor.edits.topology import OnTopology
+from graph_predictor.edits.without_profiler import TakeOutProfiler
 from graph_predictor.prediction.edit import Edit
 from graph_predictor.sizes.laws import SizeLaws
 from graph_predictor.sizes.sizes import Sizes
@@ -23,5 +24,5 @@ __all__ = [
     "Compile", "CudaGraphs", "Device", "Edit", "FlashAttention", "FreeLaunches", "FuseElementwise",
     "FusedOptimizer", "HideCollectives", "HostFrom", "NoDataLoading", "NoWaits", "OnTopology", "OverlapLoading",
     "Precision", "RanksAlike", "Recompute", "ScaleBandwidth", "ScaleClock", "ScaleHost", "ScaleKernels",
-    "ScaleLink", "SizeLaws", "Sizes", "Straggler",
+    "ScaleLink", "SizeLaws", "Sizes", "Straggler", "TakeOutProfiler",
 ]

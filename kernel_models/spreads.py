@@ -92,6 +92,11 @@ PER_DISTANCE = 0.07
 captured range, as many times more as the distance is spans of that range, since a line's end swings with its lever."""
 TWO_PHASES = 0.1
 """Standard deviation of what two phases of one process differ by, as a share of the step. Set, not measured."""
+PROFILER_EVENT = 0.3
+"""What the profiler costs for an operation, by the recording's own operations that only call others: 80% of 27 programs
+lie within 0.25 on one CPU (``benchmarks/profiler_cost.py``)."""
+PROFILER_CALL = 0.7
+"""The same of a call of the device's runtime (a factor of two). Set, not measured."""
 
 # --- collectives ---------------------------------------------------------------------------------------------------
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from graph_predictor.prediction.operation_costs import operation_costs, operations_named
 from graph_predictor.prediction.predictor import Baseline
+from graph_predictor.prediction.profiler_cost import profiler_share
+from graph_predictor.simulation.program import whole_ns
 from kernel_models.host.model import HostModel, fit_host
 from kernel_models.host.step_events import LISTS, HostStep, is_flat
 from tracer.arrays import Int64
@@ -18,7 +21,8 @@ from tracer.job import Job
 
 
 def recorded_host_steps(graphs: Sequence[ExecutionGraph]) -> list[HostStep]:
-    """Return each rank's step, mean of those that repeat, without waits and, where the capture tells it, the profiler.
+    """Return each rank's step, mean of those that repeat, without waits and the profiler: as the capture's steps
+    without it tell, else by what its events cost.
 
     Raises:
         ForetraceError: there are no steps.
@@ -69,13 +73,18 @@ def host_model(jobs: Sequence[Job], name: str) -> HostModel:
 
 
 def _recorded(baseline: Baseline) -> HostStep:
-    scenario = baseline.scenario
+    scenario, pieces = baseline.scenario, baseline.scenario.pieces
     graph = scenario.built.graphs[0]
     owner = operations_named(graph, (name for name in graph.strings if is_flat(name)))
-    costs = operation_costs(scenario.cycle, scenario.pieces, 0, owner)
+    of_calls = 1.0
+    if scenario.profiled:
+        share = profiler_share(scenario)
+        of_calls = 1.0 - float(share.calls.sum()) / max(float(pieces.ns[pieces.is_cost].sum()), 1.0)
+        pieces = replace(pieces, ns=whole_ns(pieces.ns - share.ns))
+    costs = operation_costs(scenario.cycle, pieces, 0, owner)
     inside, compute = costs.inside.mean(axis=0), costs.compute.mean(axis=0)
     called = np.isin(graph.launches.kind, LAUNCHING)
-    launch = float(np.median(graph.launches.duration_ns[called])) if called.any() else 0.0
+    launch = of_calls * float(np.median(graph.launches.duration_ns[called])) if called.any() else 0.0
     return _step(graph, costs.op, costs.before.mean(axis=0), np.maximum(inside - compute, 0.0),
                  float(compute.mean()) / 1e3 if len(compute) else 0.0, launch)
 

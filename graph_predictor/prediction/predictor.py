@@ -469,7 +469,8 @@ class _Run:
         if self.scenario.profiled and recorded.ran:
             without = unprofiled_ns(recorded.built)
             notes.append("Times are those under the profiler" + (
-                ": nothing says what the step takes without it (foretrace capture times that too)." if without is None
+                ": nothing says what the step takes without it (foretrace capture times that too; --without-profiler "
+                "takes out what its events cost)." if without is None
                 else f"; without it the recorded step took {without / 1e6:,.3f} ms (median)."))
         if self.scenario.batches.workers is not None:
             notes.append(self.scenario.batches.workers.note(self.step_ns))

@@ -16,24 +16,23 @@ exactly what they took unprofiled.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.simulation.host_time import operation_of
-from kernel_models.spreads import TWO_PHASES
+from kernel_models.host.profiler_events import CALL_EVENTS, PYTHON_EVENTS, event_cost
+from kernel_models.spreads import PROFILER_CALL, PROFILER_EVENT, TWO_PHASES
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, ExecutionGraph
 
+MOST_TAKEN = 0.6
+"""Share of a host's time that events are believed to cost where no step was timed without them: 0.15 to 0.49 of 27
+programs'. Where operations that only call others take longer than that allows, the host is slow for another reason."""
 LEAST_LEFT = 0.1
 """Share of a piece of host time that is left in any case: an event's cost is a mean."""
-EVENT_NS, EVENT_SPREAD_NS = 3_900.0, 2_000.0
-"""Cost of a recorded event, and its standard deviation: profiled less unprofiled steps by the events of a step, the
-median of 72 captures of benchmarks/foreign_sizes.py's tuning programs (a shared AMD EPYC, torch 2.13, one thread,
-shapes recorded); half of them lie between 1.8 and 5.6 µs."""
-OBSERVED_NS, OBSERVED_SPREAD_NS = 20_000.0, 10_000.0
-"""Its further cost, and deviation, where an execution trace is recorded in the same window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +77,67 @@ def _event_ns(scenario: Scenario, events: float, difference_ns: float, unprofile
         return 0.0
     if not scenario.built.computes_on_host:
         return max(difference_ns, 0.0) / events
-    usual, spread = EVENT_NS, EVENT_SPREAD_NS
-    if scenario.built.graphs[0].meta.profiler_flags.get("execution_trace"):
-        usual, spread = usual + OBSERVED_NS, float(np.hypot(spread, OBSERVED_SPREAD_NS))
-    known, felt = 1.0 / spread**2, (events / (TWO_PHASES * unprofiled_ns)) ** 2
-    return max((known * usual + felt * difference_ns / events) / (known + felt), 0.0)
+    usual = event_cost(scenario.built.graphs[0])
+    known, felt = 1.0 / max(usual.spread_ns, 1.0) ** 2, (events / (TWO_PHASES * unprofiled_ns)) ** 2
+    return max((known * usual.ns + felt * difference_ns / events) / (known + felt), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilerShare:
+    """What of a recorded job's host time is the profiler's, by what its events cost.
+
+    Attributes:
+        ns: of each piece.
+        calls: of each piece, what of it is calls' rather than operations'.
+        event_ns: cost of an event, by rank.
+        events, step_ns: events of a step, and what they cost, by rank.
+        believed: the recording's word for it was taken on all ranks (see ``MOST_TAKEN``).
+    """
+
+    ns: Float64
+    calls: Float64
+    event_ns: Float64
+    events: Float64
+    step_ns: Float64
+    believed: bool
+
+    def ends(self, ns: Float64) -> tuple[float, float]:
+        """Return what is left of host times (ns, of each piece) in the mean at both ends of the 80% interval."""
+        operations, calls = float((self.ns - self.calls).sum()), float(self.calls.sum())
+        total = float(ns.sum())
+        if not self.believed:
+            return LEAST_LEFT * total, total
+        apart = math.hypot(math.expm1(PROFILER_EVENT) * operations, math.expm1(PROFILER_CALL) * calls)
+        left = total - operations - calls
+        return max(left - apart, LEAST_LEFT * total), min(left + apart, total)
+
+
+def profiler_share(scenario: Scenario) -> ProfilerShare:
+    """Return the profiler's share of a recorded job where no step was timed without it."""
+    pieces, graphs = scenario.pieces, scenario.built.graphs
+    ns = scenario.host_times()
+    costs = np.array([event_cost(graph).ns for graph in graphs])
+    on_device = np.array([len(graph.kernels) > 0 for graph in graphs])[pieces.rank]
+    events = events_of(scenario) + np.where(pieces.is_cost & on_device, CALL_EVENTS - 1.0, 0.0)
+    for rank, graph in enumerate(graphs):
+        mine = pieces.rank == rank
+        events[mine] += PYTHON_EVENTS * graph.meta.python_events * ns[mine] / max(float(ns[mine].sum()), 1.0)
+    cost = events * costs[pieces.rank]
+    left = _less(ns, events, costs[pieces.rank])
+    # An event's cost is a mean: what pieces shorter than it cannot hold lies in the others.
+    believed = True
+    for rank in range(len(graphs)):
+        mine = pieces.rank == rank
+        total, costs_ns = float(ns[mine].sum()), float(cost[mine].sum())
+        believed &= costs_ns <= MOST_TAKEN * total
+        left[mine] *= (total - min(costs_ns, MOST_TAKEN * total)) / max(float(left[mine].sum()), 1.0)
+    taken = ns - left
+    working = scenario.cycle.working[pieces.item]
+    per_step, taken_ns = (
+        np.bincount(pieces.rank[working], weights=of[working], minlength=len(graphs)) / scenario.cycle.steps
+        for of in (events, taken))
+    return ProfilerShare(taken, np.where(pieces.is_cost, taken, 0.0), costs, per_step, taken_ns,
+                         believed)
 
 
 def events_of(scenario: Scenario) -> Float64:
@@ -113,5 +168,5 @@ def _around(graph: ExecutionGraph) -> Int64:
     return np.where(above >= 0, np.append(operation_of(graph), NONE)[above], NONE)
 
 
-def _less(ns: Float64, events: Float64, event_ns: float) -> Float64:
+def _less(ns: Float64, events: Float64, event_ns: float | Float64) -> Float64:
     return np.maximum(ns - events * event_ns, LEAST_LEFT * ns)

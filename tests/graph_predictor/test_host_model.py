@@ -15,6 +15,7 @@ from graph_predictor.prediction.host_names import host_by_name
 from graph_predictor.prediction.host_steps import recorded_host_steps, traced_host_step, usual_step
 from kernel_models.host.hosts import CPU_HOST, GPU_HOST, host_names, read_host, shipped_host, write_host
 from kernel_models.host.model import HostModel, fit_host
+from kernel_models.host.profiler_events import USUAL_NS
 from kernel_models.host.step_events import HostStep, host_class, is_flat
 from kernel_models.spreads import OTHER_PROGRAM
 from tracer.errors import ForetraceError
@@ -88,8 +89,10 @@ def test_rows_are_what_a_trace_below_autograd_has(tmp_path: Path) -> None:
         trace.op("aten::view", at + 300, at + 310)
     (found,) = recorded_host_steps([trace.read(tmp_path)])
     assert found.name.tolist() == ["aten::t", "aten::view"]
-    assert (found.before_ns / 1e3).tolist() == [15, 280, 190] and (found.inside_ns / 1e3).tolist() == [5, 10]
-    assert usual_step([found, found]).host_ns == found.host_ns == 500e3
+    # Less what the profiler's few events are taken to cost.
+    assert found.before_ns / 1e3 == pytest.approx([15, 280, 190], rel=0.02)
+    assert found.inside_ns / 1e3 == pytest.approx([5, 10], rel=0.02)
+    assert usual_step([found, found]).host_ns == found.host_ns == pytest.approx(500e3 - 3 * USUAL_NS, rel=1e-5)
 
 
 def test_programs_left_out_are_told_by_the_others() -> None:

@@ -1,0 +1,52 @@
+"""A recorded step without the profiler, where nobody timed it without."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from graph_predictor.edits.registry import edit_option
+from graph_predictor.prediction.profiler_cost import profiler_share
+from graph_predictor.prediction.scenario import EditError, Scenario
+
+
+@edit_option("without-profiler", "Take out what the profiler's events cost the host, where no step was timed without.")
+@dataclass(frozen=True)
+class TakeOutProfiler:
+    """The step as it runs with nothing watching, told from its recording under the profiler alone.
+
+    Each recorded event cost the host what the recording itself says (``kernel_models.host.profiler_events``), which
+    is taken out where it lies. A capture of foretrace's own knows what its step takes without the profiler, and needs
+    no such guess. Assumes that the profiler does not slow the device.
+    """
+
+    def describe(self) -> str:
+        """One phrase."""
+        return "the profiler's cost taken out"
+
+    def apply(self, scenario: Scenario) -> Scenario:
+        """See ``Edit``."""
+        if not scenario.profiled:
+            raise EditError("The step is the one without the profiler already: the capture timed it, or it never ran; "
+                            "leave --without-profiler out.")
+        scenario = scenario.claim("the host", "--without-profiler")
+        if (origin := scenario.origin) is not None:
+            recorded = self.apply(origin.scenario)
+            assert recorded.host.ns is not None
+            factors = origin.host_factors(scenario.pieces, recorded.host.ns)
+            return replace(scenario.with_note(recorded.notes[-1]), profiled=False, host=replace(
+                scenario.host.widened(recorded.host.spread), ns=scenario.host_times() * factors))
+        share = profiler_share(scenario)
+        left = scenario.host_times() - share.ns
+        low, high = share.ends(scenario.host_times())
+        slowest = int(np.argmax(share.step_ns))
+        if not share.believed:
+            scenario = replace(scenario, warnings=(*scenario.warnings, (
+                "Operations that only call others take longer than a profiler makes them, so that the host is slow for "
+                "another reason too: how much of its time is the profiler's is not known, and the interval says so.")))
+        return replace(scenario.with_note(
+            "Nobody timed the step without the profiler. It is taken to cost "
+            f"{share.event_ns[slowest] / 1e3:.2f} µs an event, the median own time of operations that only call "
+            f"others: {share.events[slowest]:,.0f} events, {share.step_ns[slowest] / 1e6:,.3f} ms of the host's time a step."),
+            profiled=False, host=replace(scenario.host, ns=left).widened(float(np.log(high / low)) / 2))
