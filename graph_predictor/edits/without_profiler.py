@@ -48,5 +48,6 @@ class TakeOutProfiler:
         return replace(scenario.with_note(
             "Nobody timed the step without the profiler. It is taken to cost "
             f"{share.event_ns[slowest] / 1e3:.2f} µs an event, the median own time of operations that only call "
-            f"others: {share.events[slowest]:,.0f} events, {share.step_ns[slowest] / 1e6:,.3f} ms of the host's time a step."),
+            f"others: {share.events[slowest]:,.0f} events, {share.step_ns[slowest] / 1e6:,.3f} ms of the host's time a "
+            "step."),
             profiled=False, host=replace(scenario.host, ns=left).widened(float(np.log(high / low)) / 2))
