@@ -2,7 +2,8 @@
 
     python benchmarks/fit_hosts.py [DATA] [--write]
 
-``cpu-steps`` is of the programs in ``traces/host``, whose operations compute on the host, ``gpu-steps`` of traces in
+``cpu-steps`` is of the programs in ``traces/host``, whose operations compute on the host, ``cpu-plans`` of these and
+the ones in ``traces/host-parallel``, ``gpu-steps`` of traces in
 ``DATA``, one step each, less what the profiler's events cost by their own word. Left out are those whose host time is
 mostly a wait that the trace does not tell from work, and hosts that take several times as long as all others.
 """
@@ -18,7 +19,7 @@ import numpy as np
 from host_model import read
 
 from graph_predictor.prediction.host_steps import recorded_host_steps
-from kernel_models.host.hosts import CPU_HOST, GPU_HOST, HOSTS, write_host
+from kernel_models.host.hosts import CPU_HOST, GPU_HOST, HOSTS, PLANS_HOST, write_host
 from kernel_models.host.model import fit_host
 from kernel_models.host.step_events import HostStep
 from tracer.job import read_job
@@ -37,13 +38,17 @@ def main() -> None:
     parser.add_argument("data", type=Path, nargs="?", default=Path(os.environ.get("FORETRACE_DATA", "../shared/data")))
     parser.add_argument("--write", action="store_true", help="write the models into the package")
     options = parser.parse_args()
-    cpu = read(Path(__file__).resolve().parents[1] / "traces" / "host")
+    traces = Path(__file__).resolve().parents[1] / "traces"
+    cpu = read(traces / "host")
     gpu = {name: recorded_host_steps(read_job([str(options.data / "traces" / path)]).graphs[:1])[0]
            for name, path in PUBLISHED.items()}
     for title, steps in ((CPU_HOST, cpu), (GPU_HOST, gpu)):
         _left_out(title, steps)
         if options.write:
             write_host(fit_host(list(steps.values()), title), HOSTS / f"{title}.json.gz")
+    if options.write:
+        plans = [*cpu.values(), *read(traces / "host-parallel").values()]
+        write_host(fit_host(plans, PLANS_HOST), HOSTS / f"{PLANS_HOST}.json.gz")
     for host in ("H100", "MI300"):
         _left_out(f"{host} alone", {name: step for name, step in gpu.items()
                                     if name in {f"{program}, {host}" for program in ("Qwen", "BERT", "OWLv2")}})

@@ -92,6 +92,11 @@ PER_DISTANCE = 0.07
 captured range, as many times more as the distance is spans of that range, since a line's end swings with its lever."""
 TWO_PHASES = 0.1
 """Standard deviation of what two phases of one process differ by, as a share of the step. Set, not measured."""
+SHARED_CORES = 0.15
+"""Host time of ranks that share a CPU's cores, caches and memory, by one process alone, added. Copies of one program
+that know nothing of each other take 1.03 times as long beside one other, and 1.05 times what their share of the cores
+makes of them beside three; the rest is of collectives and hooks. Set, not measured: 13 of 17 real steps are then in the
+interval (``benchmarks/gloo_steps.py``)."""
 PROFILER_EVENT = 0.3
 """What the profiler costs for an operation, by the recording's own operations that only call others: 80% of 27 programs
 lie within 0.25 on one CPU (``benchmarks/profiler_cost.py``)."""

@@ -209,6 +209,7 @@ def apply_context(graph: ExecutionGraph, directory: PathLike) -> bool:
     meta.unprofiled_step_ns = _step_times(context, directory)
     meta.profiler_flags.update({str(name): bool(value) for name, value in _mapping(context, "profiler").items()})
     meta.versions.update({str(name): str(value) for name, value in software.items()})
+    meta.host_cores, meta.host_threads = _whole(hardware, "cores_usable"), _whole(context, "torch_threads")
     meta.torch_version = meta.torch_version or str(software.get("torch", ""))
     if hardware.get("device") not in (None, "CPU"):
         meta.device = meta.device or str(hardware["device"])

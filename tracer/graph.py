@@ -429,6 +429,9 @@ class Meta:
     """A ``StepSource``, or ``NONE`` where the window has no steps."""
     profiler_flags: dict[str, bool] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    host_cores: int = NONE
+    host_threads: int = NONE
+    """Cores that the process might use, and threads that one of its operations computed with."""
     process_groups: list[dict[str, Any]] = field(default_factory=list)
     unprofiled_step_ns: list[int] = field(default_factory=list)
     et_schema: str = ""

@@ -2,12 +2,14 @@
 
     OMP_NUM_THREADS=1 python traces/record_host.py traces/host [--rounds 12] [--keep 6] [--workloads dlrm,bert]
                                                               [--programs distilbert,gru_tagger]
+                                                              [--parallel bert:fsdp2,moe:ddp]
 
-One process builds the workloads at their preset ``tiny``, whose computing is next to nothing, and programs of others
-(``benchmarks/foreign_programs``) at small sizes, and then goes round: of each some steps timed with nothing watching,
-then some profiled, then the next one. A virtual machine's
-core is half as fast while a neighbour uses its other thread; captures made one after the other, minutes apart, differ
-by that, and captures of one round do not. Each capture is a directory ``OUT/<program>/round<n>`` that foretrace reads.
+One process builds the workloads at their preset ``tiny``, whose computing is next to nothing, programs of others
+(``benchmarks/foreign_programs``) at small sizes, and workloads under a parallel plan as rank 0 of two in a fake world,
+whose collectives take no time, so that what is left of the plan is its hooks. It then goes round: of each some steps
+timed with nothing watching, then some profiled, then the next one. A virtual machine's core is half as fast while a
+neighbour uses its other thread; captures made one after the other, minutes apart, differ by that, and captures of one
+round do not. Each capture is a directory ``OUT/<program>/round<n>`` that foretrace reads.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,6 +79,11 @@ class Core:
         return calm
 
 
+PARALLEL = (*(f"{name}:fsdp2" for name in ("bert", "lstm", "moe", "unet", "resnet50", "deepfm", "ncf")), "bert:ddp",
+            "unet:ddp")
+"""Workloads and plans whose hooks the models are to know."""
+
+
 def main() -> None:
     """Build, warm up, and record round by round."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -84,11 +92,19 @@ def main() -> None:
     parser.add_argument("--keep", type=int, default=6, help="rounds kept, those least disturbed")
     parser.add_argument("--workloads", default=",".join(SUITE), help="names, separated by commas")
     parser.add_argument("--programs", default=",".join(PROGRAMS), help="names, separated by commas")
+    parser.add_argument("--parallel", default=",".join(PARALLEL), help="workload:plan, separated by commas")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     built = {name: _workload(name) for name in _names(options.workloads)}
     built |= {name: _program(name) for name in _names(options.programs)}
+    parallel = _names(options.parallel)
+    world = ExitStack()
+    if parallel:
+        from tracer.fake_world import fake_world
+
+        world.enter_context(fake_world(2, 0))
+        built |= {name.replace(":", "_"): _spread(*name.split(":")) for name in parallel}
     names = list(built)
     for step, _ in built.values():
         for _ in range(FIRST_STEPS):
@@ -119,6 +135,18 @@ def main() -> None:
     for number in rounds[options.keep:]:
         for name in names:
             shutil.rmtree(options.output / name / f"round{number}")
+
+
+def _spread(name: str, plan: str) -> tuple[Callable[[], object], dict[str, Any]]:
+    """A step of the suite's workload under a plan on two ranks, and what its captures say of it: nothing, as its ranks
+    are none."""
+    from tracer.fake_world import parallelize
+    from tracer.parallel_plan import ParallelPlan
+
+    workload = parallelize(create(parse(name, ["optimizer=adamw-foreach"], preset="tiny")),
+                           ParallelPlan.parse(f"{plan}=2"))
+    batches = workload.batches()
+    return lambda: workload.step(next(batches)), {}
 
 
 def _names(text: str) -> list[str]:

@@ -20,6 +20,7 @@ from graph_predictor.synthesis.modelled import collective_works, modelled_works
 from graph_predictor.synthesis.operation_match import OperationMatch, match, names_of_both, out_of_place
 from graph_predictor.synthesis.operation_times import DeviceWork, HostCall, OperationTimes
 from graph_predictor.synthesis.origin import StandIn
+from graph_predictor.synthesis.plan_hooks import with_hooks
 from graph_predictor.synthesis.recorded_operations import RecordedOperations, recorded_operations
 from kernel_models.device import DeviceSpec
 from kernel_models.launch_constants import LaunchConstants
@@ -131,6 +132,8 @@ class RecordedTimes:
         changes = self._changes(graph, recorded, pairs)
         rank = _Rank(self, graph, recorded, pairs, changes)
         times = rank.times(rank.collectives(collectives) if measured_collectives else collectives)
+        if self.on_cpu and len(graph.collectives) and not len(recorded.graph.collectives):
+            times = with_hooks(graph, times, recorded, pairs)
         self._tallies.append(rank.tally)
         self._stand.append((self._rank(position), recorded.costs, pairs.row))
         return times
@@ -310,7 +313,7 @@ class _Rank:
             ns = sum(work.ns for work in works)
             self.tally.computed_ns.append(ns)
             self.tally.ratio.append(np.inf)
-            return usual[0], usual[1] + ns, []
+            return (0.0 if len(self.graph.collectives) else usual[0]), usual[1] + ns, []
         computed = host_work_ns(self.graph, op)
         if not works:
             return (usual[0], computed, []) if computed else (0.0, 0.0, [])

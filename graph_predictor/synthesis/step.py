@@ -25,6 +25,7 @@ from graph_predictor.synthesis.operation_times import (
 )
 from graph_predictor.synthesis.program import RankTimes, Synthesized, plain_constants, synthesize
 from graph_predictor.synthesis.recorded_times import RecordedTimes
+from graph_predictor.synthesis.shared_cores import SharedCores, cores_shared
 from kernel_models.collectives import CollectiveModel
 from kernel_models.device import DeviceSpec, resolve_device
 from kernel_models.host.hosts import CPU_HOST, GPU_HOST, shipped_host
@@ -32,7 +33,7 @@ from kernel_models.host.model import HostModel
 from kernel_models.model import Source
 from kernel_models.placed import host_work_ns
 from kernel_models.pricing import Models
-from kernel_models.spreads import UNKNOWN_HOST
+from kernel_models.spreads import SHARED_CORES, UNKNOWN_HOST
 from tracer.graph import HOST_READ, ExecutionGraph, KernelKind, LaunchKind, Place
 
 MOST_CALLS = 0.8
@@ -110,15 +111,26 @@ def anchored_step(graphs: Sequence[ExecutionGraph], recorded: RecordedTimes,
     spec = recorded.device
     _check_fits(graphs, collectives)
     ranks = []
+    shared = _cores_shared(graphs, recorded, collectives) if recorded.on_cpu else None
     for position, graph in enumerate(graphs):
         works = collective_works(graph, spec, collectives)
         times = recorded.times(graph, position, works, measured_collectives=collectives is None)
+        times = times if shared is None else shared.apply(graph, times)
         ranks.append(RankTimes(graph, _with_host_waits(graph, times, spec), recorded.constants(position)))
     made = synthesize(ranks)
     device_ns = float(made.built.program.kernel_duration.sum())
-    notes = recorded.notes(device_ns) + ([] if collectives is None else _collective_notes(graphs, spec, collectives))
-    return SynthesizedStep(made, spec, recorded.recorded_spread, recorded.host_source, recorded.change_spread,
-                           tuple(notes), ())
+    notes = [*recorded.notes(device_ns), *(() if shared is None else (shared.note(),)),
+             *(() if collectives is None else _collective_notes(graphs, spec, collectives))]
+    change = recorded.change_spread if shared is None else float(np.hypot(recorded.change_spread, SHARED_CORES))
+    return SynthesizedStep(made, spec, recorded.recorded_spread, recorded.host_source, change, tuple(notes), ())
+
+
+def _cores_shared(graphs: Sequence[ExecutionGraph], recorded: RecordedTimes, collectives: CollectiveModel | None) -> \
+        SharedCores | None:
+    ranks = max(graph.meta.world_size for graph in graphs)
+    if collectives is not None:
+        ranks = min(ranks, collectives.topology.node.gpus)
+    return cores_shared(recorded.scenario.built.graphs[0].meta, ranks)
 
 
 def _check_fits(graphs: Sequence[ExecutionGraph], collectives: CollectiveModel | None) -> None:

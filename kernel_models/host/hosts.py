@@ -13,8 +13,9 @@ from tracer.errors import ForetraceError
 from tracer.output_file import whole_file
 
 HOSTS = Path(__file__).resolve().parent / "models"
-CPU_HOST, GPU_HOST = "cpu-steps", "gpu-steps"
-"""Hosts whose own operations compute (2 cores of an AMD EPYC), and hosts of GPUs (published traces)."""
+CPU_HOST, GPU_HOST, PLANS_HOST = "cpu-steps", "gpu-steps", "cpu-plans"
+"""Hosts whose own operations compute (2 cores of an AMD EPYC), hosts of GPUs (published traces), and the first with
+programs under DDP and FSDP besides, whose hooks it knows."""
 _MOST_BYTES = 1 << 26
 
 

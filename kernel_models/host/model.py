@@ -111,7 +111,7 @@ class HostModel:
 
     def _base(self, label: Label) -> float:
         found: float | None = None
-        for pool in reversed(_pools(label)):
+        for pool in reversed([*_pools(label), *(_pools(_unsharded(label)) if _is_sharded(label) else ())]):
             if (known := self.pools.get(pool)) is None:
                 continue
             count = known.programs if pool == label else known.labels
@@ -165,7 +165,8 @@ def fit_host(steps: Sequence[HostStep], host: str = "") -> HostModel:
     """Fit to recorded steps, one of each program.
 
     Each program is left out in turn: what the others miss it by, in the mean, is put right (sums need means, and pools
-    are of logarithms), and how far these misses lie apart is the interval.
+    are of logarithms), and how far these misses lie apart is the interval; of programs whose parameters nobody shards,
+    where there are enough.
 
     Raises:
         ForetraceError: there is no host time in them.
@@ -178,10 +179,12 @@ def fit_host(steps: Sequence[HostStep], host: str = "") -> HostModel:
     found = _fit(steps, events, host)
     if len(steps) < LEAST_PROGRAMS:
         return found
+    plain = [row for row, step in enumerate(steps) if not step.sharded]
+    chosen = plain if len(plain) >= LEAST_PROGRAMS else range(len(steps))
     missed = np.array([
-        np.log(step.host_ns / _total(_fit(_without(steps, left), _without(events, left), host), step))
-        for left, step in enumerate(steps)])
-    apart = float(missed.std(ddof=1)) * np.sqrt(1 + 1 / len(steps))
+        np.log(steps[left].host_ns / _total(_fit(_without(steps, left), _without(events, left), host), steps[left]))
+        for left in chosen])
+    apart = float(missed.std(ddof=1)) * np.sqrt(1 + 1 / len(missed))
     return replace(found, offset=found.offset + float(missed.mean()), spread=Z80 * apart)
 
 
@@ -262,13 +265,15 @@ def _slopes(rows: dict[Label, dict[int, list[_Event]]]) -> dict[Label, float]:
 
 def _events(step: HostStep) -> list[_Event]:
     """The events of a step in order: before the first operation, in it, before the second one, …, after the last."""
-    names, phases, lists = step.name.tolist(), step.phase.tolist(), step.tensors.tolist()
+    names, lists = step.name.tolist(), step.tensors.tolist()
+    mark = SHARDED if step.sharded else ""
+    phases = [f"{phase}{mark}" for phase in step.phase.tolist()]
     most = max(lists, default=0)
     labels: list[Label] = []
     for row, name in enumerate(names):
-        phase = str(phases[row])
+        phase = phases[row]
         labels += [("before", phase, name, names[row - 1] if row else END), ("own", phase, name)]
-    labels.append(("before", "0", END, names[-1] if names else END))
+    labels.append(("before", f"0{mark}", END, names[-1] if names else END))
     times = np.zeros(len(labels))
     times[0::2], times[1::2] = step.before_ns, step.inside_ns
     count, last = Counter(labels), {label: row for row, label in enumerate(labels)}
@@ -281,7 +286,7 @@ def _events(step: HostStep) -> list[_Event]:
         tensors = own if label[0] == "own" else max(own, beside)
         # What a step begins and ends with, and an optimizer's own Python, go over all tensors.
         if label[0] == "before" and not tensors and count[label] == 1 and (
-                END in label[2:] or label[1] == _OPTIMIZER):
+                END in label[2:] or label[1].startswith(_OPTIMIZER)):
             tensors = most
         distance = row - seen[label] if label in seen else row - last[label] + len(labels)
         seen[label] = row
@@ -291,6 +296,9 @@ def _events(step: HostStep) -> list[_Event]:
 
 
 _OPTIMIZER = "3"
+SHARDED = "s"
+"""Marks phases of programs whose parameters FSDP shards: its hooks and the dispatch of sharded tensors lie around the
+same operations. What is known of such programs goes before what is known of others."""
 
 
 @lru_cache(maxsize=1 << 14)
@@ -298,11 +306,24 @@ def _pools(label: Label) -> list[Label]:
     """A label and the pools above it, the nearest first."""
     if label[0] == "own":
         _, phase, name = label
-        return [label, ("own", name), ("own", phase, f"class {host_class(name)}"), ("own", f"class {host_class(name)}"),
-                ("own",)]
-    _, phase, name, previous = label
-    if previous == END:  # the loop's Python, ``zero_grad`` and a model's first lines, whatever operation follows
-        return [label, ("before", "first"), ("before",)]
-    mine, other = f"class {host_class(name)}", f"class {host_class(previous)}"
-    return [label, ("before", phase, name, other), ("before", phase, name), ("before", phase, mine, other),
-            ("before", phase, mine), ("before", mine), ("before",)]
+        mine = f"class {host_class(name)}"
+        found = [label, ("own", name), ("own", phase, mine), ("own", mine), ("own",)]
+    elif label[3] == END:  # the loop's Python, ``zero_grad`` and a model's first lines, whatever operation follows
+        found = [label, ("before", "first"), ("before",)]
+    else:
+        _, phase, name, previous = label
+        mine, other = f"class {host_class(name)}", f"class {host_class(previous)}"
+        found = [label, ("before", phase, name, other), ("before", phase, name), ("before", phase, mine, other),
+                 ("before", phase, mine), ("before", mine), ("before",)]
+    if _is_sharded(label):  # of kinds, what is known of all programs is worth more
+        return [pool if pool == label else (SHARDED, *pool) for pool in found
+                if not any(word.startswith("class ") for word in pool) and len(pool) > 1]
+    return found
+
+
+def _is_sharded(label: Label) -> bool:
+    return label[1].endswith(SHARDED)
+
+
+def _unsharded(label: Label) -> Label:
+    return (label[0], label[1].removesuffix(SHARDED), *label[2:])

@@ -62,6 +62,11 @@ class HostStep:
                        launch_ns=self.launch_ns * factor)
 
     @property
+    def sharded(self) -> bool:
+        """Return whether FSDP shards the program's parameters."""
+        return any(name.startswith("fsdp::") for name in self.name.tolist())
+
+    @property
     def host_ns(self) -> float:
         """Host time of the step."""
         return float(self.before_ns.sum() + self.inside_ns.sum())

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from graph_predictor.cli import app
 from graph_predictor.prediction.host_names import host_by_name
 from graph_predictor.prediction.host_steps import recorded_host_steps, traced_host_step, usual_step
-from kernel_models.host.hosts import CPU_HOST, GPU_HOST, host_names, read_host, shipped_host, write_host
+from kernel_models.host.hosts import CPU_HOST, GPU_HOST, PLANS_HOST, host_names, read_host, shipped_host, write_host
 from kernel_models.host.model import HostModel, fit_host
 from kernel_models.host.profiler_events import USUAL_NS
 from kernel_models.host.step_events import HostStep, host_class, is_flat
@@ -117,7 +117,7 @@ def test_models_are_kept_in_files(tmp_path: Path) -> None:
         read_host(tmp_path / "bad.json.gz")
     with pytest.raises(ForetraceError, match="not in the form foretrace writes"):
         HostModel.from_dict({"pools": 3})
-    assert host_names() == [CPU_HOST, GPU_HOST]
+    assert host_names() == [PLANS_HOST, CPU_HOST, GPU_HOST]
     assert shipped_host(GPU_HOST).launch_ns > 1000
 
 
