@@ -16,8 +16,8 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
-from host_model import read
 
+from graph_predictor.prediction.host_calibration import read_rounds
 from graph_predictor.prediction.host_steps import recorded_host_steps
 from kernel_models.host.hosts import CPU_HOST, GPU_HOST, HOSTS, PLANS_HOST, write_host
 from kernel_models.host.model import fit_host
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the models into the package")
     options = parser.parse_args()
     traces = Path(__file__).resolve().parents[1] / "traces"
-    cpu = read(traces / "host")
+    cpu = read_rounds(traces / "host")
     gpu = {name: recorded_host_steps(read_job([str(options.data / "traces" / path)]).graphs[:1])[0]
            for name, path in PUBLISHED.items()}
     for title, steps in ((CPU_HOST, cpu), (GPU_HOST, gpu)):
@@ -47,7 +47,7 @@ def main() -> None:
         if options.write:
             write_host(fit_host(list(steps.values()), title), HOSTS / f"{title}.json.gz")
     if options.write:
-        plans = [*cpu.values(), *read(traces / "host-parallel").values()]
+        plans = [*cpu.values(), *read_rounds(traces / "host-parallel").values()]
         write_host(fit_host(plans, PLANS_HOST), HOSTS / f"{PLANS_HOST}.json.gz")
     for host in ("H100", "MI300"):
         _left_out(f"{host} alone", {name: step for name, step in gpu.items()

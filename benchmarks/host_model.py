@@ -16,23 +16,15 @@ from pathlib import Path
 
 import numpy as np
 
-from graph_predictor.prediction.host_steps import recorded_host_steps, usual_step
+from graph_predictor.prediction.host_calibration import read_rounds
 from graph_predictor.sizes.retrace import trace_again
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device_choice import traced_device
-from kernel_models.host.model import HostModel, fit_host
+from kernel_models.host.accuracy import ToldHost, left_out, told
+from kernel_models.host.hosts import read_host
+from kernel_models.host.model import fit_host
 from kernel_models.host.step_events import HostStep
 from tracer.job import read_job
-
-
-def read(folder: Path) -> dict[str, HostStep]:
-    """Return the usual step of each program of a folder."""
-    found = {}
-    for path in sorted(each for each in folder.iterdir() if each.is_dir()):
-        rounds = [recorded_host_steps(read_job(one).graphs)[0] for one in sorted(path.glob("round*"))]
-        if rounds:
-            found[path.name] = usual_step(rounds)
-    return found
 
 
 def main() -> None:
@@ -40,27 +32,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recordings", type=Path)
     parser.add_argument("--held-out", type=Path)
+    parser.add_argument("--host", type=Path, help="a file of foretrace calibrate --host, to be held against them")
     parser.add_argument("--steps", action="store_true")
     options = parser.parse_args()
-    steps = read(options.recordings)
+    steps = read_rounds(options.recordings)
     begin = time.perf_counter()
     whole = fit_host(list(steps.values()))
     print(f"Fit of {len(steps)} programs: {time.perf_counter() - begin:.2f} s; a + b log(compute): "
           f"{whole.offset:+.2f} {whole.exponent:+.2f}; interval ×/÷ {np.exp(whole.spread):.2f}")
-    cases = [(name, step, fit_host([other for key, other in steps.items() if key != name]))
-             for name, step in steps.items()]
-    _table("left out in turn", cases)
+    _table("left out in turn", left_out(steps))
     if options.steps:
-        _steps(options.recordings, cases)
-    if options.held_out is not None:
-        _table("held out", [(name, step, whole) for name, step in read(options.held_out).items()])
+        _steps(options.recordings, steps)
+    held_out = {} if options.held_out is None else read_rounds(options.held_out)
+    if held_out:
+        _table("held out", [told(name, step, whole) for name, step in held_out.items()])
+    if options.host is not None:
+        calibrated = read_host(options.host)
+        for title, found in (("by the host's file", steps), ("held out, by the file", held_out)):
+            if found:
+                _table(title, [told(name, step, calibrated) for name, step in found.items()])
 
 
-def _steps(folder: Path, cases: list[tuple[str, HostStep, HostModel]]) -> None:
+def _steps(folder: Path, steps: dict[str, HostStep]) -> None:
     """Steps traced by shapes, on the host that the others tell."""
     print(f"\n{'traced by shapes':24} measured  predicted   error  within")
     errors, held = [], []
-    for name, _, model in cases:
+    for name in steps:
+        model = fit_host([other for key, other in steps.items() if key != name])
         captures = [read_job(path).graphs[0] for path in sorted((folder / name).glob("round*"))]
         workload = captures[0].meta.workload
         if not workload:
@@ -75,20 +73,12 @@ def _steps(folder: Path, cases: list[tuple[str, HostStep, HostModel]]) -> None:
     _sum(errors, held)
 
 
-def _table(title: str, cases: list[tuple[str, HostStep, HostModel]]) -> None:
+def _table(title: str, cases: list[ToldHost]) -> None:
     print(f"\n{title:24} measured  predicted   error  known  within")
-    errors, held = [], []
-    for name, step, model in cases:
-        before, inside = model.estimate(step)
-        total = float(before.sum() + inside.sum())
-        known = model.knows(step)
-        spent = np.empty(len(known))
-        spent[0::2], spent[1::2] = step.before_ns, step.inside_ns
-        errors.append(total / step.host_ns - 1)
-        held.append(abs(np.log(total / step.host_ns)) <= model.spread)
-        print(f"{name:24}{step.host_ns / 1e3:9,.0f}{total / 1e3:11,.0f}{errors[-1]:+8.1%}"
-              f"{float(spent @ known) / step.host_ns:7.0%}  {'yes' if held[-1] else 'no'}")
-    _sum(errors, held)
+    for case in cases:
+        print(f"{case.name:24}{case.measured_ns / 1e3:9,.0f}{case.told_ns / 1e3:11,.0f}{case.error:+8.1%}"
+              f"{case.known:7.0%}  {'yes' if case.within else 'no'}")
+    _sum([case.error for case in cases], [case.within for case in cases])
 
 
 def _sum(errors: list[float], held: list[bool]) -> None:

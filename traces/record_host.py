@@ -15,20 +15,14 @@ round do not. Each capture is a directory ``OUT/<program>/round<n>`` that foretr
 from __future__ import annotations
 
 import argparse
-import gc
 import importlib.util
-import shutil
-import statistics
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from tracer.capture import capture
+from tracer.campaign.host_rounds import Program, RoundPlan, record_rounds
 from tracer.workloads import as_plain, create, parse, split
 
 SUITE = ("dlrm", "resnet50", "bert", "llama", "gpt2", "vit", "moe", "lstm", "unet")
@@ -42,43 +36,6 @@ HELD_OUT: dict[str, dict[str, int]] = {
     "lstm_language": _SHORT, "residual_images": {"batch": 1, "image": 16}, "segmenter": {"batch": 1, "image": 32},
     "seq2seq_torch": _SHORT, "temporal_convolutions": _SHORT}
 """Sizes of others' programs: of those that choices were made with, and of those that accuracy is reported of."""
-STEPS, TIMED, WARM_UP, FIRST_STEPS = 3, 9, 2, 20
-TRIES = 4
-PROBE_ROUNDS = 4000
-"""Of a loop whose time tells the core's speed; about 0.1 ms."""
-SLOW = 1.2
-SETTLE_S = 0.5
-
-
-class Core:
-    """Whether this thread's core runs at its own speed: a loop takes at most ``SLOW`` times its shortest time."""
-
-    def __init__(self) -> None:
-        self.best_ns = min(self._loop_ns() for _ in range(20))
-
-    def _loop_ns(self) -> int:
-        times = []
-        for _ in range(2):
-            start = time.perf_counter_ns()
-            for _ in range(PROBE_ROUNDS):
-                pass
-            times.append(time.perf_counter_ns() - start)
-        return min(times)
-
-    def calm(self) -> bool:
-        """Whether it does now."""
-        now = self._loop_ns()
-        self.best_ns = min(self.best_ns, now)
-        return now <= SLOW * self.best_ns
-
-    def settle(self) -> bool:
-        """Wait up to ``SETTLE_S`` until it does; whether it does."""
-        end = time.monotonic() + SETTLE_S
-        while not (calm := self.calm()) and time.monotonic() < end:
-            time.sleep(0.01)
-        return calm
-
-
 PARALLEL = (*(f"{name}:fsdp2" for name in ("bert", "lstm", "moe", "unet", "resnet50", "deepfm", "ncf")), "bert:ddp",
             "unet:ddp")
 """Workloads and plans whose hooks the models are to know."""
@@ -105,39 +62,11 @@ def main() -> None:
 
         world.enter_context(fake_world(2, 0))
         built |= {name.replace(":", "_"): _spread(*name.split(":")) for name in parallel}
-    names = list(built)
-    for step, _ in built.values():
-        for _ in range(FIRST_STEPS):
-            step()
-    gc.collect()
-    gc.freeze()  # what was built is not looked through again in the middle of a step
-    core = Core()
-    undisturbed: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(options.rounds):
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
-            for _ in range(TRIES):
-                step, facts = built[name]
-                calm = core.settle()
-                with capture(options.output / name / f"round{number}", steps=STEPS, warmup=WARM_UP, timed=TIMED,
-                             execution_trace="none", form="foretrace", replace=True) as recorder:
-                    recorder.facts = facts
-                    while not recorder.finished:
-                        step()
-                        recorder.step()
-                calm = calm and core.calm()
-                if calm:
-                    break
-            undisturbed[name].append(statistics.median(recorder.unprofiled_step_ns))
-            print(name, number, "calm" if calm else "not calm", flush=True)
-    shares = [[ns / statistics.median(found) for ns in found] for found in undisturbed.values()]
-    rounds = sorted(range(options.rounds), key=lambda number: sum(share[number] for share in shares))
-    for number in rounds[options.keep:]:
-        for name in names:
-            shutil.rmtree(options.output / name / f"round{number}")
+    with world:
+        record_rounds(built, options.output, RoundPlan(options.rounds, options.keep), partial(print, flush=True))
 
 
-def _spread(name: str, plan: str) -> tuple[Callable[[], object], dict[str, Any]]:
+def _spread(name: str, plan: str) -> Program:
     """A step of the suite's workload under a plan on two ranks, and what its captures say of it: nothing, as its ranks
     are none."""
     from tracer.fake_world import parallelize
@@ -153,7 +82,7 @@ def _names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
 
 
-def _workload(name: str) -> tuple[Callable[[], object], dict[str, Any]]:
+def _workload(name: str) -> Program:
     """A step of the suite's workload, and what its captures say of it."""
     settings = parse(name, ["optimizer=adamw-foreach"], preset="tiny")
     workload = create(settings)
@@ -162,7 +91,7 @@ def _workload(name: str) -> tuple[Callable[[], object], dict[str, Any]]:
             {"workload": {"name": name, "settings": as_plain(settings), "split": split(settings)}})
 
 
-def _program(name: str) -> tuple[Callable[[], object], dict[str, Any]]:
+def _program(name: str) -> Program:
     """A step of another's program."""
     path = Path(__file__).resolve().parents[1] / "benchmarks" / "foreign_programs" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(name, path)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from graph_predictor.cli.calibrate_host import calibrate_host
 from graph_predictor.cli.console import Column, Report, count, print_json
 from graph_predictor.cli.errors import INTERRUPTED, one_sentence
 from graph_predictor.cli.fit import error_cells
 from graph_predictor.cli.options import Debug, Json, shared
-from graph_predictor.cli.text import one_line, tell
+from graph_predictor.cli.progress_line import ProgressLine
+from graph_predictor.cli.text import tell
 from tracer.output_kind import PROFILE, check_output
 
 if TYPE_CHECKING:
@@ -32,7 +33,10 @@ def calibrate(
         "--out", "a profile, named *.profile by convention", short="-o")],
     on: Annotated[str, typer.Option(
         metavar="auto|cuda|cpu", help="What to calibrate; auto is a GPU if nvidia-smi shows one.")] = "auto",
-    minutes: Annotated[float, shared("--minutes", "for measuring and fitting, over all runs that are resumed")] = 9.0,
+    host: Annotated[bool, typer.Option(
+        "--host", help="Calibrate the host instead: what operations cost it before any device computes.")] = False,
+    minutes: Annotated[float | None, shared(
+        "--minutes", "for measuring and fitting, over all runs that are resumed; default: 9, with --host 2")] = None,
     families: Annotated[str, typer.Option(
         metavar="NAME,NAME,…", help="Only these families of kernels; default: all that the device has.")] = ALL,
     work: Annotated[str, typer.Option(
@@ -47,19 +51,29 @@ def calibrate(
 
     A third of all shapes is held out and never fitted to; the table at the end is of their errors. May be interrupted
     at any moment, and resumed.
+
+    With --host, small programs are recorded in turn instead, and the file says what operations cost this host:
+    foretrace predict --host-from FILE.
     """
     with one_sentence(debug):
         from kernel_models.calibration import CalibrationError, Request
         from kernel_models.calibration import calibrate as run
         from kernel_models.calibration.run import write_profile
 
+        if host:
+            refused = [option for option, given in (
+                ("--families", families != ALL), ("--work", bool(work)), ("--resume", resume), ("--seed", seed != 0))
+                if given]
+            calibrate_host(out, on, 2.0 if minutes is None else minutes, threads, refused, as_json=json)
+            return
         check_output(out, [], PROFILE)
         folder = Path(work or _beside(out))
         named = [name.strip() for name in families.split(",") if name.strip()]
         if not named:
             raise CalibrationError("--families names none: give names separated by commas, or leave it out for all.")
-        request = Request(folder, on, minutes, [] if families == ALL else named, resume, threads, seed)
-        line = _ProgressLine()
+        request = Request(folder, on, 9.0 if minutes is None else minutes, [] if families == ALL else named, resume,
+                          threads, seed)
+        line = ProgressLine()
         try:
             found = run(request, host=_host, say=line.say)
         except KeyboardInterrupt:
@@ -90,31 +104,6 @@ def _host(graphs: Sequence[ExecutionGraph]) -> HostOverheads:
     from tracer.job import Job
 
     return measure_overheads(Job(list(graphs))).overheads
-
-
-class _ProgressLine:
-    """One line on a terminal that is written over; lines of their own elsewhere. Warnings always stay."""
-
-    def __init__(self) -> None:
-        self._on_terminal = sys.stderr.isatty()
-        self._open = False
-
-    def say(self, text: str) -> None:
-        """Show a line."""
-        passing = " s: " in text or text.startswith("fitting ")
-        if self._on_terminal and passing:
-            sys.stderr.write(f"\r\x1b[2K{one_line(text)}")
-            self._open = True
-        else:
-            self.end()
-            tell(text)
-        sys.stderr.flush()
-
-    def end(self) -> None:
-        """Leave the line."""
-        if self._open:
-            sys.stderr.write("\n")
-            self._open = False
 
 
 def _best(found: Calibration) -> list[ProfileEntry]:

@@ -28,7 +28,8 @@ SHARED = {
     "--comm-backend": SharedOption("NAME", "Collectives of this backend, such as gloo"),
     "--host": SharedOption("FACTOR", "Host time × FACTOR"),
     "--host-from": SharedOption("PATH", "The host of another capture; of a step that never ran also of several "
-                                        "captures, separated by commas, or by name: cpu-steps, gpu-steps"),
+                                        "captures, separated by commas, or by name: cpu-steps, gpu-steps, or a "
+                                        "file of foretrace calibrate --host"),
     "--dtype": SharedOption("TYPE", "Element type, such as bf16"),
     "--indices": SharedOption(
         "FILE|zipf:S", "Indices that embedding tables are looked up by: Parquet, CSV, dlrm_datasets, or a Zipf law"),

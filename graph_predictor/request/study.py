@@ -32,7 +32,7 @@ from graph_predictor.sizes.sizes import Sizes
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.collectives import topology as find_topology
 from kernel_models.device_choice import find_device, shape_device, traced_device
-from kernel_models.host.hosts import host_names
+from kernel_models.host.hosts import host_names, is_host_file
 from kernel_models.profile import unused_error
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY
@@ -272,9 +272,10 @@ class Study:
                 self._once("device", self._can_move, wanted.device)
             edits.append(Device(spec, self._profiles.get(spec.name)))
         if wanted.host_from is not None:
-            if wanted.host_from in host_names() or "," in wanted.host_from:
+            if wanted.host_from in host_names() or "," in wanted.host_from or is_host_file(wanted.host_from):
                 raise EditError(f"--host-from {wanted.host_from}: a recorded step takes the host of one capture, "
-                                "operation by operation; several, and hosts by name, are for steps that never ran. "
+                                "operation by operation; several, and hosts by name or file, are for steps that never "
+                                "ran. "
                                 "Give one capture.")
             edits.append(HostFrom(self._once("host", self._other, wanted.host_from).graphs, wanted.host_from))
         return start, edits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,6 +18,7 @@ CPU_HOST, GPU_HOST, PLANS_HOST = "cpu-steps", "gpu-steps", "cpu-plans"
 """Hosts whose own operations compute (2 cores of an AMD EPYC), hosts of GPUs (published traces), and the first with
 programs under DDP and FSDP besides, whose hooks it knows."""
 _MOST_BYTES = 1 << 26
+_BEGINS = b'{"host":'
 
 
 def host_names() -> list[str]:
@@ -36,12 +38,24 @@ def read_host(path: Path) -> HostModel:
         with gzip.open(path, "rb") as stream:
             text = stream.read(_MOST_BYTES)
         return HostModel.from_dict(from_json(text))
-    except (OSError, EOFError, DecodeError) as error:
+    except (OSError, EOFError, zlib.error, DecodeError) as error:
         raise ForetraceError(f"{path} cannot be read as a host model ({error}); fit it again.") from None
+
+
+def is_host_file(name: str) -> bool:
+    """Return whether a path names a file that ``write_host`` wrote, by how it begins."""
+    path = Path(name)
+    try:
+        if not path.is_file():
+            return False
+        with gzip.open(path, "rb") as stream:
+            return stream.read(len(_BEGINS)) == _BEGINS
+    except (OSError, EOFError, ValueError, zlib.error):
+        return False
 
 
 def write_host(model: HostModel, path: Path) -> None:
     """Write a model."""
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as stream:
         stream.write(gzip.compress(json.dumps(model.to_dict(), separators=(",", ":")).encode(), mtime=0))

@@ -1,0 +1,127 @@
+"""``foretrace calibrate --host``: small programs recorded in turn, and a model of what operations cost the host."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import typer
+
+from graph_predictor.cli.console import Column, Report, count, print_json
+from graph_predictor.cli.errors import INTERRUPTED
+from graph_predictor.cli.progress_line import ProgressLine
+from graph_predictor.cli.text import tell
+from tracer.errors import ForetraceError
+from tracer.output_kind import HOST, check_output
+
+if TYPE_CHECKING:
+    from graph_predictor.prediction.host_calibration import HostCalibration
+
+DEVICES = ("auto", "cpu", "cuda")
+MOST_MINUTES = 60.0
+KEEP = 6
+"""Rounds, those least disturbed."""
+MOST_ROUNDS = 40
+
+
+def calibrate_host(out: str, on: str, minutes: float, threads: int, refused: list[str], *, as_json: bool) -> None:
+    """Record, fit, write and report.
+
+    Args:
+        out: file of the model.
+        on: "auto", "cpu" or "cuda": where the programs compute.
+        minutes: for recording.
+        threads: of a CPU's operations.
+        refused: options that were given and mean nothing here.
+        as_json: print JSON.
+
+    Raises:
+        ForetraceError: an option cannot be, PyTorch is missing, or a file cannot be written.
+    """
+    if refused:
+        raise ForetraceError(f"{refused[0]} is for a device's kernels; leave it out with --host.")
+    if on not in DEVICES:
+        raise ForetraceError(f"{on!r} cannot be calibrated; choose one of {', '.join(DEVICES)}.")
+    if not 0 < minutes <= MOST_MINUTES:
+        raise ForetraceError(f"{minutes:g} minutes are none for a host: give up to {MOST_MINUTES:g}.")
+    check_output(out, [], HOST)
+    line = ProgressLine()
+    try:
+        with tempfile.TemporaryDirectory(prefix="foretrace-host-") as folder:
+            found, kept, device = _measured(Path(folder), on, 60.0 * minutes, threads, line)
+    except KeyboardInterrupt:
+        line.end()
+        tell("foretrace: Interrupted; nothing was written. Start it again: a host's rounds are not resumed.")
+        raise typer.Exit(INTERRUPTED) from None
+    line.end()
+    from kernel_models.host.hosts import write_host
+
+    write_host(found.model, Path(out))
+    if as_json:
+        print_json(_as_json(out, found, kept, device))
+    else:
+        _report(out, found, kept, device)
+
+
+def _measured(folder: Path, on: str, seconds: float, threads: int, line: ProgressLine) -> tuple[
+        HostCalibration, int, str]:
+    """Record rounds into a folder and fit; the calibration, the rounds kept, and the device."""
+    try:
+        import torch
+    except ImportError:
+        raise ForetraceError("A host is calibrated with PyTorch; install it with pip install 'foretrace[capture]'.") \
+            from None
+    from graph_predictor.prediction.host_calibration import calibrated, read_rounds
+    from tracer.campaign.host_programs import host_programs
+    from tracer.campaign.host_rounds import Program, RoundPlan, record_rounds
+
+    there = torch.cuda.is_available()
+    if on == "cuda" and not there:
+        raise ForetraceError("PyTorch sees no GPU here; give --on cpu, or install its CUDA build.")
+    device = "cuda" if there and on != "cpu" else "cpu"
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    programs: dict[str, Program] = {name: (build(device), {}) for name, build in host_programs().items()}
+    kept = record_rounds(programs, folder, RoundPlan(MOST_ROUNDS, KEEP, seconds), line.say)
+    line.say("fitting the host's model")
+    return calibrated(read_rounds(folder), f"this host ({device})"), kept, device
+
+
+def _report(out: str, found: HostCalibration, kept: int, device: str) -> None:
+    report = Report()
+    errors = np.abs([program.error for program in found.programs])
+    report.line(f"Wrote {out}: what operations cost this host, from {count(len(found.programs))} small programs on "
+                f"{device} ({count(kept)} rounds each).")
+    report.table("Host time of each program, as the others tell it (µs a step)",
+                 [Column("program", name=True), Column("measured"), Column("told"), Column("error")],
+                 ([program.name, f"{program.measured_ns / 1e3:,.0f}", f"{program.told_ns / 1e3:,.0f}",
+                   f"{program.error:+.1%}"] for program in found.programs))
+    report.line()
+    report.line(f"Left out in turn: MAPE {errors.mean():.1%}, median {np.median(errors):.1%}, worst "
+                f"{errors.max():.1%}. Programs unlike these are told within ×/÷ {np.exp(found.model.spread):.2f} in "
+                "80% of the cases.")
+    if (ratio := _over_shipped(found, device)) is not None:
+        report.line(f"The same operations take {ratio:.2f} times as long as on the host that is shipped.")
+    report.line(f"Use it: foretrace predict STEP.foretrace --host-from {out}; foretrace plan … --host-from {out}")
+
+
+def _over_shipped(found: HostCalibration, device: str) -> float | None:
+    """Return how long operations take here over the shipped host's, the median of those that both know as they are."""
+    from kernel_models.host.hosts import CPU_HOST, GPU_HOST, shipped_host
+
+    other = shipped_host(CPU_HOST if device == "cpu" else GPU_HOST)
+    both = [label for label, pool in found.model.pools.items() if len(label) == 3 and label[0] == "own"
+            and label in other.pools]
+    if not both:
+        return None
+    apart = np.median([found.model.pools[label].log_base - other.pools[label].log_base for label in both])
+    return float(np.exp(apart + found.model.offset - other.offset))
+
+
+def _as_json(out: str, found: HostCalibration, kept: int, device: str) -> dict[str, Any]:
+    return {"file": out, "device": device, "rounds": kept, "interval_factor": float(np.exp(found.model.spread)),
+            "over_shipped": _over_shipped(found, device),
+            "programs": [{"name": program.name, "measured_us": program.measured_ns / 1e3,
+                          "told_us": program.told_ns / 1e3, "error": program.error} for program in found.programs]}

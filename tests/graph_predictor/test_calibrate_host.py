@@ -1,0 +1,88 @@
+"""``foretrace calibrate --host``: a file that ``--host-from`` takes, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from said import plain
+from typer.testing import CliRunner
+
+from graph_predictor.cli import app
+from kernel_models.host.hosts import CPU_HOST, is_host_file, read_host, shipped_host, write_host
+from tracer.errors import ForetraceError
+
+TRACES = Path(__file__).resolve().parents[2] / "traces"
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, object]]:
+    """One round of all programs on this host, and what the command says of it."""
+    pytest.importorskip("torch")
+    path = tmp_path_factory.mktemp("host") / "mine.json.gz"
+    done = CliRunner().invoke(app, ["calibrate", "--host", "--on", "cpu", "--minutes", "0.01", "-o", str(path),
+                                    "--json"])
+    assert done.exit_code == 0, done.stderr
+    return path, json.loads(done.stdout)
+
+
+def test_the_file_is_a_host(calibrated: tuple[Path, dict[str, object]]) -> None:
+    path, said = calibrated
+    model = read_host(path)
+    programs = said["programs"]
+    assert isinstance(programs, list) and len(programs) == model.programs == 16
+    assert said["rounds"] == 1 and said["device"] == "cpu"
+    assert all(0.2 < program["told_us"] / program["measured_us"] < 5 for program in programs)
+    assert model.spread > 0.35 and is_host_file(str(path))
+
+
+def test_a_step_that_never_ran_takes_it(calibrated: tuple[Path, dict[str, object]], tmp_path: Path) -> None:
+    step = tmp_path / "bert.foretrace"
+    made = CliRunner().invoke(app, ["trace", "--workload", "bert", "--preset", "tiny", "--device", "cpu", "-o",
+                                    str(step)])
+    assert made.exit_code == 0, made.stderr
+    said = plain(CliRunner().invoke(app, ["predict", str(step), "--host-from", str(calibrated[0])]).stdout)
+    assert "what operations cost in 16 programs of this host (cpu)" in said
+    planned = CliRunner().invoke(app, ["plan", "gpt2", "--gpus", "2", "--device", "h100-sxm", "--parallel", "ddp",
+                                       "--host-from", str(calibrated[0])])
+    assert planned.exit_code == 2 and "compute on their host" in plain(planned.stderr)
+
+
+def test_a_recorded_step_takes_a_captures_host(calibrated: tuple[Path, dict[str, object]]) -> None:
+    done = CliRunner().invoke(app, ["predict", str(TRACES / "bert-cpu"), "--host-from", str(calibrated[0])])
+    assert done.exit_code == 2 and "takes the host of one capture" in plain(done.stderr)
+
+
+@pytest.mark.parametrize(("arguments", "why"), [
+    (["--families", "gemm"], "--families is for a device's kernels"),
+    (["--resume"], "--resume is for a device's kernels"),
+    (["--work", "x"], "--work is for a device's kernels"),
+    (["--on", "tpu"], "'tpu' cannot be calibrated"),
+    (["--minutes", "0"], "0 minutes are none"),
+    (["--minutes", "nan"], "nan minutes are none")])
+def test_what_means_nothing_is_refused(arguments: list[str], why: str, tmp_path: Path) -> None:
+    out = tmp_path / "host.json.gz"
+    done = CliRunner().invoke(app, ["calibrate", "--host", "-o", str(out), *arguments])
+    assert done.exit_code == 2 and why in plain(done.stderr) and not out.exists()
+
+
+def test_another_file_is_not_overwritten(tmp_path: Path) -> None:
+    out = tmp_path / "notes.txt"
+    out.write_text("mine", encoding="utf-8")
+    done = CliRunner().invoke(app, ["calibrate", "--host", "-o", str(out)])
+    assert done.exit_code == 2 and out.read_text(encoding="utf-8") == "mine"
+
+
+def test_damaged_files_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "host.json.gz"
+    write_host(shipped_host(CPU_HOST), path)
+    assert is_host_file(str(path)) and not is_host_file(str(tmp_path)) and not is_host_file("no such file")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:len(whole) // 2])
+    with pytest.raises(ForetraceError, match="cannot be read as a host model"):
+        read_host(path)
+    path.write_bytes(gzip.compress(b'{"host": 3}'))
+    with pytest.raises(ForetraceError, match="not in the form foretrace writes"):
+        read_host(path)

@@ -1,0 +1,136 @@
+"""Small steps of several programs recorded in turn, so that the machine's changing speed meets all of them alike.
+
+One process builds all programs and then goes round: of each some steps timed with nothing watching, then some profiled,
+then the next one. A virtual machine's core is half as fast while a neighbour uses its other thread; captures made one
+after the other, minutes apart, differ by that, and captures of one round do not. Each capture is a directory
+``OUT/<program>/round<n>`` that foretrace reads; the rounds least disturbed are kept.
+"""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tracer.capture import capture
+
+STEPS, TIMED, WARM_UP, FIRST_STEPS = 3, 9, 2, 20
+TRIES = 4
+PROBE_ROUNDS = 4000
+"""Of a loop whose time tells the core's speed; about 0.1 ms."""
+SLOW = 1.2
+SETTLE_S = 0.5
+
+Program = tuple[Callable[[], object], Mapping[str, Any]]
+"""A step, and what its captures say of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPlan:
+    """How much to record.
+
+    Attributes:
+        rounds: at most.
+        keep: of them, those least disturbed.
+        seconds: after which no further round is begun; none is left unfinished.
+    """
+
+    rounds: int = 12
+    keep: int = 6
+    seconds: float = float("inf")
+
+
+class Core:
+    """Whether this thread's core runs at its own speed: a loop takes at most ``SLOW`` times its shortest time."""
+
+    def __init__(self) -> None:
+        self.best_ns = min(self._loop_ns() for _ in range(20))
+
+    def _loop_ns(self) -> int:
+        times = []
+        for _ in range(2):
+            start = time.perf_counter_ns()
+            for _ in range(PROBE_ROUNDS):
+                pass
+            times.append(time.perf_counter_ns() - start)
+        return min(times)
+
+    def calm(self) -> bool:
+        """Return whether it does now."""
+        now = self._loop_ns()
+        self.best_ns = min(self.best_ns, now)
+        return now <= SLOW * self.best_ns
+
+    def settle(self) -> bool:
+        """Wait up to ``SETTLE_S`` until it does; return whether it does."""
+        end = time.monotonic() + SETTLE_S
+        while not (calm := self.calm()) and time.monotonic() < end:
+            time.sleep(0.01)
+        return calm
+
+
+def record_rounds(programs: Mapping[str, Program], out: Path, plan: RoundPlan,
+                  say: Callable[[str], None] = lambda text: None) -> int:
+    """Warm all programs up, and record them round by round; return how many rounds are kept.
+
+    Args:
+        programs: by name, built on this process's device.
+        out: directory of the captures.
+        plan: how much.
+        say: is told of each round.
+
+    Raises:
+        CaptureError: a capture cannot be written.
+    """
+    end = time.monotonic() + plan.seconds
+    for step, _ in programs.values():
+        for _ in range(FIRST_STEPS):
+            step()
+    gc.collect()
+    gc.freeze()  # what was built is not looked through again in the middle of a step
+    core, names = Core(), list(programs)
+    undisturbed: dict[str, list[float]] = {name: [] for name in names}
+    longest = 0.0
+    for number in range(plan.rounds):
+        begun = time.monotonic()
+        if number and begun + longest > end:
+            break
+        turn = number % len(names)
+        calm = [_recorded(programs[name], out / name / f"round{number}", core, undisturbed[name])
+                for name in names[turn:] + names[:turn]]
+        longest = max(longest, time.monotonic() - begun)
+        say(f"round {number + 1}: {sum(calm)} of {len(names)} programs undisturbed, {longest:.1f} s a round")
+    return _keep(out, names, undisturbed, plan.keep)
+
+
+def _recorded(program: Program, out: Path, core: Core, medians: list[float]) -> bool:
+    """Record some steps, again where the core was slow; whether it was calm in the end."""
+    step, facts = program
+    for _ in range(TRIES):
+        calm = core.settle()
+        with capture(out, steps=STEPS, warmup=WARM_UP, timed=TIMED, execution_trace="none", form="foretrace",
+                     replace=True) as recorder:
+            recorder.facts = dict(facts)
+            while not recorder.finished:
+                step()
+                recorder.step()
+        calm = calm and core.calm()
+        if calm:
+            break
+    medians.append(statistics.median(recorder.unprofiled_step_ns))
+    return calm
+
+
+def _keep(out: Path, names: list[str], undisturbed: Mapping[str, list[float]], keep: int) -> int:
+    """Delete the rounds that were disturbed most; how many are left."""
+    shares = [[ns / statistics.median(found) for ns in found] for found in undisturbed.values()]
+    rounds = sorted(range(len(shares[0])), key=lambda number: sum(share[number] for share in shares))
+    for number in rounds[keep:]:
+        for name in names:
+            shutil.rmtree(out / name / f"round{number}")
+    return min(len(rounds), keep)
