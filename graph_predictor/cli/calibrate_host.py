@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import typer
 
 from graph_predictor.cli.console import Column, Report, count, print_json
@@ -91,7 +92,7 @@ def _measured(folder: Path, on: str, seconds: float, threads: int, line: Progres
 
 def _report(out: str, found: HostCalibration, kept: int, device: str) -> None:
     report = Report()
-    errors = np.abs([program.error for program in found.programs])
+    errors = [abs(program.error) for program in found.programs]
     report.line(f"Wrote {out}: what operations cost this host, from {count(len(found.programs))} small programs on "
                 f"{device} ({count(kept)} rounds each).")
     report.table("Host time of each program, as the others tell it (µs a step)",
@@ -99,9 +100,9 @@ def _report(out: str, found: HostCalibration, kept: int, device: str) -> None:
                  ([program.name, f"{program.measured_ns / 1e3:,.0f}", f"{program.told_ns / 1e3:,.0f}",
                    f"{program.error:+.1%}"] for program in found.programs))
     report.line()
-    report.line(f"Left out in turn: MAPE {errors.mean():.1%}, median {np.median(errors):.1%}, worst "
-                f"{errors.max():.1%}. Programs unlike these are told within ×/÷ {np.exp(found.model.spread):.2f} in "
-                "80% of the cases.")
+    report.line(f"Left out in turn: MAPE {statistics.fmean(errors):.1%}, median {statistics.median(errors):.1%}, "
+                f"worst {max(errors):.1%}. Programs unlike these are told within ×/÷ "
+                f"{math.exp(found.model.spread):.2f} in 80% of the cases.")
     if (ratio := _over_shipped(found, device)) is not None:
         report.line(f"The same operations take {ratio:.2f} times as long as on the host that is shipped.")
     report.line(f"Use it: foretrace predict STEP.foretrace --host-from {out}; foretrace plan … --host-from {out}")
@@ -116,12 +117,12 @@ def _over_shipped(found: HostCalibration, device: str) -> float | None:
             and label in other.pools]
     if not both:
         return None
-    apart = np.median([found.model.pools[label].log_base - other.pools[label].log_base for label in both])
-    return float(np.exp(apart + found.model.offset - other.offset))
+    apart = statistics.median([found.model.pools[label].log_base - other.pools[label].log_base for label in both])
+    return math.exp(apart + found.model.offset - other.offset)
 
 
 def _as_json(out: str, found: HostCalibration, kept: int, device: str) -> dict[str, Any]:
-    return {"file": out, "device": device, "rounds": kept, "interval_factor": float(np.exp(found.model.spread)),
+    return {"file": out, "device": device, "rounds": kept, "interval_factor": math.exp(found.model.spread),
             "over_shipped": _over_shipped(found, device),
             "programs": [{"name": program.name, "measured_us": program.measured_ns / 1e3,
                           "told_us": program.told_ns / 1e3, "error": program.error} for program in found.programs]}
