@@ -69,23 +69,12 @@ def calibrate_host(out: str, on: str, minutes: float, threads: int, refused: lis
 def _measured(folder: Path, on: str, seconds: float, threads: int, line: ProgressLine) -> tuple[
         HostCalibration, int, str]:
     """Record rounds into a folder and fit; the calibration, the rounds kept, and the device."""
-    try:
-        import torch
-    except ImportError:
-        raise ForetraceError("A host is calibrated with PyTorch; install it with pip install 'foretrace[capture]'.") \
-            from None
     from graph_predictor.prediction.host_calibration import calibrated, read_rounds
-    from tracer.campaign.host_programs import host_programs
-    from tracer.campaign.host_rounds import Program, RoundPlan, record_rounds
+    from tracer.campaign.host_programs import built_on
+    from tracer.campaign.host_rounds import RoundPlan, record_rounds
 
-    there = torch.cuda.is_available()
-    if on == "cuda" and not there:
-        raise ForetraceError("PyTorch sees no GPU here; give --on cpu, or install its CUDA build.")
-    device = "cuda" if there and on != "cpu" else "cpu"
-    torch.set_num_threads(threads)
-    torch.manual_seed(0)
-    programs: dict[str, Program] = {name: (build(device), {}) for name, build in host_programs().items()}
-    kept = record_rounds(programs, folder, RoundPlan(MOST_ROUNDS, KEEP, seconds), line.say)
+    device, steps = built_on(on, threads)
+    kept = record_rounds({name: (step, {}) for name, step in steps.items()}, folder, RoundPlan(MOST_ROUNDS, KEEP, seconds), line.say)
     line.say("fitting the host's model")
     return calibrated(read_rounds(folder), f"this host ({device})"), kept, device
 

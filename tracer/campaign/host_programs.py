@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from tracer.capture.session import need_torch
+from tracer.errors import CaptureError
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -23,6 +26,28 @@ def host_programs() -> dict[str, Build]:
         _layers_sgd, _layers_adam_loop, _layers_fused, _convolutions, _residual_images, _depthwise_images,
         _encoder_layers, _attention_by_hand, _decoder, _lstm_words, _gru_loop, _tables, _experts, _autocast_layers,
         _reshaping, _no_modules)}
+
+
+def built_on(on: str, threads: int = 1) -> tuple[str, dict[str, Step]]:
+    """Return the device that is meant, and all steps built on it.
+
+    Args:
+        on: "cpu", "cuda", or "auto": a GPU if PyTorch sees one.
+        threads: of a CPU's operations.
+
+    Raises:
+        CaptureError: PyTorch is missing, or sees no GPU.
+    """
+    need_torch()
+    import torch
+
+    there = torch.cuda.is_available()
+    if on == "cuda" and not there:
+        raise CaptureError("PyTorch sees no GPU here; give --on cpu, or install its CUDA build.")
+    device = "cuda" if there and on != "cpu" else "cpu"
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    return device, {name: build(device) for name, build in host_programs().items()}
 
 
 def _trained(model: nn.Module, loss: Callable[[], Tensor], optimizer: Any) -> Step:
