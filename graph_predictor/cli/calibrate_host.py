@@ -74,7 +74,8 @@ def _measured(folder: Path, on: str, seconds: float, threads: int, line: Progres
     from tracer.campaign.host_rounds import RoundPlan, record_rounds
 
     device, steps = built_on(on, threads)
-    kept = record_rounds({name: (step, {}) for name, step in steps.items()}, folder, RoundPlan(MOST_ROUNDS, KEEP, seconds), line.say)
+    plan = RoundPlan(MOST_ROUNDS, KEEP, seconds)
+    kept = record_rounds({name: (step, {}) for name, step in steps.items()}, folder, plan, line.say)
     line.say("fitting the host's model")
     return calibrated(read_rounds(folder), f"this host ({device})"), kept, device
 
