@@ -48,17 +48,20 @@ def algorithm_label(code: int) -> str:
 
 @lru_cache(maxsize=4096)
 def nccl_lines(topology: Topology, kind: CollectiveKind, group: RankGroup,
-               algorithm: Algorithm | None = None) -> tuple[Line, ...]:
-    """The ways NCCL chooses among (no hierarchical one), or those of one algorithm (none: not possible here)."""
-    return tuple(line for line in lines(topology, kind, group) if (
+               algorithm: Algorithm | None = None, protocol: Protocol | None = None) -> tuple[Line, ...]:
+    """The ways NCCL chooses among (no hierarchical one), or those of one algorithm and protocol (none: not possible
+    here)."""
+    return tuple(line for line in lines(topology, kind, group) if protocol in (None, line.protocol) and (
         line.algorithm is not Algorithm.HIERARCHICAL if algorithm is None else line.algorithm is algorithm))
 
 
 class DatasheetModel:
-    """Prices any collective of a topology. ``algorithm`` restricts it to one, such as the hierarchical."""
+    """Prices any collective of a topology. ``algorithm`` and ``protocol`` restrict it to one, such as the
+    hierarchical."""
 
-    def __init__(self, topology: Topology, algorithm: Algorithm | None = None) -> None:
-        self.topology, self.algorithm = topology, algorithm
+    def __init__(self, topology: Topology, algorithm: Algorithm | None = None,
+                 protocol: Protocol | None = None) -> None:
+        self.topology, self.algorithm, self.protocol = topology, algorithm, protocol
 
     def predict(self, batch: CollectiveBatch) -> CommTimes:
         """Times of all collectives; ``Level.UNKNOWN`` where the one algorithm cannot do it."""
@@ -68,7 +71,8 @@ class DatasheetModel:
             rows = slice(None) if len(first) == 1 else np.flatnonzero(setting == index)
             group = RankGroup(int(batch.ranks[row]), int(batch.nodes[row]), int(batch.widest[row]),
                               int(batch.narrowest[row]))
-            ways = nccl_lines(self.topology, CollectiveKind(int(batch.kind[row])), group, self.algorithm)
+            ways = nccl_lines(self.topology, CollectiveKind(int(batch.kind[row])), group, self.algorithm,
+                              self.protocol)
             if not ways:
                 continue
             size = batch.payload_bytes[rows]

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kernel_models.collectives.backends import Backends, usual_backend
 from kernel_models.collectives.call import BARRIER_BYTES, CollectiveBatch, CollectiveCall, CollectiveKind, bus_factor
 from kernel_models.collectives.profile import CommProfile
 from kernel_models.collectives.times import CommTimes, Level
@@ -36,6 +37,7 @@ class CollectiveModel:
 
     Attributes:
         backend: who carries them out, such as "nccl" or "gloo"; by default NCCL where that was measured, else what was.
+        mixed: each is done by the backend that is fastest for it (``backends``), and ``backend`` does the rest.
 
     Raises:
         PlanError: nothing is known of that backend there.
@@ -44,16 +46,25 @@ class CollectiveModel:
     topology: Topology
     profile: CommProfile | None = None
     backend: str | None = None
+    mixed: bool = False
 
     def __post_init__(self) -> None:
+        if self.mixed:
+            _ = self.backends  # refuses a backend that is none
+            return
         measured = [] if self.profile is None else self.profile.backend_names()
-        usual = "gloo" if self.topology.node.link == "loopback" else "nccl"
+        usual = usual_backend(self.topology)
         if self.backend in (None, *measured) or (self.backend == usual and not measured):
             return
         known = f"the profile has {', '.join(measured)}" if measured else (
             f"without measurements only {usual}'s are known there")
         raise PlanError(f"Nothing is known of {self.backend}'s collectives on {self.topology.name}: {known}; measure "
                         "them (foretrace comm bench, or fit its logs) and give --comm-profile.")
+
+    @property
+    def backends(self) -> Backends:
+        """Return the backends to choose from. Raises ``CommError`` where ``backend`` is none of them."""
+        return Backends(self.topology, self.profile or CommProfile(self.topology), self.backend)
 
     def check_fits(self, world_size: int) -> None:
         """Raise ``PlanError`` if the cluster has fewer GPUs than the job has ranks."""
@@ -74,6 +85,8 @@ def price_calls(calls: Sequence[CollectiveCall], on: CollectiveModel | DeviceSpe
     batch = CollectiveBatch.from_calls(calls)
     if isinstance(on, DeviceSpec):
         return _over_links(batch, on)
+    if on.mixed:
+        return on.backends.choose(batch).times
     profile = on.profile or CommProfile(on.topology)
     backend = on.backend if on.backend in profile.backends else None  # else the data sheet's formulas
     return profile.predict(batch, backend, on=on.topology)

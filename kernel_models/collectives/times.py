@@ -67,6 +67,11 @@ class CommTimes:
         for name in ("time_us", "low_us", "high_us", "level", "algorithm"):
             getattr(self, name)[rows] = getattr(other, name)
 
+    def take(self, rows: Int64 | Bool) -> CommTimes:
+        """Return a copy of rows."""
+        return CommTimes(self.time_us[rows], self.low_us[rows], self.high_us[rows], self.level[rows],
+                         self.algorithm[rows])
+
     def times(self) -> Times:
         """Times and interval as other kernel models give them."""
         return Times(self.time_us, self.low_us, self.high_us)

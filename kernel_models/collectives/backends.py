@@ -1,0 +1,142 @@
+"""``Backends``: which of several backends does a collective, and what that costs (MCR-DL, Anthony et al., IPDPS 2023).
+
+A cluster's backends are what its profile has measurements of: NCCL, the kernels of serving engines, NVSHMEM, UCC, MPI,
+gloo. Without measurements they are NCCL's algorithms and protocols and the hierarchical all-reduce, by formula. One
+of them, the ``base``, does what no other does faster; each collective that another one does pays for the way there and
+back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+
+from kernel_models.collectives.call import CollectiveBatch, CommError
+from kernel_models.collectives.datasheet import DatasheetModel, algorithm_label
+from kernel_models.collectives.nccl_constants import Algorithm, Protocol
+from kernel_models.collectives.profile import DEFAULT_BACKEND, CommProfile
+from kernel_models.collectives.times import CommTimes, Level
+from kernel_models.collectives.topology import Topology
+from tracer.arrays import Float64, Int64
+
+CROSSING_US = 2.1
+"""Handing a stream's order from one backend to another: an event recorded (1.0 µs) and waited for (1.05 µs), medians
+of ``cudaEventRecordWithFlags`` and ``cudaStreamWaitEvent`` of PyTorch on eight H100 (nanogpt-8xH100, ranks 0 and 1)."""
+SWITCH_US = 2 * CROSSING_US
+"""A collective by another backend than the base: there and back. An upper end: backends on one stream, and two
+collectives of one backend after each other, need none."""
+PINNED = {f"{a.label}/{p.label}": (a, p) for a, p in product(Algorithm, Protocol)}
+"""NCCL's algorithms and protocols, as backends."""
+
+
+def usual_backend(on: Topology) -> str:
+    """Return whose collectives a data sheet's formulas are: gloo's on a host, else NCCL's."""
+    return "gloo" if on.node.link == "loopback" else DEFAULT_BACKEND
+
+
+@dataclass(frozen=True)
+class BackendChoices:
+    """Who does each of n collectives.
+
+    Attributes:
+        names: of b backends, the base first.
+        by_name: times of each [n]; ``Level.UNKNOWN`` where a backend cannot do it or nobody measured it.
+        winner: row of ``names`` [n].
+        times: of the winners, with the switch of those that are not the base [n].
+    """
+
+    names: tuple[str, ...]
+    by_name: tuple[CommTimes, ...]
+    winner: Int64
+    times: CommTimes
+
+    @cached_property
+    def table_us(self) -> Float64:
+        """Times [b, n], NaN where a backend is not known to do it."""
+        return np.stack([np.where(each.level == int(Level.UNKNOWN), np.nan, each.time_us) for each in self.by_name])
+
+    def alone(self, name: str) -> CommTimes:
+        """Return times where one backend does all it can and the base the rest, without any switch."""
+        own, out = self.by_name[self.names.index(name)], self.by_name[0].take(np.arange(len(self.winner)))
+        known = own.level != int(Level.UNKNOWN)
+        out.put(known, own.take(known))
+        return out
+
+    def label(self, row: int) -> str:
+        """Return who does a collective, with the algorithm where a formula says it, such as "nccl (ring/LL)"."""
+        name, code = self.names[self.winner[row]], int(self.times.algorithm[row])
+        how = algorithm_label(code)
+        return f"{name} ({how})" if how and how != name else name
+
+
+@dataclass(frozen=True)
+class Backends:
+    """The backends of a cluster.
+
+    Attributes:
+        topology: the cluster.
+        profile: measurements of its backends; without any, backends are NCCL's algorithms by formula.
+        base: who does what no other does faster; NCCL by default, else the first.
+        switch_us: what a collective by another backend costs besides.
+
+    Raises:
+        CommError: there is no such base.
+    """
+
+    topology: Topology
+    profile: CommProfile
+    base: str | None = None
+    switch_us: float = SWITCH_US
+
+    def __post_init__(self) -> None:
+        if self.base is not None and self.base not in self._known():
+            raise CommError(f"There is no backend {self.base!r} to choose; there are {', '.join(self._known())}.")
+
+    def _known(self) -> list[str]:
+        measured = self.profile.backend_names()
+        return measured or [usual_backend(self.topology), *PINNED]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the backends, the base first."""
+        known = self._known()
+        base = self.base or (DEFAULT_BACKEND if DEFAULT_BACKEND in known else known[0])
+        return (base, *(name for name in known if name != base))
+
+    def choose(self, batch: CollectiveBatch) -> BackendChoices:
+        """Return who does each collective: the fastest, another than the base only if it gains more than the switch.
+
+        A measured backend other than the base does what it was measured for, in its own or a neighbouring group.
+        """
+        by_name = tuple(self._times(name, batch, base=row == 0) for row, name in enumerate(self.names))
+        costs = np.stack([np.where(each.level == int(Level.UNKNOWN), np.inf, each.time_us + self.switch_us * (row > 0))
+                          for row, each in enumerate(by_name)])
+        winner = costs.argmin(axis=0).astype(np.int64)
+        times = by_name[0].take(np.arange(len(batch)))
+        for row, each in enumerate(by_name[1:], start=1):
+            mine = winner == row
+            if mine.any():
+                taken = each.take(mine)
+                for name in ("time_us", "low_us", "high_us"):
+                    getattr(taken, name)[:] += self.switch_us
+                times.put(mine, taken)
+        return BackendChoices(self.names, by_name, winner, times)
+
+    def _times(self, name: str, batch: CollectiveBatch, *, base: bool) -> CommTimes:
+        """Return what one backend takes; of the base the best that is known, of others nothing that is not known."""
+        if name in PINNED and name not in self.profile.backends:
+            times = DatasheetModel(self.topology, *PINNED[name]).predict(batch)
+            if not base:
+                return times
+            rest = times.level == int(Level.UNKNOWN)
+            times.put(rest, self.profile.predict(batch, on=self.topology).take(rest))
+            return times
+        measured = name if name in self.profile.backends else None
+        times = self.profile.predict(batch, measured, on=self.topology)
+        if not base and measured is not None:
+            times.level[(times.level >= int(Level.FITTED))] = int(Level.UNKNOWN)
+        return times
+
