@@ -307,12 +307,16 @@ def dlrm(folder: Path) -> None:
               f"{us:14.1f}")
 
 
+def custom_all_reduce(folder: Path) -> CollectiveMeasurements:
+    """All-reduce on H200 by the kernels of serving engines, each a backend."""
+    table = pd.read_parquet(folder / "custom_all_reduce_h200.parquet")
+    return join(make_measurements((("all_reduce", "half", Placement((r.ranks,)), r.payload_bytes, r.latency_us)
+                                   for r in part.itertuples()), name) for name, part in table.groupby("backend_kernel"))
+
+
 def tuner(folder: Path, data: dict[str, CollectiveMeasurements]) -> None:
     """Winners on H200: NCCL and the custom kernels of serving engines (in CUDA graphs)."""
-    table = pd.read_parquet(folder / "custom_all_reduce_h200.parquet")
-    custom = [make_measurements((("all_reduce", "half", Placement((r.ranks,)), r.payload_bytes, r.latency_us)
-                                 for r in part.itertuples()), name) for name, part in table.groupby("backend_kernel")]
-    rows = join([data["H200-SXM-141GB"], *custom])
+    rows = join([data["H200-SXM-141GB"], custom_all_reduce(folder)])
     backends = backends_of([CommProfile.fit(rows, topology("dgx-h200"))])
     for label, names in (("in CUDA graphs", [n for n in backends if not n.endswith("eager")]),
                          ("eager", ["nccl", *(n for n in backends if n.endswith("eager"))])):
