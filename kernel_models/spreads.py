@@ -112,6 +112,9 @@ PROFILER_CALL = 0.7
 TRANSFER_ALONE = 0.2
 """The transfer of a collective, told from the recording of one rank of several. Over what all eight ranks of a job of
 H100 tell, 80% of 288 lie between 1.00 and 1.32 (benchmarks/jobs.py)."""
+COLLECTIVES_SHARED = 0.5
+"""Share of the variance of a model's error that two clusters, or two formulas of one, have in common: as of kernels on
+two devices. Set, not measured."""
 RING_COLLECTIVES = 0.7
 """Collectives by a ring over the device's links at a share of the data sheet's rate, and a fixed cost;
 ``kernel_models.collectives`` knows better where a topology is given. Set, not measured."""

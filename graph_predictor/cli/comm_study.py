@@ -39,6 +39,7 @@ def study(
         "--global-batch", "for plans that do not say their micro-batches, which else do one, of a pipeline one a stage",
         least=1)] = None,
     comm_profile: Annotated[str | None, shared("--comm-profile")] = None,
+    comm_choices: Annotated[str | None, shared("--comm-choices")] = None,
     profile: Annotated[list[str] | None, shared("--profile", "repeatable; the first of the device counts")] = None,
     top: Top = None,
     json: Json = False,

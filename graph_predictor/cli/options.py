@@ -26,6 +26,9 @@ SHARED = {
     "--profile": SharedOption("FILE", "Fitted models of the device (foretrace fit)"),
     "--comm-profile": SharedOption("FILE", "Measured collectives of the cluster (foretrace comm fit)"),
     "--comm-backend": SharedOption("NAME", "Collectives of this backend, such as gloo"),
+    "--comm-choices": SharedOption(
+        "FILE|auto", "Each collective by the best of several backends: those of a FILE (foretrace comm backends), or "
+                     "auto, those of --comm-profile, without it NCCL's algorithms by formula"),
     "--host": SharedOption("FACTOR", "Host time × FACTOR"),
     "--host-from": SharedOption("PATH", "The host of another capture; of a step that never ran also of several "
                                         "captures, separated by commas, or by name: cpu-steps, gpu-steps, or a "

@@ -42,6 +42,7 @@ def plan(
     price: Annotated[str | None, axis("--price", "one for each device")] = None,
     profile: Annotated[list[str] | None, shared("--profile", "repeatable; the first of the device counts")] = None,
     comm_profile: Annotated[str | None, shared("--comm-profile")] = None,
+    comm_choices: Annotated[str | None, shared("--comm-choices")] = None,
     linears: Annotated[str, typer.Option(
         metavar="TYPE", help="What linear layers' products are computed in: fp8, fp8_block, mxfp8 or nvfp4; by default "
         "as everything else.")] = "",

@@ -28,6 +28,7 @@ def predict(
     topology: Annotated[str | None, shared("--topology", "collectives there")] = None,
     comm_profile: Annotated[str | None, shared("--comm-profile")] = None,
     comm_backend: Annotated[str | None, shared("--comm-backend")] = None,
+    comm_choices: Annotated[str | None, shared("--comm-choices")] = None,
     from_topology: Annotated[str | None, shared("--from-topology")] = None,
     parallel: Annotated[str | None, shared(
         "--parallel", "a workload's step on many ranks; also pp=4,microbatches=8 or ddp=8,accumulation=4")] = None,
@@ -50,6 +51,7 @@ def predict(
     foretrace predict resnet50-V100/ --device a100-sxm-40g --host-from resnet50-A100/
     """
     with one_sentence(debug):
+        from graph_predictor.cli.comm_choices import mixture_json, report_mixture
         from graph_predictor.request.configuration import Configuration
         from graph_predictor.request.study import Study, is_script
         from kernel_models.device_choice import find_device
@@ -57,8 +59,8 @@ def predict(
 
         wanted = Configuration(
             device=device, parallel=parallel, topology=topology, from_topology=from_topology,
-            comm_profile=comm_profile, comm_backend=comm_backend, host_from=host_from, sizes=tuple(sizes or ()),
-            also=tuple(also or ()), code=code, edits=chosen_edits(edits))
+            comm_profile=comm_profile, comm_backend=comm_backend, comm_choices=comm_choices, host_from=host_from,
+            sizes=tuple(sizes or ()), also=tuple(also or ()), code=code, edits=chosen_edits(edits))
         script = source[0] if is_script(source) else None
         job = read(source, window) if script is None else None
         with working("Preparing"):
@@ -70,10 +72,13 @@ def predict(
             prepared = study.prepared(wanted)
         with working("Predicting"):
             result = prepared.predict(price_per_hour=price)
+            mixed = prepared.mixture()
+            single = None if mixed is None else study.prepared(wanted, mixed.best_single).predict()
         if json:
-            print_json(result.to_json(top))
+            print_json(result.to_json(top) | mixture_json(mixed, result, single))
         else:
             _report(result, top or DEFAULT_TOP)
+            report_mixture(mixed, result, single)
 
 
 def _report(result: Prediction, top: int) -> None:

@@ -31,6 +31,7 @@ def ranks(
     topology: Annotated[str | None, shared("--topology", "predicted")] = None,
     comm_profile: Annotated[str | None, shared("--comm-profile", "predicted")] = None,
     comm_backend: Annotated[str | None, shared("--comm-backend", "predicted")] = None,
+    comm_choices: Annotated[str | None, shared("--comm-choices", "predicted")] = None,
     straggler: Annotated[str | None, shared("--straggler", "predicted")] = None,
     host_from: Annotated[str | None, shared("--host-from", "predicted")] = None,
     sizes: Annotated[list[str] | None, shared("--set", "predicted")] = None,
@@ -54,7 +55,8 @@ def ranks(
             check_output(timeline, source, TIMELINE)
         wanted = Configuration(
             device=device, parallel=parallel, topology=topology, comm_profile=comm_profile, comm_backend=comm_backend,
-            host_from=host_from, sizes=tuple(sizes or ()), edits={} if straggler is None else {"straggler": straggler})
+            comm_choices=comm_choices, host_from=host_from, sizes=tuple(sizes or ()),
+            edits={} if straggler is None else {"straggler": straggler})
         times, notes = _times(source, window, wanted, step, profiled)
         with working("Comparing"):
             found = rank_report(times)

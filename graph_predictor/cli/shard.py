@@ -50,6 +50,7 @@ def shard(
     preset: Annotated[str | None, shared("--preset")] = None,
     profile: Annotated[list[str] | None, shared("--profile", "repeatable; the first of the device counts")] = None,
     comm_profile: Annotated[str | None, shared("--comm-profile")] = None,
+    comm_choices: Annotated[str | None, shared("--comm-choices")] = None,
     pipeline: Annotated[bool, typer.Option(
         "--pipeline/--no-pipeline", help="Exchange the next batch's indices beside the dense part.")] = True,
     fused: Annotated[bool | None, typer.Option(

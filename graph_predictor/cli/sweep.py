@@ -59,6 +59,7 @@ def sweep(
     profile: Annotated[list[str] | None, shared("--profile", "repeatable")] = None,
     comm_profile: Annotated[str | None, shared("--comm-profile")] = None,
     comm_backend: Annotated[str | None, shared("--comm-backend")] = None,
+    comm_choices: Annotated[str | None, shared("--comm-choices")] = None,
     code: Annotated[str | None, shared("--code")] = None,
     also: Annotated[list[str] | None, shared("--also")] = None,
     step: Step = None,
@@ -107,7 +108,8 @@ def sweep(
             check_output(plot, list(source), PLOT)
             check_plot(plot)
         fixed = Configuration(host_from=host_from, from_topology=from_topology, comm_profile=comm_profile,
-                              comm_backend=comm_backend, code=code, also=tuple(also or ()))
+                              comm_backend=comm_backend, comm_choices=comm_choices, code=code,
+                              also=tuple(also or ()))
         lists = {"device": device, "world_size": world_size, "topology": topology, **edits, "edits": switches}
         space = _space(sizes or [], lists, parallel or [], fixed)
         where = SweepSource(tuple(source), window, step, from_device, tuple(profile or ()), profiled)

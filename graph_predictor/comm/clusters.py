@@ -2,7 +2,40 @@
 
 from __future__ import annotations
 
-from kernel_models.collectives import CommError, CommProfile, Topology, topology
+from collections.abc import Callable
+
+from kernel_models.collectives import CollectiveModel, CommError, CommProfile, Topology, topology
+
+AUTO = "auto"
+"""``--comm-choices auto``: of the backends of --comm-profile, without it of NCCL's algorithms by formula."""
+
+
+def cluster_of(name: str | None, profile: str | None, backend: str | None, choices: str | None,
+               usual: Callable[[], Topology]) -> CollectiveModel:
+    """Return the cluster of a command's options.
+
+    Args:
+        name: of a topology.
+        profile: path of a communication profile.
+        backend: whose collectives; with ``choices`` who does what no other does faster.
+        choices: ``AUTO``, or path of a profile with several backends: each collective is done by the best.
+        usual: the topology where nothing names one.
+
+    Raises:
+        CommError: a file or name is not known, or two options name measurements.
+    """
+    if choices not in (None, AUTO) and profile is not None:
+        raise CommError(f"--comm-choices {choices} and --comm-profile {profile} both name measured collectives; give "
+                        f"one of them, or --comm-choices {AUTO} for the backends of the profile.")
+    measured = profile if choices in (None, AUTO) else choices
+    if name is None and measured is None:
+        return CollectiveModel(usual(), None, backend, choices is not None)
+    known, where = profile_on(measured, name, None)
+    if choices is not None and measured is not None and len(known.backends) < 2:
+        has = ", ".join(known.backend_names()) or "no backend"
+        raise CommError(f"{measured} has {has} alone, and nothing to choose from; join measurements of several with "
+                        "'foretrace comm backends'.")
+    return CollectiveModel(where, known, backend, choices is not None)
 
 
 def profile_on(path: str | None, name: str | None, oversubscription: float | None) -> tuple[CommProfile, Topology]:

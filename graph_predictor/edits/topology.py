@@ -9,11 +9,10 @@ import numpy as np
 from graph_predictor.comm.recorded_calls import RecordedCollective, find_collectives
 from graph_predictor.prediction.scenario import EditError, Scenario
 from kernel_models.collectives import CollectiveModel, CommTimes, Topology, price_calls, topology_of
+from kernel_models.spreads import COLLECTIVES_SHARED
 from tracer.graph import KernelKind
 from tracer.parallel_plan import PlanError
 
-SHARED_VARIANCE = 0.5
-"""Share of the variance of a model's error that two clusters have in common: as of kernels on two devices."""
 END_US = 1e-3
 
 
@@ -27,14 +26,18 @@ class OnTopology:
     Attributes:
         model: the cluster, with measurements of it if there are any.
         recorded: where the job ran; by default its device's usual nodes, filled.
+        reference: what prices the recorded collectives where the job ran on the model's own topology; by default its
+            data sheet.
     """
 
     model: CollectiveModel
     recorded: Topology | None = None
+    reference: CollectiveModel | None = None
 
     def describe(self) -> str:
         """One phrase."""
         by = "" if self.model.backend is None else f" by {self.model.backend}"
+        by = " by the best backend for each" if self.model.mixed else by
         return f"collectives on {self.model.topology.name}{by}"
 
     def apply(self, scenario: Scenario) -> Scenario:
@@ -49,6 +52,8 @@ class OnTopology:
             self.model.check_fits(world)
             old = CollectiveModel(self.recorded or topology_of(scenario.known_source(), world))
             old.check_fits(world)
+            if self.reference is not None and old.topology == self.reference.topology:
+                old = self.reference
         except PlanError as error:
             raise EditError(str(error)) from None
         found, unknown = find_collectives(built, self.model.topology)
@@ -72,7 +77,8 @@ def _fill(pointer: np.ndarray, found: list[RecordedCollective], here: CommTimes,
           factor: np.ndarray, spread: np.ndarray) -> None:
     """Ratio of each collective, and the log half width of its interval, at the rows of its kernels."""
     ratio = np.maximum(there.time_us, END_US) / np.maximum(here.time_us, END_US)
-    wide = np.sqrt((1 - SHARED_VARIANCE) * (_half_width(there) ** 2 + _half_width(here) ** 2))
+    wide = np.sqrt((1 - COLLECTIVES_SHARED) * (_half_width(there) ** 2 + _half_width(here) ** 2))
+    wide[ratio == 1.0] = 0.0
     for each, value, width in zip(found, ratio.tolist(), wide.tolist(), strict=True):
         for position, kernel in each.members:
             row = int(pointer[position]) + kernel

@@ -15,6 +15,7 @@ from graph_predictor.parallel.memory_state import state_of
 from graph_predictor.parallel.narrow import narrow_type
 from graph_predictor.parallel.pieces import LayerPieces
 from graph_predictor.parallel.stages import blocks_of_stage
+from kernel_models.collectives.nccl_constants import COMMUNICATOR_BYTES
 from tracer.memory_account import MemoryAccount
 from tracer.parallel_plan import ParallelPlan, Sharding
 from tracer.shape_only.transformer import TransformerShape
@@ -23,9 +24,6 @@ __all__ = ["CONTEXT", "Fit", "StageMemory", "fit_of", "fullest_of", "in_flight",
 
 CONTEXT = 0.6e9
 """Bytes of a CUDA context with its loaded kernels: an assumption."""
-COMMUNICATOR = 0.3e9
-"""Bytes of NCCL's buffers for one group of ranks: 16 channels, sending and receiving, of 4 MiB (simple) and about 5 MiB
-(its two low-latency protocols) each, by NCCL's defaults."""
 FRAGMENTED = 0.05
 """Share of what comes and goes that the allocator holds and cannot use: an assumption; up to three times as much, none
 with expandable segments."""
@@ -94,7 +92,7 @@ def stage_memory(plan: ParallelPlan, shape: TransformerShape, pieces: LayerPiece
             for kind, count in blocks_of_stage(plan, shape, stage)))
     account = replace(held, activations=moment.activations, temporaries=moment.temporaries)
     groups = sum(size > 1 for size in (plan.dp * plan.cp, plan.tp, plan.pp, plan.ep))
-    outside = CONTEXT + groups * COMMUNICATOR
+    outside = CONTEXT + groups * COMMUNICATOR_BYTES
     allocated = account.total
     return StageMemory(
         stage, moment.name, replace(account, reserved=outside + FRAGMENTED * moment.total),

@@ -16,6 +16,7 @@ class Configuration:
         device, parallel, topology, from_topology: None for that of the source.
         host_from: path of the capture whose host is taken.
         comm_profile: path of measured collectives; comm_backend: whose they are, such as "gloo".
+        comm_choices: path of several backends' measured collectives, or "auto": each is done by the best of them.
         sizes: as ``--set`` takes them.
         also: further captures, for laws of sizes.
         code: the program, as SCRIPT.py:FUNCTION.
@@ -28,6 +29,7 @@ class Configuration:
     from_topology: str | None = None
     comm_profile: str | None = None
     comm_backend: str | None = None
+    comm_choices: str | None = None
     host_from: str | None = None
     sizes: tuple[str, ...] = ()
     also: tuple[str, ...] = ()

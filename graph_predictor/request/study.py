@@ -10,9 +10,11 @@ What the configurations of one source share (a trace under a plan, a host, a clu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
+from graph_predictor.comm.clusters import cluster_of
+from graph_predictor.comm.mixing import Mixture, mixture_of_step
 from graph_predictor.edits.device import Device
 from graph_predictor.edits.host_from import HostFrom
 from graph_predictor.edits.registry import made
@@ -30,6 +32,7 @@ from graph_predictor.sizes.named_sizes import captured_sizes, parse_also, parse_
 from graph_predictor.sizes.retrace import recorded_sizes, retrace, trace_again, why_not
 from graph_predictor.sizes.sizes import Sizes
 from graph_predictor.synthesis.baseline import baseline_of
+from kernel_models.collectives import CollectiveModel, Topology, topology_of
 from kernel_models.collectives import topology as find_topology
 from kernel_models.device_choice import find_device, shape_device, traced_device
 from kernel_models.host.hosts import host_names, is_host_file
@@ -45,7 +48,6 @@ from tracer.shape_only.errors import UnknownSizeError
 if TYPE_CHECKING:
     from graph_predictor.prediction.edit import Edit
     from graph_predictor.prediction.result import Prediction
-    from kernel_models.collectives import CollectiveModel
     from kernel_models.device import DeviceSpec
     from kernel_models.host.model import HostModel
     from kernel_models.profile import DeviceProfile
@@ -96,11 +98,20 @@ class Prepared:
     """A configuration before it is predicted: where it starts, and the edits that are left.
 
     One that ``must_fit`` is refused where its device has too little memory; the source itself gets a warning.
+    ``collectives`` is the cluster that was asked for, if any.
     """
 
     start: Baseline
     edits: list[Edit]
     must_fit: bool = False
+    collectives: CollectiveModel | None = None
+
+    def mixture(self) -> Mixture | None:
+        """Return who does which of the step's collectives; ``None`` where one backend does all."""
+        if self.collectives is None or not self.collectives.mixed:
+            return None
+        scenario = self.start.scenario
+        return mixture_of_step(scenario.built, scenario.cycle.kernel, scenario.cycle.steps, self.collectives)
 
     def predict(self, *, price_per_hour: float | None = None) -> Prediction:
         """The step time. Raises ``EditError`` as ``Baseline.predict`` does."""
@@ -158,23 +169,29 @@ class Study:
         """
         return self.prepared(configuration).predict(price_per_hour=price_per_hour)
 
-    def prepared(self, configuration: Configuration) -> Prepared:
-        """Return where a configuration starts, and what is left to edit. Raises as ``predict``."""
+    def prepared(self, configuration: Configuration, alone: str | None = None) -> Prepared:
+        """Return where a configuration starts, and what is left to edit. Raises as ``predict``.
+
+        Args:
+            configuration: what is asked for.
+            alone: of a configuration with ``comm_choices``, the backend that does all collectives instead.
+        """
         wanted = self._with_law(configuration)
         if wanted.also and wanted.parallel is not None:
             raise EditError("Laws of several captures are of their own ranks; leave --also or --parallel out.")
         if (wanted.also or wanted.code is not None) and not wanted.sizes:
             raise EditError("--also and --code are for other sizes; name one with --set, such as --set batch=64.")
-        collectives = self._cluster(wanted)
+        collectives = self._cluster(wanted, alone)
         if self.shape_only:
             start, edits = self._made(wanted, collectives)
         else:
-            start, edits = self._measured(wanted, collectives)
+            start, edits = self._measured(wanted, alone)
         edits += made(wanted.edits)
         if collectives is not None and start.ran:
             recorded = None if wanted.from_topology is None else find_topology(wanted.from_topology)
-            edits.append(OnTopology(collectives, recorded))
-        return Prepared(start, edits, must_fit=wanted != Configuration())
+            reference = None if wanted.comm_choices is None else replace(collectives, backend=None, mixed=False)
+            edits.append(OnTopology(collectives, recorded, reference))
+        return Prepared(start, edits, wanted != Configuration(), collectives)
 
     def _with_law(self, wanted: Configuration) -> Configuration:
         """The same where ``skew`` of a workload of the suite, which is no size, is set by the edit that sets it."""
@@ -258,11 +275,12 @@ class Study:
 
     # -- a recorded source --------------------------------------------------------------------------------------------
 
-    def _measured(self, wanted: Configuration, collectives: CollectiveModel | None) -> tuple[Baseline, list[Edit]]:
+    def _measured(self, wanted: Configuration, alone: str | None) -> tuple[Baseline, list[Edit]]:
         edits: list[Edit] = []
         if wanted.parallel is not None:
             start = self._once("ranks", self._on_ranks, wanted.parallel, wanted.sizes,
-                               (wanted.topology, wanted.comm_profile, wanted.device, wanted.comm_backend),
+                               (wanted.topology, wanted.comm_profile, wanted.device, wanted.comm_backend,
+                                wanted.comm_choices, alone),
                                tuple(_straggling(wanted)))
         else:
             start, edits = self._sized(wanted)
@@ -283,9 +301,10 @@ class Study:
     def _on_ranks(self, parallel: str, sizes: tuple[str, ...], where: tuple[str | None, ...],
                   also: tuple[int, ...]) -> Baseline:
         assert self._recorded is not None
-        topology, profile, device, backend = where
-        collectives = self._cluster(Configuration(parallel=parallel, topology=topology, comm_profile=profile,
-                                                  comm_backend=backend, device=device))
+        topology, profile, device, backend, choices, alone = where
+        collectives = self._cluster(Configuration(
+            parallel=parallel, topology=topology, comm_profile=profile, comm_backend=backend, comm_choices=choices,
+            device=device), alone)
         plan = ParallelPlan.parse(parallel)
         _, new = parse_sets(sizes)
         workload = self.job.graphs[0].meta.workload
@@ -339,13 +358,14 @@ class Study:
 
     # -- shared -------------------------------------------------------------------------------------------------------
 
-    def _cluster(self, wanted: Configuration) -> CollectiveModel | None:
-        """The cluster that is named; under a plan on another device, that device's usual one."""
-        from kernel_models.collectives import CollectiveModel, topology_of
-
-        if wanted.topology is not None or wanted.comm_profile is not None:
-            return self._once("cluster", self._named_cluster, wanted.topology, wanted.comm_profile,
-                              wanted.comm_backend)
+    def _cluster(self, wanted: Configuration, alone: str | None = None) -> CollectiveModel | None:
+        """The cluster that is named; under a plan on another device, that device's usual one; of chosen backends
+        ``alone`` if that is given."""
+        if (wanted.topology, wanted.comm_profile, wanted.comm_choices) != (None, None, None):
+            found = self._once("cluster", self._named_cluster, wanted.topology, wanted.comm_profile,
+                               wanted.comm_backend, wanted.comm_choices, wanted.device, wanted.parallel)
+            return found if alone is None else replace(
+                found, mixed=False, backend=alone if found.profile and alone in found.profile.backends else None)
         if wanted.comm_backend is not None:
             raise EditError(f"Nothing says on which cluster {wanted.comm_backend} would run; name it with --topology, "
                             "or give its measurements with --comm-profile.")
@@ -357,12 +377,18 @@ class Study:
         except PlanError:  # no known node has the device: its own links are taken
             return None
 
-    def _named_cluster(self, name: str | None, profile: str | None, backend: str | None) -> CollectiveModel:
-        from graph_predictor.comm.clusters import profile_on
-        from kernel_models.collectives import CollectiveModel
+    def _named_cluster(self, topology: str | None, profile: str | None, backend: str | None, choices: str | None,
+                       device: str | None, parallel: str | None) -> CollectiveModel:
+        """The cluster of a configuration's texts; where they name none, usual nodes of its device for its ranks."""
+        def usual() -> Topology:
+            graphs = self.job.graphs
+            recorded = None if self._recorded is None else self._recorded.scenario.devices.source
+            known = self._recorded_on or recorded
+            spec = find_device(device or graphs[0].meta.device) if device or known is None else known
+            ranks = max(len(graphs), *(graph.meta.world_size for graph in graphs))
+            return topology_of(spec, ParallelPlan.parse(parallel).world_size if parallel else ranks)
 
-        known, where = profile_on(profile, name, None)
-        return CollectiveModel(where, known, backend)
+        return cluster_of(topology, profile, backend, choices, usual)
 
     def _host(self, text: str) -> HostModel:
         return host_by_name(text, self._other)

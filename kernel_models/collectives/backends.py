@@ -20,7 +20,7 @@ from kernel_models.collectives.nccl_constants import Algorithm, Protocol
 from kernel_models.collectives.profile import DEFAULT_BACKEND, CommProfile
 from kernel_models.collectives.times import CommTimes, Level
 from kernel_models.collectives.topology import Topology
-from tracer.arrays import Float64, Int64
+from tracer.arrays import Bool, Float64, Int64
 
 CROSSING_US = 2.1
 """Handing a stream's order from one backend to another: an event recorded (1.0 µs) and waited for (1.05 µs), medians
@@ -64,6 +64,25 @@ class BackendChoices:
         known = own.level != int(Level.UNKNOWN)
         out.put(known, own.take(known))
         return out
+
+    @cached_property
+    def sure(self) -> Bool:
+        """Whether each winner leads every other backend by more than the two are known to: their 80% intervals in
+        quadrature, as logarithms [n]. One that launches nothing is sure."""
+        lead = np.full(self.table_us.shape, np.inf)
+        own = self.table_us[self.winner, np.arange(len(self.winner))]
+        up = _log_ratio(self.times.high_us, self.times.time_us)
+        for row, each in enumerate(self.by_name):
+            down = _log_ratio(each.time_us, each.low_us)
+            other = (self.winner != row) & np.isfinite(self.table_us[row]) & (own > 0) & (each.time_us != own)
+            lead[row, other] = (_log_ratio(each.time_us, own) - np.hypot(up, down))[other]
+        found: Bool = (lead > 0).all(axis=0)
+        return found
+
+    def of_nccl(self, winner: int) -> bool:
+        """Return whether a backend is NCCL, of any algorithm, and not another library."""
+        name = self.names[winner]
+        return name in PINNED or DEFAULT_BACKEND in name.lower()
 
     def label(self, row: int) -> str:
         """Return who does a collective, with the algorithm where a formula says it, such as "nccl (ring/LL)"."""
@@ -140,3 +159,10 @@ class Backends:
             times.level[(times.level >= int(Level.FITTED))] = int(Level.UNKNOWN)
         return times
 
+
+
+def _log_ratio(above: Float64, below: Float64) -> Float64:
+    """Log of a ratio of times; 0 where either is none."""
+    some = (above > 0) & (below > 0)
+    found: Float64 = np.log(np.where(some, above, 1.0) / np.where(some, below, 1.0))
+    return found

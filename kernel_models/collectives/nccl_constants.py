@@ -41,6 +41,9 @@ class Protocol(IntEnum):
         return ("LL", "LL128", "Simple")[int(self)]
 
 
+COMMUNICATOR_BYTES = 0.3e9
+"""Bytes of NCCL's buffers for one group of ranks: 16 channels, sending and receiving, of 4 MiB (simple) and about 5 MiB
+(its two low-latency protocols) each, by NCCL's defaults."""
 BASE_LATENCY_US = {
     Algorithm.TREE: (6.8, 14.0, 8.4),
     Algorithm.RING: (6.6, 14.0, 8.4),
