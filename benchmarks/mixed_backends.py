@@ -61,7 +61,8 @@ def left_out_choices(rows: CollectiveMeasurements, pool: tuple[str, ...]) -> pd.
         best = min(times, key=lambda name: times[name])
         chosen = choices.names[choices.winner[i]]
         found.append({"ranks": key[0], "bytes": key[1], "fastest": best, "chosen": chosen, "us": times[chosen],
-                      "sure": bool(choices.sure[i]), "best_us": times[best], **{f"only {name}": us for name, us in times.items()}})
+                      "sure": bool(choices.sure[i]), "best_us": times[best],
+                      **{f"only {name}": us for name, us in times.items()}})
     return pd.DataFrame(found).sort_values(["ranks", "bytes"])
 
 
@@ -75,9 +76,9 @@ def show_choices(name: str, cases: pd.DataFrame, pool: tuple[str, ...]) -> None:
     regret = cases["us"] / cases["best_us"] - 1
     right = cases["fastest"] == cases["chosen"]
     strict, tied = right.mean(), (regret <= TIE).mean()
-    print(f"right {strict:.1%} (with ties within {TIE:.0%} {tied:.1%}; asked {ASKED_RIGHT:.0%}: "
-          f"{'met' if strict >= ASKED_RIGHT else 'missed'}), regret {regret.mean():.2%} mean (asked {ASKED_REGRET:.0%}: "
-          f"{'met' if regret.mean() <= ASKED_REGRET else 'missed'}), {regret.max():.2%} at most; all together "
+    met = ["met" if each else "missed" for each in (strict >= ASKED_RIGHT, regret.mean() <= ASKED_REGRET)]
+    print(f"right {strict:.1%} (with ties within {TIE:.0%} {tied:.1%}; asked {ASKED_RIGHT:.0%}: {met[0]}), regret "
+          f"{regret.mean():.2%} mean (asked {ASKED_REGRET:.0%}: {met[1]}), {regret.max():.2%} at most; all together "
           f"{cases['us'].sum() / cases['best_us'].sum() - 1:.2%}")
     print(f"sure: {cases['sure'].sum()} of {len(cases)}, right {right[cases['sure']].mean():.1%}")
     for each in pool:

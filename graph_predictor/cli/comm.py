@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from graph_predictor.cli.comm_backends import backends, read_measurements
 from graph_predictor.cli.comm_study import study
 from graph_predictor.cli.console import (
     Column,
@@ -21,8 +22,7 @@ from graph_predictor.cli.options import Debug, Json, Paths, Window, shared
 from tracer.output_kind import CHOICES, COMM_PROFILE, MEASUREMENTS, TUNER, check_output
 
 if TYPE_CHECKING:
-    from kernel_models.collectives import CollectiveKind, CollectiveMeasurements, CommProfile, Topology
-    from kernel_models.collectives.readers.hints import Hints
+    from kernel_models.collectives import CollectiveKind, CommProfile, Topology
     from kernel_models.collectives.tuner import Crossover, TunedChoice
 
 comm = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
@@ -31,7 +31,7 @@ comm = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
 TopologyName = Annotated[str | None, shared("--topology")]
 RANKS_OF_BENCH = 2
 comm.command("study")(study)
-TRACE_ENDINGS = (".json", ".json.gz", ".foretrace")
+comm.command("backends")(backends)
 SWEEP = ("1KiB", "64MiB")
 
 
@@ -151,7 +151,8 @@ def predict(
 @comm.command("fit")
 def fit(
     logs: Annotated[list[str], typer.Argument(
-        metavar="LOG...", help="Output of nccl-tests, rccl-tests or PARAM, tables, traces.")],
+        metavar="LOG...", help="Output of nccl-tests, rccl-tests, PARAM, OSU's MPI benchmarks or ucc_perftest, tables, "
+                            "traces.")],
     out: Annotated[str, shared("--out", "a profile (JSON)", short="-o")],
     topology: Annotated[str, shared("--topology", "where it was measured")],
     ranks: Annotated[int | None, shared("--ranks", "where a log does not say", least=1)] = None,
@@ -179,7 +180,7 @@ def fit(
         where = find_topology(topology)
         hints = Hints(ranks, per_node, collective_kind(collective) if collective else None, dtype_name(dtype), backend)
         with working("Reading"):
-            parts = [_read_measurements(path, hints, where) for path in logs]
+            parts = [read_measurements(path, hints, where) for path in logs]
         rows, notes = of_cluster(join(parts), where, gpu, system)
         with working("Fitting"):
             profile = CommProfile.fit(rows, where, [*(f"{Path(path).name}: {len(part)} measurements"
@@ -257,21 +258,21 @@ def tune(
             if path is not None:
                 check_output(path, profiles, form)
         loaded = [CommProfile.load(path) for path in profiles]
-        backends = backends_of(loaded)
+        measured = backends_of(loaded)
         groups = measured_groups(loaded)
         notes = _different_machines(profiles, loaded)
         choices: list[TunedChoice] = []
         changes: list[Crossover] = []
         for kind, placement, low, high in groups:
             sizes = [2.0**i for i in range(max(int(low - 1).bit_length(), 0), int(high).bit_length())]
-            choices += choose(backends, kind, placement, sizes or [low], default=default)
+            choices += choose(measured, kind, placement, sizes or [low], default=default)
             if high > low:
-                changes += crossovers(backends, kind, placement, low, high, default=default)
+                changes += crossovers(measured, kind, placement, low, high, default=default)
         tuned = None
         if trace:
             with working("Simulating"):
-                tuned = tune_workload(build_program(read(trace).graphs), backends, loaded[0].topology, default)
-        values: dict[str, Any] = {"backends": list(backends), "choices": [c.to_json() for c in choices],
+                tuned = tune_workload(build_program(read(trace).graphs), measured, loaded[0].topology, default)
+        values: dict[str, Any] = {"backends": list(measured), "choices": [c.to_json() for c in choices],
                                   "crossovers": [c.to_json() for c in changes], "workload": tuned_json(tuned),
                                   "notes": [*notes, *(tuned.notes if tuned else ())]}
         if out is not None:
@@ -285,7 +286,7 @@ def tune(
         if json:
             print_json(values)
         else:
-            report_tuning(list(backends), choices, changes, tuned, notes)
+            report_tuning(list(measured), choices, changes, tuned, notes)
 
 
 @comm.command("report")
@@ -362,18 +363,6 @@ def _overlap(where: Topology, busbw_gbps: float) -> dict[str, float] | None:
     if where.node.link == "loopback" or busbw_gbps <= 0:
         return None
     return asdict(overlap_slowdown(find_device(where.node.device), busbw_gbps))
-
-
-def _read_measurements(path: str, hints: Hints, where: Topology) -> CollectiveMeasurements:
-    from kernel_models.collectives.readers import read_log
-
-    if os.path.isdir(path) or path.lower().endswith(TRACE_ENDINGS):
-        from graph_predictor.simulation.build import build_program
-        from kernel_models.collectives.readers.traces import read_matched
-
-        built = build_program(read([path]).graphs)
-        return read_matched(built.graphs, built.rendezvous.groups, built.rendezvous.intrinsic_ns, where, hints.backend)
-    return read_log(path, hints)
 
 
 def _finite(value: Any) -> Any:

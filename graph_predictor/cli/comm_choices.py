@@ -11,23 +11,24 @@ if TYPE_CHECKING:
     from graph_predictor.prediction.result import Prediction
 
 
-def mixture_json(mixed: Mixture | None, step: Prediction, single: Prediction | None) -> dict[str, Any]:
+def mixture_json(mixed: Mixture | None, step: Prediction, single: Prediction) -> dict[str, Any]:
     """Return who does what, and what the step gains over the best single backend; nothing where nobody asked."""
-    if mixed is None or single is None:
+    if mixed is None:
         return {}
     gain, low, high = _step_gain(mixed, step, single)
     return {"comm_choices": mixed.to_json() | {
         "single_step_us": single.step_time_us, "step_gain_us": gain, "step_gain_interval_us": [low, high]}}
 
 
-def report_mixture(mixed: Mixture | None, step: Prediction, single: Prediction | None) -> None:
+def report_mixture(mixed: Mixture | None, step: Prediction, single: Prediction) -> None:
     """Show the same."""
-    if mixed is None or single is None:
+    if mixed is None:
         return
     report, best = Report(), mixed.best_single
     report.table("Collectives of a rank's step, each by the best backend (µs, one after another)", [
-        Column("collective", name=True), Column("ranks"), Column("size"), Column("backend", name=True, whole=True),
-        Column("calls"), Column("time"), Column(f"{best}\nalone"), Column("gain"), Column("80%\nbetween")],
+        Column("collective", name=True, whole=True), Column("ranks"), Column("size"),
+        Column("backend", name=True, whole=True), Column("calls"), Column("time"),
+        Column(f"{best}\nalone"), Column("gain"), Column("80%\nbetween")],
         mixed.table())
     report.line()
     report.line(mixed.headline())

@@ -60,7 +60,8 @@ def study(
                 source, numbers(gpus, "--gpus", "64,128"), device=device, topology=topology,
                 settings=assignments or (), presets=[each.strip() for each in preset.split(",")] if preset else (),
                 seqs=numbers(seq, "--seq", "4096,8192") if seq else (), plans=parallel or (),
-                global_batch=global_batch, comm_profile=comm_profile, profile=profile_of(profile, find_device(device)))
+                global_batch=global_batch, comm_profile=comm_profile, comm_choices=comm_choices,
+                profile=profile_of(profile, find_device(device)))
         if json:
             print_json({"device": found.device, "topology": found.topology,
                         **{name: table().to_dict("records") for name, table in found.tables().items()},

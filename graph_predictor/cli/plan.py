@@ -114,6 +114,7 @@ def plan(
 
         if len(cases) > 1:
             for name, value in (("--export", export), ("--profile", profile), ("--comm-profile", comm_profile),
+                                ("--comm-choices", comm_choices),
                                 ("--calibrate", runs), ("--memory-limit", memory_limit), ("--timeline", timeline)):
                 if value:
                     raise _of_one(name)
@@ -137,7 +138,8 @@ def plan(
             found: list[Plans] = []
             for size in sizes:
                 found.append(plans(case, size, only, pieces, max(LEAST_BEST, top or 0), profile=known,
-                                   comm_profile=comm_profile, measured=found[0].calibration if found else runs))
+                                   comm_profile=comm_profile, comm_choices=comm_choices,
+                                   measured=found[0].calibration if found else runs))
         if timeline is not None and any(each.plans for each in found):
             _write_timeline(found, timeline)
         if json:

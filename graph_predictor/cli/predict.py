@@ -73,7 +73,8 @@ def predict(
         with working("Predicting"):
             result = prepared.predict(price_per_hour=price)
             mixed = prepared.mixture()
-            single = None if mixed is None else study.prepared(wanted, mixed.best_single).predict()
+            single = result if mixed is None or not mixed.switched else study.prepared(
+                wanted, mixed.best_single).predict()
         if json:
             print_json(result.to_json(top) | mixture_json(mixed, result, single))
         else:

@@ -86,8 +86,8 @@ def shard(
             found = sharded(
                 source, gpus, device=spec, topology=topology, memory=limit, host_memory=host_limit, batch=batch,
                 top=top or BEST, pinned=pinned, kinds=allowed, skews=exponents, preset=preset,
-                settings=assignments or (), profile=known, comm_profile=comm_profile, pipelined=pipeline,
-                fused=fused, seed=seed)
+                settings=assignments or (), profile=known, comm_profile=comm_profile, comm_choices=comm_choices,
+                pipelined=pipeline, fused=fused, seed=seed)
         if out is not None:
             found.plans[0].plan.save(out)
         if json:

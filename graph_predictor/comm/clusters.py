@@ -10,8 +10,16 @@ AUTO = "auto"
 """``--comm-choices auto``: of the backends of --comm-profile, without it of NCCL's algorithms by formula."""
 
 
+def measured_file(profile: str | None, choices: str | None) -> str | None:
+    """Return which of two options names measurements, if any. Raises ``CommError`` where both do."""
+    if choices not in (None, AUTO) and profile is not None:
+        raise CommError(f"--comm-choices {choices} and --comm-profile {profile} both name measured collectives; give "
+                        f"one of them, or --comm-choices {AUTO} for the backends of the profile.")
+    return profile if choices in (None, AUTO) else choices
+
+
 def cluster_of(name: str | None, profile: str | None, backend: str | None, choices: str | None,
-               usual: Callable[[], Topology]) -> CollectiveModel:
+               usual: Callable[[], Topology] | None = None) -> CollectiveModel:
     """Return the cluster of a command's options.
 
     Args:
@@ -19,16 +27,13 @@ def cluster_of(name: str | None, profile: str | None, backend: str | None, choic
         profile: path of a communication profile.
         backend: whose collectives; with ``choices`` who does what no other does faster.
         choices: ``AUTO``, or path of a profile with several backends: each collective is done by the best.
-        usual: the topology where nothing names one.
+        usual: the topology where nothing names one, if there is any.
 
     Raises:
         CommError: a file or name is not known, or two options name measurements.
     """
-    if choices not in (None, AUTO) and profile is not None:
-        raise CommError(f"--comm-choices {choices} and --comm-profile {profile} both name measured collectives; give "
-                        f"one of them, or --comm-choices {AUTO} for the backends of the profile.")
-    measured = profile if choices in (None, AUTO) else choices
-    if name is None and measured is None:
+    measured = measured_file(profile, choices)
+    if name is None and measured is None and usual is not None:
         return CollectiveModel(usual(), None, backend, choices is not None)
     known, where = profile_on(measured, name, None)
     if choices is not None and measured is not None and len(known.backends) < 2:

@@ -25,7 +25,7 @@ from kernel_models.collectives import (
     CommTimes,
     Level,
 )
-from kernel_models.collectives.backends import BackendChoices
+from kernel_models.collectives.backends import PINNED, BackendChoices
 from kernel_models.collectives.nccl_constants import COMMUNICATOR_BYTES
 from kernel_models.spreads import COLLECTIVES_SHARED
 from tracer.arrays import Bool, Float64
@@ -127,13 +127,24 @@ class Mixture:
             found.append(f"Other backends' buffers are taken to need up to {self.memory_bytes / 1e9:.2g} GB of a rank: "
                          f"{COMMUNICATOR_BYTES / 1e9:g} GB for a communicator of NCCL, the largest payload times the "
                          "ranks for others.")
-        if self.unsure:
-            found.append(f"Of {self.unsure:.0%} of them the backend leads the next by less than their times are known "
-                         "to.")
+            if self.unsure:
+                found.append(f"Of {self.unsure:.0%} of a rank's collectives the backend leads the next by less than "
+                             "their times are known to.")
+        pinned = {name: us for name, us in self.singles_us.items() if name in PINNED and name != self.base}
+        if self.rows and pinned:
+            best = min(pinned, key=lambda name: pinned[name])
+            found.append(f"{self.base} chooses among its algorithms by its own rules; the best of them for all, "
+                         f"{best}, would take {pinned[best]:,.1f} µs.")
         if self.rows and self.gain_us[0] < 0:
             found.append(f"{self.best_single} alone is faster than the mixture, whose other calls are "
                          f"{self.base}'s: name it with --comm-backend.")
         return found
+
+    def sentences(self) -> list[str]:
+        """Return all that is said of it, for reports without a table."""
+        does = "; ".join(f"{row.backend} {row.calls:,.4g} {row.kind.label} of {_sizes(row)} over {row.ranks:,} ranks"
+                         for row in self.rows)
+        return [self.headline(), *([f"A step's collectives by backend: {does}."] if self.rows else []), *self.notes()]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""

@@ -6,17 +6,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from graph_predictor.comm.clusters import profile_on
+from graph_predictor.comm.clusters import cluster_of, measured_file
 from graph_predictor.parallel.communication import PlanCommunication, study_communication
 from graph_predictor.parallel.estimate import Rates
 from graph_predictor.parallel.pieces import LayerPieces
 from graph_predictor.parallel.plan_batch import with_batch
 from graph_predictor.parallel.planning import other_nodes, read_decoder
-from kernel_models.collectives import CollectiveModel, Topology, topology_of
+from kernel_models.collectives import Topology, topology_of
 from kernel_models.device_choice import find_device
 from kernel_models.profile import DeviceProfile
 from tracer.job import Job
@@ -66,7 +66,7 @@ class CommStudy(Shown):
 def comm_study(source: str | Job, gpus: Sequence[int], *, device: str = "h200-sxm", topology: str | None = None,
                settings: Sequence[str] = (), presets: Sequence[str] = (), seqs: Sequence[int] = (),
                plans: Sequence[str] = (), global_batch: int | None = None, comm_profile: str | None = None,
-               profile: DeviceProfile | None = None) -> CommStudy:
+               comm_choices: str | None = None, profile: DeviceProfile | None = None) -> CommStudy:
     """Find what plans of a decoder communicate, and what of it their steps wait for.
 
     Args:
@@ -79,6 +79,7 @@ def comm_study(source: str | Job, gpus: Sequence[int], *, device: str = "h200-sx
         plans: such as "fsdp2,tp=8": one size may be left out. By default ``usual_plans``.
         global_batch: sequences of a step; a plan that does not say its micro-batches has so many as give it.
         comm_profile: a file of measured collectives.
+        comm_choices: a file of several backends' measured collectives, or "auto": each is done by the best of them.
         profile: fitted models of the device.
 
     Raises:
@@ -90,12 +91,13 @@ def comm_study(source: str | Job, gpus: Sequence[int], *, device: str = "h200-sx
         raise PlanError(f"These are {count:,} cases, and at most {MOST_CASES} are studied at once; ask for fewer sizes "
                         "or plans.")
     spec = find_device(device)
-    known = None if topology is None and comm_profile is None else profile_on(comm_profile, topology, None)
+    known = cluster_of(topology, comm_profile, None, comm_choices, lambda: topology_of(spec, max(gpus)))
+    named = topology is not None or measured_file(comm_profile, comm_choices) is not None
     pieces, rates = LayerPieces(spec, profile), Rates()
     cases: list[PlanCommunication] = []
     refused: dict[str, str] = {}
     notes: list[str] = []
-    on = known[1] if known else topology_of(spec, max(gpus))
+    on = known.topology
     for preset in presets or (None,):
         for seq in seqs or (None,):
             name, shape, _, own = read_decoder(source, settings, preset)
@@ -103,9 +105,8 @@ def comm_study(source: str | Job, gpus: Sequence[int], *, device: str = "h200-sx
                 _, shape, _, own = read_decoder(source, (*settings, f"seq={seq}"), preset)
             notes += own
             for size in gpus:
-                where = known[1] if known else topology_of(spec, size)
-                cluster = CollectiveModel(where, known[0] if known else None)
-                for text in plans or usual_plans(shape, size, where):
+                cluster = known if named else replace(known, topology=topology_of(spec, size))
+                for text in plans or usual_plans(shape, size, cluster.topology):
                     try:
                         plan = with_batch(ParallelPlan.parse(text, size), text, global_batch)
                         cluster.check_fits(size)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from graph_predictor.comm.mixing import Mixture, mixture
 from graph_predictor.parallel.estimate import Estimate, Rates, estimate
 from graph_predictor.parallel.loads import (
     BlockLoads,
@@ -34,7 +35,7 @@ from kernel_models.collectives import (
     CollectiveCall,
     CollectiveKind,
     CollectiveModel,
-    Placement,
+    Topology,
     bus_factor,
     price_calls,
 )
@@ -176,12 +177,21 @@ def study_communication(model: str, shape: TransformerShape, plan: ParallelPlan,
                              stages[stage], exposed, _exposed(loads, set(CommCause), whole, rates))
 
 
-def messages_of(plan: ParallelPlan, shape: TransformerShape, collectives: CollectiveModel,
-                stage: int) -> tuple[StepMessages, ...]:
-    """Return all that a rank of a stage sends and receives in a step; what is overlapped in pieces counts as whole."""
-    calls = plan_calls(replace(plan, tensor_overlap=False), shape, collectives.topology)
+def mixture_of_plan(plan: ParallelPlan, shape: TransformerShape, collectives: CollectiveModel) -> Mixture:
+    """Find who does the collectives of a plan's step, of a rank of the stage that does most of them."""
+    found = [calls_of(plan, shape, collectives.topology, stage) for stage in range(plan.pp)]
+    most = max(found, key=lambda rows: sum(
+        call.payload_bytes * count * bus_factor(call.kind, call.ranks) for _, call, count in rows))
+    return mixture([call for _, call, _ in most], [count for _, _, count in most], collectives)
+
+
+def calls_of(plan: ParallelPlan, shape: TransformerShape, on: Topology,
+             stage: int) -> list[tuple[CommCause, CollectiveCall, float]]:
+    """Return all that a rank of a stage sends and receives in a step, and how often; what is overlapped in pieces
+    counts as whole."""
+    calls = plan_calls(replace(plan, tensor_overlap=False), shape, on)
     counts = _counts(calls, plan, shape, stage)
-    found: dict[tuple[CommCause, CollectiveKind, Placement, float, str], float] = defaultdict(float)
+    found: dict[tuple[CommCause, CollectiveCall], float] = defaultdict(float)
     for key, count in counts.items():
         name = key if isinstance(key, str) else next(part for part in key if isinstance(part, str))
         cause = _NAMED[name.removeprefix("root ").split()[0]]
@@ -192,15 +202,21 @@ def messages_of(plan: ParallelPlan, shape: TransformerShape, collectives: Collec
             number = count * times
             if name == "block forward" and plan.recompute not in (Recomputation.NONE, Recomputation.FULL):
                 number -= _last_left_out(calls, key, row, plan, shape, stage)
-            found[cause, call.kind, call.placement, call.payload_bytes / parts, call.dtype] += number * parts
-    rows = [(key, count) for key, count in found.items() if count > 0]
+            found[cause, replace(call, payload_bytes=call.payload_bytes / parts)] += number * parts
+    return [(cause, call, count) for (cause, call), count in found.items() if count > 0]
+
+
+def messages_of(plan: ParallelPlan, shape: TransformerShape, collectives: CollectiveModel,
+                stage: int) -> tuple[StepMessages, ...]:
+    """Return the same as ``calls_of``, priced."""
+    rows = calls_of(plan, shape, collectives.topology, stage)
     if not rows:
         return ()
-    times_of = price_calls([CollectiveCall(kind, payload, place, dtype)
-                            for (_, kind, place, payload, dtype), _ in rows], collectives)
+    times_of = price_calls([call for _, call, _ in rows], collectives)
     order = list(CommCause)
-    return tuple(sorted((StepMessages(cause, kind, place.ranks, place.nodes, payload, count, float(us))
-                         for ((cause, kind, place, payload, _), count), us in zip(rows, times_of.time_us, strict=True)),
+    return tuple(sorted((StepMessages(cause, call.kind, call.ranks, call.placement.nodes, call.payload_bytes, count,
+                                      float(us))
+                         for (cause, call, count), us in zip(rows, times_of.time_us, strict=True)),
                         key=lambda each: (order.index(each.cause), -each.volume_bytes)))
 
 

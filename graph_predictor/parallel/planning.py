@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graph_predictor.comm.clusters import profile_on
+from graph_predictor.comm.clusters import cluster_of, measured_file
 from graph_predictor.parallel.calibrate import PlanCalibration, calibrate
+from graph_predictor.parallel.communication import mixture_of_plan
 from graph_predictor.parallel.config_file import ConfigModel, config_path, decoder_of_config, read_config
 from graph_predictor.parallel.decoder import DECODERS, decoder_of, published
 from graph_predictor.parallel.estimate import Rates
@@ -112,7 +113,8 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
          settings: Sequence[str] = (), preset: str | None = None, global_batch: int | None = None,
          only: str | None = None, framework: str | None = None, best: int | None = BEST,
          memory_limit: float | None = None, profile: DeviceProfile | None = None, comm_profile: str | None = None,
-         linears: str = "", launch_us: float | None = None, host: float = 1.0, host_from: str | None = None,
+         comm_choices: str | None = None, linears: str = "",
+         launch_us: float | None = None, host: float = 1.0, host_from: str | None = None,
          measured: str | PlanCalibration | None = None, pieces: LayerPieces | None = None,
          technology: Technology = Technology(), simulated: bool = True) -> Plans:  # noqa: B008
     """Find the best plans there are: data, tensor, sequence, pipeline, context and expert parallelism, schedules,
@@ -133,6 +135,7 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
         memory_limit: bytes of a device; by default all it has.
         profile: fitted models of the device.
         comm_profile: a file of measured collectives.
+        comm_choices: a file of several backends' measured collectives, or "auto": each is done by the best of them.
         linears: "fp8", "fp8_block", "mxfp8" or "nvfp4": what linear layers' products are computed in.
         launch_us: host time of a kernel's launch, where it is known.
         host: factor on it.
@@ -158,7 +161,8 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
         raise PlanError(f"Plans are of GPUs, and {known_device.name} is a host's processor; name a GPU (foretrace "
                         "devices).")
     spec = technology.device(known_device)
-    if (profile is not None and spec is not known_device) or (comm_profile is not None and technology.link != 1.0):
+    if (profile is not None and spec is not known_device) or (
+            measured_file(comm_profile, comm_choices) is not None and technology.link != 1.0):
         raise PlanError(f"What was measured is of {known_device.name} as it is and says nothing of {technology}; leave "
                         "the profile out.")
     name, shape, per_gpu, assumed = read_decoder(source, settings, preset)
@@ -168,12 +172,13 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
     shape = shape.in_linears(linears)
     narrow_type(linears, spec)
     collectives = None
-    if topology is not None or comm_profile is not None:
-        known, where = profile_on(comm_profile, topology, None)
-        collectives = CollectiveModel(technology.cluster(where), known)
+    if topology is not None or measured_file(comm_profile, comm_choices) is not None:
+        collectives = cluster_of(topology, comm_profile, None, comm_choices)
+        collectives = replace(collectives, topology=technology.cluster(collectives.topology))
 
     def cluster(size: int) -> CollectiveModel:
-        return collectives or CollectiveModel(technology.cluster(topology_of(known_device, size)))
+        return collectives or CollectiveModel(technology.cluster(topology_of(known_device, size)),
+                                              mixed=comm_choices is not None)
 
     pieces = pieces or LayerPieces(spec, profile)
     start = Rates()
@@ -217,6 +222,8 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
     elif launch_us is None:
         notes.append(f"A launch is taken to cost the host {rates.host_us:g} µs; give --launch-us where it is known, or "
                      "--host-from.")
+    if comm_choices is not None and found.plans:
+        notes += mixture_of_plan(found.plans[0].plan, shape, cluster(gpus)).sentences()
     program = None
     if simulated and found.plans:
         try:

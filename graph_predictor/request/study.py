@@ -10,7 +10,7 @@ What the configurations of one source share (a trace under a plan, a host, a clu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from graph_predictor.comm.clusters import cluster_of
@@ -189,7 +189,7 @@ class Study:
         edits += made(wanted.edits)
         if collectives is not None and start.ran:
             recorded = None if wanted.from_topology is None else find_topology(wanted.from_topology)
-            reference = None if wanted.comm_choices is None else replace(collectives, backend=None, mixed=False)
+            reference = None if wanted.comm_choices is None else collectives.by_one()
             edits.append(OnTopology(collectives, recorded, reference))
         return Prepared(start, edits, wanted != Configuration(), collectives)
 
@@ -364,8 +364,7 @@ class Study:
         if (wanted.topology, wanted.comm_profile, wanted.comm_choices) != (None, None, None):
             found = self._once("cluster", self._named_cluster, wanted.topology, wanted.comm_profile,
                                wanted.comm_backend, wanted.comm_choices, wanted.device, wanted.parallel)
-            return found if alone is None else replace(
-                found, mixed=False, backend=alone if found.profile and alone in found.profile.backends else None)
+            return found if alone is None else found.by_one(None if found.profile is None else alone)
         if wanted.comm_backend is not None:
             raise EditError(f"Nothing says on which cluster {wanted.comm_backend} would run; name it with --topology, "
                             "or give its measurements with --comm-profile.")

@@ -138,7 +138,7 @@ def _where_recorded(problem: ShardingProblem, found: RecordedSharding, spec: Dev
     if found.shardings is None:
         return None
     try:
-        collectives = problem.collectives
+        collectives = problem.collectives.by_one()
         if spec != problem.device or found.ranks > collectives.topology.gpus:
             collectives = CollectiveModel(topology_of(spec, found.ranks))
         there = replace(problem, device=spec, models=problem.models if spec == problem.device else None,

@@ -16,6 +16,7 @@ from graph_predictor.sharding.plan import ShardingPlan
 from graph_predictor.sharding.problem import RESERVED_BYTES, ShardingProblem
 from graph_predictor.sharding.scoring import Scores
 from graph_predictor.sharding.step import INDEX, LENGTHS_BYTES, SENT
+from kernel_models.collectives import CollectiveCall
 from kernel_models.lookups import backward_call, forward_call, unfused_calls
 from kernel_models.model import Source
 from kernel_models.op_call import OpCall
@@ -40,6 +41,7 @@ class ShardedStep:
         memory: of each rank's device.
         host_bytes: of tables in each rank's host's memory [ranks].
         sources: µs by ``Source`` of what the step waits for.
+        calls: its collectives.
     """
 
     plan: ShardingPlan
@@ -54,6 +56,7 @@ class ShardedStep:
     memory: tuple[MemoryAccount, ...]
     host_bytes: Float64
     sources: Mapping[int, float]
+    calls: tuple[CollectiveCall, ...] = ()
 
     @property
     def compute_us(self) -> Float64:
@@ -122,7 +125,9 @@ def estimate(scores: Scores, assignment: Assignment) -> ShardedStep:
     sources = _sources(problem, phases, ahead, back, waited)
     return ShardedStep(assignment.plan(problem, choices), total, low, high, phases, ahead.us, back.us,
                        loads.sums[SENT].copy(), loads.sums[INDEX].copy(),
-                       _memory(problem, choices, scores, assignment, loads), loads.host_bytes.copy(), sources)
+                       _memory(problem, choices, scores, assignment, loads), loads.host_bytes.copy(), sources,
+                       tuple(each.call for each in (*indices, *vectors, *gradients, reduced, dense_reduced)
+                             if each.call is not None))
 
 
 def exchanges_of(scores: Scores, loads: RankLoads) -> tuple[list[PricedExchange], ...]:

@@ -21,12 +21,13 @@ _FROM, _TO, _PER_OCTAVE = 6, 42, 4
 
 @dataclass(frozen=True, slots=True)
 class PricedExchange:
-    """One collective: its time and 80% interval, µs, and where that comes from."""
+    """One collective: its time and 80% interval, µs, where that comes from, and what it is, unless it is nothing."""
 
     us: float = 0.0
     low: float = 0.0
     high: float = 0.0
     source: Source = Source.HEURISTIC
+    call: CollectiveCall | None = None
 
 
 class ExchangeCurve:
@@ -52,7 +53,8 @@ class ExchangeCurve:
             return PricedExchange()
         us, low, high, level = self._price([payload_bytes])
         source = Level(int(level[0])).source if self._problem.anchors.exchanges is None else Source.ANCHORED
-        return PricedExchange(float(us[0]), float(low[0]), float(high[0]), source)
+        return PricedExchange(float(us[0]), float(low[0]), float(high[0]), source,
+                              CollectiveCall(self._kind, payload_bytes, self._placement))
 
     def _price(self, sizes: Sequence[float]) -> tuple[Float64, Float64, Float64, npt.NDArray[np.int64]]:
         calls = [CollectiveCall(self._kind, size, self._placement) for size in sizes]

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from graph_predictor.comm.clusters import profile_on
+from graph_predictor.comm.clusters import cluster_of, measured_file
+from graph_predictor.comm.mixing import mixture
 from graph_predictor.sharding.anchored import anchored_problem
 from graph_predictor.sharding.estimate import ShardedStep, estimate
 from graph_predictor.sharding.problem import ShardingProblem
 from graph_predictor.sharding.robustness import DriftedStep, drifted, drifts
 from graph_predictor.sharding.search import ShardingSearch, search
 from graph_predictor.sharding.sources import device_of, sharding_source
-from kernel_models.collectives import CollectiveModel, topology_of
+from kernel_models.collectives import topology_of
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
 from kernel_models.profile import DeviceProfile
@@ -84,8 +85,8 @@ def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, top
           memory: float | None = None, host_memory: float = 0.0, batch: int | None = None, top: int = TOP,
           pinned: Mapping[str, int] | None = None, kinds: Collection[str] = (), skews: Sequence[float] = (),
           preset: str | None = None, settings: Sequence[str] = (), profile: DeviceProfile | None = None,
-          comm_profile: str | None = None, pipelined: bool = True, fused: bool | None = None,
-          seed: int = 0) -> Shardings:
+          comm_profile: str | None = None, comm_choices: str | None = None, pipelined: bool = True,
+          fused: bool | None = None, seed: int = 0) -> Shardings:
     """Find the fastest shardings of a model's tables.
 
     Args:
@@ -104,6 +105,7 @@ def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, top
         preset, settings: of the workload.
         profile: fitted models of the device.
         comm_profile: a file of measured collectives.
+        comm_choices: a file of several backends' measured collectives, or "auto": each is done by the best of them.
         pipelined: whether the next batch's indices are exchanged beside the dense part.
         fused: whether a rank's tables are looked up by one kernel with the optimizer in its gradient (FBGEMM's), or
             table by table with sparse gradients (``nn.EmbeddingBag``); by default as it was recorded, else fused.
@@ -117,18 +119,15 @@ def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, top
         raise ShardingError(f"{gpus} GPUs are none; give at least one.")
     spec = device_of(source) if device is None else find_device(device) if isinstance(device, str) else device
     found = sharding_source(source, spec, profile, samples=batch, preset=preset, settings=settings)
-    if topology is None and comm_profile is None:
-        collectives = CollectiveModel(topology_of(spec, gpus))
-    else:
-        known, where = profile_on(comm_profile, topology, None)
-        collectives = CollectiveModel(where, known)
+    collectives = cluster_of(topology, comm_profile, None, comm_choices, lambda: topology_of(spec, gpus))
+    usual = topology is None and measured_file(comm_profile, comm_choices) is None
     allowed = frozenset(ShardKind.of(kind) for kind in kinds) or frozenset(ShardKind)
     problem = ShardingProblem(found.tables, found.samples, gpus, spec, collectives, profile, found.dense, memory,
                               host_memory, allowed, pinned or {}, pipelined=pipelined,
                               fused=found.fused if fused is None else fused)
     anchored = None
     if found.recorded is not None:
-        anchored = anchored_problem(problem, found.recorded, topology is None and comm_profile is None)
+        anchored = anchored_problem(problem, found.recorded, usual)
         problem = anchored.problem
     result = search(problem, max(top, 1) * CHECKED, seed)
     baselines = {name: None if known is None else estimate(result.scores, known[1])
@@ -139,7 +138,8 @@ def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, top
     wanted = drifts(skews) if skews or len(found.tables) <= MOST_DRIFTED else []
     shown = tuple(drifted(problem, [each.plan for each in plans], drift, seed) for drift in wanted)
     return Shardings(problem, found.name, plans, baselines, shown, result.proven, result.looked_at,
-                     (*found.notes, *(anchored.notes if anchored is not None else ()), *_notes(problem, result, plans)))
+                     (*found.notes, *(anchored.notes if anchored is not None else ()), *_notes(problem, result, plans),
+                      *(_mixed(problem, plans[0]) if collectives.mixed and plans else ())))
 
 
 def _as_here(problem: ShardingProblem, own: ShardedStep) -> bool:
@@ -182,6 +182,11 @@ def _notes(problem: ShardingProblem, result: ShardingSearch, plans: Sequence[Sha
         if known is None:
             notes.append(f"The baseline {name} finds no sharding that fits.")
     return notes
+
+
+def _mixed(problem: ShardingProblem, step: ShardedStep) -> list[str]:
+    """Say who does the collectives of the first plan."""
+    return mixture(step.calls, [1.0] * len(step.calls), problem.collectives).sentences()
 
 
 def kinds_text(step: ShardedStep) -> str:

@@ -76,8 +76,7 @@ class BackendChoices:
             down = _log_ratio(each.time_us, each.low_us)
             other = (self.winner != row) & np.isfinite(self.table_us[row]) & (own > 0) & (each.time_us != own)
             lead[row, other] = (_log_ratio(each.time_us, own) - np.hypot(up, down))[other]
-        found: Bool = (lead > 0).all(axis=0)
-        return found
+        return np.asarray((lead > 0).all(axis=0), np.bool_)
 
     def of_nccl(self, winner: int) -> bool:
         """Return whether a backend is NCCL, of any algorithm, and not another library."""

@@ -12,7 +12,7 @@ links                  no cluster is given: a ring over the links of one node of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -65,6 +65,10 @@ class CollectiveModel:
     def backends(self) -> Backends:
         """Return the backends to choose from. Raises ``CommError`` where ``backend`` is none of them."""
         return Backends(self.topology, self.profile or CommProfile(self.topology), self.backend)
+
+    def by_one(self, backend: str | None = None) -> CollectiveModel:
+        """Return the same where one backend does all, by default the usual one, as of a recorded job."""
+        return replace(self, backend=backend, mixed=False)
 
     def check_fits(self, world_size: int) -> None:
         """Raise ``PlanError`` if the cluster has fewer GPUs than the job has ranks."""
