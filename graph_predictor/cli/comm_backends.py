@@ -22,8 +22,8 @@ TRACE_ENDINGS = (".json", ".json.gz", ".foretrace")
 
 def backends(
     files: Annotated[list[str], typer.Argument(
-        metavar="[NAME=]FILE...", help="Profiles of 'comm fit', or logs and tables as it takes them; NAME is the backend "
-                                       "of a FILE that names none.")],
+        metavar="[NAME=]FILE...", help="Profiles of 'comm fit', or logs and tables as it takes them; NAME is the "
+                                       "backend of a FILE that names none.")],
     out: Annotated[str, shared("--out", "a profile (JSON)", short="-o")],
     topology: Annotated[str | None, shared("--topology", "where it was measured; by default a profile's")] = None,
     ranks: Annotated[int | None, shared("--ranks", "where a log does not say", least=1)] = None,
@@ -57,16 +57,16 @@ def backends(
                 one = known.get(path) or _fitted(path, replace(hints, backend=name or hints.backend), where)
                 _add(joined, one, name if path in known else "", path)
         joined.save(out)
-        found = [{"backend": name, "collectives": sorted({kind for kind, _ in _measured(joined, name)}),
-                  "ranks": sorted({ranks for _, ranks in _measured(joined, name)})} for name in joined.backends]
+        found = {name: sorted(set(_measured(joined, name))) for name in joined.backends}
+        rows = [(name, sorted({kind for kind, _ in of}), sorted({size for _, size in of})) for name, of in found.items()]
         if json:
-            print_json({"profile": out, "topology": where.name, "backends": found, "sources": joined.sources})
+            print_json({"profile": out, "topology": where.name, "sources": joined.sources, "backends": [
+                {"backend": name, "collectives": kinds, "ranks": sizes} for name, kinds, sizes in rows]})
             return
         report = Report()
         report.table(f"Backends on {where.name}", [
             Column("backend", name=True, whole=True), Column("collectives", name=True), Column("ranks")],
-            [[str(each["backend"]), ", ".join(map(str, each["collectives"])), ", ".join(map(count, each["ranks"]))]
-             for each in found])
+            [[name, ", ".join(kinds), ", ".join(map(count, sizes))] for name, kinds, sizes in rows])
         report.line()
         report.line(f"Profile in {out}; give it to --comm-choices.")
 
@@ -119,8 +119,8 @@ def _add(joined: CommProfile, one: CommProfile, name: str, path: str) -> None:
         raise CommError(f"{path} was measured on {one.topology.node.name} nodes, and the others on "
                         f"{joined.topology.node.name}; join backends of one cluster.")
     if name and len(one.backends) != 1:
-        raise CommError(f"{path} has the backends {', '.join(one.backend_names()) or '(none)'}, and {name!r} names one; "
-                        "leave the name out.")
+        raise CommError(f"{path} has the backends {', '.join(one.backend_names()) or '(none)'}, and {name!r} names "
+                        "one; leave the name out.")
     for own, models in one.backends.items():
         if (name or own) in joined.backends:
             raise CommError(f"Two files measure the backend {name or own!r}; name one otherwise, such as "

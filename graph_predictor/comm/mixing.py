@@ -69,7 +69,9 @@ class Mixture:
 
     Attributes:
         rows: by kind, group and backend.
-        singles_us: all of them by each backend alone, the base doing what it cannot; by name.
+        singles_us: all of them by each backend alone that can do all, by name.
+        pinned_us: all of them by the one of NCCL's algorithms and protocols that is best for all sizes of a kind and
+            group, where backends are these; else ``None``.
         base: who does what no other does faster.
         switched: calls by another backend than the base.
         switch_us: of each of them, in ``time_us``.
@@ -79,6 +81,7 @@ class Mixture:
 
     rows: tuple[MixedRow, ...]
     singles_us: Mapping[str, float]
+    pinned_us: float | None
     base: str
     switched: float
     switch_us: float
@@ -130,11 +133,12 @@ class Mixture:
             if self.unsure:
                 found.append(f"Of {self.unsure:.0%} of a rank's collectives the backend leads the next by less than "
                              "their times are known to.")
-        pinned = {name: us for name, us in self.singles_us.items() if name in PINNED and name != self.base}
-        if self.rows and pinned:
-            best = min(pinned, key=lambda name: pinned[name])
-            found.append(f"{self.base} chooses among its algorithms by its own rules; the best of them for all, "
-                         f"{best}, would take {pinned[best]:,.1f} µs.")
+        if self.rows and self.pinned_us is not None:
+            found.append(f"{self.base} chooses among its algorithms and protocols by size itself: with the best one for "
+                         f"each kind and group it would take {self.pinned_us:,.1f} µs.")
+        if len(self.singles_us) > 1:
+            found.append("By one backend alone: " + ", ".join(
+                f"{name} {us:,.1f} µs" for name, us in self.singles_us.items()) + ".")
         if self.rows and self.gain_us[0] < 0:
             found.append(f"{self.best_single} alone is faster than the mixture, whose other calls are "
                          f"{self.base}'s: name it with --comm-backend.")
@@ -151,7 +155,8 @@ class Mixture:
         gain, low, high = self.gain_us
         return {
             "base": self.base, "best_single": self.best_single, "time_us": self.time_us,
-            "singles_us": dict(self.singles_us), "gain_us": gain, "gain_interval_us": [low, high],
+            "singles_us": dict(self.singles_us), "pinned_us": self.pinned_us,
+            "gain_us": gain, "gain_interval_us": [low, high],
             "switched_calls": self.switched, "switch_us": self.switch_us, "memory_bytes": self.memory_bytes,
             "unsure_share": self.unsure,
             "choices": [{
@@ -176,20 +181,18 @@ def mixture(calls: Sequence[CollectiveCall], counts: Sequence[float], on: Collec
         on: the cluster, whose backends are mixed.
     """
     backends, many = on.backends, np.asarray(counts, np.float64)
-    choices = backends.choose(CollectiveBatch.from_calls(calls))
-    alone = {name: choices.alone(name) for name in choices.names}
-    able = [name for row, name in enumerate(choices.names)
-            if row == 0 or (choices.by_name[row].level != int(Level.UNKNOWN)).any()]
-    singles = {name: float(many @ alone[name].time_us) for name in able}
-    best = min(singles, key=lambda name: singles[name])
+    choices = backends.choose(CollectiveBatch.from_calls(calls), many)
+    singles = {name: float(many @ times.time_us) for name, times in zip(choices.names, choices.by_name, strict=True)
+               if name == choices.names[0] or (name not in PINNED and (times.level != int(Level.UNKNOWN)).all())}
+    single = choices.by_name[choices.names.index(min(singles, key=lambda name: singles[name]))]
     grouped: dict[tuple[CollectiveKind, int, int, str], list[int]] = defaultdict(list)
     for i, call in enumerate(calls):
         grouped[call.kind, call.ranks, call.placement.nodes, choices.label(i)].append(i)
-    rows = [_row(key, [calls[i].payload_bytes for i in at], many[at], choices, alone[best], at)
+    rows = [_row(key, [calls[i].payload_bytes for i in at], many[at], choices, single, at)
             for key, at in grouped.items()]
     switched = choices.winner > 0
     return Mixture(tuple(sorted(rows, key=lambda row: (row.kind, row.ranks, row.nodes, row.smallest_bytes))), singles,
-                   choices.names[0], float(many[switched].sum()), backends.switch_us,
+                   _pinned(calls, many, choices), choices.names[0], float(many[switched].sum()), backends.switch_us,
                    _memory(calls, choices), float(many @ ~choices.sure / many.sum()) if many.sum() else 0.0)
 
 
@@ -222,6 +225,20 @@ def _row(key: tuple[CollectiveKind, int, int, str], sizes: Sequence[float], many
     up = np.hypot(share @ (other.high_us - other.time_us), share @ (mine.time_us - mine.low_us))
     return MixedRow(*key[:3], min(sizes), max(sizes), key[3], float(many.sum()), float(many @ mine.time_us),
                     float(many @ other.time_us), gain - float(down), gain + float(up))
+
+
+def _pinned(calls: Sequence[CollectiveCall], many: Float64, choices: BackendChoices) -> float | None:
+    """Return what calls take if each kind and group has one algorithm and protocol for all its sizes."""
+    pinned = np.array([name in PINNED for name in choices.names])
+    if not pinned.any() or not len(calls):
+        return None
+    groups: dict[object, list[int]] = defaultdict(list)
+    for i, call in enumerate(calls):
+        groups[call.kind, call.placement].append(i)
+    table = choices.table_us[pinned]
+    return sum(float(np.nanmin(np.append(table[:, at] @ many[at], choices.table_us[0, at] @ many[at]
+                                         if np.isnan(table[:, at]).any(axis=1).all() else np.nan)))
+               for at in groups.values())
 
 
 def _memory(calls: Sequence[CollectiveCall], choices: BackendChoices) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +120,8 @@ def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, top
     spec = device_of(source) if device is None else find_device(device) if isinstance(device, str) else device
     found = sharding_source(source, spec, profile, samples=batch, preset=preset, settings=settings)
     collectives = cluster_of(topology, comm_profile, None, comm_choices, lambda: topology_of(spec, gpus))
+    if collectives.mixed:  # exchanges are priced one by one: all have one base
+        collectives = replace(collectives, backend=collectives.backends.usual)
     usual = topology is None and measured_file(comm_profile, comm_choices) is None
     allowed = frozenset(ShardKind.of(kind) for kind in kinds) or frozenset(ShardKind)
     problem = ShardingProblem(found.tables, found.samples, gpus, spec, collectives, profile, found.dense, memory,

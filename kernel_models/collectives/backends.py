@@ -58,13 +58,6 @@ class BackendChoices:
         """Times [b, n], NaN where a backend is not known to do it."""
         return np.stack([np.where(each.level == int(Level.UNKNOWN), np.nan, each.time_us) for each in self.by_name])
 
-    def alone(self, name: str) -> CommTimes:
-        """Return times where one backend does all it can and the base the rest, without any switch."""
-        own, out = self.by_name[self.names.index(name)], self.by_name[0].take(np.arange(len(self.winner)))
-        known = own.level != int(Level.UNKNOWN)
-        out.put(known, own.take(known))
-        return out
-
     @cached_property
     def sure(self) -> Bool:
         """Whether each winner leads every other backend by more than the two are known to: their 80% intervals in
@@ -97,7 +90,7 @@ class Backends:
     Attributes:
         topology: the cluster.
         profile: measurements of its backends; without any, backends are NCCL's algorithms by formula.
-        base: who does what no other does faster; NCCL by default, else the first.
+        base: who does what no other does faster; by default whoever makes a step's collectives fastest.
         switch_us: what a collective by another backend costs besides.
 
     Raises:
@@ -118,21 +111,32 @@ class Backends:
         return measured or [usual_backend(self.topology), *PINNED]
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the backends, the base first."""
+    def usual(self) -> str:
+        """Return who does a collective that nobody was measured for: the base, else NCCL or the first."""
         known = self._known()
-        base = self.base or (DEFAULT_BACKEND if DEFAULT_BACKEND in known else known[0])
-        return (base, *(name for name in known if name != base))
+        return self.base or (DEFAULT_BACKEND if DEFAULT_BACKEND in known else known[0])
 
-    def choose(self, batch: CollectiveBatch) -> BackendChoices:
+    def choose(self, batch: CollectiveBatch, counts: Float64 | None = None) -> BackendChoices:
         """Return who does each collective: the fastest, another than the base only if it gains more than the switch.
 
-        A measured backend other than the base does what it was measured for, in its own or a neighbouring group.
+        A measured backend does what it was measured for, in its own or a neighbouring group, and the usual one also
+        the rest. Where no base is named, it is the one of those that can do all with which all together are fastest.
+
+        Args:
+            batch: the collectives of a step.
+            counts: how often each is done [n]; once by default.
         """
-        by_name = tuple(self._times(name, batch, base=row == 0) for row, name in enumerate(self.names))
-        costs = np.stack([np.where(each.level == int(Level.UNKNOWN), np.inf, each.time_us + self.switch_us * (row > 0))
-                          for row, each in enumerate(by_name)])
-        winner = costs.argmin(axis=0).astype(np.int64)
+        names = [self.usual, *(name for name in self._known() if name != self.usual)]
+        by_name = [self._times(name, batch, usual=row == 0) for row, name in enumerate(names)]
+        cost = np.stack([np.where(each.level == int(Level.UNKNOWN), np.inf, each.time_us) for each in by_name])
+        base = 0
+        if self.base is None and len(batch):
+            able = np.isfinite(cost).all(axis=1)
+            together = np.minimum(cost[able], cost.min(axis=0) + self.switch_us)
+            base = int(np.flatnonzero(able)[(together @ (np.ones(len(batch)) if counts is None else counts)).argmin()])
+        order = [base, *(row for row in range(len(names)) if row != base)]
+        cost = cost[order] + self.switch_us * (np.arange(len(names)) > 0)[:, None]
+        by_name, winner = [by_name[row] for row in order], cost.argmin(axis=0).astype(np.int64)
         times = by_name[0].take(np.arange(len(batch)))
         for row, each in enumerate(by_name[1:], start=1):
             mine = winner == row
@@ -141,20 +145,21 @@ class Backends:
                 for name in ("time_us", "low_us", "high_us"):
                     getattr(taken, name)[:] += self.switch_us
                 times.put(mine, taken)
-        return BackendChoices(self.names, by_name, winner, times)
+        return BackendChoices(tuple(names[row] for row in order), tuple(by_name), winner, times)
 
-    def _times(self, name: str, batch: CollectiveBatch, *, base: bool) -> CommTimes:
-        """Return what one backend takes; of the base the best that is known, of others nothing that is not known."""
+    def _times(self, name: str, batch: CollectiveBatch, *, usual: bool) -> CommTimes:
+        """Return what a backend takes; of the usual one the best that is known, of others nothing that was not
+        measured."""
         if name in PINNED and name not in self.profile.backends:
             times = DatasheetModel(self.topology, *PINNED[name]).predict(batch)
-            if not base:
+            if not usual:
                 return times
             rest = times.level == int(Level.UNKNOWN)
             times.put(rest, self.profile.predict(batch, on=self.topology).take(rest))
             return times
         measured = name if name in self.profile.backends else None
         times = self.profile.predict(batch, measured, on=self.topology)
-        if not base and measured is not None:
+        if not usual and measured is not None:
             times.level[(times.level >= int(Level.FITTED))] = int(Level.UNKNOWN)
         return times
 

@@ -2,15 +2,15 @@
 
 ::
 
-    # OSU MPI Allreduce Latency Test v7.3                 Collective:             Allreduce
-    # Datatype: MPI_FLOAT.                                Datatype:               float32
-    # Size       Avg Latency(us)                                 Count        Size                Time, us
-    4                       1.95                                                               avg         min         max
-    8                       1.97                                   1           4             17.97       17.29       18.99
+    # OSU MPI Allreduce Latency Test v7.3              Collective:             Allreduce
+    # Datatype: MPI_FLOAT.                             Datatype:               float32
+    # Size       Avg Latency(us)                              Count        Size                Time, us
+    4                       1.95                                                            avg         min       max
+    8                       1.97                                1           4             17.97       17.29     18.99
 
-Neither says how many ranks there were, nor OSU's point-to-point tests that there are two. The mean over ranks is taken. A
-*size* is what a rank sends to each other rank in an all-to-all and contributes to an all-gather (both programs), so that
-the payload is as many times as large as there are ranks.
+Neither says how many ranks there were; OSU's test of two ranks needs no word. The mean over ranks is taken. A *size* is
+what a rank sends to each other one in an all-to-all, and what it brings to an all-gather (both programs): the payload
+is that times the ranks.
 """
 
 from __future__ import annotations
