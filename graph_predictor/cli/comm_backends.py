@@ -58,7 +58,8 @@ def backends(
                 _add(joined, one, name if path in known else "", path)
         joined.save(out)
         found = {name: sorted(set(_measured(joined, name))) for name in joined.backends}
-        rows = [(name, sorted({kind for kind, _ in of}), sorted({size for _, size in of})) for name, of in found.items()]
+        rows = [(name, sorted({kind for kind, _ in of}), sorted({size for _, size in of}))
+                for name, of in found.items()]
         if json:
             print_json({"profile": out, "topology": where.name, "sources": joined.sources, "backends": [
                 {"backend": name, "collectives": kinds, "ranks": sizes} for name, kinds, sizes in rows]})

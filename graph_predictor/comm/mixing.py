@@ -134,8 +134,8 @@ class Mixture:
                 found.append(f"Of {self.unsure:.0%} of a rank's collectives the backend leads the next by less than "
                              "their times are known to.")
         if self.rows and self.pinned_us is not None:
-            found.append(f"{self.base} chooses among its algorithms and protocols by size itself: with the best one for "
-                         f"each kind and group it would take {self.pinned_us:,.1f} µs.")
+            found.append(f"{self.base} chooses among its algorithms and protocols by size itself: with the best one "
+                         f"for each kind and group it would take {self.pinned_us:,.1f} µs.")
         if len(self.singles_us) > 1:
             found.append("By one backend alone: " + ", ".join(
                 f"{name} {us:,.1f} µs" for name, us in self.singles_us.items()) + ".")
@@ -236,9 +236,7 @@ def _pinned(calls: Sequence[CollectiveCall], many: Float64, choices: BackendChoi
     for i, call in enumerate(calls):
         groups[call.kind, call.placement].append(i)
     table = choices.table_us[pinned]
-    return sum(float(np.nanmin(np.append(table[:, at] @ many[at], choices.table_us[0, at] @ many[at]
-                                         if np.isnan(table[:, at]).any(axis=1).all() else np.nan)))
-               for at in groups.values())
+    return sum(float(np.nanmin(table[:, at] @ many[at])) for at in groups.values())
 
 
 def _memory(calls: Sequence[CollectiveCall], choices: BackendChoices) -> float:

@@ -39,7 +39,8 @@ EDITS: dict[str, tuple[Any, ...]] = {
     "dtype": ("bf16",), "straggler": ("0:50%",), "host": (0.5, 2.0), "clock": (1.5,), "bandwidth": (2.0,),
     "link": (2.0,), "kernels": (0.5,), "indices": ("zipf:1.05",)}
 """What the edits are given that take a value; those that take none are switched."""
-OF_PROGRAM = {"sizes", "also", "code", "host_from", "from_topology", "comm_profile", "comm_backend"}
+OF_PROGRAM = {"sizes", "also", "code", "host_from", "from_topology", "comm_profile", "comm_backend",
+              "comm_choices"}
 SLOWER = "a slower host"
 """The program's own capture with all times twice as long: another real one differs by the noise of the machine too."""
 MOVES = 0.02
@@ -71,6 +72,7 @@ def edits_of(which: Program, folder: Path, other: tuple[str, str] | None = None,
         found |= {f"{option}={value}": {option: value} for value in values}
     found["from_topology"] = {"topology": CLUSTER, "from_topology": "dgx-a100x2"}
     found["comm_backend"] = {"topology": CLUSTER, "comm_backend": "gloo"}
+    found["comm_choices"] = {"topology": CLUSTER, "comm_choices": "auto"}
     profile = folder / "collectives.json"
     CommProfile(topology(CLUSTER)).save(profile)
     found["comm_profile"] = {"comm_profile": str(profile)}

@@ -112,10 +112,12 @@ KINDS: dict[str, Kind] = {
         "models list IN", "models evaluate IN SEED/table.csv", "predict SEED/kineto_linear.json --profile IN {option}",
         "opportunities SEED/kineto_linear.json --profile IN", "check SEED/checked --profile IN",
         "predict SEED/kineto_linear.json --device h200-sxm --profile IN")),
-    "comm-profile": Kind(["comm.json"], {"": (*[M.json_tree] * 4, M.plain_bytes, M.json_text)}, (
+    "comm-profile": Kind(["comm.json", "choices.json"], {"": (*[M.json_tree] * 4, M.plain_bytes, M.json_text)}, (
         "comm predict all_reduce --bytes 1MiB --comm-profile IN {option}", "comm tune IN",
         "comm tune IN SEED/comm.json --csv OUT/t.csv",
         "comm tune IN --trace SEED/job", "predict SEED/job --comm-profile IN {option}",
+        "predict SEED/job --comm-choices IN {option}", "comm backends IN SEED/nccl.log -o OUT/b.json {option}",
+        "comm backends mine=IN SEED/choices.json -o OUT/b.json", "shard dlrm --gpus 2 --comm-choices IN",
         "comm predict all_gather --bytes 1GB --ranks 4 --comm-profile IN --json",
         "ranks SEED/kineto_linear.json --parallel ddp=4 --comm-profile IN")),
     "capture": Kind(["checked/mlp"], {
@@ -139,8 +141,9 @@ KINDS: dict[str, Kind] = {
                               ".json": (M.trace_events,)}, (
         "sweep IN/trace.json --clock 1,2 --jobs 1 -o IN/points.csv",
         "sweep IN/trace.json --clock 1,2 --jobs 1 -o IN/points.csv --json --best time")),
-    "log": Kind(["nccl.log", "param.log"], {"": (M.log_text, M.log_text, M.plain_bytes)}, (
+    "log": Kind(["nccl.log", "param.log", "osu.log", "ucc.log"], {"": (M.log_text, M.log_text, M.plain_bytes)}, (
         "comm fit IN -o OUT/c.json --topology dgx-h100 {option}",
+        "comm backends mine=IN SEED/choices.json -o OUT/b.json --ranks 8 {option}",
         "comm fit IN SEED/nccl.log -o OUT/c.json --topology dgx-h100x2 --ranks 8 --collective all_reduce --json")),
     "comm-table": Kind(["collectives.csv", "collectives.tsv", "collectives.jsonl", "collectives.parquet"], {
         ".csv": (M.table_text(","), M.table_text(","), M.plain_bytes), ".tsv": (M.table_text("\t"),),

@@ -86,6 +86,7 @@ _BY_VALUE = {
     "PATH[:NAME=SIZE,…]": [f"{path}{sizes}" for path in ("SEED/kineto_linear.json", "SEED/checked/mlp", "x", "")
                            for sizes in ("", ":batch=64", ":batch=x", ":", ":batch=0", ":batch=64,seq=2", ":=")],
     "SCRIPT.py:FUNCTION": ["x.py:f", "x", "", "SEED/kineto.json:f", ":", "x.py"],
+    "FILE|auto": ["auto", *FILES],
     "TRACE": TRACES, "TEXT": WORDS, "PROFILE|DIR": [*FILES, "SEED"], "COMMIT|DIR": ["HEAD", "x", "", "SEED"],
     "FILE.jsonl": OUTPUTS}
 """Values by the name that an option's help has for them; PATH is an input's or an output's."""
@@ -94,7 +95,8 @@ _SOUND = {
     "CLUSTER": ["dgx-h100", "dgx-h200x2", "SEED/node.tomlx2"], "PLAN": ["ddp=2", "ddp=8", "dp=8,microbatches=2"],
     "TYPE": ["bf16", "fp16", "fp32"], "NAME=VALUE": ["batch=4096:64", "batch=32:64", "seq=1024:16", "batch=4"],
     "RANK:PERCENT%": ["0:10%", "1:50%"], "SIZE": ["1MiB", "80GiB"], "PERCENT": ["5%", "0.05"], "FACTOR": ["0.5", "2"],
-    "FILE": ["SEED/device.profile", "SEED/comm.json"], "RANKS": ["0-7", "0-3"], "BACKEND": ["nccl", "gloo"],
+    "FILE": ["SEED/device.profile", "SEED/comm.json"], "FILE|auto": ["auto", "SEED/choices.json"],
+    "RANKS": ["0-7", "0-3"], "BACKEND": ["nccl", "gloo"],
     "PER_HOUR": ["2"], "US": ["4"], "N": ["1", "2", "8"], "OUT.json[.gz]": ["OUT/t.json", "OUT/t.json.gz"]}
 """Values that are taken by most, so that half of the time an option is met by what works with it."""
 _BY_TYPE = {int: COUNTS, float: NUMBERS, str: WORDS}

@@ -112,6 +112,22 @@ NCCL_LOG = """# Collective test starting: all_reduce_perf
 # Out of bounds values : 0 OK
 # Avg bus bandwidth    : 13.7885
 """
+OSU_LOG = """# OSU MPI Allreduce Latency Test v7.3
+# Datatype: MPI_FLOAT.
+# Size       Avg Latency(us)
+1024                   21.95
+4096                   25.97
+1048576               260.00
+"""
+UCC_LOG = """Collective:             Alltoall
+Memory type:            cuda
+Datatype:               float32
+
+       Count        Size                Time, us                           Bandwidth, GB/s
+                                 avg         min         max         avg         max         min
+           1           4        17.97       17.29       18.99        0.00        0.00        0.00
+        1024        4096        18.50       17.90       19.40        0.20        0.20        0.20
+"""
 PARAM_LOG = """[Rank   0] allSizes: [1024, 4194304] local_rank: 0 element_size: 4
 \tCOMMS-RES   size (B) nElementsPerRank Latency(us):p50  p75  p95  Min  Max AlgBW(GB/s) BusBW(GB/s)
 \tCOMMS-RES-all_reduce     1024      256  24.1  24.5  25.0  23.0  26.0   0.042   0.074
@@ -221,6 +237,8 @@ def _profiles(folder: Path) -> None:
 def _collectives(folder: Path) -> None:
     (folder / "nccl.log").write_text(NCCL_LOG)
     (folder / "param.log").write_text(PARAM_LOG)
+    (folder / "osu.log").write_text(OSU_LOG)
+    (folder / "ucc.log").write_text(UCC_LOG)
     frame = pd.DataFrame({
         "collective": "all_reduce", "dtype": "float16", "ranks": [2] * 6 + [8] * 6, "nodes": 1,
         "payload_bytes": [2**i for i in range(10, 28, 3)] * 2, "backend": "nccl",
@@ -230,9 +248,12 @@ def _collectives(folder: Path) -> None:
     frame.to_json(folder / "collectives.jsonl", orient="records", lines=True)
     frame.to_parquet(folder / "collectives.parquet")
     from kernel_models.collectives import CommProfile, topology
-    from kernel_models.collectives.readers import read_log
+    from kernel_models.collectives.readers import Hints, read_log
 
-    CommProfile.fit(read_log(str(folder / "nccl.log")), topology("dgx-h100"), ["a log"]).save(folder / "comm.json")
+    one = CommProfile.fit(read_log(str(folder / "nccl.log")), topology("dgx-h100"), ["a log"])
+    one.save(folder / "comm.json")
+    CommProfile(one.topology, {"nccl": one.backends["nccl"], "mpi": CommProfile.fit(read_log(
+        str(folder / "osu.log"), Hints(8)), one.topology).backends["nccl"]}).save(folder / "choices.json")
 
 
 def _captures(folder: Path) -> None:

@@ -173,3 +173,46 @@ def test_sizes_and_times_that_cannot_be_are_refused(tmp_path, row):
     table = "collective,dtype,ranks,payload_bytes,latency_us\nall_reduce,float16,2," + row + "\n"
     with pytest.raises(CommError):
         read_log(write(tmp_path, table, "table.csv"))
+
+
+OSU = """# OSU MPI {name} Latency Test v7.3
+# Datatype: MPI_{dtype}.
+# Size       Avg Latency(us)   Min Latency(us)   Max Latency(us)  Iterations
+1024                   21.95             20.00             23.00        1000
+4096                   25.97             24.00             27.00        1000
+"""
+UCC = """Collective:             {name}
+Memory type:            cuda
+Datatype:               float32
+Iterations:
+  small                 1000
+
+       Count        Size                Time, us                           Bandwidth, GB/s
+                                 avg         min         max         avg         max         min
+         256        1024        17.97       17.29       18.99        0.00        0.00        0.00
+        1024        4096        18.50       17.90       19.40        0.20        0.20        0.20
+"""
+
+
+@pytest.mark.parametrize(("name", "kind", "times"), [
+    ("Allreduce", CollectiveKind.ALL_REDUCE, 1), ("Allgather", CollectiveKind.ALL_GATHER, 4),
+    ("Alltoall", CollectiveKind.ALL_TO_ALL, 4), ("Bcast", CollectiveKind.BROADCAST, 1)])
+def test_mpi_and_ucc_outputs_have_one_convention_of_size(tmp_path, name, kind, times):
+    for text, first_us in ((OSU.format(name=name, dtype="FLOAT"), 21.95), (UCC.format(name=name), 17.97)):
+        rows = read_log(write(tmp_path, text), Hints(ranks=4, backend="mine"))
+        assert set(rows.batch.kind) == {int(kind)} and rows.backend == ["mine"] * 2
+        assert rows.batch.payload_bytes.tolist() == [1024 * times, 4096 * times] and rows.time_us[0] == first_us
+
+
+def test_mpi_outputs_that_say_too_little(tmp_path):
+    text = OSU.format(name="Allreduce", dtype="CHAR")
+    with pytest.raises(CommError, match=r"run\.log does not say how many ranks there were; give --ranks"):
+        read_log(write(tmp_path, text))
+    with pytest.raises(CommError, match=r"run\.log, line 4: the row is cut off"):
+        read_log(write(tmp_path, text.replace("1024                   21.95", "1024 x")), Hints(ranks=2))
+    with pytest.raises(CommError, match=r"run\.log: 'gatherv' is no collective"):
+        read_log(write(tmp_path, OSU.format(name="Gatherv", dtype="CHAR")), Hints(ranks=2))
+    with pytest.raises(CommError, match="no row of results"):
+        read_log(write(tmp_path, text.split("1024")[0]), Hints(ranks=2))
+    pair = read_log(write(tmp_path, text.replace("MPI Allreduce", "MPI")))
+    assert set(pair.batch.kind) == {int(CollectiveKind.SEND_RECV)} and set(pair.batch.ranks) == {2}
