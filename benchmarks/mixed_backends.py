@@ -57,7 +57,7 @@ def left_out_choices(rows: CollectiveMeasurements, pool: tuple[str, ...]) -> pd.
     choices = Backends(topology(NODE), profile, switch_us=0.0).choose(one.batch)
     found = []
     for i, key in enumerate(zip(one.batch.ranks.tolist(), one.batch.payload_bytes.tolist(), strict=True)):
-        times = {name: measured[name, *key] for name in pool}
+        times = {name: measured[(name, *key)] for name in pool}
         best = min(times, key=lambda name: times[name])
         chosen = choices.names[choices.winner[i]]
         found.append({"ranks": key[0], "bytes": key[1], "fastest": best, "chosen": chosen, "us": times[chosen],
