@@ -47,7 +47,8 @@ def backward_call(parts: Sequence[TablePart], fused: bool = True) -> OpCall:
 
 
 def unfused_calls(part: TablePart) -> tuple[OpCall, ...]:
-    """What a part's gradient and optimizer take where they are not fused, as of ``nn.EmbeddingBag(sparse=True)``.
+    """Return what a part's gradient and optimizer take where they are not fused, as of
+    ``nn.EmbeddingBag(sparse=True)``.
 
     The gradient is a row for each look-up, and the optimizer adds those to the table and to each of its states.
     """
@@ -101,7 +102,8 @@ class PartCosts:
 
     @classmethod
     def of(cls, parts: Sequence[TablePart], device: DeviceSpec, share_of_cache: float = 1.0) -> PartCosts:
-        """Of parts each on its own, with a share of the device's cache (one over the tables that a device will hold).
+        """Return the costs of parts each on its own, with a share of the device's cache (one over the tables that a
+        device will hold).
 
         The cache is what the tables of a device share: terms that add up can only assume its division. Price the call
         of a device's parts for what they cost together.
@@ -117,7 +119,8 @@ class PartCosts:
     @classmethod
     def apart(cls, parts: Sequence[TablePart], device: DeviceSpec, models: Models | None = None,
               fused: bool = False) -> PartCosts:
-        """Of parts whose times add up: each is looked up by itself, its optimizer ``fused`` into its gradient or not.
+        """Return the costs of parts whose times add up: each is looked up by itself, its optimizer ``fused`` into
+        its gradient or not.
 
         So ``nn.EmbeddingBag`` does it, and a thread of a CPU whatever the kernel.
         """

@@ -120,7 +120,7 @@ class StepProblem:
                              f"{np.argmin(sound)}.")
 
     def _counted(self) -> scipy.sparse.csr_matrix:
-        """How often each distinct call of a device runs in each step, [steps, calls]."""
+        """Return how often each distinct call of a device runs in each step, [steps, calls]."""
         places: dict[tuple[str, OpCall], int] = {}
         by_device: dict[str, tuple[DeviceSpec, list[int]]] = {}
         entries: list[tuple[int, int, float]] = []

@@ -129,7 +129,7 @@ def _without_known(steps: Sequence[NamedStep], known: DeviceProfile | None) -> t
 
 
 def _left_out(problem: StepProblem, fold: Int64) -> list[_LeftOut]:
-    """What steps of other graphs teach of each step, with each of ``BELIEF``; ``fold`` is of ``folds_of``."""
+    """Return what steps of other graphs teach of each step, with each of ``BELIEF``; ``fold`` is of ``folds_of``."""
     weight, found = problem.weight, []
     for belief in BELIEF:
         problem.weight = weight * belief

@@ -67,17 +67,17 @@ class TablePart:
 
     @property
     def row_bytes(self) -> float:
-        """Of a row's weights, as they are stored."""
+        """Return bytes of a row's weights, as they are stored."""
         return stored_row_bytes(self.dtype, self.columns)
 
     @property
     def state_bytes(self) -> float:
-        """Of the optimizer's state of a row in the device's memory."""
+        """Return bytes of the optimizer's state of a row in the device's memory."""
         return sum(row_state_bytes(self.optimizer, self.columns)) - self.host_state_bytes
 
     @property
     def host_state_bytes(self) -> float:
-        """Of the optimizer's state of a row in the host's memory (``EmbeddingTable.host_state_bytes``)."""
+        """Return bytes of the optimizer's state of a row in the host's memory (``EmbeddingTable.host_state_bytes``)."""
         return 0.0 if self.location == "hbm" else row_state_bytes(self.optimizer, self.columns)[1]
 
 

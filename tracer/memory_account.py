@@ -58,7 +58,7 @@ class MemoryAccount:
 
     @property
     def allocated(self) -> float:
-        """What the framework's allocator has handed out: all but what is reserved beside it."""
+        """Return what the framework's allocator has handed out: all but what is reserved beside it."""
         return self.total - self.reserved
 
     @property

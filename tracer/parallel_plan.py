@@ -62,7 +62,7 @@ class Recomputation(str, Enum):
 
     @property
     def blocks(self) -> bool:
-        """Whether every block is run again from its input, all of it or in part."""
+        """Return whether every block is run again from its input, all of it or in part."""
         return self not in (Recomputation.NONE, Recomputation.SELECTIVE)
 
 
@@ -281,12 +281,12 @@ class ParallelPlan:
 
     @property
     def ddp(self) -> bool:
-        """Whether replicas all-reduce their gradients."""
+        """Return whether replicas all-reduce their gradients."""
         return self.sharding is Sharding.NONE and (self.dp > 1 or self.lone_ddp)
 
     @property
     def fsdp2(self) -> bool:
-        """Whether replicas share their parameters."""
+        """Return whether replicas share their parameters."""
         return self.sharding is Sharding.PARAMETERS
 
     @property

@@ -144,7 +144,7 @@ def _sources(found: Sequence[Explored]) -> list[str]:
 
 
 def _report_map(out: Report, found: Sequence[Explored]) -> None:
-    """What binds over two figures, with the step's time beside the first case's."""
+    """Print what binds over two figures, with the step's time beside the first case's."""
     from graph_predictor.parallel.technology import AXES
 
     values = {axis: list(dict.fromkeys(getattr(each.case.technology, axis) for each in found)) for axis in AXES}

@@ -220,7 +220,7 @@ class _Step:
         return replace(call, layout=layout, flags=tuple(flag for flag in call.flags if flag != "bias"))
 
     def _write(self, value: _Value) -> None:
-        """What needs a value in memory reads it."""
+        """Let what needs a value in memory read it."""
         value.written = True
         if value.unbiased >= 0:
             conv = self._libraries[value.unbiased][0]
@@ -307,7 +307,7 @@ MOST_KERNELS = 2
 
 
 def work_of(call: OpCall) -> _Work | None:
-    """What an operation is to a compiler; ``None`` for what it leaves to a library."""
+    """Return what an operation is to a compiler; ``None`` for what it leaves to a library."""
     family, dims, size = call.family, call.dims, itemsize(call.dtype)
     if family is Family.ELEMENTWISE:
         return _Work(dims[0], min(dims[2] // max(dims[0], 1), dims[1]), dims[0], call.bytes_written)

@@ -221,7 +221,7 @@ def messages_of(plan: ParallelPlan, shape: TransformerShape, collectives: Collec
 
 
 def _counts(calls: PlanCalls, plan: ParallelPlan, shape: TransformerShape, stage: int) -> dict[CallName, int]:
-    """How often a rank of the stage makes the calls of each name in a step."""
+    """Return how often a rank of the stage makes the calls of each name in a step."""
     first, last = stage == 0, stage == plan.pp - 1
     every = plan.passes
     counts: dict[CallName, int] = {"embedding": first * every, "tied": int(first or last)}

@@ -45,7 +45,8 @@ def unsure_us(first: Estimate, second: Estimate) -> float:
 
 
 def tied(first: Estimate, second: Estimate) -> bool:
-    """Whether the difference between two plans' times lies inside its own uncertainty, or inside what runs of one plan
+    """Return whether the difference between two plans' times lies inside its own uncertainty, or inside what runs of
+    one plan
     differ by."""
     return abs(second.time_us - first.time_us) <= max(unsure_us(first, second), REPEATED * first.time_us)
 

@@ -266,7 +266,7 @@ def _backward(loads: Loads, rates: Rates, stage: int, chunk: int) -> _Stretch:
 
 
 def _of_weights(loads: Loads, rates: Rates, backward: list[list[_Stretch]], us: Float64) -> Float64 | None:
-    """Of each stage's backward, the µs of weights' gradients, where the schedule does them apart."""
+    """Return the µs of weights' gradients in each stage's backward, where the schedule does them apart."""
     plan = loads.plan
     if plan.schedule is not Schedule.ZERO_BUBBLE:
         return None
@@ -358,7 +358,7 @@ def _optimizer(loads: Loads, rates: Rates, stage: int) -> float:
 
 
 def _spreads(loads: Loads, rates: Rates) -> PlanSpreads:
-    """How far off the parts may be, as far as their own models do not know better."""
+    """Return how far off the parts may be, as far as their own models do not know better."""
     blocks = [(float(count), each) for block, count in loads.whole
               for each in (block.work.forward, block.work.backward)]
     works = [*blocks, (1.0, loads.head.forward), (1.0, loads.head.backward)]

@@ -62,7 +62,7 @@ class Explored:
 
     @property
     def tokens_per_gpu_second(self) -> float:
-        """What a GPU does of them in a second."""
+        """Return what a GPU does of them in a second."""
         if self.best is None:
             return 0.0
         return self.tokens / self.best.plan.world_size / self.best.estimate.time_us * 1e6

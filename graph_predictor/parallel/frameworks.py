@@ -103,12 +103,12 @@ def _has(framework: Framework, ways: Ways, plan: ParallelPlan, shape: Transforme
 
 
 def _is_plain_ddp(framework: Framework, plan: ParallelPlan) -> bool:
-    """Whether it is torchtitan's DDP, which goes with nothing else."""
+    """Return whether it is torchtitan's DDP, which goes with nothing else."""
     return framework is Framework.TORCHTITAN and not plan.sharding and plan.tp * plan.pp * plan.cp * plan.ep == 1
 
 
 def _layers_ok(framework: Framework, plan: ParallelPlan, shape: TransformerShape) -> bool:
-    """Whether layers can be spread and recomputed so."""
+    """Return whether layers can be spread and recomputed so."""
     if plan.recompute_layers is not None:
         least = min(sum(chunk) for stage in spread(plan, shape) for chunk in stage)
         every = plan.recompute_layers < least and least % plan.recompute_layers == 0

@@ -310,7 +310,8 @@ def _within_block(calls: PlanCalls, plan: ParallelPlan, kind: TransformerShape, 
 
 
 def _routed(plan: ParallelPlan, kind: TransformerShape, stream: float) -> _Routed:
-    """What the most loaded rank sends to experts and gathers for them. With sequence parallelism each tensor-parallel
+    """Return what the most loaded rank sends to experts and gathers for them. With sequence parallelism each
+    tensor-parallel
     rank sends its own tokens, and those that share an expert gather them there (Megatron-Core's all-to-all dispatcher);
     without, each sends all of them."""
     if not kind.experts:
@@ -322,7 +323,8 @@ def _routed(plan: ParallelPlan, kind: TransformerShape, stream: float) -> _Route
 
 
 def _shared_forward(plan: ParallelPlan, kind: TransformerShape) -> bool:
-    """Whether tensor-parallel ranks share the work of a block's feed-forward part; with sequence parallelism experts
+    """Return whether tensor-parallel ranks share the work of a block's feed-forward part; with sequence parallelism
+    experts
     are their ranks' own."""
     if kind.experts and plan.sequence_parallel:
         return kind.shared_ffn > 0

@@ -32,7 +32,7 @@ class MemoryPoint:
 
 
 def timeline(plan: ParallelPlan, shape: TransformerShape, pieces: LayerPieces, stage: int) -> list[MemoryPoint]:
-    """What a rank of a stage has allocated before and in each of its tasks.
+    """Return what a rank of a stage has allocated before and in each of its tasks.
 
     A forward adds what its chunk keeps, a backward (where weights' gradients are apart, those) lets it go; chunks are
     taken to keep equally much.

@@ -92,7 +92,8 @@ def weights_cast(shape: TransformerShape, parameters: float, to: NarrowType) -> 
 
 
 def _is_linear(call: OpCall, shape: TransformerShape) -> bool:
-    """Whether a product is one of a linear layer that is cast: experts' grouped ones are; routers and the products of
+    """Return whether a product is one of a linear layer that is cast: experts' grouped ones are; routers and the
+    products of
     unfused attention and of state-space mixers' recurrence are not."""
     if call.family is not Family.GEMM or SCAN in call.flags:
         return False

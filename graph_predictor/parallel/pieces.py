@@ -102,7 +102,7 @@ class LayerPieces:
         self._saved: dict[tuple[TransformerShape, TransformerPart], int] = {} if like is None else like._saved
 
     def runs_as(self, device: DeviceSpec) -> bool:
-        """Whether a device runs the same operations, so that what was traced for the one serves the other."""
+        """Return whether a device runs the same operations, so that what was traced for the one serves the other."""
         return (device.vendor, device.compute_capability) == (self.device.vendor, self.device.compute_capability)
 
     def cost(self, shape: TransformerShape, part: TransformerPart) -> PieceCost:
@@ -225,14 +225,14 @@ class LayerPieces:
 
 
 def _run_again(forward: Sequence[OpCall], kind: Recomputation) -> list[OpCall]:
-    """Of a block's forward, the calls that backward runs again."""
+    """Return the calls of a block's forward that backward runs again."""
     kept = set(_KEPT[kind](forward))
     last = max(_products(forward), default=len(forward))
     return [call for i, call in enumerate(forward[:last]) if i not in kept]
 
 
 def _scans(graph: ExecutionGraph, op: int) -> bool:
-    """Whether an operation stands for a kernel of a state-space mixer's recurrence."""
+    """Return whether an operation stands for a kernel of a state-space mixer's recurrence."""
     return graph.strings[int(graph.ops.module[op])].rpartition("/")[2] == SCAN
 
 
@@ -266,7 +266,7 @@ def _calls(graph: ExecutionGraph) -> list[OpCall]:
 
 
 def _divides(shape: TransformerShape, part: TransformerPart, microbatch: int) -> bool:
-    """Whether each expert gets a whole number of tokens, so that nothing is rounded."""
+    """Return whether each expert gets a whole number of tokens, so that nothing is rounded."""
     if not shape.experts:
         return True
     tokens = microbatch * shape.seq // part.cp // (part.tp if part.etp is not None else 1)

@@ -43,7 +43,7 @@ class PlanTasks:
 
     @property
     def gathers_first(self) -> bool:
-        """Whether stages gather parameters once a step, beside work."""
+        """Return whether stages gather parameters once a step, beside work."""
         return self._once_beside and bool(self._plan.sharding)
 
     def forward(self, stage: int, chunk: int, *, first: bool) -> TaskRows:
@@ -150,12 +150,12 @@ class PlanTasks:
 
     @property
     def by_block(self) -> bool:
-        """Whether parameters are gathered block by block, and beside the work before."""
+        """Return whether parameters are gathered block by block, and beside the work before."""
         return self._by_block and self._plan.overlap
 
     @property
     def in_row(self) -> bool:
-        """Whether they are gathered block by block, and work waits for all of it."""
+        """Return whether they are gathered block by block, and work waits for all of it."""
         return self._by_block and not self._plan.overlap
 
     def wait_for_state(self, out: TaskRows, exchange: Exchange, name: str) -> None:
@@ -163,7 +163,7 @@ class PlanTasks:
         out.waited(exchange, self._rates, name, 1 if exchange.us else 0)
 
     def _reduces(self, last: bool) -> bool:
-        """Whether a micro-batch's gradients are reduced beside work."""
+        """Return whether a micro-batch's gradients are reduced beside work."""
         return self._once_beside and (self._plan.sharding is Sharding.GRADIENTS or last)
 
     def _block_forward(self, out: TaskRows, block: BlockLoads, slower: float,

@@ -60,7 +60,7 @@ def _changes(plan: ParallelPlan) -> Iterator[tuple[str, ParallelPlan]]:
 
 
 def _values(plan: ParallelPlan) -> Iterator[tuple[str, dict[str, object]]]:
-    """What may change, in words and in fields."""
+    """Yield what may change, in words and in fields."""
     if plan.samples % 2 == 0:
         yield "micro-batches half as large", {"microbatch": plan.samples // 2, "microbatches": 2 * plan.passes}
     if plan.schedule is not Schedule.ZERO_BUBBLE:

@@ -92,7 +92,7 @@ class ShapeAdvice:
 
     @property
     def sure(self) -> bool:
-        """Whether the interval says that the gain, or the loss, is one."""
+        """Return whether the interval says that the gain, or the loss, is one."""
         return self.low > 0 or self.high < 0
 
     def why(self) -> str:
@@ -212,7 +212,7 @@ def advise(shape: TransformerShape, plan: ParallelPlan, pieces: LayerPieces,
 
 
 def cost_of(shape: TransformerShape, plan: ParallelPlan, pieces: LayerPieces) -> ShapeCost:
-    """What a decoder's kernels take for a token on one rank of a plan, all ranks of a layer counted.
+    """Return what a decoder's kernels take for a token on one rank of a plan, all ranks of a layer counted.
 
     Raises:
         ShapeOnlyError: the shape does not divide as the plan wants it.
@@ -245,7 +245,8 @@ def _parts(shape: TransformerShape, plan: ParallelPlan) -> Iterator[tuple[Transf
 
 
 def _lost(calls: Sequence[OpCall], us: Float64, device: DeviceSpec) -> dict[str, Float64]:
-    """What each term costs of one run, µs [n]: without it the arithmetic is quicker, down to what the board's power
+    """Return what each term costs of one run, µs [n]: without it the arithmetic is quicker, down to what the board's
+    power
     feeds."""
     share = arithmetic_share(calls, device)
     fed = np.array([call.flops / sustained_tflops(device, call.dtype) / 1e6 if call.family in LIMITED else 0.0

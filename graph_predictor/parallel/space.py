@@ -129,7 +129,7 @@ def _works(ways: Ways, layout: MeshSizes, shape: TransformerShape, global_batch:
 
 
 def _shared(ways: Ways, framework: Framework, layout: MeshSizes, node: int) -> Iterator[tuple[Sharding, int]]:
-    """What replicas share, and in how many copies."""
+    """Yield what replicas share, and in how many copies."""
     if layout.dp * layout.cp == 1:
         yield Sharding.NONE, 1
         return
@@ -180,7 +180,7 @@ def _schedules(ways: Ways, layout: MeshSizes, shape: TransformerShape) -> Iterat
 
 def _recomputations(ways: Ways, schedule: Schedule, shape: TransformerShape,
                     places: int) -> Iterator[tuple[Recomputation, int | None]]:
-    """What is computed again, and of how many blocks of a chunk."""
+    """Yield what is computed again, and of how many blocks of a chunk."""
     each = -(-shape.layers // places)
     for kind in ways.recompute:
         if (kind is Recomputation.SELECTIVE and shape.flash) or (kind.blocks and schedule is Schedule.ZERO_BUBBLE):

@@ -119,7 +119,7 @@ def recomputed(plan: ParallelPlan, shape: TransformerShape) -> Counts:
 
 
 def _first(kinds: tuple[int, ...], layers: int) -> tuple[int, ...]:
-    """Of a chunk's blocks the first so many, kinds taken to follow one another."""
+    """Return the first so many of a chunk's blocks, kinds taken to follow one another."""
     taken = []
     for count in kinds:
         taken.append(min(count, layers))

@@ -101,7 +101,7 @@ def _step(graph: ExecutionGraph, rows: Int64, before: np.ndarray, inside: np.nda
 
 
 def _tensors(graph: ExecutionGraph, rows: Int64, names: Iterable[str]) -> Iterable[int]:
-    """How many tensors each operation on lists works on: as its arguments say, else as many as it has parts."""
+    """Return how many tensors each operation on lists works on: as its arguments say, else as many as it has parts."""
     parts = np.bincount(graph.ops.parent[graph.ops.parent >= 0], minlength=len(graph.ops))
     for row, name in zip(rows.tolist(), names, strict=True):
         if not any(mark in name for mark in LISTS):

@@ -66,7 +66,7 @@ class RecordedStep:
     host: float
 
     def mean(self, part: StepPart) -> float:
-        """Of a part, over the ranks."""
+        """Return the mean of a part over the ranks, ms."""
         return float(self.parts[part].mean())
 
 

@@ -73,7 +73,7 @@ class DriftedStep:
 
     @property
     def regret(self) -> float:
-        """How much longer the first plan takes than the best for this data, as a share."""
+        """Return how much longer the first plan takes than the best for this data, as a share."""
         return self.plans_us[0] / self.best_us - 1.0
 
 

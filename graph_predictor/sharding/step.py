@@ -63,7 +63,7 @@ class StepModel:
         self._lengths = float(self.exchanges.all_to_all.us(LENGTHS_BYTES))
 
     def shared(self, loads: RankLoads) -> CommonTimes:
-        """What is the same whatever lies on single ranks."""
+        """Return what is the same whatever lies on single ranks."""
         e = self.exchanges
         node, cross = loads.node_bytes.max(initial=0.0), loads.cross_bytes.max(initial=0.0)
         across = float(e.across_nodes.us(cross))

@@ -60,7 +60,8 @@ class BackendChoices:
 
     @cached_property
     def sure(self) -> Bool:
-        """Whether each winner leads every other backend by more than the two are known to: their 80% intervals in
+        """Return whether each winner leads every other backend by more than the two are known to: their 80%
+        intervals in
         quadrature, as logarithms [n]. One that launches nothing is sure."""
         lead = np.full(self.table_us.shape, np.inf)
         own = self.table_us[self.winner, np.arange(len(self.winner))]

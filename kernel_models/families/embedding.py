@@ -77,7 +77,8 @@ def with_tables(call: OpCall, noted: Sequence[EmbeddingTable]) -> OpCall:
 
 def _accesses(noted: Sequence[EmbeddingTable], kind: str, lookups: int, bags: int, rows: int, columns: int, dtype: str,
               weighted: bool) -> tuple[TablePart, ...]:
-    """What each table's share of these look-ups is: by its bags of the batch it was noted of, scaled to this one."""
+    """Return what each table's share of these look-ups is: by its bags of the batch it was noted of, scaled to this
+    one."""
     pooled, total = kind.startswith("bag"), sum(table.bag for table in noted)
     fused = kind.endswith("_fused")
     optimizer: dict[str, Any] = {} if fused else {"optimizer": "none"}

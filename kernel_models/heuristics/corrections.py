@@ -161,7 +161,7 @@ class Corrections:
 
 
 def parts_of(family: Family) -> tuple[str, ...]:
-    """Which sums a family's calls have."""
+    """Return which sums a family's calls have."""
     return PARTS if family in PRODUCTS else PARTS[1:]
 
 
@@ -184,7 +184,7 @@ def plain_weights(classes: Classes, traits: Traits, part: str) -> Iterator[Weigh
 
 
 def traits_of(device: DeviceSpec) -> Traits:
-    """What of a device its corrections depend on."""
+    """Return what of a device its corrections depend on."""
     names = [(f"memory {device.memory_kind[:4]}", 4), (f"architecture {device.architecture}", 5),
              (f"device {device.name}", THE_DEVICE)]
     if accumulates_at_half(device):

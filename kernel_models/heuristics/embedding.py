@@ -157,7 +157,8 @@ class LookupTerms:
 
 
 def forward_terms(parts: LookupParts, device: DeviceSpec) -> LookupTerms:
-    """Of a look-up: rows in whole sectors, indices and bags' starts read, sums of bags written; what a cache brings."""
+    """Return the terms of a look-up: rows in whole sectors, indices and bags' starts read, sums of bags written;
+    what a cache brings."""
     row = _sectors(parts)
     touched = row * (1.0 - parts.far)
     hits = _hits(parts, touched, device) * (1.0 - parts.far)
@@ -176,7 +177,8 @@ def forward_terms(parts: LookupParts, device: DeviceSpec) -> LookupTerms:
 
 
 def gradient_terms(parts: LookupParts, device: DeviceSpec, fused: Bool, alone: Bool, passes: Float64) -> LookupTerms:
-    """Of a gradient: look-ups numbered, sorted by row, counted, every row's gradients summed and the row updated.
+    """Return the terms of a gradient: look-ups numbered, sorted by row, counted, every row's gradients summed and
+    the row updated.
 
     ``fused`` [p] writes the rows and the optimizer's state, otherwise a gradient as large as the table, which is zeroed
     before; ``alone``, ``passes`` [p]: how the look-ups of the part's kernel are sorted. Waits: numbering goes along
@@ -210,7 +212,7 @@ def gradient_terms(parts: LookupParts, device: DeviceSpec, fused: Bool, alone: B
 
 
 def sorting(lookups: Float64, rows: Float64) -> tuple[Bool, Float64]:
-    """Whether one block sorts so many look-ups by itself, and the passes of a sort by rows so many [n]."""
+    """Return whether one block sorts so many look-ups by itself, and the passes of a sort by rows so many [n]."""
     alone: Bool = lookups <= ONE_BLOCK
     return alone, np.ceil(np.log2(np.maximum(rows, 2.0)) / RADIX_BITS)
 
@@ -234,7 +236,7 @@ def _gradient(table: CallTable, parts: LookupParts, device: DeviceSpec, fused: B
 
 
 def parts_of(table: CallTable) -> LookupParts:
-    """What calls say of their tables; of a call that says nothing, equal tables drawn evenly."""
+    """Return what calls say of their tables; of a call that says nothing, equal tables drawn evenly."""
     place = [i for i, call in enumerate(table.calls) for _ in call.accesses]
     told = columns_of([part for call in table.calls for part in call.accesses], np.array(place, np.int64))
     plain = np.array([i for i, call in enumerate(table.calls) if not call.accesses], np.int64)
@@ -284,7 +286,7 @@ def _longest(part: TablePart) -> float:
 
 
 def unequal(tables: Float64) -> Float64:
-    """How many times longer than the mean the longest bag of n tables is where nothing tells: H_n = 1 + … + 1/n.
+    """Return how many times longer than the mean the longest bag of n tables is where nothing tells: H_n = 1 + … + 1/n.
 
     Bags of published models differ from table to table by two orders of magnitude (of MLPerf's DLRM from 1 to 100);
     the largest of n lengths drawn from an exponential law is H_n times their mean.

@@ -130,7 +130,7 @@ class RooflineModel:
         return END * elsewhere * self.corrections.widths[self.family.value]
 
     def parts(self, calls: Sequence[OpCall]) -> tuple[Parts, Least]:
-        """What the time of every call is made of, and the least that corrections may make of it."""
+        """Return what the time of every call is made of, and the least that corrections may make of it."""
         table = CallTable.of(self.family, calls)
         compute, memory, fixed, _, _ = self.efficiencies.columns(table, self._efficiency_of)
         parts = self._parts(table, compute, memory, fixed)

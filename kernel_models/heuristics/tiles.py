@@ -53,7 +53,8 @@ def padded_product_us(batch: Float64, m: Float64, n: Float64, k: Float64, peak_t
 
 
 def tiling(batch: Float64, m: Float64, n: Float64, device: DeviceSpec) -> Tiling:
-    """What ``padded_product_us`` is made of: it is the ideal time, 2·batch·m·n·k / peak, times all three factors."""
+    """Return what ``padded_product_us`` is made of: it is the ideal time, 2·batch·m·n·k / peak, times all three
+    factors."""
     ideal = np.maximum(2.0 * batch * m * n, 1.0) / 1e6
     one = np.ones(np.shape(m))
     best, found = one * np.inf, Tiling(one, one, one)

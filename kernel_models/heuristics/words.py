@@ -27,7 +27,8 @@ DEPTH_BYTES = 64
 
 
 def affected(table: CallTable, device: DeviceSpec) -> Bool:
-    """Whether calls are products that matrix units compute on a board that was measured, or is like one that was.
+    """Return whether calls are products that matrix units compute on a board that was measured, or is like one that
+    was.
 
     Boards with GDDR memory have what unaligned rows cost among the corrections that steps have taught."""
     like = device.vendor == "nvidia" and not device.memory_kind.startswith("GDDR")

@@ -80,7 +80,7 @@ def composite_operations() -> frozenset[str]:
 
 
 def is_flat(name: str) -> bool:
-    """Whether an operation of that name has a row: the dispatcher runs it below autograd."""
+    """Return whether an operation of that name has a row: the dispatcher runs it below autograd."""
     if "::" not in name or name.startswith(("autograd::", "torch::", "enumerate(")):
         return False
     return name not in composite_operations()

@@ -87,7 +87,7 @@ class Capture:
 
     @property
     def looked_up(self) -> bool:
-        """Whether look-ups of embedding tables were counted."""
+        """Return whether look-ups of embedding tables were counted."""
         return self._lookups is not None and bool(self._lookups.rows)
 
     @property
@@ -314,7 +314,7 @@ class Capture:
 
     @property
     def _all_notes(self) -> list[CollectiveNotes | LookupNotes]:
-        """What watches one discarded step."""
+        """Return what watches one discarded step."""
         return [notes for notes in (self._notes, self._lookups) if notes is not None]
 
     def _end_profiled_step(self, elapsed: int) -> None:

@@ -170,7 +170,7 @@ class Lookup:
 
     @property
     def elements(self) -> int:
-        """Of the weight."""
+        """Return how many elements the weight has."""
         return prod(self.shape)
 
     def name(self, place: int) -> str:

@@ -145,7 +145,7 @@ class WrittenPlan(msgspec.Struct, frozen=True):
     plan: dict[str, dict[str, WrittenTable]]
 
     def shardings(self, tables: Sequence[EmbeddingTable]) -> tuple[TableSharding, ...]:
-        """How each of these tables is spread.
+        """Return how each of these tables is spread.
 
         Raises:
             ShardingError: the plan lacks a table, has one that is not among these, or names a kind or compute kernel

@@ -158,17 +158,17 @@ class EmbeddingTable:
 
     @property
     def row_bytes(self) -> float:
-        """Of one row's weights (``stored_row_bytes``)."""
+        """Return bytes of one row's weights (``stored_row_bytes``)."""
         return stored_row_bytes(self.dtype, self.columns)
 
     @property
     def weight_bytes(self) -> float:
-        """Of all rows."""
+        """Return bytes of all rows."""
         return self.rows * self.row_bytes
 
     @property
     def state_bytes(self) -> float:
-        """Of the optimizer's state of all rows, wherever it lies."""
+        """Return bytes of the optimizer's state of all rows, wherever it lies."""
         return self.rows * sum(row_state_bytes(self.optimizer, self.columns))
 
     @property
@@ -178,18 +178,19 @@ class EmbeddingTable:
 
     @property
     def host_weight_bytes(self) -> float:
-        """Of the weights in the host's memory: all of them or none, cached or not."""
+        """Return bytes of the weights in the host's memory: all of them or none, cached or not."""
         return 0.0 if self.location == "hbm" else self.weight_bytes
 
     @property
     def host_state_bytes(self) -> float:
-        """Of the optimizer's state there: a number an element lies with the weights, one a row on the device (FBGEMM,
+        """Return bytes of the optimizer's state there: a number an element lies with the weights, one a row on the
+        device (FBGEMM,
         ``construct_split_state``)."""
         return 0.0 if self.location == "hbm" else self.rows * row_state_bytes(self.optimizer, self.columns)[1]
 
     @property
     def device_weight_bytes(self) -> float:
-        """Of the device's memory: the weights, or the cache of them with what finds rows in it."""
+        """Return bytes of the device's memory: the weights, or the cache of them with what finds rows in it."""
         if self.location == "hbm":
             return self.weight_bytes
         if self.location == "uvm":
@@ -198,12 +199,12 @@ class EmbeddingTable:
 
     @property
     def device_state_bytes(self) -> float:
-        """Of the optimizer's state there."""
+        """Return bytes of the optimizer's state there."""
         return self.state_bytes - self.host_state_bytes
 
     @property
     def output_bytes(self) -> float:
-        """Of an element of its vectors."""
+        """Return bytes of an element of its vectors."""
         return OUTPUT_DTYPES[self.output_dtype]
 
     def lookups(self, samples: float) -> float:

@@ -35,7 +35,7 @@ class KeptValues:
         return bool(self._of)
 
     def get(self, tensor: Any) -> Kept | None:
-        """What is kept of a tensor as it is now."""
+        """Return what is kept of a tensor as it is now."""
         if not self._of or tensor.layout is not torch.strided:
             return None
         beside = self._beside(tensor.untyped_storage())
@@ -53,7 +53,7 @@ class KeptValues:
         beside[_layout(tensor)] = Kept(value, assumed)
 
     def sharing(self, tensor: Any) -> Iterable[Kept]:
-        """What is kept of all tensors that lie in the memory of this one."""
+        """Return what is kept of all tensors that lie in the memory of this one."""
         if tensor.layout is not torch.strided:
             return ()
         return (self._beside(tensor.untyped_storage()) or {}).values()

@@ -136,7 +136,7 @@ class KnownValues:
         return tree_map(lambda one: self._fake(one, self._assumptions(read)), found[0])
 
     def _selected(self, data: Any, indices: list[Any], read: list[Any]) -> Any:
-        """What known masks select of any data, as fake tensors; ``None`` where a mask is not known."""
+        """Return what known masks select of any data, as fake tensors; ``None`` where a mask is not known."""
         masks = {id(one): self._mask(one) for one in read}
         if not masks or any(one is None for one in masks.values()):
             return None
@@ -182,7 +182,7 @@ class KnownValues:
         return max(int(limits.get("min", 0)), int(share * (limits.get("max") or self._rows)))
 
     def _assumptions(self, read: list[Any]) -> tuple[str, ...]:
-        """What was assumed of any of these tensors."""
+        """Return what was assumed of any of these tensors."""
         kept = [self._kept.get(one) for one in read]
         return tuple(dict.fromkeys(text for one in kept if one is not None for text in one.assumed))
 
@@ -306,7 +306,8 @@ class KnownValues:
                 self._kept.keep(fake, one, assumed)
 
     def _any_rows(self, func: Any, args: Any, result: Any) -> tuple[Any] | None:
-        """What places that are not known select of rows that are all the same, in a tuple; ``None`` of others."""
+        """Return what places that are not known select of rows that are all the same, in a tuple; ``None`` of
+        others."""
         if func is _ROWS:
             dim = args[1]
         elif func is _INDEXED and len(args[1]) == 1 and args[1][0].dtype not in (torch.bool, torch.uint8):

@@ -206,7 +206,7 @@ class TransformerShape:
 
     @property
     def biased_qkv(self) -> bool:
-        """Whether the projections of queries, keys and values have biases."""
+        """Return whether the projections of queries, keys and values have biases."""
         return self.bias if self.qkv_bias is None else self.qkv_bias
 
     @property

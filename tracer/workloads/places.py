@@ -76,7 +76,8 @@ def places_of_plan(path: str, tables: Sequence[EmbeddingTable]) -> str:
 
 
 def shardings_of(tables: Sequence[EmbeddingTable], text: str, ranks: int) -> list[TableSharding]:
-    """How the tables at the places that a text says are spread, as a sharding plan says it. Raises as ``pieces_of``.
+    """Return how the tables at the places that a text says are spread, as a sharding plan says it. Raises as
+    ``pieces_of``.
 
     Rows on some ranks are table-row-wise, whether or not these are a node's.
     """

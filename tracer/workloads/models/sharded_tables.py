@@ -234,7 +234,7 @@ class ShardedTables(nn.Module):
         return [[place] for place in range(len(pieces))]
 
     def _nothing(self, lengths: Tensor) -> Tensor:
-        """What a rank without pieces sends; it takes part in backward too."""
+        """Return what a rank without pieces sends; it takes part in backward too."""
         return torch.zeros(0, device=lengths.device, requires_grad=True)
 
 
@@ -255,7 +255,7 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
-        """Of ``sent``."""
+        """Return the gradient of ``sent``."""
         result = gradient.new_empty(sum(ctx.given))
         dist.all_to_all_single(result, gradient.contiguous(), ctx.given, ctx.received, group=ctx.group)
         return result.div_(dist.get_world_size(ctx.group)), None, None, None
