@@ -13,6 +13,7 @@ from graph_predictor.edits.peers import RanksAlike
 from graph_predictor.edits.precision import Precision
 from graph_predictor.edits.recompute import Recompute
 from graph_predictor.edits.scale import ScaleBandwidth, ScaleClock, ScaleHost, ScaleKernels
+from graph_predictor.edits.scale_out import ScaleOut
 from graph_predictor.edits.straggler import Straggler
 from graph_predictor.edits.topology import OnTopology
 from graph_predictor.edits.without_profiler import TakeOutProfiler
@@ -24,5 +25,5 @@ __all__ = [
     "Compile", "CudaGraphs", "Device", "Edit", "FlashAttention", "FreeLaunches", "FuseElementwise",
     "FusedOptimizer", "HideCollectives", "HostFrom", "NoDataLoading", "NoWaits", "OnTopology", "OverlapLoading",
     "Precision", "RanksAlike", "Recompute", "ScaleBandwidth", "ScaleClock", "ScaleHost", "ScaleKernels",
-    "ScaleLink", "SizeLaws", "Sizes", "Straggler", "TakeOutProfiler",
+    "ScaleLink", "ScaleOut", "SizeLaws", "Sizes", "Straggler", "TakeOutProfiler",
 ]

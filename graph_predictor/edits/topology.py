@@ -65,7 +65,7 @@ class OnTopology:
             here = price_calls([each.call for each in before], old)
             same = [a.call == b.call for a, b in zip(found, before, strict=True)]
             if _measured(self.model) or self.model.topology != old.topology or not all(same):
-                _fill(built.program.kernel_ptr, found, here, there, factor, spread)
+                fill_ratios(built.program.kernel_ptr, found, here, there, factor, spread)
         notes = f"Collectives were recorded on {old.topology.name}" + (
             " (the device's usual nodes)" if self.recorded is None else "") + (
             f"; {unknown} of them have no recorded kind or size and keep their times." if unknown else ".") + (
@@ -73,9 +73,9 @@ class OnTopology:
         return scenario.with_note(notes, kernels=scenario.kernels.scaled(factor).widened(spread))
 
 
-def _fill(pointer: np.ndarray, found: list[RecordedCollective], here: CommTimes, there: CommTimes,
-          factor: np.ndarray, spread: np.ndarray) -> None:
-    """Ratio of each collective, and the log half width of its interval, at the rows of its kernels."""
+def fill_ratios(pointer: np.ndarray, found: list[RecordedCollective], here: CommTimes, there: CommTimes,
+                factor: np.ndarray, spread: np.ndarray) -> None:
+    """Put the ratio of each collective, and the log half width of its interval, at the rows of its kernels."""
     ratio = np.maximum(there.time_us, END_US) / np.maximum(here.time_us, END_US)
     wide = np.sqrt((1 - COLLECTIVES_SHARED) * (_half_width(there) ** 2 + _half_width(here) ** 2))
     wide[ratio == 1.0] = 0.0

@@ -1,0 +1,108 @@
+"""A recorded job on more or fewer ranks that do the same work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+
+import numpy as np
+
+from graph_predictor.comm.recorded_calls import find_collectives
+from graph_predictor.edits.registry import edit_option
+from graph_predictor.edits.topology import fill_ratios
+from graph_predictor.prediction.scenario import EditError, Scenario
+from kernel_models.collectives import CollectiveModel, price_calls, topology_of
+from tracer.graph import ExecutionGraph, KernelKind
+from tracer.parallel_plan import PlanError
+
+MOST_RANKS = 1 << 20
+
+
+@edit_option("scale-out", "The recorded job on so many ranks, each with the same work.", takes="RANKS")
+@dataclass(frozen=True)
+class ScaleOut:
+    """The job on another number of ranks of the device's usual nodes, filled: weak scaling.
+
+    Collectives of the whole world take their recorded time × model(these ranks) / model(the recorded ones), each with
+    the payload it had; those of smaller groups stay. The slowest of more ranks is slower: what a rank's own kernels
+    vary by from step to step, times how much further out the slowest of N lies than that of the recorded ones, is on
+    all kernels. Assumes that each rank's own work stays (an optimizer's shards would shrink), and normal jitter.
+    """
+
+    ranks: int
+
+    @classmethod
+    def parse(cls, text: str) -> ScaleOut:
+        """Parse a number of ranks. Raises ``EditError`` for anything else."""
+        try:
+            ranks = int(text)
+        except ValueError:
+            ranks = 0
+        if not 2 <= ranks <= MOST_RANKS:
+            raise EditError(f"{text!r} is no number of ranks to scale to; give 2 to {MOST_RANKS:,}.")
+        return cls(ranks)
+
+    def describe(self) -> str:
+        """One phrase."""
+        return f"{self.ranks:,} ranks"
+
+    def apply(self, scenario: Scenario) -> Scenario:
+        """See ``Edit``."""
+        built = scenario.built
+        world = max(len(built.graphs), *(graph.meta.world_size for graph in built.graphs))
+        if world < 2 or built.computes_on_host:
+            raise EditError("Only a recorded job of several GPUs can be scaled out; spread a step of one rank with "
+                            "--parallel.")
+        scenario = scenario.claim("the network", "--scale-out")
+        device = scenario.known_source()
+        try:
+            old, new = (CollectiveModel(topology_of(device, ranks)) for ranks in (world, self.ranks))
+            new.check_fits(self.ranks)
+        except PlanError as error:
+            raise EditError(str(error)) from None
+        found, unknown = find_collectives(built, old.topology)
+        whole = [each for each in found if each.call.placement.ranks == world]
+        if not whole:
+            raise EditError("No collective of the job is known to be of all its ranks, so that nothing says what more "
+                            "of them would change; record with shapes.")
+        there = [replace(each.call, placement=new.topology.first(self.ranks)) for each in whole]
+        program = built.program
+        factor, spread = np.ones(len(program.kernel_item)), np.zeros(len(program.kernel_item))
+        fill_ratios(program.kernel_ptr, whole, price_calls([each.call for each in whole], old), price_calls(there, new),
+                    factor, spread)
+        sigma = kernel_jitter(built.graphs)
+        further = sigma * (slowest_of(self.ranks) - slowest_of(world))
+        own = np.concatenate([graph.kernels.kind for graph in built.graphs]) == KernelKind.COMPUTE
+        factor[own] *= np.exp(further)
+        spread[own] = abs(further)
+        without = f" {unknown} collectives of unknown kind or size keep their times." if unknown else ""
+        return scenario.with_note(
+            f"On {new.topology.name}; each rank's work, and collectives of fewer ranks than all, stay as recorded on "
+            f"{world:,}. Ranks' kernels vary by {sigma:.2%} from step to step, so that the slowest rank's take "
+            f"{np.expm1(further):+.2%}.{without}", kernels=scenario.kernels.scaled(factor).widened(spread))
+
+
+def slowest_of(ranks: int) -> float:
+    """Return how far the largest of so many normal values lies from their mean, in standard deviations (Blom 1958)."""
+    return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
+
+
+def kernel_jitter(graphs: list[ExecutionGraph]) -> float:
+    """Return the standard deviation of the log of what a rank's own kernels take, from step to step.
+
+    Steps that launch other kernels are not compared; 0 where no rank has two alike.
+    """
+    deviations, freedom = 0.0, 0
+    for graph in graphs:
+        kernels = graph.kernels
+        own = (kernels.kind == KernelKind.COMPUTE) & (kernels.step >= 0)
+        steps = len(graph.steps)
+        count = np.bincount(kernels.step[own], minlength=steps)
+        total = np.bincount(kernels.step[own], weights=kernels.duration_ns[own], minlength=steps)
+        if not count.any():
+            continue
+        usual = np.bincount(count[count > 0]).argmax()
+        logs = np.log(total[(count == usual) & (total > 0)])
+        deviations += float(((logs - logs.mean()) ** 2).sum())
+        freedom += max(len(logs) - 1, 0)
+    return float(np.sqrt(deviations / freedom)) if freedom else 0.0

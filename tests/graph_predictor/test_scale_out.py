@@ -1,0 +1,69 @@
+"""A recorded job on other numbers of ranks: collectives by the models' ratio, jitter by its extremes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from micro import read_ranks
+from test_topology_edit import ELEMENTS, TRANSFER, rank
+
+from foretrace.edits import ScaleOut
+from graph_predictor.edits.scale_out import kernel_jitter, slowest_of
+from graph_predictor.prediction.predictor import Baseline
+from graph_predictor.prediction.scenario import EditError
+from graph_predictor.synthesis.baseline import baseline_of
+from kernel_models.collectives import CollectiveCall, CollectiveKind, CollectiveModel, price_calls, topology
+from kernel_models.device import device
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Baseline:
+    """Both ranks of a job on two A100: 200 µs of host and an all-reduce of all ranks."""
+    return baseline_of(read_ranks([rank(0, 2), rank(1, 2)], tmp_path_factory.mktemp("pair")),
+                       device=device("a100-sxm-80g"))
+
+
+def all_reduce_us(ranks: int) -> float:
+    """What the model says of the all-reduce on the usual nodes."""
+    where = topology("dgx-a100" if ranks <= 8 else f"dgx-a100x{ranks // 8}")
+    call = CollectiveCall(CollectiveKind.ALL_REDUCE, 4.0 * ELEMENTS, where.first(ranks), "float32")
+    return float(price_calls([call], CollectiveModel(where)).time_us[0])
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 16, 64])
+def test_collectives_of_all_ranks_take_the_models_ratio(pair: Baseline, ranks: int) -> None:
+    said = pair.predict([ScaleOut(ranks)])
+    ratio = all_reduce_us(ranks) / all_reduce_us(2)
+    assert said.step_time_us == pytest.approx(1000 - TRANSFER + TRANSFER * ratio, abs=0.01)
+    assert said.interval_us[0] < said.step_time_us < said.interval_us[1]
+    assert any("each rank's work" in note for note in said.notes)
+
+
+def test_more_ranks_are_never_quicker(pair: Baseline) -> None:
+    times = [pair.predict([ScaleOut(ranks)]).step_time_us for ranks in (2, 8, 16, 128, 1024)]
+    assert times == sorted(times)
+
+
+def test_the_slowest_of_many_lies_further_out() -> None:
+    drawn = np.random.default_rng(0).normal(size=(20_000, 16)).max(axis=1).mean()
+    assert slowest_of(16) == pytest.approx(drawn, abs=0.03)
+    assert slowest_of(1) == pytest.approx(0.0) and slowest_of(8) < slowest_of(64) < slowest_of(4096)
+
+
+def test_jitter_is_of_steps_that_launch_the_same(pair: Baseline, tmp_path: Path) -> None:
+    assert kernel_jitter(pair.built.graphs) == 0.0  # there is nothing but the collective
+    graph = read_ranks([rank(0, 2)], tmp_path)[0]
+    kinds = graph.kernels.kind.copy()
+    graph.kernels.kind[:] = 0
+    graph.kernels.duration_ns[kinds != 0] = [100_000, 110_000, 90_000]
+    assert 0.05 < kernel_jitter([graph]) < 0.15
+
+
+def test_what_cannot_be_scaled_is_told(pair: Baseline, tmp_path: Path) -> None:
+    for text in ("1", "many", "-8", "1e3", "99999999"):
+        with pytest.raises(EditError, match="is no number of ranks"):
+            ScaleOut.parse(text)
+    with pytest.raises(EditError, match="Only a recorded job of several GPUs"):
+        baseline_of(read_ranks([rank(0, 1)], tmp_path), device=device("a100-sxm-80g")).predict([ScaleOut(8)])
