@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from graph_predictor.comm.host_collectives import on_host
-from graph_predictor.simulation.build import window_starts
+from graph_predictor.simulation.clocks import job_clock
 from graph_predictor.simulation.rank_view import view_rank
 from graph_predictor.simulation.rendezvous import match_collectives
 from kernel_models.collectives import CollectiveKind, bus_factor
@@ -115,7 +115,6 @@ class CommReport:
 
 def communication_report(graphs: list[ExecutionGraph]) -> CommReport:
     """Look at all collectives of the recorded ranks."""
-    clock = window_starts(graphs)
     traffic: dict[tuple[str, str, str, int], Traffic] = {}
     histogram: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     row_key: dict[tuple[int, int], tuple[Traffic, float]] = {}
@@ -158,6 +157,8 @@ def communication_report(graphs: list[ExecutionGraph]) -> CommReport:
                 row.exposed_ns += float(exposed[kernel])
                 row_key[position, kernel] = (row, size)
     views = [view_rank(graph) for graph in graphs]
+    job = job_clock(views)
+    clock = job.starts_ns
     matched = match_collectives(views, clock)
     for kernels_of, transfer in zip(matched.groups, matched.intrinsic_ns, strict=True):
         found = row_key.get(kernels_of[0])
@@ -181,7 +182,7 @@ def communication_report(graphs: list[ExecutionGraph]) -> CommReport:
         row.exposed_ns /= took_part
     steps = float(np.mean([max(len(g.steps), 1) for g in graphs])) if graphs else 0.0
     return CommReport(sorted(traffic.values(), key=lambda r: -r.kernel_ns), {k: dict(v) for k, v in histogram.items()},
-                      exposed_by_rank, kernel_by_rank, window, steps, unknown, list(matched.notes))
+                      exposed_by_rank, kernel_by_rank, window, steps, unknown, [*matched.notes, *job.notes])
 
 
 def _exposed(graph: ExecutionGraph) -> Int64:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from graph_predictor.simulation.acyclic import without_cycles
 from graph_predictor.simulation.assembly import RankRows, assemble, dissolve, with_rendezvous
+from graph_predictor.simulation.clocks import job_clock
 from graph_predictor.simulation.host_items import HostItems, build_host_items
 from graph_predictor.simulation.host_waits import HostWaits, infer_host_waits
 from graph_predictor.simulation.kernel_waits import KernelEdges, infer_kernel_edges, launch_latency
@@ -24,7 +24,6 @@ from tracer.graph import ExecutionGraph
 if TYPE_CHECKING:
     from graph_predictor.simulation.host_pieces import HostPieces
 
-_ONE_CLOCK_NS = 7 * 24 * 3600 * 10**9
 
 @dataclass(slots=True)
 class RankReport:
@@ -133,26 +132,17 @@ class _Inferred:
             queue_count=self.queue.count, queue_kernel=self.queue.kernel, queue_depth=self.queue.depth)
 
 
-def window_starts(graphs: Sequence[ExecutionGraph]) -> list[int]:
-    """Return when each rank's window starts on the job's clock, ns from the first.
-
-    Windows that lie more than a week apart were not timed by one clock: they are taken to start together.
-    """
-    starts = [graph.meta.base_time_ns for graph in graphs]
-    first = min(starts, default=0)
-    apart = max(starts, default=0) - first > _ONE_CLOCK_NS
-    return [0 if apart else start - first for start in starts]
-
-
 def build_program(graphs: list[ExecutionGraph]) -> Built:
     """Build the program of a recorded job, one graph a rank.
 
     Durations in it are the recorded ones less all waiting; launch latencies, kernel gaps and return lags are
     constants of each trace.
     """
-    clock = window_starts(graphs)
     parts = [_inferred(graph) for graph in graphs]
+    job = job_clock([p.view for p in parts])
+    clock = job.starts_ns
     rendezvous = match_collectives([p.view for p in parts], clock)
+    rendezvous.notes += job.notes
     program, item_offset = assemble([part.rows() for part in parts], clock)
     program, left_out = without_cycles(with_rendezvous(program, rendezvous))
     dissolve(rendezvous, program)

@@ -9,7 +9,7 @@ of one name end; a match whose recorded ends disagree is dropped and reported.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,14 +37,13 @@ class Rendezvous:
 
 
 def match_collectives(views: list[RankView], clock_ns: list[int]) -> Rendezvous:
-    """Match the recorded collective kernels of all ranks; ``clock_ns`` is each window's start on the job's clock."""
+    """Match the recorded collective kernels of all ranks; ``clock_ns`` is each window's start on the job's clock
+    (``clocks``)."""
     result = Rendezvous()
     apart: dict[str, list[float]] = defaultdict(list)
-    for name, members in _meetings([_recorded_sequences(view) for view in views], result.notes):
+    for name, members in recorded_meetings(views, result.notes):
         ends = [int(views[p].k_end[k]) + clock_ns[p] for p, k in members]
-        on_host = all(views[p].graph.string(int(views[p].graph.kernels.name[k])).startswith(HOST_RANGE)
-                      for p, k in members)
-        if max(ends) - min(ends) > (HOST_ENDS_AGREE_NS if on_host else ENDS_AGREE_NS):
+        if max(ends) - min(ends) > (HOST_ENDS_AGREE_NS if runs_on_host(views, members) else ENDS_AGREE_NS):
             apart[name].append((max(ends) - min(ends)) / 1e6)
             continue
         result.groups.append(members)
@@ -53,6 +52,19 @@ def match_collectives(views: list[RankView], clock_ns: list[int]) -> Rendezvous:
         f"{len(found)} collectives ({name}) end up to {max(found):.1f} ms apart on different ranks: they are replayed "
         "with their recorded durations, not as rendezvous." for name, found in apart.items()]
     return result
+
+
+def recorded_meetings(views: Sequence[RankView], notes: list[str]) -> Iterator[tuple[str, list[tuple[int, int]]]]:
+    """Yield what each recorded collective is called and its (rank position, kernel row) pairs, whenever they ended.
+
+    What cannot be matched is put into ``notes``.
+    """
+    return _meetings([_recorded_sequences(view) for view in views], notes)
+
+
+def runs_on_host(views: Sequence[RankView], members: list[tuple[int, int]]) -> bool:
+    """Return whether threads of the host make a collective (gloo)."""
+    return all(views[p].graph.string(int(views[p].graph.kernels.name[k])).startswith(HOST_RANGE) for p, k in members)
 
 
 def match_in_order(graphs: list[ExecutionGraph]) -> Rendezvous:

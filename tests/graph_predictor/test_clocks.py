@@ -1,0 +1,73 @@
+"""Ranks whose clocks differ: told by the ends of their collectives, and set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from micro import Micro, read_ranks
+
+from graph_predictor import replay
+from graph_predictor.simulation.build import build_program
+from graph_predictor.simulation.clocks import job_clock
+from graph_predictor.simulation.rank_view import view_rank
+from tracer.graph import ExecutionGraph
+
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+STEP, TRANSFER = 1000, 300
+
+
+def ranks(folder: Path, late: int, ahead: float, drift: float = 0.0, meetings: int = 4) -> list[ExecutionGraph]:
+    """Two ranks; in each step the second comes ``late`` µs later to an all-reduce, and its clock is ``ahead`` µs ahead,
+    ``drift`` more with each step."""
+    traces = []
+    for number in (0, 1):
+        trace = Micro(rank=number, world_size=2, base=0.0 if number == 0 else ahead).calibrate()
+        args = {"Collective name": "allreduce", "Process Group Name": "dp", "Process Group Ranks": "[0, 1]",
+                "Group size": 2, "In msg nelems": 1 << 20, "Out msg nelems": 1 << 20, "dtype": "Float"}
+        for n in range(meetings):
+            at = 1000 + STEP * n + (round(drift * n) if number else 0)
+            mine = late if number else 0
+            trace.step(at, at + STEP, n + 1)
+            trace.launch(at + 15 + mine, 5, (20, at + 25 + mine, TRANSFER + late - mine), name=NCCL, **args)
+            trace.op("aten::item", at + 24 + mine, at + late + TRANSFER + 31)
+            trace.call("cudaDeviceSynchronize", at + 25 + mine, TRANSFER + late - mine + 5)
+        traces.append(trace)
+    graphs = read_ranks(traces, folder)
+    if ahead > 0:
+        # Each file's window starts with its first event: what a clock says of it is the file's.
+        assert graphs[1].meta.base_time_ns - graphs[0].meta.base_time_ns == pytest.approx(1e3 * ahead, abs=1)
+    return graphs
+
+
+@pytest.mark.parametrize("ahead", [0.0, 40.0, 4_000.0, 90_000_000.0])
+def test_a_clock_that_is_ahead_is_set_and_collectives_meet(tmp_path: Path, ahead: float) -> None:
+    graphs = ranks(tmp_path, late=200, ahead=ahead)
+    built = build_program(graphs)
+    assert len(built.rendezvous.groups) == 4
+    assert built.rendezvous.intrinsic_ns == [TRANSFER * 1000] * 4
+    assert abs(built.clock_ns[1] - built.clock_ns[0]) <= 1_000
+    said = [note for note in built.rendezvous.notes if "clock is" in note]
+    assert len(said) == (1 if ahead else 0)
+    for step in replay(graphs).steps:
+        assert step.replayed_ns == pytest.approx(step.measured_ns, rel=2e-3)
+
+
+def test_clocks_of_one_host_are_left_alone(tmp_path: Path) -> None:
+    clock = job_clock([view_rank(graph) for graph in ranks(tmp_path, late=100, ahead=8.0)])
+    assert clock.starts_ns == [0, 8_000] and not clock.notes
+
+
+def test_a_drift_is_told(tmp_path: Path) -> None:
+    clock = job_clock([view_rank(graph) for graph in ranks(tmp_path, late=0, ahead=4_000.0, drift=30.0)])
+    assert any("changes by +90 µs over the window" in note for note in clock.notes)
+
+
+def test_ends_that_have_no_constant_offset_are_no_clocks(tmp_path: Path) -> None:
+    graphs = ranks(tmp_path, late=0, ahead=4_000.0, meetings=8)
+    moved = np.random.default_rng(1).integers(-900_000, 900_000, len(graphs[1].kernels))
+    graphs[1].kernels.start_ns += moved
+    assert not job_clock([view_rank(graph) for graph in graphs]).notes
+    few = ranks(tmp_path, late=0, ahead=4_000.0, meetings=2)
+    assert not job_clock([view_rank(graph) for graph in few]).notes
