@@ -14,6 +14,7 @@ from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 from tracer.capture_layout import find_parts, read_capture
+from tracer.cluster.workers import Failed, LostWorkerError, TaskWorkers
 from tracer.errors import GraphFileError, JobError, TraceError
 from tracer.files import FileKind, FoundFile, find_files
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph
@@ -115,7 +116,7 @@ def graphs_of(job: AnyJob) -> list[ExecutionGraph]:
 
 
 def read_job(paths: PathLike | Sequence[PathLike], *, window: int = 0,
-             progress: Callable[[int, int], None] | None = None) -> Job:
+             progress: Callable[[int, int], None] | None = None, workers: TaskWorkers | None = None) -> Job:
     """Read all ranks of one run.
 
     Args:
@@ -124,6 +125,7 @@ def read_job(paths: PathLike | Sequence[PathLike], *, window: int = 0,
             profiler trace of their rank.
         window: which cycle's window of a capture, from 0; other traces have only one.
         progress: called with (bytes done, bytes in all) of the stored files.
+        workers: read the profiler's traces, one each at a time; by default this process does.
 
     Returns:
         The job; missing ranks and skipped files are named in its notes.
@@ -155,18 +157,8 @@ def read_job(paths: PathLike | Sequence[PathLike], *, window: int = 0,
     saved = [file for file in files if file.kind is FileKind.GRAPH]
     if saved and len(files) == 1:
         return _load_saved(saved[0].path)
-    graphs: list[ExecutionGraph] = []
-    total, done = sum(file.size for file in files if file.kind is not FileKind.EXECUTION_TRACE), 0
-    for file in files:
-        if file.kind is FileKind.EXECUTION_TRACE:
-            continue
-        if file.kind is FileKind.GRAPH:
-            graphs += _saved_member(file, notes)
-        else:
-            graph = _read_member(file, notes, _shifted(progress, done, total))
-            if graph is not None:
-                graphs.append(graph)
-        done += file.size
+    graphs = _read_members([file for file in files if file.kind is not FileKind.EXECUTION_TRACE], notes, progress,
+                           workers)
     if not graphs:
         raise TraceError(f"No profiler trace could be read from {_listed(os.fspath(path) for path in given)}"
                          f"{_why_none(files, notes)} Give the .json or .json.gz files of the profiler.")
@@ -266,16 +258,45 @@ def _saved_member(file: FoundFile, notes: list[str]) -> list[ExecutionGraph]:
         return []
 
 
+def _read_members(files: Sequence[FoundFile], notes: list[str], progress: Callable[[int, int], None] | None,
+                  workers: TaskWorkers | None) -> list[ExecutionGraph]:
+    """Return the graphs of saved files and traces; what is skipped is noted."""
+    graphs: list[ExecutionGraph] = []
+    total, done = sum(file.size for file in files), 0
+    traces = [file for file in files if file.kind is not FileKind.GRAPH]
+    elsewhere = workers.map(read_kineto, [file.path for file in traces]) if workers is not None and (
+        workers.elsewhere) else None
+    for file in files:
+        if file.kind is FileKind.GRAPH:
+            graphs += _saved_member(file, notes)
+        else:
+            graph = _read_member(file, notes, _shifted(progress, done, total)) if elsewhere is None else (
+                _kept(file, next(elsewhere), notes))
+            if graph is not None:
+                graphs.append(graph)
+        done += file.size
+        if elsewhere is not None and progress is not None:
+            progress(done, total)
+    return graphs
+
+
 def _read_member(file: FoundFile, notes: list[str], progress: Callable[[int, int], None] | None) -> \
         ExecutionGraph | None:
     """A member's graph; one found in a directory that is no trace is noted, one asked for by name is an error."""
     try:
         return read_kineto(file.path, progress=progress)
     except TraceError as error:
-        if file.named:
-            raise
-        notes.append(f"Skipped: {error}")
-        return None
+        return _kept(file, Failed(error), notes)
+
+
+def _kept(file: FoundFile, found: ExecutionGraph | Failed, notes: list[str]) -> ExecutionGraph | None:
+    """What became of a member: a rank whose workers died is noted, and the others go on."""
+    if not isinstance(found, Failed):
+        return found
+    if not isinstance(found.error, TraceError) or (file.named and not isinstance(found.error, LostWorkerError)):
+        raise found.error
+    notes.append(f"Skipped: {found.error}")
+    return None
 
 
 def _shifted(progress: Callable[[int, int], None] | None, done: int, total: int) -> Callable[[int, int], None] | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from graph_predictor.cli.console import Column, Report, count, microseconds, milliseconds, percent, print_json, read
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Paths, Profiled, Step, Top, Window
+from graph_predictor.cli.options import Debug, Json, Paths, Profiled, Scheduler, Step, Top, Window, Workers
 
 if TYPE_CHECKING:
     from graph_predictor.reports.breakdown import Breakdown, ModuleTime, OperationTime, StepBreakdown
@@ -22,6 +22,8 @@ def breakdown(
     top: Top = None,
     window: Window = 0,
     profiled: Profiled = False,
+    workers: Workers = "local",
+    scheduler: Scheduler = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -35,7 +37,7 @@ def breakdown(
         from graph_predictor.recorded.damage import folded_notes
         from graph_predictor.reports.breakdown import breakdown as break_down
 
-        job = read(paths, window)
+        job = read(paths, window, workers, scheduler)
         result = break_down(replay(job.graphs, profiled=profiled), step=step)
         result.notes = [*job.notes, *folded_notes(job), *result.notes]
         if json:

@@ -18,7 +18,7 @@ from graph_predictor.cli.console import (
     working,
 )
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Paths, Window, shared
+from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, Window, Workers, shared
 from tracer.output_kind import CHOICES, COMM_PROFILE, MEASUREMENTS, TUNER, check_output
 
 if TYPE_CHECKING:
@@ -295,6 +295,8 @@ def report_communication(
     job: Annotated[str | None, typer.Option(
         metavar="FILE.toml", help="What the job is (data_scheme, dp, tp, parameters, …): volumes are checked.")] = None,
     window: Window = 0,
+    workers: Workers = "local",
+    scheduler: Scheduler = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -306,7 +308,7 @@ def report_communication(
         from graph_predictor.comm.volumes import check_volumes, read_job_shape
 
         shape = read_job_shape(job) if job else None
-        recorded = read(paths, window)
+        recorded = read(paths, window, workers, scheduler)
         with working("Looking at collectives"):
             found = communication_report([with_host_collectives(graph) for graph in recorded.graphs])
         checks = check_volumes(shape, found.recorded_payload()) if shape else []

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from graph_predictor.cli.text import one_line, printable, standard_output
 
 if TYPE_CHECKING:
+    from tracer.cluster import TaskWorkers
     from tracer.job import Job
 
 PLAIN_WIDTH = 100
@@ -150,19 +151,26 @@ def _encodable(value: Any) -> Any:
     return [_encodable(part) for part in value] if isinstance(value, list) else value
 
 
-def read(paths: list[str], window: int = 0) -> Job:
-    """Read the job (of a capture the given window) with a progress bar on a terminal."""
+def read(paths: list[str], window: int = 0, workers: str = "local", scheduler: str | None = None) -> Job:
+    """Read the job (of a capture the given window) with a progress bar on a terminal; ``workers`` read its traces."""
+    from tracer.cluster import open_workers
+
+    with open_workers(workers, scheduler) as found:
+        return _read(paths, window, found)
+
+
+def _read(paths: list[str], window: int, workers: TaskWorkers) -> Job:
     from tracer.job import read_job
 
     if not sys.stderr.isatty():
-        return read_job(paths, window=window)
+        return read_job(paths, window=window, workers=workers)
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     with Progress(TextColumn("Reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn(),
                   console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("Reading", total=None)
-        return read_job(paths, window=window,
+        return read_job(paths, window=window, workers=workers,
                         progress=lambda done, total: bar.update(task, completed=done, total=total or None))
 
 

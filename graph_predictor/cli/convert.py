@@ -7,7 +7,7 @@ from typing import Annotated
 
 from graph_predictor.cli.console import Report, count, print_json, read, working
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Paths, Window, shared
+from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, Window, Workers, shared
 from tracer.output_kind import GRAPH, check_output
 
 
@@ -16,6 +16,8 @@ def convert(
     out: Annotated[str, shared(
         "--out", "a file, named *.foretrace by convention", short="-o")],
     window: Window = 0,
+    workers: Workers = "local",
+    scheduler: Scheduler = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -28,7 +30,7 @@ def convert(
         from tracer.store import save_job
 
         check_output(out, paths, GRAPH)
-        job = read(paths, window)
+        job = read(paths, window, workers, scheduler)
         with working("Writing"):
             save_job(job, out)
         size = os.path.getsize(out) if "://" not in out else None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from graph_predictor.cli.console import Column, Report, count, milliseconds, percent, print_json, read
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Paths, Window
+from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, Window, Workers
 
 if TYPE_CHECKING:
     from graph_predictor.reports.inspection import Inspection, RankInspection
@@ -16,7 +16,8 @@ _GAPS = {"blocked": "waiting for other threads (autograd, communication)"}
 """Kinds of host time outside operations whose name does not say what it is."""
 
 
-def inspect(paths: Paths, window: Window = 0, json: Json = False, debug: Debug = False) -> None:
+def inspect(paths: Paths, window: Window = 0, workers: Workers = "local", scheduler: Scheduler = None,
+            json: Json = False, debug: Debug = False) -> None:
     """Show what traces hold and what they lack.
 
     Device, ranks, steps, counts, how busy the GPU was, host time outside operations, and the loss report.
@@ -24,7 +25,7 @@ def inspect(paths: Paths, window: Window = 0, json: Json = False, debug: Debug =
     with one_sentence(debug):
         from graph_predictor.reports.inspection import inspect_job
 
-        found = inspect_job(read(paths, window))
+        found = inspect_job(read(paths, window, workers, scheduler))
         if json:
             print_json(found.to_json())
         else:

@@ -113,6 +113,10 @@ Paths = Annotated[list[str], typer.Argument(
     metavar="PATH", help="Traces or converted files, a directory or glob of a job's ranks, or URLs.")]
 Window = Annotated[int, typer.Option(
     min=0, metavar="N", help="Which window of a capture with several cycles, from 0.")]
+Workers = Annotated[str, typer.Option(
+    metavar="local|dask|ray", help="Where the work is done: in this process, or by processes of Dask or Ray.")]
+Scheduler = Annotated[str | None, typer.Option(
+    metavar="ADDRESS", help="Of a running Dask or Ray cluster; by default its processes are this machine's.")]
 Step = Annotated[str | None, shared("--step")]
 Top = Annotated[int | None, shared("--top", "by default as many as are quickly read, and all with --json", least=1)]
 Profiled = Annotated[bool, typer.Option(

@@ -18,7 +18,7 @@ from graph_predictor.cli.console import (
     working,
 )
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Paths, Window, shared
+from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, Window, Workers, shared
 from tracer.output_kind import TIMELINE, check_output
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ def replay(
         metavar="FACTOR", help="What if kernels took FACTOR times as long (collectives excepted).")] = 1.0,
     constants: Annotated[bool, typer.Option("--constants", help="Show the constants that were fitted.")] = False,
     window: Window = 0,
+    workers: Workers = "local",
+    scheduler: Scheduler = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -52,7 +54,7 @@ def replay(
 
         if timeline is not None:
             check_output(timeline, paths, TIMELINE)
-        job = read(paths, window)
+        job = read(paths, window, workers, scheduler)
         with working("Replaying"):
             result = simulate_again(job.graphs, residuals=residuals, scale_kernels=scale_kernels)
         notes = [*job.notes, *folded_notes(job), *_notes(result, residuals, scale_kernels), *result.notes]

@@ -12,7 +12,7 @@ import typer
 from graph_predictor.cli.console import Column, Report, print_json, working
 from graph_predictor.cli.edit_options import with_axes
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Profiled, Step, Top, Window, axis, shared
+from graph_predictor.cli.options import Debug, Json, Profiled, Scheduler, Step, Top, Window, Workers, axis, shared
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,9 +68,8 @@ def sweep(
         metavar="throughput|time|cost", help="Show the feasible points, the best first.")] = None,
     memory_limit: Annotated[str | None, shared("--memory-limit", "points that need more are not feasible")] = None,
     plot: Annotated[str | None, typer.Option(metavar="FILE", help="Also a plot: .png, .svg or .pdf.")] = None,
-    workers: Annotated[str, typer.Option(
-        metavar="local|dask|ray", help="Where points are computed.")] = "local",
-    scheduler: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Of a running Dask or Ray cluster.")] = None,
+    workers: Workers = "local",
+    scheduler: Scheduler = None,
     jobs: Annotated[int, typer.Option(metavar="N", help="Processes on this machine; -1 for one a core.")] = -1,
     top: Top = None,
     window: Window = 0,

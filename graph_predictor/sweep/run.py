@@ -181,27 +181,17 @@ def _read_once(source: SweepSource) -> Study:
 
 
 def _cluster(backend: str, scheduler: str | None, stack: ExitStack) -> AbstractContextManager[Any]:
-    """joblib on a running cluster."""
+    """joblib on a cluster, this machine's where no address says another."""
     if backend == DASK:
-        try:
-            from distributed import Client
-        except ImportError:
-            raise SweepError("Dask is not installed here; install it with: pip install 'foretrace[cluster]'.") from None
-        if scheduler is None:
-            raise SweepError("Nothing says where the Dask cluster is; give its address with --scheduler, such as "
-                             "tcp://host:8786.")
-        try:
-            stack.enter_context(Client(scheduler, timeout="10s", set_as_default=True))
-        except (OSError, ValueError) as error:
-            raise SweepError(f"No Dask scheduler answers at {scheduler} ({type(error).__name__}); check the address "
-                             "and that it runs.") from None
+        from tracer.cluster.dask_engine import dask_client
+
+        stack.enter_context(dask_client(scheduler, set_as_default=True))
         return parallel_config(backend="dask")
-    try:
-        import ray
-        from ray.util.joblib import register_ray
-    except ImportError:
-        raise SweepError("Ray is not installed here; install it with: pip install ray.") from None
-    ray.init(address=scheduler)
+    from tracer.cluster.ray_engine import ray_connection
+
+    stack.enter_context(ray_connection(scheduler))
+    from ray.util.joblib import register_ray
+
     register_ray()
     return parallel_config(backend="ray")
 

@@ -235,7 +235,6 @@ def test_the_command(tmp_path: Path) -> None:
     (["-o", "t.csv", "--host", "1", "--workers", "cloud"], "no backend"),
     (["-o", "t.csv", "--host", "1,2", "--jobs", "0"], "no number of processes"),
     (["-o", "t.csv", "--host", "1", "--scheduler", "tcp://nowhere:1"], "--workers"),
-    (["-o", "t.csv", "--host", "1", "--workers", "dask"], "--scheduler"),
     (["-o", "t.csv", "--host", "1", "--workers", "dask", "--scheduler", "nonsense://x"], "scheduler"),
     (["-o", "nowhere/t.csv", "--host", "1"], "does not exist"),
     (["-o", "t.csv", "--host", "1", "--plot", "t.bmp"], ".png"),

@@ -1,0 +1,116 @@
+"""Ranks read by processes of Dask and Ray: as one process reads them, and a rank that is lost is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from graph_predictor.cli import app
+from tracer.cluster import ClusterError, Failed, LostWorkerError, TaskWorkers, open_workers
+from tracer.errors import TraceError
+from tracer.job import read_job
+
+
+@pytest.fixture(scope="module", params=["dask", "ray"])
+def workers(request: pytest.FixtureRequest) -> Iterator[TaskWorkers]:
+    """A cluster of this machine, whose processes find this file."""
+    pytest.importorskip("distributed" if request.param == "dask" else "ray")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        with open_workers(request.param) as found:
+            yield found
+
+
+def job(folder: Path, ranks: int) -> Path:
+    """A trace for each rank, of one launch."""
+    folder.mkdir(exist_ok=True)
+    for rank in range(ranks):
+        events = [
+            {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "pid": 1, "tid": 1, "ts": 0, "dur": 100},
+            {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 10, "dur": 5,
+             "args": {"correlation": 1}},
+            {"ph": "X", "cat": "kernel", "name": f"gemm{rank}", "pid": 0, "tid": 7, "ts": 20, "dur": 30,
+             "args": {"correlation": 1, "stream": 7, "device": 0}}]
+        (folder / f"rank{rank}.json").write_text(json.dumps({
+            "schemaVersion": 1, "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": ranks},
+            "traceEvents": events}), encoding="utf-8")
+    return folder
+
+
+def die(item: int) -> int:
+    """Kill the process that works on item 3, else return its square."""
+    if item == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return item * item
+
+
+def refuse(item: int) -> int:
+    """Refuse odd items."""
+    if item % 2:
+        raise TraceError(f"{item} is odd.")
+    return item
+
+
+def test_a_job_is_what_one_process_reads(workers: TaskWorkers, tmp_path: Path) -> None:
+    folder = job(tmp_path / "job", 5)
+    (folder / "rank5.json").write_text('{"traceEvents": [', encoding="utf-8")  # damaged
+    here, there = read_job(folder), read_job(folder, workers=workers)
+    assert [graph.meta for graph in here.graphs] == [graph.meta for graph in there.graphs]
+    assert here.notes == there.notes and here.world_size == there.world_size
+    for one, other in zip(here.graphs, there.graphs, strict=True):
+        assert one.strings == other.strings
+        assert all((getattr(one.kernels, name) == getattr(other.kernels, name)).all()
+                   for name in ("start_ns", "duration_ns", "name", "launch"))
+
+
+def test_results_come_in_order_and_refusals_are_named(workers: TaskWorkers) -> None:
+    found = list(workers.map(refuse, list(range(9))))
+    assert [each for each in found if not isinstance(each, Failed)] == [0, 2, 4, 6, 8]
+    assert [str(each.error) for each in found if isinstance(each, Failed)] == [f"{n} is odd." for n in (1, 3, 5, 7)]
+
+
+def test_a_worker_that_dies_takes_no_other_call_along(workers: TaskWorkers) -> None:
+    found = list(workers.map(die, list(range(6)), name=lambda item: f"item {item}"))
+    assert [each for each in found if not isinstance(each, Failed)] == [0, 1, 4, 16, 25]
+    (lost,) = (each for each in found if isinstance(each, Failed))
+    assert isinstance(lost.error, LostWorkerError) and "item 3 could not be worked on" in str(lost.error)
+
+
+def test_a_rank_whose_workers_die_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
+    class Losing(TaskWorkers):
+        elsewhere = True
+
+        def map(self, function, items, *, name=str):  # type: ignore[no-untyped-def]
+            for item in items:
+                yield Failed(LostWorkerError(f"{item} could not be worked on.")) if "rank2" in item else function(item)
+
+    folder = job(tmp_path / "job", 4)
+    found = read_job([str(path) for path in sorted(folder.iterdir())], workers=Losing())
+    assert [graph.meta.rank for graph in found.graphs] == [0, 1, 3] and found.missing_ranks == [2]
+    assert any("rank2.json could not be worked on" in note for note in found.notes)
+
+
+def test_the_command_line_says_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    folder = str(job(tmp_path / "job", 3))
+    here, there = (CliRunner().invoke(app, ["inspect", folder, "--json", *more])
+                   for more in ([], ["--workers", "dask"]))
+    assert here.exit_code == there.exit_code == 0 and here.stdout == there.stdout
+
+
+@pytest.mark.parametrize(("engine", "address", "why"), [
+    ("spark", None, "There are no workers 'spark'"), ("local", "tcp://x:1", "A scheduler is of a cluster"),
+    ("dask", "nonsense://x", "No Dask cluster answers at nonsense://x")])
+def test_what_is_no_cluster_is_told(engine: str, address: str | None, why: str, tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    with pytest.raises(ClusterError, match=why), open_workers(engine, address):
+        pass
+    done = CliRunner().invoke(app, ["inspect", str(job(tmp_path / "job", 2)), "--workers", engine,
+                                    *([] if address is None else ["--scheduler", address])])
+    assert done.exit_code == 2 and why in done.stderr.replace("\n", " ")
