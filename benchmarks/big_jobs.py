@@ -2,10 +2,10 @@
 
     python benchmarks/big_jobs.py DATA [--ranks 16 64 256] [--megabytes 20] [--workers dask ray local]
 
-``DATA`` is the folder with ``traces/nanogpt-8xH100``. The eight ranks' traces are repeated in time until each has so many
-megabytes, and handed out again as many ranks of a larger job. Each job is read in a process of its own; memory is the
-largest resident set of that process, and of any of its workers, sampled ten times a second. The smallest job is replayed
-by both ways, and must come out equal.
+``DATA`` is the folder with ``traces/nanogpt-8xH100``. The eight ranks' traces are repeated in time until each has so
+many megabytes, and handed out again as many ranks of a larger job. Each job is read in a process of its own; memory is
+the largest resident set of that process, and of any of its workers, sampled ten times a second. The smallest job is
+replayed by all of them, and must come out equal.
 """
 
 from __future__ import annotations
