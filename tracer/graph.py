@@ -9,7 +9,7 @@ from the window's start (``meta.base_time_ns`` is that start on the job's shared
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
 from os import PathLike
@@ -19,6 +19,7 @@ import numpy as np
 
 from tracer.arrays import Int8, Int32, Int64
 from tracer.shown import Shown
+from tracer.table import NONE, Table
 
 if TYPE_CHECKING:
     import networkx
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from tracer.views import Argument, Row
 
 
-NONE = -1
-"""Code of a missing string, parent, step, launch, op or number in every integer column."""
 LEAST_STEP_NS = 1_000
 """Shortest time of a training step: what takes less than a microsecond is none."""
 
@@ -129,47 +128,6 @@ class StepSource(IntEnum):
     DATA_LOADER = 2
     ANNOTATION = 3
     PERIOD = 4
-
-
-@dataclass(slots=True)
-class Table:
-    """Equally long NumPy columns. Subclasses only list their columns."""
-
-    DTYPES: ClassVar[dict[str, Any]] = {}
-    STRING_COLUMNS: ClassVar[frozenset[str]] = frozenset()
-    """Columns whose values are codes into ``graph.strings``."""
-    ADDED: ClassVar[frozenset[str]] = frozenset()
-    """Columns that files of earlier versions lack; they are read as ``NONE``."""
-
-    def __len__(self) -> int:
-        return len(getattr(self, fields(self)[0].name))
-
-    @classmethod
-    def column_names(cls) -> tuple[str, ...]:
-        """Names of the columns, in order."""
-        return tuple(f.name for f in fields(cls))
-
-    def columns(self) -> dict[str, np.ndarray]:
-        """Name → array, without copying."""
-        return {name: getattr(self, name) for name in self.column_names()}
-
-    @classmethod
-    def empty(cls, rows: int = 0) -> Any:
-        """A table of ``rows`` rows, every value ``NONE`` (floats: NaN)."""
-        missing = {True: np.nan, False: NONE}
-        return cls(**{
-            name: np.full(rows, missing[np.issubdtype(cls.column_dtype(name), np.floating)], cls.column_dtype(name))
-            for name in cls.column_names()
-        })
-
-    @classmethod
-    def column_dtype(cls, column: str) -> np.dtype:
-        """The NumPy type of a column."""
-        return np.dtype(cls.DTYPES[column])
-
-    def take(self, rows: np.ndarray) -> Any:
-        """A new table of the given rows (indices or mask), in that order."""
-        return type(self)(**{name: column[rows] for name, column in self.columns().items()})
 
 
 _I64, _I32, _I8, _F64 = np.int64, np.int32, np.int8, np.float64

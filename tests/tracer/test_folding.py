@@ -206,17 +206,17 @@ def test_classes_that_were_not_traced(tmp_path: Path) -> None:
 
 
 def test_files_without_classes_and_with_impossible_ones(tmp_path: Path) -> None:
-    from tracer.store.graphs import _pack
+    from tracer.store.graphs import pack_graphs
 
     graphs = [mesh_graph(rank, 2, 1) for rank in range(2)]
     others = {"world_size": 2, "notes": ["old"], "missing_ranks": []}
     path = tmp_path / "old.foretrace"
-    path.write_bytes(_pack("job", graphs, others, "old"))
+    path.write_bytes(pack_graphs("job", graphs, others, "old"))
     job = load_job(path)
     assert (job.classes, job.notes, len(job), job.known_ranks) == ([], ["old"], 2, 2)
     for ranks, graph in (([[0, 2, 1]], 0), ([[1, 0, 1]], 0), ([[0, 1, 0]], 0), ([[0, 1, 1]], 2), ([], 0),
                          ([[0, 1]], 0)):
-        path.write_bytes(_pack("job", graphs, {**others, "classes": [{"ranks": ranks, "graph": graph}]}, "old"))
+        path.write_bytes(pack_graphs("job", graphs, {**others, "classes": [{"ranks": ranks, "graph": graph}]}, "old"))
         with pytest.raises(GraphFileError):
             load_job(path)
 

@@ -289,7 +289,7 @@ def _big_graph(rows: int = 400) -> ExecutionGraph:
 
 
 def _members(graph: ExecutionGraph) -> dict[str, bytes]:
-    return container.unpack(graphs._pack("graph", [graph], {}, "here"), "here")
+    return container.unpack(graphs.pack_graphs("graph", [graph], {}, "here"), "here")
 
 
 def _refused(path, content: bytes) -> str:

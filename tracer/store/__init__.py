@@ -1,6 +1,7 @@
 """One-file save and load of graphs and jobs: a zip of Parquet tables and a JSON manifest. No pickle, no code."""
 
 from tracer.store.container import is_graph_file
-from tracer.store.graphs import SUFFIX, load_graph, load_job, save_graph, save_job
+from tracer.store.graphs import SUFFIX, load_graph, save_graph
+from tracer.store.jobs import load_job, save_job
 
 __all__ = ["SUFFIX", "is_graph_file", "load_graph", "load_job", "save_graph", "save_job"]

@@ -1,16 +1,15 @@
-"""Graphs and jobs to one file and back."""
+"""One rank's graph to one file and back, and what a job's file shares with it."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import fields
 from enum import IntEnum
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any
 
 import msgspec
 
-from tracer.decode import DecodeError, convert, from_json
+from tracer.decode import DecodeError, from_json
 from tracer.errors import GraphFileError
 from tracer.graph import (
     LEAST_STEP_NS,
@@ -41,9 +40,6 @@ from tracer.store.tables import (
     layout,
 )
 
-if TYPE_CHECKING:
-    from tracer.job import Job
-
 SUFFIX = ".foretrace"
 
 # Real traces unpack to 10-40 times their file. A file that claims far more is refused before memory is taken.
@@ -73,7 +69,9 @@ class _GraphRecord(msgspec.Struct):
     tables: dict[str, TableRecord]
 
 
-class _Manifest(msgspec.Struct):
+class GraphManifest(msgspec.Struct):
+    """What a file says of itself: its kind, and where the tables of its graphs are."""
+
     format: str
     version: int
     kind: str
@@ -92,7 +90,7 @@ def save_graph(graph: ExecutionGraph, path: str | os.PathLike[str]) -> None:
     Raises:
         GraphFileError: the file cannot be written, or the graph's columns contradict each other.
     """
-    write_file(path, _pack("graph", [graph], {}, os.fspath(path)))
+    write_file(path, pack_graphs("graph", [graph], {}, os.fspath(path)))
 
 
 def load_graph(path: str | os.PathLike[str]) -> ExecutionGraph:
@@ -103,57 +101,14 @@ def load_graph(path: str | os.PathLike[str]) -> ExecutionGraph:
             large, or holds a job.
     """
     name = os.fspath(path)
-    manifest, graphs = _load(name)
+    manifest, graphs = load_graphs(name)
     if len(graphs) != 1 or manifest.kind != "graph":
         raise GraphFileError(f"{name} holds a job of {len(graphs)} ranks, not one graph; load it with load_job.")
     return graphs[0]
 
 
-def save_job(job: Job, path: str | os.PathLike[str]) -> None:
-    """Save a job, all its ranks, as one file. As ``save_graph`` otherwise."""
-    others = {part.name: getattr(job, part.name) for part in fields(job) if part.name != "graphs"}
-    write_file(path, _pack("job", list(job.graphs), others, os.fspath(path)))
-
-
-def load_job(path: str | os.PathLike[str]) -> Job:
-    """Load a saved job; a file with one graph gives a job of its rank.
-
-    Raises:
-        GraphFileError: as ``load_graph``.
-    """
-    from tracer.job import Job, assemble_job  # job.py reads graph files too
-
-    name = os.fspath(path)
-    manifest, graphs = _load(name)
-    if manifest.kind == "graph":
-        return assemble_job(graphs)
-    hints = get_type_hints(Job)
-    try:
-        others = {
-            part.name: convert(manifest.job[part.name], hints[part.name])
-            for part in fields(Job) if part.name in manifest.job
-        }
-    except DecodeError as error:
-        raise corrupt(name, f"its manifest cannot be read: {error}") from None
-    job = Job(graphs, **others)
-    _check_classes(job, name)
-    return job
-
-
-def _check_classes(job: Job, label: str) -> None:
-    """Refuse a folded job whose classes hold impossible ranks or point to graphs that are not there."""
-    size = max(job.world_size, 0)
-    if size > MOST_RANKS or len(job.missing_ranks) > MOST_RANKS:
-        raise corrupt(label, "it claims an impossible number of ranks")
-    for each in job.classes:
-        for first, last, step in each.ranks:
-            if not (0 <= first <= last < size and step > 0 and (last - first) % step == 0):
-                raise corrupt(label, "its classes hold ranks that the job does not have")
-        if not NONE <= each.graph < len(job.graphs) or not each.ranks:
-            raise corrupt(label, "its classes point to graphs that are not there")
-
-
-def _pack(kind: str, graphs: list[ExecutionGraph], job: dict[str, Any], label: str) -> bytes:
+def pack_graphs(kind: str, graphs: list[ExecutionGraph], job: dict[str, Any], label: str) -> bytes:
+    """Return the bytes of a file of graphs; ``job`` is what else a job has, ``label`` names it in errors."""
     members: dict[str, bytes] = {MANIFEST: b""}
     records = []
     for index, graph in enumerate(graphs):
@@ -168,7 +123,7 @@ def _pack(kind: str, graphs: list[ExecutionGraph], job: dict[str, Any], label: s
             if content:
                 members[_member(kind, index, name)] = content
         records.append(_GraphRecord(graph.meta, graph.threads, strings, tables))
-    members[MANIFEST] = msgspec.json.encode(_Manifest("foretrace", VERSION, kind, _own_version(), records, job))
+    members[MANIFEST] = msgspec.json.encode(GraphManifest("foretrace", VERSION, kind, _own_version(), records, job))
     return pack(members)
 
 
@@ -184,11 +139,12 @@ def _own_version() -> str:
         return "unknown"
 
 
-def _load(label: str) -> tuple[_Manifest, list[ExecutionGraph]]:
+def load_graphs(label: str) -> tuple[GraphManifest, list[ExecutionGraph]]:
+    """Return a file's manifest and its graphs, each checked."""
     data = read_file(label)
     members = unpack(data, label)
     try:
-        manifest = from_json(members.get(MANIFEST, b""), _Manifest)
+        manifest = from_json(members.get(MANIFEST, b""), GraphManifest)
     except DecodeError as error:
         raise corrupt(label, f"its manifest cannot be read: {error}") from None
     if manifest.format != "foretrace" or manifest.version != VERSION or manifest.kind not in ("graph", "job"):
@@ -197,7 +153,7 @@ def _load(label: str) -> tuple[_Manifest, list[ExecutionGraph]]:
     return manifest, [_decode(record, members, manifest.kind, i, label) for i, record in enumerate(manifest.graphs)]
 
 
-def _check_sizes(manifest: _Manifest, file_bytes: int, label: str) -> None:
+def _check_sizes(manifest: GraphManifest, file_bytes: int, label: str) -> None:
     total = 0
     for record in manifest.graphs:
         rows = [record.strings.rows, record.strings.bytes, *(table.rows for table in record.tables.values())]

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tracer.graph import NONE, Table
 from tracer.store.container import corrupt
+from tracer.table import NONE, Table
 
 # Measured: decoding a number from JSON takes 30-40 ns, so 15 columns of 256 rows cost what opening Parquet does.
 INLINE_ROWS = 256
