@@ -1,4 +1,4 @@
-"""What a device's TOML file may say: its figures with their ranges, its names and kinds. See ``sourced_figures``."""
+"""The contents of a device's TOML file: its figures with their ranges, its names and kinds. See ``sourced_figures``."""
 
 from __future__ import annotations
 

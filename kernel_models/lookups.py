@@ -93,7 +93,7 @@ def _dtype(parts: Sequence[TablePart]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PartCosts:
-    """What parts of tables add to a device's look-ups, and to their gradients with the optimizer, [p]."""
+    """Costs that parts of tables add to a device's look-ups, and to their gradients with the optimizer, [p]."""
 
     forward: LookupTerms
     backward: LookupTerms

@@ -1,4 +1,4 @@
-"""What a board's power limit leaves of its matrix units' rate in a step that keeps them busy.
+"""The share of its matrix units' rate that a board's power limit leaves in a step that keeps them busy.
 
 Tables of kernels are measured in bursts, at the boost clock. Where products follow each other for milliseconds, a board
 whose matrix units would draw more than it may lowers their clock until they do not:

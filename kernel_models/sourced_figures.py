@@ -25,7 +25,7 @@ _MOST_NAMES = 8
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What a figure may be.
+    """The range and the meaning of a figure.
 
     Attributes:
         least, most: its range.

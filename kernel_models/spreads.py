@@ -102,7 +102,7 @@ that know nothing of each other take 1.03 times as long beside one other, and 1.
 makes of them beside three; the rest is of collectives and hooks. Set, not measured: 13 of 17 real steps are then in the
 interval (``benchmarks/gloo_steps.py``)."""
 PROFILER_EVENT = 0.3
-"""What the profiler costs for an operation, by the recording's own operations that only call others: 80% of 27 programs
+"""Profiler's cost of an operation, by the recording's own operations that only call others: 80% of 27 programs
 lie within 0.25 on one CPU (``benchmarks/profiler_cost.py``)."""
 PROFILER_CALL = 0.7
 """The same of a call of the device's runtime (a factor of two). Set, not measured."""

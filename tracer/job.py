@@ -290,7 +290,7 @@ def _read_member(file: FoundFile, notes: list[str], progress: Callable[[int, int
 
 
 def _kept(file: FoundFile, found: ExecutionGraph | Failed, notes: list[str]) -> ExecutionGraph | None:
-    """What became of a member: a rank whose workers died is noted, and the others go on."""
+    """Return a member's graph, or none where its workers died: that is noted, and the others go on."""
     if not isinstance(found, Failed):
         return found
     if not isinstance(found.error, TraceError) or (file.named and not isinstance(found.error, LostWorkerError)):

@@ -1,4 +1,4 @@
-"""What ``foretrace plan`` shows: the best plans and how sure their order is, what separates them, which are worth
+"""The report of ``foretrace plan``: the best plans and how sure their order is, what separates them, which are worth
 having, and the best as a framework's arguments; for people, and as plain values."""
 
 from __future__ import annotations

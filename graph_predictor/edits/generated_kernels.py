@@ -1,4 +1,5 @@
-"""What a compiler makes of a step's operations: one generated kernel where several ran, and its own layouts.
+"""The kernels that a compiler makes of a step's operations: one generated kernel where several ran, and its own
+layouts.
 
 TorchInductor keeps the libraries' kernels for products (convolutions, matrix products, fused attention) and generates
 the rest. It computes a value where it is needed instead of writing it, so that work on equally many elements between
@@ -73,7 +74,7 @@ class _Value:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What a generated operation does.
+    """The work of a generated operation.
 
     Attributes:
         over: elements of each of its whole operands.
@@ -297,7 +298,7 @@ def generated_kernels(units: Units) -> list[Replacement]:
 
 
 LEAST_PART = 64
-"""Of what is put together, the least part that one tensor is taken to be."""
+"""Least share of a concatenation that one tensor is taken to be: one part in so many."""
 SAME = 0.02
 """Share of its bytes by which a kernel of one operation may differ from that operation to be the same."""
 MOST_PAST = 8
@@ -376,7 +377,7 @@ def _inputs(call: OpCall) -> tuple[int, ...]:
 # Layout -------------------------------------------------------------------------------------------------------------
 
 GROUPED, SMALL, SHRINKING, USUAL = 1.358, 0.783, 0.725, 0.823
-"""What channels last makes of the time of kinds of convolutions, by which the compiler decides on inference."""
+"""Factors of the time of kinds of convolutions in channels-last layout, by which the compiler decides on inference."""
 NODES_A_UNIT = 3
 """Nodes of a compiler's graph for each piece of device work, about: views, statistics and casts are nodes too."""
 MOST_NODES = 300

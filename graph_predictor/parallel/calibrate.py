@@ -26,7 +26,7 @@ from tracer.errors import ForetraceError
 
 SPREADS: Mapping[str, float] = {"products": 0.3, "others": 0.3, "collectives": 0.5, "network": 0.5, "host_us": 0.7,
                                 "host_collective_us": 0.7, "meet": 0.5}
-"""What is fitted, and the standard deviation of its logarithm around where it starts: what a job may reasonably
+"""Each fitted rate, and the standard deviation of its logarithm around where it starts: what a job may reasonably
 differ by. It keeps a handful of steps from running away with what they say nothing of."""
 ERROR = 0.05
 """Log scale of a step's error against which strangeness is weighed, and beyond which errors count by their size, not

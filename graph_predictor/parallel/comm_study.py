@@ -35,7 +35,7 @@ _MOST_TENSOR = 8
 
 @dataclass(frozen=True, repr=False)
 class CommStudy(Shown):
-    """What plans communicate.
+    """The communication of several plans.
 
     Attributes:
         device, topology: of the cluster, or of the largest of them.

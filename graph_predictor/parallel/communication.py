@@ -108,7 +108,7 @@ class StepMessages:
 
 @dataclass(frozen=True, slots=True)
 class ExposedTime:
-    """What the step would save if a cause's collectives, or all, cost nothing, µs, and the same with collectives as
+    """The time a step would save if a cause's collectives, or all, cost nothing, µs, and the same with collectives as
     long as the ends of their 80% interval in published steps (``PlanSpreads.collectives``)."""
 
     us: float
@@ -118,7 +118,7 @@ class ExposedTime:
 
 @dataclass(frozen=True, slots=True)
 class PlanCommunication:
-    """What one plan's step communicates.
+    """The communication of one plan's step.
 
     Attributes:
         model: the decoder's name.

@@ -16,7 +16,7 @@ REPEATED = 0.005
 """Share of a step by which runs of one plan differ: a micro-batch of SimuMax's B200 jobs takes 0.5 to 4% longer in
 steps of 32 than in steps of 8."""
 LEAST_SHARE = 0.1
-"""Of what separates two plans, the parts that are told: those with at least so much of all differences."""
+"""Least share of all differences between two plans that a part must have to be shown."""
 
 
 def parts_of(estimate: Estimate) -> dict[str, float]:

@@ -16,7 +16,7 @@ from tracer.shape_only.transformer import TransformerShape
 
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _SAME = {"linear_attention": "mamba", "full_attention": "attention"}
-"""What transformers calls the kinds of layers since its version 5."""
+"""Names of the kinds of layers in transformers since its version 5."""
 
 
 @dataclass(frozen=True, slots=True)

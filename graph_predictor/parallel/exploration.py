@@ -14,7 +14,7 @@ from kernel_models.device_choice import find_device
 
 TWICE = 2.0
 TELLING = 0.03
-"""What binds saves at least so much of the step where there is twice as much of it."""
+"""Least share of the step that twice as much of a figure saves where that figure binds."""
 FED = 0.5
 """Share of what twice the compute saves from which on power alone is said to bind."""
 NOTHING_FITS = "capacity: nothing fits"

@@ -1,4 +1,5 @@
-"""What each training framework can do of a plan: the plans a search tries, and the ones a plan can be exported to.
+"""The parts of a plan that each training framework has: the plans a search tries, and the ones a plan can be exported
+to.
 
 Sources: Megatron-Core's arguments (``megatron/training/arguments.py`` of github.com/NVIDIA/Megatron-LM), torchtitan's
 ``[parallelism]`` and ``[activation_checkpoint]`` settings (``torchtitan/config/job_config.py`` of
@@ -27,7 +28,7 @@ class Framework(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """What a framework has.
+    """The ways of spreading a step that a framework has.
 
     Attributes:
         shardings, piped: what replicas share, without and with a pipeline.

@@ -31,7 +31,7 @@ WILD, LEAST_USUAL = 3.0, 0.01
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """What was left of measured steps, a logarithm each, by where they lie among plans.
+    """Residuals of measured steps, a logarithm each, by where they lie among plans.
 
     Attributes:
         places: features of each step.

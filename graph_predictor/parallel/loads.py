@@ -39,7 +39,7 @@ GRADIENT_BYTES = 4
 """Gradients are accumulated and reduced in fp32, as Megatron-LM's are with half-precision parameters."""
 FP32 = "float32"
 CallName = str | tuple[int, str] | tuple[str, int]
-"""Of an exchange: its own, with the kind of block (a row of ``TransformerShape.kinds``), or with the stage."""
+"""Name of an exchange: its own, with the kind of block (a row of ``TransformerShape.kinds``), or with the stage."""
 _WORK = {"tp": "block", "cp": "context", "ep": "experts", "etp": "experts"}
 """Parts of a block's work that wait for the communication of each dimension of a plan."""
 _SHARED = {CollectiveKind.ALL_GATHER: "gather", CollectiveKind.ALL_REDUCE: "reduce",

@@ -38,7 +38,7 @@ class Fit(str, Enum):
 
     FITS = "fits"
     TIGHT = "may not fit"
-    """What is expected is too much, or so little less than what there is that usual waste would be."""
+    """The expected memory is too much, or so near to all there is that usual waste would be too much."""
     NO = "does not fit"
 
 

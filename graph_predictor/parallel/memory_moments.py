@@ -1,5 +1,5 @@
-"""What one rank of a stage holds for a while: what backward needs of the micro-batches in flight, and what comes and
-goes beside it. The moments of a step at which that may be most are looked at one by one.
+"""Memory that one rank of a stage holds for a while: what backward needs of the micro-batches in flight, and what comes
+and goes beside it. The moments of a step at which that may be most are looked at one by one.
 
 A stage keeps its input and what each block leaves (traced: ``LayerPieces.saved_bytes``; the block's output, the next
 one's input, is among it). Its own output goes to the next stage and is let go (Megatron-Core's

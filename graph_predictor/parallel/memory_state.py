@@ -1,4 +1,4 @@
-"""What one rank of a stage holds from step to step: weights, gradients, optimizer state, and buffers for them.
+"""Memory that one rank of a stage holds from step to step: weights, gradients, optimizer state, and buffers for them.
 
 Bytes a parameter, in half precision with Adam (Rajbhandari et al., "ZeRO", 2020, section 3.1, with gradients in fp32 as
 Megatron-Core's and FSDP2's usual settings have them); N ranks share what is marked /N:

@@ -11,10 +11,11 @@ from kernel_models.device import DeviceSpec
 from kernel_models.model import Source
 
 HOST_GBPS = 40.0
-"""Of the host's memory, what each GPU's part of the update gets, 10⁹ bytes/s: about half of what two sockets with eight
-channels of DDR5-4800 have for eight GPUs (614.4 GB/s)."""
+"""Bandwidth of the host's memory that each GPU's part of the update gets, 10⁹ bytes/s: about half of what two sockets
+with eight channels of DDR5-4800 have for eight GPUs (614.4 GB/s)."""
 UPDATE_BYTES = 28
-"""Of a parameter's update: parameter, gradient and both moments read, all but the gradient written, in fp32."""
+"""Bytes moved by a parameter's update: parameter, gradient and both moments read, all but the gradient written, in
+fp32."""
 SPREAD = 2.0
 """An 80% interval is a factor of two either way."""
 

@@ -258,7 +258,7 @@ def _operators(forward: Sequence[OpCall]) -> list[int]:
 _KEPT: Mapping[Recomputation, Callable[[Sequence[OpCall]], list[int]]] = {
     Recomputation.NEEDED: lambda forward: [], Recomputation.PROJECTIONS: _projections,
     Recomputation.OPERATORS: _operators}
-"""Of a block's forward, the calls whose results recomputation keeps, by kind."""
+"""The calls of a block's forward whose results recomputation keeps, by kind."""
 
 
 def _calls(graph: ExecutionGraph) -> list[OpCall]:

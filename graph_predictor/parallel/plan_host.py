@@ -1,4 +1,4 @@
-"""What a launch of a plan's step costs a host, from what is known of that host's operations."""
+"""The cost of a launch of a plan's step to a host, from what is known of that host's operations."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from tracer.errors import ForetraceError
 from tracer.parallel_plan import Schedule
 
 MOST_KERNELS = 8_000_000
-"""Of a program that is made: some seconds and a gigabyte."""
+"""Kernels of the largest program that is made: some seconds and a gigabyte."""
 TASKS = ("forward", "backward", "weights", "end of the step", "begin of the step")
 """Kinds of tasks, as ``schedule`` numbers the first of them."""
 _END, _BEGIN = 3, 4

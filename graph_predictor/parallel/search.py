@@ -31,7 +31,7 @@ from tracer.shape_only.transformer import TransformerShape
 BEST = 10
 """Plans that are certainly among those found, if there are so many."""
 MOST_SHOWN_TASKS = 4096
-"""Of a plan with more tasks no memory over time is given."""
+"""Tasks of the largest plan whose memory over time is given."""
 REACH = 1.05
 """All plans are found that take up to so many times as long as the fastest: what trades time for memory is of use."""
 
@@ -144,7 +144,7 @@ def price_plan(plan: ParallelPlan, shape: TransformerShape, pieces: LayerPieces,
 
 
 class _Search:
-    """What has been found so far, and what is left to look at, by lower bound."""
+    """A search: the plans found so far, and those left to look at, by lower bound."""
 
     def __init__(self, shape: TransformerShape, pieces: LayerPieces, collectives: CollectiveModel,
                  memory_limit: float | None, rates: Rates, best: int | None, reach: float,

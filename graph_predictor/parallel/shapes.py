@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     import pandas
 
 REPEATED, SHARE = 0.035, 0.40
-"""Of a kernel whose sizes change, the standard deviation of the logarithm of its time beside the predicted one: what
+"""Standard deviation of the logarithm of a kernel's time beside the predicted one where its sizes change: what
 neighbouring sizes differ by anyway, and a share of the change of its efficiency. Fitted in
 ``benchmarks/shape_advice.py`` to neighbours of four measured sweeps; the others are judged there."""
 REST = "arithmetic and traffic"
-"""What is none of the terms: work itself, and kernels that these do not describe."""
+"""The rest beside all terms: work itself, and kernels that these do not describe."""
 TOLD = 0.2
 """Reasons that are told have at least so much of the largest one's time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeCost:
-    """What a rank's kernels take for a token, and what its sizes cost of it.
+    """The time of a rank's kernels for a token, and the share of it that its sizes cost.
 
     Attributes:
         calls: distinct kernels.

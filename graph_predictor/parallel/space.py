@@ -44,7 +44,7 @@ Work = tuple[Schedule, int, int, int, bool, bool, int | None]
 """Schedule, chunks, sequences of a micro-batch, micro-batches, sequence parallelism, its overlap, ranks of an expert.
 """
 State = tuple[Sharding, int, Recomputation, int | None]
-"""What replicas share, in how many copies, what is computed again, of how many blocks of a chunk."""
+"""What replicas share and in how many copies; what is computed again, and for how many blocks of a chunk."""
 
 
 @dataclass(frozen=True, slots=True)

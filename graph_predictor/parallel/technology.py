@@ -15,7 +15,7 @@ from tracer.parallel_plan import PlanError
 AXES: Mapping[str, Mapping[str, float]] = {
     "clock": {"mhz": 1.0, "ghz": 1e3}, "bandwidth": {"gb/s": 1.0, "tb/s": 1e3},
     "memory": {"gb": 1.0, "tb": 1e3, "gib": 1.073741824}, "link": {"gb/s": 1.0, "tb/s": 1e3}}
-"""What may be changed, and units of its values in those of the device's figure."""
+"""Figures that may be changed, and units of their values in those of the device's figure."""
 _UNITS = {"clock": "MHz", "bandwidth": "GB/s", "memory": "GB", "link": "GB/s"}
 MOST = 100.0
 """Largest factor, and one over the smallest."""
@@ -24,7 +24,7 @@ MOST_CASES = 64
 BINDS: Mapping[str, tuple[str, ...]] = {
     "compute": ("clock", "power"), "power": ("power",), "memory": ("bandwidth",), "network": ("link",),
     "capacity": ("memory",)}
-"""What a step may wait for, and the figures of which it then wants more: a faster clock needs power too."""
+"""Resources that a step may wait for, and the figures of which it then wants more: a faster clock needs power too."""
 
 
 @dataclass(frozen=True, slots=True)

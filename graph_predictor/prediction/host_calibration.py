@@ -18,7 +18,7 @@ from tracer.job import read_job
 
 @dataclass(frozen=True, slots=True)
 class HostCalibration:
-    """What a host's small programs teach.
+    """A host's costs by its small programs.
 
     Attributes:
         model: of all of them; its interval is for programs unlike them.

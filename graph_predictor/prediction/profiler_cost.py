@@ -84,7 +84,7 @@ def _event_ns(scenario: Scenario, events: float, difference_ns: float, unprofile
 
 @dataclass(frozen=True, slots=True)
 class ProfilerShare:
-    """What of a recorded job's host time is the profiler's, by what its events cost.
+    """The profiler's share of a recorded job's host time, by what its events cost.
 
     Attributes:
         ns: of each piece.

@@ -26,7 +26,7 @@ from tracer.arrays import Float64
 from tracer.errors import ForetraceError
 
 OTHER_RANKS = "the ranks that were not recorded"
-"""What an edit claims that says how they behave."""
+"""The claim of an edit that says how they behave."""
 
 
 class EditError(ForetraceError):

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 DEFAULT_DEVICE = "h200-sxm"
 """A script is traced for this device where none is named."""
 LAW_SETTING = "skew"
-"""Of the suite's recommendation models: the exponent of the Zipf law that rows are looked up by."""
+"""Setting of the suite's recommendation models: the exponent of the Zipf law that rows are looked up by."""
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""What a recording says of look-ups and exchanges: measured over modelled, which every sharding's prices are scaled by.
+"""Look-ups and exchanges as a recording has them: measured over modelled, which every sharding's prices are scaled by.
 
 A sharding's look-ups take measured × model(sharding) / model(recorded), as all recorded work does after a change
 (``prediction.anchoring``); exchanges likewise, where the job stays on its cluster.
@@ -64,7 +64,7 @@ class Anchors:
 
 
 NO_ANCHORS = Anchors()
-"""Of a problem that nothing was measured of."""
+"""Anchors of a problem that nothing was measured of."""
 
 
 def prices(us: Float64, low: Float64, high: Float64) -> Prices:

@@ -33,9 +33,9 @@ INPUT_COPIES = 2.0
 FEW_TABLES = 64
 """With no more tables than this every way of each is looked at; with more, only those of tables that matter."""
 LARGE_SHARE = 0.15
-"""Of many tables, those that take this share of a rank's mean time, look-ups or memory are also split."""
+"""Share of a rank's mean time, look-ups or memory from which one of many tables is also split."""
 MOST_COPIED_BYTES = 1e5
-"""Of many tables that are trained, a larger one is not copied to every rank: its dense gradient is all-reduced."""
+"""Largest of many trained tables that is copied to every rank: its dense gradient is all-reduced."""
 MOST_PARTS, EVERY_PARTS = 16, 4
 """Columns are cut into no more parts than these: into any number up to the second, then into powers of two."""
 _OPTIMIZER = {"sgd": ("fused_sgd", 2, 1), "adagrad": ("fused_adagrad", 3, 2),

@@ -92,7 +92,7 @@ def choice_of(choices: Choices, table: int, sharding: TableSharding) -> int:
 
 @dataclass(slots=True)
 class RankLoads:
-    """What lies on each rank.
+    """The load of each rank.
 
     Attributes:
         sums: [``SUMS``, ranks].

@@ -12,7 +12,7 @@ from graph_predictor.sharding.scoring import Scores, Standing
 from tracer.arrays import Float64, Int64
 
 LEAST_GAIN = 1e-6
-"""Of the objective: less is no gain."""
+"""Least share of the objective that counts as a gain."""
 PARTNERS = 600
 """Units on other ranks that those of a slow rank are swapped with at a time, drawn where there are more."""
 MOST_SCORED = 40_000_000

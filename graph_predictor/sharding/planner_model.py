@@ -39,8 +39,8 @@ ELEMENTWISE_FACTOR = 9.22
 HOST_FACTOR = 10.0
 """TorchRec's constants (``planner/constants.py``), which it calls empirical."""
 MOST_PROPOSALS, MOST_PLACED = 200, 40_000
-"""Of the greedy proposers each, and the shards that all proposals place; TorchRec's own goes on for as long as there is
-a next way."""
+"""Most proposals of each greedy proposer, and shards that all proposals place; TorchRec's own goes on for as long as
+there is a next way."""
 
 
 def planned(problem: ShardingProblem, choices: Choices) -> Assignment | None:

@@ -1,4 +1,4 @@
-"""What is to be sharded, over what: ``ShardingProblem``."""
+"""The tables to be sharded, and the ranks they go to: ``ShardingProblem``."""
 
 from __future__ import annotations
 

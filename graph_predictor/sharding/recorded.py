@@ -36,7 +36,7 @@ COLLECTIVE_NAMES = ("c10d::", "record_param_comms", "nccl:", "gloo:", "_c10d_fun
 
 
 class StepPart(IntEnum):
-    """What an operation belongs to."""
+    """The part of a step that an operation belongs to."""
 
     DENSE_FORWARD = 0
     DENSE_BACKWARD = 1

@@ -59,7 +59,7 @@ def drifts(skews: Sequence[float]) -> list[DataDrift]:
 
 @dataclass(frozen=True, slots=True)
 class DriftedStep:
-    """What drifted data make of plans.
+    """The steps of plans under drifted data.
 
     Attributes:
         drift: the data.

@@ -17,10 +17,10 @@ from graph_predictor.sharding.step import HOST, INDEX, MEMORY, SENT, CommonTimes
 from tracer.arrays import Bool, Float64, Int64
 
 POWER = 8
-"""Of the mean over ranks that stands for unevenness, a power of two: near the maximum, and still moved by the second
-slowest rank."""
+"""Power of the mean over ranks that stands for unevenness, a power of two: near the maximum, and still moved by the
+second slowest rank."""
 SHARE = 0.05
-"""Of unevenness in the objective."""
+"""Weight of unevenness in the objective."""
 
 
 @dataclass(slots=True)

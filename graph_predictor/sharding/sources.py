@@ -1,5 +1,5 @@
-"""What a user shards: a file of tables, a workload of the suite with tables, or a trace or capture of a step that looks
-rows up; with the work outside the look-ups where it is known."""
+"""Sources of tables to shard: a file of tables, a workload of the suite with tables, or a trace or capture of a step
+that looks rows up; with the work outside the look-ups where it is known."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DEFAULT_DEVICE = "h200-sxm"
 BATCH = 2048
 """Samples of a rank where nothing says how many."""
 FUSED_OPTIMIZER = "rowwise_adagrad"
-"""Of tables whose source does not say: what TorchRec's examples train with."""
+"""Optimizer of tables whose source does not say: what TorchRec's examples train with."""
 _FEWEST_ROWS = 8
 _PEEKED = 1 << 16
 BOTTOM = ("bottom", "bot")

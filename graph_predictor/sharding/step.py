@@ -33,7 +33,7 @@ LENGTHS_BYTES = 64.0
 
 
 Values = float | Float64
-"""Of one step, or of many."""
+"""Times of one step, or of many."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""What a parallel plan costs a CPU's host beside what was recorded without it: hooks, and sharded tensors' dispatch.
+"""The cost of a parallel plan to a CPU's host beside what was recorded without it: hooks, and sharded tensors'
+dispatch.
 
 ::
 

@@ -18,8 +18,8 @@ QUERY_BLOCK = 128.0
 KEY_BLOCK = 64.0
 """A block of queries costs as much as this many keys more, for its start and end."""
 PORTABLE = {"hopper": 0.63}
-"""Of the rate that kernels written for an architecture reach, what FlashAttention-1 and -2 and the memory-efficient
-kernels do, which PyTorch runs: they issue Ampere's matrix instructions. Measured: 0.364 of an H100's peak for 32k
+"""Share of the rate of kernels written for an architecture that FlashAttention-1 and -2 and the memory-efficient
+kernels reach, which PyTorch runs: they issue Ampere's matrix instructions. Measured: 0.364 of an H100's peak for 32k
 queries of a video transformer (``kernels/h100_wan_video_ops``), where FlashAttention-3 reaches 0.58
 (``attention_forward_causal``)."""
 FIRST = 0.55

@@ -40,7 +40,7 @@ _KERNELS = (1, 3, 4, 7, 9, 11, 16, 21, 25, 49, 81, 121, 256)
 
 
 class Classes(NamedTuple):
-    """What calls that differ in their sizes alone have in common.
+    """Classes of calls that differ in their sizes alone.
 
     Attributes:
         family: whose kernels run: a copy without a change of type or order streams as element-wise ones do.

@@ -53,7 +53,8 @@ class Weight(NamedTuple):
 
 
 class Traits(NamedTuple):
-    """What of a device its corrections depend on: ``names`` are those of numbers that its calls share, with levels."""
+    """Traits of a device that its corrections depend on: ``names`` are those of numbers that its calls share, with
+    levels."""
 
     maker: str
     architecture: str

@@ -52,7 +52,7 @@ NARROWEST = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Of calls of one key: t = fixed·floor·kernels + overlap(compute time/compute, memory time/memory).
+    """The efficiency of calls of one key: t = fixed·floor·kernels + overlap(compute time/compute, memory time/memory).
 
     Attributes:
         compute, memory: shares of the published rates that are reached.

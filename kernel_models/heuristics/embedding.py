@@ -66,15 +66,15 @@ DENSE_PIECE = 10.0
 UNPACKING = {"int8": 3.0, "int4": 5.0}
 """Operations that make a float of a stored element: convert, and a multiply-add; of int4 also shift and mask."""
 INFERRED_BYTES = 2.0
-"""Of an element of a bag of quantized rows where nothing says it: FBGEMM's inference gives fp16 by default."""
+"""Bytes of an element of a bag of quantized rows where nothing says it: FBGEMM's inference gives fp16 by default."""
 HOST_LINE, HOST_LATENCY_US = 128.0, 1.5
 """Bytes that a load over the host's link brings at least, a GPU's cache line, and how long one waits. Set, not
 measured: of the order that PCIe and NVLink-C2C show. The rate is the link's, times the share of a bandwidth that
 look-ups reach (0.8; long reads over NVLink-C2C reach 375 of 450 GB/s: Schieffer et al., 2024, arXiv 2407.07850)."""
 CACHE_LOOKUP_BYTES, CACHE_KERNELS = 350.0, 20.0
-"""Of a cache in the device's memory. Bytes a look-up: its index numbered among all tables' (8 read, 8 written) and
-sorted (4 passes of 16), its set of 32 ways of 8 bytes read, its place written and read; and kernels, most of them the
-sort's. Counted in FBGEMM's ``lru_cache_populate`` and ``lxu_cache_lookup``."""
+"""Costs of a cache in the device's memory. Bytes a look-up: its index numbered among all tables' (8 read, 8 written)
+and sorted (4 passes of 16), its set of 32 ways of 8 bytes read, its place written and read; and kernels, most of them
+the sort's. Counted in FBGEMM's ``lru_cache_populate`` and ``lxu_cache_lookup``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ def embedding_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @dataclass(frozen=True, slots=True)
 class LookupTerms:
-    """What every part adds to a kernel over several of them, µs [p], at published rates.
+    """The terms that each part adds to a kernel over several, µs [p], at published rates.
 
     A kernel streams the sum of ``stream_us``, waits for the sum of ``flight_us`` and no less than the largest
     ``wait_us``. Which parts share a cache must be known to say what they find in it.

@@ -1,4 +1,4 @@
-"""What a CPU does otherwise than a GPU: no tiles to fill, operands that are copied before they are multiplied.
+"""Formulas of a CPU where it differs from a GPU: no tiles to fill, operands that are copied before they are multiplied.
 
 A core's arithmetic and its traffic add up (``efficiency.together``): a product first brings its operands into the
 order that its innermost loop wants, and one thread does one thing at a time.
@@ -36,9 +36,9 @@ QUERY_BLOCK, SKIPS = 256.0, 768.0
 LOOKUP_CYCLES, ROW_CYCLES, BAG_CYCLES = 2.5, 10.0, 6.0
 """Cycles of a look-up of a bag, of one without a bag, and of a bag, besides its arithmetic and its traffic."""
 SORTED_CYCLES, SUMMED_CYCLES, COPIED_CYCLES = 236.0, 2.25, 6.0
-"""Of a gradient: cycles of a look-up and of an element of a different row (dense), and of a look-up (sparse)."""
+"""Costs of a gradient: cycles of a look-up and of an element of a different row (dense), and of a look-up (sparse)."""
 MISSED_CYCLES = 14.0
-"""Of a bag's row that comes from memory: most of its latency hides behind the next rows'."""
+"""Cycles of a bag's row that comes from memory: most of its latency hides behind the next rows'."""
 ADDED_CYCLES, BYTE_CYCLES = 60.0, 0.16
 """Cycles of a row added to another: no less than the first, nor than its bytes times the second."""
 NEAR_CYCLES, WALK_CYCLES, FAR_CYCLES = 47.0, 80.0, 330.0

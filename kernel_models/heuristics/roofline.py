@@ -44,7 +44,7 @@ then takes from convolutions, and a GPU left out is predicted within 15, not 11%
 
 
 class Parts(NamedTuple):
-    """Of calls, uncorrected, µs [n]: arithmetic, traffic and fixed cost."""
+    """The parts of calls' times, uncorrected, µs [n]: arithmetic, traffic and fixed cost."""
 
     compute_us: Float64
     memory_us: Float64

@@ -1,4 +1,4 @@
-"""What the sizes of products and attention cost: the factors in their formulas that full tiles would not have."""
+"""The cost of awkward sizes of products and attention: the factors in their formulas that full tiles would not have."""
 
 from __future__ import annotations
 

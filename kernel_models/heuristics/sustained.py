@@ -1,4 +1,5 @@
-"""What a device sustains of its published rates whatever the kernel: long copies, and products within its power."""
+"""The share of its published rates that a device sustains whatever the kernel: long copies, and products within its
+power."""
 
 from __future__ import annotations
 

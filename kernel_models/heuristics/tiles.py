@@ -23,7 +23,7 @@ SPLIT_COST = 0.15
 
 
 class Tiling(NamedTuple):
-    """Of products, the factors by which the time in the best tile and split is above that of full, largest tiles [n].
+    """Factors by which products take longer, in their best tile and split, than in full, largest tiles [n].
 
     Attributes:
         tiles: rows and columns that the result's last tiles have for nothing.

@@ -1,4 +1,4 @@
-"""What products cost whose operands' rows are no whole number of a kernel's loads, or of a tile's depth."""
+"""The cost of products whose operands' rows are no whole number of a kernel's loads, or of a tile's depth."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ of whole loads; ``benchmarks/shape_advice.py`` computes them again and judges th
 NVIDIA's data center boards with matrix units, of which A100 and V100 were measured; the MI250X of that table shows
 none."""
 DEPTH_BYTES = 64
-"""Of a contraction, what a tile takes at a time: 32 values of 16 bits, as kernels' names tell
+"""Bytes of a contraction that a tile takes at a time: 32 values of 16 bits, as kernels' names tell
 ("ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn")."""
 
 

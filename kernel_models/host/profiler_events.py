@@ -1,4 +1,4 @@
-"""What PyTorch's profiler costs the host for each event that it records, told by the recording itself.
+"""The cost of PyTorch's profiler to the host for each event that it records, told by the recording itself.
 
 An operation made of others (``aten::t`` of ``aten::transpose``) does next to nothing besides calling them, so that its
 own recorded time is the profiler's: that of noting its parts.
@@ -29,7 +29,7 @@ USUAL_NS, USUAL_SPREAD_NS = 1_000.0, 2_000.0
 """An event where a recording has too few of them, and its standard deviation: the median of those programs is 0.9 µs,
 on one CPU; half of 72 captures on another, busy one lie between 1.8 and 5.6 µs."""
 OBSERVED_NS, OBSERVED_SPREAD_NS = 20_000.0, 10_000.0
-"""What an event costs more, and its standard deviation, where an execution trace is recorded in the same window."""
+"""Added cost of an event, and its standard deviation, where an execution trace is recorded in the same window."""
 PYTHON_EVENTS = 0.3
 """Events that the record of a call of a Python function counts for: 0.16 µs beside 0.4 to 0.7 µs of an operation's, in
 loops that do nothing else (the same CPU)."""

@@ -27,7 +27,7 @@ from tracer.arrays import Float64, Int8, Int64
 Names = npt.NDArray[np.object_]
 
 LISTS = ("_foreach", "_fused")
-"""What names of operations on lists of tensors have."""
+"""Marks in the names of operations on lists of tensors."""
 END = ""
 """Name of what follows the last operation, and of what is before the first."""
 

@@ -22,7 +22,7 @@ from tracer.capture import capture
 STEPS, TIMED, WARM_UP, FIRST_STEPS = 3, 9, 2, 20
 TRIES = 4
 PROBE_ROUNDS = 4000
-"""Of a loop whose time tells the core's speed; about 0.1 ms."""
+"""Rounds of the loop whose time tells the core's speed; about 0.1 ms."""
 SLOW = 1.2
 SETTLE_S = 0.5
 

@@ -26,7 +26,7 @@ class LostWorkerError(TraceError):
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """What comes back for an item whose call raised a ``ForetraceError``, or whose worker died twice."""
+    """The result of an item whose call raised a ``ForetraceError``, or whose worker died twice."""
 
     error: ForetraceError
 

@@ -40,7 +40,7 @@ LAW = "zipf:"
 _WORDS = {"table", "index", "indices", "offsets", "lengths", "values"}
 """Names of columns that are of the long or the published layout, and of no table."""
 _MOST_BYTES = 4 << 30
-"""Of a file unpacked: 500 million look-ups."""
+"""Largest file, unpacked: 500 million look-ups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class TableIndices:
 
 @dataclass(frozen=True, slots=True)
 class Indices:
-    """What ``--indices`` says: a law (``skew``) for every table, or the look-ups of some tables.
+    """The argument of ``--indices``: a law (``skew``) for every table, or the look-ups of some tables.
 
     Attributes:
         source: as written.

@@ -1,4 +1,4 @@
-"""What is known of the rows that a graph's operations look up: written with each operation, read with its arguments.
+"""Statistics of the rows that a graph's operations look up: written with each operation, read with its arguments.
 
 The profiler writes nothing of a tensor's values. What was counted of a look-up's indices (or the law they follow) is
 kept where it would: as the recorded text of the argument that holds the indices.

@@ -22,7 +22,7 @@ QUANTIZED = ("int8", "int4")
 """Precisions whose rows carry a scale and a bias. FBGEMM looks such rows up for inference alone
 (``IntNBitTableBatchedEmbeddingBagsCodegen``): its training on GPUs dropped int8 in 2024 (pull request 2371)."""
 SCALE_AND_BIAS_BYTES, ROW_ALIGNMENT = 4.0, 16.0
-"""Of a quantized row on a GPU: fp16 each, and the multiple that rows are padded to (FBGEMM,
+"""Bytes of a quantized row's scale and bias on a GPU, fp16 each, and the multiple that rows are padded to (FBGEMM,
 ``rounded_row_size_in_bytes``)."""
 OUTPUT_DTYPES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0}
 """Bytes of an element of a pooled vector, by its precision."""
@@ -34,7 +34,7 @@ BAG_QUANTILES = (0.1, 0.5, 0.9, 0.99)
 MOST = {"rows": 1e15, "columns": 1e7, "bag": 1e9, "longest_bag": 1e9}
 """Largest sizes: no machine holds more, and squares of what follows from them are still numbers."""
 ROUNDED = 1e-4
-"""Of a mean bag length: what rounding it in a graph's notes may add (``noted``, five digits)."""
+"""Most that rounding adds to a mean bag length in a graph's notes (``noted``, five digits), as a share."""
 POOLINGS = ("sum", "mean", "none")
 LOCATIONS = ("hbm", "uvm", "uvm_cached")
 """Where weights lie: in the device's memory; in the host's, read by the device over its link; or there, with rows that

@@ -25,7 +25,7 @@ from tracer.lookup_data.tables import EmbeddingTable, TableError
 POOL = 856
 """Tables of the public batch."""
 LEAST_ROWS = 100
-"""Of a table: what both generators raise smaller ones to."""
+"""Rows that both generators raise smaller tables to."""
 MEDIAN_ROWS, SPREAD_ROWS, MOST_ROWS = 300_000.0, 2.2, 4e7
 """Rows are log-normal with this median and this standard deviation of their logarithm: an assumption. Tables of
 recommendation models range from tens of rows to tens of millions."""

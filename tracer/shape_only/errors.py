@@ -17,7 +17,7 @@ _OWN = Path(__file__).resolve().parents[1]
 _WORKLOADS = _OWN / "workloads"
 _WITHOUT_GPU = ("not linked with support for cuda", "not compiled with CUDA enabled", "Found no NVIDIA driver",
                 "No CUDA GPUs are available")
-"""What PyTorch says where a GPU is asked for and there is none; a trace for a GPU never comes to it."""
+"""PyTorch's messages where a GPU is asked for and there is none; a trace for a GPU never comes to it."""
 
 MOST_ELEMENTS = 1 << 20
 """A larger tensor is data, or weights: a mask of 16 sequences of 256 tokens is smaller."""

@@ -14,7 +14,7 @@ import torch
 
 
 class Kept:
-    """What is kept of a tensor. Plain attributes: there are thousands."""
+    """A tensor's kept values. Plain attributes: there are thousands."""
 
     __slots__ = ("assumed", "value")
 

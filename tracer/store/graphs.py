@@ -70,7 +70,7 @@ class _GraphRecord(msgspec.Struct):
 
 
 class GraphManifest(msgspec.Struct):
-    """What a file says of itself: its kind, and where the tables of its graphs are."""
+    """A file's own description: its kind, and where the tables of its graphs are."""
 
     format: str
     version: int

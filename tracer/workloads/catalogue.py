@@ -20,7 +20,7 @@ RESNET_STAGES = {14: (1, 1, 1, 1), 26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 
 
 @dataclass(frozen=True, kw_only=True)
 class _RecommendationSettings(Settings):
-    """What workloads with embedding tables share; ``batch`` is large because each sample is little work."""
+    """Settings that workloads with embedding tables share; ``batch`` is large because each sample is little work."""
 
     batch: int = size(512, "samples in a micro-batch")
     tables: int = size(8, "embedding tables")

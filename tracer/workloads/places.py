@@ -26,7 +26,7 @@ from tracer.workloads.settings import Settings, WorkloadError
 
 ROW, COLUMN, COPY, IN_TURN = "row", "column", "copy", "table"
 Place = int | str
-"""Of a table: its rank, or one of the words."""
+"""A table's place: its rank, or one of the words."""
 PLAN = ".json"
 """Ending of the name of a plan's file, in the place of places."""
 _FOR = "@"
