@@ -2,7 +2,7 @@
 
     python benchmarks/dlrm_tasks.py [--seeds 2] [--largest]
 
-Tasks follow the published recipes of DreamShard and NeuroShard (``tracer.lookup_data.tasks``; nothing is downloaded,
+Tasks follow the published recipes of DreamShard and NeuroShard (``dlrm_parts.tasks``; nothing is downloaded,
 and the pool of tables is drawn). Each row is the mean over seeds: the predicted step of the search's fastest sharding,
 how much longer the best of the three greedy baselines, a random sharding and TorchRec-like planning take, and the time
 of the whole search, with the pricing of every way of each table. ``--largest`` runs 10,000 tables over 128 GPUs alone.
@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+from dlrm_parts.tasks import dreamshard_task, neuroshard_task
 
 from graph_predictor.sharding.baselines import COSTS, RANDOM, TORCHREC
 from graph_predictor.sharding.problem import ShardingProblem
@@ -22,7 +23,6 @@ from graph_predictor.sharding.search import ShardingSearch, search
 from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device import device
 from tracer.lookup_data.tables import EmbeddingTable
-from tracer.lookup_data.tasks import dreamshard_task, neuroshard_task
 
 DEVICE = device("h100-sxm")
 SAMPLES = 512

@@ -40,7 +40,6 @@ class KernelTimes:
         source: a ``Source`` each.
         family: as in ``Work``.
         low, high: natural logs of the 80% interval's ends over the expected time (≤ 0 and ≥ 0).
-        flops: floating-point operations of each kernel's piece, spread over its kernels by time.
         notes: what was assumed.
     """
 

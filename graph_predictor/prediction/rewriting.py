@@ -42,7 +42,7 @@ class Rewritten:
         host_weight: factor on each piece of host time; zero where it vanishes.
         host_spread: log half width of what it adds to the interval of the host's time.
         kernel_gone: kernels of the recorded program that vanish.
-        first, kernels: kernel that the new work is, and all kernels whose place it takes, of each (on a CPU none).
+        kernels: of each, the kernels whose place it takes; the new work is the first of them (on a CPU none).
     """
 
     units: Units

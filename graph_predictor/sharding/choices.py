@@ -280,8 +280,9 @@ def _columns(problem: ShardingProblem, ways: list[_Way]) -> Choices:
     sums = is_kind[ShardKind.TABLE_WISE] | is_kind[ShardKind.COLUMN_WISE]
     parts = np.array([way.parts for way in ways], np.int64)
     cut = np.where(rows_all, ranks, np.where(rows_node, per_node, parts)).astype(np.float64)
-    weights, state, far_weights, far_state = (np.array([getattr(table, f"{where}_{name}_bytes") for table in tables])
-                                              for where in ("device", "host") for name in ("weight", "state"))
+    weights, state, far_weights, far_state = np.array([
+        (table.device_weight_bytes, table.device_state_bytes, table.host_weight_bytes, table.host_state_bytes)
+        for table in tables], np.float64).reshape(n, 4).T
     rows = np.array([table.rows for table in tables], np.float64)
     # The last block of rows is the smallest: a rank holds up to a whole block.
     by_rows = np.where(rows_all | rows_node, np.ceil(rows / cut) / rows, 1.0 / cut)

@@ -1,6 +1,7 @@
 """One file a family of operations; each registers what it knows when loaded.
 
-Adding a family is adding a file here: ``load`` imports every module of this package.
+A new family is a file here, which ``load`` finds, and a member of ``op_call.Family`` with its dimensions. Its kernels
+are priced by bytes and arithmetic until a file of ``heuristics`` registers how they work (``heuristics.work.work_of``).
 """
 
 from __future__ import annotations

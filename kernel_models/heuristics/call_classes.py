@@ -72,11 +72,6 @@ def grouped(calls: Sequence[OpCall], device: DeviceSpec) -> list[Grouped]:
             for key, mine in rows.items()]
 
 
-def classes_of(call: OpCall, device: DeviceSpec) -> Classes:
-    """The classes of a call on a device and the curves it lies on."""
-    return _classes(*_key(call, device))
-
-
 def streams(call: OpCall) -> bool:
     """Return whether a copy reads and writes its elements in one run, of one type."""
     return call.family is Family.COPY and call.kind == "copy" and not call.layout

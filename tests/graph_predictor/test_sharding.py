@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dlrm_parts.tasks import dreamshard_task, neuroshard_task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from said import plain
@@ -33,7 +34,6 @@ from kernel_models.device import device
 from tracer.lookup_data.files import write_tables
 from tracer.lookup_data.plan_file import ShardingError, ShardKind, TableSharding
 from tracer.lookup_data.tables import EmbeddingTable
-from tracer.lookup_data.tasks import dreamshard_task, neuroshard_task
 
 RUNNER = CliRunner()
 H100 = device("h100-sxm")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dlrm_parts.tasks import dreamshard_task
 
 from graph_predictor.sharding.choices import choices_of
 from graph_predictor.sharding.estimate import estimate
@@ -25,7 +26,6 @@ from kernel_models.pricing import price
 from kernel_models.table_parts import TablePart
 from tracer.lookup_data.plan_file import ShardingError, ShardKind, TableSharding
 from tracer.lookup_data.tables import EmbeddingTable
-from tracer.lookup_data.tasks import dreamshard_task
 
 TABLE = EmbeddingTable("t", 200_000, 64, bag=20.0, skew=1.05)
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kernel_models.device import device
-from kernel_models.heuristics.call_classes import classes_of, grouped, sizes_of
+from kernel_models.device import DeviceSpec, device
+from kernel_models.heuristics.call_classes import Classes, grouped, sizes_of
 from kernel_models.heuristics.corrections import (
     KNOTS,
     Corrections,
@@ -59,31 +59,36 @@ def steps(rng: np.random.Generator, count: int, factor: dict[Family, float]) -> 
     return found
 
 
+def classes_of(call: OpCall, on: DeviceSpec = GPU) -> Classes:
+    [group] = grouped([call], on)
+    return group.classes
+
+
 def test_a_call_belongs_to_classes_from_wide_to_narrow() -> None:
-    names = dict(classes_of(convolution(64, 64, last=True), GPU).names)
+    names = dict(classes_of(convolution(64, 64, last=True)).names)
     assert names["conv"] == 0 and names["conv/forward/depthwise"] == 1 and names["conv/forward/depthwise/nhwc"] == 2
-    assert "conv/spatial" in dict(classes_of(convolution(64, 1), GPU).names)
-    assert "conv/grouped" in dict(classes_of(convolution(64, 2), GPU).names)
+    assert "conv/spatial" in dict(classes_of(convolution(64, 1)).names)
+    assert "conv/grouped" in dict(classes_of(convolution(64, 2)).names)
 
 
 def test_alignment_is_a_class_of_products() -> None:
-    aligned, odd = (dict(classes_of(linear(256, 1024, out), GPU).names) for out in (50304, 50257))
+    aligned, odd = (dict(classes_of(linear(256, 1024, out)).names) for out in (50304, 50257))
     assert not any("not aligned" in name for name in aligned)
     assert {f"gemm/fp16/n not aligned by {number}" for number in (2, 4, 8, 16, 32, 64)} <= set(odd)
     # Rows of a linear layer's operands and result are k and n long: how many there are changes no access.
-    assert set(dict(classes_of(linear(255, 1024, 50304), GPU).names)) == set(aligned)
+    assert set(dict(classes_of(linear(255, 1024, 50304)).names)) == set(aligned)
 
 
 def test_products_are_of_the_type_that_is_computed() -> None:
     """A P4 multiplies 16-bit numbers in fp32, and what steps taught of matrix units does not hold there."""
     half = linear(512, 512, 512)
-    assert "gemm/mm/fp16" in dict(classes_of(half, GPU).names)
+    assert "gemm/mm/fp16" in dict(classes_of(half).names)
     assert "gemm/mm/fp32" in dict(classes_of(half, device("p4")).names)
 
 
 def test_both_16_bit_types_are_one_but_of_products() -> None:
     half, brain = (calls_of(operation("aten::add", [(4096,), (4096,)], dtype))[0] for dtype in ("fp16", "bf16"))
-    assert classes_of(half, GPU) == classes_of(brain, GPU)
+    assert classes_of(half) == classes_of(brain)
 
 
 def test_copies_in_one_run_are_of_the_element_wise_classes() -> None:
@@ -91,14 +96,14 @@ def test_copies_in_one_run_are_of_the_element_wise_classes() -> None:
         return calls_of(operation("aten::copy_", [(512, 512), (512, 512)], "fp16", strides))[0]
 
     run, turned = copied([None, None]), copied([(1, 512), None])
-    assert classes_of(run, GPU).family is Family.ELEMENTWISE and classes_of(turned, GPU).family is Family.COPY
+    assert classes_of(run).family is Family.ELEMENTWISE and classes_of(turned).family is Family.COPY
     relu = calls_of(operation("aten::relu", [(512, 512)], "fp16"))[0]
     assert sizes_of(run, 1e6) == sizes_of(relu, 1e6)
 
 
 def test_slow_traffic_of_products_is_less_where_multiprocessors_are_faster() -> None:
     """Twice the time of the 3090's memory on a device with more cycles a byte is less than twice its memory's."""
-    classes = classes_of(convolution(64, 64), GPU)
+    classes = classes_of(convolution(64, 64))
     slow = Corrections({f"memory nvidia {classes.names[0][0]}": 0.7}, {}, frozenset({"conv"}))
     fast = replace(slow, points={name: -value for name, value in slow.points.items()})
     other = device("rtx-4090")
@@ -127,7 +132,7 @@ def test_families_that_nothing_measured_keep_their_times() -> None:
 def test_every_curve_has_a_size() -> None:
     for call in (linear(3, 5, 7), add(9), convolution(32, 32)):
         sizes = sizes_of(call, 1e6)
-        assert {place for _, place, _ in classes_of(call, GPU).curves} == set(range(len(sizes)))
+        assert {place for _, place, _ in classes_of(call).curves} == set(range(len(sizes)))
         assert min(sizes) >= 0
 
 
