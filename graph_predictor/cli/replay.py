@@ -22,11 +22,8 @@ from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, Window, W
 from tracer.output_kind import TIMELINE, check_output
 
 if TYPE_CHECKING:
-    from graph_predictor.prediction.replay import Replay, ReplayedStep
+    from graph_predictor.prediction.replay import Replay
     from graph_predictor.simulation.build import RankReport
-
-HOST_BOUND_SHARE = 0.99
-"""A step that keeps this share of its time when kernels take none is bound by the host."""
 
 
 def replay(
@@ -80,20 +77,15 @@ def kernel_end_p95_share(result: Replay, scale_kernels: float) -> float | None:
     return float(np.percentile(np.abs(errors), 95)) / step
 
 
-def host_bound(step: ReplayedStep) -> bool:
-    """Return whether the step takes as long with free kernels."""
-    return step.free_kernels_ns >= HOST_BOUND_SHARE * step.replayed_ns
-
-
 def _notes(result: Replay, residuals: bool, scale_kernels: float) -> list[str]:
     notes = []
     if not len(result.program.kernel_item):
         notes.append("The trace has no GPU work. The replay is a playback of the host's own recorded time: it closes "
                      "by construction, says nothing about a GPU, and kernel durations change nothing.")
-    elif result.steps and all(host_bound(s) for s in result.steps):
+    elif result.steps and all(s.host_bound for s in result.steps):
         notes.append("Host-bound: unchanged with free kernels. If kernels other than collectives took no time at all, "
                      "every step would last as long: host work, and waiting for other ranks, decide it.")
-    elif host := [s for s in result.steps if host_bound(s)]:
+    elif host := [s for s in result.steps if s.host_bound]:
         notes.append(f"Host-bound: unchanged with free kernels in {count(len(host))} of {count(len(result.steps))} "
                      "steps (see the table).")
     if not result.reproducible:
@@ -113,7 +105,7 @@ def _to_json(result: Replay, residuals: bool, scale_kernels: float, notes: list[
     values: dict[str, Any] = {
         "steps": [
             {"rank": s.rank, "step": s.name, "measured_us": s.measured_ns / 1e3, "replayed_us": s.replayed_ns / 1e3,
-             "error": s.error, "free_kernels_us": s.free_kernels_ns / 1e3, "host_bound": host_bound(s)}
+             "error": s.error, "free_kernels_us": s.free_kernels_ns / 1e3, "host_bound": s.host_bound}
             for s in result.steps],
         "times": "under the profiler",
         "median_abs_error": result.median_abs_error, "max_abs_error": result.max_abs_error,
@@ -152,7 +144,7 @@ def _report(result: Replay, residuals: bool, scale_kernels: float, notes: list[s
          Column("change" if what else "error"),
          *([Column("with free\nkernels ms"), Column("host-\nbound")] if has_kernels else [])],
         ([str(s.rank), s.name, milliseconds(s.measured_ns), milliseconds(s.replayed_ns), f"{s.error * 100:+.3f}%",
-          *([milliseconds(s.free_kernels_ns), "yes" if host_bound(s) else "no"] if has_kernels else [])]
+          *([milliseconds(s.free_kernels_ns), "yes" if s.host_bound else "no"] if has_kernels else [])]
          for s in result.steps))
     report.line()
     what = "change" if scale_kernels != 1.0 else "error"

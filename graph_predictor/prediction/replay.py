@@ -36,6 +36,8 @@ REPRODUCIBLE_SHARE = 0.005
 """Above this share of unexplained delay, the GPU timeline is said not to be reproducible."""
 INEXACT = 0.01
 """A replayed step this far from the measured one is reported, and what rests on it widened."""
+HOST_BOUND_SHARE = 0.99
+"""A step that keeps this share of its time when kernels take none is bound by the host."""
 WINDOW = "whole window"
 
 
@@ -60,6 +62,11 @@ class ReplayedStep:
     def error(self) -> float:
         """Replayed over measured, less one, both under the profiler."""
         return self.profiled_ns / self.measured_ns - 1.0 if self.measured_ns else 0.0
+
+    @property
+    def host_bound(self) -> bool:
+        """Return whether the step takes as long with free kernels."""
+        return self.free_kernels_ns >= HOST_BOUND_SHARE * self.replayed_ns
 
 
 @dataclass(slots=True, repr=False)
