@@ -56,7 +56,7 @@ FIXED_OF_DEVICE = 0.05
 kernels of one must not shorten another's. Architectures and memories keep the whole pull: theirs are carried over."""
 SMOOTHNESS = 4.0
 TRAFFIC_OF_PRODUCTS = 8.0
-"""Times the pull on the traffic of products: whether arithmetic or traffic takes long is told by no step, but another
+"""Times the pull on the traffic of products: whether arithmetic or traffic takes long is shown by no step, but another
 device has other rates of either, and of the two the traffic is the better known. Chosen between 1 and 8 on the rows of
 PyTorch 2.4, three of the five folds, by what is predicted for the other GPU."""
 ITERATIONS = 300

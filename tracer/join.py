@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tracer.arrays import Bool, Int64
 from tracer.execution_trace import ExecutionTrace, read_execution_trace
 from tracer.fill import fill_from_trace
 from tracer.graph import NONE, ExecutionGraph
 from tracer.matching import Match, Names, by_record_id, by_sequence, joinable_names, present_values
+from tracer.trees import nearest
 
 # The issue's target: a join that reaches it needs no second method.
 _GOOD = 0.999
@@ -100,11 +100,12 @@ def join_execution_trace(graph: ExecutionGraph, source: str | os.PathLike[str] |
 def _drop_wrong_threads(graph: ExecutionGraph, trace: ExecutionTrace, names: Names, match: Match) -> float:
     """Undo the join of threads whose parents mostly disagree; the share of agreeing parents of the rest."""
     ops = graph.ops
-    parent = _usable_parents(ops.parent.astype(np.int64), names.op_usable)
+    # Rows that are never joined (steps, synthetic nodes) are passed over.
+    parent = nearest(ops.parent, names.op_usable, ops.parent.astype(np.int64))
     # searchsorted needs the ids sorted, which they are.
     at = np.minimum(np.searchsorted(trace.id, trace.parent), len(trace.id) - 1)
     node_parent = np.where((trace.id[at] == trace.parent) & (at != np.arange(len(at))), at, NONE)
-    node_parent = _usable_parents(node_parent, names.node_usable)
+    node_parent = nearest(node_parent, names.node_usable, node_parent)
     rows = np.flatnonzero(match.node >= 0)
     if not len(rows):
         return 1.0
@@ -123,13 +124,3 @@ def _drop_wrong_threads(graph: ExecutionGraph, trace: ExecutionTrace, names: Nam
             keep &= ~mine
     compared = int(np.count_nonzero(comparable & keep))
     return float(np.count_nonzero(agrees & keep)) / compared if compared else 1.0
-
-
-def _usable_parents(parent: Int64, usable: Bool) -> Int64:
-    """Parents, passing over rows that are never joined (steps, synthetic nodes)."""
-    result = parent.copy()
-    while True:
-        passed = (result >= 0) & ~usable[result]
-        if not passed.any():
-            return result
-        result[passed] = parent[result[passed]]

@@ -107,7 +107,7 @@ def _head(path: Path) -> bytes:
 
 
 def _local_files(inputs: list[str]) -> list[str]:
-    """The existing local files that the inputs stand for; what cannot be found is told when it is read."""
+    """The existing local files that the inputs stand for; what cannot be found is an error when it is read."""
     from tracer.files import find_files
 
     found = []

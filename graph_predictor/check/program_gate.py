@@ -37,7 +37,7 @@ MACHINE_SD = 0.02
 """Standard deviation of the log of ``machine_slowdown``: it is measured on profiled steps, moments after the timed
 ones."""
 NOTABLE = 0.05
-"""A machine that was this much slower is told."""
+"""A machine that was this much slower is reported."""
 SHAKEN = 0.5
 """Standard deviation of the log of a run's step, as a share of ``disturbance``. Chosen, with ``CALM``, ``QUANTILES``
 and the witness, on 108 recordings of nine programs on two shared cores, most of them disturbed: 2 of 1,188 pairs

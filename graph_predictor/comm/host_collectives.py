@@ -1,4 +1,5 @@
-"""Collectives of a backend that works on the host (gloo), told as device work is: on a stream each of its threads.
+"""Collectives of a backend that works on the host (gloo), represented as device work is: on a stream each of its
+threads.
 
 ::
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from graph_predictor.simulation.host_time import operation_of
 from tracer.arrays import Bool, Int64
 from tracer.graph import NONE, ExecutionGraph, OpKind, Phase
+from tracer.trees import outermost
 
 UInt64 = npt.NDArray[np.uint64]
 
@@ -99,9 +100,7 @@ def step_tree(graph: ExecutionGraph, codes: Int64, row: int, kernels: Int64) -> 
     place[rows] = np.arange(len(rows))
     above = ops.parent[rows]
     parent = place[np.where(above >= 0, nearest[above], NONE)]
-    root: Int64 = np.arange(len(rows))
-    while (inner := parent[root] >= 0).any():
-        root = np.where(inner, parent[root], root)
+    root = outermost(parent)
     thread = int(graph.steps.thread[row]) if row >= 0 else int(ops.thread[rows[0]]) if len(rows) else NONE
     main = np.unique(ops.thread[rows][ops.phase[rows] == Phase.BACKWARD]).tolist()
     aside = ~np.isin(ops.thread[rows], [thread, *main])

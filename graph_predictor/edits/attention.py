@@ -12,13 +12,14 @@ from graph_predictor.edits.registry import edit_option
 from graph_predictor.prediction.overheads import WRITTEN_OUT
 from graph_predictor.prediction.replacement import Replacement, Rewriting, Units
 from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.prediction.units import below, units_of
+from graph_predictor.prediction.units import units_of
 from kernel_models.dtypes import itemsize
 from kernel_models.families.attention import attention
 from kernel_models.op_call import Family, OpCall
 from kernel_models.operation import Operation, calls_of
 from tracer.dependencies import forward_backward_pairs
 from tracer.graph import ExecutionGraph, Phase
+from tracer.trees import within
 
 BETWEEN = frozenset({Family.ELEMENTWISE, Family.COPY, Family.RANDOM, Family.REDUCTION, Family.OTHER})
 """Families of work between the products beside the softmax: scale, mask, dropout, copies, rows masked throughout."""
@@ -126,7 +127,7 @@ def _forward(units: Units, mine: np.ndarray, graph: ExecutionGraph) -> Iterator[
     names = np.array([text in WRITTEN_OUT for text in graph.strings] or [False], np.bool_)
     taken = np.zeros(len(units), np.bool_)
     for op in np.flatnonzero(names[graph.ops.name]).tolist():
-        inside = below(graph.ops.parent, np.arange(len(graph.ops)) == op)
+        inside = within(graph.ops.parent, np.arange(len(graph.ops)) == op)
         members = mine[inside[units.op[mine]]]
         made = _products(units, members)
         calls = calls_of(Operation.from_graph(graph, op))
@@ -169,7 +170,7 @@ def _written_out(units: Units, mine: np.ndarray, graph: ExecutionGraph) -> Itera
                                  & (ops.start_ns <= end))
         last = np.zeros(len(ops), np.bool_)
         last[units.op[members[-1]]] = True
-        yield members, np.union1d(between, np.flatnonzero(below(ops.parent, last))), made
+        yield members, np.union1d(between, np.flatnonzero(within(ops.parent, last))), made
 
 
 def _product(units: Units, rows: list[int], at: int, direction: int, scores: int, keys: int, *, is_scores: bool) -> \

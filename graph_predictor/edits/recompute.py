@@ -11,12 +11,13 @@ from graph_predictor.edits.precision import PRODUCTS
 from graph_predictor.edits.registry import edit_option
 from graph_predictor.prediction.memory import kept_when_recomputed
 from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.prediction.units import below, host_weight
+from graph_predictor.prediction.units import host_weight
 from graph_predictor.simulation.host_pieces import top_operations
 from kernel_models.op_call import Family
 from kernel_models.operation import family_of
 from tracer.arrays import Bool, Int64
 from tracer.graph import ExecutionGraph, OpKind, Phase
+from tracer.trees import within
 
 LEAST_BLOCK = 3
 """Operations a repeated block has at least, where only the sequence of operations shows it."""
@@ -110,10 +111,10 @@ def recomputed_operations(graph: ExecutionGraph) -> Bool:
         numbers = ops.sequence[order]
         before = np.concatenate([[-1], np.maximum.accumulate(numbers)[:-1]]) if len(order) else numbers
         found[order[(numbers > before) & backward[order]]] = True
-        return below(ops.parent, found)
+        return within(ops.parent, found)
     named = np.array([text.startswith("aten::") for text in graph.strings] or [False], np.bool_)
     found = backward & (ops.forward_thread <= 0) & named[ops.name] & (ops.kind == OpKind.OPERATION)
-    return below(ops.parent, found)
+    return within(ops.parent, found)
 
 
 def forward_blocks(graph: ExecutionGraph) -> tuple[Bool, int]:
@@ -122,7 +123,7 @@ def forward_blocks(graph: ExecutionGraph) -> tuple[Bool, int]:
     found, count = _by_module(graph, forward)
     if not count:
         found, count = _by_sequence(graph, forward)
-    return below(graph.ops.parent, found) & forward, count
+    return within(graph.ops.parent, found) & forward, count
 
 
 def _by_module(graph: ExecutionGraph, forward: Bool) -> tuple[Bool, int]:

@@ -40,7 +40,7 @@ neighbouring sizes differ by anyway, and a share of the change of its efficiency
 REST = "arithmetic and traffic"
 """The rest beside all terms: work itself, and kernels that these do not describe."""
 TOLD = 0.2
-"""Reasons that are told have at least so much of the largest one's time."""
+"""Reasons that are shown have at least so much of the largest one's time."""
 
 
 @dataclass(frozen=True, slots=True)

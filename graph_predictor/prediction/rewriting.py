@@ -19,7 +19,7 @@ from graph_predictor.prediction.anchoring import prices_of, size_of_change
 from graph_predictor.prediction.pricing import KernelTimes
 from graph_predictor.prediction.replacement import Replacement, Units
 from graph_predictor.prediction.scenario import Scenario
-from graph_predictor.prediction.units import below, units_of
+from graph_predictor.prediction.units import units_of
 from kernel_models.device import DeviceSpec
 from kernel_models.model import Source
 from kernel_models.op_call import OpCall
@@ -27,6 +27,7 @@ from kernel_models.pricing import Models
 from kernel_models.spreads import REPLACED_ON_CPU
 from kernel_models.trace_calls import FAMILIES
 from tracer.arrays import Bool, Float64, Int64
+from tracer.trees import within
 
 LEAST_US = 1e-3
 
@@ -177,7 +178,7 @@ def _host_of(scenario: Scenario, kernel_gone: Bool) -> Bool:
         every = _counts_up(graph.ops.parent, op[op >= 0])
         dead = (_counts_up(graph.ops.parent, op[vanished & (op >= 0)]) == every) & (every > 0)
         mine = np.flatnonzero((pieces.rank == rank) & (pieces.op >= 0))
-        result[mine] = below(graph.ops.parent, dead)[pieces.op[mine]]
+        result[mine] = within(graph.ops.parent, dead)[pieces.op[mine]]
     return result
 
 
@@ -192,7 +193,7 @@ def _host_of_dead(scenario: Scenario, units: Units) -> Bool:
         every = _counts_up(graph.ops.parent, units.op[mine])
         dead = (_counts_up(graph.ops.parent, units.op[mine & ~units.alive]) == every) & (every > 0)
         rows = np.flatnonzero((pieces.rank == rank) & (pieces.op >= 0))
-        result[rows] = below(graph.ops.parent, dead)[pieces.op[rows]]
+        result[rows] = within(graph.ops.parent, dead)[pieces.op[rows]]
     return result
 
 

@@ -101,16 +101,6 @@ def _of_ops(scenario: Scenario, rank: Int64, op: Int64, column: str) -> Int64:
     return found
 
 
-def below(parent: npt.NDArray[np.integer], chosen: Bool) -> Bool:
-    """Operations that are chosen, and all inside them."""
-    found = chosen.copy()
-    above = parent.astype(np.int64)
-    while (inside := above >= 0).any():
-        found |= inside & chosen[np.maximum(above, 0)]
-        above = np.where(inside, parent[np.maximum(above, 0)], NONE).astype(np.int64)
-    return found
-
-
 def host_weight(scenario: Scenario, chosen: list[Bool], factor: float, before: list[Bool] | None = None) -> Float64:
     """Factor on each piece of host time, where chosen operations take another time.
 

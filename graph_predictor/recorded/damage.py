@@ -9,7 +9,7 @@ from tracer.job import Job
 
 
 def by_rank(notes: Sequence[tuple[int, str]], ranks: int) -> list[str]:
-    """Notes of several ranks, each told once, with the ranks it is about unless it is about all of them."""
+    """Notes of several ranks, each given once, with the ranks it is about unless it is about all of them."""
     told: dict[str, list[int]] = {}
     for rank, note in notes:
         told.setdefault(note, []).append(rank)

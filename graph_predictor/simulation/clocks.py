@@ -29,7 +29,7 @@ STEADY_NS = 100_000
 """Median deviation of ends from a constant offset, beyond which it is no clock's."""
 LEAST_MEETINGS = 3
 DRIFT_TOLD_NS = 20_000
-"""Change of an offset over the window that is told."""
+"""Least change of an offset over the window that is reported."""
 
 
 @dataclass(frozen=True, slots=True)

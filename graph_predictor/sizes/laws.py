@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from tracer.job import Job
 
 FAR = 2.0
-"""A size beyond this many times the largest captured one, or below the smallest over this, is told as far outside."""
+"""A size beyond this many times the largest captured one, or below the smallest over this, is reported as far
+outside."""
 
 
 class SizeLaws:

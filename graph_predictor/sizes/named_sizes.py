@@ -73,7 +73,7 @@ def samples_of(settings: Mapping[str, Any]) -> int | None:
 
 def captured_sizes(graphs: Sequence[ExecutionGraph], told: Sequence[Mapping[str, int]], new: Mapping[str, int]) -> list[
         dict[str, int]]:
-    """The sizes of each capture: those told, and of a workload of the suite those it noted.
+    """The sizes of each capture: those given, and of a workload of the suite those it noted.
 
     Args:
         graphs: one of each capture.

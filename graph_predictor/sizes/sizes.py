@@ -263,7 +263,7 @@ def _doubt(share: float) -> str:
 
 
 def _with_activations(scenario: Scenario, changes: tuple[tuple[str, int, int], ...]) -> Scenario:
-    """Memory that grows with the sizes; told where the trace knows no moment with activations."""
+    """Memory that grows with the sizes; a note says where the trace knows no moment with activations."""
     factor = math.prod(new / old for _, old, new in changes)
     changed = with_sizes(scenario, factor)
     graphs = scenario.built.graphs

@@ -105,7 +105,7 @@ def _sliced(arguments: tuple[Argument, ...], size: int) -> list[Part]:
 
 
 def _narrowed(arguments: tuple[Argument, ...], size: int) -> list[Part]:
-    """That of ``aten::narrow``, which is told a length."""
+    """That of ``aten::narrow``, which is given a length."""
     start, length = (_whole(arguments, place) for place in (2, 3))
     if start is None or length is None:
         return []

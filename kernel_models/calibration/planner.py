@@ -61,7 +61,7 @@ class Planner:
 
     @property
     def measured(self) -> int:
-        """Measurements told so far."""
+        """Measurements noted so far."""
         return len(self._process.y)
 
     @property
@@ -87,7 +87,7 @@ class Planner:
         self._gains, self._doubt, self._error = None, None, None
 
     def correct(self, row: int, call: OpCall, measured_us: float) -> None:
-        """A later visit of the measurement told as number ``row`` (from 0) was quicker."""
+        """A later visit of the measurement noted as number ``row`` (from 0) was quicker."""
         target = float(np.log(measured_us / self._formula.predict([call]).time_us[0]))
         self._process = self._process.corrected(row, target)
         self._doubt, self._error = None, None

@@ -294,7 +294,7 @@ class Measurements:
         return self._spec is not None and self._spec.vendor == "host"
 
     def _visited(self, item: Item, result: ItemResult, rows: Rows) -> None:
-        """A further visit; the planner is told if it was quicker than those before."""
+        """A further visit; the planner learns whether it was quicker than those before."""
         row = next((row for row in rows if row.get("variant") == warm_variant(item.visit)), None)
         if row is None:
             return

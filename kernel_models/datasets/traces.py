@@ -20,7 +20,7 @@ from tracer.job import Job
 LEAST_US = 0.3
 """Shorter kernels are below the profilers' resolution."""
 _TOLD_FROM, _FAMILY_FROM = 0.001, 0.01
-"""Shares of the GPU time from which a reason, and a family, is told."""
+"""Shares of the GPU time from which a reason, and a family, is named."""
 
 
 def read_job_samples(

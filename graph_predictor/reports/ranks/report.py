@@ -17,7 +17,7 @@ from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph, KernelKind
 
 BEGIN_TOGETHER = 0.05
-"""Ranks that begin their steps further apart than this share of a step are told."""
+"""Ranks that begin their steps further apart than this share of a step are reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ def rank_report(times: JobTimes) -> JobReport:
 
 
 def _traffic(times: JobTimes) -> list[Traffic]:
-    """Collectives by group and kind. Predicted sends do not wait for their receives, so that no meeting is told."""
+    """Collectives by group and kind. Predicted sends do not wait for their receives, so that no meeting is reported."""
     found = communication_report(timed_graphs(times)).traffic
     return [replace(row, matched=0, matched_bytes=0.0, transfer_ns=0, skew_ns=[], last={})
             if times.predicted and row.kind == "send_recv" else row for row in found]
