@@ -74,7 +74,15 @@ def simulate(program: Program, *, intrinsic: Int64 | None = None, structure: Str
     Raises:
         SimulationStuck: The dependencies have a cycle.
     """
+    return simulate_in_order(program, intrinsic=intrinsic, structure=structure)[0]
+
+
+def simulate_in_order(program: Program, *, intrinsic: Int64 | None = None,
+                      structure: Structure | None = None) -> tuple[Simulated, Int64]:
+    """Simulate a program as ``simulate`` does; also return the order in which things became known, items by their row
+    and kernels by theirs behind all items. Raises as ``simulate``."""
     items, kernels = len(program.item_kind), len(program.kernel_item)
+    resolved: Int64 = np.empty(items + kernels, np.int64)
     out = Simulated(
         item_start=np.zeros(items, np.int64), item_end=np.zeros(items, np.int64),
         item_start_cause=np.zeros(items, np.int8), item_start_source=np.full(items, -1, np.int64),
@@ -99,14 +107,14 @@ def simulate(program: Program, *, intrinsic: Int64 | None = None, structure: Str
         *map(np.ascontiguousarray, inputs, run.dtypes),
         out.item_start, out.item_end, out.item_start_cause, out.item_start_source, out.item_end_cause,
         out.item_end_source, out.kernel_start, out.kernel_end, out.kernel_cause, out.kernel_source, out.group_last,
-        *workspace(p),
+        *workspace(p), resolved,
     )
     if done != items + kernels:
         raise SimulationStuck(
             f"The simulation stopped with {items + kernels - done} of {items + kernels} events left: their "
             "dependencies form a cycle. Report the trace, or undo the last edit."
         )
-    return out
+    return out, resolved
 
 
 def _invert(target: Int64, size: int) -> tuple[Int64, Int64]:

@@ -113,7 +113,7 @@ _WHOLE, _SMALL = "int64[:]", "int8[:]"
 @kept_loop(
     _WHOLE, "int32[:]", *[_WHOLE] * 13, _SMALL, *[_WHOLE] * 7, "float64[:]", *[_WHOLE] * 17,
     _WHOLE, _WHOLE, _SMALL, _WHOLE, _SMALL, _WHOLE, _WHOLE, _WHOLE, _SMALL, _WHOLE, _WHOLE,
-    "boolean[:]", "boolean[:]", *[_WHOLE] * 13, inner=(_offer, _park, _wake, _put_thread, _take_thread))
+    "boolean[:]", "boolean[:]", *[_WHOLE] * 14, inner=(_offer, _park, _wake, _put_thread, _take_thread))
 def run(
     thread_ptr, thread_rank, thread_start, item_work, item_cost, item_external, item_queue,
     item_channel,
@@ -125,11 +125,11 @@ def run(
     item_start, item_end, item_start_cause, item_start_source, item_end_cause,
     item_end_source, kernel_start, kernel_end, kernel_cause, kernel_source, group_last,
     item_done, kernel_done, pending, group_left, stack, heap_key, heap_thread, position, clock,
-    parked_on_item, parked_on_kernel, next_parked, runnable, queue_at, left_by,
+    parked_on_item, parked_on_kernel, next_parked, runnable, queue_at, left_by, resolved,
 ):  # fmt: skip
-    """Returns how many items and kernels were resolved. See ``simulate``; all arrays as in ``Program``, and those of
-    ``workspace`` to work in."""
-    threads, kernels = thread_rank.shape[0], kernel_item.shape[0]
+    """Returns how many items and kernels were resolved, in the order of ``resolved``. See ``simulate``; all arrays as
+    in ``Program``, and those of ``workspace`` to work in."""
+    threads, items, kernels = thread_rank.shape[0], item_work.shape[0], kernel_item.shape[0]
     done = 0
     for k in range(kernels):
         n = edge_ptr[k + 1] - edge_ptr[k]
@@ -176,6 +176,7 @@ def run(
                 else:
                     kernel_end[k] = kernel_start[k] + kernel_duration[k]
                 kernel_done[k] = True
+                resolved[done] = items + k
                 done += 1
                 for j in range(successor_ptr[k], successor_ptr[k + 1]):
                     s = successor[j]
@@ -278,6 +279,7 @@ def run(
         item_end_cause[n] = end_cause
         item_end_source[n] = end_source
         item_done[n] = True
+        resolved[done] = n
         done += 1
         clock[t] = end
         position[t] = n + 1
