@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import stat
-import tempfile
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numba
+
+from tracer.machine_code import private_folder
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -22,7 +21,7 @@ def compiled(*, nogil: bool = False) -> Callable[[Function], Function]:
     """
     def decorate(function: Function) -> Function:
         found: Any = numba.njit(nogil=nogil)(function)
-        for folder in (None, _private_folder):
+        for folder in (None, private_folder):
             if _caches(found, folder):
                 # The cache may become full or unwritable later; what was compiled is as good without it.
                 found._cache = _Lenient(found._cache)
@@ -47,20 +46,6 @@ def _caches(function: Any, folder: Callable[[], str | None] | None) -> bool:
     finally:
         numba.config.CACHE_DIR = before
     return True
-
-
-def _private_folder() -> str | None:
-    """A folder in the temporary directory that nobody else can write to: machine code is loaded from it."""
-    if not hasattr(os, "getuid"):
-        return None
-    try:
-        path = os.path.join(tempfile.gettempdir(), f"foretrace-{os.getuid()}")
-        os.makedirs(path, mode=0o700, exist_ok=True)
-        found = os.lstat(path)
-    except OSError:
-        return None
-    private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o077
-    return path if private else None
 
 
 class _Lenient:

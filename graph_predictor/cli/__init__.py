@@ -8,35 +8,56 @@ from typing import Annotated
 
 import typer
 
-from graph_predictor.cli.breakdown import breakdown
-from graph_predictor.cli.calibrate import calibrate
-from graph_predictor.cli.campaign import campaign
-from graph_predictor.cli.capture import CaptureCommand, capture
-from graph_predictor.cli.check import check
-from graph_predictor.cli.comm import comm
-from graph_predictor.cli.convert import convert
-from graph_predictor.cli.devices import devices, topologies
-from graph_predictor.cli.diff import diff
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.fit import fit
-from graph_predictor.cli.inspect import inspect
-from graph_predictor.cli.models import models
-from graph_predictor.cli.opportunities import opportunities
-from graph_predictor.cli.overheads import overheads
-from graph_predictor.cli.plan import plan
-from graph_predictor.cli.predict import predict
-from graph_predictor.cli.price import price
-from graph_predictor.cli.ranks import ranks
-from graph_predictor.cli.replay import replay
-from graph_predictor.cli.shapes import shapes
-from graph_predictor.cli.shard import shard
-from graph_predictor.cli.sweep import sweep
+from graph_predictor.cli.lazy_commands import LazyCommand, lazy_group
 from graph_predictor.cli.text import ClosedOutput, finish_output, standard_output
-from graph_predictor.cli.trace import trace
-from graph_predictor.cli.workloads import workloads
+
+COMMANDS = {name: LazyCommand(f"graph_predictor.cli.{home}", name, sentence, own) for name, home, sentence, own in (
+    ("inspect", "inspect", "Show what traces hold and what they lack.", None),
+    ("breakdown", "breakdown", "Show where the time of the steps goes.", None),
+    ("diff", "diff", "Show what makes B's step take longer, or shorter, than A's.", None),
+    ("replay", "replay", "Replay the steps and compare with what was measured.", None),
+    ("predict", "predict", "Predict the step time of a configuration that was never run.", None),
+    ("opportunities", "opportunities", "List the changes of a step that would save most.", None),
+    ("ranks", "ranks",
+     "Compare the ranks of a job: waiting, stragglers, bubbles, and the critical path across them.", None),
+    ("sweep", "sweep", "Predict every combination of sizes, devices, ranks and edits, in parallel.", None),
+    ("plan", "plan",
+     "Find the best parallel plan of all that Megatron-Core, torchtitan or FSDP have: data, tensor, "
+     "sequence, pipeline, context and expert parallelism, schedules, micro-batches, recomputation and "
+     "sharding.", None),
+    ("shapes", "shapes",
+     "Find the sizes of a model that cost more GPU time than their neighbours: heads, widths, vocabulary, "
+     "micro-batch and tensor parallelism, with the reason and the gain of each change at equal parameters.", None),
+    ("shard", "shard",
+     "Find the fastest sharding of embedding tables: by tables, columns, rows, rows within a node, or "
+     "copies.", None),
+    ("overheads", "overheads", "Show what the host costs each step, by kind (T1 to T5), without waiting.", None),
+    ("convert", "convert", "Convert traces to one file, which every command reads.", None),
+    ("calibrate", "calibrate",
+     "Calibrate a device: micro-benchmarks of its kernels, chosen where they say most, and models fitted "
+     "to them.", None),
+    ("fit", "fit", "Fit a device profile to measured kernels, to whole steps, or to both.", None),
+    ("price", "price", "Price one operation on a device, from fitted models or its data sheet alone.", None),
+    ("check", "check",
+     "Compare captures with their baseline; exit code 1 if something got worse, 3 if noise hides whether "
+     "it did.", None),
+    ("capture", "capture",
+     "Record a script's training steps, found by its optimizer, or those of a workload.", "CaptureCommand"),
+    ("trace", "trace", "Trace a training step by shapes alone: no GPU, no time, no memory.", None),
+    ("workloads", "workloads",
+     "List the workloads for 'foretrace capture --workload', their settings and presets.", None),
+    ("devices", "devices", "List the devices that are known, or show one with the source of each figure.", None),
+    ("topologies", "devices",
+     "List the nodes and networks that are known, or show a cluster with the source of each figure.", None),
+    ("campaign", "campaign", "Record a plan of workloads and micro-benchmarks within a time box.", None),
+    ("comm", "comm", "Collectives and networks: predict, study, fit, measure, tune, report.", None),
+    ("models", "models", "List fitted device profiles, and judge them by measured kernels.", None),
+)}
+"""Commands by name: their module, the first sentence of their help, and a class of their own there."""
 
 app = typer.Typer(
-    name="foretrace", no_args_is_help=True, pretty_exceptions_enable=False,
+    name="foretrace", cls=lazy_group(COMMANDS), no_args_is_help=True, pretty_exceptions_enable=False,
     rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]},
     help="Read recorded PyTorch steps, see where their time goes, and replay them. PATH is a profiler trace, a file "
          "of 'foretrace convert', a directory or glob of a job's ranks, or a URL of these.",
@@ -61,19 +82,6 @@ def _options(
         "--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
 ) -> None:
     """Options before the command."""
-
-
-for command in (inspect, breakdown, diff, replay, predict, opportunities, ranks, sweep, plan, shapes, shard, overheads,
-                convert, calibrate, fit, price, check):
-    app.command()(command)
-app.command(cls=CaptureCommand)(capture)
-app.command()(trace)
-app.command()(workloads)
-app.command()(devices)
-app.command()(topologies)
-app.add_typer(campaign, name="campaign")
-app.add_typer(comm, name="comm")
-app.add_typer(models, name="models")
 
 
 def main() -> None:
@@ -108,4 +116,4 @@ def _open_closed_streams() -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
-__all__ = ["app", "main"]
+__all__ = ["COMMANDS", "app", "main"]

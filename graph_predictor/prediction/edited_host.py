@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from graph_predictor.prediction.rewriting import Rewritten, replaced_host
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.simulation.host_pieces import with_host
 from graph_predictor.simulation.program import NEVER, Anchor, ItemKind, Program, total_ratio, whole_ns
+from graph_predictor.simulation.retiming import Variants
 from kernel_models.launch_constants import LaunchConstants
 from tracer.arrays import Bool, Float64, Int64
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph, KernelKind, Phase
@@ -104,21 +106,21 @@ def host_changed(scenario: Scenario, rewritten: Rewritten | None) -> bool:
 def edited_program(repeated: Repeated, host: EditedHost, scenario: Scenario, kernel_ns: Float64,
                    host_factor: float = 1.0) -> Program:
     """The repeated program with edited host time and kernel times (ns by recorded kernel)."""
-    p = repeated.program
-    recorded = scenario.built.program.kernel_duration
-    # A ratio, since the recorded duration of a collective whose other members are outside the cycle is another one.
-    known = recorded > 0
-    factor = np.where(known, kernel_ns / np.maximum(recorded, 1), 1.0)[repeated.kernel]
-    duration = np.where(known[repeated.kernel], p.kernel_duration * factor, kernel_ns[repeated.kernel])
-    duration = whole_ns(np.maximum(duration, 0.0))
-    changes: dict[str, np.ndarray] = {"kernel_duration": duration}
-    source = scenario.built.program
+    p, source = repeated.program, scenario.built.program
     work, cost = (host.work, host.cost) if host_factor == 1.0 else (
         whole_ns(ns * host_factor) for ns in (host.work, host.cost))
-    changes["item_work"] = np.where(p.item_kind == ItemKind.STEP_BEGIN, 0, work[repeated.item])
-    changes["item_cost"] = _at_the_copies_speed(cost, source, kernel_ns)[repeated.item]
-    changes["kernel_latency"] = host.latency[repeated.kernel]
-    changes["queue_depth"] = host.queue_depth
+    program = replace(
+        edited_launches(repeated, host, scenario),
+        kernel_duration=whole_ns(_durations(p.kernel_duration, repeated.kernel, source.kernel_duration, kernel_ns)),
+        item_work=np.where(p.item_kind == ItemKind.STEP_BEGIN, 0, work[repeated.item]),
+        item_cost=_FedCopies.of(source).changed(cost, kernel_ns)[repeated.item])
+    return _beside(program, repeated, scenario, np.maximum(host.floor * host_factor, host.workers))
+
+
+def edited_launches(repeated: Repeated, host: EditedHost, scenario: Scenario) -> Program:
+    """The repeated program with what edits change of launches and waits, and the recorded times."""
+    p, source = repeated.program, scenario.built.program
+    changes: dict[str, np.ndarray] = {"kernel_latency": host.latency[repeated.kernel], "queue_depth": host.queue_depth}
     if len(p.after_lag):
         changes["after_lag"] = _copied_lags(repeated, host.after_lag, source)
     if host.external is not source.item_external:
@@ -128,34 +130,88 @@ def edited_program(repeated: Repeated, host: EditedHost, scenario: Scenario, ker
         changes["wait_kernel"], changes["wait_lag"] = p.wait_kernel[:0], p.wait_lag[:0]
     if host.kernel_gone is not None:
         changes["kernel_gap"] = np.where(host.kernel_gone[repeated.kernel], 0, p.kernel_gap)
-    return _beside(replace(p, **changes), repeated, scenario, np.maximum(host.floor * host_factor, host.workers))
+    return replace(p, **changes)
 
 
-def _at_the_copies_speed(cost: Int64, recorded: Program, kernel_ns: Float64) -> Int64:
-    """Costs of calls (ns, by recorded item) with the time in which they feed a copy from pageable memory changed as the
-    copy's own: it is the link that both wait for."""
-    copies = np.flatnonzero((recorded.kernel_anchor == Anchor.STAGED) & (recorded.kernel_item >= 0))
-    copies = copies[recorded.kernel_duration[copies] > 0]
-    item = recorded.kernel_item[copies]
-    feeding = recorded.recorded_item_end[item] - np.maximum(recorded.recorded_kernel_start[copies],
-                                                            recorded.recorded_item_start[item])
-    change = np.clip(feeding, 0, recorded.item_cost[item]) * (
-        kernel_ns[copies] / recorded.kernel_duration[copies] - 1.0)
-    if not change.any():
-        return cost
-    found = cost.copy()
-    np.add.at(found, item, np.rint(change).astype(np.int64))
-    return np.maximum(found, 0)
+def _durations(own: Int64, rows: Int64, recorded: Int64, kernel_ns: Float64) -> Float64:
+    """Durations of kernels, ns, of times by recorded kernel: their ``own``, and the recorded ``rows`` they are of."""
+    # A ratio, since the recorded duration of a collective whose other members are outside the cycle is another one.
+    known = recorded > 0
+    factor = np.where(known, kernel_ns / np.maximum(recorded, 1), 1.0)[rows]
+    return np.maximum(np.where(known[rows], own * factor, kernel_ns[rows]), 0.0)
+
+
+def edited_variants(repeated: Repeated, host: EditedHost, scenario: Scenario, kernel_ns: Sequence[Float64],
+                    host_factors: Sequence[float]) -> Variants | None:
+    """The times of ``edited_program`` for several kernel times and factors on the host's time together, to put into
+    ``edited_launches``; ``None`` where work runs beside the step, which each program has to itself."""
+    p, source = repeated.program, scenario.built.program
+    if _beside_masks(scenario) != []:
+        return None
+    own, recorded, rows = p.kernel_duration, source.kernel_duration, repeated.kernel
+    kernels = np.arange(len(own))
+    if np.array_equal(own, recorded[rows]):  # as nearly always: then all copies of a kernel are as long
+        own, rows, kernels = recorded, np.arange(len(recorded)), rows
+    durations = [whole_ns(_durations(own, rows, recorded, ns)) for ns in kernel_ns]
+    hosts = {factor: (host.work, host.cost) if factor == 1.0 else (
+        whole_ns(host.work * factor), whole_ns(host.cost * factor)) for factor in set(host_factors)}
+    begins, fed = source.item_kind == ItemKind.STEP_BEGIN, _FedCopies.of(source)
+    work = np.stack([hosts[factor][0] for factor in host_factors], axis=1)
+    work[begins] = 0
+    cost = np.stack([fed.changed(hosts[factor][1], ns)
+                     for factor, ns in zip(host_factors, kernel_ns, strict=True)], axis=1)
+    floors = [np.maximum(host.floor * factor, host.workers) for factor in host_factors]
+    starts = _starts(repeated, scenario) if any(floor.any() for floor in floors) else np.zeros(0, np.int64)
+    floor = np.stack([_floor_ns(p, repeated, starts, floor) for floor in floors], axis=1)
+    return Variants(repeated.item, work, cost, kernels, np.stack(durations, axis=1), starts, floor)
+
+
+@dataclass(frozen=True, slots=True)
+class _FedCopies:
+    """Copies from pageable memory that calls of the recorded program feed: it is the link that both wait for.
+
+    Attributes:
+        kernel, item: the copies, and their calls.
+        feeding: ns of each call in which it feeds its copy.
+        recorded: ns of the copies.
+    """
+
+    kernel: Int64
+    item: Int64
+    feeding: Int64
+    recorded: Int64
+
+    @classmethod
+    def of(cls, program: Program) -> _FedCopies:
+        """Find them."""
+        kernel = np.flatnonzero((program.kernel_anchor == Anchor.STAGED) & (program.kernel_item >= 0))
+        kernel = kernel[program.kernel_duration[kernel] > 0]
+        item = program.kernel_item[kernel]
+        feeding = program.recorded_item_end[item] - np.maximum(program.recorded_kernel_start[kernel],
+                                                               program.recorded_item_start[item])
+        return cls(kernel, item, np.clip(feeding, 0, program.item_cost[item]), program.kernel_duration[kernel])
+
+    def changed(self, cost: Int64, kernel_ns: Float64) -> Int64:
+        """Costs of calls, ns by recorded item, with the time in which they feed a copy changed as the copy's own."""
+        change = self.feeding * (kernel_ns[self.kernel] / self.recorded - 1.0)
+        if not change.any():
+            return cost
+        found = cost.copy()
+        np.add.at(found, self.item, np.rint(change).astype(np.int64))
+        return np.maximum(found, 0)
+
+
+def _beside_masks(scenario: Scenario) -> list[np.ndarray]:
+    """Kernels that run beside the step, of each kind of such work."""
+    return [*([input_copies(scenario)] if scenario.batches.loading is Loading.BACKGROUND else []),
+            *([collective_rows(scenario)] if scenario.launches.hidden_collectives else [])]
 
 
 def _beside(program: Program, repeated: Repeated, scenario: Scenario, floor: Float64) -> Program:
     """Work that runs beside the step: it takes no time of its own, but no step can be shorter than it."""
     program = replace(program, kernel_duration=program.kernel_duration.copy())
     floor = floor.copy()
-    for beside in (input_copies(scenario) if scenario.batches.loading is Loading.BACKGROUND else None,
-                   collective_rows(scenario) if scenario.launches.hidden_collectives else None):
-        if beside is None:
-            continue
+    for beside in _beside_masks(scenario):
         mine = beside[repeated.kernel]
         once = mine & (repeated.copy_of_kernel == 0)
         rank = program.kernel_rank()
@@ -165,12 +221,21 @@ def _beside(program: Program, repeated: Repeated, scenario: Scenario, floor: Flo
     if not floor.any():
         return program
     external = program.item_external.copy()
-    starts = np.flatnonzero(np.isin(repeated.item, scenario.cycle.first))
-    thread = program.item_thread()[starts]
-    wanted = program.thread_start[thread] + whole_ns(
-        repeated.copy_of_item[starts] * floor[program.thread_rank[thread]])
-    external[starts] = np.maximum(external[starts], wanted)
+    starts = _starts(repeated, scenario)
+    external[starts] = np.maximum(external[starts], _floor_ns(program, repeated, starts, floor))
     return replace(program, item_external=external)
+
+
+def _starts(repeated: Repeated, scenario: Scenario) -> Int64:
+    """The first items of the copies."""
+    return np.flatnonzero(np.isin(repeated.item, scenario.cycle.first))
+
+
+def _floor_ns(program: Program, repeated: Repeated, starts: Int64, floor: Float64) -> Int64:
+    """When the first items of the copies end at the earliest, where a cycle takes each rank no less than ``floor``."""
+    thread = program.item_thread()[starts]
+    return program.thread_start[thread] + whole_ns(
+        repeated.copy_of_item[starts] * floor[program.thread_rank[thread]])
 
 
 def input_copies(scenario: Scenario) -> np.ndarray:

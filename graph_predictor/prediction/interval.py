@@ -7,7 +7,7 @@ simulated, and effects add up in quadrature on either side: exact where the step
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -23,8 +23,8 @@ NEGLIGIBLE = 1e-3
 """Share of the step: families whose errors cannot move it by more are not simulated in large programs."""
 SEED = 20
 
-Simulate = Callable[[Float64, float], float]
-"""Step time, ns, of kernel factors (by recorded kernel) and a factor on the host's time."""
+Simulate = Callable[[Sequence[Float64], Sequence[float]], Float64]
+"""Step times, ns, of several kernel factors (by recorded kernel) with a factor on the host's time each."""
 
 
 def step_interval(simulate: Simulate, times: KernelTimes, weight: Float64, host_spread: float, expected_ns: float,
@@ -32,7 +32,7 @@ def step_interval(simulate: Simulate, times: KernelTimes, weight: Float64, host_
     """80% interval of the step time, ns.
 
     Args:
-        simulate: the step time of factors.
+        simulate: the step times of factors.
         times: the kernels' times and intervals.
         weight: ns of each kernel in the step, to rank the families.
         host_spread: log half width of the 80% interval of host time.
@@ -84,18 +84,24 @@ def spread_by(low: float, high: float, expected_ns: float, spread: float) -> tup
 
 def _factors(times: KernelTimes, masks: list[np.ndarray], z: Float64) -> Float64:
     """Factor on each kernel's time for standard normal draws of the groups of families."""
-    log = np.zeros(len(times.ns))
-    for mask, draw in zip(masks, z, strict=True):
-        end = np.where(draw < 0, -times.low[mask], times.high[mask]) / END
-        log[mask] = draw * end
-    return np.exp(log)
+    factor = np.ones(len(times.ns))
+    for mask, draw in zip(masks, z.tolist(), strict=True):
+        if draw:
+            factor[mask] = np.exp(draw * ((-times.low[mask] if draw < 0 else times.high[mask]) / END))
+    return factor
+
+
+def _simulated(simulate: Simulate, times: KernelTimes, masks: list[np.ndarray], host_spread: float,
+               draws: Float64) -> Float64:
+    """Step times, ns, of draws for the groups of families and, last, for the host, [draws, groups + 1]."""
+    return simulate([_factors(times, masks, z[:-1]) for z in draws],
+                    [float(np.exp(z[-1] * host_spread / END)) for z in draws])
 
 
 def _drawn(simulate: Simulate, times: KernelTimes, masks: list[np.ndarray], host_spread: float,
            expected_ns: float) -> tuple[float, float]:
     draws = np.random.default_rng(SEED).standard_normal((DRAWS // 2, len(masks) + 1))
-    found = [simulate(_factors(times, masks, z[:-1]), float(np.exp(z[-1] * host_spread / END)))
-             for z in np.concatenate([draws, -draws])]
+    found = _simulated(simulate, times, masks, host_spread, np.concatenate([draws, -draws]))
     low, high = np.quantile(found, (0.1, 0.9))
     return min(float(low), expected_ns), max(float(high), expected_ns)
 
@@ -103,10 +109,9 @@ def _drawn(simulate: Simulate, times: KernelTimes, masks: list[np.ndarray], host
 def _linear(simulate: Simulate, times: KernelTimes, masks: list[np.ndarray], host_spread: float,
             expected_ns: float) -> tuple[float, float]:
     below = above = 0.0
-    for number in range(len(masks) + 1):
-        for sign in (-1.0, 1.0):
-            z = np.zeros(len(masks) + 1)
-            z[number] = sign * END
-            change = simulate(_factors(times, masks, z[:-1]), float(np.exp(z[-1] * host_spread / END))) - expected_ns
-            below, above = below + min(change, 0.0) ** 2, above + max(change, 0.0) ** 2
+    ends = np.repeat(np.eye(len(masks) + 1), 2, axis=0) * END
+    ends[::2] *= -1.0
+    for step_ns in _simulated(simulate, times, masks, host_spread, ends).tolist():
+        change = step_ns - expected_ns
+        below, above = below + min(change, 0.0) ** 2, above + max(change, 0.0) ** 2
     return expected_ns - float(np.sqrt(below)), expected_ns + float(np.sqrt(above))

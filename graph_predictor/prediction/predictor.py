@@ -18,7 +18,14 @@ import numpy as np
 from graph_predictor.prediction.changes import BatchChange, DeviceChange
 from graph_predictor.prediction.closing import Closing, closing
 from graph_predictor.prediction.edit import Edit
-from graph_predictor.prediction.edited_host import EditedHost, edit_host, edited_program, host_changed
+from graph_predictor.prediction.edited_host import (
+    EditedHost,
+    edit_host,
+    edited_launches,
+    edited_program,
+    edited_variants,
+    host_changed,
+)
 from graph_predictor.prediction.explain import Explained, explain
 from graph_predictor.prediction.fetching import Fetching
 from graph_predictor.prediction.host_spread import (
@@ -38,7 +45,7 @@ from graph_predictor.prediction.replay import check_recorded
 from graph_predictor.prediction.result import Prediction, RankPrediction
 from graph_predictor.prediction.rewriting import replaced_kernels, rewrite
 from graph_predictor.prediction.scenario import OTHER_RANKS, EditError, Scenario
-from graph_predictor.prediction.steady_state import Steady, measure, steady_state
+from graph_predictor.prediction.steady_state import Steady, steady_state
 from graph_predictor.prediction.step_kinds import StepKinds, step_kinds
 from graph_predictor.prediction.unprofiled import unprofiled, unprofiled_ns
 from graph_predictor.prediction.work import COLLECTIVE, describe_work
@@ -63,6 +70,8 @@ from tracer.arrays import Float64
 from tracer.graph import ExecutionGraph, KernelKind
 
 CPU = "cpu"
+AT_ONCE = 16
+"""Variants of a step that are simulated together: more do not fit into a processor's cache."""
 UNLIKE_MEASURED = 0.02
 """A steady state this far from the measured steps is reported."""
 
@@ -380,14 +389,21 @@ class _Run:
     def of_host(self) -> float:
         """Return by how much (log) the step changes at least as host time goes to either end of its interval."""
         spread, step_ns = self.baseline.spreads.host, self.step_ns
-        ends = [self._simulated(self.host, np.ones(len(self.times.ns)), math.exp(by)) for by in (-spread, spread)]
+        same = np.ones(len(self.times.ns))
+        ends = self._simulated(self.host, [same, same], [math.exp(by) for by in (-spread, spread)]).tolist()
         return min(abs(math.log(end / step_ns)) if end and step_ns else 0.0 for end in ends)
 
-    def _simulated(self, host: EditedHost, factor: Float64, host_factor: float) -> float:
-        """Step time, ns, with factors on the kernels' times and on the host's."""
-        repeated = self.steady.repeated
-        program = edited_program(repeated, host, self.scenario, self.times.ns * factor, host_factor)
-        return float(measure(repeated, program).period_ns.max()) / self.scenario.cycle.steps
+    def _simulated(self, host: EditedHost, factors: Sequence[Float64], host_factors: Sequence[float]) -> Float64:
+        """Step times, ns, with factors on the kernels' times and on the host's."""
+        steady, scenario, found = self.steady, self.scenario, []
+        launches = edited_launches(steady.repeated, host, scenario)
+        for at in range(0, len(factors), AT_ONCE):
+            kernel_ns, of_host = [self.times.ns * by for by in factors[at:at + AT_ONCE]], host_factors[at:at + AT_ONCE]
+            variants = edited_variants(steady.repeated, host, scenario, kernel_ns, of_host)
+            found.append(steady.periods_ns(launches, variants) if variants is not None else np.concatenate([
+                steady.periods_ns(edited_program(steady.repeated, host, scenario, ns, by))
+                for ns, by in zip(kernel_ns, of_host, strict=True)]))
+        return np.concatenate(found) / scenario.cycle.steps
 
     def _interval(self, step_ns: float) -> tuple[float, float]:
         scenario, repeated = self.scenario, self.steady.repeated
@@ -397,11 +413,11 @@ class _Run:
 
         trainer = replace(self.host, workers=np.zeros_like(self.host.workers))
 
-        def simulated(factor: Float64, host_factor: float) -> float:
-            return self._simulated(trainer, factor, host_factor)
+        def simulated(factors: Sequence[Float64], host_factors: Sequence[float]) -> Float64:
+            return self._simulated(trainer, factors, host_factors)
 
         events = len(repeated.program.item_kind) + len(repeated.program.kernel_item)
-        alone = simulated(np.ones(len(self.times.ns)), 1.0) if self.host.workers.any() else step_ns
+        alone = float(simulated([np.ones(len(self.times.ns))], [1.0])[0]) if self.host.workers.any() else step_ns
         low, high = step_interval(simulated, self.times, weight, spread, alone, events)
         if scenario.batches.workers is not None:
             # The step is the longer of two that know nothing of each other: the training process, and its workers.
@@ -427,7 +443,7 @@ class _Run:
             batches = replace(self.scenario.batches, fetching=replace(fetching, expected=factor))
             host = edit_host(replace(self.scenario, batches=batches), self.rewritten)
             program = edited_program(self.steady.repeated, host, self.scenario, self.times.ns)
-            at.append(float(measure(self.steady.repeated, program).period_ns.max()) / self.scenario.cycle.steps)
+            at.append(float(self.steady.periods_ns(program)[0]) / self.scenario.cycle.steps)
         return (step_ns - math.hypot(step_ns - low, max(step_ns - at[0], 0.0)),
                 step_ns + math.hypot(high - step_ns, max(at[1] - step_ns, 0.0)))
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from graph_predictor.prediction.repeat import Cycle, Repeated, repeat
-from graph_predictor.simulation.engine import Simulated, simulate
+from graph_predictor.simulation.engine import Simulated, simulate_in_order
 from graph_predictor.simulation.program import Program
+from graph_predictor.simulation.retiming import Order, Variants
 from tracer.arrays import Int64
 from tracer.errors import ForetraceError
 
@@ -37,6 +38,7 @@ class Steady:
         at: ("item" or "kernel", row) of the last copy's event that sets each rank's period.
         stop_ns: the time of the same event one copy earlier, by rank.
         reached: whether two consecutive periods agree.
+        order: in which the copies can be worked out with other times.
     """
 
     repeated: Repeated
@@ -46,6 +48,13 @@ class Steady:
     at: list[tuple[str, int]]
     stop_ns: Int64
     reached: bool
+    order: Order
+
+    def periods_ns(self, program: Program, variants: Variants | None = None) -> Int64:
+        """Periods of the slowest rank, of copies with a program's other times or those of its variants, [variants]."""
+        times = self.order.times(program, variants)
+        ends = [(times.item_end, self.repeated.end), (times.kernel_end, self.repeated.tail)]
+        return np.concatenate([end[rows[:, -1]] - end[rows[:, -2]] for end, rows in ends]).max(axis=0)  # type: ignore[no-any-return]
 
 
 MakeProgram = Callable[[Repeated], Program]
@@ -72,7 +81,7 @@ def steady_state(cycle: Cycle, make: MakeProgram, copies: int = FIRST_COPIES) ->
 
 def measure(repeated: Repeated, program: Program) -> Steady:
     """Simulate the copies and read the period off the last ones."""
-    simulated = simulate(program, structure=repeated.structure)
+    simulated, nodes = simulate_in_order(program, structure=repeated.structure)
     times = np.concatenate([simulated.item_end[repeated.end], simulated.kernel_end[repeated.tail]])
     rank = np.concatenate([np.arange(len(repeated.end)), repeated.tail_rank])
     period = times[:, -1] - times[:, -2]
@@ -88,4 +97,5 @@ def measure(repeated: Repeated, program: Program) -> Steady:
                   else ("kernel", int(repeated.tail[best - len(repeated.end), -1])))
         found[number], stop[number] = period[best], times[best, -2]
         reached &= bool(abs(int(before[mine].max()) - found[number]) <= SAME * max(int(found[number]), 1))
-    return Steady(repeated, program, simulated, found, at, stop, reached)
+    return Steady(repeated, program, simulated, found, at, stop, reached,
+                  Order.of(program, nodes, repeated.structure))

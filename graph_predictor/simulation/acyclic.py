@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from graph_predictor.simulation.acyclic_loop import has_cycle
 from graph_predictor.simulation.program import Anchor, Program
 from tracer.arrays import Bool, Int64
 
@@ -125,12 +126,14 @@ def _add_queue(p: Program, found: _Dependencies, kernel_node: Int64, first: int)
 
 def _on_cycles(p: Program, found: _Dependencies) -> Int64:
     """Rows of the dependencies that lie on a cycle."""
-    from scipy.sparse import csr_matrix
-    from scipy.sparse.csgraph import connected_components
-
     if not len(found.source):
         return np.zeros(0, np.int64)
     nodes = int(max(found.source.max(), found.target.max())) + 1
+    if not has_cycle(found.source, found.target, nodes):
+        return np.zeros(0, np.int64)
+    from scipy.sparse import csr_matrix
+    from scipy.sparse.csgraph import connected_components
+
     links = csr_matrix((np.ones(len(found.source), np.int8), (found.source, found.target)), shape=(nodes, nodes))
     parts, part = connected_components(links, directed=True, connection="strong")
     if parts == nodes and not (found.source == found.target).any():

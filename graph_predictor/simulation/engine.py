@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from graph_predictor.simulation.engine_loop import run, workspace
 from graph_predictor.simulation.program import Program
 from tracer.arrays import Int8, Int64
 from tracer.errors import ForetraceError
@@ -73,7 +74,15 @@ def simulate(program: Program, *, intrinsic: Int64 | None = None, structure: Str
     Raises:
         SimulationStuck: The dependencies have a cycle.
     """
+    return simulate_in_order(program, intrinsic=intrinsic, structure=structure)[0]
+
+
+def simulate_in_order(program: Program, *, intrinsic: Int64 | None = None,
+                      structure: Structure | None = None) -> tuple[Simulated, Int64]:
+    """Simulate a program as ``simulate`` does; also return the order in which things became known, items by their row
+    and kernels by theirs behind all items. Raises as ``simulate``."""
     items, kernels = len(program.item_kind), len(program.kernel_item)
+    resolved: Int64 = np.empty(items + kernels, np.int64)
     out = Simulated(
         item_start=np.zeros(items, np.int64), item_end=np.zeros(items, np.int64),
         item_start_cause=np.zeros(items, np.int8), item_start_source=np.full(items, -1, np.int64),
@@ -82,29 +91,30 @@ def simulate(program: Program, *, intrinsic: Int64 | None = None, structure: Str
         kernel_cause=np.zeros(kernels, np.int8), kernel_source=np.full(kernels, -1, np.int64),
         group_last=np.full(len(program.group_size), -1, np.int64),
     )
-    # Compiled with numba, whose import costs more than starting the command line may.
-    from graph_predictor.simulation.engine_loop import run
-
     p = program
     known = structure_of(p) if structure is None else structure
-    done = run(
+    inputs = (
         p.thread_ptr, p.thread_rank, p.thread_start, p.item_work, p.item_cost, p.item_external, p.item_queue,
         p.item_channel,
         p.after_ptr, p.after_item, p.after_lag, p.wait_ptr, p.wait_kernel, p.wait_lag,
         p.kernel_item, p.kernel_anchor, p.kernel_latency, p.kernel_previous, p.kernel_gap, p.kernel_duration,
         p.kernel_external, p.edge_ptr, p.edge_kernel, p.edge_fraction, p.edge_lag, p.kernel_group, p.group_size,
         p.queue_ptr, p.queue_kernel, p.queue_depth, p.item_return,
-        p.kernel_duration if intrinsic is None else np.ascontiguousarray(intrinsic, np.int64),
+        p.kernel_duration if intrinsic is None else intrinsic,
         *known.launched, *known.successor, *known.out, known.owner, *known.member,
+    )
+    done = run(
+        *map(np.ascontiguousarray, inputs, run.dtypes),
         out.item_start, out.item_end, out.item_start_cause, out.item_start_source, out.item_end_cause,
         out.item_end_source, out.kernel_start, out.kernel_end, out.kernel_cause, out.kernel_source, out.group_last,
+        *workspace(p), resolved,
     )
     if done != items + kernels:
         raise SimulationStuck(
             f"The simulation stopped with {items + kernels - done} of {items + kernels} events left: their "
             "dependencies form a cycle. Report the trace, or undo the last edit."
         )
-    return out
+    return out, resolved
 
 
 def _invert(target: Int64, size: int) -> tuple[Int64, Int64]:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 
 from graph_predictor.simulation.causes import EndCause, KernelCause, StartCause
-from graph_predictor.simulation.program import Anchor
-from kernel_models.compiled import compiled
+from graph_predictor.simulation.program import Anchor, Program
+from tracer.machine_code import kept_loop
 
 # Compiled code knows plain numbers only.
 PROGRAM_ORDER, OTHER_THREAD = int(StartCause.PROGRAM_ORDER), int(StartCause.OTHER_THREAD)
@@ -18,7 +18,6 @@ SUBMITTED = -1
 """Stands in an item's start cause while the item is parked with its own work submitted already."""
 
 
-@compiled()
 def _offer(kernel, ready, cause, source, start, causes, sources, pending, stack, depth):
     """One input of a kernel is known: it starts no earlier than ``ready``. Returns the stack's new depth."""
     if ready > start[kernel]:
@@ -32,14 +31,12 @@ def _offer(kernel, ready, cause, source, start, causes, sources, pending, stack,
     return depth
 
 
-@compiled()
 def _park(thread, parked, on, next_parked):
     """A thread waits for item or kernel ``on``; threads that wait for the same one are a chain."""
     next_parked[thread] = parked[on]
     parked[on] = thread
 
 
-@compiled()
 def _wake(parked, on, next_parked, runnable, count):
     """Threads that waited for ``on`` may go on; returns how many are runnable now."""
     thread = parked[on]
@@ -51,7 +48,6 @@ def _wake(parked, on, next_parked, runnable, count):
     return count
 
 
-@compiled()
 def _put_thread(keys, threads, size, thread, key):
     """Add a thread to the heap of those that can run, by (time of its next item, thread); returns its size."""
     i = size
@@ -67,7 +63,6 @@ def _put_thread(keys, threads, size, thread, key):
     return size + 1
 
 
-@compiled()
 def _take_thread(keys, threads, size):
     """Remove the earliest thread; returns (it, the heap's new size)."""
     earliest = threads[0]
@@ -91,7 +86,34 @@ def _take_thread(keys, threads, size):
     return earliest, size
 
 
-@compiled()
+def workspace(program: Program) -> tuple[np.ndarray, ...]:
+    """Return the arrays that ``run`` works in, in the order of its arguments."""
+    p = program
+    threads, items, kernels = len(p.thread_rank), len(p.item_work), len(p.kernel_item)
+    return (
+        np.zeros(items, np.bool_), np.zeros(kernels, np.bool_), np.zeros(kernels, np.int64),
+        np.array(p.group_size, np.int64),
+        # A stack of kernels whose inputs are all known; each enters once.
+        np.empty(kernels + 1, np.int64),
+        # Threads that can run, ordered by the time of their next item. Keys and threads move together in the heap.
+        np.empty(threads + 1, np.int64), np.empty(threads + 1, np.int64),
+        np.array(p.thread_ptr[:-1], np.int64), np.array(p.thread_start, np.int64),
+        # A parked thread waits for one item or one kernel; chains by array links.
+        np.full(items, -1, np.int64), np.full(kernels, -1, np.int64), np.full(threads, -1, np.int64),
+        np.empty(threads, np.int64),
+        # Launch queue of each channel: entries up to ``queue_at`` are settled, and leave in order: each together with
+        # ``left_by``, the last to end of those up to it.
+        np.array(p.queue_ptr[:-1], np.int64), np.full(len(p.queue_kernel), -1, np.int64),
+    )
+
+
+_WHOLE, _SMALL = "int64[:]", "int8[:]"
+
+
+@kept_loop(
+    _WHOLE, "int32[:]", *[_WHOLE] * 13, _SMALL, *[_WHOLE] * 7, "float64[:]", *[_WHOLE] * 17,
+    _WHOLE, _WHOLE, _SMALL, _WHOLE, _SMALL, _WHOLE, _WHOLE, _WHOLE, _SMALL, _WHOLE, _WHOLE,
+    "boolean[:]", "boolean[:]", *[_WHOLE] * 14, inner=(_offer, _park, _wake, _put_thread, _take_thread))
 def run(
     thread_ptr, thread_rank, thread_start, item_work, item_cost, item_external, item_queue,
     item_channel,
@@ -102,14 +124,13 @@ def run(
     launched_ptr, launched, successor_ptr, successor, out_ptr, out_edge, owner, member_ptr, member,
     item_start, item_end, item_start_cause, item_start_source, item_end_cause,
     item_end_source, kernel_start, kernel_end, kernel_cause, kernel_source, group_last,
+    item_done, kernel_done, pending, group_left, stack, heap_key, heap_thread, position, clock,
+    parked_on_item, parked_on_kernel, next_parked, runnable, queue_at, left_by, resolved,
 ):  # fmt: skip
-    """Returns how many items and kernels were resolved. See ``simulate``; all arrays as in ``Program``."""
+    """Returns how many items and kernels were resolved, in the order of ``resolved``. See ``simulate``; all arrays as
+    in ``Program``, and those of ``workspace`` to work in."""
     threads, items, kernels = thread_rank.shape[0], item_work.shape[0], kernel_item.shape[0]
     done = 0
-    item_done = np.zeros(items, np.bool_)
-    kernel_done = np.zeros(kernels, np.bool_)
-    pending = np.zeros(kernels, np.int64)
-    group_left = group_size.copy()
     for k in range(kernels):
         n = edge_ptr[k + 1] - edge_ptr[k]
         if kernel_item[k] >= 0:
@@ -119,35 +140,18 @@ def run(
         pending[k] = n
         kernel_start[k] = kernel_external[k]
         kernel_cause[k] = BY_EXTERNAL
-    # A stack of kernels whose inputs are all known; each enters once.
-    stack = np.empty(kernels + 1, np.int64)
     depth = 0
     for k in range(kernels):
         if pending[k] == 0:
             stack[depth] = k
             depth += 1
 
-    # Threads that can run, ordered by the time of their next item. Keys and threads move together in the heap.
-    heap_key = np.empty(threads + 1, np.int64)
-    heap_thread = np.empty(threads + 1, np.int64)
     heap = 0
-    position = thread_ptr[:-1].copy()
-    clock = thread_start.copy()
-    # A parked thread waits for one item or one kernel; chains by array links.
-    parked_on_item = np.full(items, -1, np.int64)
-    parked_on_kernel = np.full(kernels, -1, np.int64)
-    next_parked = np.full(threads, -1, np.int64)
-    runnable = np.empty(threads, np.int64)
     runnable_count = 0
     for t in range(threads):
         if position[t] < thread_ptr[t + 1]:
             runnable[runnable_count] = t
             runnable_count += 1
-
-    # Launch queue of each channel: entries up to ``queue_at`` are settled, and leave in order: each together with
-    # ``left_by``, the last to end of those up to it.
-    queue_at = queue_ptr[:-1].copy()
-    left_by = np.full(queue_kernel.shape[0], -1, np.int64)
 
     while True:
         # 1. settle every kernel whose inputs are known
@@ -172,6 +176,7 @@ def run(
                 else:
                     kernel_end[k] = kernel_start[k] + kernel_duration[k]
                 kernel_done[k] = True
+                resolved[done] = items + k
                 done += 1
                 for j in range(successor_ptr[k], successor_ptr[k + 1]):
                     s = successor[j]
@@ -274,6 +279,7 @@ def run(
         item_end_cause[n] = end_cause
         item_end_source[n] = end_source
         item_done[n] = True
+        resolved[done] = n
         done += 1
         clock[t] = end
         position[t] = n + 1

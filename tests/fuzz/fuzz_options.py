@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+from importlib import import_module
 from random import Random
 from typing import Annotated, Any, get_args, get_origin
 
@@ -117,9 +118,14 @@ class Option:
 @lru_cache(maxsize=1)
 def commands() -> dict[str, list[Option]]:
     """What every command may be given, by its words; what it needs is in the templates."""
-    from graph_predictor.cli import app
+    from graph_predictor.cli import COMMANDS
 
-    return {words: list(_options(callback)) for words, callback in _callbacks(app, "")}
+    found: dict[str, list[Option]] = {}
+    for name, command in COMMANDS.items():
+        made = getattr(import_module(command.module), command.attribute)
+        callbacks = [(name, made)] if not hasattr(made, "registered_commands") else _callbacks(made, f"{name} ")
+        found |= {words: list(_options(callback)) for words, callback in callbacks}
+    return found
 
 
 def draw_option(r: Random, command: str) -> list[str]:
@@ -137,8 +143,6 @@ def _callbacks(app: Any, before: str) -> Iterator[tuple[str, Callable[..., Any]]
     for each in app.registered_commands:
         name = each.name or each.callback.__name__
         yield f"{before}{name}", each.callback
-    for group in app.registered_groups:
-        yield from _callbacks(group.typer_instance, f"{before}{group.name} ")
 
 
 def _options(callback: Callable[..., Any]) -> Iterator[Option]:

@@ -1,0 +1,87 @@
+"""A command line whose commands are imported when they run: ``--help`` needs only their names and first sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+
+class LazyCommand(NamedTuple):
+    """Where a command is: ``attribute`` of ``module`` is its function or, of one with commands of its own, its
+    ``typer.Typer``. ``sentence`` is the first of its help, ``command_class`` the name of a class of its own there."""
+
+    module: str
+    attribute: str
+    sentence: str
+    command_class: str | None = None
+
+    def built(self, name: str) -> Any:
+        """Import the command and return it as typer makes it."""
+        module = import_module(self.module)
+        found = getattr(module, self.attribute)
+        own = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+        own.callback()(_nothing)
+        if isinstance(found, typer.Typer):
+            own.add_typer(found, name=name)
+        else:
+            own.command(name, cls=None if self.command_class is None else getattr(module, self.command_class))(found)
+        group: Any = typer.main.get_command(own)
+        return group.commands[name]
+
+
+class LazyCommands(MutableMapping[str, Any]):
+    """Commands by name, each built when it is first asked for."""
+
+    def __init__(self, table: Mapping[str, LazyCommand]) -> None:
+        self._table, self._built = table, dict[str, Any]()
+        self._names = dict.fromkeys(table)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._built:
+            self._built[name] = self._table[name].built(name)
+        return self._built[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._names[name], self._built[name] = None, command
+
+    def __delitem__(self, name: str) -> None:
+        del self._names[name]
+        self._built.pop(name, None)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def lazy_group(table: Mapping[str, LazyCommand]) -> type[TyperGroup]:
+    """Return the class of a group that has these commands, and lists them in its help by their first sentences."""
+
+    class LazyGroup(TyperGroup):
+        def __init__(self, **attributes: Any) -> None:
+            super().__init__(**attributes)
+            self.commands: MutableMapping[str, Any] = LazyCommands(table)
+
+        def list_commands(self, ctx: Any) -> list[str]:
+            return list(self.commands)
+
+        def format_commands(self, ctx: Any, formatter: Any) -> None:
+            listed: dict[str, Any] = {name: TyperCommand(name, help=command.sentence, rich_markup_mode=None)
+                                      for name, command in table.items()}
+            TyperGroup(name=self.name, commands=listed, rich_markup_mode=None).format_commands(ctx, formatter)
+
+    return LazyGroup
+
+
+def _nothing() -> None:
+    """A group of one command remains a group."""

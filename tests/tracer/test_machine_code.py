@@ -1,0 +1,75 @@
+"""Machine code is compiled once, kept wherever something can be written, and loaded without numba."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tracer.machine_code import kept_loop
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULE = """
+import sys
+import numpy as np
+from tracer.machine_code import kept_loop
+
+def _double(x):
+    return 2 * x
+
+@kept_loop("int64[:]", "float64[:,:]", "boolean[:]", "int64", "float64", inner=(_double,))
+def total(one, two, chosen, number, factor):
+    found = 0
+    for i in range(one.shape[0]):
+        if chosen[i]:
+            found += _double(one[i]) * number
+    for i in range(two.shape[0]):
+        for j in range(two.shape[1]):
+            two[i, j] = factor * (i - j)
+    return found
+
+if __name__ == "__main__":
+    two = np.zeros((2, 3))
+    print(total(np.arange(4), two, np.array([True, False, False, True]), 5, 0.5), two.sum(), "numba" in sys.modules)
+"""
+
+
+def _ran(folder: Path, temporary: Path, **environment: str) -> list[str]:
+    """Run the module where neither its folder nor a home can be written to (also for root, whom no mode stops)."""
+    folder.mkdir(exist_ok=True)
+    (folder / "loop.py").write_text(MODULE)
+    (folder / "__pycache__").touch()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("NUMBA", "XDG"))}
+    ran = subprocess.run([sys.executable, str(folder / "loop.py")], capture_output=True, text=True, check=False, env={
+        **kept, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/dev/null",
+        "TMPDIR": str(temporary), **environment})
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.split()
+
+
+def test_what_is_kept_in_a_private_folder_is_loaded_without_numba_and_damage_compiled_again(tmp_path: Path) -> None:
+    assert _ran(tmp_path / "code", tmp_path) == ["30", "-1.5", "True"]
+    assert _ran(tmp_path / "code", tmp_path) == ["30", "-1.5", "False"]
+    private = tmp_path / f"foretrace-{os.getuid()}"
+    assert private.stat().st_mode & 0o777 == 0o700
+    [kept] = private.glob("*.o")
+    kept.write_bytes(kept.read_bytes()[:-1])
+    assert _ran(tmp_path / "code", tmp_path) == ["30", "-1.5", "True"]
+    private.chmod(0o777)  # others could have put something there
+    assert _ran(tmp_path / "code", tmp_path) == ["30", "-1.5", "True"]
+
+
+def test_other_types_are_refused_and_never_read_as_what_they_are_not() -> None:
+    @kept_loop("int64[:]")
+    def first(values):  # type: ignore[no-untyped-def]
+        return values[0]
+
+    for wrong in (np.zeros(3), np.zeros((3, 1), np.int64), np.arange(6)[::2]):
+        with pytest.raises(TypeError, match="argument 0"):
+            first(wrong)
+    with pytest.raises(TypeError, match="1 arguments, not 2"):
+        first(np.zeros(3), 1)

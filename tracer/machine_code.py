@@ -1,0 +1,198 @@
+"""Inner loops as machine code that is kept: numba compiles each once, and later processes do not even import numba.
+
+Importing numba and making it ready takes half a second, which is more than most commands have to do. A loop is given as
+a function over arrays and numbers, with the type of each. Its machine code is kept beside its module or, where that
+cannot be written, in the user's cache or a private folder of the temporary directory; llvmlite, of which numba is made,
+loads it in a hundredth of a second. Without a place to keep it every process compiles anew, for some seconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+VERSION = 1
+"""Of the form in which machine code is kept."""
+ENTRY = "foretrace_loop"
+"""What the entry of kept machine code is called."""
+_DIGEST = 32
+"""Bytes before the machine code: its SHA-256, which damage does not survive."""
+
+
+class KeptLoop:
+    """A function over arrays and numbers, as machine code; called as the function would be.
+
+    Args:
+        function: takes what ``types`` say, by position, and returns an int64. It allocates nothing and raises nothing:
+            what it needs to work in is handed to it.
+        types: of each argument: of C-contiguous arrays ``"int64[:]"`` or ``"int8[:,:]"``, of numbers ``"float64"``.
+        inner: functions it calls.
+    """
+
+    def __init__(self, function: Callable[..., Any], types: Sequence[str],
+                 inner: Sequence[Callable[..., Any]] = ()) -> None:
+        self.__doc__, self.__name__ = function.__doc__, function.__name__
+        self.function, self.types, self.inner = function, tuple(types), tuple(inner)
+        self.dtypes = [np.dtype(kind.partition("[")[0].replace("boolean", "bool")) for kind in types]
+        self._arrays = [(at, self.dtypes[at], kind.count(":")) for at, kind in enumerate(types) if "[" in kind]
+
+    def __call__(self, *arguments: Any) -> int:
+        """Run the loop.
+
+        Raises:
+            TypeError: an argument is of another type than was said.
+        """
+        if len(arguments) != len(self.types):
+            raise TypeError(f"{self.__name__} takes {len(self.types)} arguments, not {len(arguments)}.")
+        passed, sizes = list(arguments), []
+        for at, dtype, dimensions in self._arrays:
+            array = arguments[at]
+            if array.dtype != dtype or array.ndim != dimensions or not array.flags.c_contiguous:
+                raise TypeError(f"{self.__name__}: argument {at} is {array.dtype}[{array.ndim}], not "
+                                f"{self.types[at]}, or has gaps.")
+            passed[at] = array.__array_interface__["data"][0]
+            sizes += array.shape
+        return int(self._entry(np.array(sizes, np.int64).__array_interface__["data"][0], *passed))
+
+    @cached_property
+    def _entry(self) -> Callable[..., int]:
+        """The loop's entry point, loaded or compiled."""
+        name = f"{self.function.__module__}.{self.__name__}-{self._key()}.o"
+        folders = list(_folders(Path(sys.modules[self.function.__module__].__file__ or ".").parent))
+        code = next((code for folder in folders if (code := _read(folder / name)) is not None), None)
+        if code is None:
+            code = self._compiled()
+            next((True for folder in folders if _written(folder, name, code)), False)
+        self._engine, address = _loaded(code)
+        return self._signature()(address)  # type: ignore[no-any-return]
+
+    def _signature(self) -> Any:
+        numbers: dict[str, Any] = {"int64": ctypes.c_int64, "float64": ctypes.c_double}
+        return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, *(
+            ctypes.c_void_p if "[" in kind else numbers[kind] for kind in self.types))
+
+    def _key(self) -> str:
+        """Return what machine code is good for: this source, these libraries, this processor."""
+        source = Path(sys.modules[self.function.__module__].__file__ or "").read_bytes()
+        parts = (str(VERSION), *self.types, *_surroundings())
+        return hashlib.sha256(source + "\0".join(parts).encode()).hexdigest()[:24]
+
+    def _compiled(self) -> bytes:
+        """Compile the loop, as an object file whose entry is called ``ENTRY``."""
+        import llvmlite.binding as llvm
+        import numba
+
+        scope = {**self.function.__globals__, **{one.__name__: numba.njit(one) for one in self.inner}}
+        function = numba.njit(FunctionType(self.function.__code__, scope, self.__name__))
+        entry = numba.cfunc(self._numba_types(numba.types))(self._over_pointers(function, numba.carray))
+        text = entry.inspect_llvm().replace(entry.native_name, ENTRY)
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        machine = llvm.Target.from_default_triple().create_target_machine(
+            cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3, reloc="default",
+            codemodel="jitdefault", jit=True)
+        return bytes(machine.emit_object(llvm.parse_assembly(text)))
+
+    def _numba_types(self, types: Any) -> Any:
+        return types.int64(types.CPointer(types.int64), *(
+            types.CPointer(getattr(types, kind.partition("[")[0])) if "[" in kind else getattr(types, kind)
+            for kind in self.types))
+
+    def _over_pointers(self, function: Any, carray: Any) -> Callable[..., Any]:
+        """Return the function over numbers and pointers to arrays, the arrays' sizes before them."""
+        taken, given, handed = 0, [], []
+        for at, kind in enumerate(self.types):
+            given.append(f"a{at}")
+            dimensions = kind.count(":")
+            shape = "".join(f"sizes[{taken + i}], " for i in range(dimensions))
+            taken += dimensions
+            handed.append(f"carray(a{at}, ({shape}))" if dimensions else f"a{at}")
+        scope = {"carray": carray, "function": function}
+        exec(f"def entry(sizes, {', '.join(given)}):\n    return function({', '.join(handed)})", scope)
+        return scope["entry"]  # type: ignore[no-any-return]
+
+
+def kept_loop(*types: str, inner: Sequence[Callable[..., Any]] = ()) -> Callable[[Callable[..., Any]], KeptLoop]:
+    """Decorate a function whose machine code is kept, see ``KeptLoop``."""
+    return lambda function: KeptLoop(function, types, inner)
+
+
+@lru_cache(maxsize=1)
+def _surroundings() -> tuple[str, ...]:
+    import llvmlite
+    import llvmlite.binding as llvm
+
+    # Machine code needs nothing of Python, numpy or numba: their versions are of no account.
+    return (llvmlite.__version__, llvm.get_process_triple(), llvm.get_host_cpu_name(),
+            llvm.get_host_cpu_features().flatten())
+
+
+def _loaded(code: bytes) -> tuple[Any, int]:
+    """Load machine code; returns what keeps it in memory, and the address of its entry."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    return engine, int(engine.get_function_address(ENTRY))
+
+
+def _folders(beside: Path) -> Iterator[Path]:
+    """Folders in which machine code may be kept, the best first."""
+    if named := os.environ.get("NUMBA_CACHE_DIR"):
+        yield Path(named)
+    yield beside / "__pycache__"
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    yield Path(home) / "foretrace"
+    if (private := private_folder()) is not None:
+        yield Path(private)
+
+
+def private_folder() -> str | None:
+    """Return a folder in the temporary directory that nobody else can write to: machine code is loaded from it."""
+    if not hasattr(os, "getuid"):
+        return None
+    try:
+        path = os.path.join(tempfile.gettempdir(), f"foretrace-{os.getuid()}")
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        found = os.lstat(path)
+    except OSError:
+        return None
+    private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o077
+    return path if private else None
+
+
+def _read(path: Path) -> bytes | None:
+    """Return kept machine code, or ``None`` where there is none or it is damaged."""
+    try:
+        kept = path.read_bytes()
+    except OSError:
+        return None
+    return kept[_DIGEST:] if hashlib.sha256(kept[_DIGEST:]).digest() == kept[:_DIGEST] else None
+
+
+def _written(folder: Path, name: str, code: bytes) -> bool:
+    """Keep machine code in a folder; returns whether that went well."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+            file.write(hashlib.sha256(code).digest() + code)
+        os.chmod(file.name, 0o644)
+        os.replace(file.name, folder / name)
+    except OSError:
+        return False
+    return True
