@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from graph_predictor.reports.timeline import write_timeline
     from graph_predictor.sharding.planning import shard
     from graph_predictor.synthesis.baseline import baseline_of, predict, retraced
+    from tracer import hooks
     from tracer.capture import capture
+    from tracer.hooks import handler
     from tracer.job import read_job as read
     from tracer.shape_only import trace_step as trace
 
@@ -42,6 +44,8 @@ _HOMES = {
     "comm_study": "graph_predictor.parallel.comm_study",
     "diff": "graph_predictor.diff.jobs:diff_jobs",
     "edits": "foretrace.edits:",
+    "handler": "tracer.hooks",
+    "hooks": "foretrace.hooks:",
     "opportunities": "graph_predictor.reports.opportunities",
     "plan": "graph_predictor.parallel.planning",
     "predict": "graph_predictor.synthesis.baseline",
@@ -55,8 +59,8 @@ _HOMES = {
 }
 
 __all__ = [
-    "ForetraceError", "baseline_of", "breakdown", "capture", "check", "comm_study", "diff", "edits", "opportunities",
-    "plan", "predict", "read", "replay", "retraced", "shapes", "shard", "trace", "write_timeline",
+    "ForetraceError", "baseline_of", "breakdown", "capture", "check", "comm_study", "diff", "edits", "handler", "hooks",
+    "opportunities", "plan", "predict", "read", "replay", "retraced", "shapes", "shard", "trace", "write_timeline",
 ]
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -52,7 +52,7 @@ class Capture:
 
     def __init__(self, out: str | os.PathLike[str], options: CaptureOptions,
                  world: tuple[int, int] | None = None) -> None:
-        self.out = _checked_out(out)
+        self.out = checked_directory(out)
         self.options = options
         self.finished = False
         self.recording = False
@@ -191,6 +191,19 @@ class Capture:
             self.progress(self._steps_done, self.options.total_steps)
         if not self.finished:
             self._started_ns = time.perf_counter_ns()
+
+    def leave_out(self, what: str = "other work") -> None:
+        """Say that what ran since the last step ended is not the program's step: an evaluation, a checkpoint.
+
+        The step under way is timed from here. A profiled step has already recorded it, which a warning says.
+        """
+        if self._phase in (CapturePhase.WARMUP, CapturePhase.TIMED):
+            synchronize()
+            self._started_ns = time.perf_counter_ns()
+        elif self._phase is CapturePhase.PROFILED:
+            warnings.warn(f"A profiled step of the capture into {self.out} holds {what} too, which a prediction would "
+                          "take for a part of every step: let none run while a capture records, or record another "
+                          "stretch of the run (warmup=N).", CaptureWarning, stacklevel=2)
 
     def wrap(self, loader: Iterable[Batch]) -> Iterable[Batch]:
         """The loader, with each fetch marked as data loading in the trace (torch's own DataLoader marks them itself).
@@ -426,8 +439,8 @@ def need_torch() -> None:
         raise CaptureError("Capturing needs PyTorch; install it with: pip install 'foretrace[capture]'.") from error
 
 
-def _checked_out(out: str | os.PathLike[str]) -> Path:
-    """The directory as it is now, wherever the script goes with ``os.chdir``. Raises ``CaptureError``."""
+def checked_directory(out: str | os.PathLike[str]) -> Path:
+    """Return the directory as it is now, wherever the script goes with ``os.chdir``. Raises ``CaptureError``."""
     try:
         path = Path(out)
     except TypeError as error:

@@ -1,0 +1,49 @@
+"""Captures from inside training frameworks: each a few lines over ``tracer.capture``.
+
+| framework | what to write |
+|---|---|
+| Hugging Face Trainer | ``Trainer(…, callbacks=[TrainerCapture("runs/a")])`` |
+| Lightning | ``Trainer(…, callbacks=[LightningCapture("runs/a")])`` |
+| Accelerate | ``with AccelerateCapture(accelerator, "runs/a") as capture: … capture.step()`` |
+| torchtitan | ``profiler=TitanCapture.Config(out="runs/a")`` in the trainer's configuration |
+| DeepSpeed | ``engine = capture_deepspeed(engine, "runs/a")`` |
+| Megatron-LM | ``with megatron_capture("runs/a"): pretrain(…)`` |
+| Ray Train | ``with ray_capture("runs/a") as capture: … capture.step()`` in the loop of a worker |
+| torch.profiler | ``profile(…, on_trace_ready=handler("runs/a"))`` |
+
+All but the last record what ``tracer.capture`` records: steps timed without the profiler, then profiled ones, and the
+execution trace. They take its options (``steps``, ``warmup``, ``timed``, …). Importing this package imports no
+framework.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracer.lazy import lazily
+
+if TYPE_CHECKING:
+    from tracer.hooks.accelerate_loop import AccelerateCapture
+    from tracer.hooks.deepspeed_engine import capture_deepspeed
+    from tracer.hooks.lightning_callback import LightningCapture
+    from tracer.hooks.megatron_loop import megatron_capture
+    from tracer.hooks.profiler_handler import handler
+    from tracer.hooks.ray_worker import ray_capture
+    from tracer.hooks.titan_profiler import TitanCapture
+    from tracer.hooks.trainer_callback import TrainerCapture
+
+HOMES = {
+    "AccelerateCapture": "tracer.hooks.accelerate_loop",
+    "LightningCapture": "tracer.hooks.lightning_callback",
+    "TitanCapture": "tracer.hooks.titan_profiler",
+    "TrainerCapture": "tracer.hooks.trainer_callback",
+    "capture_deepspeed": "tracer.hooks.deepspeed_engine",
+    "handler": "tracer.hooks.profiler_handler",
+    "megatron_capture": "tracer.hooks.megatron_loop",
+    "ray_capture": "tracer.hooks.ray_worker",
+}
+
+__all__ = ["HOMES", "AccelerateCapture", "LightningCapture", "TitanCapture", "TrainerCapture", "capture_deepspeed",
+           "handler", "megatron_capture", "ray_capture"]
+
+__getattr__, __dir__ = lazily(__name__, HOMES)
