@@ -345,12 +345,30 @@ def _read_part(part: CapturePart, window: int, notes: list[str],
         from tracer.fake_world.streams import note_overlap
 
         note_overlap(graph)
+    if slowed := _slowed(read_context(part.path)):
+        notes.append(f"{part.path.name}: {slowed}")
     optimizers = _mapping(read_context(part.path), "optimizers")
     if isinstance(optimizers.get("note"), str) and optimizers["note"]:
         notes.append(f"{part.path.name}: {optimizers['note']}")
     if read_context(part.path).get("complete") is False:
         notes.append(f"{part.path.name}: {_state(part)}")
     return graph
+
+
+def _slowed(context: dict[str, Any]) -> str:
+    """Say in how many measured steps the device's clock was held back, and by what; empty if in none."""
+    samples = _mapping(context, "gpu_samples")
+    columns, rows = samples.get("columns"), samples.get("rows")
+    if not isinstance(columns, list) or not isinstance(rows, list) or "slowed_by" not in columns:
+        return ""
+    place = columns.index("slowed_by")
+    reasons = [row[place] for row in rows if isinstance(row, list) and len(row) == len(columns)]
+    held = [each for each in reasons if isinstance(each, list | tuple) and each]
+    if not held:
+        return ""
+    what = sorted({str(reason) for each in held for reason in each})
+    return (f"the device's clock was held back by {' and '.join(what)} at the end of {len(held)} of {len(reasons)} "
+            "measured steps: its kernels took longer than they would at full clock.")
 
 
 def _state(part: CapturePart) -> str:

@@ -162,6 +162,15 @@ def _folders(beside: Path) -> Iterator[Path]:
         yield Path(private)
 
 
+def kept_in() -> Path | None:
+    """Return the folder in which machine code of modules like this one is kept; ``None`` if none can be written."""
+    for folder in _folders(Path(__file__).parent):
+        there = next((each for each in (folder, *folder.parents) if each.exists()), None)
+        if there is not None and os.access(there, os.W_OK):
+            return folder
+    return None
+
+
 def private_folder() -> str | None:
     """Return a folder in the temporary directory that nobody else can write to: machine code is loaded from it."""
     if not hasattr(os, "getuid"):

@@ -1,17 +1,19 @@
 """Checks that a device is fit to be measured: clocks, other processes and memory, before, during and after.
 
-A GPU is asked through ``nvidia-smi``, a CPU through the operating system. What cannot be asked is not complained of.
+A GPU is asked through its driver (``tracer.gpu_state``), a CPU through the operating system. What cannot be asked is
+not complained of.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from tracer.gpu_state import find_gpus, place_in_use
 
 LEAST_FREE_BYTES = {"cuda": 2e9, "cpu": 1e9}
 """Below this a calibration makes no sense: matrix products and tables of useful sizes do not fit."""
@@ -21,13 +23,6 @@ SLOW_CLOCK = 0.7
 """A busy GPU whose clock is below this share of its highest is held back, whatever reason it gives."""
 BUSY_PER_CORE = 1.3
 """Load average over cores above which a CPU's caches and memory are others' too."""
-_SMI_SECONDS = 10
-_GPU_FIELDS = ("name", "clocks.sm", "clocks.max.sm", "memory.total", "memory.used", "utilization.gpu",
-               "temperature.gpu", "clocks_throttle_reasons.active")
-# Bits of clocks_throttle_reasons.active that slow work down (NVML: nvmlClocksEventReasons); idle and application
-# clocks are no fault of the device's.
-_REASONS = {0x4: "its power limit", 0x8: "a hardware slow-down", 0x20: "its temperature (software)",
-            0x40: "its temperature (hardware)", 0x80: "a power brake"}
 
 
 @dataclass(frozen=True)
@@ -76,7 +71,7 @@ def probe(device: str) -> Health:
 
 
 def has_gpu() -> bool:
-    """Return whether ``nvidia-smi`` shows a GPU."""
+    """Return whether a driver shows a GPU."""
     return bool(_gpu().name)
 
 
@@ -158,37 +153,13 @@ def _cpu() -> Health:
 
 
 def _gpu() -> Health:
-    rows = _smi("gpu", _GPU_FIELDS)
-    if not rows or len(rows[0]) != len(_GPU_FIELDS):
+    devices = find_gpus()
+    place = None if devices is None else place_in_use(devices)
+    if devices is None or place is None:
         return Health("cuda")
-    values = dict(zip(_GPU_FIELDS, rows[0], strict=True))
-    total, used = _number(values["memory.total"]), _number(values["memory.used"])
-    active = 0
-    with suppress(ValueError):
-        active = int(values["clocks_throttle_reasons.active"], 16)
-    apps = _smi("compute-apps", ("pid",))
-    busy = _number(values["utilization.gpu"])
+    state = devices.state(place)
+    known = state.memory_bytes >= 0 and state.used_bytes >= 0
     return Health(
-        "cuda", values["name"], _number(values["clocks.sm"]), _number(values["clocks.max.sm"]),
-        tuple(text for bit, text in _REASONS.items() if active & bit),
-        None if total is None else total * 2**20, None if total is None or used is None else (total - used) * 2**20,
-        None if apps is None else len(apps), None if busy is None else busy / 100)
-
-
-def _smi(what: str, fields: tuple[str, ...]) -> list[list[str]] | None:
-    """Rows of ``nvidia-smi``'s answer; ``None`` where it cannot be asked."""
-    index = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip()
-    chosen = ["-i", index] if index else []
-    with suppress(OSError, subprocess.SubprocessError):
-        ran = subprocess.run(["nvidia-smi", *chosen, f"--query-{what}={','.join(fields)}",
-                              "--format=csv,noheader,nounits"],
-                             capture_output=True, text=True, timeout=_SMI_SECONDS, check=True)
-        return [[cell.strip() for cell in line.split(",")] for line in ran.stdout.splitlines() if line.strip()]
-    return None
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+        "cuda", state.name, state.sm_mhz or None, state.max_sm_mhz or None, state.slowed_by,
+        state.memory_bytes if known else None, state.memory_bytes - state.used_bytes if known else None,
+        state.processes if state.processes >= 0 else None, state.busy if state.busy >= 0 else None)

@@ -6,12 +6,14 @@ import contextlib
 import datetime
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from tracer.gpu_state import find_gpus
 
 SWITCHES = (
     "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING",
@@ -26,9 +28,10 @@ SWITCHES = (
 _DEVICE_PROPERTIES = ("total_memory", "multi_processor_count", "L2_cache_size", "max_threads_per_multi_processor",
                       "shared_memory_per_multiprocessor", "regs_per_multiprocessor", "warp_size", "clock_rate",
                       "memory_clock_rate", "memory_bus_width", "gcnArchName")
-_CLOCKS = ("clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "clocks.applications.graphics", "power.limit",
-           "pstate", "persistence_mode")
-_NVIDIA_SMI_SECONDS = 10
+
+
+_CLOCK_FACTS = ("driver", "sm_mhz", "memory_mhz", "max_sm_mhz", "power_w", "power_limit_w", "temperature_c",
+                "slowed_by")
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -107,7 +110,7 @@ def _try(part: Callable[[], Any]) -> Any:
 def _hardware() -> dict[str, Any]:
     import torch
 
-    found: dict[str, Any] = {"device": "CPU", "cpu": _cpu_model(), "cores": os.cpu_count(),
+    found: dict[str, Any] = {"device": "CPU", "cpu": cpu_model(), "cores": os.cpu_count(),
                              "architecture": platform.machine()}
     with contextlib.suppress(AttributeError):  # Linux only
         found["cores_usable"] = len(os.sched_getaffinity(0))
@@ -120,11 +123,12 @@ def _hardware() -> dict[str, Any]:
         for name in _DEVICE_PROPERTIES:
             if hasattr(properties, name):
                 found[name.lower()] = getattr(properties, name)
-        found["clocks"] = _try(lambda: _clocks(str(getattr(properties, "uuid", index))))
+        found["clocks"] = _try(lambda: _clocks(str(getattr(properties, "uuid", ""))))
     return found
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """Return the processor's name as the system tells it."""
     information = Path("/proc/cpuinfo")
     if information.exists():
         for line in information.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -133,16 +137,13 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def _clocks(device: str) -> dict[str, str]:
-    """Clocks (MHz) and power limit (W) as nvidia-smi gives them, and the driver's version."""
-    fields = (*_CLOCKS, "driver_version")
-    chosen = device if device.isdigit() or device.startswith("GPU-") else f"GPU-{device}"
-    answer = subprocess.run(
-        ["nvidia-smi", f"--id={chosen}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"],
-        check=True, capture_output=True, text=True, timeout=_NVIDIA_SMI_SECONDS,
-    ).stdout.strip().splitlines()[0]
-    values = dict(zip(fields, (value.strip() for value in answer.split(",")), strict=True))
-    return {name: value for name, value in values.items() if not value.startswith("[")}
+def _clocks(uuid: str) -> dict[str, Any]:
+    """Clocks (MHz), power (W) and what lowers them now, and the driver's version."""
+    devices = find_gpus()
+    states = [] if devices is None else [devices.state(place) for place in range(len(devices))]
+    mine = [state for state in states if uuid and state.uuid.removeprefix("GPU-") == uuid.removeprefix("GPU-")]
+    told = asdict((mine or states)[0])
+    return {name: told[name] for name in _CLOCK_FACTS if told[name]}
 
 
 def _software() -> dict[str, str]:

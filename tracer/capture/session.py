@@ -24,6 +24,7 @@ from tracer.capture_layout import COLLECTIVES, EXECUTION_TRACE, LOOKUPS, what_it
 from tracer.errors import CaptureError
 
 if TYPE_CHECKING:
+    from tracer.capture.clock_log import ClockLog
     from tracer.capture.collectives import CollectiveNotes
     from tracer.capture.lookups import LookupNotes
     from tracer.capture.output import PartWriter
@@ -64,6 +65,7 @@ class Capture:
         self._output: PartWriter | None = None
         self._recorder: Recorder | None = None
         self._notes: CollectiveNotes | None = None
+        self._clocks: ClockLog | None = None
         self._lookups: LookupNotes | None = None
         self.facts: dict[str, Any] = {}
         self.late_facts: Callable[[], dict[str, Any]] = dict
@@ -129,6 +131,7 @@ class Capture:
         self._phase = CapturePhase.WARMUP
         _running = self
         try:
+            self._clocks = _clock_log()
             self._next_phase()
             synchronize()
         except BaseException:
@@ -272,6 +275,8 @@ class Capture:
         else:
             synchronize()
             elapsed = time.perf_counter_ns() - self._started_ns
+            if self._clocks is not None:
+                self._clocks.note(self._phase.value)
             if self._phase is CapturePhase.TIMED:
                 refuse_another_profiler()
                 self.unprofiled_step_ns.append(elapsed)
@@ -417,7 +422,8 @@ class Capture:
         found = {**self.facts, **self.late_facts(), **self._machine, "capture": asdict(self.options),
                  "profiler": self._recorder.flags if self._recorder else {},
                  **measurements(self.unprofiled_step_ns, self.profiled_step_ns, self.slowdown),
-                 "peak_memory": self._memory or peak_memory(), "complete": not ended}
+                 "peak_memory": self._memory or peak_memory(), "complete": not ended,
+                 **(self._clocks.to_json() if self._clocks is not None else {})}
         return {**found, "ended": ended} if ended else found
 
     def _how_it_ended(self, kind: type[BaseException] | None) -> str:
@@ -429,6 +435,16 @@ class Capture:
     def _steps_done(self) -> int:
         profiled = self._recorder.steps_done if self._recorder is not None else 0
         return self._warm + len(self.unprofiled_step_ns) + profiled
+
+
+def _clock_log() -> ClockLog | None:
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    from tracer.capture.clock_log import ClockLog
+
+    return ClockLog()
 
 
 def need_torch() -> None:

@@ -1,0 +1,64 @@
+"""``foretrace doctor``: what this machine lacks to record, read and predict, and what to do about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from graph_predictor.cli.console import Column, Report, print_json, working
+from graph_predictor.cli.errors import FAILED, one_sentence
+from graph_predictor.cli.options import Debug, Json
+
+if TYPE_CHECKING:
+    from tracer.capture.readiness import MachineCheck
+
+
+def doctor(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where captures will be written.")] = Path(),
+    record: Annotated[bool, typer.Option(
+        help="Also record a small profile with PyTorch, to see that its events arrive.")] = True,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Look at this machine: GPU, driver, CUPTI rights, PyTorch, clocks, caches, disk; what is missing, what to do.
+
+    Exits with 1 if something will not work.
+    """
+    with one_sentence(debug):
+        from tracer.capture.readiness import Verdict, examine
+
+        with working("Looking"):
+            found = [*examine(out, record=record), _compiled_code()]
+        if json:
+            print_json([{"subject": each.subject, "verdict": each.verdict.value, "found": each.found,
+                         "advice": each.advice} for each in found])
+        else:
+            _print(found)
+        if any(each.verdict is Verdict.PROBLEM for each in found):
+            raise typer.Exit(FAILED)
+
+
+def _compiled_code() -> MachineCheck:
+    from tracer.capture.readiness import MachineCheck, Verdict
+    from tracer.machine_code import kept_in
+
+    place = kept_in()
+    if place is None:
+        return MachineCheck("compiled code", Verdict.NOTE, "cannot be kept anywhere",
+                            "Each command compiles its simulator anew, for some seconds: set NUMBA_CACHE_DIR to a "
+                            "directory that can be written.")
+    return MachineCheck("compiled code", Verdict.OK, f"kept in {place}")
+
+
+def _print(found: list[MachineCheck]) -> None:
+    report = Report()
+    report.table("This machine", [Column("", whole=True, name=True), Column("", name=True, whole=True),
+                                  Column("found", name=True, whole=True)],
+                 ([each.verdict.value, each.subject, each.found] for each in found))
+    advice = [each for each in found if each.advice]
+    for place, each in enumerate(advice):
+        if not place:
+            report.line()
+        report.line(f"{each.subject}: {each.advice}", indent=2)

@@ -1,0 +1,200 @@
+"""What a capture, and the commands around it, need of this machine: each looked at, with what to do about it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+from tracer.capture.quiet import QuietStderr
+from tracer.disk import SCARCE_BYTES, free_bytes
+from tracer.gpu_state import GpuState, find_gpus
+
+ADMIN_ONLY = Path("/proc/driver/nvidia/params")
+"""Where NVIDIA's driver says who may use its performance counters (``RmProfilingAdminOnly``)."""
+GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+BUSY_SHARE = 0.5
+"""Load a core above which timed steps measure the machine's other work as well."""
+LEAST_SHARED_BYTES = 1 << 30
+
+
+class Verdict(Enum):
+    """What a check came to."""
+
+    OK = "ok"
+    NOTE = "note"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class MachineCheck:
+    """One check.
+
+    Attributes:
+        subject: what was looked at.
+        verdict: ``PROBLEM`` where something of foretrace will not work, ``NOTE`` where it is less exact or slower.
+        found: what there is.
+        advice: what to do about it; empty where nothing is to be done.
+    """
+
+    subject: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+def examine(folder: Path, *, record: bool = True) -> Iterator[MachineCheck]:
+    """Look at everything, one finding after the other; a check that fails itself is told as a note.
+
+    Args:
+        folder: where captures would be written.
+        record: also record a small profile with PyTorch, which tells whether the device's events arrive.
+    """
+    checks: list[Callable[[], Iterator[MachineCheck]]] = [
+        _python, _processor, _torch, _gpus, _counters, lambda: _writable(folder), _shared_memory]
+    if record:
+        checks.append(_profile)
+    for check in checks:
+        try:
+            yield from check()
+        except Exception as error:  # drivers and containers fail in ways of their own
+            yield MachineCheck(check.__name__.strip("_<>"), Verdict.NOTE, f"could not be looked at: {error}")
+
+
+def _python() -> Iterator[MachineCheck]:
+    try:
+        version = metadata.version("foretrace")
+    except metadata.PackageNotFoundError:
+        version = "not installed as a package"
+    yield MachineCheck("foretrace", Verdict.OK, f"{version}, Python {platform.python_version()} on {platform.system()}")
+
+
+def _processor() -> Iterator[MachineCheck]:
+    from tracer.capture.context import cpu_model
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield MachineCheck("processor", Verdict.OK, f"{cpu_model()}, {cores} core{'' if cores == 1 else 's'} usable")
+    with suppress(OSError):
+        load = os.getloadavg()[0]
+        busy = load > BUSY_SHARE * cores
+        yield MachineCheck("other work", Verdict.NOTE if busy else Verdict.OK, f"load {load:.1f} on {cores} cores",
+                      "Timed steps measure it too: record on a quiet machine." if busy else "")
+    with suppress(OSError):
+        governor = GOVERNOR.read_text().strip()
+        saving = governor in ("powersave", "conservative")
+        yield MachineCheck("processor's clock", Verdict.NOTE if saving else Verdict.OK, f"governor {governor}",
+                      "Set it to performance while recording: cpupower frequency-set -g performance." if saving else "")
+
+
+def _torch() -> Iterator[MachineCheck]:
+    if util.find_spec("torch") is None:
+        yield MachineCheck("PyTorch", Verdict.NOTE, "not installed",
+                      "Reading and predicting need none; to record: pip install 'foretrace[capture]'.")
+        return
+    version = metadata.version("torch")
+    numbers = [int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit()]
+    old = numbers < [2, 6]
+    yield MachineCheck("PyTorch", Verdict.PROBLEM if old else Verdict.OK, version,
+                  "Captures need 2.6 or newer." if old else "")
+
+
+def _gpus() -> Iterator[MachineCheck]:
+    devices = find_gpus()
+    if devices is None:
+        lacking = [package for package, module in (("nvidia-ml-py", "pynvml"), ("amdsmi", "amdsmi"))
+                   if util.find_spec(module) is None]
+        ask = f" (NVIDIA's driver is asked through nvidia-smi or {lacking[0]})" if "nvidia-ml-py" in lacking else ""
+        yield MachineCheck("GPU", Verdict.NOTE, f"none found{ask}",
+                      "Captures record the host alone; predictions need no GPU.")
+        return
+    for index in range(len(devices)):
+        yield _gpu(index, devices.state(index))
+
+
+def _gpu(index: int, state: GpuState) -> MachineCheck:
+    clock = f", {state.sm_mhz} of {state.max_sm_mhz} MHz" if state.sm_mhz and state.max_sm_mhz else ""
+    power = f", {state.power_w:.0f} of {state.power_limit_w:.0f} W" if state.power_w and state.power_limit_w else ""
+    text = f"{state.name}, driver {state.driver or 'not known'}{clock}{power}"
+    if state.slowed_by:
+        return MachineCheck(f"GPU {index}", Verdict.NOTE, f"{text}; slowed by {' and '.join(state.slowed_by)}",
+                       "Kernels are timed at that clock: let it cool, or raise the limit, before recording.")
+    if state.processes > 0:
+        return MachineCheck(f"GPU {index}", Verdict.NOTE, f"{text}; {state.processes} processes compute on it",
+                       "Their kernels slow yours: record on a device of your own.")
+    return MachineCheck(f"GPU {index}", Verdict.OK, text)
+
+
+def _counters() -> Iterator[MachineCheck]:
+    if not ADMIN_ONLY.exists():
+        return
+    admin_only = "RmProfilingAdminOnly: 1" in ADMIN_ONLY.read_text(errors="replace")
+    refused = admin_only and hasattr(os, "geteuid") and os.geteuid() != 0
+    yield MachineCheck("GPU events (CUPTI)", Verdict.NOTE if refused else Verdict.OK,
+                  "performance counters are the administrator's alone" if refused else "allowed",
+                  "Kernel times are recorded all the same; if they are not, load the driver with "
+                  "NVreg_RestrictProfilingToAdminUsers=0 or give the container CAP_SYS_ADMIN." if refused else "")
+
+
+def _writable(folder: Path) -> Iterator[MachineCheck]:
+    subject, folder = "captures' directory", folder.absolute()
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"foretrace")
+    except OSError as error:
+        yield MachineCheck(subject, Verdict.PROBLEM, f"{folder} cannot be written ({error.strerror})",
+                      "Record into another directory: --out DIR.")
+        return
+    free = free_bytes(folder)
+    scarce = free is not None and free < SCARCE_BYTES
+    room = "" if free is None else f", {free / 1e9:,.1f} GB free"
+    yield MachineCheck(subject, Verdict.NOTE if scarce else Verdict.OK, f"{folder} can be written{room}",
+                  "Three steps of a large model take 1 GB." if scarce else "")
+
+
+def _shared_memory() -> Iterator[MachineCheck]:
+    place = Path("/dev/shm")
+    if not place.is_dir():
+        return
+    size = shutil.disk_usage(place).total
+    small = size < LEAST_SHARED_BYTES
+    yield MachineCheck("shared memory", Verdict.NOTE if small else Verdict.OK, f"{size / 1e9:.1f} GB",
+                  "Data loaders' workers may fail there: start the container with --shm-size=8g." if small else "")
+
+
+def _profile() -> Iterator[MachineCheck]:
+    """Record a product, on the device if there is one."""
+    subject = "profiler"
+    if util.find_spec("torch") is None:
+        return
+    torch: Any = sys.modules.get("torch") or __import__("torch")
+    from torch.profiler import ProfilerActivity, profile
+
+    on_device = torch.cuda.is_available()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_device else [])]
+    matrix = torch.ones(64, 64, device="cuda" if on_device else "cpu")
+    quiet = QuietStderr()
+    with quiet.quiet(), profile(activities=activities, record_shapes=True) as recorded:
+        _ = matrix @ matrix
+        if on_device:
+            torch.cuda.synchronize()
+    quiet.close()
+    events = recorded.events()
+    if not any(event.name == "aten::mm" for event in events):
+        yield MachineCheck(subject, Verdict.PROBLEM, "it recorded no operation",
+                           "Reinstall PyTorch; captures need Kineto.")
+        return
+    kernels = sum("CUDA" in str(event.device_type) for event in events)
+    if on_device and not kernels:
+        yield MachineCheck(subject, Verdict.PROBLEM, "operations arrive, the device's kernels do not",
+                      "CUPTI is missing or refused: see 'GPU events' above, and that no other profiler (Nsight) runs.")
+        return
+    yield MachineCheck(subject, Verdict.OK, f"operations{' and kernels' if on_device else ''} arrive")
