@@ -14,7 +14,7 @@ CAPTURING := $(VENV)/.capturing
 TESTABLE := $(VENV)/.testable
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow fuzz lint check bench clean
+.PHONY: help setup demo test slow fuzz lint check bench dist clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -45,6 +45,10 @@ lint: $(TESTABLE)  ## ruff, import rules, mypy
 
 bench: $(INSTALLED)  ## what the command line costs to start; benchmarks/ has more, each says how to run it
 	$(BIN)/python benchmarks/startup.py
+
+dist: $(INSTALLED)  ## build the wheel and the source distribution into dist/
+	@$(PIP) install -qq -c constraints.txt build
+	$(BIN)/python -m build --outdir dist .
 
 clean:  ## remove the environment, caches and outputs
 	rm -rf $(VENV) $(OUT) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
