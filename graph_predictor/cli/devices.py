@@ -71,6 +71,11 @@ def topologies(
     name: Annotated[str | None, typer.Argument(
         metavar="CLUSTER", autocompletion=complete_cluster,
         help="One of them: NODE[xN][@NET], NODE also a FILE.toml of one's own.")] = None,
+    read: Annotated[str | None, typer.Option(
+        "--from", metavar="FILE", help="Print the file of the node that nvidia-smi topo -m describes, or the XML that "
+                                       "NCCL wrote to NCCL_TOPO_DUMP_FILE; needs --device.")] = None,
+    device: Annotated[str | None, typer.Option(
+        "--device", autocompletion=complete_device, help="With --from: the node's GPU.")] = None,
     toml: Toml = False,
     json: Json = False,
     debug: Debug = False,
@@ -78,11 +83,15 @@ def topologies(
     """List the nodes and networks that are known, or show a cluster with the source of each figure.
 
     A node of one's own: foretrace topologies dgx-h200 --toml > mine.toml, change it, and give --topology mine.tomlx4.
+    Or let its driver describe it: foretrace topologies mine --from topo.txt --device h200-sxm > mine.toml
     """
     with one_sentence(debug):
         from kernel_models.collectives import topology
         from kernel_models.collectives.topology import FOLDER, figures_of, networks, node_names, node_type
 
+        if read is not None:
+            _print_node(read, device, name or "mine")
+            return
         _only_with_name(name, toml)
         if name is not None:
             where = topology(name)
@@ -111,6 +120,18 @@ def topologies(
                        net.title] for net in nets))
         report.line()
         report.line("Written as NODE[xN][@NET], such as dgx-a100x4@roce-100; sources: foretrace topologies NODE")
+
+
+def _print_node(read: str, device: str | None, name: str) -> None:
+    from kernel_models.collectives.node_maps import node_file, read_node_map
+    from kernel_models.device_choice import find_device
+
+    if device is None:
+        raise ForetraceError("--from says how GPUs are joined, not which they are: name them with --device.")
+    spec = find_device(device)
+    text = node_file(read_node_map(read, spec), spec, name)
+    with standard_output():
+        sys.stdout.write(text)
 
 
 def _only_with_name(name: str | None, toml: bool) -> None:
