@@ -15,7 +15,7 @@ from tracer.errors import TraceError, reason_of
 from tracer.execution_trace import is_execution_trace
 from tracer.input_file import NotAFile, open_anywhere
 
-_SUFFIXES = (".json", ".json.gz", ".foretrace", ".pt.trace.gz", ".trace.gz", ".trace")
+_SUFFIXES = (".json", ".json.gz", ".foretrace", ".pt.trace.gz", ".trace.gz", ".trace", ".sqlite")
 _HEAD_BYTES = 1 << 16
 _GLOB = re.compile(r"[*?\[]")
 

@@ -75,7 +75,10 @@ def backends(
 def read_measurements(path: str, hints: Hints, where: Topology) -> CollectiveMeasurements:
     """Read a log, table or trace."""
     from kernel_models.collectives.readers import read_log
+    from kernel_models.collectives.readers.inspector import inspector_folder
 
+    if inspector_folder(Path(path)):
+        return read_log(path, hints)
     if os.path.isdir(path) or path.lower().endswith(TRACE_ENDINGS):
         from graph_predictor.simulation.build import build_program
         from kernel_models.collectives.readers.traces import read_matched

@@ -14,6 +14,7 @@ from tracer.kineto.chunks import EventStream
 from tracer.kineto.columns import Collector
 from tracer.kineto.outliers import drop_excess, drop_outliers
 from tracer.kineto.source import TraceSource
+from tracer.translate.nsys import NsysSource, local_export
 
 LEAST_STORED_BYTES, _FREE_EVENTS = 2, 1 << 20
 """More events than one for so many bytes of the file, and than the free ones, were not recorded by a profiler."""
@@ -21,7 +22,8 @@ LEAST_STORED_BYTES, _FREE_EVENTS = 2, 1 << 20
 
 def read_kineto(source: str | os.PathLike[str], *,
                 progress: Callable[[int, int], None] | None = None) -> ExecutionGraph:
-    """Read one rank's profiler trace (Kineto JSON of any era, plain or gzip).
+    """Read one rank's profiler trace: Kineto JSON of any era, plain or gzip, rocprofv3's results, or the SQLite export
+    of Nsight Systems.
 
     The text is streamed: memory grows with the number of events, not with the length of the text.
 
@@ -37,7 +39,8 @@ def read_kineto(source: str | os.PathLike[str], *,
         TraceError: the file is missing, empty, no profiler trace, or too damaged to hold a single event.
     """
     loss = LossReport()
-    opened = TraceSource(source, progress)
+    opened: TraceSource | NsysSource = NsysSource(source, progress) if local_export(source) else \
+        TraceSource(source, progress)
     stream = EventStream(opened.blocks(), opened.name, loss)
     collector = Collector(loss)
     with _collection_paused():
@@ -53,6 +56,7 @@ def read_kineto(source: str | os.PathLike[str], *,
                 raise TraceError(f"{opened.name}: {opened.damage} before its first event; "
                                  "copy or record it again.") from error
             raise
+        loss.notes += opened.notes
         _note_damage(stream, opened, loss)
         drop_outliers(collector)
         drop_excess(collector)
@@ -60,7 +64,7 @@ def read_kineto(source: str | os.PathLike[str], *,
         return build_graph(collector, stream.metadata, stream.is_list, opened.name)
 
 
-def _check(collector: Collector, stream: EventStream, source: TraceSource) -> None:
+def _check(collector: Collector, stream: EventStream, source: TraceSource | NsysSource) -> None:
     loss = collector.loss
     if collector.first_ns is not None:
         return
@@ -78,7 +82,7 @@ def _check(collector: Collector, stream: EventStream, source: TraceSource) -> No
     raise TraceError(f"{source.name} holds nothing to read: {why}. Check that it is a profiler trace, or record again.")
 
 
-def _note_damage(stream: EventStream, source: TraceSource, loss: LossReport) -> None:
+def _note_damage(stream: EventStream, source: TraceSource | NsysSource, loss: LossReport) -> None:
     lost = f"{loss.events_read} events before that were recovered"
     if source.damage:
         loss.notes.append(f"The file is damaged: {source.damage}; {lost}, "

@@ -6,10 +6,12 @@ import contextlib
 import os
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import IO, Any
 
 from tracer.errors import TraceError
 from tracer.input_file import NotAFile, open_anywhere
+from tracer.translate.rocprof import is_rocprof, translated
 
 BLOCK_BYTES = 8 << 20
 """Decompressed bytes handed on at a time. 8 MiB keeps the decoded objects of one block near 40 MB."""
@@ -38,13 +40,28 @@ class TraceSource:
     def __init__(self, path: str | os.PathLike[str], progress: Progress | None = None) -> None:
         self.name = os.fspath(path)
         self.damage = ""
+        self.notes: list[str] = []
+        """What a trace translated from another profiler's left out."""
         self.bytes_read = 0
         self.stored_bytes = 0
         """Bytes of the file read so far: of a compressed file fewer than of its text."""
         self._progress = progress
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the decompressed text. Raises ``TraceError`` if the file cannot be opened or is another format."""
+        """Yield the decompressed text; that of rocprofv3's results translated.
+
+        Raises:
+            TraceError: the file cannot be opened or is another format.
+        """
+        texts = self._texts()
+        first = next(texts, b"")
+        if not is_rocprof(first):
+            yield from chain([first] if first else [], texts)
+            return
+        blocks, self.notes = translated(b"".join([first, *texts]), self.name)
+        yield from blocks
+
+    def _texts(self) -> Iterator[bytes]:
         handle, total = self._open()
         with handle:
             try:
