@@ -14,7 +14,7 @@ CAPTURING := $(VENV)/.capturing
 TESTABLE := $(VENV)/.testable
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow fuzz lint check bench dist clean
+.PHONY: help setup demo test slow fuzz lint check bench docs dist clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ lint: $(TESTABLE)  ## ruff, import rules, mypy
 
 bench: $(INSTALLED)  ## what the command line costs to start; benchmarks/ has more, each says how to run it
 	$(BIN)/python benchmarks/startup.py
+
+docs: $(TESTABLE)  ## build the documentation site into out/site; a broken link or a warning fails it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict -q -d $(OUT)/site
 
 dist: $(INSTALLED)  ## build the wheel and the source distribution into dist/
 	@$(PIP) install -qq -c constraints.txt build

@@ -1,0 +1,122 @@
+"""The console blocks of documentation: run them, and say where a page no longer shows what its commands print.
+
+    python tests/docs_blocks.py docs/tutorials/plan.md                # what differs
+    python tests/docs_blocks.py --update docs/tutorials/*.md          # write what they print now into the pages
+
+A block is run if a comment before it says so:
+
+    <!-- run -->                  its output is that of the page, to the letter
+    <!-- run: figures vary -->    to the letter but for figures: what a machine measured differs from time to time
+    <!-- file: train.py -->       the code block that follows is that file
+
+Blocks of a page run in order, in a directory of their own that has the project's ``traces``. Of long output a page
+shows parts: a line that is only "…" stands for any lines, so that ``--update`` leaves such blocks to a person.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+_BLOCK = re.compile(r"<!-- (?P<what>run|run: figures vary|file: (?P<file>[\w./-]+)) -->\n+```(?P<kind>\w*)[^\n]*\n"
+                    r"(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_FIGURE = re.compile(r"[+-]?\d[\d,]*(?:\.\d+)?")
+_SPACE = re.compile(r"[ \t]+")
+_RULE = re.compile("─+")
+SECONDS = 240
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One command of a block and the output that the page shows of it."""
+
+    command: str
+    output: str
+    vary: bool
+
+
+def commands(text: str, vary: bool) -> list[Shown]:
+    """The commands ("$ …") of a block, each with the lines that follow it."""
+    found: list[tuple[str, list[str]]] = []
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            found.append((line[2:], []))
+        elif found:
+            found[-1][1].append(line)
+    return [Shown(command, "\n".join(lines).strip("\n"), vary) for command, lines in found]
+
+
+def run(command: str, folder: Path) -> str:
+    """What a command prints in a folder, stdout and stderr together."""
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "100",
+                   "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
+    ran = subprocess.run(["bash", "-c", command.partition("   #")[0]], cwd=folder, env=environment, text=True,
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=SECONDS, check=False)
+    return "\n".join(line.rstrip() for line in ran.stdout.strip("\n").splitlines())
+
+
+def differs(shown: Shown, printed: str) -> bool:
+    """Whether a page shows something else than was printed."""
+    expected, found = (_masked(text) if shown.vary else [line.rstrip() for line in text.splitlines()]
+                       for text in (shown.output, printed))
+    if "…" not in expected:
+        return expected != found
+    pattern = "\n".join(r"(?:.*\n)*?.*" if line == "…" else re.escape(line) for line in expected)
+    return re.fullmatch(pattern, "\n".join(found)) is None
+
+
+def _masked(text: str) -> list[str]:
+    lines = [_SPACE.sub(" ", _RULE.sub("─", _FIGURE.sub("0", line))).strip() for line in text.splitlines()]
+    return [line for line in lines if line]
+
+
+def stale(page: Path, folder: Path) -> Iterator[tuple[Shown, str]]:
+    """Commands of a page whose output it no longer shows, with what they print; all of its blocks are run."""
+    for block in _BLOCK.finditer(page.read_text(encoding="utf-8")):
+        if block["file"]:
+            (folder / block["file"]).write_text(block["text"], encoding="utf-8")
+            continue
+        for shown in commands(block["text"], "vary" in block["what"]):
+            printed = run(shown.command, folder)
+            if differs(shown, printed):
+                yield shown, printed
+
+
+def prepared(folder: Path) -> Path:
+    """A directory to run a page's blocks in."""
+    if not (folder / "traces").exists():
+        shutil.copytree(ROOT / "traces", folder / "traces")
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pages", nargs="+", type=Path)
+    parser.add_argument("--update", action="store_true")
+    options = parser.parse_args()
+    code = 0
+    for page in options.pages:
+        with tempfile.TemporaryDirectory() as folder:
+            text = page.read_text(encoding="utf-8")
+            for shown, printed in stale(page, prepared(Path(folder))):
+                code = 1
+                print(f"{page}: $ {shown.command}\n{printed}\n")
+                old = f"$ {shown.command}\n{shown.output}" if shown.output else f"$ {shown.command}"
+                if options.update and "…" not in shown.output.splitlines():
+                    text = text.replace(old, f"$ {shown.command}\n{printed}", 1)
+            if options.update:
+                page.write_text(text, encoding="utf-8")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

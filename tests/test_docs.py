@@ -1,0 +1,50 @@
+"""Documentation: the site builds without a warning, and tutorials show what their commands print today."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from docs_blocks import Shown, commands, differs, prepared, stale
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if "<!-- run" in path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_shows_what_its_commands_print(page: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    found = [f"$ {shown.command}\n{printed}" for shown, printed in stale(page, prepared(tmp_path))]
+    assert not found, f"{page.name} is stale; python tests/docs_blocks.py --update {page}\n" + "\n\n".join(found)
+
+
+def test_tutorials_are_among_the_pages_that_run() -> None:
+    assert {"first-capture", "what-if", "plan", "gate", "calibrate"} <= {page.stem for page in PAGES}
+
+
+def test_the_site_builds_with_no_broken_link_and_needs_no_network(tmp_path: Path) -> None:
+    for package in ("mkdocs", "material", "mkdocstrings"):
+        pytest.importorskip(package)
+    ran = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path / "site")],
+                         cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+                         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    commands_page = (tmp_path / "site" / "reference" / "commands.html").read_text(encoding="utf-8")
+    assert "Usage: foretrace predict" in commands_page and "Usage: foretrace comm fit" in commands_page
+    python_page = (tmp_path / "site" / "reference" / "python.html").read_text(encoding="utf-8")
+    assert "Record a training run" in python_page and "TrainerCapture" in python_page
+    fetched = [match for page in (tmp_path / "site").rglob("*.html") for match in
+               re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=[\"']?(https?://[^\"' >]*)", page.read_text())]
+    assert fetched == []
+
+
+def test_a_block_is_compared_line_by_line_and_figures_only_where_they_vary() -> None:
+    (first, second) = commands("$ one   # says\nstep 1.5 ms\n…\nend\n$ two\n", vary=False)
+    assert (first.command, second.output) == ("one   # says", "")
+    assert not differs(first, "step 1.5 ms\nanything\n\nmore\nend") and differs(first, "step 1.6 ms\nend")
+    vary = Shown("x", "a   1,234.5 ms  ±3%\n───", True)
+    assert not differs(vary, "a 7 ms ±12%\n─────────") and differs(vary, "b 7 ms ±12%\n──")
