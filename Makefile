@@ -14,7 +14,7 @@ CAPTURING := $(VENV)/.capturing
 TESTABLE := $(VENV)/.testable
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow fuzz lint check bench docs dist clean
+.PHONY: help setup demo test slow fuzz lint check bench docs ledger dist clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ bench: $(INSTALLED)  ## what the command line costs to start; benchmarks/ has mo
 
 docs: $(TESTABLE)  ## build the documentation site into out/site; a broken link or a warning fails it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict -q -d $(OUT)/site
+
+ledger: $(TESTABLE)  ## run the accuracy benchmarks whose data is at hand, and write docs/accuracy.md
+	$(BIN)/python benchmarks/ledger.py run
 
 dist: $(INSTALLED)  ## build the wheel and the source distribution into dist/
 	@$(PIP) install -qq -c constraints.txt build

@@ -18,7 +18,8 @@ def entry(kind: str, number: int, size: int, time: float, rank: int = 0, ranks: 
         "header": {"id": "0x7f", "rank": rank, "n_ranks": ranks, "nnodes": nodes},
         "metadata": {"inspector_output_format_version": "v4.0", "rec_mechanism": "profiler_plugin"},
         "coll_perf": {"coll": kind, "coll_sn": number, "coll_msg_size_bytes": size, "coll_exec_time_us": time,
-                      "coll_algobw_gbs": size * scale / max(time, 1) / 1e3, "coll_busbw_gbs": 0}}, indent=number % 2 or None)
+                      "coll_algobw_gbs": size * scale / max(time, 1) / 1e3, "coll_busbw_gbs": 0}},
+        indent=number % 2 or None)
 
 
 def test_the_quickest_rank_tells_the_transfer_and_sizes_are_of_whole_buffers(tmp_path: Path) -> None:
