@@ -12,52 +12,65 @@ from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.lazy_commands import LazyCommand, lazy_group
 from graph_predictor.cli.text import ClosedOutput, finish_output, standard_output
 
-COMMANDS = {name: LazyCommand(f"graph_predictor.cli.{home}", name, sentence, own) for name, home, sentence, own in (
-    ("inspect", "inspect", "Show what traces hold and what they lack.", None),
-    ("breakdown", "breakdown", "Show where the time of the steps goes.", None),
-    ("diff", "diff", "Show what makes B's step take longer, or shorter, than A's.", None),
-    ("replay", "replay", "Replay the steps and compare with what was measured.", None),
-    ("predict", "predict", "Predict the step time of a configuration that was never run.", None),
-    ("opportunities", "opportunities", "List the changes of a step that would save most.", None),
-    ("ranks", "ranks",
-     "Compare the ranks of a job: waiting, stragglers, bubbles, and the critical path across them.", None),
-    ("sweep", "sweep", "Predict every combination of sizes, devices, ranks and edits, in parallel.", None),
-    ("plan", "plan",
-     "Find the best parallel plan of all that Megatron-Core, torchtitan or FSDP have: data, tensor, "
-     "sequence, pipeline, context and expert parallelism, schedules, micro-batches, recomputation and "
-     "sharding.", None),
-    ("shapes", "shapes",
-     "Find the sizes of a model that cost more GPU time than their neighbours: heads, widths, vocabulary, "
-     "micro-batch and tensor parallelism, with the reason and the gain of each change at equal parameters.", None),
-    ("shard", "shard",
-     "Find the fastest sharding of embedding tables: by tables, columns, rows, rows within a node, or "
-     "copies.", None),
-    ("overheads", "overheads", "Show what the host costs each step, by kind (T1 to T5), without waiting.", None),
-    ("convert", "convert", "Convert traces to one file, which every command reads.", None),
-    ("calibrate", "calibrate",
-     "Calibrate a device: micro-benchmarks of its kernels, chosen where they say most, and models fitted "
-     "to them.", None),
-    ("fit", "fit", "Fit a device profile to measured kernels, to whole steps, or to both.", None),
-    ("price", "price", "Price one operation on a device, from fitted models or its data sheet alone.", None),
-    ("check", "check",
-     "Compare captures with their baseline; exit code 1 if something got worse, 3 if noise hides whether "
-     "it did.", None),
-    ("capture", "capture",
-     "Record a script's training steps, found by its optimizer, or those of a workload.", "CaptureCommand"),
-    ("trace", "trace", "Trace a training step by shapes alone: no GPU, no time, no memory.", None),
-    ("workloads", "workloads",
-     "List the workloads for 'foretrace capture --workload', their settings and presets.", None),
-    ("doctor", "doctor",
-     "Look at this machine: GPU, driver, CUPTI rights, PyTorch, clocks, caches, disk; what is missing, what to do.",
-     None),
-    ("devices", "devices", "List the devices that are known, or show one with the source of each figure.", None),
-    ("topologies", "devices",
-     "List the nodes and networks that are known, or show a cluster with the source of each figure.", None),
-    ("campaign", "campaign", "Record a plan of workloads and micro-benchmarks within a time box.", None),
-    ("comm", "comm", "Collectives and networks: predict, study, fit, measure, tune, report.", None),
-    ("models", "models", "List fitted device profiles, and judge them by measured kernels.", None),
-)}
-"""Commands by name: their module, the first sentence of their help, and a class of their own there."""
+COMMANDS = {name: LazyCommand(f"graph_predictor.cli.{home}", name, group, sentence, own)
+            for group, commands in {
+    "See what was recorded": (
+        ("inspect", "inspect", "Show what traces hold and what they lack.", None),
+        ("breakdown", "breakdown", "Show where the time of the steps goes.", None),
+        ("replay", "replay", "Replay the steps and compare with what was measured.", None),
+        ("diff", "diff", "Show what makes B's step take longer, or shorter, than A's.", None),
+        ("ranks", "ranks",
+         "Compare the ranks of a job: waiting, stragglers, bubbles, and the critical path across them.", None),
+        ("overheads", "overheads", "Show what the host costs each step, by kind (T1 to T5), without waiting.", None),
+    ),
+    "Predict what was not": (
+        ("predict", "predict", "Predict the step time of a configuration that was never run.", None),
+        ("opportunities", "opportunities", "List the changes of a step that would save most.", None),
+        ("sweep", "sweep", "Predict every combination of sizes, devices, ranks and edits, in parallel.", None),
+        ("price", "price", "Price one operation on a device, from fitted models or its data sheet alone.", None),
+    ),
+    "Plan a cluster": (
+        ("plan", "plan",
+         "Find the best parallel plan of all that Megatron-Core, torchtitan or FSDP have: data, tensor, "
+         "sequence, pipeline, context and expert parallelism, schedules, micro-batches, recomputation and "
+         "sharding.", None),
+        ("shapes", "shapes",
+         "Find the sizes of a model that cost more GPU time than their neighbours: heads, widths, vocabulary, "
+         "micro-batch and tensor parallelism, with the reason and the gain of each change at equal parameters.", None),
+        ("shard", "shard",
+         "Find the fastest sharding of embedding tables: by tables, columns, rows, rows within a node, or "
+         "copies.", None),
+        ("comm", "comm", "Collectives and networks: predict, study, fit, measure, tune, report.", None),
+    ),
+    "Gate changes": (
+        ("check", "check",
+         "Compare captures with their baseline; exit code 1 if something got worse, 3 if noise hides whether "
+         "it did.", None),
+    ),
+    "Record, and prepare": (
+        ("capture", "capture",
+         "Record a script's training steps, found by its optimizer, or those of a workload.", "CaptureCommand"),
+        ("trace", "trace", "Trace a training step by shapes alone: no GPU, no time, no memory.", None),
+        ("convert", "convert", "Convert traces to one file, which every command reads.", None),
+        ("campaign", "campaign", "Record a plan of workloads and micro-benchmarks within a time box.", None),
+        ("workloads", "workloads",
+         "List the workloads for 'foretrace capture --workload', their settings and presets.", None),
+        ("doctor", "doctor",
+         "Look at this machine: GPU, driver, CUPTI rights, PyTorch, clocks, caches, disk; what is missing, "
+         "what to do.", None),
+    ),
+    "Model devices and networks": (
+        ("calibrate", "calibrate",
+         "Calibrate a device: micro-benchmarks of its kernels, chosen where they say most, and models fitted "
+         "to them.", None),
+        ("fit", "fit", "Fit a device profile to measured kernels, to whole steps, or to both.", None),
+        ("models", "models", "List fitted device profiles, and judge them by measured kernels.", None),
+        ("devices", "devices", "List the devices that are known, or show one with the source of each figure.", None),
+        ("topologies", "devices",
+         "List the nodes and networks that are known, or show a cluster with the source of each figure.", None),
+    ),
+}.items() for name, home, sentence, own in commands}
+"""Commands by name: their heading and module, the first sentence of their help, and a class of their own there."""
 
 app = typer.Typer(
     name="foretrace", cls=lazy_group(COMMANDS), no_args_is_help=True, pretty_exceptions_enable=False,

@@ -7,15 +7,17 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 
 class LazyCommand(NamedTuple):
     """Where a command is: ``attribute`` of ``module`` is its function or, of one with commands of its own, its
-    ``typer.Typer``. ``sentence`` is the first of its help, ``command_class`` the name of a class of its own there."""
+    ``typer.Typer``. ``sentence`` is the first of its help, ``group`` the heading it stands under in that of
+    ``foretrace``, ``command_class`` the name of a class of its own there."""
 
     module: str
     attribute: str
+    group: str
     sentence: str
     command_class: str | None = None
 
@@ -76,9 +78,11 @@ def lazy_group(table: Mapping[str, LazyCommand]) -> type[TyperGroup]:
             return list(self.commands)
 
         def format_commands(self, ctx: Any, formatter: Any) -> None:
-            listed: dict[str, Any] = {name: TyperCommand(name, help=command.sentence, rich_markup_mode=None)
-                                      for name, command in table.items()}
-            TyperGroup(name=self.name, commands=listed, rich_markup_mode=None).format_commands(ctx, formatter)
+            widest = max(map(len, table))
+            for group in dict.fromkeys(command.group for command in table.values()):
+                rows = [(name, command.sentence) for name, command in table.items() if command.group == group]
+                with formatter.section(group):
+                    formatter.write_dl(rows, col_max=widest)
 
     return LazyGroup
 
