@@ -27,7 +27,7 @@ def doctor(
     Exits with 1 if something will not work.
     """
     with one_sentence(debug):
-        from tracer.capture.readiness import Verdict, examine
+        from tracer.capture.readiness import MachineVerdict, examine
 
         with working("Looking"):
             found = [*examine(out, record=record), _compiled_code()]
@@ -36,20 +36,20 @@ def doctor(
                          "advice": each.advice} for each in found])
         else:
             _print(found)
-        if any(each.verdict is Verdict.PROBLEM for each in found):
+        if any(each.verdict is MachineVerdict.PROBLEM for each in found):
             raise typer.Exit(FAILED)
 
 
 def _compiled_code() -> MachineCheck:
-    from tracer.capture.readiness import MachineCheck, Verdict
+    from tracer.capture.readiness import MachineCheck, MachineVerdict
     from tracer.machine_code import kept_in
 
     place = kept_in()
     if place is None:
-        return MachineCheck("compiled code", Verdict.NOTE, "cannot be kept anywhere",
+        return MachineCheck("compiled code", MachineVerdict.NOTE, "cannot be kept anywhere",
                             "Each command compiles its simulator anew, for some seconds: set NUMBA_CACHE_DIR to a "
                             "directory that can be written.")
-    return MachineCheck("compiled code", Verdict.OK, f"kept in {place}")
+    return MachineCheck("compiled code", MachineVerdict.OK, f"kept in {place}")
 
 
 def _print(found: list[MachineCheck]) -> None:

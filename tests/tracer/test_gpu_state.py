@@ -13,7 +13,7 @@ from said import Run
 
 from tracer.capture import readiness
 from tracer.capture.clock_log import ClockLog
-from tracer.capture.readiness import MachineCheck, Verdict
+from tracer.capture.readiness import MachineCheck, MachineVerdict
 from tracer.capture_layout import read_capture
 from tracer.gpu_state import find_gpus, place_in_use
 
@@ -119,7 +119,7 @@ def test_the_doctor_looks_at_this_machine(run: Run, tmp_path: Path) -> None:
 def test_a_profile_is_recorded_where_pytorch_is() -> None:
     pytest.importorskip("torch")
     (found,) = [each for each in readiness.examine(Path(), record=True) if each.subject == "profiler"]
-    assert found.verdict is Verdict.OK and found.found == "operations arrive"
+    assert found.verdict is MachineVerdict.OK and found.found == "operations arrive"
 
 
 def test_a_check_that_fails_itself_is_a_note(monkeypatch: pytest.MonkeyPatch, nvml: NvmlLike) -> None:
@@ -128,6 +128,6 @@ def test_a_check_that_fails_itself_is_a_note(monkeypatch: pytest.MonkeyPatch, nv
 
     monkeypatch.setattr("tracer.capture.context.cpu_model", broken)
     found = list(readiness.examine(Path(), record=False))
-    assert MachineCheck("processor", Verdict.NOTE, "could not be looked at: no such thing") in found
+    assert MachineCheck("processor", MachineVerdict.NOTE, "could not be looked at: no such thing") in found
     held_back = next(each for each in found if each.subject == "GPU 0")
-    assert held_back.verdict is Verdict.NOTE and "slowed by its power limit" in held_back.found
+    assert held_back.verdict is MachineVerdict.NOTE and "slowed by its power limit" in held_back.found

@@ -27,7 +27,7 @@ BUSY_SHARE = 0.5
 LEAST_SHARED_BYTES = 1 << 30
 
 
-class Verdict(Enum):
+class MachineVerdict(Enum):
     """What a check came to."""
 
     OK = "ok"
@@ -47,7 +47,7 @@ class MachineCheck:
     """
 
     subject: str
-    verdict: Verdict
+    verdict: MachineVerdict
     found: str
     advice: str = ""
 
@@ -67,7 +67,7 @@ def examine(folder: Path, *, record: bool = True) -> Iterator[MachineCheck]:
         try:
             yield from check()
         except Exception as error:  # drivers and containers fail in ways of their own
-            yield MachineCheck(check.__name__.strip("_<>"), Verdict.NOTE, f"could not be looked at: {error}")
+            yield MachineCheck(check.__name__.strip("_<>"), MachineVerdict.NOTE, f"could not be looked at: {error}")
 
 
 def _python() -> Iterator[MachineCheck]:
@@ -75,35 +75,35 @@ def _python() -> Iterator[MachineCheck]:
         version = metadata.version("foretrace")
     except metadata.PackageNotFoundError:
         version = "not installed as a package"
-    yield MachineCheck("foretrace", Verdict.OK, f"{version}, Python {platform.python_version()} on {platform.system()}")
+    yield MachineCheck("foretrace", MachineVerdict.OK, f"{version}, Python {platform.python_version()} on {platform.system()}")
 
 
 def _processor() -> Iterator[MachineCheck]:
     from tracer.capture.context import cpu_model
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    yield MachineCheck("processor", Verdict.OK, f"{cpu_model()}, {cores} core{'' if cores == 1 else 's'} usable")
+    yield MachineCheck("processor", MachineVerdict.OK, f"{cpu_model()}, {cores} core{'' if cores == 1 else 's'} usable")
     with suppress(OSError):
         load = os.getloadavg()[0]
         busy = load > BUSY_SHARE * cores
-        yield MachineCheck("other work", Verdict.NOTE if busy else Verdict.OK, f"load {load:.1f} on {cores} cores",
+        yield MachineCheck("other work", MachineVerdict.NOTE if busy else MachineVerdict.OK, f"load {load:.1f} on {cores} cores",
                       "Timed steps measure it too: record on a quiet machine." if busy else "")
     with suppress(OSError):
         governor = GOVERNOR.read_text().strip()
         saving = governor in ("powersave", "conservative")
-        yield MachineCheck("processor's clock", Verdict.NOTE if saving else Verdict.OK, f"governor {governor}",
+        yield MachineCheck("processor's clock", MachineVerdict.NOTE if saving else MachineVerdict.OK, f"governor {governor}",
                       "Set it to performance while recording: cpupower frequency-set -g performance." if saving else "")
 
 
 def _torch() -> Iterator[MachineCheck]:
     if util.find_spec("torch") is None:
-        yield MachineCheck("PyTorch", Verdict.NOTE, "not installed",
+        yield MachineCheck("PyTorch", MachineVerdict.NOTE, "not installed",
                       "Reading and predicting need none; to record: pip install 'foretrace[capture]'.")
         return
     version = metadata.version("torch")
     numbers = [int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit()]
     old = numbers < [2, 6]
-    yield MachineCheck("PyTorch", Verdict.PROBLEM if old else Verdict.OK, version,
+    yield MachineCheck("PyTorch", MachineVerdict.PROBLEM if old else MachineVerdict.OK, version,
                   "Captures need 2.6 or newer." if old else "")
 
 
@@ -113,7 +113,7 @@ def _gpus() -> Iterator[MachineCheck]:
         lacking = [package for package, module in (("nvidia-ml-py", "pynvml"), ("amdsmi", "amdsmi"))
                    if util.find_spec(module) is None]
         ask = f" (NVIDIA's driver is asked through nvidia-smi or {lacking[0]})" if "nvidia-ml-py" in lacking else ""
-        yield MachineCheck("GPU", Verdict.NOTE, f"none found{ask}",
+        yield MachineCheck("GPU", MachineVerdict.NOTE, f"none found{ask}",
                       "Captures record the host alone; predictions need no GPU.")
         return
     for index in range(len(devices)):
@@ -125,12 +125,12 @@ def _gpu(index: int, state: GpuState) -> MachineCheck:
     power = f", {state.power_w:.0f} of {state.power_limit_w:.0f} W" if state.power_w and state.power_limit_w else ""
     text = f"{state.name}, driver {state.driver or 'not known'}{clock}{power}"
     if state.slowed_by:
-        return MachineCheck(f"GPU {index}", Verdict.NOTE, f"{text}; slowed by {' and '.join(state.slowed_by)}",
+        return MachineCheck(f"GPU {index}", MachineVerdict.NOTE, f"{text}; slowed by {' and '.join(state.slowed_by)}",
                        "Kernels are timed at that clock: let it cool, or raise the limit, before recording.")
     if state.processes > 0:
-        return MachineCheck(f"GPU {index}", Verdict.NOTE, f"{text}; {state.processes} processes compute on it",
+        return MachineCheck(f"GPU {index}", MachineVerdict.NOTE, f"{text}; {state.processes} processes compute on it",
                        "Their kernels slow yours: record on a device of your own.")
-    return MachineCheck(f"GPU {index}", Verdict.OK, text)
+    return MachineCheck(f"GPU {index}", MachineVerdict.OK, text)
 
 
 def _counters() -> Iterator[MachineCheck]:
@@ -138,7 +138,7 @@ def _counters() -> Iterator[MachineCheck]:
         return
     admin_only = "RmProfilingAdminOnly: 1" in ADMIN_ONLY.read_text(errors="replace")
     refused = admin_only and hasattr(os, "geteuid") and os.geteuid() != 0
-    yield MachineCheck("GPU events (CUPTI)", Verdict.NOTE if refused else Verdict.OK,
+    yield MachineCheck("GPU events (CUPTI)", MachineVerdict.NOTE if refused else MachineVerdict.OK,
                   "performance counters are the administrator's alone" if refused else "allowed",
                   "Kernel times are recorded all the same; if they are not, load the driver with "
                   "NVreg_RestrictProfilingToAdminUsers=0 or give the container CAP_SYS_ADMIN." if refused else "")
@@ -150,13 +150,13 @@ def _writable(folder: Path) -> Iterator[MachineCheck]:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"foretrace")
     except OSError as error:
-        yield MachineCheck(subject, Verdict.PROBLEM, f"{folder} cannot be written ({error.strerror})",
+        yield MachineCheck(subject, MachineVerdict.PROBLEM, f"{folder} cannot be written ({error.strerror})",
                       "Record into another directory: --out DIR.")
         return
     free = free_bytes(folder)
     scarce = free is not None and free < SCARCE_BYTES
     room = "" if free is None else f", {free / 1e9:,.1f} GB free"
-    yield MachineCheck(subject, Verdict.NOTE if scarce else Verdict.OK, f"{folder} can be written{room}",
+    yield MachineCheck(subject, MachineVerdict.NOTE if scarce else MachineVerdict.OK, f"{folder} can be written{room}",
                   "Three steps of a large model take 1 GB." if scarce else "")
 
 
@@ -166,7 +166,7 @@ def _shared_memory() -> Iterator[MachineCheck]:
         return
     size = shutil.disk_usage(place).total
     small = size < LEAST_SHARED_BYTES
-    yield MachineCheck("shared memory", Verdict.NOTE if small else Verdict.OK, f"{size / 1e9:.1f} GB",
+    yield MachineCheck("shared memory", MachineVerdict.NOTE if small else MachineVerdict.OK, f"{size / 1e9:.1f} GB",
                   "Data loaders' workers may fail there: start the container with --shm-size=8g." if small else "")
 
 
@@ -189,12 +189,12 @@ def _profile() -> Iterator[MachineCheck]:
     quiet.close()
     events = recorded.events()
     if not any(event.name == "aten::mm" for event in events):
-        yield MachineCheck(subject, Verdict.PROBLEM, "it recorded no operation",
+        yield MachineCheck(subject, MachineVerdict.PROBLEM, "it recorded no operation",
                            "Reinstall PyTorch; captures need Kineto.")
         return
     kernels = sum("CUDA" in str(event.device_type) for event in events)
     if on_device and not kernels:
-        yield MachineCheck(subject, Verdict.PROBLEM, "operations arrive, the device's kernels do not",
+        yield MachineCheck(subject, MachineVerdict.PROBLEM, "operations arrive, the device's kernels do not",
                       "CUPTI is missing or refused: see 'GPU events' above, and that no other profiler (Nsight) runs.")
         return
-    yield MachineCheck(subject, Verdict.OK, f"operations{' and kernels' if on_device else ''} arrive")
+    yield MachineCheck(subject, MachineVerdict.OK, f"operations{' and kernels' if on_device else ''} arrive")
