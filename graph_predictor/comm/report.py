@@ -159,7 +159,7 @@ def communication_report(graphs: list[ExecutionGraph]) -> CommReport:
     views = [view_rank(graph) for graph in graphs]
     job = job_clock(views)
     clock = job.starts_ns
-    matched = match_collectives(views, clock)
+    matched = match_collectives(views, clock, job.drifts)
     for kernels_of, transfer in zip(matched.groups, matched.intrinsic_ns, strict=True):
         found = row_key.get(kernels_of[0])
         if found is None:

@@ -26,9 +26,9 @@ ones have waiting in them."""
 class RanksAlike:
     """Ranks that nobody recorded do what the recorded ones do at the same time.
 
-    A collective that only one rank recorded holds what that rank waited for the others. It takes its transfer alone:
-    the shortest that collectives of its kind and size took in any recorded step, though no longer than the 80% interval
-    of the model of the device's usual nodes says. A recorded time up to 1.5 times that stays as it is.
+    A collective that not all its ranks recorded holds what the recorded ones waited for the others. It takes its
+    transfer alone: the shortest that collectives of its kind and size took in any recorded step, though no longer than
+    the 80% interval of the model of the device's usual nodes says. A recorded time up to 1.5 times that stays as it is.
     Assumes that other ranks have as much to do, and that none is late.
     """
 
@@ -47,7 +47,7 @@ class RanksAlike:
         except PlanError as error:
             raise EditError(str(error)) from None
         found, unknown = find_collectives(scenario.built, model.topology)
-        alone = [each for each in found if each.alone]
+        alone = [each for each in found if each.alone or len(each.members) < each.call.placement.ranks]
         if not alone:
             raise EditError("No collective of the step waits for a rank that was not recorded: there are none, or all "
                             "ranks were recorded, whose waiting is simulated.")
@@ -59,7 +59,7 @@ class RanksAlike:
             for position, kernel in each.members:
                 row = int(pointer[position]) + kernel
                 factor[row], spread[row] = transfer_ns / max(each.recorded_ns, 1), TRANSFER_ALONE
-                saved += (each.recorded_ns - transfer_ns) * bool(scenario.cycle.kernel[row])
+                saved += (each.recorded_ns - transfer_ns) * bool(scenario.cycle.kernel[row]) / len(graphs)
         without = f" {unknown} of unknown kind or size keep their recorded times." if unknown else ""
         return scenario.with_note(
             f"Ranks that were not recorded are taken to be as quick as the recorded ones: {len(alone)} collectives "
