@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -70,9 +70,7 @@ def _try(built: Built) -> None:
     transfer = recorded_transfers(built)
     shares = beside(program.kernel_ptr, kind, program.recorded_kernel_start, program.recorded_kernel_end, transfer,
                     program.kernel_group)
-    names = kernel_identities(built.graphs)
-    number: dict[Hashable, int] = {}
-    code = np.array([number.setdefault(name, len(number)) for name in names], np.int64)
+    code = kernel_identities(built.graphs)
     own = kind == KernelKind.COMPUTE
     logs = np.log(np.maximum(program.recorded_kernel_end - program.recorded_kernel_start, 1))
     steps = np.concatenate([graph.kernels.step for graph in built.graphs])
@@ -82,7 +80,7 @@ def _try(built: Built) -> None:
         rows, ignored, told = [], [], []
         for part in np.unique(by[tried]).tolist():
             out = tried & (by == part)
-            known = fitted(names, own, logs, shares, own & (by != part))
+            known = fitted(code, own, logs, shares, own & (by != part))
             for row, usual, more in _cases(code, logs, shares, out, own & ((by != part) | (by is code)), known):
                 rows.append(row)
                 ignored.append(usual)

@@ -9,7 +9,7 @@ those with both lose in the middle.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from graph_predictor.simulation.beside import Beside, beside
 from graph_predictor.simulation.build import Built, build_program
 from kernel_models.collectives.readers.traces import kind_of
 from kernel_models.spreads import END
-from tracer.arrays import Bool, Float64, Int8, Int64
+from tracer.arrays import Bool, Float64, Int8, Int32, Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind
 
 ALONE = 0.02
@@ -32,6 +32,8 @@ LEAST_KERNELS = 5
 """Kernels with both kinds of instances from which others' slow-down is taken."""
 SHORTEST_NS, SHORTEST_TRANSFER_NS = 4_000.0, 50_000.0
 """Shorter kernels are told no differences of (older traces round to a microsecond); shorter transfers are latencies."""
+LAUNCH = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "registers", "shared_bytes")
+"""Columns of how a kernel was launched."""
 MOST = np.log(4.0)
 """Slow-downs beyond a factor of four are another cause's."""
 
@@ -130,18 +132,16 @@ def contention_of(graphs: Sequence[ExecutionGraph]) -> dict[str, SlowDown]:
             "transfers beside kernels": found.computing}
 
 
-def fitted(names: Sequence[Hashable], own: Bool, logs: Float64, shares: Beside, used: Bool) -> Contention:
+def fitted(code: Int64, own: Bool, logs: Float64, shares: Beside, used: Bool) -> Contention:
     """Fit slow-downs to the ``used`` ones of some instances.
 
     Args:
-        names: what each is an instance of.
+        code: what each is an instance of, a number from 0.
         own: whether it computes; else it is a collective, if it is used.
         logs: the logarithm of its time in ns.
         shares: what ran beside it.
         used: which to fit to.
     """
-    number: dict[Hashable, int] = {}
-    code = np.array([number.setdefault(name, len(number)) for name in names], np.int64)
     alone = np.where(own, shares.transfer + shares.waiting, shares.computing) <= ALONE
     own_used, collective = used & own, used & ~own
     beside_transfer = own_used & (shares.transfer >= MOSTLY) & (shares.waiting < MOSTLY / 2)
@@ -197,23 +197,31 @@ def kernel_kinds(graphs: Sequence[ExecutionGraph]) -> Int8:
     return np.concatenate([graph.kernels.kind for graph in graphs]).astype(np.int8)
 
 
-def kernel_identities(graphs: Sequence[ExecutionGraph]) -> list[Hashable]:
-    """Return what each kernel of a job is an instance of: name, launch and its operation's sizes, or what a collective
-    moves among how many."""
-    found: list[Hashable] = []
+def kernel_identities(graphs: Sequence[ExecutionGraph]) -> Int64:
+    """Return a number for what each kernel of a job is an instance of: name, launch and its operation's sizes, or what
+    a collective moves among how many."""
+    texts: dict[str, int] = {"": 0}
+    rows = []
     for graph in graphs:
         kernels, ops, table = graph.kernels, graph.ops, graph.collectives
-        moved: dict[int, Hashable] = {}
-        for row in range(len(table)):
-            if table.kernel[row] >= 0:
-                kind = kind_of(graph, table, row)
-                moved[int(table.kernel[row])] = (kind, int(table.elements_in[row]), int(table.elements_out[row]),
-                                                 int(table.group_size[row]))
-        for row in range(len(kernels)):
-            op = int(kernels.op[row])
-            shapes = int(ops.shapes[op]) if op >= 0 else NONE
-            found.append((graph.string(int(kernels.name[row])), graph.string(shapes) if shapes >= 0 else "",
-                          *(int(getattr(kernels, name)[row]) for name in (
-                              "grid_x", "grid_y", "grid_z", "block_x", "block_y", "registers", "shared_bytes")),
-                          moved.get(row)))
-    return found
+        shapes = np.where(kernels.op >= 0, np.append(ops.shapes, NONE)[kernels.op], NONE)
+        moved = np.full((len(kernels), 4), NONE, np.int64)
+        found = np.flatnonzero(table.kernel >= 0)
+        kinds = [kind_of(graph, table, row) for row in found.tolist()]
+        moved[table.kernel[found]] = np.stack([
+            np.array([NONE if kind is None else int(kind) for kind in kinds], np.int64), table.elements_in[found],
+            table.elements_out[found], table.group_size[found]], axis=1)
+        rows.append(np.column_stack([
+            _texts(graph, kernels.name, texts), _texts(graph, shapes, texts),
+            *(getattr(kernels, name) for name in LAUNCH), moved]).astype(np.int64))
+    if not rows:
+        return np.zeros(0, np.int64)
+    _, code = np.unique(np.concatenate(rows), axis=0, return_inverse=True)
+    return code.reshape(-1).astype(np.int64)
+
+
+def _texts(graph: ExecutionGraph, strings: Int32 | Int64, numbers: dict[str, int]) -> Int64:
+    """Return numbers of texts that are the same for all graphs; 0 for none."""
+    of, where = np.unique(strings, return_inverse=True)
+    known = [numbers.setdefault(graph.string(int(each)) if each >= 0 else "", len(numbers)) for each in of]
+    return np.array(known, np.int64)[where.reshape(-1)] if len(of) else np.zeros(0, np.int64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +14,14 @@ from graph_predictor.edits.scale import ScaleHost
 from graph_predictor.simulation.beside import Beside, beside
 from graph_predictor.simulation.build import build_program
 from graph_predictor.synthesis.baseline import baseline_of
-from tracer.arrays import Bool, Float64
+from tracer.arrays import Bool, Float64, Int64
 from tracer.graph import KernelKind
 from tracer.job import read_job
 
 COMPUTE, COLLECTIVE = int(KernelKind.COMPUTE), int(KernelKind.COLLECTIVE)
 
 
-def planted(transfer: float, waiting: float, kernels: int = 8) -> tuple[Sequence[int], Bool, Float64, Beside, Bool]:
+def planted(transfer: float, waiting: float, kernels: int = 8) -> tuple[Int64, Bool, Float64, Beside, Bool]:
     """Instances of some kernels, alone and beside collectives, that lose so much (factors) at full overlap."""
     random = np.random.default_rng(0)
     names, logs, shares = [], [], []
@@ -33,7 +33,7 @@ def planted(transfer: float, waiting: float, kernels: int = 8) -> tuple[Sequence
                         + beside_transfer * np.log(transfer) + beside_waiting * np.log(waiting))
     of = np.array(shares)
     own = np.ones(len(names), np.bool_)
-    return names, own, np.array(logs), Beside(of[:, 0], of[:, 1], np.zeros(len(names))), own
+    return np.array(names), own, np.array(logs), Beside(of[:, 0], of[:, 1], np.zeros(len(names))), own
 
 
 def test_planted_slow_downs_are_found() -> None:
@@ -50,7 +50,7 @@ def test_nothing_is_faster_beside_another() -> None:
 
 def test_few_kernels_say_nothing_of_others() -> None:
     names, own, logs, shares, used = planted(1.5, 1.0, kernels=3)
-    names = [*names, "another"]
+    names = np.append(names, 3)
     more = [np.append(values, last) for values, last in ((own, True), (logs, 10.0), (used, True))]
     wider = Beside(*(np.append(values, 0.0) for values in (shares.transfer, shares.waiting, shares.computing)))
     found = fitted(names, more[0].astype(bool), more[1], wider, more[2].astype(bool))

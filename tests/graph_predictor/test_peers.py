@@ -62,6 +62,13 @@ def test_a_collective_takes_its_transfer_alone(tmp_path: Path, recorded: tuple[i
     assert any("6 collectives take their transfer alone" in note for note in said.notes)
 
 
+def test_some_of_the_ranks_that_all_waited_for_another(tmp_path: Path) -> None:
+    some = baseline(tmp_path, *(rank(number, (700, 300, 310)) for number in range(WORLD - 1)))
+    said = some.predict([RanksAlike()])
+    assert said.step_time_us == pytest.approx(3 * HOST + 305 + 300 + 310, abs=0.01)
+    assert any("6 collectives take their transfer alone, 0.395 ms less" in note for note in said.notes)
+
+
 def test_one_that_always_waited_is_no_longer_than_its_model_says(tmp_path: Path) -> None:
     always = round(20 * longest_us())
     said = baseline(tmp_path, rank(0, (always,))).predict([RanksAlike()])
