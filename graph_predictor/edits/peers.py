@@ -11,8 +11,10 @@ import numpy as np
 from graph_predictor.comm.recorded_calls import RecordedCollective, find_collectives
 from graph_predictor.edits.registry import edit_option
 from graph_predictor.prediction.scenario import OTHER_RANKS, EditError, Scenario
+from graph_predictor.recorded.jitter import further_out
 from kernel_models.collectives import CollectiveModel, CommTimes, price_calls, topology_of
 from kernel_models.spreads import TRANSFER_ALONE
+from tracer.graph import KernelKind
 from tracer.parallel_plan import PlanError
 
 UNDISTURBED = 1.5
@@ -29,7 +31,8 @@ class RanksAlike:
     A collective that not all its ranks recorded holds what the recorded ones waited for the others. It takes its
     transfer alone: the shortest that collectives of its kind and size took in any recorded step, though no longer than
     the 80% interval of the model of the device's usual nodes says. A recorded time up to 1.5 times that stays as it is.
-    Assumes that other ranks have as much to do, and that none is late.
+    The slowest of all ranks is slower than the recorded ones by what their kernels vary by from step to step, times how
+    much further out it lies. Assumes that other ranks have as much to do.
     """
 
     def describe(self) -> str:
@@ -60,10 +63,14 @@ class RanksAlike:
                 row = int(pointer[position]) + kernel
                 factor[row], spread[row] = transfer_ns / max(each.recorded_ns, 1), TRANSFER_ALONE
                 saved += (each.recorded_ns - transfer_ns) * bool(scenario.cycle.kernel[row]) / len(graphs)
+        further, varied = further_out(graphs, len(graphs), world)
+        own = np.concatenate([graph.kernels.kind for graph in graphs]) == KernelKind.COMPUTE
+        factor[own] *= np.exp(further)
+        spread[own] = abs(further)
         without = f" {unknown} of unknown kind or size keep their recorded times." if unknown else ""
         return scenario.with_note(
             f"Ranks that were not recorded are taken to be as quick as the recorded ones: {len(alone)} collectives "
-            f"take their transfer alone, {saved / scenario.cycle.steps / 1e6:,.3f} ms less a step.{without}",
+            f"take their transfer alone, {saved / scenario.cycle.steps / 1e6:,.3f} ms less a step. {varied}{without}",
             kernels=scenario.kernels.scaled(factor).widened(spread))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 
 import numpy as np
 
@@ -11,8 +10,9 @@ from graph_predictor.comm.recorded_calls import find_collectives
 from graph_predictor.edits.registry import edit_option
 from graph_predictor.edits.topology import fill_ratios
 from graph_predictor.prediction.scenario import OTHER_RANKS, EditError, Scenario
+from graph_predictor.recorded.jitter import further_out
 from kernel_models.collectives import CollectiveModel, CommError, price_calls, topology_of
-from tracer.graph import ExecutionGraph, KernelKind
+from tracer.graph import KernelKind
 from tracer.parallel_plan import PlanError
 
 MOST_RANKS = 1 << 20
@@ -76,11 +76,7 @@ class ScaleOut:
         factor, spread = np.ones(len(program.kernel_item)), np.zeros(len(program.kernel_item))
         fill_ratios(program.kernel_ptr, whole, price_calls([each.call for each in whole], old), price_calls(there, new),
                     factor, spread)
-        sigma = kernel_jitter(built.graphs)
-        further = (sigma or 0.0) * (slowest_of(self.ranks) - slowest_of(world))
-        varied = ("No rank has two steps alike, so that nobody knows how its kernels vary: none is taken to be slower."
-                  if sigma is None else f"Ranks' kernels vary by {sigma:.2%} from step to step, so that the slowest "
-                  f"rank's take {np.expm1(further):+.2%}.")
+        further, varied = further_out(built.graphs, world, self.ranks)
         own = np.concatenate([graph.kernels.kind for graph in built.graphs]) == KernelKind.COMPUTE
         factor[own] *= np.exp(further)
         spread[own] = abs(further)
@@ -92,29 +88,3 @@ class ScaleOut:
         return scenario.with_note(
             f"On {new.topology.name}; each rank's work, and collectives of fewer ranks than all, stay as recorded on "
             f"{world:,}. {varied}{without}{waiting}", kernels=scenario.kernels.scaled(factor).widened(spread))
-
-
-def slowest_of(ranks: int) -> float:
-    """Return how far the largest of so many normal values lies from their mean, in standard deviations (Blom 1958)."""
-    return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
-
-
-def kernel_jitter(graphs: list[ExecutionGraph]) -> float | None:
-    """Return the standard deviation of the log of what a rank's own kernels take, from step to step.
-
-    Steps that launch other kernels are not compared; ``None`` where no rank has two alike.
-    """
-    deviations, freedom = 0.0, 0
-    for graph in graphs:
-        kernels = graph.kernels
-        own = (kernels.kind == KernelKind.COMPUTE) & (kernels.step >= 0)
-        steps = len(graph.steps)
-        count = np.bincount(kernels.step[own], minlength=steps)
-        total = np.bincount(kernels.step[own], weights=kernels.duration_ns[own], minlength=steps)
-        if not count.any():
-            continue
-        usual = np.bincount(count[count > 0]).argmax()
-        logs = np.log(total[(count == usual) & (total > 0)])
-        deviations += float(((logs - logs.mean()) ** 2).sum())
-        freedom += max(len(logs) - 1, 0)
-    return float(np.sqrt(deviations / freedom)) if freedom else None

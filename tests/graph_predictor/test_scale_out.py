@@ -10,9 +10,9 @@ from micro import read_ranks
 from test_topology_edit import ELEMENTS, TRANSFER, rank
 
 from foretrace.edits import ScaleOut
-from graph_predictor.edits.scale_out import kernel_jitter, slowest_of
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
+from graph_predictor.recorded.jitter import further_out, kernel_jitter, slowest_of
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.collectives import (
     CollectiveCall,
@@ -79,7 +79,11 @@ def test_jitter_is_of_steps_that_launch_the_same(pair: Baseline, tmp_path: Path)
     kinds = graph.kernels.kind.copy()
     graph.kernels.kind[:] = 0
     graph.kernels.duration_ns[kinds != 0] = [100_000, 110_000, 90_000]
-    assert 0.05 < (kernel_jitter([graph]) or 0.0) < 0.15
+    sigma = kernel_jitter([graph]) or 0.0
+    assert 0.05 < sigma < 0.15
+    alone, said = further_out([graph], 1, 8)
+    assert alone == pytest.approx(sigma * slowest_of(8)) and "the slowest rank's take +" in said
+    assert further_out([graph], 8, 8)[0] == 0.0 and further_out(pair.built.graphs, 1, 8)[0] == 0.0
 
 
 def test_what_cannot_be_scaled_is_told(pair: Baseline, tmp_path: Path) -> None:
