@@ -5,8 +5,8 @@
 ``DATA`` is the folder with ``traces/nanogpt-8xH100``, ``traces/nanogpt-rank0-of-8xH100`` and ``end_to_end``: profiles
 and logs of KellerJordan/modded-nanogpt's records of 2025-12-11 and 2025-10-31 on eight H100. Nothing is fitted to them.
 
-Its recorded steps are host playback, as a profiler at work makes them. The rows below are of its device, which decides
-unprofiled steps: the host's time is halved (``HOST``), and any lower factor gives the same.
+Its recorded steps are host playback, as a profiler at work makes them. The rows below are of the step without the
+profiler (``--without-profiler``), which its device decides: when the recording began, every rank's host was ahead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pandas as pd
 
 from graph_predictor.comm.recorded_calls import RecordedCollective, find_collectives
 from graph_predictor.edits.peers import RanksAlike
-from graph_predictor.edits.scale import ScaleHost
+from graph_predictor.edits.without_profiler import TakeOutProfiler
 from graph_predictor.prediction.edit import Edit
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.result import Prediction
@@ -30,7 +30,6 @@ from kernel_models.collectives import CollectiveModel, price_calls
 from kernel_models.collectives.topology import topology
 from tracer.job import read_job
 
-HOST = 0.5
 CLUSTER = "dgx-h100"
 LOGGED = {"nanogpt-8xH100": "2025-12-11_NorMuonOptimsAndFixes",
           "nanogpt-rank0-of-8xH100": "2025-10-31_AdamSyncGradientHook"}
@@ -71,9 +70,9 @@ def main() -> None:
     job = baseline_of(read_job(folder))
     found, unknown = find_collectives(job.built, model.topology)
     _transfers(found, unknown, model)
-    whole = _predict(job, ScaleHost(HOST))
+    whole = _predict(job, TakeOutProfiler())
     print(f"\n{'the step, ms':44} recorded  by model   change")
-    for name, edits in (("as recorded", ()), (f"host time × {HOST:g}", (ScaleHost(HOST),))):
+    for name, edits in (("as recorded", ()), ("without the profiler", (TakeOutProfiler(),))):
         old, new = (_predict(job, *edits, *more).step_time_us / 1e3 for more in ((), (ByModel(model),)))
         print(f"{name:44}{old:9.3f}{new:10.3f}{new / old - 1:+9.2%}")
     _one_rank(sorted(folder.glob("*.json.gz")), whole, found)
@@ -109,7 +108,7 @@ def _one_rank(files: list[Path], whole: Prediction, found: list[RecordedCollecti
     errors = []
     for path in files:
         baseline = baseline_of(read_job(path))
-        late, alike = (_predict(baseline, ScaleHost(HOST), *more) for more in ((), (RanksAlike(),)))
+        late, alike = (_predict(baseline, TakeOutProfiler(), *more) for more in ((), (RanksAlike(),)))
         low, high = alike.interval_us
         errors.append(alike.step_time_us / whole.step_time_us - 1)
         print(f"{path.name.split('.')[0]:16}{late.step_time_us / 1e3:13.3f}"
@@ -140,8 +139,8 @@ def _logged(data: Path, whole: Prediction) -> None:
     logs = pd.read_parquet(data / "end_to_end" / "nanogpt_8xH100_step_times.parquet")
     rank0 = baseline_of(read_job(data / "traces" / "nanogpt-rank0-of-8xH100"))
     cases = {"nanogpt-8xH100": {"all ranks": whole},
-             "nanogpt-rank0-of-8xH100": {"rank 0": _predict(rank0, ScaleHost(HOST)),
-                                         "rank 0, all alike": _predict(rank0, ScaleHost(HOST), RanksAlike())}}
+             "nanogpt-rank0-of-8xH100": {"rank 0": _predict(rank0, TakeOutProfiler()),
+                                         "rank 0, all alike": _predict(rank0, TakeOutProfiler(), RanksAlike())}}
     print(f"\n{'unprofiled steps':44} logged (runs)  predicted   error  within")
     for trace, found in cases.items():
         times = logs[logs["record"] == LOGGED[trace]]["ms_20_120"]

@@ -112,6 +112,10 @@ PROFILER_CALL = 0.7
 TRANSFER_ALONE = 0.2
 """The transfer of a collective, told from the recording of one rank of several. Over what all eight ranks of a job of
 H100 tell, 80% of 288 lie between 1.00 and 1.32 (benchmarks/jobs.py)."""
+CONTENTION = 0.6
+"""Of a kernel's time that moves beside a collective or away from one: part of the change (log) that is not known. What
+other ranks' instances of a kernel say is off by 5.5% in the median and 11% in the mean, where kernels change by 20%
+(benchmarks/contention.py, eight H100)."""
 COLLECTIVES_SHARED = 0.5
 """Share of the variance of a model's error that two clusters, or two formulas of one, have in common: as of kernels on
 two devices. Set, not measured."""

@@ -303,6 +303,7 @@ def report_communication(
     """Show what a recorded job communicated, by process group and kind."""
     with one_sentence(debug):
         from graph_predictor.cli.comm_tables import report_found
+        from graph_predictor.comm.contention import contention_of
         from graph_predictor.comm.host_collectives import with_host_collectives
         from graph_predictor.comm.report import communication_report
         from graph_predictor.comm.volumes import check_volumes, read_job_shape
@@ -311,6 +312,7 @@ def report_communication(
         recorded = read(paths, window, workers, scheduler)
         with working("Looking at collectives"):
             found = communication_report([with_host_collectives(graph) for graph in recorded.graphs])
+            beside = contention_of(recorded.graphs)
         checks = check_volumes(shape, found.recorded_payload()) if shape else []
         notes = [*recorded.notes, *found.notes]
         if json:
@@ -321,12 +323,13 @@ def report_communication(
                         "ranks": [{"rank": rank, "collective_us": found.kernel_ns[rank] / 1e3,
                                    "exposed_us": found.exposed_ns[rank] / 1e3, "window_us": found.window_ns[rank] / 1e3}
                                   for rank in sorted(found.window_ns)],
+                        "contention": {name: one.to_json() for name, one in beside.items()},
                         "steps": found.steps, "unknown_sizes": found.unknown_sizes, "notes": list(dict.fromkeys(notes)),
                         "volumes": [{"collective": c.kind.label, "causes": list(c.causes),
                                      "expected_bytes": c.expected_bytes, "recorded_bytes": c.recorded_bytes,
                                      "agrees": c.agrees} for c in checks]})
         else:
-            report_found(found, checks, notes)
+            report_found(found, beside, checks, notes)
 
 
 def _payload(kind: CollectiveKind, size: str | None, sizes: str | None) -> tuple[float, int | None]:

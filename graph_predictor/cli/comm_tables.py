@@ -12,6 +12,7 @@ from kernel_models.collectives import CollectiveKind
 from kernel_models.collectives.call import DTYPES
 
 if TYPE_CHECKING:
+    from graph_predictor.comm.contention import SlowDown
     from graph_predictor.comm.report import CommReport
     from graph_predictor.comm.tuning import TunedWorkload
     from graph_predictor.comm.volumes import VolumeCheck
@@ -95,7 +96,8 @@ def report_tuning(backends: list[str], choices: list[TunedChoice], changes: list
     report.notes(notes)
 
 
-def report_found(found: CommReport, checks: list[VolumeCheck], notes: list[str]) -> None:
+def report_found(found: CommReport, beside: dict[str, SlowDown], checks: list[VolumeCheck],
+                 notes: list[str]) -> None:
     """Show what a job communicated."""
     report = Report()
     if not found.traffic:
@@ -117,6 +119,11 @@ def report_found(found: CommReport, checks: list[VolumeCheck], notes: list[str])
     if found.traffic and not timed:
         notes = [*notes, "No collective left device work or ranges of a backend's threads: how long any took, and who "
                          "waited for whom, is not known."]
+    report.table("What takes longer beside what (the same kernel beside and alone)",
+                 [Column("what", name=True), Column("factor\nmedian"), Column("80% of\nkernels"), Column("kernels"),
+                  Column("instances\nbeside")],
+                 [[name, f"{one.factor:.2f}", "{:.2f} – {:.2f}".format(*one.interval), count(one.kernels),
+                   count(one.instances)] for name, one in beside.items() if one.known])
     report.table("Collective time of each rank (waiting included)",
                  [Column("rank"), Column("collectives ms"), Column("exposed ms"), Column("exposed share\nof window")],
                  [[str(rank), milliseconds(found.kernel_ns[rank]), milliseconds(found.exposed_ns[rank]),

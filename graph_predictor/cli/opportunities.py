@@ -28,6 +28,12 @@ def opportunities(
     top: Top = None,
     window: Window = 0,
     profiled: Profiled = False,
+    without_profiler: Annotated[bool, typer.Option(
+        "--without-profiler", help="Of the step without the profiler, where nobody timed it, as of foretrace predict."
+    )] = False,
+    ranks_alike: Annotated[bool, typer.Option(
+        "--ranks-alike", help="Of a step that waits for no rank that was not recorded, as of foretrace predict.")
+    ] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -36,6 +42,7 @@ def opportunities(
     Each is predicted by itself; gains do not add up. Changes that cannot be done are left out (--json says why).
     """
     with one_sentence(debug):
+        from graph_predictor.edits.registry import made
         from graph_predictor.reports.opportunities import opportunities as find
         from graph_predictor.request.configuration import Configuration
         from graph_predictor.request.study import Study, is_script
@@ -56,14 +63,16 @@ def opportunities(
                                      "recorded; give --from-device for the device it was recorded on, or see "
                                      "foretrace predict.")
         with working("Predicting"):
-            result = find(prepared.start, top=top or (ALL if json else DEFAULT_TOP))
+            asked = {"ranks-alike": ranks_alike, "without-profiler": without_profiler}
+            given = {name: True for name, wanted in asked.items() if wanted}
+            result = find(prepared.start, top=top or (ALL if json else DEFAULT_TOP), edits=made(given))
         if json:
             print_json(result.to_json())
         else:
-            _report(result)
+            _report(result, [f"--{name}" for name in given])
 
 
-def _report(result: Opportunities) -> None:
+def _report(result: Opportunities, given: list[str]) -> None:
     report = Report()
     before = result.baseline
     report.line()
@@ -78,6 +87,8 @@ def _report(result: Opportunities) -> None:
                   for one in result.found))
     if not result.found:
         report.line("No change that is known would save time.")
+    if given and result.found:
+        report.line(f"Each besides {' '.join(given)}.")
     if any(one.bound for one in result.found):
         report.line("* a bound: what a perfect version could save at most")
     sources = sorted({name for one in result.found for name in one.sources})

@@ -193,7 +193,7 @@ def _groups(report: Report, found: JobReport) -> None:
     for row in found.groups:
         waited = waiting_ns(row, None)
         last = row.straggler if row.skew_ns and max(row.skew_ns) > TOGETHER_NS else None
-        rows.append([row.group, row.kind, count(row.ranks), count(row.count / steps / max(row.ranks, 1)),
+        rows.append([row.group, row.kind, count(row.ranks), count(row.count / steps / row.recorded),
                      milliseconds(row.transfer_ns / steps) if row.matched else "–",
                      "–" if waited is None else milliseconds(waited * 1e3 / steps),
                      milliseconds(row.exposed_ns / steps), milliseconds((row.kernel_ns - row.exposed_ns) / steps),

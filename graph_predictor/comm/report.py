@@ -48,6 +48,8 @@ class Traffic:
     exposed_ns: float = 0.0
     skew_ns: list[int] = field(default_factory=list)
     last: dict[int, int] = field(default_factory=dict)
+    recorded: int = 1
+    """Ranks of the group that were recorded: ``count`` is the sum over them."""
 
     @property
     def wire_bytes(self) -> float:
@@ -159,7 +161,7 @@ def communication_report(graphs: list[ExecutionGraph]) -> CommReport:
     views = [view_rank(graph) for graph in graphs]
     job = job_clock(views)
     clock = job.starts_ns
-    matched = match_collectives(views, clock)
+    matched = match_collectives(views, clock, job.drifts)
     for kernels_of, transfer in zip(matched.groups, matched.intrinsic_ns, strict=True):
         found = row_key.get(kernels_of[0])
         if found is None:
@@ -178,6 +180,7 @@ def communication_report(graphs: list[ExecutionGraph]) -> CommReport:
     for key, row in traffic.items():
         # Means over the ranks that took part: times do not add up over ranks.
         took_part = max(len(counted[key]), 1)
+        row.recorded = took_part
         row.kernel_ns /= took_part
         row.exposed_ns /= took_part
     steps = float(np.mean([max(len(g.steps), 1) for g in graphs])) if graphs else 0.0

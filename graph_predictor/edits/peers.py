@@ -11,8 +11,10 @@ import numpy as np
 from graph_predictor.comm.recorded_calls import RecordedCollective, find_collectives
 from graph_predictor.edits.registry import edit_option
 from graph_predictor.prediction.scenario import OTHER_RANKS, EditError, Scenario
+from graph_predictor.recorded.jitter import further_out
 from kernel_models.collectives import CollectiveModel, CommTimes, price_calls, topology_of
 from kernel_models.spreads import TRANSFER_ALONE
+from tracer.graph import KernelKind
 from tracer.parallel_plan import PlanError
 
 UNDISTURBED = 1.5
@@ -26,10 +28,11 @@ ones have waiting in them."""
 class RanksAlike:
     """Ranks that nobody recorded do what the recorded ones do at the same time.
 
-    A collective that only one rank recorded holds what that rank waited for the others. It takes its transfer alone:
-    the shortest that collectives of its kind and size took in any recorded step, though no longer than the 80% interval
-    of the model of the device's usual nodes says. A recorded time up to 1.5 times that stays as it is.
-    Assumes that other ranks have as much to do, and that none is late.
+    A collective that not all its ranks recorded holds what the recorded ones waited for the others. It takes its
+    transfer alone: the shortest that collectives of its kind and size took in any recorded step, though no longer than
+    the 80% interval of the model of the device's usual nodes says. A recorded time up to 1.5 times that stays as it is.
+    The slowest of all ranks is slower than the recorded ones by what their kernels vary by from step to step, times how
+    much further out it lies. Assumes that other ranks have as much to do.
     """
 
     def describe(self) -> str:
@@ -47,7 +50,7 @@ class RanksAlike:
         except PlanError as error:
             raise EditError(str(error)) from None
         found, unknown = find_collectives(scenario.built, model.topology)
-        alone = [each for each in found if each.alone]
+        alone = [each for each in found if each.alone or len(each.members) < each.call.placement.ranks]
         if not alone:
             raise EditError("No collective of the step waits for a rank that was not recorded: there are none, or all "
                             "ranks were recorded, whose waiting is simulated.")
@@ -59,11 +62,15 @@ class RanksAlike:
             for position, kernel in each.members:
                 row = int(pointer[position]) + kernel
                 factor[row], spread[row] = transfer_ns / max(each.recorded_ns, 1), TRANSFER_ALONE
-                saved += (each.recorded_ns - transfer_ns) * bool(scenario.cycle.kernel[row])
+                saved += (each.recorded_ns - transfer_ns) * bool(scenario.cycle.kernel[row]) / len(graphs)
+        further, varied = further_out(graphs, len(graphs), world)
+        own = np.concatenate([graph.kernels.kind for graph in graphs]) == KernelKind.COMPUTE
+        factor[own] *= np.exp(further)
+        spread[own] = abs(further)
         without = f" {unknown} of unknown kind or size keep their recorded times." if unknown else ""
         return scenario.with_note(
             f"Ranks that were not recorded are taken to be as quick as the recorded ones: {len(alone)} collectives "
-            f"take their transfer alone, {saved / scenario.cycle.steps / 1e6:,.3f} ms less a step.{without}",
+            f"take their transfer alone, {saved / scenario.cycle.steps / 1e6:,.3f} ms less a step. {varied}{without}",
             kernels=scenario.kernels.scaled(factor).widened(spread))
 
 

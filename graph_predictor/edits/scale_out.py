@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 
 import numpy as np
 
 from graph_predictor.comm.recorded_calls import find_collectives
 from graph_predictor.edits.registry import edit_option
 from graph_predictor.edits.topology import fill_ratios
-from graph_predictor.prediction.scenario import EditError, Scenario
-from kernel_models.collectives import CollectiveModel, price_calls, topology_of
-from tracer.graph import ExecutionGraph, KernelKind
+from graph_predictor.prediction.scenario import OTHER_RANKS, EditError, Scenario
+from graph_predictor.recorded.jitter import further_out
+from kernel_models.collectives import CollectiveModel, CommError, price_calls, topology_of
+from tracer.graph import KernelKind
 from tracer.parallel_plan import PlanError
 
 MOST_RANKS = 1 << 20
 
 
-@edit_option("scale-out", "The recorded job on so many ranks, each with the same work.", takes="RANKS")
+@edit_option("scale-out", "The recorded job on so many ranks, each with the same work.", takes="RANKS[@NET]")
 @dataclass(frozen=True)
 class ScaleOut:
-    """The job on another number of ranks of the device's usual nodes, filled: weak scaling.
+    """The job on another number of ranks of the device's usual nodes, filled, on their usual network or another one
+    (``64@roce-100``): weak scaling.
 
     Collectives of the whole world take their recorded time × model(these ranks) / model(the recorded ones), each with
     the payload it had; those of smaller groups stay. The slowest of more ranks is slower: what a rank's own kernels
@@ -30,21 +31,25 @@ class ScaleOut:
     """
 
     ranks: int
+    network: str | None = None
+    """Between nodes, by name (foretrace topologies)."""
 
     @classmethod
     def parse(cls, text: str) -> ScaleOut:
-        """Parse a number of ranks. Raises ``EditError`` for anything else."""
+        """Parse a number of ranks, and a network's name behind an ``@``. Raises ``EditError`` for anything else."""
+        number, at, network = text.partition("@")
         try:
-            ranks = int(text)
+            ranks = int(number)
         except ValueError:
             ranks = 0
-        if not 2 <= ranks <= MOST_RANKS:
-            raise EditError(f"{text!r} is no number of ranks to scale to; give 2 to {MOST_RANKS:,}.")
-        return cls(ranks)
+        if not 2 <= ranks <= MOST_RANKS or (at and not network):
+            raise EditError(f"{text!r} is no number of ranks to scale to; give 2 to {MOST_RANKS:,}, and a network "
+                            "between nodes if it is not their usual one, such as 64@roce-100.")
+        return cls(ranks, network or None)
 
     def describe(self) -> str:
         """One phrase."""
-        return f"{self.ranks:,} ranks"
+        return f"{self.ranks:,} ranks" + (f" on {self.network}" if self.network else "")
 
     def apply(self, scenario: Scenario) -> Scenario:
         """See ``Edit``."""
@@ -56,9 +61,10 @@ class ScaleOut:
         scenario = scenario.claim("the network", "--scale-out")
         device = scenario.known_source()
         try:
-            old, new = (CollectiveModel(topology_of(device, ranks)) for ranks in (world, self.ranks))
+            old, new = (CollectiveModel(topology_of(device, ranks, network))
+                        for ranks, network in ((world, None), (self.ranks, self.network)))
             new.check_fits(self.ranks)
-        except PlanError as error:
+        except (PlanError, CommError) as error:
             raise EditError(str(error)) from None
         found, unknown = find_collectives(built, old.topology)
         whole = [each for each in found if each.call.placement.ranks == world]
@@ -70,39 +76,15 @@ class ScaleOut:
         factor, spread = np.ones(len(program.kernel_item)), np.zeros(len(program.kernel_item))
         fill_ratios(program.kernel_ptr, whole, price_calls([each.call for each in whole], old), price_calls(there, new),
                     factor, spread)
-        sigma = kernel_jitter(built.graphs)
-        further = sigma * (slowest_of(self.ranks) - slowest_of(world))
+        further, varied = further_out(built.graphs, world, self.ranks)
         own = np.concatenate([graph.kernels.kind for graph in built.graphs]) == KernelKind.COMPUTE
         factor[own] *= np.exp(further)
         spread[own] = abs(further)
+        waiting = ""
+        if OTHER_RANKS not in scenario.set_by and any(each.alone for each in whole):
+            waiting = (" What this rank waited for others is taken to grow like the transfers; --ranks-alike leaves it "
+                       "out.")
         without = f" {unknown} collectives of unknown kind or size keep their times." if unknown else ""
         return scenario.with_note(
             f"On {new.topology.name}; each rank's work, and collectives of fewer ranks than all, stay as recorded on "
-            f"{world:,}. Ranks' kernels vary by {sigma:.2%} from step to step, so that the slowest rank's take "
-            f"{np.expm1(further):+.2%}.{without}", kernels=scenario.kernels.scaled(factor).widened(spread))
-
-
-def slowest_of(ranks: int) -> float:
-    """Return how far the largest of so many normal values lies from their mean, in standard deviations (Blom 1958)."""
-    return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
-
-
-def kernel_jitter(graphs: list[ExecutionGraph]) -> float:
-    """Return the standard deviation of the log of what a rank's own kernels take, from step to step.
-
-    Steps that launch other kernels are not compared; 0 where no rank has two alike.
-    """
-    deviations, freedom = 0.0, 0
-    for graph in graphs:
-        kernels = graph.kernels
-        own = (kernels.kind == KernelKind.COMPUTE) & (kernels.step >= 0)
-        steps = len(graph.steps)
-        count = np.bincount(kernels.step[own], minlength=steps)
-        total = np.bincount(kernels.step[own], weights=kernels.duration_ns[own], minlength=steps)
-        if not count.any():
-            continue
-        usual = np.bincount(count[count > 0]).argmax()
-        logs = np.log(total[(count == usual) & (total > 0)])
-        deviations += float(((logs - logs.mean()) ** 2).sum())
-        freedom += max(len(logs) - 1, 0)
-    return float(np.sqrt(deviations / freedom)) if freedom else 0.0
+            f"{world:,}. {varied}{without}{waiting}", kernels=scenario.kernels.scaled(factor).widened(spread))

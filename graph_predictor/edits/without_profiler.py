@@ -9,6 +9,10 @@ import numpy as np
 from graph_predictor.edits.registry import edit_option
 from graph_predictor.prediction.profiler_cost import profiler_share
 from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.recorded.head_start import head_start_ns, runs_ahead
+from tracer.arrays import Float64
+from tracer.graph import KernelKind
+from tracer.intervals import union_ns
 
 
 @edit_option("without-profiler", "Take out what the profiler's events cost the host, where no step was timed without.")
@@ -17,7 +21,8 @@ class TakeOutProfiler:
     """The step as it runs with nothing watching, told from its recording under the profiler alone.
 
     Each recorded event cost the host what the recording itself says (``kernel_models.host.profiler_events``), which
-    is taken out where it lies. A capture of foretrace's own knows what its step takes without the profiler, and needs
+    is taken out where it lies. Hosts that were ahead of their devices when the recording began are known to take no
+    longer than those compute. A capture of foretrace's own knows what its step takes without the profiler, and needs
     no such guess. Assumes that the profiler does not slow the device.
     """
 
@@ -40,6 +45,16 @@ class TakeOutProfiler:
         share = profiler_share(scenario)
         left = scenario.host_times() - share.ns
         low, high = share.ends(scenario.host_times())
+        ahead = all(runs_ahead(graph) for graph in scenario.built.graphs)
+        capped = _no_longer_than_devices(scenario, left) if ahead else left
+        if (capped < left).any():
+            left, high = capped, float(capped.sum())
+            low = min(low, high)
+            starts = [head_start_ns(graph) / 1e6 for graph in scenario.built.graphs]
+            scenario = scenario.with_note(
+                f"When the recording began, devices still had work of the steps before for {min(starts):,.1f} to "
+                f"{max(starts):,.1f} ms: without the profiler the hosts run ahead of them, and take at most as long as "
+                "their devices compute.")
         slowest = int(np.argmax(share.step_ns))
         if not share.believed:
             scenario = replace(scenario, warnings=(*scenario.warnings, (
@@ -51,3 +66,17 @@ class TakeOutProfiler:
             f"others: {share.events[slowest]:,.0f} events, {share.step_ns[slowest] / 1e6:,.3f} ms of the host's time a "
             "step."),
             profiled=False, host=replace(scenario.host, ns=left).widened(float(np.log(high / low)) / 2))
+
+
+def _no_longer_than_devices(scenario: Scenario, ns: Float64) -> Float64:
+    """Return host times of pieces (ns) such that each rank's add up to no more than its device computes and copies."""
+    pieces, cycle, pointer = scenario.pieces, scenario.cycle, scenario.built.program.kernel_ptr
+    left = ns.copy()
+    for rank, graph in enumerate(scenario.built.graphs):
+        kernels = graph.kernels
+        own = cycle.kernel[pointer[rank]:pointer[rank + 1]] & (kernels.kind != KernelKind.COLLECTIVE)
+        busy = union_ns(kernels.start_ns[own], kernels.start_ns[own] + kernels.duration_ns[own])
+        mine = pieces.rank == rank
+        host = float(ns[mine & cycle.working[pieces.item]].sum())
+        left[mine] *= min(busy / host, 1.0) if host else 1.0
+    return left

@@ -15,8 +15,10 @@ from functools import cached_property
 
 import numpy as np
 
+from graph_predictor.comm.contention import Contention, contention
 from graph_predictor.prediction.changes import BatchChange, DeviceChange
 from graph_predictor.prediction.closing import Closing, closing
+from graph_predictor.prediction.contended import matters, slowed, steady_shares
 from graph_predictor.prediction.edit import Edit
 from graph_predictor.prediction.edited_host import (
     EditedHost,
@@ -58,6 +60,7 @@ from graph_predictor.recorded.typical_steps import (
     similar_steps,
     typical,
 )
+from graph_predictor.simulation.beside import Beside
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.simulation.host_pieces import HostPieces, host_pieces
 from graph_predictor.simulation.program import MOST_FACTOR, Program
@@ -72,6 +75,8 @@ from tracer.graph import ExecutionGraph, KernelKind
 CPU = "cpu"
 AT_ONCE = 16
 """Variants of a step that are simulated together: more do not fit into a processor's cache."""
+CONTENTION_ROUNDS = 2
+"""Times that shares and kernels' times are found in turn."""
 UNLIKE_MEASURED = 0.02
 """A steady state this far from the measured steps is reported."""
 
@@ -200,6 +205,16 @@ class Baseline:
         return self._run([])
 
     @cached_property
+    def contention(self) -> Contention:
+        """Return how much the recorded job's computation and collectives slow each other down."""
+        return contention(self.built)
+
+    @cached_property
+    def unedited_shares(self) -> Beside:
+        """Return what lies beside collectives in the unedited step."""
+        return steady_shares(self._unedited.steady, self._unedited.kinds)
+
+    @cached_property
     def scatter(self) -> float:
         """Return what steps differ by beyond what their host time makes of the unedited step, log half width in
         quadrature.
@@ -286,11 +301,27 @@ class _Run:
         self.baseline, self.scenario, self.edits = baseline, scenario, edits
         self.times: KernelTimes = replaced_kernels(self.rewritten, price_kernels(scenario))
         self.host: EditedHost = edit_host(scenario, self.rewritten)
-        self.steady: Steady = steady_state(scenario.cycle, lambda copies: self._edited(copies, self.times.ns, 1.0))
         self.kinds = np.concatenate([g.kernels.kind for g in scenario.built.graphs])
+        self.steady: Steady = self._steady()
+        if edits and baseline.ran and baseline.origin is None and (found := baseline.contention).known:
+            self._contend(found)
 
     def _edited(self, copies: Repeated, kernel_ns: Float64, host_factor: float) -> Program:
         return edited_program(copies, self.host, self.scenario, kernel_ns, host_factor)
+
+    def _steady(self) -> Steady:
+        return steady_state(self.scenario.cycle, lambda copies: self._edited(copies, self.times.ns, 1.0))
+
+    def _contend(self, found: Contention) -> None:
+        """Let the kernels take what they take beside what they are beside now."""
+        recorded, alone = self.baseline.unedited_shares, self.times
+        for _ in range(CONTENTION_ROUNDS):
+            change = found.log_factor(steady_shares(self.steady, self.kinds)) - found.log_factor(recorded)
+            times = slowed(alone, np.where(self.scenario.cycle.kernel, change, 0.0), found)
+            if not matters(np.log(np.maximum(times.ns, 1.0) / np.maximum(self.times.ns, 1.0)), self.times, self.steady):
+                break
+            self.times = times
+            self.steady = self._steady()
 
     @property
     def step_ns(self) -> float:

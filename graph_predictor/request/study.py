@@ -383,6 +383,9 @@ class Study:
             graphs = self.job.graphs
             recorded = None if self._recorded is None else self._recorded.scenario.devices.source
             known = self._recorded_on or recorded
+            if known is None and not device and not graphs[0].meta.device:
+                raise EditError("The trace does not say on which device it was recorded, and so not on which cluster; "
+                                "name the cluster with --topology, or the device with --from-device.")
             spec = find_device(device or graphs[0].meta.device) if device or known is None else known
             ranks = max(len(graphs), *(graph.meta.world_size for graph in graphs))
             return topology_of(spec, ParallelPlan.parse(parallel).world_size if parallel else ranks)

@@ -141,7 +141,7 @@ def build_program(graphs: list[ExecutionGraph]) -> Built:
     parts = [_inferred(graph) for graph in graphs]
     job = job_clock([p.view for p in parts])
     clock = job.starts_ns
-    rendezvous = match_collectives([p.view for p in parts], clock)
+    rendezvous = match_collectives([p.view for p in parts], clock, job.drifts)
     rendezvous.notes += job.notes
     program, item_offset = assemble([part.rows() for part in parts], clock)
     program, left_out = without_cycles(with_rendezvous(program, rendezvous))

@@ -19,24 +19,26 @@ import numpy as np
 from graph_predictor.simulation.rank_view import RankView
 from graph_predictor.simulation.rendezvous import recorded_meetings, runs_on_host
 from tracer.arrays import Float64
-from tracer.graph import ExecutionGraph
+from tracer.graph import ExecutionGraph, StepSource
 
 ONE_CLOCK_NS = 7 * 24 * 3600 * 10**9
 """Windows farther apart were not timed by one clock."""
 ONE_HOST_NS = 20_000
 """Clocks nearer to each other are taken for one."""
 STEADY_NS = 100_000
-"""Median deviation of ends from a constant offset, beyond which it is no clock's."""
+"""Median deviation of ends from an offset that changes evenly, beyond which it is no clock's."""
 LEAST_MEETINGS = 3
 DRIFT_TOLD_NS = 20_000
-"""Least change of an offset over the window that is reported."""
+"""Change of an offset over the window that is told and set; a smaller one is how ends scatter."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobClock:
-    """When each rank's window starts on the job's clock, ns from the first, and what was put right."""
+    """When each rank's window starts on the job's clock, ns from the first; how much faster than it its own clock runs;
+    and what was put right."""
 
     starts_ns: list[int]
+    drifts: list[float]
     notes: list[str]
 
 
@@ -54,32 +56,52 @@ def window_starts(graphs: Sequence[ExecutionGraph]) -> list[int]:
 def job_clock(views: Sequence[RankView]) -> JobClock:
     """Return the clock of a recorded job: each rank's own, set by its collectives where it is another host's."""
     starts = window_starts([view.graph for view in views])
-    if len(views) < 2:
-        return JobClock(starts, [])
-    ends = _ends(views, starts)
+    level = [0.0] * len(views)
+    ends = _ends(views, starts) if len(views) > 1 else np.zeros((0, 0))
     if not len(ends):
-        return JobClock(starts, [])
+        return JobClock(starts, level, [])
     # The rank whose collectives most others met is the reference.
     reference = int(np.isfinite(ends).sum(axis=0).argmax())
-    notes, found = [], list(starts)
+    notes, found, drifts = _other_steps([view.graph for view in views], reference), list(starts), level
     for position, view in enumerate(views):
         both = np.isfinite(ends[:, position]) & np.isfinite(ends[:, reference])
         ahead = (ends[:, position] - ends[:, reference])[both]
         if position == reference or len(ahead) < LEAST_MEETINGS:
             continue
-        offset = float(np.median(ahead))
-        scatter = float(np.median(np.abs(ahead - offset)))
-        if abs(offset) <= ONE_HOST_NS or scatter > STEADY_NS:
+        own = ends[both, position]
+        drift = _drift(own, ahead)
+        if abs(drift) * float(np.ptp(own)) <= DRIFT_TOLD_NS:
+            drift = 0.0
+        offsets = ahead - drift * (own - starts[position])
+        offset = float(np.median(offsets))
+        scatter = float(np.median(np.abs(offsets - offset)))
+        if (abs(offset) <= ONE_HOST_NS and not drift) or scatter > STEADY_NS:
             continue
         found[position] -= round(offset)
-        drift = _drift_ns(ends[both, reference], ahead)
-        more = f", and changes by {drift / 1e3:+,.0f} µs over the window" if abs(drift) > DRIFT_TOLD_NS else ""
+        drifts[position] = drift
+        more = (f", and changes by {drift * float(np.ptp(own)) / 1e3:+,.0f} µs over the window" if drift else "")
         notes.append(
-            f"Rank {max(view.graph.meta.rank, position)}'s clock is {abs(offset) / 1e6:,.3f} ms "
+            f"Rank {number_of(view.graph, position)}'s clock is {abs(offset) / 1e6:,.3f} ms "
             f"{'ahead' if offset > 0 else 'behind'} by the ends of {len(ahead)} collectives (within "
             f"{scatter / 1e3:,.1f} µs){more}; it was set.")
     first = min(found)
-    return JobClock([start - first for start in found], notes)
+    return JobClock([start - first for start in found], drifts, notes)
+
+
+def number_of(graph: ExecutionGraph, position: int) -> int:
+    """Return a rank's number: its own, or its position where nobody recorded it."""
+    return max(graph.meta.rank, position)
+
+
+def _other_steps(graphs: Sequence[ExecutionGraph], reference: int) -> list[str]:
+    """Return a sentence for each rank whose profiler marked none of the steps that the reference's marked."""
+    marked = [[graph.string(int(name)) for name in graph.steps.name]
+              if graph.meta.step_source == StepSource.PROFILER_STEP else [] for graph in graphs]
+    of = marked[reference]
+    return [f"Rank {number_of(graphs[position], position)} recorded {own[0]} to {own[-1]}, rank "
+            f"{number_of(graphs[reference], reference)} {of[0]} to {of[-1]}: what they did is matched in order, as if "
+            "these were the same steps; give one run's traces of the same steps." for position, own in enumerate(marked)
+            if own and of and not set(own) & set(of)]
 
 
 def _ends(views: Sequence[RankView], starts: Sequence[int]) -> Float64:
@@ -95,7 +117,7 @@ def _ends(views: Sequence[RankView], starts: Sequence[int]) -> Float64:
     return np.array(rows)
 
 
-def _drift_ns(when: Float64, ahead: Float64) -> float:
-    """Change of an offset from the first to the last collective, by a line through them."""
+def _drift(when: Float64, ahead: Float64) -> float:
+    """Return by how much a clock runs faster than another, by a line through its offsets."""
     span = float(np.ptp(when))
-    return float(np.polyfit((when - when.min()) / span, ahead, 1)[0]) if span > 0 else 0.0
+    return float(np.polyfit((when - when.min()) / span, ahead, 1)[0]) / span if span > 0 else 0.0

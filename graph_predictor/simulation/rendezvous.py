@@ -36,13 +36,13 @@ class Rendezvous:
     notes: list[str] = field(default_factory=list)
 
 
-def match_collectives(views: list[RankView], clock_ns: list[int]) -> Rendezvous:
-    """Match the recorded collective kernels of all ranks; ``clock_ns`` is each window's start on the job's clock
-    (``clocks``)."""
+def match_collectives(views: list[RankView], clock_ns: list[int], drifts: list[float]) -> Rendezvous:
+    """Match the recorded collective kernels of all ranks; ``clock_ns`` is each window's start on the job's clock, and
+    ``drifts`` how much faster than it each rank's runs (``clocks``)."""
     result = Rendezvous()
     apart: dict[str, list[float]] = defaultdict(list)
     for name, members in recorded_meetings(views, result.notes):
-        ends = [int(views[p].k_end[k]) + clock_ns[p] for p, k in members]
+        ends = [round(int(views[p].k_end[k]) * (1.0 - drifts[p])) + clock_ns[p] for p, k in members]
         if max(ends) - min(ends) > (HOST_ENDS_AGREE_NS if runs_on_host(views, members) else ENDS_AGREE_NS):
             apart[name].append((max(ends) - min(ends)) / 1e6)
             continue
@@ -59,7 +59,8 @@ def recorded_meetings(views: Sequence[RankView], notes: list[str]) -> Iterator[t
 
     What cannot be matched is put into ``notes``.
     """
-    return _meetings([_recorded_sequences(view) for view in views], notes)
+    ends = [view.k_end + view.graph.meta.base_time_ns for view in views]
+    return _meetings([_recorded_sequences(view) for view in views], notes, ends)
 
 
 def runs_on_host(views: Sequence[RankView], members: list[tuple[int, int]]) -> bool:
@@ -81,10 +82,10 @@ def match_in_order(graphs: list[ExecutionGraph]) -> Rendezvous:
     return result
 
 
-def _meetings(ranks: list[dict[tuple[str, ...], list[int]]], notes: list[str]) -> Iterator[
-        tuple[str, list[tuple[int, int]]]]:
+def _meetings(ranks: list[dict[tuple[str, ...], list[int]]], notes: list[str],
+              ends: Sequence[Int64] | None = None) -> Iterator[tuple[str, list[tuple[int, int]]]]:
     """Yield what each collective is called, and its (rank position, kernel row) pairs, by ``_sequences`` of each
-    rank."""
+    rank; ``ends`` of every rank's kernels, on one clock, tell where a shorter sequence belongs."""
     buckets: dict[tuple[str, ...], dict[int, list[int]]] = defaultdict(dict)
     for position, sequences in enumerate(ranks):
         for key, rows in sequences.items():
@@ -94,11 +95,36 @@ def _meetings(ranks: list[dict[tuple[str, ...], list[int]]], notes: list[str]) -
         if len(by_rank) < 2:
             continue
         if len(lengths) > 1:
-            notes.append(f"The ranks recorded different numbers of {key[-1]} collectives ({sorted(lengths)}): they are "
-                         "replayed with their recorded durations, not as rendezvous.")
+            numbers = f"The ranks recorded different numbers of {key[-1]} collectives ({sorted(lengths)}): "
+            aligned = None if ends is None else _aligned(by_rank, ends)
+            if aligned is None:
+                notes.append(f"{numbers}they are replayed with their recorded durations, not as rendezvous.")
+                continue
+            met = [members for members in aligned if len(members) > 1]
+            notes.append(f"{numbers}the {len(met)} that at least two ranks have were matched by when they ended.")
+            for members in met:
+                yield key[-1], members
             continue
         for order in range(lengths.pop()):
             yield key[-1], [(position, rows[order]) for position, rows in sorted(by_rank.items())]
+
+
+def _aligned(by_rank: dict[int, list[int]], ends: Sequence[Int64]) -> list[list[tuple[int, int]]] | None:
+    """Return the members of each collective of the longest sequence, where others are parts of it without gaps that
+    end with it; ``None`` where one is no such part."""
+    longest = max(by_rank, key=lambda position: (len(by_rank[position]), -position))
+    reference = ends[longest][by_rank[longest]]
+    found: list[list[tuple[int, int]]] = [[] for _ in reference]
+    for position, rows in sorted(by_rank.items()):
+        own = ends[position][rows]
+        apart = [float(np.median(np.abs(own - reference[shift:shift + len(own)])))
+                 for shift in range(len(reference) - len(own) + 1)]
+        shift = int(np.argmin(apart))
+        if apart[shift] > ENDS_AGREE_NS:
+            return None
+        for number, row in enumerate(rows):
+            found[shift + number].append((position, row))
+    return found
 
 
 def _recorded_sequences(view: RankView) -> dict[tuple[str, ...], list[int]]:

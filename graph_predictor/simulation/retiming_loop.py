@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def, assignment"
-"""``retiming.Order.times``'s inner loop, compiled. Each item and kernel is worked out once, from those before it, in all
-variants together: what waits for what is looked up once for all."""
+"""``retiming.Order.times``'s inner loop, compiled. Each item and kernel is worked out once, from those before it, in
+all variants together: what waits for what is looked up once for all."""
 
 from __future__ import annotations
 

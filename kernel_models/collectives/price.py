@@ -23,6 +23,7 @@ from kernel_models.collectives.times import CommTimes, Level
 from kernel_models.collectives.topology import Topology, node_names, node_type
 from kernel_models.collectives.topology import topology as find_topology
 from kernel_models.device import DeviceSpec
+from kernel_models.device_choice import find_device
 from kernel_models.spreads import RING_COLLECTIVES
 from tracer.parallel_plan import PlanError
 
@@ -110,16 +111,26 @@ def _over_links(batch: CollectiveBatch, device: DeviceSpec) -> CommTimes:
     return out
 
 
-def topology_of(device: DeviceSpec, world_size: int) -> Topology:
-    """The usual cluster of a device for so many ranks: its maker's eight-GPU node on that node's own network.
+def topology_of(device: DeviceSpec, world_size: int, network: str | None = None) -> Topology:
+    """Return the usual cluster of a device for so many ranks: its maker's eight-GPU node on that node's own network.
+
+    A device with another memory than the nodes' is in nodes like theirs.
+
+    Args:
+        device: the GPU.
+        world_size: ranks that it must hold.
+        network: between nodes, by name; by default the node's own.
 
     Raises:
         PlanError: no node type has the device.
+        CommError: there is no such network.
     """
-    names = [name for name in node_names() if node_type(name).device == device.name]
+    names = [name for name in node_names() if node_type(name).device == device.name] or [
+        name for name in node_names()
+        if device.short_names and find_device(node_type(name).device).short_names == device.short_names]
     if not names:
         raise PlanError(f"No node type known to foretrace has the device {device.name}; name the cluster with "
                         "--topology (foretrace comm predict --help lists how).")
     name = min(names, key=lambda n: (not n.startswith("dgx"), -node_type(n).gpus, n))
     nodes = -(-max(world_size, 1) // node_type(name).gpus)
-    return find_topology(f"{name}x{nodes}" if nodes > 1 else name)
+    return find_topology((f"{name}x{nodes}" if nodes > 1 else name) + (f"@{network}" if network else ""))

@@ -18,18 +18,22 @@ NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>
 STEP, TRANSFER = 1000, 300
 
 
-def ranks(folder: Path, late: int, ahead: float, drift: float = 0.0, meetings: int = 4) -> list[ExecutionGraph]:
+def ranks(folder: Path, late: int, ahead: float, drift: float = 0.0, meetings: int = 4,
+          later: int = 0) -> list[ExecutionGraph]:
     """Two ranks; in each step the second comes ``late`` µs later to an all-reduce, and its clock is ``ahead`` µs ahead,
-    ``drift`` more with each step."""
+    ``drift`` more with each step; it numbers its steps ``later`` higher."""
     traces = []
+    folder.mkdir(exist_ok=True)
     for number in (0, 1):
-        trace = Micro(rank=number, world_size=2, base=0.0 if number == 0 else ahead).calibrate()
+        trace = Micro(rank=number, world_size=2, base=0.0 if number == 0 else ahead)
+        if not later:
+            trace.calibrate()  # which marks a step 0
         args = {"Collective name": "allreduce", "Process Group Name": "dp", "Process Group Ranks": "[0, 1]",
                 "Group size": 2, "In msg nelems": 1 << 20, "Out msg nelems": 1 << 20, "dtype": "Float"}
         for n in range(meetings):
             at = 1000 + STEP * n + (round(drift * n) if number else 0)
             mine = late if number else 0
-            trace.step(at, at + STEP, n + 1)
+            trace.step(at, at + STEP, n + 1 + later * number)
             trace.launch(at + 15 + mine, 5, (20, at + 25 + mine, TRANSFER + late - mine), name=NCCL, **args)
             trace.op("aten::item", at + 24 + mine, at + late + TRANSFER + 31)
             trace.call("cudaDeviceSynchronize", at + 25 + mine, TRANSFER + late - mine + 5)
@@ -62,6 +66,31 @@ def test_clocks_of_one_host_are_left_alone(tmp_path: Path) -> None:
 def test_a_drift_is_told(tmp_path: Path) -> None:
     clock = job_clock([view_rank(graph) for graph in ranks(tmp_path, late=0, ahead=4_000.0, drift=30.0)])
     assert any("changes by +90 µs over the window" in note for note in clock.notes)
+    assert clock.drifts[1] == pytest.approx(0.03, rel=0.05) and clock.drifts[0] == 0.0
+
+
+def test_collectives_meet_though_a_clock_drifts_by_more_than_their_ends_may_differ(tmp_path: Path) -> None:
+    graphs = ranks(tmp_path, late=0, ahead=4_000.0, drift=500.0, meetings=12)
+    built = build_program(graphs)
+    assert len(built.rendezvous.groups) == 12
+    assert any("changes by +5,500 µs over the window" in note for note in built.rendezvous.notes)
+
+
+def test_ranks_of_different_steps_are_told(tmp_path: Path) -> None:
+    same, overlapping, other = (ranks(tmp_path / str(later), late=0, ahead=0.0, later=later) for later in (0, 2, 90))
+    for job in (same, overlapping):
+        assert not any("recorded Prof" in note for note in build_program(job).rendezvous.notes)
+    assert any("Rank 1 recorded ProfilerStep#91 to ProfilerStep#94, rank 0 ProfilerStep#1 to ProfilerStep#4" in note
+               for note in build_program(other).rendezvous.notes)
+
+
+def test_a_rank_that_stopped_early_meets_the_others_in_what_it_has(tmp_path: Path) -> None:
+    long, short = ranks(tmp_path / "a", late=200, ahead=0.0), ranks(tmp_path / "b", late=200, ahead=0.0, meetings=2)
+    built = build_program([long[0], short[1]])
+    assert [len(members) for members in built.rendezvous.groups] == [2, 2]
+    assert [members[0][1] for members in built.rendezvous.groups] == sorted(members[0][1] for members in
+                                                                            built.rendezvous.groups)
+    assert any("the 2 that at least two ranks have were matched" in note for note in built.rendezvous.notes)
 
 
 def test_ends_that_have_no_constant_offset_are_no_clocks(tmp_path: Path) -> None:

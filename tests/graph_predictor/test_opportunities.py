@@ -111,6 +111,10 @@ def test_the_command_prints_a_table_and_json(folder: Path, monkeypatch: pytest.M
     assert values["opportunities"][0]["name"] in out
     assert values["opportunities"][0]["option"] in out
     assert values["opportunities"][1]["option"] not in out
+    code, out, _ = run(source, "--top", "1", "--without-profiler")
+    assert code == 0 and "Step without the profiler" in out and "Each besides --without-profiler." in out
+    code, out, err = run(source, "--ranks-alike")
+    assert (code, out) == (2, "") and err.startswith("foretrace: ")
     code, out, err = run(str(folder / "none.json"))
     assert (code, out) == (2, "")
     assert err.startswith("foretrace: ")

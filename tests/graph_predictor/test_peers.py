@@ -9,6 +9,7 @@ import pytest
 from micro import Micro, read_ranks
 
 from foretrace.edits import RanksAlike
+from graph_predictor.comm.report import communication_report
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.synthesis.baseline import baseline_of
@@ -62,6 +63,13 @@ def test_a_collective_takes_its_transfer_alone(tmp_path: Path, recorded: tuple[i
     assert any("6 collectives take their transfer alone" in note for note in said.notes)
 
 
+def test_some_of_the_ranks_that_all_waited_for_another(tmp_path: Path) -> None:
+    some = baseline(tmp_path, *(rank(number, (700, 300, 310)) for number in range(WORLD - 1)))
+    said = some.predict([RanksAlike()])
+    assert said.step_time_us == pytest.approx(3 * HOST + 305 + 300 + 310, abs=0.01)
+    assert any("6 collectives take their transfer alone, 0.395 ms less" in note for note in said.notes)
+
+
 def test_one_that_always_waited_is_no_longer_than_its_model_says(tmp_path: Path) -> None:
     always = round(20 * longest_us())
     said = baseline(tmp_path, rank(0, (always,))).predict([RanksAlike()])
@@ -75,3 +83,10 @@ def test_nothing_to_take_out_is_refused(tmp_path: Path) -> None:
     (tmp_path / "sizeless").mkdir()
     with pytest.raises(EditError, match="No collective of the step"):
         baseline(tmp_path / "sizeless", rank(0, (300, 300), elements=None)).predict([RanksAlike()])
+
+
+def test_calls_are_counted_for_the_ranks_that_were_recorded(tmp_path: Path) -> None:
+    """Three of eight ranks: what one of them calls a step is no matter of the others."""
+    graphs = read_ranks([rank(number, (300, 300)) for number in range(3)], tmp_path)
+    traffic = communication_report(graphs).traffic
+    assert [(row.ranks, row.recorded, row.count) for row in traffic] == [(8, 3, 12)]

@@ -10,11 +10,18 @@ from micro import read_ranks
 from test_topology_edit import ELEMENTS, TRANSFER, rank
 
 from foretrace.edits import ScaleOut
-from graph_predictor.edits.scale_out import kernel_jitter, slowest_of
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
+from graph_predictor.recorded.jitter import further_out, kernel_jitter, slowest_of
 from graph_predictor.synthesis.baseline import baseline_of
-from kernel_models.collectives import CollectiveCall, CollectiveKind, CollectiveModel, price_calls, topology
+from kernel_models.collectives import (
+    CollectiveCall,
+    CollectiveKind,
+    CollectiveModel,
+    price_calls,
+    topology,
+    topology_of,
+)
 from kernel_models.device import device
 
 
@@ -41,6 +48,20 @@ def test_collectives_of_all_ranks_take_the_models_ratio(pair: Baseline, ranks: i
     assert any("each rank's work" in note for note in said.notes)
 
 
+def test_another_network_between_nodes(pair: Baseline) -> None:
+    usual, slower = (pair.predict([ScaleOut.parse(text)]) for text in ("16", "16@ethernet-25"))
+    assert slower.step_time_us > usual.step_time_us and "16 ranks on ethernet-25" in slower.edits
+    assert pair.predict([ScaleOut.parse("8@ethernet-25")]).step_time_us == pair.predict([ScaleOut(8)]).step_time_us
+    with pytest.raises(EditError, match="no network 'carrier-pigeon'"):
+        pair.predict([ScaleOut.parse("16@carrier-pigeon")])
+    with pytest.raises(EditError, match="64@roce-100"):
+        ScaleOut.parse("16@")
+
+
+def test_a_device_with_another_memory_is_in_the_same_nodes() -> None:
+    assert topology_of(device("a100-sxm-40g"), 8).name == topology_of(device("a100-sxm-80g"), 8).name == "dgx-a100"
+
+
 def test_more_ranks_are_never_quicker(pair: Baseline) -> None:
     times = [pair.predict([ScaleOut(ranks)]).step_time_us for ranks in (2, 8, 16, 128, 1024)]
     assert times == sorted(times)
@@ -53,12 +74,16 @@ def test_the_slowest_of_many_lies_further_out() -> None:
 
 
 def test_jitter_is_of_steps_that_launch_the_same(pair: Baseline, tmp_path: Path) -> None:
-    assert kernel_jitter(pair.built.graphs) == 0.0  # there is nothing but the collective
+    assert kernel_jitter(pair.built.graphs) is None  # there is nothing but the collective
     graph = read_ranks([rank(0, 2)], tmp_path)[0]
     kinds = graph.kernels.kind.copy()
     graph.kernels.kind[:] = 0
     graph.kernels.duration_ns[kinds != 0] = [100_000, 110_000, 90_000]
-    assert 0.05 < kernel_jitter([graph]) < 0.15
+    sigma = kernel_jitter([graph]) or 0.0
+    assert 0.05 < sigma < 0.15
+    alone, said = further_out([graph], 1, 8)
+    assert alone == pytest.approx(sigma * slowest_of(8)) and "the slowest rank's take +" in said
+    assert further_out([graph], 8, 8)[0] == 0.0 and further_out(pair.built.graphs, 1, 8)[0] == 0.0
 
 
 def test_what_cannot_be_scaled_is_told(pair: Baseline, tmp_path: Path) -> None:

@@ -75,7 +75,8 @@ def _python() -> Iterator[MachineCheck]:
         version = metadata.version("foretrace")
     except metadata.PackageNotFoundError:
         version = "not installed as a package"
-    yield MachineCheck("foretrace", MachineVerdict.OK, f"{version}, Python {platform.python_version()} on {platform.system()}")
+    yield MachineCheck("foretrace", MachineVerdict.OK,
+                       f"{version}, Python {platform.python_version()} on {platform.system()}")
 
 
 def _processor() -> Iterator[MachineCheck]:
@@ -86,13 +87,16 @@ def _processor() -> Iterator[MachineCheck]:
     with suppress(OSError):
         load = os.getloadavg()[0]
         busy = load > BUSY_SHARE * cores
-        yield MachineCheck("other work", MachineVerdict.NOTE if busy else MachineVerdict.OK, f"load {load:.1f} on {cores} cores",
-                      "Timed steps measure it too: record on a quiet machine." if busy else "")
+        yield MachineCheck("other work", MachineVerdict.NOTE if busy else MachineVerdict.OK,
+                           f"load {load:.1f} on {cores} cores",
+                           "Timed steps measure it too: record on a quiet machine." if busy else "")
     with suppress(OSError):
         governor = GOVERNOR.read_text().strip()
         saving = governor in ("powersave", "conservative")
-        yield MachineCheck("processor's clock", MachineVerdict.NOTE if saving else MachineVerdict.OK, f"governor {governor}",
-                      "Set it to performance while recording: cpupower frequency-set -g performance." if saving else "")
+        yield MachineCheck("processor's clock", MachineVerdict.NOTE if saving else MachineVerdict.OK,
+                           f"governor {governor}",
+                           "Set it to performance while recording: cpupower frequency-set -g performance."
+                           if saving else "")
 
 
 def _torch() -> Iterator[MachineCheck]:

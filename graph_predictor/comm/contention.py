@@ -1,0 +1,227 @@
+"""How much computation and collectives slow each other down, fitted to a recording's own instances.
+
+The same kernel (name, launch and sizes) runs beside a collective here and alone there, on one rank or another: what it
+takes longer, over the share of its time that it was beside one, is its slow-down. The same holds for collectives of one
+kind, size and group. Nothing is compared with another kernel, and a kernel without both kinds of instances takes what
+those with both lose in the middle.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from graph_predictor.simulation.beside import Beside, beside
+from graph_predictor.simulation.build import Built, build_program
+from kernel_models.collectives.readers.traces import kind_of
+from kernel_models.spreads import END
+from tracer.arrays import Bool, Float64, Int8, Int32, Int64
+from tracer.graph import NONE, ExecutionGraph, KernelKind
+
+ALONE = 0.02
+"""Share of its time up to which a kernel counts as alone."""
+MOSTLY = 0.5
+"""Share of its time from which a kernel shows what is beside it, as long as the other thing is under half of that."""
+LEAST_ALONE, LEAST_BESIDE = 3, 2
+"""Instances of one kernel that are needed."""
+LEAST_KERNELS = 5
+"""Kernels with both kinds of instances from which others' slow-down is taken."""
+SHORTEST_NS, SHORTEST_TRANSFER_NS = 4_000.0, 50_000.0
+"""Shorter kernels are told no differences of (older traces round to a microsecond); shorter transfers are latencies."""
+LAUNCH = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "registers", "shared_bytes")
+"""Columns of how a kernel was launched."""
+MOST = np.log(4.0)
+"""Slow-downs beyond a factor of four are another cause's."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowDown:
+    """What one kind of work loses beside another.
+
+    Attributes:
+        kernels: how many different ones were seen both alone and beside.
+        instances: how many beside.
+        middle: median of their logarithms of the slow-down at full overlap; 0 where too few were seen.
+        spread: log half width of the 80% interval of one kernel's around it.
+    """
+
+    kernels: int
+    instances: int
+    middle: float
+    spread: float
+
+    @property
+    def factor(self) -> float:
+        """Return the median slow-down."""
+        return float(np.exp(self.middle))
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Return the 80% interval of one kernel's slow-down; none is faster beside another."""
+        return float(np.exp(max(self.middle - self.spread, 0.0))), float(np.exp(self.middle + self.spread))
+
+    @property
+    def known(self) -> bool:
+        """Return whether enough kernels were seen on both sides."""
+        return self.kernels >= LEAST_KERNELS
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        low, high = self.interval
+        return {"factor": self.factor if self.known else None, "factor_80": [low, high] if self.known else None,
+                "kernels": self.kernels, "instances": self.instances}
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """The slow-downs of a recorded job.
+
+    Attributes:
+        transfer, waiting: of computing kernels beside a collective that transfers, and beside one that waits.
+        computing: of collectives' transfers beside computing kernels.
+        of_transfer, of_waiting, of_computing: of each kernel of the job, the logarithm at full overlap.
+    """
+
+    transfer: SlowDown
+    waiting: SlowDown
+    computing: SlowDown
+    of_transfer: Float64
+    of_waiting: Float64
+    of_computing: Float64
+
+    @property
+    def known(self) -> bool:
+        """Return whether anything is known to slow anything down."""
+        return bool(self.of_transfer.any() or self.of_waiting.any() or self.of_computing.any())
+
+    def log_factor(self, shares: Beside) -> Float64:
+        """Return the logarithm of how much longer than alone each kernel takes at some shares."""
+        found: Float64 = (self.of_transfer * shares.transfer + self.of_waiting * shares.waiting
+                          + self.of_computing * shares.computing)
+        return found
+
+
+def contention(built: Built) -> Contention:
+    """Fit the slow-downs of a recorded job's kernels."""
+    program = built.program
+    kind = kernel_kinds(built.graphs)
+    transfer_ns = recorded_transfers(built)
+    shares = beside(program.kernel_ptr, kind, program.recorded_kernel_start, program.recorded_kernel_end, transfer_ns,
+                    program.kernel_group)
+    own = kind == KernelKind.COMPUTE
+    recorded = program.recorded_kernel_end - program.recorded_kernel_start
+    logs = np.log(np.maximum(np.where(own, recorded, transfer_ns), 1))
+    # One kernel a collective, whose transfer is that of all its ranks; where one rank alone recorded it, nobody knows
+    # its transfer.
+    _, first = np.unique(program.kernel_group, return_index=True)
+    collective = np.zeros(len(kind), np.bool_)
+    collective[first[program.kernel_group[first] >= 0]] = True
+    return fitted(kernel_identities(built.graphs), own, logs, shares, own | collective)
+
+
+def contention_of(graphs: Sequence[ExecutionGraph]) -> dict[str, SlowDown]:
+    """Return the slow-downs of a recorded job, by what is slowed down by what."""
+    if not any((graph.kernels.kind == KernelKind.COLLECTIVE).any() for graph in graphs):
+        return {}
+    found = contention(build_program(list(graphs)))
+    return {"kernels beside a transfer": found.transfer, "kernels beside a collective that waits": found.waiting,
+            "transfers beside kernels": found.computing}
+
+
+def fitted(code: Int64, own: Bool, logs: Float64, shares: Beside, used: Bool) -> Contention:
+    """Fit slow-downs to the ``used`` ones of some instances.
+
+    Args:
+        code: what each is an instance of, a number from 0.
+        own: whether it computes; else it is a collective, if it is used.
+        logs: the logarithm of its time in ns.
+        shares: what ran beside it.
+        used: which to fit to.
+    """
+    alone = np.where(own, shares.transfer + shares.waiting, shares.computing) <= ALONE
+    own_used, collective = used & own, used & ~own
+    beside_transfer = own_used & (shares.transfer >= MOSTLY) & (shares.waiting < MOSTLY / 2)
+    beside_waiting = own_used & (shares.waiting >= MOSTLY) & (shares.transfer < MOSTLY / 2)
+    computing = collective & (shares.computing >= MOSTLY / 2)
+    transfer, of_transfer = _slow_downs(code, logs, own_used & alone, beside_transfer, shares.transfer, SHORTEST_NS)
+    waiting, of_waiting = _slow_downs(code, logs, own_used & alone, beside_waiting, shares.waiting, SHORTEST_NS)
+    of_collectives, of_computing = _slow_downs(code, logs, collective & alone, computing, shares.computing,
+                                               SHORTEST_TRANSFER_NS)
+    return Contention(transfer, waiting, of_collectives, np.where(own, of_transfer, 0.0),
+                      np.where(own, of_waiting, 0.0), np.where(own, 0.0, of_computing))
+
+
+def _slow_downs(code: Int64, logs: Float64, alone: Bool, beside_it: Bool, share: Float64,
+                shortest_ns: float) -> tuple[SlowDown, Float64]:
+    """Return what kernels lose in the middle, and what each instance's kernel loses (log, at full overlap)."""
+    by_kernel: dict[int, tuple[list[float], list[tuple[float, float]]]] = defaultdict(lambda: ([], []))
+    for row in np.flatnonzero(alone).tolist():
+        by_kernel[int(code[row])][0].append(float(logs[row]))
+    for row in np.flatnonzero(beside_it).tolist():
+        by_kernel[int(code[row])][1].append((float(logs[row]), float(share[row])))
+    own: dict[int, float] = {}
+    instances = 0
+    for kernel, (lone, others) in by_kernel.items():
+        if len(lone) < LEAST_ALONE or len(others) < LEAST_BESIDE or np.median(lone) < np.log(shortest_ns):
+            continue
+        usual = float(np.median(lone))
+        slope = float(np.median([(value - usual) / part for value, part in others]))
+        own[kernel] = min(max(slope, 0.0), MOST)
+        instances += len(others)
+    values = np.array(list(own.values()))
+    known = len(values) >= LEAST_KERNELS
+    middle = float(np.median(values)) if known else 0.0
+    spread = END * float(np.sqrt(np.mean((values - middle) ** 2))) if known else 0.0
+    table = np.full(int(code.max(initial=0)) + 1, middle)
+    for kernel, value in own.items():
+        table[kernel] = value
+    return SlowDown(len(values), instances, middle, spread), table[code] if len(code) else np.zeros(0)
+
+
+def recorded_transfers(built: Built) -> Int64:
+    """Return how long each collective of a recorded job transferred, ns: all of it where other ranks are unknown."""
+    program = built.program
+    found = (program.recorded_kernel_end - program.recorded_kernel_start).copy()
+    for members, transfer in zip(built.rendezvous.groups, built.rendezvous.intrinsic_ns, strict=True):
+        for position, kernel in members:
+            found[int(program.kernel_ptr[position]) + kernel] = transfer
+    return found
+
+
+def kernel_kinds(graphs: Sequence[ExecutionGraph]) -> Int8:
+    """Return the kinds of a job's kernels, rank by rank."""
+    return np.concatenate([graph.kernels.kind for graph in graphs]).astype(np.int8)
+
+
+def kernel_identities(graphs: Sequence[ExecutionGraph]) -> Int64:
+    """Return a number for what each kernel of a job is an instance of: name, launch and its operation's sizes, or what
+    a collective moves among how many."""
+    texts: dict[str, int] = {"": 0}
+    rows = []
+    for graph in graphs:
+        kernels, ops, table = graph.kernels, graph.ops, graph.collectives
+        shapes = np.where(kernels.op >= 0, np.append(ops.shapes, NONE)[kernels.op], NONE)
+        moved = np.full((len(kernels), 4), NONE, np.int64)
+        found = np.flatnonzero(table.kernel >= 0)
+        kinds = [kind_of(graph, table, row) for row in found.tolist()]
+        moved[table.kernel[found]] = np.stack([
+            np.array([NONE if kind is None else int(kind) for kind in kinds], np.int64), table.elements_in[found],
+            table.elements_out[found], table.group_size[found]], axis=1)
+        rows.append(np.column_stack([
+            _texts(graph, kernels.name, texts), _texts(graph, shapes, texts),
+            *(getattr(kernels, name) for name in LAUNCH), moved]).astype(np.int64))
+    if not rows:
+        return np.zeros(0, np.int64)
+    _, code = np.unique(np.concatenate(rows), axis=0, return_inverse=True)
+    return code.reshape(-1).astype(np.int64)
+
+
+def _texts(graph: ExecutionGraph, strings: Int32 | Int64, numbers: dict[str, int]) -> Int64:
+    """Return numbers of texts that are the same for all graphs; 0 for none."""
+    of, where = np.unique(strings, return_inverse=True)
+    known = [numbers.setdefault(graph.string(int(each)) if each >= 0 else "", len(numbers)) for each in of]
+    return np.array(known, np.int64)[where.reshape(-1)] if len(of) else np.zeros(0, np.int64)

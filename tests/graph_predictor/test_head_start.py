@@ -1,0 +1,62 @@
+"""Hosts that were ahead of their devices when the recording began do not decide the step without the profiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from micro import Micro
+
+from foretrace.edits import TakeOutProfiler
+from graph_predictor import baseline_of
+from graph_predictor.recorded.head_start import head_start_ns, runs_ahead
+from tracer.graph import ExecutionGraph
+from tracer.job import read_job
+
+STEPS, LAUNCHES, EVERY, KERNEL = 3, 50, 20.0, 12.0
+"""Launches of a step, µs from one to the next on the host, and µs of each kernel: the host takes 1,000 µs a step, the
+device 600."""
+
+
+def recorded(folder: Path, ahead: float) -> ExecutionGraph:
+    """Steps in which the device still had ``ahead`` µs of earlier work to do when the recording began."""
+    trace = Micro(base=10_000.0)
+    free = ahead
+    if ahead:
+        trace.device_work(7, -100.0, 100.0 + ahead, 900_000)
+    at = 0.0
+    for number in range(STEPS):
+        begin = at
+        for _ in range(LAUNCHES):
+            start = max(at + 10.0, free + 1.0)
+            trace.op("aten::gelu", at, at + 8.0)
+            trace.launch(at + 2.0, 3.0, kernel=(7, start, KERNEL))
+            free, at = start + KERNEL, at + EVERY
+        trace.step(begin, at, number)
+    folder.mkdir(exist_ok=True)
+    return trace.read(folder)
+
+
+def test_how_far_a_host_is_ahead(tmp_path: Path) -> None:
+    ahead, level = recorded(tmp_path / "a", 300.0), recorded(tmp_path / "b", 0.0)
+    assert head_start_ns(ahead) == pytest.approx(298_000, abs=2_000) and runs_ahead(ahead)
+    assert head_start_ns(level) == 0 and not runs_ahead(level)
+    assert not runs_ahead(recorded(tmp_path / "c", 30.0))  # 3% of a step
+
+
+def test_a_device_that_had_work_left_decides(tmp_path: Path) -> None:
+    ahead, level = (baseline_of(recorded(tmp_path / name, us), device=None).predict([TakeOutProfiler()])
+                    for name, us in (("a", 300.0), ("b", 0.0)))
+    assert ahead.step_time_us == pytest.approx(LAUNCHES * (KERNEL + 1.0), rel=0.05)
+    assert level.step_time_us > 1.2 * ahead.step_time_us
+    assert any("hosts run ahead" in note for note in ahead.notes)
+    assert not any("hosts run ahead" in note for note in level.notes)
+
+
+def test_a_recorded_job_of_eight_gpus(real_trace: Callable[[str], Path]) -> None:
+    """Its program's 14 unprofiled runs took 32.965 ms a step in the median."""
+    found = baseline_of(read_job(real_trace("nanogpt-8xH100"))).predict([TakeOutProfiler()])
+    assert found.bound == "compute"
+    assert found.step_time_us == pytest.approx(32_965, rel=0.03)
+    assert found.interval_us[0] < 32_965 < found.interval_us[1]
