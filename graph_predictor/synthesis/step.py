@@ -86,6 +86,7 @@ def modelled_step(graphs: Sequence[ExecutionGraph], device: DeviceSpec | None = 
     _check_fits(graphs, collectives)
     constants = plain_constants(round(spec.launch_latency_us * 1e3))
     known = host or shipped_host(CPU_HOST if spec.vendor == "host" else GPU_HOST)
+    known = known.suited(all((graph.steps.python_calls >= 0).all() for graph in graphs))
     ranks = []
     for graph in graphs:
         times = _modelled(graph, spec, models, known, collective_works(graph, spec, collectives))
