@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import sys
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,11 @@ HELD_OUT: dict[str, dict[str, int]] = {
     "lstm_language": _SHORT, "residual_images": {"batch": 1, "image": 16}, "segmenter": {"batch": 1, "image": 32},
     "seq2seq_torch": _SHORT, "temporal_convolutions": _SHORT}
 """Sizes of others' programs: of those that choices were made with, and of those that accuracy is reported of."""
+LIBRARIES: dict[str, dict[str, int]] = {
+    "timm_resnet": {"batch": 1, "image": 32}, "timm_vit": {"batch": 1, "image": 32},
+    "timm_efficientnet": {"batch": 1, "image": 32}, "lightning_fabric": {"batch": 1, "seq": 8},
+    "lightning_trainer": {"batch": 4}}
+"""Of timm's and Lightning's, which accuracy is reported of too. They need these libraries, and timm torchvision."""
 PARALLEL = (*(f"{name}:fsdp2" for name in ("bert", "lstm", "moe", "unet", "resnet50", "deepfm", "ncf")), "bert:ddp",
             "unet:ddp")
 """Workloads and plans whose hooks the models are to know."""
@@ -119,11 +125,13 @@ def _workload(name: str) -> Program:
 def _program(name: str) -> Program:
     """A step of another's program."""
     path = Path(__file__).resolve().parents[1] / "benchmarks" / "foreign_programs" / f"{name}.py"
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return partial(module.build, **{**PROGRAMS, **HELD_OUT}[name])(), {}
+    return partial(module.build, **{**PROGRAMS, **HELD_OUT, **LIBRARIES}[name])(), {}
 
 
 if __name__ == "__main__":
