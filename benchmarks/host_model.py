@@ -38,8 +38,10 @@ def main() -> None:
     steps = read_rounds(options.recordings)
     begin = time.perf_counter()
     whole = fit_host(list(steps.values()))
+    used = whole.suited(all(step.calls is not None for step in steps.values()))
     print(f"Fit of {len(steps)} programs: {time.perf_counter() - begin:.2f} s; a + b log(compute): "
-          f"{whole.offset:+.2f} {whole.exponent:+.2f}; interval ×/÷ {np.exp(whole.spread):.2f}")
+          f"{used.offset:+.2f} {used.exponent:+.2f}; a call of Python {used.call_ns:.0f} ns; interval ×/÷ "
+          f"{np.exp(used.spread):.2f}")
     _table("left out in turn", left_out(steps))
     if options.steps:
         _steps(options.recordings, steps)

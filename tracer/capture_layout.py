@@ -5,7 +5,8 @@
     OUT/rank0/et.json.gz          the execution trace of all windows
     OUT/rank0/collectives.json    what the profiler does not record about collectives (absent where it does)
     OUT/rank0/lookups.json        how rows of embedding tables are looked up (absent unless asked for)
-    OUT/rank0/graph.foretrace     instead of the four others, in the one-file form (graph-1.foretrace, …)
+    OUT/rank0/python-calls.json   calls of Python between operations (absent unless asked for)
+    OUT/rank0/graph.foretrace     instead of the five others, in the one-file form (graph-1.foretrace, …)
     OUT/rank1/…
 
 A directory with these files itself, without ``rank<r>``, is a part too. Pipes, devices, directories and links to them
@@ -32,8 +33,9 @@ from tracer.ranks import leave_out_unbelievable
 CONTEXT = "context.json"
 COLLECTIVES = "collectives.json"
 LOOKUPS = "lookups.json"
+PYTHON_CALLS = "python-calls.json"
 EXECUTION_TRACE = "et.json.gz"
-SIDE_FILES = frozenset({CONTEXT, COLLECTIVES, LOOKUPS})
+SIDE_FILES = frozenset({CONTEXT, COLLECTIVES, LOOKUPS, PYTHON_CALLS})
 """Files of a part that are no traces."""
 
 _MOST_STEP_NS = 1 << 50
@@ -320,6 +322,7 @@ def _read_part(part: CapturePart, window: int, notes: list[str],
                progress: Callable[[int, int], None] | None) -> ExecutionGraph:
     from tracer.capture.merge import merge_collectives
     from tracer.capture.merge_lookups import merge_lookups, note_law
+    from tracer.capture.merge_python import merge_python
 
     path = part.windows[window]
     if path.suffix == ".foretrace":
@@ -339,6 +342,7 @@ def _read_part(part: CapturePart, window: int, notes: list[str],
                 notes.append(f"An execution trace was not joined: {error}")
         notes += merge_collectives(graph, part.path / COLLECTIVES, read_context(part.path).get("process_groups"))
         notes += merge_lookups(graph, part.path / LOOKUPS)
+        notes += merge_python(graph, part.path / PYTHON_CALLS)
     apply_context(graph, part.path)
     note_law(graph)
     if read_context(part.path).get("fake_world") is True:

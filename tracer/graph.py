@@ -140,7 +140,8 @@ class OpTable(Table):
     ``parent`` is a row of this table. ``sequence`` is autograd's sequence number, ``forward_thread`` the
     profiler's number of the thread that ran the forward op. ``shapes``, ``dtypes``, ``strides`` and ``scalars``
     are the codes of the JSON texts the profiler wrote (decode with ``graph.arguments``). ``place`` is a ``Place`` in
-    steps traced by shapes alone, else ``NONE``.
+    steps traced by shapes alone, else ``NONE``. ``python_calls`` are calls of Python functions on its thread since the
+    row before it, or since the step began; ``NONE`` where nobody counted.
     """
 
     name: Int32
@@ -162,15 +163,16 @@ class OpTable(Table):
     step: Int32
     et_node: Int64
     place: Int8
+    python_calls: Int32
 
     DTYPES: ClassVar[dict[str, Any]] = {
         "name": _I32, "kind": _I8, "parent": _I32, "thread": _I32, "start_ns": _I64, "duration_ns": _I64,
         "sequence": _I64, "forward_thread": _I64, "external_id": _I64, "record_id": _I64, "shapes": _I32,
         "dtypes": _I32, "strides": _I32, "scalars": _I32, "module": _I32, "phase": _I8, "step": _I32, "et_node": _I64,
-        "place": _I8,
+        "place": _I8, "python_calls": _I32,
     }
     STRING_COLUMNS: ClassVar[frozenset[str]] = frozenset({"name", "shapes", "dtypes", "strides", "scalars", "module"})
-    ADDED: ClassVar[frozenset[str]] = frozenset({"place"})
+    ADDED: ClassVar[frozenset[str]] = frozenset({"place", "python_calls"})
 
 
 @dataclass(slots=True)
@@ -309,15 +311,20 @@ class GapTable(Table):
 
 @dataclass(slots=True)
 class StepTable(Table):
-    """One training step a row, in time order; ``thread`` is the one that ran it."""
+    """One training step a row, in time order; ``thread`` is the one that ran it, and ``python_calls`` are all calls of
+    Python functions on it; ``NONE`` where nobody counted."""
 
     name: Int32
     start_ns: Int64
     duration_ns: Int64
     thread: Int32
+    python_calls: Int32
 
-    DTYPES: ClassVar[dict[str, Any]] = {"name": _I32, "start_ns": _I64, "duration_ns": _I64, "thread": _I32}
+    DTYPES: ClassVar[dict[str, Any]] = {
+        "name": _I32, "start_ns": _I64, "duration_ns": _I64, "thread": _I32, "python_calls": _I32,
+    }
     STRING_COLUMNS: ClassVar[frozenset[str]] = frozenset({"name"})
+    ADDED: ClassVar[frozenset[str]] = frozenset({"python_calls"})
 
 
 @dataclass(slots=True)

@@ -2,27 +2,33 @@
 
     OMP_NUM_THREADS=1 python traces/record_host.py traces/host [--rounds 12] [--keep 6] [--workloads dlrm,bert]
                                                               [--programs distilbert,gru_tagger]
-                                                              [--parallel bert:fsdp2,moe:ddp]
+                                                              [--parallel bert:fsdp2,moe:ddp] [--count-python]
 
 One process builds the workloads at their preset ``tiny``, whose computing is next to nothing, programs of others
 (``benchmarks/foreign_programs``) at small sizes, and workloads under a parallel plan as rank 0 of two in a fake world,
 whose collectives take no time, so that what is left of the plan is its hooks. It then goes round: of each some steps
 timed with nothing watching, then some profiled, then the next one. A virtual machine's core is half as fast while a
 neighbour uses its other thread; captures made one after the other, minutes apart, differ by that, and captures of one
-round do not. Each capture is a directory ``OUT/<program>/round<n>`` that foretrace reads.
+round do not. Each capture is a directory ``OUT/<program>/round<n>`` that foretrace reads. With ``--count-python``
+nothing is timed: calls of Python functions between operations, which no machine changes, are counted in one step of
+each program and written into the captures that are there.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import sys
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from tracer.campaign.host_rounds import Program, RoundPlan, record_rounds
+from tracer.campaign.host_rounds import FIRST_STEPS, Program, RoundPlan, record_rounds
+from tracer.capture.merge_python import note_python_calls
+from tracer.capture.python_notes import PythonNotes
+from tracer.graph import ExecutionGraph
 from tracer.workloads import as_plain, create, parse, split
 
 SUITE = ("dlrm", "resnet50", "bert", "llama", "gpt2", "vit", "moe", "lstm", "unet")
@@ -36,6 +42,11 @@ HELD_OUT: dict[str, dict[str, int]] = {
     "lstm_language": _SHORT, "residual_images": {"batch": 1, "image": 16}, "segmenter": {"batch": 1, "image": 32},
     "seq2seq_torch": _SHORT, "temporal_convolutions": _SHORT}
 """Sizes of others' programs: of those that choices were made with, and of those that accuracy is reported of."""
+LIBRARIES: dict[str, dict[str, int]] = {
+    "timm_resnet": {"batch": 2, "image": 32}, "timm_vit": {"batch": 2, "image": 32},
+    "timm_efficientnet": {"batch": 2, "image": 32}, "lightning_fabric": {"batch": 1, "seq": 8},
+    "lightning_trainer": {"batch": 4}}
+"""Of timm's and Lightning's, which accuracy is reported of too. They need these libraries, and timm torchvision."""
 PARALLEL = (*(f"{name}:fsdp2" for name in ("bert", "lstm", "moe", "unet", "resnet50", "deepfm", "ncf")), "bert:ddp",
             "unet:ddp")
 """Workloads and plans whose hooks the models are to know."""
@@ -50,6 +61,7 @@ def main() -> None:
     parser.add_argument("--workloads", default=",".join(SUITE), help="names, separated by commas")
     parser.add_argument("--programs", default=",".join(PROGRAMS), help="names, separated by commas")
     parser.add_argument("--parallel", default=",".join(PARALLEL), help="workload:plan, separated by commas")
+    parser.add_argument("--count-python", action="store_true", help="into captures that are there; time nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -63,7 +75,26 @@ def main() -> None:
         world.enter_context(fake_world(2, 0))
         built |= {name.replace(":", "_"): _spread(*name.split(":")) for name in parallel}
     with world:
+        if options.count_python:
+            _count_python(built, options.output)
+            return
         record_rounds(built, options.output, RoundPlan(options.rounds, options.keep), partial(print, flush=True))
+
+
+def _count_python(programs: dict[str, Program], folder: Path) -> None:
+    for name, (step, _) in programs.items():
+        for _ in range(FIRST_STEPS):
+            step()
+        notes = PythonNotes()
+        notes.start()
+        step()
+        notes.stop()
+        for path in sorted((folder / name).glob("round*/rank0/graph.foretrace")):
+            graph = ExecutionGraph.load(path)
+            for sentence in note_python_calls(graph, notes.rows):
+                print(f"{path}: {sentence}")
+            graph.save(path)
+        print(f"{name}: {sum(calls for _, calls in notes.rows):,} calls around {len(notes.rows) - 1:,} operations")
 
 
 def _spread(name: str, plan: str) -> Program:
@@ -94,11 +125,13 @@ def _workload(name: str) -> Program:
 def _program(name: str) -> Program:
     """A step of another's program."""
     path = Path(__file__).resolve().parents[1] / "benchmarks" / "foreign_programs" / f"{name}.py"
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return partial(module.build, **{**PROGRAMS, **HELD_OUT}[name])(), {}
+    return partial(module.build, **{**PROGRAMS, **HELD_OUT, **LIBRARIES}[name])(), {}
 
 
 if __name__ == "__main__":

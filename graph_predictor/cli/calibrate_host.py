@@ -92,7 +92,7 @@ def _report(out: str, found: HostCalibration, kept: int, device: str) -> None:
     report.line()
     report.line(f"Left out in turn: MAPE {statistics.fmean(errors):.1%}, median {statistics.median(errors):.1%}, "
                 f"worst {max(errors):.1%}. Programs unlike these are told within ×/÷ "
-                f"{math.exp(found.model.spread):.2f} in 80% of the cases.")
+                f"{math.exp(found.model.suited(True).spread):.2f} in 80% of the cases.")
     if (ratio := _over_shipped(found, device)) is not None:
         report.line(f"The same operations take {ratio:.2f} times as long as on the host that is shipped.")
     report.line(f"Use it: foretrace predict STEP.foretrace --host-from {out}; foretrace plan … --host-from {out}")
@@ -112,7 +112,7 @@ def _over_shipped(found: HostCalibration, device: str) -> float | None:
 
 
 def _as_json(out: str, found: HostCalibration, kept: int, device: str) -> dict[str, Any]:
-    return {"file": out, "device": device, "rounds": kept, "interval_factor": math.exp(found.model.spread),
+    return {"file": out, "device": device, "rounds": kept, "interval_factor": math.exp(found.model.suited(True).spread),
             "over_shipped": _over_shipped(found, device),
             "programs": [{"name": program.name, "measured_us": program.measured_ns / 1e3,
                           "told_us": program.told_ns / 1e3, "error": program.error} for program in found.programs]}

@@ -66,6 +66,8 @@ def capture(
     lookups: Annotated[bool, typer.Option(
         "--lookups", help="Count how often rows of embedding tables are looked up, in one step that is thrown away.")
     ] = False,
+    python_calls: Annotated[bool, typer.Option(
+        "--python-calls", help="Count the calls of Python functions between operations, in the same step.")] = False,
     world_size: Annotated[int | None, shared(
         "--world-size", "a fake world, of which this one process does what one rank would do")] = None,
     rank: Annotated[int, shared("--rank", "of the fake world")] = 0,
@@ -90,7 +92,8 @@ def capture(
 
         world = world_of(world_size, rank)
         options = CaptureOptions(
-            steps, warmup, timed, cycles, execution_trace, form, stacks, replace, lookups)  # type: ignore[arg-type]
+            steps, warmup, timed, cycles, execution_trace, form, stacks, replace,  # type: ignore[arg-type]
+            lookups, python_calls)
         if script is None and workload is None:
             raise CaptureError("Name what to capture: a script, or a workload with --workload.")
         if script is not None and workload is not None:

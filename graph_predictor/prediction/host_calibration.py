@@ -51,6 +51,10 @@ def calibrated(steps: Mapping[str, HostStep], name: str) -> HostCalibration:
         ForetraceError: there is no host time in them.
     """
     model = fit_host(list(steps.values()), name)
-    # Small programs are more alike than those that a model will be asked for.
-    model = replace(model, spread=float(np.hypot(model.spread, SMALL_PROGRAMS)))
-    return HostCalibration(model, left_out(steps))
+    counted = None if model.counted is None else _for_others(model.counted)
+    return HostCalibration(replace(_for_others(model), counted=counted), left_out(steps))
+
+
+def _for_others(model: HostModel) -> HostModel:
+    """Small programs are more alike than those that a model will be asked for."""
+    return replace(model, spread=float(np.hypot(model.spread, SMALL_PROGRAMS)))

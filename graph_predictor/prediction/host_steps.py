@@ -14,9 +14,9 @@ from graph_predictor.prediction.profiler_cost import profiler_share
 from graph_predictor.simulation.program import whole_ns
 from kernel_models.host.model import HostModel, fit_host
 from kernel_models.host.step_events import LISTS, HostStep, is_flat
-from tracer.arrays import Int64
+from tracer.arrays import Float64, Int64
 from tracer.errors import ForetraceError
-from tracer.graph import LAUNCHING, ExecutionGraph
+from tracer.graph import LAUNCHING, NONE, ExecutionGraph
 from tracer.job import Job
 
 
@@ -45,7 +45,8 @@ def usual_step(steps: Sequence[HostStep]) -> HostStep:
     return HostStep(first.name, first.phase, first.tensors, np.median([step.before_ns for step in alike], axis=0),
                     np.median([step.inside_ns for step in alike], axis=0),
                     float(np.median([step.compute_us for step in alike])),
-                    float(np.median([step.launch_ns for step in alike])))
+                    float(np.median([step.launch_ns for step in alike])),
+                    next((step.calls for step in alike if step.calls is not None), None))
 
 
 def traced_host_step(graph: ExecutionGraph, compute_us: float = 0.0) -> HostStep:
@@ -97,7 +98,26 @@ def _step(graph: ExecutionGraph, rows: Int64, before: np.ndarray, inside: np.nda
           launch_ns: float) -> HostStep:
     names = np.array([graph.string(int(code)) for code in graph.ops.name[rows]], dtype=object)
     return HostStep(names, graph.ops.phase[rows], np.array(list(_tensors(graph, rows, names)), np.int64), before,
-                    inside, compute_us, launch_ns)
+                    inside, compute_us, launch_ns, _python_calls(graph, rows))
+
+
+def _python_calls(graph: ExecutionGraph, rows: Int64) -> Float64 | None:
+    """Calls of Python functions before each of some operations of one step, and after the last one; ``None`` where they
+    were not counted."""
+    ops = graph.ops
+    step = int(ops.step[rows[0]]) if len(rows) else NONE
+    if step == NONE or graph.steps.python_calls[step] == NONE or (ops.python_calls[rows] == NONE).any():
+        return None
+    found = np.zeros(len(rows) + 1)
+    for thread in np.unique(ops.thread[rows]).tolist():
+        mine = np.flatnonzero((ops.step == step) & (ops.thread == thread))
+        reached = np.cumsum(np.maximum(ops.python_calls[mine], 0))
+        places = np.flatnonzero(ops.thread[rows] == thread)
+        at = reached[np.searchsorted(mine, rows[places])]
+        found[places] = np.maximum(np.diff(at, prepend=0), 0)
+        if thread == graph.steps.thread[step]:
+            found[-1] = max(int(graph.steps.python_calls[step]) - int(at[-1]), 0)
+    return found
 
 
 def _tensors(graph: ExecutionGraph, rows: Int64, names: Iterable[str]) -> Iterable[int]:

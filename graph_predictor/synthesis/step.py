@@ -86,11 +86,14 @@ def modelled_step(graphs: Sequence[ExecutionGraph], device: DeviceSpec | None = 
     _check_fits(graphs, collectives)
     constants = plain_constants(round(spec.launch_latency_us * 1e3))
     known = host or shipped_host(CPU_HOST if spec.vendor == "host" else GPU_HOST)
-    ranks = []
+    known = known.suited(all((graph.steps.python_calls >= 0).all() for graph in graphs))
+    ranks, told_ns = [], []
     for graph in graphs:
-        times = _modelled(graph, spec, models, known, collective_works(graph, spec, collectives))
+        times, host_ns = _modelled(graph, spec, models, known, collective_works(graph, spec, collectives))
+        told_ns.append(host_ns)
         ranks.append(RankTimes(graph, _with_host_waits(graph, times, spec), constants))
-    notes = [*_notes(spec, host is not None, known), *_collective_notes(graphs, spec, collectives)]
+    notes = [*_notes(spec, host is not None, known), _told(float(np.mean(told_ns)), known),
+             *_collective_notes(graphs, spec, collectives)]
     warnings = () if spec.vendor == "host" else tuple(_host_work_warnings(graphs, spec))
     spread = known.spread if host is not None else float(np.hypot(known.spread, UNKNOWN_HOST))
     return SynthesizedStep(synthesize(ranks), spec, spread, Source.HEURISTIC, 0.0, tuple(notes), warnings)
@@ -178,9 +181,16 @@ def _notes(spec: DeviceSpec, given: bool, host: HostModel) -> list[str]:
                "one.")]
 
 
+def _told(host_ns: float, host: HostModel) -> str:
+    """Return what of the step rests on the host's model."""
+    python = " and calls of Python between them" if host.call_ns else ""
+    return (f"{host_ns / 1e6:,.3f} ms of host time a rank, for its operations{python}, rest on that; the critical path "
+            "says how much of it the step waits for.")
+
+
 def _modelled(graph: ExecutionGraph, spec: DeviceSpec, models: Models | None, host: HostModel,
-              collectives: dict[int, DeviceWork]) -> OperationTimes:
-    """Everything from models: each call of an operation is a kernel that is launched."""
+              collectives: dict[int, DeviceWork]) -> tuple[OperationTimes, float]:
+    """Everything from models: each call of an operation is a kernel that is launched; and the host's time, ns."""
     ops = graph.ops
     row_of = {int(op): row for row, op in enumerate(graph.collectives.op.tolist())}
     calls = calls_by_operation(graph, (op for op in range(len(ops)) if op not in row_of))
@@ -191,6 +201,7 @@ def _modelled(graph: ExecutionGraph, spec: DeviceSpec, models: Models | None, ho
     on_cpu = [sum(work.ns for work in own[op]) if on_host and op not in row_of else 0.0 for op in own]
     compute_us = sum(on_cpu) / max(len(ops), 1) / 1e3
     before, inside = host.estimate(traced_host_step(graph, compute_us))
+    told_ns = float(before.sum() + inside.sum())
     found: dict[int, list[HostCall]] = {}
     for op in range(len(ops)):
         if on_host and op not in row_of:
@@ -204,7 +215,8 @@ def _modelled(graph: ExecutionGraph, spec: DeviceSpec, models: Models | None, ho
         found[op] = [HostCall(*_launch_of(work), launch, [work]) for work in own[op]]
         if reads:
             found[op].append(HostCall(WAIT, LaunchKind.BLOCKING_SYNC, launch, stream=COMPUTE_STREAM))
-    return OperationTimes(before[:-1], inside, {op: calls for op, calls in found.items() if calls}, float(before[-1]))
+    calls_of = {op: calls for op, calls in found.items() if calls}
+    return OperationTimes(before[:-1], inside, calls_of, float(before[-1])), told_ns
 
 
 def _launch_of(work: DeviceWork) -> tuple[str, LaunchKind]:

@@ -39,7 +39,7 @@ def told(name: str, step: HostStep, model: HostModel) -> ToldHost:
     spent = np.empty(len(before) + len(inside))
     spent[0::2], spent[1::2] = step.before_ns, step.inside_ns
     return ToldHost(name, step.host_ns, total, float(spent @ model.knows(step)) / step.host_ns,
-                    abs(np.log(total / step.host_ns)) <= model.spread)
+                    abs(np.log(total / step.host_ns)) <= model.suited(step.calls is not None).spread)
 
 
 def left_out(steps: Mapping[str, HostStep]) -> list[ToldHost]:

@@ -1,15 +1,18 @@
 """``HostModel``: the host time of a step nobody ran, from steps of other programs on the same host.
 
-An event is an operation's own time, or the time before it. In program p the event e, of n tensors, costs
+An event is an operation's own time, or the time before it. In program p the event e, of n tensors, after c calls of
+Python functions, costs
 
-    ns = cold(e) · (program(p) · base(e) + slope(e) · n),        cold = exp(0.2 · log₂ max(distance / 32, 1))
+    ns = cold(e) · (program(p) · (base(e) + call · c) + slope(e) · n),     cold = exp(0.2 · log₂ max(distance / 32, 1))
 
 *Base*: what is known of the event as it is (an operation in its phase; the time between the same two), drawn towards
 what is known of its kind, where few programs have it: ``log base = (n · own + 0.25 · pool) / (n + 0.25)`` over n
 programs, pool by pool. *Program*: programs differ as a whole, since computing on the host itself leaves its caches
 cold: ``log program = a + b · log(compute + 0.5 µs)``, compute being an operation's in the mean. *Distance*: events
 since the same one ran last, around the end of the step. *Tensors*: an optimizer's list operations, and the Python
-around them and around the step, cost so much for each tensor.
+around them and around the step, cost so much for each tensor. *Calls*: what a model's own Python does between two
+operations no name tells; a call costs in proportion to what a view of a tensor does. Where calls were not counted in
+all programs, or not in the step in question, c is 0 throughout (``HostModel.counted`` is the fit with them).
 
 Shared overheads as such, means by kind of launch, are from Lin et al. (2022). Constants here were chosen with the
 programs of ``traces/record_host.py`` but its ``HELD_OUT``, which accuracy is reported of
@@ -48,6 +51,8 @@ MEAN_SHARE = 0.25
 others of their pool, and a sum needs means."""
 LEAST_COMPUTE_US = 0.5
 """Computation of an operation that makes no difference."""
+CALL_OF_VIEW = 0.35
+"""A call of a Python function over an operation that only makes a view of a tensor."""
 LEAST_PROGRAMS = 4
 """So many tell how far others lie from them; fewer take ``spreads.OTHER_PROGRAM``."""
 ROUNDS = 8
@@ -79,6 +84,8 @@ class HostModel:
         launch_ns: what one launch takes; 0 where none was recorded.
         programs: how many were fitted.
         host: whose they are.
+        call_ns: of one call of a Python function; 0 where they are not counted.
+        counted: the same host, told with the calls; ``None`` where not all of its programs had theirs counted.
     """
 
     pools: dict[Label, Pool]
@@ -89,12 +96,20 @@ class HostModel:
     launch_ns: float
     programs: int
     host: str = ""
+    call_ns: float = 0.0
+    counted: HostModel | None = None
+
+    def suited(self, has_calls: bool) -> HostModel:
+        """Return the fit for a step in which calls of Python functions were counted, or were not."""
+        return self.counted if has_calls and self.counted is not None else self
 
     def estimate(self, step: HostStep) -> tuple[Float64, Float64]:
         """Return time before each operation and after the last one, [n + 1], and in each, [n], ns; times in ``step``
         are not looked at."""
+        if step.calls is not None and self.counted is not None:
+            return self.counted.estimate(step)
         events = _events(step)
-        factor = float(np.exp(self.offset + self.exponent * np.log(step.compute_us + LEAST_COMPUTE_US)))
+        factor = self.factor(step)
         known: dict[Label, tuple[float, float]] = {}
         found = np.zeros(len(events))
         for row, event in enumerate(events):
@@ -102,8 +117,12 @@ class HostModel:
                 slope = self.slopes.get(event.label, self.slopes.get(event.label[:1], 0.0))
                 known[event.label] = factor * self._base(event.label), slope
             base, slope = known[event.label]
-            found[row] = event.cold * (base + slope * event.tensors)
+            found[row] = event.cold * (base + factor * self.call_ns * event.calls + slope * event.tensors)
         return found[0::2], found[1::2]
+
+    def factor(self, step: HostStep) -> float:
+        """Return what the program as a whole multiplies its events' costs by."""
+        return float(np.exp(self.offset + self.exponent * np.log(step.compute_us + LEAST_COMPUTE_US)))
 
     def knows(self, step: HostStep) -> Float64:
         """Return which events, as ``estimate`` orders them (before, in, before, …), are known as they are."""
@@ -122,7 +141,8 @@ class HostModel:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for a file."""
         return {"host": self.host, "offset": self.offset, "exponent": self.exponent, "spread": self.spread,
-                "launch_ns": self.launch_ns, "programs": self.programs,
+                "launch_ns": self.launch_ns, "programs": self.programs, "call_ns": self.call_ns,
+                "counted": None if self.counted is None else self.counted.to_dict(),
                 "pools": [[list(label), round(pool.log_base, 4), pool.labels, pool.programs]
                           for label, pool in self.pools.items()],
                 "slopes": [[list(label), round(slope, 3)] for label, slope in self.slopes.items()]}
@@ -135,9 +155,14 @@ class HostModel:
         except DecodeError as error:
             raise ForetraceError(f"The host model is not in the form foretrace writes ({error}): the file is damaged "
                                  "or of another version; fit it again.") from None
+        return cls._of(found)
+
+    @classmethod
+    def _of(cls, found: _State) -> HostModel:
         return cls({tuple(label): Pool(base, labels, programs) for label, base, labels, programs in found.pools},
                    {tuple(label): slope for label, slope in found.slopes}, found.offset, found.exponent, found.spread,
-                   found.launch_ns, found.programs, found.host)
+                   found.launch_ns, found.programs, found.host, found.call_ns,
+                   None if found.counted is None else cls._of(found.counted))
 
 
 class _State(msgspec.Struct):
@@ -151,6 +176,8 @@ class _State(msgspec.Struct):
     programs: int
     pools: list[tuple[list[str], float, int, int]]
     slopes: list[tuple[list[str], float]]
+    call_ns: float = 0.0
+    counted: _State | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +186,7 @@ class _Event:
     tensors: int
     cold: float
     ns: float
+    calls: float = 0.0
 
 
 def fit_host(steps: Sequence[HostStep], host: str = "") -> HostModel:
@@ -175,14 +203,23 @@ def fit_host(steps: Sequence[HostStep], host: str = "") -> HostModel:
     if not steps:
         raise ForetraceError("There is no host time to learn from: the captures have no operations on any host thread. "
                              "Profile whole steps, with ProfilerActivity.CPU.")
+    found = _corrected(steps, host)
+    if all(step.calls is not None for step in steps):
+        return replace(found, counted=_corrected(steps, host, found))
+    return found
+
+
+def _corrected(steps: Sequence[HostStep], host: str, uncounted: HostModel | None = None) -> HostModel:
+    """Fit, and put right what programs left out in turn are missed by."""
     events = [_events(step) for step in steps]
-    found = _fit(steps, events, host)
+    found = _fit(steps, events, host, uncounted)
     if len(steps) < LEAST_PROGRAMS:
         return found
     plain = [row for row, step in enumerate(steps) if not step.sharded]
     chosen = plain if len(plain) >= LEAST_PROGRAMS else range(len(steps))
     missed = np.array([
-        np.log(steps[left].host_ns / _total(_fit(_without(steps, left), _without(events, left), host), steps[left]))
+        np.log(steps[left].host_ns / _total(_fit(_without(steps, left), _without(events, left), host, uncounted),
+                                            steps[left]))
         for left in chosen])
     apart = float(missed.std(ddof=1)) * np.sqrt(1 + 1 / len(missed))
     return replace(found, offset=found.offset + float(missed.mean()), spread=Z80 * apart)
@@ -196,7 +233,12 @@ def _without(items: Sequence[T], place: int) -> list[T]:
     return [*items[:place], *items[place + 1:]]
 
 
-def _fit(steps: Sequence[HostStep], events_of: Sequence[Sequence[_Event]], host: str) -> HostModel:
+def _fit(steps: Sequence[HostStep], events_of: Sequence[Sequence[_Event]], host: str,
+         uncounted: HostModel | None) -> HostModel:
+    """Fit to steps as they are; where ``uncounted`` tells what operations cost, with their calls of Python."""
+    view = None if uncounted is None else uncounted.pools.get(VIEWS)
+    call_ns = 0.0 if view is None else CALL_OF_VIEW * math.exp(view.log_base)
+    of_calls = [0.0 if uncounted is None else call_ns * uncounted.factor(step) for step in steps]
     rows: dict[Label, dict[int, list[_Event]]] = defaultdict(lambda: defaultdict(list))
     for program, mine in enumerate(events_of):
         for event in mine:
@@ -209,7 +251,8 @@ def _fit(steps: Sequence[HostStep], events_of: Sequence[Sequence[_Event]], host:
     for row, (label, programs) in enumerate(rows.items()):
         slope = slopes.get(label, slopes[label[:1]])
         for program, events in programs.items():
-            mean = sum(max(event.ns / event.cold - slope * event.tensors, 0.0) for event in events) / len(events)
+            mean = sum(max(event.ns / event.cold - slope * event.tensors - of_calls[program] * event.calls, 0.0)
+                       for event in events) / len(events)
             value[row, program] = np.log(max(mean, LEAST_NS))
             weight[row, program] = np.sqrt(mean * len(events))
     there = ~np.isnan(value)
@@ -230,7 +273,7 @@ def _fit(steps: Sequence[HostStep], events_of: Sequence[Sequence[_Event]], host:
     known = {label: Pool(_pooled([base for base, _ in found]), len(found), sum(count for _, count in found))
              for label, found in pools.items()}
     return HostModel(known, slopes, offset, exponent, OTHER_PROGRAM / float(np.sqrt(size)),
-                     float(np.median(launches)) if launches else 0.0, size, host)
+                     float(np.median(launches)) if launches else 0.0, size, host, call_ns)
 
 
 def _programs(effect: Float64, compute_us: Float64) -> tuple[float, float]:
@@ -291,11 +334,13 @@ def _events(step: HostStep) -> list[_Event]:
         distance = row - seen[label] if label in seen else row - last[label] + len(labels)
         seen[label] = row
         cold = float(np.exp(COLDER * np.log2(max(distance / WARM_DISTANCE, 1.0))))
-        found.append(_Event(label, tensors, cold, float(times[row])))
+        calls = float(step.calls[at]) if step.calls is not None and label[0] == "before" else 0.0
+        found.append(_Event(label, tensors, cold, float(times[row]), calls))
     return found
 
 
 _OPTIMIZER = "3"
+VIEWS = "own", "class view"
 SHARDED = "s"
 """Marks phases of programs whose parameters FSDP shards: its hooks and the dispatch of sharded tensors lie around the
 same operations. What is known of such programs goes before what is known of others."""

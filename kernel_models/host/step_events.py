@@ -43,6 +43,8 @@ class HostStep:
         inside_ns: time in each, with its calls, without a CPU's own computation; [n].
         compute_us: what an operation computes on the host itself, in the mean; 0 where a GPU does.
         launch_ns: what one launch took; 0 where none was recorded.
+        calls: of Python functions before each operation, and after the last one; [n + 1]; ``None`` where nobody
+            counted.
     """
 
     name: Names
@@ -52,6 +54,7 @@ class HostStep:
     inside_ns: Float64
     compute_us: float = 0.0
     launch_ns: float = 0.0
+    calls: Float64 | None = None
 
     def __len__(self) -> int:
         return len(self.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,25 @@ def test_lists_cost_by_their_tensors() -> None:
 
     _, inside = fit_host([with_list(4), with_list(10)]).estimate(with_list(40))
     assert inside[1] == pytest.approx(2000 + 300 * 40, rel=0.01)
+
+
+def test_python_between_operations_costs_by_its_calls(tmp_path: Path) -> None:
+    def with_calls(names: str, calls: float) -> HostStep:
+        plain = step(f"view {names}", before=1000 + 350 * calls, inside=1000)
+        return replace(plain, calls=np.full(len(plain) + 1, calls))
+
+    known = [with_calls("mm add mm", 0), with_calls("mm add relu mm", 4), with_calls("add mm add", 1)]
+    asked = with_calls("mm add mm add", 9)
+    told = sum(part.sum() for part in fit_host(known).estimate(asked))
+    assert told == pytest.approx(asked.host_ns, rel=0.1)
+    # Without counts in the step, or in one of the programs, it is told as if they were a usual one's.
+    alone = fit_host(known).estimate(replace(asked, calls=None))
+    assert sum(part.sum() for part in alone) < 0.8 * asked.host_ns
+    assert fit_host([*known, replace(known[0], calls=None)]).counted is None
+    write_host(fit_host(known, "mine"), tmp_path / "host.json.gz")
+    again = read_host(tmp_path / "host.json.gz")
+    assert sum(part.sum() for part in again.estimate(asked)) == pytest.approx(told, rel=1e-3)
+    assert shipped_host(CPU_HOST).counted is not None
 
 
 def test_few_programs_have_a_wide_interval_and_many_their_own() -> None:

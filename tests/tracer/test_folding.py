@@ -58,7 +58,8 @@ def graph_of(rank: int, world: int, groups: dict[str, tuple[str, list[int]]], *,
         table.group[row], table.kind[row], table.ranks[row] = len(strings) - 3, len(strings) - 2, len(strings) - 1
         table.op[row], table.dtype[row], table.group_size[row], table.order[row] = row, 2, len(ranks), 0
         table.elements_in[row] = table.elements_out[row] = 7
-    steps = StepTable(np.array([0], np.int32), np.zeros(1, np.int64), np.array([rows * 10]), np.zeros(1, np.int32))
+    steps = StepTable(np.array([0], np.int32), np.zeros(1, np.int64), np.array([rows * 10]), np.zeros(1, np.int32),
+                      np.full(1, -1, np.int32))
     meta = Meta(source=f"rank{rank}", era=SHAPE_ONLY, rank=rank, world_size=world, backend="fake",
                 process_groups=[{"pg_name": name, "ranks": ranks} for name, (_, ranks) in groups.items()])
     return ExecutionGraph(strings, [Thread("1", "1")], ops, LaunchTable.empty(), KernelTable.empty(), table,

@@ -114,7 +114,7 @@ def _recorded(program: Program, out: Path, core: Core, medians: list[float]) -> 
     for _ in range(TRIES):
         calm = core.settle()
         with capture(out, steps=STEPS, warmup=WARM_UP, timed=TIMED, execution_trace="none", form="foretrace",
-                     replace=True) as recorder:
+                     replace=True, python_calls=True) as recorder:
             recorder.facts = dict(facts)
             while not recorder.finished:
                 step()

@@ -26,7 +26,7 @@ __all__ = ["Capture", "CaptureError", "CaptureOptions", "CaptureWarning", "captu
 def capture(out: str | PathLike[str], *, steps: int = 3, warmup: int = 3, timed: int = 10, cycles: int = 1,
             execution_trace: Literal["apart", "all", "none"] = "apart", form: Literal["json", "foretrace"] = "json",
             stacks: bool = False, replace: bool = False, world_size: int | None = None, rank: int = 0,
-            lookups: bool = False) -> Capture:
+            lookups: bool = False, python_calls: bool = False) -> Capture:
     """Record a training run: a context manager, or a decorator of a function whose every call is one step.
 
     Args:
@@ -50,6 +50,8 @@ def capture(out: str | PathLike[str], *, steps: int = 3, warmup: int = 3, timed:
         lookups: count, in one step of the profiler's warm-up that is thrown away, how often rows of each embedding
             table are looked up and how long bags are (``tracer.lookup_data``), so that their time can be predicted.
             Only counts are kept, never an index. Measured steps are as without.
+        python_calls: count, in the same step that is thrown away, the calls of Python functions between operations:
+            what a model's own Python costs a host is then told from what its operations do (docs/host_overheads.md).
 
     Returns:
         The capture, not started yet. It needs ``capture.options.total_steps`` steps.
@@ -60,7 +62,8 @@ def capture(out: str | PathLike[str], *, steps: int = 3, warmup: int = 3, timed:
             raises it if the files cannot be written, or if another profiler has been started.
         FakeWorldError: entering, if a fake world is asked for and process groups are up already.
     """
-    options = CaptureOptions(steps, warmup, timed, cycles, execution_trace, form, stacks, replace, lookups)
+    options = CaptureOptions(steps, warmup, timed, cycles, execution_trace, form, stacks, replace, lookups,
+                             python_calls)
     return Capture(out, options, world_of(world_size, rank))
 
 

@@ -49,6 +49,7 @@ class CaptureOptions:
     stacks: bool = False
     replace: bool = False
     lookups: bool = False
+    python_calls: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("warmup", 0), ("timed", 0), ("cycles", 1)):

@@ -18,6 +18,7 @@ from tracer.capture_layout import (
     CONTEXT,
     EXECUTION_TRACE,
     LOOKUPS,
+    PYTHON_CALLS,
     find_parts,
     is_part_file,
     others_files,
@@ -203,7 +204,7 @@ class PartWriter:
                     os.replace(temporary, self.path / temporary.name)
             with self._explained():
                 traces = [window_name(index, "json") for index in range(windows)]
-                for name in (*traces, EXECUTION_TRACE, COLLECTIVES, LOOKUPS):
+                for name in (*traces, EXECUTION_TRACE, COLLECTIVES, LOOKUPS, PYTHON_CALLS):
                     (self.path / name).unlink(missing_ok=True)
         except (GraphFileError, TraceError) as error:
             if (full := full_disk_error(error)) is not None:

@@ -20,7 +20,14 @@ from tracer.capture.counting import BY_CALL, BY_FUNCTION, Counting
 from tracer.capture.interruption import uninterrupted
 from tracer.capture.options import CaptureOptions, CapturePhase, CaptureWarning
 from tracer.capture.recorder import Recorder, refuse_another_profiler, synchronize
-from tracer.capture_layout import COLLECTIVES, EXECUTION_TRACE, LOOKUPS, what_it_holds, window_name
+from tracer.capture_layout import (
+    COLLECTIVES,
+    EXECUTION_TRACE,
+    LOOKUPS,
+    PYTHON_CALLS,
+    what_it_holds,
+    window_name,
+)
 from tracer.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -28,6 +35,7 @@ if TYPE_CHECKING:
     from tracer.capture.collectives import CollectiveNotes
     from tracer.capture.lookups import LookupNotes
     from tracer.capture.output import PartWriter
+    from tracer.capture.python_notes import PythonNotes
 
 Result = TypeVar("Result")
 Batch = TypeVar("Batch")
@@ -67,6 +75,7 @@ class Capture:
         self._notes: CollectiveNotes | None = None
         self._clocks: ClockLog | None = None
         self._lookups: LookupNotes | None = None
+        self._python: PythonNotes | None = None
         self.facts: dict[str, Any] = {}
         self.late_facts: Callable[[], dict[str, Any]] = dict
         self.counting: Counting = BY_CALL
@@ -317,6 +326,10 @@ class Capture:
             from tracer.capture.lookups import LookupNotes
 
             self._lookups = LookupNotes()
+        if self.options.python_calls and not self.options.stacks:  # stacks have them
+            from tracer.capture.python_notes import PythonNotes
+
+            self._python = PythonNotes()
         # Never the process's first step: what is compiled in it would be compiled under the watching mode.
         if self._warm + len(self.unprofiled_step_ns) > 0:
             self._start_notes()
@@ -331,9 +344,9 @@ class Capture:
             notes.stop()
 
     @property
-    def _all_notes(self) -> list[CollectiveNotes | LookupNotes]:
-        """Return what watches one discarded step."""
-        return [notes for notes in (self._notes, self._lookups) if notes is not None]
+    def _all_notes(self) -> list[CollectiveNotes | LookupNotes | PythonNotes]:
+        """Return what watches one discarded step; last what must not see the others."""
+        return [notes for notes in (self._notes, self._lookups, self._python) if notes is not None]
 
     def _end_profiled_step(self, elapsed: int) -> None:
         assert self._recorder is not None
@@ -365,6 +378,8 @@ class Capture:
                 output.write_json(COLLECTIVES, {"rows": self._notes.rows})
             if self._lookups is not None:
                 output.write_json(LOOKUPS, {"rows": self._lookups.rows})
+            if self._python is not None and len(self._python.rows) > 1:
+                output.write_json(PYTHON_CALLS, {"rows": self._python.rows})
             context = self._context(ended)
             output.write_context({**context, "complete": False})
             if self.options.form == "foretrace" and windows:

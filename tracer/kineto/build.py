@@ -31,6 +31,7 @@ from tracer.kineto.modules import module_paths
 from tracer.kineto.names import ANNOTATION_NAME, COLLECTIVE_KERNEL, NameGroup, sync_kind
 from tracer.kineto.nesting import Nesting, host_order, innermost, nest
 from tracer.kineto.phases import phases
+from tracer.kineto.python_calls import count_python_calls
 from tracer.kineto.steps import find_steps, step_of
 
 
@@ -67,6 +68,9 @@ def build_graph(collected: Collector, metadata: dict[str, Any], is_list: bool, s
 
     modules = collected.finish(NameGroup.PYTHON)
     modules["start"] = modules["start"] - first
+    functions = collected.finish(NameGroup.PYTHON_CALL)
+    functions["start"] = functions["start"] - first
+    count_python_calls(ops, steps, functions, modules)
     paths = module_paths(modules, collected.strings, ops.thread, ops.start_ns, nesting.end)
     ops.module = np.where(paths >= 0, paths, ops.module).astype(np.int32)
     texts = list(collected.strings)

@@ -16,6 +16,7 @@ from tracer.kineto.names import CATEGORY_GROUPS, DEVICE_KINDS, IGNORED_CATEGORIE
 from tracer.kineto.numbers import int32_column, int64_column, nanoseconds
 
 MODULE_PREFIX = "nn.Module: "
+_BUILT_IN = "<built-in"
 
 
 class Interner(dict[str, int]):
@@ -111,6 +112,7 @@ GROUP_COLUMNS: dict[NameGroup, dict[str, Any]] = {
         "record_correlation": np.int64},
     NameGroup.OVERHEAD: {**_COMMON, "thread": np.int32},
     NameGroup.PYTHON: {**_COMMON, "thread": np.int32},
+    NameGroup.PYTHON_CALL: {"start": np.int64, "duration": np.int64, "thread": np.int32},
 }
 
 
@@ -293,7 +295,11 @@ class Collector:
         modules = [event for event in events if event.name.startswith(MODULE_PREFIX)]
         self._add_plain(modules, NameGroup.PYTHON)
         rest = [event for event in events if not event.name.startswith(MODULE_PREFIX)]
-        self._timed(rest)  # they bound the window
+        rest, start, duration = self._timed(rest)  # they bound the window
+        called = np.array([not event.name.startswith(_BUILT_IN) for event in rest], np.bool_)
+        thread = np.array([self.threads[event.pid, event.tid] for event in rest], np.int32)
+        self._columns[NameGroup.PYTHON_CALL].extend(
+            start=start[called], duration=duration[called], thread=thread[called])
 
 
 def _absent(values: np.ndarray) -> np.ndarray:

@@ -19,6 +19,7 @@ class NameGroup(IntEnum):
     SYNC = 5
     OVERHEAD = 6
     PYTHON = 7
+    PYTHON_CALL = 8
 
 
 CATEGORY_GROUPS: dict[str | None, NameGroup] = {

@@ -67,7 +67,7 @@ def _rows(ops: OpTable, names: dict[int, str], pattern: re.Pattern[str]) -> np.n
 
 def _table(name: np.ndarray, start: np.ndarray, end: np.ndarray, thread: np.ndarray) -> StepTable:
     return StepTable(name.astype(np.int32), start.astype(np.int64), (end - start).astype(np.int64),
-                     thread.astype(np.int32))
+                     thread.astype(np.int32), np.full(len(start), NONE, np.int32))
 
 
 def _busiest(ops: OpTable, rows: np.ndarray) -> np.ndarray:

@@ -48,7 +48,7 @@ def assemble(recorder: OperatorRecorder, meta: Meta) -> ExecutionGraph:
     graph = ExecutionGraph(
         strings=list(columns.strings), threads=[Thread("0", "0", "the traced function")], ops=ops,
         launches=LaunchTable.empty(), kernels=KernelTable.empty(), collectives=CollectiveTable.empty(),
-        syncs=SyncTable.empty(), gaps=GapTable.empty(), steps=_steps(recorder.step_ends),
+        syncs=SyncTable.empty(), gaps=GapTable.empty(), steps=_steps(recorder.step_ends, recorder.step_calls),
         overheads=OverheadTable.empty(), meta=meta)
     code_of = string_coder(graph)
     graph.steps.name[:] = [code_of(f"ProfilerStep#{i}") for i in range(len(recorder.step_ends))]
@@ -59,11 +59,12 @@ def assemble(recorder: OperatorRecorder, meta: Meta) -> ExecutionGraph:
     return graph
 
 
-def _steps(ends: list[int]) -> StepTable:
+def _steps(ends: list[int], calls: list[int]) -> StepTable:
     table = StepTable.empty(len(ends))
     table.start_ns[:] = [0, *ends[:-1]]
     table.duration_ns[:] = np.diff(np.array([0, *ends]))
     table.thread[:] = 0
+    table.python_calls[:] = calls
     return table
 
 

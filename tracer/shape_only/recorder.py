@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from tracer.capture.collectives import CollectiveNotes, received_tensors
 from tracer.graph import NONE, Phase, Place
 from tracer.memory_account import Holds
+from tracer.python_calls import PythonCalls
 from tracer.shape_only.arguments import ArgumentWriter
 from tracer.shape_only.known_values import KnownValues
 from tracer.shape_only.memory import MemoryTracker
@@ -44,7 +45,8 @@ class OperatorColumns:
         self.strings: list[str] = []
         self._codes: dict[str, int] = {}
         self.ints: dict[str, array[int]] = {name: array("q") for name in (
-            "name", "shapes", "dtypes", "strides", "scalars", "module", "phase", "step", "sequence", "place")}
+            "name", "shapes", "dtypes", "strides", "scalars", "module", "phase", "step", "sequence", "place",
+            "python_calls")}
 
     def __len__(self) -> int:
         return len(self.ints["name"])
@@ -81,6 +83,8 @@ class OperatorRecorder(TorchDispatchMode):
         self.waits = WaitPoints()
         self.collective_ops: list[int] = []
         self.step_ends: list[int] = []
+        self.step_calls: list[int] = []
+        self.calls = PythonCalls()
         self.optimizers: dict[int, Any] = {}
         self.recording = False
         self.tf32: dict[str, bool] = {}
@@ -90,6 +94,7 @@ class OperatorRecorder(TorchDispatchMode):
         self._writer = ArgumentWriter()
         self._in_optimizer = 0
         self._step = 0
+        self._noted_calls = 0
         self._last_sequence = NONE
         self._last_outputs: list[int] = []
         self._module_of: dict[int, int] = {}
@@ -121,10 +126,14 @@ class OperatorRecorder(TorchDispatchMode):
         self.recording = True
         self._last_sequence = current_sequence()
         self._module_of.clear()
+        self._noted_calls = 0
+        self.calls.start()
         try:
             yield
         finally:
+            self.calls.stop()
             self.recording = False
+            self.step_calls.append(self._noted_calls + self.calls.taken())
             self._hold_gradients()
             self.step_ends.append(len(self.columns))
             self._step += 1
@@ -134,12 +143,16 @@ class OperatorRecorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is _DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device  # three calls in four
-        if func.namespace in _IGNORED:
-            return func(*args, **kwargs)
         if any(_is_wrapper(kind) for kind in types):
             return NotImplemented  # a DTensor and the like: seen again as what it does with its parts
-        with torch._C.DisableTorchFunction():
-            return self._called(func, args, kwargs)
+        self.calls.hide()
+        try:
+            if func.namespace in _IGNORED:
+                return func(*args, **kwargs)
+            with torch._C.DisableTorchFunction():
+                return self._called(func, args, kwargs)
+        finally:
+            self.calls.show()
 
     def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
         backward = torch._C._current_graph_task_id() != -1
@@ -226,8 +239,10 @@ class OperatorRecorder(TorchDispatchMode):
         if name is None:
             name = self._names[func] = func._schema.name
         texts = self._writer.texts(func, args, kwargs)
+        calls = self.calls.taken()
+        self._noted_calls += calls
         values = {"name": columns.code(name), "module": module, "phase": int(phase), "step": self._step,
-                  "sequence": number, "place": self._works_on(func, inputs)}
+                  "sequence": number, "place": self._works_on(func, inputs), "python_calls": calls}
         for column, text in zip(("shapes", "dtypes", "strides", "scalars"), texts, strict=True):
             values[column] = columns.code(text)
         for column, value in values.items():

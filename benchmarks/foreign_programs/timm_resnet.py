@@ -1,0 +1,15 @@
+"""timm's test_resnet classifies images."""
+
+from collections.abc import Callable
+
+from timm_images import build as built
+
+
+def build(batch: int = 4, image: int = 64) -> Callable[[], None]:
+    return built(batch, image, "test_resnet")
+
+
+if __name__ == "__main__":
+    from support import run
+
+    run(build)

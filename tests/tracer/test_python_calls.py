@@ -1,0 +1,119 @@
+"""Counts of the Python between two operations: of steps traced by shapes, captures, and recordings with stacks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tracer.capture.merge_python import merge_python, note_python_calls
+from tracer.errors import TraceError
+from tracer.graph import NONE, ExecutionGraph
+from tracer.job import read_job
+from tracer.kineto.python_calls import count_python_calls
+from tracer.python_calls import PythonCalls
+
+TRACES = Path(__file__).resolve().parents[2] / "traces"
+
+
+def nothing() -> None:
+    """Be called."""
+
+
+def test_calls_are_counted_between_two_questions() -> None:
+    calls = PythonCalls()
+    before = sys.getprofile()
+    calls.start()
+    nothing()
+    nothing()
+    first = calls.taken()
+    calls.hide()
+    nothing()
+    calls.show()
+    second = calls.taken()
+    sum(1 for _ in range(3))
+    third = calls.taken()
+    calls.stop()
+    assert (first, second) == (2, 0) and third >= 3  # a generator is called for each of its values
+    assert sys.getprofile() is before
+    nothing()
+    assert calls.taken() == 0
+
+
+def build(extra: int) -> Any:
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        for _ in range(extra):
+            nothing()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def traced(extra: int) -> ExecutionGraph:
+    from tracer.shape_only.trace import trace_step
+
+    return trace_step(lambda: build(extra), "cpu")
+
+
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("torch")
+    from tracer.capture import capture
+
+    out = tmp_path_factory.mktemp("python") / "run"
+    step = build(30)
+    with capture(out, steps=2, warmup=1, timed=1, execution_trace="none", python_calls=True) as recorder:
+        while not recorder.finished:
+            step()
+            recorder.step()
+    return out
+
+
+def test_a_traced_step_says_how_much_python_it_runs(captured: Path) -> None:
+    plain, more = traced(0), traced(30)
+    assert int(more.steps.python_calls[0]) - int(plain.steps.python_calls[0]) == 30
+    assert int(more.ops.python_calls.max()) >= 30
+    assert int(more.steps.python_calls[0]) >= int(more.ops.python_calls.sum())
+    # The same program recorded says the same, but for what each way of running it adds.
+    graph = read_job(captured).graphs[0]
+    assert (graph.steps.python_calls == graph.steps.python_calls[0]).all()
+    assert abs(int(graph.steps.python_calls[0]) - int(more.steps.python_calls[0])) <= 5
+    assert int(graph.ops.python_calls[graph.ops.step == 0].max()) >= 30
+
+
+def test_captures_of_others_have_no_counts(captured: Path, tmp_path: Path) -> None:
+    graph = read_job(TRACES / "bert-cpu").graphs[0]
+    assert (graph.ops.python_calls == NONE).all() and (graph.steps.python_calls == NONE).all()
+    assert "unlike the one in which" in note_python_calls(graph, [("aten::tan", 3)] * 9 + [("", 1)])[0]
+    assert "no counts that could be" in note_python_calls(graph, [("aten::mm", -3), ("", 1)])[0]
+    assert (graph.steps.python_calls == NONE).all()
+    path = tmp_path / "python-calls.json"
+    assert merge_python(graph, path) == []
+    path.write_text('{"rows": [["aten::mm"]]}', encoding="utf-8")
+    with pytest.raises(TraceError, match="counts of Python calls"):
+        merge_python(graph, path)
+
+
+def test_stacks_have_them_too() -> None:
+    graph = read_job(TRACES / "host" / "bert" / "round0").graphs[0]
+    ops, steps = graph.ops, graph.steps
+    ops.python_calls[:], steps.python_calls[:] = NONE, NONE
+    thread, start, end = int(steps.thread[0]), int(steps.start_ns[0]), int(steps.start_ns[0] + steps.duration_ns[0])
+    rows = np.flatnonzero((ops.step == 0) & (ops.thread == thread))
+    later = rows[np.flatnonzero(ops.start_ns[rows] > start)[5]]
+    at = np.array([start - 1, int(ops.start_ns[later]) - 1, int(ops.start_ns[later]) - 1, end - 1])
+    none = {"thread": np.zeros(0, np.int32), "start": np.zeros(0, np.int64)}
+    count_python_calls(ops, steps, none, none)
+    assert (ops.python_calls == NONE).all()
+    count_python_calls(ops, steps, {"thread": np.full(4, thread, np.int32), "start": at}, none)
+    assert ops.python_calls[later] == 2 and ops.python_calls[rows].sum() == 2 and steps.python_calls[0] == 3

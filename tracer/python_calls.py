@@ -1,0 +1,93 @@
+"""``PythonCalls``: how often a program calls Python functions of its own and of its libraries, between two operations.
+
+What a model's Python costs no name of an operation tells; the number of its calls does, whatever the machine does
+meanwhile. Python's own hook for profilers counts them in the thread that starts it. Calls that only watching makes are
+left out: of foretrace's functions, of what torch's modes need around them, and what these call in the program's place.
+
+::
+
+    program     forward() → F.dropout() ─┐                 counted: 2
+    watching                    __torch_function__() → F.dropout()      not again
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+_OWN = str(Path(__file__).resolve().parent)
+_OF_MODES = tuple(str(Path("torch", *parts)) for parts in (
+    ("overrides.py",), ("utils", "_python_dispatch.py"), ("_subclasses",), ("_ops.py",), ("_library",), ("profiler",),
+    ("autograd", "profiler.py")))
+_UNCOUNTED = (str(Path("torch", "_jit_internal.py")), str(Path("torch", "compiler", "__init__.py")),
+              str(Path("torch", "utils", "weak.py")), "weakref.py", "contextlib.py")
+"""Files whose functions do next to nothing, and are called more often while somebody watches."""
+_OF_HOOKS = "inner", str(Path("torch", "nn", "modules", "module.py"))
+"""The function that a module is called by only where somebody hooked all modules."""
+
+
+class PythonCalls:
+    """Counts the calls of one thread while ``start`` to ``stop``.
+
+    Attributes:
+        count: calls since ``taken`` was last asked for.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._hidden = 0
+        self._watching: dict[CodeType, bool] = {}
+        self._uncounted: dict[CodeType, bool] = {}
+        self._before: Any = None
+        self._counting = False
+
+    def start(self) -> None:
+        """Count from now on, from zero. Another hook of Python's is put back by ``stop``, and not called meanwhile."""
+        if self._counting:
+            return
+        self._before, self._counting, self.count = sys.getprofile(), True, 0
+        sys.setprofile(self._called)
+
+    def stop(self) -> None:
+        """Count no longer; harmless if not started."""
+        if self._counting:
+            sys.setprofile(self._before)
+            self._before, self._counting = None, False
+
+    def taken(self) -> int:
+        """Return the calls since this was last asked for."""
+        found, self.count = self.count, 0
+        return found
+
+    def hide(self) -> None:
+        """Do not count until ``show``: what is called is not the program's. No context manager, whose own Python would
+        be counted."""
+        self._hidden += 1
+
+    def show(self) -> None:
+        """Count again, if hidden no more often."""
+        self._hidden -= 1
+
+    def _called(self, frame: FrameType, event: str, _: object) -> None:
+        if event != "call" or self._hidden or self._is_uncounted(frame.f_code):
+            return
+        caller = frame.f_back
+        if caller is None or not self._watches(caller.f_code):
+            self.count += 1
+
+    def _watches(self, code: CodeType) -> bool:
+        found = self._watching.get(code)
+        if found is None:
+            file = code.co_filename
+            found = self._watching[code] = file.startswith(_OWN) or any(part in file for part in _OF_MODES)
+        return found
+
+    def _is_uncounted(self, code: CodeType) -> bool:
+        found = self._uncounted.get(code)
+        if found is None:
+            found = self._uncounted[code] = (
+                self._watches(code) or code.co_filename.endswith(_UNCOUNTED)
+                or (code.co_name == _OF_HOOKS[0] and code.co_filename.endswith(_OF_HOOKS[1])))
+        return found
