@@ -8,6 +8,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, count, milliseconds, percent, print_json, read, working
 from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.html import Html, check_html, write_html
 from graph_predictor.cli.options import Debug, Json, Profiled, Step, Top, Window, shared
 from tracer.output_kind import TIMELINE, check_output
 
@@ -35,6 +36,7 @@ def ranks(
     sizes: Annotated[list[str] | None, shared("--set", "predicted")] = None,
     step: Step = None,
     timeline: Annotated[str | None, shared("--timeline", "tracks of ranks and groups")] = None,
+    html: Html = None,
     top: Top = None,
     window: Window = 0,
     profiled: Profiled = False,
@@ -49,6 +51,7 @@ def ranks(
         from graph_predictor.reports.ranks import rank_report
         from graph_predictor.request.configuration import Configuration
 
+        check_html(html, source)
         if timeline is not None:
             check_output(timeline, source, TIMELINE)
         wanted = Configuration(
@@ -64,6 +67,10 @@ def ranks(
             from graph_predictor.reports.timeline import write_events
 
             write_events(rank_events(found), timeline)
+        if html is not None:
+            from graph_predictor.pages.recording import ranks_page
+
+            write_html(html, source, lambda where: ranks_page(found, where))
         if json:
             print_json({**found.to_json(top), "timeline": timeline})
         else:

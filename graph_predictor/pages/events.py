@@ -97,8 +97,9 @@ def pack(tracks: list[Track], names: Names, length_ns: int, *, most: int = MOST_
         shown[int(number[first])]["runs"].append([first, count])
     used = np.unique(columns["kind"])
     head = {"length_ns": int(length_ns), "unit_ns": unit, "names": list(names.codes), "kinds": [list(k) for k in KINDS],
-            "legend": list({KINDS[kind][1]: list(KINDS[kind]) for kind in used.tolist()
-                            if KINDS[kind][0] != "step"}.values()), "tracks": shown}
+            # Kinds of one colour, such as calls and waits, are told apart by their tracks: the first stands for all.
+            "legend": list({KINDS[kind][1]: list(KINDS[kind]) for kind in used[::-1].tolist()
+                            if KINDS[kind][0] != "step"}.values())[::-1], "tracks": shown}
     packed = PackedColumns({"start": np.maximum(delta, 0), "length": np.maximum(end - start, 0),
                             "name": columns["name"], "kind": columns["kind"], "lit": columns["lit"]}, head)
     said = f"{len(number):,} events."

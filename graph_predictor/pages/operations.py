@@ -116,7 +116,9 @@ def icicle(tree: CallTree, what: str, name: str) -> PagePlot | None:
     if whole[0] <= 0:
         return None
     kept = _kept(tree, whole)
-    values, depth, phase = [], {}, {}
+    values: list[dict[str, Any]] = []
+    depth: dict[int, int] = {}
+    phase: dict[int, str] = {}
     below = dict.fromkeys(kept, 0)
     for at in kept:
         node = tree.nodes[at]
@@ -135,15 +137,16 @@ def icicle(tree: CallTree, what: str, name: str) -> PagePlot | None:
     spec = _icicle_spec(values, levels)
     left = len(tree.nodes) - len(kept)
     merged = f" {left:,} nodes of less than {LEAST_SHARE:.1%} each are part of the ones above them." if left else ""
-    rows = [[values[i]["name"], values[i]["kind"], values[i]["phase"], ms_cell(whole[at] / tree.steps),
-             ms_cell(own[at] / tree.steps), share_cell(whole[at] / whole[0])] for i, at in enumerate(kept)]
+    rows = [[Cell(tree.nodes[at].name), Cell(tree.nodes[at].kind), Cell(phase[at]), ms_cell(whole[at] / tree.steps),
+             ms_cell(own[at] / tree.steps), share_cell(whole[at] / whole[0])]
+            for at in sorted(kept, key=lambda at: -whole[at])]
     return PagePlot(
-        f"icicle-{name.lower()}", f"{name} time by phase, module and operation",
+        f"icicle-{name.lower()}", f"{name[:1].upper()}{name[1:]} time by phase, module and operation",
         f"Each box is as wide as its {name} time; those below it are what it consists of. Choose a box to enlarge it, "
         f"the top one to see all.{merged}", spec,
-        table(f"tree-{name.lower()}", f"{name} time of the call tree, ms a step", [
+        table(f"tree-{name.lower()}", f"{name[:1].upper()}{name[1:]} time of the call tree, ms a step", [
             text_column("name"), text_column("kind"), text_column("phase"), Column("ms"), Column("own"),
-            Column("share")], sorted(rows, key=lambda row: -row[3].number), folded=True), vega=True)
+            Column("share")], rows, folded=True), vega=True)
 
 
 def _kept(tree: CallTree, whole: list[int]) -> list[int]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from graph_predictor.pages.page import notes_part
 from graph_predictor.pages.parts import (
+    Cell,
+    Facts,
     Figure,
     Figures,
     IntervalBar,
@@ -34,6 +36,7 @@ COLOURS = {"host": "host", "launch": "launch", "compute": "compute", "memory cop
            "bubble": "loading", "idle": "other", "busy": "compute"}
 """Colour of each bound."""
 PATH_ROWS = 500
+SHOWN_SAVINGS = 5
 _LOSSES = {
     "events_read": "events read", "orphan_kernels": "GPU work without a recorded launch",
     "leading_orphans": "of these, before their stream's first launched work",
@@ -42,15 +45,12 @@ _LOSSES = {
     "truncated_bytes": "bytes cut off at the end"}
 
 
-def predicted_overview(result: Prediction, *, lead: str = "", loss: LossReport | None = None,
-                       saving: Opportunities | None = None) -> PageSection:
+def predicted_overview(result: Prediction, *, loss: LossReport | None = None) -> PageSection:
     """Return the overview of a prediction, of a recorded step as it is or of a changed one.
 
     Args:
         result: the prediction.
-        lead: what the page is of.
         loss: of the traces it rests on.
-        saving: what would save most.
     """
     low, high = result.interval_us
     figures = [Figure(f"Step {result.times}", f"{milliseconds(result.step_time_us * 1e3)} ms",
@@ -77,15 +77,15 @@ def predicted_overview(result: Prediction, *, lead: str = "", loss: LossReport |
         "as it is" if result.as_measured else "predicted", low * 1e3, result.step_time_us * 1e3, high * 1e3, marks)]
     parts += bounds_stack("Where the time goes: the critical path by what it is spent on",
                           {name: us * 1e3 for name, us in result.bounds_us.items()})
-    if saving is not None:
-        parts += saving_table(saving)
+    if result.edits:
+        parts.insert(0, Prose([f"Changed: {'; '.join(result.edits)}."]))
     parts += notes_part([*(f"Warning: {text}" for text in result.warnings), *result.notes])
     if loss is not None:
         parts += loss_parts(loss)
-    return PageSection("overview", "Overview", parts, lead)
+    return PageSection("overview", "Overview", parts)
 
 
-def broken_down_overview(result: Breakdown, *, lead: str = "", loss: LossReport | None = None) -> PageSection:
+def broken_down_overview(result: Breakdown, *, loss: LossReport | None = None) -> PageSection:
     """Return the overview of a breakdown: the step, its bounds, and every step beside the others."""
     total = result.total()
     steps = max(len(result.typical), 1)
@@ -99,7 +99,7 @@ def broken_down_overview(result: Breakdown, *, lead: str = "", loss: LossReport 
     parts += notes_part(result.notes)
     if loss is not None:
         parts += loss_parts(loss)
-    return PageSection("overview", "Overview", parts, lead)
+    return PageSection("overview", "Overview", parts)
 
 
 def steps_table(result: Breakdown) -> PageTable:
@@ -133,28 +133,30 @@ def saving_table(found: Opportunities) -> list[Part]:
         [text_column("change"), Column("saves ms"), Column("share"), Column("80% from"), Column("to"),
          text_column("then decides"), text_column("option of foretrace predict")],
         ([f"{o.name}{' (a bound: at most)' if o.bound else ''}", ms_cell(o.gain_us * 1e3), share_cell(o.gain),
-          ms_cell(o.interval_us[0] * 1e3), ms_cell(o.interval_us[1] * 1e3), o.decides, o.option] for o in found.found),
+          ms_cell(o.interval_us[0] * 1e3), ms_cell(o.interval_us[1] * 1e3), o.decides, o.option]
+         for o in found.found[:SHOWN_SAVINGS]),
         note=f"Of a step of {milliseconds(step * 1e3)} ms; gains do not add up.")]
 
 
 def loss_parts(loss: LossReport) -> list[Part]:
     """Return what was lost or mended when the traces were read."""
     values = asdict(loss)
-    rows = [[name, count_cell(values[key])] for key, name in _LOSSES.items() if values[key] or key == "events_read"]
+    rows = [[Cell(name), count_cell(values[key])] for key, name in _LOSSES.items()
+            if values[key] or key == "events_read"]
     worth = sum(values[key] for key in _LOSSES if key != "events_read")
     return [table("loss", f"Loss report: {count(worth) if worth else 'nothing'} lost, mended or left out",
                   [text_column("what"), Column("events")], rows), *notes_part(loss.notes)]
 
 
-def inspected_figures(found: Inspection) -> list[Part]:
+def inspected_facts(found: Inspection) -> Facts:
     """Return what the traces hold."""
-    return [Figures([
-        Figure("Ranks", count(len(found.ranks)), f"of {count(found.world_size)}" if found.world_size > 0 else ""),
-        Figure("Steps", count(found.steps)), Figure("Operations", count(found.total("ops"))),
-        Figure("Calls", count(found.total("calls"))), Figure("Kernels", count(found.total("kernels"))),
-        Figure("Collectives", count(found.total("collectives"))),
-        *([Figure("GPU busy", percent(found.gpu_busy_share), "of the window")]
-          if found.gpu_busy_share is not None else [])])]
+    ranks = len(found.ranks)
+    facts = [(count(ranks), "rank" if ranks == 1 else "ranks"), (count(found.steps), "steps"),
+             *((count(found.total(what)), "host calls" if what == "calls" else what) for what in (
+                 "ops", "calls", "kernels", "collectives"))]
+    if found.gpu_busy_share is not None:
+        facts.append((percent(found.gpu_busy_share), "of the window the GPU was busy"))
+    return Facts([(number, "operations" if what == "ops" else what) for number, what in facts])
 
 
 def path_table(result: Prediction) -> PageTable:
@@ -169,7 +171,3 @@ def _active(result: Prediction) -> str:
     low, high = result.gpu_active_interval_us
     return f"80% between {milliseconds(low * 1e3)} and {milliseconds(high * 1e3)} ms" if high else ""
 
-
-def joined(notes: Sequence[str]) -> list[str]:
-    """Return notes, each once."""
-    return list(dict.fromkeys(notes))

@@ -95,7 +95,7 @@ class PageTable:
 
     def data(self) -> dict[str, Any]:
         """Return what a browser makes a long table of: texts, and by column the numbers to sort by and the shares."""
-        columns = list(zip(*self.rows, strict=True)) if self.rows else [[] for _ in self.columns]
+        columns = [[row[i] for row in self.rows] for i in range(len(self.columns))]
         return {
             "titles": [column.title for column in self.columns], "number": [column.number for column in self.columns],
             "rows": [[cell.text for cell in row] for row in self.rows],
@@ -170,6 +170,14 @@ class Stack:
 
 
 @dataclass(frozen=True, slots=True)
+class Facts:
+    """Numbers and what they count, on one line."""
+
+    kind: ClassVar[str] = "facts"
+    facts: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
 class Prose:
     """Paragraphs."""
 
@@ -210,7 +218,7 @@ class TrackEvents:
     note: str = ""
 
 
-Part = Figures | IntervalBar | Stack | Prose | Notes | PageTable | PagePlot | TrackEvents
+Part = Figures | IntervalBar | Stack | Facts | Prose | Notes | PageTable | PagePlot | TrackEvents
 
 
 @dataclass(frozen=True, slots=True)

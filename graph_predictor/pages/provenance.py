@@ -23,6 +23,12 @@ class Provenance:
     sources: tuple[str, ...]
     command: str
 
+    @property
+    def title(self) -> str:
+        """Return the sources' last names: what a page is called."""
+        names = [source.rstrip("/").rpartition("/")[2] or source for source in self.sources[:3]]
+        return ", ".join(names) + (" …" if len(self.sources) > 3 else "")
+
 
 def provenance_section(where: Provenance, job: Job | None = None, result: Prediction | None = None,
                        more: Sequence[Part] = ()) -> PageSection:

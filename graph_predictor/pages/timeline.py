@@ -110,11 +110,11 @@ class _Shown:
         return _Span(start, end, np.unique(rows), np.flatnonzero((begun >= start) & (begun < end)))
 
     def _items(self, window: Window) -> Int64:
-        """Return the program's items of a rank that end within its window."""
+        """Return the program's items of a rank that end within its window, its begin among them."""
         times = self.times
         mine = times.program.thread_rank[self.thread_of] == window.rank
         at = times.simulated.item_end
-        return np.flatnonzero(mine & (at > window.start_ns) & (at <= window.end_ns))
+        return np.flatnonzero(mine & (at >= window.start_ns) & (at <= window.end_ns))
 
     def _calls(self, rank: int, items: Int64) -> Int64:
         """Return the rows of ``launches`` of those items that are calls."""
@@ -168,7 +168,10 @@ class _Shown:
         on_kernel, on_item = path.kernel >= 0, (path.kernel < 0) & (path.item >= 0)
         rank[on_kernel] = self.rank_of[path.kernel[on_kernel]]
         rank[on_item] = times.program.thread_rank[self.thread_of[path.item[on_item]]]
-        mine = np.flatnonzero((rank == window.rank) | ((rank == NONE) & (window is self.windows[0])))
+        if (rank == NONE).any() and (rank != NONE).any():
+            # Before its first recorded call a rank was not there yet: it is the next segment's that came late.
+            rank[rank == NONE] = rank[np.flatnonzero(rank != NONE)[0]]
+        mine = np.flatnonzero(rank == window.rank)
         graph = times.graphs[window.rank]
         codes = np.full(len(mine), NONE, np.int64)
         kernel, item = path.kernel[mine], path.item[mine]
@@ -186,7 +189,7 @@ class _Shown:
                      span: _Span | None, shift: int, items: Int64 | None) -> None:
         """Add a track for each thread: operations by nesting, and the calls in them."""
         times, ops = self.times, graph.ops
-        rows = np.zeros(0, np.int64)
+        rows: Int64 = np.zeros(0, np.int64)
         if span is not None:
             wanted = (ops.kind == OpKind.OPERATION) | ~np.isin(ops.name, graph.steps.name)
             rows = np.flatnonzero(wanted & (ops.start_ns >= span.start) & (ops.start_ns < span.end))
@@ -197,7 +200,8 @@ class _Shown:
             call_start = graph.launches.start_ns[calls] + shift
             call_end = call_start + graph.launches.duration_ns[calls]
             of_call, call_lit = graph.launches.thread[calls].astype(np.int64), np.zeros(len(calls), bool)
-            groups = [(thread, None) for thread in np.unique(np.concatenate([ops.thread[rows], of_call])).tolist()]
+            groups: list[tuple[int, Int64 | None]] = [
+                (thread, None) for thread in np.unique(np.concatenate([ops.thread[rows], of_call])).tolist()]
         else:
             numbers = np.array(times.built.thread_number or [NONE] * len(times.program.thread_rank), np.int64)
             thread_of = numbers[self._built_thread(items)]
@@ -244,10 +248,10 @@ class _Shown:
         rows = times.item[items]
         rank = int(times.program.thread_rank[self.thread_of[items[0]]])
         clock = times.built.clock_ns[rank]
-        before = np.stack([recorded.recorded_item_start[rows], recorded.recorded_item_end[rows]], 1).reshape(-1) - clock
-        after = np.stack([times.simulated.item_start[items], times.simulated.item_end[items]], 1).reshape(-1)
-        order = np.argsort(before, kind="stable")
-        before, after = before[order], np.maximum.accumulate(after[order])
+        known = np.stack([recorded.recorded_item_start[rows], recorded.recorded_item_end[rows]], 1).reshape(-1) - clock
+        now = np.stack([times.simulated.item_start[items], times.simulated.item_end[items]], 1).reshape(-1)
+        order = np.argsort(known, kind="stable")
+        before, after = known[order], np.maximum.accumulate(now[order])
         inside = (start >= before[0]) & (end <= before[-1])
         return carried(start, before, after) - self.begin, carried(end, before, after) - self.begin, inside
 

@@ -425,7 +425,8 @@ class RankTimes:
             codes[:, known] = np.stack([column[rows] for column in columns])
             keys, place = np.unique(codes, axis=1, return_inverse=True)
             added = np.zeros((4, keys.shape[1]), np.int64)
-            np.add.at(added, (slice(None), place.reshape(-1)), values)
+            for own, total in zip(values, added, strict=True):
+                np.add.at(total, place.reshape(-1), own)
             tables.append(list(zip(keys.T.tolist(), added.T.tolist(), strict=True)))
 
         def text(code: int) -> str:

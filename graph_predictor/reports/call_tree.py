@@ -98,6 +98,7 @@ class _RankTree:
         self.node: dict[int, int] = {}
         self.bases: dict[tuple[int, int], int] = {}
         ops = times.graph.ops
+        self.step_names = set(times.graph.steps.name.tolist())
         self.columns = [column.tolist() for column in (ops.name, ops.parent, ops.module, ops.phase)]
 
     def add(self, step: ReplayedStep) -> None:
@@ -120,7 +121,9 @@ class _RankTree:
         while row not in self.node:
             chain.append(row)
             above = parents[row]
-            if above < 0 or modules[above] != modules[row] or phases[above] != phases[row]:
+            if above < 0 or names[above] in self.step_names:
+                break
+            if modules[above] != modules[row] or phases[above] != phases[row]:
                 break
             row = above
         at = self.node.get(row)
