@@ -6,8 +6,8 @@ from graph_predictor.check.verdict import GateOutcome, Status
 from graph_predictor.pages.page import notes_part
 from graph_predictor.pages.parts import (
     Cell,
-    Figure,
-    Figures,
+    KeyFigure,
+    KeyFigures,
     PageSection,
     Part,
     ReportPage,
@@ -23,8 +23,8 @@ def check_page_of(found: GateOutcome, where: Provenance) -> ReportPage:
     """Return the page of a check."""
     numbers = [(status, sum(v.status is status for v in found.verdicts)) for status in Status]
     parts: list[Part] = [
-        Figures([Figure(status.value, f"{number:,}", "figures") for status, number in numbers if number]),
-        table("verdicts", f"Figures: {found.what}", [
+        KeyFigures([KeyFigure(status.value, f"{number:,}", "figures") for status, number in numbers if number]),
+        table("verdicts", f"KeyFigures: {found.what}", [
             text_column("program"), text_column("figure"), Column("before"), Column("now"), Column("change"),
             text_column("outcome"), text_column("what it means")], (
             [v.program, v.quantity, Cell(v.value(v.before), v.before), Cell(v.value(v.now), v.now),

@@ -9,8 +9,8 @@ from graph_predictor.pages.page import notes_part
 from graph_predictor.pages.parts import (
     Cell,
     Facts,
-    Figure,
-    Figures,
+    KeyFigure,
+    KeyFigures,
     PagePlot,
     PageSection,
     PageTable,
@@ -32,11 +32,11 @@ def difference_page(result: Difference, where: Provenance) -> ReportPage:
     """Return the page of a difference."""
     total, before = result.total_ns, result.before_ns
     how = "longer" if total > 0 else "shorter"
-    figures = Figures([
-        Figure("A", f"{milliseconds(before)} ms",
+    figures = KeyFigures([
+        KeyFigure("A", f"{milliseconds(before)} ms",
                f"{which_times(result.profiled)}, {count(result.steps_before)} steps"),
-        Figure("B", f"{milliseconds(result.after_ns)} ms", f"{count(result.steps_after)} steps"),
-        Figure("B's step", f"{milliseconds(abs(total))} ms {how}" if total else "as long as A's",
+        KeyFigure("B", f"{milliseconds(result.after_ns)} ms", f"{count(result.steps_after)} steps"),
+        KeyFigure("B's step", f"{milliseconds(abs(total))} ms {how}" if total else "as long as A's",
                percent(abs(total) / before if before else None))])
     facts = [(percent(result.aligned), "of the operations aligned"),
              (percent(result.attributed), "of the difference attributed")]
@@ -73,8 +73,6 @@ def _waterfall(result: Difference, shown: PageTable) -> PagePlot:
             at += time
     values.append({"name": "B", "low": 0.0, "high": result.after_ns / 1e6, "sign": "step",
                    "text": milliseconds(result.after_ns)})
-    for i, value in enumerate(values):
-        value["order"] = i
     least = min(min(v["low"] for v in values if v["sign"] != "step") if len(values) > 2 else 0.0,
                 values[0]["high"], values[-1]["high"])
     span = max(v["high"] for v in values) - least
@@ -82,7 +80,8 @@ def _waterfall(result: Difference, shown: PageTable) -> PagePlot:
     start = max(least - 0.35 * span, 0.0) if span < 0.5 * least else 0.0
     for value in values:
         value["low"] = max(value["low"], start)
-    y = {"field": "name", "type": "nominal", "sort": {"field": "order"}, "title": None, "axis": {"labelLimit": 230}}
+    y = {"field": "name", "type": "nominal", "sort": [value["name"] for value in values], "title": None,
+         "axis": {"labelLimit": 230}}
     x = {"field": "low", "type": "quantitative", "title": "ms a step" + (", not from zero" if start else ""),
          "scale": {"zero": False, "domainMin": start}}
     spec = {

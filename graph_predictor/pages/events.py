@@ -46,7 +46,7 @@ class Track:
 
 
 @dataclass(slots=True)
-class Names:
+class EventNames:
     """Texts, each once."""
 
     codes: dict[str, int] = field(default_factory=dict)
@@ -62,7 +62,8 @@ class Names:
         return own[place.reshape(-1)] if len(own) else np.zeros(0, np.int64)
 
 
-def pack(tracks: list[Track], names: Names, length_ns: int, *, most: int = MOST_EVENTS) -> tuple[PackedColumns, str]:
+def pack(tracks: list[Track], names: EventNames, length_ns: int, *, most: int = MOST_EVENTS) -> tuple[
+        PackedColumns, str]:
     """Return the events of some tracks, and what is to be said of those that were merged.
 
     Args:
@@ -129,7 +130,7 @@ def _heads(columns: dict[str, Int64], number: Int64, below: int) -> Bool:
     return ~goes_on
 
 
-def _merged(columns: dict[str, Int64], number: Int64, names: Names, below: int) -> tuple[Int64, dict[str, Int64]]:
+def _merged(columns: dict[str, Int64], number: Int64, names: EventNames, below: int) -> tuple[Int64, dict[str, Int64]]:
     heads = _heads(columns, number, below)
     first = np.flatnonzero(heads)
     count = np.diff(np.append(first, len(heads)))

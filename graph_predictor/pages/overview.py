@@ -9,9 +9,9 @@ from graph_predictor.pages.page import notes_part
 from graph_predictor.pages.parts import (
     Cell,
     Facts,
-    Figure,
-    Figures,
     IntervalBar,
+    KeyFigure,
+    KeyFigures,
     PageSection,
     PageTable,
     Part,
@@ -53,27 +53,27 @@ def predicted_overview(result: Prediction, *, loss: LossReport | None = None) ->
         loss: of the traces it rests on.
     """
     low, high = result.interval_us
-    figures = [Figure(f"Step {result.times}", f"{milliseconds(result.step_time_us * 1e3)} ms",
+    figures = [KeyFigure(f"Step {result.times}", f"{milliseconds(result.step_time_us * 1e3)} ms",
                       f"80% between {milliseconds(low * 1e3)} and {milliseconds(high * 1e3)} ms"),
-               Figure("Decided by", result.bound),
-               Figure("GPU active", f"{milliseconds(result.gpu_active_us * 1e3)} ms", _active(result))]
+               KeyFigure("Decided by", result.bound),
+               KeyFigure("GPU active", f"{milliseconds(result.gpu_active_us * 1e3)} ms", _active(result))]
     if result.mfu is not None:
-        figures.append(Figure("MFU", percent(result.mfu), "of the device's peak rate"))
+        figures.append(KeyFigure("MFU", percent(result.mfu), "of the device's peak rate"))
     if result.items_per_second is not None:
-        figures.append(Figure("Throughput", f"{result.items_per_second:,.1f} /s", "samples"))
+        figures.append(KeyFigure("Throughput", f"{result.items_per_second:,.1f} /s", "samples"))
     if result.peak_memory_bytes is not None:
-        figures.append(Figure("Peak memory", f"{result.peak_memory_bytes / 1e9:.2f} GB"))
+        figures.append(KeyFigure("Peak memory", f"{result.peak_memory_bytes / 1e9:.2f} GB"))
     if result.cost_per_step is not None:
-        figures.append(Figure("Cost", f"{result.cost_per_step:.3g}", "a step"))
+        figures.append(KeyFigure("Cost", f"{result.cost_per_step:.3g}", "a step"))
     if result.device:
-        figures.append(Figure("Device", result.device, f"recorded on {result.recorded_on}" if (
+        figures.append(KeyFigure("Device", result.device, f"recorded on {result.recorded_on}" if (
             result.recorded_on and result.recorded_on != result.device) else ""))
     marks = []
     if result.recorded_us is not None:
         marks.append(("recorded under the profiler", result.recorded_us * 1e3))
     if result.unprofiled_us is not None:
         marks.append(("measured without it", result.unprofiled_us * 1e3))
-    parts: list[Part] = [Figures(figures), IntervalBar(
+    parts: list[Part] = [KeyFigures(figures), IntervalBar(
         "as it is" if result.as_measured else "predicted", low * 1e3, result.step_time_us * 1e3, high * 1e3, marks)]
     parts += bounds_stack("Where the time goes: the critical path by what it is spent on",
                           {name: us * 1e3 for name, us in result.bounds_us.items()})
@@ -89,9 +89,10 @@ def broken_down_overview(result: Breakdown, *, loss: LossReport | None = None) -
     """Return the overview of a breakdown: the step, its bounds, and every step beside the others."""
     total = result.total()
     steps = max(len(result.typical), 1)
-    figures = Figures([
-        Figure(f"Step {which_times(result.profiled)}", f"{milliseconds(result.step_ns)} ms", f"{count(steps)} steps"),
-        Figure("Decided by", ", ".join(dict.fromkeys(step.bound for step in result.typical)) or "nothing")])
+    figures = KeyFigures([
+        KeyFigure(f"Step {which_times(result.profiled)}", f"{milliseconds(result.step_ns)} ms",
+                  f"mean of {count(steps)} steps"),
+        KeyFigure("Decided by", ", ".join(dict.fromkeys(step.bound for step in result.typical)) or "nothing")])
     parts: list[Part] = [figures]
     parts += bounds_stack("Where the time goes: the critical path by what it is spent on, ms a step",
                           {bound.label: ns / steps for bound, ns in total.bounds.items()})

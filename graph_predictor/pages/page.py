@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from markupsafe import Markup
 
 from graph_predictor.pages.packed import columns_element, data_element, packed_element
-from graph_predictor.pages.parts import Notes, PagePlot, PageSection, PageTable, ReportPage, TrackEvents
+from graph_predictor.pages.parts import PageNotes, PagePlot, PageSection, PageTable, ReportPage, TrackEvents
 from graph_predictor.pages.scripts import check_installed, own_text, plot_script, table_script
 from tracer.output_file import whole_file
 from tracer.output_kind import PAGE, check_output
 
 _SCRIPTS = ("unpack.js", "tables.js", "plots.js", "timeline.js", "page.js")
 SHOWN_NOTES = 6
-"""Notes that are not folded."""
+"""PageNotes that are not folded."""
 
 
 def check_page(path: str, inputs: list[str]) -> None:
@@ -67,7 +67,7 @@ def _data(sections: list[PageSection]) -> Iterator[Markup]:
             yield columns_element(f"data-{part.key}", part.columns)
         if isinstance(part, PagePlot):
             plots = True
-            yield data_element(f"data-{part.key}", part.spec)
+            yield data_element(f"data-{part.key}", {**part.spec, "description": f"{part.caption}. {part.description}"})
         long = part if isinstance(part, PageTable) else part.table if isinstance(part, PagePlot) else None
         if long is not None and not long.static:
             tables = True
@@ -78,7 +78,7 @@ def _data(sections: list[PageSection]) -> Iterator[Markup]:
         yield packed_element("library-plots", plot_script(), "module")
 
 
-def notes_part(notes: list[str]) -> list[Notes]:
+def notes_part(notes: list[str]) -> list[PageNotes]:
     """Return the notes, each once, as a part; none of none."""
     found = list(dict.fromkeys(notes))
-    return [Notes(found)] if found else []
+    return [PageNotes(found)] if found else []

@@ -115,7 +115,7 @@ def table(key: str, caption: str, columns: Sequence[PageColumn], rows: Iterable[
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class KeyFigure:
     """A figure to see first: its name, its text, what is said of it."""
 
     name: str
@@ -124,11 +124,11 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class KeyFigures:
     """Figures side by side."""
 
     kind: ClassVar[str] = "figures"
-    figures: Sequence[Figure]
+    figures: Sequence[KeyFigure]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class Prose:
 
 
 @dataclass(frozen=True, slots=True)
-class Notes:
+class PageNotes:
     """Notes and warnings, folded where there are many."""
 
     kind: ClassVar[str] = "notes"
@@ -218,7 +218,7 @@ class TrackEvents:
     note: str = ""
 
 
-Part = Figures | IntervalBar | Stack | Facts | Prose | Notes | PageTable | PagePlot | TrackEvents
+Part = KeyFigures | IntervalBar | Stack | Facts | Prose | PageNotes | PageTable | PagePlot | TrackEvents
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from graph_predictor.pages.events import KIND_CODE, Names, Track, pack
+from graph_predictor.pages.events import KIND_CODE, EventNames, Track, pack
 from graph_predictor.pages.memory import MemoryMoments, memory_section
 from graph_predictor.pages.page import notes_part
 from graph_predictor.pages.parts import (
     Cell,
     Facts,
-    Figure,
-    Figures,
     IntervalBar,
+    KeyFigure,
+    KeyFigures,
     PageSection,
     PageTable,
     Part,
@@ -60,12 +60,12 @@ def _overview(main: Plans, found: Sequence[Plans]) -> PageSection:
     if main.plans:
         best = main.plans[0]
         e = best.estimate
-        parts.append(Figures([
-            Figure("Fastest plan", str(e.plan)),
-            Figure("Step", f"{e.time_us / 1e3:,.1f} ms",
+        parts.append(KeyFigures([
+            KeyFigure("Fastest plan", str(e.plan)),
+            KeyFigure("Step", f"{e.time_us / 1e3:,.1f} ms",
                    f"80% between {e.low_us / 1e3:,.1f} and {e.high_us / 1e3:,.1f}"),
-            Figure("Decided by", e.bound), Figure("Memory", f"{best.memory.total / 1e9:.1f} GB", best.fit.value),
-            Figure("Throughput", f"{e.plan.global_batch / e.time_us * 1e6:,.3g} /s", "sequences")]))
+            KeyFigure("Decided by", e.bound), KeyFigure("Memory", f"{best.memory.total / 1e9:.1f} GB", best.fit.value),
+            KeyFigure("Throughput", f"{e.plan.global_batch / e.time_us * 1e6:,.3g} /s", "sequences")]))
         parts.append(IntervalBar(str(e.plan), e.low_us * 1e3, e.time_us * 1e3, e.high_us * 1e3, [
             ("simulated", main.simulated.time_us * 1e3)] if main.simulated is not None else []))
     parts.append(Facts([(count(main.gpus), f"GPUs of {main.topology}"), (count(main.considered), "plans considered"),
@@ -124,7 +124,7 @@ def _apart(each: Plans) -> PageTable:
 
 def plan_timeline(found: SimulatedPlan) -> PageSection:
     """Return the timeline of a plan's simulated step: tasks, host and streams of a rank of each stage."""
-    made, times, names = found.made, found.times, Names()
+    made, times, names = found.made, found.times, EventNames()
     program = made.program
     texts = list(made.names)
     tracks = []

@@ -7,8 +7,8 @@ from typing import Any
 from graph_predictor.pages.page import notes_part
 from graph_predictor.pages.parts import (
     Cell,
-    Figure,
-    Figures,
+    KeyFigure,
+    KeyFigures,
     PagePlot,
     PageSection,
     PageTable,
@@ -36,12 +36,12 @@ SHOWN_PARTS = 3
 def ranks_section(found: JobReport) -> PageSection:
     """Return the section of a job's ranks, with the figures of ``foretrace ranks``."""
     steps = found.steps
-    figures = [Figure(f"Step {which_times(found.times.profiled, ran=found.times.ran)}",
+    figures = [KeyFigure(f"Step {which_times(found.times.profiled, ran=found.times.ran)}",
                       f"{milliseconds(found.step_ns)} ms", f"the longest of {count(len(found.ranks))} ranks"),
-               *(Figure(f"Largest over mean, {name}", f"{share:.3f}") for name, share in found.imbalance.items())]
-    parts: list[Part] = [Figures(figures)]
+               *(KeyFigure(f"Largest over mean, {name}", f"{share:.3f}") for name, share in found.imbalance.items())]
+    parts: list[Part] = [KeyFigures(figures)]
     if found.late is not None:
-        parts.append(Figures([Figure(
+        parts.append(KeyFigures([KeyFigure(
             "Late because it computes longer", f"rank {found.times.number(found.late.rank)}",
             f"{milliseconds(found.late.more_ns)} ms a step more than the median rank")]))
     rows = _rank_table(found, steps)

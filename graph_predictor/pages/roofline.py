@@ -179,7 +179,7 @@ def _peaks(points: list[RoofPoint], device: DeviceSpec) -> list[tuple[str, float
 
 
 def _spec(values: list[dict[str, Any]], roof: list[dict[str, Any]]) -> dict[str, Any]:
-    x = {"type": "quantitative", "scale": {"type": "log"}, "axis": {"format": "~s", "tickCount": 6}}
+    x = {"type": "quantitative", "scale": {"type": "log"}, "axis": {"format": "~g", "tickCount": 6}}
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json", "width": "container", "height": 380,
         "layer": [

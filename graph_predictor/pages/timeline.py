@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graph_predictor.pages.events import KIND_CODE, Names, Track, pack
+from graph_predictor.pages.events import KIND_CODE, EventNames, Track, pack
 from graph_predictor.pages.parts import PageSection, TrackEvents
 from graph_predictor.reports.ranks.report import median_step
 from graph_predictor.reports.ranks.times import JobTimes, Window
@@ -65,7 +65,7 @@ class _Shown:
     """The tracks of one step of a job."""
 
     def __init__(self, times: JobTimes, windows: list[Window]) -> None:
-        self.times, self.names, self.windows = times, Names(), windows
+        self.times, self.names, self.windows = times, EventNames(), windows
         self.simulated = "predicted" if times.predicted else "replayed"
         self.begin = min(w.start_ns for w in windows)
         longest = max(windows, key=lambda w: (w.length_ns, w.end_ns))

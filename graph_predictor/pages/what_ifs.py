@@ -41,10 +41,10 @@ def interval_plot(key: str, caption: str, description: str, rows: Sequence[tuple
                   shown: PageTable | None) -> PagePlot:
     """Return a plot of named times with their intervals: (name, value, low, high), ns, in their order."""
     values: list[dict[str, Any]] = [
-        {"name": name, "ms": value / 1e6, "low": max(low, 0.0) / 1e6, "high": high / 1e6, "order": i,
+        {"name": name, "ms": value / 1e6, "low": max(low, 0.0) / 1e6, "high": high / 1e6,
          "text": f"{value / 1e6:,.3f} ms", "between": f"{low / 1e6:,.3f} to {high / 1e6:,.3f} ms"}
-        for i, (name, value, low, high) in enumerate(rows[:MOST_DRAWN])]
-    y = {"field": "name", "type": "nominal", "sort": {"field": "order"}, "title": None,
+        for name, value, low, high in rows[:MOST_DRAWN]]
+    y = {"field": "name", "type": "nominal", "sort": [value["name"] for value in values], "title": None,
          "axis": {"labelLimit": 210, "labelOverlap": False}}
     tooltip = [{"field": "name", "title": "what"}, {"field": "text", "title": "step"},
                {"field": "between", "title": "80%"}]

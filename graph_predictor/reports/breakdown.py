@@ -223,13 +223,13 @@ def breakdown(replay: Replay, *, step: str | None = None) -> Breakdown:
     positions = {(g.meta.rank if g.meta.rank >= 0 else i): i for i, g in enumerate(graphs)}
     chosen = choose_steps(replay.steps, step)
     typical = chosen if step is not None else typical_steps(chosen)
-    ranks: dict[int, RankTimes] = {}
+    ranks: dict[int, OperationSums] = {}
     causes = Causes(replay.program, replay.simulated, [g.kernels.kind for g in graphs])
     steps = []
     for one in chosen:
         position = positions[one.rank]
         if position not in ranks:
-            ranks[position] = RankTimes(replay, position, causes)
+            ranks[position] = OperationSums(replay, position, causes)
         steps.append(replace(ranks[position].step(one), typical=one in typical))
     notes = list(replay.notes)
     if len(typical) < len(chosen):
@@ -304,7 +304,7 @@ def slowest_mean(times: Iterable[tuple[int, int]]) -> float:
     return max((sum(own) / len(own) for own in by_rank.values()), default=0.0)
 
 
-class RankTimes:
+class OperationSums:
     """One rank's times by operation.
 
     It keeps what all steps of the rank share; a step then takes as long as its own events.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graph_predictor.prediction.replay import Replay, ReplayedStep
-from graph_predictor.reports.breakdown import NO_LAUNCH, NO_PHASE, OUTSIDE, RankTimes
+from graph_predictor.reports.breakdown import NO_LAUNCH, NO_PHASE, OUTSIDE, OperationSums
 from graph_predictor.reports.breakdown import typical_steps as typical_of
 from graph_predictor.simulation.critical_path import Causes
 from tracer.graph import Phase
@@ -63,7 +63,7 @@ def call_tree(replay: Replay, typical: Sequence[tuple[int, str]] | None = None) 
     for step in steps:
         at = position[step.rank]
         if at not in ranks:
-            ranks[at] = _RankTree(tree, RankTimes(replay, at, causes))
+            ranks[at] = _RankTree(tree, OperationSums(replay, at, causes))
         ranks[at].add(step)
     return CallTree(tree.nodes, max(len(steps), 1))
 
@@ -93,7 +93,7 @@ class _Growing:
 class _RankTree:
     """The nodes of one rank's operations."""
 
-    def __init__(self, tree: _Growing, times: RankTimes) -> None:
+    def __init__(self, tree: _Growing, times: OperationSums) -> None:
         self.tree, self.times = tree, times
         self.node: dict[int, int] = {}
         self.bases: dict[tuple[int, int], int] = {}

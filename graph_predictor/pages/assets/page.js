@@ -21,7 +21,9 @@
     for (const entry of entries) {
       if (!entry.isIntersecting) continue;
       links.forEach((a) => a.removeAttribute("aria-current"));
-      links.get(entry.target.id)?.setAttribute("aria-current", "true");
+      const link = links.get(entry.target.id), bar = document.querySelector(".sections ul");
+      link?.setAttribute("aria-current", "true");
+      if (link) bar.scrollLeft = link.offsetLeft - bar.offsetLeft - (bar.clientWidth - link.offsetWidth) / 2;
     }
   }, { rootMargin: "-15% 0px -80% 0px" });
   document.querySelectorAll("main > section").forEach((section) => here.observe(section));

@@ -27,5 +27,6 @@ foretrace.plot = async (element) => {
     ast: true, renderer: "svg", actions: false, config: foretrace.plotConfig(), mode: element.dataset.vega ? "vega" : "vega-lite",
     tooltip: { theme: "custom" } });
   element.view = result.view;
+  element.setAttribute("aria-label", spec.description);
   element.dataset.done = "yes";
 };

@@ -106,28 +106,33 @@ foretrace.timeline = async (figure) => {
   }
   function events(context, line, y, scale) {
     const [first, count] = line.run, last = first + count, hits = state.hits, step = 1 / scale;
-    let edge = -1, i = firstAfter(line.run, state.from);
+    const sought = hits || state.bright;
+    let edge = -1, i = firstAfter(line.run, state.from), alpha = 1, colour = null;
     context.font = "11px system-ui, sans-serif";
+    context.globalAlpha = 1;
+    const pen = (wantedAlpha, wantedColour) => { // setting what is set already costs as much as drawing
+      if (alpha !== wantedAlpha) context.globalAlpha = alpha = wantedAlpha;
+      if (colour !== wantedColour) context.fillStyle = colour = wantedColour;
+    };
     while (i < last && start[i] < state.to) {
       const left = (start[i] - state.from) * scale, right = (end[i] - state.from) * scale;
       const bright = (hits ? hits.has(name[i]) : !state.bright || lit[i]);
       let x = Math.max(left, -2), w = Math.min(right, width + 2) - x;
       if (w < 1.2) {
         /* What falls into a pixel that is drawn already is skipped, unless it is what is looked for. */
-        if (x + 1 <= edge && !(hits && bright)) { i = w < 0.01 ? Math.max(i + 1, skip(i, last, step)) : i + 1; continue; }
+        if (x + 1 <= edge && !(sought && bright)) { i = sought ? i + 1 : Math.max(i + 1, skip(i, last, step)); continue; }
         w = 1.2;
       }
-      context.globalAlpha = bright ? 1 : 0.22;
-      context.fillStyle = colours[kind[i]];
+      pen(bright ? 1 : 0.22, colours[kind[i]]);
       context.fillRect(x, y + 1, w > 3 ? w - 0.6 : w, ROW - 2);
-      if (lit[i]) { context.globalAlpha = 1; context.fillStyle = ink.lit; context.fillRect(x, y + ROW - 3, w, 2.5); }
+      if (lit[i]) { pen(1, ink.lit); context.fillRect(x, y + ROW - 3, w, 2.5); }
       if (w > 34 && bright) {
-        context.fillStyle = ink["on-mark"];
+        pen(1, ink["on-mark"]);
         const room = Math.floor((w - 8) / 5.6), text = head.names[name[i]];
         context.fillText(text.length > room ? text.slice(0, room - 1) + "…" : text, x + 4, y + ROW / 2, w - 6);
       }
       if (i === state.at) {
-        context.globalAlpha = 1;
+        context.globalAlpha = alpha = 1;
         context.strokeStyle = ink.text;
         context.lineWidth = 2;
         context.strokeRect(x, y + 1, Math.max(w, 3), ROW - 2);
