@@ -131,7 +131,6 @@ def _plot(which: str, points: list[RoofPoint], device: DeviceSpec) -> PagePlot:
     values = [{"name": p.name, "family": _group(p.family), "intensity": p.flops / p.moved_bytes,
                "rate": p.flops * p.count / p.time_ns / 1e3, "ms": p.time_ns / 1e6,
                "share": f"{p.share(device):.1%}", "time": f"{p.time_ns / 1e6:,.3f} ms a step"} for p in shown]
-    best = max((p for p in shown), key=lambda p: device.peak_tflops(p.dtype, matrix=p.matrix), default=None)
     peaks = _peaks(shown, device)
     low = min((p.flops / p.moved_bytes for p in shown), default=0.01) / 2
     high = max((p.flops / p.moved_bytes for p in shown), default=100.0) * 2
@@ -147,11 +146,10 @@ def _plot(which: str, points: list[RoofPoint], device: DeviceSpec) -> PagePlot:
             for p in points)
     left = sum(1 for p in points if p.flops > 0) - len(shown)
     fewer = f" The longest {len(shown):,} are drawn, {left:,} more are in the table." if left > 0 else ""
-    said = f", peak {device.peak_tflops(best.dtype, matrix=best.matrix):,.0f} TFLOP/s" if best is not None else ""
     return PagePlot(
         f"roof-{which}", f"Work of the step on {device.name}, {which}",
-        f"Rate of each kind of work over the operations it does for each byte; the area is its time. Ctrl and the "
-        f"wheel zoom, dragging moves, a double click shows all{said}.{fewer}",
+        "Rate of each kind of work over the operations it does for each byte; the area is its time. Ctrl and the "
+        f"wheel zoom, dragging moves, a double click shows all.{fewer}",
         _spec(values, roof), table(
             f"work-{which}", f"Work on {device.name}, {which}, a step of all ranks",
             [text_column("work"), text_column("family"), Column("pieces"), Column("ms"), Column("TFLOP/s"),

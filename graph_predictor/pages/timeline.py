@@ -21,8 +21,6 @@ from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph, KernelKind, OpKind, P
 
 MOST_ROWS_OF_THREAD = 14
 """Nesting of operations that is shown; what lies deeper is in its parent."""
-OPEN_RANKS = 1
-"""Ranks whose tracks are unfolded at first."""
 MEASURED = "measured"
 
 _PHASES = np.full(len(Phase), KIND_CODE["operation"], np.int64)
@@ -68,7 +66,8 @@ class _Shown:
         self.times, self.names, self.windows = times, EventNames(), windows
         self.simulated = "predicted" if times.predicted else "replayed"
         self.begin = min(w.start_ns for w in windows)
-        longest = max(windows, key=lambda w: (w.length_ns, w.end_ns))
+        # Its tracks are unfolded at first, and the critical path ends with it.
+        longest = self.longest = max(windows, key=lambda w: (w.length_ns, w.end_ns))
         self.path: Path | None = None
         if longest.at is not None and longest.length_ns:
             self.path = path_back(times.program, times.simulated, times.kinds, longest.at, longest.start_ns,
@@ -125,7 +124,6 @@ class _Shown:
         """Return a rank's tracks: its part of the critical path, its threads, its streams, measured and simulated."""
         times = self.times
         group = f"rank {times.number(window.rank)}" if len(self.windows) > 1 else ""
-        unfolded = self.windows.index(window) < OPEN_RANKS
         tracks = [*self._path_track(window, group)]
         threads: dict[int, list[Track]] = {}
         streams: dict[tuple[int, int], list[Track]] = {}
@@ -143,7 +141,7 @@ class _Shown:
         for tracks_of in (*threads.values(), *streams.values()):
             tracks += tracks_of
         for track in tracks:
-            track.open = unfolded
+            track.open = window is self.longest
         return tracks
 
     def _simulated(self, window: Window, group: str, threads: dict[int, list[Track]],
