@@ -27,6 +27,8 @@ LEAST_SHARE = 0.001
 """Nodes of less than this share of the whole are merged with their neighbours in the icicle."""
 MOST_NODES = 1_500
 ROW_PX = 22
+TREE_PAGE = 40
+"""Rows of the module tree that are seen at once."""
 _PHASES = ("forward", "backward", "optimizer", "data", "other")
 _COLOURS = {"step": "@{faint}", "forward": "@{forward}", "backward": "@{backward}", "optimizer": "@{optimizer}",
             "data": "@{loading}", "other": "@{other}"}
@@ -84,7 +86,7 @@ def _module_tree(phases: Sequence[PhaseTime], steps: int, each: str) -> PageTabl
     shown = [phase for phase in _PHASES if any(e.phase == phase and e.module for e in phases)]
     sums: dict[tuple[str, ...], dict[str, list[int]]] = {}
     for e in phases:
-        path = tuple(filter(None, e.module.split(".")))
+        path = tuple(filter(None, e.module.split("/")))
         for depth in range(1, len(path) + 1):
             own = sums.setdefault(path[:depth], {}).setdefault(e.phase, [0, 0])
             own[0] += e.host_ns
@@ -100,7 +102,7 @@ def _module_tree(phases: Sequence[PhaseTime], steps: int, each: str) -> PageTabl
     for phase in shown:
         columns += [Column(f"{phase} host"), *([Column(f"{phase} GPU")] if gpu else [])]
     return table("module-tree", f"Module tree, forward and backward, {each}", columns, rows,
-                 note="Times include those of the modules below.")
+                 note="Times include those of the modules below.", page=TREE_PAGE)
 
 
 def icicle(tree: CallTree, what: str, name: str) -> PagePlot | None:

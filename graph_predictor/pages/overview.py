@@ -55,8 +55,9 @@ def predicted_overview(result: Prediction, *, loss: LossReport | None = None) ->
     low, high = result.interval_us
     figures = [KeyFigure(f"Step {result.times}", f"{milliseconds(result.step_time_us * 1e3)} ms",
                       f"80% between {milliseconds(low * 1e3)} and {milliseconds(high * 1e3)} ms"),
-               KeyFigure("Decided by", result.bound),
-               KeyFigure("GPU active", f"{milliseconds(result.gpu_active_us * 1e3)} ms", _active(result))]
+               KeyFigure("Decided by", result.bound)]
+    if result.gpu_active_us > 0:
+        figures.append(KeyFigure("GPU active", f"{milliseconds(result.gpu_active_us * 1e3)} ms", _active(result)))
     if result.mfu is not None:
         figures.append(KeyFigure("MFU", percent(result.mfu), "of the device's peak rate"))
     if result.items_per_second is not None:

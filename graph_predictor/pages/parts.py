@@ -87,6 +87,8 @@ class PageTable:
     note: str = ""
     folded: bool = False
     """Whether it is shown when asked for alone: the table of what a plot shows."""
+    page: int = STATIC_ROWS
+    """Rows that are seen at once of a long table."""
 
     @property
     def static(self) -> bool:
@@ -97,6 +99,7 @@ class PageTable:
         """Return what a browser makes a long table of: texts, and by column the numbers to sort by and the shares."""
         columns = [[row[i] for row in self.rows] for i in range(len(self.columns))]
         return {
+            "page": self.page, "path": [column.path for column in self.columns],
             "titles": [column.title for column in self.columns], "number": [column.number for column in self.columns],
             "rows": [[cell.text for cell in row] for row in self.rows],
             "order": [[cell.number for cell in cells] if any(cell.number is not None for cell in cells) else None
@@ -106,12 +109,12 @@ class PageTable:
 
 
 def table(key: str, caption: str, columns: Sequence[PageColumn], rows: Iterable[Sequence[Cell | str]], *,
-          note: str = "", folded: bool = False, most: int = MOST_ROWS) -> PageTable:
+          note: str = "", folded: bool = False, most: int = MOST_ROWS, page: int = STATIC_ROWS) -> PageTable:
     """Make a table of the first ``most`` rows; a text stands for a cell of it."""
     cells = [[Cell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
     if len(cells) > most:
         note = " ".join(filter(None, [note, f"The first {most:,} of {len(cells):,} rows."]))
-    return PageTable(key, caption, columns, cells[:most], len(cells), note, folded)
+    return PageTable(key, caption, columns, cells[:most], len(cells), note, folded, page)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ class _Growing:
     def base(self, phase: str, module: str) -> int:
         """The node of a module in a phase."""
         at = self.child(0, phase, "phase")
-        for part in filter(None, module.split(".")):
+        for part in filter(None, module.split("/")):
             at = self.child(at, part, "module")
         return at
 

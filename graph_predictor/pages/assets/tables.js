@@ -15,7 +15,7 @@ foretrace.table = async (element) => {
       if (kind === "sort" || kind === "type") return data.order[c] ? data.order[c][row.at] ?? -Infinity : row[c];
       if (kind === "filter") return row[c];
       const text = escaped(row[c]);
-      return !data.number[c] && row[c].length > 40 ? `<span class="long-name" title="${text}">${text}</span>` : text;
+      return !data.number[c] && row[c].length > 40 ? `<span class="long-name${data.path[c] ? " path" : ""}" title="${text}"><bdi>${text}</bdi></span>` : text;
     },
     createdCell: (cell, value, row) => {
       const share = data.share[c]?.[row.at];
@@ -25,8 +25,8 @@ foretrace.table = async (element) => {
   const table = element.querySelector("table");
   table.querySelector("thead").remove();
   const made = new library.default(table, {
-    data: rows, columns, order: [], pageLength: 12, autoWidth: false, deferRender: true,
-    layout: { topStart: "search", topEnd: null, bottomStart: rows.length > 12 ? "paging" : null, bottomEnd: "info" },
+    data: rows, columns, order: [], pageLength: data.page, autoWidth: false, deferRender: true,
+    layout: { topStart: "search", topEnd: null, bottomStart: rows.length > data.page ? "paging" : null, bottomEnd: "info" },
     pagingType: "simple_numbers",
     language: { search: "Filter", info: "_START_ to _END_ of _TOTAL_", infoFiltered: "(of _MAX_ in all)",
                 infoEmpty: "none", zeroRecords: "Nothing matches.", paginate: { previous: "‹", next: "›" } },
