@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graph_predictor.pages.parts import (
@@ -34,8 +34,15 @@ _COLOURS = {"step": "@{faint}", "forward": "@{forward}", "backward": "@{backward
             "data": "@{loading}", "other": "@{other}"}
 
 
-def operations_section(result: Breakdown, tree: CallTree | None = None) -> PageSection:
-    """Return the section of a breakdown: the same tables as ``foretrace breakdown``, all rows, and the call tree."""
+def operations_section(result: Breakdown, tree: CallTree | None = None,
+                       lines: Mapping[str, str] | None = None) -> PageSection:
+    """Return the section of a breakdown: the same tables as ``foretrace breakdown``, all rows, and the call tree.
+
+    Args:
+        result: the breakdown.
+        tree: of its steps.
+        lines: by module path the function that calls it, where stacks were recorded.
+    """
     total = result.total()
     steps = max(len(result.typical), 1)
     each = "ms" if len(result.steps) == 1 else f"ms a step, mean of {count(steps)} (all ranks)"
@@ -54,7 +61,7 @@ def operations_section(result: Breakdown, tree: CallTree | None = None) -> PageS
     parts.append(_host_table("by-operation", f"By operation, {each}", "operation",
                              [(e.operation, e) for e in total.operations], steps))
     if any(e.module for e in total.modules):
-        parts.append(_module_tree(total.phases, steps, each))
+        parts.append(_module_tree(total.phases, steps, each, lines or {}))
         parts.append(_host_table("by-module", f"By module, {each}", "module",
                                  [(e.module or "no module", e) for e in total.modules], steps))
     parts.append(table(
@@ -79,7 +86,7 @@ def _host_table(key: str, caption: str, title: str,
         for name, e in entries))
 
 
-def _module_tree(phases: Sequence[PhaseTime], steps: int, each: str) -> PageTable:
+def _module_tree(phases: Sequence[PhaseTime], steps: int, each: str, lines: Mapping[str, str]) -> PageTable:
     """Return modules with their forward and backward time, in the order of their paths, indented; times are those of
     a module and all below it."""
     gpu = any(e.gpu_ns for e in phases)
@@ -97,10 +104,12 @@ def _module_tree(phases: Sequence[PhaseTime], steps: int, each: str) -> PageTabl
         for phase in shown:
             host, device = by_phase.get(phase, [0, 0])
             row += [ms_cell(host / steps), *([ms_cell(device / steps)] if gpu else [])]
-        rows.append(row)
+        rows.append([*row, *([lines.get("/".join(path), "")] if lines else [])])
     columns = [text_column("module")]
     for phase in shown:
         columns += [Column(f"{phase} host"), *([Column(f"{phase} GPU")] if gpu else [])]
+    if lines:
+        columns.append(text_column("called in", path=True))
     return table("module-tree", f"Module tree, forward and backward, {each}", columns, rows,
                  note="Times include those of the modules below.", page=TREE_PAGE)
 

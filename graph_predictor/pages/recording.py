@@ -111,7 +111,8 @@ def break_down(job: Job, found: Replay, step: str | None) -> Breakdown:
 def replayed_sections(found: Replay, result: Breakdown, times: JobTimes) -> list[PageSection]:
     """Return timeline and operations of a replayed job."""
     tree = call_tree(found, [(one.rank, one.name) for one in result.typical])
-    return [timeline_section(times), operations_section(result, tree)]
+    lines = {path: line for graph in found.graphs for path, line in graph.meta.module_lines.items()}
+    return [timeline_section(times), operations_section(result, tree, lines)]
 
 
 def _ranks(times: JobTimes, said: list[str]) -> list[PageSection]:

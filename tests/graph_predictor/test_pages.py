@@ -116,6 +116,23 @@ def test_module_tree_has_forward_and_backward(cpu_page: PageFile, run: Run) -> N
         assert sum(entry[what] for entry in phases) == pytest.approx(by_module)
 
 
+def test_the_module_tree_has_lines_and_both_directions(tmp_path: Path, run: Run) -> None:
+    """Forward 300 µs in the linear layer, backward 100 of it on the autograd thread; the tree adds up upwards."""
+    trace = Micro().step(0, 1000)
+    rows = [("train.py(17): step", 0, 990), ("nn.Module: Net_0", 10, 500), ("net.py(40): forward", 15, 480),
+            ("nn.Module: Linear_3", 20, 400)]
+    trace.events += [trace._row("python_function", name, start, length, 1, 1, {}) for name, start, length in rows]
+    trace.op("aten::linear", 100, 400, **{"Sequence number": 5})
+    trace.op("autograd::engine::evaluate_function: AddmmBackward0", 600, 700, thread=2,
+             **{"Sequence number": 5, "Fwd thread id": 1})
+    trace.write(tmp_path / "trace.json")
+    assert run("breakdown", tmp_path / "trace.json", "--html", tmp_path / "page.html").code == 0
+    page = PageFile(tmp_path / "page.html")
+    assert page.titles["module-tree"] == ["module", "forward host", "backward host", "called in"]
+    assert page.rows("module-tree") == [["Net_0", "0.300", "0.100", "train.py(17): step"],
+                                        ["\u2003Linear_3", "0.300", "0.100", "net.py(40): forward"]]
+
+
 def test_the_icicle_is_the_whole_host_time(cpu_page: PageFile, run: Run) -> None:
     found = run("breakdown", CPU_SMALL, "--json").json
     typical = [step for step in found["steps"] if step["typical"]]

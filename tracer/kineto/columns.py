@@ -12,7 +12,14 @@ import numpy as np
 
 from tracer.graph import NONE, LossReport
 from tracer.kineto.events import ABSENT, NO_ARGS, Args, Event
-from tracer.kineto.names import CATEGORY_GROUPS, DEVICE_KINDS, IGNORED_CATEGORIES, OTHER_PHASES, NameGroup
+from tracer.kineto.names import (
+    CATEGORY_GROUPS,
+    DEVICE_KINDS,
+    IGNORED_CATEGORIES,
+    OTHER_PHASES,
+    OWN_FRAME,
+    NameGroup,
+)
 from tracer.kineto.numbers import int32_column, int64_column, nanoseconds
 
 MODULE_PREFIX = "nn.Module: "
@@ -111,6 +118,7 @@ GROUP_COLUMNS: dict[NameGroup, dict[str, Any]] = {
         "record_correlation": np.int64},
     NameGroup.OVERHEAD: {**_COMMON, "thread": np.int32},
     NameGroup.PYTHON: {**_COMMON, "thread": np.int32},
+    NameGroup.FRAME: {**_COMMON, "thread": np.int32},
 }
 
 
@@ -133,6 +141,8 @@ class Collector:
         self.device_comms: list[tuple[int, Args]] = []
         self.extents = Interner()
         """JSON texts of launch grids and blocks, apart from the graph's strings."""
+        self.frames = Interner()
+        """Names of ``NameGroup.FRAME``, of which few are kept."""
         self._json = JsonInterner(self.strings)
         self._extents = JsonInterner(self.extents)
         self._columns: dict[NameGroup, EventColumns] = {group: EventColumns() for group in GROUP_COLUMNS}
@@ -293,7 +303,14 @@ class Collector:
         modules = [event for event in events if event.name.startswith(MODULE_PREFIX)]
         self._add_plain(modules, NameGroup.PYTHON)
         rest = [event for event in events if not event.name.startswith(MODULE_PREFIX)]
-        self._timed(rest)  # they bound the window
+        rest, start, duration = self._timed(rest)  # they bound the window
+        own = [i for i, event in enumerate(rest) if OWN_FRAME.match(event.name)]
+        if own:
+            events = [rest[i] for i in own]
+            threads = [self.threads[event.pid, event.tid] for event in events]
+            self._columns[NameGroup.FRAME].extend(
+                name=self.frames.codes([event.name for event in events]), thread=np.array(threads, np.int32),
+                start=start[own], duration=duration[own])
 
 
 def _absent(values: np.ndarray) -> np.ndarray:

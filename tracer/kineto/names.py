@@ -19,6 +19,8 @@ class NameGroup(IntEnum):
     SYNC = 5
     OVERHEAD = 6
     PYTHON = 7
+    FRAME = 8
+    """No category's: the program's own functions among ``PYTHON``."""
 
 
 CATEGORY_GROUPS: dict[str | None, NameGroup] = {
@@ -63,6 +65,9 @@ ANNOTATION_NAME = re.compile(
     r"ProfilerStep#|ProfilerStep\*|Optimizer\.|enumerate\(DataLoader\)#|enumerate\(DataPipe\)#|"
     r"DistributedDataParallel\.|nccl:|gloo:|## .* ##$")
 """Names that mark a range although the 2020–21 category `Operator` does not tell it from an operation."""
+
+OWN_FRAME = re.compile(r"(?!torch/|<).*\.py\(\d+\): ")
+"""Python functions outside of PyTorch, as the profiler names them: "train.py(17): step"."""
 
 COLLECTIVE_KERNEL = re.compile(
     r"^nccl(?:Dev)?Kernel|^rccl|ncclKern|multimem_all_reduce|multimem_one_shot_all_reduce|two_shot_all_reduce|"
