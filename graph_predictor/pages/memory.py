@@ -11,7 +11,8 @@ from graph_predictor.pages.parts import PageColumn as Column
 from tracer.memory_account import MemoryAccount, binary_size
 
 _COLOURS = {"parameters": "compute", "buffers": "copy", "gradients": "backward", "optimizer_state": "optimizer",
-            "activations": "forward", "temporaries": "host", "other": "other", "reserved": "sync"}
+            "activations": "forward", "temporaries": "host", "other": "other", "reserved": "sync",
+            "held before the task": "compute", "needed more in it": "host"}
 MOST_MOMENTS = 2_000
 
 

@@ -150,7 +150,8 @@ def plan_timeline(found: SimulatedPlan) -> PageSection:
                                 names.of(made.name[rows], texts), np.full(len(rows), kind, np.int64)))
     columns, said = pack(tracks, names, int(times.kernel_end.max()))
     return PageSection("timeline", "Timeline", [TrackEvents(
-        "timeline", f"The fastest plan's step, simulated: a rank of each of {program.ranks:,} stages",
+        "timeline", "The fastest plan's step, simulated: " + (
+            "a rank" if program.ranks == 1 else f"a rank of each of {program.ranks:,} stages"),
         "Time runs to the right; each row is what a rank of a stage does. Drag or use the arrow keys to move, Ctrl and "
         "the wheel, two fingers, or + and − to zoom.", columns, said)])
 
@@ -173,8 +174,9 @@ def _memory(main: Plans) -> PageSection:
             for each, _ in main.stages))]
         for each, points in main.stages[:4]:
             moments.append(MemoryMoments(
-                list(range(len(points))), {"other": [p.before for p in points],
-                                           "temporaries": [p.peak - p.before for p in points]}, "task of the step",
+                list(range(len(points))), {"held before the task": [p.before for p in points],
+                                           "needed more in it": [p.peak - p.before for p in points]},
+                "task of the step",
                 [f"{p.task} {p.microbatch}" + (f", chunk {p.chunk}" if p.chunk else "") for p in points],
                 f"Stage {each.stage}: memory before each task, and what it needs more", f"stage-{each.stage}"))
     return memory_section(account, moments, more=more)
