@@ -406,6 +406,9 @@ class Meta:
     """Operations of the windows both traces cover, which should have been joined."""
     python_events: int = 0
     """``python_function`` events seen; they give modules and gaps and are not kept as rows."""
+    module_lines: dict[str, str] = field(default_factory=dict)
+    """By module path the function outside of PyTorch that called it first, such as "train.py(17): step", where stacks
+    were recorded."""
     memory: dict[str, int] = field(default_factory=dict)
     """Bytes of a step traced by shapes alone (see ``tracer.memory_account``): "peak", "peak_blocks", "start", and
     what the peak consists of; empty for recorded windows."""

@@ -51,6 +51,7 @@ SHARDING_PLAN = Output("sharding plan", _begins(b'{\n "world_size"'), stream=Tru
 JUNIT = Output("JUnit report", lambda head: b"<testsuites" in head, stream=True)
 MARKDOWN = Output("summary of 'foretrace check'", lambda head: b"foretrace check" in head.partition(b"\n")[0],
                   stream=True)
+PAGE = Output("page of foretrace", lambda head: b'<meta name="generator" content="foretrace">' in head, stream=True)
 HOST = Output("host model of 'foretrace calibrate --host'", _begins(b'{"host":'))
 PLOT = Output("plot", lambda head: b"Matplotlib" in head or b"matplotlib" in head)
 TABLE = Output("table of a sweep", lambda head: True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from graph_predictor.cli.console import Column, Report, count, microseconds, milliseconds, percent, print_json, read
 from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.html import Html, check_html, write_html
 from graph_predictor.cli.options import Debug, Json, Paths, Profiled, Scheduler, Step, Top, Window, Workers
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def breakdown(
     profiled: Profiled = False,
     workers: Workers = "local",
     scheduler: Scheduler = None,
+    html: Html = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -37,9 +39,16 @@ def breakdown(
         from graph_predictor.recorded.damage import folded_notes
         from graph_predictor.reports.breakdown import breakdown as break_down
 
+        check_html(html, paths)
         job = read(paths, window, workers, scheduler)
-        result = break_down(replay(job.graphs, profiled=profiled), step=step)
+        found = replay(job.graphs, profiled=profiled)
+        result = break_down(found, step=step)
         result.notes = [*job.notes, *folded_notes(job), *result.notes]
+        if html is not None:
+            from graph_predictor.pages.recording import breakdown_page
+
+            write_html(html, paths, lambda where: breakdown_page(job, found, result, where, step=step,
+                                                                 profiled=profiled))
         if json:
             print_json(result.to_json(top))
         else:

@@ -12,6 +12,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, milliseconds, print_json, working
 from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.html import Html, check_html, write_html
 from graph_predictor.cli.options import Debug, Json, shared
 from tracer.errors import ForetraceError
 from tracer.output_kind import JUNIT, MARKDOWN, check_output
@@ -66,6 +67,7 @@ def check(
     junit: Annotated[str | None, typer.Option(metavar="FILE", help="Also write JUnit XML.")] = None,
     markdown: Annotated[str | None, typer.Option(
         metavar="FILE", help="Also write a Markdown summary for a pull request.")] = None,
+    html: Html = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -81,6 +83,7 @@ def check(
         from graph_predictor.check.captures import find_captures
         from graph_predictor.check.pairs_gate import PAIRS, check_script
 
+        check_html(html, [])
         share = None if tolerance is None else share_of(tolerance)
         excluded = None if resolution is None else share_of(resolution, "--resolution")
         _check_options(update, reason, against)
@@ -105,6 +108,11 @@ def check(
             else:
                 found = gate.check_directory(directory, tolerance=share, profiles=profiles)
         _write(found, junit, markdown)
+        if html is not None:
+            from graph_predictor.pages.checks import check_page_of
+
+            write_html(html, [directory if against is None else f"{directory} and {against}"],
+                       lambda where: check_page_of(found, where))
         if json:
             print_json(found.to_json())
         else:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from graph_predictor.cli.text import one_line, printable, standard_output
+from graph_predictor.reports.figures import count, microseconds, milliseconds, percent
 
 if TYPE_CHECKING:
     from tracer.cluster import TaskWorkers
@@ -22,6 +23,8 @@ _PIECE = 1 << 14
 MOST_NOTES = 60
 """Notes that are shown."""
 _UNPRINTABLE = re.compile(r"[^\x00-\x7e]")
+__all__ = ["Column", "Report", "count", "microseconds", "milliseconds", "percent", "print_json", "read", "shortened",
+           "working"]
 NARROWEST = 12
 """A name is cut to no less than this."""
 
@@ -185,23 +188,3 @@ def working(text: str) -> Iterator[None]:
 
     with Console(stderr=True).status(Text(printable(text))):
         yield
-
-
-def milliseconds(ns: float) -> str:
-    """A time in ms with three decimals."""
-    return f"{ns / 1e6:,.3f}"
-
-
-def microseconds(ns: float) -> str:
-    """A time in µs with one decimal."""
-    return f"{ns / 1e3:,.1f}"
-
-
-def percent(share: float | None, decimals: int = 1) -> str:
-    """A share in percent; a dash if it is not known."""
-    return "–" if share is None else f"{share * 100:.{decimals}f}%"
-
-
-def count(number: float) -> str:
-    """A count; means over steps may have one decimal."""
-    return f"{number:,.0f}" if float(number).is_integer() else f"{number:,.1f}"

@@ -8,6 +8,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, count, milliseconds, percent, print_json, read
 from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.html import Html, check_html, write_html
 from graph_predictor.cli.options import Debug, Json, Profiled, Step, Top, Window
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def diff(
     step: Step = None,
     step_b: Annotated[str | None, typer.Option(
         "--step-b", metavar="NAME_OR_NUMBER", help="The step of B, where it is another one.")] = None,
+    html: Html = None,
     top: Top = None,
     window: Window = 0,
     profiled: Profiled = False,
@@ -38,9 +40,14 @@ def diff(
     with one_sentence(debug):
         from graph_predictor.diff import diff_jobs
 
+        check_html(html, [before, after])
         jobs = [read([path], window) for path in (before, after)]
         result = diff_jobs(*jobs, step=step, step_b=step_b, one_machine=_one_machine(before, after),
                            profiled=profiled)
+        if html is not None:
+            from graph_predictor.pages.comparison import difference_page
+
+            write_html(html, [before, after], lambda where: difference_page(result, where))
         if json:
             print_json(result.to_json(top))
         else:

@@ -46,6 +46,7 @@ SHARED = {
     "--price": SharedOption("PER_HOUR", "Price of one device and hour"),
     "--memory-limit": SharedOption("SIZE", "Memory of a device, such as 80GiB"),
     "--timeline": SharedOption("OUT.json[.gz]", "Write a timeline, for ui.perfetto.dev"),
+    "--html": SharedOption("FILE", "Also write a page to look at: one HTML file that needs no network"),
     "--workload": SharedOption("NAME", "A workload of the suite (foretrace workloads)"),
     "--preset": SharedOption("NAME", "The workload's preset"),
     "--global-batch": SharedOption("N", "Sequences of a step"),

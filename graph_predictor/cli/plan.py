@@ -8,6 +8,7 @@ import typer
 
 from graph_predictor.cli.console import print_json, working
 from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.html import Html, check_html, write_html
 from graph_predictor.cli.options import Debug, Json, Top, axis, shared
 from graph_predictor.cli.profiles import profile_of
 
@@ -66,6 +67,7 @@ def plan(
         "need be, gpus, model, preset and set: kernels, collectives and host are calibrated on them.")] = None,
     timeline: Annotated[str | None, shared("--timeline", "the best plan's step, simulated: tasks and streams of a rank "
                                                          "of each stage")] = None,
+    html: Html = None,
     top: Top = None,
     json: Json = False,
     debug: Debug = False,
@@ -95,6 +97,7 @@ def plan(
         check_finite(launch_us, "--launch-us", "the host time of a launch in µs")
         check_finite(host, "--host", "a factor of the host time")
         sizes = numbers(gpus, "--gpus", "64,128,256")
+        check_html(html, [])
         if timeline is not None:
             check_output(timeline, [], TIMELINE)
         wanted, target = framework_of(framework), None if export is None else framework_of(export)
@@ -115,7 +118,8 @@ def plan(
         if len(cases) > 1:
             for name, value in (("--export", export), ("--profile", profile), ("--comm-profile", comm_profile),
                                 ("--comm-choices", comm_choices),
-                                ("--calibrate", runs), ("--memory-limit", memory_limit), ("--timeline", timeline)):
+                                ("--calibrate", runs), ("--memory-limit", memory_limit), ("--timeline", timeline),
+                                ("--html", html)):
                 if value:
                     raise _of_one(name)
             if len(sizes) > 1:
@@ -142,6 +146,10 @@ def plan(
                                    measured=found[0].calibration if found else runs))
         if timeline is not None and any(each.plans for each in found):
             _write_timeline(found, timeline)
+        if html is not None:
+            from graph_predictor.pages.plans import plans_page
+
+            write_html(html, [source], lambda where: plans_page(found, where))
         if json:
             print_json(plain(found, case.price, top, target))
         else:

@@ -9,10 +9,15 @@ import typer
 from graph_predictor.cli.console import Column, Report, percent, print_json, read, working
 from graph_predictor.cli.edit_options import chosen_edits, with_edits
 from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.html import Html, check_html, write_html
 from graph_predictor.cli.options import Debug, Json, Profiled, Step, Top, Window, shared
 
 if TYPE_CHECKING:
+    from graph_predictor.pages.parts import ReportPage
+    from graph_predictor.pages.provenance import Provenance
     from graph_predictor.prediction.result import Prediction
+    from graph_predictor.request.study import Prepared
+    from tracer.job import Job
 
 DEFAULT_TOP = 8
 
@@ -39,6 +44,7 @@ def predict(
         "--also", "such as runs/b:batch=64; sizes and times follow laws through the captures")] = None,
     step: Step = None,
     price: Annotated[float | None, shared("--price", least=0)] = None,
+    html: Html = None,
     top: Top = None,
     window: Window = 0,
     profiled: Profiled = False,
@@ -57,6 +63,7 @@ def predict(
         from kernel_models.device_choice import find_device
         from kernel_models.profile import load_profile
 
+        check_html(html, source)
         wanted = Configuration(
             device=device, parallel=parallel, topology=topology, from_topology=from_topology,
             comm_profile=comm_profile, comm_backend=comm_backend, comm_choices=comm_choices, host_from=host_from,
@@ -75,11 +82,18 @@ def predict(
             mixed = prepared.mixture()
             single = result if mixed is None or not mixed.switched else study.prepared(
                 wanted, mixed.best_single).predict()
+        write_html(html, source, lambda where: _page(result, prepared, where, job))
         if json:
             print_json(result.to_json(top) | mixture_json(mixed, result, single))
         else:
             _report(result, top or DEFAULT_TOP)
             report_mixture(mixed, result, single)
+
+
+def _page(result: Prediction, prepared: Prepared, where: Provenance, job: Job | None) -> ReportPage:
+    from graph_predictor.pages.prediction import prediction_page
+
+    return prediction_page(result, prepared.start.simulated(prepared.edits), where, job)
 
 
 def _report(result: Prediction, top: int) -> None:

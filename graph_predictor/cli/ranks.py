@@ -8,6 +8,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, count, milliseconds, percent, print_json, read, working
 from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.html import Html, check_html, write_html
 from graph_predictor.cli.options import Debug, Json, Profiled, Step, Top, Window, shared
 from tracer.output_kind import TIMELINE, check_output
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 SHOWN_PARTS = 2
 SHOWN_MORE = 4
-HOST_CLOCK = ("The collectives ran on the hosts' threads (gloo): when ranks met was recorded under the profiler, and "
-              "is shown on that clock.")
 DEFAULT_TOP = 20
 
 
@@ -37,6 +36,7 @@ def ranks(
     sizes: Annotated[list[str] | None, shared("--set", "predicted")] = None,
     step: Step = None,
     timeline: Annotated[str | None, shared("--timeline", "tracks of ranks and groups")] = None,
+    html: Html = None,
     top: Top = None,
     window: Window = 0,
     profiled: Profiled = False,
@@ -51,6 +51,7 @@ def ranks(
         from graph_predictor.reports.ranks import rank_report
         from graph_predictor.request.configuration import Configuration
 
+        check_html(html, source)
         if timeline is not None:
             check_output(timeline, source, TIMELINE)
         wanted = Configuration(
@@ -66,6 +67,10 @@ def ranks(
             from graph_predictor.reports.timeline import write_events
 
             write_events(rank_events(found), timeline)
+        if html is not None:
+            from graph_predictor.pages.recording import ranks_page
+
+            write_html(html, source, lambda where: ranks_page(found, where))
         if json:
             print_json({**found.to_json(top), "timeline": timeline})
         else:
@@ -75,10 +80,9 @@ def ranks(
 def _times(source: list[str], window: int, wanted: Configuration, step: str | None, profiled: bool) -> tuple[
         JobTimes, list[str]]:
     """The simulated job, and what was said when it was read."""
-    from graph_predictor.comm.host_collectives import on_host, with_host_collectives
-    from graph_predictor.prediction.replay import replay
     from graph_predictor.recorded.damage import folded_notes
-    from graph_predictor.reports.ranks import predicted_times, recorded_times
+    from graph_predictor.reports.ranks import predicted_times
+    from graph_predictor.reports.ranks.recorded import replayed_ranks
     from graph_predictor.request.study import Study, is_script, read_source
     from tracer.errors import ForetraceError
 
@@ -89,13 +93,8 @@ def _times(source: list[str], window: int, wanted: Configuration, step: str | No
 
     if not wanted.differences() and all(graph.meta.era != SHAPE_ONLY for graph in job.graphs):
         with working("Replaying"):
-            graphs = [with_host_collectives(graph) for graph in job.graphs]
-            # A host's collectives end when its scheduler lets them: no rule says when, only the recording does.
-            host = any(map(on_host, graphs))
-            if host and not profiled:
-                notes = [*notes, HOST_CLOCK]
-            return recorded_times(replay(graphs, residuals=host, profiled=profiled or host), step), [
-                *job.notes, *notes]
+            found, said = replayed_ranks(job, step, profiled=profiled)
+            return found, [*job.notes, *notes, *said]
     if step is not None:
         raise ForetraceError("--step chooses a recorded step; a predicted job has one step, its steady "
                              "state. Leave --step, or "

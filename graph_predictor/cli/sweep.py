@@ -12,6 +12,7 @@ import typer
 from graph_predictor.cli.console import Column, Report, print_json, working
 from graph_predictor.cli.edit_options import with_axes
 from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.html import Html, check_html, write_html
 from graph_predictor.cli.options import Debug, Json, Profiled, Scheduler, Step, Top, Window, Workers, axis, shared
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def sweep(
         metavar="throughput|time|cost", help="Show the feasible points, the best first.")] = None,
     memory_limit: Annotated[str | None, shared("--memory-limit", "points that need more are not feasible")] = None,
     plot: Annotated[str | None, typer.Option(metavar="FILE", help="Also a plot: .png, .svg or .pdf.")] = None,
+    html: Html = None,
     workers: Workers = "local",
     scheduler: Scheduler = None,
     jobs: Annotated[int, typer.Option(metavar="N", help="Processes on this machine; -1 for one a core.")] = -1,
@@ -103,6 +105,7 @@ def sweep(
         _check_goal(goal, price)
         check_not_anothers(out)
         check_output(out, list(source), TABLE)
+        check_html(html, source)
         if plot is not None:
             check_output(plot, list(source), PLOT)
             check_plot(plot)
@@ -119,6 +122,10 @@ def sweep(
             with working("Drawing"):
                 write_plot(found.table, found.axes, plot)
         shown = _shown(found, goal, limit)
+        if html is not None:
+            from graph_predictor.pages.sweeps import sweep_page
+
+            write_html(html, source, lambda where: sweep_page(found, shown, _what(goal, limit), where))
         if json:
             print_json(_plain((shown if goal is not None else found.table).head(top or len(found.table)), found))
         else:
@@ -193,8 +200,7 @@ def _report(found: Sweep, shown: pd.DataFrame, goal: Goal | None, limit: float |
     known = [column for column in KNOWN if shown[column.name].notna().any()]
     columns = [*(Column(name) for name in found.axes), Column("ms"), Column("80%\nbetween"), Column("and"),
                *(Column(column.title) for column in known), Column("bound", name=True)]
-    what = "Points" if goal is None else f"Best by {goal.value}"
-    what += "" if limit is None else f", up to {limit / 1e9:,.4g} GB"
+    what = _what(goal, limit)
     priced = shown[shown["step_time_us"].notna()]
     which = "".join(f", step {times}" for times in priced["times"].unique())
     report.table(f"{what}: {min(len(priced), top):,} of {len(table):,}{which}", columns,
@@ -213,6 +219,12 @@ def _report(found: Sweep, shown: pd.DataFrame, goal: Goal | None, limit: float |
     report.line()
     more = f" ({found.resumed:,} of an earlier run)" if found.resumed else ""
     report.line(f"{len(table):,} points{more} written to {' and '.join(written)}.")
+
+
+def _what(goal: Goal | None, limit: float | None) -> str:
+    """Return which points are shown, in words."""
+    what = "Points" if goal is None else f"Best by {goal.value}"
+    return what if limit is None else f"{what}, up to {limit / 1e9:,.4g} GB"
 
 
 def _values(row: pd.Series[object], axes: tuple[str, ...]) -> str:

@@ -28,7 +28,7 @@ from graph_predictor.simulation.host_time import exclusive_time, operation_of, s
 from graph_predictor.simulation.program import whole_ns
 from tracer.arrays import Int32, Int64
 from tracer.errors import ForetraceError
-from tracer.graph import NONE, ExecutionGraph, OpKind
+from tracer.graph import NONE, ExecutionGraph, OpKind, Phase
 from tracer.shown import Shown
 
 if TYPE_CHECKING:
@@ -37,8 +37,12 @@ if TYPE_CHECKING:
 _CALLS, _HOST, _WAITING, _GPU = range(4)
 OUTSIDE = "outside any op"
 """Name of host time in no operation: Python, the framework's own code, the profiler; and of what it launched."""
+NO_PHASE = "other"
+"""Phase of what is in none."""
 NO_LAUNCH = "launch not recorded"
 """Name of GPU work whose launch the window does not hold."""
+
+_PHASES = {int(phase): phase.name.lower() for phase in Phase}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,18 @@ class ModuleTime:
 
 
 @dataclass(frozen=True, slots=True)
+class PhaseTime:
+    """The same of one module path in one phase of the step: forward, backward, optimizer, data or other."""
+
+    module: str
+    phase: str
+    calls: int
+    host_ns: int
+    waiting_ns: int
+    gpu_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class KernelTime:
     """One kernel name; ``share`` is of the GPU time of the same step or mean."""
 
@@ -94,13 +110,14 @@ class KernelTime:
 
 @dataclass(slots=True)
 class Totals:
-    """The five views of one step, or of several added up; each list begins with its largest entry."""
+    """The six views of one step, or of several added up; each list begins with its largest entry."""
 
     bounds: dict[Bound, int]
     path: list[PathEntry] = field(default_factory=list)
     operations: list[OperationTime] = field(default_factory=list)
     modules: list[ModuleTime] = field(default_factory=list)
     kernels: list[KernelTime] = field(default_factory=list)
+    phases: list[PhaseTime] = field(default_factory=list)
 
     def to_json(self, top: int | None = None) -> dict[str, Any]:
         """Plain values for JSON, microseconds; at most ``top`` entries a list."""
@@ -113,6 +130,7 @@ class Totals:
                 for e in self.path[:top]],
             "operations": [{"operation": e.operation, **_host_json(e)} for e in self.operations[:top]],
             "modules": [{"module": e.module or None, **_host_json(e)} for e in self.modules[:top]],
+            "phases": [{"module": e.module or None, "phase": e.phase, **_host_json(e)} for e in self.phases[:top]],
             "kernels": [
                 {"kernel": e.kernel, "count": e.count, "total_us": e.total_ns / 1e3, "mean_us": e.mean_ns / 1e3,
                  "share": e.share} for e in self.kernels[:top]],
@@ -205,13 +223,13 @@ def breakdown(replay: Replay, *, step: str | None = None) -> Breakdown:
     positions = {(g.meta.rank if g.meta.rank >= 0 else i): i for i, g in enumerate(graphs)}
     chosen = choose_steps(replay.steps, step)
     typical = chosen if step is not None else typical_steps(chosen)
-    ranks: dict[int, _Rank] = {}
+    ranks: dict[int, OperationSums] = {}
     causes = Causes(replay.program, replay.simulated, [g.kernels.kind for g in graphs])
     steps = []
     for one in chosen:
         position = positions[one.rank]
         if position not in ranks:
-            ranks[position] = _Rank(replay, position, causes)
+            ranks[position] = OperationSums(replay, position, causes)
         steps.append(replace(ranks[position].step(one), typical=one in typical))
     notes = list(replay.notes)
     if len(typical) < len(chosen):
@@ -286,8 +304,11 @@ def slowest_mean(times: Iterable[tuple[int, int]]) -> float:
     return max((sum(own) / len(own) for own in by_rank.values()), default=0.0)
 
 
-class _Rank:
-    """The data that all steps of one rank share; a step then takes as long as its own events."""
+class OperationSums:
+    """One rank's times by operation.
+
+    It keeps what all steps of the rank share; a step then takes as long as its own events.
+    """
 
     def __init__(self, replay: Replay, position: int, causes: Causes) -> None:
         built = replay.built
@@ -309,23 +330,38 @@ class _Rank:
         self.orphans_start = kernels.start_ns[self.orphans]
 
     def step(self, step: ReplayedStep) -> StepBreakdown:
-        replay, graph = self.replay, self.graph
+        """Break one step down."""
+        replay = self.replay
+        row, start, end, thread = self._place(step)
         if step.name == WINDOW:
-            row, start, end, thread = NONE, 0, max(graph.meta.window_ns, 1), NONE
             path = window_path(replay.program, replay.simulated, replay.graphs, self.position)
         else:
-            row = int(replay.program.item_row[step.begin_item])
-            start = int(graph.steps.start_ns[row])
-            end, thread = start + int(graph.steps.duration_ns[row]), int(graph.steps.thread[row])
             path = critical_path(replay.program, replay.simulated, replay.graphs, step.begin_item, step.end_item,
                                  causes=self.causes)
         pieces = attribute_path(replay, path, self.position, self.host, self.operation, self.share)
         entries = self._path_entries(pieces.bound, pieces.op, pieces.kernel, pieces.ns)
-        operations, modules = self._host_views(row, start, end, thread)
-        totals = Totals(bound_sums(path), entries, operations, modules, self._kernels(row, start, end))
+        operations, modules, phases = self._host_views(*self._sums(row, start, end, thread))
+        totals = Totals(bound_sums(path), entries, operations, modules, self._kernels(row, start, end), phases)
         bounds = {bound.label: float(ns) for bound, ns in totals.bounds.items()}
         return StepBreakdown(step.rank, step.name, step.measured_ns, step.replayed_ns, totals,
                              decides(replay, step, self.ends, bounds, self.causes))
+
+    def operation_sums(self, step: ReplayedStep) -> tuple[Int64, Int64]:
+        """Return rows of ``graph.ops`` with their calls, own host time, waiting and GPU time (ns) in a step, [4, rows].
+
+        The row after the table's last one stands for what is in no operation, the next for device work whose launch
+        is unknown.
+        """
+        return self._sums(*self._place(step))
+
+    def _place(self, step: ReplayedStep) -> tuple[int, int, int, int]:
+        """Row, begin, end (ns of the window) and thread of a step."""
+        graph = self.graph
+        if step.name == WINDOW:
+            return NONE, 0, max(graph.meta.window_ns, 1), NONE
+        row = int(self.replay.program.item_row[step.begin_item])
+        start = int(graph.steps.start_ns[row])
+        return row, start, start + int(graph.steps.duration_ns[row]), int(graph.steps.thread[row])
 
     def _path_entries(self, bound: np.ndarray, op: Int64, kernel: Int64, ns: Int64) -> list[PathEntry]:
         graph = self.graph
@@ -343,7 +379,7 @@ class _Rank:
             PathEntry(graph.string(n) or OUTSIDE, graph.string(m), Bound(b), int(total), int(c))
             for (n, m, b), total, c in zip(keys.T.tolist(), sums, count, strict=True)])
 
-    def _host_views(self, row: int, start: int, end: int, thread: int) -> tuple[list[OperationTime], list[ModuleTime]]:
+    def _sums(self, row: int, start: int, end: int, thread: int) -> tuple[Int64, Int64]:
         graph, ops = self.graph, self.graph.ops
         own = self.host.between(start, end)
         waiting = self.waits.between(start, end)
@@ -372,20 +408,37 @@ class _Rank:
         op = np.concatenate([each[0] for each in found]).astype(np.int64)
         what = np.repeat([each[1] for each in found], [len(each[0]) for each in found])
         ns = np.concatenate([each[2] for each in found]).astype(np.int64)
-        known = op < nowhere
-        tables: list[list[tuple[str, list[int]]]] = []
-        for column in (ops.name, ops.module):
-            code = np.where(known, NONE, nowhere - op + NONE).astype(np.int64)
-            code[known] = column[op[known]]
-            keys, place = np.unique(code, return_inverse=True)
-            sums = np.zeros((4, len(keys)), np.int64)
-            np.add.at(sums, (what, place.reshape(-1)), ns)
-            used = sums.any(axis=0)
-            tables.append([(graph.string(k) if k >= 0 else {NONE: "", NONE - 1: NO_LAUNCH}[k], values)
-                           for k, values in zip(keys[used].tolist(), sums[:, used].T.tolist(), strict=True)])
-        by_name, by_module = tables
-        modules = [ModuleTime(n, *values) for n, values in by_module] if self.modules else []
-        return _largest([OperationTime(n or OUTSIDE, *values) for n, values in by_name]), _largest(modules)
+        rows, place = np.unique(op, return_inverse=True)
+        sums = np.zeros((4, len(rows)), np.int64)
+        np.add.at(sums, (what, place.reshape(-1)), ns)
+        used = sums.any(axis=0)
+        return rows[used], sums[:, used]
+
+    def _host_views(self, used: Int64, values: Int64) -> tuple[list[OperationTime], list[ModuleTime], list[PhaseTime]]:
+        graph, ops = self.graph, self.graph.ops
+        known = used < len(ops)
+        rows = used[known]
+        missing = np.where(known, NONE, len(ops) - used + NONE)
+        tables: list[list[tuple[list[int], list[int]]]] = []
+        for columns in ((ops.name,), (ops.module,), (ops.module, ops.phase)):
+            codes = np.tile(missing, (len(columns), 1)).astype(np.int64)
+            codes[:, known] = np.stack([column[rows] for column in columns])
+            keys, place = np.unique(codes, axis=1, return_inverse=True)
+            added = np.zeros((4, keys.shape[1]), np.int64)
+            for own, total in zip(values, added, strict=True):
+                np.add.at(total, place.reshape(-1), own)
+            tables.append(list(zip(keys.T.tolist(), added.T.tolist(), strict=True)))
+
+        def text(code: int) -> str:
+            return graph.string(code) if code >= 0 else {NONE: "", NONE - 1: NO_LAUNCH}[code]
+
+        by_name, by_module, by_phase = tables
+        operations = _largest([OperationTime(text(name) or OUTSIDE, *each) for (name,), each in by_name])
+        if not self.modules:
+            by_module = []
+        return (operations, _largest([ModuleTime(text(module), *each) for (module,), each in by_module]),
+                _largest([PhaseTime(text(module), _PHASES.get(phase, NO_PHASE), *each)
+                          for (module, phase), each in by_phase]))
 
     def _in_step(self, row: int, start: int, end: int) -> Int64:
         """Device work launched in a step; orphans count where they started."""
@@ -417,7 +470,7 @@ class _ByStep:
         return self.order[low:high]
 
 
-def _host_json(entry: OperationTime | ModuleTime) -> dict[str, Any]:
+def _host_json(entry: OperationTime | ModuleTime | PhaseTime) -> dict[str, Any]:
     return {"calls": entry.calls, "host_us": entry.host_ns / 1e3, "waiting_us": entry.waiting_ns / 1e3,
             "gpu_us": entry.gpu_ns / 1e3}
 
@@ -444,6 +497,7 @@ def _added(steps: Iterable[Totals]) -> Totals:
     operations: dict[str, list[int]] = {}
     modules: dict[str, list[int]] = {}
     kernels: dict[str, list[int]] = {}
+    phases: dict[tuple[str, str], list[int]] = {}
 
     def add(table: dict[Any, list[int]], key: Any, *values: int) -> None:
         known = table.setdefault(key, [0] * len(values))
@@ -458,6 +512,8 @@ def _added(steps: Iterable[Totals]) -> Totals:
             add(operations, o.operation, o.calls, o.host_ns, o.waiting_ns, o.gpu_ns)
         for m in one.modules:
             add(modules, m.module, m.calls, m.host_ns, m.waiting_ns, m.gpu_ns)
+        for p in one.phases:
+            add(phases, (p.module, p.phase), p.calls, p.host_ns, p.waiting_ns, p.gpu_ns)
         for k in one.kernels:
             add(kernels, k.kernel, k.count, k.total_ns)
     return Totals(
@@ -466,4 +522,5 @@ def _added(steps: Iterable[Totals]) -> Totals:
         _largest([OperationTime(name, *values) for name, values in operations.items()]),
         _largest([ModuleTime(name, *values) for name, values in modules.items()]),
         _largest_kernels((name, count, ns) for name, (count, ns) in kernels.items()),
+        _largest([PhaseTime(*key, *values) for key, values in phases.items()]),
     )

@@ -16,9 +16,10 @@ from graph_predictor.reports.timeline import TimelineProcess, Tracks, json_text,
 from graph_predictor.simulation.engine import Simulated
 from tracer.output_kind import TIMELINE, check_output
 
-_STREAMS = {PlanStream.COMPUTE: "work, and collectives it waits for",
+STREAMS = {PlanStream.COMPUTE: "work, and collectives it waits for",
             PlanStream.BESIDE: "layers' collectives beside it",
             PlanStream.STATE: "gradients and parameters", PlanStream.SEND: "to other stages"}
+"""The streams of a rank, in words."""
 _TASKS, _HOST, _DEVICE = 0, 1, 2
 
 
@@ -40,16 +41,16 @@ def _events(found: SimulatedPlan) -> Iterator[str]:
         process = TimelineProcess(tracks, stage + 1, f"stage {stage}")
         tasks = np.flatnonzero(made.task_stage == stage)
         first, last = made.task_kernel[tasks], made.task_kernel[tasks + 1]
-        spans = [_span(made, times, low, high) for low, high in zip(first.tolist(), last.tolist(), strict=True)]
+        spans = [span_of_task(made, times, low, high) for low, high in zip(first.tolist(), last.tolist(), strict=True)]
         begin, end = (np.array(column, np.int64) for column in zip(*spans, strict=True))
-        titles = [json_text(_title(made, task)) for task in tasks.tolist()]
+        titles = [json_text(title_of_task(made, task)) for task in tasks.tolist()]
         yield process.slices("task", [process.track(_TASKS, "tasks")] * len(tasks), begin, end - begin, titles)
         low, high = program.thread_ptr[stage:stage + 2].tolist()
         shown = low + np.flatnonzero(program.item_cost[low:high] > 0)
         yield process.slices("launches", [process.track(_HOST, "host")] * len(shown), times.item_start[shown],
                              times.item_end[shown] - times.item_start[shown], ['"launches"'] * len(shown))
         low, high = program.kernel_ptr[stage:stage + 2].tolist()
-        for stream, label in _STREAMS.items():
+        for stream, label in STREAMS.items():
             rows = low + np.flatnonzero((made.stream[low:high] == stream) & (program.kernel_duration[low:high] > 0))
             if len(rows):
                 yield process.slices("kernel", [process.track(_DEVICE + stream, label)] * len(rows),
@@ -58,8 +59,8 @@ def _events(found: SimulatedPlan) -> Iterator[str]:
         yield process.metadata()
 
 
-def _span(made: PlanProgram, times: Simulated, low: int, high: int) -> tuple[int, int]:
-    """From the start of a task's work to its end, ns."""
+def span_of_task(made: PlanProgram, times: Simulated, low: int, high: int) -> tuple[int, int]:
+    """Return the start of a task's work and its end, ns."""
     rows = low + np.flatnonzero((made.stream[low:high] == PlanStream.COMPUTE)
                                 & (made.program.kernel_duration[low:high] > 0))
     if not len(rows):
@@ -67,7 +68,8 @@ def _span(made: PlanProgram, times: Simulated, low: int, high: int) -> tuple[int
     return int(times.kernel_start[rows].min()), int(times.kernel_end[rows].max())
 
 
-def _title(made: PlanProgram, task: int) -> str:
+def title_of_task(made: PlanProgram, task: int) -> str:
+    """Return what a task is, in words."""
     kind = TASKS[int(made.task_kind[task])]
     if made.task_kind[task] > WEIGHTS:
         return kind

@@ -206,7 +206,7 @@ class _RankRows:
             recorded = np.stack([program.recorded_item_start[items], program.recorded_item_end[items]], 1).reshape(-1)
             moved = np.stack([simulated.item_start[items], simulated.item_end[items]], 1).reshape(-1)
             start = ops.start_ns[rows] + self.clock
-            start_now, end_now = (_carried(times, recorded, moved) for times in (start, start + ops.duration_ns[rows]))
+            start_now, end_now = (carried(times, recorded, moved) for times in (start, start + ops.duration_ns[rows]))
             blocks.append(process.slices("op", self._host(process, ops.thread[rows]), start_now, end_now - start_now,
                                          self._names(ops.name[rows])))
         return ",\n".join(block for block in blocks if block)
@@ -235,7 +235,7 @@ class _RankRows:
         for number, (device, stream) in enumerate(pairs.T.tolist()):
             rows = np.nonzero(index.reshape(-1) == number)[0]
             name = f"GPU {device} stream {stream}" if several else f"stream {stream}"
-            for row, lane in zip(rows.tolist(), _lanes(start[rows], end[rows]), strict=True):
+            for row, lane in zip(rows.tolist(), lanes(start[rows], end[rows]), strict=True):
                 shown = name if not lane else f"{name}, overlapping {lane}"
                 found[row] = process.track(_DEVICE + number, shown)
         return found
@@ -256,28 +256,28 @@ class _RankRows:
         return [text + why[c] for text, c in zip(op, cause.tolist(), strict=True)]
 
 
-def _carried(times: Int64, recorded: Int64, moved: Int64) -> Int64:
+def carried(times: Int64, recorded: Int64, moved: Int64) -> Int64:
     """Recorded times (ns) on the simulated clock: between two known times in proportion, beyond them shifted."""
     inside = np.interp(times, recorded, moved)
     inside = np.where(times < recorded[0], times - recorded[0] + moved[0], inside)
     return np.rint(np.where(times > recorded[-1], times - recorded[-1] + moved[-1], inside)).astype(np.int64)
 
 
-def _lanes(start: Int64, end: Int64) -> list[int]:
-    """The first lane in which each interval overlaps no other."""
+def lanes(start: Int64, end: Int64) -> list[int]:
+    """Return the first lane in which each interval overlaps no other."""
     order = np.argsort(start, kind="stable")
     reached = np.maximum.accumulate(end[order])
-    lanes = [0] * len(start)
+    found = [0] * len(start)
     if (start[order][1:] >= reached[:-1]).all():
-        return lanes
+        return found
     free: list[int] = []
     for row, begin, finish in zip(order.tolist(), start[order].tolist(), end[order].tolist(), strict=True):
         lane = next((i for i, until in enumerate(free) if until <= begin), len(free))
         if lane == len(free):
             free.append(finish)
         free[lane] = finish
-        lanes[row] = lane
-    return lanes
+        found[row] = lane
+    return found
 
 
 def json_text(value: object) -> str:

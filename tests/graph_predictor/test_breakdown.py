@@ -14,7 +14,7 @@ from report_support import CPU_SMALL, REAL, real_trace, worked_step
 
 from graph_predictor.prediction.path_attribution import attribute_path
 from graph_predictor.prediction.replay import WINDOW, Replay, replay
-from graph_predictor.reports.breakdown import OUTSIDE, Breakdown, _Rank, breakdown
+from graph_predictor.reports.breakdown import OUTSIDE, Breakdown, OperationSums, breakdown
 from graph_predictor.simulation.critical_path import Bound, Causes, critical_path
 from graph_predictor.simulation.host_time import HostTime, exclusive_time, operation_of, split
 from graph_predictor.synthesis.baseline import predict
@@ -242,7 +242,7 @@ def many_steps(steps: int) -> Micro:
 def most_held(steps: int, folder: Path) -> int:
     """Most bytes that breaking down one of several steps held at a time, above what was held before."""
     result = replay(many_steps(steps).read(folder))
-    rank = _Rank(result, 0, Causes(result.program, result.simulated, [g.kernels.kind for g in result.graphs]))
+    rank = OperationSums(result, 0, Causes(result.program, result.simulated, [g.kernels.kind for g in result.graphs]))
     rank.step(result.steps[1])
     gc.collect()
     tracemalloc.start()

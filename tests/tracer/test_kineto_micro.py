@@ -190,6 +190,21 @@ def test_module_paths(tmp_path: Path) -> None:
     assert graph.meta.python_events == 3 and graph.meta.profiler_flags["with_stack"]
 
 
+def test_modules_know_the_function_that_called_them(tmp_path: Path) -> None:
+    """PyTorch's own functions do not count, and of several callers the first one does."""
+    graph = graph_of(tmp_path, [
+        event("python_function", "train.py(17): step", 0, 200),
+        event("python_function", "torch/nn/modules/module.py(1786): _wrapped_call_impl", 5, 90),
+        event("python_function", "nn.Module: Net_0", 10, 80),
+        event("python_function", "models/net.py(40): forward", 12, 70),
+        event("python_function", "<built-in method linear>", 20, 20),
+        event("python_function", "nn.Module: Linear_3", 15, 30), op("aten::mm", 22, 5),
+        event("python_function", "evaluate.py(3): again", 300, 100),
+        event("python_function", "nn.Module: Net_0", 310, 50), op("aten::add", 320, 5)])
+    assert graph.meta.module_lines == {"Net_0": "train.py(17): step", "Net_0/Linear_3": "models/net.py(40): forward"}
+    assert not [text for text in graph.strings if "train.py" in text or "built-in" in text]
+
+
 def test_2020_categories_and_streams(tmp_path: Path) -> None:
     events = [
         event("Operator", "ProfilerStep#1", 0, 100, tid="77", **{"External id": 1}),

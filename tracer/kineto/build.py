@@ -27,7 +27,7 @@ from tracer.kineto.devices import base_time_ns, fill_meta
 from tracer.kineto.events import Args
 from tracer.kineto.gaps import find_gaps
 from tracer.kineto.linking import LinkedWork, adopt_gradient_sums, classify, count_losses, link
-from tracer.kineto.modules import module_paths
+from tracer.kineto.modules import module_lines, module_paths
 from tracer.kineto.names import ANNOTATION_NAME, COLLECTIVE_KERNEL, NameGroup, sync_kind
 from tracer.kineto.nesting import Nesting, host_order, innermost, nest
 from tracer.kineto.phases import phases
@@ -71,6 +71,9 @@ def build_graph(collected: Collector, metadata: dict[str, Any], is_list: bool, s
     functions = collected.finish(NameGroup.PYTHON_CALL)
     functions["start"] = functions["start"] - first
     count_python_calls(ops, steps, functions, modules)
+    frames = collected.finish(NameGroup.FRAME)
+    frames["start"] = frames["start"] - first
+    meta.module_lines = module_lines(modules, frames, collected.strings, collected.frames)
     paths = module_paths(modules, collected.strings, ops.thread, ops.start_ns, nesting.end)
     ops.module = np.where(paths >= 0, paths, ops.module).astype(np.int32)
     texts = list(collected.strings)

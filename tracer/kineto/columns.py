@@ -12,7 +12,14 @@ import numpy as np
 
 from tracer.graph import NONE, LossReport
 from tracer.kineto.events import ABSENT, NO_ARGS, Args, Event
-from tracer.kineto.names import CATEGORY_GROUPS, DEVICE_KINDS, IGNORED_CATEGORIES, OTHER_PHASES, NameGroup
+from tracer.kineto.names import (
+    CATEGORY_GROUPS,
+    DEVICE_KINDS,
+    IGNORED_CATEGORIES,
+    OTHER_PHASES,
+    OWN_FRAME,
+    NameGroup,
+)
 from tracer.kineto.numbers import int32_column, int64_column, nanoseconds
 
 MODULE_PREFIX = "nn.Module: "
@@ -113,6 +120,7 @@ GROUP_COLUMNS: dict[NameGroup, dict[str, Any]] = {
     NameGroup.OVERHEAD: {**_COMMON, "thread": np.int32},
     NameGroup.PYTHON: {**_COMMON, "thread": np.int32},
     NameGroup.PYTHON_CALL: {"start": np.int64, "duration": np.int64, "thread": np.int32},
+    NameGroup.FRAME: {**_COMMON, "thread": np.int32},
 }
 
 
@@ -135,6 +143,8 @@ class Collector:
         self.device_comms: list[tuple[int, Args]] = []
         self.extents = Interner()
         """JSON texts of launch grids and blocks, apart from the graph's strings."""
+        self.frames = Interner()
+        """Names of ``NameGroup.FRAME``, of which few are kept."""
         self._json = JsonInterner(self.strings)
         self._extents = JsonInterner(self.extents)
         self._columns: dict[NameGroup, EventColumns] = {group: EventColumns() for group in GROUP_COLUMNS}
@@ -300,6 +310,13 @@ class Collector:
         thread = np.array([self.threads[event.pid, event.tid] for event in rest], np.int32)
         self._columns[NameGroup.PYTHON_CALL].extend(
             start=start[called], duration=duration[called], thread=thread[called])
+        own = [i for i, event in enumerate(rest) if OWN_FRAME.match(event.name)]
+        if own:
+            events = [rest[i] for i in own]
+            threads = [self.threads[event.pid, event.tid] for event in events]
+            self._columns[NameGroup.FRAME].extend(
+                name=self.frames.codes([event.name for event in events]), thread=np.array(threads, np.int32),
+                start=start[own], duration=duration[own])
 
 
 def _absent(values: np.ndarray) -> np.ndarray:

@@ -20,6 +20,9 @@ class NameGroup(IntEnum):
     OVERHEAD = 6
     PYTHON = 7
     PYTHON_CALL = 8
+    """No category's: all Python functions among ``PYTHON``, without names."""
+    FRAME = 9
+    """No category's: the program's own functions among ``PYTHON``."""
 
 
 CATEGORY_GROUPS: dict[str | None, NameGroup] = {
@@ -64,6 +67,9 @@ ANNOTATION_NAME = re.compile(
     r"ProfilerStep#|ProfilerStep\*|Optimizer\.|enumerate\(DataLoader\)#|enumerate\(DataPipe\)#|"
     r"DistributedDataParallel\.|nccl:|gloo:|## .* ##$")
 """Names that mark a range although the 2020–21 category `Operator` does not tell it from an operation."""
+
+OWN_FRAME = re.compile(r"(?!torch/|<).*\.py\(\d+\): ")
+"""Python functions outside of PyTorch, as the profiler names them: "train.py(17): step"."""
 
 COLLECTIVE_KERNEL = re.compile(
     r"^nccl(?:Dev)?Kernel|^rccl|ncclKern|multimem_all_reduce|multimem_one_shot_all_reduce|two_shot_all_reduce|"

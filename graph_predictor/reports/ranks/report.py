@@ -157,7 +157,7 @@ def rank_report(times: JobTimes) -> JobReport:
             0 if times.predicted else sum(w.start_ns - min(o.start_ns for o in step) for step in times.windows
                                           for w in step if w.rank == rank),
             found[rank], like.get(rank)))
-    chosen = _median_step(times.windows)
+    chosen = median_step(times.windows)
     return JobReport(
         times, times.step_ns, rows, _traffic(times), job_path(times, chosen) if chosen else [],
         chosen[0].name if chosen else "", parts, meet,
@@ -194,7 +194,7 @@ def timed_graphs(times: JobTimes) -> list[ExecutionGraph]:
     return made
 
 
-def _median_step(windows: list[list[Window]]) -> list[Window]:
+def median_step(windows: list[list[Window]]) -> list[Window]:
     """The step whose longest window is the (lower) median."""
     ordered = sorted(windows, key=lambda step: max(w.length_ns for w in step))
     return ordered[(len(ordered) - 1) // 2] if ordered else []

@@ -1,0 +1,40 @@
+"""``foretrace report``: everything about a recording on one page, to look at."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from graph_predictor.cli.console import Report, print_json, read, working
+from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.html import check_html, write_html
+from graph_predictor.cli.options import Debug, Json, Paths, Profiled, Step, Window, shared
+
+
+def report(
+    paths: Paths,
+    out: Annotated[str, shared("--out", "one HTML file, which needs no network to be looked at", short="-o")],
+    step: Step = None,
+    window: Window = 0,
+    profiled: Profiled = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write one HTML page of a recording: overview, timeline, operations, roofline, memory, ranks, what-ifs.
+
+    foretrace report runs/mine -o report.html
+    """
+    with one_sentence(debug):
+        import os
+
+        check_html(out, paths)
+        from graph_predictor.pages.recording import report_page
+
+        job = read(paths, window)
+        with working("Looking"):
+            write_html(out, paths, lambda where: report_page(job, where, step=step, profiled=profiled))
+        size = os.path.getsize(out) if os.path.isfile(out) else None
+        if json:
+            print_json({"report": out, "bytes": size})
+        else:
+            said = "" if size is None else f" ({size / 1e6:,.2f} MB)"
+            Report().line(f"Report written to {out}{said}: open it in a browser.")

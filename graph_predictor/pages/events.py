@@ -1,0 +1,145 @@
+"""Events of a timeline as packed columns: tracks of rows, in which no two events overlap.
+
+More events than a page may hold are made fewer by merging the shortest with their neighbours, and the page says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from graph_predictor.pages.packed import PackedColumns
+from tracer.arrays import Bool, Int64
+
+MOST_EVENTS = 120_000
+"""Events of one timeline."""
+_CELLS = 1 << 32
+_STEPS = 40
+"""Lengths that are tried, each 1.6 times the one before."""
+
+KINDS = (
+    ("forward", "forward"), ("backward", "backward"), ("optimizer", "optimizer"), ("operation", "other"),
+    ("call", "sync"), ("kernel", "compute"), ("memory copy", "copy"), ("collective", "comm"), ("step", "other"),
+    ("host", "host"), ("launch", "launch"), ("exposed communication", "comm"), ("waiting for rank", "waiting"),
+    ("data loading", "loading"), ("sync", "sync"), ("several short ones", "other"), ("task", "forward"))
+"""Kinds of events and their colours."""
+KIND_CODE = {name: code for code, (name, _) in enumerate(KINDS)}
+
+
+@dataclass(slots=True)
+class Track:
+    """A track: its title, whose it is, and whether it was measured or simulated; ``start`` and the like are of its
+    events, ns."""
+
+    title: str
+    group: str
+    source: str
+    row: Int64
+    start: Int64
+    end: Int64
+    name: Int64
+    kind: Int64
+    lit: Bool
+    open: bool = False
+
+
+@dataclass(slots=True)
+class EventNames:
+    """Texts, each once."""
+
+    codes: dict[str, int] = field(default_factory=dict)
+
+    def code(self, text: str) -> int:
+        """Return the number of a text."""
+        return self.codes.setdefault(text, len(self.codes))
+
+    def of(self, codes: np.ndarray, strings: list[str]) -> Int64:
+        """Return the numbers of a column of codes into ``strings``; those below zero are nothing's."""
+        different, place = np.unique(codes, return_inverse=True)
+        own = np.array([self.code(strings[code] if code >= 0 else "") for code in different.tolist()], np.int64)
+        return own[place.reshape(-1)] if len(own) else np.zeros(0, np.int64)
+
+
+def pack(tracks: list[Track], names: EventNames, length_ns: int, *, most: int = MOST_EVENTS) -> tuple[
+        PackedColumns, str]:
+    """Return the events of some tracks, and what is to be said of those that were merged.
+
+    Args:
+        tracks: in order; those without events are left out.
+        names: of their events.
+        length_ns: from the first to the last moment.
+        most: how many events may remain.
+    """
+    tracks = [track for track in tracks if len(track.start)]
+    number = np.repeat(np.arange(len(tracks)), [len(track.start) for track in tracks])
+    columns = {what: np.concatenate([getattr(track, what) for track in tracks] or [np.zeros(0, np.int64)])
+               for what in ("row", "start", "end", "name", "kind", "lit")}
+    order = np.lexsort((columns["start"], columns["row"], number))
+    number = number[order]
+    columns = {what: column[order].astype(np.int64) for what, column in columns.items()}
+    every, below = len(number), 0
+    if every > most:
+        below = _threshold(columns, number, most)
+        number, columns = _merged(columns, number, names, below)
+    unit = max(1, -(-int(length_ns) // (_CELLS - 1)))
+    start, end = columns["start"] // unit, -(-columns["end"] // unit)
+    opens = np.ones(len(number), bool)
+    opens[1:] = (np.diff(number) != 0) | (np.diff(columns["row"]) != 0)
+    delta = np.diff(start, prepend=0)
+    delta[opens] = start[opens]
+    firsts = np.flatnonzero(opens)
+    counts = np.diff(np.append(firsts, len(number)))
+    shown: list[dict[str, Any]] = [
+        {"title": track.title, "group": track.group, "source": track.source, "open": track.open, "runs": []}
+        for track in tracks]
+    for first, count in zip(firsts.tolist(), counts.tolist(), strict=True):
+        shown[int(number[first])]["runs"].append([first, count])
+    used = np.unique(columns["kind"])
+    head = {"length_ns": int(length_ns), "unit_ns": unit, "names": list(names.codes), "kinds": [list(k) for k in KINDS],
+            # Kinds of one colour, such as calls and waits, are told apart by their tracks: the first stands for all.
+            "legend": list({KINDS[kind][1]: list(KINDS[kind]) for kind in used[::-1].tolist()
+                            if KINDS[kind][0] != "step"}.values())[::-1], "tracks": shown}
+    packed = PackedColumns({"start": np.maximum(delta, 0), "length": np.maximum(end - start, 0),
+                            "name": columns["name"], "kind": columns["kind"], "lit": columns["lit"]}, head)
+    said = f"{len(number):,} events."
+    if below:
+        said = (f"{len(number):,} events of {every:,}: those shorter than {below / 1e3:,.1f} µs are merged with the "
+                "short ones beside them.")
+    return packed, said
+
+
+def _threshold(columns: dict[str, Int64], number: Int64, most: int) -> int:
+    """Return the length below which events have to be merged for few enough to remain, ns."""
+    length = columns["end"] - columns["start"]
+    below = max(int(np.percentile(length, 5)), 1)
+    for _ in range(_STEPS):
+        if int(_heads(columns, number, below).sum()) <= most:
+            break
+        below = int(below * 1.6) + 1
+    return below
+
+
+def _heads(columns: dict[str, Int64], number: Int64, below: int) -> Bool:
+    """Return the events that stay, or that those after them are merged into."""
+    small = columns["end"] - columns["start"] < below
+    goes_on = np.zeros(len(number), bool)
+    goes_on[1:] = (small[1:] & small[:-1] & (np.diff(number) == 0) & (np.diff(columns["row"]) == 0)
+                   & (columns["start"][1:] - columns["end"][:-1] < 4 * below))
+    return ~goes_on
+
+
+def _merged(columns: dict[str, Int64], number: Int64, names: EventNames, below: int) -> tuple[Int64, dict[str, Int64]]:
+    heads = _heads(columns, number, below)
+    first = np.flatnonzero(heads)
+    count = np.diff(np.append(first, len(heads)))
+    end = np.maximum.reduceat(columns["end"], first)
+    lit = np.maximum.reduceat(columns["lit"], first)
+    found = {what: column[first] for what, column in columns.items()}
+    several = count > 1
+    found["end"], found["lit"] = end, lit
+    found["kind"] = np.where(several, KIND_CODE["several short ones"], found["kind"])
+    labels = {n: names.code(f"{n:,} short events") for n in np.unique(count[several]).tolist()}
+    found["name"] = np.where(several, np.array([labels.get(n, 0) for n in count.tolist()], np.int64), found["name"])
+    return number[first], found

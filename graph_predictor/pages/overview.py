@@ -1,0 +1,175 @@
+"""The overview section: how long the step takes and how sure that is, where the time goes, what was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from graph_predictor.pages.page import notes_part
+from graph_predictor.pages.parts import (
+    Cell,
+    Facts,
+    IntervalBar,
+    KeyFigure,
+    KeyFigures,
+    PageSection,
+    PageTable,
+    Part,
+    Prose,
+    Stack,
+    count_cell,
+    ms_cell,
+    share_cell,
+    table,
+    text_column,
+)
+from graph_predictor.pages.parts import PageColumn as Column
+from graph_predictor.prediction.result import Prediction, which_times
+from graph_predictor.reports.breakdown import Breakdown
+from graph_predictor.reports.figures import count, milliseconds, percent
+from graph_predictor.reports.inspection import Inspection
+from graph_predictor.reports.opportunities import Opportunities
+from tracer.graph import LossReport
+
+COLOURS = {"host": "host", "launch": "launch", "compute": "compute", "memory copy": "copy",
+           "exposed communication": "comm", "waiting for rank": "waiting", "data loading": "loading", "sync": "sync",
+           "bubble": "loading", "idle": "other", "busy": "compute"}
+"""Colour of each bound."""
+PATH_ROWS = 500
+SHOWN_SAVINGS = 5
+_LOSSES = {
+    "events_read": "events read", "orphan_kernels": "GPU work without a recorded launch",
+    "leading_orphans": "of these, before their stream's first launched work",
+    "launches_without_kernels": "launches without recorded GPU work", "clamped_children": "events cut to their parent",
+    "dropped_events": "events dropped", "repaired_events": "events mended",
+    "truncated_bytes": "bytes cut off at the end"}
+
+
+def predicted_overview(result: Prediction, *, loss: LossReport | None = None) -> PageSection:
+    """Return the overview of a prediction, of a recorded step as it is or of a changed one.
+
+    Args:
+        result: the prediction.
+        loss: of the traces it rests on.
+    """
+    low, high = result.interval_us
+    figures = [KeyFigure(f"Step {result.times}", f"{milliseconds(result.step_time_us * 1e3)} ms",
+                      f"80% between {milliseconds(low * 1e3)} and {milliseconds(high * 1e3)} ms"),
+               KeyFigure("Decided by", result.bound)]
+    if result.gpu_active_us > 0:
+        figures.append(KeyFigure("GPU active", f"{milliseconds(result.gpu_active_us * 1e3)} ms", _active(result)))
+    if result.mfu is not None:
+        figures.append(KeyFigure("MFU", percent(result.mfu), "of the device's peak rate"))
+    if result.items_per_second is not None:
+        figures.append(KeyFigure("Throughput", f"{result.items_per_second:,.1f} /s", "samples"))
+    if result.peak_memory_bytes is not None:
+        figures.append(KeyFigure("Peak memory", f"{result.peak_memory_bytes / 1e9:.2f} GB"))
+    if result.cost_per_step is not None:
+        figures.append(KeyFigure("Cost", f"{result.cost_per_step:.3g}", "a step"))
+    if result.device:
+        figures.append(KeyFigure("Device", result.device, f"recorded on {result.recorded_on}" if (
+            result.recorded_on and result.recorded_on != result.device) else ""))
+    marks = []
+    if result.recorded_us is not None:
+        marks.append(("recorded under the profiler", result.recorded_us * 1e3))
+    if result.unprofiled_us is not None:
+        marks.append(("measured without it", result.unprofiled_us * 1e3))
+    parts: list[Part] = [KeyFigures(figures), IntervalBar(
+        "as it is" if result.as_measured else "predicted", low * 1e3, result.step_time_us * 1e3, high * 1e3, marks)]
+    parts += bounds_stack("Where the time goes: the critical path by what it is spent on",
+                          {name: us * 1e3 for name, us in result.bounds_us.items()})
+    if result.edits:
+        parts.insert(0, Prose([f"Changed: {'; '.join(result.edits)}."]))
+    parts += notes_part([*(f"Warning: {text}" for text in result.warnings), *result.notes])
+    if loss is not None:
+        parts += loss_parts(loss)
+    return PageSection("overview", "Overview", parts)
+
+
+def broken_down_overview(result: Breakdown, *, loss: LossReport | None = None) -> PageSection:
+    """Return the overview of a breakdown: the step, its bounds, and every step beside the others."""
+    total = result.total()
+    steps = max(len(result.typical), 1)
+    figures = KeyFigures([
+        KeyFigure(f"Step {which_times(result.profiled)}", f"{milliseconds(result.step_ns)} ms",
+                  f"mean of {count(steps)} steps"),
+        KeyFigure("Decided by", ", ".join(dict.fromkeys(step.bound for step in result.typical)) or "nothing")])
+    parts: list[Part] = [figures]
+    parts += bounds_stack("Where the time goes: the critical path by what it is spent on, ms a step",
+                          {bound.label: ns / steps for bound, ns in total.bounds.items()})
+    parts.append(steps_table(result))
+    parts += notes_part(result.notes)
+    if loss is not None:
+        parts += loss_parts(loss)
+    return PageSection("overview", "Overview", parts)
+
+
+def steps_table(result: Breakdown) -> PageTable:
+    """Return every step with its time by bound, as ``foretrace breakdown`` prints it."""
+    total = result.total()
+    bounds = [bound for bound, ns in total.bounds.items() if ns]
+    return table("steps", f"Steps, ms {which_times(result.profiled)}; measured is under the profiler", [
+        Column("rank"), text_column("step"), Column("measured"), Column("time"), *(Column(b.label) for b in bounds),
+        text_column("decided by")], (
+        [count_cell(s.rank) if s.rank >= 0 else "–", s.name, ms_cell(s.measured_ns), ms_cell(s.simulated_ns),
+         *(ms_cell(s.totals.bounds[b]) for b in bounds), s.bound] for s in result.steps))
+
+
+def bounds_stack(caption: str, bounds_ns: Mapping[str, float]) -> list[Stack]:
+    """Return the bounds of a critical path as one bar; none of a step without time."""
+    total = sum(bounds_ns.values())
+    if total <= 0:
+        return []
+    parts = [(name, f"{milliseconds(ns)} ms", ns / total, COLOURS.get(name, "other"))
+             for name, ns in bounds_ns.items() if ns > 0]
+    return [Stack(caption, parts)]
+
+
+def saving_table(found: Opportunities) -> list[Part]:
+    """Return the changes that would save most."""
+    step = found.baseline.step_time_us
+    if not found.found:
+        return [Prose(["Nothing that was tried would save time."])]
+    return [table(
+        "saving", "What would save most, each change by itself",
+        [text_column("change"), Column("saves ms"), Column("share"), Column("80% from"), Column("to"),
+         text_column("then decides"), text_column("option of foretrace predict")],
+        ([f"{o.name}{' (a bound: at most)' if o.bound else ''}", ms_cell(o.gain_us * 1e3), share_cell(o.gain),
+          ms_cell(o.interval_us[0] * 1e3), ms_cell(o.interval_us[1] * 1e3), o.decides, o.option]
+         for o in found.found[:SHOWN_SAVINGS]),
+        note=f"Of a step of {milliseconds(step * 1e3)} ms; gains do not add up.")]
+
+
+def loss_parts(loss: LossReport) -> list[Part]:
+    """Return what was lost or mended when the traces were read."""
+    values = asdict(loss)
+    rows = [[Cell(name), count_cell(values[key])] for key, name in _LOSSES.items()
+            if values[key] or key == "events_read"]
+    worth = sum(values[key] for key in _LOSSES if key != "events_read")
+    return [table("loss", f"Loss report: {count(worth) if worth else 'nothing'} lost, mended or left out",
+                  [text_column("what"), Column("events")], rows), *notes_part(loss.notes)]
+
+
+def inspected_facts(found: Inspection) -> Facts:
+    """Return what the traces hold."""
+    ranks = len(found.ranks)
+    facts = [(count(ranks), "rank" if ranks == 1 else "ranks"), (count(found.steps), "steps"),
+             *((count(found.total(what)), "host calls" if what == "calls" else what) for what in (
+                 "ops", "calls", "kernels", "collectives"))]
+    if found.gpu_busy_share is not None:
+        facts.append((percent(found.gpu_busy_share), "of the window the GPU was busy"))
+    return Facts([(number, "operations" if what == "ops" else what) for number, what in facts])
+
+
+def path_table(result: Prediction) -> PageTable:
+    """Return a prediction's critical path."""
+    return table("path", "Critical path by operation, ms a step", [
+        text_column("operation"), text_column("bound"), Column("ms"), Column("share")], (
+        [e.operation, e.bound, ms_cell(e.time_us * 1e3), share_cell(e.share)] for e in result.critical_path),
+        most=PATH_ROWS)
+
+
+def _active(result: Prediction) -> str:
+    low, high = result.gpu_active_interval_us
+    return f"80% between {milliseconds(low * 1e3)} and {milliseconds(high * 1e3)} ms" if high else ""
+

@@ -1,0 +1,84 @@
+"""``write_page``: a page's sections as one HTML file that needs nothing else, and no network.
+
+The file forbids itself everything but its own script and what that unpacks (a content security policy with the
+script's hash), so that no name of a kernel can run anything or load anything, whatever it holds.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Iterator
+
+from markupsafe import Markup
+
+from graph_predictor.pages.packed import columns_element, data_element, packed_element
+from graph_predictor.pages.parts import PageNotes, PagePlot, PageSection, PageTable, ReportPage, TrackEvents
+from graph_predictor.pages.scripts import check_installed, own_text, plot_script, table_script
+from tracer.output_file import whole_file
+from tracer.output_kind import PAGE, check_output
+
+_SCRIPTS = ("unpack.js", "tables.js", "plots.js", "timeline.js", "page.js")
+SHOWN_NOTES = 6
+"""PageNotes that are not folded."""
+
+
+def check_page(path: str, inputs: list[str]) -> None:
+    """Refuse a page that could not be written, before the long work.
+
+    Raises:
+        ForetraceError: with the reason: a package is missing, or the path holds something else.
+    """
+    check_installed()
+    check_output(path, inputs, PAGE)
+
+
+def write_page(page: ReportPage, path: str | os.PathLike[str]) -> None:
+    """Write a page whole or not at all.
+
+    Raises:
+        ForetraceError: the file cannot be written.
+    """
+    text = render(page)
+    with whole_file(path) as stream:
+        stream.write(text.encode())
+
+
+def render(page: ReportPage) -> str:
+    """Return a page's HTML."""
+    import jinja2
+
+    environment = jinja2.Environment(loader=jinja2.PackageLoader("graph_predictor.pages"), autoescape=True,
+                                     undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    sections = [section for section in page.sections if section.parts]
+    script = "\n".join(own_text(name) for name in _SCRIPTS)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return environment.get_template("page.html.jinja").render(
+        page=page, sections=sections, style=Markup(own_text("page.css")), script=Markup(script), digest=digest,
+        data=list(_data(sections)), shown_notes=SHOWN_NOTES)
+
+
+def _data(sections: list[PageSection]) -> Iterator[Markup]:
+    """Yield the elements of a page's data, and of the libraries that its parts need."""
+    plots = tables = False
+    for part in (part for section in sections for part in section.parts):
+        if isinstance(part, TrackEvents):
+            yield columns_element(f"data-{part.key}", part.columns)
+        if isinstance(part, PagePlot):
+            plots = True
+            yield data_element(f"data-{part.key}", {**part.spec, "description": f"{part.caption}. {part.description}"})
+        long = part if isinstance(part, PageTable) else part.table if isinstance(part, PagePlot) else None
+        if long is not None and not long.static:
+            tables = True
+            yield data_element(f"data-{long.key}", long.data())
+    if tables:
+        yield packed_element("library-tables", table_script(), "module")
+    if plots:
+        yield packed_element("library-plots", plot_script(), "module")
+
+
+def notes_part(notes: list[str]) -> list[PageNotes]:
+    """Return the notes, each once, as a part; none of none."""
+    found = list(dict.fromkeys(notes))
+    return [PageNotes(found)] if found else []

@@ -1,0 +1,23 @@
+"""Figures as text: one way to write a time, a share and a count, for the command line and for pages."""
+
+from __future__ import annotations
+
+
+def milliseconds(ns: float) -> str:
+    """A time in ms with three decimals."""
+    return f"{ns / 1e6:,.3f}"
+
+
+def microseconds(ns: float) -> str:
+    """A time in µs with one decimal."""
+    return f"{ns / 1e3:,.1f}"
+
+
+def percent(share: float | None, decimals: int = 1) -> str:
+    """A share in percent; a dash if it is not known."""
+    return "–" if share is None else f"{share * 100:.{decimals}f}%"
+
+
+def count(number: float) -> str:
+    """A count; means over steps may have one decimal."""
+    return f"{number:,.0f}" if float(number).is_integer() else f"{number:,.1f}"
