@@ -28,6 +28,7 @@ from graph_predictor.cli.predict import predict
 from graph_predictor.cli.price import price
 from graph_predictor.cli.ranks import ranks
 from graph_predictor.cli.replay import replay
+from graph_predictor.cli.serve import serve
 from graph_predictor.cli.shapes import shapes
 from graph_predictor.cli.shard import shard
 from graph_predictor.cli.sweep import sweep
@@ -63,8 +64,8 @@ def _options(
     """Options before the command."""
 
 
-for command in (inspect, breakdown, diff, replay, predict, opportunities, ranks, sweep, plan, shapes, shard, overheads,
-                convert, calibrate, fit, price, check):
+for command in (inspect, breakdown, diff, replay, predict, opportunities, ranks, sweep, plan, serve, shapes, shard,
+                overheads, convert, calibrate, fit, price, check):
     app.command()(command)
 app.command(cls=CaptureCommand)(capture)
 app.command()(trace)

@@ -244,7 +244,8 @@ FAMILIES: dict[str, Callable[[ConfigFields], TransformerShape]] = {
     "llama": llama, "mistral": mistral, "mixtral": mixtral, "qwen2": qwen2, "qwen2_moe": qwen2_moe, "qwen3": qwen3,
     "qwen3_moe": qwen3_moe, "gemma": gemma, "gemma2": gemma2, "gemma3": gemma3, "gemma3_text": gemma3, "phi3": phi3,
     "gpt2": gpt2, "gpt_neox": gpt_neox, "gpt_oss": gpt_oss, "deepseek_v2": deepseek, "deepseek_v3": deepseek,
-    "kimi_k2": deepseek, "glm_moe_dsa": deepseek, "minimax_m2": minimax_m2, "falcon": falcon, "mpt": mpt, "opt": opt, "bloom": bloom, "dbrx": dbrx, "grok-1": grok}
+    "kimi_k2": deepseek, "glm_moe_dsa": deepseek, "minimax_m2": minimax_m2,
+    "falcon": falcon, "mpt": mpt, "opt": opt, "bloom": bloom, "dbrx": dbrx, "grok-1": grok}
 """Model types that are known, by their ``model_type``."""
 
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -22,8 +24,17 @@ from graph_predictor.serving.engines import Mixing
 from graph_predictor.serving.errors import ServingError
 from graph_predictor.serving.load import Requests
 from graph_predictor.serving.setup import ServingSetup
-from graph_predictor.serving.steps import PromptPiece, StepSurface
+from graph_predictor.serving.steps import PromptPiece
 from tracer.arrays import Float64, Int64
+
+
+class StepTimes(Protocol):
+    """What the simulation needs to know of steps."""
+
+    def us(self, sequences: float, context: float, pieces: Sequence[PromptPiece] = (), finished: float = 0.0) -> float:
+        """Return the time of a step, µs."""
+        ...
+
 
 MOST_STEPS = 2_000_000
 """Events of a simulation at most."""
@@ -114,7 +125,7 @@ class _Server:
     """State of the simulation."""
 
     setup: ServingSetup
-    surface: StepSurface
+    surface: StepTimes
     cache: CacheAccount
     waiting: deque[_Request] = field(default_factory=deque)
     reading: list[_Request] = field(default_factory=list)
@@ -161,7 +172,8 @@ class _Server:
         engine, budget = self.setup.engine, self.setup.step_tokens
         if engine.mixing is Mixing.MIXED:
             budget -= len(self.running) * self.setup.drafted
-        pieces, ended = [], []
+        pieces: list[PromptPiece] = []
+        ended: list[_Request] = []
         while budget > 0:
             if self.reading:
                 request = self.reading[0]
@@ -232,7 +244,7 @@ class _Server:
             self.context += steps * grown
 
 
-def simulate_serving(load: Requests, setup: ServingSetup, surface: StepSurface, cache: CacheAccount) -> ServedRequests:
+def simulate_serving(load: Requests, setup: ServingSetup, surface: StepTimes, cache: CacheAccount) -> ServedRequests:
     """Return what requests of a load get from one copy.
 
     Raises:
@@ -253,7 +265,8 @@ def simulate_serving(load: Requests, setup: ServingSetup, surface: StepSurface, 
     while finished < n:
         events += 1
         if events > MOST_STEPS:
-            raise ServingError("The simulation of this load takes too many steps; give fewer requests, or shorter ones.")
+            raise ServingError("The simulation of this load takes too many steps; give fewer requests, or shorter "
+                               "ones.")
         if not closed:
             while coming < n and arrivals[coming] <= server.clock:
                 server.waiting.append(requests[coming])

@@ -1,4 +1,4 @@
-"""``CacheAccount``: memory of a served copy's GPUs: weights, work space, and how many sequences' caches are left room."""
+"""``CacheAccount``: memory of a served copy's GPUs: weights, work space, and the room that is left for caches."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class CacheAccount:
     def check(self, batch: int, context: int, what: str) -> None:
         """Raise ``ServingError``, in one sentence, unless so many sequences of so many tokens fit."""
         if self.room <= 0:
-            raise ServingError(f"{what} does not fit: a GPU's share of the weights is {self.weights / 1e9:,.1f} GB, work "
-                               f"space {self.workspace / 1e9:,.1f}, and the engine uses "
+            raise ServingError(f"{what} does not fit: a GPU's share of the weights is {self.weights / 1e9:,.1f} GB, "
+                               f"work space {self.workspace / 1e9:,.1f}, and the engine uses "
                                f"{(self.weights + self.workspace + self.room) / 1e9:,.1f} of its "
                                f"{self.device / 1e9:,.1f} GB; give more GPUs (--tp) or a narrower type (--precision).")
         if batch > (most := self.largest_batch(context)):
             raise ServingError(f"{batch:,} sequences of {context:,} tokens do not fit: their cache takes "
-                               f"{self.of(context) * -(-batch // self.groups) / 1e9:,.1f} GB of a GPU and there is room "
-                               f"for {self.room / 1e9:,.1f}; the largest batch is {most:,}.")
+                               f"{self.of(context) * -(-batch // self.groups) / 1e9:,.1f} GB of a GPU and there is "
+                               f"room for {self.room / 1e9:,.1f}; the largest batch is {most:,}.")
 
 
 def cache_account(shape: TransformerShape, setup: ServingSetup, device: DeviceSpec, longest: int) -> CacheAccount:

@@ -69,8 +69,8 @@ class Speculation:
         """Return what "3:2.4" says: drafts of 3 tokens, 2.4 tokens a step. Raises ``ServingError``."""
         match = re.fullmatch(r"\s*(\d{1,3})\s*:\s*(\d{1,3}(?:\.\d{1,6})?)\s*", text)
         if match is None:
-            raise ServingError(f"--speculate {text[:40]!r} says no draft; give its tokens and how many a step yields in "
-                               "the mean, such as 3:2.4.")
+            raise ServingError(f"--speculate {text[:40]!r} says no draft; give its tokens and how many a step yields "
+                               "in the mean, such as 3:2.4.")
         found = Speculation(int(match.group(1)), float(match.group(2)))
         if found.tokens < 1 or not 1.0 <= found.accepted <= found.tokens + 1:
             raise ServingError(f"--speculate {text.strip()} cannot be: a draft of {found.tokens} tokens yields from 1 "
@@ -175,8 +175,8 @@ class ServingSetup:
             if kind.attends:
                 self._check(kind.heads, "heads", "tp", self.tp)
                 if max(kind.kv_heads, self.tp) % min(kind.kv_heads, self.tp) and kind.latent is None:
-                    raise ServingError(f"{kind.kv_heads} heads of keys and values can be neither split nor copied evenly "
-                                       f"by tp={self.tp}; choose a divisor or a multiple.")
+                    raise ServingError(f"{kind.kv_heads} heads of keys and values can be neither split nor copied "
+                                       f"evenly by tp={self.tp}; choose a divisor or a multiple.")
             if kind.state is not None:
                 self._check(kind.state.heads, "heads of a state-space mixer", "tp", self.tp)
             if kind.experts:

@@ -1,4 +1,4 @@
-"""``StepModel``: the time of any step of a served decoder, from prices of its operations on a grid.
+"""``ServingModel``: the time of any step of a served decoder, from prices of its operations on a grid.
 
     step ──StepOperations──▶ calls ──price, price_calls──▶ parts, µs ──Rates──▶ time ± interval
 
@@ -11,8 +11,8 @@ interpolated between its points. ``operations`` prices one step exactly, for rep
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -33,8 +33,8 @@ from kernel_models.pricing import Models, price
 from tracer.arrays import Float64
 from tracer.shape_only.transformer import TransformerShape
 
-TOKENS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192,
-          12_288, 16_384, 32_768)
+TOKENS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144,
+          8192, 12_288, 16_384, 32_768)
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 CONTEXTS = (1, 128, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072, 1 << 20)
 PIECES = (1, 64, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)
@@ -97,7 +97,7 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True)
-class OperationTime:
+class ServedOperation:
     """All of a step's operations of one name.
 
     Attributes:
@@ -118,7 +118,7 @@ class OperationTime:
     sources: dict[str, float]
 
 
-class StepModel:
+class ServingModel:
     """Prices steps of one copy.
 
     Args:
@@ -144,11 +144,18 @@ class StepModel:
         # Blocks that read the same caches in the same way have one grid.
         self._grids: dict[str, Float64] = {}
 
-    def with_rates(self, rates: Rates) -> StepModel:
+    def with_rates(self, rates: Rates) -> ServingModel:
         """Return the same with other rates; what is priced is shared."""
-        other = StepModel.__new__(StepModel)
+        _ = self._token_grid, self._row_grid, self._decoding_grid, self._piece_grid
+        other = ServingModel.__new__(ServingModel)
         other.__dict__.update({name: value for name, value in self.__dict__.items() if name != "surface"})
         other.rates = rates
+        return other
+
+    def with_chunk(self, chunk: int) -> ServingModel:
+        """Return the same with other steps; what is priced is shared."""
+        other = self.with_rates(self.rates)
+        other.setup = replace(self.setup, chunk=chunk)
         return other
 
     def time(self, step: ServedStep) -> StepTime:
@@ -162,7 +169,8 @@ class StepModel:
         device = np.array([rates.products, rates.others, rates.collectives, rates.network, 0.0, 0.0])
         host = np.array([0.0, 0.0, 0.0, 0.0, rates.host_us, rates.host_collective_us])
         grids = (self._token_grid, self._row_grid, self._decoding_grid, self._piece_grid)
-        return StepSurface(*(((grid @ device).tolist(), (grid @ host).tolist()) for grid in grids), self)
+        tokens, rows, decoding, pieces = (((grid @ device).tolist(), (grid @ host).tolist()) for grid in grids)
+        return StepSurface(tokens, rows, decoding, pieces, self)
 
     def parts(self, step: ServedStep) -> Float64:
         """Return a step's parts on one GPU of every stage together [6], without rates.
@@ -186,7 +194,7 @@ class StepModel:
             found = found + count * self._of_piece(new, past)
         return found
 
-    def operations(self, step: ServedStep) -> list[OperationTime]:
+    def operations(self, step: ServedStep) -> list[ServedOperation]:
         """Return a step's operations by name, the longest first, each priced for this very step."""
         setup = self.setup
         share = 1.0 / (setup.attention_dp * setup.pp)
@@ -223,9 +231,10 @@ class StepModel:
         engine = self._engine_us(step)
         work = _together(device, host, rates.meet)
         total = work + engine
-        products, others = parts[PRODUCT] * rates.products, parts[OTHER] * rates.others
-        waits = parts[WITHIN] * rates.collectives + parts[BETWEEN] * rates.network
-        spread = Z80 * rates.spreads.of(products / total, others / total, waits / total, (work - device + engine) / total)
+        products, others = float(parts[PRODUCT] * rates.products), float(parts[OTHER] * rates.others)
+        waits = float(parts[WITHIN] * rates.collectives + parts[BETWEEN] * rates.network)
+        spread = Z80 * rates.spreads.of(products / total, others / total, waits / total,
+                                        (work - device + engine) / total)
         return StepTime(total, total * float(np.exp(-spread)), total * float(np.exp(spread)), products, others, waits,
                         work - device, engine)
 
@@ -313,7 +322,7 @@ class StepModel:
         return with_engine_kernels(times, CollectiveBatch.from_calls(calls), self.collectives.topology,
                                    self.setup.engine.all_reduce_us)
 
-    def _named(self, found: Sequence[tuple[StepOperation, float]]) -> Iterable[OperationTime]:
+    def _named(self, found: Sequence[tuple[StepOperation, float]]) -> Iterable[ServedOperation]:
         priced = sustained(price([each.call for each, _ in found], self.device, self._models), self.device)
         bounds = _bounds(priced.calls, self.device)
         rows: dict[str, list[tuple[int, float]]] = {}
@@ -329,20 +338,20 @@ class StepModel:
                 sources[label] = sources.get(label, 0.0) + us
             rate = self.rates.products if all(priced.calls[row].family in PRODUCTS for row, _ in mine) else (
                 self.rates.others)
-            yield OperationTime(
+            yield ServedOperation(
                 name, sum(count for _, count in mine), rate * sum(by_bound.values()),
                 max(by_bound, key=lambda word: by_bound[word]),
                 sum(priced.calls[row].flops * count for row, count in mine),
                 sum(priced.calls[row].bytes_moved * count for row, count in mine), sources)
 
-    def _exchanged(self, found: Sequence[tuple[StepExchange, float]]) -> Iterable[OperationTime]:
+    def _exchanged(self, found: Sequence[tuple[StepExchange, float]]) -> Iterable[ServedOperation]:
         times = self._exchange_times([each.call for each, _ in found])
         rows: dict[str, list[int]] = {}
         for number, (each, _) in enumerate(found):
             rows.setdefault(each.name, []).append(number)
         for name, mine in rows.items():
             us = sum(found[row][1] * float(times.time_us[row]) for row in mine) * self.rates.collectives
-            yield OperationTime(name, sum(found[row][1] for row in mine), us, "network", 0.0,
+            yield ServedOperation(name, sum(found[row][1] for row in mine), us, "network", 0.0,
                                 sum(found[row][1] * found[row][0].call.payload_bytes for row in mine),
                                 {"collectives": us})
 
@@ -356,7 +365,7 @@ class StepSurface:
         of: the model that they are of.
     """
 
-    def __init__(self, tokens: Lines, rows: Lines, decoding: Squares, pieces: Squares, of: StepModel) -> None:
+    def __init__(self, tokens: Lines, rows: Lines, decoding: Squares, pieces: Squares, of: ServingModel) -> None:
         self._tokens, self._rows, self._decoding, self._pieces = tokens, rows, decoding, pieces
         setup, rates = of.setup, of.rates
         self._share = 1.0 / (setup.attention_dp * setup.pp)
@@ -370,7 +379,7 @@ class StepSurface:
         self._each_us = setup.engine.sequence_us * rates.step_us / setup.engine.step_us if setup.engine.step_us else 0.0
 
     def us(self, sequences: float, context: float, pieces: Sequence[PromptPiece] = (), finished: float = 0.0) -> float:
-        """Return the time of a step, as ``StepModel.time`` has it."""
+        """Return the time of a step, as ``ServingModel.time`` has it."""
         share = self._share
         own = sequences * share
         tokens = own * self._drafted
@@ -471,6 +480,3 @@ def _in_square(grid: Float64, rows: Sequence[int], columns: Sequence[int], row_v
     found[LAUNCHES:] = grid[i, j, LAUNCHES:]
     return found
 
-
-CollectivesOf = Callable[[int], CollectiveModel]
-"""The collectives of a cluster of so many GPUs."""
