@@ -56,7 +56,6 @@ def read_rows(data: Path) -> list[ServedRow]:
 
 def _row(number: int, row: Any) -> ServedRow:
     model = published_name(row.model)
-    model = {"minimax-m2.5": "minimax-m2", "kimi-k2.5": "kimi-k2"}.get(row.model.rpartition("/")[2].lower(), model)
     tp, groups, ep = _gpus(row)
     precision, experts = _types(model, row)
     known = math.isfinite(row.attention_dp_size)

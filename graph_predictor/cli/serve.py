@@ -39,7 +39,7 @@ def serve(
     speculate: Annotated[str | None, typer.Option(
         metavar="K:ACCEPTED", help="Speculative decoding: drafts of K tokens, ACCEPTED tokens a step in the mean, such "
                                    "as 3:2.4.")] = None,
-    batch: Annotated[int, typer.Option(metavar="N", help="Sequences that decode at once.")] = 1,
+    batch: Annotated[int, shared("--batch", "sequences that decode at once")] = 1,
     context: Annotated[int, typer.Option(
         metavar="N", help="Tokens of each one's cache; by default the prompt and half of the answer.")] = 0,
     prompt: Annotated[str, typer.Option(
@@ -53,16 +53,16 @@ def serve(
     target: Annotated[str | None, typer.Option(
         metavar="ttft=MS,tpot=MS", help="Search splits, copies, chunks and clients (or those that keep up with --rate) "
                                         "of --gpus for the most tokens within these means.")] = None,
-    gpus: Annotated[int, typer.Option(metavar="N", help="GPUs of all copies, with --target.")] = 8,
+    gpus: Annotated[int, shared("--gpus", "all copies together, with --target")] = 8,
     seed: Annotated[int, shared("--seed")] = 0,
     step_us: Annotated[float | None, typer.Option(
         metavar="US", help="Host time of a step that the GPU waits for, where it is known.")] = None,
     profile: Annotated[list[str] | None, shared("--profile", "repeatable; the first of the device counts")] = None,
     comm_profile: Annotated[str | None, shared("--comm-profile")] = None,
     comm_choices: Annotated[str | None, shared("--comm-choices")] = None,
-    runs: Annotated[str | None, typer.Option(
-        "--calibrate", metavar="TABLE", help="Measured rows (Parquet, CSV) with columns concurrency, prompt, output, "
-        "ttft_ms, tpot_ms and, if need be, tp, ep and attention_dp.")] = None,
+    runs: Annotated[str | None, shared(
+        "--calibrate", "columns concurrency, prompt, output, ttft_ms, tpot_ms and, if need be, tp, ep, attention_dp"
+    )] = None,
     top: Top = None,
     json: Json = False,
     debug: Debug = False,

@@ -24,7 +24,7 @@ from graph_predictor.serving.load import Lengths, Requests
 from graph_predictor.serving.setup import ServingSetup, Speculation, weight_type
 from graph_predictor.serving.source import ServedDecoder, served_decoder
 from graph_predictor.serving.spreads import BETWEEN_TOKENS, FIRST_TOKEN
-from graph_predictor.serving.steps import ServedOperation, PromptPiece, ServedStep, ServingModel, StepTime, rates_of
+from graph_predictor.serving.steps import PromptPiece, ServedOperation, ServedStep, ServingModel, StepTime, rates_of
 from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device

@@ -10,6 +10,11 @@ from graph_predictor.parallel.published_configs import CONFIGS
 from tracer.shape_only.transformer import TransformerShape
 
 
+SAME = {"deepseek-r1": "deepseek-v3", "llama-3.3-70b": "llama-3.1-70b", "kimi-k2.5": "kimi-k2",
+        "minimax-m2.5": "minimax-m2"}
+"""Models that are another one's sizes with other weights."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServedDecoder:
     """A decoder and what is known of it.
@@ -32,8 +37,9 @@ def published_name(source: str) -> str:
     if source in CONFIGS or source.count("/") > 1:
         return source
     plain = source.rpartition("/")[2].lower()
-    return max((name for name in CONFIGS if plain == name or plain.startswith((f"{name}-", f"{name}."))), key=len,
-               default=source)
+    found = max((name for name in (*CONFIGS, *SAME) if plain == name or plain.startswith(f"{name}-")), key=len,
+                default=source)
+    return SAME.get(found, found)
 
 
 def served_decoder(source: str, settings: Sequence[str] = (), preset: str | None = None) -> ServedDecoder:
