@@ -46,7 +46,7 @@ class _Request:
 
     Attributes:
         number: of it.
-        arrival: µs.
+        arrival: when it was sent, µs.
         prompt, output: tokens.
         made: of the output.
         read: of the prompt, and after it was thrown out of what was made.
@@ -118,6 +118,37 @@ class ServedRequests:
     def mean_tpot_us(self) -> float:
         """Return the mean of ``tpot_us``."""
         return float(np.nanmean(self.tpot_us)) if np.isfinite(self.tpot_us).any() else math.nan
+
+
+class _Front:
+    """The server's front, which takes requests one after another.
+
+    Args:
+        each_us: of each.
+    """
+
+    def __init__(self, each_us: float) -> None:
+        self._each = each_us
+        self._ready: deque[tuple[float, _Request]] = deque()
+        self._free = 0.0
+
+    def send(self, request: _Request, at: float) -> None:
+        """Take a request that is sent now."""
+        request.arrival = at
+        self._free = max(self._free, at) + self._each
+        self._ready.append((self._free, request))
+
+    @property
+    def next_us(self) -> float:
+        """When the next one reaches the engine; infinity where none is on its way."""
+        return self._ready[0][0] if self._ready else math.inf
+
+    def arrived(self, now: float) -> list[_Request]:
+        """Return those that have reached the engine."""
+        found = []
+        while self._ready and self._ready[0][0] <= now:
+            found.append(self._ready.popleft()[1])
+        return found
 
 
 @dataclass(slots=True)
@@ -257,9 +288,10 @@ def simulate_serving(load: Requests, setup: ServingSetup, surface: StepTimes, ca
         cache.check(1, int(prompts[largest] + outputs[largest]), "The model")
     requests = [_Request(i, float(arrivals[i]), int(prompts[i]), int(outputs[i])) for i in range(n)]
     server = _Server(setup, surface, cache)
-    closed = load.concurrency > 0
-    coming = min(load.concurrency, n) if closed else 0
-    server.waiting.extend(requests[:coming])
+    front = _Front(setup.engine.request_us)
+    sent = min(load.concurrency, n) if load.concurrency else n
+    for request in requests[:sent]:
+        front.send(request, request.arrival)
     ends: Float64 = np.full(n, math.nan)
     finished = events = 0
     while finished < n:
@@ -267,13 +299,10 @@ def simulate_serving(load: Requests, setup: ServingSetup, surface: StepTimes, ca
         if events > MOST_STEPS:
             raise ServingError("The simulation of this load takes too many steps; give fewer requests, or shorter "
                                "ones.")
-        if not closed:
-            while coming < n and arrivals[coming] <= server.clock:
-                server.waiting.append(requests[coming])
-                coming += 1
-            if not (server.waiting or server.reading or server.running):
-                server.clock = float(arrivals[coming])
-                continue
+        server.waiting.extend(front.arrived(server.clock))
+        if not (server.waiting or server.reading or server.running):
+            server.clock = front.next_us
+            continue
         server.throw_out()
         pieces, ended = server.admit()
         mixed = setup.engine.mixing is Mixing.MIXED
@@ -281,8 +310,7 @@ def simulate_serving(load: Requests, setup: ServingSetup, surface: StepTimes, ca
         if pieces:
             server.advance(1, pieces, len(ended), decodes=decodes)
         else:
-            until = float(arrivals[coming]) if not closed and coming < n else math.inf
-            server.advance(server.alike(until), [], 0, decodes=True)
+            server.advance(server.alike(front.next_us), [], 0, decodes=True)
         answered = _finish(server, ends)
         for request in ended:
             if not math.isfinite(request.first):
@@ -296,17 +324,16 @@ def simulate_serving(load: Requests, setup: ServingSetup, surface: StepTimes, ca
                 continue
             server.joined(request)
         finished += answered
-        if closed:
-            for request in requests[coming:coming + answered]:
-                request.arrival = server.clock
-                server.waiting.append(request)
-            coming = min(coming + answered, n)
+        if load.concurrency:
+            for request in requests[sent:sent + answered]:
+                front.send(request, server.clock)
+            sent = min(sent + answered, n)
     arrived = np.array([request.arrival for request in requests])
     first = np.array([request.first for request in requests])
     tokens = np.maximum(outputs - 1, 0).astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
         tpot = np.where(tokens > 0, (ends - first) / tokens, math.nan)
-    extra = setup.engine.request_us
+    extra = setup.engine.reply_us
     return ServedRequests(first - arrived + extra, tpot, ends - arrived + extra, arrived, prompts, outputs,
                           float(np.nanmax(ends)) - float(arrived.min()), server.busy, server.preempted,
                           server.decoding_us / max(server.clock, 1e-9), events)

@@ -37,7 +37,9 @@ class Engine:
         memory: share of the device's memory that the engine uses.
         step_us: host time of a step that the GPU waits for: scheduler, inputs, sampling's results, detokenisation.
         sequence_us: the same for each sequence of the step.
-        request_us: of a request before its first step and after: tokenisation, the server's own queue.
+        request_us: of the server's front for each request, one after another: parsing, tokenisation, sending. Requests
+            that come together so reach the engine one by one, and end up in different steps.
+        reply_us: of the way of a request and its first token to the client, which keeps nobody else waiting.
         launch_us: host time of a kernel's launch outside CUDA graphs.
         graph_batch: sequences up to which decoding is captured as a CUDA graph.
         all_reduce_us: least time of its all-reduce kernel within a node.
@@ -54,6 +56,7 @@ class Engine:
     step_us: float
     sequence_us: float
     request_us: float
+    reply_us: float
     launch_us: float
     graph_batch: int
     all_reduce_us: float
@@ -61,10 +64,10 @@ class Engine:
 
 
 ENGINES: Mapping[str, Engine] = MappingProxyType({engine.name: engine for engine in (
-    Engine("vllm", Mixing.MIXED, 8192, True, 1024, 0.90, 1500.0, 8.0, 8000.0, 6.0, 512, 4.4, False),
-    Engine("sglang", Mixing.PREFILL_FIRST, 8192, True, 2048, 0.88, 500.0, 6.0, 8000.0, 10.0, 512, 2.6, False),
-    Engine("trtllm", Mixing.MIXED, 8192, False, 2048, 0.90, 400.0, 8.0, 8000.0, 15.0, 512, 2.6, True),
-    Engine("compiled", Mixing.PREFILL_FIRST, 1 << 20, False, 1 << 20, 0.95, 0.0, 0.0, 0.0, 6.0, 1 << 20, 2.6, True),
+    Engine("vllm", Mixing.MIXED, 8192, True, 1024, 0.90, 1500.0, 8.0, 2000.0, 5000.0, 6.0, 512, 4.4, False),
+    Engine("sglang", Mixing.PREFILL_FIRST, 8192, True, 2048, 0.88, 500.0, 6.0, 2000.0, 5000.0, 60.0, 512, 2.6, False),
+    Engine("trtllm", Mixing.MIXED, 8192, False, 2048, 0.90, 400.0, 8.0, 2000.0, 5000.0, 60.0, 512, 2.6, True),
+    Engine("compiled", Mixing.PREFILL_FIRST, 1 << 20, False, 1 << 20, 0.95, 0.0, 0.0, 0.0, 0.0, 6.0, 1 << 20, 2.6, True),
 )})
 """Engines by name; "compiled" is a compiled model in a loop without a server, such as gpt-fast.
 
