@@ -21,6 +21,7 @@ import pandas as pd
 from kernel_models.datasets.operator_table import operation_of
 from kernel_models.datasets.vidur_blocks import device_of
 from kernel_models.device import DeviceSpec, resolve_device
+from kernel_models.families.attention import attention
 from kernel_models.op_call import OpCall
 from kernel_models.operation import calls_of, operation
 
@@ -85,15 +86,15 @@ def _gemm(path: Path, rows: int) -> Iterator[TableSet]:
 def _attention(path: Path, rows: int) -> Iterator[TableSet]:
     frame = pd.read_parquet(path)
     frame = frame[frame.window_size.isna() | (frame.window_size == 0)]
-    frame = _sampled(frame[frame.seq_len > 1], ["gpu"], rows)
+    frame = _sampled(frame, ["gpu"], rows)
     for gpu, part in frame.groupby("gpu"):
+        # Servers run FlashAttention-3 wherever it runs.
+        kind = "flash3_forward" if resolve_device(gpu).architecture == "hopper" else "flash_forward"
         found = []
         for r in part.itertuples():
-            shape = (r.batch_size, r.num_heads, r.seq_len, r.head_dim)
-            shared = (r.batch_size, r.num_kv_heads, r.seq_len, r.head_dim)
-            op = operation("aten::_scaled_dot_product_flash_attention", [shape, shared, shared, None, None],
-                           dtypes="bf16", values=[None, None, None, 0.0, True])
-            found.append((calls_of(op), r.latency_us))
+            calls = tuple(attention(kind, r.batch_size, r.num_heads, r.num_kv_heads, r.seq_len, r.seq_len, r.head_dim,
+                                    r.head_dim, "bf16", causal=True))
+            found.append((calls, r.latency_us))
         yield _set("attention_forward", gpu, found)
 
 

@@ -2,11 +2,14 @@
 
 Dimensions: batch, query heads, key/value heads (fewer for grouped queries), lengths, head sizes of queries and keys
 and of values, and the window in tokens (0: full). Kinds: "flash" (FlashAttention-2, PyTorch's), "flash1",
-"flash3", "efficient", "cudnn", "math" or "paged", then "_forward" or "_backward".
+"flash3", "efficient", "cudnn", "math", "paged" (a server's cache in pages) or "mla" (a latent cache, which all heads
+share and values are part of), then "_forward" or "_backward". Queries of one token decode.
 
     pairs  = query-key pairs attended to, in one head of one sequence: q·kv, or, if causal, the triangle of them
     FLOPs  = batch·heads·pairs · 2(d + dᵥ) forward, 2(3d + 2dᵥ) backward: QKᵀ and PV; QKᵀ again, dP, dV, dQ, dK
-    bytes  = q, k, v, out and the log-sum-exp (fp32, a row of a head); backward reads these and dout, writes dq, dk, dv
+    bytes  = q, k, v, out and the log-sum-exp (fp32, a row of a head); backward reads these and dout, writes dq, dk, dv.
+             Keys and values count once for all heads that share them, as far as a window reaches, in the cache's own
+             type (flag "kv_fp8" and the like); of a latent cache (flag "latent") values are part of the keys
 
 With d = dᵥ that is 4·q·kv·d forward and 2.5 times it backward, halved by a causal mask. Source: Dao, FlashAttention-2
 (2023), section 4.1. "Math" is priced as if fused, its kernels being products and softmax that have calls of their own.
@@ -41,17 +44,24 @@ def attended_pairs(q_len: int, kv_len: int, causal: bool, window: int = 0) -> in
 
 def attention(
     kind: str, batch: int, heads: int, kv_heads: int, q_len: int, kv_len: int, head_dim: int, v_head_dim: int,
-    dtype: str, *, causal: bool = False, window: int = 0, flags: tuple[str, ...] = (),
+    dtype: str, *, causal: bool = False, window: int = 0, flags: tuple[str, ...] = (), kv_dtype: str = "",
 ) -> Iterator[OpCall]:
-    """The call of one attention kernel; ``kind`` ends in "_forward" or "_backward"."""
-    queries, keys = batch * heads * q_len, batch * kv_heads * kv_len
+    """The call of one attention kernel; ``kind`` ends in "_forward" or "_backward".
+
+    ``kv_dtype`` is the type of keys and values where it is another than that of the products.
+    """
+    seen = min(kv_len, window + q_len - 1) if window else kv_len
+    queries, keys = batch * heads * q_len, batch * kv_heads * seen
     if not queries or not keys:
         return
     of_d, of_v = PRODUCTS[kind.rsplit("_", 1)[1]]
-    size = itemsize(dtype)
-    q, kv, out = queries * head_dim * size, keys * (head_dim + v_head_dim) * size, queries * v_head_dim * size
+    size, kept = itemsize(dtype), itemsize(kv_dtype or dtype)
+    token = head_dim if "latent" in flags else head_dim + v_head_dim
+    q, kv, out = queries * head_dim * size, keys * token * kept, queries * v_head_dim * size
     backwards = kind.endswith("_backward")
     marks = {*flags, "causal"} if causal else set(flags)
+    if kv_dtype and kv_dtype != dtype:
+        marks.add(f"kv_{kv_dtype}")
     yield OpCall(
         Family.ATTENTION, kind, (batch, heads, kv_heads, q_len, kv_len, head_dim, v_head_dim, window), dtype,
         flags=tuple(sorted(marks)),

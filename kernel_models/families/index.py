@@ -56,7 +56,17 @@ def _index_select(op: Inputs) -> Iterator[OpCall]:
 def _gather(op: Inputs) -> Iterator[OpCall]:
     chosen = op.tensor(op.names[-1])
     source = op.tensor("self")
-    yield from index(op.short_name, chosen.elements, 1, source.elements, source.dtype, chosen.dtype)
+    yield from index(op.short_name, chosen.elements, _shared_by(chosen), source.elements, source.dtype, chosen.dtype)
+
+
+def _shared_by(chosen: TensorSpec) -> int:
+    """Side-by-side elements that one stored index picks: an expanded index, as of an embedding's rows, picks rows."""
+    inner = 1
+    for size, step in zip(reversed(chosen.shape), reversed(chosen.strides), strict=True):
+        if step != 0:
+            break
+        inner *= max(size, 1)
+    return inner
 
 
 @forward(Family.INDEX, "aten::scatter(self, dim, index, src)", "aten::scatter_add(self, dim, index, src)",

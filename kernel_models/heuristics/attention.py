@@ -1,23 +1,60 @@
-"""Fused attention: its operations at the matrix units' rate over whole blocks of queries, or its bytes."""
+"""Fused attention, from whole prompts to one query on a long cache: blocks of packed query rows, or the cache's bytes.
+
+One formula for all lengths of queries and keys::
+
+    rows    = queries of the heads that share keys and values, packed     (heads / kv_heads · q_len)
+    blocks  = batch · kv_heads · ⌈rows / 128⌉, keys split where these leave units idle (flash decoding)
+    compute = operations over whole blocks / the rate of the units that have one + what each block costs to start
+    memory  = queries, results and, once, the keys and values within the window / the bandwidth that blocks can ask for
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
 from kernel_models.device import DeviceSpec
+from kernel_models.dtypes import itemsize
 from kernel_models.heuristics.call_table import CallTable
 from kernel_models.heuristics.curves import memory_us
 from kernel_models.heuristics.sustained import peak_tflops
 from kernel_models.heuristics.tiles import filled_units
 from kernel_models.heuristics.work import KernelWork, one, work_of
-from kernel_models.op_call import Family
+from kernel_models.op_call import DIMENSIONS, Family, OpCall
 from tracer.arrays import Float64
 
 QUERY_BLOCK = 128.0
-"""Queries of one block (FlashAttention-2 and -3, and cuDNN's fused attention)."""
+"""Query rows of one block (FlashAttention-2 and -3, and cuDNN's fused attention)."""
+LEAST_ROWS = 64.0
+"""Rows that a block computes at least: the smallest tile of matrix instructions that these kernels use."""
+LONGEST_ROWS = {"ampere": 128.0, "blackwell": 256.0}
+"""Rows whose whole length of keys the last block works on alone; 64 elsewhere (Hopper's blocks are three groups of
+warps that take turns). A causal mask gives the last rows twice the mean work, which shows where blocks are few. Tiles
+of FlashAttention-2; of Blackwell's kernels, two tiles of 128 a block. Between 64, 128 and 256 the tables of A100, H100
+and L40S (``attention_forward_causal``) and a half of SimuMax's kernels on a B200, by a hash of their sizes, chose."""
+BLOCK_CLOCKS = 2600.0
+"""Clocks of a unit that a block costs beside its arithmetic, over the rate's efficiency (5,000 in all): it finds its
+pages, loads its queries and writes its results. From one-token sequences of ``attention_forward_causal``: a sequence
+and key head more cost 0.021 µs on an H100 and 0.035 on an A100, 5,100 and 5,400 clocks of one unit, however many query
+heads share it."""
 KEY_BLOCK = 64.0
-"""A block of queries costs as much as this many keys more, for its start and end."""
-PORTABLE = {"hopper": 0.63}
+"""Of a backward pass, a block of keys costs as much as this many queries more, for its start and end."""
+SPLIT_KEYS = 128.0
+"""Keys that a part of a split cache has at least: one tile of them (flash decoding)."""
+HALF_FILLED = 0.5
+"""Share of the units whose requests fill the memory's bandwidth."""
+COMBINE = 0.25
+"""Of a kernel's fixed cost, what adding up a split cache's parts costs: a small kernel after a large one."""
+CACHE_STREAM = 0.4
+"""Time of a byte of the cache over that of a byte of the step's own tokens. A cache streams at 0.9 of what long copies
+reach (FlashMLA's 3,000 GB/s on an H800, github.com/deepseek-ai/FlashMLA, are 1.0 of it, Flash-Decoding's 131,072 over
+65,536 tokens on an A100 0.9); tokens of a step, which servers write to the cache and read again, reach 0.36 in
+``attention_forward_causal``."""
+LATENT = 1.2
+"""Of the usual rate, what kernels of a latent cache (MLA) reach: 580 to 660 TFLOP/s on an H800 (FlashMLA), 0.6 of its
+peak."""
+PORTABLE = {"hopper": 0.7}
 """Of the rate that kernels written for an architecture reach, what FlashAttention-1 and -2 and the memory-efficient
 kernels do, which PyTorch runs: they issue Ampere's matrix instructions. Measured: 0.364 of an H100's peak for 32k
 queries of a video transformer (``kernels/h100_wan_video_ops``), where FlashAttention-3 reaches 0.58
@@ -25,14 +62,36 @@ queries of a video transformer (``kernels/h100_wan_video_ops``), where FlashAtte
 FIRST = 0.55
 """The same of FlashAttention-1 (its Triton version too) to FlashAttention-2: "around 2×", from 25–40% to 50–73% of an
 A100's peak (Dao, 2023)."""
-BACKWARD = {"blackwell": 0.83}
-"""The same of backward passes where the matrix units outran what feeds them; and of backward passes of heads wider than
-``WIDE_HEAD``, on any device. Both are medians over a half of SimuMax's attention kernels (by a hash of their sizes):
-the other half says 0.85 and 0.81."""
+FORWARD, BACKWARD, BACKWARD_ELSEWHERE = {"blackwell": 0.93}, {"blackwell": 0.71}, 0.89
+"""The same of forward passes on a B200, of backward passes there and elsewhere, and of backward passes of heads wider
+than ``WIDE_HEAD`` on any device. Medians over a half of SimuMax's attention kernels (by a hash of their sizes), and for
+``BACKWARD_ELSEWHERE`` what keeps half of the peak, as backward passes of an A100 and H100 reach."""
 WIDE_HEAD, WIDE_BACKWARD = 128, 0.85
+TAUGHT = (1.107, 0.96, 1.134)
+"""On boards with GDDR memory, of the step's own tokens: arithmetic, traffic and fixed cost of the form that corrections
+were fitted to (``corrections.json.gz``), relative to the default efficiencies, which other boards were fitted to since.
+"""
 HEAD_SIZES = (32, 64, 96, 128, 192, 256)
 """Features of a head that kernels are built for; others are padded to the next (FlashAttention-2, ``headdim_switch``;
 cuDNN's are taken to be like it)."""
+
+
+class Blocks(NamedTuple):
+    """How calls are cut [n].
+
+    Attributes:
+        rows: query rows of all heads that share keys and values.
+        padded: rows that are computed over those there are.
+        keys: keys that a query row can see, as a window leaves them.
+        whole: blocks of query rows, their keys not split.
+        blocks: with split keys.
+    """
+
+    rows: Float64
+    padded: Float64
+    keys: Float64
+    whole: Float64
+    blocks: Float64
 
 
 def padded_head(size: Float64) -> Float64:
@@ -52,27 +111,94 @@ def _reached(kind: str, architecture: str) -> float:
     portable = PORTABLE.get(architecture, 1.0) if written_for_ampere else 1.0
     if kind.startswith("flash1_"):
         portable *= FIRST
-    return portable * (BACKWARD.get(architecture, 1.0) if _is_backward(kind) else 1.0)
+    if kind.startswith("mla_"):
+        portable *= LATENT
+    if _is_backward(kind):
+        return portable * BACKWARD.get(architecture, BACKWARD_ELSEWHERE)
+    return portable * FORWARD.get(architecture, 1.0)
 
 
 @work_of(Family.ATTENTION)
 def attention_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Time of the call's operations over the share of units that blocks of queries (forward) or keys fill, µs.
+    """Time of the call's operations over whole blocks, of its bytes, and its kernels, µs.
 
-    The call counts 4·batch·heads·queries·keys·size operations, half of the square part when causal, 2.5 times as many
-    backward; heads are padded to ``HEAD_SIZES``. blocks = batch·heads·⌈queries/128⌉; short sequences of few heads
-    leave units idle unless keys are split (flash decoding), as is assumed for less than a block of queries. Source:
-    Dao, FlashAttention-2 (2023), sections 3.1 and 3.2.
+    Heads are padded to ``HEAD_SIZES``. Where blocks are few, the one with the most keys is waited for. Source: Dao,
+    FlashAttention-2 (2023), sections 3.1 and 3.2; Dao et al., "Flash-Decoding for long-context inference" (2023).
     """
     peak = table.by_dtype(lambda dtype: peak_tflops(device, dtype, matrix=True))
     peak = peak * table.by_kind(lambda kind: _reached(kind, device.architecture))
-    queries, keys = table.dim("q_len"), table.dim("kv_len")
-    padding = np.ceil(queries / QUERY_BLOCK) * QUERY_BLOCK / queries
-    padded = np.where(queries < QUERY_BLOCK, np.maximum(QUERY_BLOCK / 2 / queries, 1.0), padding) * padded_heads(table)
+    backward = table.by_kind(_is_backward).astype(bool)
+    cut = blocks_of(table, device)
     wide = np.maximum(table.dim("head_dim"), table.dim("v_head_dim")) > WIDE_HEAD
-    padded = padded / np.where(wide & table.by_kind(_is_backward).astype(bool), WIDE_BACKWARD, 1.0)
-    compute = table.flops * padded * (1.0 + KEY_BLOCK / keys) / peak / 1e6 * idle_units(table, device)
-    return KernelWork(compute, memory_us(table.bytes_moved, device), one(table))
+    heads = padded_heads(table) / np.where(wide & backward, WIDE_BACKWARD, 1.0)
+    filled = table.flops * cut.padded * heads / peak / 1e6 / filled_units(cut.blocks, device)
+    starting = cut.blocks * BLOCK_CLOCKS / device.boost_clock_mhz / device.sm_count
+    forward = np.hypot(filled, _longest_us(table, cut, heads, peak, device)) + starting
+    compute = np.where(backward, filled * (1.0 + KEY_BLOCK / table.dim("kv_len")), forward)
+    asked = np.where(backward, 1.0, np.maximum(1.0, HALF_FILLED * device.sm_count / cut.blocks))
+    split = cut.blocks / cut.whole - 1.0
+    partial = 2.0 * 4.0 * table.dim("batch") * table.dim("heads") * table.dim("q_len") * table.dim("v_head_dim") * split
+    cached = _cache_share(table, cut)
+    memory = memory_us(table.bytes_moved + partial, device) * (1.0 - (1.0 - CACHE_STREAM) * cached) * asked
+    found = KernelWork(compute, memory, 1.0 + COMBINE * np.minimum(split, 1.0))
+    if device.vendor == "nvidia" and device.memory_kind.startswith("GDDR"):
+        own = np.where(backward, 0.0, 1.0 - cached)
+        return _blended(found, _as_taught(table, heads, peak, device), own)
+    return found
+
+
+def _as_taught(table: CallTable, heads: Float64, peak: Float64, device: DeviceSpec) -> KernelWork:
+    """Work of whole prompts in the form that corrections of boards with GDDR memory were fitted to: ``TAUGHT``."""
+    queries, keys = table.dim("q_len"), table.dim("kv_len")
+    tiles = np.ceil(queries / QUERY_BLOCK)
+    padding = np.where(queries < QUERY_BLOCK, np.maximum(LEAST_ROWS / queries, 1.0), tiles * QUERY_BLOCK / queries)
+    blocks = table.dim("batch") * table.dim("heads") * tiles
+    compute = table.flops * padding * heads * (1.0 + KEY_BLOCK / keys) / peak / 1e6 / filled_units(blocks, device)
+    return KernelWork(TAUGHT[0] * compute, TAUGHT[1] * memory_us(table.bytes_moved, device), TAUGHT[2] * one(table))
+
+
+def _blended(first: KernelWork, second: KernelWork, share: Float64) -> KernelWork:
+    """The first work but for a share of the second [n]."""
+    return KernelWork(*(getattr(first, name) * (1.0 - share) + getattr(second, name) * share
+                        for name in ("compute_us", "memory_us", "kernels")))
+
+
+def blocks_of(table: CallTable, device: DeviceSpec) -> Blocks:
+    """Return how calls are cut into blocks: rows packed forward, blocks of each head's queries or keys backward."""
+    queries, keys = table.dim("q_len"), table.dim("kv_len")
+    window = table.dims[:, DIMENSIONS[table.family].index("window")]
+    keys = np.where(window > 0, np.minimum(keys, window + queries - 1.0), keys)
+    backward = table.by_kind(_is_backward).astype(bool)
+    heads, shared = table.dim("heads"), np.where(backward, table.dim("heads"), table.dim("kv_heads"))
+    rows = queries * heads / shared
+    tiles = np.ceil(rows / QUERY_BLOCK)
+    padded = np.where(rows < QUERY_BLOCK, np.maximum(rows, LEAST_ROWS), tiles * QUERY_BLOCK) / rows
+    whole = table.dim("batch") * shared * tiles
+    parts = np.maximum(keys / SPLIT_KEYS * QUERY_BLOCK / np.maximum(queries, QUERY_BLOCK), 1.0)
+    blocks = np.where(backward, whole, np.maximum(whole, np.minimum(whole * parts, device.sm_count)))
+    return Blocks(rows, padded, keys, whole, blocks)
+
+
+def _longest_us(table: CallTable, cut: Blocks, heads: Float64, peak: Float64, device: DeviceSpec) -> Float64:
+    """Time of the block with the most keys on one unit, at the published rate, µs [n]."""
+    rows = np.minimum(np.maximum(cut.rows, LEAST_ROWS), LONGEST_ROWS.get(device.architecture, LEAST_ROWS))
+    keys = np.minimum(cut.keys, cut.keys * cut.whole / cut.blocks)
+    each = 2.0 * rows * keys * (table.dim("head_dim") + table.dim("v_head_dim")) * heads
+    return each / (peak * 1e6 / device.sm_count)
+
+
+def _cache_share(table: CallTable, cut: Blocks) -> Float64:
+    """Share of the bytes that are keys and values of earlier steps [n]."""
+    old = np.maximum(cut.keys - table.dim("q_len"), 0.0) * table.dim("batch") * table.dim("kv_heads")
+    size = np.fromiter((kv_bytes(call) for call in table.calls), np.float64, len(table))
+    return np.minimum(old * size / np.maximum(table.bytes_moved, 1.0), 1.0)
+
+
+def kv_bytes(call: OpCall) -> float:
+    """Bytes of one token's keys and values of one head, as the cache stores them."""
+    kept = next((flag[3:] for flag in call.flags if flag.startswith("kv_")), call.dtype)
+    keyed, valued = call.dims[5:7] if len(call.dims) >= 7 else (1, 1)
+    return float(itemsize(kept) * (keyed if "latent" in call.flags else keyed + valued))
 
 
 def padded_heads(table: CallTable) -> Float64:
@@ -82,11 +208,5 @@ def padded_heads(table: CallTable) -> Float64:
 
 
 def idle_units(table: CallTable, device: DeviceSpec) -> Float64:
-    """Factor of the time for units that blocks of queries leave idle [n]."""
-    batch, heads = table.dim("batch"), table.dim("heads")
-    queries, keys = table.dim("q_len"), table.dim("kv_len")
-    blocks = batch * heads * np.ceil(queries / QUERY_BLOCK)
-    # Decoding splits the keys into pieces that fill the device.
-    blocks = np.where(queries < QUERY_BLOCK, np.maximum(blocks, np.minimum(batch * heads * np.ceil(keys / 512.0),
-                                                                           device.sm_count)), blocks)
-    return 1.0 / filled_units(blocks, device)
+    """Factor of the time for units that blocks leave idle [n]."""
+    return 1.0 / filled_units(blocks_of(table, device).blocks, device)

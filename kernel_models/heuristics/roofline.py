@@ -14,7 +14,7 @@ from kernel_models.heuristics.call_classes import PRODUCTS
 from kernel_models.heuristics.call_table import CallTable
 from kernel_models.heuristics.corrections import Corrections, accumulates_at_half, shipped_corrections
 from kernel_models.heuristics.efficiency import Efficiencies, default_efficiencies_of, together
-from kernel_models.heuristics.sustained import computed_as, peak_tflops
+from kernel_models.heuristics.sustained import computed_as, most_floors, peak_tflops
 from kernel_models.heuristics.work import work
 from kernel_models.model import Arrays, Source, Times
 from kernel_models.op_call import Family, OpCall
@@ -141,6 +141,8 @@ class RooflineModel:
             # One thread moves more than its long copies do, all of them no more than the memory's channels.
             memory = np.minimum(memory, 1.0)
         done = work(table, self.device)
+        if not self.efficiencies.fitted:
+            fixed = np.minimum(fixed, table.by_kind(lambda kind: most_floors(self.device, self.family, ":" in kind)))
         return Parts(done.compute_us / compute, done.memory_us / memory,
                      fixed * self.device.kernel_floor_us * done.kernels)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kernel_models.device import DeviceSpec
+from kernel_models.op_call import Family
 
 REACHED_BANDWIDTH = {
     ("pascal", "GDDR5"): 0.755, ("pascal", "HBM2"): 0.76, ("volta", "HBM2"): 0.91, ("turing", "GDDR6"): 0.765,
@@ -37,6 +40,31 @@ REACHED_MATRIX = {"cdna2": 0.58, "cdna3": 0.58, "cdna4": 0.58}
 AMD's matrix units lower their clock under load: large bf16 products on an MI300X run at 0.45 of the peak where NVIDIA's
 reach 0.78 (trace `torch-compile-mi300`, TraceLens); CDNA 2 and 4 are taken to be like it.
 """
+
+
+_ONE_PASS, _TWO_PASSES, _ATTENTION = 1.0, 1.8, 3.5
+SCATTERED = 1.7
+"""Times these of operands that do not lie side by side, whose places each element's thread computes."""
+MOST_FLOORS: Mapping[str, Mapping[Family, float]] = {"blackwell": {
+    **dict.fromkeys((Family.ELEMENTWISE, Family.COPY, Family.TRITON, Family.MEMSET, Family.RANDOM, Family.POOLING,
+                     Family.INTERPOLATE, Family.OPTIMIZER), _ONE_PASS),
+    **dict.fromkeys((Family.NORM, Family.SOFTMAX, Family.REDUCTION, Family.CONCAT, Family.INDEX, Family.EMBEDDING,
+                     Family.LOSS, Family.OTHER), _TWO_PASSES),
+    Family.GEMM: 2.2, Family.ATTENTION: _ATTENTION}}
+"""By architecture and family, the most kernel floors that a kernel costs before its work, of the default efficiencies.
+
+Those are multiples that V100, A100 and tables of long calls left, whose times are whole microseconds or say little of
+short ones; on a B200 short kernels take a floor or two (trace `vllm-eager-B200`, whose kinds of kernels
+``benchmarks/inference_kernels.py`` prints in two halves).
+Of products, what bf16's tables left. Other architectures are not limited: on an H100 norms, reductions and softmax of
+short rows are priced at twice what they take, too, but whole recorded steps then err more the other way.
+"""
+
+
+def most_floors(device: DeviceSpec, family: Family, scattered: bool = False) -> float:
+    """Kernel floors that a kernel of a family costs at most, before its work."""
+    most = MOST_FLOORS.get(device.architecture, {}).get(family, float("inf"))
+    return SCATTERED * most if scattered else most
 
 
 _WIDER = {"fp4": "fp8", "fp8": "fp16", "fp16": "fp32", "bf16": "fp32"}
