@@ -61,12 +61,14 @@ def _row(number: int, row: Any) -> ServedRow:
     known = math.isfinite(row.attention_dp_size)
     prompt, output = (Lengths(round(SHORTEST * each) if known else each, each)
                       for each in (int(row.input_tokens), int(row.output_tokens)))
-    clients = row.concurrency if math.isfinite(row.concurrency) else row.batch
+    clients = int(row.concurrency if math.isfinite(row.concurrency) else row.batch)
+    # InferenceMAX sends ten requests for each client and counts all; the others first warm up.
+    count, warm_up = (10 * clients, 0) if known else (6 * clients, clients)
     setup = ServingSetup(tp=tp, attention_dp=groups, ep=ep, precision=precision, experts=experts,
                          kv="fp8" if row.backend == "trtllm" and precision.startswith("fp8") and not _latent(model)
                          else "", engine=engine_of(row.backend))
     group = "|".join(map(str, (row.model, row.backend, row.backend_version, row.gpu, row.gemm_quant_mode)))
-    return ServedRow(number, model, DEVICES[row.gpu], setup, Requests(prompt, output, int(clients)), row.ttft_ms,
+    return ServedRow(number, model, DEVICES[row.gpu], setup, Requests(prompt, output, clients, count=count, warm_up=warm_up), row.ttft_ms,
                      row.tpot_ms, is_development(row), group, row)
 
 

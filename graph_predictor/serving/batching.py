@@ -77,8 +77,8 @@ class ServedRequests:
         end_us: from a request to the end of its answer [n].
         arrival_us: when it came [n].
         prompt, output: tokens [n].
-        makespan_us: from the first request to the last answer.
-        busy_us: in which steps ran.
+        makespan_us: from the first request that counts to the last answer.
+        busy_us: in which steps ran, of all requests.
         preempted: sequences that were thrown out.
         running: sequences that decode, in the mean over time.
         steps: that were taken.
@@ -326,7 +326,7 @@ def simulate_serving(load: Requests, setup: ServingSetup, surface: StepTimes, ca
         finished += answered
         if load.concurrency:
             for request in requests[sent:sent + answered]:
-                front.send(request, server.clock)
+                front.send(request, server.clock + setup.engine.reply_us)
             sent = min(sent + answered, n)
     arrived = np.array([request.arrival for request in requests])
     first = np.array([request.first for request in requests])
@@ -334,9 +334,10 @@ def simulate_serving(load: Requests, setup: ServingSetup, surface: StepTimes, ca
     with np.errstate(invalid="ignore", divide="ignore"):
         tpot = np.where(tokens > 0, (ends - first) / tokens, math.nan)
     extra = setup.engine.reply_us
-    return ServedRequests(first - arrived + extra, tpot, ends - arrived + extra, arrived, prompts, outputs,
-                          float(np.nanmax(ends)) - float(arrived.min()), server.busy, server.preempted,
-                          server.decoding_us / max(server.clock, 1e-9), events)
+    kept = slice(load.warm_up, None)
+    return ServedRequests((first - arrived + extra)[kept], tpot[kept], (ends - arrived + extra)[kept], arrived[kept],
+                          prompts[kept], outputs[kept], float(ends[kept].max() - arrived[kept].min()), server.busy,
+                          server.preempted, server.decoding_us / max(server.clock, 1e-9), events)
 
 
 def _finish(server: _Server, ends: Float64) -> int:

@@ -79,7 +79,9 @@ class Requests:
         concurrency: clients that each ask again as soon as they have an answer; 0 where ``rate`` says when.
         rate: requests a second that come by chance (Poisson); 0 where ``concurrency`` says how many there are.
         count: of all requests; 0 for ``WAVES`` of them for each client, or as many of a rate as tell percentiles.
+            Counted are those after ``warm_up``.
         seed: of what is drawn.
+        warm_up: of the first requests, how many are served and not counted: they all come at once.
 
     Raises:
         ServingError: neither or both of concurrency and rate are given, or one cannot be.
@@ -91,6 +93,7 @@ class Requests:
     rate: float = 0.0
     count: int = 0
     seed: int = 0
+    warm_up: int = 0
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.rate) or self.rate < 0 or self.rate > 1e9:
@@ -101,6 +104,8 @@ class Requests:
         if bool(self.rate) == bool(self.concurrency):
             raise ServingError("A load is either a rate of requests or a number of clients at once; give one of --rate "
                                "and --concurrency, above 0.")
+        if not 0 <= self.warm_up < self.requests:
+            raise ServingError(f"warm_up={self.warm_up!r} leaves none of {self.requests:,} requests to count; give less.")
         if not 0 <= self.count <= MOST_REQUESTS:
             raise ServingError(f"count={self.count!r} is no number of requests; give one up to {MOST_REQUESTS:,}.")
 
@@ -120,7 +125,7 @@ class Requests:
         return np.cumsum(gaps), prompts, outputs
 
 
-WAVES = 5
+WAVES = 6
 """Requests of each client: benchmarks of servers usually send 4 to 10."""
 OF_A_RATE = 400
 """Requests of a rate: enough for the 90th percentile."""

@@ -101,17 +101,16 @@ class StepOperations:
         setup, queries = self.setup, self.setup.drafted
         if kind.attends:
             held = min(context, kind.window) if kind.window else context
-            flags = () if not setup.kv or setup.kv == self._dtype else (f"kv_{setup.kv}",)
+            flags: tuple[str, ...] = ()
+            kernel, kv_heads = "paged", setup.kv_heads(kind)
+            width, values = kind.width_of_head, kind.width_of_values
             if kind.latent is not None:
-                heads, kv_heads = kind.heads // setup.tp, 1
+                kernel, flags, kv_heads = "mla", ("latent",), 1
                 width, values = kind.latent.key_rank + kind.latent.rotated, kind.latent.key_rank
-                flags = (*flags, "latent")
-            else:
-                heads, kv_heads = kind.heads // setup.tp, setup.kv_heads(kind)
-                width, values = kind.width_of_head, kind.width_of_values
-            for call in attention("paged_forward", sequences, heads, kv_heads, queries, max(held, queries), width,
-                                  values, self._dtype, causal=True, flags=flags):
-                yield StepOperation("attention of decoding", self._cached(call))
+            for call in attention(f"{kernel}_forward", sequences, kind.heads // setup.tp, kv_heads, queries,
+                                  max(held, queries), width, values, self._dtype, causal=True, flags=flags,
+                                  kv_dtype=setup.kv):
+                yield StepOperation("attention of decoding", call)
         if kind.state is not None:
             own = kind.state.share(setup.tp)
             state = sequences * own.inner * own.state
@@ -275,14 +274,6 @@ class StepOperations:
                 less = batch * n * k * (itemsize(self._dtype) - weights.bytes)
                 call = replace(call, bytes_read=call.bytes_read - less)
             yield StepOperation(name, call)
-
-    def _cached(self, call: OpCall) -> OpCall:
-        """Attention that reads a cache of another type, or one whose values are a part of its keys."""
-        batch, _, kv_heads, _, kept, size, values, _ = call.dims
-        width = self.setup.kv_bytes(self.shape)
-        own = itemsize(self._dtype) * (size + values)
-        read = width * (size if "latent" in call.flags else size + values)
-        return replace(call, bytes_read=call.bytes_read + batch * kv_heads * kept * (read - own))
 
     def _cache(self, tokens: int, width: int) -> Iterator[StepOperation]:
         """New keys and values, written to the cache."""

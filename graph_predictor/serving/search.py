@@ -243,7 +243,7 @@ def _best(model: ServingModel, cache: CacheAccount, prompts: Lengths, outputs: L
         return (ServingChoice(setup, copies, got) if goal.met(got) and keeps_up else None), 1
     best, tried, clients = None, 0, 1
     while clients <= MOST_CLIENTS:
-        load = Requests(prompts, outputs, clients, count=max(WAVES * clients, 4), seed=seed)
+        load = Requests(prompts, outputs, clients, count=max(WAVES * clients, 4), seed=seed, warm_up=clients)
         got = served_load(load, model, cache)
         tried += 1
         if goal.met(got) and (best is None or got.tokens_per_second.value > best.got.tokens_per_second.value):

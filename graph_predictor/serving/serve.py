@@ -245,7 +245,7 @@ def serve(source: str, *, device: str = "h200-sxm", topology: str | None = None,
     decode, prefill = ServedStep(batch, context), prompt_step(setup, math.ceil(prompts.mean))
     served = None
     if rate or concurrency:
-        load = Requests(prompts, outputs, concurrency, rate, requests, seed)
+        load = Requests(prompts, outputs, concurrency, rate, requests, seed, warm_up=_warm_up(concurrency, requests))
         served = served_load(load, model, cache, calibration)
     return Served(
         decoder.name, setup, spec.name, collectives.topology.name, batch, context, math.ceil(prompts.mean),
@@ -324,6 +324,11 @@ def served_load(load: Requests, model: ServingModel, cache: CacheAccount,
     second = got.tokens_per_second
     throughput = Figure80(second, second, second) if load.rate else _scaled(second, between)
     return ServedLoad(load, got, ends[0], ends[1], throughput, _percentiles(got.ttft_us), _percentiles(got.tpot_us))
+
+
+def _warm_up(clients: int, requests: int) -> int:
+    """Return how many requests of clients that all begin at once are not counted: the first of each, if others remain."""
+    return clients if not requests or requests >= 2 * clients else 0
 
 
 class _Slower:
