@@ -65,11 +65,11 @@ def _row(number: int, row: Any) -> ServedRow:
     # InferenceMAX sends ten requests for each client and counts all; the others first warm up.
     count, warm_up = (10 * clients, 0) if known else (6 * clients, clients)
     setup = ServingSetup(tp=tp, attention_dp=groups, ep=ep, precision=precision, experts=experts,
-                         kv="fp8" if row.backend == "trtllm" and precision.startswith("fp8") and not _latent(model)
-                         else "", engine=engine_of(row.backend))
+                         kv="fp8" if row.backend == "trtllm" and precision.startswith("fp8") else "", engine=engine_of(row.backend))
     group = "|".join(map(str, (row.model, row.backend, row.backend_version, row.gpu, row.gemm_quant_mode)))
-    return ServedRow(number, model, DEVICES[row.gpu], setup, Requests(prompt, output, clients, count=count, warm_up=warm_up), row.ttft_ms,
-                     row.tpot_ms, is_development(row), group, row)
+    return ServedRow(number, model, DEVICES[row.gpu], setup,
+                     Requests(prompt, output, clients, count=count, warm_up=warm_up), row.ttft_ms, row.tpot_ms,
+                     is_development(row), group, row)
 
 
 def _gpus(row: Any) -> tuple[int, int, int]:
@@ -97,7 +97,3 @@ def _types(model: str, row: Any) -> tuple[str, str]:
     if model.startswith(("deepseek", "minimax", "glm", "qwen3-235b", "qwen3.5")):
         return "fp8_block", ""
     return {"nvfp4": "nvfp4", "fp8": "fp8", "fp8_block": "fp8_block"}[said], ""
-
-
-def _latent(model: str) -> bool:
-    return model.startswith(("deepseek", "kimi", "glm"))

@@ -94,6 +94,7 @@ def cache_account(shape: TransformerShape, setup: ServingSetup, device: DeviceSp
     groups = sum(size > 1 for size in (setup.layer_gpus, setup.pp))
     workspace = (tokens * (4 * shape.hidden + inner) * shape.element_bytes + logits + CONTEXT
                  + groups * COMMUNICATOR_BYTES + (GRAPHS if setup.graphs else 0.0))
-    total = device.memory_gb * 1e9
-    return CacheAccount(total, weights, workspace, total * setup.engine.memory - weights - workspace, sequence, token,
-                        setup.attention_dp)
+    total, share = device.memory_gb * 1e9, setup.engine.memory
+    left = total - weights - workspace
+    room = share * left if setup.engine.of_rest and left > 0 else total * share - weights - workspace
+    return CacheAccount(total, weights, workspace, room, sequence, token, setup.attention_dp)

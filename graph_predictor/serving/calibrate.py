@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from graph_predictor.parallel.estimate import Rates
 from graph_predictor.serving.batching import simulate_serving
@@ -40,7 +39,12 @@ FIRST_WEIGHT = 0.25
 REACH, NOISE = 2.0, 0.15
 """Of what is left, as ``parallel.likeness``: rows a factor of four apart in one figure are alike by half."""
 NUMBERS = ("tp", "ep", "attention_dp", "prompt", "output", "concurrency")
-LEAST_SPREAD = 0.35
+STEPS, ROUNDS, NUDGE = 2, 8, 0.05
+"""Times that all rows are served again around the factors found, rounds of weighing within each, and how far a factor's
+logarithm is moved to see what it changes."""
+USUAL = 0.12
+"""Error between tokens that spreads without a calibration stand for."""
+LEAST_SPREAD, MOST_SPREAD = 0.35, 2.0
 MOST_OFF = 100.0
 
 
@@ -124,13 +128,12 @@ def features(setup: ServingSetup, load: Requests) -> tuple[float, ...]:
             math.log2(load.output.mean), math.log2(max(load.concurrency, load.rate, 1e-3)))
 
 
-def calibrate_serving(rows: Sequence[MeasuredRow], start: Rates, *, check: bool = True) -> ServingCalibration:
+def calibrate_serving(rows: Sequence[MeasuredRow], start: Rates) -> ServingCalibration:
     """Fit rates to measured rows, and carry over what is left.
 
     Args:
         rows: that were measured, of one engine on one kind of GPU.
         start: rates around which the fitted ones lie.
-        check: tell the error of rows that are left out, which takes a fit each.
 
     Raises:
         ServingError: there are fewer than two, or one is far off what is expected.
@@ -138,52 +141,107 @@ def calibrate_serving(rows: Sequence[MeasuredRow], start: Rates, *, check: bool 
     if len(rows) < 2:
         raise ServingError("A calibration needs two measured rows or more, of which one can be predicted from the "
                            f"others; there {'is one' if rows else 'are none'}.")
-    before = np.array([each.log_ratios(start) for each in rows])
-    for each, ratios in zip(rows, before, strict=True):
-        far = np.nanmax(np.abs(ratios)) if np.isfinite(ratios).any() else 0.0
+    names = [name for name in FACTORS if getattr(start, name) > 0]
+    values: Float64 = np.zeros(len(names))
+    first = _linearised(rows, start, names, values)
+    for each, ratios in zip(rows, first.left, strict=True):
+        far = abs(ratios[1]) if math.isfinite(ratios[1]) else abs(ratios[0])
         if far > math.log(MOST_OFF):
             raise ServingError(f"{each.name} is {math.exp(far):,.0f} times off what is expected, which no rates "
                                "explain; give milliseconds, and the model, device and engine that they are of.")
-    found = _fitted(rows, start)
-    after = found.before
-    if check:
-        errors = []
-        for left in range(len(rows)):
-            other = _fitted([each for row, each in enumerate(rows) if row != left], start)
-            ratio = rows[left].log_ratios(other.rates)[1]
-            errors.append(ratio - math.log(other.tpot_factor(rows[left].model.setup, rows[left].load)))
-        kept = [each for each in errors if math.isfinite(each)]
-        after = float(np.mean(np.abs(np.expm1(-np.array(kept))))) if kept else math.nan
-    usual = float(np.nanmean(np.abs(np.expm1(-before[:, 1])))) if np.isfinite(before[:, 1]).any() else math.nan
+    here = first
+    for _ in range(STEPS):
+        values = values + here.solved(names, values)
+        here = _linearised(rows, start, names, values)
+    places = np.array([features(each.model.setup, each.load) for each in rows])
+    weights, bounds = _carried(places, here.left)
+    after = _left_out(here, names, values, places)
     # What was expected counts as two rows of its own.
-    spread = math.sqrt((2 + len(rows) * (after / 0.12) ** 2) / (2 + len(rows))) if math.isfinite(after) else 1.0
-    return replace(found, before=usual, after=after, spread=min(max(spread, LEAST_SPREAD), 2.0),
-                   rates=replace(found.rates, spreads=start.spreads.scaled(min(max(spread, LEAST_SPREAD), 2.0))))
+    spread = math.sqrt((2 + len(rows) * (after / USUAL) ** 2) / (2 + len(rows))) if math.isfinite(after) else 1.0
+    spread = min(max(spread, LEAST_SPREAD), MOST_SPREAD)
+    found = _rates(start, names, values)
+    return ServingCalibration(
+        len(rows), replace(found, spreads=start.spreads.scaled(spread)), tuple(map(tuple, places.tolist())),
+        tuple(weights[0].tolist()), tuple(weights[1].tolist()), bounds, _error(first.left[:, 1]), after, spread)
 
 
-def _fitted(rows: Sequence[MeasuredRow], start: Rates) -> ServingCalibration:
-    names = [name for name in FACTORS if getattr(start, name) > 0]
-    middle = np.log([getattr(start, name) for name in names])
-    width = np.array([FACTORS[name] for name in names])
+@dataclass(frozen=True, slots=True)
+class _Linear:
+    """Logarithms of measured over predicted of n rows, and what they change with logarithms of rates.
 
-    def rates(values: Float64) -> Rates:
-        return replace(start, **dict(zip(names, np.exp(values).tolist(), strict=True)))
+    Attributes:
+        left: to the first token and between tokens [n, 2]; NaN where one was not measured.
+        slopes: of the predicted times [n, 2, factors].
+    """
 
-    def residuals(values: Float64) -> Float64:
-        ratios = np.array([each.log_ratios(rates(values)) for each in rows])
-        first = np.nan_to_num(ratios[:, 0]) - np.nanmedian(np.append(ratios[:, 0], 0.0))
-        return np.concatenate([np.nan_to_num(ratios[:, 1]) / ERROR, FIRST_WEIGHT * first / ERROR,
-                               (values - middle) / width])
+    left: Float64
+    slopes: Float64
 
-    found = rates(least_squares(residuals, middle, loss="soft_l1", x_scale=width, diff_step=1e-2, max_nfev=12).x)
-    left = np.array([each.log_ratios(found) for each in rows])
-    places = tuple(features(each.model.setup, each.load) for each in rows)
-    kernel = _kernel(np.array(places), np.array(places)) + NOISE * np.eye(len(rows))
-    first, between = (np.linalg.solve(kernel, np.nan_to_num(left[:, column])) for column in (0, 1))
-    bounds = tuple(float(np.nanmax(np.abs(np.append(left[:, column], 0.0)))) for column in (0, 1))
-    error = float(np.nanmean(np.abs(np.expm1(-left[:, 1])))) if np.isfinite(left[:, 1]).any() else math.nan
-    return ServingCalibration(len(rows), found, places, tuple(first.tolist()), tuple(between.tolist()),
-                              (bounds[0], bounds[1]), error, error, 1.0)
+    def solved(self, names: Sequence[str], values: Float64, without: int = -1) -> Float64:
+        """Return how far factors at ``values`` should move, but for a row that is left out."""
+        kept = np.arange(len(self.left)) != without
+        widths = np.array([FACTORS[name] for name in names])
+        left, slopes = self.left[kept], self.slopes[kept]
+        # First tokens by how they differ from each other: their mean depends on how a benchmark begins.
+        known = np.isfinite(left)
+        left = np.where(known, left, 0.0)
+        slopes = np.where(known[:, :, None], slopes, 0.0)
+        if known[:, 0].any():
+            left[known[:, 0], 0] -= np.median(left[known[:, 0], 0])
+        scale = np.array([FIRST_WEIGHT, 1.0]) / ERROR
+        target = (left * scale).reshape(-1)
+        matrix = (slopes * scale[None, :, None]).reshape(len(target), -1)
+        move = np.zeros(len(names))
+        for _ in range(ROUNDS):
+            # Errors beyond ``ERROR`` count by their size, not its square.
+            weight = (1.0 + (target - matrix @ move) ** 2) ** -0.25
+            full = np.vstack([matrix * weight[:, None], np.diag(1.0 / widths)])
+            wanted = np.concatenate([target * weight, -values / widths])
+            move = np.clip(np.linalg.lstsq(full, wanted, rcond=None)[0], -1.0, 1.0)
+        return move
+
+
+def _linearised(rows: Sequence[MeasuredRow], start: Rates, names: Sequence[str], values: Float64) -> _Linear:
+    here = np.array([each.log_ratios(_rates(start, names, values)) for each in rows])
+    slopes = np.zeros((len(rows), 2, len(names)))
+    for column in range(len(names)):
+        moved = values.copy()
+        moved[column] += NUDGE
+        there = np.array([each.log_ratios(_rates(start, names, moved)) for each in rows])
+        slopes[:, :, column] = (here - there) / NUDGE
+    return _Linear(here, slopes)
+
+
+def _rates(start: Rates, names: Sequence[str], values: Float64) -> Rates:
+    return replace(start, **{name: getattr(start, name) * math.exp(value)
+                             for name, value in zip(names, values.tolist(), strict=True)})
+
+
+def _carried(places: Float64, left: Float64) -> tuple[list[Float64], tuple[float, float]]:
+    """Return the weights of rows in what is carried over, of first tokens and between tokens, and its
+    bounds."""
+    kernel = _kernel(places, places) + NOISE * np.eye(len(places))
+    known = np.nan_to_num(left)
+    weights: list[Float64] = [np.asarray(np.linalg.solve(kernel, known[:, column]), np.float64) for column in (0, 1)]
+    return weights, (float(np.abs(known[:, 0]).max()), float(np.abs(known[:, 1]).max()))
+
+
+def _left_out(here: _Linear, names: Sequence[str], values: Float64, places: Float64) -> float:
+    """Return the mean error between tokens of each row, predicted from the others."""
+    errors = []
+    for row in range(len(places)):
+        others = np.arange(len(places)) != row
+        move = here.solved(names, values, row)
+        left = here.left - here.slopes @ move
+        weights, bounds = _carried(places[others], left[others])
+        like = float((_kernel(places[[row]], places[others]) @ weights[1])[0])
+        errors.append(left[row, 1] - min(max(like, -bounds[1]), bounds[1]))
+    return _error(np.array(errors))
+
+
+def _error(log_ratios: Float64) -> float:
+    known = log_ratios[np.isfinite(log_ratios)]
+    return float(np.mean(np.abs(np.expm1(-known)))) if len(known) else math.nan
 
 
 def read_measured_rows(path: str, shape: TransformerShape, setup: ServingSetup, device: DeviceSpec,

@@ -45,6 +45,7 @@ class Engine:
         all_reduce_us: least time of its all-reduce kernel within a node.
         reserves: whether a sequence starts only where the cache has room for all that it may become; else sequences
             are thrown out, and read again later, where the cache is full.
+        of_rest: whether the share of memory is of what weights leave, all of it for caches.
     """
 
     name: str
@@ -61,13 +62,21 @@ class Engine:
     graph_batch: int
     all_reduce_us: float
     reserves: bool
+    of_rest: bool = False
 
 
 ENGINES: Mapping[str, Engine] = MappingProxyType({engine.name: engine for engine in (
-    Engine("vllm", Mixing.MIXED, 8192, True, 1024, 0.90, 1500.0, 8.0, 2000.0, 5000.0, 6.0, 512, 4.4, False),
-    Engine("sglang", Mixing.PREFILL_FIRST, 8192, True, 2048, 0.88, 500.0, 6.0, 2000.0, 5000.0, 60.0, 512, 2.6, False),
-    Engine("trtllm", Mixing.MIXED, 8192, False, 2048, 0.90, 400.0, 8.0, 2000.0, 5000.0, 60.0, 512, 2.6, True),
-    Engine("compiled", Mixing.PREFILL_FIRST, 1 << 20, False, 1 << 20, 0.95, 0.0, 0.0, 0.0, 0.0, 6.0, 1 << 20, 2.6, True),
+    Engine("vllm", Mixing.MIXED, chunk=8192, splits=True, sequences=1024, memory=0.90, step_us=1500.0, sequence_us=8.0,
+           request_us=2000.0, reply_us=5000.0, launch_us=6.0, graph_batch=512, all_reduce_us=4.4, reserves=False),
+    Engine("sglang", Mixing.PREFILL_FIRST, chunk=8192, splits=True, sequences=2048, memory=0.88, step_us=500.0,
+           sequence_us=6.0, request_us=2000.0, reply_us=5000.0, launch_us=60.0, graph_batch=512, all_reduce_us=2.6,
+           reserves=False),
+    Engine("trtllm", Mixing.MIXED, chunk=8192, splits=False, sequences=2048, memory=0.90, step_us=400.0,
+           sequence_us=8.0, request_us=2000.0, reply_us=5000.0, launch_us=60.0, graph_batch=512, all_reduce_us=2.6,
+           reserves=True, of_rest=True),
+    Engine("compiled", Mixing.PREFILL_FIRST, chunk=1 << 20, splits=False, sequences=1 << 20, memory=0.95, step_us=0.0,
+           sequence_us=0.0, request_us=0.0, reply_us=0.0, launch_us=6.0, graph_batch=1 << 20, all_reduce_us=2.6,
+           reserves=True),
 )})
 """Engines by name; "compiled" is a compiled model in a loop without a server, such as gpt-fast.
 

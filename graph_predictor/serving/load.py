@@ -105,7 +105,8 @@ class Requests:
             raise ServingError("A load is either a rate of requests or a number of clients at once; give one of --rate "
                                "and --concurrency, above 0.")
         if not 0 <= self.warm_up < self.requests:
-            raise ServingError(f"warm_up={self.warm_up!r} leaves none of {self.requests:,} requests to count; give less.")
+            raise ServingError(f"warm_up={self.warm_up!r} leaves none of {self.requests:,} requests to count; give "
+                               "less.")
         if not 0 <= self.count <= MOST_REQUESTS:
             raise ServingError(f"count={self.count!r} is no number of requests; give one up to {MOST_REQUESTS:,}.")
 

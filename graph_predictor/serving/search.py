@@ -189,11 +189,12 @@ def serve_search(source: str, gpus: int, *, target: str | LatencyTarget = "", de
     if not isinstance(gpus, int) or isinstance(gpus, bool) or not 1 <= gpus <= MOST_GPUS:
         raise ServingError(f"gpus={gpus!r} is not possible; give a whole number from 1 to {MOST_GPUS:,}.")
     goal = target if isinstance(target, LatencyTarget) else LatencyTarget.parse(target) if target else LatencyTarget()
-    decoder, spec = served_decoder(source, settings, preset), served_device(device)
+    decoder, spec = served_decoder(source, settings, preset).in_type(precision), served_device(device)
     prompts, outputs = Lengths.parse(str(prompt), "--prompt"), Lengths.parse(str(output), "--output")
     check_length(decoder, prompts.longest + outputs.longest)
-    start = ServingSetup(precision=precision or "bf16", experts=experts, kv=kv_dtype, engine=engine_of(engine),
-                         graphs=cuda_graphs, speculation=None if speculate is None else Speculation.parse(speculate))
+    start = ServingSetup(precision=precision or decoder.shape.dtype, experts=experts, kv=kv_dtype,
+                         engine=engine_of(engine), graphs=cuda_graphs,
+                         speculation=None if speculate is None else Speculation.parse(speculate))
     choices, refused, tried = [], [], 0
     for setup in _splits(decoder, start, gpus, spec):
         try:

@@ -217,11 +217,11 @@ def serve(source: str, *, device: str = "h200-sxm", topology: str | None = None,
         raise ServingError(f"batch={batch} is not possible; give a whole number from 1.")
     if step_us is not None and not (math.isfinite(step_us) and 0 <= step_us < 1e9):
         raise ServingError(f"step_us={step_us!r} is no time of a step's host; give µs, 0 or more.")
-    decoder = served_decoder(source, settings, preset)
+    decoder = served_decoder(source, settings, preset).in_type(precision)
     spec = served_device(device)
     setup = ServingSetup(
-        tp=tp, pp=pp, attention_dp=attention_dp, ep=ep, precision=precision or "bf16", experts=experts, kv=kv_dtype,
-        engine=engine_of(engine), chunk=chunk, graphs=cuda_graphs,
+        tp=tp, pp=pp, attention_dp=attention_dp, ep=ep, precision=precision or decoder.shape.dtype, experts=experts,
+        kv=kv_dtype, engine=engine_of(engine), chunk=chunk, graphs=cuda_graphs,
         speculation=None if speculate is None else Speculation.parse(speculate))
     setup.check(decoder.shape)
     collectives = cluster_for(spec, setup.gpus, topology, comm_profile, comm_choices)
@@ -327,7 +327,7 @@ def served_load(load: Requests, model: ServingModel, cache: CacheAccount,
 
 
 def _warm_up(clients: int, requests: int) -> int:
-    """Return how many requests of clients that all begin at once are not counted: the first of each, if others remain."""
+    """Return how many requests of clients that all begin at once do not count: the first of each, if others remain."""
     return clients if not requests or requests >= 2 * clients else 0
 
 

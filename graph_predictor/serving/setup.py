@@ -11,12 +11,14 @@ from graph_predictor.serving.errors import ServingError
 from kernel_models.device import DeviceSpec
 from tracer.shape_only.transformer import TransformerShape
 
-PRECISIONS = ("bf16", "fp8", "fp8_block", "nvfp4", "mxfp4", "int8", "int4")
-"""Types of linear layers' weights; all but the first may be computed in a wider one (``WeightType``)."""
+PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "fp8_block", "nvfp4", "mxfp4", "int8", "int4")
+"""Types of linear layers' weights; all but the first three may be computed in a wider one (``WeightType``)."""
+WHOLE = PRECISIONS[:3]
+"""Types of a whole model, its activations too."""
 KV_TYPES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp4": 0.5625}
 """Bytes of a value of the cache, with its share of a scale."""
-_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8_block": 1.0 + 4 / 128**2, "nvfp4": 0.5 + 1 / 16, "mxfp4": 0.5 + 1 / 32,
-          "int8": 1.0, "int4": 0.5 + 2 / 128}
+_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 1.0, "fp8_block": 1.0 + 4 / 128**2, "nvfp4": 0.5 + 1 / 16,
+          "mxfp4": 0.5 + 1 / 32, "int8": 1.0, "int4": 0.5 + 2 / 128}
 """Bytes of a weight with its share of a scale: blocks of 128 × 128 (DeepSeek-V3, 2024), 16, 32, and 128 in a row."""
 _MATRIX = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4", "mxfp4": "fp4", "int8": "int8", "int4": ""}
 _MOST = 1 << 20

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graph_predictor.parallel.planning import config_model, read_decoder
 from graph_predictor.parallel.published_configs import CONFIGS
+from graph_predictor.serving.setup import WHOLE
 from tracer.shape_only.transformer import TransformerShape
-
 
 SAME = {"deepseek-r1": "deepseek-v3", "llama-3.3-70b": "llama-3.1-70b", "kimi-k2.5": "kimi-k2",
         "minimax-m2.5": "minimax-m2"}
@@ -30,6 +30,13 @@ class ServedDecoder:
     shape: TransformerShape
     longest: int
     notes: tuple[str, ...]
+
+    def in_type(self, precision: str) -> ServedDecoder:
+        """Return the decoder in a type of a whole model; narrower types are of its linear layers alone."""
+        if precision not in WHOLE:
+            return self
+        runs = tuple(replace(run, dtype=precision) for run in self.shape.stack)
+        return replace(self, shape=replace(self.shape, dtype=precision, stack=runs))
 
 
 def published_name(source: str) -> str:

@@ -27,7 +27,8 @@ STEP_US = 0.12
 MOST_BYTES = 8 << 20
 """Payload up to which engines use these kernels (vLLM's and SGLang's buffers; TensorRT-LLM's workspace of 8 GPUs)."""
 SPREAD = 0.25
-"""Half width, a logarithm, of the 80% interval: of 138 times of the table in CUDA graphs below 8 MiB 80% lie within."""
+"""Half width, a logarithm, of the 80% interval. Of the table's 144 times in CUDA graphs up to 8 MiB 80% lie within
+0.11; other devices, and GPUs that do not arrive together, are assumed to double that."""
 LINKED = ("nvswitch", "nvlink-mesh")
 
 

@@ -82,7 +82,8 @@ PUBLISHED_TOTALS = {
     "qwen3-8b": 8.19e9, "qwen3-14b": 14.77e9, "qwen3-32b": 32.76e9}
 """Parameters as the models' cards give them; Falcon 7B's 7.22e9 counts its tied matrix twice."""
 ACTIVE = {"deepseek-v2": 21e9, "deepseek-v3": 37e9, "qwen3-30b-a3b": 3.3e9, "qwen3-235b-a22b": 22e9,
-          "kimi-k2": 32e9, "glm-5": 40e9, "qwen3.5-397b-a17b": 17e9, "gpt-oss-20b": 3.6e9, "gpt-oss-120b": 5.1e9, "granite-4.0-h-small": 9e9}
+          "kimi-k2": 32e9, "glm-5": 40e9, "qwen3.5-397b-a17b": 17e9,
+          "gpt-oss-20b": 3.6e9, "gpt-oss-120b": 5.1e9, "granite-4.0-h-small": 9e9}
 EVERY = {**OTHERS, **CONFIGS}
 
 
