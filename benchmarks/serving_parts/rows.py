@@ -65,7 +65,8 @@ def _row(number: int, row: Any) -> ServedRow:
     # InferenceMAX sends ten requests for each client and counts all; the others first warm up.
     count, warm_up = (10 * clients, 0) if known else (6 * clients, clients)
     setup = ServingSetup(tp=tp, attention_dp=groups, ep=ep, precision=precision, experts=experts,
-                         kv="fp8" if row.backend == "trtllm" and precision.startswith("fp8") else "", engine=engine_of(row.backend))
+                         kv="fp8" if row.backend == "trtllm" and precision.startswith("fp8") else "",
+                         engine=engine_of(row.backend))
     group = "|".join(map(str, (row.model, row.backend, row.backend_version, row.gpu, row.gemm_quant_mode)))
     return ServedRow(number, model, DEVICES[row.gpu], setup,
                      Requests(prompt, output, clients, count=count, warm_up=warm_up), row.ttft_ms, row.tpot_ms,
