@@ -63,6 +63,9 @@ def serve(
     runs: Annotated[str | None, shared(
         "--calibrate", "columns concurrency, prompt, output, ttft_ms, tpot_ms and, if need be, tp, ep, attention_dp"
     )] = None,
+    anchor: Annotated[str | None, typer.Option(
+        metavar="TRACE", help="A trace of vLLM serving this model so on this device: what its kernels took over what "
+                              "is predicted of its steps is taken of all steps.")] = None,
     top: Top = None,
     json: Json = False,
     debug: Debug = False,
@@ -88,7 +91,8 @@ def serve(
             if given := [name for name, value, usual in (
                     ("--tp", tp, 1), ("--pp", pp, 1), ("--ep", ep, 1), ("--attention-dp", attention_dp, 1),
                     ("--chunk", chunk, 0), ("--batch", batch, 1), ("--concurrency", concurrency, 0),
-                    ("--calibrate", runs, None)) if value != usual]:
+                    ("--calibrate", runs, None),
+                    ("--anchor", anchor, None)) if value != usual]:
                 raise ServingError(f"--target searches for the best split and load, and {given[0]} names one; leave "
                                    "one of them out.")
             with working("Pricing and serving"):
@@ -110,7 +114,8 @@ def serve(
                 ep=ep, attention_dp=attention_dp, precision=precision, experts=experts, kv_dtype=kv_dtype,
                 engine=engine, chunk=chunk, cuda_graphs=cuda_graphs, speculate=speculate, batch=batch, context=context,
                 prompt=prompt, output=output, rate=rate, concurrency=concurrency, requests=requests, seed=seed,
-                step_us=step_us, profile=known, comm_profile=comm_profile, comm_choices=comm_choices, measured=runs)
+                step_us=step_us, profile=known, comm_profile=comm_profile, comm_choices=comm_choices, measured=runs,
+                anchor=anchor)
         if json:
             print_json(found.to_json())
         else:

@@ -86,7 +86,8 @@ def _load(out: Report, served: ServedLoad) -> None:
     what = f"{load.concurrency:,} clients" if load.concurrency else f"{load.rate:g} requests/s"
     rows = [_latency("time to first token, ms", served.ttft_ms, served.ttft_percentiles, 0),
             _latency("time between tokens, ms", served.tpot_ms, served.tpot_percentiles, 2)]
-    title = (f"{what}: {load.requests:,} requests of {load.prompt} tokens, answers of {load.output}")
+    title = (f"{what}: {load.requests:,} requests of {load.prompt} tokens, answers of {load.output}"
+             f"{f'; the first {load.warm_up:,} do not count' if load.warm_up else ''}")
     out.table(title, [Column("", name=True, whole=True), Column("mean"), Column("80% between"), Column("p50"),
                       Column("p90"), Column("p99")], rows)
     out.line(f"{served.tokens_per_second.value:,.0f} tokens/s, {got.requests_per_second:,.2f} requests/s; "

@@ -15,6 +15,7 @@ import numpy as np
 from graph_predictor.comm.clusters import cluster_of, measured_file
 from graph_predictor.parallel.planning import other_nodes
 from graph_predictor.parallel.spreads import Z80
+from graph_predictor.serving.anchor import read_anchor
 from graph_predictor.serving.batching import ServedRequests, StepTimes, simulate_serving
 from graph_predictor.serving.cache import CacheAccount, cache_account
 from graph_predictor.serving.calibrate import ServingCalibration, calibrate_serving, read_measured_rows
@@ -177,7 +178,7 @@ def serve(source: str, *, device: str = "h200-sxm", topology: str | None = None,
           prompt: str | int = "", output: str | int = "", rate: float = 0.0, concurrency: int = 0, requests: int = 0,
           seed: int = 0, step_us: float | None = None, profile: DeviceProfile | None = None,
           comm_profile: str | None = None, comm_choices: str | None = None,
-          measured: str | ServingCalibration | None = None) -> Served:
+          measured: str | ServingCalibration | None = None, anchor: str | None = None) -> Served:
     """Predict how a decoder is served.
 
     Args:
@@ -205,6 +206,8 @@ def serve(source: str, *, device: str = "h200-sxm", topology: str | None = None,
         profile: fitted models of the device.
         comm_profile, comm_choices: measured collectives, as ``foretrace.plan`` takes them.
         measured: a table of measured rows, as ``calibrate.read_measured_rows`` reads it, or what another call learned.
+        anchor: a trace of this decoder served so on this device, as ``anchor.read_anchor`` reads it: what its kernels
+            took over what is predicted of its steps is taken of all steps.
 
     Raises:
         ServingError: it cannot be split so, does not fit, or the load cannot be.
@@ -233,6 +236,11 @@ def serve(source: str, *, device: str = "h200-sxm", topology: str | None = None,
     if prompts.longest > (decoder.longest or prompts.longest):
         check_length(decoder, prompts.longest)
     rates = rates_of(setup) if step_us is None else replace(rates_of(setup), step_us=step_us)
+    notes = []
+    if anchor is not None:
+        anchored = read_anchor(anchor, ServingModel(decoder.shape, setup, spec, collectives, profile, rates))
+        rates = anchored.rates
+        notes.append(str(anchored))
     calibration = measured if isinstance(measured, ServingCalibration) else None
     if isinstance(measured, str):
         rows = read_measured_rows(measured, decoder.shape, setup, spec, profile,
@@ -251,7 +259,7 @@ def serve(source: str, *, device: str = "h200-sxm", topology: str | None = None,
         decoder.name, setup, spec.name, collectives.topology.name, batch, context, math.ceil(prompts.mean),
         model.time(decode), prompt_time(model, math.ceil(prompts.mean)), tuple(model.operations(decode)),
         tuple(model.operations(prefill)), cache, cache.largest_batch(context), served,
-        tuple(_notes(decoder, setup, spec, collectives, step_us, calibration)), calibration)
+        (*notes, *_notes(decoder, setup, spec, collectives, step_us, calibration)), calibration)
 
 
 def served_device(name: str) -> DeviceSpec:
