@@ -64,6 +64,12 @@ def itemsize(dtype: str) -> int:
     return ITEMSIZE.get(dtype, 4)
 
 
+def stored_itemsize(kind: str) -> float:
+    """Bytes of a quantised weight's element with its scales: "fp4" is one value here (a scale for each 16 or 32), as
+    "int4" is (one for each 128); of other types, ``itemsize``."""
+    return {"fp4": 0.5 + 1 / 24, "int4": 0.5 + 2 / 128}.get(kind, float(itemsize(kind)))
+
+
 def multiply_adds(dtype: str) -> int:
     """Real multiply-adds of one product of two elements."""
     return MULTIPLY_ADDS.get(dtype, 1)

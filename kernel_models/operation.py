@@ -18,6 +18,15 @@ from kernel_models.op_call import Family, OpCall
 from tracer.graph import ExecutionGraph
 from tracer.views import Argument
 
+TOLD: dict[str, str] = {
+    "context": "tokens in the cache before those of the step, each sequence", "sequences": "sequences of the step",
+    "window": "tokens that attention sees",
+    "head_size": "features of a head", "kv": "type that the cache is stored in",
+    "experts": "experts on this device", "visits": "experts that a token visits", "expert_width": "width of an expert",
+    "weights": "type that experts' weights are stored in", "imbalance": "exponent of experts' popularity, 0 for even",
+}
+"""What operators of inference servers leave to their state, and ``Operation.told`` may say."""
+
 
 @dataclass(frozen=True, slots=True)
 class Operation:
@@ -28,11 +37,13 @@ class Operation:
         arguments: what was recorded of each; may be empty.
         list_dtype: short name of the element type of tensors in lists where it was not recorded; profilers write
             "TensorList" only, and "TensorList[c10::Half]" is understood.
+        told: what no argument holds and somebody knows, such as ("context", "4096"), by name: see ``TOLD``.
     """
 
     name: str
     arguments: tuple[Argument, ...] = ()
     list_dtype: str = "fp32"
+    told: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def from_graph(cls, graph: ExecutionGraph, op: int, list_dtype: str = "fp32") -> Operation:
@@ -153,7 +164,7 @@ def _same_again(call: OpCall) -> OpCall:
 def _apply(rule: registry.Rule, op: Operation, tf32: bool) -> tuple[OpCall, ...]:
     if rule.is_free:
         return ()
-    inputs = Inputs(op.name, op.arguments, rule.names, op.list_dtype, tf32)
+    inputs = Inputs(op.name, op.arguments, rule.names, op.list_dtype, tf32, op.told)
     try:
         return tuple(rule.function(inputs))
     except (Unpriceable, ArithmeticError, LookupError, TypeError, ValueError):

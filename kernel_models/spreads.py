@@ -25,6 +25,12 @@ From calls of less than three kernel floors in traces: 80% of measured over pred
 LACKING_TYPE = 0.7
 """Products of types that a device lacks, or that no measurement has (fp4), added: a factor of two either way, that
 between two neighbouring types' rates. Set, not measured."""
+ASSUMED_SIZES = 0.7
+"""A call of an inference server's operator whose cache, sequences or experts are none of its arguments and were
+assumed, added: a factor of two either way. Set, not measured: a cache may be any length."""
+UNMEASURED_CACHE = 0.2
+"""Attention over a cache, by default efficiencies, added for the share of its keys that are older than the step: no
+table of it is at hand. Flash-Decoding's published times (benchmarks/inference_kernels.py) err by up to 20%."""
 PLACEHOLDER_DEVICE = 1.5
 """A device whose figures only stand in for a calibration, added. Set, not measured."""
 PUBLISHED_CPU = 0.7

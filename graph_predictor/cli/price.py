@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +14,7 @@ from graph_predictor.cli.console import Column, Report, print_json
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, shared
 from graph_predictor.cli.price_arguments import (
+    MOST,
     Asked,
     PriceError,
     asked,
@@ -40,6 +44,9 @@ def price(
     value: Annotated[list[str] | None, typer.Option(
         metavar="NAME=VALUE", help="An argument that is no tensor, such as stride=2, is_causal=true or dim=-1; may be "
         "repeated. Others are PyTorch's defaults.")] = None,
+    assume: Annotated[list[str] | None, typer.Option(
+        metavar="NAME=VALUE,…", help="What an inference server's operator leaves to its state, such as "
+        "context=4096,sequences=32 or experts=16,visits=8; may be repeated.")] = None,
     backward: Annotated[bool, typer.Option("--backward", help="Price its gradient instead.")] = False,
     tf32: Annotated[bool, typer.Option("--tf32", help="Products of fp32 run as TF32.")] = False,
     indices: Annotated[str | None, shared("--indices", "for an operation that looks rows up")] = None,
@@ -55,7 +62,8 @@ def price(
 
         operation = full_name(operation)
         spec, fitted = _device(device, profile)
-        calls, wanted = calls_to_price(operation, shapes, dtype, value or (), backward=backward, tf32=tf32)
+        told = told_of(operation, assume or ())
+        calls, wanted = calls_to_price(operation, shapes, dtype, value or (), backward=backward, tf32=tf32, told=told)
         if indices is not None:
             calls = _looked_up(calls, indices, operation)
         priced = price_calls(calls, spec, fitted)
@@ -75,7 +83,8 @@ def price(
         notes = [*wanted.notes, *_of_types(calls, spec), *_of_sources(priced, fitted)]
         if json:
             print_json({**found, "operation": operation, "device": spec.name, "backward": backward,
-                        "values": wanted.values, "assumed": wanted.assumed, "notes": notes, "calls": rows})
+                        "values": wanted.values, "told": told, "assumed": wanted.assumed, "notes": notes,
+                        "calls": rows})
             return
         report = Report()
         report.line()
@@ -93,13 +102,15 @@ def price(
                        f"{_time(r['interval_us'][0])} to {_time(r['interval_us'][1])}", r["source"],
                        f"{r['flops'] / 1e9:,.3f}", f"{r['bytes'] / 1e6:,.3f}"] for r in rows))
         if wanted.assumed:
-            notes.insert(0, f"Assumed: {', '.join(f'{name}={text}' for name, text in wanted.assumed.items())}; --value "
-                            "and --dtype say otherwise.")
+            from_state = registry_assumptions(calls)
+            ways = "--value and --dtype say otherwise" if not from_state else "--assume says otherwise"
+            notes.insert(0, f"Assumed: {', '.join(f'{name}={text}' for name, text in wanted.assumed.items())}; {ways}.")
         report.notes(notes)
 
 
 def calls_to_price(
     name: str, shapes: str, dtype: str, values: Sequence[str] = (), *, backward: bool = False, tf32: bool = False,
+    told: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[list[OpCall], Asked]:
     """The device work of an operation written as on the command line, and what was made of the text.
 
@@ -114,6 +125,7 @@ def calls_to_price(
 
     known = registry.forward_rule(name) is not None
     wanted = asked(name, shapes, dtype, values)
+    wanted.operation = replace(wanted.operation, told=tuple(told.items()))
     if operations.is_free(name):
         raise PriceError(f"{name} has no device work: it only makes a view or looks at sizes.")
     check(name, wanted)
@@ -137,10 +149,52 @@ def calls_to_price(
     calls = operations.backward_calls_of(wanted.operation, tf32) if backward else forward
     if not calls:
         raise PriceError(f"{name} has no gradient to price.")
+    wanted.assumed.update(registry.assumptions_of(calls))
     for call in calls:
         if call.family is Family.CONV:
             wanted.assumed.update({} if "groups" in wanted.values else {"groups": call.dims[3]})
     return list(calls), wanted
+
+
+def told_of(name: str, texts: Sequence[str]) -> dict[str, str]:
+    """What ``--assume`` says, by name.
+
+    Raises:
+        PriceError: a name that no operator leaves open, or a value that it cannot have.
+    """
+    from kernel_models.dtypes import short_dtype
+    from kernel_models.families.registry import STORED_ONLY
+    from kernel_models.operation import TOLD
+
+    found: dict[str, str] = {}
+    for text in (part for whole in texts for part in whole.split(",") if part.strip()):
+        one, _, value = (part.strip() for part in text.partition("="))
+        if one not in TOLD:
+            raise PriceError(f"--assume {text.strip()[:60]!r} names nothing that operators leave open; it takes "
+                             f"{', '.join(TOLD)}.")
+        if one in ("kv", "weights"):
+            if not short_dtype(value) and value not in STORED_ONLY:
+                raise PriceError(f"--assume {one}={value[:40]!r} is no element type; write it like {one}=fp8.")
+        elif not _is_count(value) and not (one == "imbalance" and _is_exponent(value)):
+            raise PriceError(f"--assume {one}={value[:40]!r} is no number that {name} could have; write it like "
+                             f"{one}={'1.2' if one == 'imbalance' else '4096'}.")
+        found[one] = value
+    return found
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 12 and int(text) < MOST
+
+
+def _is_exponent(text: str) -> bool:
+    return bool(re.fullmatch(r"[0-9]{1,2}(\.[0-9]{1,6})?", text, re.ASCII)) and float(text) <= 10
+
+
+def registry_assumptions(calls: Sequence[OpCall]) -> dict[str, str]:
+    """What calls assumed of a server's state, by name."""
+    from kernel_models.families.registry import assumptions_of
+
+    return assumptions_of(calls)
 
 
 def _looked_up(calls: Sequence[OpCall], text: str, operation: str) -> list[OpCall]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -17,7 +18,8 @@ from tracer.table_input import TABLES, read_frame
 if TYPE_CHECKING:
     import pandas
 
-FORMS = ("gemm_forward", "attention_causal", "vidur_blocks", "neusight", "campaign", "operator_table", "generic")
+FORMS = ("gemm_forward", "attention_decode", "attention_causal", "vidur_blocks", "neusight", "campaign",
+         "operator_table", "generic")
 """Modules with a reader each, the most specific first. A new form of table is a new module here."""
 LARGEST = 2**40
 """No size of a tensor is larger."""
@@ -30,7 +32,7 @@ class Reader(NamedTuple):
 
     ``names_device`` is false where the table does not tell its device: ``DEVICE`` is then added to it. ``takes_all`` is
     false where a reader leaves rows out on purpose, which is then not worth a note. ``sizes`` are columns that hold a
-    whole number from 1 in every row.
+    whole number from 1 in every row. ``aliases`` are other names of columns, by the names that it reads.
     """
 
     name: str
@@ -39,6 +41,16 @@ class Reader(NamedTuple):
     names_device: bool = True
     takes_all: bool = True
     sizes: tuple[str, ...] = ()
+    aliases: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+
+    def renamed(self, frame: pandas.DataFrame) -> pandas.DataFrame:
+        """Return the table with this reader's names of its columns."""
+        names = {}
+        for name, others in self.aliases.items():
+            known = [one for one in others if one in frame.columns]
+            if name not in frame.columns and known:
+                names[known[0]] = name
+        return frame.rename(columns=names) if names else frame
 
 
 def is_table(name: str) -> bool:
@@ -68,7 +80,8 @@ def read_table(path: Path, spec: DeviceSpec | None = None, notes: list[str] | No
         raise DataError(f"{path} is an empty table; there is nothing to learn from it.")
     known = readers()
     for reader in known:
-        if reader.columns <= set(frame.columns):
+        if reader.columns <= set(reader.renamed(frame).columns):
+            frame = reader.renamed(frame)
             break
     else:
         nearest = max(known, key=lambda reader: len(reader.columns & set(frame.columns)) / len(reader.columns))

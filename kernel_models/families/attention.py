@@ -132,14 +132,14 @@ def _flash(op: Inputs) -> Iterator[OpCall]:
     q, k, v = (op.tensor(name) for name in ("query", "key", "value"))
     kind = f"flash_{'backward' if op.name.endswith('backward') else 'forward'}"
     causal = op.flag("is_causal")
-    window = _window(op, causal)
+    window = window_of(op, causal)
     if len(q.shape) == 3:
         yield from _packed(op, kind, q, k, v, op.optional("cum_seq_q"), causal, window=window)
     else:
         yield from _of_tensors(op, kind, q, k, v, 2, 1, window=window)
 
 
-def _window(op: Inputs, causal: bool) -> int:
+def window_of(op: Inputs, causal: bool) -> int:
     """Tokens of a window: those before one's own, its own, and those after it; -1 or nothing is all, 0 here."""
     before, after = op.integer("window_size_left", -1), op.integer("window_size_right", -1)
     return 0 if before < 0 else before + 1 + (0 if causal else max(after, 0))
@@ -194,24 +194,32 @@ def _flash_3(op: Inputs) -> Iterator[OpCall]:
     q, k, v = (op.tensor(name) for name in ("q", "k", "v"))
     kind = f"flash3_{'backward' if op.name.endswith(('bwd', 'backward')) else 'forward'}"
     causal = op.flag("is_causal")
-    window = _window(op, causal)
-    if len(q.shape) == 3:
+    window = window_of(op, causal)
+    if "page_table" in op.names and op.has("page_table"):
+        yield from over_pages(op, "flash3_forward", q, k, v, op.optional("cu_seqlens_q"), op.tensor("page_table"),
+                              op.integer("max_seqlen_k", 0), window)
+    elif len(q.shape) == 3:
         yield from _packed(op, kind, q, k, v, op.optional("cu_seqlens_q"), causal, window=window)
     else:
         yield from _of_tensors(op, kind, q, k, v, 2, 1, causal=int(causal), window=window)
 
 
-@forward(Family.ATTENTION, "vllm::unified_attention_with_output(query, key, value, output)",
-         "vllm::unified_attention(query, key, value)")
-def _paged(op: Inputs) -> Iterator[OpCall]:
-    """Attention over a paged cache: what the cache holds is not among the arguments, so only the step's own tokens.
+def over_pages(
+    op: Inputs, kind: str, q: TensorSpec, k: TensorSpec, v: TensorSpec, offsets: TensorSpec | None, pages: TensorSpec,
+    longest: int, window: int = 0,
+) -> Iterator[OpCall]:
+    """Attention of a step's tokens over a cache in pages: (pages, tokens of a page, heads, features).
 
-    All tokens are taken to be one causal sequence, and the call says that it was assumed.
+    Sequences are as long as the longest, where that was recorded, else as their context is told; as many tokens of the
+    step are taken to be of each.
     """
-    q, k, v = (op.tensor(name) for name in ("query", "key", "value"))
-    if len(q.shape) == 2:
-        raise Unpriceable("heads are not among the sizes")
-    yield from _packed(op, "paged_forward", q, k, v, None, True, ("assumed",))
+    heads, size = q.shape[-2:]
+    batch = pages.shape[0] if offsets is None else max(offsets.elements - 1, 1)
+    tokens = max(q.elements // max(heads * size * batch, 1), 1)
+    length = longest or int(op.assume("context", pages.shape[-1] * k.shape[1] - tokens)) + tokens
+    yield from attention(
+        kind, batch, heads, k.shape[-2], tokens, max(length, tokens), size, v.shape[-1], op.math_dtype(q), causal=True,
+        window=window, flags=op.assumptions(), kv_dtype=k.dtype)
 
 
 def _packed(

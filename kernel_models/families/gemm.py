@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from kernel_models.dtypes import itemsize, multiply_adds
+from kernel_models.dtypes import itemsize, multiply_adds, stored_itemsize
 from kernel_models.families.reduction import reduction
 from kernel_models.families.registry import Inputs, Unpriceable, backward, forward
 from kernel_models.op_call import Family, OpCall
@@ -38,12 +38,13 @@ def layout_of(matrix: TensorSpec) -> str:
 
 def gemm(
     batch: int, m: int, n: int, k: int, dtype: str, layout: str = "nn", *, kind: str = "", added: str = "",
-    flags: tuple[str, ...] = (), out_dtype: str = "", shared: str = "",
+    flags: tuple[str, ...] = (), out_dtype: str = "", shared: str = "", weight_dtype: str = "",
 ) -> Iterator[OpCall]:
     """The call of one product; none if it has no results.
 
     ``added`` is "bias" (n values) or "accumulate" (m·n values), ``shared`` tells which of "a" and "b" all products of
-    the batch share.
+    the batch share, ``weight_dtype`` what B is stored in where it is another type than it is multiplied in ("int4",
+    "fp4": values, not packed pairs).
     """
     results = batch * m * n
     if not results:
@@ -55,11 +56,16 @@ def gemm(
         marks.append(added)
     if out_dtype and itemsize(out_dtype) != size:
         marks.append(f"out_{out_dtype}")
-    reads = ((1 if "a" in shared else batch) * m * k + (1 if "b" in shared else batch) * k * n) * size + extra * out
+    kept = float(size)
+    if weight_dtype and weight_dtype != dtype:
+        marks.append(f"weight_{weight_dtype}")
+        kept = stored_itemsize(weight_dtype)
+    reads = float((1 if "a" in shared else batch) * m * k * size + extra * out)
+    reads += (1 if "b" in shared else batch) * k * n * kept
     yield OpCall(
         Family.GEMM, kind or ("mm" if batch == 1 else "bmm"), (batch, m, n, k), dtype, layout, tuple(sorted(marks)),
         flops=2.0 * results * k * multiply_adds(dtype) + (results if added else 0),
-        bytes_read=float(reads), bytes_written=float(results * out),
+        bytes_read=reads, bytes_written=float(results * out),
     )
 
 
@@ -251,19 +257,3 @@ def _both_gradients(op: Inputs, a: TensorSpec, b: TensorSpec) -> Iterator[OpCall
         yield from gemm(batch, n, k, m, dtype, "t" + lies_a)
     else:
         yield from gemm(batch, k, n, m, dtype, FLIP[lies_a] + "n")
-
-
-@forward(Family.GEMM, "vllm::moe_forward(hidden_states, router_logits)",
-         "vllm::moe_forward_shared(hidden_states, router_logits)")
-def _mixture_of_experts(op: Inputs) -> Iterator[OpCall]:
-    """Two grouped products of a mixture of experts (gate and up together, then down).
-
-    Neither the experts' width nor how many each token visits is among the arguments: a width equal to the hidden size
-    and four experts a token are assumed, and the calls say so (flag "assumed").
-    """
-    hidden, router = op.tensor("hidden_states"), op.tensor("router_logits")
-    (tokens, width), experts = hidden.shape[-2:], router.shape[-1]
-    visited = min(experts, 4 * tokens)
-    rows = -(-4 * tokens // max(visited, 1))
-    for outputs in (2 * width, width):
-        yield from gemm(visited, rows, outputs, width, hidden.dtype, "nt", kind="grouped", flags=("assumed",))

@@ -37,9 +37,12 @@ class Inputs:
     """
 
     def __init__(
-        self, name: str, arguments: tuple[Argument, ...], names: tuple[str, ...], list_dtype: str, tf32: bool = False
+        self, name: str, arguments: tuple[Argument, ...], names: tuple[str, ...], list_dtype: str, tf32: bool = False,
+        told: tuple[tuple[str, str], ...] = (),
     ) -> None:
         self.name, self.arguments, self.names, self.tf32 = name, arguments, names, tf32
+        self._told = dict(told)
+        self._assumed: dict[str, str] = {}
         self._position = {argument: i for i, argument in enumerate(names)}
         self._list_dtype = list_dtype
 
@@ -97,6 +100,32 @@ class Inputs:
         """The lists of tensors among the arguments, in order."""
         return (_tensor_list(argument, self._list_dtype) for argument in self.arguments)
 
+    def told(self, name: str, default: float) -> float:
+        """A number that no argument holds, where it was told."""
+        value = _number(self._told.get(name, ""))
+        return default if value is None else value
+
+    def assume(self, name: str, default: float) -> float:
+        """A number that no argument holds: as told, or ``default``, which ``assumptions`` then says."""
+        if _number(self._told.get(name, "")) is None:
+            self._assumed[name] = f"{default:g}"
+        return self.told(name, default)
+
+    def told_type(self, name: str, default: str) -> str:
+        """An element type that no argument holds, where it was told."""
+        found = self._told.get(name, "")
+        return short_dtype(found) or (found if found in STORED_ONLY else default)
+
+    def assume_type(self, name: str, default: str) -> str:
+        """The same, which ``assumptions`` says where it was not told."""
+        if not self.told_type(name, ""):
+            self._assumed[name] = default
+        return self.told_type(name, default)
+
+    def assumptions(self) -> tuple[str, ...]:
+        """Flags of a call that say what was assumed of it: "assumed" and "assumed_context=0"; none if nothing was."""
+        return ("assumed", *(f"assumed_{name}={text}" for name, text in self._assumed.items())) if self._assumed else ()
+
     def missing(self, what: str) -> NoReturn:
         """Give up.
 
@@ -150,6 +179,8 @@ class Inputs:
         return self.arguments[position] if position < len(self.arguments) else None
 
 
+STORED_ONLY = ("int4",)
+"""Types that weights are stored in and no tensor says it is of."""
 Function = Callable[[Inputs], Iterable[OpCall]]
 
 
@@ -263,6 +294,17 @@ def unsized(family: Family, kind: str) -> OpCall:
 def with_flags(call: OpCall, *flags: str) -> OpCall:
     """The call with further flags."""
     return replace(call, flags=tuple(sorted({*call.flags, *flags})))
+
+
+def assumptions_of(calls: Iterable[OpCall]) -> dict[str, str]:
+    """What calls assumed of what no argument of their operation holds, by name."""
+    found = {}
+    for call in calls:
+        for flag in call.flags:
+            if flag.startswith("assumed_"):
+                name, _, text = flag.removeprefix("assumed_").partition("=")
+                found[name] = text
+    return found
 
 
 def mixed_types(read: list[TensorSpec], dtype: str, written: str = "") -> tuple[str, ...]:

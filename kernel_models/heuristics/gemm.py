@@ -5,17 +5,33 @@ from __future__ import annotations
 import numpy as np
 
 from kernel_models.device import DeviceSpec
-from kernel_models.dtypes import multiply_adds
+from kernel_models.dtypes import multiply_adds, stored_itemsize
 from kernel_models.heuristics.call_table import CallTable
-from kernel_models.heuristics.curves import memory_us
-from kernel_models.heuristics.sustained import peak_tflops
+from kernel_models.heuristics.curves import GB_PER_S_IN_BYTES_PER_US, memory_us
+from kernel_models.heuristics.sustained import bandwidth_gbps, peak_tflops
 from kernel_models.heuristics.tiles import padded_product_us
 from kernel_models.heuristics.words import narrow_rows, whole_depth
 from kernel_models.heuristics.work import KernelWork, one, vector_us, work_of
 from kernel_models.op_call import Family
+from tracer.arrays import Float64
 
 FEW = 16
 """Rows and columns of a result up to which its sums may be done without matrix units: their smallest product."""
+
+STREAMED = {"hopper": 0.83, "blackwell": 0.83}
+"""Time of a weight's byte over that of other operands': products of few rows read their weights at 0.88 of an H100's
+published bandwidth and at 0.74 of an A100's (``gemm_forward``, m up to 64, weights of 64 MB and more)."""
+DEPTH_FLOORS, DEEPEST = 6e-5, 8192.0
+"""What each of the contraction's steps adds to a product's fixed cost, and from how many on it is split: blocks go
+through all of them one after another. From the same rows of 1 to 8 MB: 0.2 ns for each of k on A100, H100 and H200
+alike. Of 16 bits, and of 8 where activations are not cast beside the product."""
+GROUPED = {"nt": 0.92, "nn": 0.86, "tn": 0.75}
+"""Of the rate of single products, what grouped ones reach, by layout: forward, input gradient, weight gradient. Between
+what SimuMax's rows say of a B200 (0.89, 0.78, 0.65, of a half by a hash of their sizes) and of an A100 (0.98, 0.97,
+0.85), beside their single products."""
+GROUPED_FP8 = 0.6
+"""The same of 8 and 4 bits, besides: kernels that scale blocks of values on their way (DeepSeek's DeepGEMM publishes
+0.5 to 0.7 of an H800's peak for groups of 4,096 rows, servers' Triton kernels reach less). Set, not measured."""
 
 
 @work_of(Family.GEMM)
@@ -30,6 +46,44 @@ def gemm_work(table: CallTable, device: DeviceSpec) -> KernelWork:
     peak = table.by_dtype(lambda dtype: peak_tflops(device, dtype, matrix=True))
     batch, m, n = (table.dim(name) for name in ("batch", "m", "n"))
     k = whole_depth(table, device) * table.by_dtype(multiply_adds)
-    product = padded_product_us(batch, m, n, k, peak, device) * narrow_rows(table, device)
+    product = padded_product_us(batch, m, n, k, peak, device) * narrow_rows(table, device) / _grouped(table)
     direct = np.where(np.maximum(m, n) <= FEW, vector_us(table, device), np.inf)
-    return KernelWork(np.minimum(product, direct), memory_us(table.bytes_moved, device), one(table))
+    memory, fixed = memory_us(table.bytes_moved, device), one(table)
+    if device.vendor == "nvidia" and not device.memory_kind.startswith("GDDR"):
+        weights = _weight_share(table)
+        streamed = table.bytes_moved / (bandwidth_gbps(device) * GB_PER_S_IN_BYTES_PER_US)
+        memory += weights * (streamed * STREAMED.get(device.architecture, 1.0) - memory)
+        fixed += DEPTH_FLOORS * np.minimum(table.dim("k"), DEEPEST) * _goes_through(table)
+    return KernelWork(np.minimum(product, direct), memory, fixed)
+
+
+def _goes_through(table: CallTable) -> Float64:
+    """Whether the depth of a call counts [n]."""
+    counts = [dtype in ("fp16", "bf16") or (dtype == "fp8" and kind != "mm") for kind, dtype in table.groups]
+    return np.array(counts, np.float64)[table.group]
+
+
+def _weight_share(table: CallTable) -> Float64:
+    """Share of the bytes that are the larger operand's: a weight's, where rows are few [n].
+
+    No cache has kept it, since a model's other weights were read after it."""
+    k, many = table.dim("k"), np.maximum(table.dim("m"), table.dim("n"))
+    size = np.array([stored_bytes(call.flags, call.dtype) for call in table.calls])
+    weight = table.dim("batch") * many * k * size
+    return np.minimum(weight / np.maximum(table.bytes_moved, 1.0), 1.0)
+
+
+def stored_bytes(flags: tuple[str, ...], dtype: str) -> float:
+    """Bytes of a weight's element, which may be stored in another type than it is multiplied in (flag "weight_fp4")."""
+    kept = next((flag[7:] for flag in flags if flag.startswith("weight_")), dtype)
+    return stored_itemsize(kept)
+
+
+def _grouped(table: CallTable) -> Float64:
+    """Share of a single product's rate that grouped ones reach [n]."""
+    found = np.ones(len(table))
+    narrow = table.by_dtype(lambda dtype: GROUPED_FP8 if dtype in ("fp8", "fp4", "int8") else 1.0)
+    for i, call in enumerate(table.calls):
+        if call.kind == "grouped":
+            found[i] = GROUPED.get(call.layout, GROUPED["nt"]) * narrow[i]
+    return found

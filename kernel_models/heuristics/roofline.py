@@ -19,6 +19,7 @@ from kernel_models.heuristics.work import work
 from kernel_models.model import Arrays, Source, Times
 from kernel_models.op_call import Family, OpCall
 from kernel_models.spreads import (
+    ASSUMED_SIZES,
     END,
     FIXED_COST,
     HOST_ROWS,
@@ -26,6 +27,7 @@ from kernel_models.spreads import (
     OTHER_DEVICE,
     PLACEHOLDER_DEVICE,
     PUBLISHED_CPU,
+    UNMEASURED_CACHE,
 )
 from tracer.arrays import Float64
 
@@ -95,6 +97,8 @@ class RooflineModel:
         if self.family is Family.EMBEDDING:
             far = HOST_ROWS * np.fromiter(("host_rows" in call.flags for call in calls), np.float64, len(calls))
             low, high = -np.hypot(low, far), np.hypot(high, far)
+        wider = self._not_said(table)
+        low, high = -np.hypot(low, wider), np.hypot(high, wider)
         if self.device.placeholder:
             low, high = low - PLACEHOLDER_DEVICE, high + PLACEHOLDER_DEVICE
         elif self.device.vendor == "host" and not self.efficiencies.fitted:
@@ -121,6 +125,14 @@ class RooflineModel:
             return Times(time, low_us, high_us)
         low_us, high_us = np.minimum(low_us, time * np.exp(-width)), np.maximum(high_us, time * np.exp(width))
         return Times(time, low_us, high_us, 2.0 * width / np.log(high_us / low_us))
+
+    def _not_said(self, table: CallTable) -> Float64:
+        """Half width, a logarithm, for what calls had to assume, and for caches that no table has [n]."""
+        found = ASSUMED_SIZES * np.fromiter(("assumed" in call.flags for call in table.calls), np.float64, len(table))
+        if self.family is Family.ATTENTION and not self.efficiencies.fitted:
+            older = 1.0 - np.minimum(table.dim("q_len") / table.dim("kv_len"), 1.0)
+            found = np.hypot(found, UNMEASURED_CACHE * older)
+        return found
 
     def _common_width(self) -> float | None:
         """Half width, a logarithm, of the 80% interval of a step's whole time in this family; ``None`` if not known."""

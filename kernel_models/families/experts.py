@@ -1,0 +1,150 @@
+"""Mixtures of experts: which experts a batch's tokens visit, and the fused operators of inference servers.
+
+::
+
+    tokens, experts, visits a token, imbalance ──visits──▶ experts touched, rows of the fullest
+    moe_calls: rows into groups ─▶ grouped product (gate and up) ─▶ activation ─▶ grouped product (down) ─▶ sum
+
+A weight is read once for each expert that any token visits. Expert i of e is visited by a share p_i of the tokens with
+p_i ∝ i^(−imbalance) (0: all alike), no expert by more than all of them; experts touched = Σ 1 − (1 − p_i)^tokens.
+Source: the definition; AIConfigurator (github.com/ai-dynamo/aiconfigurator) measures with power laws of 1.01 and 1.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import numpy as np
+
+from kernel_models.families.elementwise import elementwise
+from kernel_models.families.gemm import gemm
+from kernel_models.families.index import index
+from kernel_models.families.registry import Inputs, Unpriceable, forward
+from kernel_models.families.sort import sort
+from kernel_models.op_call import Family, OpCall
+from kernel_models.tensors import TensorSpec
+
+VISITS = 4
+"""Experts that a token visits where nothing says how many."""
+
+
+@lru_cache(maxsize=4096)
+def shares(experts: int, visits: int, imbalance: float = 0.0) -> tuple[float, ...]:
+    """Share of the tokens that visit each expert, the most visited first; they add up to ``visits``."""
+    weight = np.arange(1.0, experts + 1.0) ** -imbalance
+    found = np.minimum(weight * visits / float(weight.sum()), 1.0).astype(np.float64)
+    for _ in range(32):
+        # What an expert cannot take goes to those that can.
+        lacking, open_ones = visits - found.sum(), found < 1.0
+        if lacking < 1e-9 or not open_ones.any():
+            break
+        found[open_ones] = np.minimum(found[open_ones] * (1.0 + lacking / float(found[open_ones].sum())), 1.0)
+    return tuple(found.tolist())
+
+
+def touched(tokens: int, experts: int, visits: int, imbalance: float = 0.0) -> float:
+    """Expected number of experts that any of the tokens visits."""
+    chosen = np.array(shares(experts, min(visits, experts), imbalance))
+    return float(np.sum(1.0 - (1.0 - chosen) ** tokens))
+
+
+def fullest_share(experts: int, visits: int, ranks: int, imbalance: float = 0.0) -> float:
+    """Share of all visits that the fullest of ranks gets, its experts dealt out in turn, the most visited first."""
+    each = np.array(shares(experts, min(visits, experts), imbalance))
+    return float(max(each[first::ranks].sum() for first in range(ranks)) / each.sum())
+
+
+def grouped(
+    tokens: int, experts: int, visits: int, n: int, k: int, dtype: str, *, imbalance: float = 0.0,
+    weight_dtype: str = "", flags: tuple[str, ...] = (), out_dtype: str = "",
+) -> Iterator[OpCall]:
+    """The grouped product of the experts that tokens visit, each with its mean number of rows."""
+    groups = max(round(touched(tokens, experts, visits, imbalance)), 1)
+    rows = -(-tokens * min(visits, experts) // groups)
+    yield from gemm(groups, rows, n, k, dtype, "nt", kind="grouped", weight_dtype=weight_dtype, flags=flags,
+                    out_dtype=out_dtype)
+
+
+def moe_calls(
+    tokens: int, experts: int, visits: int, hidden: int, inner: int, dtype: str, *, compute_dtype: str = "",
+    weight_dtype: str = "", imbalance: float = 0.0, gated: bool = True, flags: tuple[str, ...] = (),
+) -> Iterator[OpCall]:
+    """The device work of a fused mixture of experts after its routing.
+
+    Args:
+        tokens, experts, visits: tokens of the step, experts of this device, visits of a token to them.
+        hidden, inner: width of the tokens and of an expert.
+        dtype: of the tokens; ``compute_dtype`` that they are cast to for the products, if another.
+        weight_dtype: what the experts' weights are stored in, if another than the products'.
+        imbalance: exponent of the visits' power law.
+        gated: whether gate and up projections are one product of twice the width.
+        flags: of the products.
+    """
+    if not tokens * experts * visits:
+        return
+    rows, computed = tokens * min(visits, experts), compute_dtype or dtype
+    wide = inner * (2 if gated else 1)
+
+    def product(n: int, k: int) -> Iterator[OpCall]:
+        return grouped(tokens, experts, visits, n, k, computed, imbalance=imbalance, weight_dtype=weight_dtype,
+                       flags=flags, out_dtype="" if computed == dtype else dtype)
+
+    yield from sort("topk", 1, rows, rows, "int32")
+    if computed != dtype:
+        yield from elementwise("quantize", [TensorSpec((tokens, hidden), dtype)], (tokens, hidden), computed)
+    yield from product(wide, hidden)
+    yield from elementwise("silu_and_mul", [TensorSpec((rows, wide), dtype)], (rows, inner), computed)
+    yield from product(hidden, inner)
+    yield from index("moe_sum", rows * hidden, hidden, rows * hidden, dtype)
+
+
+@forward(Family.GEMM, "vllm::inplace_fused_experts(hidden_states, w1, w2, topk_weights, topk_ids)",
+         "vllm::outplace_fused_experts(hidden_states, w1, w2, topk_weights, topk_ids)",
+         "vllm::fused_experts(hidden_states, w1, w2, topk_weights, topk_ids)",
+         "vllm::fused_moe(hidden_states, w1, w2, topk_weights, topk_ids)",
+         "sglang::fused_experts(hidden_states, w1, w2, topk_weights, topk_ids)",
+         "sglang::inplace_fused_experts(hidden_states, w1, w2, topk_weights, topk_ids)",
+         "sglang::outplace_fused_experts(hidden_states, w1, w2, topk_weights, topk_ids)")
+def _fused_experts(op: Inputs) -> Iterator[OpCall]:
+    """Sizes are all among the arguments; which experts the tokens visit is not, and they are taken to be even.
+
+    Weights of half a value a byte are packed 4-bit ones, which are widened on their way to the products.
+    """
+    hidden, first, second = op.tensor("hidden_states"), op.tensor("w1"), op.tensor("w2")
+    if len(first.shape) != 3 or len(second.shape) != 3:
+        raise Unpriceable(f"{op.name}: {first.shape}, {second.shape}")
+    chosen = op.optional("topk_ids") or op.tensor("topk_weights")
+    experts, wide, _ = first.shape
+    packed = first.shape[-1] * 2 == hidden.shape[-1]
+    inner = second.shape[-1] * (2 if packed else 1)
+    yield from moe_calls(
+        hidden.shape[0], experts, chosen.shape[-1], hidden.shape[-1], inner, hidden.dtype,
+        compute_dtype=first.dtype if first.dtype in ("fp8", "int8") and not packed else "",
+        weight_dtype="fp4" if packed else "", gated=wide != inner, imbalance=op.told("imbalance", 0.0))
+
+
+@forward(Family.GEMM, "vllm::moe_forward(hidden_states, router_logits)",
+         "vllm::moe_forward_shared(hidden_states, router_logits)")
+def _mixture_of_experts(op: Inputs) -> Iterator[OpCall]:
+    """Neither the experts' width nor how many each token visits, nor their weights' type, is among the arguments.
+
+    A width equal to the hidden size, four visits and weights of the tokens' type are assumed; as servers split experts
+    between devices, so may be how many of them are here. The calls say so (flag "assumed").
+    """
+    hidden, router = op.tensor("hidden_states"), op.tensor("router_logits")
+    tokens, width = hidden.shape[-2:]
+    everyone = router.shape[-1]
+    experts = int(op.assume("experts", everyone))
+    visits = int(op.assume("visits", VISITS))
+    inner = int(op.assume("expert_width", width))
+    weights = op.assume_type("weights", hidden.dtype)
+    imbalance = op.told("imbalance", 0.0)
+    # Of a device's share of the experts, tokens visit a share.
+    here = max(round(tokens * min(experts / everyone, 1.0)), 1) if experts < everyone else tokens
+    flags = op.assumptions()
+    yield from sort("topk", tokens, everyone, min(visits, everyone), router.dtype)
+    yield from moe_calls(
+        here, experts, min(visits, experts), width, inner, hidden.dtype,
+        compute_dtype=weights if weights == "fp8" else "", weight_dtype="" if weights == "fp8" else weights,
+        imbalance=imbalance, flags=flags)
