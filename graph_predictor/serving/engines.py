@@ -46,6 +46,7 @@ class Engine:
         reserves: whether a sequence starts only where the cache has room for all that it may become; else sequences
             are thrown out, and read again later, where the cache is full.
         of_rest: whether the share of memory is of what weights leave, all of it for caches.
+        turns_in_cache: whether one kernel turns queries and keys (rotary positions) and writes the cache.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Engine:
     all_reduce_us: float
     reserves: bool
     of_rest: bool = False
+    turns_in_cache: bool = False
 
 
 ENGINES: Mapping[str, Engine] = MappingProxyType({engine.name: engine for engine in (
@@ -71,12 +73,12 @@ ENGINES: Mapping[str, Engine] = MappingProxyType({engine.name: engine for engine
     Engine("sglang", Mixing.PREFILL_FIRST, chunk=8192, splits=True, sequences=2048, memory=0.88, step_us=500.0,
            sequence_us=6.0, request_us=2000.0, reply_us=5000.0, launch_us=60.0, graph_batch=512, all_reduce_us=2.6,
            reserves=False),
-    Engine("trtllm", Mixing.MIXED, chunk=8192, splits=False, sequences=2048, memory=0.90, step_us=400.0,
-           sequence_us=8.0, request_us=2000.0, reply_us=5000.0, launch_us=60.0, graph_batch=512, all_reduce_us=2.6,
-           reserves=True, of_rest=True),
+    Engine("trtllm", Mixing.MIXED, chunk=8192, splits=True, sequences=2048, memory=0.90, step_us=400.0,
+           sequence_us=8.0, request_us=2000.0, reply_us=5000.0, launch_us=35.0, graph_batch=512, all_reduce_us=2.6,
+           reserves=True, of_rest=True, turns_in_cache=True),
     Engine("compiled", Mixing.PREFILL_FIRST, chunk=1 << 20, splits=False, sequences=1 << 20, memory=0.95, step_us=0.0,
            sequence_us=0.0, request_us=0.0, reply_us=0.0, launch_us=6.0, graph_batch=1 << 20, all_reduce_us=2.6,
-           reserves=True),
+           reserves=True, turns_in_cache=True),
 )})
 """Engines by name; "compiled" is a compiled model in a loop without a server, such as gpt-fast.
 

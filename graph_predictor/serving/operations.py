@@ -177,9 +177,7 @@ class StepOperations:
         if kind.qk_norm:
             yield from self._norms("norms", tokens * (heads + kv), size)
         turned = tokens * (heads + kv) * size
-        if kind.rotary:
-            yield from self._pass("rotary positions, cache", "rope", turned, turned)
-        yield from self._cache(tokens, 2 * kv * size)
+        yield from self._turned(turned if kind.rotary else 0, tokens, 2 * kv * size)
         yield from self._linear("attention's output", tokens, kind.hidden, heads * size, bias=kind.bias)
 
     def _latent(self, kind: TransformerShape, tokens: int) -> Iterator[StepOperation]:
@@ -197,8 +195,7 @@ class StepOperations:
             yield from self._linear(name, tokens, heads * kind.width_of_head + made, kind.hidden, by_norm=True)
         yield from self._norms("norms", tokens, of.key_rank)
         turned = tokens * (heads + 1) * of.rotated
-        yield from self._pass("rotary positions, cache", "rope", turned, turned)
-        yield from self._cache(tokens, made)
+        yield from self._turned(turned, tokens, made)
         for depth, width in ((of.plain, of.key_rank), (of.key_rank, of.values)):
             for call in gemm(heads, tokens, width, depth, self._dtype, "nn", kind="bmm"):
                 yield StepOperation(name, call)
@@ -262,18 +259,19 @@ class StepOperations:
     def _product(self, name: str, batch: int, m: int, n: int, k: int, weights: WeightType, added: str = ""
                  ) -> Iterator[StepOperation]:
         kind = "grouped" if batch > 1 else "scaled" if weights.dtype else ""
-        if weights.dtype:
-            packed = 2 if weights.dtype == "fp4" else 1
-            calls = gemm(batch, m, n, max(k // packed, 1), weights.dtype, "nt", kind=kind, added=added,
-                         out_dtype=self._dtype)
-        else:
-            calls = gemm(batch, m, n, k, self._dtype, "nt", kind=kind, added=added,
-                         flags=(f"weights_{weights.precision}",) if weights.widened else ())
-        for call in calls:
-            if weights.widened:
-                less = batch * n * k * (itemsize(self._dtype) - weights.bytes)
-                call = replace(call, bytes_read=call.bytes_read - less)
+        packed = 2 if weights.dtype == "fp4" else 1
+        stored = weights.stored if weights.widened else ""
+        for call in gemm(batch, m, n, max(k // packed, 1), weights.dtype or self._dtype, "nt", kind=kind, added=added,
+                         out_dtype=self._dtype if weights.dtype else "", weight_dtype=stored):
             yield StepOperation(name, call)
+
+    def _turned(self, turned: int, tokens: int, width: int) -> Iterator[StepOperation]:
+        """Rotary positions of so many values, and what is written to the cache."""
+        if not turned or self.setup.engine.turns_in_cache:
+            yield from self._cache(tokens, max(turned // tokens, width))
+            return
+        yield from self._pass("rotary positions, cache", "rope", turned, turned)
+        yield from self._cache(tokens, width)
 
     def _cache(self, tokens: int, width: int) -> Iterator[StepOperation]:
         """New keys and values, written to the cache."""

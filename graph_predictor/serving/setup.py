@@ -39,6 +39,11 @@ class WeightType:
     bytes: float
 
     @property
+    def stored(self) -> str:
+        """Return the element type by which ``kernel_models`` knows it."""
+        return {"nvfp4": "fp4", "mxfp4": "fp4", "fp8_block": "fp8"}.get(self.precision, self.precision)
+
+    @property
     def widened(self) -> bool:
         """Return whether weights are narrower than what they are multiplied as."""
         return not self.dtype and self.bytes < 2.0
