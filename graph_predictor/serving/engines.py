@@ -71,7 +71,7 @@ ENGINES: Mapping[str, Engine] = MappingProxyType({engine.name: engine for engine
     Engine("vllm", Mixing.MIXED, chunk=8192, splits=True, sequences=1024, memory=0.90, step_us=1500.0, sequence_us=8.0,
            request_us=2000.0, reply_us=5000.0, launch_us=6.0, graph_batch=512, all_reduce_us=4.4, reserves=False),
     Engine("sglang", Mixing.PREFILL_FIRST, chunk=8192, splits=True, sequences=2048, memory=0.88, step_us=500.0,
-           sequence_us=6.0, request_us=2000.0, reply_us=5000.0, launch_us=60.0, graph_batch=512, all_reduce_us=2.6,
+           sequence_us=6.0, request_us=2000.0, reply_us=5000.0, launch_us=100.0, graph_batch=512, all_reduce_us=2.6,
            reserves=False),
     Engine("trtllm", Mixing.MIXED, chunk=8192, splits=True, sequences=2048, memory=0.90, step_us=400.0,
            sequence_us=8.0, request_us=2000.0, reply_us=5000.0, launch_us=35.0, graph_batch=512, all_reduce_us=2.6,

@@ -259,10 +259,11 @@ class StepOperations:
     def _product(self, name: str, batch: int, m: int, n: int, k: int, weights: WeightType, added: str = ""
                  ) -> Iterator[StepOperation]:
         kind = "grouped" if batch > 1 else "scaled" if weights.dtype else ""
+        flags = ("routed",) if batch > 1 else ()
         packed = 2 if weights.dtype == "fp4" else 1
         stored = weights.stored if weights.widened else ""
         for call in gemm(batch, m, n, max(k // packed, 1), weights.dtype or self._dtype, "nt", kind=kind, added=added,
-                         out_dtype=self._dtype if weights.dtype else "", weight_dtype=stored):
+                         out_dtype=self._dtype if weights.dtype else "", weight_dtype=stored, flags=flags):
             yield StepOperation(name, call)
 
     def _turned(self, turned: int, tokens: int, width: int) -> Iterator[StepOperation]:
