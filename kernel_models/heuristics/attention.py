@@ -44,7 +44,7 @@ SPLIT_KEYS = 128.0
 """Keys that a part of a split cache has at least: one tile of them (flash decoding)."""
 HALF_FILLED = 0.5
 """Share of the units whose requests fill the memory's bandwidth."""
-COMBINE = 0.25
+COMBINE = 0.15
 """Of a kernel's fixed cost, what adding up a split cache's parts costs: a small kernel after a large one."""
 CACHE_STREAM = 0.4
 """Time of a byte of the cache over that of a byte of the step's own tokens. A cache streams at 0.9 of what long copies

@@ -18,17 +18,17 @@ from tracer.arrays import Float64
 FEW = 16
 """Rows and columns of a result up to which its sums may be done without matrix units: their smallest product."""
 
-STREAMED = {"hopper": 0.83, "blackwell": 0.83}
+STREAMED = {"hopper": 0.83, "ampere": 0.96}
 """Time of a weight's byte over that of other operands': products of few rows read their weights at 0.88 of an H100's
-published bandwidth and at 0.74 of an A100's (``gemm_forward``, m up to 64, weights of 64 MB and more)."""
+published bandwidth and at 0.77 of an A100's (``gemm_forward``, m up to 64, weights of 64 MB and more)."""
 DEPTH_FLOORS, DEEPEST = 6e-5, 8192.0
 """What each of the contraction's steps adds to a product's fixed cost, and from how many on it is split: blocks go
 through all of them one after another. From the same rows of 1 to 8 MB: 0.2 ns for each of k on A100, H100 and H200
 alike. Of 16 bits, and of 8 where activations are not cast beside the product."""
 GROUPED = {"nt": 0.92, "nn": 0.86, "tn": 0.75}
-"""Of the rate of single products, what grouped ones reach, by layout: forward, input gradient, weight gradient. Between
-what SimuMax's rows say of a B200 (0.89, 0.78, 0.65, of a half by a hash of their sizes) and of an A100 (0.98, 0.97,
-0.85), beside their single products."""
+"""Of the rate of single products, what grouped ones reach, by layout: forward, input gradient, weight gradient. Of
+SimuMax's rows those of an A100, and those of a B200 of 1,000 rows a group and more, beside their single products; a
+B200's groups of fewer rows lie some 6 µs a group above, as products do that are launched one after another."""
 GROUPED_FP8 = 0.6
 """The same of 8 and 4 bits, besides: kernels that scale blocks of values on their way (DeepSeek's DeepGEMM publishes
 0.5 to 0.7 of an H800's peak for groups of 4,096 rows, servers' Triton kernels reach less). Set, not measured."""

@@ -16,6 +16,9 @@ SECTOR_BYTES = 32.0
 """Least that a memory access moves (NVIDIA; AMD's is 64, whose difference the efficiency absorbs)."""
 ROWS_PER_UNIT = 2.0
 """Rows that each unit must have at hand for the whole bandwidth: one block works on a row."""
+LONE_ROWS = 8.0
+"""Rows' shares of the bandwidth that a single block can ask for: its threads have 64 KB under way, and a load takes
+some 0.6 µs. It counts where a step has a row or two, as in decoding for one sequence."""
 RADIX_PASS_BITS = 8
 """Bits of the key sorted in one pass over the data (CUB's radix sort: 5 to 8)."""
 
@@ -102,4 +105,4 @@ def recurrent_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 def _idle(parallel: Float64, device: DeviceSpec) -> Float64:
     """Return how much longer moving bytes takes when only so many blocks do it: 1 from ``ROWS_PER_UNIT`` a unit on."""
-    return np.maximum(1.0, device.sm_count * ROWS_PER_UNIT / np.maximum(parallel, 1.0))
+    return np.maximum(1.0, device.sm_count * ROWS_PER_UNIT / np.maximum(parallel, LONE_ROWS))
