@@ -33,8 +33,8 @@ GROUPED_FP8 = 0.6
 """The same of 8 and 4 bits, besides: kernels that scale blocks of values on their way (DeepSeek's DeepGEMM publishes
 0.5 to 0.7 of an H800's peak for groups of 4,096 rows, servers' Triton kernels reach less). Set, not measured."""
 ROUTED = 0.5
-"""The same of servers' fused kernels, which gather tokens of experts as they go (Triton's and Marlin's, of any type): in
-a recorded step of gpt-oss the experts of 8,192 tokens reach 0.5 on an MI300X (trace ``vllm-cuda-graph``)."""
+"""The same of servers' fused kernels, which gather tokens of experts as they go (Triton's, Marlin's, of any type): in a
+recorded step of gpt-oss the experts of 8,192 tokens reach 0.5 on an MI300X (trace ``vllm-cuda-graph``)."""
 
 
 @work_of(Family.GEMM)
