@@ -44,7 +44,7 @@ STEPS, ROUNDS, NUDGE = 2, 8, 0.05
 logarithm is moved to see what it changes."""
 USUAL = 0.12
 """Error between tokens that spreads without a calibration stand for."""
-LEAST_SPREAD, MOST_SPREAD = 0.35, 2.0
+LEAST_SPREAD, MOST_SPREAD = 0.25, 2.0
 MOST_OFF = 100.0
 
 
@@ -156,8 +156,8 @@ def calibrate_serving(rows: Sequence[MeasuredRow], start: Rates) -> ServingCalib
     places = np.array([features(each.model.setup, each.load) for each in rows])
     weights, bounds = _carried(places, here.left)
     after = _left_out(here, names, values, places)
-    # What was expected counts as two rows of its own.
-    spread = math.sqrt((2 + len(rows) * (after / USUAL) ** 2) / (2 + len(rows))) if math.isfinite(after) else 1.0
+    # What was expected counts as a row of its own.
+    spread = math.sqrt((1 + len(rows) * (after / USUAL) ** 2) / (1 + len(rows))) if math.isfinite(after) else 1.0
     spread = min(max(spread, LEAST_SPREAD), MOST_SPREAD)
     found = _rates(start, names, values)
     return ServingCalibration(

@@ -74,7 +74,7 @@ ENGINES: Mapping[str, Engine] = MappingProxyType({engine.name: engine for engine
            sequence_us=6.0, request_us=2000.0, reply_us=5000.0, launch_us=100.0, graph_batch=512, all_reduce_us=2.6,
            reserves=False),
     Engine("trtllm", Mixing.MIXED, chunk=8192, splits=True, sequences=2048, memory=0.90, step_us=400.0,
-           sequence_us=8.0, request_us=2000.0, reply_us=5000.0, launch_us=35.0, graph_batch=512, all_reduce_us=2.6,
+           sequence_us=8.0, request_us=2000.0, reply_us=5000.0, launch_us=50.0, graph_batch=512, all_reduce_us=2.6,
            reserves=True, of_rest=True, turns_in_cache=True),
     Engine("compiled", Mixing.PREFILL_FIRST, chunk=1 << 20, splits=False, sequences=1 << 20, memory=0.95, step_us=0.0,
            sequence_us=0.0, request_us=0.0, reply_us=0.0, launch_us=6.0, graph_batch=1 << 20, all_reduce_us=2.6,
