@@ -92,7 +92,7 @@ def _load(out: Report, served: ServedLoad) -> None:
                       Column("p90"), Column("p99")], rows)
     out.line(f"{served.tokens_per_second.value:,.0f} tokens/s, {got.requests_per_second:,.2f} requests/s; "
              f"{got.in_flight:,.1f} requests on their way and {got.running:,.1f} sequences decoding in the mean; steps "
-             f"run {percent(got.busy_us / got.makespan_us, 0)} of the time"
+             f"run {percent(got.busy, 0)} of the time"
              f"{f'; {got.preempted:,} sequences thrown out for want of memory' if got.preempted else ''}.")
 
 

@@ -78,7 +78,7 @@ class ServedRequests:
         arrival_us: when it came [n].
         prompt, output: tokens [n].
         makespan_us: from the first request that counts to the last answer.
-        busy_us: in which steps ran, of all requests.
+        busy: share of the time in which steps ran, from the first request to the last answer of all.
         preempted: sequences that were thrown out.
         running: sequences that decode, in the mean over time.
         steps: that were taken.
@@ -91,7 +91,7 @@ class ServedRequests:
     prompt: Int64
     output: Int64
     makespan_us: float
-    busy_us: float
+    busy: float
     preempted: int
     running: float
     steps: int
@@ -336,8 +336,8 @@ def simulate_serving(load: Requests, setup: ServingSetup, surface: StepTimes, ca
     extra = setup.engine.reply_us
     kept = slice(load.warm_up, None)
     return ServedRequests((first - arrived + extra)[kept], tpot[kept], (ends - arrived + extra)[kept], arrived[kept],
-                          prompts[kept], outputs[kept], float(ends[kept].max() - arrived[kept].min()), server.busy,
-                          server.preempted, server.decoding_us / max(server.clock, 1e-9), events)
+                          prompts[kept], outputs[kept], float(ends[kept].max() - arrived[kept].min()), 
+                          server.busy / max(server.clock - float(arrived.min()), 1e-9), server.preempted, server.decoding_us / max(server.clock, 1e-9), events)
 
 
 def _finish(server: _Server, ends: Float64) -> int:

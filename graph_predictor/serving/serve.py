@@ -77,7 +77,7 @@ class ServedLoad:
             "requests_per_second": got.requests_per_second,
             "ttft_percentiles_ms": dict(self.ttft_percentiles), "tpot_percentiles_ms": dict(self.tpot_percentiles),
             "sequences_in_flight": got.in_flight, "sequences_decoding": got.running, "thrown_out": got.preempted,
-            "busy": got.busy_us / got.makespan_us}
+            "busy": got.busy}
 
 
 @dataclass(frozen=True, repr=False)
@@ -320,18 +320,19 @@ def served_load(load: Requests, model: ServingModel, cache: CacheAccount,
     scale = 1.0 if calibration is None else calibration.spread
     between = math.hypot(_log_spread(decode), BETWEEN_TOKENS * scale)
     first = math.hypot(_log_spread(prefill), FIRST_TOKEN * scale)
-    ttft, tpot = got.mean_ttft_us() / 1e3, got.mean_tpot_us() / 1e3
-    if calibration is not None:
-        ttft, tpot = ttft * calibration.ttft_factor(setup, load), tpot * calibration.tpot_factor(setup, load)
+    like = (1.0, 1.0) if calibration is None else (calibration.ttft_factor(setup, load),
+                                                   calibration.tpot_factor(setup, load))
+    ttft, tpot = like[0] * got.mean_ttft_us() / 1e3, like[1] * got.mean_tpot_us() / 1e3
     ends = [_scaled(ttft, first), _scaled(tpot, between)]
     if load.rate:
         for side in (-1.0, 1.0):
             other = simulate_serving(load, setup, _Slower(model.surface, math.exp(side * Z80 * between)), cache)
             ends = [Figure80(each.value, min(each.low, value), max(each.high, value)) for each, value in zip(
-                ends, (other.mean_ttft_us() / 1e3, other.mean_tpot_us() / 1e3), strict=True)]
+                ends, (like[0] * other.mean_ttft_us() / 1e3, like[1] * other.mean_tpot_us() / 1e3), strict=True)]
     second = got.tokens_per_second
     throughput = Figure80(second, second, second) if load.rate else _scaled(second, between)
-    return ServedLoad(load, got, ends[0], ends[1], throughput, _percentiles(got.ttft_us), _percentiles(got.tpot_us))
+    return ServedLoad(load, got, ends[0], ends[1], throughput, _percentiles(like[0] * got.ttft_us),
+                      _percentiles(like[1] * got.tpot_us))
 
 
 def _warm_up(clients: int, requests: int) -> int:
