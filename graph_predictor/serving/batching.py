@@ -335,9 +335,10 @@ def simulate_serving(load: Requests, setup: ServingSetup, surface: StepTimes, ca
         tpot = np.where(tokens > 0, (ends - first) / tokens, math.nan)
     extra = setup.engine.reply_us
     kept = slice(load.warm_up, None)
+    span = max(server.clock - float(arrived.min()), 1e-9)
     return ServedRequests((first - arrived + extra)[kept], tpot[kept], (ends - arrived + extra)[kept], arrived[kept],
-                          prompts[kept], outputs[kept], float(ends[kept].max() - arrived[kept].min()), 
-                          server.busy / max(server.clock - float(arrived.min()), 1e-9), server.preempted, server.decoding_us / max(server.clock, 1e-9), events)
+                          prompts[kept], outputs[kept], float(ends[kept].max() - arrived[kept].min()),
+                          server.busy / span, server.preempted, server.decoding_us / max(server.clock, 1e-9), events)
 
 
 def _finish(server: _Server, ends: Float64) -> int:
