@@ -46,12 +46,12 @@ HALF_FILLED = 0.5
 """Share of the units whose requests fill the memory's bandwidth."""
 COMBINE = 0.15
 """Of a kernel's fixed cost, what adding up a split cache's parts costs: a small kernel after a large one."""
-CACHE_STREAM = 0.4
+CACHE_STREAM, CACHE_STREAM_ELSEWHERE = {"hopper": 0.36}, 0.4
 """Time of a byte of the cache over that of a byte of the step's own tokens. A cache streams at 0.9 of what long copies
-reach (FlashMLA's 3,000 GB/s on an H800, github.com/deepseek-ai/FlashMLA, are 1.0 of it, Flash-Decoding's 131,072 over
-65,536 tokens on an A100 0.9); tokens of a step, which servers write to the cache and read again, reach 0.36 in
-``attention_forward_causal``."""
-LATENT = 1.2
+reach (Flash-Decoding's 131,072 over 65,536 tokens on an A100), on Hopper at all of it, as weights do (0.88 of the peak;
+FlashMLA publishes 0.9 of an H800's, github.com/deepseek-ai/FlashMLA); tokens of a step, which servers write to the
+cache and read again, reach 0.36 in ``attention_forward_causal``."""
+LATENT = 1.3
 """Of the usual rate, what kernels of a latent cache (MLA) reach: 580 to 660 TFLOP/s on an H800 (FlashMLA), 0.6 of its
 peak."""
 PORTABLE = {"hopper": 0.7}
@@ -139,7 +139,8 @@ def attention_work(table: CallTable, device: DeviceSpec) -> KernelWork:
     split = cut.blocks / cut.whole - 1.0
     partial = 2.0 * 4.0 * table.dim("batch") * table.dim("heads") * table.dim("q_len") * table.dim("v_head_dim") * split
     cached = _cache_share(table, cut)
-    memory = memory_us(table.bytes_moved + partial, device) * (1.0 - (1.0 - CACHE_STREAM) * cached) * asked
+    faster = 1.0 - CACHE_STREAM.get(device.architecture, CACHE_STREAM_ELSEWHERE)
+    memory = memory_us(table.bytes_moved + partial, device) * (1.0 - faster * cached) * asked
     found = KernelWork(compute, memory, 1.0 + COMBINE * np.minimum(split, 1.0))
     if device.vendor == "nvidia" and device.memory_kind.startswith("GDDR"):
         own = np.where(backward, 0.0, 1.0 - cached)

@@ -57,7 +57,7 @@ def test_more_context_queries_and_sequences_never_take_less(
     for other in (call(batch, heads, queries, queries + context + keys_more),
                   call(batch + more, heads, queries, queries + context),
                   call(batch, heads, queries + more, queries + more + context)):
-        assert us(other, on) >= one * 0.98  # blocks that fill the last wave better win that much back
+        assert us(other, on) >= one * 0.96  # blocks that fill the last wave better win that much back
 
 
 @settings(max_examples=120, deadline=None)
