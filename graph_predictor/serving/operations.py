@@ -21,6 +21,7 @@ from kernel_models.dtypes import itemsize
 from kernel_models.families.attention import attention
 from kernel_models.families.elementwise import elementwise
 from kernel_models.families.embedding import embedding
+from kernel_models.families.experts import touched
 from kernel_models.families.gemm import gemm
 from kernel_models.families.norm import norm
 from kernel_models.families.softmax import softmax
@@ -233,8 +234,7 @@ class StepOperations:
         here = kind.experts // setup.ep
         rows = tokens * kind.top_k / setup.ep
         rows = min(rows * (kind.imbalance if setup.ep > 1 else 1.0), float(tokens * min(kind.top_k, here)))
-        # Of experts that tokens choose at random, those that any chose.
-        busy = max(round(here * (1.0 - (1.0 - kind.top_k / kind.experts) ** tokens)), 1)
+        busy = max(round(touched(tokens, kind.experts, kind.top_k) / setup.ep), 1)
         each = max(-(-round(rows) // busy), 1)
         gated = 2 if kind.gated else 1
         yield from self._product("experts", busy, each, gated * width, kind.hidden, self.of_experts)
