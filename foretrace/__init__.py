@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from graph_predictor.reports.breakdown import breakdown
     from graph_predictor.reports.opportunities import opportunities
     from graph_predictor.reports.timeline import write_timeline
+    from graph_predictor.serving.search import serve_search
+    from graph_predictor.serving.serve import serve
     from graph_predictor.sharding.planning import shard
     from graph_predictor.synthesis.baseline import baseline_of, predict, retraced
     from tracer import hooks
@@ -52,6 +54,8 @@ _HOMES = {
     "read": "tracer.job:read_job",
     "replay": "graph_predictor.prediction.replay",
     "retraced": "graph_predictor.synthesis.baseline",
+    "serve": "graph_predictor.serving.serve",
+    "serve_search": "graph_predictor.serving.search",
     "shapes": "graph_predictor.parallel.shapes",
     "shard": "graph_predictor.sharding.planning",
     "trace": "tracer.shape_only:trace_step",
@@ -60,7 +64,8 @@ _HOMES = {
 
 __all__ = [
     "ForetraceError", "baseline_of", "breakdown", "capture", "check", "comm_study", "diff", "edits", "handler", "hooks",
-    "opportunities", "plan", "predict", "read", "replay", "retraced", "shapes", "shard", "trace", "write_timeline",
+    "opportunities", "plan", "predict", "read", "replay", "retraced", "serve", "serve_search", "shapes", "shard",
+    "trace", "write_timeline",
 ]
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -37,6 +37,9 @@ COMMANDS = {name: LazyCommand(f"graph_predictor.cli.{home}", name, group, senten
          "Find the best parallel plan of all that Megatron-Core, torchtitan or FSDP have: data, tensor, "
          "sequence, pipeline, context and expert parallelism, schedules, micro-batches, recomputation and "
          "sharding.", None),
+        ("serve", "serve",
+         "Predict how a decoder is served: a prompt's time, a step's of decoding, memory and the largest batch, and "
+         "with --rate or --concurrency time to the first token, between tokens, and throughput.", None),
         ("shapes", "shapes",
          "Find the sizes of a model that cost more GPU time than their neighbours: heads, widths, vocabulary, "
          "micro-batch and tensor parallelism, with the reason and the gain of each change at equal parameters.", None),

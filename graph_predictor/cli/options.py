@@ -57,6 +57,9 @@ SHARED = {
     "--resume": SharedOption("", "Go on with what an earlier run left"),
     "--backend": SharedOption("NAME", "Backend of the collectives, such as nccl or gloo"),
     "--seed": SharedOption("N", "Seed of what is drawn"),
+    "--batch": SharedOption("N", "Batch"),
+    "--gpus": SharedOption("N", "GPUs of the job"),
+    "--calibrate": SharedOption("TABLE", "Measured runs to calibrate on (Parquet, CSV)"),
     "--collective": SharedOption("NAME", "Which collective"),
 }
 

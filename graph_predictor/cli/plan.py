@@ -62,9 +62,9 @@ def plan(
         min=0, metavar="US", help="Host time of a kernel's launch, µs, where it is known.")] = None,
     host: Annotated[float, shared("--host", "of what a launch takes")] = 1.0,
     host_from: Annotated[str | None, shared("--host-from", "what a launch takes")] = None,
-    runs: Annotated[str | None, typer.Option(
-        "--calibrate", metavar="TABLE", help="Plans that were run (Parquet, CSV) with columns plan, step_ms and, if "
-        "need be, gpus, model, preset and set: kernels, collectives and host are calibrated on them.")] = None,
+    runs: Annotated[str | None, shared(
+        "--calibrate", "plans with columns plan, step_ms and, if need be, gpus, model, preset and set; kernels, "
+        "collectives and host are fitted to them")] = None,
     timeline: Annotated[str | None, shared("--timeline", "the best plan's step, simulated: tasks and streams of a rank "
                                                          "of each stage")] = None,
     html: Html = None,

@@ -29,8 +29,8 @@ def shard(
     device: Annotated[str | None, shared(
         "--device", "by default the one that a recorded step ran on, else h200-sxm")] = None,
     topology: Annotated[str | None, shared("--topology", "by default the device's usual nodes")] = None,
-    batch: Annotated[int | None, typer.Option(
-        min=1, metavar="N", help="Samples of a batch on each GPU; by default what the source has.")] = None,
+    batch: Annotated[int | None, shared(
+        "--batch", "samples on each GPU; by default what the source has", least=1)] = None,
     memory: Annotated[str | None, typer.Option(
         metavar="SIZE", help="Memory of a device, such as 80GiB (a bare number is in GB); by default all it has.")
     ] = None,

@@ -153,6 +153,18 @@ def deepseek(f: ConfigFields) -> TransformerShape:
     return replace(stacked(routed, kinds), predictions=f.size("num_nextn_predict_layers", default=0, least=0, most=16))
 
 
+def minimax_m2(f: ConfigFields) -> TransformerShape:
+    """Llama with experts in every layer, and queries and keys normalised."""
+    experts = f.size("num_local_experts")
+    return replace(llama(f), qk_norm=True, experts=experts, top_k=top_k_of(f, experts), imbalance=IMBALANCE)
+
+
+def sparse_deepseek(f: ConfigFields) -> TransformerShape:
+    """DeepSeek's latent attention over tokens that an indexer chooses (V3.2, GLM-5)."""
+    f.notes.append("Attention is taken to be of all tokens; what chooses some of them (the indexer) is left out.")
+    return deepseek(f)
+
+
 def falcon(f: ConfigFields) -> TransformerShape:
     """LayerNorm, one or few heads of keys and values, attention and feed-forward part side by side."""
     hidden, heads = f.size("hidden_size", "n_embed"), f.size("num_attention_heads", "n_head")
@@ -238,7 +250,9 @@ FAMILIES: dict[str, Callable[[ConfigFields], TransformerShape]] = {
     "llama": llama, "mistral": mistral, "mixtral": mixtral, "qwen2": qwen2, "qwen2_moe": qwen2_moe, "qwen3": qwen3,
     "qwen3_moe": qwen3_moe, "gemma": gemma, "gemma2": gemma2, "gemma3": gemma3, "gemma3_text": gemma3, "phi3": phi3,
     "gpt2": gpt2, "gpt_neox": gpt_neox, "gpt_oss": gpt_oss, "deepseek_v2": deepseek, "deepseek_v3": deepseek,
-    "kimi_k2": deepseek, "falcon": falcon, "mpt": mpt, "opt": opt, "bloom": bloom, "dbrx": dbrx, "grok-1": grok}
+    "kimi_k2": deepseek, "deepseek_v32": sparse_deepseek,
+    "glm_moe_dsa": sparse_deepseek, "minimax_m2": minimax_m2,
+    "falcon": falcon, "mpt": mpt, "opt": opt, "bloom": bloom, "dbrx": dbrx, "grok-1": grok}
 """Model types that are known, by their ``model_type``."""
 
 

@@ -42,12 +42,14 @@ class ConfigModel:
         shape: its sizes.
         batch: sequences of a GPU in a step.
         notes: what was assumed.
+        longest: tokens of a sequence at most; 0 where the config does not say.
     """
 
     name: str
     shape: TransformerShape
     batch: int
     notes: tuple[str, ...]
+    longest: int = 0
 
 
 def config_path(source: str) -> Path | None:
@@ -124,7 +126,8 @@ def decoder_of_config(values: Mapping[str, Any], name: str, where: str, settings
         raise PlanError(f"{where} has {shape.heads} heads and {shape.kv_heads} of keys and values, which do not divide "
                         "them; check the file.")
     shape = with_settings(_typed(fields, shape), settings, fields.notes)
-    return ConfigModel(name, shape, _batch(settings), tuple(fields.notes))
+    longest = fields.size("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", default=0, least=0)
+    return ConfigModel(name, shape, _batch(settings), tuple(fields.notes), longest)
 
 
 def _check_decoder(fields: ConfigFields, kind: str) -> None:

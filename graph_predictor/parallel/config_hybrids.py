@@ -114,9 +114,30 @@ def nemotron_h(f: ConfigFields) -> TransformerShape:
     return stacked(usual, _named(f, words, "hybrid_override_pattern", layers, kinds))
 
 
+def qwen3_next(f: ConfigFields) -> TransformerShape:
+    """Gated delta rules in place of attention but in every few layers, with experts in all."""
+    f.notes.append("Gated delta rules are taken to be Mamba-2 mixers of their sizes, which move and multiply as much.")
+    shape = llama(f)
+    experts = f.size("num_experts")
+    shape = replace(shape, qk_norm=True, ffn=f.size("moe_intermediate_size"), experts=experts,
+                    top_k=top_k_of(f, experts), imbalance=IMBALANCE,
+                    shared_ffn=f.size("shared_expert_intermediate_size", default=0, least=0))
+    heads, groups = f.size("linear_num_value_heads"), f.size("linear_num_key_heads")
+    if heads % groups:
+        raise PlanError(f"{f.where} has {heads} heads of values and {groups} of keys in its delta rules, which do not "
+                        "divide them; check the file.")
+    state = StateSpace(heads, f.size("linear_value_head_dim"), f.size("linear_key_head_dim"), groups,
+                       f.size("linear_conv_kernel_dim", default=4), 64, convolution_bias=False)
+    mixed = replace(shape, attends=False, state=state)
+    words = [_SAME.get(word, word) for word in f.words("layer_types")]
+    every = f.size("full_attention_interval", default=4)
+    words = words or ["attention" if (layer + 1) % every == 0 else "mamba" for layer in range(shape.layers)]
+    return stacked(mixed, _named(f, words, "layer_types", shape.layers, {"mamba": mixed, "attention": shape}))
+
+
 HYBRIDS: dict[str, Callable[[ConfigFields], TransformerShape]] = {
     "mamba2": mamba2, "bamba": bamba, "falcon_h1": falcon_h1, "granitemoehybrid": granite_hybrid,
-    "nemotron_h": nemotron_h}
+    "nemotron_h": nemotron_h, "qwen3_next": qwen3_next, "qwen3_5_moe": qwen3_next}
 """Model types that are known, by their ``model_type``."""
 def _named(f: ConfigFields, words: list[str], field: str, layers: int, kinds: Mapping[str, TransformerShape]
            ) -> list[TransformerShape]:

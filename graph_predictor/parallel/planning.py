@@ -283,7 +283,7 @@ def read_decoder(source: str | Job, assignments: Sequence[str] = (),
     step, and what was assumed."""
     from tracer import workloads
 
-    if isinstance(source, str) and (model := _config(source, assignments)) is not None:
+    if isinstance(source, str) and (model := config_model(source, assignments)) is not None:
         if preset is not None:
             raise PlanError(f"{source} says itself which sizes its model has; leave --preset {preset} out.")
         changed = f" with {', '.join(assignments)}" if assignments else ""
@@ -326,7 +326,7 @@ def _read(source: str) -> Job:
                         "one.") from None
 
 
-def _config(source: str, assignments: Sequence[str]) -> ConfigModel | None:
+def config_model(source: str, assignments: Sequence[str]) -> ConfigModel | None:
     """Return the model of a config's path or of a published model's name; ``None`` for another source."""
     if source in CONFIGS:
         return decoder_of_config(CONFIGS[source], source, source, assignments)

@@ -77,9 +77,12 @@ PUBLISHED_TOTALS = {
     "mixtral-8x22b": 140.6e9, "qwen2.5-7b": 7.62e9, "qwen3-30b-a3b": 30.5e9, "qwen3-235b-a22b": 235.1e9,
     "gemma-2-9b": 9.24e9, "gemma-2-27b": 27.23e9, "gpt-oss-20b": 20.91e9, "gpt-oss-120b": 116.8e9,
     "Mamba-2 2.7B": 2.70e9, "Bamba 9B": 9.78e9, "Falcon-H1 7B": 7.65e9, "nemotron-h-8b": 8.10e9,
-    "granite-4.0-h-small": 32.2e9}
+    "granite-4.0-h-small": 32.2e9, "kimi-k2": 1.03e12, "glm-5": 744e9, "minimax-m2": 229e9, "qwen3.5-397b-a17b": 397e9,
+    "llama-2-7b": 6.74e9, "llama-3.1-8b": 8.03e9, "llama-3.1-70b": 70.55e9, "llama-3.1-405b": 405.85e9,
+    "qwen3-8b": 8.19e9, "qwen3-14b": 14.77e9, "qwen3-32b": 32.76e9}
 """Parameters as the models' cards give them; Falcon 7B's 7.22e9 counts its tied matrix twice."""
 ACTIVE = {"deepseek-v2": 21e9, "deepseek-v3": 37e9, "qwen3-30b-a3b": 3.3e9, "qwen3-235b-a22b": 22e9,
+          "kimi-k2": 32e9, "glm-5": 40e9, "qwen3.5-397b-a17b": 17e9,
           "gpt-oss-20b": 3.6e9, "gpt-oss-120b": 5.1e9, "granite-4.0-h-small": 9e9}
 EVERY = {**OTHERS, **CONFIGS}
 

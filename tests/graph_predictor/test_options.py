@@ -69,7 +69,8 @@ def _is_axis(command: str, parameter: Any) -> bool:
 @pytest.mark.parametrize("option", sorted(name for name, users in _options().items() if len(users) > 1))
 def test_an_option_means_the_same_in_every_command(option: str) -> None:
     # How many steps to record; for 'fit', the table of those that were measured. A factor; for 'calibrate', a switch.
-    others = {("fit", "--steps"), ("calibrate", "--host")}
+    # CUDA graphs are an edit of a recorded step and what a server decodes with anyway.
+    others = {("fit", "--steps"), ("calibrate", "--host"), ("serve", "--cuda-graphs")}
     users = [user for user in _options()[option] if (user[0], option) not in others]
     plain = [(command, parameter) for command, parameter in users if not _is_axis(command, parameter)]
     assert len({_kind(parameter) for _, parameter in plain}) <= 1, users
@@ -87,7 +88,8 @@ def test_an_option_means_the_same_in_every_command(option: str) -> None:
 def test_every_shared_option_is_used_and_no_other_name_of_it_is_left() -> None:
     found = _options()
     assert set(SHARED) <= set(found)
-    assert not {"--output", "--host-us", "--unprofiled"} & set(found)
+    assert not {"--host-us", "--unprofiled"} & set(found)
+    assert {command for command, _ in found["--output"]} == {"serve"}  # tokens of answers
     assert all({"-o", "--out"} == set(parameter.opts) for _, parameter in found["--out"])
 
 

@@ -1,0 +1,257 @@
+"""Served decoders against AIConfigurator's measured table (H100 and H200; vLLM, SGLang, TensorRT-LLM).
+
+    python benchmarks/serving.py DATA                     # nothing fitted; then with ten rows of each group known
+    python benchmarks/serving.py DATA --rows every        # and every case
+    python benchmarks/serving.py --rows speed             # 1,000 configurations
+    python benchmarks/serving.py --rows published         # batch 1 of Llama-2-7B on an A100 (gpt-fast)
+    python benchmarks/serving.py DATA --rows kernels      # all-reduce kernels of engines
+
+DATA is the folder of shared data. Half of the series were looked at while assumptions were set (``serving_parts.split``
+says which, by a rule from before); the other half was not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from benchmarks.serving_parts.rows import ServedRow, read_rows
+from benchmarks.serving_parts.split import calibrates_before
+from graph_predictor.serving.cache import CacheAccount, cache_account
+from graph_predictor.serving.calibrate import MeasuredRow, calibrate_serving
+from graph_predictor.serving.load import Lengths, Requests
+from graph_predictor.serving.serve import ServedLoad, cluster_for, serve, served_load
+from graph_predictor.serving.setup import ServingSetup
+from graph_predictor.serving.source import ServedDecoder, served_decoder
+from graph_predictor.serving.steps import ServingModel, rates_of
+from kernel_models.device_choice import find_device
+from tracer.errors import ForetraceError
+
+CALIBRATING = 10
+PUBLISHED_MS = 9.53
+"""Batch 1 of Llama-2-7B in 16 bits on an A100 80 GB limited to 330 W: 104.9 tokens/s (gpt-fast's README)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A row and what was predicted of it."""
+
+    row: ServedRow
+    got: ServedLoad
+
+    @property
+    def tpot_error(self) -> float:
+        return self.got.tpot_ms.value / self.row.tpot_ms - 1
+
+    @property
+    def ttft_error(self) -> float:
+        return self.got.ttft_ms.value / self.row.ttft_ms - 1
+
+
+class Predictor:
+    """Predicts rows; each setup is priced once."""
+
+    def __init__(self) -> None:
+        self._decoders: dict[str, ServedDecoder] = {}
+        self._models: dict[tuple[str, str, ServingSetup], ServingModel] = {}
+
+    def model(self, row: ServedRow) -> tuple[ServingModel, CacheAccount]:
+        decoder = self._decoders.setdefault(row.model, served_decoder(row.model))
+        spec = find_device(row.device)
+        key = row.model, row.device, row.setup
+        if key not in self._models:
+            self._models[key] = ServingModel(decoder.shape, row.setup, spec,
+                                             cluster_for(spec, row.setup.gpus, None, None, None))
+        longest = row.load.prompt.longest + row.load.output.longest
+        return self._models[key], cache_account(decoder.shape, row.setup, spec, longest)
+
+    def cases(self, rows: Iterable[ServedRow]) -> tuple[list[Case], list[tuple[ServedRow, str]]]:
+        found, refused = [], []
+        for row in rows:
+            try:
+                model, cache = self.model(row)
+                found.append(Case(row, served_load(row.load, model, cache)))
+            except ForetraceError as error:
+                refused.append((row, str(error)))
+        return found, refused
+
+
+def contradicting(rows: Sequence[ServedRow]) -> set[int]:
+    """Return rows that their own series contradicts: a time between tokens below 0.8 of that with fewer clients."""
+    series: dict[tuple[object, ...], list[ServedRow]] = defaultdict(list)
+    for row in rows:
+        series[(row.model, row.device, row.setup.engine.name, row.setup.gpus, row.setup.precision,
+                row.load.prompt, row.load.output)].append(row)
+    return {row.number for group in series.values() for row in group
+            if any(other.load.concurrency < row.load.concurrency and row.tpot_ms < 0.8 * other.tpot_ms
+                   for other in group)}
+
+
+def summary(title: str, cases: Sequence[Case]) -> None:
+    """Print one line of figures."""
+    if not cases:
+        return
+    tpot, ttft = (np.array([getattr(each, name) for each in cases]) for name in ("tpot_error", "ttft_error"))
+    inside = [np.mean([figure.low <= measured <= figure.high for figure, measured in pairs]) for pairs in (
+        [(each.got.tpot_ms, each.row.tpot_ms) for each in cases],
+        [(each.got.ttft_ms, each.row.ttft_ms) for each in cases])]
+    print(f"{title:<58} {len(cases):>4}  TPOT MAPE {np.abs(tpot).mean():6.1%} median {np.median(np.abs(tpot)):6.1%} "
+          f"bias {tpot.mean():+6.1%} inside {inside[0]:4.0%}   TTFT {np.abs(ttft).mean():6.1%} "
+          f"median {np.median(np.abs(ttft)):6.1%} bias {ttft.mean():+6.1%} inside {inside[1]:4.0%}")
+
+
+def ranks(cases: Sequence[Case]) -> dict[str, float]:
+    """Return the rank correlation of times between tokens within each model."""
+    by: dict[str, list[Case]] = defaultdict(list)
+    for each in cases:
+        by[each.row.model].append(each)
+    return {name: float(spearmanr([each.row.tpot_ms for each in group],
+                                  [each.got.tpot_ms.value for each in group]).statistic)
+            for name, group in sorted(by.items()) if len(group) > 3}
+
+
+def measure(data: Path, *, half: str, every: bool) -> None:
+    """Print nothing fitted, and calibrated, of one half or both."""
+    predictor, rows = Predictor(), read_rows(data)
+    rows = [row for row in rows if half == "both" or row.development is (half == "development")]
+    odd = contradicting(rows)
+    cases, refused = predictor.cases(rows)
+    for half, name in ((True, "development half"), (False, "held-out half")):
+        mine = [each for each in cases if each.row.development is half]
+        groups: dict[str, list[Case]] = defaultdict(list)
+        for each in mine:
+            groups[each.row.group].append(each)
+        if not mine:
+            continue
+        print(f"\n{name}: nothing fitted")
+        for group, members in sorted(groups.items()):
+            summary(group, members)
+        summary("all", mine)
+        kept = [each for each in mine if each.row.number not in odd]
+        summary(f"all but {len(mine) - len(kept)} that their own series contradict", kept)
+        print("rank within each model:", ", ".join(f"{name} {value:.3f}" for name, value in ranks(mine).items()))
+        print("  without contradictions:", ", ".join(f"{name} {value:.3f}" for name, value in ranks(kept).items()))
+    for row, reason in refused:
+        print(f"refused: {row.model} {row.setup} {row.load.concurrency}: {reason}")
+    if every:
+        for each in cases:
+            row = each.row
+            print(f"{'dev ' if row.development else 'held'} {row.group:<60} {row.setup!s:<20} "
+                  f"{row.load.prompt.most:>5} {row.load.output.most:>5} {row.load.concurrency:>4} "
+                  f"TPOT {row.tpot_ms:8.2f} {each.got.tpot_ms.value:8.2f} {each.tpot_error:+7.1%}  "
+                  f"TTFT {row.ttft_ms:10.1f} {each.got.ttft_ms.value:10.1f} {each.ttft_error:+7.1%}"
+                  f"{'  contradicted' if row.number in odd else ''}")
+    calibrated(predictor, rows, odd)
+
+
+def calibrated(predictor: Predictor, rows: Sequence[ServedRow], odd: set[int]) -> None:
+    """Print the rest of each group, predicted with ten of its rows known."""
+    groups: dict[tuple[bool, str], list[ServedRow]] = defaultdict(list)
+    for row in rows:
+        groups[(row.development, row.group)].append(row)
+    for half, name in ((True, "development half"), (False, "held-out half")):
+        if not any(row.development is half for row in rows):
+            continue
+        print(f"\n{name}: ten rows of each group known")
+        whole: list[Case] = []
+        for (_, group), members in sorted((key, value) for key, value in groups.items() if key[0] is half):
+            distinct = list({(row.ttft_ms, row.tpot_ms, row.load): row for row in members}.values())
+            order = sorted(distinct, key=lambda row: calibrates_before(row.row))
+            known, rest = order[:CALIBRATING], order[CALIBRATING:]
+            if len(rest) < 3:
+                continue
+            measured = [MeasuredRow(f"row {row.number}", *predictor.model(row), row.load, row.ttft_ms, row.tpot_ms)
+                        for row in known]
+            found = calibrate_serving(measured, rates_of(known[0].setup))
+            cases = []
+            for row in rest:
+                model, cache = predictor.model(row)
+                cases.append(Case(row, served_load(row.load, model.with_rates(found.rates), cache, found)))
+            summary(f"{group} ({found.before:.0%} → {found.after:.0%} told)", cases)
+            whole += cases
+        summary("all", whole)
+        kept = [each for each in whole if each.row.number not in odd]
+        summary("all but those that their own series contradict", kept)
+
+
+def speed() -> None:
+    """Print how long 1,000 configurations take: splits, chunks, clients and lengths of one model."""
+    begin, number, spec = time.perf_counter(), 0, find_device("h200-sxm")
+    decoder = served_decoder("llama-3.1-70b")
+    for tp in (1, 2, 4, 8):
+        for precision in ("bf16", "fp8"):
+            setup = ServingSetup(tp=tp, precision=precision)
+            model = ServingModel(decoder.shape, setup, spec, cluster_for(spec, tp, None, None, None))
+            for chunk in (1024, 2048, 4096, 8192):
+                own = model.with_chunk(chunk)
+                for prompt, output in ((512, 128), (1024, 256), (2048, 512), (4096, 256), (1024, 1024)):
+                    cache = cache_account(decoder.shape, own.setup, spec, prompt + output)
+                    for clients in (1, 2, 4, 8, 16, 32, 64):
+                        if cache.room <= 0:
+                            continue
+                        load = Requests(Lengths(prompt, prompt), Lengths(output, output), clients, count=3 * clients,
+                                        warm_up=clients)
+                        served_load(load, own, cache)
+                        number += 1
+    seconds = time.perf_counter() - begin
+    print(f"{number:,} configurations in {seconds:.1f} s: {1000 * seconds / number:.1f} s for 1,000")
+
+
+def published() -> None:
+    """Print batch 1 of Llama-2-7B on an A100."""
+    found = serve("llama-2-7b", device="a100-sxm-80g", engine="compiled", context=128)
+    ms = found.decode.us / 1e3
+    print(f"Llama-2-7B, fp16, batch 1, A100 80 GB: {ms:.2f} ms ({found.decode.low / 1e3:.2f} to "
+          f"{found.decode.high / 1e3:.2f}), published {PUBLISHED_MS}: {ms / PUBLISHED_MS - 1:+.1%}")
+
+
+def kernels(data: Path) -> None:
+    """Print all-reduce kernels of engines by formula and as measured."""
+    import pandas
+
+    from kernel_models.collectives.engine_kernels import MOST_BYTES, SPREAD, kernel_us
+
+    frame = pandas.read_parquet(data / "collectives" / "custom_all_reduce_h200.parquet")
+    frame = frame[(frame.payload_bytes <= MOST_BYTES) & ~frame.backend_kernel.str.contains("eager")]
+    logs = []
+    for name, least in (("vLLM_custom_graph", 4.4), ("SGLang_CustomAllReduce_graph", 2.6), ("TRTLLM", 2.6)):
+        rows = frame[frame.backend_kernel == name]
+        us = kernel_us(rows.payload_bytes.to_numpy(float), rows.ranks.to_numpy(float), 450.0, least)
+        ratio = np.log(us / rows.latency_us.to_numpy())
+        logs += ratio.tolist()
+        print(f"{name:<30} {len(rows):>3}  MAPE {np.abs(np.expm1(ratio)).mean():.1%} "
+              f"bias {np.expm1(ratio).mean():+.1%} largest {np.abs(np.expm1(ratio)).max():.1%}")
+    inside = np.mean(np.abs(logs) <= SPREAD)
+    print(f"all {len(logs)}: 80% within e^±{np.quantile(np.abs(logs), 0.8):.2f}, {inside:.0%} within e^±{SPREAD}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", nargs="?", type=Path)
+    parser.add_argument("--rows", choices=("all", "every", "speed", "published", "kernels"), default="all")
+    parser.add_argument("--half", choices=("both", "development", "held-out"), default="both")
+    given = parser.parse_args()
+    if given.rows == "speed":
+        speed()
+    elif given.rows == "published":
+        published()
+    elif given.data is None:
+        parser.error("name the folder of shared data")
+    elif given.rows == "kernels":
+        kernels(given.data)
+    else:
+        measure(given.data, half=given.half, every=given.rows == "every")
+
+
+if __name__ == "__main__":
+    main()

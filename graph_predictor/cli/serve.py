@@ -1,0 +1,122 @@
+"""``foretrace serve``: prefill and decode of a served decoder, and what a server makes of them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from graph_predictor.cli.console import print_json, working
+from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.options import Debug, Json, Top, shared
+from graph_predictor.cli.profiles import profile_of
+
+
+def serve(
+    source: Annotated[str, typer.Argument(
+        metavar="MODEL", help="A published model (llama-3.1-70b, qwen3-32b, deepseek-v3, gpt-oss-120b, …), a Hugging "
+                              "Face config.json or its folder, or a workload (llama, gpt2, moe).")],
+    device: Annotated[str, shared("--device")] = "h200-sxm",
+    topology: Annotated[str | None, shared("--topology", "by default the device's usual nodes")] = None,
+    assignments: Annotated[list[str] | None, shared("--set")] = None,
+    preset: Annotated[str | None, shared("--preset")] = None,
+    tp: Annotated[int, typer.Option(metavar="N", help="GPUs that share each layer.")] = 1,
+    pp: Annotated[int, typer.Option(metavar="N", help="Pipeline stages.")] = 1,
+    ep: Annotated[int, typer.Option(metavar="N", help="Groups among which whole experts are spread.")] = 1,
+    attention_dp: Annotated[int, typer.Option(
+        metavar="N", help="Groups of tp GPUs with sequences of their own, which share experts.")] = 1,
+    precision: Annotated[str, typer.Option(
+        metavar="TYPE", help="Of linear layers' weights: bf16, fp8, fp8_block, nvfp4, mxfp4, int8 or int4; by default "
+                             "the model's.")] = "",
+    experts: Annotated[str, typer.Option(metavar="TYPE", help="Of experts' weights, where it is another.")] = "",
+    kv_dtype: Annotated[str, typer.Option(
+        metavar="TYPE", help="Of the cache: bf16, fp8 or fp4; by default the model's.")] = "",
+    engine: Annotated[str, typer.Option(
+        metavar="NAME", help="vllm, sglang, trtllm, or compiled: a compiled model in a loop.")] = "vllm",
+    chunk: Annotated[int, typer.Option(metavar="N", help="Tokens of a step at most; by default the engine's.")] = 0,
+    cuda_graphs: Annotated[bool, typer.Option(
+        "--cuda-graphs/--no-cuda-graphs", help="Decoding runs as CUDA graphs.")] = True,
+    speculate: Annotated[str | None, typer.Option(
+        metavar="K:ACCEPTED", help="Speculative decoding: drafts of K tokens, ACCEPTED tokens a step in the mean, such "
+                                   "as 3:2.4.")] = None,
+    batch: Annotated[int, shared("--batch", "sequences that decode at once")] = 1,
+    context: Annotated[int, typer.Option(
+        metavar="N", help="Tokens of each one's cache; by default the prompt and half of the answer.")] = 0,
+    prompt: Annotated[str, typer.Option(
+        metavar="N", help="Tokens of prompts: 1024, 512-2048 (any number between), or 1024~0.5 (gamma, coefficient of "
+                          "variation); by default the context.")] = "",
+    output: Annotated[str, typer.Option(metavar="N", help="Tokens of answers, in the same way (256).")] = "",
+    rate: Annotated[float, typer.Option(metavar="R", help="Serve requests that come by chance, R a second.")] = 0.0,
+    concurrency: Annotated[int, typer.Option(
+        metavar="N", help="Serve N clients that each ask again when they have an answer.")] = 0,
+    requests: Annotated[int, typer.Option(metavar="N", help="Requests that are simulated.")] = 0,
+    target: Annotated[str | None, typer.Option(
+        metavar="ttft=MS,tpot=MS", help="Search splits, copies, chunks and clients (or those that keep up with --rate) "
+                                        "of --gpus for the most tokens within these means.")] = None,
+    gpus: Annotated[int, shared("--gpus", "all copies together, with --target")] = 8,
+    seed: Annotated[int, shared("--seed")] = 0,
+    step_us: Annotated[float | None, typer.Option(
+        metavar="US", help="Host time of a step that the GPU waits for, where it is known.")] = None,
+    profile: Annotated[list[str] | None, shared("--profile", "repeatable; the first of the device counts")] = None,
+    comm_profile: Annotated[str | None, shared("--comm-profile")] = None,
+    comm_choices: Annotated[str | None, shared("--comm-choices")] = None,
+    runs: Annotated[str | None, shared(
+        "--calibrate", "columns concurrency, prompt, output, ttft_ms, tpot_ms and, if need be, tp, ep, attention_dp"
+    )] = None,
+    anchor: Annotated[str | None, typer.Option(
+        metavar="TRACE", help="A trace of vLLM serving this model so on this device: what its kernels took over what "
+                              "is predicted of its steps is taken of all steps.")] = None,
+    top: Top = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Predict how a decoder is served: a prompt's time, a step's of decoding, memory and the largest batch, and with
+    --rate or --concurrency time to the first token, between tokens, and throughput.
+
+    foretrace serve llama-3.1-70b --device h200-sxm --tp 8 --batch 32 --context 4096
+    foretrace serve qwen3-32b --device h100-sxm --tp 2 --precision fp8 --concurrency 64 --prompt 1024 --output 512
+    foretrace serve llama-3.1-8b --gpus 8 --target ttft=500,tpot=20 --prompt 2048 --output 256
+
+    With --target ends with status 1 where nothing meets it.
+    """
+    with one_sentence(debug):
+        from graph_predictor.cli.serve_report import report, report_choices
+        from graph_predictor.serving.errors import ServingError
+        from graph_predictor.serving.search import serve_search
+        from graph_predictor.serving.serve import serve as served
+        from kernel_models.device_choice import find_device
+
+        known = profile_of(profile, find_device(device))
+        if target is not None:
+            if given := [name for name, value, usual in (
+                    ("--tp", tp, 1), ("--pp", pp, 1), ("--ep", ep, 1), ("--attention-dp", attention_dp, 1),
+                    ("--chunk", chunk, 0), ("--batch", batch, 1), ("--concurrency", concurrency, 0),
+                    ("--calibrate", runs, None),
+                    ("--anchor", anchor, None)) if value != usual]:
+                raise ServingError(f"--target searches for the best split and load, and {given[0]} names one; leave "
+                                   "one of them out.")
+            with working("Pricing and serving"):
+                choices = serve_search(
+                    source, gpus, target=target, device=device, topology=topology, settings=assignments or (),
+                    preset=preset, prompt=prompt or 1024, output=output or 256, rate=rate, precision=precision,
+                    experts=experts, kv_dtype=kv_dtype, engine=engine, cuda_graphs=cuda_graphs, speculate=speculate,
+                    seed=seed, profile=known, comm_profile=comm_profile, comm_choices=comm_choices)
+            if json:
+                print_json(choices.to_json())
+            else:
+                report_choices(choices, top)
+            if not choices.choices:
+                raise typer.Exit(1)
+            return
+        with working("Pricing"):
+            found = served(
+                source, device=device, topology=topology, settings=assignments or (), preset=preset, tp=tp, pp=pp,
+                ep=ep, attention_dp=attention_dp, precision=precision, experts=experts, kv_dtype=kv_dtype,
+                engine=engine, chunk=chunk, cuda_graphs=cuda_graphs, speculate=speculate, batch=batch, context=context,
+                prompt=prompt, output=output, rate=rate, concurrency=concurrency, requests=requests, seed=seed,
+                step_us=step_us, profile=known, comm_profile=comm_profile, comm_choices=comm_choices, measured=runs,
+                anchor=anchor)
+        if json:
+            print_json(found.to_json())
+        else:
+            report(found, top)

@@ -1,0 +1,54 @@
+"""A server's trace as anchor: what its steps say that they worked on, and what is learned of real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from graph_predictor.serving.anchor import read_anchor, step_of
+from graph_predictor.serving.errors import ServingError
+from graph_predictor.serving.serve import cluster_for, serve
+from graph_predictor.serving.setup import ServingSetup
+from graph_predictor.serving.source import served_decoder
+from graph_predictor.serving.steps import PromptPiece, ServedStep, ServingModel
+from kernel_models.device_choice import find_device
+
+
+def model_of(name: str, device: str, setup: ServingSetup) -> ServingModel:
+    spec = find_device(device)
+    return ServingModel(served_decoder(name).shape, setup, spec, cluster_for(spec, setup.gpus, None, None, None))
+
+
+def test_a_step_s_name_says_what_it_works_on() -> None:
+    assert step_of("execute_context_1(888_788544)_generation_0(0)") == ServedStep(
+        0, 0.0, (PromptPiece(1, 888, 0),), 1)
+    assert step_of("execute_8192_context_2(sq800sk1000sqsq1sqsk1)_generation_4(sq4sk400sqsq4sqsk1)") == ServedStep(
+        4, 100.0, (PromptPiece(2, 400, 100),), 2)
+    assert step_of("execute_context_0(0)_generation_8(8)") == ServedStep(8, 1.0, (), 0)
+    for none in ("ProfilerStep#3", "execute_model", "execute_context_0(0)_generation_0(0)"):
+        assert step_of(none) is None
+
+
+def test_kernels_of_graph_launches_count_by_their_names(real_trace: Callable[[str], Path]) -> None:
+    model = model_of("gpt-oss-20b", "mi300x", ServingSetup(experts="mxfp4"))
+    found = read_anchor(str(real_trace("vllm-cuda-graph")), model)
+    step = found.steps[0]
+    assert (step.sequences, step.pieces[0].prompts) == (37, 9)
+    assert sum(found.measured.values()) == pytest.approx(156_000, rel=0.02)
+    assert found.measured["collectives"] == 0 and found.rates.collectives == 1.0
+    # The recorded step comes out as its kernels took.
+    again = model.with_rates(found.rates).time(step)
+    assert again.products + again.others == pytest.approx(sum(found.measured.values()), rel=0.01)
+
+
+def test_a_trace_anchors_serve(real_trace: Callable[[str], Path]) -> None:
+    where = str(real_trace("vllm-eager-B200"))
+    found = serve("gpt-oss-120b", device="b200", tp=8, experts="mxfp4", kv_dtype="fp8", batch=8, context=1024,
+                  anchor=where)
+    plain = serve("gpt-oss-120b", device="b200", tp=8, experts="mxfp4", kv_dtype="fp8", batch=8, context=1024)
+    assert found.notes[0].startswith("Anchored on 1 recorded step")
+    assert found.prefill.us != plain.prefill.us
+    with pytest.raises(ServingError, match="No step of"):
+        read_anchor(str(real_trace("resnet50-ddp-2xA100")), model_of("gpt-oss-20b", "b200", ServingSetup()))
