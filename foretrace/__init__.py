@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from foretrace import edits
     from graph_predictor.check.gate import check_directory as check
     from graph_predictor.diff.jobs import diff_jobs as diff
+    from graph_predictor.exports.export import export
     from graph_predictor.parallel.comm_study import comm_study
     from graph_predictor.parallel.planning import plan
     from graph_predictor.parallel.shapes import shapes
@@ -42,6 +43,7 @@ _HOMES = {
     "comm_study": "graph_predictor.parallel.comm_study",
     "diff": "graph_predictor.diff.jobs:diff_jobs",
     "edits": "foretrace.edits:",
+    "export": "graph_predictor.exports.export",
     "opportunities": "graph_predictor.reports.opportunities",
     "plan": "graph_predictor.parallel.planning",
     "predict": "graph_predictor.synthesis.baseline",
@@ -55,8 +57,8 @@ _HOMES = {
 }
 
 __all__ = [
-    "ForetraceError", "baseline_of", "breakdown", "capture", "check", "comm_study", "diff", "edits", "opportunities",
-    "plan", "predict", "read", "replay", "retraced", "shapes", "shard", "trace", "write_timeline",
+    "ForetraceError", "baseline_of", "breakdown", "capture", "check", "comm_study", "diff", "edits", "export",
+    "opportunities", "plan", "predict", "read", "replay", "retraced", "shapes", "shard", "trace", "write_timeline",
 ]
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)

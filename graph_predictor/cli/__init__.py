@@ -18,6 +18,7 @@ from graph_predictor.cli.convert import convert
 from graph_predictor.cli.devices import devices, topologies
 from graph_predictor.cli.diff import diff
 from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.export import export
 from graph_predictor.cli.fit import fit
 from graph_predictor.cli.inspect import inspect
 from graph_predictor.cli.models import models
@@ -64,7 +65,7 @@ def _options(
 
 
 for command in (inspect, breakdown, diff, replay, predict, opportunities, ranks, sweep, plan, shapes, shard, overheads,
-                convert, calibrate, fit, price, check):
+                convert, export, calibrate, fit, price, check):
     app.command()(command)
 app.command(cls=CaptureCommand)(capture)
 app.command()(trace)

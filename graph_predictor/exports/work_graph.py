@@ -347,11 +347,11 @@ class _Builder:
     def _work(self) -> _Work:
         """Host work before each item, cut by operation in proportion to the pieces of the recording."""
         job, p = self.job, self.job.program
-        pieces = job.pieces
-        rows = np.flatnonzero(~pieces.is_cost & (job.piece_ns > 0))
+        pieces, piece_ns = job.host_pieces()
+        rows = np.flatnonzero(~pieces.is_cost & (piece_ns > 0))
         # By item, then in time; neighbours of one operation are one.
         rows = rows[np.lexsort((pieces.start_ns[rows], pieces.item[rows]))]
-        item, op, ns = pieces.item[rows], pieces.op[rows], job.piece_ns[rows]
+        item, op, ns = pieces.item[rows], pieces.op[rows], piece_ns[rows]
         opens = np.ones(len(rows), np.bool_)
         opens[1:] = (item[1:] != item[:-1]) | (op[1:] != op[:-1])
         at = np.flatnonzero(opens)

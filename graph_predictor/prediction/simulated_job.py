@@ -13,6 +13,7 @@ import numpy as np
 from graph_predictor.prediction.predictor import Baseline, SimulatedStep
 from graph_predictor.prediction.repeat import Repeated
 from graph_predictor.prediction.replay import Replay, rank_number
+from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.engine import Simulated
 from graph_predictor.simulation.host_pieces import HostPieces, host_pieces
@@ -41,9 +42,7 @@ class SimulatedJob:
         program, simulated: what was simulated, and its times.
         item, kernel: row of ``built.program`` that each item and kernel of ``program`` is, or is a copy of.
         copy: which copy each item is; 0 where nothing was repeated.
-        pieces, piece_ns: host time by operation, and how long each piece takes; shares of an item's work, not the
-            work itself.
-        predicted: whether steps were repeated and maybe edited; else it is the recorded window, replayed.
+        scenario: what was predicted; ``None`` of a replay.
         title: what it is, in a few words.
         notes: what is to be known of it.
     """
@@ -54,11 +53,22 @@ class SimulatedJob:
     item: Int64
     kernel: Int64
     copy: Int64
-    pieces: HostPieces
-    piece_ns: Float64
-    predicted: bool
+    scenario: Scenario | None
     title: str
     notes: tuple[str, ...] = ()
+
+    @property
+    def predicted(self) -> bool:
+        """Return whether steps were repeated and maybe edited; else it is the recorded window, replayed."""
+        return self.scenario is not None
+
+    def host_pieces(self) -> tuple[HostPieces, Float64]:
+        """Return host time by operation, and how long each piece takes (ns): shares of an item's work, which edits may
+        have changed since."""
+        if self.scenario is not None:
+            return self.scenario.pieces, self.scenario.host_times()
+        pieces = host_pieces(self.built)
+        return pieces, pieces.ns.astype(np.float64)
 
     @property
     def graphs(self) -> list[ExecutionGraph]:
@@ -111,9 +121,8 @@ def replayed_job(replay: Replay) -> SimulatedJob:
     """Return a replay as a simulated job."""
     built, program = replay.built, replay.program
     items, kernels = (np.arange(len(rows), dtype=np.int64) for rows in (program.item_kind, program.kernel_item))
-    pieces = host_pieces(built)
-    return SimulatedJob(built, program, replay.simulated, items, kernels, np.zeros(len(items), np.int64), pieces,
-                        pieces.ns.astype(np.float64), False, "replayed", tuple(replay.notes))
+    return SimulatedJob(built, program, replay.simulated, items, kernels, np.zeros(len(items), np.int64), None,
+                        "replayed", tuple(replay.notes))
 
 
 def predicted_job(step: SimulatedStep) -> SimulatedJob:
@@ -122,7 +131,7 @@ def predicted_job(step: SimulatedStep) -> SimulatedJob:
     repeated: Repeated = steady.repeated
     title = f"predicted: {'; '.join(step.edits)}" if step.edits else "predicted"
     return SimulatedJob(scenario.built, steady.program, steady.simulated, repeated.item, repeated.kernel,
-                        repeated.copy_of_item, scenario.pieces, scenario.host_times(), True, title, step.notes)
+                        repeated.copy_of_item, scenario, title, step.notes)
 
 
 def simulated_job(source: object) -> SimulatedJob:
