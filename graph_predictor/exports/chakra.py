@@ -30,7 +30,7 @@ from tracer.output_kind import CHAKRA, check_output
 
 _MARKERS = {ItemKind.STEP_BEGIN: "begin of", ItemKind.STEP_END: "end of", ItemKind.HAND_OVER: "hand-over",
             ItemKind.RESUME: "resume", ItemKind.DATA_READY: "data ready"}
-_SEND, _RECEIVE = "send", "recv"
+_SEND, _RECEIVE, _BARRIER = "send", "recv", "barrier"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +72,20 @@ def write_chakra(job: SimulatedJob, path: str | os.PathLike[str]) -> ChakraFiles
     off = int(np.abs(ends - (graph.start_ns + graph.duration_ns) // 1000).max(initial=0))
     ids, order = _numbers(graph)
     notes = []
-    remote = 0
+    remote = undescribed = 0
     for position, each in enumerate(paths):
         writer = _RankFile(job, graph, position, ids, kinds)
         with whole_file(each) as stream:
             _write(stream, writer.metadata())
             for node in writer.nodes(order[graph.rank[order] == position]):
                 _write(stream, node)
-        remote += writer.remote
+        remote, undescribed = remote + writer.remote, undescribed + writer.undescribed
     if remote:
         notes.append(f"{remote:,} dependencies on other ranks (receives on sends) are no part of a rank's file; nodes "
                      "carry them as the attribute after_rank, and readers pair sends with receives.")
+    if undescribed:
+        notes.append(f"{undescribed:,} collectives of unknown kind or size are written as work of their simulated "
+                     "duration: a simulator of networks would make them free.")
     if graph.left_out:
         notes.append(f"{graph.left_out:,} dependencies with a negative lag decide nothing and were left out.")
     return ChakraFiles(paths, len(graph), len(graph.before) - remote, off, notes)
@@ -116,7 +119,7 @@ class _RankFile:
         self.job, self.work, self.position, self.ids, self.kinds = job, work, position, ids, kinds
         self.graph: ExecutionGraph = job.graphs[position]
         self.rank = job.rank_of(position)
-        self.remote = 0
+        self.remote = self.undescribed = 0
         self.low = int(job.built.program.kernel_ptr[position])
         table = self.graph.collectives
         self.collective = {int(kernel): row for row, kernel in enumerate(table.kernel.tolist()) if kernel >= 0}
@@ -233,10 +236,14 @@ class _RankFile:
         if group >= 0:
             _add(node, "rendezvous", group)
         if row not in self.collective:
+            self.undescribed += 1
             return
         table, at = self.graph.collectives, self.collective[row]
         kind = self.graph.string(int(table.kind[at]))
         _add(node, "collective", kind)
+        if kind != _BARRIER and table.elements_in[at] < 0 and table.elements_out[at] < 0:
+            self.undescribed += 1
+            return
         _, width = element_bytes(self.graph, table, at)
         size = max(int(table.elements_in[at]), 0) * width or max(int(table.elements_out[at]), 0) * width
         ranks = self.graph.string(int(table.ranks[at]))

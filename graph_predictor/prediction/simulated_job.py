@@ -45,6 +45,7 @@ class SimulatedJob:
         scenario: what was predicted; ``None`` of a replay.
         title: what it is, in a few words.
         notes: what is to be known of it.
+        period_ns: of a predicted job, the step's time: the mean of the steps of a copy, of the slowest rank.
     """
 
     built: Built
@@ -56,6 +57,7 @@ class SimulatedJob:
     scenario: Scenario | None
     title: str
     notes: tuple[str, ...] = ()
+    period_ns: float | None = None
 
     @property
     def predicted(self) -> bool:
@@ -107,14 +109,12 @@ class SimulatedJob:
         return found
 
     def step_ns(self) -> int | None:
-        """Length of the last simulated step, of the slowest rank; of a predicted job from one end to the next."""
-        by_rank: dict[int, list[StepSpan]] = {}
-        for step in self.steps():
-            by_rank.setdefault(step.rank, []).append(step)
+        """Return what a step takes: of a predicted job its steady state's, else the last one's of the slowest rank."""
+        if self.period_ns is not None:
+            return round(self.period_ns)
+        last = {step.rank: step for step in self.steps()}
         end = self.simulated.item_end
-        lengths = [int(end[own[-1].end_item] - (end[own[-2].end_item] if self.predicted and len(own) > 1
-                                                else end[own[-1].begin_item])) for own in by_rank.values()]
-        return max(lengths, default=None)
+        return max((int(end[step.end_item] - end[step.begin_item]) for step in last.values()), default=None)
 
 
 def replayed_job(replay: Replay) -> SimulatedJob:
@@ -131,7 +131,8 @@ def predicted_job(step: SimulatedStep) -> SimulatedJob:
     repeated: Repeated = steady.repeated
     title = f"predicted: {'; '.join(step.edits)}" if step.edits else "predicted"
     return SimulatedJob(scenario.built, steady.program, steady.simulated, repeated.item, repeated.kernel,
-                        repeated.copy_of_item, scenario, title, step.notes)
+                        repeated.copy_of_item, scenario, title, step.notes,
+                        float(steady.period_ns.max()) / scenario.cycle.steps)
 
 
 def simulated_job(source: object) -> SimulatedJob:
