@@ -29,10 +29,12 @@ if TYPE_CHECKING:
     from graph_predictor.reports.breakdown import breakdown
     from graph_predictor.reports.opportunities import opportunities
     from graph_predictor.reports.timeline import write_timeline
+    from graph_predictor.request.fit_batch import fit_batch
     from graph_predictor.sharding.planning import shard
     from graph_predictor.synthesis.baseline import baseline_of, predict, retraced
     from tracer.capture import capture
     from tracer.job import read_job as read
+    from tracer.memory_timeline import memory_timeline, snapshot_timeline
     from tracer.shape_only import trace_step as trace
 
 _HOMES = {
@@ -44,6 +46,8 @@ _HOMES = {
     "diff": "graph_predictor.diff.jobs:diff_jobs",
     "edits": "foretrace.edits:",
     "export": "graph_predictor.exports.export",
+    "fit_batch": "graph_predictor.request.fit_batch",
+    "memory_timeline": "tracer.memory_timeline",
     "opportunities": "graph_predictor.reports.opportunities",
     "plan": "graph_predictor.parallel.planning",
     "predict": "graph_predictor.synthesis.baseline",
@@ -52,13 +56,15 @@ _HOMES = {
     "retraced": "graph_predictor.synthesis.baseline",
     "shapes": "graph_predictor.parallel.shapes",
     "shard": "graph_predictor.sharding.planning",
+    "snapshot_timeline": "tracer.memory_timeline",
     "trace": "tracer.shape_only:trace_step",
     "write_timeline": "graph_predictor.reports.timeline",
 }
 
 __all__ = [
     "ForetraceError", "baseline_of", "breakdown", "capture", "check", "comm_study", "diff", "edits", "export",
-    "opportunities", "plan", "predict", "read", "replay", "retraced", "shapes", "shard", "trace", "write_timeline",
+    "fit_batch", "memory_timeline", "opportunities", "plan", "predict", "read", "replay", "retraced", "shapes",
+    "shard", "snapshot_timeline", "trace", "write_timeline",
 ]
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)

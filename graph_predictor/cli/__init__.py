@@ -20,7 +20,9 @@ from graph_predictor.cli.diff import diff
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.export import export
 from graph_predictor.cli.fit import fit
+from graph_predictor.cli.fit_batch import fit_batch
 from graph_predictor.cli.inspect import inspect
+from graph_predictor.cli.memory import memory
 from graph_predictor.cli.models import models
 from graph_predictor.cli.opportunities import opportunities
 from graph_predictor.cli.overheads import overheads
@@ -65,7 +67,7 @@ def _options(
 
 
 for command in (inspect, breakdown, diff, replay, predict, opportunities, ranks, sweep, plan, shapes, shard, overheads,
-                convert, export, calibrate, fit, price, check):
+                convert, export, memory, fit_batch, calibrate, fit, price, check):
     app.command()(command)
 app.command(cls=CaptureCommand)(capture)
 app.command()(trace)
