@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tracer.arrays import Int64
+from tracer.charts import Chart, ChartSeries
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph, Phase
 from tracer.input_file import PathLike
@@ -95,6 +96,14 @@ class MemoryTimeline(Shown):
                 clock: self.time_ns, **{kind.value: self.held_bytes[i] for i, kind in enumerate(KINDS)
                                         if self.held_bytes[i].any()}, "total_bytes": self.total_bytes}),
         }
+
+    def chart(self) -> Chart:
+        """Return what memory held over time, by kind."""
+        held = {kind.value: self.held_bytes[i] / 2**20 for i, kind in enumerate(KINDS) if self.held_bytes[i].any()}
+        across = self.time_ns / 1e6 if self.timed else self.time_ns
+        return Chart("areas", self.headline(), across, [ChartSeries(name.replace("_", " "), sizes)  # type: ignore
+                                                        for name, sizes in held.items()], "MiB",
+                     "ms" if self.timed else "operation")
 
     def to_json(self) -> dict[str, Any]:
         """Plain values: the peak, what it holds and who allocated it."""

@@ -36,6 +36,7 @@ from graph_predictor.cli.shard import shard
 from graph_predictor.cli.sweep import sweep
 from graph_predictor.cli.text import ClosedOutput, finish_output, standard_output
 from graph_predictor.cli.trace import trace
+from graph_predictor.cli.validate import validate
 from graph_predictor.cli.workloads import workloads
 
 app = typer.Typer(
@@ -67,7 +68,7 @@ def _options(
 
 
 for command in (inspect, breakdown, diff, replay, predict, opportunities, ranks, sweep, plan, shapes, shard, overheads,
-                convert, export, memory, fit_batch, calibrate, fit, price, check):
+                convert, export, memory, fit_batch, calibrate, fit, price, check, validate):
     app.command()(command)
 app.command(cls=CaptureCommand)(capture)
 app.command()(trace)

@@ -28,7 +28,8 @@ def export(
         "--format", metavar="NAME", help="chrome (.json), perfetto (.pftrace), chakra (.et), csv, parquet or "
                                          "tensorboard.")] = None,
     table: Annotated[str | None, typer.Option(
-        "--part", metavar="NAME", help="The table that a CSV or Parquet file gets; by default the first.")] = None,
+        "--only-table", metavar="NAME", help="The table that a CSV or Parquet file gets; by default the first.")
+    ] = None,
     at: Annotated[int, typer.Option("--at", metavar="N", help="TensorBoard's step, such as a commit's number.")] = 0,
     predicted: Annotated[bool, typer.Option(
         "--predicted", help="The predicted step though nothing is changed; by default what was recorded.")] = False,

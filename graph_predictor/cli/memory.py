@@ -27,7 +27,7 @@ def memory(
     sizes: Annotated[list[str] | None, shared("--set", "of the prediction")] = None,
     device: Annotated[str | None, shared("--device", "that the prediction is for; by default the recorded one")] = None,
     gpu: Annotated[int | None, typer.Option(
-        "--gpu", metavar="N", help="Number of the device in the recording; -1 is the host's memory.")] = None,
+        "--memory-of", metavar="N", help="Number of the device in the recording; -1 is the host's memory.")] = None,
     top: Top = None,
     window: Window = 0,
     json: Json = False,

@@ -144,5 +144,5 @@ def _tables(source: object, path: str | os.PathLike[str], chosen: ExportFormat, 
         raise ForetraceError(f"There is no table {name!r}; tables are: {', '.join(tables)}.")
     write_table_file(tables[name](), path)
     others = [each for each in tables if each != name]
-    note = f"It is the table {name}; others (--part) are: {', '.join(others)}."
+    note = f"It is the table {name}; others (--only-table) are: {', '.join(others)}."
     return Exported(chosen, [os.fspath(path)], [note] if table is None and others else [])

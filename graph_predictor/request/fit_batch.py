@@ -17,6 +17,7 @@ from graph_predictor.sizes.named_sizes import MOST, parse_sets
 from graph_predictor.sizes.retrace import trace_again
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device, shape_device
+from tracer.charts import Chart, ChartSeries
 from tracer.graph import ExecutionGraph
 from tracer.memory_account import MemoryAccount, binary_size
 from tracer.shown import Shown
@@ -69,6 +70,13 @@ class FitBatch(Shown):
             "high_bytes": round(memory.high), "fit": fit_of(memory, self.limit_bytes).value,
             **{f"{part}_bytes": round(held) for part, held in memory.account.parts.items()}}
             for size, memory in self.tried.items()])}
+
+    def chart(self) -> Chart:
+        """Return the memory of each size that was traced, least to most, and the device's."""
+        every = list(self.tried.values())
+        return Chart("lines", self.headline(), list(self.tried), [ChartSeries(
+            "expected", [one.account.total / 2**30 for one in every], [one.low / 2**30 for one in every],
+            [one.high / 2**30 for one in every])], "GiB", self.name, [(self.limit_bytes / 2**30, self.device)])
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""

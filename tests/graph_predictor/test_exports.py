@@ -400,13 +400,13 @@ def test_the_command_writes_what_was_recorded_and_what_is_predicted(tmp_path: Pa
     code, said = run(str(BERT), "-o", str(tmp_path / "p.pftrace"), "--host", "0.5")
     assert code == 0 and "perfetto" in said
     assert "rank 0 predicted" in perfetto_events(tmp_path / "p.pftrace")[1].values()
-    code, said = run(str(BERT), "-o", str(tmp_path / "t.csv"), "--part", "breakdown_kernels")
+    code, said = run(str(BERT), "-o", str(tmp_path / "t.csv"), "--only-table", "breakdown_kernels")
     assert code == 0 and (tmp_path / "t.csv").exists()
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), [
     (("-o", "a.foo"), "says no format"), (("-o", "a.csv", "--format", "xml"), "--format xml is not known"),
-    (("-o", "a.csv", "--part", "none"), "There is no table"), (("-o", "no/where/a.json"), "does not exist"),
+    (("-o", "a.csv", "--only-table", "none"), "There is no table"), (("-o", "no/where/a.json"), "does not exist"),
     (("-o", "a.csv", "--format", "parquet"), "named as another format")])
 def test_what_cannot_be_exported_is_told(arguments: tuple[str, ...], sentence: str, tmp_path: Path,
                                          monkeypatch: pytest.MonkeyPatch) -> None:

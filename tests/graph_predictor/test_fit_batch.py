@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 import foretrace
+import graph_predictor.request.fit_batch as module
 from graph_predictor.cli import app
 from graph_predictor.parallel.memory import CONTEXT
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.request.fit_batch import _largest, fit_batch
+from tracer.graph import ExecutionGraph
 from tracer.job import read_job
 
 pytest.importorskip("torch")
@@ -60,14 +63,23 @@ def test_of_a_capture(tmp_path: Path) -> None:
     assert none.fits is None and none.may_fit is None and "no batch fits" in none.headline()
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def traced(graph: ExecutionGraph, sizes: dict[str, int], *others: object) -> ExecutionGraph:
+        asked.append(sizes)
+        meta = replace(graph.meta, memory={"peak": sizes["batch"] << 20, "activations": sizes["batch"] << 20})
+        return replace(graph, meta=meta)
+
+    asked: list[dict[str, int]] = []
+    monkeypatch.setattr(module, "trace_again", traced)
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
     done = CliRunner().invoke(app, ["fit-batch", str(BERT), "--device", "a100-sxm-40g", "--set", "seq=32",
                                     "--memory-limit", "1GiB", "--json"])
     assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)
+    assert all(sizes["seq"] == 32 for sizes in asked) and found["fits"] < found["may_fit"]
     assert found["limit_bytes"] == 1 << 30 and found["fits"] in [row["batch"] for row in found["tried"]]
+    monkeypatch.undo()
     said = CliRunner().invoke(app, ["memory", f"{script}:build", "--set", "batch=16", "--device", "a100-sxm-40g"])
     assert said.exit_code == 0 and "Peak predicted" in said.stdout and "parameters" in said.stdout
 
