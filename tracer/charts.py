@@ -17,7 +17,7 @@ _INTERVAL = "80% interval"
 
 @dataclass(frozen=True, slots=True)
 class ChartSeries:
-    """One row of numbers: ``low`` and ``high`` are the ends of their intervals, where they have some."""
+    """One row of numbers: ``low`` and ``high`` are the ends of their intervals, NaN for one that has none."""
 
     name: str
     values: Sequence[float]
@@ -54,6 +54,19 @@ def table_chart(table: pd.DataFrame, title: str) -> Chart:
     shown = table.head(MOST_BARS)
     labels = [str(text) for text in (shown[texts[0]] if texts else shown.index)]
     return Chart("bars", title, labels, [ChartSeries(str(value), [float(each) for each in shown[value]])], str(value))
+
+
+def time_chart(tables: Sequence[tuple[Any, Any]], title: str, what: str) -> Chart:
+    """Return the names in tables of graphs that took most time, as bars: (graph, table with ``name`` and
+    ``duration_ns``) each."""
+    sums: dict[str, int] = {}
+    for graph, table in tables:
+        for code, time in zip(table.name.tolist(), table.duration_ns.tolist(), strict=True):
+            name = graph.string(code)
+            sums[name] = sums.get(name, 0) + time
+    largest = sorted(sums.items(), key=lambda each: -each[1])[:MOST_BARS]
+    return Chart("bars", title, [name for name, _ in largest], [ChartSeries(what, [ns / 1e6 for _, ns in largest])],
+                 f"ms in the window ({what})")
 
 
 def draw(chart: Chart, ax: Any = None) -> Any:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from tracer.arrays import Int8, Int32, Int64
+from tracer.charts import Chart, time_chart
 from tracer.shown import Shown
 
 if TYPE_CHECKING:
@@ -544,6 +545,11 @@ class ExecutionGraph(Shown):
         from tracer.views import to_pandas
 
         return {name: partial(to_pandas, self, name) for name in self.TABLES}
+
+    def chart(self) -> Chart:
+        """Return the largest kernels by their time in the window; of a host alone the largest operations."""
+        table, names = (self.kernels, "kernels") if len(self.kernels) else (self.ops, "operations, with those in them")
+        return time_chart([(self, table)], self.headline(), names)
 
     def to_networkx(self) -> networkx.DiGraph:
         """Return the dependencies of operations, calls and device work as an acyclic graph, to explore."""

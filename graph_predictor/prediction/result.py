@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -133,9 +134,9 @@ class Prediction(Shown):
         bounds = {name: us for name, us in self.bounds_us.items() if us > 0}
         values = [self.step_time_us, *bounds.values()]
         low, high = self.interval_us
+        none = [math.nan] * len(bounds)  # of the step alone an interval is known
         return Chart("bars", self.headline(), ["step", *bounds], [ChartSeries(
-            "expected", [us / 1e3 for us in values], [low / 1e3, *(us / 1e3 for us in bounds.values())],
-            [high / 1e3, *(us / 1e3 for us in bounds.values())])], "ms")
+            "expected", [us / 1e3 for us in values], [low / 1e3, *none], [high / 1e3, *none])], "ms")
 
     def to_json(self, top: int | None = None) -> dict[str, Any]:
         """Plain values; of the critical path the ``top`` largest entries, all by default."""
