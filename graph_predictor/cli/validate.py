@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from graph_predictor.check.validate import Validation
 
 WORSE = 1
-"""The exit code of errors above the tolerance."""
+"""The exit code of a mean error above the largest that is wanted."""
 
 
 def validate(
@@ -31,12 +31,12 @@ def validate(
     workload: Annotated[str | None, shared("--workload", "instead of a script")] = None,
     captured: Annotated[int, typer.Option(
         "--captured", metavar="N", min=1, help="How many of the sizes are captured; laws go through several.")] = 1,
-    timed: Annotated[int, typer.Option(min=1, help="Steps timed without the profiler, of each run.")] = 10,
-    warmup: Annotated[int, typer.Option(min=0, help="Steps before anything is measured.")] = 3,
+    timed: Annotated[int, typer.Option(help="Steps timed without the profiler.")] = 10,
+    warmup: Annotated[int, typer.Option(help="Steps before anything is measured.")] = 3,
     profile: Annotated[list[str] | None, shared("--profile", "or of this machine (foretrace calibrate); repeatable")
                        ] = None,
     code: Annotated[str | None, shared("--code")] = None,
-    tolerance: Annotated[str | None, typer.Option(
+    max_error: Annotated[str | None, typer.Option(
         metavar="PERCENT%", help="End with code 1 if the mean error is larger.")] = None,
     json: Json = False,
     debug: Debug = False,
@@ -45,7 +45,7 @@ def validate(
 
     foretrace validate train.py -o runs/check --set batch=8 --set batch=16 --set batch=32 -- --epochs 1
 
-    All predictions are made before any of them is run. Exit code 1 if the mean error is above --tolerance.
+    All predictions are made before any of them is run. Exit code 1 if the mean error is above --max-error.
     """
     with one_sentence(debug):
         from graph_predictor.check.validate import ValidatedProgram, size_label
@@ -53,7 +53,7 @@ def validate(
         from graph_predictor.cli.check import share_of
         from graph_predictor.sizes.named_sizes import parse_sets
 
-        most = None if tolerance is None else share_of(tolerance)
+        most = None if max_error is None else share_of(max_error, "--max-error")
         if (script is None) == (workload is None):
             raise ForetraceError("Name what to validate: a script, or a workload with --workload, and not both.")
         chosen = [parse_sets(text.split(","))[1] for text in sizes]
@@ -62,7 +62,7 @@ def validate(
         with working("Validating"):
             found = check(program, chosen, out, captures=captured, profiles=profile or (), code=code)
         if json:
-            print_json({**found.to_json(), "tolerance": most, "passed": most is None or found.mape <= most})
+            print_json({**found.to_json(), "max_error": most, "passed": most is None or found.mape <= most})
         else:
             _report(found, [size_label(one) for one in chosen[:captured]])
         if most is not None and found.mape > most:

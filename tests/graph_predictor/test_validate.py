@@ -94,7 +94,7 @@ def test_a_script_of_ones_own(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "train.py").write_text(SCRIPT)
     done = CliRunner().invoke(app, ["validate", str(tmp_path / "train.py"), "-o", str(tmp_path / "out"),
-                                    "--set", "batch=64", "--set", "batch=128", "--tolerance", "0.0001%", "--json",
+                                    "--set", "batch=64", "--set", "batch=128", "--max-error", "0.0001%", "--json",
                                     "--", "--wide", "16"])
     found = json.loads(done.stdout)
     assert done.exit_code == 1 and not found["passed"] and found["captured"] == [{"batch": 64}]
