@@ -10,14 +10,12 @@ is shown. What a step takes is the median with no profiler on; other work on the
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 FORETRACE = [sys.executable, "-c", "from graph_predictor.cli import main; main()"]
 WORKLOAD = "gpt2"
@@ -42,36 +40,6 @@ def foretrace(*arguments: str | Path, quiet: bool = False) -> str:
     return done.stdout
 
 
-def capture(sizes: dict[str, int], fixed: dict[str, str], out: Path) -> float:
-    """Capture the workload at one size; its step with no profiler on, ms."""
-    import tracer
-
-    sets = [f"--set={name}={value}" for name, value in {**fixed, **sizes}.items()]
-    foretrace("capture", "--workload", WORKLOAD, *sets, *STEPS, "--out", out)
-    times = sorted(tracer.read_job(out).graphs[0].meta.unprofiled_step_ns)
-    return times[len(times) // 2] / 1e6
-
-
-def predict(sizes: dict[str, int], captures: list[Path], profile: Path) -> dict[str, Any]:
-    """Predict the step at one size from all captures."""
-    first, *others = captures
-    also = [f"--also={path}" for path in others]
-    sets = [f"--set={name}={size}" for name, size in sizes.items()]
-    said = foretrace("predict", first, *also, *sets, "--profile", profile, "--json", quiet=True)
-    found: dict[str, Any] = json.loads(said)
-    low, high = found["interval_us"]
-    print(f"{found['step_time_us'] / 1e3:.2f} ms, 80% between {low / 1e3:.2f} and {high / 1e3:.2f} ms; decided by: "
-          f"{found['bound']}")
-    for warning in found["warnings"]:
-        print(f"Warning: {warning}")
-    return found
-
-
-def label(sizes: dict[str, int]) -> str:
-    """Sizes as one word."""
-    return ",".join(f"{name}={size}" for name, size in sizes.items())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("out") / "demo", metavar="DIR", help="where everything goes")
@@ -87,11 +55,14 @@ def main() -> None:
     if not on_gpu:
         os.environ["OMP_NUM_THREADS"] = "1"
     fixed = ON_GPU if on_gpu else {}
-    captures = [out / label(sizes) for sizes in CAPTURED]
+    from graph_predictor.check.validate import ValidatedProgram, Validation, predict_cases, size_label, timed_steps
+
+    program = ValidatedProgram(workload=WORKLOAD, fixed=fixed, options=STEPS)
+    captures = [out / size_label(sizes) for sizes in CAPTURED]
     profile, timeline = out / "this-machine.profile", out / "timeline.json"
     try:
         # Of an earlier demo alone: the directory may be anyone's.
-        for path in (*captures, *(out / label(sizes) for sizes in PREDICTED), profile, timeline):
+        for path in (*captures, *(out / size_label(sizes) for sizes in PREDICTED), profile, timeline):
             if path.is_dir():
                 shutil.rmtree(path)
             else:
@@ -101,29 +72,40 @@ def main() -> None:
         sys.exit(f"The demo cannot write to {out}: {error.strerror}; name another directory with --out.")
 
     for sizes, path in zip(CAPTURED, captures, strict=True):
-        capture(sizes, fixed, path)
+        foretrace(*program.command(sizes, path))
     foretrace("calibrate", "--on", "cuda" if on_gpu else "cpu", "--minutes", MINUTES, "--families", FAMILIES,
               "-o", profile)
-    said = [predict(sizes, captures, profile) for sizes in PREDICTED]
+    print(f"\nPredicting {', '.join(map(size_label, PREDICTED))}, which were never run.", flush=True)
+    said = predict_cases(list(zip(CAPTURED, captures, strict=True)), PREDICTED, profiles=[str(profile)])
+    for case in said:
+        low, high = (us / 1e3 for us in case.interval_us)
+        print(f"{size_label(case.sizes)}: {case.predicted_us / 1e3:.2f} ms, 80% between {low:.2f} and {high:.2f} ms; "
+              f"decided by: {case.bound}")
+        for warning in case.warnings:
+            print(f"Warning: {warning}")
 
     print("\nNow the three are run.")
-    measured = [capture(sizes, fixed, out / label(sizes)) for sizes in PREDICTED]
+    for sizes in PREDICTED:
+        foretrace(*program.command(sizes, out / size_label(sizes)))
+    found = Validation(CAPTURED, [case.beside(timed_steps(out / size_label(case.sizes))) for case in said])
     print(f"\n{'never run before':22}{'predicted ms':>14}{'80% interval':>20}{'measured ms':>13}{'error':>9}")
-    errors = []
-    for sizes, prediction, truth in zip(PREDICTED, said, measured, strict=True):
-        step, (low, high) = prediction["step_time_us"] / 1e3, (us / 1e3 for us in prediction["interval_us"])
-        errors.append(step / truth - 1)
-        print(f"{label(sizes):22}{step:14.2f}{f'{low:.2f} to {high:.2f}':>20}{truth:13.2f}{errors[-1]:+9.1%}"
-              f"{'' if low <= truth <= high else '  outside'}")
-    print(f"mean error {sum(map(abs, errors)) / len(errors):.1%}, bias {sum(errors) / len(errors):+.1%}; measured is "
-          "the median of 40 steps with no profiler on")
+    for done in found.cases:
+        interval = f"{done.low_us / 1e3:.2f} to {done.high_us / 1e3:.2f}"
+        print(f"{size_label(done.sizes):22}{done.predicted_us / 1e3:14.2f}{interval:>20}{done.measured_us / 1e3:13.2f}"
+              f"{done.error:+9.1%}{'' if done.covered else '  outside'}")
+    print(f"mean error {found.mape:.1%}, bias {found.bias:+.1%}; measured is the median of 40 steps with no profiler "
+          "on")
 
     foretrace("replay", captures[0], "--timeline", timeline, quiet=True)
     print(f"Measured and replayed timeline: {timeline} (open it in ui.perfetto.dev or chrome://tracing)")
 
 
 if __name__ == "__main__":
+    from tracer.errors import ForetraceError
+
     try:
         main()
+    except ForetraceError as error:
+        sys.exit(str(error))
     except KeyboardInterrupt:
         sys.exit("Interrupted; the captures made so far stay, and the next demo replaces them.")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from foretrace import edits
     from graph_predictor.check.gate import check_directory as check
     from graph_predictor.diff.jobs import diff_jobs as diff
+    from graph_predictor.exports.export import export
     from graph_predictor.parallel.comm_study import comm_study
     from graph_predictor.parallel.planning import plan
     from graph_predictor.parallel.shapes import shapes
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from graph_predictor.reports.breakdown import breakdown
     from graph_predictor.reports.opportunities import opportunities
     from graph_predictor.reports.timeline import write_timeline
+    from graph_predictor.request.fit_batch import fit_batch
     from graph_predictor.serving.search import serve_search
     from graph_predictor.serving.serve import serve
     from graph_predictor.sharding.planning import shard
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from tracer.capture import capture
     from tracer.hooks import handler
     from tracer.job import read_job as read
+    from tracer.memory_timeline import memory_timeline, snapshot_timeline
     from tracer.shape_only import trace_step as trace
 
 _HOMES = {
@@ -46,8 +49,11 @@ _HOMES = {
     "comm_study": "graph_predictor.parallel.comm_study",
     "diff": "graph_predictor.diff.jobs:diff_jobs",
     "edits": "foretrace.edits:",
+    "export": "graph_predictor.exports.export",
+    "fit_batch": "graph_predictor.request.fit_batch",
     "handler": "tracer.hooks",
     "hooks": "foretrace.hooks:",
+    "memory_timeline": "tracer.memory_timeline",
     "opportunities": "graph_predictor.reports.opportunities",
     "plan": "graph_predictor.parallel.planning",
     "predict": "graph_predictor.synthesis.baseline",
@@ -58,14 +64,15 @@ _HOMES = {
     "serve_search": "graph_predictor.serving.search",
     "shapes": "graph_predictor.parallel.shapes",
     "shard": "graph_predictor.sharding.planning",
+    "snapshot_timeline": "tracer.memory_timeline",
     "trace": "tracer.shape_only:trace_step",
     "write_timeline": "graph_predictor.reports.timeline",
 }
 
 __all__ = [
-    "ForetraceError", "baseline_of", "breakdown", "capture", "check", "comm_study", "diff", "edits", "handler", "hooks",
-    "opportunities", "plan", "predict", "read", "replay", "retraced", "serve", "serve_search", "shapes", "shard",
-    "trace", "write_timeline",
+    "ForetraceError", "baseline_of", "breakdown", "capture", "check", "comm_study", "diff", "edits", "export",
+    "fit_batch", "handler", "hooks", "memory_timeline", "opportunities", "plan", "predict", "read", "replay",
+    "retraced", "serve", "serve_search", "shapes", "shard", "snapshot_timeline", "trace", "write_timeline",
 ]
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import foretrace
+from graph_predictor.check.validate import ValidatedCase, Validation
+from graph_predictor.check.verdict import GateOutcome, Status, Verdict
+from graph_predictor.sweep.run import SweepSource, sweep
+from graph_predictor.sweep.space import Axis, SweepSpace
+from tracer.errors import ForetraceError
+from tracer.memory_timeline import KINDS, MemoryTimeline
 from tracer.shown import Shown
 
 TRACE = str(Path(__file__).resolve().parents[1] / "traces" / "bert-cpu")
@@ -19,10 +27,26 @@ def results() -> dict[str, Shown]:
     base = foretrace.baseline_of(job)
     return {"job": job, "graph": job.graphs[0], "replay": replayed, "breakdown": foretrace.breakdown(replayed),
             "prediction": base.predict([foretrace.edits.ScaleHost(0.5)]), "difference": foretrace.diff(job, job),
-            "opportunities": foretrace.opportunities(base, top=3)}
+            "opportunities": foretrace.opportunities(base, top=3), **others()}
 
 
-@pytest.mark.parametrize("name", ["job", "graph", "replay", "breakdown", "prediction", "difference", "opportunities"])
+def others() -> dict[str, Shown]:
+    """Results that are made of other things than a recorded step."""
+    space = SweepSpace((Axis("host", (0.5, 1.0, 2.0)),))
+    verdicts = [Verdict("bert", "step", Status.PASSED, before=10.0, now=11.0, unit="ms", text="as before")]
+    cases = [ValidatedCase({"batch": 8}, 12.0, 10.0, 15.0, 11.0, 10)]
+    held = np.zeros((len(KINDS), 3), np.int64)
+    held[0], held[4] = 5, [1, 7, 2]
+    return {"sweep": sweep(SweepSource((TRACE,)), space, jobs=1), "check": GateOutcome("bert", verdicts),
+            "validation": Validation([{"batch": 4}], cases),
+            "memory": MemoryTimeline("GPU 0", np.arange(3), held, {"layer": 12})}
+
+
+NAMES = ("job", "graph", "replay", "breakdown", "prediction", "difference", "opportunities", "sweep", "check",
+         "validation", "memory")
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_result_is_one_line_a_table_and_dataframes(results: dict[str, Shown], name: str) -> None:
     result = results[name]
     text = repr(result)
@@ -34,6 +58,56 @@ def test_a_result_is_one_line_a_table_and_dataframes(results: dict[str, Shown], 
     assert result.to_pandas().equals(result.to_pandas(next(iter(tables))))
     with pytest.raises(KeyError, match=f"'operators' is no table; tables are: {next(iter(tables))}"):
         result.to_pandas("operators")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_result_is_drawn_or_says_why_not(results: dict[str, Shown], name: str) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    _, given = plt.subplots()
+    assert results[name].plot(given) is given and (given.patches or given.lines or given.collections)
+    given.figure.canvas.draw()
+    own = results[name].plot()
+    assert own is not given and own.get_xlabel() + own.get_ylabel()
+    plt.close("all")
+
+
+def test_intervals_are_drawn_where_they_are(results: dict[str, Shown]) -> None:
+    pytest.importorskip("matplotlib").use("agg")
+    import matplotlib.pyplot as plt
+
+    prediction = results["prediction"]
+    chart = prediction.chart()
+    assert (chart.series[0].low[0] * 1e3, chart.series[0].high[0] * 1e3) == pytest.approx(prediction.interval_us)
+    (errors,) = prediction.plot().containers[1:]
+    ends = errors.lines[2][0].get_segments()[0][:, 0]
+    assert tuple(ends * 1e3) == pytest.approx(prediction.interval_us)
+    assert results["sweep"].plot().collections
+    plt.close("all")
+
+
+def test_without_matplotlib_the_way_to_it_is_told(results: dict[str, Shown], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    for name in ("prediction", "sweep"):
+        with pytest.raises(ForetraceError, match=r"pip install 'foretrace\[plot\]'"):
+            results[name].plot()
+
+
+def test_an_empty_result_says_that_there_is_nothing_to_plot() -> None:
+    class Empty(Shown):
+        def headline(self) -> str:
+            return "empty"
+
+        def tables(self):
+            import pandas as pd
+
+            return {"one": lambda: pd.DataFrame({"a": []})}
+
+    with pytest.raises(ForetraceError, match="nothing to plot"):
+        Empty().plot()
 
 
 def test_a_prediction_says_its_time_interval_and_edits(results: dict[str, Shown]) -> None:

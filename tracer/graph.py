@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from tracer.arrays import Int8, Int32, Int64
+from tracer.charts import Chart, time_chart
 from tracer.shown import Shown
 from tracer.table import NONE, Table
 
@@ -340,6 +341,29 @@ class OverheadTable(Table):
     STRING_COLUMNS: ClassVar[frozenset[str]] = frozenset({"name"})
 
 
+@dataclass(slots=True)
+class AllocationTable(Table):
+    """One change of memory a row, in time order: bytes that were handed out, or (negative) given back.
+
+    Of recorded windows what the profiler saw (``profile_memory``); of steps traced by shapes alone all storages, each
+    change at the operation that made it, and what was there before at -1 (``op`` and ``start_ns``). ``total_bytes`` is
+    what the allocator had handed out after it, ``holds`` the place of a ``tracer.memory_account.Holds``; ``NONE`` where
+    the trace does not say. ``device`` is ``NONE`` for the host's memory, ``address`` tells allocations apart.
+    """
+
+    op: Int32
+    thread: Int32
+    start_ns: Int64
+    bytes: Int64
+    total_bytes: Int64
+    address: Int64
+    device: Int32
+    holds: Int8
+
+    DTYPES: ClassVar[dict[str, Any]] = {"op": _I32, "thread": _I32, "start_ns": _I64, "bytes": _I64,
+                                        "total_bytes": _I64, "address": _I64, "device": _I32, "holds": _I8}
+
+
 @dataclass(frozen=True, slots=True)
 class Thread:
     """A host thread as the trace names it."""
@@ -438,11 +462,15 @@ class ExecutionGraph(Shown):
     steps: StepTable
     overheads: OverheadTable
     meta: Meta
+    allocations: AllocationTable = field(default_factory=AllocationTable.empty)
 
     TABLES: ClassVar[dict[str, type[Table]]] = {
         "ops": OpTable, "launches": LaunchTable, "kernels": KernelTable, "collectives": CollectiveTable,
         "syncs": SyncTable, "gaps": GapTable, "steps": StepTable, "overheads": OverheadTable,
+        "allocations": AllocationTable,
     }
+    ADDED_TABLES: ClassVar[frozenset[str]] = frozenset({"allocations"})
+    """Tables that files of earlier versions lack; they are read as empty."""
 
     @property
     def computes_on_host(self) -> bool:
@@ -485,6 +513,11 @@ class ExecutionGraph(Shown):
         from tracer.views import to_pandas
 
         return {name: partial(to_pandas, self, name) for name in self.TABLES}
+
+    def chart(self) -> Chart:
+        """Return the largest kernels by their time in the window; of a host alone the largest operations."""
+        table, names = (self.kernels, "kernels") if len(self.kernels) else (self.ops, "operations, with those in them")
+        return time_chart([(self, table)], self.headline(), names)
 
     def to_networkx(self) -> networkx.DiGraph:
         """Return the dependencies of operations, calls and device work as an acyclic graph, to explore."""

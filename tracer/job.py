@@ -14,6 +14,7 @@ from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 from tracer.capture_layout import find_parts, read_capture
+from tracer.charts import Chart, time_chart
 from tracer.cluster.workers import Failed, LostWorkerError, TaskWorkers
 from tracer.errors import GraphFileError, JobError, TraceError
 from tracer.files import FileKind, FoundFile, find_files
@@ -74,6 +75,13 @@ class Job(Shown):
     def tables(self) -> Mapping[str, Callable[[], pandas.DataFrame]]:
         """The tables of all ranks, each row with its rank."""
         return {name: partial(self._together, name) for name in ExecutionGraph.TABLES}
+
+    def chart(self) -> Chart:
+        """Return the largest kernels of all ranks by their time; of hosts alone the largest operations."""
+        device = any(len(graph.kernels) for graph in self.graphs)
+        what = "kernels" if device else "operations, with those in them"
+        return time_chart([(graph, graph.kernels if device else graph.ops) for graph in self.graphs], self.headline(),
+                          what)
 
     def _together(self, name: str) -> pandas.DataFrame:
         import pandas

@@ -47,6 +47,10 @@ MEASUREMENTS = Output("table of 'foretrace comm bench'", _begins(b'{"collective"
 CHOICES = Output("file of 'foretrace comm tune'", _begins(b'{\n  "backends"'), stream=True)
 TUNER = Output("tuner file of 'foretrace comm tune'", _begins(b"collective_type,"), stream=True)
 TIMELINE = Output("timeline of foretrace", _begins(b'{"displayTimeUnit":"ms","traceEvents":['), stream=True)
+CHAKRA = Output("Chakra trace of foretrace", lambda head: b"written_by" in head and b"foretrace" in head)
+PERFETTO = Output("Perfetto trace of foretrace", lambda head: b"foretrace" in head)
+TABLE_FILE = Output("table of 'foretrace export'", lambda head: True)
+"""Its columns are looked at by ``exports.tables``."""
 SHARDING_PLAN = Output("sharding plan", _begins(b'{\n "world_size"'), stream=True)
 JUNIT = Output("JUnit report", lambda head: b"<testsuites" in head, stream=True)
 MARKDOWN = Output("summary of 'foretrace check'", lambda head: b"foretrace check" in head.partition(b"\n")[0],

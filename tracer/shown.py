@@ -5,10 +5,12 @@ from __future__ import annotations
 import html
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from tracer.charts import Chart
 
 
 class Shown(ABC):
@@ -36,6 +38,32 @@ class Shown(ABC):
         if table not in tables:
             raise KeyError(f"{table!r} is no table; tables are: {', '.join(tables)}")
         return tables[table]()
+
+    def chart(self) -> Chart:
+        """Return what ``plot`` draws: by default bars of the first table's first numbers.
+
+        Raises:
+            ForetraceError: there is nothing to plot.
+        """
+        from tracer.charts import table_chart
+
+        return table_chart(self.to_pandas(), self.headline())
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the result with matplotlib, its intervals with it.
+
+        Args:
+            ax: matplotlib's ``Axes`` to draw into; by default new ones.
+
+        Returns:
+            The ``Axes``.
+
+        Raises:
+            ForetraceError: matplotlib is not installed, or there is nothing to plot.
+        """
+        from tracer.charts import draw
+
+        return draw(self.chart(), ax)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.headline()}>"

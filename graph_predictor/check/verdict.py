@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from tracer.charts import MOST_BARS, Chart, ChartSeries
+from tracer.shown import Shown
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Status(Enum):
@@ -62,8 +68,8 @@ class Verdict:
                 "detectable": self.detectable}
 
 
-@dataclass(slots=True)
-class GateOutcome:
+@dataclass(slots=True, repr=False)
+class GateOutcome(Shown):
     """All verdicts of a check, those that failed first explained.
 
     Attributes:
@@ -79,6 +85,23 @@ class GateOutcome:
     causes: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     stored: bool = False
+
+    def headline(self) -> str:
+        """Say the outcome in one sentence."""
+        return self.summary
+
+    def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
+        """``verdicts``: each figure's status, what it was and what it is."""
+        import pandas as pd
+
+        return {"verdicts": lambda: pd.DataFrame([verdict.to_json() for verdict in self.verdicts])}
+
+    def chart(self) -> Chart:
+        """Return by how much each figure changed, in percent."""
+        known = [one for one in self.verdicts if one.before and one.now is not None]
+        return Chart("bars", self.summary, [f"{one.program}: {one.quantity}" for one in known[:MOST_BARS]], [
+            ChartSeries("change", [100.0 * (float(one.now or 0) / float(one.before or 1) - 1.0)
+                                   for one in known[:MOST_BARS]])], "% more than before")
 
     @property
     def failures(self) -> Sequence[Verdict]:

@@ -12,7 +12,7 @@ from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.lazy_commands import LazyCommand, lazy_group
 from graph_predictor.cli.text import ClosedOutput, finish_output, standard_output
 
-COMMANDS = {name: LazyCommand(f"graph_predictor.cli.{home}", name, group, sentence, own)
+COMMANDS = {name: LazyCommand(f"graph_predictor.cli.{home}", name.replace("-", "_"), group, sentence, own)
             for group, commands in {
     "See what was recorded": (
         ("inspect", "inspect", "Show what traces hold and what they lack.", None),
@@ -32,6 +32,11 @@ COMMANDS = {name: LazyCommand(f"graph_predictor.cli.{home}", name, group, senten
         ("sweep", "sweep", "Predict every combination of sizes, devices, ranks and edits, in parallel.", None),
         ("price", "price", "Price one operation on a device, from fitted models or its data sheet alone.", None),
     ),
+    "Look at memory": (
+        ("memory", "memory", "Show what memory held at its fullest: by kind, by module, measured beside predicted.",
+         None),
+        ("fit-batch", "fit_batch", "Find the largest batch (or other size) that fits a device's memory.", None),
+    ),
     "Plan a cluster": (
         ("plan", "plan",
          "Find the best parallel plan of all that Megatron-Core, torchtitan or FSDP have: data, tensor, "
@@ -49,6 +54,8 @@ COMMANDS = {name: LazyCommand(f"graph_predictor.cli.{home}", name, group, senten
         ("comm", "comm", "Collectives and networks: predict, study, fit, measure, tune, report.", None),
     ),
     "Gate changes": (
+        ("validate", "validate",
+         "Capture a program once, predict it at other sizes, then run those and compare.", None),
         ("check", "check",
          "Compare captures with their baseline; exit code 1 if something got worse, 3 if noise hides whether "
          "it did.", None),
@@ -58,6 +65,7 @@ COMMANDS = {name: LazyCommand(f"graph_predictor.cli.{home}", name, group, senten
          "Record a script's training steps, found by its optimizer, or those of a workload.", "CaptureCommand"),
         ("trace", "trace", "Trace a training step by shapes alone: no GPU, no time, no memory.", None),
         ("convert", "convert", "Convert traces to one file, which every command reads.", None),
+        ("export", "export", "Export a job for Perfetto, Chakra, TensorBoard, or as tables.", None),
         ("campaign", "campaign", "Record a plan of workloads and micro-benchmarks within a time box.", None),
         ("workloads", "workloads",
          "List the workloads for 'foretrace capture --workload', their settings and presets.", None),

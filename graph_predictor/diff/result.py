@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from graph_predictor.prediction.result import which_times
+from tracer.charts import MOST_BARS, Chart, ChartSeries
 from tracer.shown import Shown
 
 if TYPE_CHECKING:
@@ -118,6 +119,13 @@ class Difference(Shown):
         import pandas as pd
 
         return {"parts": lambda: pd.DataFrame([part.to_json() for part in self.parts])}
+
+    def chart(self) -> Chart:
+        """Return the two steps, and below them the causes of their difference."""
+        causes = self.parts[:MOST_BARS]
+        return Chart("bars", self.headline(), ["A", "B", *(f"{part.kind.value}: {part.what}" for part in causes)], [
+            ChartSeries("time", [ns / 1e6 for ns in (self.before_ns, self.after_ns, *(p.time_ns for p in causes))])],
+            "ms")
 
     @property
     def total_us(self) -> float:

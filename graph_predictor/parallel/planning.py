@@ -40,6 +40,7 @@ from kernel_models.collectives import CollectiveModel, Topology, topology_of
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
 from kernel_models.profile import DeviceProfile
+from tracer.charts import MOST_BARS, Chart, ChartSeries
 from tracer.errors import ForetraceError
 from tracer.job import Job, read_job
 from tracer.parallel_plan import ParallelPlan, PlanError
@@ -101,6 +102,13 @@ class Plans(Shown):
         best = self.plans[0].estimate
         return (f"{where}, {len(self.plans):,} possible; fastest {best.plan} with {best.time_us / 1e3:,.1f} ms "
                 f"({best.low_us / 1e3:,.1f} to {best.high_us / 1e3:,.1f})")
+
+    def chart(self) -> Chart:
+        """Return the fastest plans, with their intervals."""
+        best = [each.estimate for each in self.plans[:MOST_BARS]]
+        return Chart("bars", self.headline(), [str(one.plan) for one in best], [ChartSeries(
+            "step", [one.time_us / 1e3 for one in best], [one.low_us / 1e3 for one in best],
+            [one.high_us / 1e3 for one in best])], "ms")
 
     def tables(self) -> Mapping[str, Callable[[], pandas.DataFrame]]:
         """Make the possible plans, times in ms, and the reasons against the others."""

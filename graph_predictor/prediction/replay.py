@@ -24,6 +24,7 @@ from graph_predictor.simulation.engine import Simulated, simulate
 from graph_predictor.simulation.program import MOST_FACTOR, Program, whole_ns
 from graph_predictor.simulation.residuals import with_residuals
 from tracer.arrays import Int64
+from tracer.charts import Chart, ChartSeries
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY, ExecutionGraph, KernelKind
 from tracer.job import AnyJob, graphs_of
@@ -95,6 +96,12 @@ class Replay(Shown):
         return {"steps": lambda: pd.DataFrame([{
             "rank": step.rank, "step": step.name, "measured_ns": step.measured_ns, "replayed_ns": step.replayed_ns,
             "error": step.error} for step in self.steps])}
+
+    def chart(self) -> Chart:
+        """Return the steps, measured and replayed."""
+        return Chart("bars", self.headline(), [f"{step.name}, rank {step.rank}" for step in self.steps], [
+            ChartSeries("measured", [step.measured_ns / 1e6 for step in self.steps]),
+            ChartSeries("replayed", [step.replayed_ns / 1e6 for step in self.steps])], "ms")
 
     @property
     def inexact(self) -> list[ReplayedStep]:

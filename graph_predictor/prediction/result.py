@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tracer.charts import Chart, ChartSeries
 from tracer.shown import Shown
 
 if TYPE_CHECKING:
@@ -126,6 +128,15 @@ class Prediction(Shown):
                 "rank": each.rank, "step_time_us": each.step_time_us, "gpu_active_us": each.gpu_active_us,
                 "bound": each.bound} for each in self.per_rank]),
         }
+
+    def chart(self) -> Chart:
+        """Return the step with its interval, and its critical path by bound below."""
+        bounds = {name: us for name, us in self.bounds_us.items() if us > 0}
+        values = [self.step_time_us, *bounds.values()]
+        low, high = self.interval_us
+        none = [math.nan] * len(bounds)  # of the step alone an interval is known
+        return Chart("bars", self.headline(), ["step", *bounds], [ChartSeries(
+            "expected", [us / 1e3 for us in values], [low / 1e3, *none], [high / 1e3, *none])], "ms")
 
     def to_json(self, top: int | None = None) -> dict[str, Any]:
         """Plain values; of the critical path the ``top`` largest entries, all by default."""

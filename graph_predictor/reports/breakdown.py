@@ -27,6 +27,7 @@ from graph_predictor.simulation.critical_path import Bound, Causes, critical_pat
 from graph_predictor.simulation.host_time import exclusive_time, operation_of, split, waits
 from graph_predictor.simulation.program import whole_ns
 from tracer.arrays import Int32, Int64
+from tracer.charts import Chart, ChartSeries
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, ExecutionGraph, OpKind, Phase
 from tracer.shown import Shown
@@ -192,6 +193,12 @@ class Breakdown(Shown):
                    for name in ("critical_path", "operations", "modules", "kernels")},
                 "steps": lambda: pd.DataFrame(found["steps"])[["rank", "step", "measured_us", "simulated_us", "typical",
                                                                "bound"]]}
+
+    def chart(self) -> Chart:
+        """Return the critical path by bound, of the mean typical step."""
+        bounds = {bound.label: ns / max(len(self.typical), 1) / 1e6 for bound, ns in self.total().bounds.items() if ns}
+        return Chart("bars", self.headline(), list(bounds), [ChartSeries("critical path", list(bounds.values()))],
+                     "ms a step")
 
     def total(self) -> Totals:
         """All typical steps of all ranks added up."""

@@ -16,6 +16,7 @@ from graph_predictor.prediction.edit import Edit
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.result import Prediction
 from graph_predictor.synthesis.baseline import baseline_of
+from tracer.charts import Chart, ChartSeries
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 from tracer.job import Job
@@ -98,6 +99,12 @@ class Opportunities(Shown):
         found = self.to_json()
         return {"opportunities": lambda: pd.DataFrame(found["opportunities"]),
                 "left_out": lambda: pd.DataFrame(found["left_out"])}
+
+    def chart(self) -> Chart:
+        """Return what each change saves, with its interval."""
+        return Chart("bars", self.headline(), [each.name for each in self.found], [ChartSeries(
+            "saves", [each.gain_us / 1e3 for each in self.found], [each.interval_us[0] / 1e3 for each in self.found],
+            [each.interval_us[1] / 1e3 for each in self.found])], "ms a step")
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -73,6 +74,18 @@ def write_plot(table: pd.DataFrame, axes: tuple[str, ...], path: str) -> None:
     """
     from matplotlib.figure import Figure
 
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    draw_sweep(table, axes, figure.subplots())
+    with whole_file(path) as stream:
+        figure.savefig(stream, format=Path(path).suffix[1:].lower())
+
+
+def draw_sweep(table: pd.DataFrame, axes: tuple[str, ...], chart: Any = None) -> Any:
+    """Draw the same into matplotlib's ``Axes``, new ones by default; return them.
+
+    Raises:
+        SweepError: as ``write_plot``; matplotlib is not installed.
+    """
     priced = table[table["step_time_us"].notna()]
     numbers = [name for name in axes if pd.api.types.is_numeric_dtype(table[name]) and table[name].nunique() > 1]
     if priced.empty or not numbers:
@@ -80,8 +93,12 @@ def write_plot(table: pd.DataFrame, axes: tuple[str, ...], path: str) -> None:
                          "no axis has several numbers; sweep a size, a factor or --world-size."))
     across = max(numbers, key=lambda name: int(table[name].nunique()))
     others = [name for name in axes if name != across and table[name].nunique() > 1]
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    chart = figure.subplots()
+    if chart is None:
+        try:
+            import matplotlib.pyplot
+        except ImportError:
+            raise SweepError("Plots need matplotlib; install it with: pip install 'foretrace[plot]'.") from None
+        _, chart = matplotlib.pyplot.subplots(figsize=(8, 5), layout="constrained")
     for values, line in priced.groupby(others, sort=False) if others else [((), priced)]:
         if len(chart.lines) >= MOST_LINES:
             chart.set_title(f"the first {MOST_LINES} lines")
@@ -97,8 +114,7 @@ def write_plot(table: pd.DataFrame, axes: tuple[str, ...], path: str) -> None:
     if others:
         chart.legend(fontsize="small")
     chart.grid(alpha=0.3)
-    with whole_file(path) as stream:
-        figure.savefig(stream, format=Path(path).suffix[1:].lower())
+    return chart
 
 
 def _check(path: str, known: tuple[str, ...], what: str) -> None:

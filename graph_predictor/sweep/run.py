@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -15,13 +15,14 @@ import pandas as pd
 from joblib import Parallel, delayed, parallel_config
 
 from graph_predictor.request.study import Study, is_script, read_source
-from graph_predictor.sweep.files import write_table
+from graph_predictor.sweep.files import draw_sweep, write_table
 from graph_predictor.sweep.journal import Journal
 from graph_predictor.sweep.rows import COLUMNS, row
 from graph_predictor.sweep.space import Point, SweepError, SweepSpace
 from tracer.graph import ExecutionGraph
 from tracer.input_file import open_anywhere
 from tracer.job import Job
+from tracer.shown import Shown
 
 LOCAL, DASK, RAY = "local", "dask", "ray"
 BACKENDS = (LOCAL, DASK, RAY)
@@ -67,8 +68,8 @@ class SweepSource:
                      code=script, profiled=self.profiled)
 
 
-@dataclass(frozen=True)
-class Sweep:
+@dataclass(frozen=True, repr=False)
+class Sweep(Shown):
     """The points of a sweep, priced.
 
     Attributes:
@@ -81,6 +82,29 @@ class Sweep:
     axes: tuple[str, ...]
     resumed: int = 0
     notes: tuple[str, ...] = field(default_factory=tuple)
+
+    def headline(self) -> str:
+        """Say how many points there are, and the fastest, in one line."""
+        priced = self.table[self.table["step_time_us"].notna()]
+        said = f"{len(self.table):,} points over {', '.join(self.axes) or 'no axis'}"
+        if priced.empty:
+            return f"{said}, none priced"
+        best = priced.loc[priced["step_time_us"].idxmin()]
+        where = ", ".join(f"{name} {best[name]}" for name in self.axes)
+        return (f"{said}, {len(priced):,} priced; fastest {where or 'the step'} with {best['step_time_us'] / 1e3:,.3f} "
+                f"ms ({best['low_us'] / 1e3:,.3f} to {best['high_us'] / 1e3:,.3f})")
+
+    def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
+        """``points``: a row each, as ``table``."""
+        return {"points": lambda: self.table}
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw step times with their intervals over the axis that has most numbers; a line for each of the others.
+
+        Raises:
+            SweepError: there is nothing to plot, or nothing to plot with.
+        """
+        return draw_sweep(self.table, self.axes, ax)
 
 
 def sweep(source: SweepSource, space: SweepSpace, *, output: str | os.PathLike[str] | None = None,

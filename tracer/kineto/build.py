@@ -10,6 +10,7 @@ import numpy as np
 from tracer.decode import list_of
 from tracer.graph import (
     NONE,
+    AllocationTable,
     ExecutionGraph,
     KernelKind,
     KernelTable,
@@ -22,7 +23,7 @@ from tracer.graph import (
     Thread,
 )
 from tracer.kineto.collectives import find_collectives
-from tracer.kineto.columns import Collector
+from tracer.kineto.columns import MEMORY_COLUMNS, Collector
 from tracer.kineto.devices import base_time_ns, fill_meta
 from tracer.kineto.events import Args
 from tracer.kineto.gaps import find_gaps
@@ -90,9 +91,25 @@ def build_graph(collected: Collector, metadata: dict[str, Any], is_list: bool, s
                                    _by_row(collected.device_comms, kernel_rank), collected.strings)
     graph = ExecutionGraph(
         strings=list(collected.strings), threads=_threads(collected), ops=ops, launches=calls, kernels=kernels,
-        collectives=collectives, syncs=syncs, gaps=gaps, steps=steps, overheads=overheads, meta=meta)
+        collectives=collectives, syncs=syncs, gaps=gaps, steps=steps, overheads=overheads, meta=meta,
+        allocations=_allocations(collected, first, ops, nesting))
     _note_absences(graph, collected.unknown)
     return graph
+
+
+def _allocations(collected: Collector, first: int, ops: OpTable, nesting: Nesting) -> AllocationTable:
+    """Changes of memory that the profiler saw in the window, each with the innermost operation around it."""
+    raw = collected.memory.finish(MEMORY_COLUMNS)
+    raw["start"] = raw["start"] - first
+    kept = np.flatnonzero((raw["start"] >= 0) & (raw["start"] <= collected.last_ns - first))
+    kept = kept[np.argsort(raw["start"][kept], kind="stable")]
+    found = AllocationTable.empty(len(kept))
+    found.start_ns = raw["start"][kept].astype(np.int64)
+    found.thread, found.bytes, found.total_bytes = raw["thread"][kept], raw["bytes"][kept], raw["total"][kept]
+    found.address, found.device = raw["address"][kept], raw["device"][kept]
+    if len(kept):
+        found.op = innermost(found.thread, found.start_ns, found.start_ns, ops.thread, ops.start_ns, nesting)
+    return found
 
 
 def _rank_of(order: np.ndarray) -> np.ndarray:

@@ -24,6 +24,9 @@ from tracer.kineto.numbers import int32_column, int64_column, nanoseconds
 
 MODULE_PREFIX = "nn.Module: "
 _BUILT_IN = "<built-in"
+MEMORY_EVENT = "[memory]"
+MEMORY_COLUMNS = {"start": np.int64, "thread": np.int32, "bytes": np.int64, "total": np.int64,
+                  "address": np.int64, "device": np.int32}
 
 
 class Interner(dict[str, int]):
@@ -139,6 +142,7 @@ class Collector:
         self.python_events = 0
         self.first_ns: int | None = None
         self.last_ns = 0
+        self.memory = EventColumns()
         self.operation_comms: list[tuple[int, Args]] = []
         self.device_comms: list[tuple[int, Args]] = []
         self.extents = Interner()
@@ -155,6 +159,7 @@ class Collector:
         self.loss.events_read += len(events)
         buckets: dict[str | None, list[Event]] = defaultdict(list)
         flows: set[str | None] = set()
+        memory: list[Event] = []
         for event in events:
             if event.ph == "X":
                 buckets[event.cat].append(event)
@@ -162,9 +167,13 @@ class Collector:
                 self._name_thread(event)
             elif event.ph in OTHER_PHASES:
                 flows.add(event.cat)
+                if event.name == MEMORY_EVENT and event.args is not None:
+                    memory.append(event)
             else:
                 self.unknown[f"phase {event.ph!r}"] += 1
         self.flow_categories |= flows
+        if memory:
+            self._add_memory(memory)
         self.categories.update(buckets)
         groups: dict[NameGroup, list[tuple[str | None, list[Event]]]] = defaultdict(list)
         for category, found in buckets.items():
@@ -284,6 +293,18 @@ class Collector:
             grid=self._extents.codes([a.grid for a in args]), block=self._extents.codes([a.block for a in args]),
             registers=int32_column([a.registers for a in args]),
             shared_bytes=int32_column([a.shared_memory for a in args]), bytes=int64_column([a.bytes for a in args]))
+
+    def _add_memory(self, events: list[Event]) -> None:
+        """Take changes of memory; they bound no window, and those without a time are left out."""
+        start, good = nanoseconds([event.ts for event in events])
+        args = [event.args or NO_ARGS for event in events]
+        # The profiler's numbers of kinds: 0 is the host; what 2021's traces call a device has none.
+        device = [a.memory_device if a.memory_kind > 0 else NONE for a in args]
+        thread = np.array([self.threads[event.pid, event.tid] for event in events], np.int32)
+        columns = {"start": start, "thread": thread, "bytes": int64_column([a.allocated for a in args]),
+                   "total": int64_column([a.total_allocated for a in args]),
+                   "address": int64_column([a.address for a in args]), "device": int32_column(device)}
+        self.memory.extend(**{name: column[good] for name, column in columns.items()})
 
     def _add_syncs(self, events: list[Event]) -> None:
         events, start, duration = self._timed(events)

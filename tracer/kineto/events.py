@@ -53,6 +53,11 @@ class Args(msgspec.Struct, gc=False):
     group_id: str | int | None = msgspec.field(default=None, name="Process Group ID")
     ranks: str | list[int] | None = msgspec.field(default=None, name="Process Group Ranks")
     is_async: str | int | bool | None = msgspec.field(default=None, name="Is asynchronized op")
+    allocated: int = msgspec.field(default=0, name="Bytes")
+    total_allocated: int = msgspec.field(default=-1, name="Total Allocated")
+    address: int = msgspec.field(default=-1, name="Addr")
+    memory_device: int = msgspec.field(default=-1, name="Device Id")
+    memory_kind: int = msgspec.field(default=0, name="Device Type")
 
 
 NO_ARGS = Args()

@@ -11,6 +11,7 @@ from tracer.fill import string_coder
 from tracer.graph import (
     NONE,
     SHAPE_ONLY,
+    AllocationTable,
     CollectiveTable,
     ExecutionGraph,
     GapTable,
@@ -53,10 +54,21 @@ def assemble(recorder: OperatorRecorder, meta: Meta) -> ExecutionGraph:
     code_of = string_coder(graph)
     graph.steps.name[:] = [code_of(f"ProfilerStep#{i}") for i in range(len(recorder.step_ends))]
     graph.collectives = _collectives(recorder, code_of)
+    graph.allocations = _allocations(recorder)
     meta.era = SHAPE_ONLY
     meta.window_ns = count
     meta.step_source = int(StepSource.PROFILER_STEP)
     return graph
+
+
+def _allocations(recorder: OperatorRecorder) -> AllocationTable:
+    changes = np.array(recorder.tracker.changes(), np.int64).reshape(-1, 4)
+    table = AllocationTable.empty(len(changes))
+    table.op[:] = table.start_ns[:] = changes[:, 0]
+    table.address[:], table.bytes[:], table.holds[:] = changes[:, 1], changes[:, 2], changes[:, 3]
+    table.total_bytes[:] = np.cumsum(changes[:, 2])
+    table.thread[:], table.device[:] = 0, 0
+    return table
 
 
 def _steps(ends: list[int], calls: list[int]) -> StepTable:

@@ -45,11 +45,14 @@ class MemoryTracker:
         """Whether the recorded step has reached its backward pass; set by the recorder."""
         self.in_optimizer = False
         """Whether an optimizer's step runs; set by the recorder."""
+        self.row = -1
+        """Row of the operation that was noted last; set by the recorder."""
         self._live: dict[int, Storage] = {}
         self._count = 0
         self._recording = False
         self._start: list[tuple[int, int]] = []
         self._events: list[tuple[int, int]] = []
+        self._rows: list[int] = []
         self._forward: set[int] = set()
         self._kept: set[int] = set()
         self._host: set[int] = set()
@@ -78,7 +81,7 @@ class MemoryTracker:
                 self._forward.add(number)
             if self.in_optimizer:
                 self._by_optimizer.add(number)
-            self._events.append((number, found.size))
+            self._change(number, found.size)
         return number
 
     def number(self, tensor: Any) -> int:
@@ -113,7 +116,7 @@ class MemoryTracker:
         if found is None or found.size == size:
             return
         if self._recording:
-            self._events.append((found.number, size - found.size))
+            self._change(found.number, size - found.size)
         found.size = size
 
     def begin(self) -> None:
@@ -189,6 +192,20 @@ class MemoryTracker:
         found: list[list[int]] = alive[chosen].tolist()
         return found
 
+    def _change(self, number: int, size: int) -> None:
+        self._events.append((number, size))
+        self._rows.append(self.row)
+
+    def changes(self) -> list[tuple[int, int, int, int]]:
+        """Return every change on the device, in order: row of the operation (-1: there before the step), the storage's
+        number, bytes, and what it holds, as its place in ``Holds``."""
+        place = {what: i for i, what in enumerate(Holds)}
+        found = [(-1, number, size, place[self._what(number)]) for number, size in self._start
+                 if number not in self._host and size]
+        found += [(row, number, size, place[self._what(number)]) for (number, size), row in zip(
+            self._events, self._rows, strict=True) if number not in self._host and size]
+        return found
+
     def _what(self, number: int) -> Holds:
         if number in self._holds:
             return self._holds[number]
@@ -207,7 +224,7 @@ class MemoryTracker:
             if found is not None and found.number == number:
                 del self._live[key]
                 if self._recording:
-                    self._events.append((number, -found.size))
+                    self._change(number, -found.size)
 
         return gone
 

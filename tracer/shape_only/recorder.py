@@ -167,7 +167,7 @@ class OperatorRecorder(TorchDispatchMode):
             self._placement.check(func, inputs)
         if self.recording and not (func is _DETACH and self._is_bookkeeping(inputs, backward)) and not (
                 func is _TO_NUMBER and self._is_on_host(inputs[0])):
-            row = self._note(func, args, kwargs, backward, sequence, inputs)
+            row = self.tracker.row = self._note(func, args, kwargs, backward, sequence, inputs)
         device = kwargs.get("device")
         if isinstance(device, torch.device) and device.type == "cuda":
             kwargs = {**kwargs, "device": torch.device("cpu")}

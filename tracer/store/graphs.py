@@ -59,6 +59,7 @@ _REFERENCES: dict[str, dict[str, str]] = {
     "gaps": {"thread": "threads", "step": "steps"},
     "steps": {"thread": "threads"},
     "overheads": {"thread": "threads"},
+    "allocations": {"op": "ops", "thread": "threads"},
 }
 
 
@@ -157,7 +158,8 @@ def _check_sizes(manifest: GraphManifest, file_bytes: int, label: str) -> None:
     total = 0
     for record in manifest.graphs:
         rows = [record.strings.rows, record.strings.bytes, *(table.rows for table in record.tables.values())]
-        if set(record.tables) != set(ExecutionGraph.TABLES):
+        if not set(ExecutionGraph.TABLES) - ExecutionGraph.ADDED_TABLES <= set(record.tables) <= set(
+                ExecutionGraph.TABLES):
             raise corrupt(label, "its tables are not those of a graph")
         if min(rows) < 0 or max(rows) > MAX_ROWS:
             raise corrupt(label, "it claims an impossible number of rows")
@@ -171,7 +173,7 @@ def _decode(record: _GraphRecord, members: dict[str, bytes], kind: str, index: i
     strings = decode_strings(record.strings, members.get(_member(kind, index, "strings")), label)
     tables: dict[str, Any] = {
         name: decode_table(table, record.tables[name], members.get(_member(kind, index, name)), f"{label} ({name})")
-        for name, table in ExecutionGraph.TABLES.items()
+        for name, table in ExecutionGraph.TABLES.items() if name in record.tables
     }
     graph = ExecutionGraph(strings=strings, threads=record.threads, meta=record.meta, **tables)
     _check_references(graph, label)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,8 +14,13 @@ from graph_predictor.reports.ranks.parts import Meetings, RankPart, RankParts, m
 from graph_predictor.reports.ranks.path import Stretch, job_path
 from graph_predictor.reports.ranks.stragglers import Arrivals, Late, arrivals, late_rank, like_the_median
 from graph_predictor.reports.ranks.times import JobTimes, Window
+from tracer.charts import Chart, ChartSeries
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph, KernelKind
+from tracer.shown import Shown
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 BEGIN_TOGETHER = 0.05
 """Ranks that begin their steps further apart than this share of a step are reported."""
@@ -56,8 +62,8 @@ class RankRow:
                 "gain_like_median": None if like is None or not job_ns else 1.0 - like / job_ns}
 
 
-@dataclass(frozen=True, slots=True)
-class JobReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class JobReport(Shown):
     """A job of several ranks.
 
     Attributes:
@@ -82,6 +88,27 @@ class JobReport:
     notes: list[str]
     late: Late | None = None
     """The rank that others wait for because it computes longer, if one does by more than steps differ."""
+
+    def headline(self) -> str:
+        """Say the job's step and how even its ranks are in one line."""
+        late = "" if self.late is None else f"; rank {self.times.number(self.late.rank)} computes longer"
+        return (f"{len(self.ranks)} ranks, step {self.step_ns / 1e6:,.3f} ms, the busiest "
+                f"{self.imbalance['busy'] - 1.0:.0%} above the mean{late}")
+
+    def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
+        """``ranks``: where each one's step goes, in µs a step; ``groups``: collectives by process group and kind."""
+        import pandas as pd
+
+        found = self.to_json()
+        return {"ranks": lambda: pd.DataFrame(found["ranks"]), "groups": lambda: pd.DataFrame(found["groups"])}
+
+    def chart(self) -> Chart:
+        """Return what each rank's step is spent on."""
+        rows = [row.to_json(self.step_ns) for row in self.ranks]
+        parts = ("busy", "exposed", "waiting", "bubble", "idle")
+        return Chart("bars", self.headline(), [f"rank {row['rank']}" for row in rows], [
+            ChartSeries(part, [row[f"{part}_us"] / 1e3 for row in rows]) for part in parts
+            if any(row[f"{part}_us"] for row in rows)], "ms a step")
 
     @property
     def shows_meetings(self) -> bool:

@@ -1,0 +1,114 @@
+"""``foretrace export``: a job, recorded or predicted, in the formats of other programs."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from graph_predictor.cli.console import Report, count, print_json, read, working
+from graph_predictor.cli.edit_options import chosen_edits, with_edits
+from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.options import Debug, Json, Step, Window, shared
+
+if TYPE_CHECKING:
+    from graph_predictor.exports.export import ExportFormat
+    from graph_predictor.request.study import Prepared
+    from tracer.job import Job
+
+
+@with_edits
+def export(
+    source: Annotated[list[str], typer.Argument(
+        metavar="SOURCE", help="What to export: traces, a capture, a converted file, or SCRIPT.py:FUNCTION.")],
+    out: Annotated[str, shared(
+        "--out", "a file, whose ending says the format; a folder for all tables and for TensorBoard", short="-o")],
+    format: Annotated[str | None, typer.Option(
+        "--format", metavar="NAME", help="chrome (.json), perfetto (.pftrace), chakra (.et), csv, parquet or "
+                                         "tensorboard.")] = None,
+    table: Annotated[str | None, typer.Option(
+        "--only-table", metavar="NAME", help="The table that a CSV or Parquet file gets; by default the first.")
+    ] = None,
+    at: Annotated[int, typer.Option("--at", metavar="N", help="TensorBoard's step, such as a commit's number.")] = 0,
+    predicted: Annotated[bool, typer.Option(
+        "--predicted", help="The predicted step though nothing is changed; by default what was recorded.")] = False,
+    device: Annotated[str | None, shared("--device", "another than the recorded one")] = None,
+    from_device: Annotated[str | None, shared("--from-device")] = None,
+    profile: Annotated[list[str] | None, shared("--profile", "or of the one recorded on; repeatable")] = None,
+    host_from: Annotated[str | None, shared("--host-from", "its time per operation and launch latencies")] = None,
+    topology: Annotated[str | None, shared("--topology", "collectives there")] = None,
+    comm_profile: Annotated[str | None, shared("--comm-profile")] = None,
+    comm_backend: Annotated[str | None, shared("--comm-backend")] = None,
+    from_topology: Annotated[str | None, shared("--from-topology")] = None,
+    parallel: Annotated[str | None, shared("--parallel", "a workload's step on many ranks")] = None,
+    sizes: Annotated[list[str] | None, shared("--set", "batch=32:64 where nothing says the recorded one")] = None,
+    code: Annotated[str | None, shared("--code")] = None,
+    also: Annotated[list[str] | None, shared("--also")] = None,
+    step: Step = None,
+    window: Window = 0,
+    json: Json = False,
+    debug: Debug = False,
+    **edits: Any,
+) -> None:
+    """Export a job for Perfetto, Chakra, TensorBoard, or as tables.
+
+    Recorded as it is: what was measured, and its replay. With edits as of predict: the predicted step, in its steady
+    state. foretrace export runs/a -o a.pftrace; foretrace export runs/a --device h200-sxm -o a.et
+    """
+    with one_sentence(debug):
+        from graph_predictor.exports.export import export as write
+        from graph_predictor.exports.export import format_of
+        from graph_predictor.request.configuration import Configuration
+        from graph_predictor.request.study import Study, is_script
+        from kernel_models.device_choice import find_device
+        from kernel_models.profile import load_profile
+        from tracer.graph import SHAPE_ONLY
+
+        chosen = format_of(out, format)
+        wanted = Configuration(
+            device=device, parallel=parallel, topology=topology, from_topology=from_topology,
+            comm_profile=comm_profile, comm_backend=comm_backend, host_from=host_from, sizes=tuple(sizes or ()),
+            also=tuple(also or ()), code=code, edits=chosen_edits(edits))
+        script = source[0] if is_script(source) else None
+        job = read(source, window) if script is None else None
+        ran = job is not None and not any(graph.meta.era == SHAPE_ONLY for graph in job.graphs)
+        prepared: Prepared | None = None
+        if predicted or not ran or wanted != Configuration():
+            with working("Preparing"):
+                study = Study(job, step, recorded_on=None if from_device is None else find_device(from_device),
+                              profiles=[load_profile(path) for path in profile or []], code=script, device=device,
+                              read=read)
+                study.check_profiles([wanted])
+                prepared = study.prepared(wanted)
+        with working("Simulating"):
+            made = _made(job, prepared, chosen)
+        with working("Writing"):
+            found = write(made, out, format=chosen.value, table=table, at=at)
+        notes = [*(job.notes if job is not None else []), *found.notes]
+        if json:
+            print_json({"format": found.format.value, "files": found.paths,
+                        "bytes": sum(os.path.getsize(path) for path in found.paths if os.path.isfile(path)),
+                        "notes": list(dict.fromkeys(notes))})
+            return
+        report = Report()
+        for path in found.paths:
+            size = f", {count(round(os.path.getsize(path) / 1e3))} kB" if os.path.isfile(path) else ""
+            report.line(f"Wrote {path} ({found.format.value}{size}).")
+        report.notes(notes)
+
+
+def _made(job: Job | None, prepared: Prepared | None, chosen: ExportFormat) -> object:
+    """What is written: a simulated job, or results with tables and figures."""
+    from graph_predictor.exports.export import ExportFormat
+    from graph_predictor.prediction.replay import replay
+    from graph_predictor.reports.breakdown import breakdown
+
+    if prepared is not None:
+        return prepared.start.simulated(prepared.edits) if chosen.of_job else prepared.predict()
+    assert job is not None
+    replayed = replay(job.graphs)
+    if chosen.of_job:
+        return replayed
+    parts = breakdown(replay(job.graphs, built=replayed.built, profiled=False))
+    return parts if chosen is ExportFormat.TENSORBOARD else {"": job, "replay": replayed, "breakdown": parts}

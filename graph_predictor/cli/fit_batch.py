@@ -1,0 +1,62 @@
+"""``foretrace fit-batch``: the largest batch that fits a device."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from graph_predictor.cli.console import Column, Report, print_json, read, working
+from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.options import Debug, Json, Window, shared
+
+
+def fit_batch(
+    source: Annotated[list[str], typer.Argument(
+        metavar="SOURCE", help="A program, SCRIPT.py:FUNCTION; or a capture of it or of a workload of the suite.")],
+    device: Annotated[str, shared("--device", "whose memory is to be filled")],
+    size: Annotated[str, typer.Option("--size", metavar="NAME", help="The size that is sought.")] = "batch",
+    sizes: Annotated[list[str] | None, shared("--set", "which stays as it is said")] = None,
+    code: Annotated[str | None, shared("--code")] = None,
+    memory_limit: Annotated[str | None, shared("--memory-limit")] = None,
+    window: Window = 0,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Find the largest batch (or other size) that fits a device's memory.
+
+    foretrace fit-batch train.py:build --device h100-sxm --set seq=2048
+
+    The program is traced by shapes at a few sizes: FUNCTION takes the size by name, as in def build(batch=32).
+    """
+    with one_sentence(debug):
+        from graph_predictor.comm.units import parse_memory
+        from graph_predictor.parallel.memory import fit_of
+        from graph_predictor.request.fit_batch import fit_batch as largest
+        from graph_predictor.request.fit_batch import said_sizes
+        from graph_predictor.request.study import is_script
+        from kernel_models.device_choice import find_device
+        from tracer.memory_account import binary_size
+
+        limit = None if memory_limit is None else parse_memory(memory_limit, "--memory-limit", "80GiB")
+        spec = find_device(device)
+        script = is_script(source)
+        graph = None if script else read(source, window).graphs[0]
+        with working("Tracing"):
+            found = largest(graph, spec, name=size, code=source[0] if script else code, sizes=sizes or (),
+                            limit_bytes=limit)
+        if json:
+            print_json(found.to_json())
+            return
+        report = Report()
+        report.line()
+        report.line(f"{found.headline()[:1].upper()}{found.headline()[1:]}", style="bold")
+        if text := said_sizes(found):
+            report.line(text)
+        report.table("Sizes that were traced", [Column(size), Column("expected"), Column("at least"), Column("at most"),
+                                                Column("", name=True)],
+                     ([f"{at:,}", binary_size(memory.account.total), binary_size(memory.low), binary_size(memory.high),
+                       fit_of(memory, found.limit_bytes).value] for at, memory in found.tried.items()))
+        report.notes(["Nothing was run: the peak is that of the program's storages, rounded as none are; contexts and "
+                      "fragmentation beside it are assumed (docs/memory.md)."])
+

@@ -1,0 +1,104 @@
+"""``foretrace memory``: what the device's memory held over a step, measured and predicted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from graph_predictor.cli.console import Column, Report, percent, print_json, read, working
+from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.options import Debug, Json, Top, Window, shared
+from tracer.errors import ForetraceError
+
+if TYPE_CHECKING:
+    from tracer.graph import ExecutionGraph
+    from tracer.memory_timeline import MemoryTimeline
+
+SNAPSHOTS = (".pickle", ".pkl", ".p")
+DEFAULT_TOP = 12
+
+
+def memory(
+    source: Annotated[list[str], typer.Argument(
+        metavar="SOURCE", help="A trace with memory, a capture, SCRIPT.py:FUNCTION, or a snapshot of "
+                               "torch.cuda.memory._dump_snapshot (.pickle).")],
+    code: Annotated[str | None, shared("--code", "for the prediction beside what was measured")] = None,
+    sizes: Annotated[list[str] | None, shared("--set", "of the prediction")] = None,
+    device: Annotated[str | None, shared("--device", "that the prediction is for; by default the recorded one")] = None,
+    gpu: Annotated[int | None, typer.Option(
+        "--memory-of", metavar="N", help="Number of the device in the recording; -1 is the host's memory.")] = None,
+    top: Top = None,
+    window: Window = 0,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show what memory held at its fullest: by kind, by module, measured beside predicted.
+
+    A snapshot is read as plain values: nothing in it is run. foretrace memory snapshot.pickle --code train.py:build
+    """
+    with one_sentence(debug):
+        from graph_predictor.request.study import is_script
+        from tracer.memory_timeline import memory_timeline, snapshot_timeline
+
+        measured: MemoryTimeline | None = None
+        predicted: MemoryTimeline | None = None
+        graph: ExecutionGraph | None = None
+        if len(source) == 1 and source[0].lower().endswith(SNAPSHOTS):
+            with working("Reading"):
+                measured = snapshot_timeline(source[0], gpu)
+        elif is_script(source):
+            code = source[0]
+        else:
+            graph = read(source, window).graphs[0]
+            if len(graph.allocations):
+                found = memory_timeline(graph, gpu)
+                measured, predicted = (None, found) if not found.inferred else (found, None)
+        if predicted is None and (code is not None or (graph is not None and graph.meta.workload)):
+            with working("Tracing"):
+                predicted = _predicted(graph, code, sizes or [], device)
+        if measured is None and predicted is None:
+            assert graph is not None
+            memory_timeline(graph, gpu)
+            raise ForetraceError("Nothing is known of the step's memory.")
+        if json:
+            print_json({"measured": None if measured is None else measured.to_json(),
+                        "predicted": None if predicted is None else predicted.to_json()})
+        else:
+            _report(measured, predicted, top or DEFAULT_TOP)
+
+
+def _predicted(graph: ExecutionGraph | None, code: str | None, sizes: list[str], device: str | None) -> MemoryTimeline:
+    from graph_predictor.request.study import DEFAULT_DEVICE
+    from graph_predictor.sizes.named_sizes import parse_sets
+    from graph_predictor.sizes.retrace import trace_again
+    from kernel_models.device_choice import find_device, shape_device
+    from tracer.memory_timeline import memory_timeline
+
+    spec = find_device(device or (graph.meta.device if graph is not None and graph.meta.device else DEFAULT_DEVICE))
+    return memory_timeline(trace_again(graph, parse_sets(sizes)[1], shape_device(spec), code))
+
+
+def _report(measured: MemoryTimeline | None, predicted: MemoryTimeline | None, top: int) -> None:
+    from tracer.memory_account import binary_size
+
+    report = Report()
+    known = [(name, one) for name, one in (("measured", measured), ("predicted", predicted)) if one is not None]
+    report.line()
+    for name, one in known:
+        report.line(f"Peak {name} ({one.source}): {binary_size(one.peak_bytes)}", style="bold")
+    parts = [one.at_peak.parts for _, one in known]
+    holds = list(dict.fromkeys(name for each in parts for name in each))
+    report.table("At the peak, by what it holds", [Column("holds", name=True), *(Column(name) for name, _ in known)],
+                 ([name.replace("_", " "), *(binary_size(each.get(name, 0)) for each in parts)] for name in holds))
+    for name, one in known:
+        places = list(one.places.items())
+        if places:
+            report.table(f"At the peak, by who allocated it: largest of {len(places)} ({name})",
+                         [Column("place", name=True), Column("bytes"), Column("share")],
+                         ([place, binary_size(size), percent(size / max(one.peak_bytes, 1))]
+                          for place, size in places[:top]))
+    notes = [note for _, one in known for note in one.notes]
+    if measured is not None and measured.inferred:
+        notes.append("What measured memory holds is inferred from the phases it was handed out and given back in.")
+    report.notes(notes)

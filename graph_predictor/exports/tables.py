@@ -1,0 +1,101 @@
+"""Tables of results as CSV and Parquet files, and their figures as TensorBoard scalars."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tracer.errors import ForetraceError
+from tracer.input_file import open_input
+from tracer.output_file import whole_file
+from tracer.output_kind import TABLE_FILE, check_output
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TABLE_ENDINGS = (".csv", ".parquet")
+_MOST_HEADER = 1 << 16
+
+Tables = Mapping[str, Callable[[], "pd.DataFrame"]]
+
+
+def write_table_file(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
+    """Write a table whole or not at all, as CSV or Parquet by the name's ending.
+
+    Raises:
+        ForetraceError: it cannot be written, or is there and another table.
+    """
+    name = os.fspath(path)
+    check_output(name, [], TABLE_FILE)
+    if os.path.lexists(name) and os.path.getsize(name) and (there := _columns(name)) != [*map(str, table.columns)]:
+        listed = f"a table with other columns ({', '.join(there[:4])}…)" if there else "no such table"
+        raise ForetraceError(f"{name} exists and is {listed}: it would be overwritten; remove it, or name another "
+                             "output.")
+    with whole_file(path) as stream:
+        if Path(name).suffix.lower() == ".csv":
+            stream.write(table.to_csv(index=False).encode("utf-8", "replace"))
+        else:
+            _plain(table).to_parquet(stream, index=False)
+
+
+def write_all_tables(tables: Tables, folder: str | os.PathLike[str], ending: str) -> Iterator[str]:
+    """Write every table into a folder, which is made; yield the paths as they are written.
+
+    Raises:
+        ForetraceError: one cannot be written.
+    """
+    path = Path(folder)
+    try:
+        path.mkdir(exist_ok=True)
+    except OSError as error:
+        raise ForetraceError(f"{path} is no folder to write tables into ({error.strerror}); name another "
+                             "one.") from error
+    for name, make in tables.items():
+        file = path / f"{name}{ending}"
+        write_table_file(make(), file)
+        yield str(file)
+
+
+def _plain(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with texts where values of one column are of several kinds, which Parquet does not have."""
+    mixed = [name for name in table.columns if table[name].dtype == object
+             and len({type(value) for value in table[name]}) > 1]
+    return table.assign(**{name: table[name].astype(str) for name in mixed}) if mixed else table
+
+
+def _columns(path: str) -> list[str]:
+    """Names of a table's columns; none of what is no table."""
+    import pyarrow.parquet
+
+    try:
+        with open_input(path) as stream:
+            if Path(path).suffix.lower() == ".csv":
+                return next(csv.reader([stream.readline(_MOST_HEADER).decode()]), [])
+            return list(pyarrow.parquet.read_schema(stream).names)
+    except (OSError, ValueError, csv.Error, pyarrow.ArrowException):
+        return []
+
+
+def write_scalars(scalars: Mapping[str, float], folder: str | os.PathLike[str], step: int = 0) -> None:
+    """Write figures as TensorBoard scalars, at one step of its axis, beside what earlier runs wrote into the folder.
+
+    Raises:
+        ForetraceError: it cannot be written; tensorboardX is not installed.
+    """
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError as error:
+        raise ForetraceError("TensorBoard's files are written with tensorboardX, which is not installed: pip install "
+                             "'foretrace[export]'.") from error
+    if os.path.lexists(folder) and not os.path.isdir(folder):
+        raise ForetraceError(f"{os.fspath(folder)} is a file; TensorBoard reads a folder: name one.")
+    try:
+        with SummaryWriter(os.fspath(folder)) as writer:
+            for name, value in scalars.items():
+                writer.add_scalar(name, value, step)
+    except OSError as error:
+        raise ForetraceError(f"{os.fspath(folder)} cannot be written ({error.strerror}); name another "
+                             "folder.") from error

@@ -1,0 +1,155 @@
+"""``SimulatedJob``: a job as it was simulated, replayed or predicted, with where each of its rows comes from.
+
+Exports and timelines read it, and need not know whether a recorded window was replayed or its last steps were edited
+and repeated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from graph_predictor.prediction.predictor import Baseline, SimulatedStep
+from graph_predictor.prediction.repeat import Repeated
+from graph_predictor.prediction.replay import Replay, rank_number
+from graph_predictor.prediction.scenario import Scenario
+from graph_predictor.simulation.build import Built
+from graph_predictor.simulation.engine import Simulated
+from graph_predictor.simulation.host_pieces import HostPieces, host_pieces
+from graph_predictor.simulation.program import ItemKind, Program
+from tracer.arrays import Float64, Int64
+from tracer.graph import ExecutionGraph
+from tracer.job import graphs_of
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpan:
+    """One simulated step of one rank: its name, and its first and last item."""
+
+    rank: int
+    name: str
+    begin_item: int
+    end_item: int
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedJob:
+    """A simulated job.
+
+    Attributes:
+        built: the recorded (or synthetic) job behind it.
+        program, simulated: what was simulated, and its times.
+        item, kernel: row of ``built.program`` that each item and kernel of ``program`` is, or is a copy of.
+        copy: which copy each item is; 0 where nothing was repeated.
+        scenario: what was predicted; ``None`` of a replay.
+        title: what it is, in a few words.
+        notes: what is to be known of it.
+        period_ns: of a predicted job, the step's time: the mean of the steps of a copy, of the slowest rank.
+    """
+
+    built: Built
+    program: Program
+    simulated: Simulated
+    item: Int64
+    kernel: Int64
+    copy: Int64
+    scenario: Scenario | None
+    title: str
+    notes: tuple[str, ...] = ()
+    period_ns: float | None = None
+
+    @property
+    def predicted(self) -> bool:
+        """Return whether steps were repeated and maybe edited; else it is the recorded window, replayed."""
+        return self.scenario is not None
+
+    def host_pieces(self) -> tuple[HostPieces, Float64]:
+        """Return host time by operation, and how long each piece takes (ns): shares of an item's work, which edits may
+        have changed since."""
+        if self.scenario is not None:
+            return self.scenario.pieces, self.scenario.host_times()
+        pieces = host_pieces(self.built)
+        return pieces, pieces.ns.astype(np.float64)
+
+    @property
+    def graphs(self) -> list[ExecutionGraph]:
+        """The graphs, one a rank of the program."""
+        return self.built.graphs
+
+    def rank_of(self, position: int) -> int:
+        """Return the number of the rank at a position of the job."""
+        return rank_number(self.graphs[position], position)
+
+    def kernel_rows(self, position: int) -> tuple[Int64, Int64]:
+        """A rank's kernels in the program, and their rows of ``graph.kernels``."""
+        low, high = (int(at) for at in self.program.kernel_ptr[position:position + 2])
+        return np.arange(low, high), self.kernel[low:high] - int(self.built.program.kernel_ptr[position])
+
+    def thread_numbers(self) -> Int64:
+        """Row of ``graph.threads`` of every item."""
+        of_thread = np.array(self.built.thread_number, np.int64)
+        if not len(self.item):
+            return np.zeros(0, np.int64)
+        return of_thread[self.built.program.item_thread()[self.item]]
+
+    def steps(self) -> list[StepSpan]:
+        """The simulated steps of every rank, in order; those of copies are numbered."""
+        program, found = self.program, []
+        rank = program.thread_rank[program.item_thread()]
+        several = self.predicted and bool(len(self.copy)) and int(self.copy.max(initial=0)) > 0
+        for position, graph in enumerate(self.graphs):
+            mine = rank == position
+            begins, ends = (np.flatnonzero(mine & (program.item_kind == kind))
+                            for kind in (ItemKind.STEP_BEGIN, ItemKind.STEP_END))
+            for begin, end in zip(begins.tolist(), ends.tolist(), strict=False):
+                name = graph.string(int(graph.steps.name[program.item_row[begin]]))
+                shown = f"{name} ({int(self.copy[begin]) + 1})" if several else name
+                found.append(StepSpan(position, shown, begin, end))
+        return found
+
+    def step_ns(self) -> int | None:
+        """Return what a step takes: of a predicted job its steady state's, else the last one's of the slowest rank."""
+        if self.period_ns is not None:
+            return round(self.period_ns)
+        last = {step.rank: step for step in self.steps()}
+        end = self.simulated.item_end
+        return max((int(end[step.end_item] - end[step.begin_item]) for step in last.values()), default=None)
+
+
+def replayed_job(replay: Replay) -> SimulatedJob:
+    """Return a replay as a simulated job."""
+    built, program = replay.built, replay.program
+    items, kernels = (np.arange(len(rows), dtype=np.int64) for rows in (program.item_kind, program.kernel_item))
+    return SimulatedJob(built, program, replay.simulated, items, kernels, np.zeros(len(items), np.int64), None,
+                        "replayed", tuple(replay.notes))
+
+
+def predicted_job(step: SimulatedStep) -> SimulatedJob:
+    """Return a predicted step as a simulated job: its steady state's copies, one after the other."""
+    steady, scenario = step.steady, step.scenario
+    repeated: Repeated = steady.repeated
+    title = f"predicted: {'; '.join(step.edits)}" if step.edits else "predicted"
+    return SimulatedJob(scenario.built, steady.program, steady.simulated, repeated.item, repeated.kernel,
+                        repeated.copy_of_item, scenario, title, step.notes,
+                        float(steady.period_ns.max()) / scenario.cycle.steps)
+
+
+def simulated_job(source: object) -> SimulatedJob:
+    """Return a replay, a predicted step, or a job (which is replayed, or predicted where it never ran), as one.
+
+    Raises:
+        ForetraceError: it is none of these, or cannot be simulated.
+    """
+    from graph_predictor.prediction.replay import replay
+
+    if isinstance(source, SimulatedJob):
+        return source
+    if isinstance(source, Replay):
+        return replayed_job(source)
+    if isinstance(source, SimulatedStep):
+        return predicted_job(source)
+    if isinstance(source, Baseline):
+        return predicted_job(source.simulated())
+    graphs = graphs_of(source)  # type: ignore[arg-type]
+    return replayed_job(replay(graphs))
