@@ -29,6 +29,7 @@ from graph_predictor.simulation.program import whole_ns
 from tracer.arrays import Int32, Int64
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, ExecutionGraph, OpKind
+from tracer.grouping import grouped, totals
 from tracer.shown import Shown
 
 if TYPE_CHECKING:
@@ -304,6 +305,14 @@ class _Rank:
         self.ops_of = _ByStep(np.where(ops.kind == OpKind.OPERATION, ops.step, NONE))
         self.kernels_of = _ByStep(kernels.step)
         self.modules = bool((ops.module >= 0).any())
+        # Names with modules as codes in their order: of operations, of kernels by themselves, and of neither.
+        width = len(self.graph.strings) + 1 if self.modules else 1
+        pairs, place = grouped(np.concatenate([
+            (ops.name.astype(np.int64) + 1) * width + (ops.module + 1 if self.modules else 0),
+            (kernels.name.astype(np.int64) + 1) * width, [0]]))
+        self.pairs = [(pair // width + NONE, pair % width + NONE) for pair in pairs.tolist()]
+        self.pair_of_op, self.pair_of_kernel = place[:len(ops)], place[len(ops):-1]
+        self.pair_of_none = int(place[-1])
         orphans = np.flatnonzero(kernels.launch < 0)
         self.orphans = orphans[np.argsort(kernels.start_ns[orphans], kind="stable")]
         self.orphans_start = kernels.start_ns[self.orphans]
@@ -329,19 +338,17 @@ class _Rank:
 
     def _path_entries(self, bound: np.ndarray, op: Int64, kernel: Int64, ns: Int64) -> list[PathEntry]:
         graph = self.graph
-        name = np.full(len(op), NONE, np.int64)
-        module = np.full(len(op), NONE, np.int64)
+        pair = np.full(len(op), self.pair_of_none, np.int64)
         known = op >= 0
-        name[known], module[known] = graph.ops.name[op[known]], graph.ops.module[op[known]]
+        pair[known] = self.pair_of_op[op[known]]
         alone = ~known & (kernel >= 0)
-        name[alone] = graph.kernels.name[kernel[alone]]
-        keys, place, count = np.unique(
-            np.stack([name, module, bound.astype(np.int64)]), axis=1, return_inverse=True, return_counts=True)
-        sums = np.zeros(keys.shape[1], np.int64)
-        np.add.at(sums, place.reshape(-1), ns)
+        pair[alone] = self.pair_of_kernel[kernel[alone]]
+        keys, place = grouped(pair * len(Bound) + bound)
+        sums, count = totals(place, ns, len(keys)), np.bincount(place, minlength=len(keys))
+        entries = [(*self.pairs[key // len(Bound)], Bound(key % len(Bound))) for key in keys.tolist()]
         return _largest_path([
-            PathEntry(graph.string(n) or OUTSIDE, graph.string(m), Bound(b), int(total), int(c))
-            for (n, m, b), total, c in zip(keys.T.tolist(), sums, count, strict=True)])
+            PathEntry(graph.string(n) or OUTSIDE, graph.string(m), b, total, c)
+            for (n, m, b), total, c in zip(entries, sums.tolist(), count.tolist(), strict=True)])
 
     def _host_views(self, row: int, start: int, end: int, thread: int) -> tuple[list[OperationTime], list[ModuleTime]]:
         graph, ops = self.graph, self.graph.ops
@@ -377,9 +384,8 @@ class _Rank:
         for column in (ops.name, ops.module):
             code = np.where(known, NONE, nowhere - op + NONE).astype(np.int64)
             code[known] = column[op[known]]
-            keys, place = np.unique(code, return_inverse=True)
-            sums = np.zeros((4, len(keys)), np.int64)
-            np.add.at(sums, (what, place.reshape(-1)), ns)
+            keys, place = grouped(code)
+            sums = totals(what * len(keys) + place, ns, 4 * len(keys)).reshape(4, -1)
             used = sums.any(axis=0)
             tables.append([(graph.string(k) if k >= 0 else {NONE: "", NONE - 1: NO_LAUNCH}[k], values)
                            for k, values in zip(keys[used].tolist(), sums[:, used].T.tolist(), strict=True)])
@@ -392,15 +398,16 @@ class _Rank:
         if row < 0:
             return np.arange(len(self.graph.kernels))
         low, high = np.searchsorted(self.orphans_start, (start, end))
+        if low == high:
+            return self.kernels_of.rows(row)
         return np.union1d(self.kernels_of.rows(row), self.orphans[low:high])
 
     def _kernels(self, row: int, start: int, end: int) -> list[KernelTime]:
         rows = self._in_step(row, start, end)
-        keys, place, count = np.unique(self.graph.kernels.name[rows], return_inverse=True, return_counts=True)
-        sums = np.zeros(len(keys), np.int64)
-        np.add.at(sums, place.reshape(-1), self.kernel_ns[rows])
+        keys, place = grouped(self.graph.kernels.name[rows].astype(np.int64))
+        sums, count = totals(place, self.kernel_ns[rows], len(keys)), np.bincount(place, minlength=len(keys))
         return _largest_kernels(
-            (self.graph.string(k), int(c), int(s)) for k, c, s in zip(keys.tolist(), count, sums, strict=True))
+            (self.graph.string(k), c, s) for k, c, s in zip(keys.tolist(), count.tolist(), sums.tolist(), strict=True))
 
 
 class _ByStep:
