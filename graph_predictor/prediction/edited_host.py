@@ -13,7 +13,7 @@ from graph_predictor.prediction.rewriting import Rewritten, replaced_host
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.simulation.host_pieces import with_host
 from graph_predictor.simulation.program import NEVER, Anchor, ItemKind, Program, total_ratio, whole_ns
-from graph_predictor.simulation.retiming import Variants
+from graph_predictor.simulation.retiming import ProgramVariants
 from kernel_models.launch_constants import LaunchConstants
 from tracer.arrays import Bool, Float64, Int64
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph, KernelKind, Phase
@@ -142,7 +142,7 @@ def _durations(own: Int64, rows: Int64, recorded: Int64, kernel_ns: Float64) -> 
 
 
 def edited_variants(repeated: Repeated, host: EditedHost, scenario: Scenario, kernel_ns: Sequence[Float64],
-                    host_factors: Sequence[float]) -> Variants | None:
+                    host_factors: Sequence[float]) -> ProgramVariants | None:
     """The times of ``edited_program`` for several kernel times and factors on the host's time together, to put into
     ``edited_launches``; ``None`` where work runs beside the step, which each program has to itself."""
     p, source = repeated.program, scenario.built.program
@@ -163,7 +163,7 @@ def edited_variants(repeated: Repeated, host: EditedHost, scenario: Scenario, ke
     floors = [np.maximum(host.floor * factor, host.workers) for factor in host_factors]
     starts = _starts(repeated, scenario) if any(floor.any() for floor in floors) else np.zeros(0, np.int64)
     floor = np.stack([_floor_ns(p, repeated, starts, floor) for floor in floors], axis=1)
-    return Variants(repeated.item, work, cost, kernels, np.stack(durations, axis=1), starts, floor)
+    return ProgramVariants(repeated.item, work, cost, kernels, np.stack(durations, axis=1), starts, floor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,11 +79,11 @@ def _entries(scenario: Scenario, steady: Steady, path: Path, length: Int64, reco
     # Of items without pieces the time stays with the item.
     left = np.where(by_host & split[item], 0, length) if len(of_item) else length
     name, bound = np.append(name, piece_name), np.append(path.bound, np.full(len(piece_ns), int(Bound.HOST)))
-    key, place = np.unique((name + 1) * len(Bound) + bound, return_inverse=True)
-    sums = np.bincount(place, weights=np.append(left, piece_ns), minlength=len(key))
+    sums = np.bincount((name + 1) * len(Bound) + bound, weights=np.append(left, piece_ns))
+    key = np.flatnonzero(sums)
     entries = [PathItem(names.text(each // len(Bound) - 1) or OUTSIDE, Bound(each % len(Bound)).label,
                         ns / scenario.cycle.steps / 1e3, ns / total)
-               for each, ns in zip(key.tolist(), sums.tolist(), strict=True) if ns]
+               for each, ns in zip(key.tolist(), sums[key].tolist(), strict=True)]
     return sorted(entries, key=lambda entry: (-entry.time_us, entry.operation))
 
 

@@ -9,12 +9,13 @@ unsure of.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from graph_predictor.prediction.anchoring import anchored, prices_of
 from graph_predictor.prediction.scenario import Scenario
-from graph_predictor.prediction.typical import typical_ratios
+from graph_predictor.prediction.typical import typical_ratios, typical_times
 from graph_predictor.prediction.work import COLLECTIVE
 from kernel_models.device import DeviceSpec
 from kernel_models.model import Source
@@ -118,7 +119,9 @@ def _ratios(scenario: Scenario, notes: list[str]) -> tuple[Float64, Float64, Flo
         none = np.zeros(0)
         return none, none, none, np.zeros(len(work.group), np.bool_)
     source, target = scenario.known_source(), scenario.known_target()
-    before, after = prices_of(work.calls, source, devices.source_models), prices_of(new, target, devices.models)
+    before = scenario.shared.once("recorded prices", (work, source, devices.source_models),
+                                  lambda: prices_of(work.calls, source, devices.source_models))
+    after = prices_of(new, target, devices.models)
     found = anchored(before, after, np.sqrt(1 - SHARED_VARIANCE) if devices.elsewhere else
                      0.0 if scenario.kernels.change_known else None)
     changed = unlike | devices.moved
@@ -140,8 +143,10 @@ def _typical(scenario: Scenario, source: DeviceSpec, target: DeviceSpec, ratio: 
     for code in np.unique(family).tolist():
         mine = rows[family == code]
         times = np.maximum(work.measured_ns[mine] / 1e3, 0.1)
-        ratio[mine] = typical_ratios(FAMILIES[code], times, source, scenario.devices.source_models, target,
-                                     scenario.devices.models, scenario.kernels.edited)
+        before_us = scenario.shared.once(f"typical times of {code}", (source, scenario.devices.source_models),
+                                         partial(typical_times, FAMILIES[code], source, scenario.devices.source_models))
+        ratio[mine] = typical_ratios(FAMILIES[code], times, source, before_us, target, scenario.devices.models,
+                                     scenario.kernels.edited)
         low[mine], high[mine] = -np.hypot(TYPICAL_WORK, 0.2), np.hypot(TYPICAL_WORK, 0.2)
     share = work.measured_ns[rows].sum() / max(work.measured_ns.sum(), 1)
     known = [FAMILIES[code].value for code in np.unique(family).tolist() if FAMILIES[code] is not Family.OTHER]

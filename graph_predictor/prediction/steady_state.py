@@ -15,7 +15,7 @@ import numpy as np
 from graph_predictor.prediction.repeat import Cycle, Repeated, repeat
 from graph_predictor.simulation.engine import Simulated, simulate_in_order
 from graph_predictor.simulation.program import Program
-from graph_predictor.simulation.retiming import Order, Variants
+from graph_predictor.simulation.retiming import ProgramVariants, WorkingOrder
 from tracer.arrays import Int64
 from tracer.errors import ForetraceError
 
@@ -48,9 +48,9 @@ class Steady:
     at: list[tuple[str, int]]
     stop_ns: Int64
     reached: bool
-    order: Order
+    order: WorkingOrder
 
-    def periods_ns(self, program: Program, variants: Variants | None = None) -> Int64:
+    def periods_ns(self, program: Program, variants: ProgramVariants | None = None) -> Int64:
         """Periods of the slowest rank, of copies with a program's other times or those of its variants, [variants]."""
         times = self.order.times(program, variants)
         ends = [(times.item_end, self.repeated.end), (times.kernel_end, self.repeated.tail)]
@@ -98,4 +98,4 @@ def measure(repeated: Repeated, program: Program) -> Steady:
         found[number], stop[number] = period[best], times[best, -2]
         reached &= bool(abs(int(before[mine].max()) - found[number]) <= SAME * max(int(found[number]), 1))
     return Steady(repeated, program, simulated, found, at, stop, reached,
-                  Order.of(program, nodes, repeated.structure))
+                  WorkingOrder.of(program, nodes, repeated.structure))

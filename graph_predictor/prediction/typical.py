@@ -45,25 +45,35 @@ def _one(name: str, shapes: Sequence[object], values: Sequence[object] | None) -
     return calls_of(operation(name, shapes, "fp32", None, values))[0]
 
 
-def typical_ratios(family: Family, measured_us: Float64, source: DeviceSpec, source_models: Models | None,
+def typical_calls(family: Family, source: DeviceSpec) -> list[list[OpCall]]:
+    """The ladders of a family, as calls that a device would run."""
+    calls = [list(rung) for rung in ladders(family)]
+    if family is Family.CONV and "tf32" in source.matrix_tflops:
+        # cuDNN's default: fp32 data, TF32 products.
+        return [[replace(call, dtype="tf32") for call in rung] for rung in calls]
+    return calls
+
+
+def typical_times(family: Family, source: DeviceSpec, models: Models | None) -> list[Float64]:
+    """Times of the ladders of a family where kernels were measured, µs."""
+    return [price(calls, source, models).times_us for calls in typical_calls(family, source)]
+
+
+def typical_ratios(family: Family, measured_us: Float64, source: DeviceSpec, before_us: Sequence[Float64],
                    target: DeviceSpec, models: Models | None, edit: object = None) -> Float64:
     """Time on the target over the time on the source, for kernels of a family and the time they took, [n].
 
     Args:
         family: of the kernels.
         measured_us: their times on the source.
-        source, source_models: where they were measured, and fitted models of it.
+        source: where they were measured.
+        before_us: ``typical_times`` there.
         target, models: where they would run.
         edit: what changes each call on the target (see ``scenario.CallEdit``).
     """
     logs = np.zeros(len(measured_us))
-    rungs = ladders(family)
-    for rung in rungs:
-        calls = list(rung)
-        if family is Family.CONV and "tf32" in source.matrix_tflops:
-            # cuDNN's default: fp32 data, TF32 products.
-            calls = [replace(call, dtype="tf32") for call in calls]
-        before = price(calls, source, source_models).times_us
+    rungs = typical_calls(family, source)
+    for calls, before in zip(rungs, before_us, strict=True):
         changed = calls if edit is None else [edit(call)[0] for call in calls]  # type: ignore[operator]
         after = price(changed, target, models).times_us
         order = np.argsort(before)

@@ -30,12 +30,15 @@ from tracer.arrays import Int32, Int64
 from tracer.charts import Chart, ChartSeries
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, ExecutionGraph, OpKind, Phase
+from tracer.grouping import grouped, totals
 from tracer.shown import Shown
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _CALLS, _HOST, _WAITING, _GPU = range(4)
+_MISSING = 2
+"""Codes below zero: of an operation that is none, and of work whose launch is unknown."""
 OUTSIDE = "outside any op"
 """Name of host time in no operation: Python, the framework's own code, the profiler; and of what it launched."""
 NO_PHASE = "other"
@@ -332,6 +335,14 @@ class OperationSums:
         self.ops_of = _ByStep(np.where(ops.kind == OpKind.OPERATION, ops.step, NONE))
         self.kernels_of = _ByStep(kernels.step)
         self.modules = bool((ops.module >= 0).any())
+        # Names with modules as codes in their order: of operations, of kernels by themselves, and of neither.
+        width = len(self.graph.strings) + 1 if self.modules else 1
+        pairs, place = grouped(np.concatenate([
+            (ops.name.astype(np.int64) + 1) * width + (ops.module + 1 if self.modules else 0),
+            (kernels.name.astype(np.int64) + 1) * width, [0]]))
+        self.pairs = [(pair // width + NONE, pair % width + NONE) for pair in pairs.tolist()]
+        self.pair_of_op, self.pair_of_kernel = place[:len(ops)], place[len(ops):-1]
+        self.pair_of_none = int(place[-1])
         orphans = np.flatnonzero(kernels.launch < 0)
         self.orphans = orphans[np.argsort(kernels.start_ns[orphans], kind="stable")]
         self.orphans_start = kernels.start_ns[self.orphans]
@@ -372,19 +383,17 @@ class OperationSums:
 
     def _path_entries(self, bound: np.ndarray, op: Int64, kernel: Int64, ns: Int64) -> list[PathEntry]:
         graph = self.graph
-        name = np.full(len(op), NONE, np.int64)
-        module = np.full(len(op), NONE, np.int64)
+        pair = np.full(len(op), self.pair_of_none, np.int64)
         known = op >= 0
-        name[known], module[known] = graph.ops.name[op[known]], graph.ops.module[op[known]]
+        pair[known] = self.pair_of_op[op[known]]
         alone = ~known & (kernel >= 0)
-        name[alone] = graph.kernels.name[kernel[alone]]
-        keys, place, count = np.unique(
-            np.stack([name, module, bound.astype(np.int64)]), axis=1, return_inverse=True, return_counts=True)
-        sums = np.zeros(keys.shape[1], np.int64)
-        np.add.at(sums, place.reshape(-1), ns)
+        pair[alone] = self.pair_of_kernel[kernel[alone]]
+        keys, place = grouped(pair * len(Bound) + bound)
+        sums, count = totals(place, ns, len(keys)), np.bincount(place, minlength=len(keys))
+        entries = [(*self.pairs[key // len(Bound)], Bound(key % len(Bound))) for key in keys.tolist()]
         return _largest_path([
-            PathEntry(graph.string(n) or OUTSIDE, graph.string(m), Bound(b), int(total), int(c))
-            for (n, m, b), total, c in zip(keys.T.tolist(), sums, count, strict=True)])
+            PathEntry(graph.string(n) or OUTSIDE, graph.string(m), b, total, c)
+            for (n, m, b), total, c in zip(entries, sums.tolist(), count.tolist(), strict=True)])
 
     def _sums(self, row: int, start: int, end: int, thread: int) -> tuple[Int64, Int64]:
         graph, ops = self.graph, self.graph.ops
@@ -415,9 +424,8 @@ class OperationSums:
         op = np.concatenate([each[0] for each in found]).astype(np.int64)
         what = np.repeat([each[1] for each in found], [len(each[0]) for each in found])
         ns = np.concatenate([each[2] for each in found]).astype(np.int64)
-        rows, place = np.unique(op, return_inverse=True)
-        sums = np.zeros((4, len(rows)), np.int64)
-        np.add.at(sums, (what, place.reshape(-1)), ns)
+        rows, place = np.unique(op, return_inverse=True)  # not by a table: rows span the whole trace
+        sums = totals(what * len(rows) + place.reshape(-1), ns, 4 * len(rows)).reshape(4, -1)
         used = sums.any(axis=0)
         return rows[used], sums[:, used]
 
@@ -426,41 +434,45 @@ class OperationSums:
         known = used < len(ops)
         rows = used[known]
         missing = np.where(known, NONE, len(ops) - used + NONE)
-        tables: list[list[tuple[list[int], list[int]]]] = []
-        for columns in ((ops.name,), (ops.module,), (ops.module, ops.phase)):
-            codes = np.tile(missing, (len(columns), 1)).astype(np.int64)
-            codes[:, known] = np.stack([column[rows] for column in columns])
-            keys, place = np.unique(codes, axis=1, return_inverse=True)
-            added = np.zeros((4, keys.shape[1]), np.int64)
-            for own, total in zip(values, added, strict=True):
-                np.add.at(total, place.reshape(-1), own)
-            tables.append(list(zip(keys.T.tolist(), added.T.tolist(), strict=True)))
+
+        def by(*columns: np.ndarray) -> list[tuple[list[int], list[int]]]:
+            """Sums by the codes in these columns: those above zero and two more, for what is missing."""
+            code = np.zeros(len(used), np.int64)
+            for column in columns:
+                of = missing.copy()
+                of[known] = column[rows]
+                code = code * width + of + _MISSING
+            keys, place = grouped(code)
+            sums = [totals(place, own, len(keys)).tolist() for own in values]
+            powers = width ** np.arange(len(columns))[::-1]
+            codes = keys[:, None] // powers % width - _MISSING
+            return list(zip(codes.tolist(), map(list, zip(*sums, strict=True)), strict=True))
 
         def text(code: int) -> str:
             return graph.string(code) if code >= 0 else {NONE: "", NONE - 1: NO_LAUNCH}[code]
 
-        by_name, by_module, by_phase = tables
-        operations = _largest([OperationTime(text(name) or OUTSIDE, *each) for (name,), each in by_name])
-        if not self.modules:
-            by_module = []
-        return (operations, _largest([ModuleTime(text(module), *each) for (module,), each in by_module]),
-                _largest([PhaseTime(text(module), _PHASES.get(phase, NO_PHASE), *each)
-                          for (module, phase), each in by_phase]))
+        width = len(graph.strings) + len(Phase) + _MISSING
+        operations = _largest([OperationTime(text(name) or OUTSIDE, *each) for (name,), each in by(ops.name)])
+        modules = [ModuleTime(text(module), *each) for (module,), each in by(ops.module)] if self.modules else []
+        return operations, _largest(modules), _largest([
+            PhaseTime(text(module), _PHASES.get(phase, NO_PHASE), *each)
+            for (module, phase), each in by(ops.module, ops.phase)])
 
     def _in_step(self, row: int, start: int, end: int) -> Int64:
         """Device work launched in a step; orphans count where they started."""
         if row < 0:
             return np.arange(len(self.graph.kernels))
         low, high = np.searchsorted(self.orphans_start, (start, end))
+        if low == high:
+            return self.kernels_of.rows(row)
         return np.union1d(self.kernels_of.rows(row), self.orphans[low:high])
 
     def _kernels(self, row: int, start: int, end: int) -> list[KernelTime]:
         rows = self._in_step(row, start, end)
-        keys, place, count = np.unique(self.graph.kernels.name[rows], return_inverse=True, return_counts=True)
-        sums = np.zeros(len(keys), np.int64)
-        np.add.at(sums, place.reshape(-1), self.kernel_ns[rows])
+        keys, place = grouped(self.graph.kernels.name[rows].astype(np.int64))
+        sums, count = totals(place, self.kernel_ns[rows], len(keys)), np.bincount(place, minlength=len(keys))
         return _largest_kernels(
-            (self.graph.string(k), int(c), int(s)) for k, c, s in zip(keys.tolist(), count, sums, strict=True))
+            (self.graph.string(k), c, s) for k, c, s in zip(keys.tolist(), count.tolist(), sums.tolist(), strict=True))
 
 
 class _ByStep:

@@ -203,10 +203,10 @@ class _RankRows:
         for number, (gpu, queue) in enumerate(pairs.T.tolist()):
             mine = np.nonzero(index.reshape(-1) == number)[0]
             name = f"GPU {gpu} stream {queue}" if several else f"stream {queue}"
-            lanes = lanes(start[mine], end[mine])
-            for lane in np.unique(lanes).tolist():
+            lane_of = lanes(start[mine], end[mine])
+            for lane in np.unique(lane_of).tolist():
                 shown = name if not lane else f"{name}, overlapping {lane}"
-                found[mine[lanes == lane]] = process.track(_DEVICE + number, shown)
+                found[mine[lane_of == lane]] = process.track(_DEVICE + number, shown)
         return found
 
     def _operation(self, rows: Int64) -> Int64:

@@ -14,6 +14,7 @@ from enum import IntEnum
 import numpy as np
 
 from graph_predictor.simulation.causes import EndCause, KernelCause, StartCause
+from graph_predictor.simulation.chain_loop import chain
 from graph_predictor.simulation.engine import Simulated
 from graph_predictor.simulation.program import Anchor, ItemKind, Program
 from tracer.arrays import Int8, Int64
@@ -81,9 +82,9 @@ class Causes:
         self.first_item = set(program.thread_ptr[:-1].tolist())
         self.last_special = _last_special(program, simulated)
         self.bound_of_kernel = _kernel_bounds(kinds)
-        # Of kernels that only waited for the one before on their stream, that one; Python's lists are walked faster.
+        # Of kernels that only waited for the one before on their stream, that one.
         waited = (simulated.kernel_cause == _KERNEL_STREAM) & (program.kernel_group < 0)
-        self.before: list[int] = np.where(waited, simulated.kernel_source, -1).tolist()
+        self.before = np.where(waited, simulated.kernel_source, -1)
 
 
 def critical_path(program: Program, simulated: Simulated, graphs: list[ExecutionGraph], begin: int, end: int, *,
@@ -204,13 +205,11 @@ class _Walk:
 
     def _stream(self, k: int) -> tuple[str, int] | None:
         """``_kernel`` of many kernels that follow one another on a stream, last to first."""
-        chain, before, begins = [k], self.before, self.s.kernel_start
-        while before[k] >= 0 and begins[k] > self.stop:
-            k = before[k]
-            chain.append(k)
-        if len(chain) == 1:
+        begins, found = self.s.kernel_start, np.empty(len(self.before) + 1, np.int64)
+        count = chain(k, self.stop, self.before, begins, found)
+        if count == 1:
             return self._kernel(k)
-        kernels, earlier = np.array(chain[:-1]), np.array(chain[1:])
+        kernels, earlier, k = found[:count - 1], found[1:count], int(found[count - 1])
         start = np.stack([begins[kernels], self.s.kernel_end[earlier]], axis=1).reshape(-1)
         start = np.maximum(np.minimum.accumulate(np.minimum(start, self.time)), self.stop)
         end = np.concatenate([[self.time], start[:-1]])

@@ -19,7 +19,7 @@ from tracer.arrays import Int64
 
 
 @dataclass(frozen=True, slots=True)
-class Variants:
+class ProgramVariants:
     """What differs between variants of one program, ns, each with the variants side by side.
 
     Attributes:
@@ -39,7 +39,7 @@ class Variants:
     floor: Int64
 
     @classmethod
-    def alone(cls, program: Program) -> Variants:
+    def alone(cls, program: Program) -> ProgramVariants:
         """A program as the only variant of itself."""
         return cls(np.arange(len(program.item_work)), program.item_work[:, None], program.item_cost[:, None],
                    np.arange(len(program.kernel_duration)), program.kernel_duration[:, None], np.zeros(0, np.int64),
@@ -47,7 +47,7 @@ class Variants:
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class VariantTimes:
     """Simulated times of every item and kernel, ns, [rows, variants]."""
 
     item_start: Int64
@@ -57,7 +57,7 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class WorkingOrder:
     """An order in which a program's items and kernels can be worked out, and of every program that differs from it in
     times alone: in work, costs, lags, latencies, gaps, durations and external times.
 
@@ -72,19 +72,19 @@ class Order:
     structure: Structure
 
     @classmethod
-    def of(cls, program: Program, nodes: Int64, structure: Structure) -> Order:
+    def of(cls, program: Program, nodes: Int64, structure: Structure) -> WorkingOrder:
         """Make it of the order in which a simulation of the program went (``engine.simulate_in_order``)."""
         opens = np.full(len(program.item_work), -1, np.int64)
         threads = np.flatnonzero(np.diff(program.thread_ptr) > 0)
         opens[program.thread_ptr[threads]] = threads
         return cls(nodes, opens, structure)
 
-    def times(self, program: Program, variants: Variants | None = None) -> Times:
+    def times(self, program: Program, variants: ProgramVariants | None = None) -> VariantTimes:
         """The times of a program or, with its other times, of variants of it."""
         p, items, kernels = program, len(program.item_work), len(program.kernel_item)
-        each = Variants.alone(p) if variants is None else variants
+        each = ProgramVariants.alone(p) if variants is None else variants
         count = each.work.shape[1]
-        found = Times(*(np.empty((size, count), np.int64) for size in (items, items, kernels, kernels)))
+        found = VariantTimes(*(np.empty((size, count), np.int64) for size in (items, items, kernels, kernels)))
         floor_of = np.full(items, -1, np.int64)
         floor_of[each.floor_items] = np.arange(len(each.floor_items))
         inputs = (

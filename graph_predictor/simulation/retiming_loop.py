@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def, assignment"
-"""``retiming.Order.times``'s inner loop, compiled. Each item and kernel is worked out once, from those before it, in
-all variants together: what waits for what is looked up once for all."""
+"""``retiming.WorkingOrder.times``'s inner loop, compiled. Each item and kernel is worked out once, from others before,
+in all variants together: what waits for what is looked up once for all."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def retime(
     kernel_group, queue_ptr, queue_kernel, queue_depth, item_return, member_ptr, member, item_start, item_end,
     kernel_start, kernel_end, queue_at, left, group_met,
 ):  # fmt: skip
-    """Fill in starts and ends, [rows, variants]; arrays as in ``Program`` and ``retiming.Variants``."""
+    """Fill in starts and ends, [rows, variants]; arrays as in ``Program`` and ``retiming.ProgramVariants``."""
     items, variants = item_of.shape[0], work.shape[1]
     for i in range(order.shape[0]):
         n = order[i]

@@ -15,7 +15,7 @@ from graph_predictor.simulation.critical_path import critical_path
 from graph_predictor.simulation.engine import Simulated, SimulationStuck, simulate, simulate_in_order, structure_of
 from graph_predictor.simulation.program import NEVER, Anchor, Program
 from graph_predictor.simulation.residuals import with_residuals
-from graph_predictor.simulation.retiming import Order, Times, Variants
+from graph_predictor.simulation.retiming import ProgramVariants, VariantTimes, WorkingOrder
 from tracer.graph import ExecutionGraph, KernelKind, Meta
 
 RANDOM = settings(max_examples=80, deadline=None, derandomize=True,
@@ -52,14 +52,14 @@ def test_reference_solver_agrees(program: Program) -> None:
 @example(two_threads_share_a_queue(), 0)
 def test_other_durations_are_worked_out_along_the_order_of_one_simulation(program: Program, seed: int) -> None:
     _, nodes = simulate_in_order(program)
-    order = Order.of(program, nodes, structure_of(program))
+    order = WorkingOrder.of(program, nodes, structure_of(program))
     random = np.random.default_rng(seed)
     other = with_fields(program, **{name: random.integers(0, 40, len(getattr(program, name))) for name in (
         "item_work", "item_cost", "kernel_duration", "kernel_latency", "after_lag", "thread_start", "edge_lag")},
         kernel_gap=random.integers(-3, 4, len(program.kernel_gap)))
     for each in (program, other):
         found, expected = order.times(each), simulate(each)
-        for f in fields(Times):
+        for f in fields(VariantTimes):
             assert np.array_equal(getattr(found, f.name)[:, 0], getattr(expected, f.name)), f.name
 
 
@@ -70,18 +70,18 @@ def test_variants_are_worked_out_together_as_each_alone(program: Program, seed: 
     random = np.random.default_rng(seed)
     items, kernels = len(program.item_work), len(program.kernel_item)
     some = np.flatnonzero(random.random(items) < 0.3)
-    variants = Variants(random.permutation(items), random.integers(0, 40, (items, count)),
+    variants = ProgramVariants(random.permutation(items), random.integers(0, 40, (items, count)),
                         random.integers(0, 40, (items, count)), random.permutation(kernels),
                         random.integers(0, 40, (kernels, count)),
                         some, random.integers(0, 400, (len(some), count)))
-    found = Order.of(program, nodes, structure_of(program)).times(program, variants)
+    found = WorkingOrder.of(program, nodes, structure_of(program)).times(program, variants)
     for number in range(count):
         external = program.item_external.copy()
         external[some] = np.maximum(external[some], variants.floor[:, number])
         expected = simulate(with_fields(
             program, item_work=variants.work[variants.item, number], item_cost=variants.cost[variants.item, number],
             kernel_duration=variants.duration[variants.kernel, number], item_external=external))
-        for f in fields(Times):
+        for f in fields(VariantTimes):
             assert np.array_equal(getattr(found, f.name)[:, number], getattr(expected, f.name)), f.name
 
 

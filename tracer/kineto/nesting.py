@@ -15,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from tracer.graph import NONE
+from tracer.kineto.nesting_loop import nest_rows
 
 ROUNDING_NS = 1000
 """Overlap that rounding of timestamps alone explains: one microsecond."""
@@ -47,34 +48,12 @@ def nest(thread: np.ndarray, start: np.ndarray, duration: np.ndarray) -> Nesting
     Returns:
         Parent rows (``NONE`` at top level), ends after clamping (int64), depths and the number of clamped events.
     """
-    ends = (start + duration).tolist()
-    parents: list[int] = []
-    depths: list[int] = []
-    # The open events, innermost last, and their ends; the first entry stands for "no parent" and never ends.
-    open_rows, open_ends = [NONE], [_NEVER]
-    clamped = 0
-    current = None
-    for row, (where, begin, end) in enumerate(zip(thread.tolist(), start.tolist(), ends, strict=True)):
-        if where != current:
-            current = where
-            open_rows, open_ends = [NONE], [_NEVER]
-        # An event without duration at its neighbour's very end was called by it: 3–4% of the ops of the DLRM traces.
-        while open_ends[-1] < begin or (open_ends[-1] == begin and end > begin):
-            open_ends.pop()
-            open_rows.pop()
-        while end > open_ends[-1]:
-            clamped += 1
-            inside, outside = open_ends[-1] - begin, end - open_ends[-1]
-            if inside <= ROUNDING_NS and outside > inside and begin > start[open_rows[-1]]:
-                ends[open_rows.pop()] = begin  # neighbours that overlap by rounding
-                open_ends.pop()
-            else:
-                end = ends[row] = open_ends[-1]
-        parents.append(open_rows[-1])
-        depths.append(len(open_rows) - 1)
-        open_rows.append(row)
-        open_ends.append(end)
-    return Nesting(np.array(parents, np.int32), np.array(ends, np.int64), np.array(depths, np.int32), clamped)
+    rows = len(start)
+    start, end = start.astype(np.int64), (start + duration).astype(np.int64)
+    parent, depth, open_row, open_end = (np.empty(size, np.int64) for size in (rows, rows, rows + 1, rows + 1))
+    open_row[0], open_end[0] = NONE, _NEVER
+    clamped = nest_rows(thread.astype(np.int64), start, end, parent, depth, open_row, open_end, ROUNDING_NS)
+    return Nesting(parent.astype(np.int32), end, depth.astype(np.int32), clamped)
 
 
 def innermost(thread: np.ndarray, at: np.ndarray, until: np.ndarray, rows_thread: np.ndarray, rows_start: np.ndarray,

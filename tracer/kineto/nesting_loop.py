@@ -1,0 +1,36 @@
+# mypy: disable-error-code="no-untyped-def, assignment"
+"""``nesting.nest``'s inner loop, compiled."""
+
+from __future__ import annotations
+
+from tracer.machine_code import kept_loop
+
+
+@kept_loop("int64[:]", "int64[:]", "int64[:]", "int64[:]", "int64[:]", "int64[:]", "int64[:]", "int64")
+def nest_rows(thread, start, end, parent, depth, open_row, open_end, rounding):
+    """Fill in parents and depths, and clamp ends; returns how many were clamped.
+
+    The open events are a stack, innermost last; the first entry of ``open_row`` and ``open_end``, which stands for "no
+    parent" and never ends, is given.
+    """
+    top, clamped = 0, 0
+    for row in range(thread.shape[0]):
+        if row > 0 and thread[row] != thread[row - 1]:
+            top = 0
+        begin, last = start[row], end[row]
+        # An event without duration at its neighbour's very end was called by it: 3–4% of the ops of the DLRM traces.
+        while open_end[top] < begin or (open_end[top] == begin and last > begin):
+            top -= 1
+        while last > open_end[top]:
+            clamped += 1
+            inside, outside = open_end[top] - begin, last - open_end[top]
+            if inside <= rounding and outside > inside and begin > start[open_row[top]]:
+                end[open_row[top]] = begin  # neighbours that overlap by rounding
+                top -= 1
+            else:
+                last = open_end[top]
+                end[row] = last
+        parent[row], depth[row] = open_row[top], top
+        top += 1
+        open_row[top], open_end[top] = row, last
+    return clamped
