@@ -189,8 +189,8 @@ class _Builder:
     # -- dependencies -------------------------------------------------------------------------------------------------
 
     def _tails(self) -> Int64:
-        """How long before each kernel's end the first that follows it may go on (a negative gap or lag): kernels overlap
-        with the next on their stream."""
+        """How long before each kernel's end the first that follows it may go on (a negative gap or lag): kernels
+        overlap with the next on their stream."""
         p, s = self.job.program, self.job.simulated
         tail = np.zeros(self.kernels, np.int64)
         behind = np.flatnonzero(p.kernel_previous >= 0)
