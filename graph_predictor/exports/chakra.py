@@ -166,6 +166,8 @@ class _RankFile:
                 self._across(node, low, high, far)
             if kind[at] == WorkKind.KERNEL:
                 self._kernel(node, row[at])
+            elif kind[at] == WorkKind.TAIL:
+                self._tail(node, row[at])
             else:
                 node.type = ChakraNodeType.COMP
                 _add(node, "is_cpu_op", True)
@@ -228,6 +230,15 @@ class _RankFile:
             _add(node, "tensor_size", int(kernels.bytes[row]), unsigned=True)
         if kernels.kind[row] == KernelKind.COLLECTIVE:
             self._communication(node, row, kernel)
+
+    def _tail(self, node: Any, kernel: int) -> None:
+        """The end of a kernel that the next one overlaps with."""
+        row = int(self.job.kernel[kernel]) - self.low
+        node.name = f"end of {self.graph.string(int(self.graph.kernels.name[row]))}"
+        node.type = ChakraNodeType.COMP
+        _add(node, "is_cpu_op", False)
+        _add(node, "stream", int(self.graph.kernels.stream[row]))
+        _add(node, "tail", True)
 
     def _communication(self, node: Any, row: int, kernel: int) -> None:
         """What Chakra's readers want to know of communication; of what the trace did not describe nothing is made up:

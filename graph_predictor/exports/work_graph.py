@@ -38,6 +38,8 @@ class WorkKind(IntEnum):
     """The moment a call or kernel starts, where something else counts from it; takes no time."""
     DELAY = 5
     """A latency, gap or lag: time that passes and occupies nothing."""
+    TAIL = 6
+    """The end of a kernel that what follows it does not wait for."""
 
 
 class After(IntEnum):
@@ -164,9 +166,11 @@ class _Builder:
         self.start_of_kernel = 2 * self.items
         self.end_of_kernel = 2 * self.items + self.kernels
         self.start_of_thread = 2 * (self.items + self.kernels)
-        self.nothing = self.start_of_thread + self.threads
+        self.main_of_kernel = self.start_of_thread + self.threads
+        self.nothing = self.main_of_kernel + self.kernels
+        self.tail_ns = self._tails()
         self.time = np.concatenate([s.item_start, s.item_end, s.kernel_start, s.kernel_end, p.thread_start,
-                                    [self.first_ns]]) - self.first_ns
+                                    s.kernel_end - self.tail_ns, [self.first_ns]]) - self.first_ns
         self.edges = _Edges([], [], [], [])
 
     def build(self) -> WorkGraph:
@@ -183,6 +187,28 @@ class _Builder:
         return self._nodes(source[kept], target[kept], delay[kept], why[kept], int((~kept).sum()))
 
     # -- dependencies -------------------------------------------------------------------------------------------------
+
+    def _tails(self) -> Int64:
+        """How long before each kernel's end the first that follows it may go on (a negative gap or lag): kernels
+        overlap with the next on their stream."""
+        p, s = self.job.program, self.job.simulated
+        tail = np.zeros(self.kernels, np.int64)
+        behind = np.flatnonzero(p.kernel_previous >= 0)
+        whole = p.edge_fraction == 1.0
+        for before, lag in ((p.kernel_previous[behind], p.kernel_gap[behind]),
+                            (p.edge_kernel[whole], p.edge_lag[whole]), (p.wait_kernel, p.wait_lag)):
+            np.maximum.at(tail, before, -lag)
+        # A rendezvous is whole until all are there: of those nothing is cut off that is longer than the transfer.
+        meets = np.where(p.kernel_group >= 0, s.group_last[p.kernel_group] if len(p.group_size) else -1, self.k)
+        return np.minimum(tail, s.kernel_end - s.kernel_start[meets])
+
+    def _after_kernels(self, kernel: Int64, target: Int64, lag: Int64, why: After) -> None:
+        """Add dependencies on the ends of kernels by a lag; by a negative one on the end of their main part."""
+        late = lag >= 0
+        self.edges.add(self.end_of_kernel + kernel[late], target[late], lag[late], why)
+        early = ~late
+        rest = lag[early] + self.tail_ns[kernel[early]]
+        self.edges.add(self.main_of_kernel + kernel[early], target[early], rest, why)
 
     def _lagging(self, end: Int64, start: Int64, target: Int64, lag: Int64, why: After) -> None:
         """Add dependencies on the end of something by a lag; those by a negative one count from its start."""
@@ -205,8 +231,7 @@ class _Builder:
     def _into_returns(self) -> None:
         p = self.job.program
         owner = np.repeat(self.n, np.diff(p.wait_ptr))
-        self._lagging(self.end_of_kernel + p.wait_kernel, self.start_of_kernel + p.wait_kernel,
-                      self.end_of_item + owner, p.wait_lag, After.SYNC)
+        self._after_kernels(p.wait_kernel, self.end_of_item + owner, p.wait_lag, After.SYNC)
         self.queued, self.slots = _slots(p, self.job.simulated.kernel_end)
         self._lagging(self.end_of_kernel + self.slots, self.start_of_kernel + self.slots,
                       self.end_of_item + self.queued, p.item_return[self.queued], After.LAUNCH_QUEUE)
@@ -237,13 +262,11 @@ class _Builder:
         p, s = self.job.program, self.job.simulated
         behind = np.flatnonzero(p.kernel_previous >= 0)
         before = p.kernel_previous[behind]
-        self._lagging(self.end_of_kernel + before, self.start_of_kernel + before, self.start_of_kernel + behind,
-                      p.kernel_gap[behind], After.STREAM_ORDER)
+        self._after_kernels(before, self.start_of_kernel + behind, p.kernel_gap[behind], After.STREAM_ORDER)
         owner = np.repeat(self.k, np.diff(p.edge_ptr))
         whole = p.edge_fraction == 1.0
         other = p.edge_kernel
-        self._lagging(self.end_of_kernel + other[whole], self.start_of_kernel + other[whole],
-                      self.start_of_kernel + owner[whole], p.edge_lag[whole], After.EVENT_WAIT)
+        self._after_kernels(other[whole], self.start_of_kernel + owner[whole], p.edge_lag[whole], After.EVENT_WAIT)
         part = ~whole
         length = (s.kernel_end - s.kernel_start)[other[part]]
         since = (p.edge_fraction[part] * length).astype(np.int64) + p.edge_lag[part]
@@ -267,13 +290,17 @@ class _Builder:
         starting = count + np.arange(len(begins))
         returning = count + len(begins) + np.arange(len(returns))
         threading = count + len(begins) + len(returns) + np.arange(len(threads))
-        after_events = count + len(begins) + len(returns) + len(threads)
+        tailed = np.flatnonzero(self.tail_ns > 0)
+        ending = count + len(begins) + len(returns) + len(threads) + np.arange(len(tailed))
+        after_events = count + len(begins) + len(returns) + len(threads) + len(tailed)
 
         # Which node stands for an event as the source of a dependency, and which as its target.
         says, takes = np.full(self.nothing + 1, -1, np.int64), np.full(self.nothing + 1, -1, np.int64)
         says[self.end_of_item:self.start_of_kernel] = self.n
         says[self.end_of_item + returns] = returning
         says[self.end_of_kernel:self.start_of_thread] = self.items + self.k
+        says[self.main_of_kernel:self.nothing] = self.items + self.k
+        says[self.end_of_kernel + tailed] = ending
         takes[:self.items] = self.n
         takes[self.end_of_item + returns] = returning
         takes[self.start_of_kernel:self.end_of_kernel] = self.items + self.k
@@ -296,6 +323,7 @@ class _Builder:
         order = int(After.PROGRAM_ORDER)
         pairs.append((starting, begins, np.full(len(begins), order)))
         pairs.append((returns, returning, np.full(len(returns), order)))
+        pairs.append((self.items + tailed, ending, np.full(len(tailed), order)))
         first = np.zeros(self.items, np.bool_)
         first[p.thread_ptr[threads]] = True
         previous = says[self.end_of_item + np.maximum(self.n - 1, 0)]
@@ -311,15 +339,16 @@ class _Builder:
 
         held = target[delayed]
         held_kernel = (held >= self.start_of_kernel) & (held < self.end_of_kernel)
+        beside = np.zeros(len(returns) + len(threads), np.bool_)
         held_row = np.where(held_kernel, held - self.start_of_kernel, np.where(
             held >= self.start_of_thread, p.thread_ptr[np.clip(held - self.start_of_thread, 0, self.threads - 1)],
             np.where(held >= self.end_of_item, held - self.end_of_item, held)))
         begins_kernel = begins >= self.items
         row = np.concatenate([self.n, self.k, np.where(begins_kernel, begins - self.items, begins), returns,
-                              p.thread_ptr[threads], work.item, held_row])
+                              p.thread_ptr[threads], tailed, work.item, held_row])
         on_kernel = np.concatenate([
             np.zeros(self.items, np.bool_), np.ones(self.kernels, np.bool_), begins_kernel,
-            np.zeros(len(returns) + len(threads) + len(work.item), np.bool_), held_kernel])
+            beside, np.ones(len(tailed), np.bool_), np.zeros(len(work.item), np.bool_), held_kernel])
         rank = np.where(on_kernel, np.append(rank_of_kernel, 0)[np.where(on_kernel, row, -1)],
                         np.append(rank_of_item, 0)[np.where(on_kernel, -1, row)])
         group = np.full(len(row), -1, np.int64)
@@ -328,13 +357,16 @@ class _Builder:
         kernel_start = s.kernel_start[meets] - self.first_ns
         kernel_end = s.kernel_end - self.first_ns
         start = np.concatenate([time[:self.items], kernel_start, time[event], time[self.end_of_item + returns],
-                                time[self.start_of_thread + threads], work.start_ns, time[source[delayed]]])
+                                time[self.start_of_thread + threads], time[self.main_of_kernel + tailed],
+                                work.start_ns, time[source[delayed]]])
         duration = np.concatenate([
-            p.item_cost, kernel_end - kernel_start, np.zeros(len(begins) + len(returns) + len(threads), np.int64),
-            work.ns, delay[delayed]])
+            p.item_cost, kernel_end - kernel_start - self.tail_ns,
+            np.zeros(len(begins) + len(returns) + len(threads), np.int64), self.tail_ns[tailed], work.ns,
+            delay[delayed]])
         kind = np.concatenate([np.full(size, int(of), np.int8) for size, of in (
             (self.items, WorkKind.CALL), (self.kernels, WorkKind.KERNEL), (len(begins), WorkKind.START),
-            (len(returns), WorkKind.RETURN), (len(threads), WorkKind.START), (len(work.item), WorkKind.HOST),
+            (len(returns), WorkKind.RETURN), (len(threads), WorkKind.START), (len(tailed), WorkKind.TAIL),
+            (len(work.item), WorkKind.HOST),
             (len(delayed), WorkKind.DELAY))])
         op = np.full(len(row), -1, np.int64)
         op[after_events:after_events + len(work.item)] = work.op

@@ -132,8 +132,8 @@ def a_snapshot() -> dict[str, Any]:
         return {"action": action, "addr": address, "size": size, "stream": 0, "time_us": at, "pool_id": (0, 0),
                 "frames": [{"filename": name, "line": line, "name": function} for name, line, function in frames]}
 
-    forward = ("/home/me/model.py", 12, "forward"), ("/home/me/train.py", 40, "main")
-    optimizer = ("/x/site-packages/torch/optim/adam.py", 5, "step"), ("/home/me/train.py", 44, "main")
+    forward = ("/code/model.py", 12, "forward"), ("/code/train.py", 40, "main")
+    optimizer = ("/x/site-packages/torch/optim/adam.py", 5, "step"), ("/code/train.py", 44, "main")
     history = [event("segment_alloc", 0, 2 << 20, 1), event("alloc", 64, 1000, 2, *forward),
                event("alloc", 2048, 500, 3, *forward), event("free_requested", 2048, 500, 4),
                event("free_completed", 2048, 500, 4, *forward), event("alloc", 4096, 800, 5),
