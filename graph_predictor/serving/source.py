@@ -66,4 +66,4 @@ def served_decoder(source: str, settings: Sequence[str] = (), preset: str | None
         notes = tuple(note for note in model.notes if not note.startswith("Sequences are taken"))
         return ServedDecoder(model.name, model.shape, model.longest, notes)
     name, shape, _, notes = read_decoder(source, settings, preset)
-    return ServedDecoder(name, shape, 0, notes)
+    return ServedDecoder(name, shape, shape.learned_positions, notes)

@@ -149,6 +149,7 @@ def test_the_largest_batch_fits_and_one_more_does_not() -> None:
     ({"source": "llama-3.1-8b", "tp": 0}, "tp=0 is not possible"),
     ({"source": "llama-3.1-8b", "ep": 2, "tp": 2}, "needs experts"),
     ({"source": "llama-3.1-8b", "context": 200_000}, "longer than the 131,072"),
+    ({"source": "gpt2", "preset": "xl", "context": 1025}, "longer than the 1,024"),
     ({"source": "llama-3.1-8b", "rate": 1.0, "concurrency": 4}, "give one of --rate"),
     ({"source": "llama-3.1-8b", "rate": -1.0}, "no number of requests"),
     ({"source": "llama-3.1-8b", "concurrency": 4, "prompt": "0"}, "cannot be"),
