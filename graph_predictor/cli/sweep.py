@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from graph_predictor.sweep.space import Axis
 
 SHOWN = 20
+_FIGURES = r"\d[\d,.]*"
 
 
 class Known(NamedTuple):
@@ -205,6 +206,7 @@ def _report(found: Sweep, shown: pd.DataFrame, goal: Goal | None, limit: float |
     which = "".join(f", step {times}" for times in priced["times"].unique())
     report.table(f"{what}: {min(len(priced), top):,} of {len(table):,}{which}", columns,
                  (_cells(row, found.axes, known) for row in priced.head(top).to_dict("records")))
+    report.notes(_warnings(priced))
     if priced.empty:
         report.line()
         report.line("No point is feasible.")
@@ -219,6 +221,15 @@ def _report(found: Sweep, shown: pd.DataFrame, goal: Goal | None, limit: float |
     report.line()
     more = f" ({found.resumed:,} of an earlier run)" if found.resumed else ""
     report.line(f"{len(table):,} points{more} written to {' and '.join(written)}.")
+
+
+def _warnings(priced: pd.DataFrame) -> Iterator[str]:
+    """Yield what makes points less reliable: of warnings that differ in figures alone the first, and of how many."""
+    texts = priced["warnings"].fillna("")
+    kinds = texts.str.replace(_FIGURES, "#", regex=True)
+    for kind, number in kinds[kinds != ""].value_counts(sort=False).items():
+        of = "All points" if number == len(priced) else f"{number:,} of {len(priced):,} points"
+        yield f"{of}, such as the first of them: {texts[kinds == kind].iloc[0]}"
 
 
 def _what(goal: Goal | None, limit: float | None) -> str:

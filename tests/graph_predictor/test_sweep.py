@@ -249,6 +249,19 @@ def test_bad_commands_get_a_sentence(arguments: list[str], says: str, tmp_path: 
     assert not os.listdir(tmp_path)
 
 
+def test_warnings_of_points_are_told_once_with_how_many_they_are_of() -> None:
+    import pandas as pd
+
+    from graph_predictor.cli.sweep import _warnings
+
+    host = "{} operations work on tensors in the host's memory, the same whatever --device names."
+    table = pd.DataFrame({"warnings": [host.format("26"), host.format("1,026"), "", "Another."]})
+    assert list(_warnings(table)) == [f"2 of 4 points, such as the first of them: {host.format('26')}",
+                                      "1 of 4 points, such as the first of them: Another."]
+    assert list(_warnings(table[:2])) == [f"All points, such as the first of them: {host.format('26')}"]
+    assert list(_warnings(table[:0])) == []
+
+
 def test_a_file_that_no_sweep_wrote_is_not_overwritten(tmp_path: Path) -> None:
     mine = tmp_path / "mine.csv"
     mine.write_text("precious")
