@@ -359,7 +359,8 @@ def _others(data: Path) -> list[str]:
         done = subprocess.run([sys.executable, str(ROOT / "benchmarks" / command[0]), *command[1:]], text=True,
                               capture_output=True, check=False, env=environment)
         said = [line.rstrip() for line in done.stdout.strip().splitlines()]
-        lines += [f"## {title}", "", text, "", "```", *(said or [f"(no result: exit code {done.returncode})"]), "```", ""]
+        said = said or [f"(no result: exit code {done.returncode})"]
+        lines += [f"## {title}", "", text, "", "```", *said, "```", ""]
     return lines
 
 
