@@ -93,6 +93,8 @@ class KeptLoop:
         import llvmlite.binding as llvm
         import numba
 
+        if sys.stderr is not None and sys.stderr.isatty():
+            sys.stderr.write(f"Compiling {self.__name__}, once after installation ...\n")
         scope = {**self.function.__globals__, **{one.__name__: numba.njit(one) for one in self.inner}}
         function = numba.njit(FunctionType(self.function.__code__, scope, self.__name__))
         entry = numba.cfunc(self._numba_types(numba.types))(self._over_pointers(function, numba.carray))
