@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from graph_predictor.check.gate import check_directory as check
     from graph_predictor.diff.jobs import diff_jobs as diff
     from graph_predictor.exports.export import export
+    from graph_predictor.exports.run_log import log
     from graph_predictor.parallel.comm_study import comm_study
     from graph_predictor.parallel.planning import plan
     from graph_predictor.parallel.shapes import shapes
@@ -53,6 +54,7 @@ _HOMES = {
     "fit_batch": "graph_predictor.request.fit_batch",
     "handler": "tracer.hooks",
     "hooks": "foretrace.hooks:",
+    "log": "graph_predictor.exports.run_log",
     "memory_timeline": "tracer.memory_timeline",
     "opportunities": "graph_predictor.reports.opportunities",
     "plan": "graph_predictor.parallel.planning",
@@ -71,7 +73,7 @@ _HOMES = {
 
 __all__ = [
     "ForetraceError", "baseline_of", "breakdown", "capture", "check", "comm_study", "diff", "edits", "export",
-    "fit_batch", "handler", "hooks", "memory_timeline", "opportunities", "plan", "predict", "read", "replay",
+    "fit_batch", "handler", "hooks", "log", "memory_timeline", "opportunities", "plan", "predict", "read", "replay",
     "retraced", "serve", "serve_search", "shapes", "shard", "snapshot_timeline", "trace", "write_timeline",
 ]
 

@@ -430,3 +430,35 @@ def test_an_object_without_tables_is_refused(tmp_path: Path) -> None:
 def test_a_simulated_job_is_taken_as_it_is() -> None:
     job = simulated_job(read_job(BERT))
     assert isinstance(job, SimulatedJob) and simulated_job(job) is job and job.step_ns()
+
+
+# --- where a run logs ------------------------------------------------------------------------------------------------
+
+
+def test_figures_go_where_a_run_logs() -> None:
+    import foretrace
+
+    prediction = foretrace.predict(foretrace.read(str(Path(__file__).resolve().parents[2] / "traces" / "bert-cpu")), [])
+
+    class WandbLike:
+        def log(self, figures: dict[str, float], step: int | None = None) -> None:
+            self.logged = (figures, step)
+
+    class WriterLike:
+        def __init__(self) -> None:
+            self.rows: list[tuple[str, float, int | None]] = []
+
+        def add_scalar(self, name: str, value: float, step: int | None) -> None:
+            self.rows.append((name, value, step))
+
+    run, writer, seen = WandbLike(), WriterLike(), dict[str, float]()
+    figures = foretrace.log(prediction, run, step=7)
+    assert run.logged == (figures, 7) and figures["foretrace/step_ms/expected"] == prediction.step_time_us / 1e3
+    foretrace.log(prediction, writer, step=7)
+    assert {(name, step) for name, _, step in writer.rows} == {(name, 7) for name in figures}
+    foretrace.log(prediction, seen.update, prefix="")
+    assert {f"foretrace/{name}" for name in seen} == set(figures)
+    with pytest.raises(ForetraceError, match="int logs nothing that is known"):
+        foretrace.log(prediction, 3)
+    with pytest.raises(ForetraceError, match="str has no figures"):
+        foretrace.log("prediction", run)
