@@ -54,7 +54,7 @@ cache and read again, reach 0.36 in ``attention_forward_causal``."""
 LATENT = 1.3
 """Share of the usual rate that kernels of a latent cache (MLA) reach: 580 to 660 TFLOP/s on an H800 (FlashMLA), 0.6 of
 its peak."""
-PORTABLE = {"hopper": 0.7}
+PORTABLE = {"hopper": 0.66}
 """Share of the rate of kernels written for an architecture that FlashAttention-1 and -2 and the memory-efficient
 kernels reach, which PyTorch runs: they issue Ampere's matrix instructions. Measured: 0.364 of an H100's peak for 32k
 queries of a video transformer (``kernels/h100_wan_video_ops``), where FlashAttention-3 reaches 0.58
