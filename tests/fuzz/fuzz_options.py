@@ -101,7 +101,7 @@ _SOUND = {
     "PER_HOUR": ["2"], "US": ["4"], "N": ["1", "2", "8"], "OUT.json[.gz]": ["OUT/t.json", "OUT/t.json.gz"]}
 """Values that are taken by most, so that half of the time an option is met by what works with it."""
 _BY_TYPE = {int: COUNTS, float: NUMBERS, str: WORDS}
-_WRITTEN = {"--plot", "--junit", "--markdown", "--csv", "--table"}
+_WRITTEN = {"--plot", "--html", "--junit", "--markdown", "--csv", "--table"}
 _LEFT_OUT = {"--debug", "--update-baseline", "--jobs"}
 """What would change the seeds, or start processes."""
 
