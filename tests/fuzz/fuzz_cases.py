@@ -87,7 +87,8 @@ _STEP = ("replay IN {maybe}", "breakdown IN {maybe}", "predict IN {option}", "pr
          "predict SEED/kineto_linear.json --set batch=4096:64 --also IN",
          "models evaluate SEED/device.profile IN {maybe}", "diff IN IN {maybe}", "inspect IN IN",
          "comm report IN --job SEED/job.toml", "predict IN --device {device} {option}", "predict IN --json {maybe}",
-         "breakdown IN --json --profiled", "opportunities IN --json {maybe}")
+         "breakdown IN --json --profiled", "opportunities IN --json {maybe}", "export IN -o OUT/e.json {maybe}",
+         "export IN -o OUT/chakra {option}", "memory IN {maybe}", "report IN -o OUT/r.html")
 
 _SEEDS = ("kineto.json", "kineto.json.gz", "job", "checked/mlp", "checked", "et.json", "graph.foretrace",
           "job.foretrace", "device.profile", "comm.json", "campaign", "sweep", "nccl.log", "collectives.csv",
@@ -189,6 +190,7 @@ KINDS: dict[str, Kind] = {
     "words": Kind(["kineto_cpu.json"], {}, (
         "price {operation} --shapes {shapes} --device {device} {option} {option}",
         "price {operation} --shapes {shapes} {option} {option} {option}",
+        "serve llama-3.1-8b --device {device} {option} {option}", "serve {word} --device h100-sxm {option} {option}",
         "price aten::convolution --shapes 1x3x8x8,4x3x3x3 --value stride={number} {option}",
         "price {operation} --shapes {shapes} --value {word}={number} {option}",
         "price {operation} --shapes 32x64,64x128 --dtype {type} {option}",
