@@ -9,7 +9,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, complete_cluster, complete_device
+from graph_predictor.cli.options import Debug, Json, complete_cluster, complete_device, shared
 from graph_predictor.cli.text import standard_output
 from tracer.errors import ForetraceError
 
@@ -74,8 +74,7 @@ def topologies(
     read: Annotated[str | None, typer.Option(
         "--from", metavar="FILE", help="Print the file of the node that nvidia-smi topo -m describes, or the XML that "
                                        "NCCL wrote to NCCL_TOPO_DUMP_FILE; needs --device.")] = None,
-    device: Annotated[str | None, typer.Option(
-        "--device", autocompletion=complete_device, help="With --from: the node's GPU.")] = None,
+    device: Annotated[str | None, shared("--device", "with --from, the node's GPU")] = None,
     toml: Toml = False,
     json: Json = False,
     debug: Debug = False,

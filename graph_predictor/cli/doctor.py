@@ -9,14 +9,14 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, working
 from graph_predictor.cli.errors import FAILED, one_sentence
-from graph_predictor.cli.options import Debug, Json
+from graph_predictor.cli.options import Debug, Json, shared
 
 if TYPE_CHECKING:
     from tracer.capture.readiness import MachineCheck
 
 
 def doctor(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where captures will be written.")] = Path(),
+    out: Annotated[str, shared("--out", "of a capture, a directory", short="-o")] = ".",
     record: Annotated[bool, typer.Option(
         help="Also record a small profile with PyTorch, to see that its events arrive.")] = True,
     json: Json = False,
@@ -30,7 +30,7 @@ def doctor(
         from tracer.capture.readiness import MachineVerdict, examine
 
         with working("Looking"):
-            found = [*examine(out, record=record), _compiled_code()]
+            found = [*examine(Path(out), record=record), _compiled_code()]
         if json:
             print_json([{"subject": each.subject, "verdict": each.verdict.value, "found": each.found,
                          "advice": each.advice} for each in found])

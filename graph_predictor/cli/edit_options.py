@@ -19,6 +19,11 @@ def with_edits(command: Command) -> Command:
     return _with(command, [(option, *_one(option)) for option in options()])
 
 
+def with_some_edits(*names: str) -> Callable[[Command], Command]:
+    """Return what gives a command the options of these edits alone; it takes their values as ``**edits``."""
+    return lambda command: _with(command, [(option, *_one(option)) for option in options() if option.name in names])
+
+
 def with_axes(command: Command) -> Command:
     """Give a command an option for several values of each edit that takes one; it takes the texts as ``**edits``."""
     return _with(command, [(option, str | None, None, typer.Option(

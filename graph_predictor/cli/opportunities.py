@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graph_predictor.cli.console import Column, Report, percent, print_json, read, working
+from graph_predictor.cli.edit_options import with_some_edits
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Profiled, Step, Top, Window, shared
 from tracer.errors import ForetraceError
@@ -18,6 +19,7 @@ DEFAULT_TOP = 10
 ALL = 1000
 
 
+@with_some_edits("without-profiler", "ranks-alike")
 def opportunities(
     source: Annotated[list[str], typer.Argument(
         metavar="SOURCE", help="The step to start from: traces, a capture, a converted file, or SCRIPT.py:FUNCTION.")],
@@ -28,14 +30,9 @@ def opportunities(
     top: Top = None,
     window: Window = 0,
     profiled: Profiled = False,
-    without_profiler: Annotated[bool, typer.Option(
-        "--without-profiler", help="Of the step without the profiler, where nobody timed it, as of foretrace predict."
-    )] = False,
-    ranks_alike: Annotated[bool, typer.Option(
-        "--ranks-alike", help="Of a step that waits for no rank that was not recorded, as of foretrace predict.")
-    ] = False,
     json: Json = False,
     debug: Debug = False,
+    **edits: bool,
 ) -> None:
     """List the changes of a step that would save most.
 
@@ -63,8 +60,7 @@ def opportunities(
                                      "recorded; give --from-device for the device it was recorded on, or see "
                                      "foretrace predict.")
         with working("Predicting"):
-            asked = {"ranks-alike": ranks_alike, "without-profiler": without_profiler}
-            given = {name: True for name, wanted in asked.items() if wanted}
+            given = {name.replace("_", "-"): True for name, wanted in edits.items() if wanted}
             result = find(prepared.start, top=top or (ALL if json else DEFAULT_TOP), edits=made(given))
         if json:
             print_json(result.to_json())
