@@ -48,3 +48,13 @@ def test_a_block_is_compared_line_by_line_and_figures_only_where_they_vary() -> 
     assert not differs(first, "step 1.5 ms\nanything\n\nmore\nend") and differs(first, "step 1.6 ms\nend")
     vary = Shown("x", "a   1,234.5 ms  ±3%\n───", True)
     assert not differs(vary, "a 7 ms ±12%\n─────────") and differs(vary, "b 7 ms ±12%\n──")
+
+
+def test_figures_of_the_readme_and_of_trust_stand_in_the_ledger() -> None:
+    import ledger
+
+    assert [(page.name, figure) for page, figure in ledger.unknown_figures() if figure not in ledger.ASKED] == []
+    page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    assert all(kept.read_text(encoding="utf-8").partition("\n")[2].rstrip() in page
+               for kept in (ROOT / "docs" / "ledger").glob("*.txt"))
+    assert len(page) > 100_000
