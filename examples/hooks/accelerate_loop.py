@@ -1,6 +1,6 @@
 """Capture a loop of one's own with Accelerate: python examples/hooks/accelerate_loop.py runs/accelerate"""
 
-import sys
+import argparse
 
 import torch
 from accelerate import Accelerator
@@ -29,4 +29,6 @@ def main(out):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", help="directory of the capture")
+    main(parser.parse_args().out)

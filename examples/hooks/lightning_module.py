@@ -1,7 +1,7 @@
 """Capture a training by Lightning: python examples/hooks/lightning_module.py runs/lightning"""
 
+import argparse
 import logging
-import sys
 
 import lightning
 import torch
@@ -39,4 +39,6 @@ def main(out):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", help="directory of the capture")
+    main(parser.parse_args().out)

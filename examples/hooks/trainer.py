@@ -1,6 +1,6 @@
 """Capture a training by Hugging Face's Trainer: python examples/hooks/trainer.py runs/trainer"""
 
-import sys
+import argparse
 import tempfile
 
 import torch
@@ -35,4 +35,6 @@ def main(out):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", help="directory of the capture")
+    main(parser.parse_args().out)

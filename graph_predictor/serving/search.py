@@ -176,8 +176,9 @@ def serve_search(source: str, gpus: int, *, target: str | LatencyTarget = "", de
     """Find how GPUs serve most tokens within a target of latency, or a rate of requests most quickly.
 
     Args:
-        source, device, topology, settings, preset, precision, experts, kv_dtype, engine, cuda_graphs, speculate, seed,
-            profile, comm_profile, comm_choices: as ``serve`` takes them.
+        source, device, topology, settings, preset: as ``serve`` takes them.
+        precision, experts, kv_dtype, engine, cuda_graphs: as ``serve`` takes them.
+        speculate, seed, profile, comm_profile, comm_choices: as ``serve`` takes them.
         gpus: of all copies together.
         target: means at most, ms, such as "ttft=500,tpot=30".
         prompt, output: tokens of requests.

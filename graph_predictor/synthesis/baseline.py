@@ -94,9 +94,13 @@ def predict(job: AnyJob, edits: Sequence[Edit] = (), *, steps: int | range | Non
     """Predict the steady-state step time of a job with edits (``graph_predictor.edits``).
 
     Args:
-        job, steps, device, models, profiled: see ``baseline_of``; to predict often from one job, keep its baseline.
+        job: what was recorded, or traced by shapes; to predict often from one, keep its baseline (``baseline_of``).
         edits: what is different.
+        steps: as in ``baseline_of``.
+        device: as in ``baseline_of``.
+        models: as in ``baseline_of``.
         price_per_hour: of one device, for the cost of a step.
+        profiled: as in ``baseline_of``.
 
     Raises:
         ForetraceError: there is nothing to predict from, or an edit cannot be done (``EditError``).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import runpy
 import sys
 import types
 from collections import Counter
@@ -371,3 +372,14 @@ def test_what_is_missing_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(CaptureError, match=r"needs transformers \(.*\); install it with: pip install transformers"):
         importlib.import_module("tracer.hooks.trainer_callback")
     assert "TrainerCapture" in dir(tracer.hooks)
+
+
+@pytest.mark.parametrize(("name", "needs"), [("trainer", "transformers"), ("lightning_module", "lightning"),
+                                             ("accelerate_loop", "accelerate")])
+def test_an_example_without_a_directory_says_its_usage(name: str, needs: str, monkeypatch: pytest.MonkeyPatch,
+                                                       capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip(needs)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py"])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    assert stopped.value.code == 2 and "arguments are required: out" in capsys.readouterr().err
