@@ -4,6 +4,7 @@
     python benchmarks/serving.py DATA --rows every        # and every case
     python benchmarks/serving.py --rows speed             # 1,000 configurations
     python benchmarks/serving.py --rows published         # batch 1 of Llama-2-7B on an A100 (gpt-fast)
+    python benchmarks/serving.py --rows offline           # throughput that NVIDIA publishes of TensorRT-LLM
     python benchmarks/serving.py DATA --rows kernels      # all-reduce kernels of engines
 
 DATA is the folder of shared data. Half of the series were looked at while assumptions were set (``serving_parts.split``
@@ -207,6 +208,38 @@ def speed() -> None:
     print(f"{number:,} configurations in {seconds:.1f} s: {1000 * seconds / number:.1f} s for 1,000")
 
 
+OFFLINE_LENGTHS = ((128, 128), (128, 2048), (128, 4096), (500, 2000), (1000, 1000), (1000, 2000), (2048, 128),
+                   (2048, 2048), (5000, 500), (20_000, 2000))
+OFFLINE_REQUESTS = (30_000, 3000, 1500, 3000, 3000, 1500, 3000, 1500, 1500, 1000)
+OFFLINE = {
+    ("llama-3.1-70b", "h200-sxm", 1): (3803, 4336, 2872, 3666, 2909, 2994, 442, 2003, 566, 283),
+    ("llama-3.1-70b", "h100-sxm", 2): (6378, 6651, 4199, 5222, 4205, 4146, 762, 3082, 898, 437),
+    ("llama-3.1-8b", "h200-sxm", 1): (27_911, 26_221, 18_027, 20_770, 17_744, 16_828, 3538, 12_194, 3902, 1804),
+    ("llama-3.1-8b", "h100-sxm", 1): (28_312, 22_714, 14_325, 17_660, 15_220, 13_899, 3450, 9305, 3459, 1351)}
+"""Tokens/s of TensorRT-LLM 1.0 in fp8 with all requests sent at once, by model, GPU and GPUs of a copy: NVIDIA's
+"Performance overview" (docs/source/performance/perf-overview.md); all rows of Llama, 3.3 70B being 3.1's sizes."""
+
+
+def offline() -> None:
+    """Print throughput of NVIDIA's published offline runs."""
+    errors, inside = [], []
+    for (name, device, tp), rows in OFFLINE.items():
+        mine = []
+        for (prompt, output), count, measured in zip(OFFLINE_LENGTHS, OFFLINE_REQUESTS, rows, strict=True):
+            count = min(count, 4096)
+            got = serve(name, device=device, tp=tp, precision="fp8", kv_dtype="fp8", engine="trtllm", prompt=prompt,
+                        output=output, concurrency=min(count, 2048), requests=count).served
+            assert got is not None
+            figure = got.tokens_per_second
+            mine.append(figure.value / measured - 1)
+            inside.append(figure.low <= measured <= figure.high)
+        print(f"{name}, {tp} {device}: {', '.join(f'{each:+.1%}' for each in mine)}; MAPE "
+              f"{np.abs(mine).mean():.1%}, bias {np.mean(mine):+.1%}")
+        errors += mine
+    print(f"all {len(errors)}: MAPE {np.abs(errors).mean():.1%}, bias {np.mean(errors):+.1%}, inside the 80% interval "
+          f"{np.mean(inside):.0%}")
+
+
 def published() -> None:
     """Print batch 1 of Llama-2-7B on an A100."""
     found = serve("llama-2-7b", device="a100-sxm-80g", engine="compiled", context=128)
@@ -238,13 +271,15 @@ def kernels(data: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="?", type=Path)
-    parser.add_argument("--rows", choices=("all", "every", "speed", "published", "kernels"), default="all")
+    parser.add_argument("--rows", choices=("all", "every", "speed", "published", "offline", "kernels"), default="all")
     parser.add_argument("--half", choices=("both", "development", "held-out"), default="both")
     given = parser.parse_args()
     if given.rows == "speed":
         speed()
     elif given.rows == "published":
         published()
+    elif given.rows == "offline":
+        offline()
     elif given.data is None:
         parser.error("name the folder of shared data")
     elif given.rows == "kernels":

@@ -53,8 +53,8 @@ def serve(
     target: Annotated[str | None, typer.Option(
         metavar="ttft=MS,tpot=MS", help="Search splits, copies, chunks and clients (or those that keep up with --rate) "
                                         "of --gpus for the most tokens within these means.")] = None,
-    gpus: Annotated[int, shared("--gpus", "all copies together, with --target")] = 8,
-    seed: Annotated[int, shared("--seed")] = 0,
+    gpus: Annotated[int | None, shared("--gpus", "all copies together, with --target (8)")] = None,
+    seed: Annotated[int, shared("--seed", least=0)] = 0,
     step_us: Annotated[float | None, typer.Option(
         metavar="US", help="Host time of a step that the GPU waits for, where it is known.")] = None,
     profile: Annotated[list[str] | None, shared("--profile", "repeatable; the first of the device counts")] = None,
@@ -90,17 +90,18 @@ def serve(
         if target is not None:
             if given := [name for name, value, usual in (
                     ("--tp", tp, 1), ("--pp", pp, 1), ("--ep", ep, 1), ("--attention-dp", attention_dp, 1),
-                    ("--chunk", chunk, 0), ("--batch", batch, 1), ("--concurrency", concurrency, 0),
-                    ("--calibrate", runs, None),
-                    ("--anchor", anchor, None)) if value != usual]:
-                raise ServingError(f"--target searches for the best split and load, and {given[0]} names one; leave "
-                                   "one of them out.")
+                    ("--chunk", chunk, 0), ("--batch", batch, 1), ("--context", context, 0),
+                    ("--concurrency", concurrency, 0), ("--requests", requests, 0), ("--step-us", step_us, None),
+                    ("--calibrate", runs, None), ("--anchor", anchor, None)) if value != usual]:
+                raise ServingError(f"--target searches splits and loads of the engine as it is taken to be, which "
+                                   f"{given[0]} says otherwise; leave one of them out.")
             with working("Pricing and serving"):
                 choices = serve_search(
-                    source, gpus, target=target, device=device, topology=topology, settings=assignments or (),
-                    preset=preset, prompt=prompt or 1024, output=output or 256, rate=rate, precision=precision,
-                    experts=experts, kv_dtype=kv_dtype, engine=engine, cuda_graphs=cuda_graphs, speculate=speculate,
-                    seed=seed, profile=known, comm_profile=comm_profile, comm_choices=comm_choices)
+                    source, 8 if gpus is None else gpus, target=target, device=device, topology=topology,
+                    settings=assignments or (), preset=preset, prompt=prompt or 1024, output=output or 256, rate=rate,
+                    precision=precision, experts=experts, kv_dtype=kv_dtype, engine=engine, cuda_graphs=cuda_graphs,
+                    speculate=speculate, seed=seed, profile=known, comm_profile=comm_profile,
+                    comm_choices=comm_choices)
             if json:
                 print_json(choices.to_json())
             else:
@@ -108,6 +109,9 @@ def serve(
             if not choices.choices:
                 raise typer.Exit(1)
             return
+        if gpus is not None:
+            raise ServingError("--gpus is of --target, which searches how to split them; give --tp, --pp, --ep and "
+                               "--attention-dp for one copy.")
         with working("Pricing"):
             found = served(
                 source, device=device, topology=topology, settings=assignments or (), preset=preset, tp=tp, pp=pp,

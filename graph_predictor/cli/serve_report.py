@@ -97,5 +97,7 @@ def _load(out: Report, served: ServedLoad) -> None:
 
 
 def _latency(name: str, figure: Figure80, percentiles: Mapping[int, float], decimals: int) -> list[str]:
+    if not math.isfinite(figure.value):
+        return [name, *["–"] * 5]
     return [name, f"{figure.value:,.{decimals}f}", f"{figure.low:,.{decimals}f} – {figure.high:,.{decimals}f}",
             *(f"{percentiles[at]:,.{decimals}f}" if at in percentiles else "–" for at in (50, 90, 99))]

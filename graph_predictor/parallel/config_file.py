@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ class ConfigModel:
         batch: sequences of a GPU in a step.
         notes: what was assumed.
         longest: tokens of a sequence at most; 0 where the config does not say.
+        quantised: its ``quantization_config``, which says what its weights are published in; empty for none.
     """
 
     name: str
@@ -50,6 +51,7 @@ class ConfigModel:
     batch: int
     notes: tuple[str, ...]
     longest: int = 0
+    quantised: Mapping[str, Any] = field(default_factory=dict)
 
 
 def config_path(source: str) -> Path | None:
@@ -127,7 +129,8 @@ def decoder_of_config(values: Mapping[str, Any], name: str, where: str, settings
                         "them; check the file.")
     shape = with_settings(_typed(fields, shape), settings, fields.notes)
     longest = fields.size("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", default=0, least=0)
-    return ConfigModel(name, shape, _batch(settings), tuple(fields.notes), longest)
+    return ConfigModel(name, shape, _batch(settings), tuple(fields.notes), longest,
+                       fields.within("quantization_config").values)
 
 
 def _check_decoder(fields: ConfigFields, kind: str) -> None:

@@ -6,11 +6,13 @@ from typing import Any
 
 _DEEPSEEK = {"num_attention_heads": 128, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
              "qk_rope_head_dim": 64, "v_head_dim": 128, "max_position_embeddings": 163_840}
+_BY_BLOCKS = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
 _QWEN3 = {"model_type": "qwen3_moe", "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151_936,
           "num_experts": 128, "num_experts_per_tok": 8, "intermediate_size": 6144, "max_position_embeddings": 40_960}
 _GPT_OSS = {"model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_attention_heads": 64,
             "num_key_value_heads": 8, "head_dim": 64, "num_experts_per_tok": 4, "sliding_window": 128,
-            "vocab_size": 201_088, "attention_bias": True, "max_position_embeddings": 131_072}
+            "vocab_size": 201_088, "attention_bias": True, "max_position_embeddings": 131_072,
+            "quantization_config": {"quant_method": "mxfp4"}}
 _LLAMA3 = {"model_type": "llama", "num_key_value_heads": 8, "vocab_size": 128_256, "max_position_embeddings": 131_072}
 _QWEN3_DENSE = {"model_type": "qwen3", "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936,
                 "max_position_embeddings": 40_960}
@@ -21,11 +23,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
                     "intermediate_size": 12_288, "moe_intermediate_size": 1536, "n_routed_experts": 160,
                     "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1,
                     "vocab_size": 102_400},
-    "deepseek-v3": {**_DEEPSEEK, "model_type": "deepseek_v3", "hidden_size": 7168, "num_hidden_layers": 61,
-                    "intermediate_size": 18_432, "moe_intermediate_size": 2048, "n_routed_experts": 256,
-                    "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3,
-                    "vocab_size": 129_280, "num_nextn_predict_layers": 1},
-    "kimi-k2": {**_DEEPSEEK, "model_type": "kimi_k2", "hidden_size": 7168, "num_hidden_layers": 61,
+    "deepseek-v3": {**_DEEPSEEK, **_BY_BLOCKS, "model_type": "deepseek_v3", "hidden_size": 7168,
+                    "num_hidden_layers": 61, "intermediate_size": 18_432, "moe_intermediate_size": 2048,
+                    "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8,
+                    "first_k_dense_replace": 3, "vocab_size": 129_280, "num_nextn_predict_layers": 1},
+    "kimi-k2": {**_DEEPSEEK, **_BY_BLOCKS, "model_type": "kimi_k2", "hidden_size": 7168, "num_hidden_layers": 61,
                 "num_attention_heads": 64, "intermediate_size": 18_432, "moe_intermediate_size": 2048,
                 "n_routed_experts": 384, "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 1,
                 "vocab_size": 163_840, "max_position_embeddings": 262_144},
@@ -34,9 +36,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
               "v_head_dim": 256, "intermediate_size": 12_288, "moe_intermediate_size": 2048, "n_routed_experts": 256,
               "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3, "vocab_size": 154_880,
               "max_position_embeddings": 202_752},
-    "minimax-m2": {"model_type": "minimax_m2", "hidden_size": 3072, "num_hidden_layers": 62, "num_attention_heads": 48,
-                   "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 1536, "num_local_experts": 256,
-                   "num_experts_per_tok": 8, "vocab_size": 200_064, "max_position_embeddings": 196_608},
+    "minimax-m2": {**_BY_BLOCKS, "model_type": "minimax_m2", "hidden_size": 3072, "num_hidden_layers": 62,
+                   "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 1536,
+                   "num_local_experts": 256, "num_experts_per_tok": 8, "vocab_size": 200_064,
+                   "max_position_embeddings": 196_608},
     "qwen3.5-397b-a17b": {"model_type": "qwen3_5_moe", "hidden_size": 4096, "num_hidden_layers": 60,
                           "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 256, "num_experts": 512,
                           "intermediate_size": 1024,

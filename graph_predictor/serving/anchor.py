@@ -22,12 +22,15 @@ from graph_predictor.parallel.estimate import Rates
 from graph_predictor.parallel.pieces import PRODUCTS
 from graph_predictor.serving.errors import ServingError
 from graph_predictor.serving.steps import PromptPiece, ServedStep, ServingModel
+from kernel_models.device import DeviceError, DeviceSpec, resolve_device
 from kernel_models.kernel_names import family_hint
 from tracer.graph import ExecutionGraph, KernelKind
 from tracer.job import read_job
 
 MOST = 4.0
 """A factor is at most so much, and at least its inverse: more is another model, device or step."""
+DOUBTFUL = 1.8
+"""All kernels together are usually within so much of what is predicted."""
 LEAST_US = 50.0
 """Work of a kind below which its factor says nothing."""
 _STEP = re.compile(r"execute_(?:\d+_)?context_(\d+)\(([^)]*)\)_generation_(\d+)\(([^)]*)\)")
@@ -55,9 +58,12 @@ class ServingAnchor:
     def __str__(self) -> str:
         """Say what was learned, in one sentence."""
         factors = ", ".join(f"{name} × {getattr(self.rates, name):.2f}" for name in KINDS if self.measured[name])
+        total = sum(self.measured.values()) / sum(self.predicted.values())
+        doubt = "" if 1 / DOUBTFUL < total < DOUBTFUL else (
+            "; so far off, it may be of another model, split or setup: check that it is of this one")
         return (f"Anchored on {len(self.steps)} recorded {'step' if len(self.steps) == 1 else 'steps'} of "
                 f"{sum(self.measured.values()) / 1e3:,.1f} ms of kernels, predicted "
-                f"{sum(self.predicted.values()) / 1e3:,.1f} ms: {factors}.")
+                f"{sum(self.predicted.values()) / 1e3:,.1f} ms: {factors}{doubt}.")
 
 
 def read_anchor(path: str, model: ServingModel) -> ServingAnchor:
@@ -77,12 +83,17 @@ def read_anchor(path: str, model: ServingModel) -> ServingAnchor:
     if not steps:
         raise ServingError(f"No step of {path} says what it worked on; give a trace of vLLM, whose steps are named "
                            "execute_context_…_generation_….")
+    _check_device(graph, path, model.device)
     measured = _measured(graph, list(steps))
     predicted = dict.fromkeys(KINDS, 0.0)
     for step in steps.values():
         found = model.time(step)
         for name in KINDS:
             predicted[name] += getattr(found, name)
+    if (measured["collectives"] < LEAST_US) != (predicted["collectives"] < LEAST_US):
+        has, takes = ("no", "has some") if measured["collectives"] < LEAST_US else ("some", "has none")
+        raise ServingError(f"{path} has {has} collectives in its steps, and {model.setup} {takes}; give the split that "
+                           "it was recorded with (--tp, --ep, --attention-dp).")
     factors = {name: measured[name] / predicted[name] for name in KINDS
                if min(measured[name], predicted[name]) >= LEAST_US}
     if not factors or not 1 / MOST**2 < sum(measured.values()) / sum(predicted.values()) < MOST**2:
@@ -107,6 +118,23 @@ def step_of(name: str) -> ServedStep | None:
         prompts and new) else ()
     context = held / sequences if sequences else 0.0
     return ServedStep(sequences, context, pieces, prompts) if pieces or sequences else None
+
+
+def _check_device(graph: ExecutionGraph, path: str, device: DeviceSpec) -> None:
+    """Raise ``ServingError`` for a trace of another device, where it says which, or how much memory that has."""
+    reported, held = graph.meta.device, graph.meta.device_memory_bytes
+    if reported in device.reported_names:
+        return
+    if not reported and held > 0 and not 0.8 < held / (device.memory_gb * 1e9) < 1.25:
+        raise ServingError(f"{path} was recorded on a device with {held / 1e9:,.0f} GB, and {device.name} has "
+                           f"{device.memory_gb:,.0f}; give the --device that it was recorded on.")
+    try:
+        recorded = resolve_device(reported)
+    except DeviceError:
+        return
+    if recorded.name != device.name:
+        raise ServingError(f"{path} was recorded on {reported[:60]}, and served is on {device.name}; give --device "
+                           f"{recorded.name}, or a trace of that device.")
 
 
 def _sizes(text: str, count: int) -> tuple[int, int]:

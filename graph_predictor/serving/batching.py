@@ -338,7 +338,7 @@ def simulate_serving(load: Requests, setup: ServingSetup, surface: StepTimes, ca
     span = max(server.clock - float(arrived.min()), 1e-9)
     return ServedRequests((first - arrived + extra)[kept], tpot[kept], (ends - arrived + extra)[kept], arrived[kept],
                           prompts[kept], outputs[kept], float(ends[kept].max() - arrived[kept].min()),
-                          server.busy / span, server.preempted, server.decoding_us / max(server.clock, 1e-9), events)
+                          server.busy / span, server.preempted, server.decoding_us / span, events)
 
 
 def _finish(server: _Server, ends: Float64) -> int:

@@ -45,7 +45,8 @@ logarithm is moved to see what it changes."""
 USUAL = 0.12
 """Error between tokens that spreads without a calibration stand for."""
 LEAST_SPREAD, MOST_SPREAD = 0.25, 2.0
-MOST_OFF = 100.0
+MOST_OFF, DOUBTFUL = 100.0, 0.3
+"""Times that a row may be off what is expected, and the error of what is left from which the rows are doubted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +119,12 @@ class ServingCalibration:
     def __str__(self) -> str:
         """Say what was learned, in one sentence."""
         fitted = ", ".join(f"{name} {getattr(self.rates, name):.3g}" for name in FACTORS)
+        if not math.isfinite(self.before):
+            return f"Calibrated on {self.rows} measured rows, of first tokens alone ({fitted})."
+        doubt = ("; the rows contradict each other or are of another model, device or engine: check them"
+                 if not self.after < DOUBTFUL else "")
         return (f"Calibrated on {self.rows} measured rows: TPOT off by {self.before:.1%} in the mean before, by "
-                f"{self.after:.1%} after, each row predicted from the others ({fitted}).")
+                f"{self.after:.1%} after, each row predicted from the others ({fitted}){doubt}.")
 
 
 def features(setup: ServingSetup, load: Requests) -> tuple[float, ...]:
@@ -245,7 +250,8 @@ def _error(log_ratios: Float64) -> float:
 
 
 def read_measured_rows(path: str, shape: TransformerShape, setup: ServingSetup, device: DeviceSpec,
-                       models: Models | None, cluster: Callable[[int], CollectiveModel]) -> list[MeasuredRow]:
+                       models: Models | None, cluster: Callable[[int], CollectiveModel], longest: int = 0
+                       ) -> list[MeasuredRow]:
     """Read measured rows of a table (CSV or Parquet).
 
     Columns: ``concurrency``, ``prompt``, ``output`` and at least one of ``ttft_ms`` and ``tpot_ms``, means; where they
@@ -280,7 +286,12 @@ def read_measured_rows(path: str, shape: TransformerShape, setup: ServingSetup, 
                                    "milliseconds; correct or remove it.")
         if not any(map(math.isfinite, times)):
             raise ServingError(f"{name} has no time; correct or remove it.")
-        cache = cache_account(shape, own, device, load.prompt.longest + load.output.longest)
+        tokens = load.prompt.longest + load.output.longest
+        if longest and tokens > longest:
+            raise ServingError(f"{name} has prompts and answers of {tokens:,} tokens, more than the {longest:,} that "
+                               "the model takes; give the rows of this model.")
+        cache = cache_account(shape, own, device, tokens)
+        cache.check(1, tokens, f"{name}: the model")
         found.append(MeasuredRow(name, known[own], cache, load, times[0], times[1]))
     return found
 

@@ -96,17 +96,23 @@ class Requests:
     warm_up: int = 0
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.rate) or self.rate < 0 or self.rate > 1e9:
-            raise ServingError(f"rate={self.rate!r} is no number of requests a second; give one above 0.")
+        if not (self.rate == 0 or LEAST_RATE <= self.rate <= MOST_RATE):
+            raise ServingError(f"rate={self.rate!r} is no number of requests a second; give one from {LEAST_RATE:g} to "
+                               f"{MOST_RATE:,.0f}.")
         if self.concurrency < 0 or self.concurrency > MOST_REQUESTS:
             raise ServingError(f"concurrency={self.concurrency!r} is no number of clients; give one from 1 to "
                                f"{MOST_REQUESTS:,}.")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
+            raise ServingError(f"seed={self.seed!r} is no seed; give a whole number from 0.")
         if bool(self.rate) == bool(self.concurrency):
             raise ServingError("A load is either a rate of requests or a number of clients at once; give one of --rate "
                                "and --concurrency, above 0.")
         if not 0 <= self.warm_up < self.requests:
             raise ServingError(f"warm_up={self.warm_up!r} leaves none of {self.requests:,} requests to count; give "
                                "less.")
+        if 0 < self.count < self.concurrency:
+            raise ServingError(f"{self.count:,} requests do not keep {self.concurrency:,} clients busy; give "
+                               f"{self.concurrency:,} or more.")
         if not 0 <= self.count <= MOST_REQUESTS:
             raise ServingError(f"count={self.count!r} is no number of requests; give one up to {MOST_REQUESTS:,}.")
 
@@ -115,18 +121,23 @@ class Requests:
         """How many requests are simulated."""
         if self.count:
             return self.count
-        return min(WAVES * self.concurrency, MOST_REQUESTS) if self.concurrency else OF_A_RATE
+        if self.concurrency:
+            return min(WAVES * self.concurrency, MOST_REQUESTS)
+        return min(max(math.ceil(self.rate * SECONDS_OF_A_RATE), OF_A_RATE), MOST_OF_A_RATE)
 
     def drawn(self) -> tuple[Float64, Int64, Int64]:
         """Return when requests come, µs (all zero for clients that wait), and the tokens of prompts and outputs [n]."""
         random = np.random.default_rng(self.seed)
         n = self.requests
         prompts, outputs = self.prompt.draw(n, random), self.output.draw(n, random)
-        gaps = random.exponential(1e6 / self.rate, n) if self.rate else np.zeros(n)
-        return np.cumsum(gaps), prompts, outputs
+        if not self.rate:
+            return np.zeros(n), prompts, outputs
+        # So many arrivals of a Poisson process within the time that they take in the mean: the rate is met exactly.
+        return np.sort(random.uniform(0.0, n / self.rate * 1e6, n)), prompts, outputs
 
 
 WAVES = 6
 """Requests of each client: benchmarks of servers usually send 4 to 10."""
-OF_A_RATE = 400
-"""Requests of a rate: enough for the 90th percentile."""
+OF_A_RATE, SECONDS_OF_A_RATE, MOST_OF_A_RATE = 400, 60.0, 4000
+"""Requests of a rate: enough for the 90th percentile, and those of a minute, up to a number that is quickly served."""
+LEAST_RATE, MOST_RATE = 1e-6, 1e6

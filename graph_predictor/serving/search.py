@@ -193,8 +193,9 @@ def serve_search(source: str, gpus: int, *, target: str | LatencyTarget = "", de
     decoder, spec = served_decoder(source, settings, preset).in_type(precision), served_device(device)
     prompts, outputs = Lengths.parse(str(prompt), "--prompt"), Lengths.parse(str(output), "--output")
     check_length(decoder, prompts.longest + outputs.longest)
-    start = ServingSetup(precision=precision or decoder.shape.dtype, experts=experts, kv=kv_dtype,
-                         engine=engine_of(engine), graphs=cuda_graphs,
+    linear, of_experts = decoder.weights(precision, experts)
+    start = ServingSetup(precision=linear, experts=of_experts, kv=kv_dtype, engine=engine_of(engine),
+                         graphs=cuda_graphs,
                          speculation=None if speculate is None else Speculation.parse(speculate))
     choices, refused, tried = [], [], 0
     for setup in _splits(decoder, start, gpus, spec):
@@ -240,9 +241,7 @@ def _best(model: ServingModel, cache: CacheAccount, prompts: Lengths, outputs: L
     setup = model.setup
     if rate:
         got = served_load(Requests(prompts, outputs, rate=rate / copies, seed=seed), model, cache)
-        # A copy that cannot keep up ends long after the last request has come.
-        keeps_up = got.requests.requests_per_second >= 0.85 * rate / copies
-        return (ServingChoice(setup, copies, got) if goal.met(got) and keeps_up else None), 1
+        return (ServingChoice(setup, copies, got) if goal.met(got) and got.keeps_up else None), 1
     best, tried, clients = None, 0, 1
     while clients <= MOST_CLIENTS:
         load = Requests(prompts, outputs, clients, count=max(WAVES * clients, 4), seed=seed, warm_up=clients)

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     import pandas
 
 PERCENTILES = (50, 90, 99)
+LATE = 0.05
+"""A load is not kept up with where waiting grows by more than this share of the time that requests come for."""
 MOST_BATCH = 1 << 20
 
 
@@ -67,17 +69,31 @@ class ServedLoad:
     ttft_percentiles: Mapping[int, float]
     tpot_percentiles: Mapping[int, float]
 
+    @property
+    def keeps_up(self) -> bool:
+        """Return whether requests of a rate are answered as quickly as they come: the last ones wait little longer than
+        those before."""
+        got = self.requests
+        quarter = len(got.ttft_us) // 4
+        if not self.load.rate or not quarter:
+            return True
+        second, last = slice(quarter, 2 * quarter), slice(-quarter, None)
+        grown, passed = (float(each[last].mean() - each[second].mean()) for each in (got.ttft_us, got.arrival_us))
+        return grown < LATE * passed
+
     def plain(self) -> dict[str, Any]:
         """Return the figures as values."""
         got = self.requests
         return {
             "prompt": str(self.load.prompt), "output": str(self.load.output), "concurrency": self.load.concurrency,
             "rate": self.load.rate, "requests": self.load.requests, "ttft_ms": asdict(self.ttft_ms),
-            "tpot_ms": asdict(self.tpot_ms), "tokens_per_second": asdict(self.tokens_per_second),
+            "tpot_ms": asdict(self.tpot_ms) if math.isfinite(self.tpot_ms.value) else None,
+            "tokens_per_second": asdict(self.tokens_per_second),
             "requests_per_second": got.requests_per_second,
             "ttft_percentiles_ms": dict(self.ttft_percentiles), "tpot_percentiles_ms": dict(self.tpot_percentiles),
             "sequences_in_flight": got.in_flight, "sequences_decoding": got.running, "thrown_out": got.preempted,
-            "busy": got.busy}
+            "busy": got.busy,
+            "keeps_up": self.keeps_up}
 
 
 @dataclass(frozen=True, repr=False)
@@ -222,9 +238,10 @@ def serve(source: str, *, device: str = "h200-sxm", topology: str | None = None,
         raise ServingError(f"step_us={step_us!r} is no time of a step's host; give µs, 0 or more.")
     decoder = served_decoder(source, settings, preset).in_type(precision)
     spec = served_device(device)
+    linear, of_experts = decoder.weights(precision, experts)
     setup = ServingSetup(
-        tp=tp, pp=pp, attention_dp=attention_dp, ep=ep, precision=precision or decoder.shape.dtype, experts=experts,
-        kv=kv_dtype, engine=engine_of(engine), chunk=chunk, graphs=cuda_graphs,
+        tp=tp, pp=pp, attention_dp=attention_dp, ep=ep, precision=linear, experts=of_experts, kv=kv_dtype,
+        engine=engine_of(engine), chunk=chunk, graphs=cuda_graphs,
         speculation=None if speculate is None else Speculation.parse(speculate))
     setup.check(decoder.shape)
     collectives = cluster_for(spec, setup.gpus, topology, comm_profile, comm_choices)
@@ -244,7 +261,8 @@ def serve(source: str, *, device: str = "h200-sxm", topology: str | None = None,
     calibration = measured if isinstance(measured, ServingCalibration) else None
     if isinstance(measured, str):
         rows = read_measured_rows(measured, decoder.shape, setup, spec, profile,
-                                  lambda gpus: cluster_for(spec, gpus, topology, comm_profile, comm_choices))
+                                  lambda gpus: cluster_for(spec, gpus, topology, comm_profile, comm_choices),
+                                  decoder.longest)
         calibration = calibrate_serving(rows, rates)
     model = ServingModel(decoder.shape, setup, spec, collectives, profile,
                       rates if calibration is None else calibration.rates)
@@ -255,6 +273,12 @@ def serve(source: str, *, device: str = "h200-sxm", topology: str | None = None,
     if rate or concurrency:
         load = Requests(prompts, outputs, concurrency, rate, requests, seed, warm_up=_warm_up(concurrency, requests))
         served = served_load(load, model, cache, calibration)
+        if not served.keeps_up:
+            notes.append(f"A copy does not keep up with {rate:g} requests a second: it answers "
+                         f"{served.requests.requests_per_second:,.2f}, and requests wait longer the longer they come; "
+                         f"the time to the first token is the mean of {load.requests:,} requests' alone.")
+    elif requests:
+        raise ServingError("--requests is of a load; give --rate or --concurrency too.")
     return Served(
         decoder.name, setup, spec.name, collectives.topology.name, batch, context, math.ceil(prompts.mean),
         model.time(decode), prompt_time(model, math.ceil(prompts.mean)), tuple(model.operations(decode)),
@@ -324,15 +348,20 @@ def served_load(load: Requests, model: ServingModel, cache: CacheAccount,
                                                    calibration.tpot_factor(setup, load))
     ttft, tpot = like[0] * got.mean_ttft_us() / 1e3, like[1] * got.mean_tpot_us() / 1e3
     ends = [_scaled(ttft, first), _scaled(tpot, between)]
+    others = []
     if load.rate:
         for side in (-1.0, 1.0):
             other = simulate_serving(load, setup, _Slower(model.surface, math.exp(side * Z80 * between)), cache)
+            others.append(other.tokens_per_second)
             ends = [Figure80(each.value, min(each.low, value), max(each.high, value)) for each, value in zip(
                 ends, (like[0] * other.mean_ttft_us() / 1e3, like[1] * other.mean_tpot_us() / 1e3), strict=True)]
     second = got.tokens_per_second
-    throughput = Figure80(second, second, second) if load.rate else _scaled(second, between)
-    return ServedLoad(load, got, ends[0], ends[1], throughput, _percentiles(like[0] * got.ttft_us),
-                      _percentiles(like[1] * got.tpot_us))
+    found = ServedLoad(load, got, ends[0], ends[1], _scaled(second, between), _percentiles(like[0] * got.ttft_us),
+                       _percentiles(like[1] * got.tpot_us))
+    if load.rate and found.keeps_up:
+        # Answers are as many as requests, however long each takes.
+        found = replace(found, tokens_per_second=Figure80(second, min([second, *others]), max([second, *others])))
+    return found
 
 
 def _warm_up(clients: int, requests: int) -> int:

@@ -193,7 +193,11 @@ class ServingSetup:
                 self._check(kind.ffn, "features of the feed-forward part", "tp", self.dense_tp)
         if self.pp > shape.layers:
             raise ServingError(f"pp={self.pp} stages are more than the model's {shape.layers} layers; give fewer.")
-        if self.ep > 1 and not any(kind.experts for kind in shape.kinds):
+        routed = any(kind.experts for kind in shape.kinds)
+        if self.experts and not routed:
+            raise ServingError(f"experts={self.experts} is of experts' weights, and the model has none; give "
+                               "--precision for its weights.")
+        if self.ep > 1 and not routed:
             raise ServingError(f"ep={self.ep} needs experts, and the model has none; leave it out.")
 
     @property

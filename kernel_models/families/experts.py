@@ -87,8 +87,9 @@ def moe_calls(
     wide = inner * (2 if gated else 1)
 
     def product(n: int, k: int) -> Iterator[OpCall]:
+        # Fused kernels gather each expert's tokens as they go.
         return grouped(tokens, experts, visits, n, k, computed, imbalance=imbalance, weight_dtype=weight_dtype,
-                       flags=flags, out_dtype="" if computed == dtype else dtype)
+                       flags=("routed", *flags), out_dtype="" if computed == dtype else dtype)
 
     yield from sort("topk", 1, rows, rows, "int32")
     if computed != dtype:

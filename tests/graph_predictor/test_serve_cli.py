@@ -56,7 +56,9 @@ def test_a_search_and_one_that_finds_nothing(run: Run) -> None:
     ("llama-3.1-8b", "--rate", "nan"), ("llama-3.1-8b", "--chunk", "-5"), ("llama-3.1-8b", "--speculate", "x"),
     ("llama-3.1-8b", "--calibrate", "absent.csv"), ("llama-3.1-8b", "--device", "tpu-v9"),
     ("llama-3.1-8b", "--rate", "0", "--concurrency", "4", "--prompt", "131072"),
-    ("llama-3.1-8b", "--tp", "16", "--topology", "dgx-h200")])
+    ("llama-3.1-8b", "--tp", "16", "--topology", "dgx-h200"), ("llama-3.1-8b", "--gpus", "4"),
+    ("llama-3.1-8b", "--requests", "4"), ("llama-3.1-8b", "--target", "tpot=5", "--step-us", "100"),
+    ("llama-3.1-8b", "--target", "tpot=5", "--context", "100")])
 def test_bad_input_is_one_sentence(run: Run, arguments: tuple[str, ...]) -> None:
     done = run("serve", *arguments)
     assert done.code == 2

@@ -9,6 +9,7 @@ import pytest
 from graph_predictor.serving.cache import cache_account
 from graph_predictor.serving.engines import engine_of
 from graph_predictor.serving.errors import ServingError
+from graph_predictor.serving.quantised import types_of_config
 from graph_predictor.serving.serve import prompt_time, serve
 from graph_predictor.serving.setup import ServingSetup, Speculation, weight_type
 from graph_predictor.serving.source import published_name, served_decoder
@@ -159,7 +160,15 @@ def test_the_largest_batch_fits_and_one_more_does_not() -> None:
     ({"source": "llama-3.1-8b", "batch": 0}, "batch=0"),
     ({"source": "llama-3.1-8b", "device": "i7-12700h"}, "host's processor"),
     ({"source": "llama-9"}, "llama-3.1"),
-    ({"source": "llama-3.1-8b", "pp": 40}, "more than the model's 32 layers")])
+    ({"source": "llama-3.1-8b", "pp": 40}, "more than the model's 32 layers"),
+    ({"source": "llama-3.1-8b", "experts": "fp8"}, "the model has none"),
+    ({"source": "llama-3.1-8b", "settings": ["batch=64"]}, "give --batch"),
+    ({"source": "llama-3.1-8b", "requests": 10}, "is of a load"),
+    ({"source": "llama-3.1-8b", "concurrency": 10, "requests": 5}, "do not keep 10 clients busy"),
+    ({"source": "llama-3.1-8b", "rate": 1e-300}, "no number of requests"),
+    ({"source": "llama-3.1-8b", "rate": 1.0, "seed": -1}, "no seed"),
+    ({"source": "DeepSeek-R1-Distill-Qwen-32B"}, "neither a path nor a model"),
+    ({"source": "llama-3.1-8b-extra-large"}, "llama-3.1-8b")])
 def test_what_cannot_be_served_is_said_in_one_sentence(arguments: dict[str, object], said: str) -> None:
     from tracer.errors import ForetraceError
 
@@ -173,6 +182,64 @@ def test_names_of_hugging_face_are_known() -> None:
     assert published_name("deepseek-ai/DeepSeek-R1") == "deepseek-v3"
     assert published_name("openai/gpt-oss-20b") == "gpt-oss-20b"
     assert published_name("some/folder/of/mine") == "some/folder/of/mine"
+    assert published_name("meta-llama/Meta-Llama-3.1-8B-Instruct") == "llama-3.1-8b"
+    assert published_name("moonshotai/Kimi-K2-Instruct-0905") == "kimi-k2"
+    # Other sizes under a model's name are no such model.
+    assert published_name("deepseek-ai/DeepSeek-R1-Distill-Llama-70B") == "deepseek-ai/DeepSeek-R1-Distill-Llama-70B"
+
+
+@pytest.mark.parametrize(("name", "precision", "experts", "gigabytes"), [
+    ("deepseek-ai/DeepSeek-V3", "fp8_block", "", 681), ("openai/gpt-oss-120b", "bf16", "mxfp4", 65),
+    ("Qwen/Qwen3-235B-A22B-FP8", "fp8_block", "", 237), ("Qwen/Qwen3-235B-A22B", "bf16", "", 471),
+    ("moonshotai/Kimi-K2.5", "bf16", "int4", 560), ("nvidia/Llama-3.1-8B-Instruct-FP8", "fp8", "", 9.1),
+    ("Qwen/Qwen3-8B-AWQ", "int4", "", 6.1)])
+def test_weights_are_in_the_type_that_they_are_published_in(name: str, precision: str, experts: str, gigabytes: float
+                                                            ) -> None:
+    decoder = served_decoder(name)
+    assert decoder.weights("", "") == (precision, experts)
+    assert decoder.weights("bf16", "") == ("bf16", "")
+    tp = 8 if gigabytes > 70 else 1
+    cache = cache_account(decoder.shape, ServingSetup(tp=tp, precision=precision, experts=experts), H200, 1024)
+    assert cache.weights * tp / 1e9 == pytest.approx(gigabytes, rel=0.03)
+
+
+@pytest.mark.parametrize(("said", "types"), [
+    ({}, ("", "")), ({"quant_method": "fp8", "weight_block_size": [128, 128]}, ("fp8_block", "")),
+    ({"quant_method": "fp8"}, ("fp8", "")), ({"quant_method": "mxfp4"}, ("bf16", "mxfp4")),
+    ({"quant_method": "gptq", "bits": 8}, ("int8", "")), ({"quant_method": "modelopt", "quant_algo": "NVFP4"},
+                                                          ("nvfp4", "")),
+    ({"quant_method": "compressed-tensors", "config_groups": {"all": {"weights": {"type": "float", "num_bits": 8}}}},
+     ("fp8", ""))])
+def test_a_config_s_quantisation_is_read(said: dict[str, object], types: tuple[str, str]) -> None:
+    notes: list[str] = []
+    found = types_of_config(said, notes)
+    assert (found.precision, found.experts) == types and not notes
+
+
+@pytest.mark.parametrize("said", [
+    {"quant_method": "quip"}, {"quant_method": 3}, {"quant_method": "awq", "bits": "four"}, {"bits": 4},
+    {"quant_method": "compressed-tensors", "config_groups": [1]}])
+def test_an_unknown_quantisation_is_said(said: dict[str, object]) -> None:
+    notes: list[str] = []
+    assert types_of_config(said, notes).precision == ""
+    assert "give --precision" in notes[0]
+
+
+def test_a_rate_is_met_or_it_is_said_that_it_is_not() -> None:
+    easy, hard = (serve("llama-3.1-8b", rate=rate, prompt=1024, output=64) for rate in (10.0, 500.0))
+    assert easy.served is not None and hard.served is not None
+    assert easy.served.keeps_up and not hard.served.keeps_up
+    assert easy.served.requests.requests_per_second == pytest.approx(10.0, rel=0.03)
+    assert easy.served.tokens_per_second.low <= easy.served.tokens_per_second.value
+    assert any("does not keep up" in note for note in hard.notes)
+    assert not any("does not keep up" in note for note in easy.notes)
+    # What a copy that is too slow answers is as uncertain as its steps.
+    assert hard.served.tokens_per_second.high > 1.1 * hard.served.tokens_per_second.low
+
+
+def test_answers_of_one_token_have_no_time_between_tokens() -> None:
+    found = serve("llama-3.1-8b", rate=1.0, output=1)
+    assert found.to_json()["load"]["tpot_ms"] is None
 
 
 def test_a_result_is_shown_and_is_plain_values() -> None:

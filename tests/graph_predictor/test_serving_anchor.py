@@ -52,3 +52,15 @@ def test_a_trace_anchors_serve(real_trace: Callable[[str], Path]) -> None:
     assert found.prefill.us != plain.prefill.us
     with pytest.raises(ServingError, match="No step of"):
         read_anchor(str(real_trace("resnet50-ddp-2xA100")), model_of("gpt-oss-20b", "b200", ServingSetup()))
+
+
+def test_a_trace_of_another_device_split_or_model_is_told(real_trace: Callable[[str], Path]) -> None:
+    where = str(real_trace("vllm-cuda-graph"))
+    with pytest.raises(ServingError, match="with 206 GB"):
+        read_anchor(where, model_of("gpt-oss-20b", "h200-sxm", ServingSetup(experts="mxfp4")))
+    with pytest.raises(ServingError, match="give --device b200"):
+        read_anchor(str(real_trace("vllm-eager-B200")), model_of("gpt-oss-20b", "h200-sxm", ServingSetup()))
+    with pytest.raises(ServingError, match="no collectives"):
+        read_anchor(where, model_of("llama-3.1-70b", "mi300x", ServingSetup(tp=8)))
+    assert "may be of another model" in str(read_anchor(where, model_of("qwen3-32b", "mi300x", ServingSetup())))
+    assert "another" not in str(read_anchor(where, model_of("gpt-oss-20b", "mi300x", ServingSetup(experts="mxfp4"))))

@@ -78,9 +78,21 @@ def test_a_table_calibrates_serve(tmp_path: Path) -> None:
     ([{"concurrency": 0, "prompt": 8, "output": 8, "tpot_ms": 1.0}], "no whole number from 1"),
     ([{"concurrency": 1, "prompt": "x", "output": 8, "tpot_ms": 1.0}], "no number of tokens"),
     ([{"concurrency": 1, "prompt": 8, "output": 8, "tpot_ms": -1.0}], "no positive number"),
-    ([{"concurrency": 1, "prompt": 8, "output": 8, "tpot_ms": 1.0, "tp": 3}], "cannot be split evenly")])
+    ([{"concurrency": 1, "prompt": 8, "output": 8, "tpot_ms": 1.0, "tp": 3}], "cannot be split evenly"),
+    ([{"concurrency": 1, "prompt": 131_072, "output": 8, "tpot_ms": 1.0}], "more than the 131,072"),
+    ([{"concurrency": 1, "prompt": 600_000, "output": 8, "tpot_ms": 1.0}], "more than the 131,072")])
 def test_tables_that_are_none(tmp_path: Path, rows: list[dict[str, object]], said: str) -> None:
     path = tmp_path / "rows.csv"
     pandas.DataFrame(rows).to_csv(path, index=False)
     with pytest.raises(ServingError, match=said):
-        read_measured_rows(str(path), SHAPE, SETUP, H100, None, lambda gpus: cluster_for(H100, 1, None, None, None))
+        read_measured_rows(str(path), SHAPE, SETUP, H100, None, lambda gpus: cluster_for(H100, 1, None, None, None),
+                           131_072)
+
+
+def test_rows_that_contradict_each_other_are_doubted_and_first_tokens_alone_have_no_error() -> None:
+    rows = measured()[:4]
+    odd = [dataclasses.replace(row, tpot_ms=row.tpot_ms * by) for row, by in zip(rows, (0.3, 4, 0.3, 4), strict=True)]
+    assert "contradict each other" in str(calibrate_serving(odd, rates_of(SETUP)))
+    assert "contradict" not in str(calibrate_serving(rows, rates_of(SETUP)))
+    alone = calibrate_serving([dataclasses.replace(row, tpot_ms=float("nan")) for row in rows], rates_of(SETUP))
+    assert "nan" not in str(alone) and "first tokens alone" in str(alone)

@@ -59,6 +59,7 @@ def test_fused_experts_take_their_sizes_from_their_arguments() -> None:
     plain = operation("vllm::outplace_fused_experts", shapes, ["bf16", "fp8", "fp8", "fp32", "int32"])
     first, second = [call for call in calls_of(plain) if call.kind == "grouped"]
     assert first.dims[2:] == (3072, 4096) and second.dims[2:] == (4096, 1536) and first.dtype == "fp8"
+    assert "routed" in first.flags and "routed" in second.flags
     assert first.dims[0] == round(touched(64, 128, 8)) and not assumptions_of([first, second])
     packed = operation("vllm::outplace_fused_experts",
                        [(64, 4096), (128, 3072, 2048), (128, 4096, 768), (64, 8), (64, 8)],
