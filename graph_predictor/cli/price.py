@@ -167,6 +167,9 @@ def told_of(name: str, texts: Sequence[str]) -> dict[str, str]:
     from kernel_models.operation import TOLD
 
     found: dict[str, str] = {}
+    if texts and name.startswith("aten::"):
+        raise PriceError(f"--assume is of what an inference server's operator leaves to its state, and {name} leaves "
+                         "nothing; leave it out.")
     for text in (part for whole in texts for part in whole.split(",") if part.strip()):
         one, _, value = (part.strip() for part in text.partition("="))
         if one not in TOLD:
@@ -175,6 +178,8 @@ def told_of(name: str, texts: Sequence[str]) -> dict[str, str]:
         if one in ("kv", "weights"):
             if not short_dtype(value) and value not in STORED_ONLY:
                 raise PriceError(f"--assume {one}={value[:40]!r} is no element type; write it like {one}=fp8.")
+        elif _is_count(value) and not int(value) and one not in ("context", "window", "imbalance"):
+            raise PriceError(f"--assume {one}=0 leaves {name} nothing to do; give a whole number from 1.")
         elif not _is_count(value) and not (one == "imbalance" and _is_exponent(value)):
             raise PriceError(f"--assume {one}={value[:40]!r} is no number that {name} could have; write it like "
                              f"{one}={'1.2' if one == 'imbalance' else '4096'}.")

@@ -195,6 +195,8 @@ def test_price_takes_assumptions_and_refuses_what_it_does_not_know(run: Run) -> 
     assert plain["assumed"] == {"sequences": "1", "context": "0"} and told["assumed"] == {}
     assert told["time_us"] > 3 * plain["time_us"] and told["told"] == {"context": "4096", "sequences": "32"}
     assert "Assumed" in run("price", "vllm::unified_attention", *sizes).out
-    for text in ("contxt=4", "context=x", "kv=float99", "imbalance=-1", "context=1e9"):
+    for text in ("contxt=4", "context=x", "kv=float99", "imbalance=-1", "context=1e9", "context=9,sequences=0"):
         code, _, told_why = run("price", "vllm::unified_attention", *sizes, "--assume", text)
         assert code == 2 and "--assume" in told_why and "Traceback" not in told_why
+    done = run("price", "aten::linear", "--shapes", "8x8,8x8", "--device", "h100-sxm", "--assume", "context=3")
+    assert done.code == 2 and "leaves nothing" in done.err
