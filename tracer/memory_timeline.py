@@ -268,10 +268,10 @@ def snapshot_timeline(path: PathLike, device: int | None = None) -> MemoryTimeli
     name = str(path)
     snapshot = read_snapshot(path)
     history = snapshot.get("device_traces")
-    history = history if isinstance(history, list) else []
+    history = [events if isinstance(events, list) else [] for events in history] if isinstance(history, list) else []
     chosen = max(range(len(history)), key=lambda at: len(history[at]), default=0) if device is None else device
     segments = [one for one in snapshot["segments"] if isinstance(one, dict) and one.get("device", 0) == chosen]
-    if chosen >= max(len(history), 1) or (not segments and not (history and history[chosen])):
+    if not 0 <= chosen < max(len(history), 1) or (not segments and not (history and history[chosen])):
         raise ForetraceError(f"{name} says nothing of GPU {chosen}; it has a history of {len(history)} devices.")
     now = sum(_whole(one.get("allocated_size")) for one in segments)
     events = [one for one in (history[chosen] if history else []) if isinstance(one, dict)]

@@ -244,3 +244,12 @@ def test_what_is_no_snapshot_is_told(tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps({"something": 1}))
     with pytest.raises(SnapshotError, match="is no snapshot of CUDA memory"):
         read_snapshot(path)
+
+
+@pytest.mark.parametrize(("content", "device"), [
+    ({"segments": [], "device_traces": [5]}, None), ({"segments": [], "device_traces": [[], {"a": 1}]}, 1),
+    ({"segments": [], "device_traces": [[{"action": "alloc", "size": 8, "addr": 1}]]}, -1)])
+def test_a_history_that_is_none_is_one_sentence(content: dict[str, Any], device: int | None, tmp_path: Path) -> None:
+    (tmp_path / "a.pickle").write_bytes(pickle.dumps(content))
+    with pytest.raises(ForetraceError, match=r"says nothing of GPU"):
+        snapshot_timeline(tmp_path / "a.pickle", device)
