@@ -27,7 +27,13 @@ def report(
     with one_sentence(debug):
         import os
 
+        from tracer.errors import ForetraceError
+
         check_html(out, paths)
+        table = next((path for path in paths if path.lower().endswith((".csv", ".parquet"))), None)
+        if table is not None:
+            raise ForetraceError(f"{table} is a table, not a recording; a sweep's page is written beside its table, by "
+                                 "foretrace sweep … -o TABLE --html PAGE.")
         from graph_predictor.pages.recording import report_page
 
         job = read(paths, window)
