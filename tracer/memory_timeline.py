@@ -24,7 +24,7 @@ from tracer.charts import Chart, ChartSeries
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph, Phase
 from tracer.input_file import PathLike
-from tracer.memory_account import Holds, MemoryAccount, binary_size
+from tracer.memory_account import PEAK, Holds, MemoryAccount, binary_size
 from tracer.shown import Shown
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class MemoryTimeline(Shown):
         timed: whether ``time_ns`` is a time.
         steps: begin and end of each step, as ``time_ns``.
         notes: what is to be known of it.
+        on_device: whether it is a device's memory, not the host's.
     """
 
     source: str
@@ -57,6 +58,7 @@ class MemoryTimeline(Shown):
     timed: bool = True
     steps: tuple[tuple[str, int, int], ...] = ()
     notes: tuple[str, ...] = field(default_factory=tuple)
+    on_device: bool = True
 
     @property
     def total_bytes(self) -> Int64:
@@ -125,6 +127,13 @@ def memory_timeline(graph: ExecutionGraph, device: int | None = None) -> MemoryT
         ForetraceError: nothing of its memory was recorded.
     """
     changes = graph.allocations
+    # A step traced by shapes that was given times keeps what it knows of memory, and its order.
+    traced = graph.meta.era == SHAPE_ONLY or PEAK in graph.meta.memory
+    if not len(changes) and traced:
+        raise ForetraceError(
+            f"{graph.meta.source or 'The step'} keeps nothing in the device's memory, as its model stayed on the "
+            'CPU, or was traced by an earlier version: move model and batch with .cuda() or .to("cuda"), and trace it '
+            "again.")
     if not len(changes):
         raise ForetraceError(
             f"{graph.meta.source or 'The trace'} says nothing of memory: record it with profile_memory=True, or give a "
@@ -141,7 +150,7 @@ def memory_timeline(graph: ExecutionGraph, device: int | None = None) -> MemoryT
     steps = tuple((name, int(start), int(start + length)) for name, start, length in zip(
         names, graph.steps.start_ns, graph.steps.duration_ns, strict=True))
     where = "the host's memory" if device < 0 else f"GPU {device}"
-    if graph.meta.era == SHAPE_ONLY:
+    if traced:
         known = changes.holds[rows].astype(np.int64)
         shown = f"traced for {graph.meta.device}" if graph.meta.device else "traced by shapes"
         return _timeline(shown, changes.start_ns[rows], changes.bytes[rows], known,
@@ -166,17 +175,17 @@ def memory_timeline(graph: ExecutionGraph, device: int | None = None) -> MemoryT
     if base:
         places = dict(sorted({**places, "before the window": base}.items(), key=lambda each: -each[1]))
     return _timeline(where, changes.start_ns[rows], size, holds, places,
-                     inferred=True, timed=True, steps=steps, base=base, notes=notes)
+                     inferred=True, timed=True, steps=steps, base=base, notes=notes, on_device=device >= 0)
 
 
 def _timeline(source: str, time: Int64, size: Int64, holds: Int64, places: Mapping[str, int], *, inferred: bool,
               timed: bool, steps: tuple[tuple[str, int, int], ...] = (), base: int = 0,
-              notes: Sequence[str] = ()) -> MemoryTimeline:
+              notes: Sequence[str] = (), on_device: bool = True) -> MemoryTimeline:
     change = np.zeros((len(KINDS), len(size)), np.int64)
     change[holds, np.arange(len(size))] = size
     held = np.cumsum(change, axis=1)
     held[KINDS.index(Holds.OTHER)] += base
-    return MemoryTimeline(source, time, held, places, inferred, timed, steps, tuple(notes))
+    return MemoryTimeline(source, time, held, places, inferred, timed, steps, tuple(notes), on_device)
 
 
 def _matched(address: Int64, size: Int64) -> tuple[Int64, Int64]:
@@ -259,10 +268,10 @@ def snapshot_timeline(path: PathLike, device: int | None = None) -> MemoryTimeli
     name = str(path)
     snapshot = read_snapshot(path)
     history = snapshot.get("device_traces")
-    history = history if isinstance(history, list) else []
+    history = [events if isinstance(events, list) else [] for events in history] if isinstance(history, list) else []
     chosen = max(range(len(history)), key=lambda at: len(history[at]), default=0) if device is None else device
     segments = [one for one in snapshot["segments"] if isinstance(one, dict) and one.get("device", 0) == chosen]
-    if chosen >= max(len(history), 1) or (not segments and not (history and history[chosen])):
+    if not 0 <= chosen < max(len(history), 1) or (not segments and not (history and history[chosen])):
         raise ForetraceError(f"{name} says nothing of GPU {chosen}; it has a history of {len(history)} devices.")
     now = sum(_whole(one.get("allocated_size")) for one in segments)
     events = [one for one in (history[chosen] if history else []) if isinstance(one, dict)]

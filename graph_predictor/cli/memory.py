@@ -38,6 +38,7 @@ def memory(
     A snapshot is read as plain values: nothing in it is run. foretrace memory snapshot.pickle --code train.py:build
     """
     with one_sentence(debug):
+        from graph_predictor.request.program_memory import program_memory
         from graph_predictor.request.study import is_script
         from tracer.memory_timeline import memory_timeline, snapshot_timeline
 
@@ -56,7 +57,7 @@ def memory(
                 measured, predicted = (None, found) if not found.inferred else (found, None)
         if predicted is None and (code is not None or (graph is not None and graph.meta.workload)):
             with working("Tracing"):
-                predicted = _predicted(graph, code, sizes or [], device)
+                predicted = program_memory(graph, code, sizes or (), device)
         if measured is None and predicted is None:
             assert graph is not None
             memory_timeline(graph, gpu)
@@ -66,17 +67,6 @@ def memory(
                         "predicted": None if predicted is None else predicted.to_json()})
         else:
             _report(measured, predicted, top or DEFAULT_TOP)
-
-
-def _predicted(graph: ExecutionGraph | None, code: str | None, sizes: list[str], device: str | None) -> MemoryTimeline:
-    from graph_predictor.request.study import DEFAULT_DEVICE
-    from graph_predictor.sizes.named_sizes import parse_sets
-    from graph_predictor.sizes.retrace import trace_again
-    from kernel_models.device_choice import find_device, shape_device
-    from tracer.memory_timeline import memory_timeline
-
-    spec = find_device(device or (graph.meta.device if graph is not None and graph.meta.device else DEFAULT_DEVICE))
-    return memory_timeline(trace_again(graph, parse_sets(sizes)[1], shape_device(spec), code))
 
 
 def _report(measured: MemoryTimeline | None, predicted: MemoryTimeline | None, top: int) -> None:

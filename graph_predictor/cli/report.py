@@ -16,6 +16,7 @@ def report(
     step: Step = None,
     window: Window = 0,
     profiled: Profiled = False,
+    code: Annotated[str | None, shared("--code", "for the memory predicted beside what was measured")] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -26,12 +27,25 @@ def report(
     with one_sentence(debug):
         import os
 
+        from tracer.errors import ForetraceError
+
         check_html(out, paths)
+        table = next((path for path in paths if path.lower().endswith((".csv", ".parquet"))), None)
+        if table is not None:
+            raise ForetraceError(f"{table} is a table, not a recording; a sweep's page is written beside its table, by "
+                                 "foretrace sweep … -o TABLE --html PAGE.")
         from graph_predictor.pages.recording import report_page
 
         job = read(paths, window)
+        traced = None
+        if code is not None:
+            from graph_predictor.request.program_memory import program_memory
+
+            with working("Tracing"):
+                traced = program_memory(job.graphs[0], code)
         with working("Looking"):
-            write_html(out, paths, lambda where: report_page(job, where, step=step, profiled=profiled))
+            write_html(out, paths, lambda where: report_page(job, where, step=step, profiled=profiled,
+                                                            traced=traced))
         size = os.path.getsize(out) if os.path.isfile(out) else None
         if json:
             print_json({"report": out, "bytes": size})

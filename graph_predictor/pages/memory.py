@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
-from graph_predictor.pages.parts import Cell, PagePlot, PageSection, Part, Stack, share_cell, table, text_column
+from graph_predictor.pages.parts import (
+    MOST_ROWS,
+    Cell,
+    PagePlot,
+    PageSection,
+    Part,
+    Stack,
+    share_cell,
+    table,
+    text_column,
+)
 from graph_predictor.pages.parts import PageColumn as Column
 from tracer.memory_account import MemoryAccount, binary_size
 
 _COLOURS = {"parameters": "compute", "buffers": "copy", "gradients": "backward", "optimizer_state": "optimizer",
             "activations": "forward", "temporaries": "host", "other": "other", "reserved": "sync",
             "held before the task": "compute", "needed more in it": "host"}
-MOST_MOMENTS = 2_000
+MOST_MOMENTS = MOST_ROWS
+"""As many as its table has rows, so that the two show the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,30 +54,28 @@ def memory_section(account: MemoryAccount | None = None, moments: Sequence[Memor
     """
     parts: list[Part] = []
     if account is not None and account.total > 0:
-        parts += _account(account, limit_bytes, device)
+        parts += account_parts(account, limit_bytes, device)
     parts += [_plot(each) for each in moments if len(each.at)]
     return PageSection("memory", "Memory", [*parts, *more])
 
 
-def _account(account: MemoryAccount, limit: float | None, device: str) -> list[Part]:
+def account_parts(account: MemoryAccount, limit_bytes: float | None = None, device: str = "", *,
+                  name: str = "Peak memory", key: str = "memory-parts") -> list[Part]:
+    """Return a fullest moment by what memory holds, as a bar and as a table."""
     total = account.total
-    of = f" of the {limit / 1e9:,.4g} GB of {device}" if limit else ""
+    of = f" of the {limit_bytes / 1e9:,.4g} GB of {device}" if limit_bytes else ""
     shown = [(name.replace("_", " "), binary_size(size), size / total, _COLOURS.get(name, "other"))
              for name, size in account.parts.items() if size > 0]
     rows = [[Cell(name), Cell(text, share * total), share_cell(share)] for name, text, share, _ in shown]
-    return [Stack(f"Peak memory {total / 1e9:,.2f} GB ({binary_size(total)}){of}, by what it holds", shown),
-            table("memory-parts", "Memory at its fullest moment", [text_column("holds"), Column("bytes"),
-                                                                   Column("share")], rows)]
+    return [Stack(f"{name} {total / 1e9:,.2f} GB ({binary_size(total)}){of}, by what it holds", shown),
+            table(key, f"{name} at the fullest moment", [text_column("holds"), Column("bytes"), Column("share")], rows)]
 
 
 def _plot(found: MemoryMoments) -> PagePlot:
-    values: list[dict[str, Any]] = []
-    step = max(1, -(-len(found.at) // MOST_MOMENTS))
-    for name, column in found.kinds.items():
-        # Of several moments the fullest stands for all.
-        values += [{"at": float(found.at[i]), "kind": name.replace("_", " "),
-                    "gb": max(float(size) for size in column[i:i + step]) / 1e9}
-                   for i in range(0, len(found.at), step)]
+    kept, step = _fullest(found)
+    values: list[dict[str, Any]] = [
+        {"at": float(found.at[i]), "kind": name.replace("_", " "), "gb": float(column[i]) / 1e9}
+        for name, column in found.kinds.items() for i in kept]
     kinds = [name.replace("_", " ") for name in found.kinds]
     colours = [f"@{{{_COLOURS.get(name, 'other')}}}" for name in found.kinds]
     spec = {
@@ -83,7 +93,17 @@ def _plot(found: MemoryMoments) -> PagePlot:
                *(Column(f"{name.replace('_', ' ')} GB") for name in found.kinds)]
     rows = ([found.names[i] if found.names else Cell(f"{found.at[i]:,.3f}", float(found.at[i])),
              *(Cell(f"{float(column[i]) / 1e9:,.3f}", float(column[i])) for column in found.kinds.values())]
-            for i in range(len(found.at)))
+            for i in kept)
     fewer = f" Each point is the fullest of {step:,} moments." if step > 1 else ""
     return PagePlot(found.key, found.title, f"Device memory by what it holds.{fewer}", spec,
                     table(f"table-of-{found.key}", found.title, columns, rows, folded=True))
+
+
+def _fullest(found: MemoryMoments) -> tuple[list[int], int]:
+    """Return which moments are drawn, and of how many each is the one that needs most in all: a sum of the kinds' own
+    peaks never was, and of several changes at one time a plot would draw the sum."""
+    total = [sum(float(column[i]) for column in found.kinds.values()) for i in range(len(found.at))]
+    places = [max(same, key=total.__getitem__)
+              for _, same in groupby(range(len(total)), key=lambda i: found.at[i])]
+    step = max(1, -(-len(places) // MOST_MOMENTS))
+    return [max(places[start:start + step], key=total.__getitem__) for start in range(0, len(places), step)], step

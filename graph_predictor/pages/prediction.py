@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from graph_predictor.pages.memory import memory_section
 from graph_predictor.pages.overview import path_table, predicted_overview
 from graph_predictor.pages.parts import PageColumn as Column
 from graph_predictor.pages.parts import PageSection, ReportPage, ms_cell, share_cell, table, text_column
 from graph_predictor.pages.provenance import Provenance, provenance_section
 from graph_predictor.pages.ranks import ranks_section
 from graph_predictor.pages.roofline import roofline_section
+from graph_predictor.pages.step_memory import scenario_memory
 from graph_predictor.pages.timeline import timeline_section
-from graph_predictor.prediction.memory import memory_account
 from graph_predictor.prediction.predictor import SimulatedStep
 from graph_predictor.prediction.result import Prediction
 from graph_predictor.reports.ranks.report import rank_report
@@ -35,10 +34,8 @@ def prediction_page(result: Prediction, simulated: SimulatedStep, where: Provena
 def simulated_sections(result: Prediction, simulated: SimulatedStep) -> list[PageSection]:
     """Return timeline, operations, roofline, memory and ranks of a predicted step."""
     times = predicted_times(simulated)
-    device = simulated.scenario.devices.scaled()
-    limit = None if device is None else device.memory_gb * 1e9
     found = [timeline_section(times), _operations(result), roofline_section(times, simulated.scenario),
-             memory_section(memory_account(simulated.scenario), limit_bytes=limit or None, device=result.device)]
+             scenario_memory(simulated.scenario)]
     if len(result.per_rank) > 1:
         found.append(ranks_section(rank_report(times)))
     return found

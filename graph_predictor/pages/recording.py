@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from graph_predictor.pages.memory import memory_section
 from graph_predictor.pages.operations import operations_section
 from graph_predictor.pages.overview import (
     broken_down_overview,
@@ -16,9 +15,9 @@ from graph_predictor.pages.prediction import prediction_page, sentence
 from graph_predictor.pages.provenance import Provenance, provenance_section
 from graph_predictor.pages.ranks import ranks_section
 from graph_predictor.pages.roofline import roofline_section
+from graph_predictor.pages.step_memory import fullest, scenario_memory, step_memory
 from graph_predictor.pages.timeline import timeline_section
 from graph_predictor.pages.what_ifs import opportunities_section
-from graph_predictor.prediction.memory import memory_account
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.replay import Replay, replay
 from graph_predictor.prediction.result import which_times
@@ -35,12 +34,14 @@ from graph_predictor.synthesis.baseline import baseline_of
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY
 from tracer.job import Job
+from tracer.memory_timeline import MemoryTimeline
 
 QUICK_EVENTS = 40_000
 """Calls and kernels of a job up to which its opportunities are tried: each of some thirty changes is simulated."""
 
 
-def report_page(job: Job, where: Provenance, *, step: str | None = None, profiled: bool = False) -> ReportPage:
+def report_page(job: Job, where: Provenance, *, step: str | None = None, profiled: bool = False,
+                traced: MemoryTimeline | None = None) -> ReportPage:
     """Return the page of a job, recorded or traced by shapes.
 
     Args:
@@ -48,6 +49,7 @@ def report_page(job: Job, where: Provenance, *, step: str | None = None, profile
         where: how it was made, for the last section.
         step: only this recorded step.
         profiled: times under the profiler.
+        traced: memory of its program, traced by shapes, to be shown beside what was measured.
 
     Raises:
         ForetraceError: there is nothing to show.
@@ -60,6 +62,7 @@ def report_page(job: Job, where: Provenance, *, step: str | None = None, profile
     found = replay(job.graphs, profiled=profiled)
     result = break_down(job, found, step)
     inspected = inspect_job(job)
+    measured = fullest(job.graphs)
     times, said = replayed_ranks(job, step, profiled=profiled, known=found)
     try:
         # Without a step that is named, the prediction rests on the last ones alike, as `foretrace predict` does.
@@ -71,17 +74,16 @@ def report_page(job: Job, where: Provenance, *, step: str | None = None, profile
         line = f"{milliseconds(result.step_ns)} ms a step {which_times(result.profiled)}"
         page = ReportPage(where.title, sentence(line), [
             _with_facts(overview, inspected_facts(inspected), 1), *replayed_sections(found, result, times)])
-        page.sections += [*_ranks(times, said), provenance_section(where, job)]
+        page.sections += [step_memory(None, None, measured, traced), *_ranks(times, said),
+                          provenance_section(where, job)]
         return page
     overview = predicted_overview(prediction, loss=inspected.loss())
     overview = _with_facts(overview, inspected_facts(inspected), 2)
     overview = PageSection(overview.key, overview.title, [*overview.parts, steps_table(result)])
     scenario = baseline.scenario
-    device = scenario.devices.scaled()
     page = ReportPage(where.title, sentence(prediction.headline()), [
         overview, *replayed_sections(found, result, times), roofline_section(times, scenario),
-        memory_section(memory_account(scenario), limit_bytes=None if device is None else device.memory_gb * 1e9,
-                       device=prediction.device), *_ranks(times, said), provenance_section(where, job, prediction)])
+        scenario_memory(scenario, measured, traced), *_ranks(times, said), provenance_section(where, job, prediction)])
     return _with_what_ifs(page, _saving(baseline))
 
 

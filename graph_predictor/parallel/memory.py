@@ -99,6 +99,14 @@ def stage_memory(plan: ParallelPlan, shape: TransformerShape, pieces: LayerPiece
         low=allocated * (1 - ERROR) + CONTEXT, high=allocated * (1 + ERROR) + outside + 3 * FRAGMENTED * moment.total)
 
 
+def with_waste(account: MemoryAccount) -> StageMemory:
+    """Return a step's own memory, as a trace knows it, with what is taken beside it."""
+    moving = account.activations + account.temporaries
+    return StageMemory(0, "step", replace(account, reserved=CONTEXT + FRAGMENTED * moving),
+                       low=account.total * (1 - ERROR) + CONTEXT,
+                       high=account.total * (1 + ERROR) + CONTEXT + 3 * FRAGMENTED * moving)
+
+
 def fit_of(memory: StageMemory, limit_bytes: float) -> Fit:
     """Return whether a stage fits a device; one whose memory is unknown (0) has enough."""
     if not 0 < limit_bytes < memory.high:

@@ -8,10 +8,10 @@ that was traced and does not. What a trace cannot see (contexts, fragmentation) 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from graph_predictor.parallel.memory import CONTEXT, ERROR, FRAGMENTED, StageMemory, fit_of
+from graph_predictor.parallel.memory import StageMemory, fit_of, with_waste
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.sizes.named_sizes import MOST, parse_sets
 from graph_predictor.sizes.retrace import trace_again
@@ -98,7 +98,8 @@ def fit_batch(graph: ExecutionGraph | None, device: str | DeviceSpec, *, name: s
         first: a size to begin with.
 
     Raises:
-        EditError: there is no program to trace, or nothing is known of the device's memory.
+        EditError: there is no program to trace, nothing is known of the device's memory, or the step uses none of it,
+            or no more with the size.
         ShapeOnlyError: the program has no such size, or cannot be traced.
     """
     spec = find_device(device) if isinstance(device, str) else device
@@ -116,23 +117,21 @@ def fit_batch(graph: ExecutionGraph | None, device: str | DeviceSpec, *, name: s
 
     def memory(size: int) -> StageMemory:
         if size not in tried:
-            tried[size] = _with_waste(trace_again(graph, {**others, name: size}, target, code))
+            account = MemoryAccount.of_trace(trace_again(graph, {**others, name: size}, target, code).meta.memory)
+            if not account.total:
+                raise EditError(f"The step keeps nothing in the memory of {spec.name}, as its model stayed on the CPU: "
+                                'move model and batch with .cuda() or .to("cuda").')
+            tried[size] = with_waste(account)
         return tried[size]
 
     settings = {} if graph is None else graph.meta.workload.get("settings", {})
     begin = first or settings.get(name)
     may = _largest(lambda size: memory(size).account.total, limit, begin if isinstance(begin, int) else FIRST)
+    if may == MOST:
+        raise EditError(f"Any {name} fits {spec.name}: the step's memory hardly grows with {name}. Look whether the "
+                        "function that builds the step makes its batch by it.")
     fits = None if may is None else _largest(lambda size: memory(size).high, limit, may)
     return FitBatch(name, spec.name, limit, dict(sorted(tried.items())), fits, may)
-
-
-def _with_waste(graph: ExecutionGraph) -> StageMemory:
-    """A traced step's memory with what is taken beside it, as of a stage of a plan."""
-    account = MemoryAccount.of_trace(graph.meta.memory)
-    moving = account.activations + account.temporaries
-    return StageMemory(0, "step", replace(account, reserved=CONTEXT + FRAGMENTED * moving),
-                       low=account.total * (1 - ERROR) + CONTEXT,
-                       high=account.total * (1 + ERROR) + CONTEXT + 3 * FRAGMENTED * moving)
 
 
 def _largest(needed: Callable[[int], float], limit: float, begin: int) -> int | None:

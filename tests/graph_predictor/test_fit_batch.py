@@ -94,3 +94,14 @@ def test_what_cannot_be_told_is_refused(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["memory", str(Path(__file__).resolve().parents[2] / "traces" / "cpu-small" /
                                                   "kineto.json.gz")])
     assert done.exit_code == 2 and "says nothing of memory" in done.stderr
+
+
+@pytest.mark.parametrize(("held", "said"), [
+    ({}, "keeps nothing in the memory of h100-sxm, as its model stayed on the CPU"),
+    ({"peak": 1000, "parameters": 1000}, "the step's memory hardly grows with batch")])
+def test_what_a_size_does_not_fill_is_no_answer(held: dict[str, int], said: str,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = read_job(BERT).graphs[0]
+    monkeypatch.setattr(module, "trace_again", lambda *_: replace(graph, meta=replace(graph.meta, memory=held)))
+    with pytest.raises(EditError, match=said):
+        fit_batch(graph, "h100-sxm")

@@ -269,6 +269,14 @@ def test_an_empty_folder_and_a_missing_source(tmp_path: Path, run: Run) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["points.csv", "points.parquet"])
+def test_a_table_is_no_recording(name: str, tmp_path: Path, run: Run) -> None:
+    (tmp_path / name).write_text("host,step_time_us\n0.5,1\n")
+    ran = run("report", tmp_path / name, "-o", tmp_path / "page.html")
+    assert ran.code == 2 and "is a table, not a recording; a sweep's page is written" in " ".join(ran.err.split())
+    assert not (tmp_path / "page.html").exists()
+
+
 def test_a_page_replaces_a_page_and_nothing_else(written: Path, tmp_path: Path, run: Run) -> None:
     page = tmp_path / "page.html"
     page.write_text("mine")

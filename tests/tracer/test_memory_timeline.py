@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import pickle
 import pickletools
@@ -13,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from memory_trace import recorded_memory
 
 import tracer.memory_snapshot as snapshot_module
 from tracer.errors import ForetraceError
-from tracer.graph import ExecutionGraph, Phase
+from tracer.graph import SHAPE_ONLY, ExecutionGraph, Phase
 from tracer.kineto import read_kineto
 from tracer.memory_account import Holds, MemoryAccount
 from tracer.memory_snapshot import SnapshotError, plain_pickle, read_snapshot
@@ -29,25 +29,7 @@ DATA = Path(os.environ.get("FORETRACE_DATA") or Path(__file__).resolve().parents
 
 
 def recorded(tmp_path: Path, changes: list[tuple[float, int, int]]) -> ExecutionGraph:
-    """A step of 1,000 µs with forward, backward and optimizer, and changes of GPU 0's memory (µs, address, bytes)."""
-    def event(name: str, start: float, length: float, category: str = "cpu_op", **args: Any) -> dict[str, Any]:
-        return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "ts": start, "dur": length, "args": args}
-
-    events = [event("ProfilerStep#1", 0, 1000, "user_annotation"), event("aten::mm", 10, 90, **{"Sequence number": 5}),
-              event("autograd::engine::evaluate_function: MmBackward0", 300, 300, **{"Sequence number": 5,
-                    "Fwd thread id": 1}),
-              event("MmBackward0", 310, 280, **{"Sequence number": 5, "Fwd thread id": 1}),
-              event("aten::mm", 320, 200), event("Optimizer.step#Adam.step", 700, 100, "user_annotation"),
-              event("aten::add_", 710, 50)]
-    total = 1_000_000
-    for at, address, size in changes:
-        total += size
-        events.append({"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 1, "tid": 1,
-                       "ts": at, "args": {"Total Allocated": total, "Total Reserved": 2 * total, "Bytes": size,
-                                          "Addr": address, "Device Id": 0, "Device Type": 1}})
-    path = tmp_path / "trace.json"
-    path.write_text(json.dumps({"traceEvents": events, "schemaVersion": 1}))
-    return read_kineto(path)
+    return read_kineto(recorded_memory(tmp_path, changes))
 
 
 def test_what_memory_holds_is_told_by_when_it_comes_and_goes(tmp_path: Path) -> None:
@@ -93,8 +75,8 @@ def test_another_device_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.real_traces
-@pytest.mark.parametrize("name", ["h100-gaunernst_bert-small-uncased", "mi300-Qwen_Qwen1.5-0.5B-Chat",
-                                  "h100-google_owlv2-large-patch14-ensemble"])
+@pytest.mark.parametrize("name", [f"{device}-{model}" for device in ("h100", "mi300") for model in (
+    "gaunernst_bert-small-uncased", "Qwen_Qwen1.5-0.5B-Chat", "google_owlv2-large-patch14-ensemble")])
 def test_real_changes_add_up_to_the_recorded_totals(name: str) -> None:
     path = DATA / "h100-vs-mi300" / f"{name}.json.gz"
     if not path.exists():
@@ -107,6 +89,13 @@ def test_real_changes_add_up_to_the_recorded_totals(name: str) -> None:
 
 
 # -- steps traced by shapes --------------------------------------------------------------------------------------------
+
+
+def test_a_program_that_stays_on_the_cpu_is_told_so(tmp_path: Path) -> None:
+    graph = recorded(tmp_path, [])
+    graph.meta.era, graph.meta.source = SHAPE_ONLY, "train.py:build"
+    with pytest.raises(ForetraceError, match=r"train.py:build keeps nothing in the device's memory, as its model"):
+        memory_timeline(graph)
 
 
 def test_a_step_traced_by_shapes_has_the_peak_it_always_had() -> None:
@@ -255,3 +244,12 @@ def test_what_is_no_snapshot_is_told(tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps({"something": 1}))
     with pytest.raises(SnapshotError, match="is no snapshot of CUDA memory"):
         read_snapshot(path)
+
+
+@pytest.mark.parametrize(("content", "device"), [
+    ({"segments": [], "device_traces": [5]}, None), ({"segments": [], "device_traces": [[], {"a": 1}]}, 1),
+    ({"segments": [], "device_traces": [[{"action": "alloc", "size": 8, "addr": 1}]]}, -1)])
+def test_a_history_that_is_none_is_one_sentence(content: dict[str, Any], device: int | None, tmp_path: Path) -> None:
+    (tmp_path / "a.pickle").write_bytes(pickle.dumps(content))
+    with pytest.raises(ForetraceError, match=r"says nothing of GPU"):
+        snapshot_timeline(tmp_path / "a.pickle", device)
