@@ -20,6 +20,18 @@ def check_installed() -> None:
     if missing:
         raise ForetraceError(f"HTML reports need {' and '.join(missing)}; install what is missing with: pip install "
                              "'foretrace[report]'.")
+    if _limited_addresses():
+        raise ForetraceError("HTML reports cannot be made under a limit on address space (ulimit -v): the JavaScript "
+                             "engine in vl-convert-python reserves more and would be killed. Lift the limit for this "
+                             "command: ulimit -v unlimited.")
+
+
+def _limited_addresses() -> bool:
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return False
+    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
 
 
 @functools.cache

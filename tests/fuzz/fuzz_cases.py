@@ -88,7 +88,7 @@ _STEP = ("replay IN {maybe}", "breakdown IN {maybe}", "predict IN {option}", "pr
          "models evaluate SEED/device.profile IN {maybe}", "diff IN IN {maybe}", "inspect IN IN",
          "comm report IN --job SEED/job.toml", "predict IN --device {device} {option}", "predict IN --json {maybe}",
          "breakdown IN --json --profiled", "opportunities IN --json {maybe}", "export IN -o OUT/e.json {maybe}",
-         "export IN -o OUT/chakra {option}", "memory IN {maybe}")
+         "export IN -o OUT/chakra {option}", "memory IN {maybe}", "report IN -o OUT/r.html")
 
 _SEEDS = ("kineto.json", "kineto.json.gz", "job", "checked/mlp", "checked", "et.json", "graph.foretrace",
           "job.foretrace", "device.profile", "comm.json", "campaign", "sweep", "nccl.log", "collectives.csv",
