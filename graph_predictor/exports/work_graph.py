@@ -20,7 +20,7 @@ from enum import IntEnum
 import numpy as np
 
 from graph_predictor.prediction.simulated_job import SimulatedJob
-from graph_predictor.simulation.program import NEVER, Anchor, ItemKind, Program
+from graph_predictor.simulation.program import NEVER, Anchor, Program
 from tracer.arrays import Int8, Int64
 
 
@@ -454,8 +454,3 @@ def _slots(p: Program, kernel_end: Int64) -> tuple[Int64, Int64]:
             opens = np.concatenate([[True], later[1:] > later[:-1]])
             leaves[low:high] = p.queue_kernel[low + np.maximum.accumulate(np.where(opens, np.arange(len(ends)), 0))]
     return queued, leaves[p.queue_ptr[channel[queued]] + p.item_queue[queued] - depth[queued]]
-
-
-def is_marker(kind: Int8) -> np.ndarray:
-    """Return which kinds of item are markers: points that take no time of their own."""
-    return kind != ItemKind.CALL

@@ -107,6 +107,20 @@ def test_a_clock_that_was_held_back_is_told_where_the_capture_is_read(nvml: Nvml
         assert not any("clock" in note for note in read_capture(tmp_path).notes)
 
 
+def test_a_driver_that_fails_during_a_training_does_not_end_it(nvml: NvmlLike) -> None:
+    log = ClockLog()
+    log.note("the timed steps")
+
+    def lost(handle: int) -> str:
+        raise nvml.NVMLError("GPU is lost")
+
+    nvml.nvmlDeviceGetName = lost
+    log.note("the timed steps")
+    nvml.nvmlDeviceGetName = lambda handle: "NVIDIA H200"
+    log.note("the timed steps")
+    assert len(log.to_json()["gpu_samples"]["rows"]) == 1
+
+
 def test_the_doctor_looks_at_this_machine(run: Run, tmp_path: Path) -> None:
     ran = run("doctor", "--no-record", "--out", str(tmp_path))
     assert ran.code == 0 and "PyTorch" in ran.out and "can be written" in ran.out and "kept in" in ran.out

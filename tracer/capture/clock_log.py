@@ -19,10 +19,18 @@ class ClockLog:
         self._place = place_in_use(self._devices) if self._devices is not None else None
 
     def note(self, phase: str) -> None:
-        """Take a sample: at the end of a step, with the device synchronised and the next step not begun."""
-        if self._devices is not None and self._place is not None:
+        """Take a sample: at the end of a step, with the device synchronised and the next step not begun.
+
+        A driver that does not answer is not asked again: the training goes on without samples.
+        """
+        if self._devices is None or self._place is None:
+            return
+        try:
             told = {"phase": phase, **asdict(self._devices.state(self._place))}
-            self.rows.append([told[name] for name in COLUMNS])
+        except Exception:  # each library raises its own, and a sample is a courtesy
+            self._devices = None
+            return
+        self.rows.append([told[name] for name in COLUMNS])
 
     def to_json(self) -> dict[str, Any]:
         """Return the samples as ``context.json`` holds them; empty where there are none."""
