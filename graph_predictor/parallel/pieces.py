@@ -86,7 +86,7 @@ class PieceCost:
 
 
 class LayerPieces:
-    """Traces and prices pieces; each part is traced once and kept for later processes, each distinct kernel priced once.
+    """Traces and prices pieces; each part is traced once, also for later processes, each distinct kernel priced once.
 
     Args:
         device: where they run.

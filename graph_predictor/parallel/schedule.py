@@ -131,8 +131,8 @@ def simulate(order: Order, forward: Float64, backward: Float64, transfer: Float6
     return Pipelined(order, start, end, (end - start).sum(axis=1))
 
 
-@kept_loop(*["int64[:,:]"] * 3, *["float64[:,:]"] * 3, "float64[:]", "int64", "float64[:,:,:,:]", "int64[:]", "float64[:]",
-           *["float64[:,:]"] * 2)
+@kept_loop(*["int64[:,:]"] * 3, *["float64[:,:]"] * 3, "float64[:]", "int64", "float64[:,:,:,:]", "int64[:]",
+           "float64[:]", *["float64[:,:]"] * 2)
 def _run(kind, microbatch, chunk, forward, backward, weights, transfer,  # type: ignore[no-untyped-def]
          blocking, done, at, free, start, end):
     """The longest path, stage by stage as far as each can go: fills start and end and returns 1 if all was run.

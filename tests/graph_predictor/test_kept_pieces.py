@@ -31,11 +31,12 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def traces(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the functions that traced something."""
     found: list[str] = []
+
+    def noted(name: str, trace: Any) -> Any:
+        return lambda *args: (found.append(name), trace(*args))[1]
+
     for name in ("trace_part", "trace_saved", "trace_optimizer"):
-        def noted(*args: Any, name: str = name, trace: Any = getattr(transformer_parts, name)) -> Any:
-            found.append(name)
-            return trace(*args)
-        monkeypatch.setattr(transformer_parts, name, noted)
+        monkeypatch.setattr(transformer_parts, name, noted(name, getattr(transformer_parts, name)))
     return found
 
 
