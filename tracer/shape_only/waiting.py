@@ -40,10 +40,11 @@ class WaitingTracer:
                 self._start()
             assert self._channel is not None
             asked = {"folder": folder, "path": sys.path, "directory": os.getcwd(), "environment": dict(os.environ)}
-            with open(os.devnull, "r+b") as nothing:
+            answer = b""
+            with open(os.devnull, "r+b") as nothing, contextlib.suppress(ConnectionError):  # it ended
                 socket.send_fds(self._channel, [json.dumps(asked).encode()], [
                     stream if _is_open(stream) else nothing.fileno() for stream in _STREAMS])
-            answer = self._channel.recv(64)
+                answer = self._channel.recv(64)
             if not answer:
                 assert self._process is not None
                 ended = self._process.wait()
