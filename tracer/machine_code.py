@@ -37,7 +37,7 @@ class KeptLoop:
         function: takes what ``types`` say, by position, and returns an int64. It allocates nothing and raises nothing:
             what it needs to work in is handed to it.
         types: of each argument: of C-contiguous arrays ``"int64[:]"`` or ``"int8[:,:]"``, of numbers ``"float64"``.
-        inner: functions it calls.
+        inner: functions it calls, those first that others of them call.
     """
 
     def __init__(self, function: Callable[..., Any], types: Sequence[str],
@@ -95,7 +95,9 @@ class KeptLoop:
 
         if sys.stderr is not None and sys.stderr.isatty():
             sys.stderr.write(f"Compiling {self.__name__}, once after installation ...\n")
-        scope = {**self.function.__globals__, **{one.__name__: numba.njit(one) for one in self.inner}}
+        scope = dict(self.function.__globals__)
+        for one in self.inner:
+            scope[one.__name__] = numba.njit(FunctionType(one.__code__, scope, one.__name__))
         function = numba.njit(FunctionType(self.function.__code__, scope, self.__name__))
         entry = numba.cfunc(self._numba_types(numba.types))(self._over_pointers(function, numba.carray))
         text = entry.inspect_llvm().replace(entry.native_name, ENTRY)

@@ -83,11 +83,15 @@ def nanoseconds(texts: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _one_by_one(texts: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-    pairs = [_decimal(bytes(text)) for text in texts]
+    pairs = [decimal_nanoseconds(bytes(text)) for text in texts]
     return np.array([value for value, _ in pairs], np.int64), np.array([ok for _, ok in pairs], bool)
 
 
-def _decimal(text: bytes) -> tuple[int, bool]:
+def decimal_nanoseconds(text: bytes) -> tuple[int, bool]:
+    """JSON text of any number of microseconds, or one in quotes → nanoseconds and whether it is valid.
+
+    Rounded half up. ``null``, NaN, infinities, other JSON values and numbers beyond ``MAX_US`` are not valid (0).
+    """
     try:
         number = Decimal(text.decode("ascii").strip().strip('"').strip())
     except (InvalidOperation, UnicodeDecodeError, ValueError):

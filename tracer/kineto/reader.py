@@ -13,6 +13,7 @@ from tracer.kineto.build import build_graph
 from tracer.kineto.chunks import EventStream
 from tracer.kineto.columns import Collector
 from tracer.kineto.outliers import drop_excess, drop_outliers
+from tracer.kineto.scanner import Scanner
 from tracer.kineto.source import TraceSource
 from tracer.translate.nsys import NsysSource, local_export
 
@@ -41,12 +42,13 @@ def read_kineto(source: str | os.PathLike[str], *,
     loss = LossReport()
     opened: TraceSource | NsysSource = NsysSource(source, progress) if local_export(source) else \
         TraceSource(source, progress)
-    stream = EventStream(opened.blocks(), opened.name, loss)
-    collector = Collector(loss)
+    scanner = Scanner()
+    stream = EventStream(opened.blocks(), opened.name, loss, scanner)
+    collector = Collector(loss, scanner)
     with _collection_paused():
         try:
-            for events in stream:
-                collector.add(events)
+            for batch in stream:
+                collector.add(batch)
                 if loss.events_read > max(_FREE_EVENTS, opened.stored_bytes // LEAST_STORED_BYTES):
                     opened.damage = (f"it has an event for every {opened.stored_bytes / loss.events_read:.1f} stored "
                                      "bytes, where traces take some 14 to 33")
