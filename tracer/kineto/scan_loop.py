@@ -422,6 +422,7 @@ def scan_events(text, end, state, key_slots, keys, key_bytes, fields, number_def
                             if at == 0:
                                 return ODD
                             if state[SLOW] == slow.shape[1]:
+                                state[SLOW] = slow_before
                                 return MORE_EVENTS
                             which = state[SLOW]
                             slow[0, which], slow[1, which], slow[2, which], slow[3, which] = row, column, begin, at

@@ -109,25 +109,22 @@ class Scanner:
             self._state[[loop.TOKENS, loop.POOL]] = code + 1, place + len(text)
             self.values.append(value)
         self._lay_out_fields()
+        self._capacity = 0
+        self._numbers, self._codes = np.empty((0, 0), np.int64), np.empty((0, 0), np.int32)
+        self.times, self.timed, self.spans = np.empty((2, 0), np.int64), np.empty((2, 0), np.bool_), \
+            np.empty((2, 0), np.int64)
+        self._slow = np.empty((4, 0), np.int64)
         self._make_room(_LEAST_EVENTS)
         self._grow_tokens()
 
     def scan(self, text: bytes | memoryview) -> EventBatch | None:
         """Read events that commas separate; ``None`` if anything in them is odd."""
         data = np.frombuffer(text, np.uint8) if len(text) else np.zeros(0, np.uint8)
-        if self._capacity < (events := bytes_count(text, b'"ph"') + 1):
-            self._make_room(events)
         before = self._state.copy()
         before[[loop.AT, loop.EVENTS, loop.SLOW]] = 0
-        while True:
-            self._state[:] = before
-            self._fields[2] = 0
-            ended = self._run(data, len(text))
-            if ended == loop.MORE_EVENTS:
-                self._make_room(2 * self._capacity)
-                self._forget(before)
-                continue
-            break
+        self._state[:] = before
+        self._fields[2] = 0
+        ended = self._run(data, len(text))
         batch = self._batch(text, int(before[loop.TOKENS])) if ended == loop.DONE else None
         if batch is None:
             self._forget(before)
@@ -149,9 +146,14 @@ class Scanner:
                 data, end, self._state, self._key_slots, self._keys, self._key_bytes, self._fields,
                 self._number_default, self._code_default, self._numbers, self._codes, self.times, self.timed,
                 self.spans, self._slow, self._tokens, self._slots, self._pool, self._stack)
-            if ended != loop.MORE_TOKENS:
+            if ended == loop.MORE_TOKENS:
+                self._grow_tokens()
+            elif ended == loop.MORE_EVENTS:
+                at, events = int(self._state[loop.AT]), int(self._state[loop.EVENTS])
+                rest = (end - at) * events // (at + 1)
+                self._make_room(self._capacity + max(self._capacity // 4, min(rest, 3 * self._capacity)))
+            else:
                 return ended
-            self._grow_tokens()
 
     def _batch(self, text: bytes | memoryview, known: int) -> EventBatch | None:
         count = int(self._state[loop.TOKENS])
@@ -185,13 +187,22 @@ class Scanner:
         self._state[:] = before
 
     def _make_room(self, events: int) -> None:
+        """Have room for so many events of a piece; those there are stay."""
+        there = int(self._state[loop.EVENTS])
+        old, self._numbers = self._numbers, np.empty((len(self._number_default), events), np.int64)
+        for name, column in self._number_at.items():
+            if self._fields[2, self._field_at[name]]:
+                self._numbers[column, :there] = old[column, :there]
+                self._numbers[column, there:] = self._number_default[column]
+        old, self._codes = self._codes, np.empty((len(self._code_default), events), np.int32)
+        for name, column in self._code_at.items():
+            if self._fields[2, self._field_at[name]]:
+                self._codes[column, :there] = old[column, :there]
+                self._codes[column, there:] = self._code_default[column]
+        self.times, self.timed, self.spans = (_longer(each, events, there) for each in
+                                              (self.times, self.timed, self.spans))
+        self._slow = _longer(self._slow, 2 * events, int(self._state[loop.SLOW]))
         self._capacity = events
-        self._numbers = np.empty((len(self._number_default), events), np.int64)
-        self._codes = np.empty((len(self._code_default), events), np.int32)
-        self.times = np.empty((2, events), np.int64)
-        self.timed = np.empty((2, events), np.bool_)
-        self.spans = np.empty((2, events), np.int64)
-        self._slow = np.empty((4, 2 * events), np.int64)
 
     def _grow_tokens(self) -> None:
         tokens = np.empty((4, 2 * self._tokens.shape[1]), np.int64)
@@ -233,9 +244,11 @@ class Scanner:
 _ABSENT = {loop.TEXT: EMPTY_TEXT, loop.TEXT_OR_NULL: NULL, loop.NAMED: NULL, loop.SCALAR: NULL, loop.RAW: NO_JSON}
 
 
-def bytes_count(text: bytes | memoryview, what: bytes) -> int:
-    """How often some bytes are in a text."""
-    return (text.obj if isinstance(text, memoryview) and isinstance(text.obj, bytes) else bytes(text)).count(what)
+def _longer(rows: np.ndarray, count: int, there: int) -> np.ndarray:
+    """Rows with room for ``count``, of which so many are kept."""
+    found = np.empty((len(rows), count), rows.dtype)
+    found[:, :there] = rows[:, :there]
+    return found
 
 
 def _key_hash(key: bytes) -> int:
