@@ -48,16 +48,18 @@ class KeptLoop:
         self._arrays = [(at, self.dtypes[at], kind.count(":")) for at, kind in enumerate(types) if "[" in kind]
 
     def __call__(self, *arguments: Any) -> int:
-        """Run the loop.
+        """Run the loop. Arrays that are one value, kept once (``np.broadcast_to``), are handed over as copies.
 
         Raises:
             TypeError: an argument is of another type than was said.
         """
         if len(arguments) != len(self.types):
             raise TypeError(f"{self.__name__} takes {len(self.types)} arguments, not {len(arguments)}.")
-        passed, sizes = list(arguments), []
+        passed, given, sizes = list(arguments), {}, []  # what is given lives until the loop ends
         for at, dtype, dimensions in self._arrays:
             array = arguments[at]
+            if array.ndim and array.strides == (0,) * array.ndim and not array.flags.writeable:
+                array = given[at] = array.copy()  # a column of one value, kept once
             if array.dtype != dtype or array.ndim != dimensions or not array.flags.c_contiguous:
                 raise TypeError(f"{self.__name__}: argument {at} is {array.dtype}[{array.ndim}], not "
                                 f"{self.types[at]}, or has gaps.")

@@ -22,6 +22,7 @@ from tracer.kineto.names import (
     NameGroup,
 )
 from tracer.kineto.scanner import EMPTY_TEXT, EventBatch, Scanner, TokenMap
+from tracer.table import is_constant
 
 MODULE_PREFIX = "nn.Module: "
 _MODULE, _BUILT_IN, _OWN, _OTHER = range(4)
@@ -90,17 +91,24 @@ class EventColumns:
     rows: int = 0
 
     def extend(self, **columns: np.ndarray) -> None:
-        """Append equally long columns."""
+        """Append equally long columns; one of a single value takes no memory."""
         for name, values in columns.items():
-            self.parts[name].append(values)
+            alike = len(values) > 1 and values[0] == values[-1] and (values == values[0]).all()
+            self.parts[name].append(np.broadcast_to(values[:1].copy(), len(values)) if alike else values)
         self.rows += len(columns["start"])
 
     def finish(self, names: dict[str, Any]) -> dict[str, np.ndarray]:
-        """All columns, concatenated; the parts are released. ``names`` gives the dtypes of an empty group."""
+        """All columns, concatenated, those of a single value constant; the parts are released.
+
+        ``names`` gives the dtypes of an empty group.
+        """
         out = {}
         for name, dtype in names.items():
-            chunks = self.parts.pop(name, [])
-            out[name] = np.concatenate(chunks) if chunks else np.zeros(0, dtype)
+            chunks = [chunk for chunk in self.parts.pop(name, []) if len(chunk)]
+            if chunks and all(is_constant(chunk) and chunk[0] == chunks[0][0] for chunk in chunks):
+                out[name] = np.broadcast_to(chunks[0][:1], sum(map(len, chunks)))
+            else:
+                out[name] = np.concatenate(chunks) if chunks else np.zeros(0, dtype)
         return out
 
 

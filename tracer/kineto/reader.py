@@ -58,6 +58,7 @@ def read_kineto(source: str | os.PathLike[str], *,
                 raise TraceError(f"{opened.name}: {opened.damage} before its first event; "
                                  "copy or record it again.") from error
             raise
+        scanner.release()
         loss.notes += opened.notes
         _note_damage(stream, opened, loss)
         drop_outliers(collector)

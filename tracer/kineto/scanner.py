@@ -109,13 +109,15 @@ class Scanner:
             self._state[[loop.TOKENS, loop.POOL]] = code + 1, place + len(text)
             self.values.append(value)
         self._lay_out_fields()
+        self.release()
+        self._grow_tokens()
+
+    def release(self) -> None:
+        """Give up the room for columns, and the last batch with it."""
         self._capacity = 0
         self._numbers, self._codes = np.empty((0, 0), np.int64), np.empty((0, 0), np.int32)
-        self.times, self.timed, self.spans = np.empty((2, 0), np.int64), np.empty((2, 0), np.bool_), \
-            np.empty((2, 0), np.int64)
-        self._slow = np.empty((4, 0), np.int64)
-        self._make_room(_LEAST_EVENTS)
-        self._grow_tokens()
+        self.times, self.spans, self._slow = (np.empty((rows, 0), np.int64) for rows in (2, 2, 4))
+        self.timed = np.empty((2, 0), np.bool_)
 
     def scan(self, text: bytes | memoryview) -> EventBatch | None:
         """Read events that commas separate; ``None`` if anything in them is odd."""
@@ -151,7 +153,7 @@ class Scanner:
             elif ended == loop.MORE_EVENTS:
                 at, events = int(self._state[loop.AT]), int(self._state[loop.EVENTS])
                 rest = (end - at) * events // (at + 1)
-                self._make_room(self._capacity + max(self._capacity // 4, min(rest, 3 * self._capacity)))
+                self._make_room(self._capacity + max(_LEAST_EVENTS, self._capacity // 4, min(rest, 3 * self._capacity)))
             else:
                 return ended
 
