@@ -13,7 +13,7 @@ NONE = -1
 
 def is_constant(column: np.ndarray) -> bool:
     """Whether a column is one value, kept once: ``np.broadcast_to``, which cannot be written to."""
-    return column.strides == (0,)
+    return len(column) > 0 and column.strides == (0,)
 
 
 @dataclass(slots=True)

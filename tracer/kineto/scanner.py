@@ -46,17 +46,11 @@ class EventBatch:
 
     def number(self, name: str, rows: np.ndarray) -> np.ndarray:
         """int64 values of a field; its default where absent."""
-        column, default, there = self._scanner.number_column(name)
-        return column[rows] if there else np.full(len(rows), default, np.int64)
-
-    def has(self, name: str) -> bool:
-        """Whether any event has the field of texts."""
-        return self._scanner.code_column(name)[2]
+        return self._scanner.numbers_at(name, rows)
 
     def code(self, name: str, rows: np.ndarray) -> np.ndarray:
         """Token codes of a field."""
-        column, default, there = self._scanner.code_column(name)
-        return column[rows] if there else np.full(len(rows), default, np.int32)
+        return self._scanner.codes_at(name, rows)
 
     def time(self, name: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """int64 nanoseconds of ``ts`` or ``dur``, and whether they are valid."""
@@ -132,15 +126,19 @@ class Scanner:
             self._forget(before)
         return batch
 
-    def number_column(self, name: str) -> tuple[np.ndarray, int, bool]:
-        """The column of a number, what it is where absent, and whether any event had it."""
+    def numbers_at(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """Values of a number at rows of the last batch; its default where absent."""
         at = self._number_at[name]
-        return self._numbers[at], int(self._number_default[at]), bool(self._fields[2, self._field_at[name]])
+        if self._fields[2, self._field_at[name]]:
+            return self._numbers[at, rows]
+        return np.full(len(rows), self._number_default[at])
 
-    def code_column(self, name: str) -> tuple[np.ndarray, int, bool]:
-        """The column of a text, what it is where absent, and whether any event had it."""
+    def codes_at(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """Tokens of a text at rows of the last batch."""
         at = self._code_at[name]
-        return self._codes[at], int(self._code_default[at]), bool(self._fields[2, self._field_at[name]])
+        if self._fields[2, self._field_at[name]]:
+            return self._codes[at, rows]
+        return np.full(len(rows), self._code_default[at], np.int32)
 
     def _run(self, data: np.ndarray, end: int) -> int:
         while True:
