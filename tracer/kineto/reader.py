@@ -7,11 +7,14 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
+
 from tracer.errors import TraceError
 from tracer.graph import ExecutionGraph, LossReport
 from tracer.kineto.build import build_graph
 from tracer.kineto.chunks import EventStream
 from tracer.kineto.columns import Collector
+from tracer.kineto.nesting import nest
 from tracer.kineto.outliers import drop_excess, drop_outliers
 from tracer.kineto.scanner import Scanner
 from tracer.kineto.source import TraceSource
@@ -65,6 +68,12 @@ def read_kineto(source: str | os.PathLike[str], *,
         drop_excess(collector)
         _check(collector, stream, opened)
         return build_graph(collector, stream.metadata, stream.is_list, opened.name)
+
+
+def ready_to_read() -> None:
+    """Load what reading needs, so that processes forked from this one need not."""
+    Scanner().scan(b"")
+    nest(*np.zeros((3, 1), np.int64))
 
 
 def _check(collector: Collector, stream: EventStream, source: TraceSource | NsysSource) -> None:
