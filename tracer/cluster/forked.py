@@ -1,24 +1,28 @@
-"""Calls in copies of this process: both cores read a job's ranks, and nothing is imported or loaded anew."""
+"""Calls in copies of this process: all cores read a job's ranks, and nothing is imported or loaded anew."""
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import pickle
 import signal
+import struct
 import sys
-import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Collection
-from select import poll
+from collections.abc import Callable, Iterator, Sequence
+from select import POLLIN, poll
 from types import TracebackType
-from typing import IO
+from typing import Any
 
-from tracer.cluster.workers import ClusterWorkers, Item
+from tracer.cluster.workers import Failed, Item, ProcessWorkers, Result, called
 
-_SHARED = "/dev/shm"
-"""A folder of files that are memory."""
+_PLACE = struct.Struct("=i")
+"""A place on a pipe: of an item to be worked on, or of one that was."""
+_LENGTH = struct.Struct("=q")
+_MOST_AT_A_TIME = 64
+"""Items that are handed out at a time: each has a file open."""
 
 
 def cores() -> int:
@@ -32,84 +36,135 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-class ForkedWorkers(ClusterWorkers[int]):
-    """A process for each call, forked from this one; results come back through memory that both share.
+class ForkedWorkers(ProcessWorkers):
+    """Processes forked from this one: each takes the next item from a pipe of all, and answers by one of its own.
 
     To be used in a ``with`` block, at whose end, also by Ctrl-C, no process of it is left.
 
     Args:
-        size: how many calls are made at once.
+        size: number of processes.
     """
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._under_way: dict[int, tuple[int, IO[bytes]]] = {}
-        """By the end of a pipe that is closed when the process ends: the process, and the file of its answer."""
+        self._process_of: dict[int, int] = {}
+        """The process that tells on each pipe what it has done."""
 
     def __enter__(self) -> ForkedWorkers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
-        for handle in list(self._under_way):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._under_way[handle][0], signal.SIGKILL)
-            self._end(handle)
+        for pipe in list(self._process_of):
+            self._end(pipe)
 
     @property
     def size(self) -> int:
         """Number of worker processes."""
         return self._size
 
-    def submit(self, function: Callable[[Item], bytes], item: Item) -> int:
-        """Make a call in a new process."""
-        file = tempfile.TemporaryFile(dir=_SHARED if os.access(_SHARED, os.W_OK) else None)  # noqa: SIM115
-        handle, held = os.pipe()
+    def answers(self, function: Callable[[Item], Result], items: Sequence[Item], places: Sequence[int],
+                at_once: int) -> Iterator[tuple[int, Result | Failed | None]]:
+        """Yield (place of an item, what came back) as calls are done.
+
+        Raises:
+            Exception: what a call raised that is no ``ForetraceError``.
+        """
+        for first in range(0, len(places), _MOST_AT_A_TIME):
+            some = places[first:first + _MOST_AT_A_TIME]
+            files = {place: os.memfd_create("foretrace") for place in some}
+            try:
+                for place in self._done(function, items, files, at_once):
+                    answer = _read(files[place])
+                    if isinstance(answer, _Raised):
+                        raise answer.error
+                    yield place, answer
+                    os.close(files.pop(place))
+                for place in files:
+                    yield place, None
+            finally:
+                for file in files.values():
+                    os.close(file)
+
+    def _done(self, function: Callable[[Item], Result], items: Sequence[Item], files: dict[int, int], at_once: int) -> \
+            Iterator[int]:
+        """Start processes, and yield the places of items whose answers have been written."""
+        tasks, given = os.pipe()
+        os.write(given, b"".join(map(_PLACE.pack, files)))
+        os.close(given)
+        waiting = poll()
+        running = set()
+        for _ in range(min(at_once, len(files))):
+            running.add(pipe := self._fork(function, items, files, tasks))
+            waiting.register(pipe, POLLIN)
+        os.close(tasks)
+        while running:
+            for pipe, _ in waiting.poll():
+                if said := os.read(pipe, _PLACE.size):
+                    yield _PLACE.unpack(said)[0]
+                else:
+                    waiting.unregister(pipe)
+                    running.remove(pipe)
+                    self._end(pipe)
+
+    def _fork(self, function: Callable[[Item], Result], items: Sequence[Item], files: dict[int, int],
+              tasks: int) -> int:
+        """Start a process; returns the pipe on which it says what is done, which is closed when it ends."""
+        pipe, said = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # threads of NumPy's libraries mind no fork
             process = os.fork()
         if process:
-            os.close(held)
-            self._under_way[handle] = process, file
-            return handle
-        ended = 1
+            os.close(said)
+            self._process_of[pipe] = process
+            return pipe
         try:
-            file.write(_answer(function, item))
-            file.flush()
-            ended = 0
+            os.close(pipe)
+            while task := os.read(tasks, _PLACE.size):
+                [place] = _PLACE.unpack(task)
+                try:
+                    answer: Any = called(function, items[place])
+                except Exception as error:  # is raised again in the first process
+                    answer = _Raised(error)
+                _write(files[place], answer)
+                os.write(said, task)
         finally:
-            os._exit(ended)  # what is still to be done at the end of the program, the first process does
+            os._exit(0)  # what is still to be done at the end of the program, the first process does
 
-    def next_done(self, under_way: Collection[int]) -> tuple[int, bytes | None]:
-        """Wait until one of the processes has ended; its answer, or ``None`` if it died.
-
-        Raises:
-            Exception: what its call raised that is no ``ForetraceError``.
-        """
-        waiting = poll()
-        for handle in under_way:
-            waiting.register(handle)
-        handle = waiting.poll()[0][0]
-        answer = self._end(handle)
-        if answer[:1] == _RAISED:
-            raise pickle.loads(answer[1:])  # noqa: S301 -- of a copy of this very process
-        return handle, answer[1:] or None
-
-    def _end(self, handle: int) -> bytes:
-        """Return what a process that has ended wrote; nothing if it died."""
-        process, file = self._under_way.pop(handle)
-        os.close(handle)
-        _, status = os.waitpid(process, 0)
-        with file:
-            file.seek(0)
-            return b"" if status else file.read()
+    def _end(self, pipe: int) -> None:
+        """Leave nothing of a process, whether it still runs or not."""
+        process = self._process_of.pop(pipe)
+        os.close(pipe)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
 
 
-_RAISED, _RETURNED = b"e", b"r"
+class _Raised:
+    """An exception that is no ``ForetraceError``."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
 
 
-def _answer(function: Callable[[Item], bytes], item: Item) -> bytes:
-    try:
-        return _RETURNED + function(item)
-    except Exception as error:  # is raised again in the first process
-        return _RAISED + pickle.dumps(error)
+def _write(file: int, answer: object) -> None:
+    """Write an object, its arrays apart and behind one another, each after its length."""
+    arrays: list[pickle.PickleBuffer] = []
+    head = pickle.dumps(answer, protocol=5, buffer_callback=arrays.append)
+    with open(file, "wb", closefd=False) as stream:
+        for part in (head, *(array.raw() for array in arrays)):
+            stream.write(_LENGTH.pack(len(part)))
+            stream.write(part)
+            stream.write(bytes(-len(part) % _LENGTH.size))
+
+
+def _read(file: int) -> Any:
+    """Read what was written: arrays lie in the memory that it was written to, and can be changed."""
+    shared = memoryview(mmap.mmap(file, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
+    parts, at = [], 0
+    while at < len(shared):
+        [length] = _LENGTH.unpack_from(shared, at)
+        at += _LENGTH.size
+        parts.append(shared[at:at + length])
+        at += length + -length % _LENGTH.size
+    return pickle.loads(parts[0], buffers=parts[1:])  # noqa: S301 -- of a copy of this very process

@@ -29,7 +29,7 @@ from tracer.kineto.events import Args
 from tracer.kineto.gaps import find_gaps
 from tracer.kineto.linking import LinkedWork, adopt_gradient_sums, classify, count_losses, link
 from tracer.kineto.modules import module_lines, module_paths
-from tracer.kineto.names import ANNOTATION_NAME, COLLECTIVE_KERNEL, NameGroup, sync_kind
+from tracer.kineto.names import ANNOTATION_NAME, NameGroup, is_collective_kernel, sync_kind
 from tracer.kineto.nesting import Nesting, host_order, innermost, nest
 from tracer.kineto.phases import phases
 from tracer.kineto.python_calls import count_python_calls
@@ -191,7 +191,7 @@ def _device_work(collected: Collector, first: int) -> tuple[KernelTable, np.ndar
             values = np.where(codes >= 0, extents[np.maximum(codes, 0), axis], NONE) if len(extents) else codes
             setattr(kernels, f"{name}_{letter}", values.astype(np.int32))
     texts = list(collected.strings)
-    collective = [code for code in np.unique(kernels.name).tolist() if COLLECTIVE_KERNEL.search(texts[code])]
+    collective = [code for code in np.unique(kernels.name).tolist() if is_collective_kernel(texts[code])]
     kernels.kind[(kernels.kind == KernelKind.COMPUTE) & np.isin(kernels.name, collective)] = KernelKind.COLLECTIVE
     return kernels, _rank_of(order)
 
