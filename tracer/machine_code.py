@@ -1,9 +1,15 @@
-"""Inner loops as machine code that is kept: numba compiles each once, and later processes do not even import numba.
+"""Inner loops as machine code that is kept: processes that use them do not even import numba.
 
-Importing numba and making it ready takes half a second, which is more than most commands have to do. A loop is given as
-a function over arrays and numbers, with the type of each. Its machine code is kept beside its module or, where that
-cannot be written, in the user's cache or a private folder of the temporary directory; llvmlite, of which numba is made,
-loads it in a hundredth of a second. Without a place to keep it every process compiles anew, for some seconds.
+Importing numba and making it ready takes half a second, and compiling a loop up to five, which is more than most
+commands have to do. A loop is given as a function over arrays and numbers, with the type of each. It goes three ways::
+
+    source --numba, at each release--> LLVM's bitcode, shipped in SHIPPED beside the module
+    bitcode --llvmlite, once after installation, 0.1 s a loop--> machine code, kept
+    machine code --llvmlite, in each process, 0.01 s--> called
+
+Machine code is kept beside the module or, where that cannot be written, in the user's cache or a private folder of the
+temporary directory; without any place each process makes it anew. Where the bitcode shipped is of another source, of
+another system (it is of 64-bit x86 and Linux) or of a newer LLVM, numba compiles the source, once.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ import os
 import stat
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -26,6 +33,8 @@ VERSION = 1
 """Of the form in which machine code is kept."""
 ENTRY = "foretrace_loop"
 """What the entry of kept machine code is called."""
+SHIPPED = "shipped"
+"""Folder beside a module with the bitcode of its loops, which ``ci/ship_loops.py`` writes."""
 _DIGEST = 32
 """Bytes before the machine code: its SHA-256, which damage does not survive."""
 
@@ -70,8 +79,8 @@ class KeptLoop:
     @cached_property
     def _entry(self) -> Callable[..., int]:
         """The loop's entry point, loaded or compiled."""
-        name = f"{self.function.__module__}.{self.__name__}-{self._key()}.o"
-        folders = list(_folders(Path(sys.modules[self.function.__module__].__file__ or ".").parent))
+        name = f"{self.function.__module__}.{self.__name__}-{self._key_of(*_surroundings())}.o"
+        folders = list(_folders(self._folder))
         code = next((code for folder in folders if (code := _read(folder / name)) is not None), None)
         if code is None:
             code = self._compiled()
@@ -84,15 +93,48 @@ class KeptLoop:
         return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, *(
             ctypes.c_void_p if "[" in kind else numbers[kind] for kind in self.types))
 
-    def _key(self) -> str:
-        """Return what machine code is good for: this source, these libraries, this processor."""
+    @property
+    def _folder(self) -> Path:
+        return Path(sys.modules[self.function.__module__].__file__ or ".").parent
+
+    def _key_of(self, *surroundings: str) -> str:
+        """Return what code is good for: this source, and what surrounds it."""
         source = Path(sys.modules[self.function.__module__].__file__ or "").read_bytes()
-        parts = (str(VERSION), *self.types, *_surroundings())
+        parts = (str(VERSION), *self.types, *surroundings)
         return hashlib.sha256(source + "\0".join(parts).encode()).hexdigest()[:24]
 
-    def _compiled(self) -> bytes:
-        """Compile the loop, as an object file whose entry is called ``ENTRY``."""
+    @property
+    def shipped(self) -> Path:
+        """Where the bitcode of this very source is shipped, for this kind of system."""
         import llvmlite.binding as llvm
+
+        return self._folder / SHIPPED / f"{self.__name__}-{self._key_of(llvm.get_process_triple())}.bc.z"
+
+    def ship(self) -> Path:
+        """Compile the loop with numba, and write the bitcode that is shipped."""
+        import llvmlite.binding as llvm
+
+        self.shipped.parent.mkdir(exist_ok=True)
+        self.shipped.write_bytes(zlib.compress(llvm.parse_assembly(self._assembly()).as_bitcode(), 9))
+        return self.shipped
+
+    def _compiled(self) -> bytes:
+        """Make the loop's machine code, as an object file whose entry is called ``ENTRY``."""
+        import llvmlite.binding as llvm
+
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        machine = llvm.Target.from_default_triple().create_target_machine(
+            cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3, reloc="default",
+            codemodel="jitdefault", jit=True)
+        try:
+            module = llvm.parse_bitcode(zlib.decompress(self.shipped.read_bytes()))
+        except (OSError, zlib.error, RuntimeError):  # none shipped, or of a newer LLVM
+            module = llvm.parse_assembly(self._assembly())
+        return bytes(machine.emit_object(module))
+
+    def _assembly(self) -> str:
+        """Compile the loop with numba: LLVM's text of it, whose entry is called ``ENTRY``."""
         import numba
 
         if sys.stderr is not None and sys.stderr.isatty():
@@ -102,13 +144,7 @@ class KeptLoop:
             scope[one.__name__] = numba.njit(FunctionType(one.__code__, scope, one.__name__))
         function = numba.njit(FunctionType(self.function.__code__, scope, self.__name__))
         entry = numba.cfunc(self._numba_types(numba.types))(self._over_pointers(function, numba.carray))
-        text = entry.inspect_llvm().replace(entry.native_name, ENTRY)
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        machine = llvm.Target.from_default_triple().create_target_machine(
-            cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3, reloc="default",
-            codemodel="jitdefault", jit=True)
-        return bytes(machine.emit_object(llvm.parse_assembly(text)))
+        return str(entry.inspect_llvm()).replace(entry.native_name, ENTRY)
 
     def _numba_types(self, types: Any) -> Any:
         return types.int64(types.CPointer(types.int64), *(
