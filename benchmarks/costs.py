@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -58,8 +59,10 @@ LIMITS = {
     "import": Limit("`import foretrace`", "an empty Python", 2.5),
     "command help": Limit("`foretrace predict --help`", "an empty Python", 16.0),
     "predict": Limit("`foretrace predict` of a small capture", "an empty Python", 70.0),
-    "read": Limit("reading a trace", "decoding it into typed events", 8.0),
+    "read": Limit("reading a trace", "decoding it into typed events", 3.0),
+    "read memory": Limit("peak memory of reading a trace", "its text", 2.5),
     "breakdown": Limit("breaking 50 steps down", "replaying them", 3.5),
+    "first": Limit("the first `predict` after installation", "the second", 3.5),
     "steps": Limit("breaking 50 steps down", "breaking down 5 steps of as many events", 4.0),
     "variants": Limit("16 variants of a program", "simulating it once", 5.0),
     "whatif": Limit("a prediction on another host", "simulating its copies once", 12.0),
@@ -69,10 +72,11 @@ LIMITS = {
 # -- processes --------------------------------------------------------------------------------------------------------
 
 
-def run(command: list[str]) -> Cost:
-    """Run a command to its end."""
+def run(command: list[str], **variables: str) -> Cost:
+    """Run a command to its end, in an environment with some more variables."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment |= {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMBA")}
+    environment |= variables
     with tempfile.TemporaryFile() as said:
         begin = time.perf_counter()
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said, env=environment)
@@ -144,6 +148,8 @@ def _memory(path: str) -> dict[str, float]:
     def peak() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
+    with tempfile.TemporaryDirectory() as folder:
+        read_kineto(str(generated(Path(folder), 500, 5)))  # what reading loads is not of the trace
     before = peak()
     read_kineto(path)
     return {"imports": before, "peak": peak()}
@@ -252,12 +258,24 @@ def ratios(folder: Path, turns: int = 7) -> dict[str, float]:
         [python, [FORETRACE, "--help"], [sys.executable, "-c", "import foretrace"], [FORETRACE, "predict", "--help"],
          [FORETRACE, "predict", str(SMALL)]], turns))
     big = generated(folder, EVENTS, STEPS)
-    reading, many = inside("reading", big), inside("reports", big)
+    reading, many, memory = inside("reading", big), inside("reports", big), inside("memory", big)
     few, whatifs = inside("reports", generated(folder, EVENTS, STEPS // 10)), inside("whatifs", big)
     return {"help": shown / empty, "import": imported / empty, "command help": command / empty,
             "predict": predicted / empty, "read": reading["read"] / reading["decode"],
+            "read memory": (memory["peak"] - memory["imports"]) / reading["bytes"], "first": first_run(folder),
             "breakdown": many["breakdown"] / many["replay"], "steps": many["breakdown"] / few["breakdown"],
             "variants": whatifs["variants"] / whatifs["simulate"], "whatif": whatifs["host"] / whatifs["simulate"]}
+
+
+def first_run(folder: Path) -> float:
+    """Processor time of the first prediction over that of the second, where nothing is kept of an earlier one."""
+    place = folder / "installed"
+    for package in ("foretrace", "graph_predictor", "kernel_models", "tracer"):
+        shutil.copytree(ROOT / package, place / package, ignore=shutil.ignore_patterns("*.o", "*.nbi", "*.nbc"))
+    program = f"import sys; sys.path.insert(0, {str(place)!r}); from graph_predictor.cli import main; main()"
+    times = [run([sys.executable, "-c", program, "predict", str(SMALL)], HOME=str(folder), XDG_CACHE_HOME="",
+                 NUMBA_CACHE_DIR="").cpu_s for _ in range(2)]
+    return times[0] / times[1]
 
 
 def ratio_table(found: dict[str, float]) -> list[str]:

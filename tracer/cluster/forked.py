@@ -151,8 +151,9 @@ def _write(file: int, answer: object) -> None:
     """Write an object, its arrays apart and behind one another, each after its length."""
     arrays: list[pickle.PickleBuffer] = []
     head = pickle.dumps(answer, protocol=5, buffer_callback=arrays.append)
+    parts: list[bytes | memoryview] = [head, *(array.raw() for array in arrays)]
     with open(file, "wb", closefd=False) as stream:
-        for part in (head, *(array.raw() for array in arrays)):
+        for part in parts:
             stream.write(_LENGTH.pack(len(part)))
             stream.write(part)
             stream.write(bytes(-len(part) % _LENGTH.size))

@@ -68,7 +68,7 @@ class TokenMap:
     def __init__(self, scanner: Scanner, make: Callable[[Any], int], dtype: Any = np.int32) -> None:
         self._scanner, self._make = scanner, make
         self._number = np.zeros(0, dtype)
-        self._made = np.zeros(0, np.bool_)
+        self._made: np.ndarray = np.zeros(0, np.bool_)
 
     def __call__(self, codes: np.ndarray) -> np.ndarray:
         """Return the numbers of tokens."""
@@ -95,7 +95,7 @@ class Scanner:
         self._stack = np.zeros(_DEEPEST, np.int64)
         self._tokens = np.zeros((4, _LEAST_TOKENS), np.int64)
         self._slots = np.zeros(0, np.int64)
-        self._pool = np.zeros(_LEAST_POOL, np.uint8)
+        self._pool: np.ndarray = np.zeros(_LEAST_POOL, np.uint8)
         for code, (text, kind, value) in enumerate(_FIRST):
             place = int(self._state[loop.POOL])
             self._pool[place:place + len(text)] = np.frombuffer(text, np.uint8)
@@ -194,10 +194,10 @@ class Scanner:
             if self._fields[2, self._field_at[name]]:
                 self._numbers[column, :there] = old[column, :there]
                 self._numbers[column, there:] = self._number_default[column]
-        old, self._codes = self._codes, np.empty((len(self._code_default), events), np.int32)
+        texts, self._codes = self._codes, np.empty((len(self._code_default), events), np.int32)
         for name, column in self._code_at.items():
             if self._fields[2, self._field_at[name]]:
-                self._codes[column, :there] = old[column, :there]
+                self._codes[column, :there] = texts[column, :there]
                 self._codes[column, there:] = self._code_default[column]
         self.times, self.timed, self.spans = (_longer(each, events, there) for each in
                                               (self.times, self.timed, self.spans))
