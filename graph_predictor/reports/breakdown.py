@@ -31,7 +31,7 @@ from tracer.arrays import Int32, Int64
 from tracer.charts import Chart, ChartSeries
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, ExecutionGraph, OpKind, Phase
-from tracer.grouping import grouped, totals
+from tracer.grouping import grouped, kinds_of, totals
 from tracer.shown import Shown
 
 if TYPE_CHECKING:
@@ -244,7 +244,8 @@ def breakdown(replay: Replay, *, step: str | None = None) -> Breakdown:
     for position, rows in ranks.items():
         found.update(zip(rows, OperationSums(replay, position, causes).steps([chosen[at] for at in rows]),
                          strict=True))
-    steps = [replace(found[at], typical=one in typical) for at, one in enumerate(chosen)]
+    kept = {id(one) for one in typical}
+    steps = [replace(found[at], typical=id(one) in kept) for at, one in enumerate(chosen)]
     notes = list(replay.notes)
     if len(typical) < len(chosen):
         notes.append(f"{left_out(len(typical), len(chosen))} of the mean.")
@@ -349,12 +350,9 @@ class OperationSums:
         self.pair_of_none = int(place[-1])
         # Of each operation, of what is in none and of work whose launch is unknown: name, module and phase.
         self.width = len(self.graph.strings) + len(Phase) + _MISSING
-        missing = [NONE, NONE - 1]
-        code = np.zeros(len(ops) + len(missing), np.int64)
-        for column in (ops.name, ops.module, ops.phase):
-            code = code * self.width + np.append(column, missing) + _MISSING
-        codes, self.view_of_op = grouped(code)
-        self.views = codes[:, None] // self.width ** np.arange(2, -1, -1) % self.width - _MISSING
+        columns = [np.append(column, [NONE, NONE - 1]).astype(np.int64) for column in (ops.name, ops.module, ops.phase)]
+        self.view_of_op, example = kinds_of(*columns)
+        self.views = np.stack([column[example] for column in columns], axis=1)
         orphans = np.flatnonzero(kernels.launch < 0)
         self.orphans = orphans[np.argsort(kernels.start_ns[orphans], kind="stable")]
         self.orphans_start = kernels.start_ns[self.orphans]
@@ -427,9 +425,9 @@ class OperationSums:
         kinds = len(self.pairs) * len(Bound)
         keys, place = grouped(step * kinds + pair * len(Bound) + bound)
         sums, count = totals(place, ns, len(keys)), np.bincount(place, minlength=len(keys))
-        bounds = list(Bound)
-        names = [(graph.string(name) or OUTSIDE, graph.string(module)) for name, module in self.pairs]
-        found = [PathEntry(*names[kind // len(Bound)], bounds[kind % len(Bound)], total, times)
+        bounds, many = list(Bound), len(Bound)
+        names, within = ([graph.string(pair[at]) for pair in self.pairs] for at in (0, 1))
+        found = [PathEntry(names[kind // many] or OUTSIDE, within[kind // many], bounds[kind % many], total, times)
                  for kind, total, times in zip((keys % kinds).tolist(), sums.tolist(), count.tolist(), strict=True)]
         return [_largest_path(each) for each in _by_window(found, keys // kinds, len(paths))]
 
@@ -480,14 +478,15 @@ class OperationSums:
         keys, place = grouped(step * len(self.views) + self.view_of_op[op])
         sums = totals(what * len(keys) + place, ns, 4 * len(keys)).reshape(4, -1)
         used = np.bincount(place[ns != 0], minlength=len(keys)) > 0
-        step, view, sums = keys[used] // len(self.views), keys[used] % len(self.views), sums[:, used]
+        step, view = keys[used] // len(self.views), keys[used] % len(self.views)
+        by_what = [each[used] for each in sums]
 
         def by(*columns: int) -> list[list[tuple[list[int], list[int]]]]:
             """Sums of each step by some of the three codes."""
             kinds, kind = grouped(sum((self.views[:, column] + _MISSING) * self.width ** power
                                       for power, column in enumerate(reversed(columns))))
             keys, place = grouped(step * len(kinds) + kind[view])
-            values = np.stack([totals(place, each, len(keys)) for each in sums], axis=1)
+            values = np.stack([totals(place, each, len(keys)) for each in by_what], axis=1)
             powers = self.width ** np.arange(len(columns))[::-1]
             codes = (kinds[keys % len(kinds)][:, None] // powers % self.width - _MISSING).tolist()
             return _by_window(list(zip(codes, values.tolist(), strict=True)), keys // len(kinds), len(places))
