@@ -438,7 +438,8 @@ class OperationSums:
         starts, ends, threads = (np.array([place[at] for place in places], np.int64) for at in (1, 2, 3))
         own, own_step = self.host.cut(starts, ends)
         waiting, waiting_step = self.waits.cut(starts, ends)
-        blocked = split(self.host, waiting.thread, waiting.start_ns, waiting.end_ns)
+        nearby = self.host.between(int(starts.min()), int(ends.max()))
+        blocked = split(nearby, waiting.thread, waiting.start_ns, waiting.end_ns)
         blocked_step = waiting_step[blocked.query]
         # Two more slots: one for what is in no operation, one for device work whose launch is unknown.
         nowhere, unknown = len(ops), len(ops) + 1

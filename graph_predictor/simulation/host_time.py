@@ -55,12 +55,13 @@ class HostTime:
             window = np.repeat(np.arange(len(parts)), [len(part.op) for part in parts])
             return HostTime(*(np.concatenate([getattr(part, name) for part in parts])
                               for name in ("thread", "start_ns", "end_ns", "op"))), window
-        first = np.searchsorted(high, self.start_ns, side="right")
-        count = np.maximum(np.searchsorted(low, self.end_ns, side="left") - first, 0)
+        found = self.between(int(low[0]), int(high[-1])) if len(low) else self.between(0, 0)
+        first = np.searchsorted(high, found.start_ns, side="right")
+        count = np.maximum(np.searchsorted(low, found.end_ns, side="left") - first, 0)
         row = np.repeat(np.arange(len(first)), count)
         place = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count) + first[row]
-        return HostTime(self.thread[row], np.maximum(self.start_ns[row], low[place]),
-                        np.minimum(self.end_ns[row], high[place]), self.op[row]), order[place]
+        return HostTime(found.thread[row], np.maximum(found.start_ns[row], low[place]),
+                        np.minimum(found.end_ns[row], high[place]), found.op[row]), order[place]
 
     @classmethod
     def ordered(cls, thread: Int64, start_ns: Int64, end_ns: Int64, op: Int64) -> HostTime:
