@@ -56,6 +56,7 @@ class EventStream:
                 yield self._last_piece(carry)
                 break
             text = carry + block
+            del block, carry  # each is megabytes
             cut = last_boundary(text)
             if cut < 0:
                 if len(text) > _EVENT_LIMIT:

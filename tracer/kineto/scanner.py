@@ -150,7 +150,7 @@ class Scanner:
                 self._grow_tokens()
             elif ended == loop.MORE_EVENTS:
                 at, events = int(self._state[loop.AT]), int(self._state[loop.EVENTS])
-                rest = (end - at) * events // (at + 1)
+                rest = (end - at) * events // (at + 1) * 9 // 8
                 self._make_room(self._capacity + max(_LEAST_EVENTS, self._capacity // 4, min(rest, 3 * self._capacity)))
             else:
                 return ended
