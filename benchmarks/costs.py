@@ -35,7 +35,7 @@ SMALL = ROOT / "traces" / "cpu-small"
 """A capture that comes with the sources."""
 FORETRACE = str(Path(sysconfig.get_path("scripts"), "foretrace"))
 EVENTS, STEPS = 200_000, 50
-"""Of the generated trace whose ratios are checked; its memory is that of four times as many events, as what reading holds
+"""Of the generated trace whose ratios are checked; memory is that of four times as many events, as what reading holds
 besides columns is the same for all."""
 
 
@@ -341,8 +341,8 @@ def page(data: Path, folder: Path) -> str:
         lines.append(f"{name:<38} {cost.cpu_s:>7.2f} {cost.cpu_s / empty.cpu_s:>11.1f}x {cost.peak / 1e6:>8.0f}")
     lines += ["```", "", "## Growth with events", "",
               "Generated traces of products, 100 steps each. Decoding is that of a typed decoder (msgspec) of the same "
-              "text; memory", "is the peak above that of reading a tiny trace, over the text: some 60 MB while the text is "
-              "scanned, and then the columns.", "", "```",
+              "text; memory", "is the peak above that of reading a tiny trace, over the text: some 60 MB while the text "
+              "is scanned, and then the columns.", "", "```",
               f"{'events':>10} {'decode s':>9} {'read s':>7} {'us/event':>9} {'over decoder':>13} {'memory x':>9} "
               f"{'replay s':>9} {'breakdown s':>12}"]
     for events in (50_000, 200_000, 800_000):
@@ -408,8 +408,8 @@ def _real(data: Path, folder: Path) -> list[str]:
     for count in (1, 2, 4, 8):
         [cost] = in_turns([[FORETRACE, "breakdown", *map(str, files[:count])]], 1)
         lines.append(f"{count:>6} {cost.cpu_s:>7.2f} {cost.wall_s:>7.2f} {cost.peak / 1e6:>8.0f}")
-    lines += ["```", "", "Reading eight ranks, wall seconds, the best of five in turns: copies of the process read on all "
-              "cores. On a machine with", "other work there is less to gain.", "", "```",
+    lines += ["```", "", "Reading eight ranks, wall seconds, the best of five in turns: copies of the process read on "
+              "all cores. On a machine with", "other work there is less to gain.", "", "```",
               f"{'ranks':<38} {'one core':>9} {'all cores':>10} {'ratio':>6}"]
     big = generated(folder, 200_000, 100)
     copies = [folder / f"rank{rank}.json" for rank in range(8)]
