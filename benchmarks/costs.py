@@ -250,8 +250,8 @@ def _profile(*command: str) -> dict[str, Any]:
 
 
 PARTS: dict[str, Callable[..., dict[str, Any]]] = {
-    "reading": _reading, "memory": _memory, "ranks": _ranks, "reports": _reports, "whatifs": _whatifs, "points": _points,
-    "profile": _profile}
+    "reading": _reading, "memory": _memory, "ranks": _ranks, "reports": _reports, "whatifs": _whatifs,
+    "points": _points, "profile": _profile}
 
 
 # -- the ratios that are checked --------------------------------------------------------------------------------------
@@ -274,7 +274,8 @@ def ratios(folder: Path, turns: int = 7) -> dict[str, float]:
         [python, [FORETRACE, "--help"], [sys.executable, "-c", "import foretrace"], [FORETRACE, "predict", "--help"],
          [FORETRACE, "predict", str(SMALL)]], turns))
     big = generated(folder, EVENTS, STEPS)
-    reading, many, memory = inside("reading", big), inside("reports", big), inside("memory", generated(folder, 4 * EVENTS, STEPS))
+    reading, many = inside("reading", big), inside("reports", big)
+    memory = inside("memory", generated(folder, 4 * EVENTS, STEPS))
     few, whatifs = inside("reports", generated(folder, EVENTS, STEPS // 10)), inside("whatifs", big)
     return {"help": shown / empty, "import": imported / empty, "command help": command / empty,
             "predict": predicted / empty, "read": reading["read"] / reading["decode"],
@@ -341,8 +342,8 @@ def page(data: Path, folder: Path) -> str:
         lines.append(f"{name:<38} {cost.cpu_s:>7.2f} {cost.cpu_s / empty.cpu_s:>11.1f}x {cost.peak / 1e6:>8.0f}")
     lines += ["```", "", "## Growth with events", "",
               "Generated traces of products, 100 steps each. Decoding is that of a typed decoder (msgspec) of the same "
-              "text; memory", "is the peak above that of reading a tiny trace, over the text: some 60 MB while the text "
-              "is scanned, and then the columns.", "", "```",
+              "text; memory", "is the peak above that of reading a tiny trace, over the text: some 60 MB while the "
+              "text is scanned, and then the columns.", "", "```",
               f"{'events':>10} {'decode s':>9} {'read s':>7} {'us/event':>9} {'over decoder':>13} {'memory x':>9} "
               f"{'replay s':>9} {'breakdown s':>12}"]
     for events in (50_000, 200_000, 800_000):
