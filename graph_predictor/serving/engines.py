@@ -47,6 +47,10 @@ class Engine:
             are thrown out, and read again later, where the cache is full.
         of_rest: whether the share of memory is of what weights leave, all of it for caches.
         turns_in_cache: whether one kernel turns queries and keys (rotary positions) and writes the cache.
+        wait_tokens: that prompts must have together before a step that decodes takes any, so that fewer steps are
+            slowed down; TensorRT-LLM's ``batch_wait_max_tokens_ratio``, times the tokens of a step.
+        wait_steps: of decoding after which they are taken all the same; its ``batch_wait_timeout_iters``. 0: prompts do
+            not wait for each other, as all engines have it unless they are told.
     """
 
     name: str
@@ -65,6 +69,8 @@ class Engine:
     reserves: bool
     of_rest: bool = False
     turns_in_cache: bool = False
+    wait_tokens: float = 0.0
+    wait_steps: int = 0
 
 
 ENGINES: Mapping[str, Engine] = MappingProxyType({engine.name: engine for engine in (
