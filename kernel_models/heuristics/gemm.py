@@ -29,8 +29,11 @@ through all of them one after another. From the same rows of 1 to 8 MB: 0.2 ns f
 alike. Of 16 bits, and of 8 where activations are not cast beside the product."""
 GROUPED = {"nt": 0.92, "nn": 0.86, "tn": 0.75}
 """Of the rate of single products, what grouped ones reach, by layout: forward, input gradient, weight gradient. Of
-SimuMax's rows those of an A100, and those of a B200 of 1,000 rows a group and more, beside their single products; a
-B200's groups of fewer rows lie some 6 µs a group above, as products do that are launched one after another."""
+SimuMax's rows those of an A100, and those of a B200 of 1,000 rows a group and more, beside their single products."""
+GROUP_US = {"blackwell": 4.5}
+"""What each group of such a product costs besides, µs, by architecture: Transformer Engine launches one product a group,
+and on a B200 each is over before the next has filled the device (SimuMax's rows "chosen on" of
+``benchmarks/inference_kernels.py``, groups of 128 to 10,000 rows). None on an A100. Fused kernels of servers pay none."""
 GROUPED_FP8 = 0.6
 """The same of 8 and 4 bits, besides: kernels that scale blocks of values on their way (DeepSeek's DeepGEMM publishes
 0.5 to 0.7 of an H800's peak for groups of 4,096 rows, servers' Triton kernels reach less). Set, not measured."""
@@ -67,7 +70,7 @@ def gemm_work(table: CallTable, device: DeviceSpec) -> KernelWork:
         streamed = table.bytes_moved / (bandwidth_gbps(device) * GB_PER_S_IN_BYTES_PER_US)
         memory += weights * (streamed * STREAMED.get(device.architecture, 1.0) - memory)
         fixed += DEPTH_FLOORS * np.minimum(table.dim("k"), DEEPEST) * _goes_through(table)
-    return KernelWork(np.minimum(product, direct), memory, fixed)
+    return KernelWork(np.minimum(product, direct) + _launched(table, device), memory + _launched(table, device), fixed)
 
 
 def _goes_through(table: CallTable) -> Float64:
@@ -102,6 +105,13 @@ def _grouped(table: CallTable, device: DeviceSpec) -> Float64:
             found[i] = (_routed(call.dtype, call.flags, float(rows[i]), device) if "routed" in call.flags else
                         GROUPED.get(call.layout, GROUPED["nt"]) * narrow[i])
     return found
+
+
+def _launched(table: CallTable, device: DeviceSpec) -> Float64:
+    """What the groups of grouped products cost besides, µs [n]."""
+    each = GROUP_US.get(device.architecture, 0.0)
+    apart = [each if call.kind == "grouped" and "routed" not in call.flags else 0.0 for call in table.calls]
+    return table.dim("batch") * np.array(apart, np.float64)
 
 
 def _routed(dtype: str, flags: tuple[str, ...], rows: float, device: DeviceSpec) -> float:
