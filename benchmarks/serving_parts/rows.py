@@ -28,6 +28,12 @@ looked-at half: with equal lengths clients would stay in step, as SGLang's do.""
 BALANCED = 60
 """Steps for which DeepSeek's prompts wait until each group of attention has one (``attention_dp_config``, of the last of
 these scripts)."""
+STREAMED = 10
+"""Tokens of DeepSeek's first message (``stream_interval`` of the same script). The other scripts set 10 and 20 too, but
+with ``num_postprocess_workers``, and their rows of the looked-at half show no wait for more than one token."""
+ASYNC_US, ASYNC_SEQUENCE_US = 300.0, 2.0
+"""Host time of a step, and of each of its sequences, where vLLM prepares the next step while this one runs
+(``async-scheduling`` of ``gptoss_fp4_h100_docker.sh``): an assumption."""
 WAVES = 10
 """Requests of each client. All count, those with which a benchmark begins too: both warm up before."""
 TO_GATHER = 0.9, 20
@@ -82,6 +88,8 @@ def _row(number: int, row: Any) -> ServedRow:
                          engine=engine_of(row.backend))
     if known and row.backend == "trtllm":
         setup = _as_published(setup, model, int(row.input_tokens), int(row.output_tokens), clients)
+    if known and row.backend == "vllm" and model.startswith("gpt-oss"):
+        setup = replace(setup, engine=replace(setup.engine, step_us=ASYNC_US, sequence_us=ASYNC_SEQUENCE_US))
     group = "|".join(map(str, (row.model, row.backend, row.backend_version, row.gpu, row.gemm_quant_mode)))
     return ServedRow(number, model, DEVICES[row.gpu], setup,
                      Requests(prompt, output, clients, count=WAVES * clients), row.ttft_ms, row.tpot_ms,
@@ -96,6 +104,8 @@ def _as_published(setup: ServingSetup, model: str, prompt: int, output: int, cli
         engine = replace(engine, wait_tokens=TO_GATHER[0] * chunk, wait_steps=TO_GATHER[1])
     if setup.attention_dp > 1:
         engine = replace(engine, wait_tokens=float(setup.attention_dp * prompt), wait_steps=BALANCED)
+    if model.startswith("deepseek"):
+        engine = replace(engine, first_tokens=STREAMED)
     return replace(setup, chunk=chunk, engine=engine)
 
 

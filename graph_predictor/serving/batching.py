@@ -352,6 +352,10 @@ def simulate_serving(load: Requests, setup: ServingSetup, surface: StepTimes, ca
     tokens = np.maximum(outputs - 1, 0).astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
         tpot = np.where(tokens > 0, (ends - first) / tokens, math.nan)
+    # What comes with the first message is seen with it; between first and last the tokens come evenly.
+    held = np.minimum(setup.engine.first_tokens - 1, tokens) * np.nan_to_num(tpot)
+    first = first + held
+    tpot = tpot - held / np.maximum(tokens, 1.0)
     extra = setup.engine.reply_us
     kept = slice(load.warm_up, None)
     span = max(server.clock - float(arrived.min()), 1e-9)

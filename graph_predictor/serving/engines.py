@@ -51,6 +51,8 @@ class Engine:
             slowed down; TensorRT-LLM's ``batch_wait_max_tokens_ratio``, times the tokens of a step.
         wait_steps: of decoding after which they are taken all the same; its ``batch_wait_timeout_iters``. 0: prompts do
             not wait for each other, as all engines have it unless they are told.
+        first_tokens: of an answer that its first message has, which a client sees as its first token: TensorRT-LLM's
+            ``stream_interval`` where it holds the first one back.
     """
 
     name: str
@@ -71,11 +73,12 @@ class Engine:
     turns_in_cache: bool = False
     wait_tokens: float = 0.0
     wait_steps: int = 0
+    first_tokens: int = 1
 
 
 ENGINES: Mapping[str, Engine] = MappingProxyType({engine.name: engine for engine in (
     Engine("vllm", Mixing.MIXED, chunk=8192, splits=True, sequences=1024, memory=0.90, step_us=1500.0, sequence_us=8.0,
-           request_us=2000.0, reply_us=5000.0, launch_us=6.0, graph_batch=512, all_reduce_us=4.4, reserves=False),
+           request_us=2000.0, reply_us=5000.0, launch_us=40.0, graph_batch=512, all_reduce_us=4.4, reserves=False),
     Engine("sglang", Mixing.PREFILL_FIRST, chunk=8192, splits=True, sequences=2048, memory=0.88, step_us=500.0,
            sequence_us=6.0, request_us=2000.0, reply_us=5000.0, launch_us=100.0, graph_batch=512, all_reduce_us=2.6,
            reserves=False),
