@@ -98,7 +98,8 @@ def _row(number: int, row: Any) -> ServedRow:
 
 def _as_published(setup: ServingSetup, model: str, prompt: int, output: int, clients: int) -> ServingSetup:
     """Return a setup with the options that InferenceMAX gives TensorRT-LLM."""
-    chunk = next((tokens for name, tokens in CHUNKS.items() if model.startswith(name)), (clients + prompt + 127) // 64 * 64)
+    chunk = next((tokens for name, tokens in CHUNKS.items() if model.startswith(name)),
+                 (clients + prompt + 127) // 64 * 64)
     engine = setup.engine
     if model.startswith("llama") and (prompt, output) == (1024, 1024) and setup.tp < 8:
         engine = replace(engine, wait_tokens=TO_GATHER[0] * chunk, wait_steps=TO_GATHER[1])

@@ -43,8 +43,9 @@ STEPS, ROUNDS, NUDGE = 2, 8, 0.05
 """Times that all rows are served again around the factors found, rounds of weighing within each, and how far a factor's
 logarithm is moved to see what it changes."""
 USUAL, EXPECTED = 0.18, 0.25
-"""Mean error between tokens that spreads without a calibration stand for (0.8 of their standard deviation), and how many
-rows that counts for: set so that of the looked-at half of the serving table about 80% lie inside, ten rows known."""
+"""Mean error between tokens that spreads without a calibration stand for (0.8 of their standard deviation), and how
+many rows that counts for: set so that of the looked-at half of the serving table about 80% lie inside, ten rows
+known."""
 LEAST_SPREAD, MOST_SPREAD = 0.15, 2.0
 MOST_OFF, DOUBTFUL = 100.0, 0.3
 """Times that a row may be off what is expected, and the error of what is left from which the rows are doubted."""

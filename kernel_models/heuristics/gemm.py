@@ -31,9 +31,10 @@ GROUPED = {"nt": 0.92, "nn": 0.86, "tn": 0.75}
 """Of the rate of single products, what grouped ones reach, by layout: forward, input gradient, weight gradient. Of
 SimuMax's rows those of an A100, and those of a B200 of 1,000 rows a group and more, beside their single products."""
 GROUP_US = {"blackwell": 4.5}
-"""What each group of such a product costs besides, µs, by architecture: Transformer Engine launches one product a group,
-and on a B200 each is over before the next has filled the device (SimuMax's rows "chosen on" of
-``benchmarks/inference_kernels.py``, groups of 128 to 10,000 rows). None on an A100. Fused kernels of servers pay none."""
+"""What each group of such a product costs besides, µs, by architecture: Transformer Engine launches one product a
+group, and on a B200 each is over before the next has filled the device (SimuMax's rows "chosen on" of
+``benchmarks/inference_kernels.py``, groups of 128 to 10,000 rows). None on an A100. Fused kernels of servers pay
+none."""
 GROUPED_FP8 = 0.6
 """The same of 8 and 4 bits, besides: kernels that scale blocks of values on their way (DeepSeek's DeepGEMM publishes
 0.5 to 0.7 of an H800's peak for groups of 4,096 rows, servers' Triton kernels reach less). Set, not measured."""
