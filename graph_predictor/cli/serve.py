@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from graph_predictor.cli.console import print_json, working
+from graph_predictor.cli.edit_options import chosen_edits, with_edits_but
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Top, shared
 from graph_predictor.cli.profiles import profile_of
 
 
+@with_edits_but("cuda-graphs")
 def serve(
     source: Annotated[str, typer.Argument(
         metavar="MODEL", help="A published model (llama-3.1-70b, qwen3-32b, deepseek-v3, gpt-oss-120b, …), a Hugging "
@@ -69,6 +71,7 @@ def serve(
     top: Top = None,
     json: Json = False,
     debug: Debug = False,
+    **edits: Any,
 ) -> None:
     """Predict how a decoder is served: a prompt's time, a step's of decoding, memory and the largest batch, and with
     --rate or --concurrency time to the first token, between tokens, and throughput.
@@ -81,11 +84,13 @@ def serve(
     """
     with one_sentence(debug):
         from graph_predictor.cli.serve_report import report, report_choices
+        from graph_predictor.edits.registry import chosen, made
         from graph_predictor.serving.errors import ServingError
         from graph_predictor.serving.search import serve_search
         from graph_predictor.serving.serve import serve as served
         from kernel_models.device_choice import find_device
 
+        changes = made(chosen(chosen_edits(edits)))
         known = profile_of(profile, find_device(device))
         if target is not None:
             if given := [name for name, value, usual in (
@@ -101,7 +106,7 @@ def serve(
                     settings=assignments or (), preset=preset, prompt=prompt or 1024, output=output or 256, rate=rate,
                     precision=precision, experts=experts, kv_dtype=kv_dtype, engine=engine, cuda_graphs=cuda_graphs,
                     speculate=speculate, seed=seed, profile=known, comm_profile=comm_profile,
-                    comm_choices=comm_choices)
+                    comm_choices=comm_choices, edits=changes)
             if json:
                 print_json(choices.to_json())
             else:
@@ -119,7 +124,7 @@ def serve(
                 engine=engine, chunk=chunk, cuda_graphs=cuda_graphs, speculate=speculate, batch=batch, context=context,
                 prompt=prompt, output=output, rate=rate, concurrency=concurrency, requests=requests, seed=seed,
                 step_us=step_us, profile=known, comm_profile=comm_profile, comm_choices=comm_choices, measured=runs,
-                anchor=anchor)
+                anchor=anchor, edits=changes)
         if json:
             print_json(found.to_json())
         else:
