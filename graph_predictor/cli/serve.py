@@ -66,8 +66,12 @@ def serve(
         "--calibrate", "columns concurrency, prompt, output, ttft_ms, tpot_ms and, if need be, tp, ep, attention_dp"
     )] = None,
     anchor: Annotated[str | None, typer.Option(
-        metavar="TRACE", help="A trace of vLLM serving this model so on this device: what its kernels took over what "
-                              "is predicted of its steps is taken of all steps.")] = None,
+        metavar="TRACE", help="A trace of this model served so on this device: what each operation's kernels took over "
+                              "what is predicted of its steps (vLLM names them; others decode --batch × --context) is "
+                              "taken of all steps.")] = None,
+    anchor_capture: Annotated[str | None, typer.Option(
+        metavar="TRACE", help="A trace of the capture of --anchor's CUDA graphs, whose operations have their kernels."
+    )] = None,
     top: Top = None,
     json: Json = False,
     debug: Debug = False,
@@ -97,7 +101,8 @@ def serve(
                     ("--tp", tp, 1), ("--pp", pp, 1), ("--ep", ep, 1), ("--attention-dp", attention_dp, 1),
                     ("--chunk", chunk, 0), ("--batch", batch, 1), ("--context", context, 0),
                     ("--concurrency", concurrency, 0), ("--requests", requests, 0), ("--step-us", step_us, None),
-                    ("--calibrate", runs, None), ("--anchor", anchor, None)) if value != usual]:
+                    ("--calibrate", runs, None), ("--anchor", anchor, None),
+                    ("--anchor-capture", anchor_capture, None)) if value != usual]:
                 raise ServingError(f"--target searches splits and loads of the engine as it is taken to be, which "
                                    f"{given[0]} says otherwise; leave one of them out.")
             with working("Pricing and serving"):
@@ -124,7 +129,7 @@ def serve(
                 engine=engine, chunk=chunk, cuda_graphs=cuda_graphs, speculate=speculate, batch=batch, context=context,
                 prompt=prompt, output=output, rate=rate, concurrency=concurrency, requests=requests, seed=seed,
                 step_us=step_us, profile=known, comm_profile=comm_profile, comm_choices=comm_choices, measured=runs,
-                anchor=anchor, edits=changes)
+                anchor=anchor, anchor_capture=anchor_capture, edits=changes)
         if json:
             print_json(found.to_json())
         else:

@@ -208,7 +208,7 @@ def serve(source: str, *, device: str = "h200-sxm", topology: str | None = None,
           seed: int = 0, step_us: float | None = None, profile: DeviceProfile | None = None,
           comm_profile: str | None = None, comm_choices: str | None = None,
           measured: str | ServingCalibration | None = None, anchor: str | None = None,
-          edits: Sequence[Edit] = ()) -> Served:
+          anchor_capture: str | None = None, edits: Sequence[Edit] = ()) -> Served:
     """Predict how a decoder is served.
 
     Args:
@@ -237,7 +237,9 @@ def serve(source: str, *, device: str = "h200-sxm", topology: str | None = None,
         comm_profile, comm_choices: measured collectives, as ``foretrace.plan`` takes them.
         measured: a table of measured rows, as ``calibrate.read_measured_rows`` reads it, or what another call learned.
         anchor: a trace of this decoder served so on this device, as ``anchor.read_anchor`` reads it: what its kernels
-            took over what is predicted of its steps is taken of all steps.
+            took over what is predicted of its steps, operation by operation, is taken of all steps. Where its steps'
+            names do not say what they worked on, and ``context`` is given, they decode ``batch`` sequences of it.
+        anchor_capture: a trace of the capture of its CUDA graphs, whose operations have their kernels.
         edits: of ``graph_predictor.edits``, those of recorded steps.
 
     Raises:
@@ -263,17 +265,22 @@ def serve(source: str, *, device: str = "h200-sxm", topology: str | None = None,
     collectives = cluster_for(spec, setup.gpus, topology, comm_profile, comm_choices)
     prompts = Lengths.parse(str(prompt or context or 1024), "--prompt")
     outputs = Lengths.parse(str(output or 256), "--output")
+    given = context
     context = context or math.ceil(prompts.mean + outputs.mean / 2)
     asked = context if not (rate or concurrency) else max(context, prompts.longest + outputs.longest)
     check_length(decoder, asked)
     if prompts.longest > (decoder.longest or prompts.longest):
         check_length(decoder, prompts.longest)
     rates = rates_of(setup) if step_us is None else replace(rates_of(setup), step_us=step_us)
-    notes = []
+    notes: list[str] = []
+    anchored = None
+    if anchor_capture is not None and anchor is None:
+        raise ServingError("--anchor-capture says which operations the graphs of an anchor were captured of; give "
+                           "--anchor too.")
     if anchor is not None:
-        anchored = read_anchor(anchor, ServingModel(decoder.shape, setup, spec, collectives, profile, rates))
+        anchored = read_anchor(anchor, ServingModel(decoder.shape, setup, spec, collectives, profile, rates),
+                               capture=anchor_capture, assumed=ServedStep(batch, given) if given else None)
         rates = anchored.rates
-        notes.append(str(anchored))
     calibration = measured if isinstance(measured, ServingCalibration) else None
     if isinstance(measured, str):
         rows = read_measured_rows(measured, decoder.shape, setup, spec, profile,
@@ -282,10 +289,15 @@ def serve(source: str, *, device: str = "h200-sxm", topology: str | None = None,
         calibration = calibrate_serving(rows, rates)
     model = ServingModel(decoder.shape, setup, spec, collectives, profile,
                          rates if calibration is None else calibration.rates)
+    if anchored is not None:
+        model = anchored.of(model) if calibration is None else model.with_factors(anchored.factors)
     plain, model = model, edited_model(model, edits)
     cache = cache_account(decoder.shape, setup, spec, max(asked, prompts.longest))
     cache.check(batch, context, f"{decoder.name} on {setup.gpus} {spec.name}")
     decode, prefill = ServedStep(batch, context), prompt_step(setup, math.ceil(prompts.mean))
+    if anchored is not None:
+        notes.append(f"{anchored} {anchored.rests(plain, decode):.0%} of the step of decoding and "
+                     f"{anchored.rests(plain, prefill):.0%} of the prompt's rest on operations that were recorded.")
     served = None
     if rate or concurrency:
         load = Requests(prompts, outputs, concurrency, rate, requests, seed, warm_up=_warm_up(concurrency, requests))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
@@ -141,6 +141,7 @@ class ServingModel:
         self.shape, self.setup, self.device, self.collectives = shape, setup, device, collectives
         self.rates = rates or rates_of(setup)
         self._models = models
+        self._factors: Mapping[str, float] = {}
         self._make = StepOperations(shape, setup, device, collectives.topology)
         layers: dict[TransformerShape, int] = {}
         for run in shape.runs:
@@ -155,6 +156,15 @@ class ServingModel:
         other = type(self).__new__(type(self))
         other.__dict__.update({name: value for name, value in self.__dict__.items() if name != "surface"})
         other.rates = rates
+        return other
+
+    def with_factors(self: SomeModel, factors: Mapping[str, float]) -> SomeModel:
+        """Return the same whose operations of these names take so many times as long, beside the rates: what a trace
+        says of them."""
+        other = type(self).__new__(type(self))
+        other.__dict__.update({name: value for name, value in self.__dict__.items()
+                               if name != "surface" and not name.endswith("_grid")})
+        other._factors = dict(factors)
         return other
 
     def with_chunk(self: SomeModel, chunk: int) -> SomeModel:
@@ -246,14 +256,15 @@ class ServingModel:
             priced = self._prices([each.call for each in found if isinstance(each, StepOperation)])
             rate = np.array([self.rates.products if call.family in PRODUCTS else self.rates.others
                              for call in priced.calls])
+            known = np.array([self._factor(found[row].name) for row in calls])
             for row, us in enumerate((priced.time_us, priced.low_us, priced.high_us)):
-                times[row, calls] = (us * rate)[priced.index]
+                times[row, calls] = (us * rate)[priced.index] * known
         rest = [row for row, each in enumerate(found) if isinstance(each, StepExchange)]
         if rest:
             exchanges = [each.call for each in found if isinstance(each, StepExchange)]
             there = self._exchange_times(exchanges)
             rate = np.array([self.rates.network if call.placement.nodes > 1 else self.rates.collectives
-                             for call in exchanges])
+                             for call in exchanges]) * np.array([self._factor(found[row].name) for row in rest])
             for row, us in enumerate((there.time_us, there.low_us, there.high_us)):
                 times[row, rest] = us * rate
         return times[0], times[1], times[2]
@@ -353,20 +364,25 @@ class ServingModel:
         if calls:
             priced = self._prices(calls)
             product = np.array([call.family in PRODUCTS for call in priced.calls])[priced.index]
-            us = priced.times_us * counts
+            known = np.array([self._factor(each.name) for point in points for each, _ in point])
+            us = priced.times_us * counts * known
             for column, rows in ((PRODUCT, product), (OTHER, ~product)):
                 np.add.at(found[:, column], place[rows], us[rows])
             np.add.at(found[:, LAUNCHES], place, counts)
         for row, point in enumerate(exchanges or ()):
             times = self._exchange_times([each.call for each, _ in point])
             for (each, count), us in zip(point, times.time_us.tolist(), strict=True):
-                found[row, BETWEEN if each.call.placement.nodes > 1 else WITHIN] += count * us
+                column = BETWEEN if each.call.placement.nodes > 1 else WITHIN
+                found[row, column] += count * us * self._factor(each.name)
                 found[row, CALLS] += count
             if self.hides:
                 # What is longer than the work beside it is still waited for.
                 left = max(found[row, WITHIN] + found[row, BETWEEN] - found[row, PRODUCT] - found[row, OTHER], 0.0)
                 found[row, WITHIN], found[row, BETWEEN] = left, 0.0
         return found
+
+    def _factor(self, name: str) -> float:
+        return self._factors.get(name, 1.0)
 
     def _prices(self, calls: Sequence[OpCall]) -> PricedCalls:
         return sustained(price(calls, self.device, self._models), self.device)
@@ -388,9 +404,10 @@ class ServingModel:
             by_bound: dict[str, float] = {}
             sources: dict[str, float] = {}
             for row, count in mine:
-                us = float(priced.time_us[row]) * count
+                us = float(priced.time_us[row]) * count * self._factor(name)
                 by_bound[bounds[row]] = by_bound.get(bounds[row], 0.0) + us
-                label = Source(int(priced.source[row])).label
+                source = Source.ANCHORED if name in self._factors else Source(int(priced.source[row]))
+                label = source.label
                 sources[label] = sources.get(label, 0.0) + us
             rate = self.rates.products if all(priced.calls[row].family in PRODUCTS for row, _ in mine) else (
                 self.rates.others)
@@ -407,9 +424,10 @@ class ServingModel:
             rows.setdefault(each.name, []).append(number)
         for name, mine in rows.items():
             us = sum(found[row][1] * float(times.time_us[row]) for row in mine) * self.rates.collectives
+            us *= self._factor(name)
             yield ServedOperation(name, sum(found[row][1] for row in mine), us, "network", 0.0,
                                 sum(found[row][1] * found[row][0].call.payload_bytes for row in mine),
-                                {"collectives": us})
+                                {Source.ANCHORED.label if name in self._factors else "collectives": us})
 
 
 class StepSurface:
