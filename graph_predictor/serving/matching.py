@@ -160,7 +160,8 @@ def operation_role(each: StepOperation | StepExchange) -> KernelRole:
     return _OF_NAMES.get(each.name, usual)
 
 
-def _segments(roles: Sequence[KernelRole], wanted: Sequence[KernelRole]) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+def _segments(roles: Sequence[KernelRole], wanted: Sequence[KernelRole]
+              ) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Return stretches of kernels and of operations that belong together, cut where attention begins; all of it in one
     where there are not as many."""
     cuts, ours = _attentions(roles), _attentions(wanted)
