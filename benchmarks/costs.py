@@ -179,7 +179,7 @@ def _memory(path: str) -> dict[str, float]:
         read_kineto(str(generated(Path(folder), 500, 5)))  # what reading loads is not of the trace
     before = peak()
     read_kineto(path)
-    return {"imports": before, "peak": peak()}
+    return {"imports": before, "peak": peak(), "bytes": Path(path).stat().st_size}
 
 
 def _ranks(*paths: str) -> dict[str, float]:
@@ -311,7 +311,7 @@ def ratios(folder: Path, turns: int = 7) -> dict[str, float]:
     return {"help": shown / empty, "import": imported / empty, "command help": command / empty,
             "predict": predicted / empty, "plan": planned / empty, "script": traced / torch,
             "script alone": traced / alone, "read": reading["read"] / reading["decode"],
-            "read memory": (memory["peak"] - memory["imports"]) / reading["bytes"], "first": first_run(folder),
+            "read memory": (memory["peak"] - memory["imports"]) / memory["bytes"], "first": first_run(folder),
             "breakdown": many["breakdown"] / many["replay"], "steps": many["breakdown"] / few["breakdown"],
             "variants": whatifs["variants"] / whatifs["simulate"], "whatif": whatifs["host"] / whatifs["simulate"]}
 

@@ -35,7 +35,7 @@ PathLike = str | os.PathLike[str]
 FAKE = "fake"
 """``meta.backend`` of a rank of a fake world (see ``tracer.fake_world``)."""
 
-LEAST_AT_ONCE, LEAST_BYTES = 2, 2 << 20
+LEAST_AT_ONCE, LEAST_BYTES = 2, 16 << 20
 """Traces, and bytes of them, from which on several processes are quicker than one."""
 
 ASSUMED = "Assumed"

@@ -78,13 +78,16 @@ _ODD = [
     '{"ph":"X","ts":01}', '{"ph":"X","ts":1.}', '{"ph":"X","ts":-}', '{"ts":NaN}', '{"zz":[1,2,]}', '{"zz":{"a" 1}}',
     '{"args":{"Ev Idx":1.0}}', '{"args":{"Ev Idx":"1"}}', '{"args":{"correlation":"x"}}', '{"args":[1]}',
     '{"args":{"Collective name":"a","Group size":1.5}}', '{"pid":1.5}', '{"name":5}', '{"name":null}',
-    '{"n\\u0061me":"a"}', '{"name":"\\ud800"}', '{"args":{},"args":{}}', '{"ph":"X"', '{"ph":"X"}{"ph":"X"}',
-    '{"zz":tru}', '{"zz":--1}', '{"zz":' + "[" * 70 + "]" * 70 + "}"]
+    '{"n\\u0061me":"a"}',
+    '{"name":"\\ud800"}', '{"zz":"\\ude00"}', '{"zz":"\\ud800\\u0041"}',
+    '{"zz":"\\ud83d"}','{"args":{},"args":{}}', '{"ph":"X"', '{"ph":"X"}{"ph":"X"}',
+    '{"zz":tru}', '{"zz":--1}', '{"zz":' + "[" * 9999 + "]" * 9999 + "}"]
 _PLAIN = [
     '{"ph":"X","cat":null,"name":"a\\n\u00e9\\u00e9","pid":"p","tid":7,"ts":1.5,"dur":2,"args":{"External id":3}}',
     "{}", '{"args":null}', '{"zz":{"a":[1,{"b":null}]},"ph":"X"}', ' { "ph" : "X" , "args" : { } } ',
     '{"zz":-0.5e+3}', '{"args":{"Input Dims":[[1, 2],[]],"grid":null,"name":"x","bytes":"-5"}}',
-    '{"pid":123456789012345678901234}']
+    '{"pid":123456789012345678901234}',
+    '{"name":"\\ud83d\\ude00","zz":"\\uD83D\\uDE00","args":{"grid":"\\uDBFF\\udfff"}}']
 
 
 @pytest.mark.parametrize("text", _ODD)

@@ -50,6 +50,21 @@ def blanks(text, at, end):
     return at
 
 
+def surrogate(text, at, end):
+    """Of a ``\\uXXXX`` at ``at``: 1 and 2 for the first and second half of a character beyond 16 bits, else 0.
+
+    -1 where there is none.
+    """
+    if at + 6 > end or byte(text, at) != 92 or byte(text, at + 1) != 117:
+        return -1
+    for place in range(at + 2, at + 6):
+        if not (48 <= byte(text, place) <= 57 or 97 <= byte(text, place) | 32 <= 102):
+            return -1
+    if byte(text, at + 2) | 32 != 100 or byte(text, at + 3) < 56:
+        return 0
+    return 1 if byte(text, at + 3) | 32 <= 98 else 2
+
+
 def string_end(text, at, end):
     """Position of the quote that ends the string whose first byte is at ``at``; -1 if it is invalid or has none."""
     while True:
@@ -74,15 +89,13 @@ def string_end(text, at, end):
             return -1
         this = byte(text, at + 1)
         if this == 117:  # u
-            if at + 6 > end:
+            half = surrogate(text, at, end)
+            if half == 1 and surrogate(text, at + 6, end) == 2:
+                at += 12
+            elif half == 0:
+                at += 6
+            else:
                 return -1
-            for place in range(at + 2, at + 6):
-                digit = byte(text, place) | 32
-                if not (48 <= byte(text, place) <= 57 or 97 <= digit <= 102):
-                    return -1
-            if byte(text, at + 2) | 32 == 100 and byte(text, at + 3) >= 56:
-                return -1  # half a character beyond 16 bits: whether the other half follows is not looked at here
-            at += 6
         elif this == 34 or this == 92 or this == 47 or this == 98 or this == 102 or this == 110 or this == 114 \
                 or this == 116:
             at += 2
@@ -271,8 +284,8 @@ def integer_of(text, at, last):
 @kept_loop("uint8[:]", "int64", "int64[:]", "int64[:,:]", "int64[:,:]", "uint8[:]", "int64[:,:]", "int64[:]",
            "int64[:]", "int64[:,:]", "int32[:,:]", "int64[:,:]", "boolean[:,:]", "int64[:,:]", "int64[:,:]",
            "int64[:,:]", "int64[:]", "uint8[:]", "int64[:]",
-           inner=(word, byte, blanks, string_end, number_end, literal_end, value_end, token_hash, token_code,
-                  integer_of))
+           inner=(word, byte, blanks, surrogate, string_end, number_end, literal_end, value_end, token_hash,
+                  token_code, integer_of))
 def scan_events(text, end, state, key_slots, keys, key_bytes, fields, number_default, code_default, numbers, codes,
                 times, timed, spans, slow, tokens, slots, pool, stack):
     """Read events from ``state[AT]`` on, separated by commas, into rows of columns; returns how it ended.

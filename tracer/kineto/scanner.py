@@ -29,7 +29,8 @@ _ARGS = {
 EMPTY_TEXT, NULL, NO_JSON = 0, 1, 2
 """Codes of absent fields: of texts, of numbers that may be texts, and of JSON."""
 _FIRST = ((b'""', loop.AS_TEXT, ""), (b"null", loop.AS_SCALAR, None), (b"", loop.AS_JSON, b""))
-_DEEPEST = 64
+_DEEPEST = 1 << 11
+"""Brackets in one another: more than the typed decoder takes."""
 _LEAST_EVENTS, _LEAST_TOKENS, _LEAST_POOL = 64, 1 << 12, 1 << 18
 _ARGS_DECODER = msgspec.json.Decoder(Args)
 _ENCODED = {info.name: info.encode_name for info in msgspec.structs.fields(Args)} | {"thread_name": "name"}
