@@ -26,10 +26,10 @@ genai-perf for vLLM and TensorRT-LLM, SGLang's ``bench_serving`` with a ``random
 lengths; genai-perf counts tokens by a tokeniser of its own, so that what a server gets differs by some. Set with the
 looked-at half: with equal lengths clients would stay in step, as SGLang's do."""
 BALANCED = 60
-"""Steps for which DeepSeek's prompts wait until each group of attention has one (``attention_dp_config``, of the last of
-these scripts)."""
+"""Steps for which DeepSeek's prompts wait until each group of attention has one (``attention_dp_config`` of
+``dsr1_fp8_h200_trt_slurm.sh``)."""
 STREAMED = 10
-"""Tokens of DeepSeek's first message (``stream_interval`` of the same script). The other scripts set 10 and 20 too, but
+"""Tokens of DeepSeek's first message (``stream_interval`` of that script). The other scripts set 10 and 20 too, but
 with ``num_postprocess_workers``, and their rows of the looked-at half show no wait for more than one token."""
 ASYNC_US, ASYNC_SEQUENCE_US = 300.0, 2.0
 """Host time of a step, and of each of its sequences, where vLLM prepares the next step while this one runs
