@@ -13,8 +13,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from kernel_models.compiled import compiled
 from tracer.arrays import Float64, Int64
+from tracer.machine_code import kept_loop
 from tracer.parallel_plan import Schedule
 
 FORWARD, BACKWARD, WEIGHTS = 0, 1, 2
@@ -121,23 +121,27 @@ def simulate(order: Order, forward: Float64, backward: Float64, transfer: Float6
         ValueError: the order is no schedule: work waits for itself.
     """
     apart = np.zeros_like(backward) if weights is None else weights
-    start, end, ok = _run(order.kind, order.microbatch, order.chunk, forward, backward - apart, apart, transfer,
-                          blocking)
-    if not ok:
+    (stages, tasks), chunks = order.kind.shape, forward.shape[1]
+    start, end = np.zeros((stages, tasks)), np.zeros((stages, tasks))
+    columns = (np.ascontiguousarray(each) for each in (order.kind, order.microbatch, order.chunk))
+    work = (np.ascontiguousarray(each, np.float64) for each in (forward, backward - apart, apart, transfer))
+    if not _run(*columns, *work, int(blocking), np.full((2, stages, chunks, int(order.microbatch.max()) + 1), -1.0),
+                np.zeros(stages, np.int64), np.zeros(stages), start, end):
         raise ValueError("The order of work waits for itself.")
     return Pipelined(order, start, end, (end - start).sum(axis=1))
 
 
-@compiled()
-def _run(kind, microbatch, chunk, forward, backward, weights, transfer, blocking):  # type: ignore[no-untyped-def]
-    """The longest path, stage by stage as far as each can go; returns start, end and whether all was run."""
+@kept_loop(*["int64[:,:]"] * 3, *["float64[:,:]"] * 3, "float64[:]", "int64", "float64[:,:,:,:]", "int64[:]",
+           "float64[:]", *["float64[:,:]"] * 2)
+def _run(kind, microbatch, chunk, forward, backward, weights, transfer,  # type: ignore[no-untyped-def]
+         blocking, done, at, free, start, end):
+    """The longest path, stage by stage as far as each can go: fills start and end and returns 1 if all was run.
+
+    ``done``, -1 everywhere: when what a task hands on is there; ``at``, ``free``, 0: of each stage its next task, and
+    when it is free.
+    """
     stages, tasks = kind.shape
     chunks = forward.shape[1]
-    count = microbatch.max() + 1
-    done = np.full((2, stages, chunks, count), -1.0)
-    start, end = np.zeros((stages, tasks)), np.zeros((stages, tasks))
-    at = np.zeros(stages, np.int64)
-    free = np.zeros(stages)
     left = stages * tasks
     moved = True
     while left > 0 and moved:
@@ -179,9 +183,9 @@ def _run(kind, microbatch, chunk, forward, backward, weights, transfer, blocking
                 if k < 2:
                     done[k, s, c, m] = finish
                 free[s] = finish
-                if blocking and sends:
+                if blocking != 0 and sends:
                     free[s] += transfer[s] if k == 0 else transfer[(s - 1) % stages]
                 at[s] += 1
                 left -= 1
                 moved = True
-    return start, end, left == 0
+    return 1 if left == 0 else 0

@@ -130,6 +130,12 @@ class StepOperations:
                 yield StepOperation("attention of prompts", call)
         if kind.state is not None:
             own = kind.state.share(setup.tp)
+            # Chunk by chunk (Dao and Gu, 2024, section 6): decays summed up, states made and passed on, results.
+            tokens = prompts * new
+            states = prompts * -(-new // own.chunk) * own.inner * own.state
+            yield from self._pass("state-space recurrence", "cumsum", tokens * own.heads, tokens * own.heads, "fp32")
+            yield from self._pass("state-space recurrence", "states", states, tokens * own.mixed, "fp32")
+            yield from self._pass("state-space recurrence", "passing", states, states, "fp32")
             for call in gemm(own.heads, prompts * new, own.head_size + own.state, own.chunk, self._dtype, "nt",
                              kind="bmm"):
                 yield StepOperation("state-space recurrence", call)

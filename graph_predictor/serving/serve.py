@@ -27,7 +27,7 @@ from graph_predictor.serving.load import Lengths, Requests
 from graph_predictor.serving.setup import ServingSetup, Speculation, weight_type
 from graph_predictor.serving.simulated import simulate_step
 from graph_predictor.serving.source import ServedDecoder, served_decoder
-from graph_predictor.serving.spreads import BETWEEN_TOKENS, FIRST_TOKEN
+from graph_predictor.serving.spreads import BETWEEN_TOKENS, FIRST_LEAST, FIRST_TOKEN
 from graph_predictor.serving.steps import PromptPiece, ServedOperation, ServedStep, ServingModel, StepTime, rates_of
 from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device import DeviceSpec
@@ -387,7 +387,7 @@ def served_load(load: Requests, model: ServingModel, cache: CacheAccount,
     prefill = prompt_time(model, tokens)
     scale = 1.0 if calibration is None else calibration.spread
     between = math.hypot(_log_spread(decode), BETWEEN_TOKENS * scale)
-    first = math.hypot(_log_spread(prefill), FIRST_TOKEN * scale)
+    first = math.hypot(_log_spread(prefill), FIRST_TOKEN * max(scale, FIRST_LEAST))
     like = (1.0, 1.0) if calibration is None else (calibration.ttft_factor(setup, load),
                                                    calibration.tpot_factor(setup, load))
     ttft, tpot = like[0] * got.mean_ttft_us() / 1e3, like[1] * got.mean_tpot_us() / 1e3
