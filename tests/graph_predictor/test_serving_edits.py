@@ -20,7 +20,9 @@ from tracer.errors import ForetraceError
 
 DECODE = ServedStep(32, 2048)
 SETUP = ServingSetup(tp=2)
-PROMPT = prompt_step(SETUP, 1024)
+PROMPT = prompt_step(SETUP, 8192)
+BOTH = prompt_step(SETUP, 1024)
+"""A step whose host takes as long as its device."""
 
 
 @cache
@@ -40,6 +42,12 @@ def test_the_estimate_is_what_the_simulator_gives(edit: dict[str, str | float | 
         assert simulated is not None
         assert own.time(step).us == pytest.approx(simulated.step_time_us, rel=0.03), step
     assert own.surface.us(32, 2048) == pytest.approx(own.time(DECODE).us, rel=1e-6)
+
+
+def test_where_host_and_device_take_as_long_the_estimate_has_them_wait_for_each_other() -> None:
+    simulated = simulate_step(model(), BOTH)
+    assert simulated is not None
+    assert simulated.step_time_us < model().time(BOTH).us < 2 ** (1 / model().rates.meet) * simulated.step_time_us
 
 
 def test_edits_change_what_they_say_and_nothing_else() -> None:
