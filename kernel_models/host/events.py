@@ -1,4 +1,4 @@
-"""``HostEvent``: what the host does once in a step, by a label that events of other programs share.
+"""``HostMoment``: what the host does once in a step, by a label that events of other programs share.
 
 An event is an operation's own time, or the time before it. Four of a step are events of their own, whatever operation
 comes next, and cost by what they go over:
@@ -44,7 +44,7 @@ _ALIASES = {"aten::_reshape_alias": "aten::view", "aten::_index_put_impl": "aten
 
 
 @dataclass(frozen=True, slots=True)
-class HostEvent:
+class HostMoment:
     """One event of one step.
 
     Attributes:
@@ -65,7 +65,7 @@ class HostEvent:
     place: int
 
 
-def host_events(step: HostStep, counted: bool) -> list[HostEvent]:
+def host_events(step: HostStep, counted: bool) -> list[HostMoment]:
     """Return the events of a step in order: before the first operation, in it, before the second one, …, after all.
 
     Args:
@@ -102,7 +102,7 @@ def host_events(step: HostStep, counted: bool) -> list[HostEvent]:
             tensors, called = max(tensors, lists[row - 1]), float(calls[row])
         at = 2 * int(rows[row]) if row < len(rows) else 2 * len(step)
         begins = at + 1 if own else 2 * int(first[row])
-        found.append(HostEvent(label, tensors, cold, float(times[place]), called, begins, at + own))
+        found.append(HostMoment(label, tensors, cold, float(times[place]), called, begins, at + own))
     return found
 
 

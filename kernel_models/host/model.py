@@ -1,6 +1,6 @@
 """``HostModel``: the host time of a step nobody ran, from steps of other programs on the same host.
 
-An event (``HostEvent``) is an operation's own time, or the time before it. In program p the event e, of n tensors,
+An event (``HostMoment``) is an operation's own time, or the time before it. In program p the event e, of n tensors,
 after c calls of Python functions, costs
 
     ns = cold(e) · (program(p) · base(e) · python(c) + slope(e) · n),     cold = exp(0.2 · log₂ max(distance / 8, 1))
@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from kernel_models.host.events import HostEvent, Label, host_events, is_sharded, pools_of, unsharded
+from kernel_models.host.events import HostMoment, Label, host_events, is_sharded, pools_of, unsharded
 from kernel_models.host.step_events import HostStep
 from kernel_models.spreads import END as Z80
 from kernel_models.spreads import OTHER_PROGRAM
@@ -223,7 +223,7 @@ def _corrected(steps: Sequence[HostStep], host: str, counted: bool) -> HostModel
     return replace(found, offset=found.offset + float(missed.mean()), spread=Z80 * apart)
 
 
-def _taught(step: HostStep, counted: bool) -> list[HostEvent]:
+def _taught(step: HostStep, counted: bool) -> list[HostMoment]:
     """The events that a program teaches: without its calls its operations' own alone, where others have theirs."""
     if counted and step.calls is None:
         return [event for event in host_events(step, False) if event.label[0] == "own"]
@@ -238,9 +238,9 @@ def _without(items: Sequence[T], place: int) -> list[T]:
     return [*items[:place], *items[place + 1:]]
 
 
-def _fit(steps: Sequence[HostStep], events_of: Sequence[Sequence[HostEvent]], host: str, counted: bool) -> HostModel:
+def _fit(steps: Sequence[HostStep], events_of: Sequence[Sequence[HostMoment]], host: str, counted: bool) -> HostModel:
     """Fit to steps as they are."""
-    rows: dict[Label, dict[int, list[HostEvent]]] = defaultdict(lambda: defaultdict(list))
+    rows: dict[Label, dict[int, list[HostMoment]]] = defaultdict(lambda: defaultdict(list))
     for program, mine in enumerate(events_of):
         for event in mine:
             rows[event.label][program].append(event)
@@ -298,7 +298,7 @@ def _python(calls: float) -> float:
     return ((calls + FIRST_CALLS) / (USUAL_CALLS + FIRST_CALLS)) ** CALLS_POWER if calls > 0 else 1.0
 
 
-def _slopes(rows: dict[Label, dict[int, list[HostEvent]]]) -> dict[Label, float]:
+def _slopes(rows: dict[Label, dict[int, list[HostMoment]]]) -> dict[Label, float]:
     """Least-squares slope over the tensors for each label that has several numbers of them, neither slope nor intercept
     below zero; for all others the median."""
     found: dict[Label, float] = {}
