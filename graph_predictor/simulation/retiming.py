@@ -8,13 +8,14 @@ what is not found; times are those of ``simulate`` to the nanosecond.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from graph_predictor.simulation.engine import Structure
 from graph_predictor.simulation.program import Program
-from graph_predictor.simulation.retiming_loop import retime
+from graph_predictor.simulation.retiming_loop import LANES, retime
 from tracer.arrays import Int64
 
 
@@ -37,6 +38,11 @@ class ProgramVariants:
     duration: Int64
     floor_items: Int64
     floor: Int64
+
+    @property
+    def count(self) -> int:
+        """How many variants there are."""
+        return int(self.work.shape[1])
 
     @classmethod
     def alone(cls, program: Program) -> ProgramVariants:
@@ -81,21 +87,45 @@ class WorkingOrder:
 
     def times(self, program: Program, variants: ProgramVariants | None = None) -> VariantTimes:
         """The times of a program or, with its other times, of variants of it."""
+        each = ProgramVariants.alone(program) if variants is None else variants
+        found = list(self._blocks(program, each))
+        return VariantTimes(*(np.concatenate(columns, axis=1)[:, :each.count] for columns in zip(*(
+            (one.item_start, one.item_end, one.kernel_start, one.kernel_end) for one in found), strict=True)))
+
+    def ends(self, program: Program, variants: ProgramVariants | None, items: Int64,
+             kernels: Int64) -> tuple[Int64, Int64]:
+        """When some items and kernels end in a program, or in variants of it, ns, [*rows, variants] each."""
+        each = ProgramVariants.alone(program) if variants is None else variants
+        found = [(one.item_end[items], one.kernel_end[kernels]) for one in self._blocks(program, each)]
+        item_end, kernel_end = (np.concatenate(parts, axis=-1)[..., :each.count] for parts in zip(*found, strict=True))
+        return item_end, kernel_end
+
+    def _blocks(self, program: Program, each: ProgramVariants) -> Iterator[VariantTimes]:
+        """Yield the times of ``LANES`` variants after the other, in arrays of their own; of those beyond the last, the
+        last's."""
         p, items, kernels = program, len(program.item_work), len(program.kernel_item)
-        each = ProgramVariants.alone(p) if variants is None else variants
-        count = each.work.shape[1]
-        found = VariantTimes(*(np.empty((size, count), np.int64) for size in (items, items, kernels, kernels)))
         floor_of = np.full(items, -1, np.int64)
         floor_of[each.floor_items] = np.arange(len(each.floor_items))
-        inputs = (
-            self.nodes, self.opens, p.thread_start, each.item, each.work, each.cost, p.item_external, floor_of,
-            each.floor, p.item_queue, p.item_channel, p.after_ptr, p.after_item, p.after_lag, p.wait_ptr, p.wait_kernel,
-            p.wait_lag, p.kernel_item, p.kernel_anchor, p.kernel_latency, p.kernel_previous, p.kernel_gap,
-            p.kernel_external, each.kernel, each.duration, p.edge_ptr, p.edge_kernel, p.edge_fraction, p.edge_lag,
-            p.kernel_group, p.queue_ptr, p.queue_kernel, p.queue_depth, p.item_return, *self.structure.member,
-        )
-        retime(*map(np.ascontiguousarray, inputs, retime.dtypes),
-               found.item_start, found.item_end, found.kernel_start, found.kernel_end,
-               np.array(p.queue_ptr[:-1], np.int64), np.empty((len(p.queue_kernel), count), np.int64),
-               np.full(len(p.group_size), -1, np.int64))
-        return found
+        for at in range(0, each.count, LANES):
+            work, cost, duration, floor = (_lanes(column, at) for column in (each.work, each.cost, each.duration,
+                                                                             each.floor))
+            inputs = (
+                self.nodes, self.opens, p.thread_start, each.item, work, cost, p.item_external, floor_of, floor,
+                p.item_queue, p.item_channel, p.after_ptr, p.after_item, p.after_lag, p.wait_ptr, p.wait_kernel,
+                p.wait_lag, p.kernel_item, p.kernel_anchor, p.kernel_latency, p.kernel_previous, p.kernel_gap,
+                p.kernel_external, each.kernel, duration, p.edge_ptr, p.edge_kernel, p.edge_fraction, p.edge_lag,
+                p.kernel_group, p.queue_ptr, p.queue_kernel, p.queue_depth, p.item_return, *self.structure.member,
+            )
+            found = VariantTimes(*(np.empty((size, LANES), np.int64) for size in (items, items, kernels, kernels)))
+            retime(*map(np.ascontiguousarray, inputs, retime.dtypes),
+                   found.item_start, found.item_end, found.kernel_start, found.kernel_end,
+                   np.array(p.queue_ptr[:-1], np.int64), np.empty((len(p.queue_kernel), LANES), np.int64),
+                   np.full(len(p.group_size), -1, np.int64))
+            yield found
+
+
+def _lanes(rows: Int64, at: int) -> Int64:
+    """``LANES`` columns from one on; those beyond the last are the last."""
+    found = rows[:, at:at + LANES]
+    missing = LANES - found.shape[1]
+    return found if not missing else np.concatenate([found, np.repeat(found[:, -1:], missing, axis=1)], axis=1)
