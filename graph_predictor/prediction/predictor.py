@@ -64,6 +64,7 @@ from graph_predictor.simulation.beside import Beside
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.simulation.host_pieces import HostPieces, host_pieces
 from graph_predictor.simulation.program import MOST_FACTOR, Program
+from graph_predictor.simulation.retiming_loop import LANES
 from kernel_models.device import DeviceError, DeviceSpec, resolve_device
 from kernel_models.device import device as device_named
 from kernel_models.model import Source
@@ -73,8 +74,6 @@ from tracer.arrays import Float64
 from tracer.graph import ExecutionGraph, KernelKind
 
 CPU = "cpu"
-AT_ONCE = 16
-"""Variants of a step that are simulated together: more do not fit into a processor's cache."""
 CONTENTION_ROUNDS = 2
 """Times that shares and kernels' times are found in turn."""
 UNLIKE_MEASURED = 0.02
@@ -420,36 +419,40 @@ class _Run:
     def of_host(self) -> float:
         """Return by how much (log) the step changes at least as host time goes to either end of its interval."""
         spread, step_ns = self.baseline.spreads.host, self.step_ns
-        same = np.ones(len(self.times.ns))
-        ends = self._simulated(self.host, [same, same], [math.exp(by) for by in (-spread, spread)]).tolist()
+        same = np.ones((int(self.scenario.cycle.kernel.sum()), 2))
+        ends = self._simulated(self.host, same, [math.exp(by) for by in (-spread, spread)]).tolist()
         return min(abs(math.log(end / step_ns)) if end and step_ns else 0.0 for end in ends)
 
-    def _simulated(self, host: EditedHost, factors: Sequence[Float64], host_factors: Sequence[float]) -> Float64:
-        """Step times, ns, with factors on the kernels' times and on the host's."""
+    def _simulated(self, host: EditedHost, factors: Float64, host_factors: Sequence[float]) -> Float64:
+        """Step times, ns, with factors on the times of the cycle's kernels, [kernels, variants], and on the host's."""
         steady, scenario, found = self.steady, self.scenario, []
         launches = edited_launches(steady.repeated, host, scenario)
-        for at in range(0, len(factors), AT_ONCE):
-            kernel_ns, of_host = [self.times.ns * by for by in factors[at:at + AT_ONCE]], host_factors[at:at + AT_ONCE]
+        in_cycle = self.times.ns[scenario.cycle.kernel][:, None]
+        for at in range(0, len(host_factors), LANES):
+            kernel_ns, of_host = in_cycle * factors[:, at:at + LANES], host_factors[at:at + LANES]
             variants = edited_variants(steady.repeated, host, scenario, kernel_ns, of_host)
-            found.append(steady.periods_ns(launches, variants) if variants is not None else np.concatenate([
-                steady.periods_ns(edited_program(steady.repeated, host, scenario, ns, by))
-                for ns, by in zip(kernel_ns, of_host, strict=True)]))
+            if variants is not None:
+                found.append(steady.periods_ns(launches, variants))
+                continue
+            for ns, by in zip(kernel_ns.T, of_host, strict=True):
+                each = self.times.ns.copy()
+                each[scenario.cycle.kernel] = ns
+                found.append(steady.periods_ns(edited_program(steady.repeated, host, scenario, each, by)))
         return np.concatenate(found) / scenario.cycle.steps
 
     def _interval(self, step_ns: float) -> tuple[float, float]:
         scenario, repeated = self.scenario, self.steady.repeated
         host = scenario.host.widened(0.0 if self.rewritten is None else self.rewritten.host_spread)
         spread = math.hypot(self.baseline.spreads.host, host.spread)
-        weight = np.where(scenario.cycle.kernel, self.times.ns, 0.0)
-
+        times = self.times.of_rows(scenario.cycle.kernel)
         trainer = replace(self.host, workers=np.zeros_like(self.host.workers))
 
-        def simulated(factors: Sequence[Float64], host_factors: Sequence[float]) -> Float64:
+        def simulated(factors: Float64, host_factors: Sequence[float]) -> Float64:
             return self._simulated(trainer, factors, host_factors)
 
         events = len(repeated.program.item_kind) + len(repeated.program.kernel_item)
-        alone = float(simulated([np.ones(len(self.times.ns))], [1.0])[0]) if self.host.workers.any() else step_ns
-        low, high = step_interval(simulated, self.times, weight, spread, alone, events)
+        alone = float(simulated(np.ones((len(times.ns), 1)), [1.0])[0]) if self.host.workers.any() else step_ns
+        low, high = step_interval(simulated, times, times.ns, spread, alone, events)
         if scenario.batches.workers is not None:
             # The step is the longer of two that know nothing of each other: the training process, and its workers.
             at_least = scenario.batches.workers.step_at_least()
