@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -28,7 +28,7 @@ from graph_predictor.prediction.edited_host import (
     edited_variants,
     host_changed,
 )
-from graph_predictor.prediction.explain import Explained, explain
+from graph_predictor.prediction.explain import Explained, explain, path_entries
 from graph_predictor.prediction.fetching import Fetching
 from graph_predictor.prediction.host_spread import (
     drift,
@@ -45,7 +45,7 @@ from graph_predictor.prediction.pricing import KernelTimes, price_kernels
 from graph_predictor.prediction.repeat import Cycle, Repeated, choose_steps, steps_of
 from graph_predictor.prediction.replay import check_recorded
 from graph_predictor.prediction.result import Prediction, RankPrediction
-from graph_predictor.prediction.rewriting import replaced_kernels, rewrite
+from graph_predictor.prediction.rewriting import Rewritten, replaced_kernels, rewrite
 from graph_predictor.prediction.scenario import OTHER_RANKS, EditError, Scenario
 from graph_predictor.prediction.steady_state import Steady, steady_state
 from graph_predictor.prediction.step_kinds import StepKinds, step_kinds
@@ -76,6 +76,8 @@ from tracer.graph import ExecutionGraph, KernelKind
 CPU = "cpu"
 CONTENTION_ROUNDS = 2
 """Times that shares and kernels' times are found in turn."""
+HOSTS_KEPT = 16
+"""Edited hosts that predictions from one recording share: an axis of factors has so many."""
 UNLIKE_MEASURED = 0.02
 """A steady state this far from the measured steps is reported."""
 
@@ -174,8 +176,15 @@ class Baseline:
         self.scenario = replace(self.scenario, items_per_rank=items)
         return self
 
-    def predict(self, edits: Sequence[Edit] = (), *, price_per_hour: float | None = None) -> Prediction:
+    def predict(self, edits: Sequence[Edit] = (), *, price_per_hour: float | None = None,
+                path: bool = True) -> Prediction:
         """Predict the step with edits, in any order that makes sense.
+
+        Args:
+            edits: what is different.
+            price_per_hour: of one device.
+            path: say which operations the critical path is of; without, ``Prediction.critical_path`` is empty, for
+                tables of many predictions that do not show it.
 
         Raises:
             EditError: an edit cannot be done, or the price is none; nothing is changed.
@@ -185,7 +194,7 @@ class Baseline:
                             f"{MOST_FACTOR:g}.")
         if isinstance(edits, Edit) or not all(isinstance(edit, Edit) for edit in edits):
             raise EditError("Edits are given as a list of them, such as [edits.ScaleHost(0.5)].")
-        return self._run(edits).prediction(price_per_hour)
+        return self._run(edits).prediction(price_per_hour, path)
 
     @cached_property
     def closing(self) -> Closing:
@@ -299,7 +308,7 @@ class _Run:
         self.rewritten = rewrite(scenario)
         self.baseline, self.scenario, self.edits = baseline, scenario, edits
         self.times: KernelTimes = replaced_kernels(self.rewritten, price_kernels(scenario))
-        self.host: EditedHost = edit_host(scenario, self.rewritten)
+        self.host: EditedHost = _edited_host(scenario, self.rewritten)
         self.kinds = np.concatenate([g.kernels.kind for g in scenario.built.graphs])
         self.steady: Steady = self._steady()
         if edits and baseline.ran and baseline.origin is None and (found := baseline.contention).known:
@@ -327,11 +336,11 @@ class _Run:
         """Expected time of a step, of the slowest rank."""
         return float(self.steady.period_ns.max()) / self.scenario.cycle.steps
 
-    def prediction(self, price_per_hour: float | None) -> Prediction:
+    def prediction(self, price_per_hour: float | None, path: bool) -> Prediction:
         scenario, cycle, steady = self.scenario, self.scenario.cycle, self.steady
         changed = host_changed(scenario, self.rewritten)
         host_source = max(scenario.host.source, Source.ANCHORED) if changed else scenario.host.source
-        ranks = [explain(scenario, steady, self.times, host_source, rank) for rank in range(len(steady.at))]
+        ranks = explain(scenario, steady, self.times, host_source)
         slowest, step_ns = int(np.argmax(steady.period_ns)), self.step_ns
         low, high = self.baseline.closing.widened(*self._interval(step_ns))
         chosen = ranks[slowest]
@@ -348,7 +357,8 @@ class _Run:
             step_time_us=step_ns / 1e3, interval_us=(low / 1e3, high / 1e3), gpu_active_us=active,
             gpu_active_interval_us=self._active_interval(per_rank), bound=chosen.bound,
             per_rank=per_rank, bounds_us={k: v / cycle.steps / 1e3 for k, v in chosen.bounds.items()},
-            families_us=families, critical_path=chosen.path, profiled=scenario.profiled, ran=ran,
+            families_us=families, critical_path=path_entries(scenario, steady, chosen.path) if path else [],
+            profiled=scenario.profiled, ran=ran,
             sources={s.label: chosen.source_ns[s] / total for s in Source if chosen.source_ns.get(s, 0.0) > 0},
             kernel_sources=kernel_sources, recorded_us=None if not ran else _recorded_ns(rests_on.cycle) / 1e3,
             unprofiled_us=None if not ran else _microseconds(unprofiled_ns(rests_on.built)), steps=rests_on.cycle.names,
@@ -527,6 +537,16 @@ class _Run:
         if not len(self.scenario.built.program.kernel_item):
             notes.append("The trace has no GPU work: the step is host time throughout.")
         return list(dict.fromkeys(notes))
+
+
+def _edited_host(scenario: Scenario, rewritten: Rewritten | None) -> EditedHost:
+    """The host after edits; where they rewrite nothing, made once for all that change it alike."""
+    if rewritten is not None:
+        return edit_host(scenario, rewritten)
+    changes = [getattr(group, field.name) for group in (scenario.host, scenario.launches, scenario.batches)
+               for field in fields(group)]
+    of = (scenario.built, scenario.cycle, scenario.pieces, *changes)
+    return scenario.shared.once("host", of, lambda: edit_host(scenario, None), most=HOSTS_KEPT)
 
 
 def _recorded_ns(cycle: Cycle) -> float:
