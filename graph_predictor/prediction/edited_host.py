@@ -141,29 +141,74 @@ def _durations(own: Int64, rows: Int64, recorded: Int64, kernel_ns: Float64) -> 
     return np.maximum(np.where(known[rows], own * factor, kernel_ns[rows]), 0.0)
 
 
-def edited_variants(repeated: Repeated, host: EditedHost, scenario: Scenario, kernel_ns: Sequence[Float64],
+def edited_variants(repeated: Repeated, host: EditedHost, scenario: Scenario, kernel_ns: Float64,
                     host_factors: Sequence[float]) -> ProgramVariants | None:
     """The times of ``edited_program`` for several kernel times and factors on the host's time together, to put into
-    ``edited_launches``; ``None`` where work runs beside the step, which each program has to itself."""
-    p, source = repeated.program, scenario.built.program
+    ``edited_launches``; ``None`` where work runs beside the step, which each program has to itself.
+
+    Args:
+        repeated, host, scenario: as of ``edited_program``.
+        kernel_ns: times of the kernels of the cycle, ns, [kernels of the cycle, variants].
+        host_factors: of each variant.
+    """
     if _beside_masks(scenario) != []:
         return None
-    own, recorded, rows = p.kernel_duration, source.kernel_duration, repeated.kernel
-    kernels = np.arange(len(own))
-    if np.array_equal(own, recorded[rows]):  # as nearly always: then all copies of a kernel are as long
-        own, rows, kernels = recorded, np.arange(len(recorded)), rows
-    durations = [whole_ns(_durations(own, rows, recorded, ns)) for ns in kernel_ns]
-    hosts = {factor: (host.work, host.cost) if factor == 1.0 else (
-        whole_ns(host.work * factor), whole_ns(host.cost * factor)) for factor in set(host_factors)}
-    begins, fed = source.item_kind == ItemKind.STEP_BEGIN, _FedCopies.of(source)
-    work = np.stack([hosts[factor][0] for factor in host_factors], axis=1)
-    work[begins] = 0
-    cost = np.stack([fed.changed(hosts[factor][1], ns)
-                     for factor, ns in zip(host_factors, kernel_ns, strict=True)], axis=1)
+    p, cycle = repeated.program, scenario.cycle.shared.once(
+        "cycle rows", (scenario.built, repeated), lambda: _CycleRows.of(scenario, repeated))
+    duration = _durations(cycle.own[:, None], cycle.row, cycle.recorded[:, None], kernel_ns)
+    work, cost = host.work[cycle.items], host.cost[cycle.items]
+    known, column = np.unique(host_factors, return_inverse=True)
+    works, costs = (np.stack([ns if factor == 1.0 else whole_ns(ns * factor) for factor in known.tolist()], axis=1)
+                    for ns in (work, cost))
+    works[cycle.begins] = 0
+    costs = cycle.fed.changed(costs[:, column], kernel_ns)
     floors = [np.maximum(host.floor * factor, host.workers) for factor in host_factors]
-    starts = _starts(repeated, scenario) if any(floor.any() for floor in floors) else np.zeros(0, np.int64)
+    if not any(floor.any() for floor in floors):
+        none: Int64 = np.zeros((0, len(floors)), np.int64)
+        return ProgramVariants(cycle.item, works[:, column], costs, cycle.kernel, whole_ns(duration), none[:, 0], none)
+    starts = _starts(repeated, scenario)
     floor = np.stack([_floor_ns(p, repeated, starts, floor) for floor in floors], axis=1)
-    return ProgramVariants(repeated.item, work, cost, kernels, np.stack(durations, axis=1), starts, floor)
+    return ProgramVariants(cycle.item, works[:, column], costs, cycle.kernel, whole_ns(duration), starts, floor)
+
+
+@dataclass(frozen=True, slots=True)
+class _CycleRows:
+    """What copies of a cycle are copies of, and nothing of the other recorded steps.
+
+    Attributes:
+        items: rows of the recorded items, and ``item`` which of them each item of the copies is.
+        begins: which of them begin steps.
+        own, row: recorded lengths of the kernels that differ, ns, and which kernel of the cycle each of them is.
+        kernel: which of ``own`` each kernel of the copies is.
+        recorded: recorded lengths of the kernels of the cycle, ns.
+        fed: copies that their calls feed, by rows of the cycle.
+    """
+
+    items: Int64
+    item: Int64
+    begins: Bool
+    own: Int64
+    row: Int64
+    kernel: Int64
+    recorded: Int64
+    fed: _FedCopies
+
+    @classmethod
+    def of(cls, scenario: Scenario, repeated: Repeated) -> _CycleRows:
+        """Find them."""
+        source, own = scenario.built.program, repeated.program.kernel_duration
+        items, kernels = np.flatnonzero(scenario.cycle.item), np.flatnonzero(scenario.cycle.kernel)
+        item, kernel = np.full(len(source.item_kind), NONE), np.full(len(source.kernel_item), NONE)
+        item[items], kernel[kernels] = np.arange(len(items)), np.arange(len(kernels))
+        recorded, row = source.kernel_duration[kernels], kernel[repeated.kernel]
+        found = _FedCopies.of(source)
+        inside = (kernel[found.kernel] >= 0) & (item[found.item] >= 0)
+        fed = _FedCopies(kernel[found.kernel[inside]], item[found.item[inside]], found.feeding[inside],
+                         found.recorded[inside])
+        begins = source.item_kind[items] == ItemKind.STEP_BEGIN
+        if np.array_equal(own, recorded[row]):  # as nearly always: then all copies of a kernel are as long
+            return cls(items, item[repeated.item], begins, recorded, np.arange(len(kernels)), row, recorded, fed)
+        return cls(items, item[repeated.item], begins, own, row, np.arange(len(own)), recorded, fed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +237,10 @@ class _FedCopies:
         return cls(kernel, item, np.clip(feeding, 0, program.item_cost[item]), program.kernel_duration[kernel])
 
     def changed(self, cost: Int64, kernel_ns: Float64) -> Int64:
-        """Costs of calls, ns by recorded item, with the time in which they feed a copy changed as the copy's own."""
-        change = self.feeding * (kernel_ns[self.kernel] / self.recorded - 1.0)
+        """Costs of calls, ns by item, with the time in which they feed a copy changed as the copy's own; of variants,
+        [items, variants]."""
+        across = (slice(None), *[None] * (kernel_ns.ndim - 1))
+        change = self.feeding[across] * (kernel_ns[self.kernel] / self.recorded[across] - 1.0)
         if not change.any():
             return cost
         found = cost.copy()

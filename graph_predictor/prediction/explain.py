@@ -13,7 +13,7 @@ from graph_predictor.prediction.pricing import KernelTimes
 from graph_predictor.prediction.result import PathItem
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.steady_state import Steady
-from graph_predictor.simulation.critical_path import Bound, Path, path_back
+from graph_predictor.simulation.critical_path import Bound, Causes, Path, path_back
 from graph_predictor.simulation.host_pieces import HostPieces
 from graph_predictor.simulation.program import Program
 from kernel_models.model import Source
@@ -25,10 +25,10 @@ OUTSIDE = "outside any op"
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """One rank's period: ns by bound, path entries, ns of the path by source, and GPU active time of a cycle."""
+    """One rank's period: ns by bound, its path, ns of the path by source, and GPU active time of a cycle."""
 
     bounds: dict[str, float]
-    path: list[PathItem]
+    path: Path
     source_ns: dict[Source, float]
     active_ns: int
 
@@ -38,32 +38,43 @@ class Explained:
         return deciding(self.bounds)
 
 
-def explain(scenario: Scenario, steady: Steady, times: KernelTimes, host_source: Source, rank: int) -> Explained:
-    """The critical path of a rank's last period."""
+def explain(scenario: Scenario, steady: Steady, times: KernelTimes, host_source: Source) -> list[Explained]:
+    """The critical paths of all ranks' last periods."""
     kinds = kinds_of(steady.repeated, scenario.built.graphs)
-    path = path_back(steady.program, steady.simulated, kinds, steady.at[rank], int(steady.stop_ns[rank]))
+    causes = Causes(steady.program, steady.simulated, kinds)
+    return [_of_rank(steady, times, host_source, rank, causes, kinds) for rank in range(len(steady.at))]
+
+
+def _of_rank(steady: Steady, times: KernelTimes, host_source: Source, rank: int, causes: Causes,
+             kinds: list[np.ndarray]) -> Explained:
+    path = path_back(steady.program, steady.simulated, kinds, steady.at[rank], int(steady.stop_ns[rank]), causes=causes)
     length = path.end_ns - path.start_ns
     sources: dict[Source, float] = defaultdict(float)
     on_kernel = path.kernel >= 0
-    recorded = steady.repeated.kernel[np.maximum(path.kernel, 0)] if len(steady.repeated.kernel) else path.kernel
-    for code in Source:
-        mine = on_kernel & (times.source[recorded] == code) if len(times.source) else on_kernel
-        sources[code] += float(length[mine].sum())
+    code = times.source[_recorded(steady, path)] if len(times.source) else np.zeros(len(length), np.int64)
+    for one in Source:
+        mine = on_kernel & (code == one) if len(times.source) else on_kernel
+        sources[one] += float(length[mine].sum())
     sources[host_source] += float(length[~on_kernel].sum())
     bounds = {bound.label: float(length[path.bound == bound].sum()) for bound in Bound}
-    return Explained(bounds, _entries(scenario, steady, path, length, recorded), dict(sources),
-                     _active(steady, kinds, rank))
+    return Explained(bounds, path, dict(sources), _active(steady, kinds[rank], rank))
 
 
-def _active(steady: Steady, kinds: list[np.ndarray], rank: int) -> int:
+def _recorded(steady: Steady, path: Path) -> Int64:
+    """The recorded kernel of each segment of a path; any where it has none."""
+    return steady.repeated.kernel[np.maximum(path.kernel, 0)] if len(steady.repeated.kernel) else path.kernel
+
+
+def _active(steady: Steady, kind: np.ndarray, rank: int) -> int:
     """GPU active time of a rank's last copy."""
-    pointer = steady.program.kernel_ptr
-    rows = np.arange(pointer[rank], pointer[rank + 1])
-    rows = rows[steady.repeated.copy_of_kernel[rows] == steady.repeated.copies - 1]
-    return gpu_active_ns(steady.simulated.kernel_start, steady.simulated.kernel_end, rows, np.concatenate(kinds))
+    low, high = steady.program.kernel_ptr[rank:rank + 2].tolist()
+    rows = np.flatnonzero(steady.repeated.copy_of_kernel[low:high] == steady.repeated.copies - 1)
+    return gpu_active_ns(steady.simulated.kernel_start[low:high], steady.simulated.kernel_end[low:high], rows, kind)
 
 
-def _entries(scenario: Scenario, steady: Steady, path: Path, length: Int64, recorded: Int64) -> list[PathItem]:
+def path_entries(scenario: Scenario, steady: Steady, path: Path) -> list[PathItem]:
+    """What a path consists of by operation and bound, the longest first."""
+    length, recorded = path.end_ns - path.start_ns, _recorded(steady, path)
     graphs, program = scenario.built.graphs, scenario.built.program
     total = float(length.sum()) or 1.0
     names = _Names(graphs)

@@ -23,8 +23,8 @@ NEGLIGIBLE = 1e-3
 """Share of the step: families whose errors cannot move it by more are not simulated in large programs."""
 SEED = 20
 
-Simulate = Callable[[Sequence[Float64], Sequence[float]], Float64]
-"""Step times, ns, of several kernel factors (by recorded kernel) with a factor on the host's time each."""
+Simulate = Callable[[Float64, Sequence[float]], Float64]
+"""Step times, ns, of several factors on kernels' times, [kernels, draws], with a factor on the host's time each."""
 
 
 def step_interval(simulate: Simulate, times: KernelTimes, weight: Float64, host_spread: float, expected_ns: float,
@@ -33,7 +33,7 @@ def step_interval(simulate: Simulate, times: KernelTimes, weight: Float64, host_
 
     Args:
         simulate: the step times of factors.
-        times: the kernels' times and intervals.
+        times: the times and intervals of the step's kernels.
         weight: ns of each kernel in the step, to rank the families.
         host_spread: log half width of the 80% interval of host time.
         expected_ns: the step time without errors.
@@ -82,20 +82,22 @@ def spread_by(low: float, high: float, expected_ns: float, spread: float) -> tup
     return expected_ns * float(np.exp(-below)), expected_ns * float(np.exp(above))
 
 
-def _factors(times: KernelTimes, masks: list[np.ndarray], z: Float64) -> Float64:
-    """Factor on each kernel's time for standard normal draws of the groups of families."""
-    factor = np.ones(len(times.ns))
-    for mask, draw in zip(masks, z.tolist(), strict=True):
-        if draw:
-            factor[mask] = np.exp(draw * ((-times.low[mask] if draw < 0 else times.high[mask]) / END))
+def _factors(times: KernelTimes, masks: list[np.ndarray], draws: Float64) -> Float64:
+    """Factor on each kernel's time, [kernels, draws], for standard normal draws of the groups, [draws, groups]."""
+    factor = np.ones((len(times.ns), len(draws)))
+    for mask, of_group in zip(masks, draws.T, strict=True):
+        rows = np.flatnonzero(mask)
+        low, high = -times.low[rows] / END, times.high[rows] / END
+        for number, draw in enumerate(of_group.tolist()):
+            if draw:
+                factor[rows, number] = np.exp(draw * (low if draw < 0 else high))
     return factor
 
 
 def _simulated(simulate: Simulate, times: KernelTimes, masks: list[np.ndarray], host_spread: float,
                draws: Float64) -> Float64:
     """Step times, ns, of draws for the groups of families and, last, for the host, [draws, groups + 1]."""
-    return simulate([_factors(times, masks, z[:-1]) for z in draws],
-                    [float(np.exp(z[-1] * host_spread / END)) for z in draws])
+    return simulate(_factors(times, masks, draws[:, :-1]), [float(np.exp(z * host_spread / END)) for z in draws[:, -1]])
 
 
 def _drawn(simulate: Simulate, times: KernelTimes, masks: list[np.ndarray], host_spread: float,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -28,7 +28,7 @@ from graph_predictor.prediction.edited_host import (
     edited_variants,
     host_changed,
 )
-from graph_predictor.prediction.explain import Explained, explain
+from graph_predictor.prediction.explain import Explained, explain, path_entries
 from graph_predictor.prediction.fetching import Fetching
 from graph_predictor.prediction.host_spread import (
     drift,
@@ -45,7 +45,7 @@ from graph_predictor.prediction.pricing import KernelTimes, price_kernels
 from graph_predictor.prediction.repeat import Cycle, Repeated, choose_steps, steps_of
 from graph_predictor.prediction.replay import check_recorded
 from graph_predictor.prediction.result import Prediction, RankPrediction
-from graph_predictor.prediction.rewriting import replaced_kernels, rewrite
+from graph_predictor.prediction.rewriting import Rewritten, replaced_kernels, rewrite
 from graph_predictor.prediction.scenario import OTHER_RANKS, EditError, Scenario
 from graph_predictor.prediction.steady_state import Steady, steady_state
 from graph_predictor.prediction.step_kinds import StepKinds, step_kinds
@@ -64,6 +64,7 @@ from graph_predictor.simulation.beside import Beside
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.simulation.host_pieces import HostPieces, host_pieces
 from graph_predictor.simulation.program import MOST_FACTOR, Program
+from graph_predictor.simulation.retiming_loop import LANES
 from kernel_models.device import DeviceError, DeviceSpec, resolve_device
 from kernel_models.device import device as device_named
 from kernel_models.model import Source
@@ -73,10 +74,10 @@ from tracer.arrays import Float64
 from tracer.graph import ExecutionGraph, KernelKind
 
 CPU = "cpu"
-AT_ONCE = 16
-"""Variants of a step that are simulated together: more do not fit into a processor's cache."""
 CONTENTION_ROUNDS = 2
 """Times that shares and kernels' times are found in turn."""
+HOSTS_KEPT = 16
+"""Edited hosts that predictions from one recording share: an axis of factors has so many."""
 UNLIKE_MEASURED = 0.02
 """A steady state this far from the measured steps is reported."""
 
@@ -175,8 +176,15 @@ class Baseline:
         self.scenario = replace(self.scenario, items_per_rank=items)
         return self
 
-    def predict(self, edits: Sequence[Edit] = (), *, price_per_hour: float | None = None) -> Prediction:
+    def predict(self, edits: Sequence[Edit] = (), *, price_per_hour: float | None = None,
+                path: bool = True) -> Prediction:
         """Predict the step with edits, in any order that makes sense.
+
+        Args:
+            edits: what is different.
+            price_per_hour: of one device.
+            path: say which operations the critical path is of; without, ``Prediction.critical_path`` is empty, for
+                tables of many predictions that do not show it.
 
         Raises:
             EditError: an edit cannot be done, or the price is none; nothing is changed.
@@ -186,7 +194,7 @@ class Baseline:
                             f"{MOST_FACTOR:g}.")
         if isinstance(edits, Edit) or not all(isinstance(edit, Edit) for edit in edits):
             raise EditError("Edits are given as a list of them, such as [edits.ScaleHost(0.5)].")
-        return self._run(edits).prediction(price_per_hour)
+        return self._run(edits).prediction(price_per_hour, path)
 
     @cached_property
     def closing(self) -> Closing:
@@ -300,7 +308,7 @@ class _Run:
         self.rewritten = rewrite(scenario)
         self.baseline, self.scenario, self.edits = baseline, scenario, edits
         self.times: KernelTimes = replaced_kernels(self.rewritten, price_kernels(scenario))
-        self.host: EditedHost = edit_host(scenario, self.rewritten)
+        self.host: EditedHost = _edited_host(scenario, self.rewritten)
         self.kinds = np.concatenate([g.kernels.kind for g in scenario.built.graphs])
         self.steady: Steady = self._steady()
         if edits and baseline.ran and baseline.origin is None and (found := baseline.contention).known:
@@ -328,11 +336,11 @@ class _Run:
         """Expected time of a step, of the slowest rank."""
         return float(self.steady.period_ns.max()) / self.scenario.cycle.steps
 
-    def prediction(self, price_per_hour: float | None) -> Prediction:
+    def prediction(self, price_per_hour: float | None, path: bool) -> Prediction:
         scenario, cycle, steady = self.scenario, self.scenario.cycle, self.steady
         changed = host_changed(scenario, self.rewritten)
         host_source = max(scenario.host.source, Source.ANCHORED) if changed else scenario.host.source
-        ranks = [explain(scenario, steady, self.times, host_source, rank) for rank in range(len(steady.at))]
+        ranks = explain(scenario, steady, self.times, host_source)
         slowest, step_ns = int(np.argmax(steady.period_ns)), self.step_ns
         low, high = self.baseline.closing.widened(*self._interval(step_ns))
         chosen = ranks[slowest]
@@ -349,7 +357,8 @@ class _Run:
             step_time_us=step_ns / 1e3, interval_us=(low / 1e3, high / 1e3), gpu_active_us=active,
             gpu_active_interval_us=self._active_interval(per_rank), bound=chosen.bound,
             per_rank=per_rank, bounds_us={k: v / cycle.steps / 1e3 for k, v in chosen.bounds.items()},
-            families_us=families, critical_path=chosen.path, profiled=scenario.profiled, ran=ran,
+            families_us=families, critical_path=path_entries(scenario, steady, chosen.path) if path else [],
+            profiled=scenario.profiled, ran=ran,
             sources={s.label: chosen.source_ns[s] / total for s in Source if chosen.source_ns.get(s, 0.0) > 0},
             kernel_sources=kernel_sources, recorded_us=None if not ran else _recorded_ns(rests_on.cycle) / 1e3,
             unprofiled_us=None if not ran else _microseconds(unprofiled_ns(rests_on.built)), steps=rests_on.cycle.names,
@@ -420,36 +429,40 @@ class _Run:
     def of_host(self) -> float:
         """Return by how much (log) the step changes at least as host time goes to either end of its interval."""
         spread, step_ns = self.baseline.spreads.host, self.step_ns
-        same = np.ones(len(self.times.ns))
-        ends = self._simulated(self.host, [same, same], [math.exp(by) for by in (-spread, spread)]).tolist()
+        same = np.ones((int(self.scenario.cycle.kernel.sum()), 2))
+        ends = self._simulated(self.host, same, [math.exp(by) for by in (-spread, spread)]).tolist()
         return min(abs(math.log(end / step_ns)) if end and step_ns else 0.0 for end in ends)
 
-    def _simulated(self, host: EditedHost, factors: Sequence[Float64], host_factors: Sequence[float]) -> Float64:
-        """Step times, ns, with factors on the kernels' times and on the host's."""
+    def _simulated(self, host: EditedHost, factors: Float64, host_factors: Sequence[float]) -> Float64:
+        """Step times, ns, with factors on the times of the cycle's kernels, [kernels, variants], and on the host's."""
         steady, scenario, found = self.steady, self.scenario, []
         launches = edited_launches(steady.repeated, host, scenario)
-        for at in range(0, len(factors), AT_ONCE):
-            kernel_ns, of_host = [self.times.ns * by for by in factors[at:at + AT_ONCE]], host_factors[at:at + AT_ONCE]
+        in_cycle = self.times.ns[scenario.cycle.kernel][:, None]
+        for at in range(0, len(host_factors), LANES):
+            kernel_ns, of_host = in_cycle * factors[:, at:at + LANES], host_factors[at:at + LANES]
             variants = edited_variants(steady.repeated, host, scenario, kernel_ns, of_host)
-            found.append(steady.periods_ns(launches, variants) if variants is not None else np.concatenate([
-                steady.periods_ns(edited_program(steady.repeated, host, scenario, ns, by))
-                for ns, by in zip(kernel_ns, of_host, strict=True)]))
+            if variants is not None:
+                found.append(steady.periods_ns(launches, variants))
+                continue
+            for ns, by in zip(kernel_ns.T, of_host, strict=True):
+                each = self.times.ns.copy()
+                each[scenario.cycle.kernel] = ns
+                found.append(steady.periods_ns(edited_program(steady.repeated, host, scenario, each, by)))
         return np.concatenate(found) / scenario.cycle.steps
 
     def _interval(self, step_ns: float) -> tuple[float, float]:
         scenario, repeated = self.scenario, self.steady.repeated
         host = scenario.host.widened(0.0 if self.rewritten is None else self.rewritten.host_spread)
         spread = math.hypot(self.baseline.spreads.host, host.spread)
-        weight = np.where(scenario.cycle.kernel, self.times.ns, 0.0)
-
+        times = self.times.of_rows(scenario.cycle.kernel)
         trainer = replace(self.host, workers=np.zeros_like(self.host.workers))
 
-        def simulated(factors: Sequence[Float64], host_factors: Sequence[float]) -> Float64:
+        def simulated(factors: Float64, host_factors: Sequence[float]) -> Float64:
             return self._simulated(trainer, factors, host_factors)
 
         events = len(repeated.program.item_kind) + len(repeated.program.kernel_item)
-        alone = float(simulated([np.ones(len(self.times.ns))], [1.0])[0]) if self.host.workers.any() else step_ns
-        low, high = step_interval(simulated, self.times, weight, spread, alone, events)
+        alone = float(simulated(np.ones((len(times.ns), 1)), [1.0])[0]) if self.host.workers.any() else step_ns
+        low, high = step_interval(simulated, times, times.ns, spread, alone, events)
         if scenario.batches.workers is not None:
             # The step is the longer of two that know nothing of each other: the training process, and its workers.
             at_least = scenario.batches.workers.step_at_least()
@@ -524,6 +537,16 @@ class _Run:
         if not len(self.scenario.built.program.kernel_item):
             notes.append("The trace has no GPU work: the step is host time throughout.")
         return list(dict.fromkeys(notes))
+
+
+def _edited_host(scenario: Scenario, rewritten: Rewritten | None) -> EditedHost:
+    """The host after edits; where they rewrite nothing, made once for all that change it alike."""
+    if rewritten is not None:
+        return edit_host(scenario, rewritten)
+    changes = [getattr(group, field.name) for group in (scenario.host, scenario.launches, scenario.batches)
+               for field in fields(group)]
+    of = (scenario.built, scenario.cycle, scenario.pieces, *changes)
+    return scenario.shared.once("host", of, lambda: edit_host(scenario, None), most=HOSTS_KEPT)
 
 
 def _recorded_ns(cycle: Cycle) -> float:

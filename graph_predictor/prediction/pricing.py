@@ -51,6 +51,11 @@ class KernelTimes:
     high: Float64
     notes: tuple[str, ...]
 
+    def of_rows(self, rows: np.ndarray) -> KernelTimes:
+        """Return those of some kernels."""
+        return KernelTimes(self.ns[rows], self.source[rows], self.family[rows], self.low[rows], self.high[rows],
+                           self.notes)
+
 
 def price_kernels(scenario: Scenario) -> KernelTimes:
     """Price every kernel of a scenario."""

@@ -26,7 +26,7 @@ class Shared:
         self._found: dict[str, list[tuple[tuple[object, ...], object]]] = {}
 
     def once(self, kind: str, of: tuple[object, ...], make: Callable[[], T], *,
-             keep: Callable[[T], bool] = lambda result: True) -> T:
+             keep: Callable[[T], bool] = lambda result: True, most: int = KEPT) -> T:
         """Return ``make()``, or its result for the same ``of`` before; nobody may change it.
 
         Args:
@@ -35,6 +35,7 @@ class Shared:
                 identity.
             make: makes it. A ``ForetraceError`` that it raises is raised again without trying.
             keep: whether a result is to be kept.
+            most: results that are kept of this kind.
         """
         kept = self._found.setdefault(kind, [])
         at = next((at for at, (known, _) in enumerate(kept) if _same(known, of)), None)
@@ -44,7 +45,7 @@ class Shared:
             if isinstance(result, ForetraceError):
                 raise result.with_traceback(None)
             return result  # type: ignore[return-value]
-        del kept[:1 - KEPT]
+        del kept[:1 - most]
         try:
             made = make()
         except ForetraceError as error:

@@ -52,9 +52,8 @@ class Steady:
 
     def periods_ns(self, program: Program, variants: ProgramVariants | None = None) -> Int64:
         """Periods of the slowest rank, of copies with a program's other times or those of its variants, [variants]."""
-        times = self.order.times(program, variants)
-        ends = [(times.item_end, self.repeated.end), (times.kernel_end, self.repeated.tail)]
-        return np.concatenate([end[rows[:, -1]] - end[rows[:, -2]] for end, rows in ends]).max(axis=0)  # type: ignore[no-any-return]
+        ends = self.order.ends(program, variants, self.repeated.end[:, -2:], self.repeated.tail[:, -2:])
+        return np.concatenate([end[:, 1] - end[:, 0] for end in ends]).max(axis=0)  # type: ignore[no-any-return]
 
 
 MakeProgram = Callable[[Repeated], Program]

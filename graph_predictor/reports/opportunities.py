@@ -147,7 +147,7 @@ def opportunities(source: Baseline | Job | ExecutionGraph | Sequence[ExecutionGr
     left_out: list[tuple[str, str]] = []
     for candidate in candidates():
         try:
-            after = baseline.predict([*edits, candidate.edit])
+            after = baseline.predict([*edits, candidate.edit], path=False)
         except ForetraceError as error:
             left_out.append((candidate.name, str(error)))
             continue

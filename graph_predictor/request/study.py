@@ -113,11 +113,11 @@ class Prepared:
         scenario = self.start.scenario
         return mixture_of_step(scenario.built, scenario.cycle.kernel, scenario.cycle.steps, self.collectives)
 
-    def predict(self, *, price_per_hour: float | None = None) -> Prediction:
-        """The step time. Raises ``EditError`` as ``Baseline.predict`` does."""
+    def predict(self, *, price_per_hour: float | None = None, path: bool = True) -> Prediction:
+        """The step time. Arguments and errors as of ``Baseline.predict``."""
         if self.must_fit and not self.edits and (lacking := lacking_memory(self.start.scenario)) is not None:
             raise EditError(lacking)
-        return self.start.predict(self.edits, price_per_hour=price_per_hour)
+        return self.start.predict(self.edits, price_per_hour=price_per_hour, path=path)
 
 
 class Study:
@@ -161,13 +161,14 @@ class Study:
             self._job = assemble_job([trace_apart(self._code, traced_device(self._code_device))])
         return self._job
 
-    def predict(self, configuration: Configuration, *, price_per_hour: float | None = None) -> Prediction:
-        """The step time of a configuration.
+    def predict(self, configuration: Configuration, *, price_per_hour: float | None = None,
+                path: bool = True) -> Prediction:
+        """The step time of a configuration; ``path`` as of ``Baseline.predict``.
 
         Raises:
             ForetraceError: it cannot be done; the sentence says why.
         """
-        return self.prepared(configuration).predict(price_per_hour=price_per_hour)
+        return self.prepared(configuration).predict(price_per_hour=price_per_hour, path=path)
 
     def prepared(self, configuration: Configuration, alone: str | None = None) -> Prepared:
         """Return where a configuration starts, and what is left to edit. Raises as ``predict``.

@@ -294,7 +294,8 @@ class _Walk:
 
 def _last_special(p: Program, s: Simulated) -> Int64:
     """For each item the last one up to it that is more than its thread going on: the first, or one that waited."""
-    special = np.isin(s.item_end_cause, (_END_KERNEL, _END_QUEUE, _END_EXTERNAL))
+    cause = s.item_end_cause
+    special = (cause == _END_KERNEL) | (cause == _END_QUEUE) | (cause == _END_EXTERNAL)
     special |= s.item_start_cause == _START_OTHER_THREAD
     special[p.thread_ptr[:-1][np.diff(p.thread_ptr) > 0]] = True
     return np.maximum.accumulate(np.where(special, np.arange(len(special)), -1)) if len(special) else np.zeros(

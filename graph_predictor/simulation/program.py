@@ -33,14 +33,16 @@ LONGEST_NS = 2.0**56
 
 
 def whole_ns(times: npt.ArrayLike) -> Int64:
-    """Round times to whole nanoseconds, as the simulator takes them: every edited time goes through here.
+    """Round times to whole nanoseconds, as the simulator takes them: every edited time goes through here. Of several
+    programs' times, [rows, programs], each program's are judged by themselves.
 
     Raises:
         ForetraceError: one is no number, or they last longer together than 64 bits can hold.
     """
     values = np.asarray(times, np.float64)
     # A NaN is not less than anything, so that it is refused too.
-    if not float(np.abs(values).sum()) < LONGEST_NS:
+    together = np.abs(values).sum(axis=0 if values.ndim == 2 else None)
+    if not float(np.max(together, initial=0.0)) < LONGEST_NS:
         raise ForetraceError("With these changes the step would last for years, or for no time that can be told; give "
                              "smaller factors.")
     return np.rint(values).astype(np.int64)

@@ -8,14 +8,20 @@ what is not found; times are those of ``simulate`` to the nanosecond.
 
 from __future__ import annotations
 
+import itertools
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from graph_predictor.simulation.engine import Structure
 from graph_predictor.simulation.program import Program
-from graph_predictor.simulation.retiming_loop import retime
+from graph_predictor.simulation.retiming_loop import LANES, retime
 from tracer.arrays import Int64
+
+MOST_KEPT = 16_000_000
+"""Numbers in the arrays that a thread keeps to work in again: 128 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,11 @@ class ProgramVariants:
     duration: Int64
     floor_items: Int64
     floor: Int64
+
+    @property
+    def count(self) -> int:
+        """How many variants there are."""
+        return int(self.work.shape[1])
 
     @classmethod
     def alone(cls, program: Program) -> ProgramVariants:
@@ -81,21 +92,73 @@ class WorkingOrder:
 
     def times(self, program: Program, variants: ProgramVariants | None = None) -> VariantTimes:
         """The times of a program or, with its other times, of variants of it."""
+        each = ProgramVariants.alone(program) if variants is None else variants
+        found = [[column.copy() for column in (one.item_start, one.item_end, one.kernel_start, one.kernel_end)]
+                 for one in self._blocks(program, each)]
+        return VariantTimes(*(np.concatenate(columns, axis=1)[:, :each.count] for columns in zip(*found, strict=True)))
+
+    def ends(self, program: Program, variants: ProgramVariants | None, items: Int64,
+             kernels: Int64) -> tuple[Int64, Int64]:
+        """When some items and kernels end in a program, or in variants of it, ns, [*rows, variants] each."""
+        each = ProgramVariants.alone(program) if variants is None else variants
+        found = [(one.item_end[items], one.kernel_end[kernels]) for one in self._blocks(program, each)]
+        item_end, kernel_end = (np.concatenate(parts, axis=-1)[..., :each.count] for parts in zip(*found, strict=True))
+        return item_end, kernel_end
+
+    def _blocks(self, program: Program, each: ProgramVariants) -> Iterator[VariantTimes]:
+        """Yield the times of ``LANES`` variants after the other, all in the same arrays; of those beyond the last, the
+        last's."""
         p, items, kernels = program, len(program.item_work), len(program.kernel_item)
-        each = ProgramVariants.alone(p) if variants is None else variants
-        count = each.work.shape[1]
-        found = VariantTimes(*(np.empty((size, count), np.int64) for size in (items, items, kernels, kernels)))
         floor_of = np.full(items, -1, np.int64)
         floor_of[each.floor_items] = np.arange(len(each.floor_items))
-        inputs = (
-            self.nodes, self.opens, p.thread_start, each.item, each.work, each.cost, p.item_external, floor_of,
-            each.floor, p.item_queue, p.item_channel, p.after_ptr, p.after_item, p.after_lag, p.wait_ptr, p.wait_kernel,
-            p.wait_lag, p.kernel_item, p.kernel_anchor, p.kernel_latency, p.kernel_previous, p.kernel_gap,
-            p.kernel_external, each.kernel, each.duration, p.edge_ptr, p.edge_kernel, p.edge_fraction, p.edge_lag,
-            p.kernel_group, p.queue_ptr, p.queue_kernel, p.queue_depth, p.item_return, *self.structure.member,
-        )
-        retime(*map(np.ascontiguousarray, inputs, retime.dtypes),
-               found.item_start, found.item_end, found.kernel_start, found.kernel_end,
-               np.array(p.queue_ptr[:-1], np.int64), np.empty((len(p.queue_kernel), count), np.int64),
-               np.full(len(p.group_size), -1, np.int64))
-        return found
+        *columns, left = _WORKSPACE.rows(items, items, kernels, kernels, len(p.queue_kernel))
+        found = VariantTimes(*columns)
+        for at in range(0, each.count, LANES):
+            work, cost, duration, floor = (_lanes(column, at) for column in (each.work, each.cost, each.duration,
+                                                                             each.floor))
+            inputs = (
+                self.nodes, self.opens, p.thread_start, each.item, work, cost, p.item_external, floor_of, floor,
+                p.item_queue, p.item_channel, p.after_ptr, p.after_item, p.after_lag, p.wait_ptr, p.wait_kernel,
+                p.wait_lag, p.kernel_item, p.kernel_anchor, p.kernel_latency, p.kernel_previous, p.kernel_gap,
+                p.kernel_external, each.kernel, duration, p.edge_ptr, p.edge_kernel, p.edge_fraction, p.edge_lag,
+                p.kernel_group, p.queue_ptr, p.queue_kernel, p.queue_depth, p.item_return, *self.structure.member,
+            )
+            retime(*map(np.ascontiguousarray, inputs, retime.dtypes),
+                   found.item_start, found.item_end, found.kernel_start, found.kernel_end,
+                   np.array(p.queue_ptr[:-1], np.int64), left,
+                   np.full(len(p.group_size), -1, np.int64))
+            yield found
+
+
+class _Workspace(threading.local):
+    """Arrays to work in that a thread uses again and again: the system hands new ones out page by page, which takes as
+    long as the work."""
+
+    def __init__(self) -> None:
+        self._kept: Int64 = _aligned(0)
+
+    def rows(self, *sizes: int) -> list[Int64]:
+        """Return arrays of so many rows of ``LANES``, of any content, good until the next call."""
+        total = sum(sizes) * LANES
+        kept = self._kept if total <= len(self._kept) else _aligned(total)
+        if total <= MOST_KEPT:
+            self._kept = kept
+        ends = np.cumsum([0, *sizes]) * LANES
+        return [kept[low:high].reshape(-1, LANES) for low, high in itertools.pairwise(ends.tolist())]
+
+
+def _aligned(size: int) -> Int64:
+    """Return an array of so many numbers that begins where a cache line does: no row is in two of them."""
+    found = np.empty(size + LANES, np.int64)
+    skipped = -found.ctypes.data % (LANES * found.itemsize) // found.itemsize
+    return found[skipped:skipped + size]
+
+
+_WORKSPACE = _Workspace()
+
+
+def _lanes(rows: Int64, at: int) -> Int64:
+    """``LANES`` columns from one on; those beyond the last are the last."""
+    found = rows[:, at:at + LANES]
+    missing = LANES - found.shape[1]
+    return found if not missing else np.concatenate([found, np.repeat(found[:, -1:], missing, axis=1)], axis=1)

@@ -20,7 +20,7 @@ not priced, and is empty for the others."""
 def row(study: Study, point: Point, price_per_hour: float | None) -> dict[str, Any]:
     """Predict one point: plain values by column."""
     try:
-        result = study.predict(point.configuration, price_per_hour=price_per_hour)
+        result = study.predict(point.configuration, price_per_hour=price_per_hour, path=False)
     except ForetraceError as error:
         return {**point.values, **dict.fromkeys(COLUMNS), "refused": " ".join(str(error).split())}
     return {**point.values, **_results(result)}

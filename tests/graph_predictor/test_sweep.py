@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -75,6 +76,22 @@ def test_rows_are_predictions() -> None:
         assert (row["low_us"], row["high_us"]) == expected.interval_us
     times = found.table.set_index(["host", "edits"])["step_time_us"]
     assert times[0.25, "none"] < times[0.5, "none"] < times[1.0, "none"]
+
+
+def test_points_share_nothing_that_another_point_changes(data_folder: Path) -> None:
+    """Axes of all kinds, refused points among them, next to each point of a source of its own, to the bit."""
+    source = SweepSource((str(data_folder / "traces" / "h100-vs-mi300" / "h100-gaunernst_bert-small-uncased.json.gz"),))
+    space = SweepSpace((
+        Axis("device", ("b200", "no-such-device")), Axis("clock", (0.8,)), Axis("host", (0.5, 1.0)),
+        Axis("dtype", ("fp16", "bf16")), Axis("edits", ("none", "cuda-graphs", "flash-attention"))))
+    job = source.study().job
+    together = sweep(source, space, jobs=1, price_per_hour=2.0).table
+    alone = [running.row(source.study(job), point, 2.0) for point in space]
+    pd.testing.assert_frame_equal(together, pd.DataFrame(alone, columns=together.columns), check_exact=True)
+    assert 0 < together["step_time_us"].notna().sum() < len(together)
+    point = next(one for one, row in zip(space, alone, strict=True) if not row["refused"])
+    told, plain = (source.study(job).predict(point.configuration, path=path) for path in (True, False))
+    assert told.critical_path and dataclasses.replace(told, critical_path=[]) == plain
 
 
 def test_what_cannot_be_done_is_named_and_not_priced() -> None:
