@@ -411,7 +411,8 @@ def _real(data: Path, folder: Path) -> list[str]:
     for count in (1, 2, 4, 8):
         [cost] = in_turns([[FORETRACE, "breakdown", *map(str, files[:count])]], 1)
         lines.append(f"{count:>6} {cost.cpu_s:>7.2f} {cost.wall_s:>7.2f} {cost.peak / 1e6:>8.0f}")
-    lines += ["```", "", "Reading eight ranks, wall seconds, the best of five in turns: one process on one core, and "
+    lines += ["```", "",
+              "Reading eight ranks, wall seconds, the best of five in turns: one process on one core, and "
               "copies of it on both. On this", "machine, busy with other work, copies lose: they are made from four cores "
               "on.", "", "```",
               f"{'ranks':<38} {'one core':>9} {'all cores':>10} {'ratio':>6}"]
