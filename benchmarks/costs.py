@@ -413,8 +413,8 @@ def _real(data: Path, folder: Path) -> list[str]:
         lines.append(f"{count:>6} {cost.cpu_s:>7.2f} {cost.wall_s:>7.2f} {cost.peak / 1e6:>8.0f}")
     lines += ["```", "",
               "Reading eight ranks, wall seconds, the best of five in turns: one process on one core, and "
-              "copies of it on both. On this", "machine, busy with other work, copies lose: they are made from four cores "
-              "on.", "", "```",
+              "copies of it on both. On this", "machine, busy with other work, copies lose: they are made from four "
+              "cores on.", "", "```",
               f"{'ranks':<38} {'one core':>9} {'all cores':>10} {'ratio':>6}"]
     big = generated(folder, 200_000, 100)
     copies = [folder / f"rank{rank}.json" for rank in range(8)]
