@@ -34,6 +34,29 @@ DATA = Path(os.environ.get("FORETRACE_DATA", ROOT.parent / "shared" / "data"))
 SMALL = ROOT / "traces" / "cpu-small"
 """A capture that comes with the sources."""
 FORETRACE = str(Path(sysconfig.get_path("scripts"), "foretrace"))
+SCRIPT = """\
+import torch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def build():
+    model = torch.nn.Sequential(*(torch.nn.TransformerEncoderLayer(64, 4, 128) for _ in range(4))).to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.randn(16, 8, 64, device=DEVICE)
+
+    def step():
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+if __name__ == "__main__":
+    build()
+"""
+"""A user's program, which is predicted without being run."""
 EVENTS, STEPS = 200_000, 50
 """Of the generated trace whose ratios are checked; memory is that of four times as many events, as what reading holds
 besides columns is the same for all."""
@@ -60,6 +83,9 @@ LIMITS = {
     "import": Limit("`import foretrace`", "an empty Python", 2.5),
     "command help": Limit("`foretrace predict --help`", "an empty Python", 16.0),
     "predict": Limit("`foretrace predict` of a small capture", "an empty Python", 70.0),
+    "plan": Limit("`foretrace plan gpt2 --gpus 64` again", "an empty Python", 70.0),
+    "script": Limit("`foretrace predict SCRIPT:build --device`", "importing PyTorch", 5.0),
+    "script alone": Limit("`foretrace predict SCRIPT:build --device`", "the script's imports and building", 2.0),
     "read": Limit("reading a trace", "decoding it into typed events", 1.8),
     "read memory": Limit("peak memory of reading small events", "their text", 1.9),
     "breakdown": Limit("breaking 50 steps down", "replaying them", 1.7),
@@ -272,15 +298,21 @@ def generated(folder: Path, events: int, steps: int) -> Path:
 def ratios(folder: Path, turns: int = 7) -> dict[str, float]:
     """Measure every ratio that has a limit."""
     python = [sys.executable, "-c", "pass"]
-    empty, shown, imported, command, predicted = (each.cpu_s for each in in_turns(
+    empty, shown, imported, command, predicted, planned = (each.cpu_s for each in in_turns(
         [python, [FORETRACE, "--help"], [sys.executable, "-c", "import foretrace"], [FORETRACE, "predict", "--help"],
-         [FORETRACE, "predict", str(SMALL)]], turns))
+         [FORETRACE, "predict", str(SMALL)], [FORETRACE, "plan", "gpt2", "--gpus", "64"]], turns))
+    script = folder / "step.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    torch, alone, traced = (each.cpu_s for each in in_turns(
+        [[sys.executable, "-c", "import torch"], [sys.executable, str(script)],
+         [FORETRACE, "predict", f"{script}:build", "--device", "h200-sxm"]], 3))
     big = generated(folder, EVENTS, STEPS)
     reading, many = inside("reading", big), inside("reports", big)
     memory = inside("memory", generated(folder, 4 * EVENTS, STEPS))
     few, whatifs = inside("reports", generated(folder, EVENTS, STEPS // 10)), inside("whatifs", big)
     return {"help": shown / empty, "import": imported / empty, "command help": command / empty,
-            "predict": predicted / empty, "read": reading["read"] / reading["decode"],
+            "predict": predicted / empty, "plan": planned / empty, "script": traced / torch,
+            "script alone": traced / alone, "read": reading["read"] / reading["decode"],
             "read memory": (memory["peak"] - memory["imports"]) / memory["bytes"], "first": first_run(folder),
             "breakdown": many["breakdown"] / many["replay"], "steps": many["breakdown"] / few["breakdown"],
             "variants": whatifs["variants"] / whatifs["simulate"], "whatif": whatifs["host"] / whatifs["simulate"]}

@@ -17,9 +17,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import stat
 import sys
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
@@ -29,14 +27,14 @@ from typing import Any
 
 import numpy as np
 
+from tracer.kept_files import kept_folders, read_kept, write_kept
+
 VERSION = 1
 """Of the form in which machine code is kept."""
 ENTRY = "foretrace_loop"
 """What the entry of kept machine code is called."""
 SHIPPED = "shipped"
 """Folder beside a module with the bitcode of its loops, which ``ci/ship_loops.py`` writes."""
-_DIGEST = 32
-"""Bytes before the machine code: its SHA-256, which damage does not survive."""
 
 
 class KeptLoop:
@@ -81,10 +79,10 @@ class KeptLoop:
         """The loop's entry point, loaded or compiled."""
         name = f"{self.function.__module__}.{self.__name__}-{self._key_of(*_surroundings())}.o"
         folders = list(_folders(self._folder))
-        code = next((code for folder in folders if (code := _read(folder / name)) is not None), None)
+        code = next((code for folder in folders if (code := read_kept(folder / name)) is not None), None)
         if code is None:
             code = self._compiled()
-            next((True for folder in folders if _written(folder, name, code)), False)
+            next((True for folder in folders if write_kept(folder, name, code)), False)
         self._engine, address = _loaded(code)
         return self._signature()(address)  # type: ignore[no-any-return]
 
@@ -198,10 +196,7 @@ def _folders(beside: Path) -> Iterator[Path]:
     if named := os.environ.get("NUMBA_CACHE_DIR"):
         yield Path(named)
     yield beside / "__pycache__"
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    yield Path(home) / "foretrace"
-    if (private := private_folder()) is not None:
-        yield Path(private)
+    yield from kept_folders()
 
 
 def kept_in() -> Path | None:
@@ -211,39 +206,3 @@ def kept_in() -> Path | None:
         if there is not None and os.access(there, os.W_OK):
             return folder
     return None
-
-
-def private_folder() -> str | None:
-    """Return a folder in the temporary directory that nobody else can write to: machine code is loaded from it."""
-    if not hasattr(os, "getuid"):
-        return None
-    try:
-        path = os.path.join(tempfile.gettempdir(), f"foretrace-{os.getuid()}")
-        os.makedirs(path, mode=0o700, exist_ok=True)
-        found = os.lstat(path)
-    except OSError:
-        return None
-    private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o077
-    return path if private else None
-
-
-def _read(path: Path) -> bytes | None:
-    """Return kept machine code, or ``None`` where there is none or it is damaged."""
-    try:
-        kept = path.read_bytes()
-    except OSError:
-        return None
-    return kept[_DIGEST:] if hashlib.sha256(kept[_DIGEST:]).digest() == kept[:_DIGEST] else None
-
-
-def _written(folder: Path, name: str, code: bytes) -> bool:
-    """Keep machine code in a folder; returns whether that went well."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-            file.write(hashlib.sha256(code).digest() + code)
-        os.chmod(file.name, 0o644)
-        os.replace(file.name, folder / name)
-    except OSError:
-        return False
-    return True
