@@ -35,8 +35,8 @@ PathLike = str | os.PathLike[str]
 FAKE = "fake"
 """``meta.backend`` of a rank of a fake world (see ``tracer.fake_world``)."""
 
-LEAST_AT_ONCE, LEAST_BYTES = 2, 16 << 20
-"""Traces, and bytes of them, from which on several processes are quicker than one."""
+LEAST_CORES, LEAST_BYTES = 4, 16 << 20
+"""Cores, and bytes of traces, from which on copies of the process read them; on two busy cores they gained nothing."""
 
 ASSUMED = "Assumed"
 """The first word of the note on a job whose ranks are folded without their plan being known."""
@@ -285,15 +285,15 @@ def _read_members(files: Sequence[FoundFile], notes: list[str], progress: Callab
 @contextmanager
 def _workers_for(traces: Sequence[FoundFile], workers: TaskWorkers | None) -> Iterator[TaskWorkers | None]:
     """The workers given, or copies of this process; none where this process is to read the traces itself."""
-    size = min(cores(), len(traces))
+    many = cores()
     if workers is not None and workers.elsewhere:
         yield workers
-    elif size < LEAST_AT_ONCE or sum(trace.size for trace in traces) < LEAST_BYTES or any(
+    elif many < LEAST_CORES or len(traces) < 2 or sum(trace.size for trace in traces) < LEAST_BYTES or any(
             "://" in trace.path for trace in traces):
         yield None
     else:
         ready_to_read()
-        with ForkedWorkers(size) as found:
+        with ForkedWorkers(min(many, len(traces))) as found:
             yield found
 
 
