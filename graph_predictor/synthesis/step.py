@@ -183,7 +183,7 @@ def _notes(spec: DeviceSpec, given: bool, host: HostModel) -> list[str]:
 
 def _told(host_ns: float, host: HostModel) -> str:
     """Return what of the step rests on the host's model."""
-    python = " and calls of Python between them" if host.call_ns else ""
+    python = " and calls of Python between them" if host.with_calls else ""
     return (f"{host_ns / 1e6:,.3f} ms of host time a rank, for its operations{python}, rest on that; the critical path "
             "says how much of it the step waits for.")
 

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from graph_predictor.cli import app
 from graph_predictor.prediction.host_names import host_by_name
 from graph_predictor.prediction.host_steps import recorded_host_steps, traced_host_step, usual_step
+from kernel_models.host.events import host_events
 from kernel_models.host.hosts import CPU_HOST, GPU_HOST, PLANS_HOST, host_names, read_host, shipped_host, write_host
 from kernel_models.host.model import HostModel, fit_host
 from kernel_models.host.profiler_events import USUAL_NS
@@ -35,22 +36,22 @@ def step(names: str, before: float = 1000.0, inside: float = 500.0, compute: flo
 def test_a_program_that_was_fitted_costs_what_it_cost() -> None:
     one = step("mm add mm add relu")
     before, inside = fit_host([one]).estimate(one)
-    assert before == pytest.approx(one.before_ns) and inside == pytest.approx(one.inside_ns)
+    assert before == pytest.approx(one.before_ns, rel=0.02) and inside == pytest.approx(one.inside_ns, rel=0.02)
 
 
 def test_an_operation_nobody_ran_costs_what_its_kind_does() -> None:
     model = fit_host([step("mm add mm"), step("add mm add")])
     before, inside = model.estimate(step("mm tanh"))
     assert inside == pytest.approx([500.0, 500.0]) and before == pytest.approx([1000.0] * 3)
-    assert model.knows(step("mm tanh")).tolist() == [1, 1, 0, 0, 0]
+    assert model.knows(step("mm tanh")).tolist() == [1, 1, 0, 0, 1]
 
 
 def test_what_computes_more_on_the_host_finds_colder_caches() -> None:
     steps = [step("mm add mm add relu", 1000 * factor, 500 * factor, compute)
-             for compute, factor in ((0.5, 1.0), (1.5, 2.0 ** 0.5), (3.5, 2.0), (7.5, 2.0 ** 1.5))]
+             for compute, factor in ((0.0, 1.0), (1.0, 2.0 ** 0.5), (3.0, 2.0), (7.0, 2.0 ** 1.5))]
     model = fit_host(steps)
     assert model.exponent == pytest.approx(0.5, abs=0.01)
-    for compute, factor in ((0.5, 1.0), (15.5, 4.0)):
+    for compute, factor in ((0.0, 1.0), (15.0, 4.0)):
         total = sum(part.sum() for part in model.estimate(step("mm add mm", compute=compute)))
         assert total == pytest.approx(factor * (4 * 1000 + 3 * 500), rel=0.02)
 
@@ -67,21 +68,49 @@ def test_lists_cost_by_their_tensors() -> None:
 
 def test_python_between_operations_costs_by_its_calls(tmp_path: Path) -> None:
     def with_calls(names: str, calls: float) -> HostStep:
-        plain = step(f"view {names}", before=1000 + 350 * calls, inside=1000)
+        plain = step(f"view {names}", before=9000 * ((calls + 3) / 13) ** 0.85, inside=1000)
+        plain.before_ns[[0, -1]] = 9000  # a step's begin and end cost by its parameters
         return replace(plain, calls=np.full(len(plain) + 1, calls))
 
-    known = [with_calls("mm add mm", 0), with_calls("mm add relu mm", 4), with_calls("add mm add", 1)]
-    asked = with_calls("mm add mm add", 9)
+    known = [with_calls("mm add mm", 3), with_calls("mm add relu mm", 6), with_calls("add mm add", 1)]
+    asked = with_calls("mm add mm add", 40)
     told = sum(part.sum() for part in fit_host(known).estimate(asked))
-    assert told == pytest.approx(asked.host_ns, rel=0.1)
+    assert told == pytest.approx(asked.host_ns, rel=0.25)
     # Without counts in the step, or in one of the programs, it is told as if they were a usual one's.
     alone = fit_host(known).estimate(replace(asked, calls=None))
     assert sum(part.sum() for part in alone) < 0.8 * asked.host_ns
-    assert fit_host([*known, replace(known[0], calls=None)]).counted is None
+    uncounted = replace(known[0], calls=None)
+    assert fit_host([*known, uncounted]).counted is None
+    # Enough others have them: the one without teaches its operations' own time, not what lies before them.
+    mixed = fit_host([*known, with_calls("relu mm mm", 2), uncounted]).counted
+    assert mixed is not None and mixed.pools["own", "1", "aten::mm"].programs == 5
+    assert mixed.pools["before", "end", "one by one"].programs == 4
     write_host(fit_host(known, "mine"), tmp_path / "host.json.gz")
     again = read_host(tmp_path / "host.json.gz")
     assert sum(part.sum() for part in again.estimate(asked)) == pytest.approx(told, rel=1e-3)
     assert shipped_host(CPU_HOST).counted is not None
+
+
+def test_a_recorded_step_has_the_events_of_a_traced_one() -> None:
+    def made(*rows: tuple[str, int, float, float]) -> HostStep:
+        names, phases, before, inside = zip(*rows, strict=True)
+        return HostStep(np.array([f"aten::{name}" for name in names], dtype=object), np.array(phases, np.int8),
+                        np.zeros(len(rows), np.int64), np.array([*before, 50.0]), np.array(inside, np.float64))
+
+    recorded = made(("mm", 1, 10, 1), ("ones_like", 1, 20, 2), ("mm", 2, 300, 3), ("add_", 2, 4, 4),
+                    ("empty", 3, 800, 5), ("lift_fresh", 3, 6, 6), ("detach_", 3, 7, 7), ("mul_", 3, 8, 8))
+    traced = made(("mm", 1, 10, 1), ("ones_like", 1, 20, 2), ("mm", 2, 300, 3), ("add", 2, 4, 4),
+                  ("lift_fresh", 3, 811, 6), ("mul_", 3, 22, 8))
+    one, other = host_events(recorded, False), host_events(traced, False)
+    assert [(event.label, event.ns) for event in one] == [(event.label, event.ns) for event in other]
+    assert [event.label[1] for event in one if len(event.label) < 4 and event.label[0] == "before"] == [
+        "begin", "backward", "optimizer", "end"]
+    # Each place belongs to one event, and what a model tells of them adds up over the recording's own rows.
+    assert [place for event in one for place in range(event.first, event.place + 1)] == list(range(17))
+    model = fit_host([traced])
+    assert sum(part.sum() for part in model.estimate(recorded)) == pytest.approx(
+        sum(part.sum() for part in model.estimate(traced)))
+    assert model.knows(recorded).all()
 
 
 def test_few_programs_have_a_wide_interval_and_many_their_own() -> None:
@@ -116,13 +145,13 @@ def test_rows_are_what_a_trace_below_autograd_has(tmp_path: Path) -> None:
 
 
 def test_programs_left_out_are_told_by_the_others() -> None:
-    """Every case is in the docs; this holds eight programs to what nineteen others of another folder make of them."""
+    """Every case is in the docs; this holds 13 programs to what nineteen others of another folder make of them."""
     model = shipped_host(CPU_HOST)
     errors = []
     for path in sorted((TRACES / "host-held-out").iterdir()):
         one = usual_step([recorded_host_steps(read_job(each).graphs)[0] for each in sorted(path.glob("round*"))])
         errors.append(sum(float(part.sum()) for part in model.estimate(one)) / one.host_ns - 1)
-    assert len(errors) == 8 and np.mean(np.abs(errors)) < 0.2 and np.max(np.abs(errors)) < 0.45, errors
+    assert len(errors) == 13 and np.mean(np.abs(errors)) < 0.2 and np.max(np.abs(errors)) < 0.5, errors
 
 
 def test_models_are_kept_in_files(tmp_path: Path) -> None:

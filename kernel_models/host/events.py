@@ -1,0 +1,200 @@
+"""``HostMoment``: what the host does once in a step, by a label that events of other programs share.
+
+An event is an operation's own time, or the time before it. Four of a step are events of their own, whatever operation
+comes next, and cost by what they go over:
+
+::
+
+    |begin| forward … |backward| its operations … |optimizer| its operations … |end|
+     parameters        autograd's nodes            parameters                   parameters
+
+Operations are called what a trace by shapes calls them: memory that PyTorch asks for within ``torch.tensor`` is a part
+of it, and gradients that autograd adds in place are added.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from kernel_models.host.step_events import HostStep, host_class
+from tracer.arrays import Float64
+
+Label = tuple[str, ...]
+"""Of an event or a pool: "own" or "before", then what tells it apart; fewer words are a wider pool."""
+WARM_DISTANCE = 8.0
+"""Events within which the same one is still in the caches."""
+COLDER = 0.2
+"""Natural logarithm of the cost's growth for each doubling of the distance beyond."""
+LOOP_CALLS = 3
+"""Calls of Python before a step's first operation that are the loop's own: its model has not begun."""
+SHARDED = "s"
+"""Marks phases of programs whose parameters FSDP shards: its hooks and the dispatch of sharded tensors lie around the
+same operations. What is known of such programs goes before what is known of others."""
+BEGIN, BACKWARD, OPTIMIZER, FINISH = "begin", "backward", "optimizer", "end"
+_SPECIAL = (BEGIN, BACKWARD, OPTIMIZER, FINISH)
+_IN_BACKWARD, _IN_OPTIMIZER = "2", "3"
+_PYTHON, _NO_PYTHON = "python", "no python"
+_MADE_OF_EMPTY = ("aten::lift_fresh", "aten::arange")
+_ALIASES = {"aten::_reshape_alias": "aten::view", "aten::_index_put_impl": "aten::index_put"}
+
+
+@dataclass(frozen=True, slots=True)
+class HostMoment:
+    """One event of one step.
+
+    Attributes:
+        label: what it shares with others.
+        tensors: it goes over: of a list, or of the program where the event is one of the four.
+        cold: what it costs over one that has just run, by how many events ago the same ran last.
+        ns: its time.
+        calls: of Python functions in it; 0 where they are of no account.
+        first, place: it stands for the places from ``first`` to ``place`` of (before, in, before, …, after the last).
+    """
+
+    label: Label
+    tensors: int
+    cold: float
+    ns: float
+    calls: float
+    first: int
+    place: int
+
+
+def host_events(step: HostStep, counted: bool) -> list[HostMoment]:
+    """Return the events of a step in order: before the first operation, in it, before the second one, …, after all.
+
+    Args:
+        step: of any program.
+        counted: whether calls of Python count; the step must have them.
+    """
+    names, rows = _as_traced(step)
+    if not names:
+        return []
+    lists = step.tensors[rows].tolist()
+    mark = SHARDED if step.sharded else ""
+    phases = [f"{phase}{mark}" for phase in step.phase[rows].tolist()]
+    first, times, calls = _merged(step, rows, counted)
+    special = _special(names, phases, lists, None if not counted else calls, mark)
+    labels: list[Label] = []
+    for row, (phase, name) in enumerate(zip(phases, names, strict=True)):
+        label = special[row][0] if row in special else ("before", phase, name, names[row - 1])
+        if counted and row not in special:
+            label = *label, _PYTHON if calls[row] else _NO_PYTHON
+        labels += [label, ("own", phase, name)]
+    labels.append(special[len(names)][0])
+    last = {label: place for place, label in enumerate(labels)}
+    seen: dict[Label, int] = {}
+    found = []
+    for place, label in enumerate(labels):
+        row, own = divmod(place, 2)
+        distance = place - seen[label] if label in seen else place - last[label] + len(labels)
+        seen[label] = place
+        cold = float(np.exp(COLDER * np.log2(max(distance / WARM_DISTANCE, 1.0))))
+        tensors, called = lists[row] if row < len(lists) else 0, 0.0
+        if not own and row in special:
+            tensors, cold = special[row][1], 1.0
+        elif not own:
+            tensors, called = max(tensors, lists[row - 1]), float(calls[row])
+        at = 2 * int(rows[row]) if row < len(rows) else 2 * len(step)
+        begins = at + 1 if own else 2 * int(first[row])
+        found.append(HostMoment(label, tensors, cold, float(times[place]), called, begins, at + own))
+    return found
+
+
+def is_sharded(label: Label) -> bool:
+    """Return whether a label is of a program whose parameters are sharded."""
+    return len(label) > 1 and label[1].endswith(SHARDED)
+
+
+def unsharded(label: Label) -> Label:
+    """Return the same label of other programs."""
+    return (label[0], label[1].removesuffix(SHARDED), *label[2:])
+
+
+@lru_cache(maxsize=1 << 14)
+def pools_of(label: Label) -> list[Label]:
+    """Return a label and the pools above it, the nearest first."""
+    python: Label = ()
+    if label[0] == "own":
+        _, phase, name = label
+        mine = f"class {host_class(name)}"
+        found = [label, ("own", name), ("own", phase, mine), ("own", mine), ("own",)]
+    elif label[1].removesuffix(SHARDED) in _SPECIAL:
+        found = [label, *([label[:2]] if len(label) > 2 else []), ("before", "special")]
+    else:
+        _, phase, name, previous, *rest = label
+        python = tuple(rest)
+        mine, other = f"class {host_class(name)}", f"class {host_class(previous)}"
+        found = [label, *((*pool, *python) for pool in (
+            ("before", phase, name, other), ("before", phase, name), ("before", phase, mine, other),
+            ("before", phase, mine), ("before", mine), ("before",)))]
+    if is_sharded(label):  # of kinds, what is known of all programs is worth more
+        return [pool if pool == label else (SHARDED, *pool) for pool in found
+                if not any(word.startswith("class ") for word in pool) and len(pool) > 1 + len(python)
+                and pool[1] != "special"]
+    return found
+
+
+def _special(names: Sequence[str], phases: Sequence[str], lists: Sequence[int], calls: Float64 | None,
+             mark: str) -> dict[int, tuple[Label, int]]:
+    """The events of a step that are their own: by the row they lie before their label and what they go over."""
+    parameters = max(lists) or _parameters(names, phases)
+    kind = "list" if max(lists) else "one by one"
+    begin = names[0] if calls is None else _PYTHON if calls[0] >= LOOP_CALLS else _NO_PYTHON
+    found: dict[int, tuple[Label, int]] = {}
+    backward = sum(phase.startswith(_IN_BACKWARD) for phase in phases)
+    for row in range(1, len(names)):
+        now, before = phases[row][0], phases[row - 1][0]
+        if now == before:
+            continue
+        if now == _IN_OPTIMIZER:
+            found[row] = ("before", OPTIMIZER + mark, kind), parameters
+        elif now == _IN_BACKWARD:
+            found[row] = ("before", BACKWARD + mark), backward
+    found[0] = ("before", BEGIN + mark, begin), parameters
+    found[len(names)] = ("before", FINISH + mark, kind), parameters
+    return found
+
+
+def _parameters(names: Sequence[str], phases: Sequence[str]) -> int:
+    """Parameters of an optimizer that goes over them one by one: each has every one of its operations once."""
+    count = Counter(name for name, phase in zip(names, phases, strict=True) if phase.startswith(_IN_OPTIMIZER))
+    most = max(count.values(), default=0)
+    return min((number for number in count.values() if 2 * number >= most), default=0)
+
+
+def _as_traced(step: HostStep) -> tuple[list[str], np.ndarray]:
+    """Names as a trace by shapes has them, and the rows they are of."""
+    recorded = step.name.tolist()
+    names, rows = [], []
+    for row, (name, phase) in enumerate(zip(recorded, step.phase.tolist(), strict=True)):
+        if name == "aten::empty" and row + 1 < len(recorded) and recorded[row + 1] in _MADE_OF_EMPTY:
+            continue
+        if name == "aten::detach_" and row and recorded[row - 1] == "aten::lift_fresh":
+            continue
+        if str(phase) == _IN_BACKWARD and name.endswith("_") and not name.endswith("__"):
+            name = name[:-1]
+        names.append(_ALIASES.get(name, name))
+        rows.append(row)
+    return names, np.array(rows, np.int64)
+
+
+def _merged(step: HostStep, rows: np.ndarray, counted: bool) -> tuple[np.ndarray, Float64, Float64]:
+    """The first row whose time lies before each kept row, the times of the events, and the calls before the rows."""
+    kept = np.zeros(len(step), np.bool_)
+    kept[rows] = True
+    goes = np.searchsorted(rows, np.arange(len(step) + 1))  # what is not kept lies before what follows it
+    size = len(rows) + 1
+    before = np.bincount(goes, weights=step.before_ns, minlength=size)
+    before += np.bincount(goes[:-1][~kept], weights=step.inside_ns[~kept], minlength=size)
+    times = np.empty(2 * size - 1)
+    times[0::2], times[1::2] = before, step.inside_ns[rows]
+    calls = np.zeros(size)
+    if counted and step.calls is not None:
+        calls += np.bincount(goes, weights=step.calls, minlength=size)
+    return np.searchsorted(goes, np.arange(size)), times, calls
