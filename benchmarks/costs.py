@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -33,8 +34,32 @@ DATA = Path(os.environ.get("FORETRACE_DATA", ROOT.parent / "shared" / "data"))
 SMALL = ROOT / "traces" / "cpu-small"
 """A capture that comes with the sources."""
 FORETRACE = str(Path(sysconfig.get_path("scripts"), "foretrace"))
+SCRIPT = """\
+import torch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def build():
+    model = torch.nn.Sequential(*(torch.nn.TransformerEncoderLayer(64, 4, 128) for _ in range(4))).to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.randn(16, 8, 64, device=DEVICE)
+
+    def step():
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+if __name__ == "__main__":
+    build()
+"""
+"""A user's program, which is predicted without being run."""
 EVENTS, STEPS = 200_000, 50
-"""Of the generated trace whose ratios are checked."""
+"""Of the generated trace whose ratios are checked; memory is that of four times as many events, as what reading holds
+besides columns is the same for all."""
 
 
 class Limit(NamedTuple):
@@ -58,9 +83,14 @@ LIMITS = {
     "import": Limit("`import foretrace`", "an empty Python", 2.5),
     "command help": Limit("`foretrace predict --help`", "an empty Python", 16.0),
     "predict": Limit("`foretrace predict` of a small capture", "an empty Python", 70.0),
-    "read": Limit("reading a trace", "decoding it into typed events", 8.0),
-    "breakdown": Limit("breaking 50 steps down", "replaying them", 3.5),
-    "steps": Limit("breaking 50 steps down", "breaking down 5 steps of as many events", 4.0),
+    "plan": Limit("`foretrace plan gpt2 --gpus 64` again", "an empty Python", 70.0),
+    "script": Limit("`foretrace predict SCRIPT:build --device`", "importing PyTorch", 5.0),
+    "script alone": Limit("`foretrace predict SCRIPT:build --device`", "the script's imports and building", 2.0),
+    "read": Limit("reading a trace", "decoding it into typed events", 1.8),
+    "read memory": Limit("peak memory of reading small events", "their text", 1.9),
+    "breakdown": Limit("breaking 50 steps down", "replaying them", 1.7),
+    "first": Limit("the first `predict` after installation", "the second", 2.5),
+    "steps": Limit("breaking 50 steps down", "breaking down 5 steps of as many events", 2.3),
     "variants": Limit("16 variants of a program", "simulating it once", 5.0),
     "whatif": Limit("a prediction on another host", "simulating its copies once", 12.0),
 }
@@ -69,10 +99,11 @@ LIMITS = {
 # -- processes --------------------------------------------------------------------------------------------------------
 
 
-def run(command: list[str]) -> Cost:
-    """Run a command to its end."""
+def run(command: list[str], **variables: str) -> Cost:
+    """Run a command to its end, in an environment with some more variables."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment |= {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMBA")}
+    environment |= variables
     with tempfile.TemporaryFile() as said:
         begin = time.perf_counter()
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said, env=environment)
@@ -144,9 +175,26 @@ def _memory(path: str) -> dict[str, float]:
     def peak() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
+    with tempfile.TemporaryDirectory() as folder:
+        read_kineto(str(generated(Path(folder), 500, 5)))  # what reading loads is not of the trace
     before = peak()
     read_kineto(path)
-    return {"imports": before, "peak": peak()}
+    return {"imports": before, "peak": peak(), "bytes": Path(path).stat().st_size}
+
+
+def _ranks(*paths: str) -> dict[str, float]:
+    """Wall seconds of reading a job on one core and on all, in turns."""
+    from tracer.job import read_job
+
+    every = os.sched_getaffinity(0)
+    found: dict[str, list[float]] = {"one": [], "all": []}
+    for _ in range(5):
+        for name, cores in (("one", {min(every)}), ("all", every)):
+            os.sched_setaffinity(0, cores)
+            begin = time.perf_counter()
+            read_job(list(paths))
+            found[name].append(time.perf_counter() - begin)
+    return {name: min(each) for name, each in found.items()}
 
 
 def _reports(path: str) -> dict[str, float]:
@@ -228,8 +276,8 @@ def _profile(*command: str) -> dict[str, Any]:
 
 
 PARTS: dict[str, Callable[..., dict[str, Any]]] = {
-    "reading": _reading, "memory": _memory, "reports": _reports, "whatifs": _whatifs, "points": _points,
-    "profile": _profile}
+    "reading": _reading, "memory": _memory, "ranks": _ranks, "reports": _reports, "whatifs": _whatifs,
+    "points": _points, "profile": _profile}
 
 
 # -- the ratios that are checked --------------------------------------------------------------------------------------
@@ -248,16 +296,35 @@ def generated(folder: Path, events: int, steps: int) -> Path:
 def ratios(folder: Path, turns: int = 7) -> dict[str, float]:
     """Measure every ratio that has a limit."""
     python = [sys.executable, "-c", "pass"]
-    empty, shown, imported, command, predicted = (each.cpu_s for each in in_turns(
+    empty, shown, imported, command, predicted, planned = (each.cpu_s for each in in_turns(
         [python, [FORETRACE, "--help"], [sys.executable, "-c", "import foretrace"], [FORETRACE, "predict", "--help"],
-         [FORETRACE, "predict", str(SMALL)]], turns))
+         [FORETRACE, "predict", str(SMALL)], [FORETRACE, "plan", "gpt2", "--gpus", "64"]], turns))
+    script = folder / "step.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    torch, alone, traced = (each.cpu_s for each in in_turns(
+        [[sys.executable, "-c", "import torch"], [sys.executable, str(script)],
+         [FORETRACE, "predict", f"{script}:build", "--device", "h200-sxm"]], 3))
     big = generated(folder, EVENTS, STEPS)
     reading, many = inside("reading", big), inside("reports", big)
+    memory = inside("memory", generated(folder, 4 * EVENTS, STEPS))
     few, whatifs = inside("reports", generated(folder, EVENTS, STEPS // 10)), inside("whatifs", big)
     return {"help": shown / empty, "import": imported / empty, "command help": command / empty,
-            "predict": predicted / empty, "read": reading["read"] / reading["decode"],
+            "predict": predicted / empty, "plan": planned / empty, "script": traced / torch,
+            "script alone": traced / alone, "read": reading["read"] / reading["decode"],
+            "read memory": (memory["peak"] - memory["imports"]) / memory["bytes"], "first": first_run(folder),
             "breakdown": many["breakdown"] / many["replay"], "steps": many["breakdown"] / few["breakdown"],
             "variants": whatifs["variants"] / whatifs["simulate"], "whatif": whatifs["host"] / whatifs["simulate"]}
+
+
+def first_run(folder: Path) -> float:
+    """Processor time of the first prediction over that of the second, where nothing is kept of an earlier one."""
+    place = folder / "installed"
+    for package in ("foretrace", "graph_predictor", "kernel_models", "tracer"):
+        shutil.copytree(ROOT / package, place / package, ignore=shutil.ignore_patterns("*.o", "*.nbi", "*.nbc"))
+    program = f"import sys; sys.path.insert(0, {str(place)!r}); from graph_predictor.cli import main; main()"
+    times = [run([sys.executable, "-c", program, "predict", str(SMALL)], HOME=str(folder), XDG_CACHE_HOME="",
+                 NUMBA_CACHE_DIR="").cpu_s for _ in range(2)]
+    return times[0] / times[1]
 
 
 def ratio_table(found: dict[str, float]) -> list[str]:
@@ -307,7 +374,8 @@ def page(data: Path, folder: Path) -> str:
         lines.append(f"{name:<38} {cost.cpu_s:>7.2f} {cost.cpu_s / empty.cpu_s:>11.1f}x {cost.peak / 1e6:>8.0f}")
     lines += ["```", "", "## Growth with events", "",
               "Generated traces of products, 100 steps each. Decoding is that of a typed decoder (msgspec) of the same "
-              "text; memory", "is the peak above the imports, over the text.", "", "```",
+              "text; memory", "is the peak above that of reading a tiny trace, over the text: some 60 MB while the "
+              "text is scanned, and then the columns.", "", "```",
               f"{'events':>10} {'decode s':>9} {'read s':>7} {'us/event':>9} {'over decoder':>13} {'memory x':>9} "
               f"{'replay s':>9} {'breakdown s':>12}"]
     for events in (50_000, 200_000, 800_000):
@@ -373,6 +441,18 @@ def _real(data: Path, folder: Path) -> list[str]:
     for count in (1, 2, 4, 8):
         [cost] = in_turns([[FORETRACE, "breakdown", *map(str, files[:count])]], 1)
         lines.append(f"{count:>6} {cost.cpu_s:>7.2f} {cost.wall_s:>7.2f} {cost.peak / 1e6:>8.0f}")
+    lines += ["```", "", "Reading eight ranks, wall seconds, the best of five in turns: copies of the process read on "
+              "all cores. On a machine with", "other work there is less to gain.", "", "```",
+              f"{'ranks':<38} {'one core':>9} {'all cores':>10} {'ratio':>6}"]
+    big = generated(folder, 200_000, 100)
+    copies = [folder / f"rank{rank}.json" for rank in range(8)]
+    for copy in copies:
+        shutil.copy(big, copy)
+    for name, ranks in (("nanoGPT on H100, 5 MB of gzip", files), ("200,000 events each, 171 MB of text", copies)):
+        found = inside("ranks", *ranks)
+        lines.append(f"{name:<38} {found['one']:>9.2f} {found['all']:>10.2f} {found['one'] / found['all']:>6.2f}")
+    for copy in copies:
+        copy.unlink()
     lines += ["```", "", "## What-ifs, by operations", "",
               "Milliseconds of one prediction with its interval and path, each with another factor. Events are items "
               "and kernels of the", "four copies of the repeated steps that are simulated; 16 variants are simulated "

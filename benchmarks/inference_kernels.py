@@ -144,7 +144,12 @@ def _simumax(frame: pd.DataFrame) -> Iterator[tuple[str, str, str, OpCall, float
         sizes = dict(re.findall(r"(\w+)=(\w+)", r.shape))
         if r.op == "group_matmul":
             groups, m, n, k = (int(sizes[name]) for name in ("ng", "M", "N", "K"))
-            call = next(gemm(groups, m, n, k, "bf16", LAYOUTS[sizes["stage"]], kind="grouped"))
+            # Sizes are those of the forward product whatever the stage; weights' gradients are added up in their type.
+            added = sizes["accumulate"] == "True"
+            dims = {"fwd": (m, n, k), "bwd_grad_act": (m, k, n), "bwd_grad_w": (n, k, m)}[sizes["stage"]]
+            call = next(gemm(groups, *dims, "bf16", LAYOUTS[sizes["stage"]], kind="grouped",
+                             added="accumulate" if added else "",
+                             out_dtype=sizes["main_grad_dtype"] if sizes["stage"] == "bwd_grad_w" else ""))
             flops = 2.0 * groups * m * n * k
         elif r.op in ("sdp_fwd", "sdp_bwd"):
             batch, length, heads, kv_heads, size, v_size = (int(sizes[name]) for name in (

@@ -6,6 +6,7 @@
     python benchmarks/serving.py --rows published         # batch 1 of Llama-2-7B on an A100 (gpt-fast)
     python benchmarks/serving.py --rows offline           # throughput that NVIDIA publishes of TensorRT-LLM
     python benchmarks/serving.py DATA --rows kernels      # all-reduce kernels of engines
+    python benchmarks/serving.py DATA --rows anchors      # kernels of servers' traces that belong to operations
 
 DATA is the folder of shared data. Half of the series were looked at while assumptions were set (``serving_parts.split``
 says which, by a rule from before); the other half was not.
@@ -28,6 +29,7 @@ from scipy.stats import spearmanr
 
 from benchmarks.serving_parts.rows import ServedRow, read_rows
 from benchmarks.serving_parts.split import calibrates_before
+from graph_predictor.serving.anchor import read_anchor
 from graph_predictor.serving.cache import CacheAccount, cache_account
 from graph_predictor.serving.calibrate import MeasuredRow, calibrate_serving
 from graph_predictor.serving.load import Lengths, Requests
@@ -268,10 +270,29 @@ def kernels(data: Path) -> None:
     print(f"all {len(logs)}: 80% within e^±{np.quantile(np.abs(logs), 0.8):.2f}, {inside:.0%} within e^±{SPREAD}")
 
 
+ANCHORS = (("vllm-cuda-graph", "gpt-oss-20b", "mi300x", ServingSetup(experts="mxfp4")),
+           ("vllm-eager-B200", "gpt-oss-120b", "b200", ServingSetup(tp=8, experts="mxfp4", kv="fp8")))
+"""Traces of servers, and what they served; no trace has two steps that could judge one another."""
+
+
+def anchors(data: Path) -> None:
+    """Print what of recorded steps' kernels belongs to operations, and what each operation took."""
+    for folder, name, device, setup in ANCHORS:
+        spec = find_device(device)
+        model = ServingModel(served_decoder(name).shape, setup, spec, cluster_for(spec, setup.gpus, None, None, None))
+        found = read_anchor(str(data / "traces" / folder), model)
+        anchored, step = found.of(model), found.steps[0]
+        print(f"{folder}: {name} on {setup.gpus} {device}\n  {found}")
+        was = {each.name: each for each in model.operations(step)}
+        for each in sorted(anchored.operations(step), key=lambda each: -each.us):
+            print(f"  {each.name:<26} measured {each.us / 1e3:8.3f} ms, predicted {was[each.name].us / 1e3:8.3f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="?", type=Path)
-    parser.add_argument("--rows", choices=("all", "every", "speed", "published", "offline", "kernels"), default="all")
+    parser.add_argument("--rows", choices=("all", "every", "speed", "published", "offline", "kernels", "anchors"),
+                        default="all")
     parser.add_argument("--half", choices=("both", "development", "held-out"), default="both")
     given = parser.parse_args()
     if given.rows == "speed":
@@ -284,6 +305,8 @@ def main() -> None:
         parser.error("name the folder of shared data")
     elif given.rows == "kernels":
         kernels(given.data)
+    elif given.rows == "anchors":
+        anchors(given.data)
     else:
         measure(given.data, half=given.half, every=given.rows == "every")
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numba
 
-from tracer.machine_code import private_folder
+from tracer.kept_files import private_folder
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -185,7 +185,9 @@ def resolve_device(reported_name: str, memory_bytes: int | None = None, sm_count
         DeviceError: No device fits, or several do; the error lists them.
     """
     wanted = _plain(reported_name)
-    every = [device(name) for name in device_names()]
+    # A file is decoded where the name is in its text: most of the time would go into the other ones.
+    every = [device(path.stem) for path in sorted(FOLDER.glob("*.toml"))
+             if wanted in _plain(path.read_text(encoding="utf-8"))]
     if wanted:
         matches = [spec for spec in every if wanted in {_plain(n) for n in (spec.name, *spec.reported_names)}]
         matches = matches or [spec for spec in every if wanted in {_plain(n) for n in spec.short_names}]

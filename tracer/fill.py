@@ -76,10 +76,10 @@ def _fill_arguments(graph: ExecutionGraph, trace: ExecutionTrace, node: Int64, c
             seen[key] = (code_of(texts.shapes), code_of(texts.dtypes), code_of(texts.strides), code_of(texts.scalars))
         translated[place] = seen[key]
     filled = {}
-    for index, (name, column) in enumerate(columns.items()):
+    for index, name in enumerate(columns):
         wanted = lacking[name][rows] & (translated[:, index] >= 0)
-        column[rows[wanted]] = translated[wanted, index]
         if wanted.any():
+            ops.writable(name)[rows[wanted]] = translated[wanted, index]
             filled[name] = int(np.count_nonzero(wanted))
     return filled
 

@@ -31,3 +31,17 @@ def grouped(keys: Int64) -> tuple[Int64, Int64]:
 def totals(place: Int64, values: Int64, count: int) -> Int64:
     """Return the sums of whole values by place, [count], exact as long as they are below 2^53."""
     return np.bincount(place, weights=values, minlength=count).astype(np.int64)
+
+
+def kinds_of(*columns: Int64) -> tuple[Int64, Int64]:
+    """Return which of the distinct rows of some columns each row is, and the first row of each.
+
+    Distinct rows are in ascending order, by the first column first, as ``np.unique`` has them.
+    """
+    place: Int64 = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        values, of_column = grouped(column)
+        _, place = grouped(place * max(len(values), 1) + of_column)
+    first = np.zeros(int(place.max()) + 1 if len(place) else 0, np.int64)
+    first[place[::-1]] = np.arange(len(place) - 1, -1, -1)
+    return place, first

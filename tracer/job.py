@@ -7,7 +7,8 @@ may lie side by side. What belongs to another job is refused, what is merely mis
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice, pairwise
@@ -15,11 +16,13 @@ from typing import TYPE_CHECKING
 
 from tracer.capture_layout import find_parts, read_capture
 from tracer.charts import Chart, time_chart
+from tracer.cluster.forked import ForkedWorkers, cores
 from tracer.cluster.workers import Failed, LostWorkerError, TaskWorkers
 from tracer.errors import GraphFileError, JobError, TraceError
 from tracer.files import FileKind, FoundFile, find_files
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph
 from tracer.kineto import read_kineto
+from tracer.kineto.reader import ready_to_read
 from tracer.rank_classes import RankClass, Span
 from tracer.ranks import missing_of, rank_in_name
 from tracer.shown import Shown
@@ -31,6 +34,9 @@ PathLike = str | os.PathLike[str]
 
 FAKE = "fake"
 """``meta.backend`` of a rank of a fake world (see ``tracer.fake_world``)."""
+
+LEAST_AT_ONCE, LEAST_BYTES = 2, 16 << 20
+"""Traces, and bytes of them, from which on several processes are quicker than one."""
 
 ASSUMED = "Assumed"
 """The first word of the note on a job whose ranks are folded without their plan being known."""
@@ -133,7 +139,8 @@ def read_job(paths: PathLike | Sequence[PathLike], *, window: int = 0,
             profiler trace of their rank.
         window: which cycle's window of a capture, from 0; other traces have only one.
         progress: called with (bytes done, bytes in all) of the stored files.
-        workers: read the profiler's traces, one each at a time; by default this process does.
+        workers: read the profiler's traces, one each at a time; by default copies of this process on all cores, if the
+            traces are worth it.
 
     Returns:
         The job; missing ranks and skipped files are named in its notes.
@@ -269,11 +276,32 @@ def _saved_member(file: FoundFile, notes: list[str]) -> list[ExecutionGraph]:
 def _read_members(files: Sequence[FoundFile], notes: list[str], progress: Callable[[int, int], None] | None,
                   workers: TaskWorkers | None) -> list[ExecutionGraph]:
     """Return the graphs of saved files and traces; what is skipped is noted."""
+    traces = [file for file in files if file.kind is not FileKind.GRAPH]
+    with _workers_for(traces, workers) as found:
+        elsewhere = found.map(read_kineto, [file.path for file in traces]) if found is not None else None
+        return _read_each(files, notes, progress, elsewhere)
+
+
+@contextmanager
+def _workers_for(traces: Sequence[FoundFile], workers: TaskWorkers | None) -> Iterator[TaskWorkers | None]:
+    """The workers given, or copies of this process; none where this process is to read the traces itself."""
+    size = min(cores(), len(traces))
+    if workers is not None and workers.elsewhere:
+        yield workers
+    elif size < LEAST_AT_ONCE or sum(trace.size for trace in traces) < LEAST_BYTES or any(
+            "://" in trace.path for trace in traces):
+        yield None
+    else:
+        ready_to_read()
+        with ForkedWorkers(size) as found:
+            yield found
+
+
+def _read_each(files: Sequence[FoundFile], notes: list[str], progress: Callable[[int, int], None] | None,
+               elsewhere: Iterator[ExecutionGraph | Failed] | None) -> list[ExecutionGraph]:
+    """Return the graphs, of traces what was read elsewhere; what is skipped is noted."""
     graphs: list[ExecutionGraph] = []
     total, done = sum(file.size for file in files), 0
-    traces = [file for file in files if file.kind is not FileKind.GRAPH]
-    elsewhere = workers.map(read_kineto, [file.path for file in traces]) if workers is not None and (
-        workers.elsewhere) else None
     for file in files:
         if file.kind is FileKind.GRAPH:
             graphs += _saved_member(file, notes)

@@ -78,8 +78,9 @@ def join_execution_trace(graph: ExecutionGraph, source: str | os.PathLike[str] |
             match = other
     agreement = _drop_wrong_threads(graph, trace, names, match)
     joined = match.node >= 0
-    graph.ops.et_node[:] = NONE
-    graph.ops.et_node[joined] = trace.id[match.node[joined]]
+    et_node = graph.ops.writable("et_node")
+    et_node[:] = NONE
+    et_node[joined] = trace.id[match.node[joined]]
     report = JoinReport(
         schema=trace.schema,
         method=match.method if joined.any() else "none",

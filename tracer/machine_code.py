@@ -1,9 +1,15 @@
-"""Inner loops as machine code that is kept: numba compiles each once, and later processes do not even import numba.
+"""Inner loops as machine code that is kept: processes that use them do not even import numba.
 
-Importing numba and making it ready takes half a second, which is more than most commands have to do. A loop is given as
-a function over arrays and numbers, with the type of each. Its machine code is kept beside its module or, where that
-cannot be written, in the user's cache or a private folder of the temporary directory; llvmlite, of which numba is made,
-loads it in a hundredth of a second. Without a place to keep it every process compiles anew, for some seconds.
+Importing numba and making it ready takes half a second, and compiling a loop up to five, which is more than most
+commands have to do. A loop is given as a function over arrays and numbers, with the type of each. It goes three ways::
+
+    source --numba, at each release--> LLVM's bitcode, shipped in SHIPPED beside the module
+    bitcode --llvmlite, once after installation, 0.1 s a loop--> machine code, kept
+    machine code --llvmlite, in each process, 0.01 s--> called
+
+Machine code is kept beside the module or, where that cannot be written, in the user's cache or a private folder of the
+temporary directory; without any place each process makes it anew. Where the bitcode shipped is of another source, of
+another system (it is of 64-bit x86 and Linux) or of a newer LLVM, numba compiles the source, once.
 """
 
 from __future__ import annotations
@@ -11,9 +17,8 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import stat
 import sys
-import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -22,12 +27,14 @@ from typing import Any
 
 import numpy as np
 
-VERSION = 2
+from tracer.kept_files import kept_folders, read_kept, write_kept
+
+VERSION = 1
 """Of the form in which machine code is kept."""
 ENTRY = "foretrace_loop"
 """What the entry of kept machine code is called."""
-_DIGEST = 32
-"""Bytes before the machine code: its SHA-256, which damage does not survive."""
+SHIPPED = "shipped"
+"""Folder beside a module with the bitcode of its loops, which ``ci/ship_loops.py`` writes."""
 
 
 class KeptLoop:
@@ -37,28 +44,31 @@ class KeptLoop:
         function: takes what ``types`` say, by position, and returns an int64. It allocates nothing and raises nothing:
             what it needs to work in is handed to it.
         types: of each argument: of C-contiguous arrays ``"int64[:]"`` or ``"int8[:,:]"``, of numbers ``"float64"``.
-        inner: functions it calls, each after those that it calls itself. What one of them writes it reads through no
-            other of its arguments; an array may be handed to it twice for rows that differ.
+        inner: functions it calls, those first that others of them call.
+        apart: what one of ``inner`` writes it reads through no other of its arguments (an array may be handed to it
+            twice for rows that differ), so that it may work on several numbers of a row at once.
     """
 
     def __init__(self, function: Callable[..., Any], types: Sequence[str],
-                 inner: Sequence[Callable[..., Any]] = ()) -> None:
+                 inner: Sequence[Callable[..., Any]] = (), apart: bool = False) -> None:
         self.__doc__, self.__name__ = function.__doc__, function.__name__
-        self.function, self.types, self.inner = function, tuple(types), tuple(inner)
+        self.function, self.types, self.inner, self.apart = function, tuple(types), tuple(inner), apart
         self.dtypes = [np.dtype(kind.partition("[")[0].replace("boolean", "bool")) for kind in types]
         self._arrays = [(at, self.dtypes[at], kind.count(":")) for at, kind in enumerate(types) if "[" in kind]
 
     def __call__(self, *arguments: Any) -> int:
-        """Run the loop.
+        """Run the loop. Arrays that are one value, kept once (``np.broadcast_to``), are handed over as copies.
 
         Raises:
             TypeError: an argument is of another type than was said.
         """
         if len(arguments) != len(self.types):
             raise TypeError(f"{self.__name__} takes {len(self.types)} arguments, not {len(arguments)}.")
-        passed, sizes = list(arguments), []
+        passed, given, sizes = list(arguments), {}, []  # what is given lives until the loop ends
         for at, dtype, dimensions in self._arrays:
             array = arguments[at]
+            if array.ndim and array.strides == (0,) * array.ndim and not array.flags.writeable:
+                array = given[at] = array.copy()  # a column of one value, kept once
             if array.dtype != dtype or array.ndim != dimensions or not array.flags.c_contiguous:
                 raise TypeError(f"{self.__name__}: argument {at} is {array.dtype}[{array.ndim}], not "
                                 f"{self.types[at]}, or has gaps.")
@@ -69,12 +79,12 @@ class KeptLoop:
     @cached_property
     def _entry(self) -> Callable[..., int]:
         """The loop's entry point, loaded or compiled."""
-        name = f"{self.function.__module__}.{self.__name__}-{self._key()}.o"
-        folders = list(_folders(Path(sys.modules[self.function.__module__].__file__ or ".").parent))
-        code = next((code for folder in folders if (code := _read(folder / name)) is not None), None)
+        name = f"{self.function.__module__}.{self.__name__}-{self._key_of(*_surroundings())}.o"
+        folders = list(_folders(self._folder))
+        code = next((code for folder in folders if (code := read_kept(folder / name)) is not None), None)
         if code is None:
             code = self._compiled()
-            next((True for folder in folders if _written(folder, name, code)), False)
+            next((True for folder in folders if write_kept(folder, name, code)), False)
         self._engine, address = _loaded(code)
         return self._signature()(address)  # type: ignore[no-any-return]
 
@@ -83,31 +93,59 @@ class KeptLoop:
         return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, *(
             ctypes.c_void_p if "[" in kind else numbers[kind] for kind in self.types))
 
-    def _key(self) -> str:
-        """Return what machine code is good for: this source, these libraries, this processor."""
+    @property
+    def _folder(self) -> Path:
+        return Path(sys.modules[self.function.__module__].__file__ or ".").parent
+
+    def _key_of(self, *surroundings: str) -> str:
+        """Return what code is good for: this source, and what surrounds it."""
         source = Path(sys.modules[self.function.__module__].__file__ or "").read_bytes()
-        parts = (str(VERSION), *self.types, *_surroundings())
+        parts = (str(VERSION), *self.types, *surroundings)
         return hashlib.sha256(source + "\0".join(parts).encode()).hexdigest()[:24]
 
-    def _compiled(self) -> bytes:
-        """Compile the loop, as an object file whose entry is called ``ENTRY``."""
+    @property
+    def shipped(self) -> Path:
+        """Where the bitcode of this very source is shipped, for this kind of system."""
         import llvmlite.binding as llvm
+
+        return self._folder / SHIPPED / f"{self.__name__}-{self._key_of(llvm.get_process_triple())}.bc.z"
+
+    def ship(self) -> Path:
+        """Compile the loop with numba, and write the bitcode that is shipped."""
+        import llvmlite.binding as llvm
+
+        self.shipped.parent.mkdir(exist_ok=True)
+        self.shipped.write_bytes(zlib.compress(llvm.parse_assembly(self._assembly()).as_bitcode(), 9))
+        return self.shipped
+
+    def _compiled(self) -> bytes:
+        """Make the loop's machine code, as an object file whose entry is called ``ENTRY``."""
+        import llvmlite.binding as llvm
+
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        machine = llvm.Target.from_default_triple().create_target_machine(
+            cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3, reloc="default",
+            codemodel="jitdefault", jit=True)
+        try:
+            module = llvm.parse_bitcode(zlib.decompress(self.shipped.read_bytes()))
+        except (OSError, zlib.error, RuntimeError):  # none shipped, or of a newer LLVM
+            module = llvm.parse_assembly(self._assembly())
+        return bytes(machine.emit_object(module))
+
+    def _assembly(self) -> str:
+        """Compile the loop with numba: LLVM's text of it, whose entry is called ``ENTRY``."""
         import numba
 
         if sys.stderr is not None and sys.stderr.isatty():
             sys.stderr.write(f"Compiling {self.__name__}, once after installation ...\n")
         scope = dict(self.function.__globals__)
         for one in self.inner:
-            scope[one.__name__] = _apart(numba.njit(FunctionType(one.__code__, scope, one.__name__)))
+            compiled = numba.njit(FunctionType(one.__code__, scope, one.__name__))
+            scope[one.__name__] = _apart(compiled) if self.apart else compiled
         function = numba.njit(FunctionType(self.function.__code__, scope, self.__name__))
         entry = numba.cfunc(self._numba_types(numba.types))(self._over_pointers(function, numba.carray))
-        text = entry.inspect_llvm().replace(entry.native_name, ENTRY)
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        machine = llvm.Target.from_default_triple().create_target_machine(
-            cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3, reloc="default",
-            codemodel="jitdefault", jit=True)
-        return bytes(machine.emit_object(llvm.parse_assembly(text)))
+        return str(entry.inspect_llvm()).replace(entry.native_name, ENTRY)
 
     def _numba_types(self, types: Any) -> Any:
         return types.int64(types.CPointer(types.int64), *(
@@ -128,9 +166,10 @@ class KeptLoop:
         return scope["entry"]  # type: ignore[no-any-return]
 
 
-def kept_loop(*types: str, inner: Sequence[Callable[..., Any]] = ()) -> Callable[[Callable[..., Any]], KeptLoop]:
+def kept_loop(*types: str, inner: Sequence[Callable[..., Any]] = (),
+              apart: bool = False) -> Callable[[Callable[..., Any]], KeptLoop]:
     """Decorate a function whose machine code is kept, see ``KeptLoop``."""
-    return lambda function: KeptLoop(function, types, inner)
+    return lambda function: KeptLoop(function, types, inner, apart)
 
 
 def _apart(dispatcher: Any) -> Any:
@@ -172,10 +211,7 @@ def _folders(beside: Path) -> Iterator[Path]:
     if named := os.environ.get("NUMBA_CACHE_DIR"):
         yield Path(named)
     yield beside / "__pycache__"
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    yield Path(home) / "foretrace"
-    if (private := private_folder()) is not None:
-        yield Path(private)
+    yield from kept_folders()
 
 
 def kept_in() -> Path | None:
@@ -185,39 +221,3 @@ def kept_in() -> Path | None:
         if there is not None and os.access(there, os.W_OK):
             return folder
     return None
-
-
-def private_folder() -> str | None:
-    """Return a folder in the temporary directory that nobody else can write to: machine code is loaded from it."""
-    if not hasattr(os, "getuid"):
-        return None
-    try:
-        path = os.path.join(tempfile.gettempdir(), f"foretrace-{os.getuid()}")
-        os.makedirs(path, mode=0o700, exist_ok=True)
-        found = os.lstat(path)
-    except OSError:
-        return None
-    private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o077
-    return path if private else None
-
-
-def _read(path: Path) -> bytes | None:
-    """Return kept machine code, or ``None`` where there is none or it is damaged."""
-    try:
-        kept = path.read_bytes()
-    except OSError:
-        return None
-    return kept[_DIGEST:] if hashlib.sha256(kept[_DIGEST:]).digest() == kept[:_DIGEST] else None
-
-
-def _written(folder: Path, name: str, code: bytes) -> bool:
-    """Keep machine code in a folder; returns whether that went well."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-            file.write(hashlib.sha256(code).digest() + code)
-        os.chmod(file.name, 0o644)
-        os.replace(file.name, folder / name)
-    except OSError:
-        return False
-    return True

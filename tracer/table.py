@@ -11,9 +11,17 @@ NONE = -1
 """Code of a missing string, parent, step, launch, op or number in every integer column."""
 
 
+def is_constant(column: np.ndarray) -> bool:
+    """Whether a column is one value, kept once: ``np.broadcast_to``, which cannot be written to."""
+    return len(column) > 0 and column.strides == (0,)
+
+
 @dataclass(slots=True)
 class Table:
-    """Equally long NumPy columns. Subclasses only list their columns."""
+    """Equally long NumPy columns. Subclasses only list their columns.
+
+    Columns of what was read may be a single value that is kept once and cannot be written to, see ``writable``.
+    """
 
     DTYPES: ClassVar[dict[str, Any]] = {}
     STRING_COLUMNS: ClassVar[frozenset[str]] = frozenset()
@@ -41,6 +49,18 @@ class Table:
             name: np.full(rows, missing[np.issubdtype(cls.column_dtype(name), np.floating)], cls.column_dtype(name))
             for name in cls.column_names()
         })
+
+    @classmethod
+    def blank(cls, rows: int) -> Any:
+        """As ``empty``, but in columns that take no memory and cannot be written to: they are there to be replaced."""
+        return cls(**{name: np.broadcast_to(column, rows) for name, column in cls.empty(1).columns().items()})
+
+    def writable(self, name: str) -> np.ndarray:
+        """A column to write to: one that is a single value, kept once, is written out first."""
+        if is_constant(getattr(self, name)):
+            setattr(self, name, getattr(self, name).copy())
+        column: np.ndarray = getattr(self, name)
+        return column
 
     @classmethod
     def column_dtype(cls, column: str) -> np.dtype:

@@ -24,6 +24,11 @@ def with_some_edits(*names: str) -> Callable[[Command], Command]:
     return lambda command: _with(command, [(option, *_one(option)) for option in options() if option.name in names])
 
 
+def with_edits_but(*names: str) -> Callable[[Command], Command]:
+    """Return what gives a command the options of all edits but these; it takes their values as ``**edits``."""
+    return lambda command: _with(command, [(option, *_one(option)) for option in options() if option.name not in names])
+
+
 def with_axes(command: Command) -> Command:
     """Give a command an option for several values of each edit that takes one; it takes the texts as ``**edits``."""
     return _with(command, [(option, str | None, None, typer.Option(
@@ -58,7 +63,7 @@ def chosen_edits(values: dict[str, Any]) -> dict[str, Value]:
     """
     found: dict[str, Value] = {}
     for option in options():
-        value = values[option.attribute]
+        value = values.get(option.attribute)
         if option.takes == ON_OFF and value is not None:
             if value not in ("on", "off"):
                 raise ForetraceError(f"--{option.name} {value} is not known: it is on or off.")

@@ -27,6 +27,8 @@ from graph_predictor.cli.price_arguments import (
 from graph_predictor.cli.price_checks import check
 from graph_predictor.cli.profiles import profile_of
 
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
 if TYPE_CHECKING:
     from kernel_models.device import DeviceSpec
     from kernel_models.op_call import OpCall
@@ -132,6 +134,9 @@ def calls_to_price(
     if not known:
         near = near_operations(name)
         wanted.notes.append(f"No family knows {name}: priced by its bytes{near if 'did you mean' in near else ''}.")
+        if any(word in name for word in COLLECTIVES):
+            wanted.notes.append("By its name it is a collective, which its bytes say little of: foretrace comm predict "
+                                "prices it on a cluster.")
     forward = operations.calls_of(wanted.operation, tf32)
     family = operations.family_of(name)
     misfit = known and forward == (operations.by_bytes(wanted.operation),) and family != forward[0].family

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from graph_predictor.cli.console import print_json, working
+from graph_predictor.cli.edit_options import chosen_edits, with_edits_but
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Top, shared
 from graph_predictor.cli.profiles import profile_of
 
 
+@with_edits_but("cuda-graphs")
 def serve(
     source: Annotated[str, typer.Argument(
         metavar="MODEL", help="A published model (llama-3.1-70b, qwen3-32b, deepseek-v3, gpt-oss-120b, …), a Hugging "
@@ -64,11 +66,16 @@ def serve(
         "--calibrate", "columns concurrency, prompt, output, ttft_ms, tpot_ms and, if need be, tp, ep, attention_dp"
     )] = None,
     anchor: Annotated[str | None, typer.Option(
-        metavar="TRACE", help="A trace of vLLM serving this model so on this device: what its kernels took over what "
-                              "is predicted of its steps is taken of all steps.")] = None,
+        metavar="TRACE", help="A trace of this model served so on this device: what each operation's kernels took over "
+                              "what is predicted of its steps (vLLM names them; others decode --batch × --context) is "
+                              "taken of all steps.")] = None,
+    anchor_capture: Annotated[str | None, typer.Option(
+        metavar="TRACE", help="A trace of the capture of --anchor's CUDA graphs, whose operations have their kernels."
+    )] = None,
     top: Top = None,
     json: Json = False,
     debug: Debug = False,
+    **edits: Any,
 ) -> None:
     """Predict how a decoder is served: a prompt's time, a step's of decoding, memory and the largest batch, and with
     --rate or --concurrency time to the first token, between tokens, and throughput.
@@ -81,18 +88,21 @@ def serve(
     """
     with one_sentence(debug):
         from graph_predictor.cli.serve_report import report, report_choices
+        from graph_predictor.edits.registry import chosen, made
         from graph_predictor.serving.errors import ServingError
         from graph_predictor.serving.search import serve_search
         from graph_predictor.serving.serve import serve as served
         from kernel_models.device_choice import find_device
 
+        changes = made(chosen(chosen_edits(edits)))
         known = profile_of(profile, find_device(device))
         if target is not None:
             if given := [name for name, value, usual in (
                     ("--tp", tp, 1), ("--pp", pp, 1), ("--ep", ep, 1), ("--attention-dp", attention_dp, 1),
                     ("--chunk", chunk, 0), ("--batch", batch, 1), ("--context", context, 0),
                     ("--concurrency", concurrency, 0), ("--requests", requests, 0), ("--step-us", step_us, None),
-                    ("--calibrate", runs, None), ("--anchor", anchor, None)) if value != usual]:
+                    ("--calibrate", runs, None), ("--anchor", anchor, None),
+                    ("--anchor-capture", anchor_capture, None)) if value != usual]:
                 raise ServingError(f"--target searches splits and loads of the engine as it is taken to be, which "
                                    f"{given[0]} says otherwise; leave one of them out.")
             with working("Pricing and serving"):
@@ -101,7 +111,7 @@ def serve(
                     settings=assignments or (), preset=preset, prompt=prompt or 1024, output=output or 256, rate=rate,
                     precision=precision, experts=experts, kv_dtype=kv_dtype, engine=engine, cuda_graphs=cuda_graphs,
                     speculate=speculate, seed=seed, profile=known, comm_profile=comm_profile,
-                    comm_choices=comm_choices)
+                    comm_choices=comm_choices, edits=changes)
             if json:
                 print_json(choices.to_json())
             else:
@@ -119,7 +129,7 @@ def serve(
                 engine=engine, chunk=chunk, cuda_graphs=cuda_graphs, speculate=speculate, batch=batch, context=context,
                 prompt=prompt, output=output, rate=rate, concurrency=concurrency, requests=requests, seed=seed,
                 step_us=step_us, profile=known, comm_profile=comm_profile, comm_choices=comm_choices, measured=runs,
-                anchor=anchor)
+                anchor=anchor, anchor_capture=anchor_capture, edits=changes)
         if json:
             print_json(found.to_json())
         else:

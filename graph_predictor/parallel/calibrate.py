@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from graph_predictor.parallel.estimate import Rates, estimate
 from graph_predictor.parallel.likeness import Likeness
@@ -128,6 +127,8 @@ def fit_rates(steps: Sequence[MeasuredPlan], start: Rates = Rates(), error: floa
         start: rates around which the fitted ones lie.
         error: as ``ERROR``.
     """
+    from scipy.optimize import least_squares  # a fifth of a second, which most plans need not spend
+
     middle = np.log([getattr(start, name) for name in SPREADS])
     width = np.array(list(SPREADS.values()))
 

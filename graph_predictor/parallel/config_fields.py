@@ -21,14 +21,17 @@ class ConfigFields:
         values: of the file, or of one object within it.
         where: the file, for messages.
         notes: what was assumed while fields were read.
+        asked: names of the fields that were read, or would have been.
     """
 
     values: Mapping[str, Any]
     where: str
     notes: list[str] = field(default_factory=list)
+    asked: set[str] = field(default_factory=set)
 
     def has(self, *names: str) -> str | None:
         """Return the first of the names that has a value, if any has."""
+        self.asked.update(names)
         return next((name for name in names if self.values.get(name) is not None), None)
 
     def size(self, *names: str, default: int | None = None, least: int = 1, most: int = MOST) -> int:
@@ -51,7 +54,7 @@ class ConfigFields:
 
     def sizes(self, name: str) -> list[int]:
         """Return a list of whole numbers, such as of layers; empty where it is not there."""
-        value = self.values.get(name) or []
+        value = self._value(name) or []
         if not isinstance(value, list) or any(
                 not isinstance(each, int) or isinstance(each, bool) or not 0 <= each < MOST_LAYERS for each in value):
             raise PlanError(f"{name}={_shown(value)} in {self.where} is no list of layers; check the file.")
@@ -59,14 +62,14 @@ class ConfigFields:
 
     def words(self, name: str) -> list[str]:
         """Return a list of words; empty where it is not there."""
-        value = self.values.get(name) or []
+        value = self._value(name) or []
         if not isinstance(value, list) or any(not isinstance(each, str) for each in value):
             raise PlanError(f"{name}={_shown(value)} in {self.where} is no list of words; check the file.")
         return value
 
     def word(self, name: str) -> str:
         """Return a word; the empty one where it is not there."""
-        value = self.values.get(name)
+        value = self._value(name)
         if value is not None and not isinstance(value, str):
             raise PlanError(f"{name}={_shown(value)} in {self.where} is no word; check the file.")
         return value or ""
@@ -83,10 +86,14 @@ class ConfigFields:
 
     def within(self, name: str) -> ConfigFields:
         """Return the fields of an object within; empty where there is none."""
-        value = self.values.get(name)
+        value = self._value(name)
         if value is not None and not isinstance(value, Mapping):
             raise PlanError(f"{name}={_shown(value)} in {self.where} is no object of fields; check the file.")
         return ConfigFields(value or {}, f"{name} of {self.where}", self.notes)
+
+    def _value(self, name: str) -> Any:
+        self.asked.add(name)
+        return self.values.get(name)
 
 
 def _shown(value: object) -> str:

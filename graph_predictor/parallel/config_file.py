@@ -30,6 +30,15 @@ _STATE_SPACE = ("mamba_d_state", "ssm_state_size", "state_size", "mamba_d_ssm")
 _GENERATORS = ("CausalLM", "LMHead", "ForConditionalGeneration", "Gemma3")
 _DTYPES = {"float16": "fp16", "half": "fp16", "fp16": "fp16", "bfloat16": "bf16", "bf16": "bf16", "float32": "fp32",
            "float": "fp32", "fp32": "fp32"}
+_TEXT_PARTS = ("text_config", "llm_config", "language_config")
+_PART = "_config"
+_OF_USE = frozenset(("quantization_config", "generation_config", "compression_config", "attn_config", "ffn_config"))
+"""Objects within a config that are no parts of a model beside its decoder."""
+_INERT = frozenset(("architectures", "rope_theta", "max_position_embeddings", "pretraining_tp", "initializer_range",
+                    "sliding_window", "max_window_layers", "rms_norm_eps", "torch_dtype", "model_max_length",
+                    "mlp_only_layers", "original_max_position_embeddings", "chunk_size_feed_forward"))
+"""Fields of no weight or operation of a step."""
+MOST_NAMED = 8
 _SETTINGS = "seq, batch, layers, dtype (bf16, fp16 or fp32), imbalance and predictions"
 
 
@@ -113,8 +122,10 @@ def decoder_of_config(values: Mapping[str, Any], name: str, where: str, settings
     Raises:
         PlanError: they are of no decoder, or lack or spoil a field.
     """
-    fields = ConfigFields(values, where)
+    whole = fields = ConfigFields(values, where)
     kind = fields.word("model_type")
+    if kind not in KNOWN and kind not in _NOT_DECODERS and (part := _text_part(fields)) is not None:
+        fields, kind = part, part.word("model_type")
     _check_decoder(fields, kind)
     family = KNOWN.get(kind)
     if family is None:
@@ -124,13 +135,45 @@ def decoder_of_config(values: Mapping[str, Any], name: str, where: str, settings
         shape = (family or by_fields)(fields)
     except ShapeOnlyError as error:
         raise PlanError(f"{where} describes no decoder: {error}") from None
+    _note_parts(whole, fields, known=family is not None)
     if shape.heads % shape.kv_heads:
         raise PlanError(f"{where} has {shape.heads} heads and {shape.kv_heads} of keys and values, which do not divide "
                         "them; check the file.")
     shape = with_settings(_typed(fields, shape), settings, fields.notes)
     longest = fields.size("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", default=0, least=0)
     return ConfigModel(name, shape, _batch(settings), tuple(fields.notes), longest,
-                       fields.within("quantization_config").values)
+                       (fields if fields.has("quantization_config") else whole).within("quantization_config").values)
+
+
+def _text_part(fields: ConfigFields) -> ConfigFields | None:
+    """Return the fields of the decoder within a model that reads pictures or sound too; ``None`` where there is none.
+    """
+    if fields.has("num_attention_heads", "n_head", "n_heads", "num_hidden_layers") is not None:
+        return None
+    name = fields.has(*_TEXT_PARTS)
+    return None if name is None else fields.within(name)
+
+
+def _note_parts(whole: ConfigFields, fields: ConfigFields, *, known: bool) -> None:
+    """Note the parts of a config that its decoder leaves out; of a type that is not known every size that nobody read,
+    too."""
+    parts = [name for name, value in whole.values.items() if name.endswith(_PART) and isinstance(value, Mapping)
+             and value and name not in whole.asked | set(_TEXT_PARTS) | _OF_USE]
+    if parts and not any("left out" in note and "encoder" in note for note in fields.notes):
+        fields.notes.append(f"Left out of the model: {', '.join(parts[:MOST_NAMED])}.")
+    if known:
+        unasked = "layer_types" not in fields.asked
+        if unasked and any(each != "full_attention" for each in fields.words("layer_types")):
+            fields.notes.append("The kinds of layers that layer_types names are not of this model type: all attend to "
+                                "everything.")
+        return
+    unread = [name for name, value in fields.values.items() if name not in fields.asked | _INERT and value
+              and not name.endswith(("_id", "_ids", "_index", "_version", "_dropout", "_token", _PART))
+              and isinstance(value, (int, list)) and not isinstance(value, bool)]
+    if unread:
+        more = f" and {len(unread) - MOST_NAMED} more" if len(unread) > MOST_NAMED else ""
+        fields.notes.append(f"Nothing is known of these fields, which may be parts of it: "
+                            f"{', '.join(name[:40] for name in unread[:MOST_NAMED])}{more}.")
 
 
 def _check_decoder(fields: ConfigFields, kind: str) -> None:
@@ -148,10 +191,12 @@ def _check_decoder(fields: ConfigFields, kind: str) -> None:
 def _typed(fields: ConfigFields, shape: TransformerShape) -> TransformerShape:
     """The shape in the file's type of numbers; what was saved in fp32 is trained in bf16 today."""
     said = fields.word("dtype") or fields.word("torch_dtype")
+    if said and said not in _DTYPES:
+        fields.notes.append(f"The file's type of numbers, {said[:40]}, is none that is known; they are taken in bf16.")
     if said == "float32":
         fields.notes.append("Parameters of the file are fp32; training in bf16 is planned; give --set dtype=fp32 for "
                             "fp32.")
-    return _changed(shape, dtype="fp16" if said == "float16" else "bf16")
+    return _changed(shape, dtype="fp16" if _DTYPES.get(said) == "fp16" else "bf16")
 
 
 def with_settings(shape: TransformerShape, settings: Sequence[str], notes: list[str]) -> TransformerShape:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from graph_predictor.parallel.kept_pieces import KeptPieces
 from graph_predictor.parallel.microbatches import TracedCalls, grown
 from graph_predictor.parallel.narrow import kept_less, narrow_type, narrowed, weights_cast
 from graph_predictor.synthesis.modelled import calls_by_operation
@@ -85,7 +86,7 @@ class PieceCost:
 
 
 class LayerPieces:
-    """Traces and prices pieces; each part is traced once, each distinct kernel priced once.
+    """Traces and prices pieces; each part is traced once, also for later processes, each distinct kernel priced once.
 
     Args:
         device: where they run.
@@ -96,6 +97,7 @@ class LayerPieces:
     def __init__(self, device: DeviceSpec, models: Models | None = None, like: LayerPieces | None = None) -> None:
         self.device = device
         self._models = models
+        self._kept = KeptPieces(device)
         self._calls: dict[tuple[TransformerShape, TransformerPart], TracedCalls] = {} if like is None else like._calls
         self._costs: dict[tuple[TransformerShape, TransformerPart], PieceCost] = {}
         self._optimizers: dict[tuple[TransformerShape, TransformerPart], LayerWork] = {}
@@ -155,6 +157,8 @@ class LayerPieces:
         return None
 
     def _trace(self, shape: TransformerShape, part: TransformerPart) -> TracedCalls:
+        if (kept := self._kept.get("calls", shape, part, TracedCalls)) is not None:
+            return kept
         from tracer.shape_only.transformer_parts import trace_part
 
         graph = trace_part(shape, part, shape_device(self.device))
@@ -163,8 +167,10 @@ class LayerPieces:
         if shape.state is not None:
             calls = {op: tuple(replace(call, flags=(*call.flags, SCAN)) for call in each)
                      if _scans(graph, op) else each for op, each in calls.items()}
-        return TracedCalls(*(tuple(call for op, each in calls.items() if bool(phase[op] == Phase.BACKWARD) is back
-                                   for call in each) for back in (False, True)))
+        traced = TracedCalls(*(tuple(call for op, each in calls.items() if bool(phase[op] == Phase.BACKWARD) is back
+                                     for call in each) for back in (False, True)))
+        self._kept.put("calls", shape, part, traced)
+        return traced
 
     def optimizer(self, shape: TransformerShape, part: TransformerPart) -> LayerWork:
         """The optimizer's work for the parameters of one block."""
@@ -172,25 +178,39 @@ class LayerPieces:
         # A block's parameters are the same for any tokens; ranks' own experts go with tokens of their own.
         key = shape, replace(part, microbatch=1, cp=1, sequence_parallel=part.etp is not None)
         if key not in self._optimizers:
-            from tracer.shape_only.transformer_parts import trace_optimizer
-
-            calls = _calls(trace_optimizer(shape, key[1], shape_device(self.device)))
+            calls = self._trace_optimizer(*key)
             if (narrow := narrow_type(shape.linears, self.device)) is not None:
                 calls.append(weights_cast(shape, shape.block_parameters(part.tp, part.ep, part.etp), narrow))
             self._optimizers[key] = self._work(calls)
         return self._optimizers[key]
 
+    def _trace_optimizer(self, shape: TransformerShape, part: TransformerPart) -> list[OpCall]:
+        if (kept := self._kept.get("optimizer", shape, part, list[OpCall])) is not None:
+            return kept
+        from tracer.shape_only.transformer_parts import trace_optimizer
+
+        calls = _calls(trace_optimizer(shape, part, shape_device(self.device)))
+        self._kept.put("optimizer", shape, part, calls)
+        return calls
+
     def saved_bytes(self, shape: TransformerShape, part: TransformerPart) -> int:
         """Return what forward of a part keeps for backward, its output among it."""
         key = shape.one_layer(), part
         if key not in self._saved:
-            from tracer.shape_only.transformer_parts import trace_saved
-
-            saved = trace_saved(*key, shape_device(self.device))
+            saved = self._trace_saved(*key)
             if part.piece is Piece.BLOCK and (narrow := narrow_type(shape.linears, self.device)) is not None:
                 saved -= round(kept_less(self._traced(*key).forward, shape, narrow))
             self._saved[key] = saved
         return self._saved[key]
+
+    def _trace_saved(self, shape: TransformerShape, part: TransformerPart) -> int:
+        if (kept := self._kept.get("saved", shape, part, int)) is not None:
+            return kept
+        from tracer.shape_only.transformer_parts import trace_saved
+
+        saved = trace_saved(shape, part, shape_device(self.device))
+        self._kept.put("saved", shape, part, saved)
+        return saved
 
     def priced(self, shape: TransformerShape, part: TransformerPart) -> PricedCalls:
         """Return a part's calls of forward and backward as they run, priced in a step that keeps the device busy."""

@@ -9,7 +9,6 @@ from kernel_models.device_choice import shape_device
 from kernel_models.host.model import HostModel
 from tracer.parallel_plan import PlanError
 from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
-from tracer.shape_only.transformer_parts import trace_part
 
 
 def launch_us(host: HostModel, shape: TransformerShape, device: DeviceSpec) -> float:
@@ -29,6 +28,8 @@ def launch_us(host: HostModel, shape: TransformerShape, device: DeviceSpec) -> f
     if not host.launch_ns:
         raise PlanError(f"{host.host} is of programs that compute on their host and launch nothing, and a plan is of "
                         "GPUs; give captures on a GPU's host, or gpu-steps.")
+    from tracer.shape_only.transformer_parts import trace_part  # imports torch
+
     graph = trace_part(shape.one_layer(), TransformerPart(Piece.BLOCK, 1), shape_device(device))
     before, inside = host.estimate(traced_host_step(graph))
     launches = sum(len(calls) for calls in calls_by_operation(graph, range(len(graph.ops))).values())

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from kernel_models.compiled import compiled
+from graph_predictor.parallel.schedule_loop import run_schedule
 from tracer.arrays import Float64, Int64
 from tracer.parallel_plan import Schedule
 
@@ -121,67 +121,11 @@ def simulate(order: Order, forward: Float64, backward: Float64, transfer: Float6
         ValueError: the order is no schedule: work waits for itself.
     """
     apart = np.zeros_like(backward) if weights is None else weights
-    start, end, ok = _run(order.kind, order.microbatch, order.chunk, forward, backward - apart, apart, transfer,
-                          blocking)
-    if not ok:
+    (stages, tasks), chunks = order.kind.shape, forward.shape[1]
+    start, end = np.zeros((stages, tasks)), np.zeros((stages, tasks))
+    columns = (np.ascontiguousarray(each) for each in (order.kind, order.microbatch, order.chunk))
+    work = (np.ascontiguousarray(each, np.float64) for each in (forward, backward - apart, apart, transfer))
+    done = np.full((2, stages, chunks, int(order.microbatch.max()) + 1), -1.0)
+    if not run_schedule(*columns, *work, int(blocking), done, np.zeros(stages, np.int64), np.zeros(stages), start, end):
         raise ValueError("The order of work waits for itself.")
     return Pipelined(order, start, end, (end - start).sum(axis=1))
-
-
-@compiled()
-def _run(kind, microbatch, chunk, forward, backward, weights, transfer, blocking):  # type: ignore[no-untyped-def]
-    """The longest path, stage by stage as far as each can go; returns start, end and whether all was run."""
-    stages, tasks = kind.shape
-    chunks = forward.shape[1]
-    count = microbatch.max() + 1
-    done = np.full((2, stages, chunks, count), -1.0)
-    start, end = np.zeros((stages, tasks)), np.zeros((stages, tasks))
-    at = np.zeros(stages, np.int64)
-    free = np.zeros(stages)
-    left = stages * tasks
-    moved = True
-    while left > 0 and moved:
-        moved = False
-        for s in range(stages):
-            while at[s] < tasks:
-                t = at[s]
-                k, m, c = kind[s, t], microbatch[s, t], chunk[s, t]
-                ready = 0.0
-                sends = True
-                if k == 0:
-                    sends = s < stages - 1 or c < chunks - 1
-                    if s > 0:
-                        ready = done[0, s - 1, c, m]
-                        lag = transfer[s - 1]
-                    elif c > 0:
-                        ready = done[0, stages - 1, c - 1, m]
-                        lag = transfer[stages - 1]
-                    else:
-                        lag = 0.0
-                elif k == 1:
-                    sends = s > 0 or c > 0
-                    if s < stages - 1:
-                        ready = done[1, s + 1, c, m]
-                        lag = transfer[s]
-                    elif c < chunks - 1:
-                        ready = done[1, 0, c + 1, m]
-                        lag = transfer[stages - 1]
-                    else:
-                        ready = done[0, s, c, m]
-                        lag = 0.0
-                else:
-                    ready, lag, sends = done[1, s, c, m], 0.0, False
-                if ready < 0.0:
-                    break
-                begin = max(free[s], ready + lag)
-                finish = begin + (forward[s, c] if k == 0 else backward[s, c] if k == 1 else weights[s, c])
-                start[s, t], end[s, t] = begin, finish
-                if k < 2:
-                    done[k, s, c, m] = finish
-                free[s] = finish
-                if blocking and sends:
-                    free[s] += transfer[s] if k == 0 else transfer[(s - 1) % stages]
-                at[s] += 1
-                left -= 1
-                moved = True
-    return start, end, left == 0

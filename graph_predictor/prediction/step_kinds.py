@@ -19,6 +19,7 @@ from graph_predictor.simulation.host_pieces import fetching_operations
 from graph_predictor.simulation.host_time import exclusive_time
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, ExecutionGraph, OpKind
+from tracer.grouping import kinds_of
 
 DIFFERENT = 0.05
 """Share of two steps' time in operations, from which on work that only one of them has makes them different."""
@@ -101,9 +102,7 @@ def _work(graph: ExecutionGraph, steps: Int64) -> tuple[Float64, Int64, Float64]
     name, shapes = ops.name[rows].astype(np.int64), ops.shapes[rows].astype(np.int64)
     # Where some calls of an operation have no sizes, those of others say nothing of a difference.
     unsized = (shapes < 0) | np.isin(shapes, [code for code, text in enumerate(graph.strings) if not text])
-    columns = np.stack([name, np.where(np.isin(name, np.unique(name[unsized])), NONE, shapes)])
-    _, example, kind = np.unique(columns, axis=1, return_index=True, return_inverse=True)
-    kind = kind.reshape(-1)
+    kind, example = kinds_of(name, np.where(np.isin(name, np.unique(name[unsized])), NONE, shapes))
     size = len(example)
     total = np.bincount(kind, minlength=size).astype(np.float64)
     mean = np.bincount(kind, weights=own, minlength=size) / np.maximum(total, 1.0)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,14 +24,14 @@ from graph_predictor.prediction.result import which_times
 from graph_predictor.prediction.step_kinds import step_kinds
 from graph_predictor.recorded.module_paths import with_backward_modules
 from graph_predictor.recorded.typical_steps import left_out, typical_of_ranks
-from graph_predictor.simulation.critical_path import Bound, Causes, critical_path, window_path
+from graph_predictor.simulation.critical_path import Bound, Causes, Path, critical_path, window_path
 from graph_predictor.simulation.host_time import exclusive_time, operation_of, split, waits
 from graph_predictor.simulation.program import whole_ns
 from tracer.arrays import Int32, Int64
 from tracer.charts import Chart, ChartSeries
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, ExecutionGraph, OpKind, Phase
-from tracer.grouping import grouped, totals
+from tracer.grouping import grouped, kinds_of, totals
 from tracer.shown import Shown
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ NO_PHASE = "other"
 NO_LAUNCH = "launch not recorded"
 """Name of GPU work whose launch the window does not hold."""
 
+_Place = tuple[int, int, int, int]
+"""Of a step: its row, begin and end (ns of the window), and thread."""
 _PHASES = {int(phase): phase.name.lower() for phase in Phase}
 
 
@@ -233,14 +236,16 @@ def breakdown(replay: Replay, *, step: str | None = None) -> Breakdown:
     positions = {(g.meta.rank if g.meta.rank >= 0 else i): i for i, g in enumerate(graphs)}
     chosen = choose_steps(replay.steps, step)
     typical = chosen if step is not None else typical_steps(chosen)
-    ranks: dict[int, OperationSums] = {}
+    ranks: dict[int, list[int]] = {}
+    for at, one in enumerate(chosen):
+        ranks.setdefault(positions[one.rank], []).append(at)
     causes = Causes(replay.program, replay.simulated, [g.kernels.kind for g in graphs])
-    steps = []
-    for one in chosen:
-        position = positions[one.rank]
-        if position not in ranks:
-            ranks[position] = OperationSums(replay, position, causes)
-        steps.append(replace(ranks[position].step(one), typical=one in typical))
+    found: dict[int, StepBreakdown] = {}
+    for position, rows in ranks.items():
+        found.update(zip(rows, OperationSums(replay, position, causes).steps([chosen[at] for at in rows]),
+                         strict=True))
+    kept = {id(one) for one in typical}
+    steps = [replace(found[at], typical=id(one) in kept) for at, one in enumerate(chosen)]
     notes = list(replay.notes)
     if len(typical) < len(chosen):
         notes.append(f"{left_out(len(typical), len(chosen))} of the mean.")
@@ -343,26 +348,38 @@ class OperationSums:
         self.pairs = [(pair // width + NONE, pair % width + NONE) for pair in pairs.tolist()]
         self.pair_of_op, self.pair_of_kernel = place[:len(ops)], place[len(ops):-1]
         self.pair_of_none = int(place[-1])
+        # Of each operation, of what is in none and of work whose launch is unknown: name, module and phase.
+        self.width = len(self.graph.strings) + len(Phase) + _MISSING
+        columns = [np.append(column, [NONE, NONE - 1]).astype(np.int64) for column in (ops.name, ops.module, ops.phase)]
+        self.view_of_op, example = kinds_of(*columns)
+        self.views = np.stack([column[example] for column in columns], axis=1)
         orphans = np.flatnonzero(kernels.launch < 0)
         self.orphans = orphans[np.argsort(kernels.start_ns[orphans], kind="stable")]
         self.orphans_start = kernels.start_ns[self.orphans]
 
-    def step(self, step: ReplayedStep) -> StepBreakdown:
-        """Break one step down."""
+    def steps(self, steps: list[ReplayedStep]) -> list[StepBreakdown]:
+        """Break steps down, all in one pass."""
         replay = self.replay
-        row, start, end, thread = self._place(step)
+        places = [self._place(step) for step in steps]
+        paths = [self._path(step) for step in steps]
+        kernels = [self._in_step(row, start, end) for row, start, end, _ in places]
+        entries = self._path_entries(paths)
+        operations, modules, phases = self._host_views(places, kernels)
+        work = self._kernels(kernels)
+        found = []
+        for at, (step, path) in enumerate(zip(steps, paths, strict=True)):
+            totals = Totals(bound_sums(path), entries[at], operations[at], modules[at], work[at], phases[at])
+            bounds = {bound.label: float(ns) for bound, ns in totals.bounds.items()}
+            found.append(StepBreakdown(step.rank, step.name, step.measured_ns, step.replayed_ns, totals,
+                                       decides(replay, step, self.ends, bounds, self.causes)))
+        return found
+
+    def _path(self, step: ReplayedStep) -> Path:
+        replay = self.replay
         if step.name == WINDOW:
-            path = window_path(replay.program, replay.simulated, replay.graphs, self.position)
-        else:
-            path = critical_path(replay.program, replay.simulated, replay.graphs, step.begin_item, step.end_item,
-                                 causes=self.causes)
-        pieces = attribute_path(replay, path, self.position, self.host, self.operation, self.share)
-        entries = self._path_entries(pieces.bound, pieces.op, pieces.kernel, pieces.ns)
-        operations, modules, phases = self._host_views(*self._sums(row, start, end, thread))
-        totals = Totals(bound_sums(path), entries, operations, modules, self._kernels(row, start, end), phases)
-        bounds = {bound.label: float(ns) for bound, ns in totals.bounds.items()}
-        return StepBreakdown(step.rank, step.name, step.measured_ns, step.replayed_ns, totals,
-                             decides(replay, step, self.ends, bounds, self.causes))
+            return window_path(replay.program, replay.simulated, replay.graphs, self.position)
+        return critical_path(replay.program, replay.simulated, replay.graphs, step.begin_item, step.end_item,
+                             causes=self.causes)
 
     def operation_sums(self, step: ReplayedStep) -> tuple[Int64, Int64]:
         """Return rows of ``graph.ops`` with their calls, own host time, waiting and GPU time (ns) in a step, [4, rows].
@@ -370,9 +387,14 @@ class OperationSums:
         The row after the table's last one stands for what is in no operation, the next for device work whose launch
         is unknown.
         """
-        return self._sums(*self._place(step))
+        place = self._place(step)
+        _, op, what, ns = self._parts([place], [self._in_step(*place[:3])])
+        rows, place_of = np.unique(op, return_inverse=True)  # not by a table: rows span the whole trace
+        sums = totals(what * len(rows) + place_of.reshape(-1), ns, 4 * len(rows)).reshape(4, -1)
+        used = sums.any(axis=0)
+        return rows[used], sums[:, used]
 
-    def _place(self, step: ReplayedStep) -> tuple[int, int, int, int]:
+    def _place(self, step: ReplayedStep) -> _Place:
         """Row, begin, end (ns of the window) and thread of a step."""
         graph = self.graph
         if step.name == WINDOW:
@@ -381,82 +403,104 @@ class OperationSums:
         start = int(graph.steps.start_ns[row])
         return row, start, start + int(graph.steps.duration_ns[row]), int(graph.steps.thread[row])
 
-    def _path_entries(self, bound: np.ndarray, op: Int64, kernel: Int64, ns: Int64) -> list[PathEntry]:
+    def _path_entries(self, paths: list[Path]) -> list[list[PathEntry]]:
         graph = self.graph
+        if self.share is None:
+            joined = Path(*(np.concatenate([getattr(path, each.name) for path in paths]) for each in fields(Path)))
+            pieces = [attribute_path(self.replay, joined, self.position, self.host, self.operation)]
+        else:  # lengths are rounded along each path
+            pieces = [attribute_path(self.replay, path, self.position, self.host, self.operation, self.share)
+                      for path in paths]
+        bound, op, kernel, ns = (np.concatenate([getattr(each, name) for each in pieces])
+                                 for name in ("bound", "op", "kernel", "ns"))
+        first = np.cumsum([0, *(len(path.bound) for path in paths)])
+        segment = np.concatenate([each.segment + (first[at] if len(pieces) > 1 else 0)
+                                  for at, each in enumerate(pieces)])
+        step = np.searchsorted(first, segment, side="right") - 1
         pair = np.full(len(op), self.pair_of_none, np.int64)
         known = op >= 0
         pair[known] = self.pair_of_op[op[known]]
         alone = ~known & (kernel >= 0)
         pair[alone] = self.pair_of_kernel[kernel[alone]]
-        keys, place = grouped(pair * len(Bound) + bound)
+        kinds = len(self.pairs) * len(Bound)
+        keys, place = grouped(step * kinds + pair * len(Bound) + bound)
         sums, count = totals(place, ns, len(keys)), np.bincount(place, minlength=len(keys))
-        entries = [(*self.pairs[key // len(Bound)], Bound(key % len(Bound))) for key in keys.tolist()]
-        return _largest_path([
-            PathEntry(graph.string(n) or OUTSIDE, graph.string(m), b, total, c)
-            for (n, m, b), total, c in zip(entries, sums.tolist(), count.tolist(), strict=True)])
+        bounds, many = list(Bound), len(Bound)
+        names, within = ([graph.string(pair[at]) for pair in self.pairs] for at in (0, 1))
+        found = [PathEntry(names[kind // many] or OUTSIDE, within[kind // many], bounds[kind % many], total, times)
+                 for kind, total, times in zip((keys % kinds).tolist(), sums.tolist(), count.tolist(), strict=True)]
+        return [_largest_path(each) for each in _by_window(found, keys // kinds, len(paths))]
 
-    def _sums(self, row: int, start: int, end: int, thread: int) -> tuple[Int64, Int64]:
-        graph, ops = self.graph, self.graph.ops
-        own = self.host.between(start, end)
-        waiting = self.waits.between(start, end)
-        blocked = split(own, waiting.thread, waiting.start_ns, waiting.end_ns)
+    def _parts(self, places: list[_Place], kernels: list[Int64]) -> tuple[Int64, Int64, Int64, Int64]:
+        """What steps consist of: the step, the operation (a row of ``ops``, or one of two more), which of the four sums
+        it counts for, and ns or calls."""
+        ops, graph = self.graph.ops, self.graph
+        starts, ends, threads = (np.array([place[at] for place in places], np.int64) for at in (1, 2, 3))
+        own, own_step = self.host.cut(starts, ends)
+        waiting, waiting_step = self.waits.cut(starts, ends)
+        nearby = self.host.between(int(starts.min()), int(ends.max()))
+        blocked = split(nearby, waiting.thread, waiting.start_ns, waiting.end_ns)
+        blocked_step = waiting_step[blocked.query]
         # Two more slots: one for what is in no operation, one for device work whose launch is unknown.
         nowhere, unknown = len(ops), len(ops) + 1
         own_ns = own.end_ns - own.start_ns
         inside = blocked.op >= 0
-        found = [(own.op, _HOST, own_ns), (blocked.op[inside], _HOST, -blocked.ns[inside]),
-                 (blocked.op[inside], _WAITING, blocked.ns[inside])]
-        if thread >= 0:
-            # Outside any operation only the step's own thread counts: others are idle there.
-            outside = (waiting.thread[blocked.query] == thread) & ~inside
-            waited = int(blocked.ns[outside].sum())
-            rest = end - start - int(own_ns[own.thread == thread].sum()) - waited
-            at = np.array([nowhere])
-            found += [(at, _WAITING, np.array([waited])), (at, _HOST, np.array([rest]))]
+        found = [(own_step, own.op, _HOST, own_ns)]
+        found += [(blocked_step[inside], blocked.op[inside], which, sign * blocked.ns[inside])
+                  for which, sign in ((_HOST, -1), (_WAITING, 1))]
+        # Outside any operation only the step's own thread counts: others are idle there.
+        outside = (waiting.thread[blocked.query] == threads[blocked_step]) & ~inside
+        waited = totals(blocked_step[outside], blocked.ns[outside], len(places))
+        mine = own.thread == threads[own_step]
+        rest = ends - starts - totals(own_step[mine], own_ns[mine], len(places)) - waited
+        threaded = np.flatnonzero(threads >= 0)
+        at = np.full(len(threaded), nowhere)
+        found += [(threaded, at, _WAITING, waited[threaded]), (threaded, at, _HOST, rest[threaded])]
         if self.share is not None:
-            found = [(op, which, whole_ns(ns * self.share[op]) if which == _HOST else ns) for op, which, ns in found]
-        kernels = self._in_step(row, start, end)
-        launched_by = self.operation[graph.kernels.op[kernels]]
+            found = [(step, op, which, whole_ns(ns * self.share[op]) if which == _HOST else ns)
+                     for step, op, which, ns in found]
+        launched = np.concatenate(kernels)
+        launched_by = self.operation[graph.kernels.op[launched]]
         launched_by[launched_by < 0] = nowhere
-        launched_by[graph.kernels.launch[kernels] < 0] = unknown
-        called = np.flatnonzero(ops.kind == OpKind.OPERATION) if row < 0 else self.ops_of.rows(row)
-        found += [(launched_by, _GPU, self.kernel_ns[kernels]), (called, _CALLS, np.ones(len(called), np.int64))]
-        op = np.concatenate([each[0] for each in found]).astype(np.int64)
-        what = np.repeat([each[1] for each in found], [len(each[0]) for each in found])
-        ns = np.concatenate([each[2] for each in found]).astype(np.int64)
-        rows, place = np.unique(op, return_inverse=True)  # not by a table: rows span the whole trace
-        sums = totals(what * len(rows) + place.reshape(-1), ns, 4 * len(rows)).reshape(4, -1)
-        used = sums.any(axis=0)
-        return rows[used], sums[:, used]
+        launched_by[graph.kernels.launch[launched] < 0] = unknown
+        found.append((_windows(kernels), launched_by, _GPU, self.kernel_ns[launched]))
+        called = [np.flatnonzero(ops.kind == OpKind.OPERATION) if row < 0 else self.ops_of.rows(row)
+                  for row, *_ in places]
+        calls = np.concatenate(called)
+        found.append((_windows(called), calls, _CALLS, np.ones(len(calls), np.int64)))
+        what = np.repeat([each[2] for each in found], [len(each[1]) for each in found])
+        step, op, ns = (np.concatenate([each[at] for each in found]).astype(np.int64) for at in (0, 1, 3))
+        return step, op, what, ns
 
-    def _host_views(self, used: Int64, values: Int64) -> tuple[list[OperationTime], list[ModuleTime], list[PhaseTime]]:
-        graph, ops = self.graph, self.graph.ops
-        known = used < len(ops)
-        rows = used[known]
-        missing = np.where(known, NONE, len(ops) - used + NONE)
+    def _host_views(self, places: list[_Place], kernels: list[Int64]) -> \
+            tuple[list[list[OperationTime]], list[list[ModuleTime]], list[list[PhaseTime]]]:
+        step, op, what, ns = self._parts(places, kernels)
+        # By name, module and phase together first: of these there are few.
+        keys, place = grouped(step * len(self.views) + self.view_of_op[op])
+        sums = totals(what * len(keys) + place, ns, 4 * len(keys)).reshape(4, -1)
+        used = np.bincount(place[ns != 0], minlength=len(keys)) > 0
+        step, view = keys[used] // len(self.views), keys[used] % len(self.views)
+        by_what = [each[used] for each in sums]
 
-        def by(*columns: np.ndarray) -> list[tuple[list[int], list[int]]]:
-            """Sums by the codes in these columns: those above zero and two more, for what is missing."""
-            code = np.zeros(len(used), np.int64)
-            for column in columns:
-                of = missing.copy()
-                of[known] = column[rows]
-                code = code * width + of + _MISSING
-            keys, place = grouped(code)
-            sums = [totals(place, own, len(keys)).tolist() for own in values]
-            powers = width ** np.arange(len(columns))[::-1]
-            codes = keys[:, None] // powers % width - _MISSING
-            return list(zip(codes.tolist(), map(list, zip(*sums, strict=True)), strict=True))
+        def by(*columns: int) -> list[list[tuple[list[int], list[int]]]]:
+            """Sums of each step by some of the three codes."""
+            kinds, kind = grouped(sum((self.views[:, column] + _MISSING) * self.width ** power
+                                      for power, column in enumerate(reversed(columns))))
+            keys, place = grouped(step * len(kinds) + kind[view])
+            values = np.stack([totals(place, each, len(keys)) for each in by_what], axis=1)
+            powers = self.width ** np.arange(len(columns))[::-1]
+            codes = (kinds[keys % len(kinds)][:, None] // powers % self.width - _MISSING).tolist()
+            return _by_window(list(zip(codes, values.tolist(), strict=True)), keys // len(kinds), len(places))
 
         def text(code: int) -> str:
-            return graph.string(code) if code >= 0 else {NONE: "", NONE - 1: NO_LAUNCH}[code]
+            return self.graph.string(code) if code >= 0 else {NONE: "", NONE - 1: NO_LAUNCH}[code]
 
-        width = len(graph.strings) + len(Phase) + _MISSING
-        operations = _largest([OperationTime(text(name) or OUTSIDE, *each) for (name,), each in by(ops.name)])
-        modules = [ModuleTime(text(module), *each) for (module,), each in by(ops.module)] if self.modules else []
-        return operations, _largest(modules), _largest([
-            PhaseTime(text(module), _PHASES.get(phase, NO_PHASE), *each)
-            for (module, phase), each in by(ops.module, ops.phase)])
+        none: list[list[Any]] = [[] for _ in places]
+        return ([_largest([OperationTime(text(name) or OUTSIDE, *each) for (name,), each in found]) for found in by(0)],
+                [_largest([ModuleTime(text(module), *each) for (module,), each in found]) for found in by(1)]
+                if self.modules else none,
+                [_largest([PhaseTime(text(module), _PHASES.get(phase, NO_PHASE), *each)
+                           for (module, phase), each in found]) for found in by(1, 2)])
 
     def _in_step(self, row: int, start: int, end: int) -> Int64:
         """Device work launched in a step; orphans count where they started."""
@@ -467,12 +511,25 @@ class OperationSums:
             return self.kernels_of.rows(row)
         return np.union1d(self.kernels_of.rows(row), self.orphans[low:high])
 
-    def _kernels(self, row: int, start: int, end: int) -> list[KernelTime]:
-        rows = self._in_step(row, start, end)
-        keys, place = grouped(self.graph.kernels.name[rows].astype(np.int64))
+    def _kernels(self, kernels: list[Int64]) -> list[list[KernelTime]]:
+        rows = np.concatenate(kernels)
+        width = len(self.graph.strings)
+        keys, place = grouped(_windows(kernels) * width + self.graph.kernels.name[rows])
         sums, count = totals(place, self.kernel_ns[rows], len(keys)), np.bincount(place, minlength=len(keys))
-        return _largest_kernels(
-            (self.graph.string(k), c, s) for k, c, s in zip(keys.tolist(), count.tolist(), sums.tolist(), strict=True))
+        found = [(self.graph.string(key), times, total) for key, times, total in
+                 zip((keys % width).tolist(), count.tolist(), sums.tolist(), strict=True)]
+        return [_largest_kernels(each) for each in _by_window(found, keys // width, len(kernels))]
+
+
+def _windows(rows: list[Int64]) -> Int64:
+    """Which window each row is of, where they are put behind one another."""
+    return np.repeat(np.arange(len(rows)), [len(each) for each in rows])
+
+
+def _by_window(found: list[Any], window: Int64, count: int) -> list[list[Any]]:
+    """Entries in the order of their windows, as a list for each."""
+    borders = np.searchsorted(window, np.arange(count + 1)).tolist()
+    return [found[low:high] for low, high in pairwise(borders)]
 
 
 class _ByStep:

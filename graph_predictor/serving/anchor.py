@@ -6,8 +6,11 @@ vLLM names its steps by what they work on, so that each can be predicted as it w
     execute_8192_context_9(sq8155sk8430…)_generation_37(sq37sk34489…) 9 prompts with 8,155 new tokens of 8,430, and 37
                                                                       sequences with 34,489 tokens in their caches
 
-Kernels count by their names, whether they were launched one by one or within a CUDA graph: products and attention,
-others, collectives. What each kind took over what is predicted of the same steps is a factor on all other steps.
+Each kernel, whether it was launched by itself or within a CUDA graph, belongs to one of the step's operations
+(``matching``). What those took over what is predicted of them in the same steps is a factor on them in all steps: of
+the recorded step it gives the recorded times, of others their own times scaled as the models scale them. Operations
+that no recorded step has (attention of decoding, where it read prompts alone) get what their kind took: products and
+attention, others, collectives.
 """
 
 from __future__ import annotations
@@ -20,7 +23,10 @@ import numpy as np
 
 from graph_predictor.parallel.estimate import Rates
 from graph_predictor.parallel.pieces import PRODUCTS
+from graph_predictor.serving.captured import captured_operators
 from graph_predictor.serving.errors import ServingError
+from graph_predictor.serving.matching import RecordedKernel, match_kernels
+from graph_predictor.serving.operations import StepExchange, StepOperation
 from graph_predictor.serving.steps import PromptPiece, ServedStep, ServingModel
 from kernel_models.device import DeviceError, DeviceSpec, resolve_device
 from kernel_models.kernel_names import family_hint
@@ -29,7 +35,7 @@ from tracer.job import read_job
 
 MOST = 4.0
 """A factor is at most so much, and at least its inverse: more is another model, device or step."""
-DOUBTFUL = 1.8
+DOUBTFUL = 1.95
 """All kernels together are usually within so much of what is predicted."""
 LEAST_US = 50.0
 """Work of a kind below which its factor says nothing."""
@@ -38,6 +44,7 @@ _SIZES = re.compile(r"^sq(\d+)sk(\d+)")
 _COLLECTIVE = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|cross_device_reduce|nccl|rccl|multimem",
                          re.IGNORECASE)
 KINDS = ("products", "others", "collectives")
+ATTENTION = ("attention of decoding", "attention of prompts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +55,30 @@ class ServingAnchor:
         steps: that were recorded, and whose names say what they worked on.
         measured, predicted: µs of kernels of each kind, of all steps.
         rates: with factors of it.
+        factors: beside the rates, by name of the operation.
+        own, beside: shares of the kernels' time that operations have by the kernels' names and order, and by their
+            neighbours'.
+        assumed: whether nothing but the caller says what the steps worked on.
     """
 
     steps: tuple[ServedStep, ...]
     measured: Mapping[str, float]
     predicted: Mapping[str, float]
     rates: Rates
+    factors: Mapping[str, float]
+    own: float
+    beside: float
+    assumed: bool = False
+
+    def of(self, model: ServingModel) -> ServingModel:
+        """Return a model as the trace says that it is served."""
+        return model.with_factors(self.factors).with_rates(self.rates)
+
+    def rests(self, model: ServingModel, step: ServedStep) -> float:
+        """Return the share of a step's kernels' time, as predicted with the anchor, whose operations were recorded."""
+        found = model.operations(step)
+        total = sum(each.us for each in found)
+        return sum(each.us for each in found if each.name in self.factors) / total if total else 0.0
 
     def __str__(self) -> str:
         """Say what was learned, in one sentence."""
@@ -61,17 +86,22 @@ class ServingAnchor:
         total = sum(self.measured.values()) / sum(self.predicted.values())
         doubt = "" if 1 / DOUBTFUL < total < DOUBTFUL else (
             "; so far off, it may be of another model, split or setup: check that it is of this one")
+        taken = f", taken to decode {self.steps[0].sequences:g} × {self.steps[0].context:,.0f}" if self.assumed else ""
         return (f"Anchored on {len(self.steps)} recorded {'step' if len(self.steps) == 1 else 'steps'} of "
-                f"{sum(self.measured.values()) / 1e3:,.1f} ms of kernels, predicted "
-                f"{sum(self.predicted.values()) / 1e3:,.1f} ms: {factors}{doubt}.")
+                f"{sum(self.measured.values()) / 1e3:,.1f} ms of kernels{taken}, predicted "
+                f"{sum(self.predicted.values()) / 1e3:,.1f} ms: {factors}{doubt}. {self.own + self.beside:.1%} of that "
+                f"time belongs to operations of the step, {self.beside:.1%} by the kernels beside.")
 
 
-def read_anchor(path: str, model: ServingModel) -> ServingAnchor:
-    """Return the rates that a server's trace says.
+def read_anchor(path: str, model: ServingModel, *, capture: str | None = None, assumed: ServedStep | None = None
+                ) -> ServingAnchor:
+    """Return what a server's trace says of its steps.
 
     Args:
         path: of a trace of one rank.
         model: of the decoder as it was served when it was recorded.
+        capture: a trace of the same server while it captured its CUDA graphs, whose operations have their kernels.
+        assumed: what each recorded step worked on, where their names do not say.
 
     Raises:
         ServingError: no step of it says what it worked on, or its kernels are far from what is predicted.
@@ -80,16 +110,23 @@ def read_anchor(path: str, model: ServingModel) -> ServingAnchor:
     graph = read_job([path]).graphs[0]
     steps = {row: step for row in range(len(graph.steps))
              if (step := step_of(graph.string(int(graph.steps.name[row])))) is not None}
+    named = bool(steps)
+    if not named and assumed is not None:
+        worked = np.unique(graph.kernels.step)
+        steps = {int(row): assumed for row in worked[worked >= 0]}
     if not steps:
         raise ServingError(f"No step of {path} says what it worked on; give a trace of vLLM, whose steps are named "
-                           "execute_context_…_generation_….")
+                           "execute_context_…_generation_…, or one with steps (prof.step()) that all decode, and "
+                           "--batch and --context for what they decode.")
     _check_device(graph, path, model.device)
-    measured = _measured(graph, list(steps))
-    predicted = dict.fromkeys(KINDS, 0.0)
-    for step in steps.values():
-        found = model.time(step)
-        for name in KINDS:
-            predicted[name] += getattr(found, name)
+    operators = captured_operators(graph, read_job([capture]).graphs[0]) if capture is not None else {}
+    measured, predicted = dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, 0.0)
+    orders = {row: model.in_order(step) for row, step in steps.items()}
+    for row, order in orders.items():
+        for name, us in _measured(graph, [row]).items():
+            measured[name] += us
+        for each, us in zip(order, model.prices_of(order)[0].tolist(), strict=True):
+            predicted[_kind(each)] += us
     if (measured["collectives"] < LEAST_US) != (predicted["collectives"] < LEAST_US):
         has, takes = ("no", "has some") if measured["collectives"] < LEAST_US else ("some", "has none")
         raise ServingError(f"{path} has {has} collectives in its steps, and {model.setup} {takes}; give the split that "
@@ -103,7 +140,10 @@ def read_anchor(path: str, model: ServingModel) -> ServingAnchor:
     products, others, collectives = (
         float(np.clip(getattr(model.rates, name) * factors.get(name, 1.0), 1 / MOST, MOST)) for name in KINDS)
     rates = replace(model.rates, products=products, others=others, collectives=collectives)
-    return ServingAnchor(tuple(steps.values()), measured, predicted, rates)
+    rated = model.with_factors({})
+    rated.rates = rates
+    factors, own, beside = _of_operations(graph, orders, operators, rated)
+    return ServingAnchor(tuple(steps.values()), measured, predicted, rates, factors, own, beside, not named)
 
 
 def step_of(name: str) -> ServedStep | None:
@@ -147,10 +187,59 @@ def _sizes(text: str, count: int) -> tuple[int, int]:
     return new, new
 
 
+def _of_operations(graph: ExecutionGraph, orders: Mapping[int, Sequence[StepOperation | StepExchange]],
+                   operators: Mapping[int, str], model: ServingModel) -> tuple[dict[str, float], float, float]:
+    """Return the factor of each operation of recorded steps on what the model says, and the shares of the kernels' time
+    that operations have by themselves and by their neighbours."""
+    ours: dict[str, float] = {}
+    theirs: dict[str, float] = {}
+    own = beside = total = 0.0
+    for row, order in orders.items():
+        kernels = _kernels(graph, row, operators)
+        matched = match_kernels(kernels, order)
+        own, beside = own + matched.own_us, beside + matched.beside_us
+        total += sum(each.us for each in kernels)
+        predicted: dict[str, float] = {}
+        for each, us in zip(order, model.prices_of(order)[0].tolist(), strict=True):
+            predicted[each.name] = predicted.get(each.name, 0.0) + us
+        for name, us in _shared(matched.us, predicted).items():
+            ours[name] = ours.get(name, 0.0) + us
+        for name, us in predicted.items():
+            theirs[name] = theirs.get(name, 0.0) + us
+    # What no kernel was recorded of is done by another one: an activation within a product, say.
+    factors = {name: ours.get(name, 0.0) / us for name, us in theirs.items() if us > 0}
+    return factors, own / max(total, 1.0), beside / max(total, 1.0)
+
+
+def _shared(us: Mapping[str, float], predicted: Mapping[str, float]) -> dict[str, float]:
+    """Share attention's time as predicted: one kernel may attend for prompts and for decoding."""
+    found = dict(us)
+    names = [name for name in ATTENTION if name in predicted]
+    whole, parts = sum(us.get(name, 0.0) for name in names), sum(predicted[name] for name in names)
+    return found | {name: whole * predicted[name] / parts for name in names if parts > 0}
+
+
+def _kernels(graph: ExecutionGraph, step: int, operators: Mapping[int, str]) -> list[RecordedKernel]:
+    """Return a step's kernels as they ran, with the operations that launched them, or that they were captured of."""
+    kernels = graph.kernels
+    rows = np.flatnonzero(kernels.step == step)
+    return [RecordedKernel(
+        graph.string(int(kernels.name[row])),
+        operators.get(row) or (graph.string(int(graph.ops.name[kernels.op[row]])) if kernels.op[row] >= 0 else ""),
+        float(kernels.duration_ns[row]) / 1e3)
+        for row in rows[np.argsort(kernels.start_ns[rows], kind="stable")].tolist()]
+
+
+def _kind(each: StepOperation | StepExchange) -> str:
+    if isinstance(each, StepExchange):
+        return "collectives"
+    return "products" if each.call.family in PRODUCTS else "others"
+
+
 def _measured(graph: ExecutionGraph, steps: Sequence[int]) -> dict[str, float]:
     found = dict.fromkeys(KINDS, 0.0)
     kernels = graph.kernels
-    of = np.isin(kernels.step, steps) & np.isin(kernels.kind, (KernelKind.COMPUTE, KernelKind.COLLECTIVE))
+    of = np.isin(kernels.step, steps)
     for row in np.flatnonzero(of).tolist():
         name = graph.string(int(kernels.name[row]))
         if int(kernels.kind[row]) == KernelKind.COLLECTIVE or _COLLECTIVE.search(name):

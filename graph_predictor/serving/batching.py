@@ -169,6 +169,8 @@ class _Server:
     preempted: int = 0
     busy: float = 0.0
     decoding_us: float = 0.0
+    waits_until: int = -1
+    """The step from which waiting prompts are read, however few they are; below 0 where none wait for others."""
 
     @property
     def room(self) -> float:
@@ -198,6 +200,19 @@ class _Server:
             return self.cache.of(request.prompt + request.output)
         return self.cache.of(request.prompt + request.made - 1 + (self.step - joined) * self.setup.yielded)
 
+    def gathers(self) -> bool:
+        """Return whether prompts wait until there are more of them."""
+        engine = self.setup.engine
+        if not (engine.wait_steps and self.waiting and self.running) or self.reading:
+            self.waits_until = -1
+            return False
+        if self.waits_until < 0:
+            self.waits_until = self.step + engine.wait_steps
+        if self.step < self.waits_until and sum(each.to_read for each in self.waiting) < engine.wait_tokens:
+            return True
+        self.waits_until = -1
+        return False
+
     def admit(self) -> tuple[list[PromptPiece], list[_Request]]:
         """Return pieces of prompts for the next step, and the requests whose prompts end with it."""
         engine, budget = self.setup.engine, self.setup.step_tokens
@@ -205,6 +220,8 @@ class _Server:
             budget -= len(self.running) * self.setup.drafted
         pieces: list[PromptPiece] = []
         ended: list[_Request] = []
+        if self.gathers():
+            return pieces, ended
         while budget > 0:
             if self.reading:
                 request = self.reading[0]
@@ -253,6 +270,8 @@ class _Server:
     def alike(self, until: float) -> int:
         """Return how many steps of decoding alone can be taken together."""
         steps = max(self.running[0][0] - self.step, 1)
+        if self.waits_until >= 0:
+            steps = min(steps, max(self.waits_until - self.step, 1))
         if (grown := self.grown_bytes()) > 0:
             steps = min(steps, max(int((self.room - self.taken) // grown), 1))
         if math.isfinite(until):
@@ -333,6 +352,10 @@ def simulate_serving(load: Requests, setup: ServingSetup, surface: StepTimes, ca
     tokens = np.maximum(outputs - 1, 0).astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
         tpot = np.where(tokens > 0, (ends - first) / tokens, math.nan)
+    # What comes with the first message is seen with it; between first and last the tokens come evenly.
+    held = np.minimum(setup.engine.first_tokens - 1, tokens) * np.nan_to_num(tpot)
+    first = first + held
+    tpot = tpot - held / np.maximum(tokens, 1.0)
     extra = setup.engine.reply_us
     kept = slice(load.warm_up, None)
     span = max(server.clock - float(arrived.min()), 1e-9)

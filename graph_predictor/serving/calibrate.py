@@ -42,9 +42,11 @@ NUMBERS = ("tp", "ep", "attention_dp", "prompt", "output", "concurrency")
 STEPS, ROUNDS, NUDGE = 2, 8, 0.05
 """Times that all rows are served again around the factors found, rounds of weighing within each, and how far a factor's
 logarithm is moved to see what it changes."""
-USUAL = 0.12
-"""Error between tokens that spreads without a calibration stand for."""
-LEAST_SPREAD, MOST_SPREAD = 0.25, 2.0
+USUAL, EXPECTED = 0.18, 0.25
+"""Mean error between tokens that spreads without a calibration stand for (0.8 of their standard deviation), and how
+many rows that counts for: set so that of the looked-at half of the serving table about 80% lie inside, ten rows
+known."""
+LEAST_SPREAD, MOST_SPREAD = 0.15, 2.0
 MOST_OFF, DOUBTFUL = 100.0, 0.3
 """Times that a row may be off what is expected, and the error of what is left from which the rows are doubted."""
 
@@ -161,8 +163,8 @@ def calibrate_serving(rows: Sequence[MeasuredRow], start: Rates) -> ServingCalib
     places = np.array([features(each.model.setup, each.load) for each in rows])
     weights, bounds = _carried(places, here.left)
     after = _left_out(here, names, values, places)
-    # What was expected counts as a row of its own.
-    spread = math.sqrt((1 + len(rows) * (after / USUAL) ** 2) / (1 + len(rows))) if math.isfinite(after) else 1.0
+    weight = EXPECTED + len(rows)
+    spread = math.sqrt((EXPECTED + len(rows) * (after / USUAL) ** 2) / weight) if math.isfinite(after) else 1.0
     spread = min(max(spread, LEAST_SPREAD), MOST_SPREAD)
     found = _rates(start, names, values)
     return ServingCalibration(

@@ -47,6 +47,12 @@ class Engine:
             are thrown out, and read again later, where the cache is full.
         of_rest: whether the share of memory is of what weights leave, all of it for caches.
         turns_in_cache: whether one kernel turns queries and keys (rotary positions) and writes the cache.
+        wait_tokens: that prompts must have together before a step that decodes takes any, so that fewer steps are
+            slowed down; TensorRT-LLM's ``batch_wait_max_tokens_ratio``, times the tokens of a step.
+        wait_steps: of decoding after which they are taken all the same; its ``batch_wait_timeout_iters``. 0: prompts do
+            not wait for each other, as all engines have it unless they are told.
+        first_tokens: of an answer that its first message has, which a client sees as its first token: TensorRT-LLM's
+            ``stream_interval`` where it holds the first one back.
     """
 
     name: str
@@ -65,16 +71,19 @@ class Engine:
     reserves: bool
     of_rest: bool = False
     turns_in_cache: bool = False
+    wait_tokens: float = 0.0
+    wait_steps: int = 0
+    first_tokens: int = 1
 
 
 ENGINES: Mapping[str, Engine] = MappingProxyType({engine.name: engine for engine in (
     Engine("vllm", Mixing.MIXED, chunk=8192, splits=True, sequences=1024, memory=0.90, step_us=1500.0, sequence_us=8.0,
-           request_us=2000.0, reply_us=5000.0, launch_us=6.0, graph_batch=512, all_reduce_us=4.4, reserves=False),
+           request_us=2000.0, reply_us=5000.0, launch_us=40.0, graph_batch=512, all_reduce_us=4.4, reserves=False),
     Engine("sglang", Mixing.PREFILL_FIRST, chunk=8192, splits=True, sequences=2048, memory=0.88, step_us=500.0,
-           sequence_us=6.0, request_us=2000.0, reply_us=5000.0, launch_us=100.0, graph_batch=512, all_reduce_us=2.6,
+           sequence_us=6.0, request_us=2000.0, reply_us=5000.0, launch_us=120.0, graph_batch=512, all_reduce_us=2.6,
            reserves=False),
     Engine("trtllm", Mixing.MIXED, chunk=8192, splits=True, sequences=2048, memory=0.90, step_us=400.0,
-           sequence_us=8.0, request_us=2000.0, reply_us=5000.0, launch_us=50.0, graph_batch=512, all_reduce_us=2.6,
+           sequence_us=8.0, request_us=2000.0, reply_us=5000.0, launch_us=65.0, graph_batch=512, all_reduce_us=2.6,
            reserves=True, of_rest=True, turns_in_cache=True),
     Engine("compiled", Mixing.PREFILL_FIRST, chunk=1 << 20, splits=False, sequences=1 << 20, memory=0.95, step_us=0.0,
            sequence_us=0.0, request_us=0.0, reply_us=0.0, launch_us=6.0, graph_batch=1 << 20, all_reduce_us=2.6,

@@ -11,7 +11,7 @@ the logits depends on how many tokens there are, whoever they belong to:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from graph_predictor.serving.setup import ServingSetup, WeightType, weight_type
@@ -130,6 +130,12 @@ class StepOperations:
                 yield StepOperation("attention of prompts", call)
         if kind.state is not None:
             own = kind.state.share(setup.tp)
+            # Chunk by chunk (Dao and Gu, 2024, section 6): decays summed up, states made and passed on, results.
+            tokens = prompts * new
+            states = prompts * -(-new // own.chunk) * own.inner * own.state
+            yield from self._pass("state-space recurrence", "cumsum", tokens * own.heads, tokens * own.heads, "fp32")
+            yield from self._pass("state-space recurrence", "states", states, tokens * own.mixed, "fp32")
+            yield from self._pass("state-space recurrence", "passing", states, states, "fp32")
             for call in gemm(own.heads, prompts * new, own.head_size + own.state, own.chunk, self._dtype, "nt",
                              kind="bmm"):
                 yield StepOperation("state-space recurrence", call)
@@ -296,3 +302,20 @@ class StepOperations:
         yield StepOperation(name, OpCall(
             Family.ELEMENTWISE, kind, (written, 1, read), of, flops=float(written),
             bytes_read=float(read * itemsize(of)), bytes_written=float(written * itemsize(of))))
+
+
+AFTER_ATTENTION = ("attention's output", "state-space projections")
+"""Operations that end the first half of a layer."""
+
+
+def layer_in_order(of_tokens: Sequence[StepOperation], attention: Sequence[StepOperation],
+                   exchanges: Sequence[StepExchange]) -> list[StepOperation | StepExchange]:
+    """Return a layer as it runs: attention before the product of its output, the first all-reduce after that, the other
+    exchanges around experts or at the end."""
+    ends = [row for row, each in enumerate(of_tokens) if each.name in AFTER_ATTENTION]
+    first = next((row for row, each in enumerate(of_tokens) if each.name == AFTER_ATTENTION[0]), len(ends) and ends[0])
+    half = ends[-1] + 1 if ends else 0
+    reduced = [each for each in exchanges if each.name == "all-reduce"]
+    others = [each for each in exchanges if each.name != "all-reduce"]
+    return [*of_tokens[:first], *attention, *of_tokens[first:half], *reduced[:1], *others[:1], *of_tokens[half:],
+            *reduced[1:], *others[1:]]

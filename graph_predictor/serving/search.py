@@ -11,7 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from graph_predictor.prediction.edit import Edit
+from graph_predictor.prediction.scenario import EditError
 from graph_predictor.serving.cache import CacheAccount, cache_account
+from graph_predictor.serving.edited import edited_model
 from graph_predictor.serving.engines import engine_of
 from graph_predictor.serving.errors import ServingError
 from graph_predictor.serving.load import Lengths, Requests
@@ -172,19 +175,21 @@ def serve_search(source: str, gpus: int, *, target: str | LatencyTarget = "", de
                  prompt: str | int = 1024, output: str | int = 256, rate: float = 0.0, precision: str = "",
                  experts: str = "", kv_dtype: str = "", engine: str = "vllm", cuda_graphs: bool = True,
                  speculate: str | None = None, seed: int = 0, profile: DeviceProfile | None = None,
-                 comm_profile: str | None = None, comm_choices: str | None = None) -> ServingChoices:
+                 comm_profile: str | None = None, comm_choices: str | None = None,
+                 edits: Sequence[Edit] = ()) -> ServingChoices:
     """Find how GPUs serve most tokens within a target of latency, or a rate of requests most quickly.
 
     Args:
         source, device, topology, settings, preset: as ``serve`` takes them.
         precision, experts, kv_dtype, engine, cuda_graphs: as ``serve`` takes them.
-        speculate, seed, profile, comm_profile, comm_choices: as ``serve`` takes them.
+        speculate, seed, profile, comm_profile, comm_choices, edits: as ``serve`` takes them.
         gpus: of all copies together.
         target: means at most, ms, such as "ttft=500,tpot=30".
         prompt, output: tokens of requests.
         rate: requests a second of all copies; without, the number of clients is searched too.
 
     Raises:
+        EditError: an edit cannot be done with any split.
         ServingError: the model fits no split, or the load cannot be.
     """
     if not isinstance(gpus, int) or isinstance(gpus, bool) or not 1 <= gpus <= MOST_GPUS:
@@ -204,10 +209,10 @@ def serve_search(source: str, gpus: int, *, target: str | LatencyTarget = "", de
             cache = cache_account(decoder.shape, setup, spec, prompts.longest + outputs.longest)
             cache.check(1, prompts.longest + outputs.longest, f"{decoder.name} on {setup.gpus} {spec.name}")
             collectives = cluster_for(spec, setup.gpus, topology, comm_profile, comm_choices)
-        except ServingError as error:
+            model = edited_model(ServingModel(decoder.shape, setup, spec, collectives, profile), edits)
+        except (ServingError, EditError) as error:
             refused.append((str(setup), str(error)))
             continue
-        model = ServingModel(decoder.shape, setup, spec, collectives, profile)
         for chunk in (CHUNKS if setup.engine.splits else (0,)):
             own = model.with_chunk(chunk)
             best, number = _best(own, cache, prompts, outputs, gpus // setup.gpus, rate, goal, seed)

@@ -15,16 +15,19 @@ import numpy as np
 from graph_predictor.comm.clusters import cluster_of, measured_file
 from graph_predictor.parallel.planning import other_nodes
 from graph_predictor.parallel.spreads import Z80
+from graph_predictor.prediction.edit import Edit
 from graph_predictor.serving.anchor import read_anchor
 from graph_predictor.serving.batching import ServedRequests, StepTimes, simulate_serving
 from graph_predictor.serving.cache import CacheAccount, cache_account
 from graph_predictor.serving.calibrate import ServingCalibration, calibrate_serving, read_measured_rows
+from graph_predictor.serving.edited import edited_model
 from graph_predictor.serving.engines import engine_of
 from graph_predictor.serving.errors import ServingError
 from graph_predictor.serving.load import Lengths, Requests
 from graph_predictor.serving.setup import ServingSetup, Speculation, weight_type
+from graph_predictor.serving.simulated import simulate_step
 from graph_predictor.serving.source import ServedDecoder, served_decoder
-from graph_predictor.serving.spreads import BETWEEN_TOKENS, FIRST_TOKEN
+from graph_predictor.serving.spreads import BETWEEN_TOKENS, FIRST_LEAST, FIRST_TOKEN
 from graph_predictor.serving.steps import PromptPiece, ServedOperation, ServedStep, ServingModel, StepTime, rates_of
 from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device import DeviceSpec
@@ -39,6 +42,8 @@ PERCENTILES = (50, 90, 99)
 LATE = 0.05
 """A load is not kept up with where waiting grows by more than this share of the time that requests come for."""
 MOST_BATCH = 1 << 20
+MOST_SIMULATED = 4
+"""Steps of a prompt that are simulated kernel by kernel; each takes some tenths of a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,9 @@ class Served(Shown):
         served: what a load gets, where one was asked for.
         notes: what was assumed.
         calibration: on measured rows, where there were some.
+        edits: what is changed, a phrase each.
+        simulated_decode_us, simulated_prefill_us: the same steps kernel by kernel on the simulator; ``None`` with
+            speculative decoding, and for prompts of more than ``MOST_SIMULATED`` steps.
     """
 
     model: str
@@ -130,6 +138,9 @@ class Served(Shown):
     served: ServedLoad | None
     notes: tuple[str, ...]
     calibration: ServingCalibration | None = None
+    edits: tuple[str, ...] = ()
+    simulated_decode_us: float | None = None
+    simulated_prefill_us: float | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -168,6 +179,8 @@ class Served(Shown):
                           "cache": cache.of(self.context) * math.ceil(self.batch / cache.groups) / 1e9},
             "cache_bytes_per_token": cache.token, "cache_bytes_per_sequence": cache.sequence,
             "largest_batch": self.largest_batch, "load": None if self.served is None else self.served.plain(),
+            "edits": list(self.edits),
+            "simulated_ms": {"decode": _ms(self.simulated_decode_us), "prefill": _ms(self.simulated_prefill_us)},
             "calibration": None if self.calibration is None else self.calibration.to_dict(), "notes": list(self.notes)}
 
     def _steps(self) -> pandas.DataFrame:
@@ -194,7 +207,8 @@ def serve(source: str, *, device: str = "h200-sxm", topology: str | None = None,
           prompt: str | int = "", output: str | int = "", rate: float = 0.0, concurrency: int = 0, requests: int = 0,
           seed: int = 0, step_us: float | None = None, profile: DeviceProfile | None = None,
           comm_profile: str | None = None, comm_choices: str | None = None,
-          measured: str | ServingCalibration | None = None, anchor: str | None = None) -> Served:
+          measured: str | ServingCalibration | None = None, anchor: str | None = None,
+          anchor_capture: str | None = None, edits: Sequence[Edit] = ()) -> Served:
     """Predict how a decoder is served.
 
     Args:
@@ -223,9 +237,13 @@ def serve(source: str, *, device: str = "h200-sxm", topology: str | None = None,
         comm_profile, comm_choices: measured collectives, as ``foretrace.plan`` takes them.
         measured: a table of measured rows, as ``calibrate.read_measured_rows`` reads it, or what another call learned.
         anchor: a trace of this decoder served so on this device, as ``anchor.read_anchor`` reads it: what its kernels
-            took over what is predicted of its steps is taken of all steps.
+            took over what is predicted of its steps, operation by operation, is taken of all steps. Where its steps'
+            names do not say what they worked on, and ``context`` is given, they decode ``batch`` sequences of it.
+        anchor_capture: a trace of the capture of its CUDA graphs, whose operations have their kernels.
+        edits: of ``graph_predictor.edits``, those of recorded steps.
 
     Raises:
+        EditError: an edit cannot be done.
         ServingError: it cannot be split so, does not fit, or the load cannot be.
         ForetraceError: a name or a file is not known, or cannot be read.
     """
@@ -247,17 +265,22 @@ def serve(source: str, *, device: str = "h200-sxm", topology: str | None = None,
     collectives = cluster_for(spec, setup.gpus, topology, comm_profile, comm_choices)
     prompts = Lengths.parse(str(prompt or context or 1024), "--prompt")
     outputs = Lengths.parse(str(output or 256), "--output")
+    given = context
     context = context or math.ceil(prompts.mean + outputs.mean / 2)
     asked = context if not (rate or concurrency) else max(context, prompts.longest + outputs.longest)
     check_length(decoder, asked)
     if prompts.longest > (decoder.longest or prompts.longest):
         check_length(decoder, prompts.longest)
     rates = rates_of(setup) if step_us is None else replace(rates_of(setup), step_us=step_us)
-    notes = []
+    notes: list[str] = []
+    anchored = None
+    if anchor_capture is not None and anchor is None:
+        raise ServingError("--anchor-capture says which operations the graphs of an anchor were captured of; give "
+                           "--anchor too.")
     if anchor is not None:
-        anchored = read_anchor(anchor, ServingModel(decoder.shape, setup, spec, collectives, profile, rates))
+        anchored = read_anchor(anchor, ServingModel(decoder.shape, setup, spec, collectives, profile, rates),
+                               capture=anchor_capture, assumed=ServedStep(batch, given) if given else None)
         rates = anchored.rates
-        notes.append(str(anchored))
     calibration = measured if isinstance(measured, ServingCalibration) else None
     if isinstance(measured, str):
         rows = read_measured_rows(measured, decoder.shape, setup, spec, profile,
@@ -265,10 +288,16 @@ def serve(source: str, *, device: str = "h200-sxm", topology: str | None = None,
                                   decoder.longest)
         calibration = calibrate_serving(rows, rates)
     model = ServingModel(decoder.shape, setup, spec, collectives, profile,
-                      rates if calibration is None else calibration.rates)
+                         rates if calibration is None else calibration.rates)
+    if anchored is not None:
+        model = anchored.of(model) if calibration is None else model.with_factors(anchored.factors)
+    plain, model = model, edited_model(model, edits)
     cache = cache_account(decoder.shape, setup, spec, max(asked, prompts.longest))
     cache.check(batch, context, f"{decoder.name} on {setup.gpus} {spec.name}")
     decode, prefill = ServedStep(batch, context), prompt_step(setup, math.ceil(prompts.mean))
+    if anchored is not None:
+        notes.append(f"{anchored} {anchored.rests(plain, decode):.0%} of the step of decoding and "
+                     f"{anchored.rests(plain, prefill):.0%} of the prompt's rest on operations that were recorded.")
     served = None
     if rate or concurrency:
         load = Requests(prompts, outputs, concurrency, rate, requests, seed, warm_up=_warm_up(concurrency, requests))
@@ -283,7 +312,9 @@ def serve(source: str, *, device: str = "h200-sxm", topology: str | None = None,
         decoder.name, setup, spec.name, collectives.topology.name, batch, context, math.ceil(prompts.mean),
         model.time(decode), prompt_time(model, math.ceil(prompts.mean)), tuple(model.operations(decode)),
         tuple(model.operations(prefill)), cache, cache.largest_batch(context), served,
-        (*notes, *_notes(decoder, setup, spec, collectives, step_us, calibration)), calibration)
+        (*notes, *_notes(decoder, setup, spec, collectives, step_us, calibration)), calibration,
+        tuple(edit.describe() for edit in edits), _simulated_us(plain, [decode], edits),
+        _simulated_us(plain, prompt_steps(setup, math.ceil(prompts.mean)), edits))
 
 
 def served_device(name: str) -> DeviceSpec:
@@ -320,12 +351,25 @@ def prompt_step(setup: ServingSetup, tokens: int) -> ServedStep:
     return ServedStep(0, 0, (PromptPiece(count, tokens - past, past),), count)
 
 
+def prompt_steps(setup: ServingSetup, tokens: int) -> list[ServedStep]:
+    """Return all steps that read a prompt for each attention group of a copy."""
+    count = setup.attention_dp
+    return [*(ServedStep(0, 0, (PromptPiece(count, setup.step_tokens, past),))
+              for past in range(0, tokens - setup.step_tokens, setup.step_tokens)), prompt_step(setup, tokens)]
+
+
+def _simulated_us(model: ServingModel, steps: Sequence[ServedStep], edits: Sequence[Edit]) -> float | None:
+    if len(steps) > MOST_SIMULATED:
+        return None
+    found = [simulate_step(model, step, edits) for step in steps]
+    times = [each.step_time_us for each in found if each is not None]
+    return sum(times) if len(times) == len(steps) else None
+
+
 def prompt_time(model: ServingModel, tokens: int) -> StepTime:
     """Return the time of a prompt for each attention group of a copy, all its pieces together."""
-    setup, count = model.setup, model.setup.attention_dp
-    steps = [model.time(ServedStep(0, 0, (PromptPiece(count, setup.step_tokens, past),)))
-             for past in range(0, tokens - setup.step_tokens, setup.step_tokens)]
-    steps.append(model.time(prompt_step(setup, tokens)))
+    setup = model.setup
+    steps = [model.time(step) for step in prompt_steps(setup, tokens)]
     return StepTime(*(sum(values) for values in zip(*(
         (each.us, each.low, each.high, each.products, each.others, each.collectives, each.host, each.engine)
         for each in steps), strict=True)))
@@ -343,7 +387,7 @@ def served_load(load: Requests, model: ServingModel, cache: CacheAccount,
     prefill = prompt_time(model, tokens)
     scale = 1.0 if calibration is None else calibration.spread
     between = math.hypot(_log_spread(decode), BETWEEN_TOKENS * scale)
-    first = math.hypot(_log_spread(prefill), FIRST_TOKEN * scale)
+    first = math.hypot(_log_spread(prefill), FIRST_TOKEN * max(scale, FIRST_LEAST))
     like = (1.0, 1.0) if calibration is None else (calibration.ttft_factor(setup, load),
                                                    calibration.tpot_factor(setup, load))
     ttft, tpot = like[0] * got.mean_ttft_us() / 1e3, like[1] * got.mean_tpot_us() / 1e3
@@ -405,6 +449,10 @@ def _notes(decoder: ServedDecoder, setup: ServingSetup, spec: DeviceSpec, collec
                      f"{setup.engine.sequence_us:g} µs for each of its sequences; give --step-us where it is known, or "
                      "--calibrate.")
     return notes
+
+
+def _ms(us: float | None) -> float | None:
+    return None if us is None else us / 1e3
 
 
 def _step_ms(step: StepTime) -> dict[str, float]:

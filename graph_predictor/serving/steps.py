@@ -11,16 +11,18 @@ interpolated between its points. ``operations`` prices one step exactly, for rep
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 
 from graph_predictor.parallel.estimate import Rates
 from graph_predictor.parallel.pieces import PRODUCTS
 from graph_predictor.parallel.spreads import Z80
-from graph_predictor.serving.operations import StepExchange, StepOperation, StepOperations
+from graph_predictor.serving.operations import StepExchange, StepOperation, StepOperations, layer_in_order
 from graph_predictor.serving.setup import ServingSetup
 from kernel_models.collectives import CollectiveBatch, CollectiveCall, CollectiveModel, CommTimes, price_calls
 from kernel_models.collectives.engine_kernels import with_engine_kernels
@@ -29,7 +31,7 @@ from kernel_models.heuristics import heuristic_models
 from kernel_models.model import Source
 from kernel_models.op_call import OpCall
 from kernel_models.power import sustained
-from kernel_models.pricing import Models, price
+from kernel_models.pricing import Models, PricedCalls, price
 from tracer.arrays import Float64
 from tracer.shape_only.transformer import TransformerShape
 
@@ -118,6 +120,9 @@ class ServedOperation:
     sources: dict[str, float]
 
 
+SomeModel = TypeVar("SomeModel", bound="ServingModel")
+
+
 class ServingModel:
     """Prices steps of one copy.
 
@@ -136,6 +141,7 @@ class ServingModel:
         self.shape, self.setup, self.device, self.collectives = shape, setup, device, collectives
         self.rates = rates or rates_of(setup)
         self._models = models
+        self._factors: Mapping[str, float] = {}
         self._make = StepOperations(shape, setup, device, collectives.topology)
         layers: dict[TransformerShape, int] = {}
         for run in shape.runs:
@@ -144,19 +150,40 @@ class ServingModel:
         # Blocks that read the same caches in the same way have one grid.
         self._grids: dict[str, Float64] = {}
 
-    def with_rates(self, rates: Rates) -> ServingModel:
+    def with_rates(self: SomeModel, rates: Rates) -> SomeModel:
         """Return the same with other rates; what is priced is shared."""
         _ = self._token_grid, self._row_grid, self._decoding_grid, self._piece_grid
-        other = ServingModel.__new__(ServingModel)
+        other = type(self).__new__(type(self))
         other.__dict__.update({name: value for name, value in self.__dict__.items() if name != "surface"})
         other.rates = rates
         return other
 
-    def with_chunk(self, chunk: int) -> ServingModel:
+    def with_factors(self: SomeModel, factors: Mapping[str, float]) -> SomeModel:
+        """Return the same whose operations of these names take so many times as long, beside the rates: what a trace
+        says of them."""
+        other = type(self).__new__(type(self))
+        other.__dict__.update({name: value for name, value in self.__dict__.items()
+                               if name != "surface" and not name.endswith("_grid")})
+        other._factors = dict(factors)
+        return other
+
+    def with_chunk(self: SomeModel, chunk: int) -> SomeModel:
         """Return the same with other steps; what is priced is shared."""
         other = self.with_rates(self.rates)
         other.setup = replace(self.setup, chunk=chunk)
         return other
+
+    waits = True
+    """Whether the engine waits for a step before it prepares the next."""
+    hides = False
+    """Whether collectives run beside all else."""
+    graph_us = GRAPH_LAUNCH_US
+    """Host time of launching a step's CUDA graph."""
+
+    @property
+    def models(self) -> Models | None:
+        """Return the fitted models of the device."""
+        return self._models
 
     def time(self, step: ServedStep) -> StepTime:
         """Return the time of a step."""
@@ -196,25 +223,51 @@ class ServingModel:
 
     def operations(self, step: ServedStep) -> list[ServedOperation]:
         """Return a step's operations by name, the longest first, each priced for this very step."""
-        setup = self.setup
+        counted = Counter(self.in_order(step))
+        found = [(each, float(count)) for each, count in counted.items() if isinstance(each, StepOperation)]
+        exchanges = [(each, float(count)) for each, count in counted.items() if isinstance(each, StepExchange)]
+        return sorted((*self._named(found), *self._exchanged(exchanges)), key=lambda each: -each.us)
+
+    def in_order(self, step: ServedStep) -> list[StepOperation | StepExchange]:
+        """Return everything that one GPU of each stage does in a step, drafts apart, as it runs: layer by layer."""
+        setup, make = self.setup, self._make
         share = 1.0 / (setup.attention_dp * setup.pp)
         sequences = max(round(step.sequences * share), 1) if step.sequences else 0
         prompts = [(max(round(piece.prompts * share), 1), piece.new, piece.past) for piece in step.pieces]
         tokens = sequences * setup.drafted + sum(count * new for count, new, _ in prompts)
         rows = max(sequences * setup.drafted + round(step.finished * share), 1)
-        found: list[tuple[StepOperation, float]] = []
-        exchanges: list[tuple[StepExchange, float]] = []
-        for kind, count in self._layers.items():
-            made = [*self._make.of_tokens(kind, tokens)]
-            if sequences:
-                made += self._make.of_decoding(kind, sequences, max(round(step.context), 1))
+        layers: dict[TransformerShape, list[StepOperation | StepExchange]] = {}
+        for kind in self._layers:
+            attention = [*make.of_decoding(kind, sequences, max(round(step.context), 1))] if sequences else []
             for number, new, past in prompts:
-                made += self._make.of_prompts(kind, number, new, past)
-            found += [(each, float(count)) for each in made]
-            exchanges += [(each, float(count)) for each in self._make.exchanges(kind, tokens)]
-        found += [(each, 1.0) for each in (*self._make.embedded(tokens), *self._make.of_rows(rows))]
-        exchanges += [(each, 1.0) for each in self._make.end_exchanges(tokens, rows)]
-        return sorted((*self._named(found), *self._exchanged(exchanges)), key=lambda each: -each.us)
+                attention += make.of_prompts(kind, number, new, past)
+            layers[kind] = layer_in_order([*make.of_tokens(kind, tokens)], attention, [*make.exchanges(kind, tokens)])
+        ends = [*make.end_exchanges(tokens, rows)]
+        found: list[StepOperation | StepExchange] = [*make.embedded(tokens), *ends[:1]]
+        for run in self.shape.runs:
+            found += run.layers * layers[run.one_layer()]
+        return [*found, *make.of_rows(rows), *ends[1:]]
+
+    def prices_of(self, found: Sequence[StepOperation | StepExchange]) -> tuple[Float64, Float64, Float64]:
+        """Return what each takes with the rates, and the ends of its 80% interval, µs."""
+        times = np.zeros((3, len(found)))
+        calls = [row for row, each in enumerate(found) if isinstance(each, StepOperation)]
+        if calls:
+            priced = self._prices([each.call for each in found if isinstance(each, StepOperation)])
+            rate = np.array([self.rates.products if call.family in PRODUCTS else self.rates.others
+                             for call in priced.calls])
+            known = np.array([self._factor(found[row].name) for row in calls])
+            for row, us in enumerate((priced.time_us, priced.low_us, priced.high_us)):
+                times[row, calls] = (us * rate)[priced.index] * known
+        rest = [row for row, each in enumerate(found) if isinstance(each, StepExchange)]
+        if rest:
+            exchanges = [each.call for each in found if isinstance(each, StepExchange)]
+            there = self._exchange_times(exchanges)
+            rate = np.array([self.rates.network if call.placement.nodes > 1 else self.rates.collectives
+                             for call in exchanges]) * np.array([self._factor(found[row].name) for row in rest])
+            for row, us in enumerate((there.time_us, there.low_us, there.high_us)):
+                times[row, rest] = us * rate
+        return times[0], times[1], times[2]
 
     def sources(self, step: ServedStep) -> dict[str, float]:
         """Return the share of a step's device time by the source of its prices."""
@@ -228,9 +281,12 @@ class ServingModel:
     def _timed(self, step: ServedStep, parts: Float64) -> StepTime:
         rates = self.rates
         device, host = self._device_and_host(step, parts)
-        engine = self._engine_us(step)
+        engine = self.engine_us(step)
         work = _together(device, host, rates.meet)
         total = work + engine
+        if not self.waits:
+            total = _together(device, host + engine, rates.meet)
+            engine = total - work
         products, others = float(parts[PRODUCT] * rates.products), float(parts[OTHER] * rates.others)
         waits = float(parts[WITHIN] * rates.collectives + parts[BETWEEN] * rates.network)
         spread = Z80 * rates.spreads.of(products / total, others / total, waits / total,
@@ -242,12 +298,16 @@ class ServingModel:
         rates = self.rates
         device = (parts[PRODUCT] * rates.products + parts[OTHER] * rates.others + parts[WITHIN] * rates.collectives
                   + parts[BETWEEN] * rates.network)
-        captured = self.setup.graphs and not step.pieces and step.sequences <= self.setup.engine.graph_batch
-        host = GRAPH_LAUNCH_US * self.setup.pp if captured else (
+        host = self.graph_us * self.setup.pp if self.captured(step) else (
             parts[LAUNCHES] * rates.host_us + parts[CALLS] * rates.host_collective_us)
         return float(device), float(host)
 
-    def _engine_us(self, step: ServedStep) -> float:
+    def captured(self, step: ServedStep) -> bool:
+        """Return whether a step runs as a CUDA graph."""
+        return self.setup.graphs and not step.pieces and step.sequences <= self.setup.engine.graph_batch
+
+    def engine_us(self, step: ServedStep) -> float:
+        """Return the time of the engine's host around a step, µs."""
         engine = self.setup.engine
         if not self.rates.step_us:
             return 0.0
@@ -302,18 +362,30 @@ class ServingModel:
         place = np.repeat(np.arange(len(points)), [len(point) for point in points])
         counts = np.array([count for point in points for _, count in point], np.float64)
         if calls:
-            priced = sustained(price(calls, self.device, self._models), self.device)
+            priced = self._prices(calls)
             product = np.array([call.family in PRODUCTS for call in priced.calls])[priced.index]
-            us = priced.times_us * counts
+            known = np.array([self._factor(each.name) for point in points for each, _ in point])
+            us = priced.times_us * counts * known
             for column, rows in ((PRODUCT, product), (OTHER, ~product)):
                 np.add.at(found[:, column], place[rows], us[rows])
             np.add.at(found[:, LAUNCHES], place, counts)
         for row, point in enumerate(exchanges or ()):
             times = self._exchange_times([each.call for each, _ in point])
             for (each, count), us in zip(point, times.time_us.tolist(), strict=True):
-                found[row, BETWEEN if each.call.placement.nodes > 1 else WITHIN] += count * us
+                column = BETWEEN if each.call.placement.nodes > 1 else WITHIN
+                found[row, column] += count * us * self._factor(each.name)
                 found[row, CALLS] += count
+            if self.hides:
+                # What is longer than the work beside it is still waited for.
+                left = max(found[row, WITHIN] + found[row, BETWEEN] - found[row, PRODUCT] - found[row, OTHER], 0.0)
+                found[row, WITHIN], found[row, BETWEEN] = left, 0.0
         return found
+
+    def _factor(self, name: str) -> float:
+        return self._factors.get(name, 1.0)
+
+    def _prices(self, calls: Sequence[OpCall]) -> PricedCalls:
+        return sustained(price(calls, self.device, self._models), self.device)
 
     def _exchange_times(self, calls: Sequence[CollectiveCall]) -> CommTimes:
         times = price_calls(calls, self.collectives)
@@ -323,7 +395,7 @@ class ServingModel:
                                    self.setup.engine.all_reduce_us)
 
     def _named(self, found: Sequence[tuple[StepOperation, float]]) -> Iterable[ServedOperation]:
-        priced = sustained(price([each.call for each, _ in found], self.device, self._models), self.device)
+        priced = self._prices([each.call for each, _ in found])
         bounds = _bounds(priced.calls, self.device)
         rows: dict[str, list[tuple[int, float]]] = {}
         for number, (each, count) in enumerate(found):
@@ -332,9 +404,10 @@ class ServingModel:
             by_bound: dict[str, float] = {}
             sources: dict[str, float] = {}
             for row, count in mine:
-                us = float(priced.time_us[row]) * count
+                us = float(priced.time_us[row]) * count * self._factor(name)
                 by_bound[bounds[row]] = by_bound.get(bounds[row], 0.0) + us
-                label = Source(int(priced.source[row])).label
+                source = Source.ANCHORED if name in self._factors else Source(int(priced.source[row]))
+                label = source.label
                 sources[label] = sources.get(label, 0.0) + us
             rate = self.rates.products if all(priced.calls[row].family in PRODUCTS for row, _ in mine) else (
                 self.rates.others)
@@ -351,9 +424,10 @@ class ServingModel:
             rows.setdefault(each.name, []).append(number)
         for name, mine in rows.items():
             us = sum(found[row][1] * float(times.time_us[row]) for row in mine) * self.rates.collectives
+            us *= self._factor(name)
             yield ServedOperation(name, sum(found[row][1] for row in mine), us, "network", 0.0,
                                 sum(found[row][1] * found[row][0].call.payload_bytes for row in mine),
-                                {"collectives": us})
+                                {Source.ANCHORED.label if name in self._factors else "collectives": us})
 
 
 class StepSurface:
@@ -374,7 +448,8 @@ class StepSurface:
         self._block = 1.0 / of.shape.layers
         self._meet = rates.meet
         self._captured = setup.engine.graph_batch if setup.graphs else 0
-        self._graph_us = GRAPH_LAUNCH_US * setup.pp
+        self._graph_us = of.graph_us * setup.pp
+        self._waits = of.waits
         self._step_us = rates.step_us
         self._each_us = setup.engine.sequence_us * rates.step_us / setup.engine.step_us if setup.engine.step_us else 0.0
 
@@ -401,7 +476,10 @@ class StepSurface:
             device, host = device + piece.prompts * share * more, host + piece.prompts * share * calls
         if not pieces and sequences <= self._captured:
             host = self._graph_us
-        return _together(device, host, self._meet) + self._step_us + self._each_us * (sequences + finished)
+        engine = self._step_us + self._each_us * (sequences + finished)
+        if not self._waits:
+            return _together(device, host + engine, self._meet)
+        return _together(device, host, self._meet) + engine
 
 
 Lines = tuple[list[float], list[float]]

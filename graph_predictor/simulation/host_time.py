@@ -41,6 +41,28 @@ class HostTime:
         return HostTime(self.thread[rows], np.maximum(self.start_ns[rows], start), np.minimum(self.end_ns[rows], end),
                         self.op[rows])
 
+    def cut(self, starts: Int64, ends: Int64) -> tuple[HostTime, Int64]:
+        """The intervals cut to each of some windows, in no order, and which window each piece lies in.
+
+        Args:
+            starts: of the windows, ns.
+            ends: of the windows; those that follow one another without overlap are cut all at once.
+        """
+        order = np.argsort(starts, kind="stable")
+        low, high = starts[order], ends[order]
+        if (low > high).any() or (high[:-1] > low[1:]).any():
+            parts = [self.between(int(start), int(end)) for start, end in zip(starts, ends, strict=True)]
+            window = np.repeat(np.arange(len(parts)), [len(part.op) for part in parts])
+            return HostTime(*(np.concatenate([getattr(part, name) for part in parts])
+                              for name in ("thread", "start_ns", "end_ns", "op"))), window
+        found = self.between(int(low[0]), int(high[-1])) if len(low) else self.between(0, 0)
+        first = np.searchsorted(high, found.start_ns, side="right")
+        count = np.maximum(np.searchsorted(low, found.end_ns, side="left") - first, 0)
+        row = np.repeat(np.arange(len(first)), count)
+        place = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count) + first[row]
+        return HostTime(found.thread[row], np.maximum(found.start_ns[row], low[place]),
+                        np.minimum(found.end_ns[row], high[place]), found.op[row]), order[place]
+
     @classmethod
     def ordered(cls, thread: Int64, start_ns: Int64, end_ns: Int64, op: Int64) -> HostTime:
         """Intervals given in any order."""

@@ -68,17 +68,21 @@ def _heads(op: Inputs, q: TensorSpec, k: TensorSpec, v: TensorSpec) -> tuple[int
     return q.shape[1] // size, k.shape[1] // size, size, size
 
 
-_CACHE = "(q, kcache, vcache, k, v, seqlens_k)"
+_CACHE = ("(q, kcache, vcache, k, v, seqlens_k, rotary_cos, rotary_sin, cache_batch_idx, leftpad_k, "
+          "block_table)")
 
 
 @forward(Family.ATTENTION, f"flash_attn::fwd_kvcache{_CACHE}", f"flash_attn_2_cuda::fwd_kvcache{_CACHE}",
          f"_vllm_fa2_C::fwd_kvcache{_CACHE}", f"vllm_flash_attn::fwd_kvcache{_CACHE}")
 def _with_cache(op: Inputs) -> Iterator[OpCall]:
-    """FlashAttention over a cache of (sequences, tokens, heads, features): how full it is, is not among the sizes."""
+    """FlashAttention over a cache of (sequences, tokens, heads, features), or in pages: how full it is, is not among
+    the sizes. Of pages whose table is not there, each sequence is taken to have as many."""
     q, k, v = (op.tensor(name) for name in ("q", "kcache", "vcache"))
     if len(q.shape) != 4 or len(k.shape) != 4:
         raise Unpriceable(f"{op.name}: {q.shape}, {k.shape}")
-    context = int(op.assume("context", max(k.shape[1] - q.shape[1], 0)))
+    table = op.optional("block_table")
+    pages = table.shape[-1] if table is not None and table.shape else max(k.shape[0] // max(q.shape[0], 1), 1)
+    context = int(op.assume("context", max(pages * k.shape[1] - q.shape[1], 0)))
     yield from attention(
         "flash_forward", q.shape[0], q.shape[2], k.shape[2], q.shape[1], context + q.shape[1], q.shape[3], v.shape[3],
         op.math_dtype(q), causal=True, window=int(op.told("window", 0)), flags=op.assumptions(), kv_dtype=k.dtype)

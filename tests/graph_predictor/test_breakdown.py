@@ -243,11 +243,11 @@ def most_held(steps: int, folder: Path) -> int:
     """Most bytes that breaking down one of several steps held at a time, above what was held before."""
     result = replay(many_steps(steps).read(folder))
     rank = OperationSums(result, 0, Causes(result.program, result.simulated, [g.kernels.kind for g in result.graphs]))
-    rank.step(result.steps[1])
+    rank.steps(result.steps[1:2])
     gc.collect()
     tracemalloc.start()
     try:
-        rank.step(result.steps[2])
+        rank.steps(result.steps[2:3])
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -235,3 +235,26 @@ def test_the_command_plans_a_config(tmp_path: Path) -> None:
     assert wrong.exit_code == 2 and "is no config of a model" in plain(wrong.stderr)
     preset = CliRunner().invoke(app, ["plan", "gpt-oss-20b", "--gpus", "8", "--preset", "8b"])
     assert preset.exit_code == 2 and "leave --preset 8b out" in plain(preset.stderr)
+
+
+PLAIN = {"model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8,
+         "num_key_value_heads": 4, "intermediate_size": 2816, "vocab_size": 32_000}
+
+
+@pytest.mark.parametrize(("changed", "told"), [
+    ({"layer_types": ["strange_attention"] * 4}, "all attend to everything"),
+    ({"vision_config": {"depth": 32}}, "Left out of the model: vision_config"),
+    ({"model_type": "frobnicator", "frob_layers": 3, "bos_token_id": 1}, "may be parts of it: frob_layers."),
+    ({"torch_dtype": "int7"}, "type of numbers, int7")])
+def test_what_a_config_has_beside_its_decoder_is_told(changed: dict[str, object], told: str) -> None:
+    assert told in " ".join(decoder_of_config(PLAIN | changed, "x", "x").notes)
+
+
+def test_the_decoder_of_a_model_that_reads_pictures_is_its_text_part() -> None:
+    found = decoder_of_config({"model_type": "sees", "architectures": ["SeesForConditionalGeneration"],
+                               "text_config": PLAIN, "vision_config": {"depth": 2}}, "x", "x")
+    assert found.shape.hidden == 1024 and found.shape.gated
+    assert any("Left out of the model: vision_config" in note for note in found.notes)
+    assert not any("not known" in note for note in found.notes)
+    with pytest.raises(PlanError, match="no decoder"):
+        decoder_of_config({"model_type": "clip", "text_config": PLAIN}, "x", "x")

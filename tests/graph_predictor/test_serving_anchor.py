@@ -39,8 +39,8 @@ def test_kernels_of_graph_launches_count_by_their_names(real_trace: Callable[[st
     assert sum(found.measured.values()) == pytest.approx(156_000, rel=0.02)
     assert found.measured["collectives"] == 0 and found.rates.collectives == 1.0
     # The recorded step comes out as its kernels took.
-    again = model.with_rates(found.rates).time(step)
-    assert again.products + again.others == pytest.approx(sum(found.measured.values()), rel=0.01)
+    again = found.of(model)
+    assert again.prices_of(again.in_order(step))[0].sum() == pytest.approx(sum(found.measured.values()), rel=0.01)
 
 
 def test_a_trace_anchors_serve(real_trace: Callable[[str], Path]) -> None:

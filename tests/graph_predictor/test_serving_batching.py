@@ -54,6 +54,29 @@ def test_a_prompt_is_read_in_pieces_beside_what_decodes() -> None:
     assert got.tpot_us[0] == pytest.approx((200.0 + 102.0) / 2)
 
 
+def test_prompts_wait_for_others_beside_what_decodes() -> None:
+    # Three clients, two of which ask again after 3 tokens: they come together, and wait for the third or two steps.
+    load = Requests(lengths(10), lengths(9), rate=1e6 / 250, count=2, seed=5)
+    arrivals = load.drawn()[0]
+    gathering = dataclasses.replace(BARE, wait_tokens=50.0, wait_steps=3)
+    plain, waited = served(load), served(load, gathering)
+    # The first finds nothing decoding and is read at once; the second waits for three steps of 101 µs.
+    assert waited.ttft_us[0] == plain.ttft_us[0] == pytest.approx(110.0)
+    assert arrivals[1] > 110.0 and waited.ttft_us[1] == pytest.approx(plain.ttft_us[1] + 3 * 101.0)
+    # With as many tokens as are waited for they start at once.
+    assert np.allclose(served(load, dataclasses.replace(gathering, wait_tokens=10.0)).ttft_us, plain.ttft_us)
+
+
+def test_a_first_message_of_several_tokens_comes_with_the_last_of_them() -> None:
+    plain = served(Requests(lengths(10), lengths(5), 2, count=2))
+    held = served(Requests(lengths(10), lengths(5), 2, count=2), dataclasses.replace(BARE, first_tokens=3))
+    assert np.allclose(held.ttft_us, plain.ttft_us + 2 * 102.0)
+    assert np.allclose(held.end_us, plain.end_us)
+    assert np.allclose(held.tpot_us, plain.tpot_us / 2)  # what is left over all of the answer's tokens but one
+    whole = served(Requests(lengths(10), lengths(5), 2, count=2), dataclasses.replace(BARE, first_tokens=30))
+    assert np.allclose(whole.ttft_us, plain.end_us)
+
+
 def test_prefill_first_lets_what_decodes_wait() -> None:
     first = dataclasses.replace(BARE, mixing=Mixing.PREFILL_FIRST)
     # A is read (150), B comes with it; both decode; as A's and B's answers end, C and D are read together.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -120,3 +122,24 @@ def test_short_kernels_of_a_b200_take_a_floor_or_two() -> None:
     assert most_floors(device("b200"), Family.NORM) < most_floors(device("a100-sxm-80g"), Family.NORM)
     assert all(1.0 < device(name).kernel_floor_us < 4.0 for name in device_names()
                if device(name).vendor in ("nvidia", "amd"))
+
+
+def _us(on: str, rows: int, **sort: object) -> float:
+    return price(list(gemm(64, rows, 2880, 2880, "bf16", "nt", kind="grouped", **sort)), device(on)).total_us
+
+
+def test_experts_of_many_rows_reach_less_where_their_weights_are_widened() -> None:
+    routed = {"flags": ("routed",)}
+    assert _us("h100-sxm", 512, weight_dtype="fp4", **routed) > 1.8 * _us("h100-sxm", 512, **routed)
+    # Few rows wait for weights, of which there are fewer bytes; other vendors' kernels have a share of their own.
+    assert _us("h100-sxm", 1, weight_dtype="fp4", **routed) < 1.1 * _us("h100-sxm", 1, **routed)
+    assert _us("mi300x", 512, weight_dtype="fp4", **routed) < 1.1 * _us("mi300x", 512, **routed)
+    rising = [_us("h100-sxm", rows, weight_dtype="fp4", **routed) for rows in (1, 2, 4, 8, 16, 32, 64, 128, 512)]
+    assert all(after >= before * 0.999 for before, after in itertools.pairwise(rising))
+
+
+def test_each_group_of_a_blackwells_products_is_launched() -> None:
+    for rows in (16, 128, 1024):
+        groups = [price(list(gemm(many, rows, 2048, 2048, "bf16", "nt", kind="grouped")), device("b200")).total_us
+                  for many in (8, 64)]
+        assert groups[1] > groups[0] + 56 * 4.5

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
@@ -61,6 +63,26 @@ def test_what_is_kept_in_a_private_folder_is_loaded_without_numba_and_damage_com
     assert _ran(tmp_path / "code", tmp_path) == ["30", "-1.5", "True"]
     private.chmod(0o777)  # others could have put something there
     assert _ran(tmp_path / "code", tmp_path) == ["30", "-1.5", "True"]
+
+
+def test_every_loop_is_shipped_as_it_is_and_runs_so_without_numba(tmp_path: Path) -> None:
+    """After a change of a loop: make loops."""
+    if llvm.get_process_triple() != "x86_64-unknown-linux-gnu":
+        pytest.skip("bitcode is shipped for 64-bit x86 and Linux")
+    loops = list(runpy.run_path(str(ROOT / "ci" / "ship_loops.py"))["loops"]())
+    assert len(loops) > 4
+    assert [loop.__name__ for loop in loops if not loop.shipped.is_file()] == []
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "loop.py").write_text(MODULE)
+    subprocess.run([sys.executable, "-c", "import loop; loop.total.ship()"], check=True, cwd=folder, env={
+        **os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])})
+    [shipped] = (folder / "shipped").glob("total-*")
+    assert _ran(folder, tmp_path) == ["30", "-1.5", "False"]
+    assert [kept.name[:14] for kept in (tmp_path / f"foretrace-{os.getuid()}").glob("*.o")] == ["__main__.total"]
+    shipped.write_bytes(b"damaged")
+    (tmp_path / "other").mkdir()
+    assert _ran(folder, tmp_path / "other") == ["30", "-1.5", "True"]
 
 
 def test_other_types_are_refused_and_never_read_as_what_they_are_not() -> None:

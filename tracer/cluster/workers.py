@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -62,11 +62,11 @@ class ThisProcess(TaskWorkers):
             name: Callable[[Item], str] = str) -> Iterator[Result | Failed]:
         """Yield the result of each call, in the order of the items."""
         for item in items:
-            yield _called(function, item)
+            yield called(function, item)
 
 
-class ClusterWorkers(TaskWorkers, Generic[Handle]):
-    """Makes the calls on processes of an engine, which says how a call is sent and which one is done.
+class ProcessWorkers(TaskWorkers):
+    """Makes the calls in other processes, of which any may die.
 
     As many calls are under way as there are workers. One whose worker died is made once more when all others are done,
     with none beside it: a worker that dies takes no other call along twice.
@@ -80,12 +80,16 @@ class ClusterWorkers(TaskWorkers, Generic[Handle]):
         """Number of worker processes."""
 
     @abstractmethod
-    def submit(self, function: Callable[[Item], bytes], item: Item) -> Handle:
-        """Send a call."""
+    def answers(self, function: Callable[[Item], Result], items: Sequence[Item], places: Sequence[int],
+                at_once: int) -> Iterator[tuple[int, Result | Failed | None]]:
+        """Yield (place of an item, what ``called`` returned, or ``None`` if its worker died) as calls are done.
 
-    @abstractmethod
-    def next_done(self, under_way: Collection[Handle]) -> tuple[Handle, bytes | None]:
-        """Wait until one of the calls is done; its result, or ``None`` if its worker died."""
+        Args:
+            function: called with one item.
+            items: all items.
+            places: of those that it is called with.
+            at_once: so many calls are under way.
+        """
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item], *,
             name: Callable[[Item], str] = str) -> Iterator[Result | Failed]:
@@ -101,27 +105,40 @@ class ClusterWorkers(TaskWorkers, Generic[Handle]):
     def _in_any_order(self, function: Callable[[Item], Result], items: Sequence[Item], name: Callable[[Item], str]) \
             -> Iterator[tuple[int, Result | Failed]]:
         died = []
-        for place, answer in self._answers(function, items, range(len(items)), self.size):
+        for place, answer in self.answers(function, items, range(len(items)), self.size):
             if answer is None:
                 died.append(place)
             else:
-                yield place, pickle.loads(answer)  # noqa: S301 -- of workers that were trusted with the function
-        for place, answer in self._answers(function, items, died, 1):
+                yield place, answer
+        for place, answer in self.answers(function, items, died, 1):
             yield place, Failed(LostWorkerError(
                 f"{name(items[place])} could not be worked on: two worker processes died over it (killed, or out of "
                 "memory); give the workers more memory.",
-            )) if answer is None else pickle.loads(answer)  # noqa: S301
+            )) if answer is None else answer
 
-    def _answers(self, function: Callable[[Item], Result], items: Sequence[Item], places: Iterable[int],
-                 at_once: int) -> Iterator[tuple[int, bytes | None]]:
-        """Yield (place of an item, what came back) as calls are done, ``at_once`` of them under way."""
+
+class ClusterWorkers(ProcessWorkers, Generic[Handle]):
+    """Makes the calls on processes of an engine, which says how a call is sent and which one is done."""
+
+    @abstractmethod
+    def submit(self, function: Callable[[Item], bytes], item: Item) -> Handle:
+        """Send a call."""
+
+    @abstractmethod
+    def next_done(self, under_way: Collection[Handle]) -> tuple[Handle, bytes | None]:
+        """Wait until one of the calls is done; its result, or ``None`` if its worker died."""
+
+    def answers(self, function: Callable[[Item], Result], items: Sequence[Item], places: Sequence[int],
+                at_once: int) -> Iterator[tuple[int, Result | Failed | None]]:
+        """Yield (place of an item, what came back) as calls are done."""
         waiting, under_way = deque(places), dict[Any, int]()
         while waiting or under_way:
             while waiting and len(under_way) < at_once:
                 place = waiting.popleft()
                 under_way[self.submit(PackedCall(function), items[place])] = place
             handle, answer = self.next_done(under_way)
-            yield under_way.pop(handle), answer
+            yield under_way.pop(handle), (
+                pickle.loads(answer) if answer is not None else None)  # noqa: S301 -- of workers that were trusted
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +149,11 @@ class PackedCall(Generic[Item, Result]):
 
     def __call__(self, item: Item) -> bytes:
         """Make the call."""
-        return pickle.dumps(_called(self.function, item), protocol=5)
+        return pickle.dumps(called(self.function, item), protocol=5)
 
 
-def _called(function: Callable[[Item], Result], item: Item) -> Result | Failed:
+def called(function: Callable[[Item], Result], item: Item) -> Result | Failed:
+    """Return the result of a call, or its ``ForetraceError``."""
     try:
         return function(item)
     except ForetraceError as error:

@@ -29,11 +29,12 @@ from tracer.kineto.events import Args
 from tracer.kineto.gaps import find_gaps
 from tracer.kineto.linking import LinkedWork, adopt_gradient_sums, classify, count_losses, link
 from tracer.kineto.modules import module_lines, module_paths
-from tracer.kineto.names import ANNOTATION_NAME, COLLECTIVE_KERNEL, NameGroup, sync_kind
+from tracer.kineto.names import ANNOTATION_NAME, NameGroup, is_collective_kernel, sync_kind
 from tracer.kineto.nesting import Nesting, host_order, innermost, nest
 from tracer.kineto.phases import phases
 from tracer.kineto.python_calls import count_python_calls
 from tracer.kineto.steps import find_steps, step_of
+from tracer.table import is_constant
 
 
 def build_graph(collected: Collector, metadata: dict[str, Any], is_list: bool, source: str) -> ExecutionGraph:
@@ -125,13 +126,12 @@ def _by_row(comms: list[tuple[int, Args]], rank: np.ndarray) -> dict[int, Args]:
 
 def _operations(collected: Collector, first: int) -> tuple[OpTable, Nesting, np.ndarray]:
     raw = collected.finish(NameGroup.OPERATION)
-    raw["start"] -= first
-    order = host_order(raw["thread"], raw["start"], raw["duration"], raw["order"])
-    rows = {name: column[order] for name, column in raw.items()}
-    raw.clear()
-    nesting = nest(rows["thread"], rows["start"], rows["duration"])
+    raw["start"] = raw["start"] - first
+    order = host_order(raw["thread"], raw["start"], raw["duration"], raw.pop("order"))
+    rows = {name: _ordered(raw.pop(name), order) for name in list(raw)}
+    nesting = nest(rows["thread"], rows["start"], rows.pop("duration"))
     collected.loss.clamped_children += nesting.clamped
-    ops = OpTable.empty(len(order))
+    ops = OpTable.blank(len(order))
     for name in ("name", "thread", "sequence", "forward_thread", "external_id", "record_id", "shapes", "dtypes",
                  "strides", "scalars", "module"):
         setattr(ops, name, rows[name])
@@ -145,11 +145,16 @@ def _operations(collected: Collector, first: int) -> tuple[OpTable, Nesting, np.
     return ops, nesting, _rank_of(order)
 
 
+def _ordered(column: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """The column in another order."""
+    return column if is_constant(column) else column[order]
+
+
 def _calls(collected: Collector, first: int, ops: OpTable, nesting: Nesting) -> LaunchTable:
     raw = collected.finish(NameGroup.CALL)
-    raw["start"] -= first
+    raw["start"] = raw["start"] - first
     order = host_order(raw["thread"], raw["start"], raw["duration"], None)
-    calls = LaunchTable.empty(len(order))
+    calls = LaunchTable.blank(len(order))
     calls.name, calls.thread, calls.correlation = (raw[key][order] for key in ("name", "thread", "correlation"))
     calls.start_ns = raw["start"][order]
     nested = nest(calls.thread, calls.start_ns, raw["duration"][order])
@@ -167,21 +172,26 @@ def _calls(collected: Collector, first: int, ops: OpTable, nesting: Nesting) -> 
 
 def _device_work(collected: Collector, first: int) -> tuple[KernelTable, np.ndarray]:
     raw = collected.finish(NameGroup.DEVICE)
-    raw["start"] -= first
+    raw["start"] = raw["start"] - first
     order = np.lexsort((raw["stream"], raw["device"], raw["start"]))
-    kernels = KernelTable.empty(len(order))
-    for name in ("name", "kind", "stream", "correlation", "registers", "shared_bytes", "bytes"):
-        setattr(kernels, name, raw[name][order])
-    kernels.device = raw["device"][order].astype(np.int32)
-    kernels.start_ns, kernels.duration_ns = raw["start"][order], raw["duration"][order]
+    kernels = KernelTable.blank(len(order))
+    raw["start_ns"], raw["duration_ns"] = raw.pop("start"), raw.pop("duration")
+    raw["device"] = raw["device"].astype(np.int32)
+    for name in ("name", "stream", "correlation", "registers", "shared_bytes", "bytes", "start_ns", "duration_ns",
+                 "device"):
+        setattr(kernels, name, _ordered(raw.pop(name), order))
+    kernels.kind = raw["kind"][order]
     extents = np.array([_extent(text) for text in collected.extents], np.int64).reshape(-1, 3)
     for name in ("grid", "block"):
-        codes = raw[name][order]
+        codes = raw[name]
+        if is_constant(codes) and codes[0] == NONE:
+            continue
+        codes = codes[order]
         for axis, letter in enumerate("xyz"):
             values = np.where(codes >= 0, extents[np.maximum(codes, 0), axis], NONE) if len(extents) else codes
             setattr(kernels, f"{name}_{letter}", values.astype(np.int32))
     texts = list(collected.strings)
-    collective = [code for code in np.unique(kernels.name).tolist() if COLLECTIVE_KERNEL.search(texts[code])]
+    collective = [code for code in np.unique(kernels.name).tolist() if is_collective_kernel(texts[code])]
     kernels.kind[(kernels.kind == KernelKind.COMPUTE) & np.isin(kernels.name, collective)] = KernelKind.COLLECTIVE
     return kernels, _rank_of(order)
 

@@ -1,8 +1,9 @@
-"""Cutting a trace's text into pieces at event boundaries, and each piece into decoded events.
+"""Cutting a trace's text into pieces at event boundaries, and each piece into columns of its events' fields.
 
-The text is never held whole: blocks come in, everything up to the last event boundary of a block is decoded at once
-as ``[`` piece ``]``, the rest waits for the next block. Only a piece that does not decode is looked at event by event
-(see ``salvage``), so valid files pay nothing for the care invalid ones need.
+The text is never held whole: blocks come in, everything up to the last event boundary of a block is scanned at once
+(see ``scanner``), the rest waits for the next block. A piece in which something is odd is decoded as ``[`` piece ``]``,
+and if it does not decode, looked at event by event (see ``salvage``); what that gives is written as plain text and
+scanned. So valid files pay nothing for the care invalid ones need.
 
     { "metadata": ..., "traceEvents": [ {event} , {event} , {event} ], "more": ... }
       \\_____ header _____/               \\__ piece __/^ boundary      \\_ footer _/
@@ -19,8 +20,9 @@ import msgspec
 
 from tracer.errors import TraceError
 from tracer.graph import LossReport
-from tracer.kineto.events import EVENTS, Event
+from tracer.kineto.events import EVENTS, Event, plain_text
 from tracer.kineto.salvage import ARRAY_END, BOUNDARY, Salvaged, salvage
+from tracer.kineto.scanner import EventBatch, Scanner
 
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -33,9 +35,9 @@ _WINDOWS = (1 << 14, 1 << 18, 1 << 62)
 
 
 class EventStream:
-    """Iterate once: yields lists of ``Event``. Afterwards ``metadata`` holds the top-level fields of the file."""
+    """Iterate once: yields the events piece by piece. Afterwards ``metadata`` holds the file's top-level fields."""
 
-    def __init__(self, blocks: Iterable[bytes], name: str, loss: LossReport) -> None:
+    def __init__(self, blocks: Iterable[bytes], name: str, loss: LossReport, scanner: Scanner) -> None:
         self.metadata: dict[str, Any] = {}
         self.is_list = False
         self.complete = False
@@ -43,9 +45,10 @@ class EventStream:
         self._blocks = iter(blocks)
         self._name = name
         self._loss = loss
+        self._scanner = scanner
         self._footer: list[bytes] = []
 
-    def __iter__(self) -> Iterator[list[Event]]:
+    def __iter__(self) -> Iterator[EventBatch]:
         carry = self._read_header()
         while not self.complete:
             block = next(self._blocks, None)
@@ -53,6 +56,7 @@ class EventStream:
                 yield self._last_piece(carry)
                 break
             text = carry + block
+            del block, carry  # each is megabytes
             cut = last_boundary(text)
             if cut < 0:
                 if len(text) > _EVENT_LIMIT:
@@ -61,8 +65,12 @@ class EventStream:
                 carry = text
                 continue
             carry = text[cut + 1:]
+            batch = self._scanner.scan(memoryview(text)[:cut])
+            if batch is not None:
+                yield batch
+                continue
             piece = decode_piece(memoryview(text)[:cut], self._loss)
-            yield piece.events
+            yield self._plain(piece.events)
             if piece.pending:
                 carry = piece.pending + b"," + carry
             if piece.rest is not None:
@@ -113,11 +121,24 @@ class EventStream:
         return (f"{self._name} is JSON but no profiler trace (it has no \"traceEvents\"): "
                 "check that it is the right file.")
 
-    def _last_piece(self, text: bytes) -> list[Event]:
+    def _plain(self, events: list[Event]) -> EventBatch:
+        """Scan events whose text was odd."""
+        batch = self._scanner.scan(plain_text(events))
+        if batch is None:
+            raise TraceError(f"{self._name} holds events that could be decoded and not be read; this is a fault of "
+                             "foretrace: report it, with the trace.")
+        return batch
+
+    def _last_piece(self, text: bytes) -> EventBatch:
         end, footer = find_array_end(text, self.is_list)
         if end >= 0:
             self.complete = True
-            piece = decode_piece(text[:end].rstrip().removesuffix(b","), self._loss)
+            inside = text[:end].rstrip().removesuffix(b",")
+            batch = self._scanner.scan(inside)
+            if batch is not None:
+                self._footer = [footer]
+                return batch
+            piece = decode_piece(inside, self._loss)
             if piece.pending:
                 self._loss.dropped_events += 1  # it ends within the array, so nothing will finish it
             self._footer = [piece.rest, footer] if piece.rest is not None else [footer]
@@ -125,7 +146,7 @@ class EventStream:
             piece = salvage(text, self._loss, at_end=True)
             self.complete = piece.rest is not None
             self._footer = [piece.rest or b""]
-        return piece.events
+        return self._plain(piece.events)
 
     def _read_footer(self) -> None:
         if self.is_list:

@@ -1,4 +1,4 @@
-"""Decoded events → columns. One chunk's event objects live only inside ``Collector.add``."""
+"""Scanned events → columns of their groups, piece by piece."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 
 from tracer.graph import NONE, LossReport
-from tracer.kineto.events import ABSENT, NO_ARGS, Args, Event
+from tracer.grouping import grouped
+from tracer.kineto.events import Args
 from tracer.kineto.names import (
     CATEGORY_GROUPS,
     DEVICE_KINDS,
@@ -20,10 +21,13 @@ from tracer.kineto.names import (
     OWN_FRAME,
     NameGroup,
 )
-from tracer.kineto.numbers import int32_column, int64_column, nanoseconds
+from tracer.kineto.scanner import EMPTY_TEXT, EventBatch, Scanner, TokenMap
+from tracer.table import is_constant
 
 MODULE_PREFIX = "nn.Module: "
-_BUILT_IN = "<built-in"
+_MODULE, _BUILT_IN, _OWN, _OTHER = range(4)
+"""Python functions: of modules, of the interpreter, of the program, of libraries."""
+_NO_ROWS = np.zeros(0, np.int64)
 MEMORY_EVENT = "[memory]"
 MEMORY_COLUMNS = {"start": np.int64, "thread": np.int32, "bytes": np.int64, "total": np.int64,
                   "address": np.int64, "device": np.int32}
@@ -56,12 +60,6 @@ class JsonInterner(dict[bytes, int]):
         code = self[text] = self._strings[value]
         return code
 
-    def codes(self, texts: list[Any]) -> np.ndarray:
-        """int32 codes of ``msgspec.Raw`` values."""
-        if texts.count(ABSENT) == len(texts):  # by identity, so next to free
-            return np.full(len(texts), NONE, np.int32)
-        return np.array(list(map(self.__getitem__, map(bytes, texts))), np.int32)
-
 
 class ThreadInterner(dict[tuple[Any, Any], int]):
     """(pid, tid) → thread number; 12 and "12" are the same."""
@@ -93,17 +91,24 @@ class EventColumns:
     rows: int = 0
 
     def extend(self, **columns: np.ndarray) -> None:
-        """Append equally long columns."""
+        """Append equally long columns; one of a single value takes no memory."""
         for name, values in columns.items():
-            self.parts[name].append(values)
+            alike = len(values) > 1 and values[0] == values[-1] and (values == values[0]).all()
+            self.parts[name].append(np.broadcast_to(values[:1].copy(), len(values)) if alike else values)
         self.rows += len(columns["start"])
 
     def finish(self, names: dict[str, Any]) -> dict[str, np.ndarray]:
-        """All columns, concatenated; the parts are released. ``names`` gives the dtypes of an empty group."""
+        """All columns, concatenated, those of a single value constant; the parts are released.
+
+        ``names`` gives the dtypes of an empty group.
+        """
         out = {}
         for name, dtype in names.items():
-            chunks = self.parts.pop(name, [])
-            out[name] = np.concatenate(chunks) if chunks else np.zeros(0, dtype)
+            chunks = [chunk for chunk in self.parts.pop(name, []) if len(chunk)]
+            if chunks and all(is_constant(chunk) and chunk[0] == chunks[0][0] for chunk in chunks):
+                out[name] = np.broadcast_to(chunks[0][:1], sum(map(len, chunks)))
+            else:
+                out[name] = np.concatenate(chunks) if chunks else np.zeros(0, dtype)
         return out
 
 
@@ -130,7 +135,7 @@ GROUP_COLUMNS: dict[NameGroup, dict[str, Any]] = {
 class Collector:
     """Gathers all events of a trace into columns. ``finish(group)`` hands a group's columns over, once."""
 
-    def __init__(self, loss: LossReport) -> None:
+    def __init__(self, loss: LossReport, scanner: Scanner) -> None:
         self.loss = loss
         self.strings = Interner()
         self.threads = ThreadInterner()
@@ -149,54 +154,77 @@ class Collector:
         """JSON texts of launch grids and blocks, apart from the graph's strings."""
         self.frames = Interner()
         """Names of ``NameGroup.FRAME``, of which few are kept."""
-        self._json = JsonInterner(self.strings)
-        self._extents = JsonInterner(self.extents)
+        json, extents = JsonInterner(self.strings), JsonInterner(self.extents)
+        self._texts = TokenMap(scanner, self.strings.__getitem__)
+        self._some_texts = TokenMap(scanner, lambda text: self.strings[text] if text else NONE)
+        self._json = TokenMap(scanner, json.__getitem__)
+        self._extents = TokenMap(scanner, extents.__getitem__)
+        self._frames = TokenMap(scanner, self.frames.__getitem__)
+        self._numbers = TokenMap(scanner, _number, np.int64)
+        self._is_memory = TokenMap(scanner, MEMORY_EVENT.__eq__, np.bool_)
+        self._python_kinds = TokenMap(scanner, _python_kind, np.int8)
+        self._values = scanner.values
         self._columns: dict[NameGroup, EventColumns] = {group: EventColumns() for group in GROUP_COLUMNS}
         self._order = 0
 
-    def add(self, events: list[Event]) -> None:
-        """Take over the events of one chunk."""
-        self.loss.events_read += len(events)
-        buckets: dict[str | None, list[Event]] = defaultdict(list)
-        flows: set[str | None] = set()
-        memory: list[Event] = []
-        for event in events:
-            if event.ph == "X":
-                buckets[event.cat].append(event)
-            elif event.ph == "M":
-                self._name_thread(event)
-            elif event.ph in OTHER_PHASES:
-                flows.add(event.cat)
-                if event.name == MEMORY_EVENT and event.args is not None:
-                    memory.append(event)
+    def add(self, batch: EventBatch) -> None:
+        """Take over the events of one piece."""
+        self.loss.events_read += batch.events
+        buckets: dict[str | None, np.ndarray] = {}
+        named, memory = [], []
+        for phase, category, rows in self._parts(batch):
+            if phase == "X":
+                buckets[category] = rows
+            elif phase == "M":
+                named.append(rows)
+            elif phase in OTHER_PHASES:
+                self.flow_categories.add(category)
+                memory.append(rows[self._is_memory(batch.code("name", rows))])
             else:
-                self.unknown[f"phase {event.ph!r}"] += 1
-        self.flow_categories |= flows
-        if memory:
-            self._add_memory(memory)
+                self.unknown[f"phase {phase!r}"] += len(rows)
+        for row in np.sort(np.concatenate([*named, _NO_ROWS])).tolist():
+            self._name_thread(batch, np.array([row]))
+        changes = batch.with_args(np.sort(np.concatenate([*memory, _NO_ROWS])))
+        if len(changes):
+            self._add_memory(batch, changes)
         self.categories.update(buckets)
-        groups: dict[NameGroup, list[tuple[str | None, list[Event]]]] = defaultdict(list)
-        for category, found in buckets.items():
+        groups: dict[NameGroup, list[tuple[str | None, np.ndarray]]] = defaultdict(list)
+        for category, rows in buckets.items():
             if category not in CATEGORY_GROUPS and category not in IGNORED_CATEGORIES:
-                self.unknown[f"category {category!r}"] += len(found)
-            groups[CATEGORY_GROUPS.get(category, NameGroup.IGNORED)].append((category, found))
+                self.unknown[f"category {category!r}"] += len(rows)
+            groups[CATEGORY_GROUPS.get(category, NameGroup.IGNORED)].append((category, rows))
         hosts = groups.pop(NameGroup.OPERATION, []) + [
-            (None, found) for _, found in groups.pop(NameGroup.ANNOTATION, [])
+            (None, rows) for _, rows in groups.pop(NameGroup.ANNOTATION, [])
         ]
-        for category, found in hosts:
-            self._add_operations(found, annotation=category is None)
+        for category, rows in hosts:
+            self._add_operations(batch, rows, annotation=category is None)
         for group, parts in groups.items():
-            for category, found in parts:
+            for category, rows in parts:
                 if group is NameGroup.CALL:
-                    self._add_calls(found)
+                    self._add_calls(batch, rows)
                 elif group is NameGroup.DEVICE:
-                    self._add_device(found, DEVICE_KINDS.get(category, 0))
+                    self._add_device(batch, rows, DEVICE_KINDS.get(category, 0))
                 elif group is NameGroup.SYNC:
-                    self._add_syncs(found)
+                    self._add_syncs(batch, rows)
                 elif group is NameGroup.OVERHEAD:
-                    self._add_plain(found, NameGroup.OVERHEAD)
+                    self._add_plain(batch, rows, NameGroup.OVERHEAD)
                 elif group is NameGroup.PYTHON:
-                    self._add_python(found)
+                    self._add_python(batch, rows)
+
+    def _parts(self, batch: EventBatch) -> list[tuple[str, str | None, np.ndarray]]:
+        """Rows by phase and category, those first whose first event comes first."""
+        rows = np.arange(batch.events)
+        phase, category = (grouped(batch.code(name, rows).astype(np.int64)) for name in ("ph", "cat"))
+        kind = phase[1] * len(category[0]) + category[1]
+        small = len(phase[0]) * len(category[0]) <= 1 << 16  # numpy sorts numbers of 16 bits by counting
+        order = np.argsort(kind.astype(np.uint16) if small else kind, kind="stable")
+        kinds, counts = np.unique(kind[order], return_counts=True) if not small else _counts(kind)
+        found = []
+        for each, last, count in zip(kinds.tolist(), np.cumsum(counts).tolist(), counts.tolist(), strict=True):
+            of_phase, of_category = divmod(each, len(category[0]))
+            found.append((self._values[phase[0][of_phase]], self._values[category[0][of_category]],
+                          order[last - count:last]))
+        return _merged(found)
 
     def finish(self, group: NameGroup) -> dict[str, np.ndarray]:
         """The columns of a group (times in absolute nanoseconds of the trace's clock)."""
@@ -211,133 +239,175 @@ class Collector:
         """Put columns back that ``finish`` handed over."""
         self._columns[group].extend(**columns)
 
-    def _name_thread(self, event: Event) -> None:
-        if event.args is not None and event.args.name:
-            key = (_text(event.pid), _text(event.tid))
-            if event.name == "thread_name":
-                self.thread_names[key] = str(event.args.name)
+    def _name_thread(self, batch: EventBatch, row: np.ndarray) -> None:
+        """Take a thread's name from one row."""
+        pid, tid, what, name = (self._values[int(batch.code(field, row)[0])] for field in
+                                ("pid", "tid", "name", "thread_name"))
+        if name and what == "thread_name":
+            self.thread_names[_text(pid), _text(tid)] = str(name)
 
-    def _timed(self, events: list[Event], positive: bool = False) -> tuple[list[Event], np.ndarray, np.ndarray]:
-        """The events with usable times, their starts and durations; the others are dropped and counted."""
-        start, start_ok = nanoseconds([event.ts for event in events])
-        duration, duration_ok = nanoseconds([event.dur for event in events])
+    def _timed(self, batch: EventBatch, rows: np.ndarray, positive: bool = False) -> \
+            tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The rows with usable times, their starts and durations; the others are dropped and counted."""
+        start, start_ok = batch.time("ts", rows)
+        duration, duration_ok = batch.time("dur", rows)
         good = start_ok & duration_ok & (duration >= 0) & ((start > 0) if positive else (start >= 0))
         if not good.all():
             self.loss.dropped_events += int(len(good) - good.sum())
-            events = [event for event, keep in zip(events, good, strict=True) if keep]
-            start, duration = start[good], duration[good]
+            rows, start, duration = rows[good], start[good], duration[good]
         if len(start):
             first = int(start.min())
             self.first_ns = first if self.first_ns is None else min(first, self.first_ns)
             self.last_ns = max(self.last_ns, int((start + duration).max()))
-        return events, start, duration
+        return rows, start, duration
 
-    def _common(self, events: list[Event], threads: bool) -> dict[str, np.ndarray]:
-        columns = {"name": self.strings.codes([event.name for event in events])}
+    def _threads_of(self, batch: EventBatch, rows: np.ndarray) -> np.ndarray:
+        """int32 thread numbers."""
+        pids, tids = (batch.code(name, rows).astype(np.int64) for name in ("pid", "tid"))
+        if not len(rows):
+            return np.zeros(0, np.int32)
+        pairs, place = grouped(pids * len(self._values) + tids)
+        first = np.empty(len(pairs), np.int64)
+        first[place[::-1]] = np.arange(len(rows) - 1, -1, -1)
+        numbers = np.empty(len(pairs), np.int32)
+        for at in np.argsort(first).tolist():
+            pid, tid = divmod(int(pairs[at]), len(self._values))
+            numbers[at] = self.threads[self._values[pid], self._values[tid]]
+        return numbers[place]
+
+    def _common(self, batch: EventBatch, rows: np.ndarray, threads: bool) -> dict[str, np.ndarray]:
+        columns = {"name": self._texts(batch.code("name", rows))}
         if threads:
-            pairs = [(event.pid, event.tid) for event in events]
-            columns["thread"] = np.array(list(map(self.threads.__getitem__, pairs)), np.int32)
+            columns["thread"] = self._threads_of(batch, rows)
         return columns
 
-    def _add_operations(self, events: list[Event], annotation: bool) -> None:
-        events, start, duration = self._timed(events)
-        args = [event.args or NO_ARGS for event in events]
+    def _add_operations(self, batch: EventBatch, rows: np.ndarray, annotation: bool) -> None:
+        rows, start, duration = self._timed(batch, rows)
         base = self._columns[NameGroup.OPERATION].rows
-        self.operation_comms += [(base + i, a) for i, a in enumerate(args) if a.collective]
-        order = int64_column([a.event_index for a in args])
+        self.operation_comms += _collectives(batch, rows, base)
+        order = batch.number("event_index", rows)
         if len(order) and (order < 0).all():
-            order = int64_column([a.event_index_2022 for a in args])
+            order = batch.number("event_index_2022", rows)
         if not annotation and len(order) and (order < 0).all():
             order = np.arange(self._order, self._order + len(order), dtype=np.int64)
         self._order += len(order)
-        json = self._json.codes
-        external = int64_column([a.external for a in args])
+        external = batch.number("external", rows)
         if len(external) and external[0] == NONE:
-            external = np.where(external == NONE, int64_column([a.external_lower for a in args]), external)
-        shapes = json([a.dims for a in args])
+            external = np.where(external == NONE, batch.number("external_lower", rows), external)
+        shapes = self._json(batch.code("dims", rows))
         if len(shapes) and (shapes == NONE).all():
-            shapes = json([a.dims_2020 for a in args])
-        modules = [a.modules for a in args]
+            shapes = self._json(batch.code("dims_2020", rows))
         self._columns[NameGroup.OPERATION].extend(
-            **self._common(events, threads=True), start=start, duration=duration, order=order,
-            annotation=np.full(len(events), annotation), external_id=external,
-            sequence=int64_column([a.sequence for a in args]),
-            forward_thread=int64_column([a.forward_thread for a in args]),
-            record_id=int64_column([a.record_id for a in args]),
-            shapes=shapes, dtypes=json([a.types for a in args]), strides=json([a.strides for a in args]),
-            scalars=json([a.scalars for a in args]),
-            module=(np.array([self.strings[m] if m else NONE for m in modules], np.int32)
-                    if any(modules) else np.full(len(events), NONE, np.int32)))
+            **self._common(batch, rows, threads=True), start=start, duration=duration, order=order,
+            annotation=np.full(len(rows), annotation), external_id=external,
+            sequence=batch.number("sequence", rows), forward_thread=batch.number("forward_thread", rows),
+            record_id=batch.number("record_id", rows), shapes=shapes, dtypes=self._json(batch.code("types", rows)),
+            strides=self._json(batch.code("strides", rows)), scalars=self._json(batch.code("scalars", rows)),
+            module=self._some_texts(batch.code("modules", rows)))
 
-    def _add_calls(self, events: list[Event]) -> None:
-        events, start, duration = self._timed(events)
-        correlation = int64_column([event.args.correlation if event.args else NONE for event in events])
+    def _add_calls(self, batch: EventBatch, rows: np.ndarray) -> None:
+        rows, start, duration = self._timed(batch, rows)
         self._columns[NameGroup.CALL].extend(
-            **self._common(events, threads=True), start=start, duration=duration, correlation=correlation)
+            **self._common(batch, rows, threads=True), start=start, duration=duration,
+            correlation=batch.number("correlation", rows))
 
-    def _add_device(self, events: list[Event], kind: int) -> None:
-        events, start, duration = self._timed(events, positive=True)
-        args = [event.args or NO_ARGS for event in events]
+    def _add_device(self, batch: EventBatch, rows: np.ndarray, kind: int) -> None:
+        rows, start, duration = self._timed(batch, rows, positive=True)
         base = self._columns[NameGroup.DEVICE].rows
-        self.device_comms += [(base + i, a) for i, a in enumerate(args) if a.collective]
-        device = int64_column([a.device for a in args])
-        stream = int64_column([a.stream for a in args])
-        for row in np.flatnonzero(device == NONE):
-            device[row] = _number(events[row].pid)
-        for row in np.flatnonzero(stream == NONE):
-            stream[row] = _number(events[row].tid)
+        self.device_comms += _collectives(batch, rows, base)
+        device, stream = batch.number("device", rows), batch.number("stream", rows)
+        for numbers, name in ((device, "pid"), (stream, "tid")):
+            unknown = np.flatnonzero(numbers == NONE)
+            numbers[unknown] = self._numbers(batch.code(name, rows[unknown]))
         self._columns[NameGroup.DEVICE].extend(
-            **self._common(events, threads=False), start=start, duration=duration,
-            kind=np.full(len(events), kind, np.int8), device=device, stream=stream,
-            correlation=int64_column([a.correlation for a in args]),
-            grid=self._extents.codes([a.grid for a in args]), block=self._extents.codes([a.block for a in args]),
-            registers=int32_column([a.registers for a in args]),
-            shared_bytes=int32_column([a.shared_memory for a in args]), bytes=int64_column([a.bytes for a in args]))
+            **self._common(batch, rows, threads=False), start=start, duration=duration,
+            kind=np.full(len(rows), kind, np.int8), device=device, stream=stream,
+            correlation=batch.number("correlation", rows), grid=self._extents(batch.code("grid", rows)),
+            block=self._extents(batch.code("block", rows)), registers=_int32(batch.number("registers", rows)),
+            shared_bytes=_int32(batch.number("shared_memory", rows)), bytes=batch.number("bytes", rows))
 
-    def _add_memory(self, events: list[Event]) -> None:
+    def _add_memory(self, batch: EventBatch, rows: np.ndarray) -> None:
         """Take changes of memory; they bound no window, and those without a time are left out."""
-        start, good = nanoseconds([event.ts for event in events])
-        args = [event.args or NO_ARGS for event in events]
+        start, good = batch.time("ts", rows)
         # The profiler's numbers of kinds: 0 is the host; what 2021's traces call a device has none.
-        device = [a.memory_device if a.memory_kind > 0 else NONE for a in args]
-        thread = np.array([self.threads[event.pid, event.tid] for event in events], np.int32)
-        columns = {"start": start, "thread": thread, "bytes": int64_column([a.allocated for a in args]),
-                   "total": int64_column([a.total_allocated for a in args]),
-                   "address": int64_column([a.address for a in args]), "device": int32_column(device)}
+        device = np.where(batch.number("memory_kind", rows) > 0, batch.number("memory_device", rows), NONE)
+        columns = {"start": start, "thread": self._threads_of(batch, rows), "bytes": batch.number("allocated", rows),
+                   "total": batch.number("total_allocated", rows), "address": batch.number("address", rows),
+                   "device": _int32(device)}
         self.memory.extend(**{name: column[good] for name, column in columns.items()})
 
-    def _add_syncs(self, events: list[Event]) -> None:
-        events, start, duration = self._timed(events)
-        args = [event.args or NO_ARGS for event in events]
-        texts = [a.sync_kind or event.name for a, event in zip(args, events, strict=True)]
+    def _add_syncs(self, batch: EventBatch, rows: np.ndarray) -> None:
+        rows, start, duration = self._timed(batch, rows)
+        kinds, names = batch.code("sync_kind", rows), batch.code("name", rows)
         self._columns[NameGroup.SYNC].extend(
-            **self._common(events, threads=False), start=start, duration=duration,
-            kind_text=self.strings.codes(texts), stream=_absent(int64_column([a.stream for a in args])),
-            correlation=int64_column([a.correlation for a in args]),
-            wait_stream=_absent(int64_column([a.wait_stream for a in args])),
-            record_correlation=_absent(int64_column([a.record_correlation for a in args])))
+            **self._common(batch, rows, threads=False), start=start, duration=duration,
+            kind_text=self._texts(np.where(kinds == EMPTY_TEXT, names, kinds)),
+            stream=_absent(batch.number("stream", rows)), correlation=batch.number("correlation", rows),
+            wait_stream=_absent(batch.number("wait_stream", rows)),
+            record_correlation=_absent(batch.number("record_correlation", rows)))
 
-    def _add_plain(self, events: list[Event], group: NameGroup) -> None:
-        events, start, duration = self._timed(events)
-        self._columns[group].extend(**self._common(events, threads=True), start=start, duration=duration)
+    def _add_plain(self, batch: EventBatch, rows: np.ndarray, group: NameGroup) -> None:
+        rows, start, duration = self._timed(batch, rows)
+        self._columns[group].extend(**self._common(batch, rows, threads=True), start=start, duration=duration)
 
-    def _add_python(self, events: list[Event]) -> None:
-        self.python_events += len(events)
-        modules = [event for event in events if event.name.startswith(MODULE_PREFIX)]
-        self._add_plain(modules, NameGroup.PYTHON)
-        rest = [event for event in events if not event.name.startswith(MODULE_PREFIX)]
-        rest, start, duration = self._timed(rest)  # they bound the window
-        called = np.array([not event.name.startswith(_BUILT_IN) for event in rest], np.bool_)
-        thread = np.array([self.threads[event.pid, event.tid] for event in rest], np.int32)
+    def _add_python(self, batch: EventBatch, rows: np.ndarray) -> None:
+        self.python_events += len(rows)
+        kinds = self._python_kinds(batch.code("name", rows))
+        self._add_plain(batch, rows[kinds == _MODULE], NameGroup.PYTHON)
+        rest, start, duration = self._timed(batch, rows[kinds != _MODULE])  # they bound the window
+        names = batch.code("name", rest)
+        kinds = self._python_kinds(names)
+        thread = self._threads_of(batch, rest)
+        called, own = kinds != _BUILT_IN, np.flatnonzero(kinds == _OWN)
         self._columns[NameGroup.PYTHON_CALL].extend(
             start=start[called], duration=duration[called], thread=thread[called])
-        own = [i for i, event in enumerate(rest) if OWN_FRAME.match(event.name)]
-        if own:
-            events = [rest[i] for i in own]
-            threads = [self.threads[event.pid, event.tid] for event in events]
+        if len(own):
             self._columns[NameGroup.FRAME].extend(
-                name=self.frames.codes([event.name for event in events]), thread=np.array(threads, np.int32),
-                start=start[own], duration=duration[own])
+                name=self._frames(names[own]), thread=thread[own], start=start[own], duration=duration[own])
+
+
+def _python_kind(name: str) -> int:
+    """What a function is by its name."""
+    if name.startswith(MODULE_PREFIX):
+        return _MODULE
+    if name.startswith("<built-in"):
+        return _BUILT_IN
+    return _OWN if OWN_FRAME.match(name) else _OTHER
+
+
+def _collectives(batch: EventBatch, rows: np.ndarray, base: int) -> list[tuple[int, Args]]:
+    """Arguments of the rows that name a collective, each with its place behind ``base``."""
+    if not batch.collectives:
+        return []
+    named = np.array(sorted(batch.collectives), np.int64)
+    at = np.searchsorted(rows, named)
+    found = at < len(rows)
+    found[found] = rows[at[found]] == named[found]
+    return [(base + place, batch.collectives[row]) for place, row in
+            zip(at[found].tolist(), named[found].tolist(), strict=True)]
+
+
+def _counts(kind: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Distinct small numbers, and how many there are of each."""
+    counts = np.bincount(kind)
+    kinds = np.flatnonzero(counts)
+    return kinds, counts[kinds]
+
+
+def _merged(parts: list[tuple[Any, Any, np.ndarray]]) -> list[tuple[str, str | None, np.ndarray]]:
+    """Parts of one phase and category together (a text may be written in two ways), in order of their first rows."""
+    rows: dict[tuple[Any, Any], list[np.ndarray]] = defaultdict(list)
+    for phase, category, found in parts:
+        rows[phase, category].append(found)
+    whole = [(*names, found[0] if len(found) == 1 else np.sort(np.concatenate(found)))
+             for names, found in rows.items()]
+    return sorted(whole, key=lambda part: int(part[2][0]))
+
+
+def _int32(values: np.ndarray) -> np.ndarray:
+    """As int32; what does not fit becomes -1."""
+    values[(values > 2**31 - 1) | (values < -(2**31))] = NONE
+    return values.astype(np.int32)
 
 
 def _absent(values: np.ndarray) -> np.ndarray:

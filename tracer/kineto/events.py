@@ -13,7 +13,7 @@ ABSENT = msgspec.Raw(b"")
 """The one value of every ``Raw`` field that the text does not have."""
 
 
-class Args(msgspec.Struct, gc=False):
+class Args(msgspec.Struct, gc=False, omit_defaults=True):
     """``args`` of an event. Numbers are -1 and texts empty when absent; ``Raw`` keeps JSON text undecoded.
 
     ``int | str``: some writers put these numbers in quotes (roctracer: ``"bytes": "13248"``).
@@ -63,7 +63,7 @@ class Args(msgspec.Struct, gc=False):
 NO_ARGS = Args()
 
 
-class Event(msgspec.Struct, gc=False):
+class Event(msgspec.Struct, gc=False, omit_defaults=True):
     """One element of ``traceEvents``. ``ts`` and ``dur`` stay digits: a float would lose nanoseconds."""
 
     ph: str = ""
@@ -79,6 +79,7 @@ class Event(msgspec.Struct, gc=False):
 EVENTS = msgspec.json.Decoder(list[Event])
 EVENT = msgspec.json.Decoder(Event)
 
+_ENCODER = msgspec.json.Encoder()
 _EVENT_NAMES = [f.encode_name for f in msgspec.structs.fields(Event) if f.name != "args"]
 _ARG_FIELDS = msgspec.structs.fields(Args)
 
@@ -121,3 +122,36 @@ def _coerce(item: Any, kind: Any) -> Any:
     if kind is str:
         return item if isinstance(item, str) else str(item)
     return msgspec.convert(item, kind)
+
+
+def plain_text(events: list[Event]) -> bytes:
+    """The events as JSON text, without the list's brackets, in which nothing is odd any more.
+
+    Numbers in quotes are numbers, and those beyond 64 bits -1; names of processes, threads and groups are texts.
+    """
+    return b",".join(_ENCODER.encode(_plain_event(event)) for event in events)
+
+
+def _plain_event(event: Event) -> Event:
+    return Event(event.ph, event.cat, event.name, _plain_name(event.pid), _plain_name(event.tid), event.ts, event.dur,
+                 None if event.args is None else _plain_args(event.args))
+
+
+def _plain_name(name: Any) -> str | None:
+    return None if name is None else str(name)
+
+
+def _plain_args(args: Args) -> Args:
+    found = Args()
+    for info in _ARG_FIELDS:
+        value = getattr(args, info.name)
+        if info.type is int or info.type == int | str:
+            value = integer(value)
+        elif info.name == "ranks" and not isinstance(value, str):
+            value = str(value) if value else None
+        elif info.name in ("group", "group_id", "is_async"):
+            value = _plain_name(value)
+        elif info.name == "name":
+            value = str(value) if value else ""
+        setattr(found, info.name, value if value != info.default else info.default)
+    return found

@@ -46,10 +46,13 @@ def find_gaps(ops: OpTable, op_end: np.ndarray, calls: LaunchTable, steps: StepT
     if len(start) == 0:
         return GapTable.empty()
     order = np.lexsort((start, thread))
-    thread, start, end = thread[order], start[order], end[order]
+    thread, start, reached = thread[order], start[order], end[order]
+    del order, end
     # Running maximum of ends within each thread: shift every thread above the one before it.
-    shift = thread.astype(np.int64) * np.int64(int(end.max()) + 1)
-    reached = np.maximum.accumulate(end + shift) - shift
+    shift = thread * np.int64(int(reached.max()) + 1)
+    reached += shift
+    np.maximum.accumulate(reached, out=reached)
+    reached -= shift
     free = (thread[1:] == thread[:-1]) & (start[1:] > reached[:-1])
     rows = np.flatnonzero(free)
     gaps = GapTable.empty(len(rows))

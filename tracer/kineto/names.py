@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from enum import IntEnum
+from functools import lru_cache
 
 from tracer.graph import KernelKind, LaunchKind, SyncKind
 
@@ -82,6 +83,13 @@ COLLECTIVE_KERNEL = re.compile(
     # Experts' exchange: DeepEP by its namespaces, and perplexity's kernels.
     r"(?:intranode|internode|internode_ll|hybrid|elastic)::(?:\w+::)*(?:cached_notify|notify|dispatch|combine)|"
     r"(?:deep_?ep|dpsk::ep|pplx\w*)::(?:\w+::)*(?:cached_notify|notify|dispatch|combine)", re.IGNORECASE)
+
+
+@lru_cache(maxsize=1 << 14)
+def is_collective_kernel(name: str) -> bool:
+    """Return whether a kernel's name is that of a collective; ranks have the same names, and looking takes long."""
+    return bool(COLLECTIVE_KERNEL.search(name))
+
 
 _CALLS: tuple[tuple[re.Pattern[str], LaunchKind], ...] = (
     (re.compile(r"GraphLaunch"), LaunchKind.GRAPH),

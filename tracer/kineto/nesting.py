@@ -49,11 +49,13 @@ def nest(thread: np.ndarray, start: np.ndarray, duration: np.ndarray) -> Nesting
         Parent rows (``NONE`` at top level), ends after clamping (int64), depths and the number of clamped events.
     """
     rows = len(start)
-    start, end = start.astype(np.int64), (start + duration).astype(np.int64)
-    parent, depth, open_row, open_end = (np.empty(size, np.int64) for size in (rows, rows, rows + 1, rows + 1))
+    end = start + duration
+    parent, depth, open_row = (np.empty(size, np.int32) for size in (rows, rows, rows + 1))
+    open_end = np.empty(rows + 1, np.int64)
     open_row[0], open_end[0] = NONE, _NEVER
-    clamped = nest_rows(thread.astype(np.int64), start, end, parent, depth, open_row, open_end, ROUNDING_NS)
-    return Nesting(parent.astype(np.int32), end, depth.astype(np.int32), clamped)
+    clamped = nest_rows(np.ascontiguousarray(thread, np.int32), np.ascontiguousarray(start), end, parent, depth,
+                        open_row, open_end, ROUNDING_NS)
+    return Nesting(parent, end, depth, clamped)
 
 
 def innermost(thread: np.ndarray, at: np.ndarray, until: np.ndarray, rows_thread: np.ndarray, rows_start: np.ndarray,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from tracer.machine_code import kept_loop
 
 
-@kept_loop("int64[:]", "int64[:]", "int64[:]", "int64[:]", "int64[:]", "int64[:]", "int64[:]", "int64")
+@kept_loop("int32[:]", "int64[:]", "int64[:]", "int32[:]", "int32[:]", "int32[:]", "int64[:]", "int64")
 def nest_rows(thread, start, end, parent, depth, open_row, open_end, rounding):
     """Fill in parents and depths, and clamp ends; returns how many were clamped.
 

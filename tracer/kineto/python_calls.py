@@ -19,6 +19,7 @@ def count_python_calls(ops: OpTable, steps: StepTable, functions: dict[str, np.n
     """
     if not len(functions["start"]):
         return
+    before_ops = ops.writable("python_calls")
     called = {name: np.concatenate([functions[name], modules[name]]) for name in ("thread", "start")}
     for thread in np.unique(ops.thread).tolist():
         starts = np.sort(called["start"][called["thread"] == thread])
@@ -29,7 +30,7 @@ def count_python_calls(ops: OpTable, steps: StepTable, functions: dict[str, np.n
         if len(steps):
             opened = np.where(step == NONE, 0, steps.start_ns[np.maximum(step, 0)])
             before = np.maximum(before, np.searchsorted(starts, opened))
-        ops.python_calls[rows] = np.maximum(np.searchsorted(starts, begins) - before, 0)
+        before_ops[rows] = np.maximum(np.searchsorted(starts, begins) - before, 0)
     for row, thread in enumerate(steps.thread.tolist()):
         starts = np.sort(called["start"][called["thread"] == thread])
         low, high = np.searchsorted(starts, [steps.start_ns[row], steps.start_ns[row] + steps.duration_ns[row]])

@@ -7,12 +7,16 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
+
 from tracer.errors import TraceError
 from tracer.graph import ExecutionGraph, LossReport
 from tracer.kineto.build import build_graph
 from tracer.kineto.chunks import EventStream
 from tracer.kineto.columns import Collector
+from tracer.kineto.nesting import nest
 from tracer.kineto.outliers import drop_excess, drop_outliers
+from tracer.kineto.scanner import Scanner
 from tracer.kineto.source import TraceSource
 from tracer.translate.nsys import NsysSource, local_export
 
@@ -41,12 +45,13 @@ def read_kineto(source: str | os.PathLike[str], *,
     loss = LossReport()
     opened: TraceSource | NsysSource = NsysSource(source, progress) if local_export(source) else \
         TraceSource(source, progress)
-    stream = EventStream(opened.blocks(), opened.name, loss)
-    collector = Collector(loss)
+    scanner = Scanner()
+    stream = EventStream(opened.blocks(), opened.name, loss, scanner)
+    collector = Collector(loss, scanner)
     with _collection_paused():
         try:
-            for events in stream:
-                collector.add(events)
+            for batch in stream:
+                collector.add(batch)
                 if loss.events_read > max(_FREE_EVENTS, opened.stored_bytes // LEAST_STORED_BYTES):
                     opened.damage = (f"it has an event for every {opened.stored_bytes / loss.events_read:.1f} stored "
                                      "bytes, where traces take some 14 to 33")
@@ -56,12 +61,19 @@ def read_kineto(source: str | os.PathLike[str], *,
                 raise TraceError(f"{opened.name}: {opened.damage} before its first event; "
                                  "copy or record it again.") from error
             raise
+        scanner.release()
         loss.notes += opened.notes
         _note_damage(stream, opened, loss)
         drop_outliers(collector)
         drop_excess(collector)
         _check(collector, stream, opened)
         return build_graph(collector, stream.metadata, stream.is_list, opened.name)
+
+
+def ready_to_read() -> None:
+    """Load what reading needs, so that processes forked from this one need not."""
+    Scanner().scan(b"")
+    nest(*np.zeros((3, 1), np.int64))
 
 
 def _check(collector: Collector, stream: EventStream, source: TraceSource | NsysSource) -> None:

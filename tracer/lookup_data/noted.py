@@ -324,11 +324,12 @@ class _Writer:
     def write(self, own: Lookup, tables: Sequence[EmbeddingTable]) -> None:
         text = note_text(tables) if tables else ""
         ops = self._graph.ops
+        column = ops.writable("scalars")
         for row, position in own.rows:
             scalars = [str(value) for value in list_of(self._graph.string(int(ops.scalars[row])))]
             scalars += [""] * (position + 1 - len(scalars))
             scalars[position] = text
-            ops.scalars[row] = self._code_of(json.dumps(scalars))
+            column[row] = self._code_of(json.dumps(scalars))
 
 
 def _plain(table: EmbeddingTable) -> dict[str, Any]:

@@ -4,6 +4,8 @@ A file's top level may do what a process can do only once: register an operator,
 are started. A second run here would fail at it, or find what the first has left. So a script is run again elsewhere:
 
     request.json ──▶ another interpreter: trace_script ──▶ step.foretrace, or error.json
+
+Where processes can be forked, all of them are forks of one that has imported PyTorch (``waiting``).
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 from tracer.shape_only.devices import TracedDevice
 from tracer.shape_only.errors import ShapeOnlyError, UnknownSizeError
+from tracer.shape_only.waiting import WaitingTracer, possible
 
 _REQUEST, _GRAPH, _ERROR = "request.json", "step.foretrace", "error.json"
 _PROGRAM = "import sys; folder, *sys.path = sys.argv[1:]; from tracer.shape_only.apart import main; main(folder)"
 """It finds the modules that this process finds, before it imports any."""
 _INTERRUPTED = 130
+_WAITING = WaitingTracer()
 
 
 class _Request(msgspec.Struct):
@@ -66,7 +70,7 @@ def trace_apart(target: str, device: str | TracedDevice = "h200-sxm", *, world_s
         place = Path(folder)
         request = _Request(target, device, world_size, rank, dict(arguments or {}))
         (place / _REQUEST).write_bytes(msgspec.json.encode(request))
-        ended = subprocess.run([sys.executable, "-c", _PROGRAM, folder, *sys.path], check=False).returncode
+        ended = _run(folder)
         if (place / _ERROR).is_file():
             failure = from_json((place / _ERROR).read_bytes(), _Failure)
             kind = UnknownSizeError if failure.unknown_size else ShapeOnlyError
@@ -79,6 +83,13 @@ def trace_apart(target: str, device: str | TracedDevice = "h200-sxm", *, world_s
                                  "want of memory, or does the script end its process? Trace it alone with foretrace "
                                  "trace.")
         return ExecutionGraph.load(place / _GRAPH)
+
+
+def _run(folder: str) -> int:
+    """Let another interpreter answer a request; returns its status."""
+    if possible():
+        return _WAITING.run(folder)
+    return subprocess.run([sys.executable, "-c", _PROGRAM, folder, *sys.path], check=False).returncode
 
 
 def main(folder: str) -> None:

@@ -96,9 +96,9 @@ def decode_table(kind: type[Table], record: TableRecord, parquet: bytes | None, 
             elif name in record.inline:
                 column = np.array(record.inline[name], dtype=dtype)
             elif name in kind.ADDED and name not in record.constants:
-                column = np.full(record.rows, NONE, dtype)
+                column = np.broadcast_to(np.array(NONE, dtype), record.rows)
             else:
-                column = np.full(record.rows, record.constants[name], dtype=dtype)
+                column = np.broadcast_to(np.array(record.constants[name], dtype), record.rows)
         except KeyError:
             raise corrupt(label, f"column {name} is missing") from None
         except (OverflowError, ValueError):

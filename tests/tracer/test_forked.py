@@ -1,0 +1,70 @@
+"""Ranks read by copies of this process."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tracer.job
+from tracer.cluster import Failed, LostWorkerError
+from tracer.cluster.forked import ForkedWorkers, cores
+from tracer.errors import ForetraceError, TraceError
+from tracer.job import read_job
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="processes are forked on Linux alone")
+
+
+def _work(item: int) -> np.ndarray:
+    if item == 3:
+        raise ForetraceError("Three is too many.")
+    if item == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if item == 7:
+        raise ZeroDivisionError("seven")
+    return np.arange(item)
+
+
+def test_results_come_in_order_and_can_be_written_to() -> None:
+    with ForkedWorkers(2) as workers:
+        found = list(workers.map(_work, [4, 0, 3, 6, *[1] * 100]))
+    assert [len(each) for each in found if not isinstance(each, Failed)] == [4, 0, 6, *[1] * 100]
+    assert isinstance(found[2], Failed) and str(found[2].error) == "Three is too many."
+    assert not isinstance(found[0], Failed)
+    found[0][0] = 9
+
+
+def test_a_process_that_dies_takes_its_item_alone_along() -> None:
+    with ForkedWorkers(2) as workers:
+        found = list(workers.map(_work, [1, 5, 2]))
+    assert isinstance(found[1], Failed) and isinstance(found[1].error, LostWorkerError)
+    assert [len(each) for each in (found[0], found[2]) if not isinstance(each, Failed)] == [1, 2]
+
+
+def test_other_errors_are_raised_and_leave_no_process() -> None:
+    with pytest.raises(ZeroDivisionError, match="seven"), ForkedWorkers(2) as workers:
+        list(workers.map(_work, [1, 7, 2, 2]))
+    with pytest.raises(KeyboardInterrupt), ForkedWorkers(2) as workers:
+        next(workers.map(_work, [1, 2, 2]))
+        raise KeyboardInterrupt
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_a_job_is_the_same_however_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if cores() < 2:
+        pytest.skip("one core, or threads")
+    for rank in range(3):
+        event = f'{{"ph":"X","cat":"cpu_op","name":"op{rank}","pid":1,"tid":1,"ts":{rank + 1},"dur":2}}'
+        (tmp_path / f"rank{rank}.json").write_text(f'{{"traceEvents":[{event}]}}')
+    (tmp_path / "rank3.json").write_text('{"traceEvents":[]}')
+    alone = read_job(tmp_path)
+    monkeypatch.setattr(tracer.job, "LEAST_BYTES", 0)
+    together = read_job(tmp_path)
+    assert together.notes == alone.notes and any("rank3" in note for note in together.notes)
+    assert [graph.strings for graph in together.graphs] == [graph.strings for graph in alone.graphs]
+    with pytest.raises(TraceError, match=r"rank3\.json holds nothing to read"):
+        read_job([tmp_path / "rank0.json", tmp_path / "rank3.json"])

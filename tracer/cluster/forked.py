@@ -1,0 +1,171 @@
+"""Calls in copies of this process: all cores read a job's ranks, and nothing is imported or loaded anew."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import pickle
+import signal
+import struct
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from select import POLLIN, poll
+from types import TracebackType
+from typing import Any
+
+from tracer.cluster.workers import Failed, Item, ProcessWorkers, Result, called
+
+_PLACE = struct.Struct("=i")
+"""A place on a pipe: of an item to be worked on, or of one that was."""
+_LENGTH = struct.Struct("=q")
+_MOST_AT_A_TIME = 64
+"""Items that are handed out at a time: each has a file open."""
+
+
+def cores() -> int:
+    """Processor cores that calls can be made on at once by forking; 1 where that is not safe.
+
+    It is safe on Linux, in a process whose Python has a single thread: a copy has no other thread, and what another
+    one held would stay locked in it.
+    """
+    if not sys.platform.startswith("linux") or threading.active_count() > 1:
+        return 1
+    return len(os.sched_getaffinity(0))
+
+
+class ForkedWorkers(ProcessWorkers):
+    """Processes forked from this one: each takes the next item from a pipe of all, and answers by one of its own.
+
+    To be used in a ``with`` block, at whose end, also by Ctrl-C, no process of it is left.
+
+    Args:
+        size: number of processes.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._process_of: dict[int, int] = {}
+        """The process that tells on each pipe what it has done."""
+
+    def __enter__(self) -> ForkedWorkers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        for pipe in list(self._process_of):
+            self._end(pipe)
+
+    @property
+    def size(self) -> int:
+        """Number of worker processes."""
+        return self._size
+
+    def answers(self, function: Callable[[Item], Result], items: Sequence[Item], places: Sequence[int],
+                at_once: int) -> Iterator[tuple[int, Result | Failed | None]]:
+        """Yield (place of an item, what came back) as calls are done.
+
+        Raises:
+            Exception: what a call raised that is no ``ForetraceError``.
+        """
+        for first in range(0, len(places), _MOST_AT_A_TIME):
+            some = places[first:first + _MOST_AT_A_TIME]
+            files = {place: os.memfd_create("foretrace") for place in some}
+            try:
+                for place in self._done(function, items, files, at_once):
+                    answer = _read(files[place])
+                    if isinstance(answer, _Raised):
+                        raise answer.error
+                    yield place, answer
+                    os.close(files.pop(place))
+                for place in files:
+                    yield place, None
+            finally:
+                for file in files.values():
+                    os.close(file)
+
+    def _done(self, function: Callable[[Item], Result], items: Sequence[Item], files: dict[int, int], at_once: int) -> \
+            Iterator[int]:
+        """Start processes, and yield the places of items whose answers have been written."""
+        tasks, given = os.pipe()
+        os.write(given, b"".join(map(_PLACE.pack, files)))
+        os.close(given)
+        waiting = poll()
+        running = set()
+        for _ in range(min(at_once, len(files))):
+            running.add(pipe := self._fork(function, items, files, tasks))
+            waiting.register(pipe, POLLIN)
+        os.close(tasks)
+        while running:
+            for pipe, _ in waiting.poll():
+                if said := os.read(pipe, _PLACE.size):
+                    yield _PLACE.unpack(said)[0]
+                else:
+                    waiting.unregister(pipe)
+                    running.remove(pipe)
+                    self._end(pipe)
+
+    def _fork(self, function: Callable[[Item], Result], items: Sequence[Item], files: dict[int, int],
+              tasks: int) -> int:
+        """Start a process; returns the pipe on which it says what is done, which is closed when it ends."""
+        pipe, said = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # threads of NumPy's libraries mind no fork
+            process = os.fork()
+        if process:
+            os.close(said)
+            self._process_of[pipe] = process
+            return pipe
+        try:
+            os.close(pipe)
+            while task := os.read(tasks, _PLACE.size):
+                [place] = _PLACE.unpack(task)
+                try:
+                    answer: Any = called(function, items[place])
+                except Exception as error:  # is raised again in the first process
+                    answer = _Raised(error)
+                _write(files[place], answer)
+                os.write(said, task)
+        finally:
+            os._exit(0)  # what is still to be done at the end of the program, the first process does
+
+    def _end(self, pipe: int) -> None:
+        """Leave nothing of a process, whether it still runs or not."""
+        process = self._process_of.pop(pipe)
+        os.close(pipe)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+
+
+class _Raised:
+    """An exception that is no ``ForetraceError``."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+def _write(file: int, answer: object) -> None:
+    """Write an object, its arrays apart and behind one another, each after its length."""
+    arrays: list[pickle.PickleBuffer] = []
+    head = pickle.dumps(answer, protocol=5, buffer_callback=arrays.append)
+    parts: list[bytes | memoryview] = [head, *(array.raw() for array in arrays)]
+    with open(file, "wb", closefd=False) as stream:
+        for part in parts:
+            stream.write(_LENGTH.pack(len(part)))
+            stream.write(part)
+            stream.write(bytes(-len(part) % _LENGTH.size))
+
+
+def _read(file: int) -> Any:
+    """Read what was written: arrays lie in the memory that it was written to, and can be changed."""
+    shared = memoryview(mmap.mmap(file, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
+    parts, at = [], 0
+    while at < len(shared):
+        [length] = _LENGTH.unpack_from(shared, at)
+        at += _LENGTH.size
+        parts.append(shared[at:at + length])
+        at += length + -length % _LENGTH.size
+    return pickle.loads(parts[0], buffers=parts[1:])  # noqa: S301 -- of a copy of this very process
