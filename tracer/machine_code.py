@@ -29,7 +29,7 @@ import numpy as np
 
 from tracer.kept_files import kept_folders, read_kept, write_kept
 
-VERSION = 2
+VERSION = 1
 """Of the form in which machine code is kept."""
 ENTRY = "foretrace_loop"
 """What the entry of kept machine code is called."""
@@ -44,14 +44,15 @@ class KeptLoop:
         function: takes what ``types`` say, by position, and returns an int64. It allocates nothing and raises nothing:
             what it needs to work in is handed to it.
         types: of each argument: of C-contiguous arrays ``"int64[:]"`` or ``"int8[:,:]"``, of numbers ``"float64"``.
-        inner: functions it calls, each after those that it calls itself. What one of them writes it reads through no
-            other of its arguments; an array may be handed to it twice for rows that differ.
+        inner: functions it calls, those first that others of them call.
+        apart: what one of ``inner`` writes it reads through no other of its arguments (an array may be handed to it
+            twice for rows that differ), so that it may work on several numbers of a row at once.
     """
 
     def __init__(self, function: Callable[..., Any], types: Sequence[str],
-                 inner: Sequence[Callable[..., Any]] = ()) -> None:
+                 inner: Sequence[Callable[..., Any]] = (), apart: bool = False) -> None:
         self.__doc__, self.__name__ = function.__doc__, function.__name__
-        self.function, self.types, self.inner = function, tuple(types), tuple(inner)
+        self.function, self.types, self.inner, self.apart = function, tuple(types), tuple(inner), apart
         self.dtypes = [np.dtype(kind.partition("[")[0].replace("boolean", "bool")) for kind in types]
         self._arrays = [(at, self.dtypes[at], kind.count(":")) for at, kind in enumerate(types) if "[" in kind]
 
@@ -140,7 +141,8 @@ class KeptLoop:
             sys.stderr.write(f"Compiling {self.__name__}, once after installation ...\n")
         scope = dict(self.function.__globals__)
         for one in self.inner:
-            scope[one.__name__] = _apart(numba.njit(FunctionType(one.__code__, scope, one.__name__)))
+            compiled = numba.njit(FunctionType(one.__code__, scope, one.__name__))
+            scope[one.__name__] = _apart(compiled) if self.apart else compiled
         function = numba.njit(FunctionType(self.function.__code__, scope, self.__name__))
         entry = numba.cfunc(self._numba_types(numba.types))(self._over_pointers(function, numba.carray))
         return str(entry.inspect_llvm()).replace(entry.native_name, ENTRY)
@@ -164,9 +166,10 @@ class KeptLoop:
         return scope["entry"]  # type: ignore[no-any-return]
 
 
-def kept_loop(*types: str, inner: Sequence[Callable[..., Any]] = ()) -> Callable[[Callable[..., Any]], KeptLoop]:
+def kept_loop(*types: str, inner: Sequence[Callable[..., Any]] = (),
+              apart: bool = False) -> Callable[[Callable[..., Any]], KeptLoop]:
     """Decorate a function whose machine code is kept, see ``KeptLoop``."""
-    return lambda function: KeptLoop(function, types, inner)
+    return lambda function: KeptLoop(function, types, inner, apart)
 
 
 def _apart(dispatcher: Any) -> Any:

@@ -77,7 +77,7 @@ def _slot(n, item_channel, item_queue, queue_ptr, queue_kernel, queue_depth, que
 @kept_loop(
     *[_WHOLE] * 4, _EACH, _EACH, *[_WHOLE] * 2, _EACH, *[_WHOLE] * 9, "int8[:]", *[_WHOLE] * 5, _EACH, *[_WHOLE] * 2,
     "float64[:]", *[_WHOLE] * 8, *[_EACH] * 4, _WHOLE, _EACH, _WHOLE,
-    inner=(_after, _item_alone, _kernel_alone, _start_item, _slot))
+    inner=(_after, _item_alone, _kernel_alone, _start_item, _slot), apart=True)
 def retime(
     order, opens, thread_start, item_of, work, cost, item_external, floor_of, floor, item_queue, item_channel,
     after_ptr, after_item, after_lag, wait_ptr, wait_kernel, wait_lag, kernel_item, kernel_anchor, kernel_latency,
