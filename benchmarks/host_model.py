@@ -5,7 +5,8 @@
 ``RECORDINGS`` is a folder of programs with a folder of each round (``traces/record_host.py``). Each program is left
 out in turn, predicted by the others, and beside it stands the host time that was measured: the median of its rounds.
 Programs of ``--held-out`` are predicted by all of ``RECORDINGS``; nothing was chosen with them. Where timm's and
-Lightning's are among them, the nine and the ten of libraries are left out in turn of these 19 too. With ``--steps`` the
+Lightning's are among them, the nine and the ten of libraries are left out in turn of these 19 too, and all programs of
+all. With ``--steps`` the
 workloads among them are traced by shapes, and their step with the others' host stands beside what it took unprofiled.
 """
 
@@ -57,6 +58,7 @@ def main() -> None:
     every = {**steps, **held_out}
     if every.keys() >= {*SUITE, *OF_LIBRARIES}:
         _table("suite and libraries", left_out({name: every[name] for name in (*SUITE, *OF_LIBRARIES)}))
+        _table("all, left out in turn", left_out(every))
     if options.host is not None:
         calibrated = read_host(options.host)
         for title, found in (("by the host's file", steps), ("held out, by the file", held_out)):
