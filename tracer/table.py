@@ -16,11 +16,17 @@ def is_constant(column: np.ndarray) -> bool:
     return len(column) > 0 and column.strides == (0,)
 
 
+def is_time(column: str) -> bool:
+    """Whether a column of this name holds times or durations, which are always there to be edited in place."""
+    return column.endswith("_ns")
+
+
 @dataclass(slots=True)
 class Table:
     """Equally long NumPy columns. Subclasses only list their columns.
 
-    Columns of what was read may be a single value that is kept once and cannot be written to, see ``writable``.
+    Columns of what was read may be a single value that is kept once and cannot be written to, see ``writable``; times
+    (``is_time``) never are.
     """
 
     DTYPES: ClassVar[dict[str, Any]] = {}

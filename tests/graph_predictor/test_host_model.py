@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from micro import Micro
 from said import plain
@@ -187,7 +189,14 @@ def test_a_traced_step_is_predicted_on_a_host(tmp_path: Path) -> None:
     said = plain(CliRunner().invoke(app, ["predict", str(path), "--host-from", captures]).stdout)
     assert "what operations cost in 5 programs of" in said
     named = plain(CliRunner().invoke(app, ["predict", str(path), "--host-from", CPU_HOST]).stdout)
-    assert f"19 programs of {CPU_HOST}" in named
+    assert f"32 programs of {CPU_HOST}" in named
+    table = tmp_path / "points.csv"
+    swept = CliRunner().invoke(app, ["sweep", str(path), "--host-from", captures, "--host", "1,2", "--jobs", "1", "-o",
+                                     str(table)])
+    assert swept.exit_code == 0, swept.stderr
+    for speed, told in zip(("1", "2"), pd.read_csv(table).step_time_us, strict=True):
+        alone = CliRunner().invoke(app, ["predict", str(path), "--host-from", captures, "--host", speed, "--json"])
+        assert json.loads(alone.stdout)["step_time_us"] == pytest.approx(told)
     from graph_predictor.synthesis.baseline import baseline_of
 
     graph = read_job([str(path)]).graphs[0]

@@ -107,7 +107,7 @@ def test_captures_of_others_have_no_counts(captured: Path, tmp_path: Path) -> No
 def test_stacks_have_them_too() -> None:
     graph = read_job(TRACES / "host" / "bert" / "round0").graphs[0]
     ops, steps = graph.ops, graph.steps
-    ops.python_calls[:], steps.python_calls[:] = NONE, NONE
+    ops.writable("python_calls")[:], steps.writable("python_calls")[:] = NONE, NONE
     thread, start, end = int(steps.thread[0]), int(steps.start_ns[0]), int(steps.start_ns[0] + steps.duration_ns[0])
     rows = np.flatnonzero((ops.step == 0) & (ops.thread == thread))
     later = rows[np.flatnonzero(ops.start_ns[rows] > start)[5]]

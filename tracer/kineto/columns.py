@@ -91,9 +91,9 @@ class EventColumns:
     rows: int = 0
 
     def extend(self, **columns: np.ndarray) -> None:
-        """Append equally long columns; one of a single value takes no memory."""
+        """Append equally long columns; one of a single value takes no memory, but for times."""
         for name, values in columns.items():
-            alike = len(values) > 1 and values[0] == values[-1] and (values == values[0]).all()
+            alike = name not in _TIMES and len(values) > 1 and values[0] == values[-1] and (values == values[0]).all()
             self.parts[name].append(np.broadcast_to(values[:1].copy(), len(values)) if alike else values)
         self.rows += len(columns["start"])
 
@@ -112,6 +112,7 @@ class EventColumns:
         return out
 
 
+_TIMES = frozenset({"start", "duration"})
 _COMMON = {"start": np.int64, "duration": np.int64, "name": np.int32}
 GROUP_COLUMNS: dict[NameGroup, dict[str, Any]] = {
     NameGroup.OPERATION: {

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from tracer.store.container import corrupt
-from tracer.table import NONE, Table
+from tracer.table import NONE, Table, is_time
 
 # Measured: decoding a number from JSON takes 30-40 ns, so 15 columns of 256 rows cost what opening Parquet does.
 INLINE_ROWS = 256
@@ -99,6 +99,7 @@ def decode_table(kind: type[Table], record: TableRecord, parquet: bytes | None, 
                 column = np.broadcast_to(np.array(NONE, dtype), record.rows)
             else:
                 column = np.broadcast_to(np.array(record.constants[name], dtype), record.rows)
+                column = column.copy() if is_time(name) else column
         except KeyError:
             raise corrupt(label, f"column {name} is missing") from None
         except (OverflowError, ValueError):
