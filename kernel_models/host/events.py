@@ -111,6 +111,11 @@ def is_sharded(label: Label) -> bool:
     return len(label) > 1 and label[1].endswith(SHARDED)
 
 
+def is_same_without_calls(label: Label) -> bool:
+    """Return whether an event has the same label where calls of Python are not counted."""
+    return label[0] == "own" or label[1].removesuffix(SHARDED) in (BACKWARD, OPTIMIZER, FINISH)
+
+
 def unsharded(label: Label) -> Label:
     """Return the same label of other programs."""
     return (label[0], label[1].removesuffix(SHARDED), *label[2:])

@@ -14,7 +14,8 @@ cost so much for each tensor; what a step begins and ends with, and the way into
 parameter or node of autograd. *Calls*: what a model's own Python does between two operations no name tells; it grows
 with its calls, each of which costs less where there are many: ``python = ((c + 3) / 13)^0.85``, and 1 without any.
 Where calls were not counted in the step in question python is 1 throughout; ``HostModel.counted`` is the fit with them,
-to programs that have them counted, and to the own time of operations of all others.
+to programs that have them counted, and to what all others tell of operations' own time and of a step's ways into
+backward, into the optimizer and to its end.
 
 Shared overheads as such, means by kind of launch, are from Lin et al. (2022). Constants here were chosen with the
 programs of ``traces/host``, never with those of ``traces/host-held-out``, which accuracy is reported of
@@ -32,7 +33,15 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from kernel_models.host.events import HostMoment, Label, host_events, is_sharded, pools_of, unsharded
+from kernel_models.host.events import (
+    HostMoment,
+    Label,
+    host_events,
+    is_same_without_calls,
+    is_sharded,
+    pools_of,
+    unsharded,
+)
 from kernel_models.host.step_events import HostStep
 from kernel_models.spreads import END as Z80
 from kernel_models.spreads import OTHER_PROGRAM
@@ -224,9 +233,9 @@ def _corrected(steps: Sequence[HostStep], host: str, counted: bool) -> HostModel
 
 
 def _taught(step: HostStep, counted: bool) -> list[HostMoment]:
-    """The events that a program teaches: without its calls its operations' own alone, where others have theirs."""
+    """The events that a program teaches; without calls that others have, those that calls do not change."""
     if counted and step.calls is None:
-        return [event for event in host_events(step, False) if event.label[0] == "own"]
+        return [event for event in host_events(step, False) if is_same_without_calls(event.label)]
     return host_events(step, counted)
 
 
