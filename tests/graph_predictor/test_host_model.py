@@ -83,10 +83,12 @@ def test_python_between_operations_costs_by_its_calls(tmp_path: Path) -> None:
     assert sum(part.sum() for part in alone) < 0.8 * asked.host_ns
     uncounted = replace(known[0], calls=None)
     assert fit_host([*known, uncounted]).counted is None
-    # Enough others have them: the one without teaches its operations' own time, not what lies before them.
+    # Enough others have them: the one without teaches its operations' own time and the step's end, not what lies before
+    # its operations.
     mixed = fit_host([*known, with_calls("relu mm mm", 2), uncounted]).counted
     assert mixed is not None and mixed.pools["own", "1", "aten::mm"].programs == 5
-    assert mixed.pools["before", "end", "one by one"].programs == 4
+    assert mixed.pools["before", "end", "one by one"].programs == 5
+    assert mixed.pools["before", "1", "aten::mm", "aten::view", "python"].programs == 2
     write_host(fit_host(known, "mine"), tmp_path / "host.json.gz")
     again = read_host(tmp_path / "host.json.gz")
     assert sum(part.sum() for part in again.estimate(asked)) == pytest.approx(told, rel=1e-3)
