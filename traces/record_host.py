@@ -17,11 +17,12 @@ each program and written into the captures that are there.
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
 import sys
 from contextlib import ExitStack
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
@@ -47,6 +48,8 @@ LIBRARIES: dict[str, dict[str, int]] = {
     "timm_efficientnet": {"batch": 2, "image": 32}, "lightning_fabric": {"batch": 1, "seq": 8},
     "lightning_trainer": {"batch": 4}}
 """Of timm's and Lightning's, which accuracy is reported of too. They need these libraries, and timm torchvision."""
+SMALL_MODELS = "small_models"
+"""The file of many models of three libraries, each a program by its own name (``--models``)."""
 PARALLEL = (*(f"{name}:fsdp2" for name in ("bert", "lstm", "moe", "unet", "resnet50", "deepfm", "ncf")), "bert:ddp",
             "unet:ddp")
 """Workloads and plans whose hooks the models are to know."""
@@ -60,6 +63,7 @@ def main() -> None:
     parser.add_argument("--keep", type=int, default=6, help="rounds kept, those least disturbed")
     parser.add_argument("--workloads", default=",".join(SUITE), help="names, separated by commas")
     parser.add_argument("--programs", default=",".join(PROGRAMS), help="names, separated by commas")
+    parser.add_argument("--models", default="", help="rows of foreign_programs/small_models.py, or all of them")
     parser.add_argument("--parallel", default=",".join(PARALLEL), help="workload:plan, separated by commas")
     parser.add_argument("--count-python", action="store_true", help="into captures that are there; time nothing")
     options = parser.parse_args()
@@ -67,6 +71,8 @@ def main() -> None:
     torch.manual_seed(0)
     built = {name: _workload(name) for name in _names(options.workloads)}
     built |= {name: _program(name) for name in _names(options.programs)}
+    rows = sorted(_file(SMALL_MODELS).MODELS) if options.models == "all" else _names(options.models)
+    built |= {name: (_file(SMALL_MODELS).build(name=name), {}) for name in rows}
     parallel = _names(options.parallel)
     world = ExitStack()
     if parallel:
@@ -124,14 +130,16 @@ def _workload(name: str) -> Program:
 
 def _program(name: str) -> Program:
     """A step of another's program."""
+    return partial(_file(name).build, **{**PROGRAMS, **HELD_OUT, **LIBRARIES}[name])(), {}
+
+
+@lru_cache
+def _file(name: str) -> ModuleType:
+    """A file of others' programs."""
     path = Path(__file__).resolve().parents[1] / "benchmarks" / "foreign_programs" / f"{name}.py"
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return partial(module.build, **{**PROGRAMS, **HELD_OUT, **LIBRARIES}[name])(), {}
+    return importlib.import_module(name)
 
 
 if __name__ == "__main__":

@@ -13,14 +13,23 @@ _OPERATORS = ("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
               "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
-def build(batch: int = 4, image: int = 64, name: str = "test_resnet", **settings: Any) -> Callable[[], None]:
+def name_torchvision_operators() -> None:
+    """Make torchvision, where it is installed, importable beside a PyTorch that it was not built for."""
     import importlib.metadata
+    import importlib.util
 
+    if importlib.util.find_spec("torchvision") is None:
+        return
     if "+cpu" in torch.__version__ and "+cpu" not in importlib.metadata.version("torchvision"):
-        build.names = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[attr-defined]
+        kept = name_torchvision_operators
+        kept.names = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[attr-defined]
         for each in _OPERATORS:
             if not hasattr(torch.ops.torchvision, each.split("(")[0]):
-                build.names.define(each)  # type: ignore[attr-defined]
+                kept.names.define(each)  # type: ignore[attr-defined]
+
+
+def build(batch: int = 4, image: int = 64, name: str = "test_resnet", **settings: Any) -> Callable[[], None]:
+    name_torchvision_operators()
     import timm
 
     model = timm.create_model(name, num_classes=10, **settings).train()
