@@ -23,8 +23,8 @@ from graph_predictor.sizes.retrace import trace_again
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device_choice import traced_device
 from kernel_models.host.accuracy import ToldHost, left_out, told
+from kernel_models.host.fitting import fit_host
 from kernel_models.host.hosts import read_host
-from kernel_models.host.model import fit_host
 from kernel_models.host.step_events import HostStep
 from tracer.job import read_job
 
@@ -46,8 +46,8 @@ def main() -> None:
     begin = time.process_time()
     whole = fit_host(list(steps.values()))
     used = whole.suited(all(step.calls is not None for step in steps.values()))
-    print(f"Fit of {len(steps)} programs: {time.process_time() - begin:.2f} s of processor time; a + b log(compute): "
-          f"{used.offset:+.2f} {used.exponent:+.2f}; interval ×/÷ "
+    print(f"Fit of {len(steps)} programs: {time.process_time() - begin:.2f} s of processor time; offset "
+          f"{used.offset:+.2f}; interval ×/÷ "
           f"{np.exp(used.spread):.2f}")
     _table("left out in turn", left_out(steps))
     if options.steps:

@@ -12,7 +12,8 @@ from graph_predictor.prediction.operation_costs import operation_costs, operatio
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.profiler_cost import profiler_share
 from graph_predictor.simulation.program import whole_ns
-from kernel_models.host.model import HostModel, fit_host
+from kernel_models.host.fitting import fit_host
+from kernel_models.host.model import HostModel
 from kernel_models.host.step_events import LISTS, HostStep, is_flat
 from tracer.arrays import Float64, Int64
 from tracer.errors import ForetraceError
@@ -44,24 +45,25 @@ def usual_step(steps: Sequence[HostStep]) -> HostStep:
     first = alike[0]
     return HostStep(first.name, first.phase, first.tensors, np.median([step.before_ns for step in alike], axis=0),
                     np.median([step.inside_ns for step in alike], axis=0),
-                    float(np.median([step.compute_us for step in alike])),
+                    np.median([step.compute_ns for step in alike], axis=0),
                     float(np.median([step.launch_ns for step in alike])),
                     next((step.calls for step in alike if step.calls is not None), None))
 
 
-def traced_host_step(graph: ExecutionGraph, compute_us: float = 0.0) -> HostStep:
+def traced_host_step(graph: ExecutionGraph, compute_ns: Float64 | None = None) -> HostStep:
     """Return a traced step's operations, without times.
 
     Args:
         graph: traced by shapes.
-        compute_us: what an operation computes on the host itself, in the mean.
+        compute_ns: what each operation computes on the host itself; ``None`` where a GPU does.
     """
-    return named_host_step(graph, np.arange(len(graph.ops)), compute_us)
+    return named_host_step(graph, np.arange(len(graph.ops)), compute_ns)
 
 
-def named_host_step(graph: ExecutionGraph, rows: Int64, compute_us: float = 0.0) -> HostStep:
-    """Return the operations of some rows of a graph, without times; ``compute_us`` as of ``traced_host_step``."""
-    return _step(graph, rows, np.zeros(len(rows) + 1), np.zeros(len(rows)), compute_us, 0.0)
+def named_host_step(graph: ExecutionGraph, rows: Int64, compute_ns: Float64 | None = None) -> HostStep:
+    """Return the operations of some rows of a graph, without times; ``compute_ns`` as of ``traced_host_step``."""
+    computed = np.zeros(len(rows)) if compute_ns is None else compute_ns
+    return _step(graph, rows, np.zeros(len(rows) + 1), np.zeros(len(rows)), computed, 0.0)
 
 
 def host_model(jobs: Sequence[Job], name: str) -> HostModel:
@@ -91,14 +93,14 @@ def _recorded(baseline: Baseline) -> HostStep:
     called = np.isin(graph.launches.kind, LAUNCHING)
     launch = of_calls * float(np.median(graph.launches.duration_ns[called])) if called.any() else 0.0
     return _step(graph, costs.op, costs.before.mean(axis=0), np.maximum(inside - compute, 0.0),
-                 float(compute.mean()) / 1e3 if len(compute) else 0.0, launch)
+                 compute, launch)
 
 
-def _step(graph: ExecutionGraph, rows: Int64, before: np.ndarray, inside: np.ndarray, compute_us: float,
-          launch_ns: float) -> HostStep:
+def _step(graph: ExecutionGraph, rows: Int64, before: np.ndarray, inside: np.ndarray,
+          compute_ns: Float64, launch_ns: float) -> HostStep:
     names = np.array([graph.string(int(code)) for code in graph.ops.name[rows]], dtype=object)
     return HostStep(names, graph.ops.phase[rows], np.array(list(_tensors(graph, rows, names)), np.int64), before,
-                    inside, compute_us, launch_ns, _python_calls(graph, rows))
+                    inside, compute_ns, launch_ns, _python_calls(graph, rows))
 
 
 def _python_calls(graph: ExecutionGraph, rows: Int64) -> Float64 | None:

@@ -35,12 +35,13 @@ def with_hooks(graph: ExecutionGraph, times: OperationTimes, recorded: RecordedO
         recorded: operations of one process without a plan.
         pairs: which of them stand for traced ones.
     """
-    compute_us = float(recorded.compute.mean()) / 1e3 if len(recorded) else 0.0
-    model = shipped_host(PLANS_HOST)
-    before, inside = model.estimate(traced_host_step(graph, compute_us))
-    was_before, was_inside = model.estimate(named_host_step(recorded.graph, recorded.op, compute_us))
     row = pairs.row
     mine, theirs = np.flatnonzero(row >= 0), row[row >= 0]
+    computed = np.zeros(len(graph.ops))
+    computed[mine] = recorded.compute[theirs]
+    model = shipped_host(PLANS_HOST)
+    before, inside = model.estimate(traced_host_step(graph, computed))
+    was_before, was_inside = model.estimate(named_host_step(recorded.graph, recorded.op, recorded.compute))
     own = np.maximum(recorded.inside - recorded.compute, 0.0)
     speed = float(own[theirs].sum()) / max(float(was_inside[theirs].sum()), 1.0) if len(mine) else 1.0
     more_before, more_inside = speed * before, np.zeros(len(graph.ops))

@@ -199,8 +199,7 @@ def _modelled(graph: ExecutionGraph, spec: DeviceSpec, models: Models | None, ho
     computed = [host_work_ns(graph, op) if ops.place[op] == Place.HOST else 0.0 for op in range(len(ops))]
     own = {op: [collectives[row_of[op]]] if op in row_of else works[op] for op in range(len(ops))}
     on_cpu = [sum(work.ns for work in own[op]) if on_host and op not in row_of else 0.0 for op in own]
-    compute_us = sum(on_cpu) / max(len(ops), 1) / 1e3
-    before, inside = host.estimate(traced_host_step(graph, compute_us))
+    before, inside = host.estimate(traced_host_step(graph, np.array(on_cpu, np.float64)))
     told_ns = float(before.sum() + inside.sum())
     found: dict[int, list[HostCall]] = {}
     for op in range(len(ops)):

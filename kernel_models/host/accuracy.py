@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernel_models.host.model import HostModel, fit_host
+from kernel_models.host.fitting import fit_host
+from kernel_models.host.model import HostModel
 from kernel_models.host.step_events import HostStep
 
 

@@ -26,10 +26,9 @@ from tracer.arrays import Float64
 
 Label = tuple[str, ...]
 """Of an event or a pool: "own" or "before", then what tells it apart; fewer words are a wider pool."""
-WARM_DISTANCE = 8.0
-"""Events within which the same one is still in the caches."""
-COLDER = 0.2
-"""Natural logarithm of the cost's growth for each doubling of the distance beyond."""
+COLDER, EVICTS_NS = 2.7, 4_300.0
+"""Growth of an event's cost with what the host computed itself since an operation of that name last ran there, for each
+e-fold of that over ``EVICTS_NS``: computing fills the caches with other data (``kernel_models.host.model``)."""
 LOOP_CALLS = 3
 """Calls of Python before a step's first operation that are the loop's own: its model has not begun."""
 SHARDED = "s"
@@ -50,7 +49,7 @@ class HostMoment:
     Attributes:
         label: what it shares with others.
         tensors: it goes over: of a list, or of the program where the event is one of the four.
-        cold: what it costs over one that has just run, by how many events ago the same ran last.
+        cold: what it costs over one that finds its caches as it left them.
         ns: its time.
         calls: of Python functions in it; 0 where they are of no account.
         first, place: it stands for the places from ``first`` to ``place`` of (before, in, before, …, after the last).
@@ -87,23 +86,38 @@ def host_events(step: HostStep, counted: bool) -> list[HostMoment]:
             label = *label, _PYTHON if calls[row] else _NO_PYTHON
         labels += [label, ("own", phase, name)]
     labels.append(special[len(names)][0])
-    last = {label: place for place, label in enumerate(labels)}
-    seen: dict[Label, int] = {}
+    cold = _cold(step, rows, labels)
     found = []
     for place, label in enumerate(labels):
         row, own = divmod(place, 2)
-        distance = place - seen[label] if label in seen else place - last[label] + len(labels)
-        seen[label] = place
-        cold = float(np.exp(COLDER * np.log2(max(distance / WARM_DISTANCE, 1.0))))
         tensors, called = lists[row] if row < len(lists) else 0, 0.0
         if not own and row in special:
-            tensors, cold = special[row][1], 1.0
+            tensors = special[row][1]
         elif not own:
             tensors, called = max(tensors, lists[row - 1]), float(calls[row])
         at = 2 * int(rows[row]) if row < len(rows) else 2 * len(step)
         begins = at + 1 if own else 2 * int(first[row])
-        found.append(HostMoment(label, tensors, cold, float(times[place]), called, begins, at + own))
+        found.append(HostMoment(label, tensors, float(cold[place]), float(times[place]), called, begins, at + own))
     return found
+
+
+def _cold(step: HostStep, rows: np.ndarray, labels: Sequence[Label]) -> Float64:
+    """What each event costs over a warm one, by what was computed since its code last ran, around the step's end."""
+    reached = np.concatenate([[0.0], np.cumsum(step.compute_ns)])
+    total = float(reached[-1])
+    at = np.append(reached[rows], total)[np.arange(len(labels)) // 2]
+    codes = [_code(label) for label in labels]
+    before = {code: float(now) - total for code, now in zip(codes, at.tolist(), strict=True)}  # in the step before
+    since = np.empty(len(labels))
+    for place, (code, now) in enumerate(zip(codes, at.tolist(), strict=True)):
+        since[place], before[code] = now - before[code], now
+    found: Float64 = 1.0 + COLDER * np.log1p(since / EVICTS_NS)
+    return found
+
+
+def _code(label: Label) -> Label:
+    """What code an event runs: that of its operation in any phase, or of one of the four."""
+    return label[:2] if label[0] == "before" and label[1].removesuffix(SHARDED) in _SPECIAL else (label[0], label[2])
 
 
 def is_sharded(label: Label) -> bool:

@@ -41,7 +41,7 @@ class HostStep:
         tensors: in the list that an operation works on; 0 for none; [n].
         before_ns: time before each operation, and after the last one; [n + 1]; zeros where nobody measured it.
         inside_ns: time in each, with its calls, without a CPU's own computation; [n].
-        compute_us: what an operation computes on the host itself, in the mean; 0 where a GPU does.
+        compute_ns: what each computes on the host itself; zeros where a GPU does; [n].
         launch_ns: what one launch took; 0 where none was recorded.
         calls: of Python functions before each operation, and after the last one; [n + 1]; ``None`` where nobody
             counted.
@@ -52,7 +52,7 @@ class HostStep:
     tensors: Int64
     before_ns: Float64
     inside_ns: Float64
-    compute_us: float = 0.0
+    compute_ns: Float64
     launch_ns: float = 0.0
     calls: Float64 | None = None
 

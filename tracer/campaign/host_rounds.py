@@ -2,13 +2,16 @@
 
 One process builds all programs and then goes round: of each some steps timed with nothing watching, then some profiled,
 then the next one. A virtual machine's core is half as fast while a neighbour uses its other thread; captures made one
-after the other, minutes apart, differ by that, and captures of one round do not. Each capture is a directory
-``OUT/<program>/round<n>`` that foretrace reads; the rounds least disturbed are kept.
+after the other, minutes apart, differ by that, and captures of one round do not. A neighbour that fills the shared
+cache slows a program down where a short loop runs at its full speed, so that each program is also held against its own
+quickest round. Each capture is a directory ``OUT/<program>/round<n>`` that foretrace reads; of each program the rounds
+least disturbed are kept.
 """
 
 from __future__ import annotations
 
 import gc
+import math
 import shutil
 import statistics
 import time
@@ -24,6 +27,8 @@ TRIES = 4
 PROBE_ROUNDS = 4000
 """Rounds of the loop whose time tells the core's speed; about 0.1 ms."""
 SLOW = 1.2
+SLOW_STEPS = 1.1
+"""A program's steps that take longer than so many times those of its quickest round are recorded again."""
 SETTLE_S = 0.5
 
 Program = tuple[Callable[[], object], Mapping[str, Any]]
@@ -36,7 +41,7 @@ class RoundPlan:
 
     Attributes:
         rounds: at most.
-        keep: of them, those least disturbed.
+        keep: of them, of each program, those least disturbed.
         seconds: after which no further round is begun; none is left unfinished.
     """
 
@@ -94,23 +99,24 @@ def record_rounds(programs: Mapping[str, Program], out: Path, plan: RoundPlan,
     gc.collect()
     gc.freeze()  # what was built is not looked through again in the middle of a step
     core, names = Core(), list(programs)
-    undisturbed: dict[str, list[float]] = {name: [] for name in names}
+    taken: dict[str, list[float]] = {name: [] for name in names}
     longest = 0.0
     for number in range(plan.rounds):
         begun = time.monotonic()
         if number and begun + longest > end:
             break
         turn = number % len(names)
-        calm = [_recorded(programs[name], out / name / f"round{number}", core, undisturbed[name])
+        calm = [_recorded(programs[name], out / name / f"round{number}", core, taken[name])
                 for name in names[turn:] + names[:turn]]
         longest = max(longest, time.monotonic() - begun)
         say(f"round {number + 1}: {sum(calm)} of {len(names)} programs undisturbed, {longest:.1f} s a round")
-    return _keep(out, names, undisturbed, plan.keep)
+    return _keep(out, taken, plan.keep)
 
 
-def _recorded(program: Program, out: Path, core: Core, medians: list[float]) -> bool:
-    """Record some steps, again where the core was slow; whether it was calm in the end."""
+def _recorded(program: Program, out: Path, core: Core, taken: list[float]) -> bool:
+    """Record some steps, again where the core or they were slow; return whether all was calm in the end."""
     step, facts = program
+    quickest = min(taken, default=math.inf)
     for _ in range(TRIES):
         calm = core.settle()
         with capture(out, steps=STEPS, warmup=WARM_UP, timed=TIMED, execution_trace="none", form="foretrace",
@@ -119,18 +125,18 @@ def _recorded(program: Program, out: Path, core: Core, medians: list[float]) -> 
             while not recorder.finished:
                 step()
                 recorder.step()
-        calm = calm and core.calm()
+        median = statistics.median(recorder.unprofiled_step_ns)
+        calm = calm and core.calm() and median <= SLOW_STEPS * quickest
         if calm:
             break
-    medians.append(statistics.median(recorder.unprofiled_step_ns))
+    taken.append(median)
     return calm
 
 
-def _keep(out: Path, names: list[str], undisturbed: Mapping[str, list[float]], keep: int) -> int:
-    """Delete the rounds that were disturbed most; how many are left."""
-    shares = [[ns / statistics.median(found) for ns in found] for found in undisturbed.values()]
-    rounds = sorted(range(len(shares[0])), key=lambda number: sum(share[number] for share in shares))
-    for number in rounds[keep:]:
-        for name in names:
+def _keep(out: Path, taken: Mapping[str, list[float]], keep: int) -> int:
+    """Delete of each program the rounds whose steps took longest; return how many are left."""
+    for name, medians in taken.items():
+        rounds = sorted(range(len(medians)), key=medians.__getitem__)
+        for number in rounds[keep:]:
             shutil.rmtree(out / name / f"round{number}")
-    return min(len(rounds), keep)
+    return min(keep, *(len(medians) for medians in taken.values()))

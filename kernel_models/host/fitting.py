@@ -1,0 +1,239 @@
+"""Fits a ``HostModel``: events of several programs as arrays, so that each program can be left out in turn at little
+cost.
+
+::
+
+    events   program · label · cold · calls · tensors · ns
+                        |
+    labels   value [labels, programs]: logarithm of what an event of that label costs warm, in each program
+                        |
+    pools    mean of the labels' bases, nearest kind first (``pools_of``)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kernel_models.host.events import HostMoment, Label, host_events, is_same_without_calls, pools_of
+from kernel_models.host.model import HostModel, Pool, above, drawn_together, python_cost
+from kernel_models.host.step_events import HostStep
+from kernel_models.spreads import END as Z80
+from kernel_models.spreads import OTHER_PROGRAM
+from tracer.arrays import Bool, Float64, Int64
+from tracer.errors import ForetraceError
+from tracer.graph import NONE
+
+LEAST_NS = 50.0
+"""Least base cost that a pool counts."""
+MEAN_SHARE = 0.25
+"""Share of the mean in a pool's logarithm, the rest of it the mean of logarithms: a few events cost many times the
+others of their pool, and a sum needs means."""
+MOST_OF_POOL = 10.0
+"""Times the middle of its pool that an event counts for in that mean: one that takes longer is no one of its kind (8 ms
+of a CPU's ``aten::max`` among launches)."""
+LEAST_PROGRAMS = 4
+"""So many tell how far others lie from them; fewer take ``spreads.OTHER_PROGRAM``."""
+ROUNDS = 8
+"""Of fitting labels and programs in turn; three change nothing any more."""
+
+
+def fit_host(steps: Sequence[HostStep], host: str = "") -> HostModel:
+    """Fit to recorded steps, one of each program.
+
+    Each program is left out in turn: what the others miss it by, in the mean, is put right (sums need means, and pools
+    are of logarithms), and how far these misses lie apart is the interval; of programs whose parameters nobody shards,
+    where there are enough.
+
+    Raises:
+        ForetraceError: there is no host time in them.
+    """
+    steps = [step for step in steps if len(step) and step.host_ns > 0]
+    if not steps:
+        raise ForetraceError("There is no host time to learn from: the captures have no operations on any host thread. "
+                             "Profile whole steps, with ProfilerActivity.CPU.")
+    found = _corrected(steps, host, False)
+    has_calls = sum(step.calls is not None for step in steps)
+    hooks = any(step.calls is None and step.sharded for step in steps)  # lie before operations: all or none are told
+    if has_calls == len(steps) or (has_calls >= LEAST_PROGRAMS and not hooks):
+        return replace(found, counted=_corrected(steps, host, True))
+    return found
+
+
+def _corrected(steps: Sequence[HostStep], host: str, counted: bool) -> HostModel:
+    """Fit, and put right what programs left out in turn are missed by."""
+    events = _Events.of([_taught(step, counted) for step in steps])
+    every = np.ones(len(steps), np.bool_)
+    launches = [step.launch_ns for step in steps if step.launch_ns > 0]
+    found = HostModel(events.pooled(every).named(), events.named_slopes(), 0.0,
+                      OTHER_PROGRAM / float(np.sqrt(len(steps))), float(np.median(launches)) if launches else 0.0,
+                      len(steps), host, counted)
+    asked = [row for row, step in enumerate(steps) if step.calls is not None or not counted]
+    plain = [row for row in asked if not steps[row].sharded]
+    chosen = plain if len(plain) >= LEAST_PROGRAMS else asked
+    if len(chosen) < LEAST_PROGRAMS:
+        return found
+    missed = np.array([np.log(steps[left].host_ns / events.told(left)) for left in chosen])
+    apart = float(missed.std(ddof=1)) * np.sqrt(1 + 1 / len(missed))
+    return replace(found, offset=float(missed.mean()), spread=Z80 * apart)
+
+
+def _taught(step: HostStep, counted: bool) -> list[HostMoment]:
+    """The events that a program teaches; without calls that others have, those that calls do not change."""
+    if counted and step.calls is None:
+        return [event for event in host_events(step, False) if is_same_without_calls(event.label)]
+    return host_events(step, counted)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pools:
+    """What some programs tell of labels and the pools above them.
+
+    Attributes:
+        names: of the pools; labels are pools of themselves.
+        log_base: of each, nan where none of the programs has it.
+        labels, programs: that each pools.
+    """
+
+    names: list[Label]
+    log_base: Float64
+    labels: Int64
+    programs: Int64
+
+    def named(self) -> dict[Label, Pool]:
+        """Return them by name."""
+        return {name: Pool(base, labels, programs) for name, base, labels, programs in zip(
+            self.names, self.log_base.tolist(), self.labels.tolist(), self.programs.tolist(), strict=True) if labels}
+
+
+@dataclass(frozen=True, slots=True)
+class _Events:
+    """Events of all programs.
+
+    Attributes:
+        label, program, tensors: of each event; a label's number is its place in ``pools``.
+        cold, python: what each costs over one that is warm and has a usual number of calls.
+        slope: ns a tensor, by label.
+        sloped: labels that have a slope of their own.
+        value, weight, there: of each label in each program: the logarithm of what an event of it costs, what that
+            counts for where programs are compared, and whether there is one; [labels, programs].
+        pools: names of labels, and then of the pools above them.
+        own_pools: pairs of a label and a pool that it belongs to, [pairs, 2].
+        chains: of each label the pools that tell of it, itself first; -1 at the end; [labels, longest].
+    """
+
+    label: Int64
+    program: Int64
+    tensors: Float64
+    cold: Float64
+    python: Float64
+    slope: Float64
+    sloped: Bool
+    value: Float64
+    weight: Float64
+    there: Bool
+    pools: list[Label]
+    own_pools: Int64
+    chains: Int64
+
+    @classmethod
+    def of(cls, events_of: Sequence[Sequence[HostMoment]]) -> _Events:
+        """Lay out the events of each program."""
+        numbers: dict[Label, int] = {}
+        label = np.array([numbers.setdefault(event.label, len(numbers)) for mine in events_of for event in mine],
+                         np.int64)
+        program = np.repeat(np.arange(len(events_of)), [len(mine) for mine in events_of])
+        tensors, cold, python, ns = np.array(
+            [(event.tensors, event.cold, python_cost(event.calls), event.ns) for mine in events_of for event in mine],
+            np.float64).reshape(-1, 4).T
+        labels, size = list(numbers), len(numbers)
+        belongs = [(row, numbers.setdefault(pool, len(numbers))) for row, name in enumerate(labels)
+                   for pool in pools_of(name)]
+        chains = np.full((size, max(map(len, map(above, labels)))), NONE, np.int64)
+        for row, name in enumerate(labels):
+            known = [numbers[pool] for pool in above(name) if pool in numbers]
+            chains[row, :len(known)] = known
+        own = np.array([name[0] == "own" for name in labels])
+        slope, sloped = _slopes(label, tensors, ns / cold, own)
+        # The logarithm of a label's mean in each program that has it, and its weight there.
+        table, programs = label * len(events_of) + program, len(events_of)
+        summed = np.bincount(table, weights=np.maximum(ns / cold - slope[label] * tensors, 0.0),
+                             minlength=size * programs).reshape(size, programs)
+        usual = np.bincount(table, weights=python, minlength=size * programs).reshape(size, programs)
+        there = usual > 0
+        mean = summed / np.where(there, usual, 1.0)
+        return cls(label, program, tensors, cold, python, slope, sloped, np.log(np.maximum(mean, LEAST_NS)),
+                   np.sqrt(mean * usual), there, list(numbers), np.array(belongs, np.int64).reshape(-1, 2), chains)
+
+    def named_slopes(self) -> dict[Label, float]:
+        """Return ns a tensor by label, of those that have their own, and by side of all others."""
+        found = {self.pools[row]: float(self.slope[row]) for row in np.flatnonzero(self.sloped).tolist()}
+        for side in ("own", "before"):
+            values = [slope for label, slope in found.items() if label[0] == side and len(label) > 1]
+            found[side,] = float(np.median(values)) if values else 0.0
+        return found
+
+    def pooled(self, kept: Bool) -> _Pools:
+        """Return what some of the programs tell, as if none differed from the others as a whole."""
+        value = self.value[:, kept]
+        there = self.there[:, kept]
+        programs = there.sum(axis=1)
+        shared = np.where(there & (programs > 1)[:, None], self.weight[:, kept], 0.0)
+        effect = np.zeros(value.shape[1])
+        count = np.maximum(programs, 1)
+        for _ in range(ROUNDS if len(effect) > 1 else 0):
+            base = np.where(there, value - effect, 0.0).sum(axis=1) / count
+            effect = (shared * (value - base[:, None])).sum(axis=0) / np.maximum(shared.sum(axis=0), 1e-9)
+            effect -= effect.mean()
+        base = np.where(there, value - effect, 0.0).sum(axis=1) / count
+        pairs = self.own_pools[programs[self.own_pools[:, 0]] > 0]
+        of, pool, size = base[pairs[:, 0]], pairs[:, 1], len(self.pools)
+        labels = np.bincount(pool, minlength=size)
+        several = np.maximum(labels, 1)
+        middle = np.bincount(pool, weights=of, minlength=size) / several
+        most = np.exp(np.minimum(of, middle[pool] + math.log(MOST_OF_POOL)))
+        mean = np.log(np.maximum(np.bincount(pool, weights=most, minlength=size) / several, 1e-9))
+        log_base = np.where(labels > 0, MEAN_SHARE * mean + (1 - MEAN_SHARE) * middle, np.nan)
+        of_programs = np.bincount(pool, weights=programs[pairs[:, 0]], minlength=size).astype(np.int64)
+        return _Pools(self.pools, log_base, labels, of_programs)
+
+    def told(self, left: int) -> float:
+        """Return the host time of one program as all others tell it, ns."""
+        pools = self.pooled(np.arange(self.value.shape[1]) != left)
+        mine = self.program == left
+        label = self.label[mine]
+        base: Float64 = np.full(len(self.value), np.nan)
+        for place in reversed(range(self.chains.shape[1])):
+            pool = self.chains[:, place]
+            count = np.where(pool == np.arange(len(pool)), pools.programs[pool], pools.labels[pool])
+            known = (pool != NONE) & (pools.labels[pool] > 0)
+            drawn = np.where(np.isnan(base), pools.log_base[pool],
+                             drawn_together(count, pools.log_base[pool], np.nan_to_num(base)))
+            base = np.where(known, drawn, base)
+        warm = np.nan_to_num(np.exp(base))[label] * self.python[mine] + self.slope[label] * self.tensors[mine]
+        return float((self.cold[mine] * warm).sum())
+
+
+def _slopes(label: Int64, tensors: Float64, ns: Float64, own: Bool) -> tuple[Float64, Bool]:
+    """Least-squares slope over the tensors for each label that has several numbers of them, neither slope nor intercept
+    below zero; for all others the median of their side, own or before. Second, which have their own."""
+    size = len(own)
+    count = np.maximum(np.bincount(label, minlength=size), 1)
+    x, y, xx, xy = (np.bincount(label, weights=each, minlength=size) / count
+                    for each in (tensors, ns, tensors * tensors, tensors * ns))
+    least, most = np.full(size, np.inf), np.full(size, -np.inf)
+    np.minimum.at(least, label, tensors)
+    np.maximum.at(most, label, tensors)
+    sloped = most > least
+    variance = np.where(sloped, xx - x * x, 1.0)
+    found = np.maximum((xy - x * y) / variance, 0.0)
+    found = np.where(y >= found * x, found, xy / np.where(sloped, xx, 1.0))
+    for side in (own, ~own):
+        values = found[side & sloped]
+        found[side & ~sloped] = float(np.median(values)) if len(values) else 0.0
+    return found, sloped
+
+
